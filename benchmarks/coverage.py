@@ -20,9 +20,10 @@ from typing import Final
 
 import numpy as np
 
+from wattune.arrays import Floats, Indices
 from wattune.intervals import t_cumulative, t_quantile
 from wattune.ranking.best import order, standing
-from wattune.ranking.scatter import Floats, Ints, Prior, Runs, Scatter, fit
+from wattune.ranking.scatter import Prior, Runs, Scatter, fit
 
 NUM_TRIALS: Final = 30
 NUM_REPEATED: Final = 8
@@ -98,7 +99,7 @@ class Study:
     spread: Floats
     offset: Floats
     drift: float
-    place: Ints
+    place: Indices
     """Set of nodes of each trial."""
 
 

@@ -29,7 +29,7 @@ from wattune.catalog.models import ModelSpec
 from wattune.plans.axes import Plan
 from wattune.simulation.activity import ROOFLINE, DeviceActivity, Part, Roofline, node_activities
 from wattune.simulation.device_model import CELL_S, KINDS, DeviceModel, ThermalModel, device_model, lag, upstream_of
-from wattune.simulation.sensors import LEAD_S, REFRESH_S, TAIL_S, Node, simulate_node
+from wattune.simulation.sensors import LEAD_S, REFRESH_S, TAIL_S, SimulatedNode, simulate_node
 from wattune.trial import TrialSpec, Workload
 from wattune.units import NS_PER_S, s_to_ns
 
@@ -77,10 +77,10 @@ class Recording:
         return sorted(pc.unique(self.spans["device"].cast(pa.string())).to_pylist())
 
     @property
-    def node(self) -> Node:
+    def node(self) -> SimulatedNode:
         """The node to simulate."""
         offset_ns = pc.subtract(self.spans["start_wall_ns"], self.spans["start_mono_ns"])[0].as_py()
-        return Node(name="node0", wall_minus_mono_ns=offset_ns, temp_slowdown_c=89.0, tensor_cores=True)
+        return SimulatedNode(name="node0", wall_minus_mono_ns=offset_ns, temp_slowdown_c=89.0, tensor_cores=True)
 
     @property
     def spec(self) -> TrialSpec:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow.parquet as pq
 
-from wattune.fitting.device import Measured
+from wattune.fitting.device import MeasuredTrial
 from wattune.schema import METRICS
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 
@@ -46,17 +46,17 @@ def is_outdated(row: dict[str, Any]) -> bool:
     return spec["engine"] == "torch" and spec["plan"]["tp"] > 1 and row["start_wall_ns"] < SAME_HEAD_NS
 
 
-def trials(pattern: str = ALL) -> list[Measured]:
+def trials(pattern: str = ALL) -> list[MeasuredTrial]:
     """Reads every completed trial with measured sensors from the tables of that name."""
     return [trial_of(row) for row in rows(pattern)]
 
 
-def trials_of(path: Path) -> list[Measured]:
+def trials_of(path: Path) -> list[MeasuredTrial]:
     """Reads the completed trials of one table, outdated ones included."""
     return [trial_of(row) for row in completed(path)]
 
 
-def trial_of(row: Mapping[str, Any]) -> Measured:
+def trial_of(row: Mapping[str, Any]) -> MeasuredTrial:
     """Reads one row of a table."""
     result = TrialResult(
         trial_id=row["trial_id"],
@@ -69,7 +69,7 @@ def trial_of(row: Mapping[str, Any]) -> Measured:
     return TrialSpec.from_json(json.loads(row["spec"])), result
 
 
-def ordered(measured: Sequence[Measured], value: Sequence[float]) -> tuple[int, int]:
+def ordered(measured: Sequence[MeasuredTrial], value: Sequence[float]) -> tuple[int, int]:
     """Counts pairs of one model and engine whose step times differ: those predicted in order, and all."""
     right = total = 0
     for (a, (spec, result)), (b, (other, its)) in itertools.combinations(enumerate(measured), 2):

@@ -28,7 +28,7 @@ from wattune.cost.batch import Batch, batches
 from wattune.cost.coefficients import PUBLISHED_STEP_TIME
 from wattune.cost.power import H200, H200_PRIOR, power_coefficients
 from wattune.cost.step_time.predict import predict
-from wattune.fitting.step_time import Trial, fit
+from wattune.fitting.step_time import TimedTrial, fit
 from wattune.trial import TrialSpec, Workload
 
 DATA = Path(__file__).parent / "data"
@@ -60,7 +60,7 @@ def measured_trials() -> None:
     found = trials()
     tables = [table for table, _, _ in found]
     measured = np.array([row["step_time_s"] for _, _, row in found])
-    given: list[Trial] = [(spec, row) for _, spec, row in found]
+    given: list[TimedTrial] = [(spec, row) for _, spec, row in found]
     result = fit(given, PUBLISHED_STEP_TIME, H200)
     print(f"(a) {len(found)} trials of {result.num_configurations} configurations on H200, held out by configuration")
     rates = np.array([model_flop(spec) / (row["step_time_s"] * spec.cluster.world_size) for _, spec, row in found])

@@ -31,7 +31,7 @@ from wattune.catalog.hardware import DEVICES, DeviceSpec
 from wattune.cost.coefficients import PUBLISHED_STEP_TIME
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import Coefficients, estimate
-from wattune.fitting.device import Measured, add_sweep, fit_device
+from wattune.fitting.device import MeasuredTrial, add_sweep, fit_device
 from wattune.fitting.links import SweepFit, fit_sweep
 from wattune.fitting.power import H200_PRIOR
 from wattune.objective import parse_objective
@@ -63,7 +63,9 @@ LINKS: Final = {
 PARTS: Final = ("predict_memory.py", "predict_step_time.py", "predict_power.py")
 
 
-def held_out(measured: Sequence[Measured], sweep: SweepFit | None = None, way: str = "no table") -> list[Predicted]:
+def held_out(
+    measured: Sequence[MeasuredTrial], sweep: SweepFit | None = None, way: str = "no table"
+) -> list[Predicted]:
     """Predicts every trial with coefficients fitted without its configuration; adds baselines of the step time."""
     names = sorted({spec.trial_id for spec, _ in measured})
     fold_of = {name: place % FOLDS for place, name in enumerate(names)}
@@ -83,7 +85,7 @@ def unfitted() -> Coefficients:
 
 
 def predictions(
-    rest: Sequence[Measured], specs: Sequence[TrialSpec], sweep: SweepFit | None = None, way: str = "no table"
+    rest: Sequence[MeasuredTrial], specs: Sequence[TrialSpec], sweep: SweepFit | None = None, way: str = "no table"
 ) -> list[Predicted]:
     """Predicts specifications with coefficients fitted to `rest`, which has none of them.
 
@@ -120,14 +122,14 @@ def predictions(
     ]
 
 
-def apart(measured: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
+def apart(measured: Sequence[MeasuredTrial]) -> tuple[list[MeasuredTrial], list[MeasuredTrial]]:
     """Returns the trials on four devices, and those on two: another day, other devices."""
     others = trials(OTHERS)
     ids = {spec.trial_id for spec, _ in others}
     return [one for one in measured if one[0].trial_id not in ids], others
 
 
-def links(path: Path, measured: Sequence[Measured]) -> None:
+def links(path: Path, measured: Sequence[MeasuredTrial]) -> None:
     """Prints errors of step times with a measured table of links, everything else unchanged."""
     first, fresh = apart(measured)
     sweep = fit_sweep(pq.read_table(path), DEVICES["h200_sxm"], unfitted().step_time)
@@ -149,7 +151,7 @@ def links(path: Path, measured: Sequence[Measured]) -> None:
             print("| " + " | ".join([*row, f"{right} of {total}"]) + " |", flush=True)
 
 
-def print_accuracy(measured: Sequence[Measured], predicted: Sequence[Predicted]) -> None:
+def print_accuracy(measured: Sequence[MeasuredTrial], predicted: Sequence[Predicted]) -> None:
     """Prints errors by metric, and the order of step times."""
     engines, models = ({getattr(spec, name) for spec, _ in measured} for name in ("engine", "model"))
     configurations = len({spec.trial_id for spec, _ in measured})
@@ -223,7 +225,7 @@ def default_of(device: DeviceSpec) -> Coefficients:
     return default_coefficients(device)
 
 
-def write(path: Path, groups: dict[str, tuple[Sequence[Measured], Sequence[Predicted]]]) -> None:
+def write(path: Path, groups: dict[str, tuple[Sequence[MeasuredTrial], Sequence[Predicted]]]) -> None:
     """Writes every trial of the groups: figures measured and predicted."""
     columns: dict[str, str] = {"step_time_s": "step_time_s", "memory_peak_bytes": "memory_peak_gb"}
     columns |= {name: name for name in BARS if name not in columns}
@@ -259,7 +261,7 @@ SIDE: Final = 300
 """Pixels of a panel."""
 
 
-def draw(path: Path, measured: Sequence[Measured], predicted: Sequence[Predicted]) -> None:
+def draw(path: Path, measured: Sequence[MeasuredTrial], predicted: Sequence[Predicted]) -> None:
     """Draws predicted against measured figures, one panel a metric, both axes alike."""
     panels = [panel(number, measured, predicted, metric) for number, metric in enumerate(SHOWN)]
     legend = "".join(
@@ -273,7 +275,7 @@ def draw(path: Path, measured: Sequence[Measured], predicted: Sequence[Predicted
     path.write_text(f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n{content}\n</svg>\n')
 
 
-def panel(number: int, measured: Sequence[Measured], predicted: Sequence[Predicted], metric: str) -> str:
+def panel(number: int, measured: Sequence[MeasuredTrial], predicted: Sequence[Predicted], metric: str) -> str:
     """Draws one panel: points, the line of no error, and the ends of the axes."""
     title, scale = SHOWN[metric]
     chosen = [place for place, (_, result) in enumerate(measured) if metric in result.metrics]

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -44,6 +45,30 @@ def test_every_unit_test_lies_where_its_subject_does() -> None:
 def test_no_file_is_two_things() -> None:
     lengths = {path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
     assert {path: lines for path, lines in lengths.items() if lines > LONGEST_FILE_LINES} == {}
+
+
+def public_types(path: Path) -> set[str]:
+    """Lists the classes and the aliases of types that a module defines, without private ones."""
+    names = set()
+    for one in ast.parse(path.read_text()).body:
+        if isinstance(one, ast.ClassDef):
+            names.add(one.name)
+        elif isinstance(one, ast.AnnAssign) and ast.unparse(one.annotation) == "TypeAlias":
+            names.add(ast.unparse(one.target))
+        elif isinstance(one, ast.Assign) and isinstance(
+            one.value, ast.Subscript | ast.BinOp | ast.Name | ast.Attribute
+        ):
+            names |= {ast.unparse(target) for target in one.targets}
+    return {name for name in names if name[:1].isupper() and not name.isupper()}
+
+
+NAMED_TWICE = {"Steps", "Trial", "Column", "Estimates", "Question", "Order", "Row", "Progress"}
+"""Names that modules still share. Add none."""
+
+
+def test_a_name_of_a_type_means_one_thing() -> None:
+    count = Counter(name for path in PACKAGE.rglob("*.py") for name in public_types(path))
+    assert {name for name, times in count.items() if times > 1} <= NAMED_TWICE
 
 
 UNSAFE_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "pty"}

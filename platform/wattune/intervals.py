@@ -9,14 +9,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from statistics import NormalDist
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from wattune.arrays import Floats
 from wattune.units import format_change, format_quantity
-
-Floats: TypeAlias = npt.NDArray[np.float64]
 
 CONFIDENCE_FRAC: Final = 0.95
 

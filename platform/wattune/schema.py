@@ -5,13 +5,16 @@ them. A failed read is null, never 0.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 
 from wattune.units import NS_PER_S, unit_of
 
 SCHEMA_VERSION: Final = "1"
+
+DeviceKey: TypeAlias = tuple[str, str]
+"""Node and device, by the names tables use."""
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 

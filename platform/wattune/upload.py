@@ -27,7 +27,7 @@ from wattune.storage.measured import MeasuredFolder
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder
 from wattune.tracking.picture import trial_picture
-from wattune.tracking.run import Series
+from wattune.tracking.run import Curves
 from wattune.tracking.tracker import Tracker
 from wattune.trial import TrialResult, TrialSpec
 from wattune.units import NS_PER_S
@@ -56,7 +56,7 @@ STOPPED_WITHIN_S: Final = 3.0
 class Charts:
     """The telemetry of one trial as a tracking store shows it."""
 
-    series: Series = field(default_factory=dict)
+    series: Curves = field(default_factory=dict)
     """Node power over wall time, by node."""
     picture: str = ""
     """Node power above the time of each step, as SVG."""

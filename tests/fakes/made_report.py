@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from wattune.analysis.detail import EXCURSION_COLUMNS, SLOT_COLUMNS
 from wattune.analysis.metrics.saturation import Saturation
-from wattune.analysis.metrics.waterfall import Breakdown, Part
+from wattune.analysis.metrics.waterfall import Breakdown, StepPart
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.objective import parse_constraint, parse_objective
@@ -109,7 +109,7 @@ def evidence_of(row: RankedTrial, text: str = "vm", slow: float = 1.0) -> Eviden
         excursions=pa.Table.from_pylist([excursion | {"limit_w": 700.0}], schema=EXCURSION_COLUMNS),
         slots=pa.Table.from_pylist(slots, schema=SLOT_COLUMNS),
         breakdown=Breakdown(
-            parts=tuple(Part(name=name, time_s=time_s, energy_j=2600 * time_s) for name, time_s in parts.items()),
+            parts=tuple(StepPart(name=name, time_s=time_s, energy_j=2600 * time_s) for name, time_s in parts.items()),
             step_s=sum(parts.values()),
             step_energy_j=2600 * sum(parts.values()),
         ),

@@ -16,7 +16,7 @@ from measured_tables import completed, ordered, trial_of
 
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import estimate
-from wattune.fitting.device import Measured
+from wattune.fitting.device import MeasuredTrial
 from wattune.trial import TrialStatus
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -36,7 +36,7 @@ METRICS = (
 class Run:
     """One measured run, with its estimates before and now: metric -> value, low, high."""
 
-    trial: Measured
+    trial: MeasuredTrial
     predicted: Mapping[str, Mapping[str, tuple[float, float, float]]]
 
     def error(self, way: str, metric: str) -> float:

@@ -14,7 +14,8 @@ from wattune.analysis.metrics.throttle import clock_max_mhz, stretches
 from wattune.analysis.metrics.waterfall import Breakdown, breakdown
 from wattune.analysis.run_data import Examined, with_caps
 from wattune.analysis.signals.align import Aligned
-from wattune.analysis.signals.readings import Device, Readings
+from wattune.analysis.signals.readings import Readings
+from wattune.schema import DeviceKey
 
 MOST_LISTED: Final = 1000
 """Most rows of one table that go into JSON; `num_rows` beside them has the full count."""
@@ -160,7 +161,7 @@ class _OfDevice:
     throttles: pa.Table
 
     @classmethod
-    def of(cls, examined: Examined, device: Device) -> "_OfDevice":
+    def of(cls, examined: Examined, device: DeviceKey) -> "_OfDevice":
         """Reads everything in one pass, because the readings of a long recording do not stay in memory."""
         aligned, (node, name) = examined.aligned, device
         slot = aligned.known.get(device, {}).get("slot")
@@ -184,7 +185,7 @@ class _OfDevice:
         )
 
 
-def _temperatures(aligned: Aligned, device: Device, slot: int | None, fast: Readings | None) -> pa.Table:
+def _temperatures(aligned: Aligned, device: DeviceKey, slot: int | None, fast: Readings | None) -> pa.Table:
     series = fast.series("gpu_temp_c") if fast is not None else None
     if series is None:
         return TEMPERATURE_COLUMNS.empty_table()
@@ -201,7 +202,7 @@ def _temperatures(aligned: Aligned, device: Device, slot: int | None, fast: Read
     return pa.table(columns, schema=TEMPERATURE_COLUMNS)
 
 
-def _throttles(examined: Examined, device: Device, fast: Readings | None) -> pa.Table:
+def _throttles(examined: Examined, device: DeviceKey, fast: Readings | None) -> pa.Table:
     aligned = examined.aligned
     otherwise_mhz = None if examined.sensed is None else examined.sensed.sm_clock_max_mhz
     maximum_mhz = clock_max_mhz(aligned, device, otherwise_mhz)

@@ -158,7 +158,7 @@ THRESHOLDS: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class QualityVerdict:
     """Quality of a measurement, with its reasons."""
 
     quality: str
@@ -169,10 +169,10 @@ class Verdict:
     """Groups of metrics with a worse verdict than the whole."""
 
 
-def assess_quality(facts: Facts) -> Verdict:
+def assess_quality(facts: Facts) -> QualityVerdict:
     """Returns the verdict on a measurement: the worst of what its facts allow."""
     found = [(threshold, threshold.verdict(facts)) for threshold in THRESHOLDS]
     short = [(threshold, verdict) for threshold, verdict in found if verdict != PUBLISHABLE]
     quality = min((v for t, v in short if t.scope == "all"), key=VERDICTS.index, default=PUBLISHABLE)
     groups = {t.scope: v for t, v in short if t.scope != "all" and VERDICTS.index(v) < VERDICTS.index(quality)}
-    return Verdict(quality=quality, reasons=tuple(threshold.code for threshold, _ in short), groups=groups)
+    return QualityVerdict(quality=quality, reasons=tuple(threshold.code for threshold, _ in short), groups=groups)

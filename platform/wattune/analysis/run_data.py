@@ -19,18 +19,18 @@ from wattune.analysis.metrics.power import Synchronous, powers_together
 from wattune.analysis.metrics.saturation import Saturation, link_peaks, saturation
 from wattune.analysis.metrics.speed import step_times_s
 from wattune.analysis.metrics.step_breakdown import UNDIVIDED_WAIT, Division, divide, replayed_shares
-from wattune.analysis.metrics.thermal import Temperature, temperature
+from wattune.analysis.metrics.thermal import CoreTemperature, temperature
 from wattune.analysis.metrics.throttle import CAP_WINDOW_S, Throttle, clock_max_mhz, device_throttle, with_cap_causes
 from wattune.analysis.signals.align import Aligned, align, clock_anchors_ns
 from wattune.analysis.signals.energy_grid import resolves
-from wattune.analysis.signals.readings import HOST, Device, Readings, Tables, TierSource, as_source
+from wattune.analysis.signals.readings import HOST, Readings, Tables, TierSource, as_source
 from wattune.analysis.signals.schema_check import schema_problems
-from wattune.analysis.signals.series import Floats
 from wattune.analysis.signals.steady_state import steady_from
+from wattune.arrays import Floats
 from wattune.catalog.hardware import DeviceSpec
 from wattune.errors import PlanError
 from wattune.plans.parallel import num_micro_batches
-from wattune.schema import BOUNDS, TELEMETRY
+from wattune.schema import BOUNDS, TELEMETRY, DeviceKey
 from wattune.steps.files import MOST_TOKENS
 from wattune.storage.digests import NO_DIGESTS, FileCheck
 from wattune.storage.measured import RecordingFolder
@@ -179,7 +179,7 @@ class RunData:
         return any(one.get("backend") == backend for each in manifests for one in each.get("devices", {}).values())
 
     @property
-    def devices(self) -> list[Device]:
+    def devices(self) -> list[DeviceKey]:
         """Every device that was sampled, the hosts left out."""
         found = [(node, name) for node, manifest in self.manifests.items() for name in manifest.get("devices", {})]
         return sorted(device for device in found if device[1] != HOST)
@@ -194,7 +194,7 @@ class RunData:
         """Telemetry by tier, to be read a device at a time."""
         return {tier: as_source(table) for tier, table in self.tables.items()}
 
-    def rows(self, tier: str, device: Device) -> pa.Table | None:
+    def rows(self, tier: str, device: DeviceKey) -> pa.Table | None:
         """Returns a device's rows of one tier, in the order they were written; None without any."""
         source = self.sources.get(tier)
         if source is None or device not in source.devices:
@@ -273,7 +273,7 @@ class Examined:
     num_unsteady_steps: int | None
     """Steps left out before the steady state; None if no steady state was found, in which case none were left out."""
 
-    def only(self, device: Device) -> "Examined":
+    def only(self, device: DeviceKey) -> "Examined":
         """The same of one device over the same window, as if it had been sampled alone."""
         # Tokens and memory are those of all devices together.
         data = replace(self.data, spec=None, told_tokens_per_step=None, memory_peak_bytes=())
@@ -299,22 +299,22 @@ class Examined:
         return self._power[1]
 
     @cached_property
-    def ways(self) -> Mapping[Device, Segments]:
+    def ways(self) -> Mapping[DeviceKey, Segments]:
         """The timeline of each device's rank."""
         return {} if self.data.spans is None else segments(self.aligned, self.data.spans)
 
     @cached_property
-    def _clocks(self) -> tuple[Mapping[Device, Temperature], Mapping[Device, Throttle]]:
+    def _clocks(self) -> tuple[Mapping[DeviceKey, CoreTemperature], Mapping[DeviceKey, Throttle]]:
         clock_mhz = None if self.sensed is None else self.sensed.sm_clock_max_mhz
         return clocks_and_temperatures(self.aligned, clock_mhz, self.powers, self.ways)
 
     @property
-    def temperatures(self) -> Mapping[Device, Temperature]:
+    def temperatures(self) -> Mapping[DeviceKey, CoreTemperature]:
         """Temperature of every device; empty unless all have it."""
         return self._clocks[0]
 
     @property
-    def throttles(self) -> Mapping[Device, Throttle]:
+    def throttles(self) -> Mapping[DeviceKey, Throttle]:
         """Clock lost by every device; empty unless all have it."""
         return self._clocks[1]
 
@@ -415,8 +415,8 @@ def clocks_and_temperatures(
     aligned: Aligned,
     otherwise_mhz: float | None,
     powers: Powers | None = None,
-    ways: Mapping[Device, Segments] | None = None,
-) -> tuple[dict[Device, Temperature], dict[Device, Throttle]]:
+    ways: Mapping[DeviceKey, Segments] | None = None,
+) -> tuple[dict[DeviceKey, CoreTemperature], dict[DeviceKey, Throttle]]:
     """Returns temperature and throttling of every device in one pass; each is empty unless all devices have it.
 
     Args:
@@ -425,8 +425,8 @@ def clocks_and_temperatures(
         powers: Its power traces; without them nobody knows when power was near the cap.
         ways: Its `segments`; without them nobody knows when a device computed.
     """
-    core: dict[Device, Temperature] = {}
-    throttles: dict[Device, Throttle] = {}
+    core: dict[DeviceKey, CoreTemperature] = {}
+    throttles: dict[DeviceKey, Throttle] = {}
     for where, readings in zip(aligned.devices, aligned.readings("fast") or (), strict=False):
         warm = temperature(readings, aligned.duration_s)
         maximum_mhz = clock_max_mhz(aligned, where, otherwise_mhz)
@@ -440,7 +440,7 @@ def clocks_and_temperatures(
     return core if len(core) == whole else {}, throttles if len(throttles) == whole else {}
 
 
-def with_caps(aligned: Aligned, powers: Powers | None, device: Device, readings: Readings) -> Readings:
+def with_caps(aligned: Aligned, powers: Powers | None, device: DeviceKey, readings: Readings) -> Readings:
     """Returns a device's readings with the power cause active only where its power is near the enforced limit."""
     trace, _ = traces_by_device(aligned, powers).get(device, (None, 0)) if powers is not None else (None, 0)
     if trace is None or not resolves(CAP_WINDOW_S, trace.sensor_period_s):

@@ -27,13 +27,14 @@ from wattune.analysis.quality import INVALID, Facts, assess_quality
 from wattune.analysis.run_data import WINDOW_TAGS, Examined, RunData
 from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.energy_grid import SWING_BAND_HZ, EnergySum, pieces
-from wattune.analysis.signals.readings import HOST, Device
-from wattune.analysis.signals.series import Floats, Series
+from wattune.analysis.signals.readings import HOST
+from wattune.analysis.signals.series import Series
 from wattune.analysis.signals.steady_state import drift_frac
+from wattune.arrays import Floats
 from wattune.errors import ImpossibleValueError
 from wattune.fidelity import BURST, FIDELITY, STOPPED_EARLY
 from wattune.intervals import of_series
-from wattune.schema import METRICS
+from wattune.schema import METRICS, DeviceKey
 from wattune.units import ns_to_s
 
 NO_WINDOW: Final = "no_window"
@@ -114,7 +115,7 @@ def summary_of(examined: Examined) -> Summary:
     return Summary(metrics=metrics, quality=verdict.quality, quality_reasons=verdict.reasons, tags=tags)
 
 
-def metrics_by_device(data: RunData) -> dict[Device, dict[str, float]]:
+def metrics_by_device(data: RunData) -> dict[DeviceKey, dict[str, float]]:
     """Metrics of each device as if it had been sampled alone; those of nodes and between devices are left out."""
     examined = data.examined
     found = {} if examined is None else {one: summary_of(examined.only(one)).metrics for one in data.devices}
@@ -124,7 +125,7 @@ def metrics_by_device(data: RunData) -> dict[Device, dict[str, float]]:
     }
 
 
-def power_series(aligned: Aligned) -> dict[Device, tuple[Floats, Floats]]:
+def power_series(aligned: Aligned) -> dict[DeviceKey, tuple[Floats, Floats]]:
     """Returns each power sensor's samples in the window, for plots: seconds from its start, and watts.
 
     Args:

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 from wattune.api.results import AnyStudy, folder_of
 from wattune.api.spaces import GUIDED, Space, StudyPlan, plan
 from wattune.api.studies import find_recording, find_study
+from wattune.arrays import Floats
 from wattune.catalog.hardware import DeviceSpec
 from wattune.catalog.hardware import device as catalog_device
-from wattune.cost.batch import Floats
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import Coefficients, Column, Find
 from wattune.cost.estimate import Estimates as Predictions
@@ -26,7 +26,7 @@ from wattune.cost.estimate import estimate as estimate_specs
 from wattune.cost.sweep import TABLE
 from wattune.errors import PlanError
 from wattune.fidelity import is_burst, is_soak
-from wattune.fitting.device import Measured, add_sweep, fit_device
+from wattune.fitting.device import MeasuredTrial, add_sweep, fit_device
 from wattune.fitting.estimate_and_result import Beside, beside
 from wattune.fitting.links import SweepFit, fit_sweep
 from wattune.fitting.memory import measured_excess
@@ -36,7 +36,7 @@ from wattune.orchestrate.scheduling.controller import LIMIT_METRICS
 from wattune.plans.engines import COMMAND
 from wattune.plans.program import is_command
 from wattune.ranking.evidence import Compared, split_reference
-from wattune.search.forecast import Forecast, Source, duration_s, forecast
+from wattune.search.forecast import CoefficientSource, Forecast, duration_s, forecast
 from wattune.search.strategies.protocol import Estimates, Observation, Strategy
 from wattune.storage.files import named_path, require_writable, storage_path
 from wattune.storage.study import StudyFolder, TrialFolder
@@ -138,7 +138,7 @@ def fit(
         found = [add_sweep(read_fit(place, name), one, _default(name)) for name, one in sweeps.items()]
         return [(write_fit(place, one), one) for one in found]
     folders = [folder_of(study, storage=storage) for study in studies]
-    by_device: dict[str, list[Measured]] = defaultdict(list)
+    by_device: dict[str, list[MeasuredTrial]] = defaultdict(list)
     uuids: dict[str, set[str]] = defaultdict(set)
     for folder in folders:
         for spec, result in folder.results():
@@ -224,7 +224,7 @@ def beside_result(trial: str, *, storage: str | None = None, metrics: Mapping[st
         spec,
         side.result if metrics is None else replace(side.result, metrics=metrics),
         coefficients,
-        source=Source(clusters=(spec.cluster.label,), device=device, coefficients=coefficients).text,
+        source=CoefficientSource(clusters=(spec.cluster.label,), device=device, coefficients=coefficients).text,
         was_fitted=fit is not None and study.name in fit.studies,
     )
 
@@ -371,7 +371,7 @@ def _log_std(column: Column) -> Floats:
 
 def _results(
     storage: Path, devices: Collection[DeviceSpec], apart_from: str, *, each_once: bool = False
-) -> list[Measured]:
+) -> list[MeasuredTrial]:
     """Reads the results that studies in a folder have of some devices, newest first, at most `MOST_EARLIER`.
 
     A study that cannot be read is left out: it is another one's.
@@ -383,7 +383,7 @@ def _results(
         each_once: True for one ordinary result of each trial, a completed one where there is one. Repeats of a trial
             are no other plans that agree with it, and those of a reference trial would crowd out the rest.
     """
-    found: list[Measured] = []
+    found: list[MeasuredTrial] = []
     places: dict[TrialSpec, int] = {}
     names, wanted = {one.name for one in devices}, {one.counted for one in devices}
     paths = [path.parent for path in storage.glob("*/study.yaml") if path.parent.name != apart_from]

@@ -8,12 +8,12 @@ from typing import Any
 
 from wattune.api.studies import find_measured
 from wattune.calibration.links import Sweep, sweep_links
-from wattune.calibration.run import Listener
+from wattune.calibration.run import CalibrationListener
 from wattune.calibration.run import calibrate as measure_sensors
 from wattune.errors import PlanError
 from wattune.fitting.store import LINKS
 from wattune.inspection import Analysis, inspect
-from wattune.recording.recorder import Output, Watcher
+from wattune.recording.recorder import OutputPlace, Watcher
 from wattune.recording.recorder import record as record_command
 from wattune.recording.recording import Recording
 from wattune.steps.files import MOST_TOKENS
@@ -57,7 +57,7 @@ def record(
     seconds: float | None = None,
     name: str | None = None,
     backends: Sequence[str] = (),
-    output: Output = "own",
+    output: OutputPlace = "own",
     watcher: Watcher | None = None,
     steps: str = "auto",
     window: str = "steady",
@@ -140,7 +140,7 @@ def calibrate(
     backend: str,
     *,
     storage: str | None = None,
-    listener: Listener | None = None,
+    listener: CalibrationListener | None = None,
 ) -> list[tuple[Path, dict[str, Any]]]:
     """Calibrates every device of a backend, about two minutes each, and keeps what was found for later studies.
 
@@ -168,7 +168,7 @@ def calibrate_links(
     storage: str | None = None,
     out: str | None = None,
     minutes: float = 5.0,
-    listener: Listener | None = None,
+    listener: CalibrationListener | None = None,
 ) -> Sweep:
     """Measures collectives and kernels on all devices of this node, and keeps the table for `fit`.
 

@@ -11,15 +11,14 @@ from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from wattune.arrays import Floats
 from wattune.errors import TelemetryError
 from wattune.units import NS_PER_S
 
-Floats = npt.NDArray[np.float64]
-Readings = tuple[Floats, Floats]
+TimedValues = tuple[Floats, Floats]
 """Times in seconds, and values."""
 
 SIGNALS: Final[dict[str, tuple[str, str]]] = {
@@ -257,7 +256,7 @@ def fit_link(tables: Mapping[str, pa.Table], device: str, columns: Sequence[str]
     return fastest if fastest > 0 else None
 
 
-def _readings(tables: Mapping[str, pa.Table], device: str, tier: str, column: str, first_ns: int) -> Readings:
+def _readings(tables: Mapping[str, pa.Table], device: str, tier: str, column: str, first_ns: int) -> TimedValues:
     """Times in seconds and values of one column, in order; ring samples at the time the driver took them."""
     if tier not in tables:
         return np.empty(0), np.empty(0)
@@ -271,7 +270,7 @@ def _readings(tables: Mapping[str, pa.Table], device: str, tier: str, column: st
     return (at_ns - first_ns) / NS_PER_S, table[column].to_numpy()[first].astype(np.float64)
 
 
-def _changes(time_s: Floats, value: Floats) -> Readings:
+def _changes(time_s: Floats, value: Floats) -> TimedValues:
     """Dates every change of a polled value: in the middle between the last old and the first new reading.
 
     Where nearly every reading is new the sensor is faster than the polling, and each reading stands for itself.
@@ -293,7 +292,7 @@ def _period_s(time_s: Floats) -> float:
     return float(near.mean() if len(near) else median_s)
 
 
-def _moves(readings: Readings, waves: Sequence[Wave]) -> bool:
+def _moves(readings: TimedValues, waves: Sequence[Wave]) -> bool:
     """Returns true if a signal changed during some wave: that of an idle device may move before and after them."""
     time_s, value = readings
     spans = (_span(wave) for wave in waves)
@@ -301,7 +300,9 @@ def _moves(readings: Readings, waves: Sequence[Wave]) -> bool:
     return any(len(own) and np.ptp(own) > 0 for own in inside)
 
 
-def _fit_signal(time_s: Floats, value: Floats, waves: Sequence[Wave], counter: Readings, *, polled: bool) -> SignalFit:
+def _fit_signal(
+    time_s: Floats, value: Floats, waves: Sequence[Wave], counter: TimedValues, *, polled: bool
+) -> SignalFit:
     at_s, reported = _changes(time_s, value) if polled else (time_s, value)
     parts = []
     for wave in waves:
@@ -371,7 +372,7 @@ def _integral(time_s: Floats, value: Floats, start_s: float, end_s: float) -> fl
     return float(np.trapezoid([ends[0], *value[inside], ends[1]], [start_s, *time_s[inside], end_s]))
 
 
-def _energies(wave: Wave, signal: Readings, counter: Readings) -> tuple[float, float, float] | None:
+def _energies(wave: Wave, signal: TimedValues, counter: TimedValues) -> tuple[float, float, float] | None:
     """A wave's energy by a signal and by the counter, and the time between the two readings of that.
 
     Both readings are made while the device rests, where it matters little how old they are: the last before the wave,
@@ -394,7 +395,7 @@ def _energies(wave: Wave, signal: Readings, counter: Readings) -> tuple[float, f
     return _integral(time_s, value, start_s, end_s), float(energy_j[last] - energy_j[first]), end_s - start_s
 
 
-def _fit_wave(wave: Wave, readings: Mapping[str, Readings], counter: Readings) -> WaveFit:
+def _fit_wave(wave: Wave, readings: Mapping[str, TimedValues], counter: TimedValues) -> WaveFit:
     start_s, end_s = _span(wave)
     peaks_w: dict[str, float] = {}
     gains: dict[str, float] = {}

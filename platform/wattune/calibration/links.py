@@ -38,7 +38,7 @@ END_S: Final = 10.0
 
 _INTERRUPTED: Final = "it was interrupted"
 
-Listener = Callable[[str, float], None]
+SweepListener = Callable[[str, float], None]
 """Called with the case that runs, and the share of the time that is used, in [0, 1]."""
 
 
@@ -62,7 +62,7 @@ def sweep_links(
     minutes: float,
     num_ranks: int | None = None,
     options: Sequence[str] = (),
-    listener: Listener = lambda _what, _used_frac: None,
+    listener: SweepListener = lambda _what, _used_frac: None,
 ) -> Sweep:
     """Measures collectives and kernels on all devices of this node, for a bounded time.
 
@@ -149,7 +149,7 @@ def _environment() -> dict[str, str]:
     return {**own, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1", **os.environ}
 
 
-def _follow(process: "subprocess.Popen[bytes]", start_s: float, seconds: float, listener: Listener) -> str:
+def _follow(process: "subprocess.Popen[bytes]", start_s: float, seconds: float, listener: SweepListener) -> str:
     """Passes progress on until the ranks end or their time and the grace are over. Returns their last line."""
     assert process.stdout is not None, "a pipe was asked for"
     last, rest = "starting", b""

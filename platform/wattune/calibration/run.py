@@ -29,13 +29,14 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from wattune.calibration.fit import CONFIDENCE_FRAC, Floats, Overhead, fit, fit_link, fit_overhead
+from wattune.arrays import Floats
+from wattune.calibration.fit import CONFIDENCE_FRAC, Overhead, fit, fit_link, fit_overhead
 from wattune.catalog.hardware import device as catalog_device
 from wattune.errors import SensorChoiceError, TelemetryError
 from wattune.simulation.activity import DeviceActivity, Part
 from wattune.simulation.device_model import KINDS, device_model
 from wattune.simulation.sensors import BACKEND as SIMULATED
-from wattune.simulation.sensors import Node, simulate_node
+from wattune.simulation.sensors import SimulatedNode, simulate_node
 from wattune.telemetry.backend import DeviceInfo
 from wattune.telemetry.files.segments import read_tables
 from wattune.telemetry.registry import load_backend
@@ -63,7 +64,7 @@ LAST_DRAIN_S: Final = 1.5
 START_TIMEOUT_S: Final = 180.0
 _POLL_S: Final = 0.5
 
-Listener = Callable[[str, float], None]
+CalibrationListener = Callable[[str, float], None]
 """Called about twice a second with the part that runs, and the share of everything that is done, in [0, 1]."""
 
 
@@ -100,7 +101,7 @@ class _Bench:
     node: str
     folder: Path
     protocol: Protocol
-    report: Listener
+    report: CalibrationListener
 
     @property
     def simulated(self) -> bool:
@@ -113,7 +114,7 @@ class _Bench:
 
 
 def calibrate(
-    backend: str, *, protocol: Protocol | None = None, listener: Listener = lambda _what, _done_frac: None
+    backend: str, *, protocol: Protocol | None = None, listener: CalibrationListener = lambda _what, _done_frac: None
 ) -> list[dict[str, Any]]:
     """Calibrates every device of a backend, one after another; nothing else should use them meanwhile.
 
@@ -138,7 +139,9 @@ def calibrate(
     return documents
 
 
-def _report(listener: Listener, device: str, index: int, num_devices: int, what: str, done_frac: float) -> None:
+def _report(
+    listener: CalibrationListener, device: str, index: int, num_devices: int, what: str, done_frac: float
+) -> None:
     listener(f"{device}: {what}", (index + done_frac) / num_devices)
 
 
@@ -241,7 +244,7 @@ def _simulated(spans: pa.Table, bench: _Bench) -> Mapping[str, pa.Table]:
     products = np.array([float(kind == "tensor") for kind in KINDS])
     part = Part(start_ns=start_ns, end_ns=end_ns, shares=products)
     activity = DeviceActivity(device=bench.info.device, steps=None, phases=(part,))
-    node = Node(
+    node = SimulatedNode(
         name=bench.node,
         wall_minus_mono_ns=spans["start_wall_ns"][0].as_py() - spans["start_mono_ns"][0].as_py(),
         temp_slowdown_c=catalog_device(SIMULATED_DEVICE).temp_slowdown_c,
@@ -266,7 +269,7 @@ def measure_overhead(
     protocol: Protocol,
     *,
     simulated: bool = False,
-    report: Listener = lambda _what, _done_frac: None,
+    report: CalibrationListener = lambda _what, _done_frac: None,
 ) -> tuple[Overhead, float]:
     """Measures the cost of a sampler at its default rates to a steady load and of one processor.
 

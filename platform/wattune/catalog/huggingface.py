@@ -16,7 +16,7 @@ from typing import Any, Final
 from wattune.catalog.models import ModelSpec
 from wattune.errors import PlanError, closest
 
-Config = Mapping[str, Any]
+ConfigJson = Mapping[str, Any]
 
 LARGEST_CONFIG_BYTES: Final = 2**20
 """Largest file that is read. A real one has a few kilobytes."""
@@ -38,7 +38,7 @@ class Reading:
 class _Found:
     """Problems and features met while a file is read."""
 
-    config: Config
+    config: ConfigJson
     problems: list[str] = field(default_factory=list)
     features: dict[str, str] = field(default_factory=dict)
     """Features that the decoder lacks and that can be left out, each with a phrase for people."""
@@ -139,7 +139,7 @@ def read_config(path: Path, name: str, leave_out: Collection[str] = ()) -> Readi
     return Reading(model=spec, left_out=tuple(sorted(leave_out)))
 
 
-def _config(path: Path) -> Config:
+def _config(path: Path) -> ConfigJson:
     try:
         if path.stat().st_size > LARGEST_CONFIG_BYTES:
             raise PlanError(f"{path}: is larger than {LARGEST_CONFIG_BYTES:,} bytes; give the config.json of a model")

@@ -21,7 +21,7 @@ from wattune.cli.shell import (
 from wattune.cli.verbs import app
 from wattune.doctor import examine
 from wattune.errors import PlanError, TrackingError
-from wattune.recording.recorder import Output, Watcher
+from wattune.recording.recorder import OutputPlace, Watcher
 from wattune.recording.serving.server import MetricsServer
 from wattune.terminal.recording import LiveView, print_recording
 from wattune.view.console import show
@@ -113,7 +113,7 @@ def record(
     # What wattune says goes where the command does not write: a pipe behind it gets the command's output alone.
     console = err if command else out
     view = LiveView(err) if live else None
-    output: Output = "log" if live and err.is_terminal else "stderr" if as_json else "own"
+    output: OutputPlace = "log" if live and err.is_terminal else "stderr" if as_json else "own"
     server = _metrics_server(serve, remote=serve_remote)
     if server is not None and not command and seconds is None:
         seconds = LONGEST_S

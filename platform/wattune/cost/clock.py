@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from wattune.cost.batch import Floats
+from wattune.arrays import Floats
 from wattune.cost.coefficients import PowerCoefficients
 
 

@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from wattune.arrays import Floats, Ints
 from wattune.catalog.hardware import DeviceSpec
 from wattune.cost import power, temperature
-from wattune.cost.batch import Batch, Floats, Ints, batches
+from wattune.cost.batch import Batch, batches
 from wattune.cost.coefficients import (
     ORIGINS,
     PUBLISHED_STEP_TIME,

@@ -5,8 +5,9 @@ from typing import Final
 
 import numpy as np
 
+from wattune.arrays import Bools, Floats
 from wattune.catalog.hardware import DeviceSpec
-from wattune.cost.batch import Batch, Bools, Floats
+from wattune.cost.batch import Batch
 from wattune.cost.clock import compute_w
 from wattune.cost.coefficients import PowerCoefficients
 from wattune.cost.tables import Power, StepTime

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wattune.cost.batch import Floats
+from wattune.arrays import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

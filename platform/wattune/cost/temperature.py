@@ -5,8 +5,9 @@ from typing import Final
 
 import numpy as np
 
+from wattune.arrays import Floats
 from wattune.catalog.hardware import DeviceSpec
-from wattune.cost.batch import Batch, Floats
+from wattune.cost.batch import Batch
 from wattune.cost.coefficients import ThermalCoefficients
 from wattune.cost.tables import Power, Temperature
 

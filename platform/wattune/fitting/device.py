@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from wattune.cost.batch import Floats
+from wattune.arrays import Floats
 from wattune.cost.estimate import Coefficients
 from wattune.errors import PlanError
 from wattune.fitting.links import SweepFit
@@ -19,12 +19,12 @@ from wattune.fitting.store import HoldOut, StoredFit, missing_data
 from wattune.schema import METRICS
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 
-Measured = tuple[TrialSpec, TrialResult]
+MeasuredTrial = tuple[TrialSpec, TrialResult]
 
 
 def fit_device(
     device: str,
-    measured: Sequence[Measured],
+    measured: Sequence[MeasuredTrial],
     default: Coefficients,
     *,
     studies: Sequence[str],
@@ -126,7 +126,7 @@ def add_sweep(before: StoredFit | None, sweep: SweepFit, default: Coefficients) 
     return before.model_copy(update=changed)
 
 
-def default_limit_w(usable: Sequence[Measured]) -> float:
+def default_limit_w(usable: Sequence[MeasuredTrial]) -> float:
     """Returns the catalog's power limit of the trials' device; infinity where it has none."""
     return usable[0][0].cluster.sensed_device.power_limit_w or float("inf")
 
@@ -136,13 +136,13 @@ def _is_usable(spec: TrialSpec, result: TrialResult) -> bool:
     return result.status is TrialStatus.COMPLETED and not simulated and "step_time_s" in result.metrics
 
 
-def _row(one: Measured) -> dict[str, Any]:
+def _row(one: MeasuredTrial) -> dict[str, Any]:
     spec, result = one
     facts = {"trial_id": result.trial_id, "status": str(result.status), "spec": json.dumps(spec.to_json())}
     return facts | {name: result.metrics.get(name) for name in METRICS}
 
 
-def _note(hold_out: dict[str, HoldOut], metric: str, errors: Floats, usable: Sequence[Measured]) -> None:
+def _note(hold_out: dict[str, HoldOut], metric: str, errors: Floats, usable: Sequence[MeasuredTrial]) -> None:
     """Keeps the held-out errors of a metric, where anything was held out."""
     known = np.abs(errors[np.isfinite(errors)])
     if known.size:
@@ -160,6 +160,6 @@ def _axes(spec: TrialSpec) -> dict[str, int | str]:
     return {**degrees, **names, "engine": spec.engine}
 
 
-def _seconds(one: Measured) -> float:
+def _seconds(one: MeasuredTrial) -> float:
     result = one[1]
     return (result.end_wall_ns - result.start_wall_ns) / 1e9

@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from wattune.cost.batch import Floats
+from wattune.arrays import Floats
 
 COVERAGE: Final = 0.95
 """Share of measurements that an interval is to hold."""

@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from wattune.cost.batch import Floats
+from wattune.arrays import Floats
 
 STEPS: Final = 200
 RELATIVE_STEP: Final = 1e-5

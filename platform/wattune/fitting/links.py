@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from wattune.arrays import Floats
 from wattune.catalog.hardware import ClusterSpec, DeviceSpec
-from wattune.cost.batch import Floats
 from wattune.cost.coefficients import KernelCoefficients, MeasuredCollective, StepTimeCoefficients
 from wattune.cost.step_time.links import Links
 from wattune.cost.step_time.matmul import matmul_s

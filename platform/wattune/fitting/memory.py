@@ -7,7 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from wattune.cost.batch import Bools, Floats, batches
+from wattune.arrays import Bools, Floats
+from wattune.cost.batch import batches
 from wattune.cost.coefficients import EngineMemory, MemoryCoefficients
 from wattune.cost.memory.predict import predict
 from wattune.fitting.interval import half_width

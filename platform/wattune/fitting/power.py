@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from wattune.cost.batch import Batch, Floats, Ints, batches
+from wattune.arrays import Floats, Ints
+from wattune.cost.batch import Batch, batches
 from wattune.cost.clock import compute_w, working_clock_frac
 from wattune.cost.coefficients import PowerCoefficients
 from wattune.cost.power import H200_PRIOR, predict

@@ -6,14 +6,15 @@ from typing import Final
 
 import numpy as np
 
-from wattune.cost.batch import Floats, batches
+from wattune.arrays import Floats
+from wattune.cost.batch import batches
 from wattune.cost.coefficients import Origin, PowerCoefficients, StepTimeCoefficients
 from wattune.cost.step_time.predict import predict
 from wattune.errors import PlanError
 from wattune.fitting.interval import half_width
 from wattune.trial import TrialSpec
 
-Trial = tuple[TrialSpec, Mapping[str, float | None]]
+TimedTrial = tuple[TrialSpec, Mapping[str, float | None]]
 """A specification and its metrics, of which `step_time_s` and `device_power_limit_w` are read."""
 
 _ERROR: Final = 0.04
@@ -80,7 +81,7 @@ def configuration(spec: TrialSpec) -> str:
     return spec.trial_id
 
 
-def fit(trials: Sequence[Trial], prior: StepTimeCoefficients, power: PowerCoefficients) -> StepTimeFit:
+def fit(trials: Sequence[TimedTrial], prior: StepTimeCoefficients, power: PowerCoefficients) -> StepTimeFit:
     """Fits few factors on the coefficients, held near 1 by their scatter, to the logs of step times.
 
     Args:
@@ -126,7 +127,7 @@ def _family(spec: TrialSpec) -> str:
     return StepTimeCoefficients.family(spec.engine, model.name, model.num_layers, spec.cluster.world_size)
 
 
-def _held_out(trials: Sequence[Trial], fold_of: Sequence[int], start: "_Start") -> Floats:
+def _held_out(trials: Sequence[TimedTrial], fold_of: Sequence[int], start: "_Start") -> Floats:
     """Predicts each fold by a fit to the others; relative errors, NaN where there is one fold."""
     folds, errors = np.array(fold_of), np.full(len(trials), np.nan)
     if folds.max() > 0:
@@ -138,7 +139,7 @@ def _held_out(trials: Sequence[Trial], fold_of: Sequence[int], start: "_Start") 
     return errors
 
 
-def predicted_s(trials: Sequence[Trial], coefficients: StepTimeCoefficients, power: PowerCoefficients) -> Floats:
+def predicted_s(trials: Sequence[TimedTrial], coefficients: StepTimeCoefficients, power: PowerCoefficients) -> Floats:
     """Predicts the step time of every trial under its own power limit."""
     times_s = np.empty(len(trials))
     limits = [_limit_w(one) for one in trials]
@@ -149,13 +150,13 @@ def predicted_s(trials: Sequence[Trial], coefficients: StepTimeCoefficients, pow
     return times_s
 
 
-def _limit_w(trial: Trial) -> float:
+def _limit_w(trial: TimedTrial) -> float:
     spec, metrics = trial
     measured = metrics.get("device_power_limit_w")
     return measured or spec.cluster.sensed_device.power_limit_w or float("inf")
 
 
-def _log_errors(trials: Sequence[Trial], coefficients: StepTimeCoefficients, power: PowerCoefficients) -> Floats:
+def _log_errors(trials: Sequence[TimedTrial], coefficients: StepTimeCoefficients, power: PowerCoefficients) -> Floats:
     measured_s = np.array([metrics["step_time_s"] for _, metrics in trials], float)
     errors: Floats = np.log(predicted_s(trials, coefficients, power) / measured_s)
     return errors
@@ -173,7 +174,7 @@ class _Start:
     """Of the errors of each trial, along the log of each factor."""
 
     @classmethod
-    def of(cls, trials: Sequence[Trial], prior: StepTimeCoefficients, power: PowerCoefficients) -> "_Start":
+    def of(cls, trials: Sequence[TimedTrial], prior: StepTimeCoefficients, power: PowerCoefficients) -> "_Start":
         return cls(prior, power, *_linear(trials, prior, power, np.zeros(len(_PARAMETERS))))
 
     def only(self, chosen: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> "_Start":
@@ -181,7 +182,7 @@ class _Start:
 
 
 def _linear(
-    trials: Sequence[Trial], prior: StepTimeCoefficients, power: PowerCoefficients, logs: Floats
+    trials: Sequence[TimedTrial], prior: StepTimeCoefficients, power: PowerCoefficients, logs: Floats
 ) -> tuple[Floats, Floats]:
     """Errors of all trials and their slopes, in units of `_ERROR`."""
 
@@ -193,7 +194,7 @@ def _linear(
     return errors, np.stack(slopes, axis=1)
 
 
-def _fitted(trials: Sequence[Trial], start: _Start) -> tuple[StepTimeCoefficients, dict[str, float]]:
+def _fitted(trials: Sequence[TimedTrial], start: _Start) -> tuple[StepTimeCoefficients, dict[str, float]]:
     """Minimises Huber's loss plus the squares of the factors' logs over their scatter, by Gauss-Newton."""
     scatter = np.array([one.scatter for one in _PARAMETERS])
     logs, errors, slopes = np.zeros(len(_PARAMETERS)), start.errors, start.slopes

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from wattune.cost.batch import Floats
+from wattune.arrays import Floats
 from wattune.cost.coefficients import ThermalCoefficients
 from wattune.fitting.least_squares import least_squares
 

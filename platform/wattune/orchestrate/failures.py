@@ -132,21 +132,21 @@ def failed_nodes(result: TrialResult) -> frozenset[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class FailuresInARow:
     """Failures in a row of trials for the same workers, for the same reason."""
 
     reason: str | None = None
     """Their `likeness`; None while there is none."""
     count: int = 0
 
-    def then(self, result: TrialResult) -> "Row":
+    def then(self, result: TrialResult) -> "FailuresInARow":
         """Returns the row after another trial ended."""
         if result.status is TrialStatus.COMPLETED:
-            return Row()
+            return FailuresInARow()
         reason = likeness(result)
         if reason is None:  # neither such a failure nor a success
             return self
-        return Row(reason=reason, count=self.count + 1 if reason == self.reason else 1)
+        return FailuresInARow(reason=reason, count=self.count + 1 if reason == self.reason else 1)
 
 
 def likeness(result: TrialResult) -> str | None:

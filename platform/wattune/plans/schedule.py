@@ -4,11 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from wattune.arrays import Floats
 from wattune.errors import PlanError
-
-Floats = npt.NDArray[np.float64]
 
 
 class Pass(NamedTuple):

@@ -18,8 +18,9 @@ from typing import Final
 
 import numpy as np
 
+from wattune.arrays import Floats, Indices
 from wattune.intervals import CONFIDENCE_FRAC
-from wattune.ranking.scatter import Floats, Ints, Scatter
+from wattune.ranking.scatter import Scatter
 
 NUM_DRAWS: Final = 4000
 _SEED: Final = 20260301
@@ -51,14 +52,14 @@ class Standing:
 class Order:
     """The outcome, by trial."""
 
-    rank: Ints
+    rank: Indices
     best_probability: Floats
     regression: float
     """Expected fall of the leader when it runs again, as a fraction of its figure (in the metric's unit on its own
     scale)."""
 
 
-def standing(parts: Sequence[tuple[Scatter, Ints, Floats]], *, maximize: bool) -> Standing:
+def standing(parts: Sequence[tuple[Scatter, Indices, Floats]], *, maximize: bool) -> Standing:
     """Puts trials of one or several models on one scale.
 
     Args:
@@ -111,7 +112,7 @@ def order(one: Standing) -> Order:
     return Order(_ranks(one), likely, max(regression, 0.0))
 
 
-def drawn_errors(one: Standing, near: Ints, rng: np.random.Generator) -> tuple[Floats, Floats]:
+def drawn_errors(one: Standing, near: Indices, rng: np.random.Generator) -> tuple[Floats, Floats]:
     """Draws errors of some trials' means together, [draws, trials] each: by their own runs, and by what they share."""
     # What is known of scatter by all trials together is wrong for all of them at once. Where trials scatter
     # differently, each one's own variance is what is uncertain.
@@ -125,7 +126,7 @@ def drawn_errors(one: Standing, near: Ints, rng: np.random.Generator) -> tuple[F
     return own, shared
 
 
-def _variance(one: Standing, rows: Ints) -> Floats:
+def _variance(one: Standing, rows: Indices) -> Floats:
     """Computes the variance of the difference between some trials and all, [rows, trials]. With itself it is 0."""
     found = one.own[rows, None] + one.own[None, :]
     for effect in one.common.T:
@@ -135,7 +136,7 @@ def _variance(one: Standing, rows: Ints) -> Floats:
     return found
 
 
-def _ranks(one: Standing) -> Ints:
+def _ranks(one: Standing) -> Indices:
     """Counts for each trial those that are told to be better than it."""
     by_mean = np.argsort(-one.mean, kind="stable")
     ordered = Standing(

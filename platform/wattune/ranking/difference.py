@@ -15,8 +15,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from wattune.arrays import Floats
 from wattune.intervals import CONFIDENCE_FRAC, Interval, t_cumulative, t_quantile
-from wattune.ranking.scatter import Floats, factor
+from wattune.ranking.scatter import factor
 from wattune.ranking.spreads import PRIOR, Fitted, Spreads, ordinary
 from wattune.schema import METRICS
 from wattune.trial import TrialResult

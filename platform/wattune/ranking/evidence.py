@@ -14,6 +14,7 @@ from wattune.analysis.metrics.saturation import Saturation
 from wattune.analysis.metrics.waterfall import Breakdown
 from wattune.analysis.run_data import RunData
 from wattune.analysis.summary import node_power_series
+from wattune.arrays import Floats
 from wattune.errors import PlanError, TelemetryError, WattuneError
 from wattune.objective import parse_objective
 from wattune.ranking.assessment import RankedTrial, completed, finite, is_simulated
@@ -27,8 +28,6 @@ from wattune.trial import TrialResult, TrialSpec
 
 MOST_STEPS: Final = 2000
 """Most steps of a timeline."""
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

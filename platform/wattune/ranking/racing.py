@@ -17,12 +17,12 @@ from typing import Final
 
 import numpy as np
 
+from wattune.arrays import Floats, Indices
 from wattune.fidelity import is_soak
 from wattune.objective import Constraint, Objective
 from wattune.ranking.assessment import RankedTrial, Verdict, assess_trial, finite
 from wattune.ranking.best import NUM_DRAWS, Standing, drawn_errors, standing
 from wattune.ranking.bounds import RISK, kept_in_draws
-from wattune.ranking.scatter import Floats, Ints
 from wattune.ranking.spreads import Results, Spreads, ordinary
 from wattune.trial import TrialResult
 
@@ -192,7 +192,7 @@ def _standing(rows: Sequence[RankedTrial], spreads: Spreads, objective: Objectiv
     return standing([(fitted.scatter, np.array(numbers, np.intp), values)], maximize=objective.maximize)
 
 
-def _near(one: Standing, rows: Sequence[RankedTrial]) -> Ints:
+def _near(one: Standing, rows: Sequence[RankedTrial]) -> Indices:
     """Returns the numbers of trials that are not far behind the first feasible one."""
     feasible = [index for index, row in enumerate(rows) if row.verdict is Verdict.FEASIBLE]
     behind = -one.mean
@@ -206,7 +206,7 @@ def _near(one: Standing, rows: Sequence[RankedTrial]) -> Ints:
 
 def _drawn(
     one: Standing,
-    near: Ints,
+    near: Indices,
     rows: Sequence[RankedTrial],
     spreads: Spreads,
     constraints: Sequence[Constraint],
@@ -245,14 +245,14 @@ def _drawn(
     return Standings(finalists=finalists, none_probability=float(shares[len(rows)]))
 
 
-def _first(figures: Floats) -> Ints:
+def _first(figures: Floats) -> Indices:
     """Returns the number of the trial that leads in each draw; the number of trials where none keeps its bounds."""
-    first: Ints = figures.argmax(axis=1)
+    first: Indices = figures.argmax(axis=1)
     first[np.isneginf(figures[np.arange(len(first)), first])] = figures.shape[1]
     return first
 
 
-def _total_effect(index: int, first: Ints, alone: Floats, shared: Floats, rng: np.random.Generator) -> float:
+def _total_effect(index: int, first: Indices, alone: Floats, shared: Floats, rng: np.random.Generator) -> float:
     """Computes how often the leader changes when one trial's own unknowns are drawn anew, by shuffling its draws.
 
     Args:

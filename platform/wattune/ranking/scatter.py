@@ -25,13 +25,13 @@ Given the variances, a and b have Gaussian priors and the rest is a linear regre
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-Floats: TypeAlias = npt.NDArray[np.float64]
-Ints: TypeAlias = npt.NDArray[np.intp]
+from wattune.arrays import Floats, Indices
+
 _Numbers = TypeVar("_Numbers", float, Floats)
 
 NODE_SET_SPREAD: Final = 0.05
@@ -84,9 +84,9 @@ class Runs:
     """All runs of one metric in one study, as columns of equal length."""
 
     value: Floats
-    trial: Ints
+    trial: Indices
     """Number of each run's trial, from 0 without gaps."""
-    node_set: Ints
+    node_set: Indices
     """Number of each run's node set, from 0 without gaps."""
     time_s: Floats
     within: Floats
@@ -127,7 +127,7 @@ class Scatter:
     """v_i: variance of one run of each trial."""
     degrees_of_freedom: Floats
     """Degrees of freedom of each v_i."""
-    num_runs: Ints
+    num_runs: Indices
     shared: Floats
     """[trials, effects]: each trial's weight on the shared effects."""
     shared_covariance: Floats
@@ -247,7 +247,7 @@ def fit(runs: Runs, prior: Prior) -> Scatter:
     )
 
 
-def _sums(values: Floats, group: Ints, num_groups: int) -> Floats:
+def _sums(values: Floats, group: Indices, num_groups: int) -> Floats:
     return np.bincount(group, weights=values, minlength=num_groups).astype(np.float64)
 
 
@@ -262,7 +262,7 @@ def _shared_effects(runs: Runs, base: int, num_sets: int, scale: float) -> tuple
 
 
 def _shared_posterior(
-    y: Floats, design: Floats, precision: Floats, trial: Ints, weights: Floats, num_trials: int
+    y: Floats, design: Floats, precision: Floats, trial: Indices, weights: Floats, num_trials: int
 ) -> tuple[Floats, Floats, float]:
     """Computes the shared effects with the trials' means integrated out.
 
@@ -280,7 +280,7 @@ def _shared_posterior(
     return covariance @ (centred.T @ (weights * inside(y))), covariance, float(np.trace(covariance @ information))
 
 
-def _pool(squares: Floats, free: Floats, counts: Ints, these: npt.NDArray[np.bool_], prior: Prior) -> Pool:
+def _pool(squares: Floats, free: Floats, counts: Indices, these: npt.NDArray[np.bool_], prior: Prior) -> Pool:
     """Pools some trials' squared residuals, each over the variance that was expected of its trial."""
     degrees = prior.degrees_of_freedom + float(free[these].sum())
     ratio = (prior.degrees_of_freedom + float(squares[these].sum())) / degrees

@@ -14,9 +14,10 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from wattune.analysis.metrics.step_breakdown import HOST_BOUND_FRAC
+from wattune.arrays import Floats
 from wattune.fidelity import is_burst, is_soak
 from wattune.intervals import Interval, t_quantile
-from wattune.ranking.scatter import Floats, Prior, Runs, Scatter, factor, fit
+from wattune.ranking.scatter import Prior, Runs, Scatter, factor, fit
 from wattune.schema import METRICS
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S, format_quantity

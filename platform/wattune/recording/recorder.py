@@ -43,7 +43,7 @@ LOG: Final = "command.log"
 
 _STDERR_FD: Final = 2
 
-Output = Literal["own", "stderr", "log"]
+OutputPlace = Literal["own", "stderr", "log"]
 """Destination of a command's output: the inherited streams, both to standard error, or both to `LOG`."""
 
 Watcher = Callable[[Path, int], None]
@@ -64,7 +64,7 @@ def record(
     seconds: float | None = None,
     name: str | None = None,
     backends: Sequence[str] = (),
-    output: Output = "own",
+    output: OutputPlace = "own",
     watcher: Watcher | None = None,
     steps: StepSource = AUTO,
     window: str = STEADY,
@@ -193,7 +193,7 @@ class _Session:
         self._renewal, self._relay, self._watcher = renewal, relay, watcher
         self._unseen: Exception | None = None
 
-    def run(self, command: Sequence[str], seconds: float | None, output: Output) -> None:
+    def run(self, command: Sequence[str], seconds: float | None, output: OutputPlace) -> None:
         """Runs the command, or waits; the facts then hold window and exit code, also where the watcher failed."""
         self._linger(LEAD_S, until_signal=True)
         with contextlib.ExitStack() as held:
@@ -213,7 +213,7 @@ class _Session:
         if self._unseen is not None:
             raise self._unseen
 
-    def _start(self, command: Sequence[str], output: Output, held: contextlib.ExitStack) -> TerminalProcess:
+    def _start(self, command: Sequence[str], output: OutputPlace, held: contextlib.ExitStack) -> TerminalProcess:
         assert self._run is not None, "there is a command"
         stdout = stderr = None
         if output == "log":

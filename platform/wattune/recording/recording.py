@@ -8,10 +8,11 @@ from typing import Any, Final, Self
 import pyarrow as pa
 
 from wattune.analysis.run_data import RunData, is_simulated, last_mono_ns
-from wattune.analysis.signals.readings import HOST, Device, Tables
+from wattune.analysis.signals.readings import HOST, Tables
 from wattune.analysis.summary import IMPOSSIBLE, Summary, metrics_by_device, summarize
 from wattune.recording.sensors import simulate_from_host
 from wattune.recording.steps import steps_of_open
+from wattune.schema import DeviceKey
 from wattune.storage.files import with_calibrations
 from wattune.storage.measured import RecordingFolder
 from wattune.telemetry.files.coverage import measured_facts
@@ -111,7 +112,7 @@ class Recording:
     command_s: float | None
     """Length of the whole command."""
     summary: Summary
-    devices: Mapping[Device, Mapping[str, float]]
+    devices: Mapping[DeviceKey, Mapping[str, float]]
     """Metrics of each as if it had been recorded alone."""
     host: Mapping[str, float]
     """Means of the host's gauges."""

@@ -11,7 +11,7 @@ from wattune.catalog.hardware import device
 from wattune.simulation.activity import DeviceActivity, Part
 from wattune.simulation.device_model import CELL_S, KINDS, device_model
 from wattune.simulation.sensors import BACKEND as SIMULATED
-from wattune.simulation.sensors import Node, simulate_node
+from wattune.simulation.sensors import SimulatedNode, simulate_node
 from wattune.telemetry.probe import probe
 from wattune.telemetry.registry import BACKENDS, split_backend
 from wattune.units import s_to_ns
@@ -78,7 +78,7 @@ def simulate_from_host(name: str, node: str, host: pa.Table) -> tuple[dict[str, 
         shares=np.array([float(kind == "tensor") for kind in KINDS]),
     )
     spec = device(name)
-    described = Node(
+    described = SimulatedNode(
         name=node,
         wall_minus_mono_ns=host["wall_ns"][0].as_py() - first_ns,
         temp_slowdown_c=spec.temp_slowdown_c,

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import numpy as np
 import plotly.graph_objects as go
-from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
+from wattune.arrays import Floats
 from wattune.objective import Constraint
 from wattune.ranking.assessment import RankedTrial, Verdict
 from wattune.ranking.evidence import Evidence
@@ -24,8 +24,6 @@ _LIMIT: Final = "node_device_power_w"
 
 _STEP_COLORS: Final = ("#8a94a3", "#dfe4ea")
 _EXCURSION_COLOR: Final = "#CC79A7"
-
-Floats = NDArray[np.float64]
 
 
 def power(

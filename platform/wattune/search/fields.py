@@ -224,13 +224,13 @@ class Short:
         return {"anyOf": [{"type": "string", **self.schema}, handler(core)]}
 
 
-Places = Mapping[str, Sequence[int]]
+EntryPlaces = Mapping[str, Sequence[int]]
 """Indices in the file of the entries of each list that lost some."""
 
 
 def repaired(
     value: Any, wrong: Sequence[Path], stand_ins: Mapping[str, Any], *, inside: bool
-) -> tuple[dict[str, Any], Places] | None:
+) -> tuple[dict[str, Any], EntryPlaces] | None:
     """Returns a mapping without what is wrong in it, and where the rest of shortened lists was.
 
     Args:
@@ -283,7 +283,7 @@ def _paths(error: ErrorDetails) -> list[Path]:
     return [(*at, *path) for path, _ in error["ctx"]["found"]]
 
 
-def in_file(path: Path, places: Places) -> Path:
+def in_file(path: Path, places: EntryPlaces) -> Path:
     """Returns the path in the file of a problem of a repaired mapping."""
     if len(path) > 1 and path[0] in places and isinstance(path[1], int):
         return (path[0], places[str(path[0])][path[1]], *path[2:])

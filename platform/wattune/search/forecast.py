@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from wattune.arrays import Floats, Ints
 from wattune.catalog.hardware import DeviceSpec
-from wattune.cost.batch import Floats, Ints
 from wattune.cost.coefficients import ORIGINS, Origin
 from wattune.cost.estimate import LIMITS, Coefficients, Estimates, Find, estimate
 from wattune.objective import Constraint, Objective
@@ -44,7 +44,7 @@ _LIKELY: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class CoefficientSource:
     """The coefficients that estimates of some clusters come from, all of one device."""
 
     clusters: tuple[str, ...]
@@ -104,7 +104,7 @@ class Forecast:
     """The objective of the order: the study's, or `FALLBACK`."""
     unestimated: tuple[str, ...]
     """The study's objective and bounds that no estimate speaks of."""
-    sources: tuple[Source, ...]
+    sources: tuple[CoefficientSource, ...]
 
     def namer(self) -> Callable[[TrialSpec], str]:
         """Returns what names the candidates' plans, with the sizes of the workload where those differ."""
@@ -207,15 +207,15 @@ def forecast(candidates: Candidates, objective: Objective, bounds: Sequence[Cons
     )
 
 
-def _sources(specs: Sequence[TrialSpec], find: Find) -> tuple[Source, ...]:
+def _sources(specs: Sequence[TrialSpec], find: Find) -> tuple[CoefficientSource, ...]:
     """Returns the coefficients that estimates come from; clusters of one device that share them are named together."""
     clusters = {id(spec.cluster): spec.cluster for spec in specs}.values()
-    found: list[Source] = []
+    found: list[CoefficientSource] = []
     for cluster in dict.fromkeys(clusters):
         device, own = cluster.sensed_device, find(cluster.sensed_device).on(cluster.num_nodes)
         place = next((n for n, one in enumerate(found) if (one.device, one.coefficients) == (device, own)), None)
         if place is None:
-            found.append(Source(clusters=(cluster.label,), device=device, coefficients=own))
+            found.append(CoefficientSource(clusters=(cluster.label,), device=device, coefficients=own))
         else:
             labels = dict.fromkeys((*found[place].clusters, cluster.label))
             found[place] = replace(found[place], clusters=tuple(labels))

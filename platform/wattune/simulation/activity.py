@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from wattune.arrays import Ints
 from wattune.catalog.hardware import DeviceSpec
 from wattune.cost.flops import FROZEN_PASSES, TRAINING_PASSES
 from wattune.errors import TelemetryError
@@ -28,8 +28,6 @@ from wattune.plans.program import is_command
 from wattune.simulation.device_model import KINDS, Array
 from wattune.trial import TrialSpec
 from wattune.units import s_to_ns
-
-Times = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +100,8 @@ class StageWork:
 class Part:
     """Intervals of one device that share one use of time."""
 
-    start_ns: Times
-    end_ns: Times
+    start_ns: Ints
+    end_ns: Ints
     shares: Array
     """Shares of `KINDS` while inside."""
 
@@ -117,7 +115,7 @@ class DeviceActivity:
     """Whole steps: what no phase covers inside them is `other`."""
     phases: tuple[Part, ...]
 
-    def shares(self, edges_ns: Times) -> Array:
+    def shares(self, edges_ns: Ints) -> Array:
         """Share of each cell between neighbouring edges that goes to each of `KINDS`, (kinds, cells).
 
         Where phases overlap a wait counts as a wait, and the rest shares what is left of the cell.
@@ -136,7 +134,7 @@ class DeviceActivity:
         return result
 
 
-def coverage(part: Part, edges_ns: Times) -> Array:
+def coverage(part: Part, edges_ns: Ints) -> Array:
     """Computes the share of each cell that the intervals cover, exactly 0 outside them; overlaps count twice."""
     origin_ns = edges_ns[0]
     at_ns = edges_ns - origin_ns
@@ -144,7 +142,7 @@ def coverage(part: Part, edges_ns: Times) -> Array:
     return np.asarray(np.diff(covered_ns) / np.diff(at_ns))
 
 
-def _elapsed_ns(moments_ns: Times, at_ns: Times) -> Times:
+def _elapsed_ns(moments_ns: Ints, at_ns: Ints) -> Ints:
     """Sums, at each time, the time since every earlier moment; in integers, so that differences are exact."""
     moments_ns = np.sort(moments_ns)
     before = np.searchsorted(moments_ns, at_ns)
@@ -311,13 +309,13 @@ def node_activities(spec: TrialSpec, spans: pa.Table, roofline: Roofline = ROOFL
     return nodes
 
 
-def _steps(rows: pa.Table) -> tuple[list[int], Times, Times]:
+def _steps(rows: pa.Table) -> tuple[list[int], Ints, Ints]:
     """Numbers, starts and ends of a rank's steps; one that still runs ends with its latest span."""
     steps = rows.group_by("step").aggregate([("start_mono_ns", "min"), ("end_mono_ns", "max")]).sort_by("step")
     return steps["step"].to_pylist(), steps["start_mono_ns_min"].to_numpy(), steps["end_mono_ns_max"].to_numpy()
 
 
-def _planned_steps(ranks: Sequence[pa.Table]) -> Iterable[tuple[Times, Times]]:
+def _planned_steps(ranks: Sequence[pa.Table]) -> Iterable[tuple[Ints, Ints]]:
     """Cuts the steps of each rank into planned ones; a step has as many on every rank, so that they align."""
     steps = [_steps(rows) for rows in ranks]
     counts: dict[int, int] = {}
@@ -366,7 +364,7 @@ def phase_shares(work: StageWork) -> dict[str, Array]:
 
 
 def planned_phases(
-    spec: TrialSpec, work: Sequence[StageWork], stage: int, start_ns: Times, end_ns: Times
+    spec: TrialSpec, work: Sequence[StageWork], stage: int, start_ns: Ints, end_ns: Ints
 ) -> Iterable[Part]:
     """Phases of steps that have no spans inside, laid out by the plan and stretched to each step's time.
 

@@ -20,8 +20,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from wattune.arrays import Ints
 from wattune.schema import SCHEMA_VERSION, THROTTLE_REASON_BITS, table_schema
-from wattune.simulation.activity import DeviceActivity, Times, node_activities
+from wattune.simulation.activity import DeviceActivity, node_activities
 from wattune.simulation.device_model import CELL_S, Array, DeviceModel, DeviceTrace, device_model, run
 from wattune.telemetry.backend import DeviceInfo
 from wattune.trial import TrialSpec
@@ -70,7 +71,7 @@ _MARGIN_BELOW_SLOWDOWN_C: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class SimulatedNode:
     """Whose sensors are simulated, besides what they did."""
 
     name: str
@@ -102,7 +103,7 @@ def simulate(spec: TrialSpec, spans: pa.Table, *, seed: int) -> dict[str, tuple[
     for name, activities in node_activities(spec, spans).items():
         rows = spans.filter(pc.equal(spans["node"].cast(pa.string()), name))
         offsets_ns = np.sort(pc.subtract(rows["start_wall_ns"], rows["start_mono_ns"]).to_numpy())
-        node = Node(
+        node = SimulatedNode(
             name=name,
             wall_minus_mono_ns=int(offsets_ns[len(offsets_ns) // 2]),
             temp_slowdown_c=device.temp_slowdown_c,
@@ -115,7 +116,13 @@ def simulate(spec: TrialSpec, spans: pa.Table, *, seed: int) -> dict[str, tuple[
 
 
 def simulate_node(
-    model: DeviceModel, node: Node, activities: Sequence[DeviceActivity], *, first_ns: int, last_ns: int, seed: int
+    model: DeviceModel,
+    node: SimulatedNode,
+    activities: Sequence[DeviceActivity],
+    *,
+    first_ns: int,
+    last_ns: int,
+    seed: int,
 ) -> tuple[dict[str, pa.Table], dict[str, Any]]:
     """Telemetry of one node from what its devices did, wherever that comes from.
 
@@ -158,10 +165,10 @@ class _Sensors:
     def __init__(
         self,
         model: DeviceModel,
-        node: Node,
+        node: SimulatedNode,
         device: str,
         slot: int,
-        edges_ns: Times,
+        edges_ns: Ints,
         shares: Array,
         trace: DeviceTrace,
         row: int,
@@ -244,7 +251,7 @@ class _Sensors:
             columns["thermal_margin_c"] = self._node.temp_slowdown_c - _MARGIN_BELOW_SLOWDOWN_C - core_c
         return columns
 
-    def _ticks(self, tier: str) -> Times:
+    def _ticks(self, tier: str) -> Ints:
         """Computes the times this device was read: absolute deadlines, one device after another, some 50 us late."""
         period_ns = s_to_ns(1 / RATE_HZ[tier])
         first_ns = self._edges_ns[0] + period_ns + s_to_ns(READ_S) * self.slot % period_ns
@@ -252,25 +259,25 @@ class _Sensors:
         lateness_ns = np.abs(self._stream.normal(0, 50_000, len(deadlines_ns))).astype(np.int64)
         return np.asarray(np.minimum(deadlines_ns + lateness_ns, self._edges_ns[-1]))
 
-    def _refresh(self, at_ns: Times) -> npt.NDArray[np.intp]:
+    def _refresh(self, at_ns: Ints) -> npt.NDArray[np.intp]:
         """Index of the latest refresh not after each moment."""
         return np.searchsorted(self._refreshed_ns, at_ns, side="right") - 1
 
-    def _held(self, at_ns: Times) -> Times:
+    def _held(self, at_ns: Ints) -> Ints:
         """The moment whose value a sensor shows at each moment."""
         return np.asarray(self._refreshed_ns[self._refresh(at_ns)])
 
-    def _cell(self, at_ns: Times) -> npt.NDArray[np.intp]:
+    def _cell(self, at_ns: Ints) -> npt.NDArray[np.intp]:
         """The cell each moment lies in."""
         return np.clip(np.searchsorted(self._edges_ns, at_ns, side="right") - 1, 0, len(self._edges_ns) - 2)
 
-    def _at(self, cumulative: Array, at_ns: Times) -> Array:
+    def _at(self, cumulative: Array, at_ns: Ints) -> Array:
         """A quantity cumulative over the edges at each moment; before the first edge it is extended backwards."""
         seconds = (at_ns - self._edges_ns[0]) / NS_PER_S
         inside = np.interp(seconds, np.arange(len(cumulative)) * CELL_S, cumulative)
         return np.asarray(inside + np.minimum(seconds, 0.0) * cumulative[1] / CELL_S)
 
-    def _mean_w(self, at_ns: Times, window_s: float) -> Array:
+    def _mean_w(self, at_ns: Ints, window_s: float) -> Array:
         """Mean power over the window that ends at each moment."""
         earlier_ns = at_ns - s_to_ns(window_s)
         return (self._at(self._energy_j, at_ns) - self._at(self._energy_j, earlier_ns)) / window_s
@@ -282,7 +289,7 @@ class _Sensors:
 _TIERS: Final = ("ring", "fast", "counter", "slow")
 
 
-def _table(tier: str, node: Node, devices: Sequence[tuple[str, Mapping[str, npt.NDArray[Any]]]]) -> pa.Table:
+def _table(tier: str, node: SimulatedNode, devices: Sequence[tuple[str, Mapping[str, npt.NDArray[Any]]]]) -> pa.Table:
     """The rows of all devices of a node as a table of the tier's schema."""
     schema = table_schema(tier, backend=BACKEND, simulated=True)
     lengths = [len(columns["mono_ns"]) for _, columns in devices]
@@ -305,7 +312,7 @@ def _table(tier: str, node: Node, devices: Sequence[tuple[str, Mapping[str, npt.
 
 
 def _manifest(
-    model: DeviceModel, node: Node, sensors: Sequence[_Sensors], tables: Mapping[str, pa.Table]
+    model: DeviceModel, node: SimulatedNode, sensors: Sequence[_Sensors], tables: Mapping[str, pa.Table]
 ) -> dict[str, Any]:
     """Returns the facts a sampler would know of itself, without lateness, call latencies and cost: nothing was read."""
     devices = {}

@@ -22,7 +22,7 @@ from wattune.storage.files import (
 )
 from wattune.storage.manifests import checked_manifest, device_facts
 from wattune.storage.parquet import ParquetTier, read_table, typed
-from wattune.storage.values import Facts, wrong_columns
+from wattune.storage.values import DeviceFacts, wrong_columns
 from wattune.storage.versions import DIGESTS_SINCE, RENAMED_FILES, VERSION, check_version
 
 RESULT: Final = "result.json"
@@ -185,7 +185,7 @@ class MeasuredFolder:
     def _tier_paths(self, tier: str) -> list[Path]:
         return sorted((self.path / "telemetry").glob(f"*/{tier}.parquet"))
 
-    def _facts(self) -> Facts:
+    def _facts(self) -> DeviceFacts:
         return device_facts(self.manifests())
 
     def stored(self) -> dict[str, ParquetTier]:

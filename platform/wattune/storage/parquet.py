@@ -2,18 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from wattune.errors import TelemetryError
-from wattune.schema import KERNELS, SPANS, TELEMETRY
-from wattune.storage.values import Facts, require_possible, require_possible_rows, require_schema
-
-Device: TypeAlias = tuple[str, str]
-"""Node and device."""
+from wattune.schema import KERNELS, SPANS, TELEMETRY, DeviceKey
+from wattune.storage.values import DeviceFacts, require_possible, require_possible_rows, require_schema
 
 SMALL_ROWS: Final = 2**18
 """Most rows of a file with a single row group, which is read whole: more groups would cost more than they save."""
@@ -73,7 +70,7 @@ def _codes(table: pa.Table, name: str) -> tuple[np.ndarray[Any, np.dtype[np.int6
     return whole.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64), whole.dictionary.to_pylist()
 
 
-def read_table(path: Path, facts: Facts | None = None) -> pa.Table:
+def read_table(path: Path, facts: DeviceFacts | None = None) -> pa.Table:
     """Reads a whole table, its pages checked against their checksums and its values against their bounds.
 
     Args:
@@ -124,7 +121,7 @@ def in_a_line(error: BaseException) -> str:
 class ParquetTier:
     """One tier of one or several nodes, read from its files on demand, a device at a time."""
 
-    def __init__(self, paths: Sequence[Path], facts: Facts | None = None) -> None:
+    def __init__(self, paths: Sequence[Path], facts: DeviceFacts | None = None) -> None:
         """Opens the files and reads no rows.
 
         Args:
@@ -151,7 +148,7 @@ class ParquetTier:
         simulated = [each for each in said if each.get(b"wattune.simulated") == b"true"]
         self.schema = typed(unified.with_metadata((simulated or said)[0]), paths[0].stem)
         self._small: dict[int, pa.Table] = {}
-        self._devices: list[Device] | None = None
+        self._devices: list[DeviceKey] | None = None
         self._owners = [self._owners_of(number) for number in range(len(self._files))]
         """The one device of each row group; None where it has several or none is named."""
 
@@ -161,12 +158,12 @@ class ParquetTier:
         return sum(file.metadata.num_rows for file in self._files)
 
     @property
-    def devices(self) -> Sequence[Device]:
+    def devices(self) -> Sequence[DeviceKey]:
         """Every device that has rows."""
         if not set(_KEYS) <= set(self.schema.names):
             return []
         if self._devices is None:
-            found: dict[Device, None] = {}
+            found: dict[DeviceKey, None] = {}
             for number, owners in enumerate(self._owners):
                 for group, alone in enumerate(owners):
                     if alone is not None:
@@ -181,7 +178,7 @@ class ParquetTier:
             self._devices = list(found)
         return self._devices
 
-    def parts(self, device: Device, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def parts(self, device: DeviceKey, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Reads some columns of a device's rows, in the order of writing. A column that a file lacks is null there.
 
         Yields:
@@ -204,7 +201,7 @@ class ParquetTier:
                         mine &= code == (names.index(wanted) if wanted in names else -2)
                     yield self._checked(number, device, _with_columns(rows.filter(pa.array(mine)), schema))
 
-    def _checked(self, number: int, device: Device, rows: pa.Table) -> pa.Table:
+    def _checked(self, number: int, device: DeviceKey, rows: pa.Table) -> pa.Table:
         """Returns some rows of a device, after a check that their values can be."""
         require_possible(rows, f"{self._paths[number]}: {device[1]}", self._facts.get(device))
         return rows
@@ -235,7 +232,7 @@ class ParquetTier:
         except DAMAGE as error:
             raise TelemetryError(f"{path} cannot be read: {in_a_line(error)}") from error
 
-    def _owners_of(self, number: int) -> list[Device | None]:
+    def _owners_of(self, number: int) -> list[DeviceKey | None]:
         """Finds `_owners` of one file. A small file counts as one group. Without keys there are no devices."""
         file, names = self._files[number], self._schemas[number].names
         if not set(_KEYS) <= set(names):
@@ -244,7 +241,7 @@ class ParquetTier:
             return [None]
         return [self._alone(number, group) for group in range(file.num_row_groups)]
 
-    def _alone(self, number: int, group: int) -> Device | None:
+    def _alone(self, number: int, group: int) -> DeviceKey | None:
         found: list[str] = []
         for name in _KEYS:
             column = self._files[number].metadata.row_group(group).column(self._schemas[number].names.index(name))

@@ -12,7 +12,7 @@ from wattune.errors import ImpossibleValueError
 from wattune.schema import BOUNDS, KERNELS, MOST_SPAN_NS, SPANS, TELEMETRY, Bound
 from wattune.units import NS_PER_S
 
-Facts = Mapping[tuple[str, str], Mapping[str, Any]]
+DeviceFacts = Mapping[tuple[str, str], Mapping[str, Any]]
 """Facts of devices by node and device, from the manifests."""
 
 
@@ -43,7 +43,7 @@ def require_possible(table: pa.Table, where: str, facts: Mapping[str, Any] | Non
         _require_rates(table, where, facts)
 
 
-def require_possible_rows(table: pa.Table, where: str, facts: Facts) -> None:
+def require_possible_rows(table: pa.Table, where: str, facts: DeviceFacts) -> None:
     """Makes sure of the values of a whole telemetry table, a device at a time. See `require_possible`."""
     if not {"node", "device"} <= set(table.column_names):
         require_possible(table, where)

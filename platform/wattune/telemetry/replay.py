@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from wattune.arrays import Ints
 from wattune.clock import ClockAnchor
 from wattune.errors import TelemetryError, closest
 from wattune.schema import TELEMETRY
@@ -26,8 +27,6 @@ from wattune.storage.measured import MeasuredFolder
 from wattune.storage.values import wrong_columns
 from wattune.telemetry.backend import AVAILABLE, ERROR_SUFFIX, DeviceInfo, Row
 from wattune.units import NS_PER_S, s_to_ns
-
-Times = npt.NDArray[np.int64]
 
 HISTORY_S: Final = 2.36
 """Most of the past that a drain gives: the length of the driver's ring (measured on H200, driver 580)."""
@@ -91,11 +90,11 @@ def _number(name: str, text: str, *, least: float) -> float:
 class _Track:
     """One tier of one device."""
 
-    time_ns: Times
+    time_ns: Ints
     """Time each row was read, or the sensor took it (`ring`), strictly increasing. Play begins at 0."""
     columns: Mapping[str, pa.Array]
     """Every column with at least one value, and the error codes beside it."""
-    counters: Mapping[str, tuple[Times, npt.NDArray[np.float64]]]
+    counters: Mapping[str, tuple[Ints, npt.NDArray[np.float64]]]
     """Times and values of the cumulative columns, failed reads left out."""
 
     def value(self, name: str, row: int) -> int | float | str | None:

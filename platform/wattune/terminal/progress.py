@@ -19,7 +19,7 @@ from wattune.ranking.assessment import RankedTrial, Verdict
 from wattune.ranking.bounds import Holds
 from wattune.search.names import namer
 from wattune.terminal.preview import basis_of, device_hours, duration, preview_lines
-from wattune.terminal.tally import Running, Tally, key_of
+from wattune.terminal.tally import RunningTrialView, Tally, key_of
 from wattune.trial import TrialSpec, TrialStatus
 from wattune.units import NS_PER_S, format_change, format_probability
 from wattune.view.table import between, worded
@@ -308,7 +308,7 @@ class StudyProgress:
             if self._live is None:
                 self._tell(running)
 
-    def _tell(self, running: Sequence[Running]) -> None:
+    def _tell(self, running: Sequence[RunningTrialView]) -> None:
         """Prints a line for each trial that still runs, for outputs without a live view."""
         with self._lock:
             now_s, tally = self._clock_s(), self._tally

@@ -12,11 +12,11 @@ from rich.live import Live
 from rich.text import Text
 
 from wattune.analysis.run_data import RunData
-from wattune.analysis.signals.readings import HOST, Device
+from wattune.analysis.signals.readings import HOST
 from wattune.analysis.summary import metrics_by_device, summarize
 from wattune.recording.recorder import LOG
 from wattune.recording.recording import Recording, look
-from wattune.schema import THROTTLE_REASON_BITS
+from wattune.schema import THROTTLE_REASON_BITS, DeviceKey
 from wattune.units import ns_to_s, s_to_ns
 from wattune.view.console import fitted, show
 from wattune.view.table import FIGURE, Column, Table, columns_of, worded
@@ -56,7 +56,7 @@ def print_recording(console: Console, recording: Recording) -> None:
     }
     if recording.devices:
 
-        def energy_j(one: tuple[Device, Mapping[str, float]]) -> float | None:
+        def energy_j(one: tuple[DeviceKey, Mapping[str, float]]) -> float | None:
             mean_w = one[1].get("device_power_mean_w")
             return None if mean_w is None or recording.window_s is None else mean_w * recording.window_s
 
@@ -133,7 +133,7 @@ class LiveView:
         self._console, self._clock_s = console, clock_s
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._next_s = 0.0
-        self._peaks_w: dict[Device, float] = {}
+        self._peaks_w: dict[DeviceKey, float] = {}
 
     def __enter__(self) -> "LiveView":
         """Starts the view."""
@@ -183,7 +183,7 @@ class LiveView:
         parts.append(Text("\n".join(_last_lines(log)), style="dim", no_wrap=True, overflow="ellipsis"))
         self._live.update(Group(*parts), refresh=True)
 
-    def _row(self, measured: RunData, device: Device, metrics: Mapping[str, float]) -> dict[str, str]:
+    def _row(self, measured: RunData, device: DeviceKey, metrics: Mapping[str, float]) -> dict[str, str]:
         last = _last(measured.rows("fast", device))
         peak_w = metrics.get("device_power_peak_100ms_w")
         if peak_w is not None:

@@ -22,7 +22,7 @@ _WAITS: Final = 20.0
 
 
 @dataclass
-class Running:
+class RunningTrialView:
     """A trial that runs now."""
 
     event: TrialEvent
@@ -43,7 +43,7 @@ class Tally:
     done: int = 0
     skipped: int = 0
     failed: Counter[TrialStatus] = field(default_factory=Counter)
-    running: dict[tuple[str, int], Running] = field(default_factory=dict)
+    running: dict[tuple[str, int], RunningTrialView] = field(default_factory=dict)
     lanes: int = 1
     """Trials that run side by side."""
     took_s: list[float] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Tally:
         elif isinstance(event, RaceStep):
             self.race = event
         elif event.kind == "started":
-            self.running[key_of(event)] = Running(event, now_s)
+            self.running[key_of(event)] = RunningTrialView(event, now_s)
         else:
             self._ended(event, now_s)
         if isinstance(event, TrialEvent) and event.num_left is not None:
@@ -173,7 +173,7 @@ class Tally:
         typical_s = statistics.median(self.took_s)
         return self._on_lanes_s((self.total - self.done) * typical_s, now_s, lambda _: typical_s)
 
-    def _on_lanes_s(self, to_end_s: float, now_s: float, expected_s: Callable[["Running"], float]) -> float:
+    def _on_lanes_s(self, to_end_s: float, now_s: float, expected_s: Callable[["RunningTrialView"], float]) -> float:
         """Returns the time that trials take side by side, less what those that run have behind them.
 
         Args:

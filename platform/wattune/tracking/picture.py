@@ -6,12 +6,11 @@ MLflow shows it under a run's artifacts. It is drawn for each trial while a stud
 from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.floating[Any]]
+from wattune.arrays import AnyFloats
 
 PICTURE: Final = "picture.svg"
 """Name of the picture among a run's artifacts."""
@@ -35,8 +34,8 @@ _LINE: Final = "#dfe4ea"
 def trial_picture(
     title: str,
     subtitle: str,
-    power_w: Mapping[str, tuple[Floats, Floats]],
-    steps: tuple[Floats, Floats],
+    power_w: Mapping[str, tuple[AnyFloats, AnyFloats]],
+    steps: tuple[AnyFloats, AnyFloats],
     *,
     simulated: bool,
 ) -> str:
@@ -81,7 +80,7 @@ def trial_picture(
 
 
 def _power_panel(
-    powers: Mapping[str, tuple[Floats, Floats]], span: tuple[float, float], *, simulated: bool
+    powers: Mapping[str, tuple[AnyFloats, AnyFloats]], span: tuple[float, float], *, simulated: bool
 ) -> list[str]:
     low, high = _range([watts for _, watts in powers.values()])
     parts = _frame(_POWER, (low, high), "node power [W]")
@@ -99,7 +98,7 @@ def _power_panel(
     return parts
 
 
-def _step_panel(start_s: Floats, time_ms: Floats, span: tuple[float, float]) -> list[str]:
+def _step_panel(start_s: AnyFloats, time_ms: AnyFloats, span: tuple[float, float]) -> list[str]:
     low, high = _range([time_ms])
     parts = _frame(_STEPS, (low, high), "step [ms]")
     seconds = np.column_stack([start_s, np.asarray(start_s) + time_ms / 1e3]).ravel()
@@ -119,13 +118,13 @@ def _frame(panel: tuple[int, int], values: tuple[float, float], title: str) -> l
 
 
 def _points(
-    x: Floats, y: Floats, span: tuple[float, float], values: tuple[float, float], panel: tuple[int, int]
+    x: AnyFloats, y: AnyFloats, span: tuple[float, float], values: tuple[float, float], panel: tuple[int, int]
 ) -> str:
     thinned = _thinned(np.asarray(x), np.asarray(y))
     return " ".join(f"{_across(each, span):.1f},{_up(value, values, panel):.1f}" for each, value in thinned)
 
 
-def _thinned(x: Floats, y: Floats) -> list[tuple[float, float]]:
+def _thinned(x: AnyFloats, y: AnyFloats) -> list[tuple[float, float]]:
     """Returns a trace, or the least and the greatest sample of each of many parts of a long one."""
     if len(x) > 2 * _MOST_PARTS:
         edges = np.linspace(0, len(x), _MOST_PARTS + 1).astype(int)
@@ -136,7 +135,7 @@ def _thinned(x: Floats, y: Floats) -> list[tuple[float, float]]:
     return list(zip(x.tolist(), y.tolist(), strict=True))
 
 
-def _range(series: Sequence[Floats]) -> tuple[float, float]:
+def _range(series: Sequence[AnyFloats]) -> tuple[float, float]:
     """Returns the range of an axis that shows every value with room around it. It need not begin at 0."""
     low, high = min(float(np.min(one)) for one in series), max(float(np.max(one)) for one in series)
     room = 0.08 * (high - low) or 0.05 * abs(high) or 1.0

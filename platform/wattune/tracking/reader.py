@@ -33,14 +33,14 @@ _COLUMNS: Final = pa.schema(
     [("trial", pa.string()), ("end_wall_ns", pa.int64()), ("spec", pa.string()), ("result", pa.string())]
 )
 
-Results = list[tuple[TrialSpec, TrialResult]]
+TrackedResults = list[tuple[TrialSpec, TrialResult]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedStudy:
     """A study as an MLflow store holds it."""
 
-    results: Results
+    results: TrackedResults
     """Every repeat of a trial that was sent completely."""
     objective: str | None
     """The study's own, None if the store does not have it."""

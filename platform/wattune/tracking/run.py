@@ -17,7 +17,7 @@ from wattune.tracking.store import Point
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S
 
-Series = Mapping[str, tuple[NDArray[np.int64], NDArray[np.floating[Any]]]]
+Curves = Mapping[str, tuple[NDArray[np.int64], NDArray[np.floating[Any]]]]
 """Curves for MLflow's charts by name, such as `node0/device_power_w`: wall-clock nanoseconds and values."""
 
 TRIAL_TAG: Final = "wattune.trial"
@@ -120,7 +120,7 @@ def _read_whole(client: Any, run: Any, tag: str) -> str:
         return Path(client.download_artifacts(run.info.run_id, _WHOLE[tag], folder)).read_text()
 
 
-def run_points(result: TrialResult, series: Series) -> list[Point]:
+def run_points(result: TrialResult, series: Curves) -> list[Point]:
     """Returns metrics as MLflow stores them: name, value, wall-clock milliseconds, step."""
     end_ms = result.end_wall_ns // NS_PER_MS
     points = [(name, float(value), end_ms, 0) for name, value in result.metrics.items()]

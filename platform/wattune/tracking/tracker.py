@@ -20,7 +20,7 @@ from wattune.tracking.run import (
     RUN_STATUS,
     STUDY_TAG,
     TRIAL_TAG,
-    Series,
+    Curves,
     is_over,
     quality_tags,
     run_params,
@@ -85,7 +85,7 @@ class Tracker:
         self._parent_id = ""
 
     def log_trial(
-        self, spec: TrialSpec, result: TrialResult, folder: Path, series: Series | None = None, picture: str = ""
+        self, spec: TrialSpec, result: TrialResult, folder: Path, series: Curves | None = None, picture: str = ""
     ) -> bool:
         """Sends one repeat of a trial with its folder's files; a repeat that was sent completely is not sent again.
 

@@ -71,7 +71,7 @@ class Engine(Protocol):
         ...
 
 
-class Peak(Protocol):
+class MemoryRecorder(Protocol):
     """A recorder that counts memory."""
 
     def memory_peak_bytes(self) -> int:
@@ -79,7 +79,7 @@ class Peak(Protocol):
         ...
 
 
-class Counter(Protocol):
+class TokenCounter(Protocol):
     """A counter of tokens of experts."""
 
     def take_counts(self) -> ExpertTokens:
@@ -90,7 +90,7 @@ class Running(Protocol):
     """One specification built, on this rank."""
 
     @property
-    def recorder(self) -> Peak:
+    def recorder(self) -> MemoryRecorder:
         """The recorder that counts its memory."""
         ...
 
@@ -100,7 +100,7 @@ class Running(Protocol):
         ...
 
     @property
-    def routes(self) -> Counter | None:
+    def routes(self) -> TokenCounter | None:
         """Counter of tokens of experts; None without experts."""
         ...
 

@@ -31,7 +31,7 @@ _CALLERS: Final = re.compile(r"FSDP::|_c10d_functional::|c10d::(?!barrier)")
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class ProfiledInterval:
     """One thing that ran."""
 
     name: str
@@ -102,7 +102,7 @@ def kernels_table(
     found = list(_kernels(events, described) if on_device else _operators(events))
     rows = []
     for step, (start_ns, end_ns) in enumerate(spans_ns):
-        rows.append(_row(rank, step, Interval("step", -1, 0.0, 0.0), "", 0, end_ns - start_ns))
+        rows.append(_row(rank, step, ProfiledInterval("step", -1, 0.0, 0.0), "", 0, end_ns - start_ns))
         for each in found:
             first = max(base_ns + round(each.start_us * 1e3), start_ns)
             last = min(base_ns + round(each.end_us * 1e3), end_ns)
@@ -113,7 +113,7 @@ def kernels_table(
     return pa.Table.from_pylist(rows, schema=KERNELS)
 
 
-def _row(rank: int, step: int, interval: Interval, fabric: str, start_ns: int, end_ns: int) -> dict[str, Any]:
+def _row(rank: int, step: int, interval: ProfiledInterval, fabric: str, start_ns: int, end_ns: int) -> dict[str, Any]:
     return {
         "rank": rank,
         "step": step,
@@ -136,14 +136,14 @@ def _fabric(ranks: str, devices_per_node: int) -> str:
     return "node" if len({number // devices_per_node for number in numbers}) == 1 else "network"
 
 
-def _kernels(events: Iterable[dict[str, Any]], described: dict[str, tuple[str, str]]) -> Iterator[Interval]:
+def _kernels(events: Iterable[dict[str, Any]], described: dict[str, tuple[str, str]]) -> Iterator[ProfiledInterval]:
     """Yields kernels of a GPU; those of NCCL and RCCL name their group, the trace has its description and ranks."""
     for event in events:
         if event.get("cat") not in _ON_DEVICE:
             continue
         arguments = event.get("args", {})
         group, ranks = described.get(str(arguments.get("Process Group Name", "")), ("", ""))
-        yield Interval(
+        yield ProfiledInterval(
             name=event["name"],
             stream=int(arguments.get("stream", -1)),
             start_us=event["ts"],
@@ -154,7 +154,7 @@ def _kernels(events: Iterable[dict[str, Any]], described: dict[str, tuple[str, s
         )
 
 
-def _operators(events: Sequence[dict[str, Any]]) -> Iterator[Interval]:
+def _operators(events: Sequence[dict[str, Any]]) -> Iterator[ProfiledInterval]:
     """Yields the innermost operator of every moment of a processor's thread, and gloo's collectives."""
     gloo = [event for event in events if event["name"].startswith("gloo:")]
     # gloo copies on threads of its own; sends and receives end on the thread that computes.
@@ -170,7 +170,7 @@ def _operators(events: Sequence[dict[str, Any]]) -> Iterator[Interval]:
     ]
     for event in gloo:
         index = bisect.bisect_right(begun, (event["ts"], "\x7f")) - 1
-        yield Interval(
+        yield ProfiledInterval(
             name=event["name"],
             stream=int(event["tid"]),
             start_us=event["ts"],
@@ -186,18 +186,18 @@ def _operators(events: Sequence[dict[str, Any]]) -> Iterator[Interval]:
         yield from _innermost(int(thread), calls)
 
 
-def _innermost(thread: int, calls: list[dict[str, Any]]) -> Iterator[Interval]:
+def _innermost(thread: int, calls: list[dict[str, Any]]) -> Iterator[ProfiledInterval]:
     """Nested operators as intervals that follow each other, each of the operator that was innermost."""
     open_calls: list[tuple[str, float]] = []
     now = 0.0
 
-    def until(time_us: float) -> Iterator[Interval]:
+    def until(time_us: float) -> Iterator[ProfiledInterval]:
         nonlocal now
         while open_calls:
             name, end_us = open_calls[-1]
             stop_us = min(end_us, time_us)
             if stop_us > now and not _WAITS.match(name):
-                yield Interval(name, thread, now, stop_us)
+                yield ProfiledInterval(name, thread, now, stop_us)
             now = max(now, stop_us)
             if end_us > time_us:
                 return

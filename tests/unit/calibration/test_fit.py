@@ -18,7 +18,7 @@ from wattune.errors import TelemetryError
 from wattune.schema import SPANS, TELEMETRY
 from wattune.simulation.activity import DeviceActivity, Part
 from wattune.simulation.device_model import KINDS, device_model
-from wattune.simulation.sensors import Node, simulate_node
+from wattune.simulation.sensors import SimulatedNode, simulate_node
 
 NS = 1_000_000_000
 MONO_0_NS = 77_000 * NS
@@ -209,7 +209,7 @@ def test_simulated_sensors_are_found_as_they_are_made() -> None:
     )
     simulated, _ = simulate_node(
         device_model(device("h200_sxm")),
-        Node(name="n", wall_minus_mono_ns=WALL_AHEAD_NS, temp_slowdown_c=89.0, tensor_cores=True),
+        SimulatedNode(name="n", wall_minus_mono_ns=WALL_AHEAD_NS, temp_slowdown_c=89.0, tensor_cores=True),
         [DeviceActivity(device="gpu0", steps=None, phases=(part,))],
         first_ns=MONO_0_NS - 3 * NS,
         last_ns=MONO_0_NS + round((end_s[-1] + 3.0) * NS),

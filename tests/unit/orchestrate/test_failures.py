@@ -3,7 +3,7 @@
 import pytest
 
 from wattune.errors import EngineError, NodeError
-from wattune.orchestrate.failures import Cause, Failure, Row, failed_nodes, is_of_the_machine, likeness
+from wattune.orchestrate.failures import Cause, Failure, FailuresInARow, failed_nodes, is_of_the_machine, likeness
 from wattune.trial import TrialResult, TrialStatus
 
 
@@ -38,9 +38,9 @@ def test_what_differs_from_trial_to_trial_is_no_other_reason(one: str, other: st
 def test_findings_about_plans_are_in_no_row() -> None:
     findings = (TrialStatus.OUT_OF_MEMORY, TrialStatus.ABORTED, TrialStatus.REJECTED, TrialStatus.INTERRUPTED)
     assert [likeness(ended(status, "x")) for status in findings] == [None] * 4
-    row = Row().then(ended(TrialStatus.CRASHED, "x")).then(ended(TrialStatus.OUT_OF_MEMORY, "y"))
+    row = FailuresInARow().then(ended(TrialStatus.CRASHED, "x")).then(ended(TrialStatus.OUT_OF_MEMORY, "y"))
     assert row.then(ended(TrialStatus.CRASHED, "x")).count == 2
-    assert row.then(ended(TrialStatus.COMPLETED)) == Row()
+    assert row.then(ended(TrialStatus.COMPLETED)) == FailuresInARow()
 
 
 @pytest.mark.parametrize(

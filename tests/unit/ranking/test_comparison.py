@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wattune.analysis.metrics.waterfall import Breakdown, Part
+from wattune.analysis.metrics.waterfall import Breakdown, StepPart
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.plans.axes import Plan
@@ -26,7 +26,7 @@ SPEC = TrialSpec(
 
 def broken_down(**parts_s: float) -> Breakdown:
     """A step of these parts; every second takes 2,500 J."""
-    parts = tuple(Part(name=name, time_s=time_s, energy_j=2500 * time_s) for name, time_s in parts_s.items())
+    parts = tuple(StepPart(name=name, time_s=time_s, energy_j=2500 * time_s) for name, time_s in parts_s.items())
     step_s = sum(parts_s.values())
     return Breakdown(parts=parts, step_s=step_s, step_energy_j=2500 * step_s)
 
@@ -175,10 +175,10 @@ def test_a_recorded_command_that_failed_is_said_beside_a_trial_too():
 def test_communication_by_group_is_one_part_where_the_other_side_knows_no_groups():
     groups = Breakdown(
         parts=(
-            Part(name="compute", time_s=0.2, energy_j=500.0),
-            Part(name="exposed_comm:tp", time_s=0.02, energy_j=30.0),
-            Part(name="exposed_comm:dp", time_s=0.01, energy_j=20.0),
-            Part(name="other", time_s=0.0, energy_j=0.0),
+            StepPart(name="compute", time_s=0.2, energy_j=500.0),
+            StepPart(name="exposed_comm:tp", time_s=0.02, energy_j=30.0),
+            StepPart(name="exposed_comm:dp", time_s=0.01, energy_j=20.0),
+            StepPart(name="other", time_s=0.0, energy_j=0.0),
         ),
         step_s=0.23,
         step_energy_j=550.0,

@@ -11,14 +11,7 @@ from wattune.catalog.hardware import ClusterSpec, device
 from wattune.catalog.models import MODELS
 from wattune.cost.flops import forward_flop_per_token
 from wattune.plans.axes import Plan
-from wattune.simulation.activity import (
-    ROOFLINE,
-    DeviceActivity,
-    Part,
-    phase_shares,
-    planned_phases,
-    stage_work,
-)
+from wattune.simulation.activity import ROOFLINE, DeviceActivity, Part, phase_shares, planned_phases, stage_work
 from wattune.simulation.device_model import KINDS, device_model
 from wattune.trial import TrialSpec, Workload
 

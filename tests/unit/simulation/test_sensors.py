@@ -14,9 +14,7 @@ from wattune.catalog.models import MODELS
 from wattune.errors import TelemetryError
 from wattune.plans.axes import Plan
 from wattune.schema import SPANS, table_schema
-from wattune.simulation.activity import (
-    node_activities,
-)
+from wattune.simulation.activity import node_activities
 from wattune.simulation.device_model import KINDS, device_model, run
 from wattune.simulation.sensors import LEAD_S, TAIL_S, device_slots, simulate
 from wattune.trial import TrialSpec, Workload

@@ -7,8 +7,10 @@ from typing import Any, Final
 import numpy as np
 
 from wattune.analysis.signals.align import Aligned
-from wattune.analysis.signals.readings import Device, Readings
-from wattune.analysis.signals.series import Floats, Series
+from wattune.analysis.signals.readings import Readings
+from wattune.analysis.signals.series import Series
+from wattune.arrays import Floats
+from wattune.schema import DeviceKey
 
 COVERED_PERIODS: Final = 3.0
 """An interval between samples counts as covered up to this many of the series' usual intervals.
@@ -36,7 +38,7 @@ LEAST_COUNTER_SPAN_S: Final = 5.0
 class PowerTrace:
     """The power of one sensor over the window: of a device, or of a package several devices share."""
 
-    devices: tuple[Device, ...]
+    devices: tuple[DeviceKey, ...]
     """All devices behind the sensor, by the manifest; the first is the one whose readings these are."""
     load: Callable[[], Series] = field(repr=False, compare=False)
     """Reads the series. A trace does not hold it, so that a day of many devices needs the memory of one."""
@@ -125,7 +127,7 @@ def powers(aligned: Aligned, look: Callable[[PowerTrace, Series], None] | None =
         aligned: The trial or recording.
         look: Called with every trace and its series, in order of nodes, while the series is in memory anyway.
     """
-    domains: dict[tuple[str, str], list[Device]] = {}
+    domains: dict[tuple[str, str], list[DeviceKey]] = {}
     for device in sorted({*aligned.devices, *aligned.known}):
         domains.setdefault((device[0], _domain(aligned, device)), []).append(device)
     counted = set(aligned.devices)
@@ -137,12 +139,12 @@ def powers(aligned: Aligned, look: Callable[[PowerTrace, Series], None] | None =
     return Powers(traces=tuple(found), num_sensors=len(sensors), num_outside=outside)
 
 
-def _domain(aligned: Aligned, device: Device) -> str:
+def _domain(aligned: Aligned, device: DeviceKey) -> str:
     facts: dict[str, Any] = dict(aligned.known.get(device, {}))
     return str(facts.get("power_domain") or device[1])
 
 
-def _read_at_all(aligned: Aligned, devices: list[Device]) -> bool:
+def _read_at_all(aligned: Aligned, devices: list[DeviceKey]) -> bool:
     """Returns true if any power of a sensor was read, at any time."""
     return any(
         device in aligned.tiers.get(tier, {}) and aligned.tiers[tier][device].series(column) is not None
@@ -152,7 +154,7 @@ def _read_at_all(aligned: Aligned, devices: list[Device]) -> bool:
 
 
 def _best_trace(
-    aligned: Aligned, devices: list[Device], look: Callable[[PowerTrace, Series], None] | None
+    aligned: Aligned, devices: list[DeviceKey], look: Callable[[PowerTrace, Series], None] | None
 ) -> PowerTrace | None:
     # If the ring was lost for a while, or its last drain is missing, the readings of another tier still count.
     best: tuple[PowerTrace, Series] | None = None
@@ -171,7 +173,7 @@ def _best_trace(
     return best[0]
 
 
-def _traces(aligned: Aligned, devices: list[Device]) -> Iterator[tuple[PowerTrace, Series] | None]:
+def _traces(aligned: Aligned, devices: list[DeviceKey]) -> Iterator[tuple[PowerTrace, Series] | None]:
     """Yields every trace of a sensor's power with its series, the finest first; None for one outside the window."""
     for tier, column in _POWER:
         for device in devices:
@@ -185,7 +187,7 @@ def _traces(aligned: Aligned, devices: list[Device]) -> Iterator[tuple[PowerTrac
 
 
 def _trace(
-    aligned: Aligned, tier: str, column: str, device: Device, devices: list[Device], raw: Series, clipped: Series
+    aligned: Aligned, tier: str, column: str, device: DeviceKey, devices: list[DeviceKey], raw: Series, clipped: Series
 ) -> PowerTrace:
     # The median of some evenly chosen intervals of a long recording is that of all.
     every = max(len(raw.time_s) // MOST_INTERVALS, 1)
@@ -234,7 +236,7 @@ def _trace(
     )
 
 
-def _against_counter_j(aligned: Aligned, device: Device, power: Series) -> tuple[float, float] | None:
+def _against_counter_j(aligned: Aligned, device: DeviceKey, power: Series) -> tuple[float, float] | None:
     # A counter always agrees with power that was derived from it (AMD).
     if aligned.known.get(device, {}).get("power_from_energy_counter"):
         return None

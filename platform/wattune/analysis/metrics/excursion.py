@@ -7,7 +7,8 @@ from typing import Final
 import numpy as np
 
 from wattune.analysis.metrics.energy import Powers
-from wattune.analysis.signals.series import Floats, Ints, Series
+from wattune.analysis.signals.series import Series
+from wattune.arrays import Floats, Ints
 
 WINDOW_S: Final = 0.1
 """Length of the moving mean. PCI Express cards may draw 120 % for 100 ms: of the published pairs of level and duration

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from wattune.arrays import Floats
 from wattune.plans.axes import Plan
 from wattune.plans.parallel import pipeline_bubble_ratio
 from wattune.units import NS_PER_S
@@ -62,7 +63,6 @@ _ROLES: Final = (
 )
 _ROLE_PATTERNS: Final = tuple((role, re.compile(pattern)) for role, pattern in _ROLES)
 
-Floats = npt.NDArray[np.float64]
 
 Replayed = Mapping[int, tuple[float, float]]
 """From `wattune.analysis.metrics.step_breakdown.replayed_shares`."""

@@ -10,8 +10,8 @@ from wattune.analysis.metrics.energy import Powers
 from wattune.analysis.metrics.phases import traces_by_device
 from wattune.analysis.metrics.step_breakdown import Division
 from wattune.analysis.signals.align import Aligned
-from wattune.analysis.signals.readings import Device
 from wattune.plans.parallel import coordinates, expert_place
+from wattune.schema import DeviceKey
 from wattune.trial import TrialSpec
 
 VARIES_FRAC: Final = 0.22
@@ -93,7 +93,7 @@ def outliers(
     if not groups or aligned.steps is None:
         return ()
     devices = aligned.steps.device
-    measured: dict[str, Mapping[Device, float]] = {
+    measured: dict[str, Mapping[DeviceKey, float]] = {
         "sm_clock_mhz": _mean_clocks_mhz(aligned),
         "power_w": {
             device: trace.mean_w / trace.share for device, (trace, _) in traces_by_device(aligned, powers).items()
@@ -111,7 +111,7 @@ def outliers(
     return tuple(sorted(found, key=lambda one: -one.deviation_frac))
 
 
-def _compared(what: str, devices: Sequence[Device], values: Mapping[Device, float]) -> list[Outlier]:
+def _compared(what: str, devices: Sequence[DeviceKey], values: Mapping[DeviceKey, float]) -> list[Outlier]:
     if any(device not in values or values[device] <= 0 for device in devices):
         return []
     found = []
@@ -132,7 +132,7 @@ def _compared(what: str, devices: Sequence[Device], values: Mapping[Device, floa
     return found
 
 
-def _mean_clocks_mhz(aligned: Aligned) -> dict[Device, float]:
+def _mean_clocks_mhz(aligned: Aligned) -> dict[DeviceKey, float]:
     found = {}
     for where, readings in zip(aligned.devices, aligned.readings("fast") or (), strict=False):
         whole = readings.series("sm_clock_mhz")

@@ -11,8 +11,9 @@ import pyarrow as pa
 from wattune.analysis.metrics.energy import Powers, PowerTrace
 from wattune.analysis.metrics.speed import step_times_s
 from wattune.analysis.signals.align import Aligned
-from wattune.analysis.signals.readings import Device, codes, integers
-from wattune.analysis.signals.series import Floats, Ints
+from wattune.analysis.signals.readings import codes, integers
+from wattune.arrays import Floats, Ints
+from wattune.schema import DeviceKey
 from wattune.units import NS_PER_S
 
 BETWEEN: Final = "between"
@@ -62,7 +63,7 @@ class Segments:
         return result
 
 
-def segments(aligned: Aligned, spans: pa.Table) -> dict[Device, Segments]:
+def segments(aligned: Aligned, spans: pa.Table) -> dict[DeviceKey, Segments]:
     """Builds every rank's timeline, by the device it drives; empty without measured steps."""
     steps = aligned.steps
     if steps is None:
@@ -102,16 +103,16 @@ def _swept(rank: int, start_ns: Ints, end_ns: Ints, part: Ints, window_s: float)
     return Segments(rank=rank, edge_s=np.append(starts[new], window_s), part=label[new])
 
 
-def traces_by_device(aligned: Aligned, powers: Powers) -> dict[Device, tuple[PowerTrace, int]]:
+def traces_by_device(aligned: Aligned, powers: Powers) -> dict[DeviceKey, tuple[PowerTrace, int]]:
     """Returns each device's trace, and the number of the trial's devices that share it."""
-    found: dict[Device, tuple[PowerTrace, int]] = {}
+    found: dict[DeviceKey, tuple[PowerTrace, int]] = {}
     for trace in powers.traces if powers.usable else ():
         mine = [device for device in trace.devices if device in aligned.devices]
         found |= {device: (trace, len(mine)) for device in mine}
     return found
 
 
-def phase_table(aligned: Aligned, powers: Powers, ways: Mapping[Device, Segments]) -> pa.Table:
+def phase_table(aligned: Aligned, powers: Powers, ways: Mapping[DeviceKey, Segments]) -> pa.Table:
     """Computes time and energy of every rank in every part of the window.
 
     Energy is the integral of the device's power over the stretches. All parts of a rank add up to its energy over the

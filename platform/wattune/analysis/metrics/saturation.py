@@ -8,9 +8,10 @@ import numpy as np
 
 from wattune.analysis.metrics.phases import Segments
 from wattune.analysis.signals.align import Aligned
-from wattune.analysis.signals.readings import HOST, Device, Readings
-from wattune.analysis.signals.series import Floats
+from wattune.analysis.signals.readings import HOST, Readings
+from wattune.arrays import Floats
 from wattune.catalog.hardware import DeviceSpec
+from wattune.schema import DeviceKey
 
 ABOVE_FRAC: Final = 0.5
 """Share of the assessed time that must be above the threshold: most of it. Wattune's own choice."""
@@ -45,7 +46,7 @@ _PARTS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peak:
+class LinkPeak:
     """Peak rate of a link in one direction."""
 
     bytes_per_s: float
@@ -91,7 +92,7 @@ class Saturation:
         return asdict(self) | {"saturated": self.saturated}
 
 
-def link_peaks(aligned: Aligned, sensed: DeviceSpec | None) -> dict[str, Peak]:
+def link_peaks(aligned: Aligned, sensed: DeviceSpec | None) -> dict[str, LinkPeak]:
     """Finds the peak of every kind of link that has one: measured by every device's calibration, else rated.
 
     A manifest has the measured peaks of a calibration under `link_peaks` of each device, bytes a second in one
@@ -104,20 +105,20 @@ def link_peaks(aligned: Aligned, sensed: DeviceSpec | None) -> dict[str, Peak]:
     speeds = [float(speed) for speed in ports if speed]
     if speeds and len(speeds) == len(ports):
         source = "rated: what the links of the node's ports were agreed at"
-        peaks["nic"] = Peak(bytes_per_s=min(speeds), source=source, measured=False)
+        peaks["nic"] = LinkPeak(bytes_per_s=min(speeds), source=source, measured=False)
     if sensed is not None and sensed.link_bandwidth_bytes_per_s and not sensed.is_linked_by_pcie:
         source = f"rated: {sensed.source}"
-        peaks["nvlink"] = Peak(bytes_per_s=sensed.link_bandwidth_bytes_per_s, source=source, measured=False)
+        peaks["nvlink"] = LinkPeak(bytes_per_s=sensed.link_bandwidth_bytes_per_s, source=source, measured=False)
     for what in ("nvlink", "pcie", "nic"):
         found = [aligned.known.get(device, {}).get("link_peaks", {}).get(what) for device in aligned.devices]
         known = [float(one) for one in found if one]
         if known and len(known) == len(found):
-            peaks[what] = Peak(bytes_per_s=min(known), source="measured", measured=True)
+            peaks[what] = LinkPeak(bytes_per_s=min(known), source="measured", measured=True)
     return peaks
 
 
 def saturation(
-    aligned: Aligned, peaks: Mapping[str, Peak], ways: Mapping[Device, Segments], *, divided: bool
+    aligned: Aligned, peaks: Mapping[str, LinkPeak], ways: Mapping[DeviceKey, Segments], *, divided: bool
 ) -> tuple[Saturation, ...]:
     """Computes the load of every link and unit that was read and has a peak.
 
@@ -157,9 +158,9 @@ _Rates = tuple[Floats, Floats]
 
 def _of_link(
     what: str,
-    peak: Peak,
-    rates: Iterable[tuple[Device, _Rates | None]],
-    ways: Mapping[Device, Segments],
+    peak: LinkPeak,
+    rates: Iterable[tuple[DeviceKey, _Rates | None]],
+    ways: Mapping[DeviceKey, Segments],
     within: str,
 ) -> Saturation | None:
     threshold_frac = OF_MEASURED_FRAC if peak.measured else OF_RATED_FRAC
@@ -180,7 +181,7 @@ def _of_link(
 
 
 def _of_unit(
-    what: str, shares: Iterable[tuple[Device, _Rates | None]], ways: Mapping[Device, Segments], within: str
+    what: str, shares: Iterable[tuple[DeviceKey, _Rates | None]], ways: Mapping[DeviceKey, Segments], within: str
 ) -> Saturation | None:
     weighed = _weighed(shares, ways, within, COUNTER_FRAC)
     if weighed is None:
@@ -198,8 +199,8 @@ def _of_unit(
 
 
 def _weighed(
-    each: Iterable[tuple[Device, _Rates | None]],
-    ways: Mapping[Device, Segments],
+    each: Iterable[tuple[DeviceKey, _Rates | None]],
+    ways: Mapping[DeviceKey, Segments],
     within: str,
     threshold_frac: float,
 ) -> tuple[float, float] | None:
@@ -217,7 +218,7 @@ def _weighed(
     return (reached_s / weight_s, above_s / weight_s) if weight_s > 0 else None
 
 
-def _rates(aligned: Aligned, device: Device, tier: str, columns: tuple[str, ...]) -> _Rates | None:
+def _rates(aligned: Aligned, device: DeviceKey, tier: str, columns: tuple[str, ...]) -> _Rates | None:
     """Computes the busier direction's rate between neighbouring readings inside the window."""
     readings = aligned.tiers.get(tier, {}).get(device)
     if readings is None:
@@ -231,7 +232,7 @@ def _rates(aligned: Aligned, device: Device, tier: str, columns: tuple[str, ...]
     return time_s, np.maximum(rates.max(axis=0), 0.0)
 
 
-def _shares(aligned: Aligned, device: Device, column: str) -> _Rates | None:
+def _shares(aligned: Aligned, device: DeviceKey, column: str) -> _Rates | None:
     """Returns a unit's share between neighbouring readings: a reading is the mean since the one before."""
     readings: Readings | None = aligned.tiers.get("counter", {}).get(device)
     if readings is None:

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from wattune.analysis.signals.align import Aligned
-from wattune.analysis.signals.series import Floats
 from wattune.analysis.signals.steps import Steps
+from wattune.arrays import Floats
 from wattune.cost.flops import workload_flop_per_token
 from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from wattune.analysis.signals.readings import codes, integers
-from wattune.analysis.signals.series import Floats, Ints
 from wattune.analysis.signals.steps import Steps
+from wattune.arrays import Floats, Ints
 from wattune.errors import PlanError
 from wattune.plans.axes import Plan
 from wattune.plans.parallel import coordinates

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from wattune.analysis.signals.align import Aligned
-from wattune.analysis.signals.readings import Device, Readings
-from wattune.analysis.signals.series import Floats, Series
+from wattune.analysis.signals.readings import Readings
+from wattune.analysis.signals.series import Series
 from wattune.analysis.signals.steady_state import S_PER_MIN, settled_from_s
+from wattune.arrays import Floats
+from wattune.schema import DeviceKey
 from wattune.units import unit_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Temperature:
+class CoreTemperature:
     """One device's core temperature over the window."""
 
     mean_c: float
@@ -25,13 +27,13 @@ class Temperature:
     """Time from which it is settled, see `wattune.analysis.signals.steady_state.settled_from_s`."""
 
 
-def temperature(readings: Readings, window_s: float) -> Temperature | None:
+def temperature(readings: Readings, window_s: float) -> CoreTemperature | None:
     """Computes one device's core temperature, None if it was not read in the window."""
     whole = readings.series("gpu_temp_c")
     inside = whole.clip(0.0, window_s) if whole is not None else None
     if inside is None:
         return None
-    return Temperature(
+    return CoreTemperature(
         mean_c=inside.mean(),
         max_c=float(inside.value.max()),
         rise_c_per_min=_rise_c_per_min(inside.clip(window_s / 2, window_s)),
@@ -39,7 +41,7 @@ def temperature(readings: Readings, window_s: float) -> Temperature | None:
     )
 
 
-def thermal_metrics(aligned: Aligned, core: Mapping[Device, Temperature]) -> dict[str, float]:
+def thermal_metrics(aligned: Aligned, core: Mapping[DeviceKey, CoreTemperature]) -> dict[str, float]:
     """Computes temperatures of devices and memory; each metric only if every device has the reading.
 
     `device_temp_max_c`: the hottest reading of any device. `device_temp_mean_c`: mean over devices of their
@@ -65,7 +67,7 @@ def thermal_metrics(aligned: Aligned, core: Mapping[Device, Temperature]) -> dic
     return metrics
 
 
-def temperature_rise_c_per_min(core: Mapping[Device, Temperature]) -> float | None:
+def temperature_rise_c_per_min(core: Mapping[DeviceKey, CoreTemperature]) -> float | None:
     """Returns the temperature rise of the fastest warming device in the second half of the window.
 
     Returns:
@@ -74,7 +76,7 @@ def temperature_rise_c_per_min(core: Mapping[Device, Temperature]) -> float | No
     return max((one.rise_c_per_min for one in core.values() if one.rise_c_per_min is not None), default=None)
 
 
-def all_settled_from_s(core: Mapping[Device, Temperature]) -> float | None:
+def all_settled_from_s(core: Mapping[DeviceKey, CoreTemperature]) -> float | None:
     """Returns the time from which all devices are settled; None if one never is, or without temperatures."""
     settled = [one.settled_from_s for one in core.values()]
     known = [one for one in settled if one is not None]

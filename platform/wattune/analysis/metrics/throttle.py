@@ -9,9 +9,10 @@ import numpy as np
 from wattune.analysis.metrics.energy import counter_span
 from wattune.analysis.metrics.phases import COMPUTING, IN_STEPS, Segments
 from wattune.analysis.signals.align import Aligned
-from wattune.analysis.signals.readings import Device, Readings, cause_column
-from wattune.analysis.signals.series import Floats, Series, weights_s
-from wattune.schema import THROTTLE_REASON_BITS
+from wattune.analysis.signals.readings import Readings, cause_column
+from wattune.analysis.signals.series import Series, weights_s
+from wattune.arrays import Floats
+from wattune.schema import THROTTLE_REASON_BITS, DeviceKey
 from wattune.units import NS_PER_S
 
 LOST_BELOW_FRAC: Final = 0.98
@@ -215,13 +216,13 @@ def stretches(readings: Readings, clock_max_mhz: float, window_s: float) -> dict
     return found
 
 
-def clock_max_mhz(aligned: Aligned, device: Device, otherwise: float | None) -> float | None:
+def clock_max_mhz(aligned: Aligned, device: DeviceKey, otherwise: float | None) -> float | None:
     """Returns a device's maximum SM clock: from its manifest, else `otherwise`."""
     known = aligned.known.get(device, {}).get("sm_clock_max_mhz") or otherwise
     return None if known is None else float(known)
 
 
-def throttle_metrics(aligned: Aligned, throttles: Mapping[Device, Throttle]) -> dict[str, float]:
+def throttle_metrics(aligned: Aligned, throttles: Mapping[DeviceKey, Throttle]) -> dict[str, float]:
     """Computes time and clock lost, and shares by the raw counters; every figure is the mean over devices.
 
     `throttle_frac`: share of device-time in which a power, thermal or hardware cause is active *and* the SM clock is
@@ -273,7 +274,7 @@ def _counter_metrics(aligned: Aligned) -> dict[str, float]:
 
 
 def _active_frac(
-    slow: Mapping[Device, Readings], device: Device, column: str, num_causes: int, window_s: float
+    slow: Mapping[DeviceKey, Readings], device: DeviceKey, column: str, num_causes: int, window_s: float
 ) -> float | None:
     span = counter_span(slow[device], column, 0.0, window_s) if device in slow else None
     if span is None:

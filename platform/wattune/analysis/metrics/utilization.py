@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from wattune.analysis.metrics.energy import counter_span
-from wattune.analysis.metrics.saturation import Peak
+from wattune.analysis.metrics.saturation import LinkPeak
 from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.readings import HOST, Readings
 from wattune.catalog.hardware import DeviceSpec
@@ -18,7 +18,7 @@ _LINKS = {
 _NIC = ("nic_tx_bytes", "nic_rx_bytes")
 
 
-def use_metrics(aligned: Aligned, peaks: Mapping[str, Peak]) -> dict[str, float]:
+def use_metrics(aligned: Aligned, peaks: Mapping[str, LinkPeak]) -> dict[str, float]:
     """Computes utilization of units and links.
 
     `tensor_active_frac`, `dram_active_frac`: mean over devices of their time-weighted means; a reading is the mean

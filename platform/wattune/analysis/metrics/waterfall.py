@@ -12,8 +12,8 @@ from wattune.analysis.metrics.phases import BETWEEN, COMPUTING
 from wattune.analysis.metrics.step_breakdown import UNDIVIDED_WAIT, Division
 from wattune.analysis.metrics.throttle import Throttle
 from wattune.analysis.signals.align import Aligned
-from wattune.analysis.signals.readings import Device
-from wattune.analysis.signals.series import Floats, Ints
+from wattune.arrays import Floats, Ints
+from wattune.schema import DeviceKey
 
 COMPUTE: Final = "compute"
 THROTTLE: Final = "throttle"
@@ -25,7 +25,7 @@ UNEXPLAINED_FRAC: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class StepPart:
     """One part of a mean step."""
 
     name: str
@@ -39,7 +39,7 @@ class Part:
 class Breakdown:
     """A mean step in parts."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[StepPart, ...]
     step_s: float
     """The window over the number of steps, that is tokens of a step over `tokens_per_s`; the parts add up to it."""
     step_energy_j: float | None
@@ -60,7 +60,7 @@ def breakdown(
     aligned: Aligned,
     division: Division | None,
     phases: pa.Table,
-    throttles: Mapping[Device, Throttle],
+    throttles: Mapping[DeviceKey, Throttle],
     *,
     profiled: Mapping[str, float] | None = None,
 ) -> Breakdown | None:
@@ -106,11 +106,11 @@ def breakdown(
     rest_s = step_s - sum(part.time_s for part in parts)
     rest_j = None if step_j is None else step_j - sum(part.energy_j or 0.0 for part in parts)
     return Breakdown(
-        parts=(*parts, Part(name=OTHER, time_s=rest_s, energy_j=rest_j)), step_s=step_s, step_energy_j=step_j
+        parts=(*parts, StepPart(name=OTHER, time_s=rest_s, energy_j=rest_j)), step_s=step_s, step_energy_j=step_j
     )
 
 
-def _by_spans(aligned: Aligned, division: Division, phases: pa.Table, losses: Floats) -> list[Part]:
+def _by_spans(aligned: Aligned, division: Division, phases: pa.Table, losses: Floats) -> list[StepPart]:
     """Returns all parts except `other`, from spans."""
     assert aligned.steps is not None
     ranks, count = aligned.steps.rank, len(aligned.steps.number)
@@ -121,10 +121,10 @@ def _by_spans(aligned: Aligned, division: Division, phases: pa.Table, losses: Fl
     busy_j = _energy_by_rank_j(phases, ranks, COMPUTING)
     wait_j = _energy_by_rank_j(phases, ranks, ("wait",))
 
-    def part(name: str, time_s: Floats, of_s: Floats, of_j: Floats | None) -> Part:
+    def part(name: str, time_s: Floats, of_s: Floats, of_j: Floats | None) -> StepPart:
         share = np.divide(time_s, of_s, out=np.zeros_like(time_s), where=of_s > 0)
         energy_j = None if of_j is None else float((share * of_j).sum()) / count
-        return Part(name=name, time_s=float(time_s.mean()) / count, energy_j=energy_j)
+        return StepPart(name=name, time_s=float(time_s.mean()) / count, energy_j=energy_j)
 
     found = [part(COMPUTE, compute_s - lost_s, compute_s, busy_j)]
     if np.any(losses > 0):
@@ -132,7 +132,7 @@ def _by_spans(aligned: Aligned, division: Division, phases: pa.Table, losses: Fl
     return found + [part(name, waits_s[name], all_waits_s, wait_j) for name in waits_s]
 
 
-def _by_share(aligned: Aligned, phases: pa.Table, shares: Mapping[str, float], loss_frac: float) -> list[Part]:
+def _by_share(aligned: Aligned, phases: pa.Table, shares: Mapping[str, float], loss_frac: float) -> list[StepPart]:
     """Returns all parts except `other`, from shares of the time in steps."""
     assert aligned.steps is not None
     if COMPUTE in shares and loss_frac > 0:
@@ -143,7 +143,7 @@ def _by_share(aligned: Aligned, phases: pa.Table, shares: Mapping[str, float], l
     energy_j = _energy_j(in_steps)
     step_j = None if energy_j is None else energy_j / len(aligned.steps.number)
     return [
-        Part(name=name, time_s=share * in_steps_s, energy_j=None if step_j is None else share * step_j)
+        StepPart(name=name, time_s=share * in_steps_s, energy_j=None if step_j is None else share * step_j)
         for name, share in shares.items()
         if name != OTHER
     ]

@@ -16,7 +16,6 @@ import pyarrow as pa
 from wattune.analysis.signals.readings import (
     DEVICE_TIERS,
     HOST,
-    Device,
     Readings,
     ReadingsCache,
     Tables,
@@ -26,8 +25,9 @@ from wattune.analysis.signals.readings import (
     integers,
     with_values,
 )
-from wattune.analysis.signals.series import Ints
 from wattune.analysis.signals.steps import Steps, find_steps
+from wattune.arrays import Ints
+from wattune.schema import DeviceKey
 from wattune.units import NS_PER_S
 
 _SPAN_KEYS: Final = ("node", "device", "rank", "step", "phase", "start_mono_ns", "end_mono_ns", "start_wall_ns")
@@ -39,8 +39,8 @@ _ANCHOR_TIERS: Final = ("slow", HOST, "counter", "fast", "ring")
 class Each(Iterable[Readings]):
     """One tier's readings of some devices, one device in memory at a time."""
 
-    tier: Mapping[Device, Readings]
-    devices: Sequence[Device]
+    tier: Mapping[DeviceKey, Readings]
+    devices: Sequence[DeviceKey]
 
     def __iter__(self) -> Iterator[Readings]:
         return (self.tier[device] for device in self.devices)
@@ -59,12 +59,12 @@ class Aligned:
     """The window's length."""
     steps: Steps | None
     """None for a recording without spans."""
-    devices: tuple[Device, ...]
+    devices: tuple[DeviceKey, ...]
     """Devices whose readings count: those the spans name, else all that were recorded or are in a manifest."""
-    tiers: Mapping[str, Mapping[Device, Readings]]
+    tiers: Mapping[str, Mapping[DeviceKey, Readings]]
     cache: ReadingsCache = field(repr=False, compare=False)
     """Holds recent readings, and series made from them."""
-    known: Mapping[Device, Mapping[str, Any]]
+    known: Mapping[DeviceKey, Mapping[str, Any]]
     """The manifests' facts of each device; empty without manifests."""
     hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The manifests' facts of each node's host, by node."""
@@ -79,7 +79,7 @@ class Aligned:
             return None
         return Each(found, self.devices)
 
-    def only(self, device: Device) -> "Aligned":
+    def only(self, device: DeviceKey) -> "Aligned":
         """Returns the same of one device, as if it had been sampled alone in the same window."""
         return replace(
             self,
@@ -91,7 +91,7 @@ class Aligned:
         )
 
     @property
-    def missing(self) -> list[Device]:
+    def missing(self) -> list[DeviceKey]:
         """Devices that should have telemetry and have none in any tier."""
         return [device for device in self.devices if not any(device in self.tiers.get(t, {}) for t in DEVICE_TIERS)]
 

@@ -11,7 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from wattune.analysis.signals.series import Floats, Series
+from wattune.analysis.signals.series import Series
+from wattune.arrays import Floats
 
 GRID_S: Final = 0.005
 """Step by which windows of sums, and windows of 1 s, slide.

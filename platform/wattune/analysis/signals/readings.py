@@ -13,12 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wattune.analysis.signals.series import Floats, Ints, Series, series
-from wattune.schema import THROTTLE_REASON_BITS
+from wattune.analysis.signals.series import Series, series
+from wattune.arrays import Floats, Ints
+from wattune.schema import THROTTLE_REASON_BITS, DeviceKey
 from wattune.units import NS_PER_S, s_to_ns
-
-Device: TypeAlias = tuple[str, str]
-"""Node and device, by the names tables use."""
 
 HOST: Final = "host"
 """Name of the device in host tables; it is not a device of a trial."""
@@ -47,10 +45,10 @@ class TierSource(Protocol):
         """Schema of every table it reads, with the table's metadata."""
 
     @property
-    def devices(self) -> Sequence[Device]:
+    def devices(self) -> Sequence[DeviceKey]:
         """Every device that has rows."""
 
-    def parts(self, device: Device, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def parts(self, device: DeviceKey, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Yields some columns of a device's rows, in the order they were written, some rows at a time."""
 
 
@@ -71,7 +69,7 @@ class TableSource:
         bounds = np.searchsorted(key[order], np.arange(len(nodes) * len(names) + 1))
         self.schema = table.schema
         self._table = table
-        self._rows: dict[Device, Ints | slice] = {}
+        self._rows: dict[DeviceKey, Ints | slice] = {}
         for index, (start, end) in enumerate(pairwise(bounds)):
             if end > start:
                 rows = order[start:end]
@@ -80,11 +78,11 @@ class TableSource:
                 self._rows[where] = slice(int(rows[0]), int(rows[-1]) + 1) if together else rows
 
     @property
-    def devices(self) -> Sequence[Device]:
+    def devices(self) -> Sequence[DeviceKey]:
         """Every device that has rows."""
         return list(self._rows)
 
-    def parts(self, device: Device, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def parts(self, device: DeviceKey, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Yields some columns of a device's rows, all at once."""
         rows, chosen = self._rows[device], self._table.select(list(columns))
         if isinstance(rows, slice):
@@ -181,7 +179,7 @@ class ReadingsCache:
         return made
 
 
-class Tier(Mapping[Device, Readings]):
+class Tier(Mapping[DeviceKey, Readings]):
     """One tier on the common axis: a device's readings are read at their lookup."""
 
     def __init__(
@@ -201,7 +199,7 @@ class Tier(Mapping[Device, Readings]):
         self._devices = dict.fromkeys(source.devices)
         self._columns = [field.name for field in source.schema if not field.name.endswith("_error")]
 
-    def __getitem__(self, device: Device) -> Readings:
+    def __getitem__(self, device: DeviceKey) -> Readings:
         if device not in self._devices:
             raise KeyError(device)
         if self._name == "ring":
@@ -211,13 +209,13 @@ class Tier(Mapping[Device, Readings]):
     def __contains__(self, device: object) -> bool:
         return device in self._devices
 
-    def __iter__(self) -> Iterator[Device]:
+    def __iter__(self) -> Iterator[DeviceKey]:
         return iter(self._devices)
 
     def __len__(self) -> int:
         return len(self._devices)
 
-    def _read(self, device: Device) -> Readings:
+    def _read(self, device: DeviceKey) -> Readings:
         shift_ns = self._anchors_ns.get(device[0], 0) - self._origin_ns
         wanted = [name for name in self._columns if name not in ("node", "device")]
         # Only a part's float columns are held: its table is released before the next one is read.

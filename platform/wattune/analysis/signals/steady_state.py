@@ -6,7 +6,8 @@ from typing import Final
 
 import numpy as np
 
-from wattune.analysis.signals.series import Floats, Series
+from wattune.analysis.signals.series import Series
+from wattune.arrays import Floats
 
 LEAST_STEPS: Final = 8
 """Fewest steps in which a transient can be separated from scatter."""

@@ -7,8 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from wattune.analysis.signals.readings import Device, codes, integers
-from wattune.analysis.signals.series import Floats, Ints
+from wattune.analysis.signals.readings import codes, integers
+from wattune.arrays import Floats, Ints
+from wattune.schema import DeviceKey
 from wattune.units import NS_PER_S
 
 
@@ -20,7 +21,7 @@ class Steps:
     """Step numbers, shape (steps,)."""
     rank: Ints
     """Global ranks, shape (ranks,)."""
-    device: tuple[Device, ...]
+    device: tuple[DeviceKey, ...]
     """The device of each rank, in the order of `rank`."""
     start_ns: Ints
     """Shape (steps, ranks)."""
@@ -29,7 +30,7 @@ class Steps:
     anchor_ns: Ints
     """Shift from each rank's monotonic times to common time, shape (ranks,)."""
 
-    def only(self, device: Device) -> "Steps | None":
+    def only(self, device: DeviceKey) -> "Steps | None":
         """Returns those of the ranks on one device; None where there are none."""
         own = [index for index, each in enumerate(self.device) if each == device]
         if not own:

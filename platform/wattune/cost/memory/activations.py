@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from wattune.cost.batch import Bools, Floats
+from wattune.arrays import Bools, Floats
 from wattune.cost.memory.shapes import Shapes
 
 EAGER_LOGIT_BYTES: Final = 12

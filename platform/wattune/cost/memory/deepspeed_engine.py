@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from wattune.cost.memory.activations import EAGER_LOGIT_BYTES, compiled_layer, eager_layer, mixture_layer
-from wattune.cost.memory.moments import Moment, moment
+from wattune.cost.memory.moments import PartSizes, moment
 from wattune.cost.memory.shapes import ADAM_BYTES, MASTER_BYTES, Shapes
 
 BUCKET_NUMBERS: Final = 500_000_000
@@ -25,7 +25,7 @@ LIVE_NUMBERS: Final = 1_000_000_000
 """Weights that ZeRO-3 keeps gathered: `stage3_max_live_parameters`, DeepSpeed's default."""
 
 
-def moments(shapes: Shapes) -> list[Moment]:
+def moments(shapes: Shapes) -> list[PartSizes]:
     """Lists bytes by part at each moment, [candidates, stages]."""
     s, item = shapes, shapes.item_bytes
     eager = (s.tp > 1) | (not s.is_compiled) | ((s.sharding == 3) & s.model.is_moe)
@@ -73,7 +73,7 @@ def moments(shapes: Shapes) -> list[Moment]:
     return [head, backward, update, reduction]
 
 
-def _constant(s: Shapes) -> Moment:
+def _constant(s: Shapes) -> PartSizes:
     """Returns what is there throughout a step."""
     item = s.item_bytes
     dense, experts = s.total

@@ -13,7 +13,7 @@ each weight of a layer is there in FP8 too, as it is and transposed. Both as pea
 import numpy as np
 
 from wattune.cost.memory.activations import megatron_layer
-from wattune.cost.memory.moments import Moment, moment
+from wattune.cost.memory.moments import PartSizes, moment
 from wattune.cost.memory.shapes import ADAM_BYTES, MASTER_BYTES, Shapes
 
 LOGIT_BYTES = 8
@@ -26,7 +26,7 @@ CAST_WEIGHT_BYTES = 2
 """Bytes of a weight in FP8, and of its transpose."""
 
 
-def moments(shapes: Shapes) -> list[Moment]:
+def moments(shapes: Shapes) -> list[PartSizes]:
     """Lists bytes by part at each moment, [candidates, stages]."""
     s, item = shapes, shapes.item_bytes
     layer = megatron_layer(s)

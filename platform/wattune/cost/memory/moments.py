@@ -4,15 +4,15 @@ from typing import Final
 
 import numpy as np
 
-from wattune.cost.batch import Floats
+from wattune.arrays import Floats
 
-Moment = dict[str, Floats]
+PartSizes = dict[str, Floats]
 
 PARTS: Final = ("weights", "gradients", "optimizer", "activations", "logits", "gathered", "buffers", "allocator")
 """Parts of a peak, in the order they are shown."""
 
 
-def moment(constant: Moment, **parts: Floats) -> Moment:
+def moment(constant: PartSizes, **parts: Floats) -> PartSizes:
     """Adds bytes of a moment to those that are there throughout a step."""
     nothing = np.zeros(())
     return {name: constant.get(name, nothing) + parts.get(name, nothing) for name in constant.keys() | parts.keys()}

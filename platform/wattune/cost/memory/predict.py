@@ -7,15 +7,16 @@ from typing import Final
 
 import numpy as np
 
-from wattune.cost.batch import Batch, Floats, Ints
+from wattune.arrays import Floats, Ints
+from wattune.cost.batch import Batch
 from wattune.cost.coefficients import MemoryCoefficients
 from wattune.cost.memory import deepspeed_engine, megatron_engine, torch_engine
-from wattune.cost.memory.moments import PARTS, Moment
+from wattune.cost.memory.moments import PARTS, PartSizes
 from wattune.cost.memory.shapes import Shapes, shapes
 from wattune.cost.tables import Memory
 from wattune.plans.engines import capabilities
 
-_MOMENTS: Final[Mapping[str, Callable[[Shapes], list[Moment]]]] = MappingProxyType(
+_MOMENTS: Final[Mapping[str, Callable[[Shapes], list[PartSizes]]]] = MappingProxyType(
     {
         "torch": torch_engine.moments,
         "megatron": megatron_engine.moments,

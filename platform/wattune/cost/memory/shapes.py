@@ -5,8 +5,9 @@ from typing import Final
 
 import numpy as np
 
+from wattune.arrays import Floats, Ints
 from wattune.catalog.models import ModelSpec
-from wattune.cost.batch import Batch, Floats, Ints
+from wattune.cost.batch import Batch
 from wattune.plans.axes import AXES, ITEM_BYTES
 
 MASTER_BYTES: Final = 4

@@ -10,9 +10,10 @@ from typing import Final
 
 import numpy as np
 
-from wattune.cost.batch import Batch, Bools, Floats, Ints
+from wattune.arrays import Bools, Floats, Ints
+from wattune.cost.batch import Batch
 from wattune.cost.memory.activations import EAGER_LOGIT_BYTES, LayerBytes, compiled_layer, eager_layer, mixture_layer
-from wattune.cost.memory.moments import Moment, moment
+from wattune.cost.memory.moments import PartSizes, moment
 from wattune.cost.memory.shapes import ADAM_BYTES, MASTER_BYTES, Shapes
 from wattune.cost.memory.shapes import shapes as shapes_of
 
@@ -22,7 +23,7 @@ targets in fp32. Collectives inside the graph keep the compiler from joining the
 within 0.1 % (`benchmarks/data/dense_llama_h200x2.parquet`, `moe_ep_h200x2.parquet`)."""
 
 
-def moments(shapes: Shapes) -> list[Moment]:
+def moments(shapes: Shapes) -> list[PartSizes]:
     """Lists bytes by part at each moment, [candidates, stages]."""
     layer = _layer(shapes)
     rank = _Rank(shapes, layer)
@@ -114,7 +115,7 @@ class _Rank:
         replicated: Floats = np.maximum(1, (1 + ((self.shapes.sharding == 0) & (replicas > 1))) / shards)
         return replicated
 
-    def head(self) -> list[Moment]:
+    def head(self) -> list[PartSizes]:
         """Returns the head's backward pass, and the reduction of its gradient."""
         s, item, row = self.shapes, self.shapes.item_bytes, self.layer.input
         head, split = s.trained.head * s.last, s.tp > 1
@@ -143,7 +144,7 @@ class _Rank:
             ),
         ]
 
-    def layers(self) -> list[Moment]:
+    def layers(self) -> list[PartSizes]:
         """Returns the last layer's backward pass early and late, and the reductions of its units."""
         s, layer, item, row = self.shapes, self.layer, self.shapes.item_bytes, self.layer.input
         dense, experts = item * s.held.layer, item * s.held.experts
@@ -190,7 +191,7 @@ class _Rank:
         )
         return [early, late, rest, of_experts]
 
-    def first_layer(self) -> list[Moment]:
+    def first_layer(self) -> list[PartSizes]:
         """Returns the first layer's backward pass where one micro-batch is all: gradients of the others are there.
 
         It is the peak where activations are recomputed, so that later layers keep little. With several micro-batches
@@ -215,7 +216,7 @@ class _Rank:
             for more, share in ((layer.working, 1 / 3), (layer.late, 1.0))
         ]
 
-    def embedding(self) -> Moment:
+    def embedding(self) -> PartSizes:
         """Returns the embedding's backward pass with its reduction, after every layer."""
         s = self.shapes
         embedding = s.trained.embedding * s.first
@@ -230,7 +231,7 @@ class _Rank:
             * self.on_the_way,
         )
 
-    def after_all(self) -> list[Moment]:
+    def after_all(self) -> list[PartSizes]:
         """Returns the reductions of gradients that were kept whole, unit by unit: the weights are freed before each."""
         s = self.shapes
         units = (
@@ -249,6 +250,6 @@ class _Rank:
             for numbers, shards, replicas in (units if s.model.is_moe else units[:2] + units[3:])
         ]
 
-    def update(self) -> Moment:
+    def update(self) -> PartSizes:
         """Returns the optimizer's update, when nothing is gathered."""
         return moment(self.constant, gradients=self.shards)

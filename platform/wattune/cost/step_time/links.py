@@ -5,8 +5,8 @@ from typing import Final
 
 import numpy as np
 
+from wattune.arrays import Floats
 from wattune.catalog.hardware import ClusterSpec
-from wattune.cost.batch import Floats
 from wattune.cost.coefficients import LinkCoefficients
 
 _SIZES: Final = np.array([1.0, 2.0, 3.0])
@@ -50,7 +50,7 @@ _RAMP_BYTES: Final = 16e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class RankGroups:
     """Groups of ranks that communicate, as columns."""
 
     size: Floats
@@ -84,18 +84,18 @@ class Links:
             domain=cluster.nvlink_domain_size or cluster.devices_per_node,
         )
 
-    def group(self, size: Floats, stride: Floats) -> Group:
+    def group(self, size: Floats, stride: Floats) -> RankGroups:
         """Places groups of `size` ranks that are `stride` ranks apart."""
         local = np.clip(np.floor(self.domain / stride), 1, size)
-        return Group(size=size, local=local)
+        return RankGroups(size=size, local=local)
 
-    def latency_s(self, group: Group) -> Floats:
+    def latency_s(self, group: RankGroups) -> Floats:
         """Computes the time of an empty message. It grows with each doubling in a node, and each node of the ring."""
         c = self.coefficients
         inside = c.latency_s * (0.5 + 0.5 * np.log2(np.maximum(group.local, 2)))
         return np.where(group.size > 1, inside + c.network_latency_s * (group.nodes - 1), 0.0)
 
-    def collective_s(self, kind: str, group: Group, size_bytes: Floats) -> Floats:
+    def collective_s(self, kind: str, group: RankGroups, size_bytes: Floats) -> Floats:
         """Predicts a collective.
 
         Args:

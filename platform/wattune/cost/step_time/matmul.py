@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from wattune.cost.batch import Floats
+from wattune.arrays import Floats
 
 REFERENCE_FLOP_PER_S: Final = 989.4e12
 """Peak of the device whose products were measured (H100 SXM, NVIDIA's datasheet, dense)."""

@@ -4,7 +4,7 @@ from typing import Final
 
 import numpy as np
 
-from wattune.cost.batch import Floats, Ints
+from wattune.arrays import Floats, Ints
 from wattune.plans.schedule import passes, replay
 
 STEADY_ROUNDS: Final = 4

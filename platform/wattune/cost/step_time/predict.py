@@ -5,7 +5,8 @@ from typing import Final
 
 import numpy as np
 
-from wattune.cost.batch import Batch, Floats, Ints
+from wattune.arrays import Floats, Ints
+from wattune.cost.batch import Batch
 from wattune.cost.clock import clock_frac, dynamic_w
 from wattune.cost.coefficients import PowerCoefficients, StepTimeCoefficients
 from wattune.cost.memory.torch_engine import offloaded_bytes
@@ -14,7 +15,7 @@ from wattune.cost.step_time.links import Links, host_bytes_per_s
 from wattune.cost.step_time.pipeline import bubble_ratio, pipeline_s
 from wattune.cost.step_time.replica import Weights, hidden
 from wattune.cost.step_time.traffic import LayerTraffic, expert_imbalance, layer_traffic
-from wattune.cost.step_time.work import Machine, Part, Shapes, Work, ends_work, layer_work
+from wattune.cost.step_time.work import KernelShapes, Machine, ModelPart, PassTimes, ends_work, layer_work
 from wattune.cost.tables import Activity, StepTime
 
 ROWS: Final = 8192
@@ -99,9 +100,9 @@ class _Unique:
     """Work and traffic of distinct shapes, and the shape of every candidate."""
 
     of: Ints
-    layer: Part
-    first: Part
-    last: Part
+    layer: ModelPart
+    first: ModelPart
+    last: ModelPart
     traffic: LayerTraffic
     imbalance: Floats
 
@@ -144,7 +145,7 @@ class _Model:
             np.asarray(column[first], float) for column in columns
         )
         tokens = batch.local_tokens[first].astype(float)
-        shapes = Shapes(tp=tp, cp=cp, ep=ep, etp=etp, tokens=tokens, recompute=recompute, gathers=gathers)
+        shapes = KernelShapes(tp=tp, cp=cp, ep=ep, etp=etp, tokens=tokens, recompute=recompute, gathers=gathers)
         layer = layer_work(self.machine, batch.model, batch.workload, shapes, self.facts)
         ends = ends_work(self.machine, vocabulary, batch.model.hidden_size, batch.workload, shapes, self.facts)
         traffic = layer_traffic(
@@ -210,12 +211,12 @@ class _Pipeline:
         spread: Floats = values[self.model.unique.of[self.rows]][:, None, None]
         return spread
 
-    def _work(self, direction: str) -> Work:
+    def _work(self, direction: str) -> PassTimes:
         """Adds the work of a chunk's layers and ends in one direction, with the passes over its gradients."""
         unique = self.model.unique
         if direction == "backward" and not self.model.trains:
             nothing = np.zeros_like(self.layers)
-            return Work(nothing, nothing, nothing, nothing, nothing)
+            return PassTimes(nothing, nothing, nothing, nothing, nothing)
         kinds = []
         for name in ("matrix_s", "memory_s", "host_s", "stall_s", "flop"):
             layer, first, last = (
@@ -224,7 +225,7 @@ class _Pipeline:
             )
             kinds.append(layer * self.layers + first * self.is_first + last * self.is_last)
         matrix_s, memory_s, host_s, stall_s, flop = kinds
-        return Work(matrix_s, memory_s + self._state_s(direction), host_s, stall_s, flop)
+        return PassTimes(matrix_s, memory_s + self._state_s(direction), host_s, stall_s, flop)
 
     def _state_s(self, direction: str) -> Floats:
         """Predicts copies of gathered weights and the accumulation of gradients, of one pass."""

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from wattune.cost.batch import Floats
-from wattune.cost.step_time.links import Group, Links
+from wattune.arrays import Floats
+from wattune.cost.step_time.links import Links, RankGroups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +31,11 @@ class Weights:
     experts: Floats
     units: Floats
     """Parts that are gathered and reduced together: layers, and both ends."""
-    dense_group: Group
-    expert_group: Group
-    dense_copies: Group
+    dense_group: RankGroups
+    expert_group: RankGroups
+    dense_copies: RankGroups
     """Ranks that hold the same shard; one where no shard has a copy."""
-    expert_copies: Group
+    expert_copies: RankGroups
 
     def gather_s(self, links: Links, item_bytes: int) -> Floats:
         """Predicts gathering all of them once."""

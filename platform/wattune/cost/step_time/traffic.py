@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wattune.arrays import Floats
 from wattune.catalog.models import ModelSpec
-from wattune.cost.batch import Floats
 from wattune.cost.step_time.facts import EngineFacts
 from wattune.cost.step_time.links import Links
-from wattune.cost.step_time.work import Machine, Shapes
+from wattune.cost.step_time.work import KernelShapes, Machine
 from wattune.trial import Workload
 
 
@@ -53,7 +53,7 @@ def layer_traffic(
     machine: Machine,
     links: Links,
     model: ModelSpec,
-    shapes: Shapes,
+    shapes: KernelShapes,
     facts: EngineFacts,
     attention_s: Floats,
     overlaps_tp: Floats,

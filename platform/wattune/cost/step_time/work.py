@@ -10,9 +10,9 @@ from typing import Final
 
 import numpy as np
 
+from wattune.arrays import Floats
 from wattune.catalog.hardware import DeviceSpec
 from wattune.catalog.models import ModelSpec
-from wattune.cost.batch import Floats
 from wattune.cost.coefficients import StepTimeCoefficients
 from wattune.cost.step_time.facts import EngineFacts
 from wattune.cost.step_time.matmul import matmul_s
@@ -36,7 +36,7 @@ the backward pass (`float8_linear.py`, dynamic scaling)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PassTimes:
     """Seconds of one pass at the highest clock, each an array of one shape."""
 
     matrix_s: Floats
@@ -50,31 +50,31 @@ class Work:
     flop: Floats
     """Floating-point operations of the products, those of a narrower type counted by their energy."""
 
-    def __add__(self, other: "Work") -> "Work":
-        return Work(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
+    def __add__(self, other: "PassTimes") -> "PassTimes":
+        return PassTimes(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
 
-    def __mul__(self, factor: Floats) -> "Work":
-        return Work(*(getattr(self, one.name) * factor for one in fields(self)))
+    def __mul__(self, factor: Floats) -> "PassTimes":
+        return PassTimes(*(getattr(self, one.name) * factor for one in fields(self)))
 
-    def at(self, rows: np.ndarray) -> "Work":
+    def at(self, rows: np.ndarray) -> "PassTimes":
         """Takes rows."""
-        return Work(*(getattr(self, one.name)[rows] for one in fields(self)))
+        return PassTimes(*(getattr(self, one.name)[rows] for one in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ModelPart:
     """A part of the model in both directions."""
 
-    forward: Work
-    backward: Work
+    forward: PassTimes
+    backward: PassTimes
 
-    def at(self, rows: np.ndarray) -> "Part":
+    def at(self, rows: np.ndarray) -> "ModelPart":
         """Takes rows."""
-        return Part(self.forward.at(rows), self.backward.at(rows))
+        return ModelPart(self.forward.at(rows), self.backward.at(rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shapes:
+class KernelShapes:
     """Degrees that decide shapes, one row for each distinct combination."""
 
     tp: Floats
@@ -154,7 +154,7 @@ Linear = tuple[Floats, Floats]
 """Output and input width on one rank."""
 
 
-def _linears(model: ModelSpec, shapes: Shapes, facts: EngineFacts) -> tuple[list[Linear], list[Linear]]:
+def _linears(model: ModelSpec, shapes: KernelShapes, facts: EngineFacts) -> tuple[list[Linear], list[Linear]]:
     """Lists the linear layers of attention and of the dense feed-forward block."""
     h, kv, f, tp = model.hidden_size, model.num_kv_heads * model.head_size, model.ffn_hidden_size, shapes.tp
     one = np.ones_like(tp)
@@ -179,7 +179,7 @@ class _Layer:
     """Builds the work of one layer from its pieces."""
 
     def __init__(
-        self, machine: Machine, model: ModelSpec, workload: Workload, shapes: Shapes, facts: EngineFacts
+        self, machine: Machine, model: ModelSpec, workload: Workload, shapes: KernelShapes, facts: EngineFacts
     ) -> None:
         self.machine, self.model, self.workload, self.shapes, self.facts = machine, model, workload, shapes, facts
         self.kernel = machine.coefficients.kernel
@@ -268,7 +268,7 @@ class _Layer:
         outer = sum(sizes[name][1] for name in lora.targets)
         return inner * shapes.tokens / shapes.tp, outer * shapes.tokens / shapes.tp
 
-    def experts(self) -> tuple[Work, Work]:
+    def experts(self) -> tuple[PassTimes, PassTimes]:
         """Predicts routing, permutation and grouped products of the experts held here, evenly loaded."""
         model, shapes, machine = self.model, self.shapes, self.machine
         h, width = model.hidden_size, machine.item_bytes
@@ -292,8 +292,8 @@ class _Layer:
         moved = moved + self.narrowing_bytes(rows * (h + f))
         nothing = np.zeros_like(rows)
         return (
-            Work(forward_s * held, machine.moving_s(moved, 25), nothing, nothing, forward_flop * held),
-            Work(backward_s * held, machine.moving_s(moved_back, 40), nothing, nothing, backward_flop * held),
+            PassTimes(forward_s * held, machine.moving_s(moved, 25), nothing, nothing, forward_flop * held),
+            PassTimes(backward_s * held, machine.moving_s(moved_back, 40), nothing, nothing, backward_flop * held),
         )
 
     def host_s(self) -> tuple[Floats, Floats]:
@@ -308,7 +308,7 @@ class _Layer:
         after: Floats = np.where(waits & self.model.is_moe, facts.host_ops_exchange, 0.0)
         return (operations + facts.host_ops_gather * shapes.gathers + after) * one_s, after * one_s
 
-    def build(self) -> Part:
+    def build(self) -> ModelPart:
         """Adds the pieces; what is computed again counts in the backward pass."""
         machine, shapes = self.machine, self.shapes
         attention, ffn = _linears(self.model, shapes, self.facts)
@@ -320,10 +320,10 @@ class _Layer:
         casts = machine.cast_bytes * sum((n * k for n, k in linears), np.zeros_like(rows))
         forward_bytes, backward_bytes = forward_bytes + casts, backward_bytes + casts
         host_s, stall_s = self.host_s()
-        forward = Work(
+        forward = PassTimes(
             linear_s + mixed_s, machine.moving_s(forward_bytes, 12), host_s, stall_s, linear_flop + mixed_flop
         )
-        backward = Work(
+        backward = PassTimes(
             linear_back_s + mixed_back_s,
             machine.moving_s(backward_bytes, 24),
             host_s,
@@ -335,18 +335,20 @@ class _Layer:
             forward, backward = forward + expert_forward, backward + expert_backward
         selective = (shapes.recompute == 1).astype(float)
         nothing = np.zeros_like(mixed_s)
-        again = Work(mixed_s, nothing, nothing, nothing, mixed_flop) * selective
-        return Part(forward, backward + again + forward * (self.facts.recomputed_frac * (shapes.recompute == 2)))
+        again = PassTimes(mixed_s, nothing, nothing, nothing, mixed_flop) * selective
+        return ModelPart(forward, backward + again + forward * (self.facts.recomputed_frac * (shapes.recompute == 2)))
 
 
-def layer_work(machine: Machine, model: ModelSpec, workload: Workload, shapes: Shapes, facts: EngineFacts) -> Part:
+def layer_work(
+    machine: Machine, model: ModelSpec, workload: Workload, shapes: KernelShapes, facts: EngineFacts
+) -> ModelPart:
     """Predicts the work of one decoder layer."""
     return _Layer(machine, model, workload, shapes, facts).build()
 
 
 def ends_work(
-    machine: Machine, vocab_size: Floats, h: int, workload: Workload, shapes: Shapes, facts: EngineFacts
-) -> tuple[Part, Part]:
+    machine: Machine, vocab_size: Floats, h: int, workload: Workload, shapes: KernelShapes, facts: EngineFacts
+) -> tuple[ModelPart, ModelPart]:
     """Predicts the work of the embedding, and of the head with its loss.
 
     The loss reads and writes every logit: fused about 10 bytes forward and backward together, else three times that.
@@ -358,9 +360,9 @@ def ends_work(
     rows = shapes.tokens if workload.mode != "prefill" else shapes.tokens / workload.seq_len
     embedded = width * h * shapes.tokens
     host_s = np.full_like(split, 20 * machine.coefficients.overhead.host_op_s)
-    first = Part(
-        Work(nothing, machine.moving_s(2 * embedded, 3), host_s, nothing, nothing),
-        Work(nothing, machine.moving_s(3 * embedded + width * h * vocabulary, 4), host_s, nothing, nothing),
+    first = ModelPart(
+        PassTimes(nothing, machine.moving_s(2 * embedded, 3), host_s, nothing, nothing),
+        PassTimes(nothing, machine.moving_s(3 * embedded + width * h * vocabulary, 4), host_s, nothing, nothing),
     )
     frac = machine.coefficients.kernel.matmul_frac  # heads stay in the wider type where layers have a narrower one
     ones = np.ones_like(split)
@@ -372,8 +374,8 @@ def ends_work(
     compiled = np.where(shapes.tp > 1, facts.compiles_split, facts.compiles)
     passes = np.where(compiled, 1.0, 3.0)
     logit_bytes = rows * vocabulary * 5 * passes
-    last = Part(
-        Work(forward_s, machine.moving_s(logit_bytes, 8), host_s, nothing, forward_flop),
-        Work(backward_s, machine.moving_s(logit_bytes, 8), host_s, nothing, backward_flop),
+    last = ModelPart(
+        PassTimes(forward_s, machine.moving_s(logit_bytes, 8), host_s, nothing, forward_flop),
+        PassTimes(backward_s, machine.moving_s(logit_bytes, 8), host_s, nothing, backward_flop),
     )
     return first, last

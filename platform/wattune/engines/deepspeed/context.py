@@ -1,8 +1,8 @@
 """DeepSpeed's process-wide state: what it needs before an engine is built, and what has to be undone after.
 
 DeepSpeed keeps its backend, its process groups and its modes in modules. A worker that runs one trial after another
-must find none of the last one's: `Session` notes what stands before and puts it back. The engine imports this module
-first, since DeepSpeed writes to standard output while it is imported.
+must find none of the last one's: `DeepSpeedSession` notes what stands before and puts it back. The engine imports this
+module first, since DeepSpeed writes to standard output while it is imported.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
 
 
-class Session:
+class DeepSpeedSession:
     """DeepSpeed between the build and the close of one engine."""
 
     def __init__(self, device: torch.device, local_rank: int) -> None:

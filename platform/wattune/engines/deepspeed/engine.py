@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from wattune.engines.deepspeed.config import clips_outside, configuration
-from wattune.engines.deepspeed.context import Session, initialise_engine
+from wattune.engines.deepspeed.context import DeepSpeedSession, initialise_engine
 from wattune.engines.deepspeed.grad_norm import clip
 from wattune.engines.deepspeed.model import Stages, compiler_of, route, whole_model
 from wattune.engines.deepspeed.pipeline import PipelineSteps
@@ -35,7 +35,7 @@ class DeepSpeedEngine(Answering):
             compiler: What compiles layers; None leaves it to plan and device, see `compiler_of`.
         """
         self._compiler = compiler
-        self._session: Session | None = None
+        self._session: DeepSpeedSession | None = None
         self._running: _Running | None = None
 
     def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
@@ -45,7 +45,7 @@ class DeepSpeedEngine(Answering):
             EngineError: The specification is one this engine cannot run.
         """
         device = claim(spec, ranks)
-        self._session = Session(device, ranks.local_rank)
+        self._session = DeepSpeedSession(device, ranks.local_rank)
         compiler = self._compiler or compiler_of(spec, device)
         begin_variant(("deepspeed", spec.model, spec.cluster, spec.workload, spec.plan, device, compiler))
         self._running = _Running(spec, ranks, device, seed, compiler)

@@ -19,7 +19,7 @@ _SEED = 1
 """Of Megatron's random states, which it demands to have and which nothing here draws from."""
 
 
-class Session:
+class MegatronSession:
     """Megatron between the build and the close of one engine."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ with warnings.catch_warnings():  # that there is neither Apex nor TransformerEng
 
 from wattune.engines.libraries import check_libraries
 from wattune.engines.megatron import config as megatron_config
-from wattune.engines.megatron.context import Session, fuse_updates
+from wattune.engines.megatron.context import MegatronSession, fuse_updates
 from wattune.engines.megatron.layers import chunk, finish
 from wattune.engines.megatron.routing import route
 from wattune.engines.megatron.timers import PhaseTimers
@@ -49,7 +49,7 @@ class MegatronEngine(Answering):
             compiler: What compiles norms and attention; None leaves it to the device, see `compiler_for`.
         """
         self._compiler = compiler
-        self._session: Session | None = None
+        self._session: MegatronSession | None = None
         self._running: _Running | None = None
 
     def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
@@ -60,7 +60,7 @@ class MegatronEngine(Answering):
         """
         device = claim(spec, ranks)
         check_libraries(spec)
-        self._session = Session()
+        self._session = MegatronSession()
         self._session.open(spec)
         compiler = self._compiler or compiler_for(device)
         begin_variant(("megatron", spec.model, spec.cluster, spec.workload, spec.plan, device, compiler))
@@ -85,7 +85,13 @@ class _Running:
     """One specification built and ready to step on this rank."""
 
     def __init__(
-        self, spec: TrialSpec, ranks: Ranks, session: Session, device: torch.device, seed: int, compiler: Compiler
+        self,
+        spec: TrialSpec,
+        ranks: Ranks,
+        session: MegatronSession,
+        device: torch.device,
+        seed: int,
+        compiler: Compiler,
     ) -> None:
         plan, workload = spec.plan, spec.workload
         self._spec, self._world_size = spec, ranks.world_size
@@ -179,7 +185,7 @@ class _Running:
             dist.all_reduce(loss)
         return loss
 
-    def _models(self, session: Session, device: torch.device, seed: int, compiler: Compiler) -> list[Any]:
+    def _models(self, session: MegatronSession, device: torch.device, seed: int, compiler: Compiler) -> list[Any]:
         """This rank's chunks, initialised."""
         spec, plan = self._spec, self._spec.plan
         numbers = list(range(plan.vpp)) if plan.vpp > 1 else [None]

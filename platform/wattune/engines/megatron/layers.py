@@ -73,7 +73,7 @@ def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> T
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
-class Attention(nn.Module):
+class FusedAttention(nn.Module):
     """Causal attention by torch's fused kernels, with the rotation of queries and keys in the same graph."""
 
     def __init__(self, config: TransformerConfig, layer_number: int, *_: Any, **__: Any) -> None:
@@ -113,7 +113,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
-class Experts(nn.Module):
+class GroupedExperts(nn.Module):
     """The experts one rank holds, all in one grouped matrix product per weight."""
 
     def __init__(self, num_local_experts: int, config: TransformerConfig, *, pg_collection: Any, **_: Any) -> None:
@@ -256,9 +256,9 @@ _CUT: Final = (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding)
 def finish(chunks: list[nn.Module], rotation: Rotation | None, compiler: Compiler) -> None:
     """Gives our modules what no argument of Megatron's can carry."""
     for module in (module for part in chunks for module in part.modules()):
-        if isinstance(module, Norm | Attention):
+        if isinstance(module, Norm | FusedAttention):
             module.compiler = compiler
-        if isinstance(module, Attention):
+        if isinstance(module, FusedAttention):
             module.rotation = rotation
 
 
@@ -277,11 +277,11 @@ def _local_layer(spec: TrialSpec, config: TransformerConfig) -> tuple[Any, Any]:
     )
     parts = layer.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = Norm
-    parts.self_attention.submodules.core_attention = Attention
+    parts.self_attention.submodules.core_attention = FusedAttention
     if spec.model.is_moe:
         mlp = parts.mlp  # 0.16.1 gives a ModuleSpec, 0.19.2 a partial call
         inside = mlp.keywords["submodules"] if isinstance(mlp, functools.partial) else mlp.submodules
-        inside.experts = Experts
+        inside.experts = GroupedExperts
         if not hasattr(moe_utils, "te_general_gemm"):  # 0.16.1 reads the name where TransformerEngine is missing too
             moe_utils.te_general_gemm = None
     return layer, Norm

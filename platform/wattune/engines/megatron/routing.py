@@ -23,12 +23,12 @@ def route(chunks: list[nn.Module], routes: Routes) -> None:
         router.routing = partial(_counted, chooses, routing)
 
 
-Routing = Callable[..., tuple[Tensor, Tensor]]
+RoutingFunction = Callable[..., tuple[Tensor, Tensor]]
 """`TopKRouter.routing`: weights [T, E], zero where a token is not sent, and where it is sent [T, E]."""
 
 
 def _counted(
-    chooses: Routing, routing: LayerRouting, logits: Tensor, padding_mask: Any = None
+    chooses: RoutingFunction, routing: LayerRouting, logits: Tensor, padding_mask: Any = None
 ) -> tuple[Tensor, Tensor]:
     weights, sent = chooses(logits, padding_mask=padding_mask)
     routing.record(sent.sum(0))

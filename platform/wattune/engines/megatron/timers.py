@@ -13,7 +13,7 @@ from wattune.workers.recorder import Recorder
 PHASE_OF: Final = {"forward-compute": "forward", "backward-compute": "backward"}
 """Megatron's timers that are phases."""
 
-Slot = tuple[int, int | None]
+ChunkSlot = tuple[int, int | None]
 """Micro-batch and chunk; no chunk without interleaving."""
 
 
@@ -31,7 +31,7 @@ class PhaseTimers:
         """
         self._recorder = recorder
         interleaves = num_chunks > 1
-        self._slots: dict[str, list[Slot]] = {
+        self._slots: dict[str, list[ChunkSlot]] = {
             "forward": [(batch, chunk if interleaves else None) for batch, chunk in schedule],
             "backward": [(batch, num_chunks - 1 - chunk if interleaves else None) for batch, chunk in schedule],
         }

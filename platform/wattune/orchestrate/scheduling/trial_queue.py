@@ -18,7 +18,7 @@ from wattune.fidelity import (
 )
 from wattune.orchestrate.cooldown import waited_s
 from wattune.orchestrate.events import Preview, RaceStep, Role, RowStopped
-from wattune.orchestrate.failures import MOST_ALIKE, Row, may_end_calls
+from wattune.orchestrate.failures import MOST_ALIKE, FailuresInARow, may_end_calls
 from wattune.orchestrate.scheduling.backfill import Reservation, Reservations, closed_domains
 from wattune.orchestrate.scheduling.budget import Budget, Pace
 from wattune.orchestrate.scheduling.durations import Durations
@@ -95,7 +95,7 @@ class TrialQueue:
         self._early_stop = EarlyStop(run.early_stop) if run.early_stop is not None else None
         self._outlook = Outlook(run, self._waiting, self._references, self._durations, self._ladder)
         self._num_again = 0
-        self._rows: dict[Hashable, Row] = {}
+        self._rows: dict[Hashable, FailuresInARow] = {}
         self._last: set[tuple[str, int]] = set()
         begun: set[str] = set()
         for stored, result in sorted(results, key=lambda one: one[1].start_wall_ns):
@@ -195,7 +195,7 @@ class TrialQueue:
             The row, if it is so long that no more trials for these workers start from now on.
         """
         workers = workers_of(spec)
-        row = self._rows.get(workers, Row()).then(result)
+        row = self._rows.get(workers, FailuresInARow()).then(result)
         self._rows[workers] = row
         num_held = self._waiting.hold(workers) if row.count >= MOST_ALIKE else None
         if num_held is None:

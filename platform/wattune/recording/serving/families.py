@@ -27,7 +27,7 @@ NODE_LABELS: Final = ("node",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class ExposedColumn:
     """A column of a tier that is exposed."""
 
     tier: str
@@ -45,7 +45,7 @@ class Family:
     name: str
     unit: str
     help: str
-    sources: tuple[Source, ...]
+    sources: tuple[ExposedColumn, ...]
     counter: bool = False
 
     @property
@@ -54,8 +54,8 @@ class Family:
         return tuple(self.sources[0].labels)
 
 
-def _column(tier: str, column: str, scale: float = 1.0, **labels: str) -> Source:
-    return Source(tier=tier, column=column, labels=labels, scale=scale)
+def _column(tier: str, column: str, scale: float = 1.0, **labels: str) -> ExposedColumn:
+    return ExposedColumn(tier=tier, column=column, labels=labels, scale=scale)
 
 
 DEVICE_FAMILIES: Final = (

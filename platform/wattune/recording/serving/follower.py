@@ -14,10 +14,11 @@ import pyarrow as pa
 
 from wattune.analysis.metrics.throttle import Throttle
 from wattune.analysis.run_data import RunData
-from wattune.analysis.signals.readings import HOST, Device
+from wattune.analysis.signals.readings import HOST
 from wattune.analysis.summary import metrics_by_device, summarize
 from wattune.clock import ClockAnchor
 from wattune.recording.recording import look
+from wattune.schema import DeviceKey
 from wattune.storage.files import with_calibrations
 from wattune.storage.measured import RecordingFolder
 from wattune.telemetry.sampler.process import SamplerProcess
@@ -239,7 +240,7 @@ def _clock_lost(measured: RunData, window_ns: tuple[int, int]) -> dict[str, Cloc
     return {name: known for name, known in lost.items() if known is not None}
 
 
-def _latest(measured: RunData, device: Device) -> dict[str, Latest]:
+def _latest(measured: RunData, device: DeviceKey) -> dict[str, Latest]:
     """Returns a device's last row of every tier that has one."""
     own = {tier: measured.rows(tier, device) for tier in FOLLOWED_TIERS}
     return {tier: _last_row(rows) for tier, rows in own.items() if rows is not None}

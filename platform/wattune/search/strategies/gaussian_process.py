@@ -14,10 +14,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from wattune.arrays import Indices
 from wattune.search.strategies.features import Features
 
 Vector = NDArray[np.float64]
-Rows = NDArray[np.intp]
 
 _ROOT5: Final = math.sqrt(5.0)
 _LEAST_NOISE: Final = 1e-3
@@ -93,7 +93,7 @@ class GaussianProcess:
     """A posterior over all rows of the features, given some of them."""
 
     features: Features
-    rows: Rows
+    rows: Indices
     """Observed rows, each once."""
     outputs: Vector
     """Mean of the observations of each row, in units of `scale`."""
@@ -108,7 +108,7 @@ class GaussianProcess:
     """Inverse of the lower Cholesky factor of the observations' covariance."""
     weights: Vector
 
-    def predict(self, rows: Rows | slice) -> tuple[Vector, Vector]:
+    def predict(self, rows: Indices | slice) -> tuple[Vector, Vector]:
         """Predicts rows, noise left out.
 
         Returns:
@@ -125,7 +125,7 @@ class GaussianProcess:
         scale = self.scale[chosen]
         return mean * scale, np.sqrt(np.maximum(self._prior_variance - explained, 1e-10)) * scale
 
-    def covariance(self, rows: Rows) -> Vector:
+    def covariance(self, rows: Indices) -> Vector:
         """Computes the posterior covariance of rows, in the squared units of the output."""
         additive, joint, length, own, _ = np.exp(self.log_hyper[:_NUM_COMMON])
         prior = (
@@ -138,7 +138,7 @@ class GaussianProcess:
         scale = self.scale[rows]
         return np.asarray((prior - explained.T @ explained) * scale[:, None] * scale[None, :], dtype=np.float64)
 
-    def with_beliefs(self, rows: Rows) -> "GaussianProcess":
+    def with_beliefs(self, rows: Indices) -> "GaussianProcess":
         """Returns the process after rows were observed at their own predicted means: variances shrink, means stay.
 
         Trials that run count so (the "kriging believer" of Ginsbourger et al. 2010).
@@ -173,7 +173,7 @@ class GaussianProcess:
         """The weight of each column."""
         return np.asarray(np.exp(self.log_hyper[_NUM_COMMON:]))
 
-    def _cross(self, rows: Rows) -> NDArray[np.float32]:
+    def _cross(self, rows: Indices) -> NDArray[np.float32]:
         additive, joint, length, own, _ = np.exp(self.log_hyper[:_NUM_COMMON])
         cross = _matern(self.features.distances2(self.rows, rows, self._relevance), length) * np.float32(joint**2)
         cross += self.features.similar(self.rows, rows, self._relevance) * np.float32(additive**2)
@@ -187,7 +187,7 @@ class GaussianProcess:
 
 def condition(
     features: Features,
-    rows: Rows,
+    rows: Indices,
     outputs: Vector,
     counts: Vector,
     scale: Vector,
@@ -207,7 +207,7 @@ def condition(
 
 def fit(
     features: Features,
-    rows: Rows,
+    rows: Indices,
     outputs: Vector,
     counts: Vector,
     scale: Vector,

@@ -10,11 +10,12 @@ from typing import Final
 
 import numpy as np
 
+from wattune.arrays import Indices
 from wattune.fidelity import is_burst, is_soak
 from wattune.objective import Constraint
 from wattune.search.strategies.acquisition import log_expected_improvement, log_probability
 from wattune.search.strategies.features import make_features
-from wattune.search.strategies.gaussian_process import GaussianProcess, Rows, Vector
+from wattune.search.strategies.gaussian_process import GaussianProcess, Vector
 from wattune.search.strategies.prediction import Predicted, Prediction, Predictions, log_joint
 from wattune.search.strategies.protocol import FAILED, TEACHES_NOTHING, Observation, Problem, draw
 from wattune.search.strategies.surrogate import Quantity, Surrogate
@@ -345,7 +346,7 @@ class ModelGuided:
             rows = np.delete(rows, best)
         return chosen
 
-    def _soonest(self, rows: Rows, score: Vector, expected_s: Callable[[TrialSpec], float]) -> int:
+    def _soonest(self, rows: Indices, score: Vector, expected_s: Callable[[TrialSpec], float]) -> int:
         """Returns the place of the candidate with the largest expected improvement per second among the best ones."""
         times_s = [max(expected_s(self._specs[row]), 1e-9) for row in rows[:MOST_TIMED]]
         return int(np.argmax(score[: len(times_s)] - np.log(times_s)))
@@ -358,10 +359,10 @@ class ModelGuided:
         return float((self._sign * self._objective.believe(objective, rows).mean).max())
 
     def _score(
-        self, rows: Rows, processes: Sequence[GaussianProcess], bounds: Sequence[_Bound]
+        self, rows: Indices, processes: Sequence[GaussianProcess], bounds: Sequence[_Bound]
     ) -> tuple[Vector, Vector]:
         """Log of expected improvement times probability of feasibility, and log of the latter."""
-        where: Rows | slice = slice(0, len(self._specs)) if len(rows) == len(self._specs) else rows
+        where: Indices | slice = slice(0, len(self._specs)) if len(rows) == len(self._specs) else rows
         belief = self._objective.believe(processes[0], where)
         logs = [np.zeros(len(rows))]
         for bound, process in zip(bounds, processes[1:], strict=True):
@@ -375,7 +376,7 @@ class ModelGuided:
         worth = log_feasible + DOUBT * np.minimum(np.min(logs, axis=0) - math.log(0.5), 0.0)
         return log_expected_improvement(mean, belief.std, reference) + worth, log_feasible
 
-    def _gains_too_little(self, rows: Rows, processes: Sequence[GaussianProcess], bounds: Sequence[_Bound]) -> bool:
+    def _gains_too_little(self, rows: Indices, processes: Sequence[GaussianProcess], bounds: Sequence[_Bound]) -> bool:
         """Stops the search if the expected gain of measuring everything that is left is below the noise.
 
         The gain is computed from joint draws of the most promising candidates, so that likes are not counted twice.
@@ -394,7 +395,7 @@ class ModelGuided:
         return True
 
     def _joint_gain(
-        self, best: float, rows: Rows, processes: Sequence[GaussianProcess], bounds: Sequence[_Bound]
+        self, best: float, rows: Indices, processes: Sequence[GaussianProcess], bounds: Sequence[_Bound]
     ) -> tuple[float, float]:
         """Computes what measuring some rows is expected to gain over the best, and the noise, both as fractions."""
         dice = np.random.default_rng([self._seed, len(self._told)])
@@ -411,7 +412,7 @@ class ModelGuided:
         return gain, self._objective.noise / unit
 
 
-def _samples(surrogate: Surrogate, process: GaussianProcess, rows: Rows, normals: Vector) -> Vector:
+def _samples(surrogate: Surrogate, process: GaussianProcess, rows: Indices, normals: Vector) -> Vector:
     """Makes joint values of rows from a posterior and standard normals: one row each, one column a draw."""
     belief = surrogate.believe(process, rows)
     covariance = process.covariance(rows)

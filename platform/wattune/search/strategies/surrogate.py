@@ -8,8 +8,9 @@ from typing import Final
 
 import numpy as np
 
+from wattune.arrays import Indices
 from wattune.search.strategies.features import Features
-from wattune.search.strategies.gaussian_process import GaussianProcess, Hyperprior, Rows, Vector, condition, fit
+from wattune.search.strategies.gaussian_process import GaussianProcess, Hyperprior, Vector, condition, fit
 
 _ESTIMATE_LOG_STD: Final = 0.15
 """Standard deviation of log(measured / estimated) where the estimate states none."""
@@ -72,7 +73,7 @@ class _Bursts:
         return cls(values, centre * unknown * len(apart) / spread, max(spread - noise**2, noise**2) + unknown)
 
     def joined(
-        self, rows: Rows, full: Mapping[int, float], counts: Mapping[int, float], noise: float
+        self, rows: Indices, full: Mapping[int, float], counts: Mapping[int, float], noise: float
     ) -> tuple[Vector, Vector]:
         """Computes the mean of each row's observations, and the number of full measurements that they are worth."""
         worth = noise**2 / self.variance
@@ -137,18 +138,18 @@ class Surrogate:
         """Adds a row that is only known to be above a bound, as memory is of a trial that ran out of it."""
         self._above[row] = bound
 
-    def process(self, beliefs: Rows) -> GaussianProcess:
+    def process(self, beliefs: Indices) -> GaussianProcess:
         """Returns the posterior, after `update`, with rows whose trials still run taken at their predicted means."""
         assert self._process is not None, "update() comes first"
         return self._process.with_beliefs(beliefs)
 
-    def believe(self, process: GaussianProcess, rows: Rows | slice) -> Belief:
+    def believe(self, process: GaussianProcess, rows: Indices | slice) -> Belief:
         """Predicts rows by a posterior of this surrogate."""
         mean, std = process.predict(rows)
         assert self._offset is not None
         return Belief(mean + self._offset[rows], std)
 
-    def offset(self, rows: Rows) -> Vector:
+    def offset(self, rows: Indices) -> Vector:
         """The prior mean of rows, which the posterior's means are added to."""
         assert self._offset is not None
         return self._offset[rows]
@@ -209,7 +210,7 @@ class Surrogate:
         spread = math.sqrt((float(((means - level) ** 2).sum()) + 2 * expected**2) / (len(means) + 2))
         return np.full(num_rows, level), np.full(num_rows, max(spread, 1e-9)), 0.5
 
-    def _take_in_bounds(self, rows: Rows, outputs: Vector, counts: Vector, scale: Vector, constant: float) -> None:
+    def _take_in_bounds(self, rows: Indices, outputs: Vector, counts: Vector, scale: Vector, constant: float) -> None:
         """Adds rows that are only known to be above a bound: at their prediction, or just above the bound."""
         above = [row for row in self._above if row not in self._values and row not in self._bursts]
         if not above or self._process is None or self._offset is None:

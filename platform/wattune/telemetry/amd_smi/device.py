@@ -195,11 +195,11 @@ def _dram_active_frac(metrics: Metrics) -> float:
     return percent / 100
 
 
-Reader = Callable[[Metrics], int | float | None]
+MetricReader = Callable[[Metrics], int | float | None]
 """Makes a column's value of one answer, None where there is no new one; raises TelemetryError with AMD SMI's code."""
 
 
-def _open_reasons(metrics: Metrics) -> Reader:
+def _open_reasons(metrics: Metrics) -> MetricReader:
     """Throttle flags where there are any (MI200), else which causes held since the read before (MI300)."""
     if metrics.has("indep_throttle_status"):
         return lambda now: reasons(status_causes(now.value("indep_throttle_status")))
@@ -212,7 +212,7 @@ def _open_reasons(metrics: Metrics) -> Reader:
     return since_last
 
 
-def _open_throttle_time(opened: list[ThrottleTime], cause: str, metrics: Metrics) -> Reader:
+def _open_throttle_time(opened: list[ThrottleTime], cause: str, metrics: Metrics) -> MetricReader:
     """One `ThrottleTime` for all causes of a device: it advances once a read."""
     if not opened:
         opened.append(ThrottleTime(metrics))
@@ -234,7 +234,7 @@ class AmdSmiDevice:
         self._library, self._handle, self._clock_ns = library, handle, clock_ns
         self._metrics: Metrics | None = None
         self._read_ns, self._served = 0, set[str]()
-        self._readers: dict[str, dict[str, Reader]] = {tier: {} for tier in TIERS}
+        self._readers: dict[str, dict[str, MetricReader]] = {tier: {} for tier in TIERS}
         self.capabilities: dict[str, dict[str, str]] = {
             tier: {
                 name: f"unavailable: {_NO_FIELD.get(name, 'AMD SMI has none')}"
@@ -250,16 +250,16 @@ class AmdSmiDevice:
                 columns.update(dict.fromkeys(columns, f"unavailable: {error}"))
 
     def _probe(self, metrics: Metrics, power: str) -> None:
-        def simple(reader: Reader) -> Callable[[], Reader]:
+        def simple(reader: MetricReader) -> Callable[[], MetricReader]:
             """Opens a reader that keeps nothing between reads: it has to answer once."""
 
-            def open_reader() -> Reader:
+            def open_reader() -> MetricReader:
                 reader(metrics)
                 return reader
 
             return open_reader
 
-        package: dict[tuple[str, str], Callable[[], Reader]] = {
+        package: dict[tuple[str, str], Callable[[], MetricReader]] = {
             ("fast", "power_instant_w"): lambda: EnergyPower(metrics).power_w,
             ("slow", "energy_j"): simple(_energy_j),
             ("slow", "power_average_w"): simple(_average_power_w),
@@ -282,7 +282,7 @@ class AmdSmiDevice:
         for cause in _RESIDENCIES:
             self._offer("slow", f"throttle_{cause}_ns", partial(_open_throttle_time, throttled, cause, metrics))
 
-    def _offer(self, tier: str, column: str, open_reader: Callable[[], Reader]) -> None:
+    def _offer(self, tier: str, column: str, open_reader: Callable[[], MetricReader]) -> None:
         """Keeps a column's reader, or why there is none."""
         try:
             self._readers[tier][column] = open_reader()

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from wattune.arrays import Floats, Ints
 from wattune.schema import TELEMETRY
 from wattune.units import NS_PER_S, ns_to_s
 
@@ -24,9 +25,6 @@ LEAST_COUNTER_SPAN_S: Final = 5.0
 
 _POWER: Final = (("ring", "power_w"), ("fast", "power_instant_w"))
 """Tiers and columns of a device's power, best first."""
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 def measured_facts(tables: Mapping[str, pa.Table]) -> dict[str, dict[str, Any]]:

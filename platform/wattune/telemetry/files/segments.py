@@ -170,7 +170,7 @@ class TierWriter:
             self.segments[-1]["closed"] = True
 
 
-class Store:
+class SegmentStore:
     """All tiers of one recording and its manifest, written by a thread of its own. The sampling thread never waits."""
 
     def __init__(

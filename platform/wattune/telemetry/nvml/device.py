@@ -21,10 +21,10 @@ _VIOLATION_SLACK_S: Final = 0.5
 _ERROR: Final = "NVML_ERROR_"
 _BYTES_PER_MIB: Final = 2**20
 
-Reader = Callable[[], int | float | None]
+SensorReader = Callable[[], int | float | None]
 
 
-def _refusing(reason: str) -> Reader:
+def _refusing(reason: str) -> SensorReader:
     """The reader of a column that is not there."""
 
     def read() -> None:
@@ -59,7 +59,7 @@ class NvmlDevice:
         self._facts: dict[str, Any] = {}
         self._ring = RingJoin()
         self._gpm: Gpm | None = None
-        self._readers: dict[str, dict[str, Reader]] = {}
+        self._readers: dict[str, dict[str, SensorReader]] = {}
         try:
             self._handle = nvml.nvmlDeviceGetHandleByIndex(slot)
         except nvml.NVMLError as error:
@@ -213,7 +213,7 @@ class NvmlDevice:
 
         return read
 
-    def _fast(self) -> dict[str, Reader]:
+    def _fast(self) -> dict[str, SensorReader]:
         nvml, handle = self._nvml, self._handle
         return {
             "power_instant_w": lambda: mw_to_w(self._field(fields.POWER_INSTANT)[0]),
@@ -222,13 +222,13 @@ class NvmlDevice:
             "gpu_temp_c": partial(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
         }
 
-    def _counter(self) -> dict[str, Reader]:
-        def nvlink(field: int) -> Reader:
+    def _counter(self) -> dict[str, SensorReader]:
+        def nvlink(field: int) -> SensorReader:
             read_kib = self._counting(field, fields.ALL_LINKS)
             return lambda: kib_to_bytes(read_kib())
 
         metrics = (SM_UTIL, ANY_TENSOR_UTIL, DRAM_BW_UTIL, PCIE_TX_PER_SEC, PCIE_RX_PER_SEC)
-        active: dict[int, Reader]
+        active: dict[int, SensorReader]
         try:
             gpm = self._gpm = Gpm(self._nvml, self._handle, metrics, self._clock_ns)
             active = {metric: partial(gpm.frac, metric) for metric in metrics}
@@ -244,7 +244,7 @@ class NvmlDevice:
             "sm_active_frac": active[SM_UTIL],
         }
 
-    def _pcie(self, field: int, metric: int) -> Reader:
+    def _pcie(self, field: int, metric: int) -> SensorReader:
         count = self._counting(field)
 
         def read() -> int:
@@ -256,7 +256,7 @@ class NvmlDevice:
 
         return read
 
-    def _slow(self, driver: str) -> dict[str, Reader]:
+    def _slow(self, driver: str) -> dict[str, SensorReader]:
         nvml, handle, throttle = self._nvml, self._handle, self._check_throttle(driver)
         unknown = _refusing(f"its field numbers are not known for driver {driver}")
         read_mj = self._counting(fields.TOTAL_ENERGY)
@@ -278,7 +278,7 @@ class NvmlDevice:
             raise TelemetryError("READS_ZERO")  # parts without the sensor answer 0 and success
         return temp_c
 
-    def _throttle(self, *counters: int) -> Reader:
+    def _throttle(self, *counters: int) -> SensorReader:
         """The sum of counters of nanoseconds, none of which can run faster than time."""
         reads = [self._counting(field) for field in counters]
         return lambda: sum(count(at_most_per_s=_COUNTER_BOUND * NS_PER_S) for count in reads)

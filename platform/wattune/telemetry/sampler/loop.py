@@ -15,7 +15,7 @@ from wattune.schema import TELEMETRY
 from wattune.telemetry.backend import Backend, FactsProvider
 from wattune.telemetry.files.manifest import ClockWatch, SamplerCost, TierRecord, software
 from wattune.telemetry.files.pacing import Schedule, Tick
-from wattune.telemetry.files.segments import Store, StoredRow
+from wattune.telemetry.files.segments import SegmentStore, StoredRow
 from wattune.units import ns_to_s
 
 DEFAULT_RATES_HZ: Final[dict[str, float]] = {"ring": 1, "fast": 20, "counter": 5, "slow": 1, "host": 1}
@@ -132,7 +132,7 @@ class Sampler:
         self._simulated = any(backend.simulated for backend in backends.values())
         served_by = {tier: name for tier, (name, _) in self._inventory.tiers.items()}
         self._rows: dict[str, list[StoredRow]] = {tier: [] for tier in served_by}
-        self._store = Store(folder, served_by, simulated=self._simulated)
+        self._store = SegmentStore(folder, served_by, simulated=self._simulated)
         # Opening files takes longer than a tick, so time begins here.
         self._software, self._cost, self._start_clocks = software(), SamplerCost(), ClockAnchor.now()
         self._clock_watch = ClockWatch(clock_ns, wall_ns)

@@ -10,14 +10,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.plans.axes import Plan
 from wattune.search.strategies.features import make_features
-from wattune.search.strategies.gaussian_process import (
-    NOISE,
-    OWN,
-    Hyperprior,
-    _negative_log_posterior,
-    condition,
-    fit,
-)
+from wattune.search.strategies.gaussian_process import NOISE, OWN, Hyperprior, _negative_log_posterior, condition, fit
 from wattune.trial import TrialSpec, Workload
 
 BASE = TrialSpec(

@@ -19,7 +19,14 @@ from hypothesis import strategies as st
 
 from wattune.errors import TelemetryError
 from wattune.schema import TELEMETRY, table_schema
-from wattune.telemetry.files.segments import MANIFEST, Store, TierWriter, read_manifest, read_tables, write_manifest
+from wattune.telemetry.files.segments import (
+    MANIFEST,
+    SegmentStore,
+    TierWriter,
+    read_manifest,
+    read_tables,
+    write_manifest,
+)
 from wattune.telemetry.files.stream import StreamWriter
 
 BATCHES, BATCH_ROWS = 6, 10
@@ -177,8 +184,8 @@ def test_a_folder_is_not_written_twice(tmp_path: Path) -> None:
         TierWriter(tmp_path, SCHEMA)
 
 
-def record(folder: Path, batches: Sequence[list[dict[str, Any]]]) -> Store:
-    store = Store(folder, {"fast": "nvml", "slow": "nvml"}, simulated=False)
+def record(folder: Path, batches: Sequence[list[dict[str, Any]]]) -> SegmentStore:
+    store = SegmentStore(folder, {"fast": "nvml", "slow": "nvml"}, simulated=False)
     for batch in batches:
         store.put({"fast": batch}, manifest())
     return store
@@ -250,7 +257,7 @@ def test_a_failed_write_reaches_the_sampling_thread_and_the_manifest(tmp_path: P
 
 def test_where_the_manifest_cannot_be_written_either_the_error_is_still_ours(tmp_path: Path) -> None:
     folder = tmp_path / "node0"
-    store = Store(folder, {"fast": "nvml"}, simulated=False)
+    store = SegmentStore(folder, {"fast": "nvml"}, simulated=False)
     shutil.rmtree(folder)  # as on a full disk, no file can be made there
     with pytest.raises(TelemetryError, match="telemetry cannot be written"):
         store.close(manifest())

@@ -10,7 +10,7 @@ import pytest
 
 from wattune.errors import TelemetryError
 from wattune.telemetry.backend import AVAILABLE, DeviceInfo, Row
-from wattune.telemetry.files.segments import Store, read_manifest, read_tables
+from wattune.telemetry.files.segments import SegmentStore, read_manifest, read_tables
 from wattune.telemetry.sampler.loop import MANIFEST_EVERY, SPREAD_TIERS, Sampler
 
 WALL_NS = 10**18
@@ -123,13 +123,13 @@ def test_reads_that_are_too_slow_for_their_rate_come_to_every_device_in_turn(tmp
 
 def test_a_manifest_is_written_where_batches_come_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read delays every second batch until the next one is due, so that all numbers of deadlines are odd."""
-    put, given = Store.put, []
+    put, given = SegmentStore.put, []
 
-    def noted(self: Store, rows: Any, manifest: Any = None) -> None:
+    def noted(self: SegmentStore, rows: Any, manifest: Any = None) -> None:
         given.append(manifest is not None)
         put(self, rows, manifest)
 
-    monkeypatch.setattr(Store, "put", noted)
+    monkeypatch.setattr(SegmentStore, "put", noted)
     world = World(end_s=60)
     sampler(
         tmp_path, world, {"nvml": ScriptedBackend(world, ["gpu0"], {"slow": 900_000_000})}, rates_hz={"slow": 0.625}
