@@ -22,11 +22,12 @@ from rich.console import Console
 
 from wattune import api
 from wattune.objective import Question
+from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import connect
 from wattune.orchestrate.events import Event, TrialEvent
 from wattune.orchestrate.run_study import run_study
 from wattune.orchestrate.scheduling.controller import AskProgress, StudyController
-from wattune.orchestrate.scheduling.study_run import RunningTrial, StudyRun
+from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.search.strategy import make_strategy
 from wattune.storage.study import StudyFolder
 from wattune.terminal.progress import StudyProgress
@@ -119,7 +120,7 @@ class TimedController(StudyController):
     next_s: Stopwatch
     finish_s: Stopwatch
 
-    def next(self, tune_id: str, progress: AskProgress | None = None) -> RunningTrial | None:
+    def next(self, tune_id: str, progress: AskProgress | None = None) -> Attempt | None:
         """Times the controller's; only calls that start a trial count."""
         begun_s = time.perf_counter()
         running = super().next(tune_id, progress)

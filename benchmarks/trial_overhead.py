@@ -35,9 +35,10 @@ import torch
 from wattune.catalog.hardware import ClusterSpec, device
 from wattune.catalog.models import ModelSpec
 from wattune.engines.torch.engine import TorchEngine
+from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster, connect
 from wattune.orchestrate.lanes.client import Lanes
-from wattune.orchestrate.run_trial import TrialRequest, run_trial
+from wattune.orchestrate.run_trial import run_trial
 from wattune.plans.axes import Plan
 from wattune.trial import Measure, TrialSpec, Workload
 from wattune.workers.engine import Ranks, StepSpans
@@ -105,9 +106,7 @@ def one(root: Path, spec: TrialSpec, number: int, isolation: str, cluster: Clust
     """Runs one trial and takes its time apart."""
     folder = root / "study" / "trials" / f"{spec.trial_id}-{number}"
     measure = Measure(warmup_steps=4, min_steps=8, min_seconds=0.5, profile_steps=0)
-    asked = TrialRequest(
-        spec=spec, repeat=number, measure=measure, seed=0, folder=folder, limits={}, tags={}, isolation=isolation
-    )
+    asked = Attempt(spec=spec, repeat=number, measure=measure, seed=0, folder=folder, isolation=isolation)
     begun_s = time.monotonic()
     result = run_trial(asked, cluster, lanes)
     wall_s = time.monotonic() - begun_s
@@ -187,9 +186,7 @@ def fail(given: argparse.Namespace, root: Path, cluster: Cluster, lanes: Lanes) 
             spec = specification(given, f"trial_overhead:{name}")
             measure = Measure(warmup_steps=4, min_steps=8, min_seconds=0.0, profile_steps=0)
             folder = root / "study" / "trials" / f"{spec.trial_id}-{number + offset}"
-            asked = TrialRequest(
-                spec=spec, repeat=number + offset, measure=measure, seed=seed, folder=folder, limits={}, tags={}
-            )
+            asked = Attempt(spec=spec, repeat=number + offset, measure=measure, seed=seed, folder=folder)
             begun_s = time.monotonic()
             results.append(run_trial(asked, cluster, lanes))
             took_s.append(time.monotonic() - begun_s)

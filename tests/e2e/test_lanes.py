@@ -25,9 +25,10 @@ from pathlib import Path
 import psutil, ray
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
+from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import connect
 from wattune.orchestrate.lanes.client import Lanes
-from wattune.orchestrate.run_trial import TrialRequest, run_trial
+from wattune.orchestrate.run_trial import run_trial
 from wattune.plans.axes import Plan
 from wattune.trial import Measure, TrialSpec, Workload
 from faulty_engine import GOOD, HANGS, LEAKS, OUT_OF_MEMORY, PROFILE_OUT_OF_MEMORY, RAISES
@@ -44,8 +45,7 @@ def request(number, isolation="warm", fault=0, **measure):
                      workload=Workload(seq_len=32, global_batch_size=4))
     how = Measure(**{"warmup_steps": 2, "min_steps": 4, "min_seconds": 0.3, "timeout_s": 90, **measure})
     folder = ROOT / "study" / "trials" / f"{spec.trial_id}-{number}"
-    return TrialRequest(spec=spec, repeat=number, measure=how, seed=fault, folder=folder, limits={}, tags={},
-                        isolation=isolation)
+    return Attempt(spec=spec, repeat=number, measure=how, seed=fault, folder=folder, isolation=isolation)
 
 def say(label, result, **more):
     print("RESULT " + json.dumps({"label": label, "status": result.status.value, "reason": result.reason,

@@ -60,9 +60,10 @@ from pathlib import Path
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.orchestrate import trial_telemetry
+from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import connect
 from wattune.orchestrate.lanes.client import Lanes
-from wattune.orchestrate.run_trial import TrialRequest, run_trial
+from wattune.orchestrate.run_trial import run_trial
 from wattune.plans.axes import Plan
 from wattune.trial import Measure, TrialSpec, Workload
 
@@ -78,8 +79,8 @@ with connect() as cluster, Lanes() as lanes:
     for repeat, (limit_w, seconds) in enumerate([(9999.0, 1.0), (2000.0, 60.0), (3000.0, 4.0)]):
         folder = root / "study" / "trials" / f"{spec.trial_id}-{repeat}"
         how = Measure(warmup_steps=2, min_steps=4, min_seconds=seconds)
-        asked = TrialRequest(spec=spec, repeat=repeat, measure=how, seed=0, folder=folder,
-                             limits={"node_device_power_w": limit_w}, tags={})
+        asked = Attempt(spec=spec, repeat=repeat, measure=how, seed=0, folder=folder,
+                        limits={"node_device_power_w": limit_w})
         result = run_trial(asked, cluster, lanes)
         print("RESULT " + json.dumps({"reason": result.reason, "status": result.status, "tags": dict(result.tags),
                                       "took_s": (result.end_wall_ns - result.start_wall_ns) / 1e9}), flush=True)

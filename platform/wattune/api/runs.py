@@ -191,7 +191,7 @@ def run_study(
         with last_act(force, _FORCED_S):
             try:
                 if needed and budget.allows(0.0):  # a study that is done needs no cluster
-                    _run_on_cluster(study, controller, run, planned.candidates, needed, address, hold)
+                    _run_on_cluster(study, controller, planned.candidates, needed, address, hold)
                 else:
                     hold()
             except KeyboardInterrupt:  # while Ray started or ended: what was done is ranked and reported all the same
@@ -386,7 +386,6 @@ def _passing_on(
 def _run_on_cluster(
     study: StudyFolder,
     controller: StudyController,
-    run: StudyRun,
     candidates: Candidates,
     needed: Collection[ClusterSpec],
     address: str | None,
@@ -408,7 +407,7 @@ def _run_on_cluster(
             cluster.resources_per_rank(lacking[0])
         require_libraries(candidates.specs, cluster)
         hold()
-        run_on_ray(study, controller, run, cluster)
+        run_on_ray(study, controller, cluster)
 
 
 def _ranked(study: StudyFolder) -> Ranking:

@@ -23,15 +23,15 @@ from ray.tune.search import Searcher
 from wattune.engines.libraries import check_libraries
 from wattune.errors import EngineError, TelemetryError
 from wattune.orchestrate import lost_cluster
+from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster, Node, alive_nodes, has_left
 from wattune.orchestrate.cooldown import wait_until_cool
 from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.failures import Cause, Failure, is_of_the_machine
 from wattune.orchestrate.lanes.client import STOPPED_S, Lanes
 from wattune.orchestrate.ray_folder import scratch_place
-from wattune.orchestrate.run_trial import TrialRequest, conclude, run_trial
+from wattune.orchestrate.run_trial import conclude, run_trial
 from wattune.orchestrate.scheduling.controller import Ending, StudyController
-from wattune.orchestrate.scheduling.study_run import RunningTrial, StudyRun
 from wattune.orchestrate.trial_telemetry import sensor_backends
 from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
@@ -51,7 +51,7 @@ _TEMPERATURES_S: Final = 30.0
 """Longest a node may take to report its temperatures."""
 
 
-def run_study(study: StudyFolder, controller: StudyController, run: StudyRun, cluster: Cluster) -> Ending:
+def run_study(study: StudyFolder, controller: StudyController, cluster: Cluster) -> Ending:
     """Runs the trials that a study's controller starts, and leaves every result in the study's folder.
 
     Node sets that share no power or thermal domain run trials side by side; on each, one follows another.
@@ -59,7 +59,6 @@ def run_study(study: StudyFolder, controller: StudyController, run: StudyRun, cl
     Args:
         study: The study's folder; trials finished there are not run again.
         controller: Starts trials and keeps their results.
-        run: Settings of the study.
         cluster: The nodes.
 
     Returns:
@@ -73,7 +72,7 @@ def run_study(study: StudyFolder, controller: StudyController, run: StudyRun, cl
         Lanes() as lanes,
         tempfile.TemporaryDirectory(prefix="wattune-tune-", dir=scratch_place(), ignore_cleanup_errors=True) as scratch,
     ):
-        alive, dispatcher = _Alive(cluster, lanes), _Dispatcher(study, run, cluster, lanes)
+        alive, dispatcher = _Alive(cluster, lanes), _Dispatcher(cluster, lanes)
         controller.open(cluster, alive, alive.has_left)
         trainable = tune.with_resources(tune.with_parameters(_trainable, lanes=lanes), _here(cluster.driver_node))
         tuner = tune.Tuner(
@@ -169,14 +168,14 @@ class _Alive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
-    """Tune's configuration for the trainable: one trial and its nodes."""
+    """Tune's configuration for the trainable: one attempt and its nodes."""
 
-    request: TrialRequest
+    attempt: Attempt
     cluster: Cluster
 
     def __repr__(self) -> str:
         """Returns the folder's name; Tune makes names of it."""
-        return self.request.folder.name
+        return self.attempt.name
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> "_Work":
         """Returns itself: Tune copies every configuration, and this one never changes."""
@@ -187,39 +186,38 @@ def _trainable(config: dict[str, Any], *, lanes: Lanes) -> None:
     """Runs one repeat of one trial for Tune."""
     work: _Work = config["work"]
     try:
-        _run(work, lanes)
+        _run(work.attempt, work.cluster, lanes)
     except (RayError, ConnectionError):
         # An error of the cluster: the controller checks whether a node died, and then repeats the trial.
-        TrialFolder(work.request.folder).write_error(traceback.format_exc())
+        TrialFolder(work.attempt.folder).write_error(traceback.format_exc())
         raise
     except Exception as error:  # not the trial's fault, but people look for it in its result
-        _note_failure(work, error)
+        _note_failure(work.attempt, error)
     tune.report({_DONE_METRIC: 1})
 
 
-def _run(work: _Work, lanes: Lanes) -> None:
-    request, measure = work.request, work.request.measure
+def _run(attempt: Attempt, cluster: Cluster, lanes: Lanes) -> None:
+    measure = attempt.measure
     if measure.cooldown_temp_c is not None:
         waited = wait_until_cool(
-            lambda: _temperatures_c(work, lanes), below_c=measure.cooldown_temp_c, max_s=measure.cooldown_max_s
+            lambda: _temperatures_c(attempt, lanes), below_c=measure.cooldown_temp_c, max_s=measure.cooldown_max_s
         )
-        request = replace(request, tags={**request.tags, **waited})
-    run_trial(request, work.cluster, lanes)
+        attempt = replace(attempt, tags={**attempt.tags, **waited})
+    run_trial(attempt, cluster, lanes)
 
 
-def _note_failure(work: _Work, error: Exception) -> None:
+def _note_failure(attempt: Attempt, error: Exception) -> None:
     """Stores the result of a trial that an error of this program ended, and the error's stack beside it."""
-    request, now_ns = work.request, time.time_ns()
-    folder = TrialFolder(request.folder)
+    folder, now_ns = TrialFolder(attempt.folder), time.time_ns()
     with contextlib.suppress(OSError):  # the disk may be what failed
         folder.write_error("".join(traceback.format_exception(error)))
     said = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}; see error.txt"
     result = TrialResult(
-        trial_id=request.spec.trial_id,
-        repeat=request.repeat,
+        trial_id=attempt.trial_id,
+        repeat=attempt.repeat,
         status=TrialStatus.CRASHED,
         reason=f"wattune failed: {said}",
-        tags=dict(request.tags),
+        tags=dict(attempt.tags),
         start_wall_ns=now_ns,
         end_wall_ns=now_ns,
     )
@@ -228,10 +226,9 @@ def _note_failure(work: _Work, error: Exception) -> None:
     conclude(folder, result)
 
 
-def _temperatures_c(work: _Work, lanes: Lanes) -> dict[str, float]:
+def _temperatures_c(attempt: Attempt, lanes: Lanes) -> dict[str, float]:
     """Temperature of every device of a trial's nodes; empty if one node does not report them."""
-    backends = sensor_backends(work.request.spec)
-    nodes = work.cluster.nodes
+    backends, nodes = sensor_backends(attempt.spec), attempt.nodes
     try:
         # The lanes' actors, not new ones: an actor ends with the handle of its maker.
         asked = [actor.temperatures_c.remote() for actor in lanes.telemetry_actors(nodes, backends)]
@@ -248,8 +245,8 @@ def _temperatures_c(work: _Work, lanes: Lanes) -> dict[str, float]:
 class _Dispatcher:
     """Makes Tune's configuration of a trial, and asks for its progress."""
 
-    def __init__(self, study: StudyFolder, run: StudyRun, cluster: Cluster, lanes: Lanes) -> None:
-        self._study, self._run, self._cluster, self._lanes = study, run, cluster, lanes
+    def __init__(self, cluster: Cluster, lanes: Lanes) -> None:
+        self._cluster, self._lanes = cluster, lanes
         self._asked_s = -_ASK_S
         self._progress: Mapping[str, TrialProgress] = {}
         self._asking = threading.Lock()
@@ -261,32 +258,20 @@ class _Dispatcher:
         if self._asking.acquire(timeout=_ASKED_S):
             self._asking.release()
 
-    def work(self, running: RunningTrial) -> _Work:
+    def work(self, attempt: Attempt) -> _Work:
         """Tune's configuration of a trial, with its own nodes only."""
-        queued = running.queued
-        request = TrialRequest(
-            spec=queued.spec,
-            repeat=queued.repeat,
-            measure=queued.measure,
-            seed=self._run.seed,
-            folder=self._study.trial(queued.trial_id, queued.repeat).path,
-            limits=self._run.limits,
-            tags={**self._cluster.tags, **running.tags},
-            isolation=self._run.isolation,
-            stop_above_s=running.stop_above_s,
-        )
-        return _Work(request=request, cluster=self._cluster.only(running.nodes))
+        tagged = replace(attempt, tags={**self._cluster.tags, **attempt.tags})
+        return _Work(attempt=tagged, cluster=self._cluster.only(attempt.nodes))
 
-    def asks_progress(self, running: RunningTrial) -> Callable[[], TrialProgress | None]:
+    def asks_progress(self, attempt: Attempt) -> Callable[[], TrialProgress | None]:
         """Returns a function that asks the workers of a trial for their progress."""
-        name = self._study.trial(running.queued.trial_id, running.queued.repeat).path.name
 
         def ask() -> TrialProgress | None:
             with self._asking:
                 if not self._closed and time.monotonic() - self._asked_s >= _ASK_S:
                     self._progress = self._lanes.progress()  # one answer has the progress of all trials
                     self._asked_s = time.monotonic()
-                return self._progress.get(name)
+                return self._progress.get(attempt.name)
 
         return ask
 

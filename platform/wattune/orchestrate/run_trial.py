@@ -1,17 +1,16 @@
 """One trial: telemetry on, a lane's workers train, telemetry off, analysis, result into the study folder."""
 
 import time
-import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import pyarrow as pa
 
 from wattune.clock import ClockAnchor
 from wattune.engines.libraries import check_libraries
 from wattune.errors import EngineError, NodeError, TelemetryError
+from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.command_result import command_spans, of_devices, run_spans
 from wattune.orchestrate.failures import Cause
@@ -20,48 +19,17 @@ from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.lanes.messages import Answer, Assignment, Death, GroupKey
 from wattune.orchestrate.power_limit import NODE_POWER, PowerLimit, simulated_power_w
 from wattune.orchestrate.telemetry_actor import NodeTelemetry
-from wattune.orchestrate.trial_result import EndedTrial, trial_result
+from wattune.orchestrate.trial_result import trial_result
 from wattune.orchestrate.trial_telemetry import TrialTelemetry, forget, sampling
 from wattune.plans.program import is_command
 from wattune.simulation.sensors import simulate
 from wattune.storage.files import with_calibrations
 from wattune.storage.study import TrialFolder
-from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialRequest:
-    """Everything a trial needs to run."""
-
-    spec: TrialSpec
-    repeat: int
-    measure: Measure
-    seed: int
-    folder: Path
-    """The trial's folder in the study, on the node that runs the trial's driver."""
-    limits: Mapping[str, float]
-    """Hard limits of the study."""
-    tags: Mapping[str, str]
-    """Facts of the study's environment, kept with the result."""
-    isolation: str = "warm"
-    """`warm`: on workers that ran other trials before. `fresh`: on new workers, which end with the trial."""
-    stop_above_s: float | None = None
-    """Mean step time above which its measurement ends early; None measures it to its end."""
-
-    @property
-    def storage(self) -> Path:
-        """The storage folder in `<storage>/<study>/trials/<trial>`."""
-        return self.folder.parents[2]
-
-    @property
-    def key(self) -> str:
-        """A name for the trial that no other study on the machine uses."""
-        place = zlib.crc32(str(self.folder.parent.parent).encode())
-        return f"{self.folder.parent.parent.name}-{place:08x}-{self.folder.name}"
+from wattune.trial import TrialResult, TrialStatus
 
 
 @dataclass(slots=True)
-class _Attempt:
+class _Course:
     """A trial on its way: the parts of it that exist so far, also after an error."""
 
     nodes: Cluster
@@ -72,76 +40,70 @@ class _Attempt:
     limit: PowerLimit | None = None
 
 
-def run_trial(request: TrialRequest, cluster: Cluster, lanes: Lanes | None = None) -> TrialResult:
+def run_trial(attempt: Attempt, cluster: Cluster, lanes: Lanes | None = None) -> TrialResult:
     """Runs one repeat of one trial and leaves its result in the study folder.
 
     A failure of the trial becomes its status. Only errors of this program are raised.
 
     Args:
-        request: The trial.
+        attempt: The trial. Its nodes are chosen here.
         cluster: The nodes. The first that fit the trial are used.
         lanes: The study's warm workers; None gives the trial workers of its own.
     """
     begun = ClockAnchor.now()  # a wall clock that is set meanwhile makes no trial longer
-    folder, spec = TrialFolder(request.folder), request.spec
-    folder.write_spec(spec)
+    folder = TrialFolder(attempt.folder)
+    folder.write_spec(attempt.spec)
     # Each command starts anew, though its lane stays.
-    isolation = "fresh" if lanes is None or is_command(spec) else request.isolation
-    tags = dict(request.tags) | {"isolation": isolation}
+    isolation = "fresh" if lanes is None or is_command(attempt.spec) else attempt.isolation
     with ExitStack() as held:
         workers = lanes if lanes is not None else held.enter_context(Lanes())
-        attempt = _Attempt(nodes=cluster)
-        _measure(request, attempt, workers)
-        spans = _write_measurements(request, folder, attempt.answer, attempt.recorded)
-        tags |= _lane_tags(attempt.nodes, attempt.answer) | (attempt.limit.tags if attempt.limit is not None else {})
-        ended = EndedTrial(
-            spec=spec,
-            node_names={node.node_id: node.name for node in attempt.nodes.nodes},
-            repeat=request.repeat,
-            answer=attempt.answer,
-            limits=request.limits,
-            tags=tags,
-            start_wall_ns=begun.wall_ns,
-        )
-        result = trial_result(ended, folder, spans)
-        if attempt.assignment is not None and (lost := workers.settle(attempt.assignment)):
+        course = _Course(nodes=cluster)
+        _measure(attempt, course, workers)
+        spans = _write_measurements(attempt, folder, course.answer, course.recorded)
+        tags = {**attempt.tags, "isolation": isolation, **_lane_tags(course.nodes, course.answer)}
+        tags |= course.limit.tags if course.limit is not None else {}
+        ended = replace(attempt, nodes=course.nodes.nodes, tags=tags)
+        result = trial_result(ended, course.answer, spans, start_wall_ns=begun.wall_ns)
+        if course.assignment is not None and (lost := workers.settle(course.assignment)):
             result = replace(result, tags={**result.tags, "group_lost": lost})
         result = replace(result, end_wall_ns=begun.to_wall_ns(time.monotonic_ns()))
         conclude(folder, result)
-        if attempt.telemetry is not None:
-            forget(request.key, attempt.telemetry)
+        if course.telemetry is not None:
+            forget(attempt.key, course.telemetry)
     return result
 
 
-def _measure(request: TrialRequest, attempt: _Attempt, workers: Lanes) -> None:
+def _measure(attempt: Attempt, course: _Course, workers: Lanes) -> None:
     """Runs the trial on workers with telemetry around it; an error of either becomes the answer's failure."""
-    spec, cluster = request.spec, attempt.nodes
+    spec, cluster = attempt.spec, course.nodes
     try:
         resources = cluster.resources_per_rank(spec.cluster)
-        attempt.nodes = cluster.only(cluster.fitting(spec.cluster)[: spec.cluster.num_nodes])
-        if any(node.node_id == cluster.driver_node_id for node in attempt.nodes.nodes):
+        course.nodes = cluster.only(cluster.fitting(spec.cluster)[: spec.cluster.num_nodes])
+        if any(node.node_id == cluster.driver_node_id for node in course.nodes.nodes):
             check_libraries(spec)  # before workers start; on other nodes the workers check it
-        with sampling(request.key, spec, attempt.nodes, workers) as telemetry:
-            attempt.telemetry = telemetry
-            attempt.assignment = _assignment(request, attempt.nodes, resources, telemetry)
-            attempt.limit = _limit(request, telemetry, workers)
-            attempt.answer = answer = workers.run(attempt.assignment, attempt.limit)
+        with sampling(attempt.key, spec, course.nodes, workers) as telemetry:
+            course.telemetry = telemetry
+            placed = replace(attempt, nodes=course.nodes.nodes)
+            key = GroupKey.of(spec, resources)
+            course.assignment = Assignment(attempt=placed, key=key, sensed=telemetry.sensed)
+            course.limit = _limit(attempt, telemetry, workers)
+            course.answer = answer = workers.run(course.assignment, course.limit)
             if answer.deaths:
-                deaths = telemetry.explained(answer.deaths, attempt.nodes.nodes)
-                attempt.answer = replace(answer, deaths=deaths, stacks={**answer.stacks, **_words(deaths)})
-            telemetry.places = attempt.answer.places
-            telemetry.warm = attempt.answer.warm and not is_command(spec)  # a command's own processes are new
-        attempt.recorded = telemetry.recorded
+                deaths = telemetry.explained(answer.deaths, placed.nodes)
+                course.answer = replace(answer, deaths=deaths, stacks={**answer.stacks, **_words(deaths)})
+            telemetry.places = course.answer.places
+            telemetry.warm = course.answer.warm and not is_command(spec)  # a command's own processes are new
+        course.recorded = telemetry.recorded
         if telemetry.lost:
-            told = attempt.answer.failure
+            told = course.answer.failure
             lost = [one for one in telemetry.lost if not (told and one.startswith(KEEPER_ENDED))]  # it says so itself
             failure = "; ".join(filter(None, (told, *lost)))
-            infra = attempt.answer.infra if attempt.answer.failure else Cause.TELEMETRY
-            attempt.answer = replace(attempt.answer, failure=failure, infra=infra)
+            infra = course.answer.infra if told else Cause.TELEMETRY
+            course.answer = replace(course.answer, failure=failure, infra=infra)
     except (EngineError, TelemetryError) as error:
         kinds = ((NodeError, Cause.NODE_UNFIT), (TelemetryError, Cause.TELEMETRY))
         infra = next((infra for kind, infra in kinds if isinstance(error, kind)), Cause.PLACEMENT)
-        attempt.answer = Answer(failure=cause(error), infra=infra, interrupted=attempt.answer.interrupted)
+        course.answer = Answer(failure=cause(error), infra=infra, interrupted=course.answer.interrupted)
 
 
 def _words(deaths: Sequence[Death]) -> dict[int, str]:
@@ -162,33 +124,15 @@ def conclude(folder: TrialFolder, result: TrialResult) -> None:
         folder.keep_result(result)
 
 
-def _assignment(
-    request: TrialRequest, cluster: Cluster, resources: Mapping[str, float], telemetry: TrialTelemetry
-) -> Assignment:
-    return Assignment(
-        name=request.folder.name,
-        spec=request.spec,
-        measure=request.measure,
-        seed=request.seed,
-        key=GroupKey.of(request.spec, resources),
-        node_names={node.node_id: node.name for node in cluster.nodes},
-        device_names={node: sensed.device_names for node, sensed in telemetry.sensed.items()},
-        sampler_cpus={node: sensed.cpus for node, sensed in telemetry.sensed.items()},
-        fresh=request.isolation == "fresh",
-        stop_above_s=request.stop_above_s,
-        shows_spans=NODE_POWER in request.limits and request.spec.cluster.simulate_sensors_of is not None,
-    )
-
-
-def _limit(request: TrialRequest, telemetry: TrialTelemetry, lanes: Lanes) -> PowerLimit:
+def _limit(attempt: Attempt, telemetry: TrialTelemetry, lanes: Lanes) -> PowerLimit:
     """Makes the watch over the trial's hard limit."""
-    spec = request.spec
+    spec = attempt.spec
 
     def simulated() -> Mapping[str, float]:
-        return simulated_power_w(spec, lanes.spans(request.folder.name), seed=request.seed)
+        return simulated_power_w(spec, lanes.spans(attempt.name), seed=attempt.seed)
 
     look = simulated if spec.cluster.simulate_sensors_of else telemetry.node_power_w
-    return PowerLimit(request.limits.get(NODE_POWER), spec.cluster.num_nodes, look)
+    return PowerLimit(attempt.limits.get(NODE_POWER), spec.cluster.num_nodes, look)
 
 
 def _lane_tags(cluster: Cluster, answer: Answer) -> dict[str, str]:
@@ -206,10 +150,10 @@ def _spans(answer: Answer) -> pa.Table | None:
 
 
 def _write_measurements(
-    request: TrialRequest, folder: TrialFolder, answer: Answer, recorded: Sequence[NodeTelemetry]
+    attempt: Attempt, folder: TrialFolder, answer: Answer, recorded: Sequence[NodeTelemetry]
 ) -> pa.Table | None:
     """Writes spans and telemetry into the study folder; computes simulated sensors from the spans."""
-    spec = request.spec
+    spec = attempt.spec
     if is_command(spec):
         offsets_ns = {part.node: int(part.manifest.get("clock_offset_ns") or 0) for part in recorded}
         spans = command_spans(answer.outcomes, answer.places, offsets_ns)
@@ -232,11 +176,11 @@ def _write_measurements(
     if spans is not None:
         folder.write_spans(spans)
     if sensed_by is not None and spec.cluster.simulate_sensors_of:
-        for node, (simulated, manifest) in simulate(spec, sensed_by, seed=request.seed).items():
+        for node, (simulated, manifest) in simulate(spec, sensed_by, seed=attempt.seed).items():
             tiers, own, losses = telemetry.get(node, ({}, {}, ()))
             both = {key: {**own.get(key, {}), **manifest[key]} for key in ("devices", "tiers")}
             telemetry[node] = ({**tiers, **simulated}, {**manifest, **own, **both, "simulated": True}, losses)
     for node, (tiers, manifest, losses) in telemetry.items():
-        known = with_calibrations(request.storage, manifest)
+        known = with_calibrations(attempt.storage, manifest)
         folder.write_telemetry(node, tiers, {**known, "losses": list(losses)})
     return spans

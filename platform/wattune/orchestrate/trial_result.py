@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -10,6 +9,8 @@ from wattune.analysis.metrics.experts import expert_imbalance_frac
 from wattune.analysis.run_data import RunData
 from wattune.analysis.summary import Summary, summarize
 from wattune.fidelity import STOPPED_EARLY
+from wattune.orchestrate.attempt import Attempt
+from wattune.orchestrate.cluster import Node
 from wattune.orchestrate.command_result import command_tags, num_answers
 from wattune.orchestrate.failures import Cause, Failure
 from wattune.orchestrate.lanes.messages import Answer
@@ -24,33 +25,8 @@ _Ending = tuple[TrialStatus, str, Failure | None]
 """Status and reason of a run, and the failure of the cluster where it was one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndedTrial:
-    """One repeat of one trial that has ended, before its measurement is assessed."""
-
-    spec: TrialSpec
-    repeat: int
-    answer: Answer
-    """The answer of its lane."""
-    limits: Mapping[str, float]
-    """Hard limits of the study."""
-    tags: Mapping[str, str]
-    """Facts to keep with the result."""
-    start_wall_ns: int
-    """Wall time at which it began."""
-    node_names: Mapping[str, str] = field(default_factory=dict)
-    """Names of its nodes by Ray's ids."""
-
-
-def status_of(spec: TrialSpec, answer: Answer, node_names: Mapping[str, str] | None = None) -> _Ending:
-    """Returns how a run ended, by its first failure and not by its measurement.
-
-    Args:
-        spec: The trial.
-        answer: The answer of its lane.
-        node_names: Names of its nodes by Ray's ids.
-
-    """
+def status_of(spec: TrialSpec, answer: Answer, nodes: Sequence[Node] = ()) -> _Ending:
+    """Returns how a run ended, by its first failure and not by its measurement."""
     if answer.interrupted:
         return TrialStatus.INTERRUPTED, answer.failure, None
     silent = sorted(set(range(num_answers(spec))) - {one.rank for one in answer.outcomes})
@@ -60,13 +36,13 @@ def status_of(spec: TrialSpec, answer: Answer, node_names: Mapping[str, str] | N
     failed = cause is not None and cause.status is not TrialStatus.COMPLETED
     stands = failed and cause is not None and cause.status in (TrialStatus.ABORTED, TrialStatus.OUT_OF_MEMORY)
     if answer.deaths and not stands:  # errors and hangs of the other ranks follow from them
-        return _of_deaths(answer, node_names or {})
+        return _of_deaths(answer, {node.node_id: node.name for node in nodes})
     if failed and cause is not None:
         # Ranks that were ended because of another rank's failure add nothing to the reason.
         said = "" if stands or cause.status is TrialStatus.TIMED_OUT else lost
         reason = "; ".join(filter(None, (said, cause.reason)))
-        nodes = tuple(place.node for place in answer.places if place.rank == cause.rank)
-        unfit = Failure(Cause.NODE_UNFIT, reason, nodes)
+        at_fault = tuple(place.node for place in answer.places if place.rank == cause.rank)
+        unfit = Failure(Cause.NODE_UNFIT, reason, at_fault)
         return cause.status, reason, unfit if cause.status is TrialStatus.INFRA_FAILED else None
     if silent or answer.failure:
         reason = "; ".join(filter(None, (lost, answer.failure))) or "no rank reported"
@@ -90,18 +66,12 @@ def _of_deaths(answer: Answer, node_names: Mapping[str, str]) -> _Ending:
     return TrialStatus.INFRA_FAILED, reason, Failure(Cause.WORKER_KILLED, reason, tuple(names))
 
 
-def trial_result(ended: EndedTrial, folder: TrialFolder, spans: pa.Table | None) -> TrialResult:
-    """Assesses a trial whose spans and telemetry are in its folder.
-
-    Args:
-        ended: The trial.
-        folder: Its folder.
-        spans: Spans of all ranks.
-    """
-    spec, answer = ended.spec, ended.answer
-    status, reason, failure = status_of(spec, answer, ended.node_names)
+def trial_result(attempt: Attempt, answer: Answer, spans: pa.Table | None, *, start_wall_ns: int) -> TrialResult:
+    """Assesses a trial whose spans, which are those of all ranks, and telemetry are in its folder."""
+    spec, folder = attempt.spec, TrialFolder(attempt.folder)
+    status, reason, failure = status_of(spec, answer, attempt.nodes)
     summary = Summary(quality="")
-    tags = {**ended.tags, **_stopped_early(answer.outcomes)}
+    tags = {**attempt.tags, **_stopped_early(answer.outcomes)}
     if is_command(spec):
         tags |= command_tags(answer.outcomes, answer.places, has_steps=spans is not None)
     if status is TrialStatus.COMPLETED:
@@ -110,7 +80,7 @@ def trial_result(ended: EndedTrial, folder: TrialFolder, spans: pa.Table | None)
         summary = summarize(
             data.of_trial(tags, memory_peak_bytes=_peaks(answer.outcomes), expert_imbalance_frac=experts)
         )
-        status, reason = against_limits(summary, ended.limits)
+        status, reason = against_limits(summary, attempt.limits)
     facts = {
         "engine": spec.engine,
         "device": spec.cluster.device,
@@ -118,14 +88,14 @@ def trial_result(ended: EndedTrial, folder: TrialFolder, spans: pa.Table | None)
     }
     result = TrialResult(
         trial_id=spec.trial_id,
-        repeat=ended.repeat,
+        repeat=attempt.repeat,
         status=status,
         reason=reason,
         metrics=summary.metrics,
         quality=summary.quality,
         quality_reasons=summary.quality_reasons,
         tags={**tags, **summary.tags, **facts, **rank_tags(answer.outcomes, answer.cause)},
-        start_wall_ns=ended.start_wall_ns,
+        start_wall_ns=start_wall_ns,
         end_wall_ns=time.time_ns(),
     )
     return result if failure is None else failure.of(result)

@@ -9,10 +9,11 @@ import pytest
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
+from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster, Node
 from wattune.orchestrate.events import Event, TrialEvent
 from wattune.orchestrate.scheduling.controller import StudyController
-from wattune.orchestrate.scheduling.study_run import RunningTrial, StudyRun
+from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.plans.axes import Plan
 from wattune.search.strategy import Strategy, make_strategy
 from wattune.storage.study import StudyFolder
@@ -64,7 +65,7 @@ class World:
         run = StudyRun(
             measure=measure or Measure(),
             num_trials=len(specs) if num_trials is None else num_trials,
-            seed=0,
+            seed=more.pop("seed", 0),
             limits=more.pop("limits", {}),
             tags={"version.wattune": "x"},
             finalists=lambda: finalists,
@@ -108,17 +109,17 @@ class World:
     def run(
         self,
         controller: StudyController,
-        running: RunningTrial,
+        running: Attempt,
         tune_id: str,
         status: TrialStatus = TrialStatus.COMPLETED,
     ) -> None:
         """Ends a trial with a status."""
-        self.write(running.queued.spec, running.queued.repeat, status, tags=dict(running.tags))
+        self.write(running.spec, running.repeat, status, tags=dict(running.tags))
         controller.finish(tune_id, error=False)
 
-    def drain(self, controller: StudyController) -> list[RunningTrial]:
+    def drain(self, controller: StudyController) -> list[Attempt]:
         """Runs all trials, one after another."""
-        trials: list[RunningTrial] = []
+        trials: list[Attempt] = []
         while (running := controller.next(f"t{len(trials)}")) is not None:
             trials.append(running)
             self.run(controller, running, f"t{len(trials) - 1}")

@@ -18,7 +18,6 @@ from wattune.orchestrate import lost_cluster, run_study
 from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.run_study import _Alive, _cause, _Dispatcher, _StudySearcher, _trainable, require_libraries
-from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.trial import Measure, TrialStatus
 
 
@@ -61,11 +60,11 @@ def test_a_trial_that_was_cut_short_names_what_ended_the_call(
     monkeypatch.setattr(run_study, "_Alive", lambda *_: MagicMock(return_value=world.nodes))
     cluster = Cluster(nodes=tuple(world.nodes), driver_node_id="n0")
     with pytest.raises(EngineError) if isinstance(error, TuneError) else nullcontext():
-        assert run_study.run_study(world.study, controller, MagicMock(), cluster) == "interrupted"
+        assert run_study.run_study(world.study, controller, cluster) == "interrupted"
     (result,) = [event.result for event in world.heard if getattr(event, "kind", "") == "finished"]
     assert (result.status, result.reason) == (TrialStatus.INTERRUPTED, reason)
     assert world.result(specs[0]).reason == reason
-    ran = [one.queued.spec for one in world.drain(world.controller(specs))]
+    ran = [one.spec for one in world.drain(world.controller(specs))]
     assert ran.index(specs[0]) == (0 if "user" in reason else len(specs) - 1), (
         "it may have ended the call: it runs last"
     )
@@ -105,29 +104,21 @@ def searcher(world, specs) -> _StudySearcher:
 
 
 def make_searcher(world, specs, measure: Measure | None = None, lanes: Any = None) -> _StudySearcher:
-    controller = world.controller(specs, measure=measure)
-    run = StudyRun(
-        measure=measure or Measure(),
-        num_trials=1,
-        seed=7,
-        limits={"node_device_power_w": 9.0},
-        tags={},
-        finalists=list,
-        clusters=(specs[0].cluster,),
-        isolation="fresh",
-    )
+    limits = {"node_device_power_w": 9.0}
+    controller = world.controller(specs, measure=measure, seed=7, isolation="fresh", limits=limits)
     cluster = Cluster(nodes=tuple(world.nodes), driver_node_id="n0")
-    return _StudySearcher(controller, _Dispatcher(world.study, run, cluster, lanes or FakeLanes()))
+    return _StudySearcher(controller, _Dispatcher(cluster, lanes or FakeLanes()))
 
 
 def test_the_searcher_speaks_tunes_language_and_survives_its_pickling(world, specs, searcher) -> None:
     config = searcher.suggest("t0")
     work = copy.deepcopy(config)["work"]
     assert work is config["work"] and str(work) == f"{specs[0].trial_id}-0"
-    request = work.request
-    assert (request.spec, request.seed, request.isolation) == (specs[0], 7, "fresh")
-    assert request.limits == {"node_device_power_w": 9.0} and request.tags["nodes"] == "n0"
-    assert pickle.loads(pickle.dumps(work)).request == request
+    attempt = work.attempt
+    assert (attempt.spec, attempt.seed, attempt.isolation) == (specs[0], 7, "fresh")
+    assert attempt.limits == {"node_device_power_w": 9.0} and attempt.tags["nodes"] == "n0"
+    assert attempt.folder == world.study.trial(attempt.trial_id, 0).path
+    assert pickle.loads(pickle.dumps(work)).attempt == attempt
     assert work.cluster.nodes == tuple(world.nodes)
     assert searcher.suggest("t1") is None
     world.write(specs[0])
@@ -225,8 +216,8 @@ def test_a_trial_begins_when_its_devices_are_cool_and_says_how_warm_they_were(
     world, specs, reported, monkeypatch
 ) -> None:
     seen: list[dict[str, str]] = []
-    monkeypatch.setattr(run_study, "run_trial", lambda request, _cluster, _lanes: seen.append(dict(request.tags)))
-    monkeypatch.setattr(run_study, "_temperatures_c", lambda _work, _lanes: {"n0/gpu0": 41.0, "n0/gpu1": 39.5})
+    monkeypatch.setattr(run_study, "run_trial", lambda attempt, _cluster, _lanes: seen.append(dict(attempt.tags)))
+    monkeypatch.setattr(run_study, "_temperatures_c", lambda _attempt, _lanes: {"n0/gpu0": 41.0, "n0/gpu1": 39.5})
     searcher = make_searcher(world, specs[:1], Measure(cooldown_temp_c=45))
     _trainable(searcher.suggest("t0"), lanes=FakeLanes())
     assert seen[0]["start_temp_max_c"] == "41.0" and seen[0]["nodes"] == "n0"

@@ -13,9 +13,10 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.errors import TelemetryError
 from wattune.orchestrate import run_trial as run_trial_module
+from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster, Node
 from wattune.orchestrate.lanes.messages import Answer, Assignment
-from wattune.orchestrate.run_trial import TrialRequest, _limit, conclude
+from wattune.orchestrate.run_trial import _limit, conclude
 from wattune.orchestrate.telemetry_actor import NodeTelemetry
 from wattune.orchestrate.trial_telemetry import TrialTelemetry
 from wattune.plans.axes import Plan
@@ -32,9 +33,9 @@ SPEC = TrialSpec(
 )
 
 
-def request(tmp_path: Path) -> TrialRequest:
+def request(tmp_path: Path) -> Attempt:
     folder = tmp_path / "study" / "trials" / f"{SPEC.trial_id}-0"
-    return TrialRequest(spec=SPEC, repeat=0, measure=Measure(), seed=0, folder=folder, limits={}, tags={"a": "b"})
+    return Attempt(spec=SPEC, repeat=0, measure=Measure(), seed=0, folder=folder, limits={}, tags={"a": "b"})
 
 
 def test_a_hard_limit_looks_at_the_sensors_or_at_what_the_ranks_did(tmp_path: Path) -> None:
@@ -52,7 +53,7 @@ def test_a_hard_limit_looks_at_the_sensors_or_at_what_the_ranks_did(tmp_path: Pa
     assert reason is not None and "2950 W" in reason and not asked
     simulated = replace(limited, spec=replace(SPEC, cluster=replace(SPEC.cluster, simulate_sensors_of="h200_sxm")))
     assert _limit(simulated, telemetry, Lanes())() is None  # type: ignore[arg-type]
-    assert asked == [limited.folder.name]
+    assert asked == [simulated.name]
 
 
 def test_a_failure_after_the_study_was_stopped_does_not_make_the_trial_final(tmp_path: Path) -> None:

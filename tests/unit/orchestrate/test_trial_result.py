@@ -9,12 +9,13 @@ import pytest
 from wattune.analysis.summary import Summary
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
+from wattune.orchestrate.attempt import Attempt
+from wattune.orchestrate.cluster import Node
 from wattune.orchestrate.failures import CAUSE_TAG, NODES_TAG, Cause
 from wattune.orchestrate.lanes.messages import Answer, Death, Place
-from wattune.orchestrate.trial_result import EndedTrial, against_limits, rank_tags, trial_result
+from wattune.orchestrate.trial_result import against_limits, rank_tags, trial_result
 from wattune.plans.axes import Plan
-from wattune.storage.study import TrialFolder
-from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus, Workload
 from wattune.workers.outcome import RankOutcome
 
 SPEC = TrialSpec(
@@ -31,10 +32,10 @@ def outcome(rank: int, status: TrialStatus = TrialStatus.COMPLETED, **fields: An
 
 
 def result_of(tmp_path: Path, answer: Answer) -> TrialResult:
-    ended = EndedTrial(
-        spec=SPEC, repeat=3, answer=answer, limits={}, tags={"a": "b"}, start_wall_ns=7, node_names={"id0": "n0"}
-    )
-    result = trial_result(ended, TrialFolder(tmp_path / "study" / "trials" / f"{SPEC.trial_id}-0"), None)
+    folder = tmp_path / "study" / "trials" / f"{SPEC.trial_id}-0"
+    node = Node(node_id="id0", name="n0", address="", num_cpus=2, num_gpus=0)
+    ended = Attempt(spec=SPEC, repeat=3, measure=Measure(), tags={"a": "b"}, nodes=(node,), folder=folder)
+    result = trial_result(ended, answer, None, start_wall_ns=7)
     assert (result.trial_id, result.repeat, result.tags["a"], result.start_wall_ns) == (SPEC.trial_id, 3, "b", 7)
     return result
 

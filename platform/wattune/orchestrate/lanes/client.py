@@ -95,7 +95,7 @@ class Lanes:
         try:
             while not ray.wait([pending], timeout=_LOOK_S)[0]:
                 reason = over_limit()
-                if reason is not None and self.stop_trial(assignment.name, reason):
+                if reason is not None and self.stop_trial(assignment.attempt.name, reason):
                     break
             answer: Answer = ray.get(pending)
         except RayActorError as error:

@@ -145,8 +145,9 @@ class _CommandWorker:
         spec = assignment.spec
         assert spec.program is not None, "a command has a program"
         node = assignment.node_names[self._node_id]
-        devices = _devices(spec, assigned.rank, assignment.device_names.get(node, {}))
-        leave_to_sampler(assignment.sampler_cpus.get(node, ()))
+        sensed = assignment.sensed[node]
+        devices = _devices(spec, assigned.rank, sensed.device_names)
+        leave_to_sampler(sensed.cpus)
         for name in ("steps", "output"):
             (folder / name).mkdir(mode=0o700)
         values = {**values_of(spec, spec.program.flags), **self._run_time(assigned, assignment, folder / "output")}
@@ -162,15 +163,15 @@ class _CommandWorker:
             environment,
             steps_folder=folder / "steps",
             source=parse_source(spec.program.steps),
-            measure=assignment.measure,
+            measure=assignment.attempt.measure,
             leads=assigned.rank == 0,
-            stop_above_s=assignment.stop_above_s,
+            stop_above_s=assignment.attempt.stop_above_s,
             orders=calls.order,
             progress=calls.progress,
             finishing=calls.finishing,
             show=lambda steps: calls.show(steps, node, devices, anchor),
         ).until_over()
-        devices = found.devices(devices, assignment.device_names.get(node, {}))
+        devices = found.devices(devices, sensed.device_names)
         places = tuple(
             Place(
                 rank=rank,
@@ -192,7 +193,7 @@ class _CommandWorker:
         where = assigned.rendezvous
         if assignment.spec.cluster.num_nodes == 1:
             where = f"127.0.0.1:{where.rpartition(':')[2]}"
-        names = (assigned.rank, where, str(output), assignment.name)
+        names = (assigned.rank, where, str(output), assignment.attempt.name)
         return dict(zip(("node_rank", "rendezvous", "output_dir", "trial"), names, strict=True))
 
 

@@ -415,7 +415,7 @@ class Lane:
     async def _watch(self, group: Group, trial: Trial) -> None:
         """Returns when nothing more is expected of a trial."""
         assert trial.assignment is not None
-        timeout_s = trial.assignment.measure.timeout_s
+        timeout_s = trial.assignment.attempt.measure.timeout_s
 
         def decided() -> bool:
             return self._is_over(group, trial) or trial.cause is not None

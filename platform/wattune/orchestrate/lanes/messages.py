@@ -6,11 +6,14 @@ from typing import Any, Final, Literal
 
 from ray.actor import ActorHandle
 
+from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.failures import Cause
+from wattune.orchestrate.power_limit import NODE_POWER
+from wattune.orchestrate.telemetry_actor import Sensed
 from wattune.plans.engines import CAPABILITIES
 from wattune.plans.placement import Slot
 from wattune.plans.program import filled, is_command, values_of
-from wattune.trial import Measure, TrialSpec
+from wattune.trial import TrialSpec
 from wattune.workers.outcome import RankOutcome
 
 
@@ -68,24 +71,30 @@ class GroupKey:
 class Assignment:
     """One trial for a lane."""
 
-    name: str
-    """Name of the trial's folder, unique in the study."""
-    spec: TrialSpec
-    measure: Measure
-    seed: int
+    attempt: Attempt
     key: GroupKey
-    node_names: Mapping[str, str]
-    """The nodes to run on, in the plan's order: Ray's id to telemetry's name."""
-    device_names: Mapping[str, Mapping[str, str]]
-    """Telemetry's name of each device, by node and uuid."""
-    sampler_cpus: Mapping[str, tuple[int, ...]]
-    """Processors that a node's sampler is bound to, by node; empty if it shares them."""
-    fresh: bool
-    """The workers must be new, and end with the trial."""
-    stop_above_s: float | None = None
-    """Mean step time above which the trial loses, and measuring ends; None measures to the end."""
-    shows_spans: bool = False
-    """Every rank sends its last seconds once a second, to watch a limit on simulated power."""
+    sensed: Mapping[str, Sensed]
+    """Devices and processors of each node's sampler, by telemetry's name of the node."""
+
+    @property
+    def spec(self) -> TrialSpec:
+        """The trial's specification."""
+        return self.attempt.spec
+
+    @property
+    def node_names(self) -> dict[str, str]:
+        """The nodes to run on, in the plan's order: Ray's id to telemetry's name."""
+        return {node.node_id: node.name for node in self.attempt.nodes}
+
+    @property
+    def fresh(self) -> bool:
+        """True if the workers must be new, and end with the trial."""
+        return self.attempt.isolation == "fresh"
+
+    @property
+    def shows_spans(self) -> bool:
+        """True if every rank sends its last seconds once a second, to watch a limit on simulated power."""
+        return NODE_POWER in self.attempt.limits and self.spec.cluster.simulate_sensors_of is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

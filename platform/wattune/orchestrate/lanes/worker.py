@@ -115,11 +115,11 @@ class _Worker:
     def _measure(self, assigned: RankAssignment, watch: "_Watch") -> tuple[RankOutcome, Place | None]:
         assignment = assigned.assignment
         assert assignment is not None
-        spec, place = assignment.spec, None
+        attempt, place = assignment.attempt, None
         try:
             place = self._place(assigned)
-            leave_to_sampler(assignment.sampler_cpus.get(place.node, ()))
-            engine = watch.over(load_engine(spec.engine), place)
+            leave_to_sampler(assignment.sensed[place.node].cpus)
+            engine = watch.over(load_engine(attempt.spec.engine), place)
             ranks = Ranks(
                 rank=assigned.rank,
                 world_size=assigned.world_size,
@@ -129,13 +129,13 @@ class _Worker:
             self._join(assigned, COLLECTIVE_TIMEOUT_S)
             outcome = measure_trial(
                 engine,
-                spec,
-                assignment.measure,
+                attempt.spec,
+                attempt.measure,
                 ranks,
                 node=place.node,
                 device=place.device,
-                seed=assignment.seed,
-                stop_above_s=assignment.stop_above_s,
+                seed=attempt.seed,
+                stop_above_s=attempt.stop_above_s,
                 progress=watch.progress,
             )
         except Exception as error:
@@ -150,7 +150,7 @@ class _Worker:
         assert assignment is not None
         node = assignment.node_names[self._node_id]
         name = sensed_name(
-            assignment.spec, assigned.slot.device, self._here.device_uuid, assignment.device_names.get(node, {})
+            assignment.spec, assigned.slot.device, self._here.device_uuid, assignment.sensed[node].device_names
         )
         return Place(
             rank=assigned.rank,
@@ -202,7 +202,7 @@ class _Watch:
         assert assigned.assignment is not None
         self._keeper, self._device = keeper, device
         self._key = (lane, group, assigned.number)
-        self._rank, self._measure = assigned.rank, assigned.assignment.measure
+        self._rank, self._measure = assigned.rank, assigned.assignment.attempt.measure
         self._engine: WatchedEngine | None = None
         self._part: tuple[str, int] = ("start", 0)
         self._part_began_at = 0

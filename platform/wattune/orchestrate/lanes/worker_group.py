@@ -78,7 +78,7 @@ class Trial:
     @property
     def name(self) -> str | None:
         """Name of the assignment; None where the ranks only test that they find each other."""
-        return None if self.assignment is None else self.assignment.name
+        return None if self.assignment is None else self.assignment.attempt.name
 
     def fail(self, outcome: RankOutcome, *, keeps_group: bool, notified: bool = False) -> None:
         """Takes a failure as the trial's cause, unless there is an earlier one.

@@ -17,15 +17,15 @@ of the reservation leaves, and when a trial that the cluster failed is tried aga
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.scheduling.nodes import Slots
-from wattune.orchestrate.scheduling.study_run import QueuedTrial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
     """Nodes that are kept for a trial which waits for them."""
 
-    queued: QueuedTrial
+    queued: Attempt
     domains: frozenset[str]
     """Power or thermal domains of the nodes."""
     promise_s: float
@@ -39,7 +39,7 @@ class Reservations:
         """Starts without any."""
         self._by_device: dict[str, Reservation] = {}
 
-    def keep(self, queued: QueuedTrial, slots: Slots, now_s: float) -> Reservation:
+    def keep(self, queued: Attempt, slots: Slots, now_s: float) -> Reservation:
         """Returns the reservation of a trial that is first in its queue and cannot start; makes it at the first call.
 
         Args:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from wattune.errors import PlanError
 from wattune.fidelity import BURST, FIDELITY
+from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.events import Event, Listener, Placement, Preview, TrialEvent, TrialProgress
 from wattune.orchestrate.failures import (
     CUT_OFF,
@@ -26,7 +27,7 @@ from wattune.orchestrate.failures import (
     is_tried_again,
 )
 from wattune.orchestrate.scheduling.nodes import Slots
-from wattune.orchestrate.scheduling.study_run import QueuedTrial, RunningTrial, StudyRun
+from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.orchestrate.scheduling.trial_queue import TrialQueue
 from wattune.ranking.racing import RACE_TAG
 from wattune.search.strategies.prediction import PREDICTED_TAG, Prediction
@@ -43,7 +44,7 @@ Ending = Literal["finished", "interrupted", "budget", "nodes", "failures"]
 """The end of a call: nothing is left, Ctrl-C, the budget is spent, nodes are missing for trials that are left, or the
 cluster failed trials that are left (or all of a kind failed alike, and the rest was not started)."""
 
-AskProgress = Callable[[RunningTrial], Callable[[], TrialProgress | None]]
+AskProgress = Callable[[Attempt], Callable[[], TrialProgress | None]]
 
 LOOK_EVERY_S: Final = 1.0
 """Seconds between two looks at which nodes are alive."""
@@ -130,7 +131,7 @@ class StudyController:
         self._alive: Callable[[], Sequence[Node]] = list
         self._has_left: Callable[[Node], bool] = lambda _node: False
         self._looked_s = -math.inf
-        self._running: dict[str, RunningTrial] = {}
+        self._running: dict[str, Attempt] = {}
         self.stopped: list[str] = []
         """Descriptions of what kept trials from starting that are left, if their nodes are there."""
 
@@ -183,7 +184,7 @@ class StudyController:
         """Trials that are left when nothing runs, as far as it is known: see `TrialQueue.num_left`."""
         return self._queue.num_left
 
-    def next(self, tune_id: str, progress: AskProgress | None = None) -> RunningTrial | None:
+    def next(self, tune_id: str, progress: AskProgress | None = None) -> Attempt | None:
         """Starts the next trial.
 
         Args:
@@ -225,23 +226,23 @@ class StudyController:
         with self._lock:
             # It stays there until the end: after a Ctrl-C between any two of these lines `interrupt` concludes it.
             running = self._running[tune_id]
-            folder = self._folder(running.queued)
+            folder = self._folder(running)
             result = self._ended_as(running, folder, error=error)
             self._opened.release(running.nodes)
             if self._run.budget is not None:
                 self._run.budget.settle(tune_id)
             again = is_tried_again(result, folder.attempts()) or result.status is TrialStatus.INTERRUPTED
             if again:
-                self._queue.again(replace(running.queued, avoid=failed_nodes(result)))
+                self._queue.again(replace(running, avoid=failed_nodes(result)))
             elif not result.status.is_final:
-                self._queue.give_up(running.queued)
+                self._queue.give_up(running)
             self._conclude(running, result, again=again)
-            if (stopped := self._queue.add_to_row(running.queued.spec, result)) is not None:
+            if (stopped := self._queue.add_to_row(running.spec, result)) is not None:
                 self.stopped.append(str(stopped))
                 self._emit(stopped)
             del self._running[tune_id]
 
-    def _ended_as(self, running: RunningTrial, folder: TrialFolder, *, error: bool) -> TrialResult:
+    def _ended_as(self, running: Attempt, folder: TrialFolder, *, error: bool) -> TrialResult:
         """Returns the result of a trial that ended, and writes it unless the trial has."""
         found = folder.result()
         dead = self._dead_nodes(running) if found is None or found.status in _MAY_BE_A_DEAD_NODE else ()
@@ -268,9 +269,9 @@ class StudyController:
             self._ending = "interrupted"
             for tune_id, running in list(self._running.items()):
                 ended = self._ended(running, TrialStatus.INTERRUPTED, reason)
-                stopped = self._folder(running.queued).keep_result(ended)
+                stopped = self._folder(running).keep_result(ended)
                 if not stopped.status.is_final:
-                    self._queue.again(running.queued)  # for whoever continues the study: it counts as left
+                    self._queue.again(running)  # for whoever continues the study: it counts as left
                 self._conclude(running, stopped)
                 del self._running[tune_id]
 
@@ -293,14 +294,14 @@ class StudyController:
             if self._opened.update(self._alive()):
                 self._queue.reconsider()
 
-    def _affords(self, queued: QueuedTrial) -> bool:
+    def _affords(self, queued: Attempt) -> bool:
         budget = self._run.budget
         if budget is None or budget.allows(self._queue.expected_s(queued), queued.spec.cluster.world_size):
             return True
         self._ending = "budget"
         return False
 
-    def _placed(self, queued: QueuedTrial, nodes: "tuple[Node, ...]") -> RunningTrial:
+    def _placed(self, queued: Attempt, nodes: "tuple[Node, ...]") -> Attempt:
         tags = {**self._run.tags, "nodes": ",".join(node.name for node in nodes)}
         tags |= {"reference": "true"} if queued.role == "reference" else {}
         tags |= {"soak": "true"} if queued.role == "finalist" else {}
@@ -308,13 +309,23 @@ class StudyController:
         if queued.role == "race" and self._run.race is not None:
             tags |= {RACE_TAG: f"{self._run.race.until:g}"}
         tags |= {PREDICTED_TAG: queued.predicted} if queued.predicted else {}
-        num_attempts = len(self._folder(queued).attempts())
-        if self._folder(queued).result() is not None:  # interrupted: it is set aside when this attempt begins
+        folder, run = self._folder(queued), self._run
+        num_attempts = len(folder.attempts())
+        if folder.result() is not None:  # interrupted: it is set aside when this attempt begins
             num_attempts += 1
         tags |= {"attempt": str(num_attempts + 1)} if num_attempts else {}
-        return RunningTrial(queued=queued, nodes=nodes, tags=tags, stop_above_s=self._queue.stop_above_s(queued))
+        return replace(
+            queued,
+            nodes=nodes,
+            folder=folder.path,
+            seed=run.seed,
+            limits=run.limits,
+            tags=tags,
+            isolation=run.isolation,
+            stop_above_s=self._queue.stop_above_s(queued),
+        )
 
-    def _estimated(self, running: RunningTrial) -> tuple[RunningTrial, Mapping[str, float]]:
+    def _estimated(self, running: Attempt) -> tuple[Attempt, Mapping[str, float]]:
         """Estimates the metrics that hard limits bound.
 
         A trial that cannot be estimated runs with a tag that says so; its limits are watched while it runs.
@@ -322,13 +333,13 @@ class StudyController:
         if self._run.estimate is None or not self._run.limits:
             return running, {}
         try:
-            return running, self._run.estimate(running.queued.spec)
+            return running, self._run.estimate(running.spec)
         except Exception as error:  # the estimate may use a model of the user's own
-            _log.warning("trial %s cannot be estimated", running.queued.trial_id, exc_info=True)
+            _log.warning("trial %s cannot be estimated", running.trial_id, exc_info=True)
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             return replace(running, tags={**running.tags, NO_ESTIMATE_TAG: why}), {}
 
-    def _rejected(self, running: RunningTrial, estimate: Mapping[str, float]) -> bool:
+    def _rejected(self, running: Attempt, estimate: Mapping[str, float]) -> bool:
         """Stores a trial as rejected if it is estimated above a hard limit; returns whether it was."""
         for limit, bound in self._run.limits.items():
             metric = LIMIT_METRICS[limit]
@@ -341,37 +352,36 @@ class StudyController:
                 return True
         return False
 
-    def _begun(self, tune_id: str, running: RunningTrial, progress: AskProgress | None) -> bool:
+    def _begun(self, tune_id: str, running: Attempt, progress: AskProgress | None) -> bool:
         """Begins a trial; returns whether the study's disk let it. If not, no other trial could begin either."""
         try:
             self._begin(tune_id, running, progress)
         except OSError as error:
             del self._running[tune_id]
             self._opened.release(running.nodes)
-            self._queue.give_up(running.queued)
+            self._queue.give_up(running)
             self._ending = "failures"
             self.stopped.append(f"nothing can be written in {self._study.path}: {error.strerror or error}")
             return False
         return True
 
-    def _begin(self, tune_id: str, running: RunningTrial, progress: AskProgress | None) -> None:
-        folder = self._folder(running.queued)
+    def _begin(self, tune_id: str, running: Attempt, progress: AskProgress | None) -> None:
+        folder = self._folder(running)
         self._running[tune_id] = running  # first: after a Ctrl-C between any two of these lines `interrupt` marks it
         if folder.result() is not None:
             folder.set_aside()
-        folder.write_spec(running.queued.spec)  # from now on the folder shows that it runs
+        folder.write_spec(running.spec)  # from now on the folder shows that it runs
         if self._run.budget is not None:
-            queued = running.queued
-            self._run.budget.spend(tune_id, queued.spec.cluster.world_size, self._queue.expected_s(queued))
+            self._run.budget.spend(tune_id, running.spec.cluster.world_size, self._queue.expected_s(running))
         self._report("started", running, None, progress(running) if progress is not None else None)
 
-    def _conclude(self, running: RunningTrial, result: TrialResult, *, again: bool = False) -> None:
+    def _conclude(self, running: Attempt, result: TrialResult, *, again: bool = False) -> None:
         if result.status.is_final:
-            self._queue.note(running.queued.spec, result, running.tags["nodes"])
-            self._strategy.tell(running.queued.spec, result)
+            self._queue.note(running.spec, result, running.tags["nodes"])
+            self._strategy.tell(running.spec, result)
         self._report("finished", running, result, again=again)
 
-    def _dead_nodes(self, running: RunningTrial) -> tuple[str, ...]:
+    def _dead_nodes(self, running: Attempt) -> tuple[str, ...]:
         """Names the nodes of a trial that are dead; empty if all live."""
         alive = {node.node_id for node in self._alive()}
         return tuple(node.name for node in running.nodes if node.node_id not in alive or self._has_left(node))
@@ -383,24 +393,24 @@ class StudyController:
         except OSError as error:
             _log.warning("the result of trial %s cannot be written: %s", result.trial_id, error)
 
-    def _write(self, running: RunningTrial, status: TrialStatus, reason: str) -> TrialResult:
+    def _write(self, running: Attempt, status: TrialStatus, reason: str) -> TrialResult:
         """Writes a result for a trial that does not start; what an earlier attempt measured is set aside."""
-        folder = self._folder(running.queued)
+        folder = self._folder(running)
         if folder.result() is not None:
             folder.set_aside()
         result = self._ended(running, status, reason)
         folder.write_result(result)
         return result
 
-    def _ended(self, running: RunningTrial, status: TrialStatus, reason: str) -> TrialResult:
+    def _ended(self, running: Attempt, status: TrialStatus, reason: str) -> TrialResult:
         """Makes a result for a trial that left none, and writes its specification."""
-        folder, queued, now_ns = self._folder(running.queued), running.queued, time.time_ns()
+        folder, now_ns = self._folder(running), time.time_ns()
         begun_ns = folder.begun_wall_ns() if (folder.path / "spec.json").exists() else now_ns
         with suppress(OSError):  # a full disk; where the trial began, it is there
-            folder.write_spec(queued.spec)
+            folder.write_spec(running.spec)
         return TrialResult(
-            trial_id=queued.trial_id,
-            repeat=queued.repeat,
+            trial_id=running.trial_id,
+            repeat=running.repeat,
             status=status,
             reason=reason,
             tags=dict(running.tags),
@@ -408,32 +418,31 @@ class StudyController:
             end_wall_ns=now_ns,
         )
 
-    def _folder(self, queued: QueuedTrial) -> TrialFolder:
-        return self._study.trial(queued.trial_id, queued.repeat)
+    def _folder(self, attempt: Attempt) -> TrialFolder:
+        return self._study.trial(attempt.trial_id, attempt.repeat)
 
     def _report(
         self,
         kind: Literal["started", "finished"],
-        running: RunningTrial,
+        running: Attempt,
         result: TrialResult | None,
         progress: Callable[[], TrialProgress | None] | None = None,
         *,
         again: bool = False,
     ) -> None:
-        queued = running.queued
         self._emit(
             TrialEvent(
                 kind=kind,
-                spec=queued.spec,
-                repeat=queued.repeat,
+                spec=running.spec,
+                repeat=running.repeat,
                 result=result,
-                role=queued.role,
+                role=running.role,
                 again=again,
                 nodes=running.node_names,
                 progress=progress,
                 num_left=self._num_to_come,
                 predicted=Prediction.of_tags(running.tags),
-                expected_s=self._queue.announced_s(queued) if kind == "started" else 0.0,
+                expected_s=self._queue.announced_s(running) if kind == "started" else 0.0,
             )
         )
 

@@ -7,13 +7,14 @@ from typing import Any, Final
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.fidelity import FIRST_REFERENCE_REPEAT
+from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.events import FirstTrial
 from wattune.orchestrate.scheduling.durations import Durations
 from wattune.orchestrate.scheduling.graphs import WarmGraphs
 from wattune.orchestrate.scheduling.ladder import Ladder
 from wattune.orchestrate.scheduling.references import References
 from wattune.orchestrate.scheduling.run_order import workers_of
-from wattune.orchestrate.scheduling.study_run import QueuedTrial, StudyRun
+from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.orchestrate.scheduling.waiting import Waiting
 from wattune.trial import TrialSpec
 
@@ -72,7 +73,7 @@ class Outlook:
             "longest_s": max(known_s, default=0.0),
         }
 
-    def first(self, expected_s: Callable[[QueuedTrial], float]) -> tuple[FirstTrial, ...]:
+    def first(self, expected_s: Callable[[Attempt], float]) -> tuple[FirstTrial, ...]:
         """The trials that start first: the reference trial, if it opens the study, then the head of the queue."""
         waiting = self._waiting.in_order()[:SHOWN_FIRST]
         if not waiting:
@@ -109,11 +110,10 @@ class Outlook:
             costs += [(queued.spec.cluster, expected_s)] * (1 + due)
         return costs, num_references
 
-    def _reference(self, spec: TrialSpec) -> QueuedTrial:
+    def _reference(self, spec: TrialSpec) -> Attempt:
         """Returns the first run of a reference trial."""
-        return QueuedTrial(
+        return Attempt(
             spec=spec,
-            trial_id=spec.trial_id,
             repeat=FIRST_REFERENCE_REPEAT,
             measure=self._run.measure,
             role="reference",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Container
 from dataclasses import replace
 
 from wattune.fidelity import FIRST_BURST_REPEAT, FIRST_REFERENCE_REPEAT
-from wattune.orchestrate.scheduling.study_run import QueuedTrial
+from wattune.orchestrate.attempt import Attempt
 from wattune.search.strategies.prediction import prediction_tag
 from wattune.search.strategy import Strategy, TimedStrategy
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
@@ -65,7 +65,7 @@ class Proposals:
         self._predicted |= {spec.trial_id: prediction_tag(self._strategy, spec) for spec in found}
         return found
 
-    def with_prediction(self, queued: QueuedTrial) -> QueuedTrial:
+    def with_prediction(self, queued: Attempt) -> Attempt:
         """Returns a run with what was predicted of its trial when it was proposed.
 
         So the full measurement after a burst is told against what was known before the burst.

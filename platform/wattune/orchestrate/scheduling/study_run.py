@@ -1,20 +1,15 @@
-"""Settings of a study, and its trials that wait or run. No Ray here."""
+"""Settings of a study. No Ray here."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.objective import Question
-from wattune.orchestrate.events import Role
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.ladder import LadderRule
 from wattune.orchestrate.scheduling.race import RaceRule
 from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
-
-if TYPE_CHECKING:
-    from wattune.orchestrate.cluster import Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,40 +58,3 @@ class StudyRun:
         """The full measurements of so many trials, with repeats."""
         share = 1.0 if self.ladder is None else self.ladder.promote_frac
         return math.ceil(num_trials * share) * self.measure.repeats
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueuedTrial:
-    """One repeat of one trial that waits to run."""
-
-    spec: TrialSpec
-    trial_id: str
-    repeat: int
-    measure: Measure
-    role: Role = "trial"
-    avoid: frozenset[str] = frozenset()
-    """Names of nodes that failed it; others come first."""
-    predicted: str = ""
-    """The strategy's prediction when it proposed the trial, as a tag; empty where it made none."""
-
-    @property
-    def name(self) -> str:
-        """Name of its folder."""
-        return f"{self.trial_id}-{self.repeat}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningTrial:
-    """A trial that runs, and its nodes."""
-
-    queued: QueuedTrial
-    nodes: "tuple[Node, ...]"
-    tags: Mapping[str, str]
-    """Facts of the study's environment and of this attempt."""
-    stop_above_s: float | None = None
-    """Mean step time above which its measurement ends early; None measures it to its end."""
-
-    @property
-    def node_names(self) -> tuple[str, ...]:
-        """Names of the nodes it runs on."""
-        return tuple(node.name for node in self.nodes)

@@ -16,6 +16,7 @@ from wattune.fidelity import (
     is_reference_repeat,
     is_soak,
 )
+from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cooldown import waited_s
 from wattune.orchestrate.events import Preview, RaceStep, Role, RowStopped
 from wattune.orchestrate.failures import MOST_ALIKE, FailuresInARow, may_end_calls
@@ -31,7 +32,7 @@ from wattune.orchestrate.scheduling.proposals import Proposals
 from wattune.orchestrate.scheduling.race import Race
 from wattune.orchestrate.scheduling.references import References, ordinary_plans
 from wattune.orchestrate.scheduling.run_order import run_order, workers_of
-from wattune.orchestrate.scheduling.study_run import QueuedTrial, StudyRun
+from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.orchestrate.scheduling.waiting import WORTH_REPEATING, Waiting
 from wattune.search.strategy import Strategy
 from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
@@ -172,16 +173,16 @@ class TrialQueue:
         return self._race.num_left if self._racing or not num_search else self._race.num_expected(num_search)
 
     @property
-    def stranded(self) -> tuple[QueuedTrial, ...]:
+    def stranded(self) -> tuple[Attempt, ...]:
         """Trials whose nodes do not exist."""
         return self._waiting.stranded
 
     @property
-    def failed(self) -> tuple[QueuedTrial, ...]:
+    def failed(self) -> tuple[Attempt, ...]:
         """Trials that this call does not start any more: the cluster failed them, or all of their kind failed."""
         return self._waiting.failed
 
-    def give_up(self, queued: QueuedTrial) -> None:
+    def give_up(self, queued: Attempt) -> None:
         """Leaves a trial that the cluster failed to a later call."""
         self._waiting.give_up(queued)
         self._references.give_up(queued.trial_id, queued.repeat)
@@ -235,7 +236,7 @@ class TrialQueue:
         if self._race is not None and self._is_listed(result.trial_id):
             self._race.note(spec, result)
 
-    def again(self, queued: QueuedTrial) -> None:
+    def again(self, queued: Attempt) -> None:
         """Queues a trial before all others of its kind of device."""
         self._waiting.add_first(queued)
 
@@ -243,9 +244,7 @@ class TrialQueue:
         """Queues stranded trials again: nodes have come or gone."""
         self._waiting.reconsider()
 
-    def pop(
-        self, slots: Slots, affords: Callable[[QueuedTrial], bool]
-    ) -> "tuple[QueuedTrial, tuple[Node, ...]] | None":
+    def pop(self, slots: Slots, affords: Callable[[Attempt], bool]) -> "tuple[Attempt, tuple[Node, ...]] | None":
         """Takes the first trial that may start now.
 
         Within a kind of device, trials start in order. One whose nodes are busy is overtaken only by trials that do not
@@ -272,7 +271,7 @@ class TrialQueue:
                     return self._start(queued, slots, closed)
         return None
 
-    def _closed(self, queued: QueuedTrial, slots: Slots, ahead: Sequence[Reservation]) -> frozenset[str] | None:
+    def _closed(self, queued: Attempt, slots: Slots, ahead: Sequence[Reservation]) -> frozenset[str] | None:
         """The domains that a trial leaves to those ahead of it, all of theirs if it can; None if it cannot start."""
         end_s = self._clock_s() + self.expected_s(queued) if self.knows_times else math.inf
         for closed in (closed_domains(ahead, math.inf), closed_domains(ahead, end_s)):
@@ -280,7 +279,7 @@ class TrialQueue:
                 return closed
         return None
 
-    def _leaves_enough(self, queued: QueuedTrial, first: QueuedTrial) -> bool:
+    def _leaves_enough(self, queued: Attempt, first: Attempt) -> bool:
         """Returns whether the budget allows a trial and then still the one that it overtakes."""
         budget = self._run.budget
         if budget is None:
@@ -289,9 +288,7 @@ class TrialQueue:
         device_s = own_s * queued.spec.cluster.world_size + first_s * first.spec.cluster.world_size
         return budget.num_left > 1 and own_s <= budget.left_s and device_s <= budget.left_device_s
 
-    def _start(
-        self, queued: QueuedTrial, slots: Slots, closed: frozenset[str]
-    ) -> "tuple[QueuedTrial, tuple[Node, ...]]":
+    def _start(self, queued: Attempt, slots: Slots, closed: frozenset[str]) -> "tuple[Attempt, tuple[Node, ...]]":
         """Takes nodes for a trial, or for the reference trial that is due before it."""
         until_s = self._clock_s() + self.expected_s(queued)
         nodes = slots.take(queued.spec.cluster, queued.avoid, closed=closed, until_s=until_s)
@@ -372,14 +369,14 @@ class TrialQueue:
         """Returns how the race stands, once after each change; None while there is none."""
         return self._race.news() if self._race is not None and self._racing else None
 
-    def expected_s(self, queued: QueuedTrial) -> float:
+    def expected_s(self, queued: Attempt) -> float:
         """Expected seconds of a trial, where the workers are that suit it best."""
         start = self._warm.start_of(queued.spec)
         if self._ladder is not None and queued.role == "burst":
             return self._ladder.pace.expected_s(queued.spec, queued.measure.min_seconds, start)
         return self._durations.expected_s(queued.spec, queued.measure, start)
 
-    def announced_s(self, queued: QueuedTrial) -> float:
+    def announced_s(self, queued: Attempt) -> float:
         """Seconds of a trial that the preview counted with; 0 where nothing tells trials apart."""
         return 0.0 if queued.role == "burst" else self._durations.announced_s(queued.spec, queued.measure)
 
@@ -388,7 +385,7 @@ class TrialQueue:
         """True if expected times come from trials that ran; else they are the least that settings allow."""
         return self._pace.typical_s > 0
 
-    def stop_above_s(self, queued: QueuedTrial) -> float | None:
+    def stop_above_s(self, queued: Attempt) -> float | None:
         """Mean step time above which a trial's measurement ends early; None measures it to its end.
 
         Only the search's own trials may: what is repeated to see scatter or drift, or to settle, is compared whole.
@@ -432,7 +429,7 @@ class TrialQueue:
             **self._outlook.predicted(learns=self._strategy.learns),
         )
 
-    def _rounds(self, specs: Sequence[TrialSpec]) -> list[QueuedTrial]:
+    def _rounds(self, specs: Sequence[TrialSpec]) -> list[Attempt]:
         """Lists every repeat: in rounds of all trials, so that repeats are far apart, or together in a listed order."""
         ordered = run_order(specs, seed=self._run.seed, order=self._run.order, graphs_of=graphs_of)
         numbers = {spec.trial_id: self._ordinary(spec.trial_id) for spec in ordered}
@@ -443,7 +440,7 @@ class TrialQueue:
         pairs.sort(key=lambda pair: bool(self._last) and (pair[0].trial_id, pair[1]) in self._last)
         return [self._trial(spec, repeat, self._run.measure) for spec, repeat in pairs]
 
-    def _bursts(self, specs: Sequence[TrialSpec]) -> list[QueuedTrial]:
+    def _bursts(self, specs: Sequence[TrialSpec]) -> list[Attempt]:
         """Lists the bursts of trials, in the order they run."""
         assert self._ladder is not None, "a burst is the first step of a ladder"
         burst, number = self._ladder.rule.burst(self._run.measure), FIRST_BURST_REPEAT
@@ -451,7 +448,7 @@ class TrialQueue:
         ordered.sort(key=lambda spec: (spec.trial_id, number) in self._last)  # as in `_rounds`
         return [self._trial(spec, number, burst, "burst") for spec in ordered if (spec.trial_id, 0) not in self.done]
 
-    def _first_runs(self, specs: Sequence[TrialSpec]) -> list[QueuedTrial]:
+    def _first_runs(self, specs: Sequence[TrialSpec]) -> list[Attempt]:
         """Lists the first runs of proposed trials."""
         if self._ladder is None:
             return [self._trial(spec, 0, self._run.measure) for spec in specs]
@@ -475,10 +472,10 @@ class TrialQueue:
         free = (number for number in itertools.count() if (trial_id, number) not in self._long)
         return [*itertools.islice(free, count)]
 
-    def _trial(self, spec: TrialSpec, repeat: int, measure: Measure, role: Role = "trial") -> QueuedTrial:
-        return QueuedTrial(spec=spec, trial_id=spec.trial_id, repeat=repeat, measure=measure, role=role)
+    def _trial(self, spec: TrialSpec, repeat: int, measure: Measure, role: Role = "trial") -> Attempt:
+        return Attempt(spec=spec, repeat=repeat, measure=measure, role=role)
 
-    def _due_reference(self, queued: QueuedTrial, nodes: str) -> QueuedTrial | None:
+    def _due_reference(self, queued: Attempt, nodes: str) -> Attempt | None:
         """The next repeat of the reference trial, if it is due on these nodes; else None."""
         if queued.role not in ("trial", "race"):
             return None

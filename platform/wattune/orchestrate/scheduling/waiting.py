@@ -6,9 +6,9 @@ from operator import itemgetter
 from typing import Final
 
 from wattune.catalog.hardware import ClusterSpec
+from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.run_order import workers_of
-from wattune.orchestrate.scheduling.study_run import QueuedTrial
 from wattune.trial import TrialResult, TrialStatus
 
 WORTH_REPEATING: Final = (TrialStatus.COMPLETED, TrialStatus.INVALID)
@@ -30,12 +30,12 @@ class Waiting:
             left_out: Names of folders whose trials do not run.
         """
         self._done = done
-        self._lines: dict[Hashable, deque[tuple[int, QueuedTrial]]] = defaultdict(deque)
+        self._lines: dict[Hashable, deque[tuple[int, Attempt]]] = defaultdict(deque)
         self._num_queued = 0
         self._worthwhile: dict[tuple[str, int], Hashable] = {}
-        self._stranded: list[QueuedTrial] = []
-        self._given_up: list[QueuedTrial] = []
-        self._held: dict[Hashable, list[QueuedTrial]] = {}
+        self._stranded: list[Attempt] = []
+        self._given_up: list[Attempt] = []
+        self._held: dict[Hashable, list[Attempt]] = {}
         self.left_out = set(left_out)
         """Folder names of trials that this call does not queue (again)."""
         self.num_worthwhile: Counter[Hashable] = Counter()
@@ -61,12 +61,12 @@ class Waiting:
         return bool(self._held)
 
     @property
-    def stranded(self) -> tuple[QueuedTrial, ...]:
+    def stranded(self) -> tuple[Attempt, ...]:
         """Trials whose nodes do not exist."""
         return tuple(self._stranded)
 
     @property
-    def failed(self) -> tuple[QueuedTrial, ...]:
+    def failed(self) -> tuple[Attempt, ...]:
         """Trials that this call does not start any more: the cluster failed them, or all of their kind failed."""
         return (*self._given_up, *(queued for held in self._held.values() for queued in held))
 
@@ -78,12 +78,12 @@ class Waiting:
         """Returns whether a trial waits for a cluster of this kind."""
         return any(line[0][1].spec.cluster == cluster for line in self._lines.values() if line)
 
-    def in_order(self) -> list[QueuedTrial]:
+    def in_order(self) -> list[Attempt]:
         """Lists the queued trials that are worth running, in order over all kinds of devices."""
         every = sorted((one for line in self._lines.values() for one in line), key=itemgetter(0))
         return [queued for _, queued in every if not self._is_needless(queued)]
 
-    def add(self, trials: Iterable[QueuedTrial]) -> None:
+    def add(self, trials: Iterable[Attempt]) -> None:
         """Queues trials after all others of their kind of device, unless they are done, left out or held."""
         for queued in trials:
             known = (queued.trial_id, queued.repeat) in self._done or queued.name in self.left_out
@@ -93,7 +93,7 @@ class Waiting:
                 if not self._is_needless(queued):
                     self._count(queued)
 
-    def add_first(self, queued: QueuedTrial) -> None:
+    def add_first(self, queued: Attempt) -> None:
         """Queues a trial before all others of its kind of device."""
         if self._holds(queued):
             return
@@ -107,7 +107,7 @@ class Waiting:
             self.add_first(queued)
         self._stranded.clear()
 
-    def give_up(self, queued: QueuedTrial) -> None:
+    def give_up(self, queued: Attempt) -> None:
         """Leaves a trial that the cluster failed to a later call."""
         self._given_up.append(queued)
         self.left_out.add(queued.name)
@@ -135,7 +135,7 @@ class Waiting:
         heads = sorted((line[0][0], _device(line)) for line in self._lines.values() if line)
         return list(dict.fromkeys(device for _, device in heads))
 
-    def heads(self, device: str, slots: Slots) -> list[QueuedTrial]:
+    def heads(self, device: str, slots: Slots) -> list[Attempt]:
         """Lists the first trial of each line for a kind of device, in order.
 
         Trials before it that are not worth running leave the line, and so do those whose nodes do not exist.
@@ -149,7 +149,7 @@ class Waiting:
                 self.uncount(queued.trial_id, queued.repeat)
         return [queued for _, queued in sorted((line[0] for line in lines if line), key=itemgetter(0))]
 
-    def take(self, queued: QueuedTrial) -> None:
+    def take(self, queued: Attempt) -> None:
         """Removes a trial that runs now: the first of its line."""
         first = self._lines[_line_of(queued)].popleft()
         assert first[1] is queued, "the first of its line"
@@ -161,14 +161,14 @@ class Waiting:
         if workers is not None:
             self.num_worthwhile[workers] -= 1
 
-    def _count(self, queued: QueuedTrial) -> None:
+    def _count(self, queued: Attempt) -> None:
         """Counts a trial that is going to run."""
         key, workers = (queued.trial_id, queued.repeat), workers_of(queued.spec)
         if key not in self._worthwhile:
             self._worthwhile[key] = workers
             self.num_worthwhile[workers] += 1
 
-    def _holds(self, queued: QueuedTrial) -> bool:
+    def _holds(self, queued: Attempt) -> bool:
         """Keeps a trial from starting, if all of its kind failed; returns whether it does."""
         held = self._held.get(workers_of(queued.spec))
         if held is None:
@@ -177,17 +177,17 @@ class Waiting:
         self.left_out.add(queued.name)
         return True
 
-    def _is_needless(self, queued: QueuedTrial) -> bool:
+    def _is_needless(self, queued: Attempt) -> bool:
         """Returns whether a repeat would only confirm that its trial fails."""
         first = self._done.get((queued.trial_id, 0)) if queued.repeat else None
         return first is not None and first.status not in WORTH_REPEATING
 
 
-def _line_of(queued: QueuedTrial) -> Hashable:
+def _line_of(queued: Attempt) -> Hashable:
     """Returns a key that is equal for trials which the same free nodes suit."""
     return workers_of(queued.spec), queued.avoid
 
 
-def _device(line: deque[tuple[int, QueuedTrial]]) -> str:
+def _device(line: deque[tuple[int, Attempt]]) -> str:
     """The kind of device of a line that is not empty."""
     return line[0][1].spec.cluster.device

@@ -16,7 +16,7 @@ from wattune.orchestrate.lanes import client
 from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.lanes.messages import Answer
 
-ASSIGNMENT: Any = SimpleNamespace(name="a-0", node_names={"id0": "n0"})
+ASSIGNMENT: Any = SimpleNamespace(attempt=SimpleNamespace(name="a-0"), node_names={"id0": "n0"})
 
 
 class Keeper:

@@ -8,6 +8,8 @@ import pytest
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import OWN_MODEL
 from wattune.errors import NodeError
+from wattune.orchestrate.attempt import Attempt
+from wattune.orchestrate.cluster import Node
 from wattune.orchestrate.lanes import command_worker
 from wattune.orchestrate.lanes.command_worker import _devices, _failed, _provenance, held_port
 from wattune.orchestrate.lanes.messages import Assignment, GroupKey, Report, WorkerPlace
@@ -26,16 +28,11 @@ SPEC = TrialSpec(
 )
 NAMES = {f"GPU-{index}": f"gpu{index}" for index in range(4)}
 KEY = GroupKey.of(SPEC, {"CPU": 0.5, "GPU": 1.0})
+NODES = tuple(Node(node_id=f"id{n}", name=f"n{n}", address="", num_cpus=2, num_gpus=0) for n in range(2))
 ASSIGNMENT = Assignment(
-    name="a-0",
-    spec=SPEC,
-    measure=Measure(),
-    seed=0,
+    attempt=Attempt(spec=SPEC, repeat=0, measure=Measure(), nodes=NODES),
     key=KEY,
-    node_names={"id0": "n0", "id1": "n1"},
-    device_names={},
-    sampler_cpus={},
-    fresh=False,
+    sensed={},
 )
 
 

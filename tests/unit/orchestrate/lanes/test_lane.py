@@ -10,6 +10,8 @@ from virtual_time import run_in_virtual_time
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
+from wattune.orchestrate.attempt import Attempt
+from wattune.orchestrate.cluster import Node
 from wattune.orchestrate.failures import Cause
 from wattune.orchestrate.lanes import lane as lane_module
 from wattune.orchestrate.lanes.lane import Lane
@@ -30,19 +32,23 @@ HANGS_S = 1e6
 """Longer than a lane waits for anything. Time is virtual here: waiting is free, and no wait ends too early."""
 
 
-def assignment(name: str = "a-0", *, engine: str = "torch", fresh: bool = False, timeout_s: float = 60) -> Assignment:
+def assignment(label: str = "a", *, engine: str = "torch", fresh: bool = False, timeout_s: float = 60) -> Assignment:
     spec = replace(SPEC, engine=engine)
-    return Assignment(
-        name=name,
+    attempt = Attempt(
         spec=spec,
+        repeat=0,
         measure=Measure(timeout_s=timeout_s),
-        seed=0,
-        key=GroupKey.of(spec, {"CPU": 1.0}),
-        node_names={"id0": "n0"},
-        device_names={},
-        sampler_cpus={},
-        fresh=fresh,
+        tags={"label": label},
+        nodes=(Node(node_id="id0", name="n0", address="", num_cpus=2, num_gpus=0),),
+        isolation="fresh" if fresh else "warm",
     )
+    return Assignment(attempt=attempt, key=GroupKey.of(spec, {"CPU": 1.0}), sensed={})
+
+
+def label_of(assigned: RankAssignment) -> str:
+    """Returns the name that the test gave the trial of a rank."""
+    assert assigned.assignment is not None
+    return assigned.assignment.attempt.tags["label"]
 
 
 def worker_place(number: int, node_id: str = "id0", device_index: int | None = None) -> WorkerPlace:
@@ -185,9 +191,9 @@ def test_another_engine_and_a_fresh_trial_get_their_own_workers() -> None:
 def test_a_worker_that_dies_costs_its_trial_and_nothing_more() -> None:
     async def act(worker: Worker, assigned: RankAssignment) -> Report:
         assert assigned.assignment is not None
-        if assigned.assignment.name == "dies" and assigned.rank == 1:
+        if label_of(assigned) == "dies" and assigned.rank == 1:
             raise asyncio.CancelledError
-        if assigned.assignment.name == "dies":
+        if label_of(assigned) == "dies":
             await asyncio.sleep(HANGS_S)
         return await worker.deliver(assigned)
 
@@ -223,7 +229,7 @@ def test_the_reason_train_reports_first_is_the_answer() -> None:
 def test_out_of_memory_on_one_rank_frees_the_others_and_keeps_the_group() -> None:
     async def act(worker: Worker, assigned: RankAssignment) -> Report:
         assert assigned.assignment is not None
-        if assigned.assignment.name != "large":
+        if label_of(assigned) != "large":
             return await worker.deliver(assigned)
         if assigned.rank == 1:
             outcome = RankOutcome(rank=1, status=TrialStatus.OUT_OF_MEMORY, reason="rank 1: out of memory")
@@ -248,7 +254,7 @@ def test_a_failure_in_the_profiled_pass_frees_the_others_and_leaves_the_trial_co
     async def act(worker: Worker, assigned: RankAssignment) -> Report:
         assert assigned.assignment is not None
         lane = worker.workers.lane
-        if assigned.assignment.name == "next":
+        if label_of(assigned) == "next":
             return await worker.deliver(assigned)
         if assigned.rank == 1:
             first = replace(completed(1), reason="rank 1: out of memory")
@@ -256,7 +262,7 @@ def test_a_failure_in_the_profiled_pass_frees_the_others_and_leaves_the_trial_co
             return await worker.deliver(assigned)
         order = await lane.stop_order(worker.group, assigned.number)
         assert order is not None and order.kind == "free"
-        broken = assigned.assignment.name == "breaks"
+        broken = label_of(assigned) == "breaks"
         return await worker.deliver(assigned, crashed(0) if broken else completed(0))
 
     async def scenario(workers: Workers) -> None:
@@ -275,11 +281,11 @@ def test_a_failure_in_the_profiled_pass_frees_the_others_and_leaves_the_trial_co
 def test_a_rank_that_cannot_be_freed_is_ended() -> None:
     async def act(worker: Worker, assigned: RankAssignment) -> Report:
         assert assigned.assignment is not None
-        if assigned.assignment.name == "large" and assigned.rank == 1:
+        if label_of(assigned) == "large" and assigned.rank == 1:
             outcome = RankOutcome(rank=1, status=TrialStatus.OUT_OF_MEMORY, reason="rank 1: out of memory")
             worker.workers.lane.failing(worker.group, assigned.number, outcome, keeps_group=True)
             return await worker.deliver(assigned, outcome)
-        if assigned.assignment.name == "large":
+        if label_of(assigned) == "large":
             await asyncio.sleep(HANGS_S)
         return await worker.deliver(assigned)
 
@@ -296,7 +302,7 @@ def test_a_rank_that_cannot_be_freed_is_ended() -> None:
 def test_an_error_of_the_engine_replaces_the_group() -> None:
     async def act(worker: Worker, assigned: RankAssignment) -> Report:
         assert assigned.assignment is not None
-        if assigned.assignment.name == "wrong":
+        if label_of(assigned) == "wrong":
             worker.workers.lane.failing(worker.group, assigned.number, crashed(assigned.rank), keeps_group=False)
             return await worker.deliver(assigned, crashed(assigned.rank))
         return await worker.deliver(assigned)
@@ -313,7 +319,7 @@ def test_an_error_of_the_engine_replaces_the_group() -> None:
 def test_a_hang_is_reported_with_the_stacks_of_every_rank() -> None:
     async def act(worker: Worker, assigned: RankAssignment) -> Report:
         assert assigned.assignment is not None
-        if assigned.assignment.name != "hangs":
+        if label_of(assigned) != "hangs":
             return await worker.deliver(assigned)
         lane = worker.workers.lane
         if assigned.rank == 0:
@@ -339,7 +345,7 @@ def test_a_hang_is_reported_with_the_stacks_of_every_rank() -> None:
 def test_a_trial_whose_watchdogs_do_not_answer_ends_too() -> None:
     async def act(worker: Worker, assigned: RankAssignment) -> Report:
         assert assigned.assignment is not None
-        if assigned.assignment.name == "dead":
+        if label_of(assigned) == "dead":
             await asyncio.sleep(HANGS_S)
         return await worker.deliver(assigned)
 
@@ -355,7 +361,7 @@ def test_memory_that_did_not_come_back_replaces_the_group_and_not_the_result() -
     async def act(worker: Worker, assigned: RankAssignment) -> Report:
         assert assigned.assignment is not None
         await worker.deliver(assigned)
-        leaks = assigned.assignment.name == "leaks" and assigned.rank == 1
+        leaks = label_of(assigned) == "leaks" and assigned.rank == 1
         return Report(problem="memory did not come back: 500 MiB") if leaks else CLEAN
 
     async def scenario(workers: Workers) -> None:
@@ -378,15 +384,16 @@ def test_a_trial_can_be_stopped_while_it_runs() -> None:
     async def scenario(workers: Workers) -> None:
         pending = asyncio.create_task(workers.lane.run(assignment("hot")))
         await asyncio.sleep(0.1)
-        assert workers.lane.progress() == ("hot", "start", 0, None)
-        assert workers.lane.spans("hot") == {0: "spans of 0", 1: "spans of 1"} and workers.lane.spans("another") == {}
+        name = f"{SPEC.trial_id}-0"
+        assert workers.lane.progress() == (name, "start", 0, None)
+        assert workers.lane.spans(name) == {0: "spans of 0", 1: "spans of 1"} and workers.lane.spans("another") == {}
         assert not workers.lane.stop_trial("another", "no")
-        assert workers.lane.stop_trial("hot", "3000 W") and not workers.lane.stop_trial("hot", "again")
+        assert workers.lane.stop_trial(name, "3000 W") and not workers.lane.stop_trial(name, "again")
         answer = await pending
         assert answer.cause is not None
         assert (answer.cause.status, answer.cause.reason) == (TrialStatus.ABORTED, "3000 W")
         assert await workers.lane.settle() == ""
-        assert workers.lane.progress() is None and workers.lane.spans("hot") == {}
+        assert workers.lane.progress() is None and workers.lane.spans(name) == {}
 
     assert run(scenario, act).num_groups == 1
 
@@ -442,7 +449,7 @@ def test_workers_that_never_start_fail_the_trial_and_the_next_one_tries_again() 
 def test_trials_that_kill_their_workers_again_and_again_do_not_cost_a_good_one() -> None:
     async def act(worker: Worker, assigned: RankAssignment) -> Report:
         assert assigned.assignment is not None
-        if assigned.assignment.name.startswith("dies"):
+        if label_of(assigned).startswith("dies"):
             raise asyncio.CancelledError
         return await worker.deliver(assigned)
 
@@ -459,7 +466,7 @@ def test_a_dead_worker_is_found_behind_the_error_of_the_rank_that_missed_it() ->
 
     async def act(worker: Worker, assigned: RankAssignment) -> Report:
         assert assigned.assignment is not None
-        if assigned.assignment.name != "killed":
+        if label_of(assigned) != "killed":
             return await worker.deliver(assigned)
         if assigned.rank == 1:
             worker.workers.dead.add(worker.number)

@@ -8,6 +8,8 @@ import pytest
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
+from wattune.orchestrate.attempt import Attempt
+from wattune.orchestrate.cluster import Node
 from wattune.orchestrate.lanes.messages import Assignment, GroupKey, Place, Report, WorkerPlace
 from wattune.orchestrate.lanes.worker_group import Group, LaneError, Trial, assign_ranks
 from wattune.plans.axes import Plan
@@ -21,17 +23,18 @@ SPEC = TrialSpec(
     workload=Workload(seq_len=8, global_batch_size=8),
     plan=Plan(),
 )
-ASSIGNMENT = Assignment(
-    name="a-0",
-    spec=SPEC,
-    measure=Measure(),
-    seed=0,
-    key=GroupKey.of(SPEC, {"CPU": 1.0}),
-    node_names={"id0": "n0"},
-    device_names={},
-    sampler_cpus={},
-    fresh=False,
-)
+
+
+def node(number: int) -> Node:
+    return Node(node_id=f"id{number}", name=f"n{number}", address="", num_cpus=2, num_gpus=0)
+
+
+def asked(spec: TrialSpec, *nodes: Node) -> Assignment:
+    attempt = Attempt(spec=spec, repeat=0, measure=Measure(), nodes=nodes)
+    return Assignment(attempt=attempt, key=GroupKey.of(spec, {"CPU": 1.0}), sensed={})
+
+
+ASSIGNMENT = asked(SPEC, node(0))
 
 
 def worker_place(number: int, node_id: str = "id0", device_index: int | None = None) -> WorkerPlace:
@@ -55,7 +58,7 @@ def trial(group: Group) -> Trial:
 
 @pytest.mark.parametrize(("order", "workers_of_ranks"), [("topology", [0, 1]), ((1, 0), [1, 0])])
 def test_the_plans_order_gives_each_rank_its_worker(order: Any, workers_of_ranks: list[int]) -> None:
-    ordered = replace(ASSIGNMENT, spec=replace(SPEC, plan=Plan(rank_order=order)))
+    ordered = asked(replace(SPEC, plan=Plan(rank_order=order)), node(0))
     ranks = assign_ranks(ordered, {0: worker_place(0), 1: worker_place(1)}, number=1, meeting="m")
     assert [number for rank in (0, 1) for number, one in ranks.items() if one.rank == rank] == workers_of_ranks
     assert [ranks[number].slot.device for number in workers_of_ranks] == workers_of_ranks
@@ -63,7 +66,7 @@ def test_the_plans_order_gives_each_rank_its_worker(order: Any, workers_of_ranks
 
 def test_ranks_are_counted_by_node() -> None:
     spec = replace(SPEC, cluster=ClusterSpec(device="cpu", num_nodes=2, devices_per_node=2))
-    two = replace(ASSIGNMENT, spec=spec, node_names={"id1": "n1", "id0": "n0"})
+    two = asked(spec, node(1), node(0))
     where = [("id0", 5), ("id1", 0), ("id0", 3), ("id1", 1)]
     workers = {number: worker_place(number, node_id, index) for number, (node_id, index) in enumerate(where)}
     ranks = assign_ranks(two, workers, number=1, meeting="m")
@@ -89,7 +92,7 @@ def test_each_trial_of_a_group_has_a_number_and_a_meeting_of_its_own(group: Grou
     assert (first.number, second.number) == (1, 2) and group.trial is second
     assert {rank.meeting for rank in first.ranks.values()} == {"trial-1"}
     assert {rank.meeting for rank in second.ranks.values()} == {"trial-2"}
-    assert second.name == "a-0" and all(rank.number == 2 for rank in second.ranks.values())
+    assert second.name == f"{SPEC.trial_id}-0" and all(rank.number == 2 for rank in second.ranks.values())
 
 
 def test_ranks_that_only_meet_get_nothing_to_train(group: Group) -> None:

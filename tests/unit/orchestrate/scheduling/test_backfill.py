@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
+from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster, Node
 from wattune.orchestrate.scheduling.backfill import Reservations, closed_domains
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.nodes import Slots
-from wattune.orchestrate.scheduling.study_run import QueuedTrial, StudyRun
+from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.orchestrate.scheduling.trial_queue import TrialQueue
 from wattune.plans.axes import Plan
 from wattune.search.strategy import make_strategy
@@ -55,7 +56,7 @@ class Guessing(TrialQueue):
     guesses: dict[str, float]
     knows_times = True
 
-    def expected_s(self, queued: QueuedTrial) -> float:
+    def expected_s(self, queued: Attempt) -> float:
         return self.guesses[queued.trial_id]
 
 
@@ -91,7 +92,7 @@ def play(nodes: list[Node], jobs: list[Job], *, budget: Budget | None = None) ->
     queue.guesses = {spec.trial_id: job.expected_s for spec, job in zip(specs, jobs, strict=True)}
     slots = Slots(Cluster(nodes=tuple(nodes), driver_node_id=nodes[0].node_id))
     played = Played({}, {}, {}, {}, {})
-    running: list[tuple[float, int, QueuedTrial]] = []
+    running: list[tuple[float, int, Attempt]] = []
     while True:
         while (found := queue.pop(slots, lambda _queued: True)) is not None:
             queued, chosen = found
@@ -221,14 +222,14 @@ def test_before_anything_is_measured_trials_start_beside_kept_nodes_only(world, 
     controller = world.controller([large, replace(large, plan=Plan(micro_batch_size=2)), *small])
     first = controller.next("t0")
     beside = controller.next("t1")
-    assert first.queued.spec == large and beside.queued.spec == small[0] and beside.tags["nodes"] == "n2"
+    assert first.spec == large and beside.spec == small[0] and beside.tags["nodes"] == "n2"
     assert controller.next("t2") is None
 
 
 def test_a_reservation_stays_until_its_nodes_leave(new_node) -> None:
-    def queued(num_nodes: int) -> QueuedTrial:
+    def queued(num_nodes: int) -> Attempt:
         spec = spec_of(num_nodes, num_nodes)
-        return QueuedTrial(spec=spec, trial_id=spec.trial_id, repeat=0, measure=Measure())
+        return Attempt(spec=spec, repeat=0, measure=Measure())
 
     nodes = lone(3)
     slots = Slots(Cluster(nodes=tuple(nodes), driver_node_id="n000"))

@@ -18,7 +18,7 @@ from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
 
 def sizes(trials) -> list[int]:
     """Micro-batch size of each trial."""
-    return [one.queued.spec.plan.micro_batch_size for one in trials]
+    return [one.spec.plan.micro_batch_size for one in trials]
 
 
 def test_the_budget_of_trials_counts_what_was_done_before(world, specs) -> None:
@@ -79,7 +79,7 @@ def test_a_trial_whose_driver_dies_is_tried_three_times_and_then_left_to_a_later
     controller = world.controller(specs, strategy=strategy)
     for number in range(MOST_TRIES):
         running = controller.next(f"t{number}")
-        assert running.queued.spec == specs[0] and running.tags.get("attempt", "1") == str(number + 1)
+        assert running.spec == specs[0] and running.tags.get("attempt", "1") == str(number + 1)
         controller.finish(f"t{number}", error=True)
         found = world.result(specs[0])
         assert found.status is TrialStatus.INFRA_FAILED and found.tags[CAUSE_TAG] == Cause.HEAD
@@ -122,7 +122,7 @@ def test_causes_are_counted_apart(world, specs) -> None:
 
 def fail(world, controller, running, tune_id: str, cause: Cause, *, nodes: tuple[str, ...] = ()) -> None:
     """Ends a trial with a failure of the cluster, as `run_trial` does."""
-    queued = running.queued
+    queued = running
     world.write(queued.spec, queued.repeat, tags=dict(running.tags))
     folder = world.study.trial(queued.trial_id, queued.repeat)
     folder.write_result(Failure(cause, f"{cause} of trial {queued.trial_id}", nodes).of(folder.result()))
@@ -135,11 +135,11 @@ def test_a_trial_is_tried_again_on_other_nodes_and_waits_for_them(world, specs, 
     first, second = controller.next("t0"), controller.next("t1")
     fail(world, controller, first, "t0", Cause.PLACEMENT)
     third = controller.next("t2")
-    assert third.queued.spec == specs[2] and third.nodes == first.nodes, "others may use its node"
+    assert third.spec == specs[2] and third.nodes == first.nodes, "others may use its node"
     assert controller.next("t3") is None and controller.ending is None, "the other node is taken"
     world.run(controller, second, "t1")
     again = controller.next("t3")
-    assert again.queued.spec == first.queued.spec and again.nodes == second.nodes
+    assert again.spec == first.spec and again.nodes == second.nodes
 
 
 def test_only_the_node_at_fault_is_avoided(world, make_specs, new_node) -> None:
@@ -167,7 +167,7 @@ def test_failures_of_one_kind_in_a_row_stop_it_and_the_rest_goes_on(world, make_
         end(world, controller, running, f"t{number}", TrialStatus.CRASHED, f"rank {number}: no /lib/cuda{number}.so")
     (stopped,) = (one for one in world.heard if isinstance(one, RowStopped))
     assert (stopped.count, stopped.num_held, stopped.engine) == (MOST_ALIKE, 3, "torch")
-    assert [one.queued.spec.engine for one in world.drain(controller)] == ["deepspeed"] * 2
+    assert [one.spec.engine for one in world.drain(controller)] == ["deepspeed"] * 2
     assert controller.ending == "failures" and controller.num_left == 3
     assert controller.stopped == [str(stopped)] and "were crashed" in str(stopped)
     assert sizes(world.drain(world.controller([*torch, *other]))) == [6, 7, 8], "the same command tries on"
@@ -175,8 +175,8 @@ def test_failures_of_one_kind_in_a_row_stop_it_and_the_rest_goes_on(world, make_
 
 def end(world, controller, running, tune_id: str, status: TrialStatus, reason: str) -> None:
     """Ends a trial with a status and a reason."""
-    world.write(running.queued.spec, running.queued.repeat, status, tags=dict(running.tags))
-    folder = world.study.trial(running.queued.trial_id, running.queued.repeat)
+    world.write(running.spec, running.repeat, status, tags=dict(running.tags))
+    folder = world.study.trial(running.trial_id, running.repeat)
     folder.write_result(replace(folder.result(), reason=reason))
     controller.finish(tune_id, error=False)
 
@@ -203,7 +203,7 @@ def test_failed_trials_run_again_if_asked_and_what_they_left_stays(world, specs)
     preview = [one for one in world.heard if isinstance(one, Preview)][-1]
     assert (preview.num_again, preview.num_done) == (1, 2)
     (running,) = world.drain(controller)
-    assert running.queued.spec == specs[0] and running.tags["attempt"] == "2"
+    assert running.spec == specs[0] and running.tags["attempt"] == "2"
     folder = world.study.trial(specs[0].trial_id, 0)
     assert [one.status for one in folder.attempts()] == [TrialStatus.CRASHED]
     assert world.result(specs[0]).status is TrialStatus.COMPLETED
@@ -244,7 +244,7 @@ def test_a_full_disk_stops_the_study_in_order_and_costs_no_result(world, specs, 
 def test_a_result_that_arrived_counts_though_the_driver_died_after_it(world, specs) -> None:
     controller = world.controller(specs)
     running = controller.next("t0")
-    world.write(running.queued.spec)
+    world.write(running.spec)
     controller.finish("t0", error=True)
     assert world.result(specs[0]).status is TrialStatus.COMPLETED
 
@@ -284,10 +284,10 @@ def test_an_interrupt_marks_running_trials_and_keeps_results_that_arrived(world,
     world.nodes.append(new_node("n1"))
     controller = world.controller(specs)
     first, second = controller.next("t0"), controller.next("t1")
-    world.write(first.queued.spec)
+    world.write(first.spec)
     controller.interrupt()
-    assert world.result(first.queued.spec).status is TrialStatus.COMPLETED
-    assert world.result(second.queued.spec).status is TrialStatus.INTERRUPTED
+    assert world.result(first.spec).status is TrialStatus.COMPLETED
+    assert world.result(second.spec).status is TrialStatus.INTERRUPTED
     assert world.heard[-1].result.status is TrialStatus.INTERRUPTED
     assert controller.ending == "interrupted" and controller.next("t2") is None
     assert controller.num_left == 2, "the one that was stopped, and the one that never began"
@@ -300,7 +300,7 @@ def test_a_trial_that_completes_while_it_is_marked_stays_completed(world, specs,
 
     def completes(folder: TrialFolder, spec: TrialSpec) -> None:
         monkeypatch.setattr(TrialFolder, "write_spec", write_spec)
-        world.write(running.queued.spec)
+        world.write(running.spec)
 
     monkeypatch.setattr(TrialFolder, "write_spec", completes)
     controller.interrupt()
@@ -373,15 +373,15 @@ def test_a_node_that_dies_takes_its_trial_to_another_one(world, specs, new_node,
     world.nodes.pop()
     dying, living = (first, second) if first.tags["nodes"] == "n1" else (second, first)
     world.run(controller, dying, "t0" if dying is first else "t1", TrialStatus.CRASHED)
-    marked = world.result(dying.queued.spec)
+    marked = world.result(dying.spec)
     assert marked.status is TrialStatus.INFRA_FAILED and world.heard[-1].again
     assert marked.reason == "node n1 left the cluster; made up"
     assert (marked.tags[CAUSE_TAG], marked.tags[NODES_TAG]) == (Cause.NODE_LOST, "n1")
     world.run(controller, living, "t1" if dying is first else "t0")
     again = controller.next("t2")
-    assert again.queued.spec == dying.queued.spec and again.tags["nodes"] == "n0"
+    assert again.spec == dying.spec and again.tags["nodes"] == "n0"
     world.run(controller, again, "t2")
-    assert world.result(dying.queued.spec).status is TrialStatus.COMPLETED
+    assert world.result(dying.spec).status is TrialStatus.COMPLETED
 
 
 def test_a_trial_of_a_dead_node_that_still_counts_as_alive_is_run_again(world, specs, new_node) -> None:
@@ -394,10 +394,10 @@ def test_a_trial_of_a_dead_node_that_still_counts_as_alive_is_run_again(world, s
     world.nodes = [node for node in world.nodes if node.name != "n1"]
     assert controller.next("t2") is None, "no repeat on the dead node, though the last look was a moment ago"
     world.run(controller, living, "t1" if dying is first else "t0", TrialStatus.CRASHED)
-    assert world.result(dying.queued.spec).status is TrialStatus.INFRA_FAILED
-    assert world.result(living.queued.spec).status is TrialStatus.CRASHED
-    assert controller.next("t3").queued.spec == dying.queued.spec
-    assert len(world.study.trial(dying.queued.trial_id, 0).attempts()) == 1, "its node's death counts once"
+    assert world.result(dying.spec).status is TrialStatus.INFRA_FAILED
+    assert world.result(living.spec).status is TrialStatus.CRASHED
+    assert controller.next("t3").spec == dying.spec
+    assert len(world.study.trial(dying.trial_id, 0).attempts()) == 1, "its node's death counts once"
 
 
 def test_a_study_names_missing_nodes_and_goes_on_with_those_it_has(world, make_specs, new_node, monkeypatch) -> None:
@@ -410,7 +410,7 @@ def test_a_study_names_missing_nodes_and_goes_on_with_those_it_has(world, make_s
     world.nodes.pop()
     world.run(controller, running, "t0")
     running = controller.next("t1")
-    assert running.queued.spec == small[1]
+    assert running.spec == small[1]
     world.run(controller, running, "t1")
     assert controller.next("t2") is None and controller.ending == "nodes" and controller.num_left == 1
     assert controller.missing == ["2x1 cpu needs 2 node(s) with 1 device(s) cpu each; the cluster has n0: 2 CPU"]
@@ -421,7 +421,7 @@ def test_a_study_names_missing_nodes_and_goes_on_with_those_it_has(world, make_s
     assert placement.missing == tuple(controller.missing)
 
     world.nodes.append(new_node("n2"))
-    assert world.drain(world.controller([*small[:1], *large, *small[1:]]))[0].queued.spec == large[0]
+    assert world.drain(world.controller([*small[:1], *large, *small[1:]]))[0].spec == large[0]
 
 
 def test_a_node_that_joins_serves_trials_that_waited_for_it(world, make_specs, new_node, monkeypatch) -> None:
@@ -429,10 +429,10 @@ def test_a_node_that_joins_serves_trials_that_waited_for_it(world, make_specs, n
     large, small = make_specs(1, ClusterSpec(device="cpu", num_nodes=2, devices_per_node=1)), make_specs(1)
     controller = world.controller([*large, *small])
     running = controller.next("t0")
-    assert running.queued.spec == small[0]
+    assert running.spec == small[0]
     world.nodes.append(new_node("n1"))
     world.run(controller, running, "t0")
-    assert controller.next("t1").queued.spec == large[0]
+    assert controller.next("t1").spec == large[0]
 
 
 def test_a_budget_of_trials_ends_cleanly_and_the_same_command_goes_on(world, specs) -> None:
@@ -529,7 +529,7 @@ def test_a_thousand_trials_in_line_cost_the_same_each(world, make_specs, monkeyp
         chosen_s = time.thread_time() - begun_s
         if running is None:
             break
-        world.write(running.queued.spec, running.queued.repeat)
+        world.write(running.spec, running.repeat)
         begun_s = time.thread_time()
         controller.finish("t", error=False)
         took_s.append(chosen_s + time.thread_time() - begun_s)

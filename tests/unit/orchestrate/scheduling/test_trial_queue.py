@@ -23,13 +23,11 @@ COMPLETED, OUT_OF_MEMORY = TrialStatus.COMPLETED, TrialStatus.OUT_OF_MEMORY
 
 def runs(trials) -> list[tuple[int, int, float]]:
     """Micro-batch size, repeat and least seconds of each trial."""
-    return [
-        (one.queued.spec.plan.micro_batch_size, one.queued.repeat, one.queued.measure.min_seconds) for one in trials
-    ]
+    return [(one.spec.plan.micro_batch_size, one.repeat, one.measure.min_seconds) for one in trials]
 
 
 def references(trials) -> list[int]:
-    return [index for index, one in enumerate(trials) if one.queued.role == "reference"]
+    return [index for index, one in enumerate(trials) if one.role == "reference"]
 
 
 def test_every_repeat_runs_once_in_the_listed_order(world, specs) -> None:
@@ -57,7 +55,7 @@ def test_finalists_run_once_more_and_longer_when_all_else_is_done(world, specs) 
 def grown(world, specs, **more) -> list[tuple[int, int]]:
     """Returns the runs of a second call: size of the micro-batch and repeat."""
     ran = world.drain(world.controller(specs, **more))
-    return [(one.queued.spec.plan.micro_batch_size, one.queued.repeat) for one in ran]
+    return [(one.spec.plan.micro_batch_size, one.repeat) for one in ran]
 
 
 def test_a_study_that_grew_runs_only_what_is_new(world, make_specs) -> None:
@@ -78,7 +76,7 @@ def test_a_trial_that_the_space_has_lost_is_not_raced(world, make_specs) -> None
     world.drain(world.controller(specs, measure=Measure(reference_every=0)))
     left = specs[2:]  # the second trial was as good as the third
     raced = world.drain(world.controller(left, race=race_rule(), candidates=left, measure=Measure(reference_every=0)))
-    assert not {one.queued.trial_id for one in raced} & {spec.trial_id for spec in specs[:2]}
+    assert not {one.trial_id for one in raced} & {spec.trial_id for spec in specs[:2]}
 
 
 def test_a_trial_that_the_space_has_lost_is_not_promoted(world, make_specs) -> None:
@@ -90,7 +88,7 @@ def test_a_trial_that_the_space_has_lost_is_not_promoted(world, make_specs) -> N
     left = specs[:4]  # the best bursts, and the one that was promoted, are none of the space's any more
     more = {"ladder": LADDER, "candidates": left, "measure": measure}
     ran = world.drain(world.controller(left, **more))
-    assert [(one.queued.trial_id, one.queued.repeat) for one in ran] == [(left[3].trial_id, 0)]
+    assert [(one.trial_id, one.repeat) for one in ran] == [(left[3].trial_id, 0)]
 
 
 def test_a_preview_counts_neither_runs_nor_interruptions_of_trials_that_the_space_has_lost(
@@ -121,7 +119,7 @@ def test_what_was_measured_counts_where_only_some_are_tried(world, make_specs, s
     assert len(drawn) == 3
     wider = {"num_trials": 5, "candidates": specs, "measure": Measure(reference_every=0)}
     again = world.drain(world.controller(specs, strategy=make_strategy(strategy, specs, seed=2), **wider))
-    assert len(again) == 2 and not {one.queued.trial_id for one in again} & {one.queued.trial_id for one in drawn}
+    assert len(again) == 2 and not {one.trial_id for one in again} & {one.trial_id for one in drawn}
 
 
 def test_a_strategy_that_learns_counts_the_trials_of_its_space_alone(world, make_specs, learner) -> None:
@@ -146,10 +144,10 @@ def test_repeats_of_a_race_count_when_the_studys_own_grow(world, make_specs) -> 
     world.measured = alike
     specs = make_specs(5)
     first = world.drain(world.controller(specs, race=race_rule(0.4), measure=Measure(reference_every=0)))
-    raced = {one.queued.name for one in first if one.queued.role == "race"}
+    raced = {one.name for one in first if one.role == "race"}
     more = world.drain(world.controller(specs, measure=Measure(reference_every=0, repeats=2)))
-    assert len(raced) == 2 and not raced & {one.queued.name for one in more}
-    assert {f"{spec.trial_id}-1" for spec in specs} == {one.queued.name for one in more} | {
+    assert len(raced) == 2 and not raced & {one.name for one in more}
+    assert {f"{spec.trial_id}-1" for spec in specs} == {one.name for one in more} | {
         name for name in raced if name.endswith("-1")
     }
 
@@ -185,7 +183,7 @@ def test_repeats_of_a_trial_that_failed_are_not_run(world, specs) -> None:
 def test_a_measurement_that_is_invalid_is_repeated(world, specs) -> None:
     controller = world.controller(specs[:1], measure=Measure(repeats=2))
     world.run(controller, controller.next("t0"), "t0", TrialStatus.INVALID)
-    assert controller.next("t1").queued.repeat == 1
+    assert controller.next("t1").repeat == 1
 
 
 def test_a_busy_pool_does_not_hold_up_another(world, make_specs, new_node) -> None:
@@ -196,7 +194,7 @@ def test_a_busy_pool_does_not_hold_up_another(world, make_specs, new_node) -> No
     ]
     controller = world.controller([*make_specs(2, h200), *make_specs(2, h100)])
     placed = [controller.next(f"t{index}") for index in range(3)]
-    assert [(one.queued.spec.cluster.device, one.tags["nodes"]) for one in placed[:2]] == [
+    assert [(one.spec.cluster.device, one.tags["nodes"]) for one in placed[:2]] == [
         ("h200_sxm", "a"),
         ("h100_sxm", "b"),
     ]
@@ -212,15 +210,15 @@ def test_a_large_trial_is_not_overtaken_for_ever_by_small_ones(world, make_specs
     assert controller.next("t1") is None  # the second needs both nodes, and the third waits behind it
     world.run(controller, first, "t0")
     second = controller.next("t1")
-    assert second.queued.spec == large[0] and second.tags["nodes"] == "n0,n1"
+    assert second.spec == large[0] and second.tags["nodes"] == "n0,n1"
 
 
 def test_the_reference_trial_is_measured_again_every_so_many_trials(world, make_specs) -> None:
     specs = make_specs(12)
     ran = world.drain(world.controller(specs, measure=Measure(reference_every=5)))
     assert references(ran) == [5, 11]
-    assert {one.queued.spec for one in ran if one.queued.role == "reference"} == {specs[0]}
-    assert [ran[index].queued.repeat for index in references(ran)] == [
+    assert {one.spec for one in ran if one.role == "reference"} == {specs[0]}
+    assert [ran[index].repeat for index in references(ran)] == [
         FIRST_REFERENCE_REPEAT,
         FIRST_REFERENCE_REPEAT + 1,
     ]
@@ -242,13 +240,13 @@ def test_the_reference_trial_is_the_first_that_completes(world, make_specs) -> N
     specs = make_specs(8)
     world.write(specs[0], status=TrialStatus.OUT_OF_MEMORY)
     ran = world.drain(world.controller(specs, measure=Measure(reference_every=4)))
-    assert [one.queued.spec for one in ran if one.queued.role == "reference"] == [specs[1]]
+    assert [one.spec for one in ran if one.role == "reference"] == [specs[1]]
 
 
 def test_the_reference_trial_can_be_named(world, make_specs) -> None:
     specs = make_specs(8)
     ran = world.drain(world.controller(specs, measure=Measure(reference_every=4), reference=specs[6]))
-    assert [one.queued.spec for one in ran if one.queued.role == "reference"] == [specs[6]] * 3
+    assert [one.spec for one in ran if one.role == "reference"] == [specs[6]] * 3
 
 
 def test_a_continued_study_keeps_its_reference_trial_and_its_count(world, make_specs) -> None:
@@ -257,7 +255,7 @@ def test_a_continued_study_keeps_its_reference_trial_and_its_count(world, make_s
     first = world.drain(controller)
     second = world.drain(world.controller(specs, measure=Measure(reference_every=5)))
     assert references([*first, *second]) == [5, 11]
-    assert [one.queued.repeat for one in second if one.queued.role == "reference"] == [FIRST_REFERENCE_REPEAT + 1]
+    assert [one.repeat for one in second if one.role == "reference"] == [FIRST_REFERENCE_REPEAT + 1]
 
 
 def test_every_lane_counts_to_its_own_reference_trial(world, make_specs, new_node) -> None:
@@ -271,7 +269,7 @@ def test_every_lane_counts_to_its_own_reference_trial(world, make_specs, new_nod
             world.run(controller, running, tune_id)
     by_node = {name: [one for one in seen if one.tags["nodes"] == name] for name in ("n0", "n1")}
     assert all(references(trials)[0] == 3 for trials in by_node.values())
-    repeats = [one.queued.repeat for one in seen if one.queued.role == "reference"]
+    repeats = [one.repeat for one in seen if one.role == "reference"]
     assert len(set(repeats)) == len(repeats)
 
 
@@ -281,9 +279,9 @@ def test_a_strategy_that_learns_is_told_before_it_is_asked(world, make_specs, le
     taught = learner(specs)
     ran = world.drain(world.controller(specs, strategy=taught, num_trials=4, measure=Measure(repeats=2)))
     assert taught.knew[:3] == [1, 2, 3]
-    firsts = [one.queued.spec for one in ran if one.queued.repeat == 0]
+    firsts = [one.spec for one in ran if one.repeat == 0]
     assert firsts == specs[1:4]
-    assert sorted(one.queued.spec.plan.micro_batch_size for one in ran if one.queued.repeat == 1) == [1, 2, 3, 4]
+    assert sorted(one.spec.plan.micro_batch_size for one in ran if one.repeat == 1) == [1, 2, 3, 4]
 
 
 def test_what_a_device_measured_before_its_fp8_peak_was_known_is_learned_from(world, make_specs) -> None:
@@ -315,11 +313,11 @@ def test_a_prediction_is_kept_with_the_first_run_of_the_trial_that_it_proposed(w
     specs = make_specs(3)
     controller = world.controller(specs, strategy=Predicting(specs), num_trials=3, measure=Measure(repeats=2))
     ran = world.drain(controller)
-    values = {one.queued.name: Prediction.of_tags(one.tags) for one in ran}
+    values = {one.name: Prediction.of_tags(one.tags) for one in ran}
     for one in ran:
-        found = values[one.queued.name]
-        assert (found is None) == (one.queued.repeat > 0)
-        assert found is None or found.value == one.queued.spec.plan.micro_batch_size
+        found = values[one.name]
+        assert (found is None) == (one.repeat > 0)
+        assert found is None or found.value == one.spec.plan.micro_batch_size
     plain = world.drain(world.controller(make_specs(2), strategy=learner(make_specs(2))))
     assert all("predicted" not in one.tags for one in plain)
 
@@ -336,13 +334,13 @@ def test_the_full_measurement_after_a_burst_keeps_what_was_predicted_before_it(w
     ran = world.drain(world.controller(specs, strategy=Predicting(specs), num_trials=4, ladder=rule))
     values: dict[str, list[float]] = {}
     for one in ran:
-        values.setdefault(one.queued.trial_id, []).append(Prediction.of_tags(one.tags).value)
+        values.setdefault(one.trial_id, []).append(Prediction.of_tags(one.tags).value)
     assert len(values) == 4 and 2 in map(len, values.values())
     assert all(len(set(one)) == 1 for one in values.values())
 
 
 def first_sizes(ran) -> list[int]:
-    return [one.queued.spec.plan.micro_batch_size for one in ran if one.queued.repeat in (0, FIRST_BURST_REPEAT)]
+    return [one.spec.plan.micro_batch_size for one in ran if one.repeat in (0, FIRST_BURST_REPEAT)]
 
 
 @pytest.mark.parametrize("strategy", ["tpe", "model_guided"])
@@ -385,7 +383,7 @@ def test_a_burst_that_was_stopped_runs_again(world, make_specs, learner) -> None
     specs = make_specs(4)
     world.write(specs[3], FIRST_BURST_REPEAT, TrialStatus.INTERRUPTED, tags={FIDELITY: BURST})
     ran = world.drain(world.controller(specs, strategy=learner(specs), num_trials=2, ladder=LADDER))
-    assert first_sizes(ran)[0] == 4 and ran[0].queued.repeat == FIRST_BURST_REPEAT
+    assert first_sizes(ran)[0] == 4 and ran[0].repeat == FIRST_BURST_REPEAT
 
 
 def test_a_repeat_that_was_stopped_runs_with_the_other_repeats(world, make_specs, learner) -> None:
@@ -400,7 +398,7 @@ def test_a_repeat_that_was_stopped_runs_with_the_other_repeats(world, make_specs
 def test_specs_that_differ_in_cluster_are_different_workers(world, specs) -> None:
     wider = replace(specs[0], cluster=ClusterSpec(device="cpu", devices_per_node=2))
     ran = world.drain(world.controller([*specs, wider], measure=Measure(reference_every=1)))
-    assert all(one.queued.spec.cluster == specs[0].cluster for one in ran if one.queued.role == "reference")
+    assert all(one.spec.cluster == specs[0].cluster for one in ran if one.role == "reference")
 
 
 def left_after_each(world: Any, specs: list[TrialSpec], *statuses: TrialStatus, **options: Any) -> list[int]:
@@ -457,8 +455,8 @@ def test_after_the_search_the_leaders_are_repeated_until_the_share_is_used(world
     measure = Measure(soak_finalists=1, soak_seconds=60)
     specs = make_specs(5)
     ran = world.drain(world.controller(specs, measure=measure, finalists=[specs[1]], race=race_rule(0.8)))
-    assert [one.queued.role for one in ran] == ["trial"] * 5 + ["race"] * 4 + ["finalist"]
-    repeats = [(one.queued.spec.plan.micro_batch_size, one.queued.repeat) for one in ran[5:9]]
+    assert [one.role for one in ran] == ["trial"] * 5 + ["race"] * 4 + ["finalist"]
+    repeats = [(one.spec.plan.micro_batch_size, one.repeat) for one in ran[5:9]]
     assert sorted(repeats) == [(2, 1), (2, 2), (3, 1), (3, 2)], "long runs have numbers of their own"
     assert all(one.tags["race"] == "0.95" for one in ran[5:9]) and "race" not in ran[0].tags
     steps = told(world)
@@ -480,16 +478,16 @@ def test_a_race_that_was_stopped_goes_on_where_it_was(world, make_specs) -> None
     world.measured = alike
     whole = race_rule(0.8)
     first = world.controller(make_specs(5), race=whole, budget=Budget(max_trials=7))
-    assert [one.queued.role for one in world.drain(first)].count("race") == 2 and first.ending == "budget"
+    assert [one.role for one in world.drain(first)].count("race") == 2 and first.ending == "budget"
     world.heard.clear()
     second = world.controller(make_specs(5), race=whole)
     preview = next(event for event in world.heard if isinstance(event, Preview))
     assert (preview.num_left, preview.num_race) == (2, 2)
     running = second.next("t0")
-    assert running.queued.role == "race"
+    assert running.role == "race"
     second.interrupt()
     third = world.drain(world.controller(make_specs(5), race=whole))
-    assert [one.queued.role for one in third] == ["race"] * 2 and third[0].queued.name == running.queued.name
+    assert [one.role for one in third] == ["race"] * 2 and third[0].name == running.name
 
 
 def test_the_preview_says_how_many_repeats_the_race_may_take(world, make_specs) -> None:
@@ -501,7 +499,7 @@ def test_the_preview_says_how_many_repeats_the_race_may_take(world, make_specs) 
 def test_a_clear_winner_is_not_repeated(world, make_specs) -> None:
     world.measured = lambda spec, _repeat: {"tokens_per_s": 1000.0 + 300.0 * spec.plan.micro_batch_size}
     ran = world.drain(world.controller(make_specs(4), race=race_rule()))
-    assert [one.queued.role for one in ran] == ["trial"] * 4
+    assert [one.role for one in ran] == ["trial"] * 4
     (step,) = told(world)
     assert (step.ending, step.num_repeats) == ("the best is told apart", 0)
 
@@ -512,26 +510,26 @@ def test_free_nodes_race_side_by_side(world, make_specs, new_node) -> None:
     controller = world.controller(make_specs(5), race=race_rule(0.4))
     for _ in range(3):
         pair = {tune_id: controller.next(tune_id) for tune_id in ("a", "b")}
-        assert all(one is None or one.queued.role == "trial" for one in pair.values())
+        assert all(one is None or one.role == "trial" for one in pair.values())
         for tune_id, running in pair.items():
             if running is not None:
                 world.run(controller, running, tune_id)
     raced = [controller.next("a"), controller.next("b")]
-    assert {(one.queued.role, one.queued.spec.plan.micro_batch_size) for one in raced} == {("race", 2), ("race", 3)}
+    assert {(one.role, one.spec.plan.micro_batch_size) for one in raced} == {("race", 2), ("race", 3)}
 
 
 def test_a_strategy_that_learns_is_raced_too(world, make_specs, learner) -> None:
     world.measured = alike
     specs = make_specs(5)
     ran = world.drain(world.controller(specs, strategy=learner(specs), race=race_rule(0.4)))
-    assert [one.queued.role for one in ran] == ["trial"] * 5 + ["race"] * 2
+    assert [one.role for one in ran] == ["trial"] * 5 + ["race"] * 2
 
 
 def test_the_reference_trial_is_an_ordinary_one_and_is_measured_twice_at_the_start(world, make_specs) -> None:
     specs = make_specs(12)
     ran = world.drain(world.controller(specs, measure=Measure(reference_every=5), candidates=specs))
     assert references(ran) == [0, 1, 7, 13]
-    (reference,) = {one.queued.spec for one in ran if one.queued.role == "reference"}
+    (reference,) = {one.spec for one in ran if one.role == "reference"}
     assert reference in specs[5:7]
     preview = next(event for event in world.heard if isinstance(event, Preview))
     assert (preview.num_references, preview.num_left) == (4, 16)
@@ -541,9 +539,9 @@ def test_an_ordinary_reference_trial_that_cannot_run_gives_way(world, make_specs
     specs = make_specs(12)
     controller = world.controller(specs, measure=Measure(reference_every=5), candidates=specs)
     first = controller.next("t0")
-    assert first.queued.role == "reference"
+    assert first.role == "reference"
     world.run(controller, first, "t0", OUT_OF_MEMORY)
-    assert {one.queued.spec for one in world.drain(controller) if one.queued.role == "reference"} == {specs[0]}
+    assert {one.spec for one in world.drain(controller) if one.role == "reference"} == {specs[0]}
 
 
 def test_a_reference_trial_that_is_no_trial_of_the_search_is_known_when_the_study_goes_on(
@@ -570,10 +568,10 @@ def test_a_strategy_that_learns_is_asked_for_more_while_a_large_proposal_waits(
     small = make_specs(9)
     controller = world.controller([*large, *small], strategy=learner([*large, *small]), measure=Measure(min_seconds=1))
     first, beside = controller.next("t0"), controller.next("t1")
-    assert (first.queued.spec, beside.queued.spec, beside.tags["nodes"]) == (large[0], small[0], "n2")
+    assert (first.spec, beside.spec, beside.tags["nodes"]) == (large[0], small[0], "n2")
     assert controller.next("t2") is None, "two nodes are busy and the third is too"
     world.run(controller, first, "t0")
-    assert controller.next("t2").queued.spec == large[1]
+    assert controller.next("t2").spec == large[1]
 
 
 def test_few_proposals_wait_while_a_strategy_proposes_what_does_not_fit(world, make_specs, new_node, learner) -> None:
@@ -656,7 +654,7 @@ def test_on_a_ladder_every_trial_is_a_burst_and_the_best_are_measured_with_their
     assert runs(ran[:8]) == [(size, FIRST_BURST_REPEAT, 1) for size in range(1, 9)]
     assert runs(ran[8:]) == [(8, 0, 5), (7, 0, 5), (7, 1, 5), (8, 1, 5)]
     assert {one.tags.get("fidelity") for one in ran[:8]} == {"burst"} and "fidelity" not in ran[8].tags
-    assert {one.queued.role for one in ran[:8]} == {"burst"}
+    assert {one.role for one in ran[:8]} == {"burst"}
     preview = next(event for event in world.heard if isinstance(event, Preview))
     assert preview.num_left == len(ran)
     assert [event.num_left for event in world.heard if isinstance(event, TrialEvent)][-1] == 0
@@ -667,7 +665,7 @@ def test_a_strategy_that_learns_is_promoted_for_as_soon_as_a_burst_is_worth_it(w
     specs = make_specs(8)
     strategy = learner(specs)
     ran = world.drain(world.controller(specs, strategy=strategy, ladder=LADDER))
-    order = [(one.queued.spec.plan.micro_batch_size, one.queued.repeat == 0) for one in ran]
+    order = [(one.spec.plan.micro_batch_size, one.repeat == 0) for one in ran]
     assert order[:6] == [(1, False), (2, False), (3, False), (4, False), (4, True), (5, False)]
     assert sum(full for _, full in order) == len({size for size, full in order if full}) >= 2
     assert (8, True) in order
@@ -678,7 +676,7 @@ def test_a_continued_ladder_repeats_neither_bursts_nor_promotions(world, make_sp
     world.measured = faster
     specs = make_specs(8)
     first = world.drain(world.controller(specs, ladder=LADDER, budget=Budget(max_trials=9)))
-    assert [one.queued.repeat for one in first] == [FIRST_BURST_REPEAT] * 8 + [0]
+    assert [one.repeat for one in first] == [FIRST_BURST_REPEAT] * 8 + [0]
     second = world.drain(world.controller(specs, ladder=LADDER))
     assert runs(second) == [(7, 0, Measure().min_seconds)]
     assert world.drain(world.controller(specs, ladder=LADDER)) == []
@@ -689,7 +687,7 @@ def test_bursts_bring_no_reference_trial_and_never_count_as_one(world, make_spec
     specs = make_specs(24)
     ran = world.drain(world.controller(specs, measure=Measure(reference_every=3), ladder=LADDER, candidates=specs))
     assert references(ran)[0] >= 24
-    assert all(one.queued.repeat < FIRST_BURST_REPEAT for one in ran if one.queued.role == "reference")
+    assert all(one.repeat < FIRST_BURST_REPEAT for one in ran if one.role == "reference")
 
 
 def test_only_trials_of_the_search_may_stop_early(world, make_specs) -> None:
@@ -699,7 +697,7 @@ def test_only_trials_of_the_search_may_stop_early(world, make_specs) -> None:
     measure = Measure(reference_every=5, soak_finalists=1)
     ran = world.drain(world.controller(specs, measure=measure, early_stop=rule, finalists=specs[-1:]))
     assert ran[0].stop_above_s is None, "nothing is known yet"
-    roles = {one.queued.role for one in ran if one.stop_above_s is not None}
-    assert roles == {"trial"} and {one.queued.role for one in ran} == {"trial", "reference", "finalist"}
+    roles = {one.role for one in ran if one.stop_above_s is not None}
+    assert roles == {"trial"} and {one.role for one in ran} == {"trial", "reference", "finalist"}
     bars_s = [one.stop_above_s for one in ran if one.stop_above_s is not None]
     assert len(bars_s) >= 10 and bars_s[-1] < bars_s[0], "the best so far sets it"

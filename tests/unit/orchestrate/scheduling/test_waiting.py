@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 
 from wattune.catalog.hardware import ClusterSpec
+from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.run_order import workers_of
-from wattune.orchestrate.scheduling.study_run import QueuedTrial
 from wattune.orchestrate.scheduling.waiting import Waiting
 from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
 
 
-def queued(spec: TrialSpec, repeat: int = 0) -> QueuedTrial:
-    return QueuedTrial(spec=spec, trial_id=spec.trial_id, repeat=repeat, measure=Measure())
+def queued(spec: TrialSpec, repeat: int = 0) -> Attempt:
+    return Attempt(spec=spec, repeat=repeat, measure=Measure())
 
 
 def first(waiting: Waiting, slots: Slots) -> TrialSpec:

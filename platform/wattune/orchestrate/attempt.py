@@ -1,0 +1,66 @@
+"""An attempt to run one repeat of a trial: it travels whole from the queue to the ranks, and back into the result."""
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wattune.orchestrate.events import Role
+from wattune.trial import Measure, TrialSpec
+
+if TYPE_CHECKING:
+    from wattune.orchestrate.cluster import Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One attempt. What follows `predicted` is known once it starts."""
+
+    spec: TrialSpec
+    repeat: int
+    measure: Measure
+    role: Role = "trial"
+    avoid: frozenset[str] = frozenset()
+    """Names of nodes that failed it; others come first."""
+    predicted: str = ""
+    """The strategy's prediction when it proposed the trial, as a tag; empty where it made none."""
+    nodes: "tuple[Node, ...]" = ()
+    """The nodes it runs on, in the plan's order."""
+    folder: Path = Path()
+    """The trial's folder in the study, on the node that runs the trial's driver."""
+    seed: int = 0
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """Hard limits of the study."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Facts of the study's environment and of this attempt, kept with the result."""
+    isolation: str = "warm"
+    """`warm`: on workers that ran other trials before. `fresh`: on new workers, which end with the trial."""
+    stop_above_s: float | None = None
+    """Mean step time above which the trial loses, and its measurement ends early; None measures it to its end."""
+    trial_id: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Keeps the trial's id, which takes time to compute."""
+        object.__setattr__(self, "trial_id", self.spec.trial_id)
+
+    @property
+    def name(self) -> str:
+        """Name of its folder, unique in the study."""
+        return f"{self.trial_id}-{self.repeat}"
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """Names of the nodes it runs on."""
+        return tuple(node.name for node in self.nodes)
+
+    @property
+    def storage(self) -> Path:
+        """The storage folder in `<storage>/<study>/trials/<trial>`."""
+        return self.folder.parents[2]
+
+    @property
+    def key(self) -> str:
+        """A name for it that no other study on the machine uses."""
+        study = self.folder.parent.parent
+        return f"{study.name}-{zlib.crc32(str(study).encode()):08x}-{self.folder.name}"
