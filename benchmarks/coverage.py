@@ -22,7 +22,7 @@ import numpy as np
 
 from wattune.arrays import Floats, Indices
 from wattune.intervals import t_cumulative, t_quantile
-from wattune.ranking.best import order, standing
+from wattune.ranking.best import on_one_scale, ranks
 from wattune.ranking.scatter import Prior, Runs, Scatter, fit
 
 NUM_TRIALS: Final = 30
@@ -142,8 +142,8 @@ def count(case: Case, num_runs: int, num_studies: int, seed: int) -> Row:
             widths.append(reach)
             kept += _next_run(rng, study, found, trial) <= 0.95
         values = np.exp(found.mean[:NUM_TRIALS])
-        outcome = order(standing([(found, np.arange(NUM_TRIALS), values)], maximize=True))
-        wrong += int(outcome.rank[int(study.mean[:NUM_TRIALS].argmax())] > 1)
+        order = ranks(on_one_scale([(found, np.arange(NUM_TRIALS), values)], maximize=True))
+        wrong += int(order[int(study.mean[:NUM_TRIALS].argmax())] > 1)
     num = num_studies * NUM_REPEATED
     return Row(
         case=case.name,

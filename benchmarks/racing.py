@@ -28,9 +28,10 @@ import numpy as np
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.fidelity import FIRST_REFERENCE_REPEAT
-from wattune.objective import parse_constraint, parse_objective
+from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.plans.axes import Plan
-from wattune.ranking.racing import Standings, standings
+from wattune.ranking.best import Standings
+from wattune.ranking.racing import race_standings
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 
 OBJECTIVE: Final = parse_objective("maximize tokens_per_s")
@@ -175,7 +176,7 @@ def follow(study: Study, way: Way, most_repeats: int) -> tuple[int, bool, bool]:
         The repeats, whether the best was told apart, and whether it is the true one.
     """
     for num_repeats in range(most_repeats + 1):
-        found = standings(study.results, OBJECTIVE, [BOUND])
+        found = race_standings(study.results, Question(objective=OBJECTIVE, constraints=(BOUND,)))
         if found.told_apart(UNTIL):
             leader = None if found.none_probability >= UNTIL or found.leader is None else found.leader.row
             return num_repeats, True, (None if leader is None else _number(leader.spec)) == study.best

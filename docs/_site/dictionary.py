@@ -11,7 +11,7 @@ from typing import Final
 import pyarrow as pa
 
 from wattune.api.studies import metrics_schema
-from wattune.objective import parse_constraint, parse_objective
+from wattune.objective import Question
 from wattune.plans.axes import AXES
 from wattune.ranking.order import rank
 from wattune.ranking.table import ranking_schema
@@ -94,7 +94,7 @@ OBJECTS: Final[dict[str, dict[str, str]]] = {
 
 COLUMNS: Final = {
     "rank": "1 plus the number of feasible trials that are told to be better. Null unless feasible.",
-    "best_probability": "Probability to be the best feasible trial. Null unless feasible.",
+    "best_probability": "Probability to be the best trial that keeps every bound. Null unless feasible or undecided.",
     "verdict": "`feasible`, `undecided`, `infeasible`, `unknown`, `interrupted` or `failed`.",
     "study": "Name of the study where several are ranked together, else empty.",
     "trial_id": "The trial.",
@@ -171,7 +171,7 @@ a file says which backend wrote it and whether the values are simulated.
 
 def page() -> str:
     """Returns the text of the page."""
-    ranking = rank([], parse_objective(_EXAMPLE[0]), [parse_constraint(_EXAMPLE[1])])
+    ranking = rank([], Question.of(_EXAMPLE[0], _EXAMPLE[1]))
     ranked = ranking_schema(ranking)
     own = [field for field in ranked if field.name not in METRICS and field.name not in AXES]
     repeats = [field for field in metrics_schema() if field.name not in METRICS and field.name not in AXES]

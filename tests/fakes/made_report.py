@@ -13,7 +13,7 @@ from wattune.analysis.metrics.saturation import Saturation
 from wattune.analysis.metrics.waterfall import Breakdown, StepPart
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
-from wattune.objective import parse_constraint, parse_objective
+from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.plans.axes import Plan
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.comparison import Comparison, Side, compare
@@ -177,7 +177,13 @@ def trial(
 
 
 def ranked(pairs: Sequence[tuple[TrialSpec, TrialResult]], bound: str = f"{POWER} <= 2750") -> Ranking:
-    return rank(pairs, parse_objective("maximize tokens_per_s"), [parse_constraint(bound)] if bound else [])
+    return rank(
+        pairs,
+        Question(
+            objective=parse_objective("maximize tokens_per_s"),
+            constraints=tuple([parse_constraint(bound)] if bound else []),
+        ),
+    )
 
 
 def whole(simulated: bool = False, text: str = "rank 3 at 140 GiB") -> tuple[Ranking, list[dict[str, str]], dict]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
-from wattune.objective import parse_constraint, parse_objective
+from wattune.objective import RISK, Constraint, Objective, Question, parse_constraint, parse_objective
 from wattune.plans.axes import Plan
 from wattune.ranking.assessment import RankedTrial
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
@@ -26,6 +26,11 @@ CAPPED = parse_constraint("device_power_peak_1s_w <= 1.0 * device_power_limit_w"
 
 
 Pair = tuple[TrialSpec, TrialResult]
+
+
+def asked(objective: Objective, *constraints: Constraint, risk: float = RISK) -> Question:
+    """The question for the best trial within some bounds."""
+    return Question(objective=objective, constraints=constraints, risk=risk)
 
 
 def trial(

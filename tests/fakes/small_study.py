@@ -16,7 +16,7 @@ from wattune.analysis.run_data import WINDOW_TAGS
 from wattune.analysis.summary import Summary, summarize
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
-from wattune.objective import parse_constraint, parse_objective
+from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.plans.axes import Plan
 from wattune.ranking.order import Ranking, rank
 from wattune.storage.measured import MeasuredFolder
@@ -127,4 +127,4 @@ def ranking_of(study: StudyFolder) -> Ranking:
     """The study's own ranking."""
     document = study.document()
     bounds = [parse_constraint(text) for text in document["constraints"]]
-    return rank(study.results(), parse_objective(document["objective"]), bounds)
+    return rank(study.results(), Question(objective=parse_objective(document["objective"]), constraints=tuple(bounds)))

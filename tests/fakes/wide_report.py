@@ -6,7 +6,7 @@ from pathlib import Path
 from made_report import DOCUMENT, comparison_of, evidence_of, trial
 
 from wattune.catalog.hardware import ClusterSpec
-from wattune.objective import parse_constraint, parse_objective
+from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.plans.axes import Plan
 from wattune.ranking.order import Ranking, rank
 from wattune.report.page import render_report
@@ -41,7 +41,11 @@ def wide_ranking(num_bounds: int, simulated: bool = False) -> Ranking:
     spec, result = trial(16, 0.0, status=TrialStatus.OUT_OF_MEMORY, reason="rank 3 at 140.2 GiB: " + "no_break" * 30)
     pairs.append((spec, result))
     return rank(
-        pairs, parse_objective("maximize tokens_per_s"), [parse_constraint(text) for text in BOUNDS[:num_bounds]]
+        pairs,
+        Question(
+            objective=parse_objective("maximize tokens_per_s"),
+            constraints=tuple(parse_constraint(text) for text in BOUNDS[:num_bounds]),
+        ),
     )
 
 

@@ -13,8 +13,7 @@ from stored_tables import results_of
 
 from wattune.fidelity import is_burst
 from wattune.intervals import t_quantile
-from wattune.objective import parse_constraint, parse_objective
-from wattune.ranking.bounds import RISK
+from wattune.objective import RISK, Question, parse_constraint, parse_objective
 from wattune.ranking.order import rank
 from wattune.ranking.spreads import Spreads
 from wattune.trial import TrialStatus
@@ -40,7 +39,10 @@ def promises(tables=TABLES, *, without: tuple[str, ...] = ()) -> tuple[list[tupl
         seen = [(run.trial_id, run.metrics[PEAK]) for _, run in runs(other)]
         for bound in BOUNDS:
             constraint = parse_constraint(f"{PEAK} <= {bound}")
-            ranking = rank(runs(one, without=without), parse_objective("maximize tokens_per_s"), [constraint])
+            ranking = rank(
+                runs(one, without=without),
+                Question(objective=parse_objective("maximize tokens_per_s"), constraints=(constraint,)),
+            )
             sure = {row.trial_id for row in ranking.feasible}
             count += sum(trial in sure for trial, _ in seen)
             broken += [(trial, bound, peak_w) for trial, peak_w in seen if trial in sure and peak_w > 1.01 * bound]
@@ -84,7 +86,7 @@ def test_a_plan_that_does_not_wait_breaks_a_bound_it_is_far_past() -> None:
         past = {
             run.trial_id for _, run in pairs if run.metrics["host_bound_frac"] < 0.1 and run.metrics[PEAK] > 1.05 * 620
         } - {run.trial_id for _, run in pairs if run.metrics["host_bound_frac"] >= 0.1}
-        ranking = rank(pairs, parse_objective("maximize tokens_per_s"), [constraint])
+        ranking = rank(pairs, Question(objective=parse_objective("maximize tokens_per_s"), constraints=(constraint,)))
         assert len(past) >= 2 and past <= {row.trial_id for row in ranking.infeasible}
 
 
@@ -96,7 +98,7 @@ def test_the_wait_for_the_host_is_why() -> None:
 
 def test_both_studies_name_the_same_plan_under_the_bound() -> None:
     objective, constraint = parse_objective("maximize tokens_per_s"), parse_constraint(f"{PEAK} <= 620")
-    best = [rank(runs(table), objective, [constraint]).best for table in TABLES]
+    best = [rank(runs(table), Question(objective=objective, constraints=(constraint,))).best for table in TABLES]
     assert [row and row.trial_id for row in best] == ["3d2a723dc2be"] * 2
 
 

@@ -12,7 +12,7 @@ from small_study import GOLDEN, PLANS, START_NS, make_study, spec_of
 
 from wattune.analysis.summary import summarize
 from wattune.fidelity import FIRST_REFERENCE_REPEAT
-from wattune.objective import parse_constraint, parse_objective
+from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.ranking.assessment import Verdict
 from wattune.ranking.order import Ranking, rank
 from wattune.simulation.sensors import simulate
@@ -97,7 +97,7 @@ def simulated() -> Study:
 
 
 def ranked(pairs: Sequence[Pair], *bounds: str) -> Ranking:
-    return rank(list(pairs), FASTEST, [parse_constraint(text) for text in bounds])
+    return rank(list(pairs), Question(objective=FASTEST, constraints=tuple(parse_constraint(text) for text in bounds)))
 
 
 def verdicts(ranking: Ranking) -> dict[str, Verdict]:

@@ -12,7 +12,7 @@ from study_files import DOCUMENT, SPEC, measured, result_of
 
 from wattune import upload
 from wattune.errors import PlanError, TrackingError
-from wattune.objective import parse_objective
+from wattune.objective import Question
 from wattune.ranking.order import rank
 from wattune.storage.measured import MeasuredFolder
 from wattune.storage.remote import RemoteStorage
@@ -112,7 +112,7 @@ def test_a_trial_that_completes_while_its_study_is_stopped_is_tracked_as_complet
     """The controller says interrupted and tells the store so; then the trial's own result arrives and stays."""
     uri, stopped = store_in(tmp_path), result_of(TrialStatus.INTERRUPTED)
     completed = replace(result_of(), start_wall_ns=10**18, end_wall_ns=10**18 + 10**9)
-    ranking = rank([(SPEC, stopped)], parse_objective(DOCUMENT["objective"]), [])
+    ranking = rank([(SPEC, stopped)], Question.of(DOCUMENT["objective"]))
 
     def tracked() -> list[TrialStatus]:
         return [result.status for _, result in read_study(uri, here.name).results]
@@ -148,7 +148,7 @@ def test_a_further_run_sends_what_a_killed_one_had_not(
     Tracker(uri, here.name, document=DOCUMENT).log_trial(SPEC, result_of(repeat=1), here.trial(SPEC.trial_id, 1).path)
     before = attempts_sent(uri, here)
     assert before == {(SPEC.trial_id, 1): 1}
-    ranking = rank(here.results(), parse_objective(DOCUMENT["objective"]), [])
+    ranking = rank(here.results(), Question.of(DOCUMENT["objective"]))
     for _ in range(2):  # the second sends nothing more
         with Delivery(here, Tracker(uri, here.name, document=DOCUMENT), None) as delivery:
             delivery.conclude(ranking)
@@ -168,7 +168,7 @@ def test_a_later_attempt_replaces_the_one_that_was_sent(
     measured(here, replace(result_of(), tags={"attempt": "2"}))
     here.write_report("<html>")
     with Delivery(here, Tracker(uri, here.name, document=DOCUMENT), None) as delivery:
-        delivery.conclude(rank(here.results(), parse_objective(DOCUMENT["objective"]), []))
+        delivery.conclude(rank(here.results(), Question.of(DOCUMENT["objective"])))
     assert attempts_sent(uri, here) == {(SPEC.trial_id, 0): 2}
     assert [result.status for _, result in read_study(uri, here.name).results] == ["completed"]
 

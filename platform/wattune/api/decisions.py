@@ -18,6 +18,7 @@ from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.ranking.frontier import Frontier, Unmeasured, completed_pairs, usual_range
 from wattune.ranking.frontier import frontier as frontier_of
 from wattune.ranking.order import rank
+from wattune.ranking.posterior import Posterior
 from wattune.ranking.sources import Source, collector_paused
 from wattune.ranking.spreads import Results
 from wattune.ranking.suggestions import Suggestions
@@ -71,9 +72,7 @@ def frontier(study: AnyStudy, *, vary: str | VariedBound | None = None, storage:
     predictions = model.predict(left) if left else None
     with collector_paused():
         return frontier_of(
-            results,
-            spec.objective,
-            spec.constraints,
+            Posterior(results, spec.question),
             varied,
             unmeasured=None if predictions is None else Unmeasured(specs=left, predictions=predictions),
             num_unmeasured=len(left),
@@ -103,7 +102,7 @@ def suggest(study: AnyStudy, *, budget: str | float, storage: str | None = None)
             pace.add(one, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S + waited_s(result))
     left = _unmeasured(planned, results)
     with collector_paused():
-        ranking = replace(rank(results, spec.objective, spec.constraints), unreadable=source.unreadable)
+        ranking = replace(rank(results, spec.question), unreadable=source.unreadable)
     return suggest_for(
         _model(planned, folder, spec.constraints, results),
         ranking,

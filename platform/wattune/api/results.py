@@ -7,15 +7,14 @@ from typing import Unpack
 from wattune.api.studies import Study, find_recording, find_study
 from wattune.errors import PlanError, SpaceError
 from wattune.inspection import recorded
-from wattune.objective import Constraint, parse_constraint, parse_objective
-from wattune.ranking.bounds import RISK
+from wattune.objective import RISK, Constraint, Question, parse_constraint, parse_objective
 from wattune.ranking.comparison import Comparison, Recorded
 from wattune.ranking.conditions import parse_where
 from wattune.ranking.evidence import compare_trials
 from wattune.ranking.order import Ranking
 from wattune.ranking.recordings import RecordingRanking, usual_objective
 from wattune.ranking.recordings import rank_recordings as rank_all
-from wattune.ranking.sources import Question, Source, collector_paused, rank_sources
+from wattune.ranking.sources import Asked, Source, collector_paused, rank_sources
 from wattune.storage.files import find_storage
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder
@@ -32,7 +31,7 @@ def rank(
     *,
     storage: str | None = None,
     tracking_uri: str | None = None,
-    **question: Unpack[Question],
+    **asked: Unpack[Asked],
 ) -> Ranking:
     """Ranks the trials of one study, or of several together.
 
@@ -40,8 +39,8 @@ def rank(
         study: A study, its name, or its folder; or several of them.
         storage: The place studies are kept in.
         tracking_uri: Read results from this MLflow store instead of study folders; studies are then names.
-        **question: `objective`, `constraints`, `where`, `least_quality` and `risk`, where the study's own objective
-            and constraints are not what is asked; see `wattune.ranking.sources.Question`.
+        **asked: `objective`, `constraints`, `where`, `least_quality` and `risk`, where the study's own objective
+            and constraints are not what is asked; see `wattune.ranking.sources.Asked`.
 
     Raises:
         PlanError: There is no such study.
@@ -56,7 +55,7 @@ def rank(
             else Source.of_folder(folder_of(one, storage=storage))
             for one in wanted
         ]
-        return rank_sources(sources, **question)
+        return rank_sources(sources, **asked)
 
 
 def folder_of(study: AnyStudy, *, storage: str | None = None) -> StudyFolder:
@@ -91,14 +90,14 @@ def rank_recordings(
     names: Sequence[str | Path],
     *,
     storage: str | None = None,
-    **question: Unpack[Question],
+    **asked: Unpack[Asked],
 ) -> RecordingRanking:
     """Ranks recordings like trials, and says what they do not share: nobody knows what their commands do.
 
     Args:
         names: Names or folders of recordings.
         storage: The place recordings are kept in, under `recordings`.
-        **question: See `wattune.ranking.sources.Question`. The objective is the least energy of a token unless
+        **asked: See `wattune.ranking.sources.Asked`. The objective is the least energy of a token unless
             given, of a step without tokens, of the whole command without steps. There are no bounds unless given;
             `where` has bounds on metrics.
 
@@ -107,8 +106,8 @@ def rank_recordings(
         SpaceError: An objective, a bound or a condition cannot be used as written.
         TelemetryError: A recording cannot be read.
     """
-    objective = question.get("objective")
-    where = [parse_where(text) for text in question.get("where", ())]
+    objective = asked.get("objective")
+    where = [parse_where(text) for text in asked.get("where", ())]
     bounds = [one for one in where if isinstance(one, Constraint)]
     fields = [str(one) for one in where if not isinstance(one, Constraint)]
     if fields:
@@ -121,11 +120,13 @@ def rank_recordings(
         found.append(recorded(path))
     return rank_all(
         found,
-        usual_objective(found) if objective is None else parse_objective(objective),
-        [parse_constraint(text) for text in question.get("constraints") or ()],
+        Question(
+            objective=usual_objective(found) if objective is None else parse_objective(objective),
+            constraints=tuple(map(parse_constraint, asked.get("constraints") or ())),
+            risk=asked.get("risk", RISK),
+        ),
         where=bounds,
-        least_quality=question.get("least_quality", ""),
-        risk=question.get("risk", RISK),
+        least_quality=asked.get("least_quality", ""),
     )
 
 

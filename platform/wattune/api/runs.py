@@ -28,6 +28,8 @@ from wattune.orchestrate.scheduling.race import RaceRule
 from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.orchestrate.scheduling.trial_queue import TrialQueue
 from wattune.ranking.order import Ranking, finalists
+from wattune.ranking.order import rank as rank_trials
+from wattune.ranking.sources import Source
 from wattune.ranking.table import to_table
 from wattune.search.prune import Candidates
 from wattune.search.space import StudySpec
@@ -345,9 +347,7 @@ def _ladder_rule(spec: StudySpec) -> LadderRule | None:
 
 def _finalists(planned: StudyPlan, study: StudyFolder) -> list[TrialSpec]:
     """Ranks the trials of a study that its space lists, by that space's question, whether it holds already or not."""
-    ranking = rank(
-        study, objective=str(planned.spec.objective), constraints=[str(one) for one in planned.spec.constraints]
-    )
+    ranking = rank_trials(Source.of_folder(study).results, planned.spec.question)
     listed = {kept.trial_id for kept in planned.kept}
     return [spec for spec in finalists(ranking) if spec.trial_id in listed]
 

@@ -20,10 +20,10 @@ from wattune.cli.shell import (
     print_line,
 )
 from wattune.cli.verbs import app
+from wattune.objective import RISK
 from wattune.ranking.assessment import RankedTrial
-from wattune.ranking.bounds import RISK
 from wattune.ranking.order import pareto_front
-from wattune.ranking.sources import Question
+from wattune.ranking.sources import Asked
 from wattune.ranking.table import to_csv, write_csv
 from wattune.report.write import write_comparison
 from wattune.view.comparison import beside_view, comparison_view
@@ -120,7 +120,7 @@ def rank(
         raise typer.BadParameter("--constraint and --no-constraints: give one of the two")
     metrics, to_screen = _front_metrics(pareto, pareto_of), csv is not None and str(csv) == "-"
     _require_one_output(as_json=as_json, csv_to_screen=to_screen, top=top, front=bool(metrics))
-    question: Question = {
+    question: Asked = {
         "objective": objective,
         "constraints": () if no_constraints else constraint,
         "where": where or (),

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from wattune.fidelity import is_burst
 from wattune.intervals import Interval
-from wattune.objective import Constraint, Objective
-from wattune.ranking.bounds import RISK, Holds, Margin, margin
+from wattune.objective import Objective, Question
+from wattune.ranking.bounds import Holds, Margin, margin
 from wattune.ranking.spreads import Spreads
 from wattune.schema import METRICS
 from wattune.trial import QUALITIES, TrialResult, TrialSpec, TrialStatus
@@ -60,7 +60,7 @@ class RankedTrial:
     rank: int | None
     """1 plus the number of feasible trials that are told to be better; None unless feasible."""
     best_probability: float | None
-    """Probability that it is the best feasible trial; None unless feasible."""
+    """Probability that it is the best trial that keeps every bound; None unless feasible or undecided."""
     objective: Interval | None
     """The objective's metric without drift and node offsets; None if a repeat did not measure it."""
     margins: tuple[Margin, ...]
@@ -135,7 +135,7 @@ class RankedTrial:
             "plan": shallow(self.spec.plan),
             **({"flags": dict(self.spec.flags)} if self.spec.flags else {}),
             "objective": shallow(self.objective) if self.objective else None,
-            "margins": [shallow(margin) for margin in self.margins],
+            "margins": [margin.to_json() for margin in self.margins],
             "missing": list(self.missing),
             "reason": self.reason,
             "quality": self.quality,
@@ -198,10 +198,7 @@ def assess_trial(
     spec: TrialSpec,
     repeats: tuple[TrialResult, ...],
     spreads: Spreads,
-    objective: Objective,
-    constraints: Sequence[Constraint],
-    *,
-    risk: float = RISK,
+    question: Question,
 ) -> RankedTrial:
     """Assesses a trial with all its repeats; it is not ranked yet.
 
@@ -210,11 +207,9 @@ def assess_trial(
         spec: Specification of the trial.
         repeats: Its results, in order.
         spreads: Scatter of the study.
-        objective: The metric to maximize or minimize.
-        constraints: Bounds that must hold.
-        risk: Accepted probability of a wrong verdict on a bound.
+        question: The objective, the bounds, and the accepted risk.
     """
-    found = assess(repeats, spreads, objective, constraints, risk=risk)
+    found = assess(repeats, spreads, question)
     return RankedTrial(
         study=study,
         spec=spec,
@@ -230,31 +225,26 @@ def assess_trial(
 def assess(
     repeats: tuple[TrialResult, ...],
     spreads: Spreads,
-    objective: Objective,
-    constraints: Sequence[Constraint],
-    *,
-    risk: float = RISK,
+    question: Question,
 ) -> Assessment:
     """Assesses runs of one configuration.
 
     Args:
         repeats: Their results, in order.
         spreads: Scatter of the study.
-        objective: The metric to maximize or minimize.
-        constraints: Bounds that must hold.
-        risk: Accepted probability of a wrong verdict on a bound.
+        question: The objective, the bounds, and the accepted risk.
     """
     counted = completed(repeats)
     bursts = [result for result in repeats if is_burst(result) and result.status is TrialStatus.COMPLETED]
     simulated = any(is_simulated(result) for result in counted)
-    checked = (margin(bound, counted, spreads, risk=risk, simulated=simulated) for bound in constraints)
+    checked = (margin(one, counted, spreads, risk=question.risk, simulated=simulated) for one in question.constraints)
     margins = tuple(one for one in checked if one is not None)
-    needed = dict.fromkeys([objective.metric, *(name for bound in constraints for name in bound.missing({}))])
+    needed = question.needed
     missing = [name for name in needed if any(name not in result.metrics for result in counted)]
     groups = {METRICS[name].group for name in needed}
     verdict, reason = (
         _failed(repeats, counted, bursts)
-        or (None if counted else _burst(bursts, objective))
+        or (None if counted else _burst(bursts, question.objective))
         or _broken_bound(margins)
         or ((Verdict.UNKNOWN, f"not measured: {', '.join(missing)}") if missing else None)
         or _open_bound(margins)
@@ -262,7 +252,7 @@ def assess(
     )
     return Assessment(
         verdict=verdict,
-        objective=spreads.interval(counted, objective.metric),
+        objective=spreads.interval(counted, question.objective.metric),
         margins=margins,
         missing=tuple(missing),
         reason=reason,

@@ -1,17 +1,22 @@
-"""Order of trials by the differences between them: the probability to be the best, and which ones are told apart.
+"""The best of trials: the probability to be it with every bound, which ones are told apart, and whom to repeat next.
 
 Figures of one study share their drift and node offsets, so a difference of two trials is surer than their intervals
-suggest. What trials may truly be is drawn together, with a fixed seed. `P(best)` is the share of draws in which a trial
-leads.
+suggest. What trials may truly be is drawn together, objective and bounds, with a fixed seed. `P(best)` is the share of
+draws in which a trial keeps every bound and leads all that do.
 
 A trial is told to be better than another by multiple comparisons with the best (Hsu 1981, "Simultaneous confidence
 intervals for all distances from the best", Annals of Statistics 9; Hsu 1996, Multiple Comparisons, chapter 4). Each
 trial is the control of one-sided comparisons with all others at once. So the truly best one is told to be worse than
 another with a probability of at most 5 %, however many trials there are. A rank is 1 plus the trials told to be better.
+
+The next run goes to one of the two trials that are most likely the best, as in top-two Thompson sampling (Russo 2020,
+"Simple Bayesian algorithms for best-arm identification", Operations Research 68). Of the two it is the one whose own
+uncertainty decides more of the answer: its total effect (Saltelli et al. 2010, "Variance based sensitivity analysis of
+model output", Computer Physics Communications 181), times the share of its variance that one more run takes away.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -20,14 +25,26 @@ import numpy as np
 
 from wattune.arrays import Floats, Indices
 from wattune.intervals import CONFIDENCE_FRAC
+from wattune.objective import Question
+from wattune.ranking.assessment import RankedTrial, Verdict
+from wattune.ranking.bounds import kept_in_draws
 from wattune.ranking.scatter import Scatter
+from wattune.ranking.spreads import ordinary
 
 NUM_DRAWS: Final = 4000
-_SEED: Final = 20260301
-_MOST_CANDIDATES: Final = 400
-"""Most trials that are drawn: those nearest to the leader in standard errors. Others win in no draw."""
-_FAR: Final = 8.0
-"""Standard errors behind the leader from which a trial is not drawn."""
+_SEED: Final = 20260302
+_TABLE_SEED: Final = 20260301
+
+MOST_FINALISTS: Final = 200
+"""Most trials that are drawn. A trial beyond them is behind as many others."""
+
+FAR: Final = 8.0
+"""Standard errors behind the first feasible trial from which a trial is not drawn: it would win in no draw."""
+
+HOPELESS: Final = 0.005
+"""Probability that the next run keeps a bound below which a trial is not drawn. At a risk of 5 % such a trial truly
+keeps the bound with a probability of at most 0.005 / 0.95, by Markov's inequality."""
+
 _ROWS_AT_ONCE: Final = 512
 _ALIKENESS: Final = 20
 """Steps between correlations 0 and 1 for which critical values are kept."""
@@ -46,20 +63,87 @@ class Standing:
     """[trials, effects]: drift and node offsets, scaled so that each effect has variance 1."""
     shared_freedom: float
     """Degrees of freedom of what is known of scatter by all trials together."""
+    logarithmic: bool = True
+
+    def of(self, rows: Indices) -> "Standing":
+        """Returns some of the trials."""
+        one = self
+        return Standing(
+            one.mean[rows], one.own[rows], one.freedom[rows], one.common[rows], one.shared_freedom, one.logarithmic
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """The outcome, by trial."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finalist:
+    """One trial that may be the best."""
 
-    rank: Indices
-    best_probability: Floats
-    regression: float
-    """Expected fall of the leader when it runs again, as a fraction of its figure (in the metric's unit on its own
-    scale)."""
+    row: RankedTrial
+    best_probability: float
+    """Share of draws in which it keeps every bound and leads."""
+    total_effect: float
+    """Probability that the answer changes when what is unknown of this trial alone is drawn anew. Computed for the
+    two most likely trials, else 0."""
+
+    @property
+    def num_runs(self) -> int:
+        """Ordinary runs so far."""
+        return len(ordinary(self.row.counted))
+
+    def worth(self, num_running: int) -> float:
+        """Returns the part of its total effect that one more run takes away.
+
+        Args:
+            num_running: Runs of it whose results are not there yet.
+        """
+        known = self.num_runs + num_running
+        return self.total_effect * self.num_runs / (known * (known + 1))
 
 
-def standing(parts: Sequence[tuple[Scatter, Indices, Floats]], *, maximize: bool) -> Standing:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standings:
+    """The trials that may be the best, the most likely one first."""
+
+    finalists: tuple[Finalist, ...] = ()
+    none_probability: float = 1.0
+    """Share of draws in which no trial keeps every bound."""
+    regression: float = 0.0
+    """Expected fall of the first feasible trial when it runs again, as a fraction of its figure (in the metric's unit
+    on its own scale): the expected error of whichever feasible trial leads, if all were measured anew (a parametric
+    bootstrap: Efron and Tibshirani 1993, An Introduction to the Bootstrap, sections 6.5 and 10.2)."""
+    logarithmic: bool = True
+
+    @property
+    def leader(self) -> Finalist | None:
+        """The trial that is most likely the best; None if no trial can be."""
+        return self.finalists[0] if self.finalists else None
+
+    @property
+    def best_probability(self) -> float:
+        """The leader's P(best); 0 without one."""
+        return self.finalists[0].best_probability if self.finalists else 0.0
+
+    @property
+    def likely(self) -> dict[tuple[str, str], float]:
+        """P(best) by study and trial id; a trial that cannot be the best is absent."""
+        return {(one.row.study, one.row.trial_id): one.best_probability for one in self.finalists}
+
+    def told_apart(self, until: float) -> bool:
+        """Returns true if the answer is known: which trial is the best, or that none keeps every bound."""
+        return max(self.best_probability, self.none_probability) >= until
+
+    def next(self, running: Mapping[str, int]) -> RankedTrial | None:
+        """Returns the trial whose next run tells most; None if no trial can be the best.
+
+        Args:
+            running: Runs by trial id whose results are not there yet.
+        """
+        pair = self.finalists[:2]
+        if not pair:
+            return None
+        return max(pair, key=lambda one: (one.worth(running.get(one.row.trial_id, 0)), -one.num_runs)).row
+
+
+def on_one_scale(parts: Sequence[tuple[Scatter, Indices, Floats]], *, maximize: bool) -> Standing:
     """Puts trials of one or several models on one scale.
 
     Args:
@@ -87,43 +171,124 @@ def standing(parts: Sequence[tuple[Scatter, Indices, Floats]], *, maximize: bool
         freedom=np.concatenate(freedoms),
         common=np.concatenate(commons),
         shared_freedom=min(found.steady.degrees_of_freedom for found, _, _ in parts),
+        logarithmic=logarithmic,
     )
 
 
-def order(one: Standing) -> Order:
-    """Computes ranks, P(best), and the leader's regression toward the mean.
+def standing(rows: Sequence[RankedTrial], question: Question) -> Standing:
+    """Puts assessed trials on one scale, in their order; there is at least one, and each has its objective."""
+    metric = question.objective.metric
+    models: dict[int, tuple[Scatter, list[tuple[int, int, float]]]] = {}
+    for place, row in enumerate(rows):
+        fitted, number = row.spreads.fitted(metric), row.spreads.number(row.counted, metric)
+        assert fitted is not None and number is not None and row.objective is not None, "every row has its objective"
+        models.setdefault(id(fitted), (fitted.scatter, []))[1].append((place, number, row.objective.value))
+    parts = [
+        (found, np.array([number for _, number, _ in own], np.intp), np.array([value for _, _, value in own]))
+        for found, own in models.values()
+    ]
+    places = np.array([place for _, own in models.values() for place, _, _ in own], np.intp)
+    return on_one_scale(parts, maximize=question.objective.maximize).of(np.argsort(places))
 
-    The last is the expected error of whichever trial leads, if trials were as measured and all were measured anew: a
-    parametric bootstrap (Efron and Tibshirani 1993, An Introduction to the Bootstrap, sections 6.5 and 10.2).
+
+def standings(rows: Sequence[RankedTrial], question: Question) -> Standings:
+    """Computes who may be the best trial that keeps every bound.
+
+    Args:
+        rows: The assessed trials, of one or several studies.
+        question: The objective, the bounds, and the accepted risk.
     """
-    if len(one.mean) == 1:  # as in the live view, at every event
-        return Order(_ranks(one), np.ones(1), 0.0)
-    leader = int(one.mean.argmax())
-    apart = (one.mean[leader] - one.mean) / np.sqrt(_variance(one, np.array([leader]))[0] + 1e-300)
-    near = np.argsort(apart, kind="stable")[:_MOST_CANDIDATES]
-    near = near[apart[near] < _FAR]
+    able = sorted(
+        filter(_may_be_best, rows), key=lambda row: (row.trial_id, row.study)
+    )  # whatever the order of reading
+    if not able:
+        return Standings()
+    all_of_them = standing(able, question)
+    near = _near(all_of_them, able)
+    one, drawn = all_of_them.of(near), [able[index] for index in near]
     rng = np.random.default_rng(_SEED)
-    own, shared = drawn_errors(one, near, rng)
-    errors = own + shared
-    first = (one.mean[near] + errors).argmax(axis=1)
-    likely = np.zeros(len(one.mean))
-    likely[near] = np.bincount(first, minlength=len(near)) / NUM_DRAWS
-    regression = float(errors[np.arange(NUM_DRAWS), first].mean())
-    return Order(_ranks(one), likely, max(regression, 0.0))
+    own, shared = drawn_errors(one, rng)
+    keeps = np.stack(
+        [
+            kept_in_draws(
+                row.margins, row.counted, row.spreads, rng, NUM_DRAWS, risk=question.risk, simulated=row.simulated
+            )
+            for row in drawn
+        ],
+        axis=1,
+    )
+    alone = np.where(keeps, one.mean + own, -np.inf)
+    first = leader_of_each(alone + shared)
+    shares = np.bincount(first, minlength=len(drawn) + 1) / NUM_DRAWS
+    order = sorted(range(len(drawn)), key=lambda index: (-shares[index], index))
+    effects = {index: _total_effect(index, first, alone, shared, rng) for index in order[:2]}
+    finalists = tuple(
+        Finalist(row=drawn[index], best_probability=float(shares[index]), total_effect=effects.get(index, 0.0))
+        for index in order
+        if shares[index] > 0.0
+    )
+    feasible = [index for index, row in enumerate(drawn) if row.verdict is Verdict.FEASIBLE]
+    lost = 0.0
+    if len(feasible) > 1:
+        errors = (own + shared)[:, feasible]
+        leads = (one.mean[feasible] + errors).argmax(axis=1)
+        lost = max(float(errors[np.arange(NUM_DRAWS), leads].mean()), 0.0)
+    return Standings(
+        finalists=finalists,
+        none_probability=float(shares[len(drawn)]),
+        regression=lost,
+        logarithmic=one.logarithmic,
+    )
 
 
-def drawn_errors(one: Standing, near: Indices, rng: np.random.Generator) -> tuple[Floats, Floats]:
-    """Draws errors of some trials' means together, [draws, trials] each: by their own runs, and by what they share."""
+def _may_be_best(row: RankedTrial) -> bool:
+    """Returns whether more runs may show that a trial keeps every bound."""
+    if row.verdict not in (Verdict.FEASIBLE, Verdict.UNDECIDED, Verdict.INFEASIBLE) or row.objective is None:
+        return False
+    likely = [margin.holds_probability for margin in row.margins]
+    return not row.missing and all(one is not None and one >= HOPELESS for one in likely)
+
+
+def _near(one: Standing, rows: Sequence[RankedTrial]) -> Indices:
+    """Returns the numbers of trials that are not far behind the first feasible one."""
+    feasible = [index for index, row in enumerate(rows) if row.verdict is Verdict.FEASIBLE]
+    behind = -one.mean
+    if feasible:
+        first = max(feasible, key=lambda index: one.mean[index])
+        behind = (one.mean[first] - one.mean) / np.sqrt(_variance(one, np.array([first]))[0] + 1e-300)
+    near = np.argsort(behind, kind="stable")[:MOST_FINALISTS]
+    return np.sort(near[behind[near] < FAR] if feasible else near)
+
+
+def drawn_errors(one: Standing, rng: np.random.Generator) -> tuple[Floats, Floats]:
+    """Draws errors of all means together, [draws, trials] each: by their own runs, and by what they share."""
     # What is known of scatter by all trials together is wrong for all of them at once. Where trials scatter
     # differently, each one's own variance is what is uncertain.
     factor = np.sqrt(one.shared_freedom / rng.chisquare(one.shared_freedom, (NUM_DRAWS, 1)))
-    by_itself = one.freedom[near] < one.shared_freedom
-    factors = np.repeat(factor, len(near), axis=1)
-    freedom = one.freedom[near][by_itself]
+    by_itself = one.freedom < one.shared_freedom
+    factors = np.repeat(factor, len(one.mean), axis=1)
+    freedom = one.freedom[by_itself]
     factors[:, by_itself] = np.sqrt(freedom / rng.chisquare(freedom, (NUM_DRAWS, len(freedom))))
-    own: Floats = rng.standard_normal((NUM_DRAWS, len(near))) * factors * np.sqrt(one.own[near])
-    shared: Floats = factor * rng.standard_normal((NUM_DRAWS, one.common.shape[1])) @ one.common[near].T
+    own: Floats = rng.standard_normal((NUM_DRAWS, len(one.mean))) * factors * np.sqrt(one.own)
+    shared: Floats = factor * rng.standard_normal((NUM_DRAWS, one.common.shape[1])) @ one.common.T
     return own, shared
+
+
+def leader_of_each(figures: Floats) -> Indices:
+    """Returns the number of the trial that leads in each draw; the number of trials where none keeps its bounds."""
+    first: Indices = figures.argmax(axis=1)
+    first[np.isneginf(figures[np.arange(len(first)), first])] = figures.shape[1]
+    return first
+
+
+def _total_effect(index: int, first: Indices, alone: Floats, shared: Floats, rng: np.random.Generator) -> float:
+    """Computes how often the leader changes when one trial's own unknowns are drawn anew, by shuffling its draws.
+
+    `alone` is what each trial is without what trials share, minus infinity where it breaks a bound: [draws, trials].
+    """
+    anew = alone.copy()
+    anew[:, index] = rng.permutation(anew[:, index])
+    return float((leader_of_each(anew + shared) != first).mean())
 
 
 def _variance(one: Standing, rows: Indices) -> Floats:
@@ -136,16 +301,14 @@ def _variance(one: Standing, rows: Indices) -> Floats:
     return found
 
 
-def _ranks(one: Standing) -> Indices:
-    """Counts for each trial those that are told to be better than it."""
+def ranks(one: Standing) -> Indices:
+    """Returns each trial's rank: 1 plus those that are told to be better than it."""
     by_mean = np.argsort(-one.mean, kind="stable")
-    ordered = Standing(
-        one.mean[by_mean], one.own[by_mean], one.freedom[by_mean], one.common[by_mean], one.shared_freedom
-    )
+    ordered = one.of(by_mean)
+    found = np.ones(len(one.mean), np.intp)
+    if len(found) < 2:
+        return found
     typical = float(np.median(one.own))
-    ranks = np.ones(len(one.mean), np.intp)
-    if len(ranks) == 1:
-        return ranks
     for start in range(0, len(by_mean), _ROWS_AT_ONCE):
         rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(by_mean)))
         alike = ordered.own[rows] / (ordered.own[rows] + typical)
@@ -155,14 +318,11 @@ def _ranks(one: Standing) -> Indices:
                 for share, freedom in zip(alike, ordered.freedom[rows], strict=True)
             ]
         )
-        better = slice(0, int(rows[-1]) + 1)  # only those before it have a larger mean
-        ahead = Standing(
-            ordered.mean[better], ordered.own[better], ordered.freedom[better], ordered.common[better], 1.0
-        )
+        ahead = ordered.of(np.arange(int(rows[-1]) + 1))  # only those before it have a larger mean
         gaps = ahead.mean[None, :] - ordered.mean[rows, None]
         told = (gaps > 0) & (gaps**2 > critical[:, None] ** 2 * _variance(ahead, rows))
-        ranks[by_mean[rows]] += told.sum(axis=1)
-    return ranks
+        found[by_mean[rows]] += told.sum(axis=1)
+    return found
 
 
 @lru_cache(maxsize=4096)
@@ -186,7 +346,7 @@ def critical_value(num_others: int, alikeness: int, degrees_of_freedom: int) -> 
 @lru_cache(maxsize=64)
 def _dice(num_others: int, degrees_of_freedom: int) -> tuple[Floats, Floats, Floats]:
     """Draws the largest of so many normal numbers, one of its own, and the error of a standard deviation."""
-    rng, num = np.random.default_rng(_SEED), 20_000
+    rng, num = np.random.default_rng(_TABLE_SEED), 20_000
     largest = _normal_quantile(rng.random(num), num_others)
     factor = np.sqrt(degrees_of_freedom / rng.chisquare(degrees_of_freedom, num))
     return largest, rng.standard_normal(num), factor

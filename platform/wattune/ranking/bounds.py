@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from statistics import NormalDist
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,6 @@ from wattune.objective import Constraint
 from wattune.ranking.spreads import NextRun, Spreads, resolution
 from wattune.schema import METRICS
 from wattune.trial import TrialResult
-
-RISK: Final = 0.05
-"""Probability of a wrong verdict on a bound that is accepted unless another is asked for."""
 
 SENSOR_ACCURACY_FRAC: Final = 0.05
 """Largest gain error of a board's power sensor. NVML's documentation of `nvmlDeviceGetPowerUsage`: "accurate to within
@@ -50,8 +47,7 @@ class Holds(StrEnum):
 class Margin:
     """Distance of a trial to one bound, in the repeat that is closest to it or furthest past it."""
 
-    constraint: str
-    metric: str
+    constraint: Constraint
     got: float
     bound: float
     slack: float
@@ -64,6 +60,26 @@ class Margin:
     holds_probability: float | None
     """Probability that the next run keeps the bound; None if a repeat did not measure the metric."""
     verdict: Holds
+
+    @property
+    def metric(self) -> str:
+        """The bounded metric."""
+        return self.constraint.metric
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, ready for `json.dumps`."""
+        return {
+            "constraint": str(self.constraint),
+            "metric": self.metric,
+            "got": self.got,
+            "bound": self.bound,
+            "slack": self.slack,
+            "slack_frac": self.slack_frac,
+            "repeat": self.repeat,
+            "holds": self.holds,
+            "holds_probability": self.holds_probability,
+            "verdict": self.verdict,
+        }
 
 
 def margin(
@@ -100,8 +116,7 @@ def margin(
     elif likely is None and not kept:
         verdict = Holds.BREAKS  # not every repeat was measured, and one of those that were broke it
     return Margin(
-        constraint=str(constraint),
-        metric=metric,
+        constraint=constraint,
         got=result.metrics[metric],
         bound=bound,
         slack=slack,
@@ -114,7 +129,7 @@ def margin(
 
 
 def kept_in_draws(
-    margins: Sequence[tuple[Margin, Constraint]],
+    margins: Sequence[Margin],
     repeats: Sequence[TrialResult],
     spreads: Spreads,
     rng: np.random.Generator,
@@ -129,7 +144,7 @@ def kept_in_draws(
     not drawn: no repeat shows them, so they stay a distance that the trial keeps from the bound.
 
     Args:
-        margins: The margins of a trial and their bounds.
+        margins: The margins of a trial.
         repeats: Its repeats that completed.
         spreads: Scatter of the study.
         rng: Source of the draws.
@@ -138,8 +153,8 @@ def kept_in_draws(
         simulated: True if sensors were simulated: they have no gain error.
     """
     kept = np.ones(num_draws, np.bool_)
-    for found, constraint in margins:
-        below, gain = constraint.operator.startswith("<"), 0.0 if simulated else _gain(found.metric)
+    for found in margins:
+        below, gain = found.constraint.operator.startswith("<"), 0.0 if simulated else _gain(found.metric)
         for one in spreads.next_runs(repeats, found.metric):
             if (one.num_zeros and (not found.bound or one.zero_everywhere)) or (one.logarithmic and found.bound <= 0.0):
                 kept &= found.holds  # no scatter to draw from: every run said the same

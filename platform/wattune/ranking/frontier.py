@@ -1,7 +1,8 @@
 """The price of a bound: the best plan at each of several values of it, measured, and beside it what is predicted.
 
-At each value all trials are ranked anew. Measured and predicted plans never mix: a plan that was measured has no
-prediction here, and one that is predicted was never measured in full: a burst ranks nothing.
+At each value all trials are ranked anew, by the one posterior of their results. Measured and predicted plans never mix:
+a plan that was measured has no prediction here, and one that is predicted was never measured in full: a burst ranks
+nothing.
 """
 
 import math
@@ -14,9 +15,10 @@ import numpy as np
 from wattune.intervals import CONFIDENCE_FRAC, Interval
 from wattune.objective import Constraint, Objective, VariedBound
 from wattune.ranking.assessment import RankedTrial, completed, is_simulated
-from wattune.ranking.bounds import RISK, Margin
+from wattune.ranking.bounds import Margin
 from wattune.ranking.difference import Counted, difference
-from wattune.ranking.order import Ranking, rank
+from wattune.ranking.order import Ranking, ranking_of
+from wattune.ranking.posterior import Posterior
 from wattune.ranking.spreads import Results
 from wattune.ranking.work import compares
 from wattune.search.names import namer
@@ -92,7 +94,7 @@ class FrontierPoint:
 
     def margin(self, row: RankedTrial) -> Margin | None:
         """Returns a trial's margin to the varied bound."""
-        return next((one for one in row.margins if one.constraint == str(self.bound)), None)
+        return next((one for one in row.margins if one.constraint == self.bound), None)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data. What was measured and what is predicted are different objects."""
@@ -168,36 +170,33 @@ class Frontier:
 
 
 def frontier(
-    results: Results,
-    objective: Objective,
-    constraints: Sequence[Constraint],
+    posterior: Posterior,
     varied: VariedBound,
     *,
     unmeasured: Unmeasured | None = None,
     num_unmeasured: int = 0,
     unreadable: tuple[UnreadableTrial, ...] = (),
-    risk: float = RISK,
 ) -> Frontier:
     """Finds the best plan at each value of a bound.
 
     Args:
-        results: Every repeat of a study.
-        objective: What is best.
-        constraints: The bounds of the study. Those that the varied one stands for are left out.
+        posterior: What a study's results say to its question. Bounds that the varied one stands for are left out.
         varied: The bound and its values.
         unmeasured: Candidates that were never measured in full, where they can be predicted.
         num_unmeasured: How many there are, whether they can be predicted or not.
         unreadable: Repeats that ended and are not among the results.
-        risk: Accepted probability of a wrong verdict on a bound.
     """
-    others = tuple(one for one in constraints if not varied.replaces(one))
+    question, results = posterior.question, posterior.results
+    objective = question.objective
+    others = tuple(one for one in question.constraints if not varied.replaces(one))
     points: list[FrontierPoint] = []
     specs = [*(spec for spec, _ in results), *(unmeasured.specs if unmeasured is not None else ())]
     name = namer(spec.workload for spec in specs)
     warnings: dict[str, None] = {}
     for value in varied.values:
         bound = varied.at(value)
-        ranking = replace(rank(results, objective, [*others, bound], risk=risk), unreadable=unreadable)
+        moved = posterior.asking(replace(question, constraints=(*others, bound)))
+        ranking = replace(ranking_of({"": moved}), unreadable=unreadable)
         warnings |= dict.fromkeys(ranking.warnings)
         feasible, undecided = _named(ranking.feasible, name), _named(ranking.undecided, name)
         ranking = replace(ranking, feasible=feasible, undecided=undecided)

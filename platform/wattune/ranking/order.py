@@ -6,37 +6,25 @@ listed by the middle of their intervals: a wide or narrow interval moves no row.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, Protocol
-
-import numpy as np
+from typing import Any, Final
 
 from wattune.errors import SpaceError, closest
-from wattune.intervals import Interval
-from wattune.objective import Condition, Constraint, Objective
-from wattune.ranking.assessment import (
-    RankedTrial,
-    Verdict,
-    assess_trial,
-    completed,
-    finite,
-    group_quality,
-    start_up_text,
-)
-from wattune.ranking.best import order, standing
-from wattune.ranking.bounds import RISK
+from wattune.objective import Condition, Constraint, Objective, Question
+from wattune.ranking.assessment import RankedTrial, Verdict, completed, group_quality, start_up_text
+from wattune.ranking.best import ranks, standing, standings
 from wattune.ranking.common_steps import describe
 from wattune.ranking.conditions import Where, keeps, unmet
-from wattune.ranking.scatter import Scatter, factor
-from wattune.ranking.spreads import Results, Spreads
+from wattune.ranking.posterior import Posterior
+from wattune.ranking.scatter import factor
+from wattune.ranking.spreads import Results
 from wattune.ranking.work import depends_on_work, work_of
 from wattune.schema import METRICS
 from wattune.search.names import namer
 from wattune.storage.study import UnreadableTrial
 from wattune.trial import QUALITIES, TrialResult, TrialSpec
 
-MOST_RISK: Final = 0.5
 MOST_NAMED: Final = 10
 """Most unreadable trials that warnings name one by one; `unreadable` has all of them."""
 
@@ -69,8 +57,7 @@ class SpaceShare:
 class Ranking:
     """All assessed trials of a study, as `rank` prints and the report draws them."""
 
-    objective: Objective
-    constraints: tuple[Constraint, ...]
+    question: Question
     where: tuple[Where, ...]
     feasible: tuple[RankedTrial, ...]
     """By objective: the first one leads, and `best_probability` tells how surely."""
@@ -89,8 +76,6 @@ class Ranking:
     """Trials of a lower quality were left out; empty if none were."""
     studies: tuple[str, ...] = ()
     """The studies ranked together; empty for one."""
-    risk: float = RISK
-    """Accepted probability of a wrong verdict on a bound."""
     scatter: tuple[str, ...] = ()
     """The run-to-run scatter of the objective and what it rests on, a line for each study."""
     shared: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -107,6 +92,16 @@ class Ranking:
     """Conditions of `where` with a name that no trial has."""
     space: tuple[SpaceShare, ...] = ()
     """Share of each study's space that was measured; empty where the space is not known."""
+
+    @property
+    def objective(self) -> Objective:
+        """The metric that is largest, or smallest, in the best trial."""
+        return self.question.objective
+
+    @property
+    def constraints(self) -> tuple[Constraint, ...]:
+        """The bounds that must hold."""
+        return self.question.constraints
 
     @property
     def trials(self) -> tuple[RankedTrial, ...]:
@@ -229,7 +224,7 @@ class Ranking:
             "objective": str(self.objective),
             "constraints": [str(constraint) for constraint in self.constraints],
             "where": [str(constraint) for constraint in self.where],
-            "risk": self.risk,
+            "risk": self.question.risk,
             "scatter": dict(self.shared),
             "expected": self.expected,
             "note": self.note,
@@ -247,12 +242,10 @@ class Ranking:
 
 def rank(
     results: Results | Mapping[str, Results],
-    objective: Objective,
-    constraints: Sequence[Constraint],
+    question: Question,
     *,
     where: Sequence[Where] = (),
     least_quality: str = "",
-    risk: float = RISK,
 ) -> Ranking:
     """Assesses every trial and puts the feasible ones in order.
 
@@ -262,42 +255,43 @@ def rank(
 
     Args:
         results: Every repeat of a study's trials; for several studies by their names.
-        objective: The metric to maximize or minimize.
-        constraints: Bounds that must hold.
+        question: The metric to maximize or minimize, bounds that must hold, and the accepted risk of a wrong verdict.
         where: Conditions on a trial's configuration, and bounds that it must keep in every completed repeat, to be
             ranked at all; other trials are counted.
         least_quality: `indicative` or `publishable`: trials of a lower quality are only counted.
-        risk: Accepted probability of a wrong verdict on a bound, above 0 and below 0.5.
 
     Raises:
-        SpaceError: There is no such quality, or the risk is out of range.
+        SpaceError: There is no such quality.
     """
-    if not 0.0 < risk < MOST_RISK:
-        raise SpaceError(f"got risk {risk:g}; give the accepted probability of a wrong verdict, above 0 and below 0.5")
+    studies = results if isinstance(results, Mapping) else {"": results}
+    own = {name: Posterior(pairs, question) for name, pairs in studies.items()}
+    return ranking_of(own, where=where, least_quality=least_quality)
+
+
+def ranking_of(studies: Mapping[str, Posterior], *, where: Sequence[Where] = (), least_quality: str = "") -> Ranking:
+    """Puts the trials of one or several studies in order, by one question; see `rank`."""
     if least_quality not in QUALITIES:
         raise SpaceError(f'unknown quality "{least_quality}"; {closest(least_quality, QUALITIES[2:])}')
-    studies = results if isinstance(results, Mapping) else {"": results}
-    several = len(studies) > 1
-    groups = {METRICS[name].group for name in (objective.metric, *(n for one in constraints for n in one.missing({})))}
-    rows: list[RankedTrial] = []
-    num_filtered = 0
+    several, question = len(studies) > 1, next(iter(studies.values())).question
+    objective = question.objective
+    groups = {METRICS[name].group for name in question.needed}
+    assessed = [replace(row, study=name) if several else row for name, one in studies.items() for row in one.rows]
+    rows = [row for row in assessed if _passes(row.spec, row.repeats, where, least_quality, groups)]
     scatter: list[str] = []
     shared: dict[str, dict[str, Any]] = {}
     corrections: list[str] = []
-    for study, own in studies.items():
-        kept = [(spec, finite(result)) for spec, result in own]
-        spreads = Spreads(kept)
-        for spec, repeats in _trials(kept):
-            if not _passes(spec, repeats, where, least_quality, groups):
-                num_filtered += 1
-                continue
-            name = study if several else ""
-            rows.append(assess_trial(name, spec, repeats, spreads, objective, constraints, risk=risk))
-        fitted, front = spreads.fitted(objective.metric), f"study {study}, " if several else ""
+    for study, one in studies.items():
+        fitted, front = one.spreads.fitted(objective.metric), f"study {study}, " if several else ""
         if fitted is not None:
-            scatter.append(front + spreads.scatter_text(objective.metric))
+            scatter.append(front + one.spreads.scatter_text(objective.metric))
             shared[study] = fitted.to_json()
-            corrections += [front + text for text in spreads.corrections(objective.metric)]
+            corrections += [front + text for text in one.spreads.corrections(objective.metric)]
+    alone = not several and len(rows) == len(assessed)
+    found = next(iter(studies.values())).standings if alone else standings(rows, question)
+    likely = found.likely
+
+    def of(row: RankedTrial) -> float:
+        return likely.get((row.study, row.trial_id), 0.0)
 
     plan = namer(row.spec.workload for row in rows)
     rows = [row if (named := plan(row.spec)) == row.spec.label else replace(row, name=named) for row in rows]
@@ -305,41 +299,33 @@ def rank(
     def those(verdict: Verdict, key: Callable[[RankedTrial, Objective], Any]) -> tuple[RankedTrial, ...]:
         return tuple(sorted((row for row in rows if row.verdict is verdict), key=lambda row: key(row, objective)))
 
-    leading = those(Verdict.FEASIBLE, _best_first)
-    told, expected = compared(leading, objective)
+    leading, undecided = those(Verdict.FEASIBLE, _best_first), those(Verdict.UNDECIDED, _best_first)
+    expected = None
+    if leading and leading[0].objective is not None:
+        first, lost = leading[0].objective.value, found.regression * (-1.0 if objective.maximize else 1.0)
+        expected = first * factor(lost) if found.logarithmic else first + lost
+    told = ranks(standing(leading, question)) if leading else ()
     return Ranking(
-        objective=objective,
-        constraints=tuple(constraints),
+        question=question,
         where=tuple(where),
         feasible=tuple(
-            replace(row, rank=rank, best_probability=likely) for row, (rank, likely) in zip(leading, told, strict=True)
+            replace(row, rank=int(rank), best_probability=of(row)) for row, rank in zip(leading, told, strict=True)
         ),
-        undecided=those(Verdict.UNDECIDED, _best_first),
+        undecided=tuple(replace(row, best_probability=of(row)) for row in undecided),
         infeasible=those(Verdict.INFEASIBLE, _best_first),
         unknown=those(Verdict.UNKNOWN, _best_first),
         burst=those(Verdict.BURST, _burst_first),
         interrupted=those(Verdict.INTERRUPTED, _by_reason),
         failed=those(Verdict.FAILED, _by_reason),
-        num_filtered=num_filtered,
+        num_filtered=len(assessed) - len(rows),
         least_quality=least_quality,
         studies=tuple(studies) if several else (),
-        risk=risk,
         scatter=tuple(scatter),
         shared=shared,
         corrections=tuple(corrections),
         expected=expected,
-        unmet=tuple(unmet(where, (spec for own in studies.values() for spec, _ in own))),
+        unmet=tuple(unmet(where, (row.spec for row in assessed))),
     )
-
-
-def _trials(results: Results) -> Iterator[tuple[TrialSpec, tuple[TrialResult, ...]]]:
-    """Yields each trial with its repeats in order."""
-    specs = {result.trial_id: spec for spec, result in results}
-    repeats: dict[str, list[TrialResult]] = {}
-    for _, result in results:
-        repeats.setdefault(result.trial_id, []).append(result)
-    for trial_id, unordered in repeats.items():
-        yield specs[trial_id], tuple(sorted(unordered, key=lambda result: result.repeat))
 
 
 def _best_first(row: RankedTrial, objective: Objective) -> tuple[float, str, str]:
@@ -360,54 +346,6 @@ def _price(value: float | None, objective: Objective) -> float:
     if value is None:
         return math.inf
     return -value if objective.maximize else value
-
-
-class Row(Protocol):
-    """A row of a ranking, of a trial or of a recording."""
-
-    @property
-    def objective(self) -> Interval | None:
-        """See `RankedTrial.objective`."""
-
-    @property
-    def spreads(self) -> Spreads:
-        """See `RankedTrial.spreads`."""
-
-    @property
-    def counted(self) -> Sequence[TrialResult]:
-        """See `RankedTrial.counted`."""
-
-    @property
-    def trial_id(self) -> str:
-        """See `RankedTrial.trial_id`."""
-
-
-def compared(rows: Sequence[Row], objective: Objective) -> tuple[list[tuple[int, float]], float | None]:
-    """Compares feasible rows with each other.
-
-    Returns:
-        Rank and P(best) of each row, and the first one's expected figure when it runs again; None without rows.
-    """
-    if not rows:
-        return [], None
-    by_model: dict[int, tuple[Scatter, list[Row], list[int]]] = {}
-    for row in rows:
-        fitted, number = row.spreads.fitted(objective.metric), row.spreads.number(row.counted, objective.metric)
-        assert fitted is not None and number is not None, "a feasible row has its objective"
-        _, own, numbers = by_model.setdefault(id(fitted), (fitted.scatter, [], []))
-        own.append(row)
-        numbers.append(number)
-    parts = [
-        (found, np.array(numbers, np.intp), np.array([row.objective.value for row in own if row.objective]))
-        for found, own, numbers in by_model.values()
-    ]
-    outcome = order(standing(parts, maximize=objective.maximize))
-    at = {id(row): index for index, row in enumerate(row for _, own, _ in by_model.values() for row in own)}
-    told = [(int(outcome.rank[at[id(row)]]), float(outcome.best_probability[at[id(row)]])) for row in rows]
-    assert rows[0].objective is not None
-    first, lost = rows[0].objective.value, outcome.regression * (-1.0 if objective.maximize else 1.0)
-    logarithmic = all(found.typical is None for found, _, _ in parts)
-    return told, first * factor(lost) if logarithmic else first + lost
 
 
 def finalists(ranking: Ranking) -> list[TrialSpec]:

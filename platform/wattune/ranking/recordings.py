@@ -8,24 +8,24 @@ scatter is the prior's, and the ranking says in words what its rows do not share
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from wattune.errors import PlanError, SpaceError
 from wattune.intervals import Interval
-from wattune.objective import Constraint, Objective, parse_objective
-from wattune.ranking.assessment import Verdict, assess, finite, shallow
-from wattune.ranking.bounds import RISK, Holds, Margin
+from wattune.objective import Constraint, Objective, Question, parse_objective
+from wattune.ranking.assessment import RankedTrial, Verdict, assess, finite, shallow
+from wattune.ranking.best import ranks, standing, standings
+from wattune.ranking.bounds import Holds, Margin
 from wattune.ranking.comparison import Recorded, Side
 from wattune.ranking.difference import Counted
-from wattune.ranking.order import MOST_RISK, compared
 from wattune.ranking.spreads import Spreads
 from wattune.schema import METRICS
 from wattune.trial import QUALITIES, TrialResult, TrialStatus
 from wattune.units import NS_PER_S
 
 ENERGY: Final = "total_energy_j"
-LEAST_ENERGY: Final = parse_objective(f"minimize {ENERGY}")
-"""Objective of recordings without steps where none is given."""
+LEAST_ENERGY: Final = Question.of(f"minimize {ENERGY}")
+"""The question to recordings without steps where none is asked."""
 
 _OF_STEPS: Final = ("energy_per_token_j", "energy_per_step_j")
 """Metrics that are asked for instead where recordings have them, best first: they hold for any length of a run."""
@@ -43,7 +43,7 @@ def usual_objective(recorded: Sequence[Recorded]) -> Objective:
     for name in _OF_STEPS:
         if recorded and all(name in one.result.metrics for one in recorded):
             return parse_objective(f"minimize {name}")
-    return LEAST_ENERGY
+    return LEAST_ENERGY.objective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +67,11 @@ class RankedRecording:
     def trial_id(self) -> str:
         """Its name, which stands where a trial has its id."""
         return self.of.name
+
+    @property
+    def study(self) -> str:
+        """Empty: it is of no study."""
+        return ""
 
     @property
     def label(self) -> str:
@@ -99,7 +104,7 @@ class RankedRecording:
             "machine": dict(self.of.machine),
             "verdict": str(self.verdict),
             "objective": shallow(self.objective) if self.objective else None,
-            "margins": [shallow(margin) for margin in self.margins],
+            "margins": [margin.to_json() for margin in self.margins],
             "missing": list(self.missing),
             "reason": self.reason,
             "quality": self.quality,
@@ -113,15 +118,23 @@ class RankedRecording:
 class RecordingRanking:
     """All assessed recordings."""
 
-    objective: Objective
-    constraints: tuple[Constraint, ...]
+    question: Question
     rows: tuple[RankedRecording, ...]
     """Feasible ones by objective, then undecided, infeasible, unknown and failed ones."""
-    risk: float
     scatter: str
     """The run-to-run scatter of the objective and what it rests on."""
     num_filtered: int = 0
     """Recordings that `where` and `least_quality` left out."""
+
+    @property
+    def objective(self) -> Objective:
+        """The metric that is largest, or smallest, in the best recording."""
+        return self.question.objective
+
+    @property
+    def constraints(self) -> tuple[Constraint, ...]:
+        """The bounds that must hold."""
+        return self.question.constraints
 
     @property
     def feasible(self) -> tuple[RankedRecording, ...]:
@@ -153,7 +166,7 @@ class RecordingRanking:
         return {
             "objective": str(self.objective),
             "constraints": [str(constraint) for constraint in self.constraints],
-            "risk": self.risk,
+            "risk": self.question.risk,
             "scatter": self.scatter,
             "num_filtered": self.num_filtered,
             "warnings": list(self.warnings),
@@ -203,12 +216,10 @@ def differences(recorded: Sequence[Recorded], metric: str) -> list[str]:
 
 def rank_recordings(
     recorded: Sequence[Recorded],
-    objective: Objective = LEAST_ENERGY,
-    constraints: Sequence[Constraint] = (),
+    question: Question = LEAST_ENERGY,
     *,
     where: Sequence[Constraint] = (),
     least_quality: str = "",
-    risk: float = RISK,
 ) -> RecordingRanking:
     """Assesses recordings and puts the feasible ones in order.
 
@@ -216,24 +227,20 @@ def rank_recordings(
 
     Args:
         recorded: The recordings.
-        objective: The metric to maximize or minimize.
-        constraints: Bounds that must hold.
+        question: The metric to maximize or minimize, bounds that must hold, and the accepted risk.
         where: Bounds that a recording must keep to be ranked at all.
         least_quality: `indicative` or `publishable`: recordings of a lower quality are only counted.
-        risk: Accepted probability of a wrong verdict on a bound, above 0 and below 0.5.
 
     Raises:
         PlanError: A recording is named twice.
-        SpaceError: There is no such quality, or the risk is out of range.
+        SpaceError: There is no such quality.
     """
     if len({one.place for one in recorded}) < len(recorded):
         raise PlanError("a recording is named twice; name each once")
-    if not 0.0 < risk < MOST_RISK:
-        raise SpaceError(f"got risk {risk:g}; give the accepted probability of a wrong verdict, above 0 and below 0.5")
     if least_quality not in QUALITIES:
         raise SpaceError(f'unknown quality "{least_quality}"; use one of: {", ".join(QUALITIES[2:])}')
-    needed = {objective.metric, *(name for bound in constraints for name in bound.missing({}))}
-    runs = [_run(one, needed) for one in recorded]
+    objective = question.objective
+    runs = [_run(one, {*question.needed}) for one in recorded]
     spreads = Spreads([(None, one.result) for one in runs])
     kept = [
         one
@@ -243,7 +250,7 @@ def rank_recordings(
     ]
     rows = []
     for one in kept:
-        found = assess((one.result,), spreads, objective, constraints, risk=risk)
+        found = assess((one.result,), spreads, question)
         rows.append(RankedRecording(of=one, rank=None, best_probability=None, spreads=spreads, **shallow(found)))
     order = list(Verdict)
     sign = -1.0 if objective.maximize else 1.0
@@ -255,13 +262,16 @@ def rank_recordings(
             row.of.name,
         )
     )
-    told, _ = compared([row for row in rows if row.verdict is Verdict.FEASIBLE], objective)
-    ranked = [replace(row, rank=rank, best_probability=p) for row, (rank, p) in zip(rows, told, strict=False)]
+    likely = standings(cast("list[RankedTrial]", rows), question).likely
+    first = [row for row in rows if row.verdict is Verdict.FEASIBLE]
+    told = ranks(standing(cast("list[RankedTrial]", first), question)) if first else ()
+    ranked = [
+        replace(row, rank=int(rank), best_probability=likely.get(("", row.trial_id), 0.0))
+        for row, rank in zip(first, told, strict=True)
+    ]
     return RecordingRanking(
-        objective=objective,
-        constraints=tuple(constraints),
+        question=question,
         rows=(*ranked, *rows[len(ranked) :]),
-        risk=risk,
         scatter=spreads.scatter_text(objective.metric),
         num_filtered=len(runs) - len(kept),
     )

@@ -11,9 +11,8 @@ import pyarrow.compute as pc
 
 from wattune.errors import PlanError, SpaceError
 from wattune.fidelity import is_burst
-from wattune.objective import parse_constraint, parse_objective
+from wattune.objective import RISK, Question
 from wattune.ranking.assessment import NOT_ITS_OWN
-from wattune.ranking.bounds import RISK
 from wattune.ranking.common_steps import of_folder, over_common_steps
 from wattune.ranking.conditions import flag_fields, parse_where
 from wattune.ranking.order import Ranking, SpaceShare, rank
@@ -83,7 +82,7 @@ class Source:
         )
 
 
-class Question(TypedDict, total=False):
+class Asked(TypedDict, total=False):
     """The objective and constraints of a ranking, where they are not those of the studies."""
 
     objective: str | None
@@ -114,12 +113,12 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def rank_sources(sources: Sequence[Source], **question: Unpack[Question]) -> Ranking:
+def rank_sources(sources: Sequence[Source], **asked: Unpack[Asked]) -> Ranking:
     """Ranks the trials of one or several studies together.
 
     Args:
         sources: The studies.
-        **question: See `Question`.
+        **asked: See `Asked`.
 
     Raises:
         PlanError: A study is named twice, or has no objective and none is given.
@@ -128,7 +127,7 @@ def rank_sources(sources: Sequence[Source], **question: Unpack[Question]) -> Ran
     names = [source.name for source in sources]
     if len(set(names)) < len(names):
         raise PlanError(f"studies {', '.join(names)}: two have the same name; name each study once")
-    objective, constraints = question.get("objective"), question.get("constraints")
+    objective, constraints = asked.get("objective"), asked.get("constraints")
     if objective is None:
         unsaid = [source.place for source in sources if source.objective is None]
         if unsaid:
@@ -142,11 +141,9 @@ def rank_sources(sources: Sequence[Source], **question: Unpack[Question]) -> Ran
     flags = flag_fields(spec for source in sources for spec, _ in source.results)
     ranking = rank(
         {source.name: source.results for source in sources},
-        parse_objective(objective),
-        [parse_constraint(text) for text in constraints],
-        where=[parse_where(text, flags) for text in question.get("where", ())],
-        least_quality=question.get("least_quality", ""),
-        risk=question.get("risk", RISK),
+        Question.of(objective, *constraints, risk=asked.get("risk", RISK)),
+        where=[parse_where(text, flags) for text in asked.get("where", ())],
+        least_quality=asked.get("least_quality", ""),
     )
     named = [
         replace(one, name=f"{source.name}:{one.name}") if len(sources) > 1 else one

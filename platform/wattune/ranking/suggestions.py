@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from wattune.objective import Constraint, Objective
+from wattune.objective import Objective
 from wattune.ranking.assessment import SIZES, RankedTrial
 from wattune.ranking.bounds import kept_in_draws
 from wattune.ranking.order import Ranking
@@ -235,7 +235,6 @@ def _undecided(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> li
 
     The lead is over the best of the same work: figures of other work do not compare.
     """
-    bounds = {str(one): one for one in ranking.constraints}
     dice = np.random.default_rng(_SEED)
     found = []
     for row in ranking.undecided[:_MOST_REPEATS]:
@@ -243,11 +242,11 @@ def _undecided(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> li
         ahead = None if best is None else _ahead_frac(row, best, ranking)
         if ahead is not None and ahead <= 0:
             continue
-        probability = _decided_probability(row, bounds, dice, ranking.risk)
+        probability = _decided_probability(row, dice, ranking.question.risk)
         if probability < _LEAST_DECIDED:
             continue
         open_ones = ", ".join(
-            one.constraint
+            str(one.constraint)
             if one.holds_probability is None
             else f"{one.constraint} (P {format_probability(one.holds_probability)} now)"
             for one in row.undecided
@@ -267,15 +266,12 @@ def _undecided(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> li
     return found
 
 
-def _decided_probability(
-    row: RankedTrial, bounds: dict[str, Constraint], dice: np.random.Generator, risk: float
-) -> float:
+def _decided_probability(row: RankedTrial, dice: np.random.Generator, risk: float) -> float:
     """Computes the probability that repeats without end show that a trial holds every bound.
 
     It is 0 where the sensor's accuracy alone leaves a bound open: no repeat shows that.
     """
-    pairs = [(margin, bounds[margin.constraint]) for margin in row.margins]
-    drawn = kept_in_draws(pairs, row.counted, row.spreads, dice, _NUM_DRAWS, risk=risk, simulated=row.simulated)
+    drawn = kept_in_draws(row.margins, row.counted, row.spreads, dice, _NUM_DRAWS, risk=risk, simulated=row.simulated)
     return float(drawn.mean())
 
 

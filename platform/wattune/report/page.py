@@ -236,7 +236,7 @@ def _kept_bounds(ranking: Ranking) -> Html:
     meters = [
         fill(
             "<li><span>{}</span>{}<span>{}, slack {}</span></li>",
-            margin.constraint,
+            str(margin.constraint),
             _meter(margin),
             worded(margin.metric, margin.got),
             slack_text(margin),

@@ -165,7 +165,7 @@ def _draw_front(figure: go.Figure, front: Sequence[RankedTrial], metric: str, ac
 
 def _draw_bound(figure: go.Figure, ranking: Ranking, bound: Constraint, metric: str, across: str) -> None:
     """Draws a line for a bound that is the same for all trials; a share of another metric may differ by trial."""
-    at = {margin.bound for row in ranking.trials for margin in row.margins if margin.constraint == str(bound)}
+    at = {margin.bound for row in ranking.trials for margin in row.margins if margin.constraint == bound}
     if len(at) != 1 or bound.metric not in (metric, across):
         return
     (value,) = at

@@ -30,17 +30,17 @@ def race(ranking: Ranking) -> Chart | None:
     untils = {result.tags[RACE_TAG] for _, result in runs if RACE_TAG in result.tags}
     if not untils or ranking.studies:
         return None
-    moments = history(runs, ranking.objective, ranking.constraints, risk=ranking.risk)
-    likely = [moment.best_probability for moment in moments]
+    moments = history(runs, ranking.question)
+    likely = [{key: one for (_, key), one in found.likely.items()} for _, found in moments]
     names = {row.trial_id: plain(f"{row.spec.model.name} {row.label}") for row in ranking.trials}
     peaks = {trial_id: max(one.get(trial_id, 0.0) for one in likely) for one in likely for trial_id in one}
     drawn = sorted(peaks, key=lambda trial_id: (-likely[-1].get(trial_id, 0.0), -peaks[trial_id], trial_id))
-    repeats = [moment.num_repeats for moment in moments]
+    repeats = [number for number, _ in moments]
     figure = blank()
     for trial_id, (color, dash, symbol) in zip(drawn[:MOST_LINES], _LOOKS, strict=False):
         values = [one.get(trial_id, 0.0) for one in likely]
         _draw(figure, repeats, values, names[trial_id], color=color, dash=dash, symbol=symbol)
-    nobody = [moment.none_probability for moment in moments]
+    nobody = [found.none_probability for _, found in moments]
     if max(nobody) >= 0.01:
         _draw(figure, repeats, nobody, "none keeps every bound", color=INFEASIBLE_COLOR, dash="dot", symbol="x")
     for until in sorted(untils):

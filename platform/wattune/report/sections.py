@@ -90,14 +90,15 @@ def verdict_tables(ranking: Ranking) -> list[Html]:
         part(
             ranking.feasible,
             [*STANDING, *measured],
-            "P(best) is the probability to be the best feasible trial. A rank is 1 plus the number of trials that are "
-            "told to be better, at 95 % over all comparisons. Under each bound the repeat that comes closest to it; "
-            "point at it for its distance to the bound.",
+            "P(best) is the probability to be the best that keeps every bound; undecided trials have a share of it. A "
+            "rank is 1 plus the number of trials that are told to be better, at 95 % over all comparisons. Under each "
+            "bound the repeat that comes closest to it; point at it for its distance to the bound.",
         ),
         part(
             ranking.undecided,
             measured,
-            f"Best first; the runs do not decide the bounds with ? at a risk of {ranking.risk:g}. More repeats may.",
+            f"Best first; the runs do not decide the bounds with ? at a risk of {ranking.question.risk:g}. More "
+            "repeats may.",
         ),
         part(ranking.infeasible, measured, "Best first; ✕ marks the bounds that fail; point at one for the distance."),
         part(

@@ -130,7 +130,7 @@ class Tally:
         now_s = time.perf_counter()
         waits = patient and self._cost_s > _CHEAP_S and now_s - self._ranked_s < _WAITS * self._cost_s
         if not self._is_ranked and not waits:
-            ranking = rank([*self._results.values()], self.question.objective, self.question.constraints)
+            ranking = rank([*self._results.values()], self.question)
             best, undecided = ranking.best, next(iter(ranking.undecided), None)
             if best is not None and undecided is not None and not self._is_ahead(undecided, best):
                 undecided = None

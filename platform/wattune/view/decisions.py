@@ -24,9 +24,9 @@ from wattune.view.table import (
 )
 
 READING_FRONTIER: Final = reading(
-    "P(holds) is the probability that the next run holds the bound; P(best) is the probability to be the best feasible "
-    "trial; gain is against the value before, in brackets where the runs do not tell the two plans apart, and none "
-    "between plans of different work"
+    "P(holds) is the probability that the next run holds the bound; P(best) is the probability to be the best that "
+    "keeps every bound; gain is against the value before, in brackets where the runs do not tell the two plans apart, "
+    "and none between plans of different work"
 )
 READING_PREDICTED: Final = reading(
     "never measured in full: the likely feasible plan with the best prediction, its 95 % interval, P(feasible) by all "

@@ -27,8 +27,8 @@ from wattune.view.table import (
 )
 
 READING: Final = reading(
-    "± is the 95 % interval; P(best) is the probability to be the best feasible trial; a rank is 1 plus the trials "
-    "that are told to be better, at 95 % over all comparisons"
+    "± is the 95 % interval; P(best) is the probability to be the best that keeps every bound; a rank is 1 plus the "
+    "trials that are told to be better, at 95 % over all comparisons"
 )
 
 STANDING: Final = (
@@ -55,7 +55,7 @@ def bound_columns(constraints: Sequence[Constraint]) -> list[Column]:
     """Returns a column for each bound: what came closest to it, and the verdict."""
 
     def cell(row: RankedTrial | RankedRecording, bound: str) -> Cell:
-        found = next((one for one in row.margins if one.constraint == bound), None)
+        found = next((one for one in row.margins if str(one.constraint) == bound), None)
         if found is None:
             return Cell(text="not measured", tone="unknown")
         return Cell(
@@ -192,7 +192,7 @@ def _hidden(count: int) -> list[Note]:
 
 
 def _risk(ranking: Ranking | RecordingRanking) -> list[Note]:
-    text = f"P: probability that the next run keeps the bound; holds and breaks at a risk of {ranking.risk:g}"
+    text = f"P: probability that the next run keeps the bound; holds and breaks at a risk of {ranking.question.risk:g}"
     return [reading(text)] if ranking.constraints else []
 
 

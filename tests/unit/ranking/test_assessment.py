@@ -5,7 +5,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from made_trials import COOL, FASTEST, POWER, on_n0, reference_runs, speed, trial
+from made_trials import COOL, FASTEST, POWER, asked, on_n0, reference_runs, speed, trial
 
 from wattune.ranking.assessment import Verdict, assess_trial, is_simulated
 from wattune.ranking.order import rank
@@ -14,7 +14,7 @@ from wattune.trial import TrialStatus
 
 
 def test_repeats_are_an_interval_and_the_worst_one_decides():
-    (row,) = rank([speed(1, 99.0), speed(1, 101.0, power_w=3500.0, repeat=1)], FASTEST, [POWER]).trials
+    (row,) = rank([speed(1, 99.0), speed(1, 101.0, power_w=3500.0, repeat=1)], asked(FASTEST, POWER)).trials
     assert (row.objective.value, row.objective.method, row.objective.num_runs) == (100.0, "repeats", 2)
     # One repeat and a prior worth six: far from the 12.7 standard errors of two runs alone, and not below 1 %.
     assert 0.01 < row.objective.half_width_frac < 0.03
@@ -25,10 +25,10 @@ def test_repeats_are_an_interval_and_the_worst_one_decides():
 
 def test_the_error_of_its_own_steps_is_the_least_error_of_a_run():
     wide = {"tokens_per_s": 100.0, "step_time_uncertainty_frac": 0.2, "node_device_power_peak_1s_w": 2000.0}
-    (row,) = rank([trial(1, wide)], FASTEST, [POWER]).feasible
+    (row,) = rank([trial(1, wide)], asked(FASTEST, POWER)).feasible
     assert row.objective.method == "prior"
     assert row.objective.low < 100.0 * math.exp(-0.2)
-    narrow = rank([trial(1, wide | {"step_time_uncertainty_frac": 1e-4})], FASTEST, [POWER]).best.objective
+    narrow = rank([trial(1, wide | {"step_time_uncertainty_frac": 1e-4})], asked(FASTEST, POWER)).best.objective
     assert narrow.half_width_frac == pytest.approx(2.447 * 0.01, rel=0.02)  # t of 6 degrees, 1 %
 
 
@@ -37,7 +37,7 @@ def test_how_likely_a_bound_holds_follows_from_the_references_scatter():
     for (_, result), power_w in zip(reference, (1980.0, 2020.0, 1990.0, 2010.0), strict=True):
         result.metrics["node_device_power_peak_1s_w"] = power_w
     pairs = [*reference, on_n0(speed(1, 200.0, power_w=2740.0)), on_n0(speed(2, 210.0, power_w=2750.0))]
-    ranking = rank([*pairs, on_n0(speed(3, 220.0, power_w=2990.0))], FASTEST, [POWER])
+    ranking = rank([*pairs, on_n0(speed(3, 220.0, power_w=2990.0))], asked(FASTEST, POWER))
     likely = {row.spec.plan.micro_batch_size: row.margins[0].holds_probability for row in ranking.trials}
     assert likely[2] == pytest.approx(0.5)
     assert 0.5 < likely[1] < likely[90]
@@ -48,15 +48,15 @@ def test_how_likely_a_bound_holds_follows_from_the_references_scatter():
 def test_a_finalists_long_run_counts_for_bounds_and_not_for_the_rank():
     spec, hot = speed(1, 90.0, power_w=3200.0, repeat=1)
     soaked = (spec, replace(hot, tags={"soak": "true"}))
-    (row,) = rank([speed(1, 100.0), soaked], FASTEST, [POWER]).infeasible
+    (row,) = rank([speed(1, 100.0), soaked], asked(FASTEST, POWER)).infeasible
     assert (row.objective.value, row.objective.num_runs) == (100.0, 1)
     assert (row.margins[0].repeat, row.margins[0].got) == (1, 3200.0)
-    assert rank([soaked], FASTEST, []).best.objective.value == 90.0
+    assert rank([soaked], asked(FASTEST)).best.objective.value == 90.0
 
 
 @pytest.mark.parametrize("status", [TrialStatus.CRASHED, TrialStatus.OUT_OF_MEMORY, TrialStatus.ABORTED])
 def test_one_failed_repeat_fails_the_trial(status):
-    ranking = rank([speed(1, 100.0), trial(1, repeat=1, status=status, reason="why")], FASTEST, [POWER])
+    ranking = rank([speed(1, 100.0), trial(1, repeat=1, status=status, reason="why")], asked(FASTEST, POWER))
     assert ranking.failed[0].reason == f"{status}: why (1 of 2 repeats)"
     assert ranking.failed[0].objective.low < 100.0 < ranking.failed[0].objective.high
 
@@ -64,28 +64,28 @@ def test_one_failed_repeat_fails_the_trial(status):
 @pytest.mark.parametrize("status", [TrialStatus.INTERRUPTED, TrialStatus.INVALID])
 def test_a_repeat_that_decides_nothing_is_shown_but_not_counted(status):
     lost = trial(1, {"tokens_per_s": 900.0}, repeat=1, status=status, quality="invalid")
-    (row,) = rank([speed(1, 100.0), lost], FASTEST, [POWER]).feasible
+    (row,) = rank([speed(1, 100.0), lost], asked(FASTEST, POWER)).feasible
     assert len(row.repeats) == 2
     assert len(row.counted) == 1
     assert (row.objective.value, row.objective.num_runs, row.quality) == (100.0, 1, "publishable")
     alone = Verdict.INTERRUPTED if status is TrialStatus.INTERRUPTED else Verdict.FAILED
-    assert [row.verdict for row in rank([lost], FASTEST, [POWER]).trials] == [alone]
+    assert [row.verdict for row in rank([lost], asked(FASTEST, POWER)).trials] == [alone]
 
 
 def test_a_metric_missing_in_one_repeat_is_unknown_and_a_violation_elsewhere_weighs_more():
     blind = trial(1, {"tokens_per_s": 100.0}, repeat=1)
-    assert rank([speed(1, 100.0), blind], FASTEST, [POWER]).trials[0].verdict is Verdict.UNKNOWN
-    assert rank([speed(1, 100.0, power_w=9e3), blind], FASTEST, [POWER]).trials[0].verdict is Verdict.INFEASIBLE
+    assert rank([speed(1, 100.0), blind], asked(FASTEST, POWER)).trials[0].verdict is Verdict.UNKNOWN
+    assert rank([speed(1, 100.0, power_w=9e3), blind], asked(FASTEST, POWER)).trials[0].verdict is Verdict.INFEASIBLE
 
 
 def test_a_trial_without_the_objective_is_unknown():
-    (row,) = rank([trial(1, {"node_device_power_peak_1s_w": 1.0})], FASTEST, [POWER]).unknown
+    (row,) = rank([trial(1, {"node_device_power_peak_1s_w": 1.0})], asked(FASTEST, POWER)).unknown
     assert (row.objective, row.missing) == (None, ("tokens_per_s",))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_figure_that_is_no_number_was_not_measured(value):
-    ranking = rank([speed(1, value)], FASTEST, [POWER])
+    ranking = rank([speed(1, value)], asked(FASTEST, POWER))
     assert ranking.unknown[0].missing == ("tokens_per_s",)
     json.dumps(ranking.to_json(), allow_nan=False)
 
@@ -108,12 +108,12 @@ def test_the_quality_of_a_row_is_the_worst_of_the_groups_it_uses(group, quality)
     metrics = {"tokens_per_s": 1.0, "device_temp_max_c": 50.0, "node_device_power_peak_1s_w": 100.0}
     tags = {"quality_speed": "publishable", "quality_power": "publishable", "quality_thermal": "indicative"}
     bounds = {"thermal": [COOL], "power": [POWER], "speed": []}[group]
-    assert rank([trial(1, metrics, tags=tags)], FASTEST, bounds).best.quality == quality
+    assert rank([trial(1, metrics, tags=tags)], asked(FASTEST, *bounds)).best.quality == quality
 
 
 def test_a_trial_without_a_completed_repeat_has_no_quality_and_no_margin():
     spec, result = trial(1, status=TrialStatus.TIMED_OUT, reason="rank 0: no step")
-    row = assess_trial("moe", spec, (result,), Spreads([(spec, result)]), FASTEST, [POWER])
+    row = assess_trial("moe", spec, (result,), Spreads([(spec, result)]), asked(FASTEST, POWER))
     assert (row.verdict, row.reason) == (Verdict.FAILED, "timed_out: rank 0: no step")
     assert (row.quality, row.simulated, row.margins, row.objective, row.counted) == ("", False, (), None, ())
     assert row.setting == {

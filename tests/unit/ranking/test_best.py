@@ -1,9 +1,14 @@
 """P(best) and ranks: critical values of the literature, and trials whose order is known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from made_trials import FASTEST, POWER, asked, speed
 
-from wattune.ranking.best import Standing, critical_value, order
+from wattune.ranking.best import NUM_DRAWS, Standing, critical_value, drawn_errors, leader_of_each, ranks
+from wattune.ranking.order import rank
+from wattune.ranking.posterior import Posterior
 
 MANY = 100_000
 """Degrees of freedom that are as good as infinitely many."""
@@ -30,28 +35,63 @@ def test_critical_values_are_dunnetts(num_others: int, degrees_of_freedom: int, 
     assert critical_value(num_others, 10, degrees_of_freedom) == pytest.approx(value, abs=0.05)
 
 
+def best_of(one: Standing) -> tuple[list[float], float]:
+    """P(best) of each, and the expected error of whichever leads."""
+    own, shared = drawn_errors(one, np.random.default_rng(1))
+    errors = own + shared
+    first = leader_of_each(one.mean + errors)
+    shares = np.bincount(first, minlength=len(one.mean)) / NUM_DRAWS
+    return list(shares), float(errors[np.arange(NUM_DRAWS), first].mean())
+
+
 def test_equal_trials_are_equally_likely_the_best_and_share_a_rank() -> None:
-    found = order(made([0.0, 0.0, 0.0, 0.0], 1.0))
-    assert found.best_probability == pytest.approx([0.25] * 4, abs=0.03)
-    assert list(found.rank) == [1, 1, 1, 1]
+    equal = made([0.0, 0.0, 0.0, 0.0], 1.0)
+    likely, regression = best_of(equal)
+    assert likely == pytest.approx([0.25] * 4, abs=0.03)
+    assert list(ranks(equal)) == [1, 1, 1, 1]
     # The largest of four normal errors is 1.03 standard deviations above their mean.
-    assert found.regression == pytest.approx(1.03, abs=0.05)
+    assert regression == pytest.approx(1.03, abs=0.05)
 
 
 def test_two_trials_one_error_of_their_difference_apart() -> None:
-    found = order(made([np.sqrt(2.0), 0.0], 1.0))
-    assert found.best_probability[0] == pytest.approx(0.841, abs=0.02)  # the normal distribution at 1
+    likely, _ = best_of(made([np.sqrt(2.0), 0.0], 1.0))
+    assert likely[0] == pytest.approx(0.841, abs=0.02)  # the normal distribution at 1
 
 
 def test_trials_far_apart_are_told_apart() -> None:
-    found = order(made([0.0, -10.0, -20.0], 1.0))
-    assert list(found.rank) == [1, 2, 3]
-    assert found.best_probability[0] == 1.0
-    assert found.regression == pytest.approx(0.0, abs=0.05)
+    apart = made([0.0, -10.0, -20.0], 1.0)
+    likely, regression = best_of(apart)
+    assert list(ranks(apart)) == [1, 2, 3]
+    assert likely[0] == 1.0
+    assert regression == pytest.approx(0.0, abs=0.05)
 
 
 def test_an_effect_that_trials_share_does_not_blur_their_difference() -> None:
     apart, shared = made([1.0, 0.0], 0.1), np.full((2, 1), 50.0)
-    found = order(Standing(**{name: getattr(apart, name) for name in Standing.__slots__} | {"common": shared}))
-    assert found.best_probability[0] > 0.999
-    assert list(found.rank) == [1, 2]
+    same = replace(apart, common=shared)
+    assert best_of(same)[0][0] > 0.999
+    assert list(ranks(same)) == [1, 2]
+
+
+def test_where_no_trial_keeps_its_bounds_none_leads() -> None:
+    assert list(leader_of_each(np.array([[1.0, 2.0], [3.0, -np.inf], [-np.inf, -np.inf]]))) == [1, 0, 2]
+
+
+def test_an_undecided_trial_that_is_faster_takes_from_the_best_feasible_one() -> None:
+    """The one that surely keeps the bound is not surely the best that does."""
+    sure, near = speed(1, 1000.0, 2000.0), speed(2, 1100.0, 2700.0)
+    pairs = [(spec, replace(result, tags={**result.tags, "simulated": "true"})) for spec, result in (sure, near)]
+    ranking = rank(pairs, asked(FASTEST, POWER))
+    (first,), (second,) = ranking.feasible, ranking.undecided
+    assert 0.05 < first.best_probability < 0.95
+    assert first.best_probability + second.best_probability == pytest.approx(1.0)
+    alone = rank(pairs, asked(FASTEST))
+    assert [row.best_probability for row in alone.feasible] == [1.0, 0.0]
+
+
+def test_the_standings_are_those_of_the_ranking() -> None:
+    pairs = [speed(1, 1000.0, 2400.0), speed(2, 1005.0, 2600.0), speed(3, 990.0, 2500.0), speed(4, 500.0)]
+    question = asked(FASTEST, POWER)
+    likely = Posterior(pairs, question).standings.likely
+    told = {row.trial_id: row.best_probability for row in rank(pairs, question).trials if row.best_probability}
+    assert {trial_id: one for (_, trial_id), one in likely.items()} == told

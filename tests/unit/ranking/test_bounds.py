@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_trials import CAPPED, COOL, FASTEST, POWER, speed, trial
+from made_trials import CAPPED, COOL, FASTEST, POWER, asked, speed, trial
 
 from wattune.objective import parse_constraint
 from wattune.ranking.assessment import Verdict, assess_trial
@@ -17,21 +17,21 @@ from wattune.ranking.spreads import Spreads
 
 def test_slack_is_in_the_metrics_unit_and_as_a_fraction_of_the_bound():
     measured = {"tokens_per_s": 1.0, "device_power_peak_1s_w": 630.0, "device_power_limit_w": 700.0}
-    (margin,) = rank([trial(1, measured)], FASTEST, [CAPPED]).feasible[0].margins
+    (margin,) = rank([trial(1, measured)], asked(FASTEST, CAPPED)).feasible[0].margins
     assert (margin.got, margin.bound, margin.slack) == (630.0, 700.0, 70.0)
     assert margin.slack_frac == pytest.approx(0.1)
 
 
 def test_a_bound_of_zero_has_no_fraction():
     bound = parse_constraint("excursion_count <= 0")
-    row = rank([trial(1, {"tokens_per_s": 1.0, "excursion_count": 2.0})], FASTEST, [bound]).infeasible[0]
+    row = rank([trial(1, {"tokens_per_s": 1.0, "excursion_count": 2.0})], asked(FASTEST, bound)).infeasible[0]
     assert row.margins[0].slack_frac is None
     assert row.margins[0].slack == -2.0
 
 
 def test_a_distance_in_kelvin_is_no_share_of_degrees():
     bound = parse_constraint("device_temp_max_c <= 85")
-    row = rank([trial(1, {"tokens_per_s": 1.0, "device_temp_max_c": 60.0})], FASTEST, [bound]).feasible[0]
+    row = rank([trial(1, {"tokens_per_s": 1.0, "device_temp_max_c": 60.0})], asked(FASTEST, bound)).feasible[0]
     assert (row.margins[0].slack, row.margins[0].slack_frac) == (25.0, None)
 
 
@@ -40,7 +40,7 @@ def test_a_distance_in_kelvin_is_no_share_of_degrees():
     [(75.0, Verdict.FEASIBLE), (84.0, Verdict.UNDECIDED), (85.0, Verdict.UNDECIDED), (95.0, Verdict.INFEASIBLE)],
 )
 def test_a_whole_degree_below_a_bound_is_not_yet_within_it(temp_c, verdict):
-    (row,) = rank([trial(1, {"tokens_per_s": 1.0, "device_temp_max_c": temp_c})], FASTEST, [COOL]).trials
+    (row,) = rank([trial(1, {"tokens_per_s": 1.0, "device_temp_max_c": temp_c})], asked(FASTEST, COOL)).trials
     assert row.verdict is verdict
     assert row.margins[0].holds is (temp_c < 85.0)
     assert (row.failing, row.undecided) == (
@@ -51,7 +51,7 @@ def test_a_whole_degree_below_a_bound_is_not_yet_within_it(temp_c, verdict):
 @pytest.mark.parametrize(("power_w", "simulated"), [(2650.0, True), (2650.0, False)])
 def test_the_sensors_accuracy_counts_where_a_sensor_measured(power_w, simulated):
     spec, result = speed(1, 100.0, power_w=power_w)
-    (row,) = rank([(spec, replace(result, tags={"simulated": str(simulated).lower()}))], FASTEST, [POWER]).trials
+    (row,) = rank([(spec, replace(result, tags={"simulated": str(simulated).lower()}))], asked(FASTEST, POWER)).trials
     # 3.7 % below the bound: more than a run scatters, less than the sensor may be wrong.
     assert row.verdict is (Verdict.FEASIBLE if simulated else Verdict.UNDECIDED)
 
@@ -59,11 +59,11 @@ def test_the_sensors_accuracy_counts_where_a_sensor_measured(power_w, simulated)
 def test_a_larger_risk_decides_more():
     pairs = [speed(1, 100.0, power_w=2650.0)]
     assert (
-        rank(pairs, FASTEST, [POWER])
+        rank(pairs, asked(FASTEST, POWER))
         .undecided[0]
         .reason.startswith("node_device_power_peak_1s_w <= 2750 undecided at 2650, P 0.8")
     )
-    assert len(rank(pairs, FASTEST, [POWER], risk=0.2).feasible) == 1
+    assert len(rank(pairs, asked(FASTEST, POWER, risk=0.2)).feasible) == 1
 
 
 @given(
@@ -75,7 +75,7 @@ def test_a_margin_is_that_of_the_worst_repeat_and_holds_only_where_every_repeat_
     bound = parse_constraint(f"node_device_power_peak_1s_w {operator} {bound_w:g}")
     pairs = [speed(1, 10.0, power_w=power_w, repeat=repeat) for repeat, power_w in enumerate(watts)]
     repeats = tuple(result for _, result in pairs)
-    row = assess_trial("", pairs[0][0], repeats, Spreads(pairs), FASTEST, [bound])
+    row = assess_trial("", pairs[0][0], repeats, Spreads(pairs), asked(FASTEST, bound))
     (margin,) = row.margins
     below = operator.startswith("<")
     assert margin.got == (max(watts) if below else min(watts))
@@ -97,13 +97,13 @@ def test_a_metric_that_is_0_in_many_runs_keeps_its_bound(num_trials: int, verdic
     """By Jeffreys' estimate nine runs without one that differs suffice for a risk of 5 %."""
     bound = parse_constraint(text)
     pairs = [trial(number, {"tokens_per_s": 1.0, bound.metric: 0.0}) for number in range(1, num_trials + 1)]
-    assert {row.verdict for row in rank(pairs, FASTEST, [bound]).trials} == {verdict}
+    assert {row.verdict for row in rank(pairs, asked(FASTEST, bound)).trials} == {verdict}
 
 
 def test_one_trial_that_throttles_takes_the_others_their_zeros() -> None:
     bound = parse_constraint("throttle_thermal_frac <= 0.01")
     quiet = [trial(number, {"tokens_per_s": 1.0, bound.metric: 0.0}) for number in range(1, 10)]
-    ranking = rank([*quiet, trial(99, {"tokens_per_s": 1.0, bound.metric: 0.2})], FASTEST, [bound])
+    ranking = rank([*quiet, trial(99, {"tokens_per_s": 1.0, bound.metric: 0.2})], asked(FASTEST, bound))
     assert len(ranking.feasible) == 9  # each is ten times the pooled scatter below the bound
     assert [row.margins[0].got for row in ranking.infeasible] == [0.2]
 
@@ -113,10 +113,9 @@ def kept_share(powers_w, *, simulated=True, risk=0.05, bound=POWER):
     pairs = [speed(1, 100.0, power_w=power_w, repeat=repeat) for repeat, power_w in enumerate(powers_w)]
     others = [speed(2, 100.0, power_w=2000.0 * (1 + 0.01 * (-1) ** repeat), repeat=repeat) for repeat in range(200)]
     spreads, repeats = Spreads([*pairs, *others]), tuple(result for _, result in pairs)
-    row = assess_trial("", pairs[0][0], repeats, spreads, FASTEST, [bound])
-    margins = [(row.margins[0], bound)]
+    row = assess_trial("", pairs[0][0], repeats, spreads, asked(FASTEST, bound))
     rng = np.random.default_rng(1)
-    kept = kept_in_draws(margins, repeats, spreads, rng, 20_000, risk=risk, simulated=simulated)
+    kept = kept_in_draws(row.margins, repeats, spreads, rng, 20_000, risk=risk, simulated=simulated)
     return kept.mean()
 
 

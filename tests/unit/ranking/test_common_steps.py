@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from made_trials import FASTEST, Pair, trial
+from made_trials import FASTEST, Pair, asked, trial
 from small_study import make_study, ranking_of
 
 from wattune.analysis.run_data import TOLD_TOKENS, RunData
@@ -97,9 +97,9 @@ def test_without_files_trials_are_marked_and_the_ranking_says_so() -> None:
     pairs = [measured(1, "5-40"), measured(2, "12-90"), measured(4, "")]
     marked = over_common_steps(pairs)
     assert [result.quality_reasons for _, result in marked] == [(STEPS_DIFFER,), (STEPS_DIFFER,), ()]
-    ranking = rank(marked, FASTEST, [parse_constraint("node_device_power_peak_1s_w <= 2000")])
+    ranking = rank(marked, asked(FASTEST, parse_constraint("node_device_power_peak_1s_w <= 2000")))
     assert any("2 runs are not compared over the same steps" in text for text in ranking.warnings)
-    ranking = rank(over_common_steps(pairs, again), FASTEST, [])
+    ranking = rank(over_common_steps(pairs, again), asked(FASTEST))
     assert any("speed and energy of 2 runs are over steps 12-40 of the data" in text for text in ranking.warnings)
     failed = [(spec, replace(result, status=TrialStatus.CRASHED)) for spec, result in pairs[:1]]
     assert over_common_steps([*failed, pairs[1]]) == [*failed, pairs[1]]

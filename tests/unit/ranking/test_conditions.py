@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_trials import FASTEST, numbers, speed, trial
+from made_trials import FASTEST, asked, numbers, speed, trial
 
 from wattune.catalog.models import model
 from wattune.errors import SpaceError
@@ -68,15 +68,15 @@ def test_any_text_is_read_or_refused_in_words(text: str) -> None:
 
 def test_a_configuration_is_chosen_whether_it_completed_or_not() -> None:
     pairs = [speed(1, 100.0), speed(2, 200.0), speed(4, 150.0), trial(8, status=TrialStatus.OUT_OF_MEMORY, reason="x")]
-    ranking = rank(pairs, FASTEST, [], where=[parse_where("micro_batch_size != 2"), parse_where("engine == torch")])
+    ranking = rank(pairs, asked(FASTEST), where=[parse_where("micro_batch_size != 2"), parse_where("engine == torch")])
     assert numbers(ranking.feasible) == [4, 1] and numbers(ranking.failed) == [8] and ranking.num_filtered == 1
     assert not ranking.unmet
-    both = rank(pairs, FASTEST, [], where=[parse_where("micro_batch_size >= 4"), parse_where("tokens_per_s > 120")])
+    both = rank(pairs, asked(FASTEST), where=[parse_where("micro_batch_size >= 4"), parse_where("tokens_per_s > 120")])
     assert numbers(both.trials) == [4] and both.num_filtered == 3
 
 
 def test_a_name_that_no_trial_has_is_said() -> None:
-    ranking = rank([speed(1, 100.0)], FASTEST, [], where=[parse_where("model == lama3_8b")])
+    ranking = rank([speed(1, 100.0)], asked(FASTEST), where=[parse_where("model == lama3_8b")])
     assert not ranking.trials
     assert ranking.warnings[0] == 'no trial has model "lama3_8b": there is llama3_8b'
     assert not unmet([parse_where(f"model == {model('llama3_8b').name}")], [SPEC])

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_trials import FASTEST, LEAST_ENERGY, POWER, speed, trial
+from made_trials import FASTEST, LEAST_ENERGY, POWER, asked, speed, trial
 
-from wattune.objective import parse_constraint, parse_objective, parse_varied
+from wattune.objective import Question, parse_constraint, parse_varied
 from wattune.ranking.frontier import Unmeasured, frontier, usual_range
+from wattune.ranking.posterior import Posterior
 from wattune.search.strategies.prediction import Predicted, Predictions
 from wattune.search.strategies.surrogate import Quantity
 from wattune.storage.study import UnreadableTrial
@@ -39,7 +40,7 @@ def sizes(found) -> list[int | None]:
 
 
 def test_each_value_has_its_best_and_a_gain_is_told_apart_only_where_the_runs_do() -> None:
-    found = frontier(RESULTS, FASTEST, [POWER], VARIED)
+    found = frontier(Posterior(RESULTS, asked(FASTEST, POWER)), VARIED)
     assert [point.bound.factor for point in found.points] == [1800, 2000, 2200, 2400, 2600]
     assert sizes(found)[:3] == [1, 1, 2]
     tight, same, better, tie, _ = found.points
@@ -70,8 +71,8 @@ def test_a_gain_that_another_plan_proves_is_not_proved_of_the_best() -> None:
 
     varied = parse_varied("node_device_power_peak_1s_w <= 1800..2200 step 400")
     first, second = alike(1, 1000.0, 1700.0, 8), alike(2, 1011.0, 2100.0, 8)
-    assert frontier([*first, *second], FASTEST, [], varied).points[1].told_apart is True
-    lucky = frontier([*first, *second, *alike(3, 1011.5, 2100.0, 1)], FASTEST, [], varied).points[1]
+    assert frontier(Posterior([*first, *second], asked(FASTEST)), varied).points[1].told_apart is True
+    lucky = frontier(Posterior([*first, *second, *alike(3, 1011.5, 2100.0, 1)], asked(FASTEST)), varied).points[1]
     assert lucky.best is not None and lucky.best.spec.plan.micro_batch_size == 3
     assert lucky.told_apart is False
 
@@ -82,7 +83,7 @@ def test_a_best_plan_that_measured_0_has_no_gain_in_percent() -> None:
         trial(number, {"throttle_frac": 0.0, "node_device_power_peak_1s_w": power_w}, tags={"simulated": "true"})
         for number, power_w in ((first, 1500.0), (others[0], 2100.0), (others[1], 2300.0))
     ]
-    found = frontier(results, parse_objective("minimize throttle_frac"), [], VARIED)
+    found = frontier(Posterior(results, Question.of("minimize throttle_frac")), VARIED)
     changed = [point.gain_frac for point in found.points[1:] if point.told_apart is not None]
     assert changed == [None, None], "two other plans that measured 0 as well"
 
@@ -99,7 +100,8 @@ def of_work(pairs: list, **changed) -> list:
 def test_plans_of_different_work_have_no_gain_over_one_another() -> None:
     long = of_work(runs(2, 1200.0, 2150.0), seq_len=8192)
     found = frontier(
-        [*runs(1, 1000.0, 1750.0), *long, *of_work(runs(3, 1500.0, 2350.0), seq_len=8192)], FASTEST, [], VARIED
+        Posterior([*runs(1, 1000.0, 1750.0), *long, *of_work(runs(3, 1500.0, 2350.0), seq_len=8192)], asked(FASTEST)),
+        VARIED,
     )
     assert sizes(found) == [1, 1, 2, 3, 3]
     assert [point.gain_frac for point in found.points[:3]] == [None, 0.0, None]
@@ -118,27 +120,29 @@ def test_shares_compare_between_plans_of_different_work() -> None:
             seq_len=8192,
         ),
     ]
-    found = frontier(results, parse_objective("maximize mfu_frac"), [], VARIED)
+    found = frontier(Posterior(results, Question.of("maximize mfu_frac")), VARIED)
     gains = [point.gain_frac for point in found.points if point.told_apart is not None]
     assert gains == [pytest.approx(0.25)] and found.warnings == ()
 
 
 def test_what_is_left_out_is_said() -> None:
     lost = UnreadableTrial(name="0123456789ab-0", reason="trials/0123456789ab-0: no trial")
-    found = frontier(RESULTS, FASTEST, [POWER], VARIED, unreadable=(lost,))
+    found = frontier(Posterior(RESULTS, asked(FASTEST, POWER)), VARIED, unreadable=(lost,))
     assert found.warnings[0] == "left out: trials/0123456789ab-0: no trial"
 
 
 def test_the_study_s_other_bounds_stay_and_those_on_that_side_of_the_metric_go() -> None:
     cool, floor = parse_constraint("device_temp_max_c < 85"), parse_constraint("node_device_power_peak_1s_w >= 100")
-    found = frontier(RESULTS, FASTEST, [POWER, cool, floor], VARIED)
+    found = frontier(Posterior(RESULTS, asked(FASTEST, POWER, cool, floor)), VARIED)
     assert found.others == (cool, floor)
     assert sizes(found) == [None] * 5, "no trial measured its temperature"
 
 
 def test_a_bound_that_the_runs_do_not_decide_is_no_best_plan_and_has_its_probability() -> None:
     near = [speed(1, 1000.0, 2190.0), speed(2, 900.0, 1000.0)]
-    (point,) = frontier(near, FASTEST, [], parse_varied("node_device_power_peak_1s_w <= 2200..2200 step 1")).points
+    (point,) = frontier(
+        Posterior(near, asked(FASTEST)), parse_varied("node_device_power_peak_1s_w <= 2200..2200 step 1")
+    ).points
     assert point.best is not None and point.best.spec.plan.micro_batch_size == 2
     assert point.undecided is not None
     margin = point.margin(point.undecided)
@@ -151,9 +155,9 @@ def test_of_undecided_plans_the_best_likely_one_is_shown_and_else_the_likeliest(
     """Of plans that measured 2,225 and 2,190 W, the faster one holds 2,200 W with a probability below one half."""
     varied = parse_varied("node_device_power_peak_1s_w <= 2200..2200 step 1")
     unlikely, likely, slow = speed(1, 1000.0, 2225.0), speed(2, 900.0, 2190.0), speed(3, 800.0, 2189.0)
-    (point,) = frontier([unlikely, likely, slow], FASTEST, [], varied).points
+    (point,) = frontier(Posterior([unlikely, likely, slow], asked(FASTEST)), varied).points
     assert point.best is None and point.undecided is not None and point.undecided.spec == likely[0]
-    (point,) = frontier([speed(4, 1100.0, 2230.0), unlikely], FASTEST, [], varied).points
+    (point,) = frontier(Posterior([speed(4, 1100.0, 2230.0), unlikely], asked(FASTEST)), varied).points
     assert point.best is None and point.undecided is not None and point.undecided.spec == unlikely[0]
     margin = point.margin(point.undecided)
     assert margin is not None and 0.05 < margin.holds_probability < 0.5
@@ -163,11 +167,11 @@ def test_an_undecided_plan_of_other_work_is_not_ahead_of_the_best() -> None:
     best, short = speed(2, 900.0, 1000.0), of_work([speed(1, 1000.0, 2190.0)], seq_len=512)
     same = speed(3, 950.0, 2190.0)
     varied = parse_varied("node_device_power_peak_1s_w <= 2200..2200 step 1")
-    (point,) = frontier([best, *short], FASTEST, [], varied).points
+    (point,) = frontier(Posterior([best, *short], asked(FASTEST)), varied).points
     assert point.best is not None and point.undecided is None
-    (point,) = frontier([best, *short, same], FASTEST, [], varied).points
+    (point,) = frontier(Posterior([best, *short, same], asked(FASTEST)), varied).points
     assert point.undecided is not None and point.undecided.spec == same[0]
-    (point,) = frontier([*short, same], FASTEST, [], varied).points
+    (point,) = frontier(Posterior([*short, same], asked(FASTEST)), varied).points
     assert point.best is None and point.undecided is not None and point.undecided.spec == short[0][0]
 
 
@@ -185,7 +189,9 @@ def test_less_is_better_where_the_objective_is_minimized() -> None:
             for repeat in range(3)
         ]
     ]
-    found = frontier(results, LEAST_ENERGY, [], parse_varied("node_device_power_peak_1s_w <= 2000..2600 step 600"))
+    found = frontier(
+        Posterior(results, asked(LEAST_ENERGY)), parse_varied("node_device_power_peak_1s_w <= 2000..2600 step 600")
+    )
     assert found.points[1].gain_frac == pytest.approx(0.2, abs=0.01)
 
 
@@ -203,7 +209,7 @@ def test_predicted_plans_are_likely_feasible_ones_and_never_measured_ones() -> N
         log_runs=(),
     )
     unmeasured = Unmeasured(specs=specs, predictions=predictions)
-    found = frontier(RESULTS, FASTEST, [POWER], VARIED, unmeasured=unmeasured, num_unmeasured=3)
+    found = frontier(Posterior(RESULTS, asked(FASTEST, POWER)), VARIED, unmeasured=unmeasured, num_unmeasured=3)
     chosen = [point.predicted.spec.plan.micro_batch_size if point.predicted else None for point in found.points]
     assert chosen == [5, 6, 6, 6, 6], "6 needs 2,000 W and 7 needs 3,000 W"
     last = found.points[-1].predicted
@@ -211,7 +217,11 @@ def test_predicted_plans_are_likely_feasible_ones_and_never_measured_ones() -> N
     assert last.better_probability > 0.95, "1,300 against 1,201"
     longer = of_work([(spec, trial(1)[1]) for spec in specs], seq_len=8192)
     unlike = Unmeasured(specs=[spec for spec, _ in longer], predictions=predictions)
-    other = frontier(RESULTS, FASTEST, [POWER], VARIED, unmeasured=unlike, num_unmeasured=3).points[-1].predicted
+    other = (
+        frontier(Posterior(RESULTS, asked(FASTEST, POWER)), VARIED, unmeasured=unlike, num_unmeasured=3)
+        .points[-1]
+        .predicted
+    )
     assert other is not None and other.better_probability is None, "its sequences are longer"
     shown = found.to_json()["points"][-1]
     assert "predicted" not in shown["best"] and "measured" not in shown["predicted"]
@@ -237,7 +247,11 @@ def test_measured_and_predicted_plans_of_other_sizes_have_other_names() -> None:
         log_runs=(),
     )
     unmeasured = Unmeasured(specs=[spec], predictions=predictions)
-    point = frontier(RESULTS, FASTEST, [], VARIED, unmeasured=unmeasured, num_unmeasured=1).points[0].to_json()
+    point = (
+        frontier(Posterior(RESULTS, asked(FASTEST)), VARIED, unmeasured=unmeasured, num_unmeasured=1)
+        .points[0]
+        .to_json()
+    )
     names = point["best"]["label"], point["predicted"]["label"]
     assert names == (f"{spec.label} seq4096", f"{spec.label} seq8192")
-    assert frontier(RESULTS, FASTEST, [], VARIED).points[0].best.label == spec.label
+    assert frontier(Posterior(RESULTS, asked(FASTEST)), VARIED).points[0].best.label == spec.label

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_trials import FASTEST, LEAST_ENERGY, POWER, Pair, reference_runs, speed, trial
+from made_trials import FASTEST, LEAST_ENERGY, POWER, Pair, asked, reference_runs, speed, trial
 
-from wattune.ranking.racing import RACE_TAG, Standings, history, standings
+from wattune.ranking.best import Standings
+from wattune.ranking.racing import RACE_TAG, history, race_standings
 from wattune.trial import TrialStatus
 
 
@@ -20,7 +21,7 @@ def simulated(pairs: list[Pair]) -> list[Pair]:
 
 
 def found(pairs: list[Pair]) -> Standings:
-    return standings(simulated(pairs), FASTEST, [POWER])
+    return race_standings(simulated(pairs), asked(FASTEST, POWER))
 
 
 def probabilities(one: Standings) -> dict[int, float]:
@@ -85,21 +86,21 @@ def test_failed_trials_and_those_without_a_metric_are_not_in_it() -> None:
 
 def test_the_least_is_the_best_where_less_is_better() -> None:
     pairs = [trial(1, {"energy_per_token_j": 1.0}), trial(2, {"energy_per_token_j": 1.3})]
-    one = standings(pairs, LEAST_ENERGY, [])
+    one = race_standings(pairs, asked(LEAST_ENERGY))
     assert probabilities(one)[1] > 0.99
 
 
 def test_a_metric_that_was_always_zero_keeps_its_bound_in_every_draw() -> None:
     bound = replace(POWER, metric="throttle_thermal_frac", factor=0.01)
     pairs = [trial(number, {"tokens_per_s": 1000.0 * number, "throttle_thermal_frac": 0.0}) for number in (1, 2)]
-    one = standings(pairs, FASTEST, [bound])
+    one = race_standings(pairs, asked(FASTEST, bound))
     assert one.none_probability == 0.0 and one.best_probability > 0.99
 
 
 def test_the_gain_of_a_real_sensor_is_no_matter_of_repeats() -> None:
     near = [speed(1, 1000.0, 2690.0, repeat=repeat) for repeat in range(8)]
-    assert standings(simulated(near), FASTEST, [POWER]).best_probability > 0.95
-    assert standings(near, FASTEST, [POWER]).best_probability < 0.05  # the sensor may be off by 5 %
+    assert race_standings(simulated(near), asked(FASTEST, POWER)).best_probability > 0.95
+    assert race_standings(near, asked(FASTEST, POWER)).best_probability < 0.05  # the sensor may be off by 5 %
 
 
 def test_long_runs_do_not_open_the_race_again() -> None:
@@ -155,17 +156,17 @@ def raced(pairs: list[Pair]) -> list[Pair]:
 def test_history_is_what_the_race_saw_at_each_repeat() -> None:
     first = [speed(1, 1000.0), speed(2, 1004.0), speed(3, 700.0)]
     pairs = raced([*first, speed(2, 1010.0, repeat=1), speed(1, 985.0, repeat=1)])
-    moments = history(pairs[::-1], FASTEST, [POWER])
-    assert [moment.num_repeats for moment in moments] == [0, 1, 2]
-    for moment in moments:
-        now = standings(pairs[: 3 + moment.num_repeats], FASTEST, [POWER])
-        assert dict(moment.best_probability) == {one.row.trial_id: one.best_probability for one in now.finalists}
-    assert history(raced(first), FASTEST, [POWER]) == []
+    moments = history(pairs[::-1], asked(FASTEST, POWER))
+    assert [number for number, _ in moments] == [0, 1, 2]
+    for number, then in moments:
+        now = race_standings(pairs[: 3 + number], asked(FASTEST, POWER))
+        assert then.likely == now.likely and then.none_probability == now.none_probability
+    assert history(raced(first), asked(FASTEST, POWER)) == []
 
 
 def test_a_long_race_has_a_short_history_with_both_ends() -> None:
     pairs = [speed(1, 1000.0), *(speed(1, 1000.0, repeat=repeat) for repeat in range(1, 61))]
-    repeats = [moment.num_repeats for moment in history(raced(pairs), FASTEST, [])]
+    repeats = [number for number, _ in history(raced(pairs), asked(FASTEST))]
     assert len(repeats) == 25 and (repeats[0], repeats[-1]) == (0, 60)
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from wattune.errors import PlanError, SpaceError
-from wattune.objective import parse_constraint, parse_objective
+from wattune.objective import Question, parse_constraint
 from wattune.ranking.assessment import Verdict
 from wattune.ranking.comparison import Recorded, compare
-from wattune.ranking.recordings import rank_recordings, recorded_of, side_of_recording
+from wattune.ranking.recordings import LEAST_ENERGY, rank_recordings, recorded_of, side_of_recording
 
 H200 = {"node": "node0", "devices": "4 x NVIDIA H200"}
 POWER = "node_device_power_peak_1s_w"
@@ -49,7 +49,9 @@ def test_the_same_command_is_never_taken_as_a_repeat() -> None:
 def test_bounds_decide_as_they_do_for_trials() -> None:
     bound = parse_constraint(f"{POWER} <= 2600")  # 4 % away from a sensor that may be 5 % off
     powers = {"over": 4000.0, "near": 2500.0, "w": None, "far": 1000.0}
-    ranking = rank_recordings([recording(name, power_w=one) for name, one in powers.items()], constraints=[bound])
+    ranking = rank_recordings(
+        [recording(name, power_w=one) for name, one in powers.items()], replace(LEAST_ENERGY, constraints=(bound,))
+    )
     assert {row.of.name: row.verdict for row in ranking.rows} == {
         "far": Verdict.FEASIBLE,
         "near": Verdict.UNDECIDED,
@@ -95,7 +97,7 @@ def test_what_cannot_be_ranked_is_refused() -> None:
     with pytest.raises(PlanError, match="named twice"):
         rank_recordings([recording("a"), recording("a")])
     with pytest.raises(SpaceError, match="risk 2"):
-        rank_recordings([recording("a")], risk=2.0)
+        rank_recordings([recording("a")], replace(LEAST_ENERGY, risk=2.0))
     with pytest.raises(SpaceError, match="unknown quality"):
         rank_recordings([recording("a")], least_quality="best")
 
@@ -112,5 +114,5 @@ def test_a_comparison_of_recordings_asks_for_energy_and_says_that_work_may_diffe
     assert found.asked == "total_energy_j" and found.conclusion.startswith("B has 30.0 % more total_energy_j")
     assert found.differences == {"work": ("command: train.py", "command: other.py")}
     assert found.time is None and any("only where both do the same work" in one for one in found.warnings)
-    hot = parse_objective("minimize device_temp_max_c")
+    hot = Question.of("minimize device_temp_max_c")
     assert rank_recordings([recording("a")], hot).rows[0].verdict is Verdict.UNKNOWN

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from known_space import BEST, OBJECTIVE, POWER, SPECS, is_feasible, metrics, problem, result
 
+from wattune.objective import Question
 from wattune.ranking.order import Ranking, rank
 from wattune.ranking.suggestions import suggest
 from wattune.search.strategies.model_guided import ModelGuided
@@ -27,7 +28,11 @@ def told(specs, repeats: int = 2) -> tuple[ModelGuided, Ranking, list]:
     model = ModelGuided(problem(), stops=False)
     for spec, one in runs:
         model.tell(spec, one)
-    return model, rank(runs, OBJECTIVE, [POWER]), [spec for spec in SPECS if spec not in specs]
+    return (
+        model,
+        rank(runs, Question(objective=OBJECTIVE, constraints=(POWER,))),
+        [spec for spec in SPECS if spec not in specs],
+    )
 
 
 def test_new_plans_fill_the_budget_and_what_gains_most_for_its_time_comes_first() -> None:
@@ -93,7 +98,7 @@ def test_an_undecided_plan_that_leads_is_repeated_and_one_that_repeats_cannot_de
     ]
     for simulated in (True, False):
         own = [(spec, one if simulated else replace(one, tags={})) for spec, one in runs]
-        ranking = rank(own, OBJECTIVE, [close])
+        ranking = rank(own, Question(objective=OBJECTIVE, constraints=(close,)))
         assert any(row.spec == BEST for row in ranking.undecided)
         model = ModelGuided(problem(constraints=(close,)), stops=False)
         for spec, one in own:
@@ -130,7 +135,7 @@ def test_a_plan_leads_only_plans_of_the_same_work() -> None:
         for spec in (long, SPECS[10], SPECS[40])
         for repeat, off in enumerate((-0.004, 0.003))
     ]
-    mixed = rank(runs, OBJECTIVE, [close])
+    mixed = rank(runs, Question(objective=OBJECTIVE, constraints=(close,)))
     assert long in [row.spec for row in mixed.undecided] and mixed.feasible
     model = ModelGuided(problem(specs=[*SPECS, long], constraints=(close,)), stops=False)
     for spec, one in runs:
@@ -161,7 +166,9 @@ def test_without_a_feasible_plan_no_gain_is_claimed() -> None:
         for one in row.repeats:
             model.tell(row.spec, one)
     runs = [(row.spec, one) for row in ranking.trials for one in row.repeats]
-    found = suggest(model, rank(runs, OBJECTIVE, [none]), left, lambda _: 30.0, budget_s=60.0)
+    found = suggest(
+        model, rank(runs, Question(objective=OBJECTIVE, constraints=(none,))), left, lambda _: 30.0, budget_s=60.0
+    )
     assert found.listed and all(one.gain_frac is None for one in found.listed)
     assert "the first plan known to hold every bound" in found.listed[0].changes
     assert found.gain_frac is None and found.best is None

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_trials import FASTEST, POWER, on_n0, reference_runs, speed, trial
+from made_trials import FASTEST, POWER, asked, on_n0, reference_runs, speed, trial
 
 from wattune.errors import PlanError
 from wattune.ranking.assessment import Verdict
@@ -23,7 +23,7 @@ def test_json_has_every_repeat_and_the_table_one_flat_row_a_trial():
     failed = trial(3, status=TrialStatus.CRASHED, reason="died")
     unmeasured = trial(4, {"tokens_per_s": 9.0})
     pairs = [speed(1, 1.0), speed(1, 2.0, repeat=1), speed(2, 2.0, power_w=3e3), failed, unmeasured]
-    ranking = rank(pairs, FASTEST, [POWER], where=[])
+    ranking = rank(pairs, asked(FASTEST, POWER), where=[])
     data = json.loads(json.dumps(ranking.to_json(), allow_nan=False))
     counts = {str(verdict): len(data[verdict]) for verdict in Verdict if data[verdict]}
     assert counts == {"feasible": 1, "infeasible": 1, "unknown": 1, "failed": 1}
@@ -47,7 +47,7 @@ def test_a_cell_is_the_middle_of_the_interval_that_is_shown():
     pairs = [speed(n, 100.0 + n, 2000.0 + 7 * n, repeat) for n in (1, 2, 4) for repeat in range(3)]
     pairs = [on_n0(pair, 600.0 * number) for number, pair in enumerate(pairs)]
     pairs += reference_runs([100.0, 103.0, 106.0, 109.0])
-    ranking = rank(pairs, FASTEST, [POWER])
+    ranking = rank(pairs, asked(FASTEST, POWER))
     for row, cells in zip(ranking.trials, to_table(ranking).to_pylist(), strict=True):
         for name in ("tokens_per_s", POWER.metric):
             assert cells[name] == row.interval(name).value
@@ -55,7 +55,7 @@ def test_a_cell_is_the_middle_of_the_interval_that_is_shown():
 
 
 def test_units_are_in_the_schema_also_after_parquet(tmp_path):
-    ranking = rank([speed(1, 1.0)], FASTEST, [POWER])
+    ranking = rank([speed(1, 1.0)], asked(FASTEST, POWER))
     pq.write_table(to_table(ranking), tmp_path / "ranking.parquet")
     schema = pq.read_schema(tmp_path / "ranking.parquet")
     for name, metric in METRICS.items():
@@ -69,7 +69,7 @@ def test_units_are_in_the_schema_also_after_parquet(tmp_path):
 def test_csv_has_a_line_for_every_trial_and_one_figure_a_cell():
     awkward = trial(3, status=TrialStatus.CRASHED, reason='died, saying "=1+1"\nand more')
     pairs = [speed(1, 1.0), speed(1, 2.0, repeat=1), speed(2, 2.0, power_w=3e3), awkward]
-    ranking = rank(pairs, FASTEST, [POWER])
+    ranking = rank(pairs, asked(FASTEST, POWER))
     lines = list(csv.DictReader(io.StringIO(to_csv(ranking))))
     assert [line["verdict"] for line in lines] == ["feasible", "infeasible", "failed"]
     assert (lines[0]["tokens_per_s"], lines[0]["num_repeats"], lines[0]["tp"]) == ("1.5", "2", "1")
@@ -90,7 +90,7 @@ FIGURES = st.fixed_dictionaries(
 @given(st.lists(FIGURES, max_size=6))
 def test_a_cell_has_what_was_measured_and_nothing_where_nothing_was(measured):
     pairs = [trial(number, metrics) for number, metrics in enumerate(measured, start=1)]
-    ranking = rank(pairs, FASTEST, [POWER])
+    ranking = rank(pairs, asked(FASTEST, POWER))
     lines = list(csv.DictReader(io.StringIO(to_csv(ranking))))
     assert [line["trial_id"] for line in lines] == [row.trial_id for row in ranking.trials]
     assert to_table(ranking).column("trial_id").to_pylist() == [row.trial_id for row in ranking.trials]
@@ -104,7 +104,7 @@ def test_a_cell_has_what_was_measured_and_nothing_where_nothing_was(measured):
 
 
 def test_a_layout_is_one_cell_and_a_file_that_cannot_be_written_is_an_error(tmp_path):
-    ranking = rank([speed(1, 1.0)], FASTEST, [])
+    ranking = rank([speed(1, 1.0)], asked(FASTEST))
     (line,) = csv.DictReader(io.StringIO(to_csv(ranking)))
     assert (line["layout"], line["rank_order"]) == ("8-8", "1-0")
     write_csv(ranking, tmp_path / "ranking.csv")
@@ -123,5 +123,5 @@ def test_the_columns_of_flags_are_found_once_not_for_every_row(monkeypatch: pyte
         return flag_columns(specs)
 
     monkeypatch.setattr("wattune.ranking.table.flag_columns", counted)
-    write(rank([speed(size, 100.0 + size) for size in range(1, 21)], FASTEST, []))
+    write(rank([speed(size, 100.0 + size) for size in range(1, 21)], asked(FASTEST)))
     assert looked_at == [20, 20], "the schema and the rows"

@@ -3,7 +3,7 @@
 import pytest
 from made_report import POWER, figure_of, ranked, trial, whole
 
-from wattune.objective import parse_constraint, parse_objective
+from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.ranking.order import rank
 from wattune.report.pareto import LABELLED, pareto
 
@@ -57,7 +57,13 @@ def test_the_axis_is_a_bounded_power_else_what_is_bounded_else_power(bounds, met
     pairs = [trial(n, 1000.0 * n) for n in (1, 2)]
     for _, result in pairs:
         result.metrics.update(metrics)
-    ranking = rank(pairs, parse_objective("maximize tokens_per_s"), [parse_constraint(text) for text in bounds])
+    ranking = rank(
+        pairs,
+        Question(
+            objective=parse_objective("maximize tokens_per_s"),
+            constraints=tuple(parse_constraint(text) for text in bounds),
+        ),
+    )
     chart = pareto(ranking)
     if "device_temp_max_c" in str(bounds) and not metrics:
         assert chart is None, "a bound that was not measured leaves every trial unknown"

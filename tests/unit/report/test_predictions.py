@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from made_report import figure_of
-from made_trials import FASTEST, POWER, speed
+from made_trials import FASTEST, POWER, asked, speed
 
 from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT
 from wattune.ranking.order import rank
@@ -20,7 +20,7 @@ def predicted(number: int, value: float, measured: float, **changed):
 
 def test_each_prediction_stands_against_its_measurement_and_the_share_inside_is_said() -> None:
     runs = [predicted(1, 1000.0, 1050.0), predicted(2, 1000.0, 1200.0), predicted(3, 800.0, 790.0), speed(4, 500.0)]
-    chart = predictions(rank(runs, FASTEST, [POWER]))
+    chart = predictions(rank(runs, asked(FASTEST, POWER)))
     data, _ = figure_of(chart)
     traces = {one["name"]: one for one in data}
     assert sorted(traces["inside the interval"]["x"]) == [790.0, 1050.0]
@@ -30,19 +30,19 @@ def test_each_prediction_stands_against_its_measurement_and_the_share_inside_is_
 
 def test_a_failed_trial_and_another_objective_have_no_point() -> None:
     failed = predicted(1, 1000.0, 1000.0, status=TrialStatus.CRASHED)
-    assert predictions(rank([failed, speed(2, 900.0)], FASTEST, [POWER])) is None
+    assert predictions(rank([failed, speed(2, 900.0)], asked(FASTEST, POWER))) is None
     other = Prediction(metric="mfu_frac", value=0.5, low=0.4, high=0.6, feasible_probability=1.0)
     spec, result = speed(3, 900.0)
     runs = [(spec, replace(result, tags={"predicted": other.tag()}))]
-    assert predictions(rank(runs, FASTEST, [POWER])) is None
+    assert predictions(rank(runs, asked(FASTEST, POWER))) is None
 
 
 def test_a_burst_is_no_outcome_of_a_prediction() -> None:
     (spec, burst), full = predicted(1, 1000.0, 600.0), predicted(2, 1000.0, 1050.0)
     burst = replace(burst, repeat=FIRST_BURST_REPEAT, tags={**burst.tags, FIDELITY: BURST}, quality_reasons=(BURST,))
-    assert predictions(rank([(spec, burst)], FASTEST, [POWER])) is None
+    assert predictions(rank([(spec, burst)], asked(FASTEST, POWER))) is None
     promoted = [(spec, burst), (spec, replace(burst, repeat=0, tags={"simulated": "true"})), full]
-    chart = predictions(rank(promoted, FASTEST, [POWER]))
+    chart = predictions(rank(promoted, asked(FASTEST, POWER)))
     data, _ = figure_of(chart)
     assert [one["name"] for one in data] == ["equal", "inside the interval"], "a burst of 600 would be outside"
     assert chart is not None and "1 of 1 measurements" in chart.caption

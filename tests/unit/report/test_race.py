@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from made_report import figure_of
-from made_trials import FASTEST, POWER, Pair, speed
+from made_trials import FASTEST, POWER, Pair, asked, speed
 
 from wattune.ranking.order import rank
 from wattune.ranking.racing import RACE_TAG
@@ -21,7 +21,7 @@ def pairs(num_repeats: int) -> list[Pair]:
 
 
 def test_it_shows_how_the_probability_moved_and_where_the_race_ends() -> None:
-    chart = race(rank(pairs(8), FASTEST, [POWER]))
+    chart = race(rank(pairs(8), asked(FASTEST, POWER)))
     data, layout = figure_of(chart)
     first, second = data
     assert "mbs2" in first["name"] and "mbs1" in second["name"], "the winner first"
@@ -34,11 +34,11 @@ def test_it_shows_how_the_probability_moved_and_where_the_race_ends() -> None:
 
 
 def test_without_a_race_or_over_several_studies_there_is_none() -> None:
-    assert race(rank(pairs(0), FASTEST, [POWER])) is None
-    assert race(rank({"a": pairs(2), "b": pairs(2)}, FASTEST, [POWER])) is None
+    assert race(rank(pairs(0), asked(FASTEST, POWER))) is None
+    assert race(rank({"a": pairs(2), "b": pairs(2)}, asked(FASTEST, POWER))) is None
 
 
 def test_that_none_may_keep_every_bound_is_a_line_of_its_own() -> None:
     close = replace(POWER, factor=2010.0)
-    data, _ = figure_of(race(rank(pairs(3), FASTEST, [close])))
+    data, _ = figure_of(race(rank(pairs(3), asked(FASTEST, close))))
     assert data[-1]["name"] == "none keeps every bound" and max(data[-1]["y"]) > 0.01

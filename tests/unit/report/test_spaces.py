@@ -1,6 +1,6 @@
 """The section about a study that grew."""
 
-from wattune.objective import parse_objective
+from wattune.objective import Question
 from wattune.ranking.order import rank
 from wattune.report.spaces import spaces_section
 from wattune.search.prune import prune
@@ -32,7 +32,7 @@ def test_each_space_says_what_it_changed_and_each_trial_under_which_it_ran() -> 
         (kept[0].spec, _ran(kept[0].trial_id, 1, {"window_s": "61", "space": "2"})),
         (kept[1].spec, _ran(kept[1].trial_id, 0, {"window_s": "60.5", "space": "2"})),
     ]
-    ranking = rank(runs, parse_objective("maximize tokens_per_s"), [])
+    ranking = rank(runs, Question.of("maximize tokens_per_s"))
     html = str(spaces_section(spaces, ranking))
     assert "measure.min_seconds: 15.0 -&gt; 60.0; space.tp: adds 2" in html
     row = html[html.index(f">{kept[0].trial_id}<") :]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_report import figure_of, values, whole
 
-from wattune.objective import parse_constraint
+from wattune.objective import Question
 from wattune.report.traces import MAX_TRACE_PARTS, envelope, power
 
 
@@ -59,7 +59,7 @@ def test_overlapping_excursions_of_several_devices_are_shaded_once(stretches):
 
 def test_a_bound_that_is_not_on_node_power_is_not_drawn_and_without_power_there_is_no_chart():
     ranking, _, evidence = whole()
-    other = replace(ranking, constraints=(parse_constraint("device_temp_max_c <= 85"),))
+    other = replace(ranking, question=Question.of(str(ranking.objective), "device_temp_max_c <= 85"))
     chart = power(other, [ranking.feasible[0]], evidence, {})
     assert [shape for shape in chart.figure.layout.shapes if shape.type == "line"] == []
     low, high = chart.figure.layout.yaxis.range

@@ -51,7 +51,7 @@ def test_the_best_while_it_runs_is_the_first_of_the_ranking(metric: str) -> None
         result = replace(event.result, repeat=repeat, metrics={metric: round(rng.uniform(0.2, 0.3 + size / 100), 3)})
         results.append((event.spec, result))
         seen.add(replace(event, repeat=repeat, result=result), 0)
-        first = rank(results, seen.question.objective, ()).best
+        first = rank(results, Question(objective=seen.question.objective)).best
         assert first is not None and seen.best is not None
         assert seen.best.trial_id == first.trial_id
 
@@ -64,7 +64,7 @@ def test_the_best_while_it_runs_is_that_of_the_ranking_in_every_stored_study(tab
     for spec, result in sorted(pairs, key=lambda pair: pair[1].start_wall_ns):
         event = TrialEvent(kind="finished", spec=spec, repeat=result.repeat, result=result, nodes=("n0",))
         seen.add(event, 0)
-    ranking = rank(pairs, question.objective, question.constraints)
+    ranking = rank(pairs, Question(objective=question.objective, constraints=tuple(question.constraints)))
     ahead = [row for row in ranking.undecided[:1] if ranking.best is None or ahead_of(row, ranking.best, question)]
     expected = [None if row is None else row.trial_id for row in (ranking.best, next(iter(ahead), None))]
     assert [None if row is None else row.trial_id for row in (seen.best, seen.undecided)] == expected

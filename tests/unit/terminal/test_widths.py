@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from made_trials import trial
+from made_trials import asked, trial
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -62,7 +62,7 @@ def ranking() -> Ranking:
     pairs = [(replace(spec, plan=replace(LONG, micro_batch_size=n)), one) for n, (spec, one) in enumerate(pairs, 1)]
     pairs.append(trial(4, status=TrialStatus.OUT_OF_MEMORY, reason="rank 3 at 140.2 GiB of 139.7 GiB, in the backward"))
     pairs = [(spec, replace(one, trial_id=spec.trial_id)) for spec, one in pairs]
-    return rank(pairs, SPEED, BOUNDS)
+    return rank(pairs, asked(SPEED, *BOUNDS))
 
 
 def recorded(name: str, command: Sequence[str], joules: float) -> Recorded:
@@ -98,8 +98,8 @@ AXES = ["tokens_per_s", "energy_per_token_j"]
 
 
 def _recordings(console: Console) -> None:
-    bounds = [parse_constraint("total_energy_j <= 32000")]
-    show(console, *recordings_view(rank_recordings(RECORDED, constraints=bounds)))
+    asked = Question.of("minimize total_energy_j", "total_energy_j <= 32000")
+    show(console, *recordings_view(rank_recordings(RECORDED, asked)))
 
 
 def _compare_recordings(console: Console) -> None:

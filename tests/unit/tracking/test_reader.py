@@ -9,7 +9,7 @@ import pytest
 from tracked_trials import DOCUMENT, START_NS, folder_of, result_of, spec_of
 
 from wattune.errors import TrackingError
-from wattune.objective import parse_constraint, parse_objective
+from wattune.objective import Question, parse_constraint
 from wattune.ranking.order import rank
 from wattune.ranking.sources import Source
 from wattune.tracking.reader import read_study
@@ -39,7 +39,7 @@ def test_a_study_says_from_its_first_trial_on_what_it_is_after(tracker, tmp_path
 
 
 def test_the_delivery_log_holds_all_results_and_later_runs_are_read_beside_it(tracker, tmp_path):
-    ranking = rank([], parse_objective("maximize tokens_per_s"), []).to_json()
+    ranking = rank([], Question.of("maximize tokens_per_s")).to_json()
     before = [(spec_of(n), result_of(spec_of(n))) for n in (1, 2, 4)]
     tracker.log_study(DOCUMENT, ranking, None, before)  # nothing was sent as a run: all comes from the delivery log
     assert read_study(tracker.uri, tracker.study_name).results == before
@@ -61,7 +61,7 @@ def test_an_unknown_study_is_an_error_that_names_the_known_ones(tracker, tmp_pat
 
 
 def test_a_damaged_row_or_run_costs_itself_alone(tracker, client, tmp_path):
-    ranking = rank([], parse_objective("maximize tokens_per_s"), []).to_json()
+    ranking = rank([], Question.of("maximize tokens_per_s")).to_json()
     pairs = {size: (spec_of(size), result_of(spec_of(size))) for size in (1, 2, 4, 8)}
     for size in (4, 8):
         tracker.log_trial(*pairs[size], tmp_path / "none")
@@ -89,7 +89,7 @@ def test_where_nothing_can_be_read_the_reason_is_the_error(tracker, client, tmp_
 
 
 def test_a_damaged_delivery_log_is_made_up_for_by_the_runs(tracker, client, tmp_path):
-    ranking = rank([], parse_objective("maximize tokens_per_s"), []).to_json()
+    ranking = rank([], Question.of("maximize tokens_per_s")).to_json()
     pair = spec_of(), result_of(spec_of())
     tracker.log_trial(*pair, tmp_path / "none")
     tracker.log_study(DOCUMENT, ranking, None, [pair])

@@ -8,7 +8,7 @@ import pytest
 from tracked_trials import START_NS, folder_of, result_of, runs_of, spec_of
 
 from wattune.errors import TrackingError
-from wattune.objective import parse_constraint, parse_objective
+from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.ranking.order import rank
 from wattune.tracking.reader import read_study
 from wattune.tracking.tracker import Tracker
@@ -108,7 +108,7 @@ def test_the_study_itself_is_sent_as_often_as_it_changes(tracker, client, tmp_pa
     objective = parse_objective("maximize tokens_per_s")
     for bound, best in ((1000, "none"), (9000, f"dp2 tp2 mbs2 zero1 layout=3-1 ({spec.trial_id})")):
         constraint = parse_constraint(f"node_device_power_peak_1s_w <= {bound}")
-        ranking = rank([(spec, result)], objective, [constraint])
+        ranking = rank([(spec, result)], Question(objective=objective, constraints=(constraint,)))
         document = {
             "study": "x",
             "space": {"tp": [1, 2]},

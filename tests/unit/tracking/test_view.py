@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import pytest
 from tracked_trials import DOCUMENT, result_of, runs_of, spec_of
 
-from wattune.objective import parse_constraint, parse_objective
+from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.ranking.order import rank
 from wattune.tracking.tracker import Tracker
 from wattune.tracking.view import NOTE_TAG, VIEW_TAG, dimensions, view_path, view_tags
@@ -88,7 +88,7 @@ def test_the_page_links_to_the_best_runs_side_by_side(tracker, client, tmp_path)
     specs = [spec_of(number) for number in (1, 2, 4)]
     for spec in specs:
         tracker.log_trial(spec, result_of(spec), tmp_path / "none", picture="<svg/>")
-    best = rank([(spec, result_of(spec)) for spec in specs], parse_objective("maximize tokens_per_s"), []).to_json()
+    best = rank([(spec, result_of(spec)) for spec in specs], Question.of("maximize tokens_per_s")).to_json()
     tracker.log_study(DOCUMENT, best, None)
     tracker.log_study(DOCUMENT, best, None)
     note = client.get_experiment_by_name(tracker.study_name).tags[NOTE_TAG]

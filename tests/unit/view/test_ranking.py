@@ -6,7 +6,7 @@ from dataclasses import replace
 from rich.console import Console
 from study_files import SPEC, result_of
 
-from wattune.objective import parse_objective
+from wattune.objective import Question
 from wattune.ranking.order import rank
 from wattune.trial import TrialStatus
 from wattune.view.console import show
@@ -20,7 +20,7 @@ def test_what_the_same_command_runs_again_stands_apart_from_what_failed() -> Non
         stopped, trial_id=other.trial_id, status=TrialStatus.CRASHED, reason="rank 1: ValueError: a broken engine"
     )
     console = Console(file=io.StringIO(), width=160)
-    ranking = rank([(SPEC, stopped), (other, broken)], parse_objective("maximize tokens_per_s"), [])
+    ranking = rank([(SPEC, stopped), (other, broken)], Question.of("maximize tokens_per_s"))
     show(console, *ranking_view(ranking))
     shown = console.file.getvalue()
     interrupted, failed = shown.split("1 interrupted: run again by the same command")[1].split("1 failed")
@@ -32,7 +32,7 @@ def test_sizes_of_the_workload_have_columns_or_are_in_the_name() -> None:
     long = replace(SPEC, workload=replace(SPEC.workload, seq_len=2 * SPEC.workload.seq_len))
     metrics = {"tokens_per_s": 1.0, "energy_per_token_j": 1.0}
     pairs = [(one, replace(result_of(), trial_id=one.trial_id, metrics=metrics)) for one in (SPEC, long)]
-    ranking = rank(pairs, parse_objective("maximize tokens_per_s"), [])
+    ranking = rank(pairs, Question.of("maximize tokens_per_s"))
     console = Console(file=io.StringIO(), width=240)
     show(console, *ranking_view(ranking))
     show(console, front_table(ranking.feasible, ["tokens_per_s", "energy_per_token_j"], of="one study"))

@@ -51,7 +51,7 @@ class EarlyStop:
         """Returns the objective that a run must be worse than to lose, by size of work."""
         if not self._known:
             objective, self._known, self._worst = self._question.objective, True, {}
-            ranking = rank([*self._results.values()], self._question.objective, self._question.constraints)
+            ranking = rank([*self._results.values()], self._question)
             for row in reversed(ranking.feasible):  # the first of each size stays
                 assert row.objective is not None, "a feasible trial has its objective"
                 shared = ranking.shared[""]

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_soak
 from wattune.objective import Question
 from wattune.orchestrate.events import RaceStep
-from wattune.ranking.racing import RACE_TAG, Standings, standings
+from wattune.ranking.best import Standings
+from wattune.ranking.racing import RACE_TAG, race_standings
 from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
 
 
@@ -121,9 +122,7 @@ class Race:
 
     def _standings(self) -> Standings:
         if self._found is None:
-            self._found = standings(
-                [*self._results.values()], self.rule.question.objective, self.rule.question.constraints
-            )
+            self._found = race_standings([*self._results.values()], self.rule.question)
             self._step = None
         return self._found
 
