@@ -83,7 +83,7 @@ class Watched:
     def look(self) -> None:
         """Compares what was acknowledged with what is there, and takes in what is new."""
         found = {}
-        for path in self.place.study.glob("trials/*/result.json"):
+        for path in self.place.study.glob("trials/*/run.json"):
             try:
                 content = path.read_bytes()
                 status = json.loads(content)["status"]
@@ -167,17 +167,17 @@ class Watched:
     def check(self) -> None:
         """Looks at a study that is over: its trials, its copies elsewhere, and what it left behind."""
         study = self.place.study
-        statuses = Counter(json.loads(path.read_text())["status"] for path in study.glob("trials/*/result.json"))
+        statuses = Counter(json.loads(path.read_text())["status"] for path in study.glob("trials/*/run.json"))
         if set(statuses) - {"completed"}:
             self.breach("blamed", f"no plan is at fault, but: {dict(statuses)}")
         for unreadable in StudyFolder(study).finished().unreadable:
             self.breach("unreadable", str(unreadable))
-        for path in study.glob("trials/*/attempts/*/result.json"):
+        for path in study.glob("trials/*/attempts/*/run.json"):
             if json.loads(path.read_text())["status"] == "completed":
                 self.breach("twice", str(path.relative_to(study)))
         if self.place.servers:
             self._sync()
-        self._check_copies({path.parent.name for path in study.glob("trials/*/result.json")})
+        self._check_copies({path.parent.name for path in study.glob("trials/*/run.json")})
         for process in self.place.remaining():
             self.breach("left behind", f"process {process.pid} {' '.join(process.cmdline())[:100]}")
         left = self.place.left()
@@ -215,8 +215,8 @@ class Watched:
         if server is not None:
             there = objects(server)
             for name in names:
-                path = f"{self.place.name}/trials/{name}/result.json"
-                if there.get(f"here/{path}") != (self.place.study / "trials" / name / "result.json").read_bytes():
+                path = f"{self.place.name}/trials/{name}/run.json"
+                if there.get(f"here/{path}") != (self.place.study / "trials" / name / "run.json").read_bytes():
                     self.breach("not sent", f"the storage's {path} is missing or another")
 
 

@@ -99,9 +99,7 @@ def write_folder(storage: Path, pairs: list[tuple[TrialSpec, TrialResult]]) -> S
         folder = study.trial(result.trial_id, result.repeat).path
         folder.mkdir(parents=True)
         (folder / "spec.json").write_text(json.dumps(spec.to_json(), indent=1, sort_keys=True) + "\n")
-        (folder / "result.json").write_bytes(
-            with_digest({**result.to_json(), "files": digests_of(folder, "result.json")})
-        )
+        (folder / "run.json").write_bytes(with_digest({**result.to_json(), "files": digests_of(folder, "run.json")}))
     return study
 
 
@@ -135,7 +133,7 @@ def _copies(
             own = {"start_time": result.start_wall_ns // 10**6, "end_time": result.end_wall_ns // 10**6}
         if table == "tags":
             own = {TRIAL_TAG: f"{result.trial_id}-{result.repeat}", "trial_id": result.trial_id}
-            own |= {"wattune.spec": json.dumps(spec.to_json()), "wattune.result": json.dumps(result.to_json())}
+            own |= {"wattune.spec": json.dumps(spec.to_json()), "wattune.run": json.dumps(result.to_json())}
         for row in rows:
             copy = list(row)
             copy[key] = uuid.UUID(int=number).hex

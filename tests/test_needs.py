@@ -41,7 +41,7 @@ NEEDS = {
     "which process samples sensors?": "telemetry/sampler/process.py",
     "what is written as Parquet in storage?": "storage/parquet.py",
     "which changes of a stored space are refused?": "storage/space_changes.py",
-    "where are files of older versions of storage read?": "storage/versions.py",
+    "where is the format of files in storage checked?": "storage/format.py",
     "what keeps a study within its budget?": "orchestrate/scheduling/budget.py",
     "what shows progress on a terminal?": "terminal/progress.py",
     "where is the node's power limit enforced on a running trial?": "orchestrate/power_limit.py",

@@ -21,13 +21,13 @@ from wattune.storage.spaces import SPACE_COLUMN
 PAGE: Final = Path(__file__).resolve().parents[1] / "data_dictionary.md"
 
 STUDY_FILES: Final = {
-    "study.yaml": "The search space with every default, and the layout's `version`.",
+    "study.yaml": "The search space with every default, and the number and digests of the spaces before it (`record`).",
     "space.<n>.yaml": "An earlier space of a study that grew.",
     "candidates.parquet": "Every combination of the space: kept, rejected or equivalent.",
     "ranking.parquet": "One row a trial, as ranked at the end of the last `wattune run`.",
     "report.html": "The report, one file that opens offline.",
     "trials/<trial_id>-<repeat>/spec.json": "What the trial runs. `trial_id` is the hash of its content.",
-    "trials/<trial_id>-<repeat>/result.json": "What came of it. It is written last: with it the trial is done.",
+    "trials/<trial_id>-<repeat>/run.json": "What came of it. It is written last: with it the trial is done.",
     "trials/<trial_id>-<repeat>/ranks.json": "Node, device and process of each rank.",
     "trials/<trial_id>-<repeat>/spans.parquet": "Phases of every rank's steps.",
     "trials/<trial_id>-<repeat>/kernels.parquet": "Kernels of the profiled steps (`measure.profile_steps`).",
@@ -55,7 +55,7 @@ OBJECTS: Final[dict[str, dict[str, str]]] = {
         "workload": "Sequence length, global batch size, mode, tokens, routing, LoRA.",
         "plan": "A value on every axis, as in the columns of a plan.",
     },
-    "result.json": {
+    "run.json": {
         "trial_id": "The trial.",
         "repeat": "Number of the repeat, from 0. From 1000 on they are runs of the reference trial.",
         "status": "How it ended, such as `completed` or `out_of_memory`.",
@@ -86,7 +86,7 @@ OBJECTS: Final[dict[str, dict[str, str]]] = {
         "clock_offset_uncertainty_ns": "Its uncertainty.",
         "sampler": "What sampling cost: `pid`, CPU time, memory.",
         "own_processes": "The trial's workers, which are not other processes.",
-        "versions": "wattune, schema, Python, pyarrow, kernel.",
+        "versions": "wattune, Python, pyarrow, kernel.",
         "boot_id": "Monotonic times compare within one boot.",
     },
 }
@@ -179,7 +179,7 @@ def page() -> str:
         _HEAD,
         "## Files of a study\n\nFiles whose name begins with a dot are locks and unfinished files.\n",
         _table(("file", "holds"), [(f"`{name}`", text) for name, text in STUDY_FILES.items()]),
-        "Folders of version 0 have `marks.parquet` in place of `spans.parquet`.\n",
+        "Each says its format, 4: JSON and YAML as `format`, Parquet as `wattune.format` in its footer.\n",
         "## Files beside the studies\n",
         _table(("file", "holds"), [(f"`{name}`", text) for name, text in STORAGE_FILES.items()]),
     ]
@@ -205,7 +205,7 @@ def page() -> str:
                 for name, axis in AXES.items()
             ],
         ),
-        "## Metrics\n\nColumns of both tables, and names in `metrics` of `result.json`.\n",
+        "## Metrics\n\nColumns of both tables, and names in `metrics` of `run.json`.\n",
         _table(
             ("column", "unit", "group", "better"),
             [(f"`{name}`", one.unit or "–", one.group, one.better) for name, one in METRICS.items()],

@@ -36,7 +36,6 @@ class Analysis:
     def notes(self) -> list[str]:
         """Notes to read beside the metrics, a line each."""
         said = {
-            "schema_version": "table of another version: {}",
             "schema_columns": "unexpected columns: {}",
             "outlier": "unlike its peers: {}",
             "steady_from_step": "steps left out before the steady state: {}",

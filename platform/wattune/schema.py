@@ -11,8 +11,6 @@ import pyarrow as pa
 
 from wattune.units import NS_PER_S, unit_of
 
-SCHEMA_VERSION: Final = "1"
-
 DeviceKey: TypeAlias = tuple[str, str]
 """Node and device, by the names tables use."""
 
@@ -210,7 +208,6 @@ def table_schema(tier: str, *, backend: str, simulated: bool) -> pa.Schema:
     base = SPANS if tier == "spans" else TELEMETRY[tier]
     return base.with_metadata(
         {
-            "wattune.schema_version": SCHEMA_VERSION,
             "wattune.table": tier,
             "wattune.backend": backend,
             "wattune.simulated": str(simulated).lower(),

@@ -96,11 +96,6 @@ class Routing:
         return f"skew {self.skew:g}" if self.by == "skew" else self.by
 
 
-UNCONTROLLED: Final = "uncontrolled"
-"""Name of the routing of a mixture of experts whose workload names none, as before there was a choice. The router
-chooses and nothing balances it, so the load moves while a trial runs."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """The kind of work, sequence length and batch."""
@@ -114,8 +109,7 @@ class Workload:
     lora: Lora | None = None
     """Adapters that are trained where `mode` is `lora`."""
     routing: Routing | None = None
-    """Routing of tokens to experts. None for models without experts, and in studies from before there was a choice
-    (`UNCONTROLLED`)."""
+    """Routing of tokens to experts. None for models without experts, and where the program routes as it likes."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -355,15 +349,6 @@ def _cluster(origin: str, names: tuple[str, ...], *values: Any) -> ClusterSpec:
     return cluster
 
 
-_RENAMED_TAGS: Final = {"anchor": "reference", "quality_where": "quality_step_breakdown"}
-"""Tags of a result by their names in results of earlier versions."""
-
-
-def current_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """Returns a result's tags under the names of this version."""
-    return {_RENAMED_TAGS.get(name, name): value for name, value in tags.items()}
-
-
 QUALITIES: Final = ("invalid", "", "indicative", "publishable")
 """Qualities of a result from worst to best. Empty means that it was not assessed."""
 
@@ -434,19 +419,16 @@ class TrialResult:
             object.__setattr__(self, "reason", printable(self.reason))
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain data for `result.json`."""
+        """Returns plain data for `run.json`."""
         return asdict(self) | {"quality_reasons": list(self.quality_reasons)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "TrialResult":
-        """Reads a result that `to_json` wrote, in this or an earlier version.
+        """Reads a result that `to_json` wrote.
 
         Raises:
             KeyError, TypeError, ValueError: It is none: a field is missing, unknown, or holds what it cannot.
         """
-        tags = data.get("tags", {})
-        if isinstance(tags, dict) and not _RENAMED_TAGS.keys().isdisjoint(tags):
-            data = {**data, "tags": current_tags(tags)}
         result = cls(
             **{
                 **data,

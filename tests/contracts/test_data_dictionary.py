@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,11 +17,9 @@ from wattune import api
 from wattune.ranking.table import to_table
 from wattune.report.write import write_report
 from wattune.schema import METRICS
-from wattune.storage.versions import RENAMED_FILES
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "data_dictionary.md"
-OF_VERSION_0 = ROOT / "tests" / "golden" / "version_0" / "before_versions"
 
 
 def sections() -> dict[str, list[list[str]]]:
@@ -58,11 +57,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return study.path
 
 
-@pytest.fixture(params=["this version", "version 0"])
-def study(request: pytest.FixtureRequest, made: Path) -> Path:
-    return made if request.param == "this version" else OF_VERSION_0
-
-
 def test_the_page_is_what_the_script_writes() -> None:
     code = "import sys; sys.path.insert(0, 'docs/_site'); import dictionary; sys.stdout.write(dictionary.page())"
     done = subprocess.run(
@@ -72,12 +66,10 @@ def test_the_page_is_what_the_script_writes() -> None:
     assert done.stdout == PAGE.read_text(), "run `python docs/_site/dictionary.py`"
 
 
-def test_every_file_of_a_study_is_on_the_page_once(study: Path) -> None:
+def test_every_file_of_a_study_is_on_the_page_once(made: Path) -> None:
     known = [row[0] for row in SECTIONS["Files of a study"]]
-    renamed = {old: new for new, old in RENAMED_FILES.items()}
-    for name, path in files_of(study):
-        current = name.replace(path.stem, renamed.get(path.stem, path.stem)) if study == OF_VERSION_0 else name
-        assert len([one for one in known if pattern(one).fullmatch(current)]) == 1, name
+    for name, _ in files_of(made):
+        assert len([one for one in known if pattern(one).fullmatch(name)]) == 1, name
 
 
 def test_every_column_is_on_the_page_with_its_type_and_unit(made: Path) -> None:
@@ -102,9 +94,11 @@ def test_every_column_is_on_the_page_with_its_type_and_unit(made: Path) -> None:
     assert {"candidates", "ranking", "spans", "ring", "fast", "slow", "counter"} <= seen
 
 
-def test_the_columns_of_a_real_run_have_the_units_of_the_page() -> None:
+def test_the_columns_of_a_real_run_have_the_units_of_the_page(tmp_path: Path) -> None:
+    with tarfile.open(ROOT / "tests" / "golden" / "demo" / "study.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
     checked = 0
-    for name, path in files_of(OF_VERSION_0):
+    for name, path in files_of(tmp_path / "cpu_smoke"):
         if path.suffix == ".parquet" and "/telemetry/" in name:
             listed = {row[0]: row[2] for row in SECTIONS[f"{path.stem}.parquet"]}
             for field in pq.read_schema(path):
@@ -114,14 +108,14 @@ def test_the_columns_of_a_real_run_have_the_units_of_the_page() -> None:
     assert checked > 20
 
 
-def test_every_fact_of_every_json_file_is_on_the_page(study: Path) -> None:
+def test_every_fact_of_every_json_file_is_on_the_page(made: Path) -> None:
     seen = set()
-    for name, path in files_of(study):
+    for name, path in files_of(made):
         if path.suffix == ".json":
             known = {row[0] for row in SECTIONS[path.name]}
-            assert set(json.loads(path.read_text())) <= known, name
+            assert set(json.loads(path.read_text())) - {"format"} <= known, name
             seen.add(path.name)
-    assert {"spec.json", "result.json", "manifest.json"} <= seen
+    assert {"spec.json", "run.json", "manifest.json"} <= seen
 
 
 def test_what_is_exported_is_on_the_page(made: Path) -> None:

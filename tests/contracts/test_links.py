@@ -108,7 +108,7 @@ def module_exists(dotted: str) -> bool:
 
 def unknown_modules(text: str) -> list[str]:
     named = {dotted for code in _CODE.findall(prose(text)) for dotted in re.findall(r"^wattune(?:\.\w+)+", code)}
-    suffixes = ("parquet", "yaml", "sbatch", "io")
+    suffixes = ("parquet", "yaml", "sbatch", "io", "format")  # files, and the key of their format
     return sorted(name for name in named if name.split(".")[1] not in suffixes and not module_exists(name))
 
 

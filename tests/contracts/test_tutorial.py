@@ -159,10 +159,10 @@ def _json(reader: Reader) -> None:
 
 def _damaged(reader: Reader) -> None:
     broken = next((reader.study.parent / "again" / "trials").iterdir())
-    (broken / "result.json").write_text("{")
+    (broken / "run.json").write_text("{")
     (lost,) = reader.json("rank", "again")["unreadable"]
     assert broken.name in json.dumps(lost)
-    shutil.copy(reader.study / "trials" / broken.name / "result.json", broken)
+    shutil.copy(reader.study / "trials" / broken.name / "run.json", broken)
 
 
 def _together(reader: Reader) -> None:

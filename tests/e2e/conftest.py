@@ -300,6 +300,6 @@ def results() -> Callable[[Path], dict[str, dict[str, Any]]]:
     """Reads every result of a study folder, by trial folder."""
 
     def read(study: Path) -> dict[str, dict[str, Any]]:
-        return {path.parent.name: json.loads(path.read_text()) for path in study.glob("trials/*/result.json")}
+        return {path.parent.name: json.loads(path.read_text()) for path in study.glob("trials/*/run.json")}
 
     return read

@@ -47,7 +47,7 @@ def test_a_killed_study_leaves_no_command_and_ends_as_any_other(
     running = start_wattune("run", space)
     running.says(r"^\[1/2\].* measure [1-9]")
     (done_before,) = results(study)
-    stamp_ns = (study / "trials" / done_before / "result.json").stat().st_mtime_ns
+    stamp_ns = (study / "trials" / done_before / "run.json").stat().st_mtime_ns
     assert len(commands(tmp_path)) == 2  # the program and its supervisor
     running.process.kill()
     running.ends(30)
@@ -58,7 +58,7 @@ def test_a_killed_study_leaves_no_command_and_ends_as_any_other(
     assert "1 trial(s) to run, 1 begun before among them" in done.stderr
     found, flags = results(study), flags_of(study)
     assert {one["status"] for one in found.values()} == {"completed"} and len(found) == 2
-    assert (study / "trials" / done_before / "result.json").stat().st_mtime_ns == stamp_ns
+    assert (study / "trials" / done_before / "run.json").stat().st_mtime_ns == stamp_ns
     assert [
         one["tags"].get("attempt", "1") for name, one in sorted(found.items(), key=lambda it: it[0] != done_before)
     ] == [
@@ -188,7 +188,7 @@ def test_what_somebody_killed_is_tried_again_and_what_failed_where_that_is_asked
     statuses = {mode: one["status"] for mode, one in found.items()}
     assert statuses == {"good": "completed", "crash": "crashed", "mute": "timed_out"}
     assert "longer than measure.timeout_s = 8" in found["mute"]["reason"]
-    (attempt,) = study.glob("trials/*/attempts/1/result.json")
+    (attempt,) = study.glob("trials/*/attempts/1/run.json")
     first = json.loads(attempt.read_text())
     assert first["status"] == "infra_failed" and "ended by SIGKILL" in first["reason"]
     assert not commands(tmp_path)

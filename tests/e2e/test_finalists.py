@@ -38,8 +38,8 @@ def test_finalists_are_repeated_until_the_share_is_used_and_not_again(
     assert all(one["status"] == "completed" for one in found.values())
     assert 'id="chart-race-of-finalists"' in (storage / "raced" / "report.html").read_text()
 
-    before = {path: path.stat().st_mtime_ns for path in (storage / "raced").glob("trials/*/result.json")}
+    before = {path: path.stat().st_mtime_ns for path in (storage / "raced").glob("trials/*/run.json")}
     third = wattune("run", space)
     assert third.returncode == 0, third.stderr
     assert steps(third.stdout) == [] and "0 trial(s) to run" in third.stdout
-    assert {path: path.stat().st_mtime_ns for path in (storage / "raced").glob("trials/*/result.json")} == before
+    assert {path: path.stat().st_mtime_ns for path in (storage / "raced").glob("trials/*/run.json")} == before

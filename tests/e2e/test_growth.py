@@ -20,7 +20,7 @@ OLD = Path(__file__).parents[1] / "golden" / "version_2" / "before_growth"
 def test_a_value_two_repeats_and_a_looser_bound_run_only_what_is_new(wattune, results, storage: Path, tmp_path) -> None:
     study = storage / "before_growth"
     shutil.copytree(OLD, study)
-    measured = {path.parent.name: path.read_bytes() for path in study.glob("trials/*/result.json")}
+    measured = {path.parent.name: path.read_bytes() for path in study.glob("trials/*/run.json")}
     space = yaml.safe_load((study / "study.yaml").read_text())
     space["space"]["micro_batch_size"] = [1, 2]
     space["measure"]["repeats"] = 3
@@ -41,7 +41,7 @@ def test_a_value_two_repeats_and_a_looser_bound_run_only_what_is_new(wattune, re
     long = [name for name in found if name.endswith("-3000")]  # where the best is another one now
     assert len(found) - len(long) == 13 and len(long) <= 1 and new <= {"0", "1", "2", "3", "3000"}
     assert {one["status"] for one in found.values()} == {"completed"}
-    assert {name: (study / "trials" / name / "result.json").read_bytes() for name in measured} == measured
+    assert {name: (study / "trials" / name / "run.json").read_bytes() for name in measured} == measured
     assert {name: one["tags"].get("space", "1") for name, one in found.items()} == {
         name: "1" if name in measured else "2" for name in found
     }

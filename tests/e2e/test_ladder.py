@@ -26,7 +26,7 @@ def test_bursts_come_first_the_best_is_promoted_and_no_burst_is_ranked(
     assert "burst" in first.stdout, first.stdout + first.stderr
     found = results(storage / "climbed")
     assert [name.endswith("-2000") for name in found] == [True] * 3
-    before = {path: path.stat().st_mtime_ns for path in (storage / "climbed").glob("trials/*/result.json")}
+    before = {path: path.stat().st_mtime_ns for path in (storage / "climbed").glob("trials/*/run.json")}
 
     second = wattune("run", space)
     assert second.returncode == 0, second.stdout + second.stderr

@@ -179,7 +179,7 @@ def test_a_worker_killed_from_outside_is_a_repeat_and_one_that_aborts_is_not(
     found = list(results(storage / "killed_worker").values())
     (repeated,) = (one for one in found if one["status"] == "completed")
     assert repeated["tags"]["attempt"] == "2"
-    (attempt,) = (storage / "killed_worker").glob("trials/*/attempts/1/result.json")
+    (attempt,) = (storage / "killed_worker").glob("trials/*/attempts/1/run.json")
     killed = json.loads(attempt.read_text())
     assert killed["status"] == "infra_failed" and killed["tags"]["infra_cause"] == "worker_killed"
     assert "ended without reporting, killed from outside" in killed["reason"]
@@ -242,7 +242,7 @@ with connect() as cluster, Lanes() as lanes:
     )
     assert [found[label]["status"] for label in ("first", "killed", "next")] == ["completed", status, "completed"]
     folder = Path(found["killed"]["folder"])
-    assert (folder / "result.json").exists()
+    assert (folder / "run.json").exists()
     if victim == "keeper":
         reason = found["killed"]["reason"]
         assert reason.count("the process that holds the lanes ended") == 1 and "did not answer" not in reason

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
 def in_flight(study: Path) -> set[str]:
     """Trials that were begun and have no result."""
-    return {path.parent.name for path in study.glob("trials/*/spec.json") if not (path.parent / "result.json").exists()}
+    return {path.parent.name for path in study.glob("trials/*/spec.json") if not (path.parent / "run.json").exists()}
 
 
 def second_measures(start_wattune: Callable[..., Any], space: Path) -> Any:
@@ -43,7 +43,7 @@ def test_ctrl_c_and_a_killed_driver_lose_nothing_that_was_finished(
     assert sorted(one["status"] for one in results(study).values()) == ["completed", "interrupted"]
     assert (study / "report.html").exists() and (storage / "mlflow.db").exists()
     (finished,) = (name for name, one in results(study).items() if one["status"] == "completed")
-    written_ns = (study / "trials" / finished / "result.json").stat().st_mtime_ns
+    written_ns = (study / "trials" / finished / "run.json").stat().st_mtime_ns
 
     running = second_measures(start_wattune, space)
     (cut_off,) = in_flight(study)
@@ -58,11 +58,11 @@ def test_ctrl_c_and_a_killed_driver_lose_nothing_that_was_finished(
     outcome = json.loads(done.stdout)
     assert (outcome["finished"], outcome["ending"], len(outcome["feasible"])) == (True, "finished", 2)
     assert results(study).keys() == {finished, cut_off}
-    assert (study / "trials" / finished / "result.json").stat().st_mtime_ns == written_ns
+    assert (study / "trials" / finished / "run.json").stat().st_mtime_ns == written_ns
     again = results(study)[cut_off]
     assert again["status"] == "completed" and again["tags"]["attempt"] == "3"
     attempts = [
-        json.loads((study / "trials" / cut_off / "attempts" / number / "result.json").read_text()) for number in "12"
+        json.loads((study / "trials" / cut_off / "attempts" / number / "run.json").read_text()) for number in "12"
     ]
     assert [attempt["status"] for attempt in attempts] == ["interrupted", "interrupted"]
     assert "the study's process ended while it ran" in attempts[1]["reason"]
@@ -124,7 +124,7 @@ def test_a_node_killed_in_mid_trial_costs_one_repetition_and_what_needs_it_waits
     assert "2 trial(s) wait for nodes; start them, the same command continues" in output
     found = results(study)
     assert sorted(one["status"] for one in found.values()) == ["completed", "completed"]
-    (attempt,) = study.glob("trials/*/attempts/1/result.json")
+    (attempt,) = study.glob("trials/*/attempts/1/run.json")
     lost = json.loads(attempt.read_text())
     assert lost["status"] == "infra_failed" and "left the cluster" in lost["reason"]
     assert found[attempt.parents[2].name]["tags"]["attempt"] == "2"

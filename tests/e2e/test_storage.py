@@ -66,9 +66,9 @@ def test_a_study_at_a_url_is_read_and_continued_from_anywhere(
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["feasible"] == ranked
     (trial,) = study.glob("trials/*")
-    assert {path.name for path in trial.iterdir()} == {"spec.json", "result.json"}
+    assert {path.name for path in trial.iterdir()} == {"spec.json", "run.json"}
     analysed = json.loads(wattune("analyze", f"{url}/sent/trials/{trial.name}", "--json").stdout)
-    stored = json.loads((trial / "result.json").read_text())["metrics"]
+    stored = json.loads((trial / "run.json").read_text())["metrics"]
     assert analysed["metrics"].items() >= {"tokens_per_s": pytest.approx(stored["tokens_per_s"])}.items()
     assert wattune("report", f"{url}/sent").returncode == 0
     assert (study / "report.html").stat().st_size > 10_000
@@ -94,7 +94,7 @@ def test_a_dead_store_stops_no_study_and_sync_sends_what_waits(
     done = wattune("run", space, "--storage", url)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "run `wattune sync`" in done.stderr and str(storage / "waits") in done.stderr
-    (result,) = (storage / "waits").glob("trials/*/result.json")
+    (result,) = (storage / "waits").glob("trials/*/run.json")
     assert json.loads(result.read_text())["status"] == "completed"
     assert wattune("rank", "waits").returncode == 0
     refused = wattune("sync", "waits", "--storage", url)
@@ -109,7 +109,7 @@ def test_a_dead_store_stops_no_study_and_sync_sends_what_waits(
             sent = wattune("sync", "waits", "--storage", url, "--json")
             assert sent.returncode == 0, sent.stderr
             assert json.loads(sent.stdout)["stored"] == stored
-        assert f"group one/waits/trials/{result.parent.name}/result.json" in objects()
+        assert f"group one/waits/trials/{result.parent.name}/run.json" in objects()
     finally:
         revived.stop()
 

@@ -49,16 +49,16 @@ def test_failures_are_statuses_and_the_study_goes_on(
 
     analysed = wattune_here("analyze", good, "--json")
     assert analysed.returncode == 0, analysed.stderr
-    stored = json.loads((good / "result.json").read_text())["metrics"]
+    stored = json.loads((good / "run.json").read_text())["metrics"]
     recomputed = json.loads(analysed.stdout)["metrics"]
     assert {name: recomputed[name] for name in recomputed if name in stored} == pytest.approx(
         {name: stored[name] for name in recomputed if name in stored}
     )
 
-    before = {path: path.stat().st_mtime_ns for path in study.glob("trials/*/result.json")}
+    before = {path: path.stat().st_mtime_ns for path in study.glob("trials/*/run.json")}
     again = wattune("run", space, "--json")
     assert again.returncode == 0, again.stderr
-    assert {path: path.stat().st_mtime_ns for path in study.glob("trials/*/result.json")} == before
+    assert {path: path.stat().st_mtime_ns for path in study.glob("trials/*/run.json")} == before
     assert wattune_here("sync", "failing", "--json").stdout.strip() == '{"sent": 0}'
 
     from_mlflow = wattune_here(
@@ -84,7 +84,7 @@ def test_a_killed_worker_and_a_trial_without_end(start_wattune, write_two_trials
     found = [(one["status"], one["reason"]) for one in results(storage / "killed").values()]
     assert [status for status, _ in found] == ["timed_out", "timed_out"], found
     assert all("timeout_s = 25" in reason for _, reason in found)
-    (attempt,) = (storage / "killed").glob("trials/*/attempts/1/result.json")
+    (attempt,) = (storage / "killed").glob("trials/*/attempts/1/run.json")
     assert json.loads(attempt.read_text())["status"] == "infra_failed"  # not the plan's fault, so it was tried again
     assert "Traceback" not in running.text
 

@@ -160,7 +160,7 @@ def _two_node_space(write_space: Callable[..., Path], name: str, **changes: Any)
 
 
 def _folder(study: Path) -> TrialFolder:
-    (path,) = (result.parent for result in study.glob("trials/*/result.json"))
+    (path,) = (result.parent for result in study.glob("trials/*/run.json"))
     return TrialFolder(path)
 
 
@@ -196,7 +196,7 @@ def test_both_nodes_are_on_one_time_axis(nodes, environment, write_space, tmp_pa
     aligned = align(folder.telemetry(), spans, manifests)
     assert aligned is not None and {name for name, _ in aligned.devices} == set(names) and not aligned.missing
     # Every rank's measured steps lie in the window, whatever its own node's monotonic clock says.
-    metrics = json.loads((folder.path / "result.json").read_text())["metrics"]
+    metrics = json.loads((folder.path / "run.json").read_text())["metrics"]
     assert metrics["cluster_device_power_peak_1s_w"] > metrics["node_device_power_peak_1s_w"] > 0
 
 

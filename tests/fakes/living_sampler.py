@@ -1,6 +1,5 @@
 """A folder as a living sampler would have it: real H200 readings, up to a moment that a test chooses."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -10,6 +9,7 @@ import pyarrow.compute as pc
 from wattune.recording.recording import load
 from wattune.schema import table_schema
 from wattune.storage.measured import MeasuredFolder
+from wattune.telemetry.files.segments import write_manifest
 from wattune.telemetry.files.stream import StreamWriter, checksums_of
 
 DP4: Final = Path(__file__).parents[1] / "golden" / "h200x4" / "dp4"
@@ -53,4 +53,4 @@ class LivingSampler:
             for batch in seen.to_batches():
                 writer.write(batch)
             writer.close()
-        (self.folder / "manifest.json").write_text(json.dumps(self.manifest))
+        write_manifest(self.folder, self.manifest)

@@ -4,7 +4,6 @@ What the two gave is recomputed from their recordings (`tests/golden/h200x4`), n
 it ended.
 """
 
-import json
 import shutil
 from dataclasses import asdict, replace
 from functools import cache
@@ -19,6 +18,7 @@ from wattune.catalog.models import model
 from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.plans.axes import Plan
 from wattune.ranking.order import Ranking, rank
+from wattune.storage.files import write_json
 from wattune.storage.measured import MeasuredFolder
 from wattune.storage.study import StudyFolder
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
@@ -76,7 +76,7 @@ def make_study(storage: Path, name: str = "dense_h200x4", bound_w: float = 3000.
         shutil.copytree(GOLDEN / recording, folder.path, ignore=shutil.ignore_patterns("manifest.json"))
         recorded = MeasuredFolder(GOLDEN / recording)
         for node, manifest in recorded.manifests().items():
-            (folder.path / "telemetry" / node / "manifest.json").write_text(json.dumps(manifest))
+            write_json(folder.path / "telemetry" / node / "manifest.json", manifest)
         folder.write_spec(spec)
         found = _summary(recording)
         folder.write_result(

@@ -41,7 +41,7 @@ def measured(study: StudyFolder, result: TrialResult) -> TrialFolder:
     folder.write_spans(SPANS.empty_table())
     folder.write_telemetry("node0", {"slow": pa.table({"device": ["gpu0"], "energy_j": [1.0]})}, {"closed": True})
     folder.write_result(result)
-    (folder.path / ".result.json.17").write_text("left by a crash")
+    (folder.path / ".run.json.17").write_text("left by a crash")
     return folder
 
 

@@ -89,8 +89,8 @@ def damage(dice: random.Random, study: Study) -> tuple[str, bool]:
     if dice.random() < 0.1:
         return _own_file(dice, dice.choice(study.own_files()), digested=digested), digested
     if not digested:
-        data = json.loads((study.target / "result.json").read_text())
-        (study.target / "result.json").write_text(json.dumps({k: v for k, v in data.items() if k not in KEYS}))
+        data = json.loads((study.target / "run.json").read_text())
+        (study.target / "run.json").write_text(json.dumps({k: v for k, v in data.items() if k not in KEYS}))
     path = dice.choice(study.files())
     name = path.relative_to(study.target).as_posix()
     kind = dice.randrange(10)
@@ -159,8 +159,8 @@ def _json(dice: random.Random, path: Path) -> str:
 
 def _rename(folder: Path, trial_id: str) -> None:
     """Gives the result of a trial the id of its specification; the folder keeps its name where they differ."""
-    result = json.loads((folder / "result.json").read_text())
-    (folder / "result.json").write_text(json.dumps({**result, "trial_id": trial_id}))
+    result = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**result, "trial_id": trial_id}))
 
 
 def _table(dice: random.Random, path: Path) -> str:
@@ -181,7 +181,7 @@ def _table(dice: random.Random, path: Path) -> str:
     elif kind == 4:
         made, said = table.take(pa.array(dice.sample(range(table.num_rows), table.num_rows))), "rows in any order"
     elif kind == 5:
-        made, said = table.replace_schema_metadata({"wattune.schema_version": b"\xff"}), "metadata"
+        made, said = table.replace_schema_metadata({"wattune.format": b"\xff"}), "metadata"
     elif pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
         values = column.to_numpy(zero_copy_only=False).astype(np.float64)
         rows = dice.sample(range(len(values)), min(len(values), dice.choice((1, 5, len(values)))))
@@ -222,7 +222,7 @@ def check(study: Study, *, digested: bool, rare: int | None) -> str:
     analysis = told(lambda: inspect(study.target).to_json())
     if rare is not None:
         told(lambda: RARE[rare % len(RARE)](study))
-    finished = (study.target / "result.json").is_file()  # else it is a trial that was cut off, and runs again
+    finished = (study.target / "run.json").is_file()  # else it is a trial that was cut off, and runs again
     told(lambda: len(recover(StudyFolder(study.study.path), {}).results))
     try:
         ReplayBackend(str(study.target)).read("gpu0", "fast")

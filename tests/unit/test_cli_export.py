@@ -65,7 +65,7 @@ def test_wrong_input_is_one_message_and_exit_2(wattune, tmp_path: Path, argument
 
 
 def test_damage_is_said_and_the_rest_is_written(wattune, tmp_path: Path) -> None:
-    next((tmp_path / "storage").glob("*/trials/*/result.json")).write_text("{")
+    next((tmp_path / "storage").glob("*/trials/*/run.json")).write_text("{")
     code, out, err = wattune("dense_h200x4")
     assert (code, out) == (0, "dense_h200x4.csv\n") and "left out: " in err
     assert len((tmp_path / "here" / "dense_h200x4.csv").read_text().splitlines()) == 3

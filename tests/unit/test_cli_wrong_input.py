@@ -20,6 +20,8 @@ from wattune import api, cli
 from wattune.api import recordings
 from wattune.cli.verbs import VERBS, load
 from wattune.orchestrate.scheduling.controller import recover
+from wattune.storage.digests import digests_of, with_digest
+from wattune.storage.files import write_digested, write_json
 from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import TrialResult
 
@@ -53,27 +55,35 @@ def edit_json(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def without_digests(trial: Path) -> None:
-    """Makes a trial's folder one of an earlier version, whose files are judged by their content alone."""
-    result = json.loads((trial / "result.json").read_text())
-    (trial / "result.json").write_text(json.dumps({k: v for k, v in result.items() if k not in ("digest", "files")}))
+def sealed(trial: Path, **changes: Any) -> None:
+    """Changes a result, and writes the digests of all files as they are: they are judged by their content alone."""
+    data = json.loads((trial / "run.json").read_text()) | changes
+    write_digested(trial / "run.json", data | {"files": digests_of(trial, "run.json")})
 
 
 DAMAGE: dict[str, tuple[str, str | bytes, str]] = {
     "study_empty": ("study.yaml", "", "holds no search space"),
     "study_not_yaml": ("study.yaml", "study: [", "study.yaml cannot be read"),
     "study_list": ("study.yaml", "- a", "holds no search space"),
-    "study_without_objective": ("study.yaml", "study: x", "pass --objective"),
-    "result_half": ("TRIAL/result.json", '{"metrics": {', "no trial of this version"),
-    "result_empty": ("TRIAL/result.json", "{}", "no trial of this version"),
-    "result_list": ("TRIAL/result.json", "[]", "no trial of this version"),
-    "result_bytes": ("TRIAL/result.json", b"\xff\xfe", "no trial of this version"),
+    "study_without_objective": ("study.yaml", "format: 4\nstudy: x", "pass --objective"),
+    "result_half": ("TRIAL/run.json", '{"metrics": {', "no trial of this version"),
+    "result_empty": ("TRIAL/run.json", "{}", "written before 0.1.0"),
+    "result_list": ("TRIAL/run.json", "[]", "no trial of this version"),
+    "result_bytes": ("TRIAL/run.json", b"\xff\xfe", "no trial of this version"),
     "spec_half": ("TRIAL/spec.json", '{"model"', "no trial of this version"),
     "candidates_half": ("candidates.parquet", b"PAR1", "candidates.parquet does not agree with its digest"),
     "kernels_no_table": ("TRIAL/kernels.parquet", b"hello", "kernels.parquet cannot be read"),
-    "manifest_devices": ("TRIAL/telemetry/node0/manifest.json", '{"devices": []}', "devices: got []"),
-    "manifest_device": ("TRIAL/telemetry/node0/manifest.json", '{"devices": {"gpu0": 5}}', "devices.gpu0: got 5"),
-    "manifest_text": ("TRIAL/telemetry/node0/manifest.json", '{"clock_offset_ns": "1"}', 'clock_offset_ns: got "1"'),
+    "manifest_devices": ("TRIAL/telemetry/node0/manifest.json", '{"devices": [], "format": 4}', "devices: got []"),
+    "manifest_device": (
+        "TRIAL/telemetry/node0/manifest.json",
+        '{"devices": {"gpu0": 5}, "format": 4}',
+        "devices.gpu0: got 5",
+    ),
+    "manifest_text": (
+        "TRIAL/telemetry/node0/manifest.json",
+        '{"clock_offset_ns": "1", "format": 4}',
+        'clock_offset_ns: got "1"',
+    ),
 }
 """By kind: the file, what it holds then, and what is said by every command that reads it."""
 
@@ -86,9 +96,10 @@ def test_a_damaged_study_is_one_message_for_whoever_reads_what_is_damaged(
     name, content, said = DAMAGE[kind]
     ids = [f"{STUDY}:{folder.path.name.partition('-')[0]}" for folder in study.trials() if folder.spans() is not None]
     trial = measured(study).path
-    without_digests(trial)
     path = trial / name.removeprefix("TRIAL/") if name.startswith("TRIAL/") else study.path / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
+    if path.name != "run.json":
+        sealed(trial)
     commands = [["rank", STUDY], ["report", STUDY], ["compare", *ids], ["sync", STUDY], ["analyze", trial]]
     refused = 0
     for command in commands:
@@ -100,26 +111,26 @@ def test_a_damaged_study_is_one_message_for_whoever_reads_what_is_damaged(
 
 def test_a_metric_that_is_no_number_and_a_table_of_another_kind_are_refused(study: StudyFolder, wattune: Run) -> None:
     trial = measured(study)
-    without_digests(trial.path)
     (trial.path / "kernels.parquet").write_bytes((trial.path / "spans.parquet").read_bytes())
+    sealed(trial.path)
     code, _, err = wattune("analyze", trial.path)
     assert code == 1 and "kernels.parquet has no stream, name" in err
-    edit_json(trial.path / "result.json", metrics={"tokens_per_s": "fast"})
+    sealed(trial.path, metrics={"tokens_per_s": "fast"})
     code, out, err = wattune("compare", trial.path, trial.path)
     assert (code, out) == (2, "") and f"{trial.path}: no trial of this version" in err
 
 
 @pytest.mark.parametrize(
     "content",
-    ['{"metrics": {', "{}", "[]", b"\xff\xfe", '{"status": "great"}'],
+    [b'{"metrics": {', with_digest({}), b"[]", b"\xff\xfe", with_digest({"status": "great"})],
     ids=["cut", "keys", "list", "bytes", "word"],
 )
 def test_a_trial_that_cannot_be_read_is_named_and_all_others_are_ranked(
-    study: StudyFolder, wattune: Run, content: str | bytes
+    study: StudyFolder, wattune: Run, content: bytes
 ) -> None:
     before = json.loads(wattune("rank", STUDY, "--json")[1])
     lost = measured(study)
-    (lost.path / "result.json").write_bytes(content.encode() if isinstance(content, str) else content)
+    (lost.path / "run.json").write_bytes(content)
     code, out, _ = wattune("rank", STUDY, "--json")
     found = json.loads(out)
     rows = [row for row in before["feasible"] + before["infeasible"] if row["trial_id"] not in lost.path.name]
@@ -236,8 +247,7 @@ def test_a_specification_that_cannot_be_costs_its_trial_alone(
 )
 def test_a_result_that_cannot_be_costs_its_trial_alone(study: StudyFolder, wattune: Run, wrong: dict[str, Any]) -> None:
     lost = measured(study).path
-    without_digests(lost)
-    edit_json(lost / "result.json", **wrong)
+    sealed(lost, **wrong)
     _costs_itself_alone(study, wattune, lost)
 
 
@@ -261,7 +271,7 @@ def _costs_itself_alone(study: StudyFolder, wattune: Run, lost: Path) -> None:
 
 def test_a_window_somebody_wrote_by_hand_is_checked(study: StudyFolder, wattune: Run) -> None:
     folder = measured(study).path
-    (folder / "manifest.json").write_text('{"node": "node0", "window": {"start_mono_ns": "12:00", "end_mono_ns": 5}}')
+    write_json(folder / "manifest.json", {"node": "node0", "window": {"start_mono_ns": "12:00", "end_mono_ns": 5}})
     code, out, err = wattune("analyze", folder)
     assert (code, out) == (1, "") and "window: got" in err and "allowed: an object with start_mono_ns" in err
 

@@ -121,19 +121,6 @@ def test_a_missing_node_is_invalid_and_gives_no_figure_of_power(folder):
     assert found.detail.phases["energy_j"].null_count == found.detail.phases.num_rows
 
 
-@pytest.mark.parametrize("name", ["ring", "spans"])
-def test_another_schema_version_is_refused_by_name(folder, name):
-    path = folder / "spans.parquet" if name == "spans" else tier(folder, name)
-    table = pq.read_table(path)
-    pq.write_table(
-        table.replace_schema_metadata({**(table.schema.metadata or {}), "wattune.schema_version": "7"}), path
-    )
-    found = inspect(folder)
-    assert (found.summary.metrics, found.summary.quality) == ({}, "invalid")
-    assert found.summary.quality_reasons == ("schema_version",)
-    assert found.summary.tags["schema_version"] == f"{name} is of version 7, not 1"
-
-
 @pytest.mark.parametrize(
     ("name", "column", "values", "said"),
     [

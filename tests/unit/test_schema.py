@@ -2,7 +2,7 @@
 
 import pytest
 
-from wattune.schema import METRICS, SCHEMA_VERSION, SPANS, TELEMETRY, THROTTLE_REASON_BITS, table_schema
+from wattune.schema import METRICS, SPANS, TELEMETRY, THROTTLE_REASON_BITS, table_schema
 from wattune.units import unit_of
 
 TABLES = {**TELEMETRY, "spans": SPANS}
@@ -26,7 +26,6 @@ def test_a_stored_table_says_what_it_is(tier):
     assert metadata[b"wattune.table"] == tier.encode()
     assert metadata[b"wattune.simulated"] == b"true"
     assert metadata[b"wattune.backend"] == b"simulated"
-    assert metadata[b"wattune.schema_version"] == SCHEMA_VERSION.encode()
     assert table_schema(tier, backend="nvml", simulated=False).names == TABLES[tier].names
 
 

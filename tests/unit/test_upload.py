@@ -102,7 +102,7 @@ def test_both_places_get_every_trial_and_the_study(here: StudyFolder, tmp_path: 
     assert tracker.trials == [0, 1] and tracker.studies == 1
     there = tmp_path / "there" / "mine"
     assert {path.name for path in there.iterdir()} == {"study.yaml", "space.1.yaml", "report.html", "trials"}
-    assert len(list(there.glob("trials/*/result.json"))) == 2
+    assert len(list(there.glob("trials/*/run.json"))) == 2
 
 
 @pytest.mark.parametrize("call", ["this", "next"])
@@ -211,7 +211,7 @@ def test_what_an_earlier_run_could_not_store_is_stored_and_what_others_did_is_fe
     with Delivery(here, FakeTracker(), RemoteStorage(url)) as delivery:
         assert here.trial(SPEC.trial_id, 7).result() is not None
         delivery.send_again(SPEC, result)
-    assert len(list((tmp_path / "there" / "mine").glob("trials/*/result.json"))) == 2
+    assert len(list((tmp_path / "there" / "mine").glob("trials/*/run.json"))) == 2
 
 
 def test_sending_takes_no_time_of_the_study() -> None:
@@ -235,7 +235,7 @@ def test_sync_goes_on_with_the_other_place_and_then_says_what_failed(here: Study
     senders = {"sent": (refuse, list), "stored": (to_storage(here, remote), lambda: concluded.append(1))}
     with pytest.raises(TrackingError, match="refused"):
         send_all(here, senders)
-    assert concluded == [1] and len(list((tmp_path / "there").rglob("result.json"))) == 1
+    assert concluded == [1] and len(list((tmp_path / "there").rglob("run.json"))) == 1
     told: list[bool] = []
     assert send_all(here, {"stored": senders["stored"]}, told.append) == {"stored": 0}
     assert told == [False]
@@ -244,7 +244,7 @@ def test_sync_goes_on_with_the_other_place_and_then_says_what_failed(here: Study
 def test_sync_sends_all_it_can_read_and_then_names_the_rest(here: StudyFolder) -> None:
     broken = measured(here, result_of())
     measured(here, result_of(repeat=1))
-    (broken.path / "result.json").write_text("{")
+    (broken.path / "run.json").write_text("{")
     sent, concluded = [], []
 
     def send(_spec: object, result: TrialResult) -> bool:

@@ -170,7 +170,7 @@ def _timed(pace: Pace, least_s: float) -> Callable[[TrialSpec], float]:
 
 def _model(planned: StudyPlan, folder: StudyFolder, constraints: Sequence[Constraint], results: Results) -> ModelGuided:
     """Makes `model_guided`'s surrogates, whatever strategy the study has, and tells them every result."""
-    # A trial that an earlier version measured may be none of the candidates now; what it measured still counts.
+    # A trial of an earlier space may be none of the candidates now; what it measured still counts.
     specs = list(dict.fromkeys([*planned.candidates.specs, *(spec for spec, _ in results)]))
     estimates, warm = known_before(planned, folder.path.parent, specs)
     problem = Problem(

@@ -11,7 +11,6 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from wattune.api.results import AnyStudy, folder_of
 from wattune.api.spaces import GUIDED, Space, StudyPlan, plan
@@ -24,7 +23,7 @@ from wattune.cost.estimate import Coefficients, Column, Find
 from wattune.cost.estimate import Estimates as Predictions
 from wattune.cost.estimate import estimate as estimate_specs
 from wattune.cost.sweep import TABLE
-from wattune.errors import PlanError
+from wattune.errors import PlanError, TelemetryError
 from wattune.fidelity import is_burst, is_soak
 from wattune.fitting.device import MeasuredTrial, add_sweep, fit_device
 from wattune.fitting.estimate_and_result import Beside, beside
@@ -39,6 +38,7 @@ from wattune.ranking.evidence import Compared, split_reference
 from wattune.search.forecast import CoefficientSource, Forecast, duration_s, forecast
 from wattune.search.strategies.protocol import Estimates, Observation, Strategy
 from wattune.storage.files import named_path, require_writable, storage_path
+from wattune.storage.parquet import read_table
 from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import Measure, TrialSpec, TrialStatus
 
@@ -174,9 +174,9 @@ def _sweeps(storage: Path, named: str | None) -> list[SweepFit]:
     tables: dict[str, pa.Table] = {}
     for path in paths:
         try:
-            table = pq.read_table(path)
+            table = read_table(path)
             devices = pc.unique(table["device"]).to_pylist()
-        except (OSError, pa.ArrowException, KeyError) as error:
+        except (TelemetryError, KeyError) as error:
             raise PlanError(f"{path} is not a table of `wattune calibrate --links`: {error}") from error
         tables |= {str(name): table.filter(pc.equal(table["device"], name)) for name in devices}
     found = []

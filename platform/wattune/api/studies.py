@@ -154,12 +154,8 @@ class Study:
         wanted = None if columns is None else list(columns)
         try:
             table = dataset.to_table(columns=wanted, filter=chosen)
-        except (pa.ArrowException, OSError):  # damage in a file without a digest: find it, and leave its trial out
-            dataset = self.folder.dataset(tier, read=True)
-            try:
-                table = dataset.to_table(columns=wanted, filter=chosen)
-            except (pa.ArrowException, OSError) as error:
-                raise TelemetryError(f"{self.path}: a {tier} table cannot be read: {error}") from error
+        except (pa.ArrowException, OSError) as error:
+            raise TelemetryError(f"{self.path}: a {tier} table cannot be read: {error}") from error
         damaged = [reason for reason in left_out(dataset.schema) if reason.startswith(trial_id or "")]
         if damaged and not table.num_rows:
             raise TelemetryError(f"a {tier} table cannot be read: {damaged[0]}")

@@ -16,8 +16,6 @@ FITS: Final = "fits"
 LINKS: Final = "calibration/links"
 """Folder of tables of `wattune calibrate --links` inside the storage."""
 
-VERSION: Final = 1
-
 
 class HoldOut(BaseModel):
     """Errors of one figure on configurations that the fit did not see, relative to what was measured."""
@@ -36,7 +34,6 @@ class StoredFit(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    version: int = VERSION
     device: str
     """Catalog name."""
     device_uuids: tuple[str, ...]
@@ -85,7 +82,7 @@ def read_fit(storage: Path, device: str) -> StoredFit | None:
     """Reads the fit of a device; None where there is none.
 
     Raises:
-        PlanError: The file is damaged, or of another version of wattune.
+        PlanError: The file is damaged.
     """
     path = fit_path(storage, device)
     if not path.exists():

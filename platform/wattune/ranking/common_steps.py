@@ -3,7 +3,7 @@
 A trial's window begins after its own warm-up and ends after the seconds that were asked for, so windows hold other
 steps. That does not matter where every step does the same work. It matters in two cases:
 
-- The router chooses the experts (`learned`, `uncontrolled`): then a step's work depends on the step.
+- The router chooses the experts (`learned`, or none is named): then a step's work depends on the step.
 - Step time has a trend: then a mean depends on the window.
 
 Speed and energy of such trials are computed again over the steps that all compared trials measured. Bounds keep the
@@ -25,7 +25,7 @@ from wattune.fidelity import is_burst
 from wattune.ranking.spreads import Results
 from wattune.schema import METRICS
 from wattune.storage.study import StudyFolder
-from wattune.trial import UNCONTROLLED, TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialResult, TrialSpec, TrialStatus
 
 STEPS_DIFFER: Final = "steps_differ"
 """Quality reason of a trial that is not compared over the same steps as the others."""
@@ -92,7 +92,7 @@ def over_common_steps(results: Results, again: Again | None = None) -> Results:
 def window_matters(spec: TrialSpec, result: TrialResult) -> bool:
     """Returns true if a trial's figures depend on the steps it measured."""
     routing = spec.workload.routing
-    learned = spec.model.is_moe and (UNCONTROLLED if routing is None else routing.by) in (UNCONTROLLED, "learned")
+    learned = spec.model.is_moe and (routing is None or routing.by == "learned")
     return learned or not set(_TRENDS).isdisjoint(result.quality_reasons)
 
 

@@ -86,8 +86,6 @@ class Ranking:
     """The first feasible trial's objective when it runs again: the largest of many figures is likely lucky."""
     unreadable: tuple[UnreadableTrial, ...] = ()
     """Repeats that ended but cannot be read, with the study's name in front if there are several."""
-    num_undigested: int = 0
-    """Repeats of an earlier version, whose files have no digests: damage to them is not seen."""
     unmet: tuple[str, ...] = ()
     """Conditions of `where` with a name that no trial has."""
     space: tuple[SpaceShare, ...] = ()
@@ -165,8 +163,6 @@ class Ranking:
             parts.append(f"{self.num_filtered} left out by {' and '.join([*map(str, self.where), *quality])}")
         if self.unreadable:
             parts.append(f"{len(self.unreadable)} unreadable left out")
-        if self.num_undigested:
-            parts.append(f"{self.num_undigested} of an earlier version, without digests")
         parts += [text] if (text := start_up_text(measured)) else []
         several = len(self.space) > 1
         parts += [f"{one.study}: {one}" if several else str(one) for one in self.space]

@@ -36,8 +36,6 @@ class Source:
     """The folder or store it was read from, for messages."""
     unreadable: tuple[UnreadableTrial, ...] = ()
     """Trials that ended but cannot be read, and so are not among the results."""
-    num_undigested: int = 0
-    """Results of an earlier version, without digests."""
     candidates: frozenset[str] | None = None
     """Ids of the trials of its space; None where they are not known."""
 
@@ -57,7 +55,6 @@ class Source:
             name=study.name,
             results=of_folder(study, finished.results),
             unreadable=tuple(unreadable),
-            num_undigested=finished.num_undigested,
             candidates=candidates,
             objective=objective,
             constraints=tuple(constraints),
@@ -150,11 +147,9 @@ def rank_sources(sources: Sequence[Source], **asked: Unpack[Asked]) -> Ranking:
         for source in sources
         for one in source.unreadable
     ]
-    num_undigested = sum(source.num_undigested for source in sources)
     return replace(
         ranking,
         unreadable=tuple(named),
-        num_undigested=num_undigested,
         space=tuple(_share(source) for source in sources if source.candidates is not None),
     )
 

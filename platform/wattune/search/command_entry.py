@@ -65,8 +65,8 @@ class SpaceLike(Protocol):
     """The parts of a space that its command is checked against."""
 
     @property
-    def version(self) -> int | None:
-        """Version of a stored study; None in a space written by hand."""
+    def format(self) -> int | None:
+        """Format of a stored study; None in a space written by hand."""
 
     @property
     def engine(self) -> list[str]:
@@ -280,7 +280,7 @@ def command_problems(space: SpaceLike) -> list[tuple[Path, str]]:
         *_unused(space),
         *_without_effect(space),
         *_requirements(space),
-        *(_questions(space) if space.version is None else ()),  # a stored study was accepted once
+        *(_questions(space) if space.format is None else ()),  # a stored study was accepted once
     ]
 
 
@@ -333,7 +333,7 @@ def _unused(space: SpaceLike) -> Iterable[tuple[Path, str]]:
             elif axis not in shown and len(values) > 1:
                 text = f"has {len(values)} values and the command uses none; write {{{axis}}} in it, or keep one value"
                 yield ("space", axis), text
-    elif space.version is not None:  # a stored study was accepted once
+    elif space.format is not None:  # a stored study was accepted once
         return
     # Nothing can drop these: tokens and FLOPs of a trial are those of its workload and model, whatever the command did.
     several = {name: getattr(space.workload, name) for name in ("seq_len", "global_batch_size") if space.workload}

@@ -49,8 +49,8 @@ from wattune.search.model_entry import NAMES, ModelEntry
 from wattune.search.plausible import implausible, never_measured
 from wattune.search.problems import Path, got, refuse
 from wattune.search.search_entry import SearchEntry, early_stop_problems, ladder_problems
+from wattune.storage.format import FORMAT, check_format
 from wattune.storage.study import check_study_name
-from wattune.storage.versions import check_version
 from wattune.trial import LORA_TARGETS, TOKEN_DTYPES, Lora, Measure, TokenFile, Workload
 
 LONGEST_VALUE: Final = 2**16
@@ -108,9 +108,9 @@ def _not_an_axis(name: str) -> str:
     return f"unknown axis; {closest(name, AXES)}"
 
 
-def _readable(version: int) -> int:
-    check_version(version, "this space")
-    return version
+def _readable(found: int) -> int:
+    check_format(found)
+    return found
 
 
 def _axes_schema() -> JsonSchema:
@@ -339,8 +339,8 @@ class SpaceFile(Entry):
         "objective": "maximize tokens_per_s",
     }
 
-    version: Annotated[int, AfterValidator(_readable)] | None = None
-    """Version of `study.yaml`, which wattune writes. A space written by hand needs none."""
+    format: Annotated[int, AfterValidator(_readable), Field(examples=[FORMAT])] | None = None
+    """Format of `study.yaml`, which wattune writes. A space written by hand needs none."""
     record: dict[str, Any] | None = None
     """Number of the space and digests in `study.yaml`, likewise; ignored here."""
     study: Annotated[str, named_by(check_study_name, examples=["llama_slice"])]
@@ -410,7 +410,7 @@ class SpaceFile(Entry):
             found.append((("workload", "routing"), f"sends tokens to experts and {names} has none; leave it out"))
         found += self._names_twice() + ladder_problems(self.search, self.measure.min_steps, self.measure.min_seconds)
         found += early_stop_problems(self.search, self.objective.metric)
-        if self.version is None:  # `study.yaml` was accepted once; a study goes on as it began
+        if self.format is None:  # `study.yaml` was accepted once; a study goes on as it began
             clusters = [entry.resolve() for entry in self.cluster]
             found += implausible(self.objective, self.constraints, self.limits.node_device_power_w, clusters)
             found += never_measured(

@@ -10,7 +10,6 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from wattune.errors import closest
-from wattune.storage.versions import RENAMED_KEYS
 
 Path = tuple[str | int, ...]
 """Keys and list indices from the top of the file, or from the value being validated, down."""
@@ -122,9 +121,6 @@ def problems_of(error: ValidationError, document: Any, entry: type[BaseModel]) -
 def _text(detail: ErrorDetails, entry: type[BaseModel]) -> str:
     kind, value = detail["type"], detail["input"]
     if kind == "extra_forbidden":
-        key = ".".join(map(str, detail["loc"]))
-        if key in RENAMED_KEYS:
-            return f"is now {RENAMED_KEYS[key].rpartition('.')[2]}; rename it"
         name, known = str(detail["loc"][-1]), _keys_at(entry, detail["loc"][:-1])
         if ELSEWHERE.get(name) in known:
             return f'unknown key; here it is "{ELSEWHERE[name]}"'

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wattune.arrays import Ints
-from wattune.schema import SCHEMA_VERSION, THROTTLE_REASON_BITS, table_schema
+from wattune.schema import THROTTLE_REASON_BITS, table_schema
 from wattune.simulation.activity import DeviceActivity, node_activities
 from wattune.simulation.device_model import CELL_S, Array, DeviceModel, DeviceTrace, device_model, run
 from wattune.telemetry.backend import DeviceInfo
@@ -336,7 +336,6 @@ def _manifest(
         "node": node.name,
         "simulated": True,
         "model": model.source,
-        "versions": {"schema": SCHEMA_VERSION},
         "devices": devices,
         "tiers": tiers,
         "clock_offset_ns": 0,

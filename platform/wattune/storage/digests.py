@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from wattune.storage.documents import parse_json
+from wattune.storage.format import FORMAT, FORMAT_KEY, without_format
 from wattune.units import NS_PER_S
 
 DIGEST: Final = "digest"
@@ -23,6 +24,7 @@ ACCEPTED: Final = "accepted"
 """Files that were changed after they were written, and accepted by the user."""
 
 DISAGREES: Final = "it does not agree with its digest: damaged, or edited"
+LACKS: Final = "it has no digest: damaged, or edited"
 
 _LINE_HEAD: Final = b"# digest: "
 _HEAD: Final = f'{{\n "{DIGEST}": "'.encode()
@@ -40,18 +42,17 @@ _SETTLED_NS: Final = 2 * NS_PER_S
 
 
 class DigestError(ValueError):
-    """A file whose content does not agree with its digest."""
+    """A file whose content does not agree with its digest, or that lacks one."""
 
 
 def with_digest(data: Mapping[str, Any]) -> bytes:
-    """Writes an object as JSON, its digest in front of everything else.
+    """Writes an object and its format as JSON, its digest in front of everything else.
 
     Raises:
         ValueError: It has a number that JSON does not have.
     """
-    others = {name: value for name, value in data.items() if name != DIGEST}
-    rest = json.dumps(others, indent=1, sort_keys=True, allow_nan=False)
-    body = (b'",' if others else b'"\n') + rest.encode()[1:] + b"\n"
+    others = {name: value for name, value in data.items() if name != DIGEST} | {FORMAT_KEY: FORMAT}
+    body = b'",' + json.dumps(others, indent=1, sort_keys=True, allow_nan=False).encode()[1:] + b"\n"
     return _HEAD + hashlib.sha256(body).hexdigest().encode() + body
 
 
@@ -67,45 +68,48 @@ def with_digest_line(body: bytes) -> bytes:
     return _LINE_HEAD + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
 
 
-def body_of(content: bytes) -> tuple[bytes, bool]:
-    """Returns a text file without the line of its digest, and whether it had one.
+def body_of(content: bytes) -> bytes:
+    """Returns a text file without the line of its digest. A user who edits such a file takes the line out.
 
     Raises:
         DigestError: It does not agree with its digest.
     """
     if not content.startswith(_LINE_HEAD):
-        return content, False
+        return content
     line, _, body = content.partition(b"\n")
     if line.rstrip(b"\r")[len(_LINE_HEAD) :] != hashlib.sha256(body).hexdigest().encode():
         raise DigestError(DISAGREES)
-    return body, True
+    return body
 
 
-def object_of(content: bytes, *, accept: bool = False, any_depth: bool = False) -> tuple[dict[str, Any], bool]:
-    """Reads a JSON object and checks its digest.
+def object_of(content: bytes, *, bare: bool = False, accept: bool = False, any_depth: bool = False) -> dict[str, Any]:
+    """Reads a JSON object of this format and checks its digest.
 
     Args:
         content: The file's bytes.
-        accept: Takes an object that does not agree with its digest.
+        bare: Takes an object without a digest: such a file is written before others, one of which has its digest.
+        accept: Takes an object that has no digest, or does not agree with it.
         any_depth: See `wattune.storage.documents.parse_json`.
 
     Returns:
-        The object without its digest, and whether it had one.
+        The object without its digest and its format.
 
     Raises:
-        DigestError: It does not agree with its digest.
+        DigestError: It does not agree with its digest, or lacks it.
+        FormatError: It is of another format.
         ValueError: It is not JSON.
         TypeError: It is not an object.
     """
-    whole = agrees(content)
     data = parse_json(content, any_depth=any_depth)
     if not isinstance(data, dict):
         raise TypeError("is not a JSON object")
-    if data.pop(DIGEST, None) is None:
-        return data, False
-    if not (whole or accept):
+    has_digest = data.pop(DIGEST, None) is not None
+    if has_digest and not (accept or agrees(content)):
         raise DigestError(DISAGREES)
-    return data, True
+    data = without_format(data)
+    if not (has_digest or accept or bare):
+        raise DigestError(LACKS)
+    return data
 
 
 @lru_cache(maxsize=2**16)
@@ -157,7 +161,7 @@ class FileCheck:
     """Agreement of a folder's files with their digests."""
 
     digested: bool = False
-    """False for folders of earlier versions, and for those that are not complete: damage to their files is not seen."""
+    """False for folders that are not complete: damage to their files is not seen."""
     changed: tuple[str, ...] = ()
     """Files that do not agree, and measurements that were added."""
     missing: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from wattune.errors import PlanError, TelemetryError
 from wattune.storage.digests import DigestError, object_of, with_digest
+from wattune.storage.format import FORMAT, FORMAT_KEY, FormatError
 from wattune.storage.parquet import encoded
 
 STORAGE_VARIABLE: Final = "WATTUNE_STORAGE"
@@ -188,12 +189,13 @@ def make_lasting(folder: Path) -> None:
 
 
 def write_json(path: Path, data: Mapping[str, Any], *, over: bool = True) -> bool:
-    """Writes one JSON file, whole or not at all. See `write_whole`."""
-    return write_whole(path, (json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n").encode(), over=over)
+    """Writes one JSON file with its format, whole or not at all. See `write_whole`."""
+    text = json.dumps({**data, FORMAT_KEY: FORMAT}, indent=1, sort_keys=True, allow_nan=False)
+    return write_whole(path, f"{text}\n".encode(), over=over)
 
 
 def write_digested(path: Path, data: Mapping[str, Any], *, over: bool = True) -> bool:
-    """Writes one JSON file with its own digest, whole or not at all. See `write_whole`."""
+    """Writes one JSON file with its format and its own digest, whole or not at all. See `write_whole`."""
     return write_whole(path, with_digest(data), over=over)
 
 
@@ -219,20 +221,23 @@ def write_asked_bytes(path: Path, content: bytes) -> None:
         raise PlanError(f"{path} cannot be written: {error.strerror}; give a file in a folder that is there") from error
 
 
-def read_json_object(path: Path, writer: str = "a sampler") -> dict[str, Any]:
+def read_json_object(path: Path, writer: str = "a sampler", *, bare: bool = True) -> dict[str, Any]:
     """Reads an object that `write_json` or `write_digested` wrote.
 
     Args:
         path: The file.
         writer: The program part that writes such files, for the error.
+        bare: See `wattune.storage.digests.object_of`.
 
     Raises:
-        TelemetryError: The file is not a JSON object, or does not agree with its digest.
+        TelemetryError: The file is not a JSON object of this format, or does not agree with its digest.
     """
     try:
-        return object_of(path.read_bytes())[0]
+        return object_of(path.read_bytes(), bare=bare)
     except DigestError as error:
         raise TelemetryError(f"{path}: {error}; {RESTORE}") from error
+    except FormatError as error:
+        raise TelemetryError(f"{path}: {error}") from error
     except TypeError as error:
         raise TelemetryError(f"{path} {error}; it was not written by {writer}") from error
     except (ValueError, OSError) as error:
@@ -260,9 +265,11 @@ def with_calibrations(storage: Path, manifest: Mapping[str, Any]) -> dict[str, A
         devices[name] = dict(facts)
         if path.exists():
             try:
-                known, _ = object_of(path.read_bytes())
+                known = object_of(path.read_bytes())
                 devices[name]["sensor_limits"] = known["limits"]
                 devices[name] |= {"link_peaks": known["link_peaks"]} if known.get("link_peaks") else {}
+            except FormatError as error:
+                raise TelemetryError(f"{path}: {error}") from error
             except (ValueError, KeyError, TypeError, OSError) as error:
                 raise TelemetryError(f"{path} is not a calibration: {error!r}; calibrate {name} again") from error
     return {**manifest, "devices": devices} if devices else dict(manifest)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wattune.errors import ImpossibleValueError, PlanError, TelemetryError
-from wattune.schema import KERNELS, SPANS, TELEMETRY
+from wattune.schema import KERNELS, TELEMETRY
 from wattune.storage.digests import ACCEPTED, FILES, FileCheck, agrees, check_files, digests_of, object_of
 from wattune.storage.files import (
     FOLDER_NAME,
@@ -23,9 +23,8 @@ from wattune.storage.files import (
 from wattune.storage.manifests import checked_manifest, device_facts
 from wattune.storage.parquet import ParquetTier, read_table, typed
 from wattune.storage.values import DeviceFacts, wrong_columns
-from wattune.storage.versions import DIGESTS_SINCE, RENAMED_FILES, VERSION, check_version
 
-RESULT: Final = "result.json"
+RESULT: Final = "run.json"
 """The file that completes a trial. It has the digests of all others."""
 
 MANIFEST: Final = "manifest.json"
@@ -51,16 +50,6 @@ _FACT_KINDS: Final[dict[str, tuple[type, ...]]] = {
 """Kinds of a recording's facts that are used by name; none needs to be there."""
 
 
-def require_digests(version: Any, path: Path) -> None:
-    """Makes sure that a file without digests is of a version that wrote none.
-
-    Raises:
-        TelemetryError: Its version writes digests.
-    """
-    if isinstance(version, int) and version >= DIGESTS_SINCE:
-        raise TelemetryError(f"{path} has no digests, and version {version} writes them: damaged, or edited; {RESTORE}")
-
-
 def _is_window(window: Any) -> bool:
     return (
         isinstance(window, dict)
@@ -69,12 +58,6 @@ def _is_window(window: Any) -> bool:
         and 0 <= start < 2**62
         and (end is None or 0 <= end < 2**62)
     )
-
-
-def table_path(folder: Path, name: str) -> Path | None:
-    """Finds a table of a trial or recording, also under its name in an earlier version; None where it is absent."""
-    names = (name, RENAMED_FILES[name]) if name in RENAMED_FILES else (name,)
-    return next((path for each in names if (path := folder / f"{each}.parquet").exists()), None)
 
 
 class MeasuredFolder:
@@ -94,13 +77,7 @@ class MeasuredFolder:
         Raises:
             TelemetryError: The file is not a Parquet table.
         """
-        table = self._table("spans")
-        if table is None:
-            return None
-        for name in ("micro_batch", "chunk"):  # null where they do not apply
-            if name not in table.column_names:
-                table = table.append_column(SPANS.field(name), pa.nulls(table.num_rows, SPANS.field(name).type))
-        return table
+        return self._table("spans")
 
     def check(self) -> FileCheck:
         """Compares every file with its digest, which the trial's result or the recording's manifest has.
@@ -118,11 +95,11 @@ class MeasuredFolder:
         for name in (RESULT, MANIFEST):
             path = self.path / name
             if path.exists():
-                content = read_json_object(path, "a trial" if name == RESULT else "a recording")
+                content = read_json_object(path, "a trial" if name == RESULT else "a recording", bare=name == MANIFEST)
                 if isinstance(content.get(FILES), dict):
                     return check_files(self.path, content[FILES], content.get(ACCEPTED))
-                if name == MANIFEST and content.get("closed") is True:
-                    require_digests(content.get("version"), path)
+                if name == RESULT or content.get("closed") is True:
+                    raise TelemetryError(f"{path} has no digests of the other files: damaged, or edited; {RESTORE}")
         return FileCheck()
 
     def write_kernels(self, kernels: pa.Table) -> None:
@@ -145,8 +122,8 @@ class MeasuredFolder:
         return table
 
     def _table(self, name: str) -> pa.Table | None:
-        path = table_path(self.path, name)
-        if path is None:
+        path = self.path / f"{name}.parquet"
+        if not path.exists():
             return None
         table = read_table(path)
         return table.cast(typed(table.schema, name))
@@ -206,7 +183,7 @@ class MeasuredFolder:
         found: dict[str, dict[str, Any]] = {}
         whole = self.path / "manifest.json"
         if whole.exists():
-            nodes = read_json_object(whole).get("nodes", {})
+            nodes = read_json_object(whole, "a recording").get("nodes", {})
             parts = nodes.items() if isinstance(nodes, dict) else [("?", nodes)]
             found = {node: checked_manifest(part, f"{whole}: nodes.{node}") for node, part in parts}
         for path in sorted((self.path / "telemetry").glob("*/manifest.json")):
@@ -240,7 +217,7 @@ class RecordingFolder(MeasuredFolder):
     def write_facts(self, facts: Mapping[str, Any]) -> None:
         """Writes the facts of the recording as a whole; of one that is closed, with the digests of its files."""
         files = {FILES: digests_of(self.path, MANIFEST)} if facts.get("closed") is True else {}
-        write_digested(self.path / MANIFEST, {"version": VERSION, **facts, **files})
+        write_digested(self.path / MANIFEST, {**facts, **files})
 
     def facts(self) -> dict[str, Any]:
         """Reads the facts of the recording as a whole; empty for a trial.
@@ -250,7 +227,6 @@ class RecordingFolder(MeasuredFolder):
         """
         path = self.path / "manifest.json"
         facts = read_json_object(path, "a recording") if path.exists() else {}
-        check_version(facts.pop("version", None), str(path))
         facts.pop(FILES, None)
         facts.pop(ACCEPTED, None)
         if facts.get("closed") is False and not {"node", "simulated_device"} <= facts.keys():
@@ -278,7 +254,7 @@ class RecordingFolder(MeasuredFolder):
         path = self.path / MANIFEST
         try:
             content = path.read_bytes()
-            data, _ = object_of(content, accept=True)
+            data = object_of(content, accept=True)
         except (OSError, ValueError, TypeError) as error:
             raise PlanError(f"{path} cannot be accepted: {error}; give a trial or recording that has ended") from error
         files = data.pop(FILES, None)

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from wattune.errors import TelemetryError
 from wattune.schema import KERNELS, SPANS, TELEMETRY, DeviceKey
+from wattune.storage.format import FORMAT, FORMAT_TAG, FormatError, check_format
 from wattune.storage.values import DeviceFacts, require_possible, require_possible_rows, require_schema
 
 SMALL_ROWS: Final = 2**18
@@ -25,7 +26,7 @@ _KEYS: Final = ("node", "device")
 
 
 def encoded(table: pa.Table) -> pa.Buffer:
-    """Encodes a table as a Parquet file, with the options that all tables share.
+    """Encodes a table as a Parquet file, with the format in its footer and the options that all tables share.
 
     A table of more than `SMALL_ROWS` rows with node and device has one or more row groups for every stretch of rows of
     one device. So its rows should be in order of devices.
@@ -37,6 +38,7 @@ def encoded(table: pa.Table) -> pa.Buffer:
     numbers |= {field.name: "BYTE_STREAM_SPLIT" for field in table.schema if pa.types.is_floating(field.type)}
     others = [name for name in table.column_names if name not in numbers]
     sink = pa.BufferOutputStream()
+    table = table.replace_schema_metadata({**(table.schema.metadata or {}), FORMAT_TAG: str(FORMAT)})
     with pq.ParquetWriter(
         sink,
         table.schema,
@@ -70,6 +72,19 @@ def _codes(table: pa.Table, name: str) -> tuple[np.ndarray[Any, np.dtype[np.int6
     return whole.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64), whole.dictionary.to_pylist()
 
 
+def require_format(schema: pa.Schema, path: Path) -> None:
+    """Makes sure that a file's schema says the format that this code reads.
+
+    Raises:
+        TelemetryError: It says another one, or none.
+    """
+    said = (schema.metadata or {}).get(FORMAT_TAG.encode())
+    try:
+        check_format(None if said is None else said.decode(errors="replace"))
+    except FormatError as error:
+        raise TelemetryError(f"{path}: {error}") from error
+
+
 def read_table(path: Path, facts: DeviceFacts | None = None) -> pa.Table:
     """Reads a whole table, its pages checked against their checksums and its values against their bounds.
 
@@ -78,11 +93,13 @@ def read_table(path: Path, facts: DeviceFacts | None = None) -> pa.Table:
         facts: Facts of the devices of a telemetry table.
 
     Raises:
-        TelemetryError: It is not a Parquet table, or is damaged.
+        TelemetryError: It is not a Parquet table of this format, or is damaged.
         ImpossibleValueError: A value in it cannot be.
     """
     try:
-        require_schema(pq.read_schema(path), str(path))
+        schema = pq.read_schema(path)
+        require_format(schema, path)
+        require_schema(schema, str(path))
         table = pq.read_table(path, page_checksum_verification=True, partitioning=None)
         table.validate(full=True)
     except DAMAGE as error:
@@ -136,6 +153,7 @@ class ParquetTier:
             self._files = [pq.ParquetFile(path, page_checksum_verification=True) for path in paths]
             schemas = [file.schema_arrow for file in self._files]
             for path, schema in zip(paths, schemas, strict=True):
+                require_format(schema, path)
                 require_schema(schema, str(path))
             unified = pa.unify_schemas([schema.remove_metadata() for schema in schemas], promote_options="permissive")
         except DAMAGE as error:

@@ -1,7 +1,7 @@
 """Studies at a URL: finished trials as whole objects, in any store that fsspec can reach.
 
 Studies run in a local folder. Finished trials are copied to `<url>/<study>`, in the layout of the study folder, and
-fetched from there where the local folder lacks them. A trial is in the store when its `result.json` is, which is sent
+fetched from there where the local folder lacks them. A trial is in the store when its `run.json` is, which is sent
 last. Another measurement of the same trial never writes over anything in the store.
 
 A store that does not answer costs one bounded wait and a `TrackingError`. For the next minute every call fails at once.
@@ -33,7 +33,7 @@ ANSWER_WITHIN_S: Final = 60.0
 SLOWEST_BYTES_PER_S: Final = 1_000_000
 """Slowest rate of a store that counts as alive."""
 
-_RESULT: Final = "result.json"
+_RESULT: Final = "run.json"
 _ATTEMPTS: Final = "attempts"
 _SMALL: Final = ("spec.json", _RESULT)
 """Files of a trial that a ranking needs."""
@@ -186,12 +186,9 @@ class RemoteStorage:
                 name, study.path, {each: size for each, size in found.items() if "/" not in each and each not in apart}
             )
             table = self._do(f"read study {name}", lambda fs: _read(fs, f"{self._root}{name}/{CANDIDATES}"))
-            digested = CANDIDATES in space_of(content, f"{self.shown}/{name}/{STUDY}").files
-            if table is not None and digested:
+            if table is not None:
                 write_whole(study.path / NEXT_CANDIDATES, table)
             write_whole(study.path / STUDY, content)  # from here on the store's space holds, before that the local one
-            if table is not None and not digested:  # an earlier version wrote it
-                write_whole(study.path / CANDIDATES, table)
             finish(study.path)
         given_way = self._give_way(study, found)
         self._bring(name, study.path, _missing(study, found, given_way, whole=whole))

@@ -8,10 +8,14 @@ another command, other variables of its environment, other steps, and any key th
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, Final
 
-from wattune.storage.versions import completed_space
+from wattune.catalog.hardware import UNCOUNTED, ClusterSpec
+from wattune.catalog.models import ModelSpec
+from wattune.field_types import default_of
+from wattune.plans.axes import Plan
+from wattune.trial import Measure, Workload
 
 FREE: Final = ("study", "measure", "isolation", "objective", "constraints", "limits", "search", "requires")
 """Keys that change no measured result. Each trial says itself how long it was measured and in which workers."""
@@ -26,6 +30,9 @@ _ANOTHER_NAME: Final = "or give the study another name"
 _ABSENT: Final = "nothing"
 _LONGEST: Final = 120
 """Most characters of a value that a message repeats."""
+
+_FOLLOWS: Final = frozenset({"etp", "dtype"})
+"""Axes whose neutral value follows from the rest of the plan or the device: a space never spells it out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,3 +177,55 @@ def _text(value: Any) -> str:
     else:
         text = str(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def completed_space(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a space with every key that came after it was written.
+
+    An axis, a measurement setting, or a field of workload, model or cluster that the space does not name has its
+    neutral value, which is what its study ran with. Figures of a device of its own that count in no id are left out:
+    they make no other cluster of it.
+    """
+    space = dict(document)
+    for section, kind in (("measure", Measure), ("workload", Workload), ("model", ModelSpec), ("cluster", ClusterSpec)):
+        entries = space.get(section)
+        if isinstance(entries, Mapping):
+            space[section] = _completed(entries, _defaults(kind))
+        elif isinstance(entries, list):
+            space[section] = [_completed(each, _defaults(kind)) for each in entries]
+    if isinstance(clusters := space.get("cluster"), Mapping):
+        space["cluster"] = _counted(clusters)
+    elif isinstance(clusters, list):
+        space["cluster"] = [_counted(each) for each in clusters]
+    axes = {name: [_plain(value)] for name, value in _defaults(Plan).items() if name not in _FOLLOWS}
+    if isinstance(space.get("space"), Mapping):
+        space["space"] = _completed(space["space"], axes)
+    return space
+
+
+def _defaults(kind: type[Any]) -> dict[str, Any]:
+    """Returns the defaults of a dataclass by field. Sources are not settings."""
+    defaults = {each.name: default_of(each) for each in fields(kind) if each.name != "source"}
+    return {name: default for name, default in defaults.items() if default is not MISSING}
+
+
+def _completed(entry: Any, defaults: Mapping[str, Any]) -> Any:
+    """Adds to a mapping the keys that it lacks. Other values stay as they are, for a later check."""
+    return {**entry, **{k: v for k, v in defaults.items() if k not in entry}} if isinstance(entry, Mapping) else entry
+
+
+def _counted(cluster: Any) -> Any:
+    """Returns a cluster whose own device has the fields that count in an id. All figures of `like` are among them."""
+    if not isinstance(cluster, Mapping):
+        return cluster
+    return {
+        key: {name: own for name, own in value.items() if name not in UNCOUNTED and name != "like"}
+        if isinstance(value, Mapping)
+        else value
+        for key, value in cluster.items()
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Writes an axis value as a file does."""
+    return (list(value) or "even") if isinstance(value, tuple) else value

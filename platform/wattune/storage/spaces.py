@@ -26,9 +26,9 @@ from wattune.errors import PlanError, TelemetryError
 from wattune.storage.digests import DigestError, body_of, with_digest_line
 from wattune.storage.documents import parse_yaml
 from wattune.storage.files import make_lasting, write_whole
+from wattune.storage.format import FORMAT, FORMAT_KEY, FormatError, without_format
 from wattune.storage.parquet import encoded, read_table
 from wattune.storage.space_changes import changes
-from wattune.storage.versions import VERSION, check_version, upgraded_candidate, upgraded_space
 from wattune.trial import TrialResult
 
 STUDY: Final = "study.yaml"
@@ -56,7 +56,7 @@ def space_name(number: int) -> str:
 
 
 def space_number(result: TrialResult) -> int:
-    """Returns the number of the space that held when a trial ran; 1 for results of earlier versions."""
+    """Returns the number of the space that held when a trial ran; 1 where nobody says."""
     text = result.tags.get(SPACE_TAG, "1")
     return int(text) if text.isascii() and text.isdecimal() else 1
 
@@ -66,18 +66,17 @@ class StoredSpace:
     """One space of a study, as a file keeps it."""
 
     number: int
-    """1 for the space that the study was begun with. Folders of earlier versions have only that one."""
+    """1 for the space that the study was begun with."""
     document: dict[str, Any]
-    """The space in today's words."""
     files: Mapping[str, str]
-    """SHA-256 of the files that came with it, by name; none in folders of earlier versions."""
+    """SHA-256 of the files that came with it, by name."""
 
 
 def read_space(path: Path) -> StoredSpace:
     """Reads a `study.yaml`, or a `space.<n>.yaml`.
 
     Raises:
-        PlanError: It cannot be read, does not agree with its digest, is not a mapping, or a later version wrote it.
+        PlanError: It cannot be read, does not agree with its digest, is not a mapping, or is of another format.
     """
     try:
         return space_of(path.read_bytes(), path)
@@ -106,19 +105,21 @@ def space_of(content: bytes, where: Path | str) -> StoredSpace:
         raise PlanError(f"{where} cannot be read: {' '.join(str(error).split())}; {_RESTORE}") from error
     if not isinstance(document, dict):
         raise PlanError(f"{where} holds no search space; {_RESTORE}")
-    space = dict(document)
-    check_version(space.pop("version", None), str(where))
+    try:
+        space = without_format(document)
+    except FormatError as error:
+        raise PlanError(f"{where}: {error}") from None
     record = space.pop(RECORD, None)
     number, files = (record.get("space", 1), record.get("files", {})) if isinstance(record, dict) else (1, {})
     if type(number) is not int or number < 1 or not isinstance(files, dict):
         raise PlanError(f"{where}: {RECORD} holds no number of a space; {_RESTORE}")
-    return StoredSpace(number=number, document=upgraded_space(space), files=files)
+    return StoredSpace(number=number, document=space, files=files)
 
 
 @lru_cache(maxsize=16)
 def _document_of(content: bytes) -> Any:
     """Reads a space's file. A command asks for the same few again and again, and YAML takes 5 to 10 ms each time."""
-    return parse_yaml(body_of(content)[0].decode())
+    return parse_yaml(body_of(content).decode())
 
 
 def all_spaces(folder: Path) -> list[StoredSpace]:
@@ -154,8 +155,6 @@ def commit(folder: Path, document: Mapping[str, Any], rows: Sequence[Mapping[str
     if stored is not None:
         finish(folder)
         if changes(stored.document, document):
-            if not (folder / space_name(number)).exists():  # an earlier version wrote the study
-                _write_space(folder / space_name(number), number, stored.document)
             number += 1
     if stored is None or number > stored.number or not (folder / space_name(number)).exists():
         _write_space(folder / space_name(number), number, document)
@@ -217,7 +216,7 @@ def candidates(folder: Path) -> list[dict[str, Any]]:
         PlanError: The table cannot be read, or does not agree with its digest.
     """
     table = candidates_table(folder)
-    return [] if table is None else [upgraded_candidate(row) for row in table.to_pylist()]
+    return [] if table is None else list(table.to_pylist())
 
 
 def candidates_table(folder: Path) -> pa.Table | None:
@@ -259,7 +258,7 @@ def _write_space(path: Path, number: int, document: Mapping[str, Any], files: Ma
     record: dict[str, Any] = {"space": number}
     if files is not None:
         record["files"] = dict(sorted(files.items()))
-    content = {"version": VERSION, RECORD: record, **document}
+    content = {FORMAT_KEY: FORMAT, RECORD: record, **document}
     body = with_digest_line(yaml.safe_dump(content, sort_keys=False).encode())
     if not path.exists() or path.read_bytes() != body:
         write_whole(path, body)

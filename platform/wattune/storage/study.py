@@ -3,15 +3,15 @@
 ```
 <storage>/<study>/study.yaml space.<n>.yaml candidates.parquet    see `wattune.storage.spaces`
 <storage>/<study>/ranking.parquet report.html
-  trials/<trial_id>-<repeat>/spec.json result.json spans.parquet [kernels.parquet]
+  trials/<trial_id>-<repeat>/spec.json run.json spans.parquet [kernels.parquet]
   trials/<trial_id>-<repeat>/telemetry/<node>/<tier>.parquet telemetry/<node>/manifest.json
   trials/<trial_id>-<repeat>/ranks.json stacks/rank<k>.txt    places of ranks; stacks of ranks that hung
-  trials/<trial_id>-<repeat>/attempts/<n>/result.json ...     files of interrupted attempts
+  trials/<trial_id>-<repeat>/attempts/<n>/run.json ...     files of interrupted attempts
 <storage>/recordings/<name>/manifest.json telemetry/<node>/... [spans.parquet]
 <storage>/calibration/<device_uuid>.json
 ```
 
-A finished trial is a `result.json` that was renamed into place. Whatever is killed, a folder has a whole result or
+A finished trial is a `run.json` that was renamed into place. Whatever is killed, a folder has a whole result or
 none. So a study resumes from its folder.
 """
 
@@ -161,14 +161,14 @@ class TrialFolder(MeasuredFolder):
         numbers = [int(path.name) for path in (self.path / _ATTEMPTS).glob("[0-9]*") if path.name.isdecimal()]
         target = self.path / _ATTEMPTS / str(max(numbers, default=0) + 1)
         target.mkdir(parents=True, exist_ok=True)
-        stays = {_ATTEMPTS, "spec.json", "result.json"}
-        for entry in [*(path for path in self.path.iterdir() if path.name not in stays), self.path / "result.json"]:
+        stays = {_ATTEMPTS, "spec.json", "run.json"}
+        for entry in [*(path for path in self.path.iterdir() if path.name not in stays), self.path / "run.json"]:
             if entry.exists():
                 entry.rename(target / entry.name)  # the result comes last: with it the attempt is whole
 
     def attempts(self) -> list[TrialResult]:
         """Reads the results of the attempts that were set aside, in order; those that can be read."""
-        paths = [path for path in (self.path / _ATTEMPTS).glob("*/result.json") if path.parent.name.isdecimal()]
+        paths = [path for path in (self.path / _ATTEMPTS).glob("*/run.json") if path.parent.name.isdecimal()]
         found = []
         for path in sorted(paths, key=lambda path: int(path.parent.name)):
             with suppress(PlanError):  # of a trial that is done or tried again, it only counts
@@ -213,8 +213,6 @@ class Finished:
     """Every repeat that can be read, with its specification."""
     unreadable: list[UnreadableTrial]
     """Those that cannot be read. Readers that leave them out must say so."""
-    num_undigested: int = 0
-    """Repeats whose result has no digest, of an earlier version: damage to them is not seen."""
 
 
 class StudyFolder:
@@ -273,11 +271,11 @@ class StudyFolder:
         return (self.path / spaces.STUDY).exists()
 
     def document(self) -> dict[str, Any]:
-        """Reads the search space that holds, in the words of this version.
+        """Reads the search space that holds.
 
         Raises:
-            PlanError: The file cannot be read, does not agree with its digest, is not a mapping, or was written by a
-                later version.
+            PlanError: The file cannot be read, does not agree with its digest, is not a mapping, or is of another
+                format.
         """
         return self.space().document
 
@@ -371,10 +369,9 @@ class StudyFolder:
         # Ten thousand trials are ranked while a user waits: every file is opened once, and paths are plain text.
         results: list[tuple[TrialSpec, TrialResult]] = []
         problems: dict[str, PlanError] = {}
-        num_undigested = 0
         for folder in _folders(self.path / "trials"):
             try:
-                with open(f"{folder}/result.json", "rb") as file:
+                with open(f"{folder}/run.json", "rb") as file:
                     written = file.read()
             except FileNotFoundError:
                 continue
@@ -384,21 +381,19 @@ class StudyFolder:
             try:
                 with open(f"{folder}/spec.json", "rb") as file:
                     spec, trial_id = spec_and_id(file.read())
-                data, digested = object_of(written, any_depth=True)
-                result = result_of(data)
+                result = result_of(object_of(written, any_depth=True))
                 require_own(folder.rpartition("/")[2], spec, result, trial_id)
                 results.append((spec, result))
-                num_undigested += not digested
             except NO_TRIAL as error:
                 problems[folder] = no_trial(folder, error)
         if problems and not results:
             raise next(iter(problems.values()))
         unreadable = [UnreadableTrial(name=Path(where).name, reason=str(why)) for where, why in problems.items()]
-        return Finished(results=results, unreadable=unreadable, num_undigested=num_undigested)
+        return Finished(results=results, unreadable=unreadable)
 
-    def dataset(self, tier: str, *, read: bool = False) -> "ds.Dataset":
+    def dataset(self, tier: str) -> "ds.Dataset":
         """Opens one table of all trials that can be read; see `wattune.storage.trial_tables.open_tables`."""
-        return open_tables(self.path, tier, read=read)
+        return open_tables(self.path, tier)
 
     def write_candidates(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes every combination of the space that holds: kept, rejected by a rule, or equivalent to a kept one."""

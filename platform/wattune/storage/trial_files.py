@@ -1,5 +1,6 @@
 """A trial's specification and result as files: read, and compared with what they say of themselves."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -7,8 +8,8 @@ from typing import Any, Final
 
 from wattune.errors import PlanError
 from wattune.storage.digests import ACCEPTED, FILES, DigestError, agrees, check_files, digests_of, object_of
-from wattune.storage.documents import parse_json
 from wattune.storage.files import RESTORE, write_digested
+from wattune.storage.format import FormatError
 from wattune.storage.measured import RESULT
 from wattune.trial import QUALITIES, TrialResult, TrialSpec
 
@@ -20,7 +21,7 @@ EDITED: Final = "edited"
 
 
 def read_result_file(path: Path) -> TrialResult:
-    """Reads a `result.json`.
+    """Reads a `run.json`.
 
     Raises:
         PlanError: It cannot be read, is no result, or does not agree with its digest.
@@ -33,7 +34,7 @@ def read_result_file(path: Path) -> TrialResult:
 
 
 def read_result(content: bytes, folder: Path | str = "") -> TrialResult:
-    """Reads the content of a `result.json`.
+    """Reads the content of a `run.json`.
 
     Args:
         content: The file's bytes.
@@ -43,13 +44,13 @@ def read_result(content: bytes, folder: Path | str = "") -> TrialResult:
         PlanError: It is no result, or does not agree with its digest.
     """
     try:
-        return result_of(object_of(content, any_depth=True)[0])
+        return result_of(object_of(content, any_depth=True))
     except NO_TRIAL as error:
         raise no_trial(folder, error) from error
 
 
 def result_of(data: Mapping[str, Any]) -> TrialResult:
-    """Makes a result of the object of a `result.json`.
+    """Makes a result of the object of a `run.json`.
 
     Raises:
         ValueError, TypeError, KeyError, AttributeError: It is none.
@@ -68,7 +69,7 @@ def spec_of(content: bytes) -> TrialSpec:
 
 def spec_and_id(content: bytes) -> tuple[TrialSpec, str]:
     """Reads a specification and its id; see `spec_of`."""
-    data = parse_json(content, any_depth=True)
+    data = object_of(content, bare=True, any_depth=True)
     spec = TrialSpec.from_json(data)
     trial_id = spec.trial_id
     if data.get("trial_id") != trial_id:
@@ -104,7 +105,7 @@ def require_own(name: str, spec: TrialSpec, result: TrialResult, own_id: str = "
     Raises:
         ValueError: They are not.
     """
-    said = {"folder": key_of(name), "result.json": (result.trial_id, result.repeat)}
+    said = {"folder": key_of(name), "run.json": (result.trial_id, result.repeat)}
     own_id = own_id or spec.trial_id
     for where, (trial_id, repeat) in said.items():
         if trial_id != own_id or repeat != result.repeat:
@@ -122,6 +123,8 @@ def no_trial(folder: Path | str, error: Exception) -> PlanError:
     """
     if isinstance(error, PermissionError):
         return PlanError(f"{folder} cannot be read: {error.strerror}; give a study you may read")
+    if isinstance(error, FormatError):
+        return PlanError(f"{folder}: {error}")
     if isinstance(error, DigestError):
         return PlanError(f"{folder}: {RESULT}: {error}; {RESTORE}, or move the folder out of the study")
     text = error if isinstance(error, OSError) else f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
@@ -132,7 +135,7 @@ def no_trial(folder: Path | str, error: Exception) -> PlanError:
 
 
 def with_digests(folder: Path, result: TrialResult) -> dict[str, Any]:
-    """Returns the object of a `result.json`, with the digests of all files beside it."""
+    """Returns the object of a `run.json`, with the digests of all files beside it."""
     return {**result.to_json(), FILES: digests_of(folder, RESULT)}
 
 
@@ -150,7 +153,7 @@ def accept(folder: Path) -> tuple[str, ...]:
     path = folder / RESULT
     try:
         content = path.read_bytes()
-        data, _ = object_of(content, accept=True)
+        data = object_of(content, accept=True)
         result = result_of(data)
         require_own(folder.name, spec_of((folder / "spec.json").read_bytes()), result)
         files = data.get(FILES)
@@ -162,6 +165,7 @@ def accept(folder: Path) -> tuple[str, ...]:
         return ()
     result = replace(
         result,
+        metrics={name: value for name, value in result.metrics.items() if math.isfinite(value)},
         quality=min(result.quality, "indicative", key=QUALITIES.index),
         quality_reasons=tuple(dict.fromkeys((*result.quality_reasons, EDITED))),
     )

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 
 from wattune.errors import TelemetryError, closest
 from wattune.schema import TELEMETRY
-from wattune.storage.measured import MeasuredFolder, table_path
+from wattune.storage.measured import MeasuredFolder
+from wattune.storage.parquet import require_format
 from wattune.storage.values import wrong_columns
 
 if TYPE_CHECKING:
@@ -31,13 +32,12 @@ class _Opened:
     problems: dict[str, str] = field(default_factory=dict)
 
 
-def open_tables(study: Path, tier: str, *, read: bool = False) -> "ds.Dataset":
+def open_tables(study: Path, tier: str) -> "ds.Dataset":
     """Opens one table of all trials of a study.
 
     Args:
         study: The study's folder.
         tier: A key of `wattune.schema.TELEMETRY`, or `spans`.
-        read: Read every file once to find damage. Files of earlier versions have no digest that would show it.
 
     Returns:
         The rows of every trial's and node's file with two columns in front. `trial` is the trial folder's name.
@@ -61,7 +61,7 @@ def open_tables(study: Path, tier: str, *, read: bool = False) -> "ds.Dataset":
             continue
         try:
             MeasuredFolder(folder).check()
-            found.schemas |= {path: _schema(path, tier, read=read) for path in paths}
+            found.schemas |= {path: _schema(path, tier) for path in paths}
         except _DAMAGE as error:
             found.problems[folder.name] = f"{folder.name}: {' '.join(str(error).split())}"
     whole = _joined(found, trials)
@@ -88,24 +88,22 @@ def left_out(schema: pa.Schema) -> list[str]:
 
 
 def _files(folder: Path, tier: str) -> list[Path]:
-    if tier == "spans":
-        path = table_path(folder, "spans")
-        return [] if path is None else [path]
-    return sorted(folder.glob(f"telemetry/*/{tier}.parquet"))
+    return sorted(folder.glob("spans.parquet" if tier == "spans" else f"telemetry/*/{tier}.parquet"))
 
 
-def _schema(path: Path, tier: str, *, read: bool) -> pa.Schema:
-    """Reads a file's schema, and all of the file if asked to.
+def _schema(path: Path, tier: str) -> pa.Schema:
+    """Reads a file's schema.
 
     Raises:
-        TelemetryError: A column is missing or of another type than the schema's.
+        TelemetryError: It is of another format, or a column is missing or of another type than the schema's.
         ArrowException, OSError: The file is damaged.
     """
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            schema = file.read().schema if read else file.schema_arrow
+            schema = file.schema_arrow
     except (pa.ArrowException, OSError) as error:
         raise TelemetryError(f"{path} cannot be read: {error}") from error
+    require_format(schema, path)
     wrong = wrong_columns(schema, tier)
     if wrong:
         raise TelemetryError(f"{path}: {', '.join(wrong)}; it was not written by wattune, or is damaged")

@@ -14,11 +14,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from wattune.errors import TrackingError
+from wattune.errors import TelemetryError, TrackingError
+from wattune.storage.files import write_table
+from wattune.storage.parquet import read_table
 from wattune.storage.study import UnreadableTrial
-from wattune.tracking.run import NS_PER_MS, STUDY_TAG, TRIAL_TAG, read_run
+from wattune.tracking.run import NS_PER_MS, STUDY_TAG, TRIAL_TAG, read_run, require_format
 from wattune.tracking.store import READ_WITHIN_S, Store, check_alive, require_store, search
 from wattune.trial import TrialResult, TrialSpec
 
@@ -68,6 +69,8 @@ def read_study(uri: str, name: str) -> TrackedStudy:
             raise TrackingError(f'no study "{name}" in {uri}; it holds: {", ".join(known) or "none"}')
         check_alive(found, uri)
         parent = next(search(client, found.experiment_id, {STUDY_TAG: name}), None)
+        if parent:
+            require_format(parent, f"study {name} in {uri}")
         rows = _rows(client, parent.info.run_id) if parent else []
         results, problems = _pairs(rows)
         # A row that cannot be read may be there as a run, at any age.
@@ -108,7 +111,7 @@ def write_delivery_log(client: Any, parent_id: str, results: Sequence[tuple[Tria
             }
     with TemporaryDirectory() as folder:
         path = Path(folder) / DELIVERY_LOG
-        pq.write_table(pa.Table.from_pylist(list(rows.values()), schema=_COLUMNS), path, compression="zstd")
+        write_table(path, pa.Table.from_pylist(list(rows.values()), schema=_COLUMNS))
         client.log_artifact(parent_id, str(path))
 
 
@@ -119,9 +122,12 @@ def _rows(client: Any, parent_id: str) -> list[dict[str, Any]]:
     with TemporaryDirectory() as folder:
         path = client.download_artifacts(parent_id, DELIVERY_LOG, folder)
         try:
-            rows: list[dict[str, Any]] = pq.read_table(path, schema=_COLUMNS).to_pylist()
-        except (pa.ArrowException, OSError):
+            table = read_table(Path(path))
+        except TelemetryError:
             return []
+    if not set(_COLUMNS.names) <= set(table.column_names):
+        return []
+    rows: list[dict[str, Any]] = table.to_pylist()
     return [row for row in rows if None not in row.values()]
 
 
@@ -132,10 +138,7 @@ def _pairs(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, tuple[TrialSpec, T
         try:
             pair = TrialSpec.from_json(json.loads(row["spec"])), TrialResult.from_json(json.loads(row["result"]))
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            problems[row["trial"]] = (
-                f"trial {row['trial']} in {DELIVERY_LOG} was written by another version of wattune or is damaged "
-                f"({error})"
-            )
+            problems[row["trial"]] = f"trial {row['trial']} in {DELIVERY_LOG} is damaged ({error})"
         else:
             results[row["trial"]] = pair
     return results, problems

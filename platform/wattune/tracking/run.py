@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from wattune.errors import TrackingError
 from wattune.plans.axes import AXES
 from wattune.plans.program import text_of
+from wattune.storage.format import FORMAT, FORMAT_TAG, FormatError, check_format
 from wattune.tracking.store import Point
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S
@@ -40,7 +41,7 @@ NOT_FINAL: Final = tuple(str(status) for status in TrialStatus if not status.is_
 NS_PER_MS: Final = NS_PER_S // 1000
 
 _MAX_TAG_CHARS: Final = 8000  # MLflow silently cuts longer ones; mlflow/utils/validation.py, 3.17.2
-_WHOLE: Final = {"wattune.spec": "spec.json", "wattune.result": "result.json"}
+_WHOLE: Final = {"wattune.spec": "spec.json", "wattune.run": "run.json"}
 """Tags that hold a whole file, so that one request reads a page of trials; a longer file is only an artifact."""
 
 
@@ -75,6 +76,7 @@ def run_tags(spec: TrialSpec, result: TrialResult) -> dict[str, str]:
     commit = result.tags.get("git_commit")
     tags = {
         **result.tags,
+        FORMAT_TAG: str(FORMAT),
         "trial_id": result.trial_id,
         "repeat": str(result.repeat),
         "status": str(result.status),
@@ -98,19 +100,30 @@ def _compact(data: Mapping[str, Any]) -> str:
     return json.dumps(data, separators=(",", ":"))
 
 
+def require_format(run: Any, where: str) -> None:
+    """Makes sure that a run is of the format that this code reads.
+
+    Raises:
+        TrackingError: It is of another one.
+    """
+    try:
+        check_format(run.data.tags.get(FORMAT_TAG))
+    except FormatError as error:
+        raise TrackingError(f"{where}: {error}") from error
+
+
 def read_run(client: Any, run: Any) -> tuple[TrialSpec, TrialResult]:
     """Reads the trial of a run.
 
     Raises:
-        TrackingError: It was written by another version of wattune.
+        TrackingError: It is of another format, or damaged.
     """
+    require_format(run, f"run {run.info.run_id}")
     try:
         spec, result = (json.loads(_read_whole(client, run, tag)) for tag in _WHOLE)
         return TrialSpec.from_json(spec), TrialResult.from_json(result)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise TrackingError(
-            f"run {run.info.run_id} was written by another version of wattune or is damaged ({error})"
-        ) from error
+        raise TrackingError(f"run {run.info.run_id} is damaged ({error})") from error
 
 
 def _read_whole(client: Any, run: Any, tag: str) -> str:

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from wattune.objective import parse_constraint, parse_objective
 from wattune.storage.files import is_file_of
-from wattune.tracking.locations import location, make_relative
+from wattune.storage.format import FORMAT, FORMAT_TAG
+from wattune.tracking.locations import location
 from wattune.tracking.picture import PICTURE
 from wattune.tracking.reader import write_delivery_log
 from wattune.tracking.run import (
@@ -23,6 +24,7 @@ from wattune.tracking.run import (
     Curves,
     is_over,
     quality_tags,
+    require_format,
     run_params,
     run_points,
     run_tags,
@@ -219,8 +221,11 @@ class Tracker:
         self._experiment_id = self._experiment(client)
         runs = search(client, self._experiment_id, {STUDY_TAG: self.study_name})
         run = next(runs, None) or client.create_run(
-            self._experiment_id, tags={STUDY_TAG: self.study_name}, run_name=self.study_name
+            self._experiment_id,
+            tags={STUDY_TAG: self.study_name, FORMAT_TAG: str(FORMAT)},
+            run_name=self.study_name,
         )
+        require_format(run, f"study {self.study_name} in {self.uri}")
         self._parent_id = run.info.run_id
         self._arrange(client)
         return self._parent_id
@@ -255,16 +260,13 @@ class Tracker:
             client.set_experiment_tag(self._experiment_id, NOTE_TAG, linked)
 
     def _experiment(self, client: Any) -> str:
-        database = sqlite_file(self.uri)
         experiment = client.get_experiment_by_name(self.study_name)
         if experiment is None:
-            place = location(self.study_name) if database else None
+            place = location(self.study_name) if sqlite_file(self.uri) else None
             if self._artifact_root:
                 place = f"{self._artifact_root.rstrip('/')}/{self.study_name}"
             return str(client.create_experiment(self.study_name, artifact_location=place, tags=_KIND))
         check_alive(experiment, self.uri)
-        if database is not None:  # a copied store of an earlier version names the storage it was copied from
-            make_relative(database, experiment.experiment_id, experiment.artifact_location)
         return str(experiment.experiment_id)
 
 

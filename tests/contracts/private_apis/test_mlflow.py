@@ -25,14 +25,6 @@ def test_sharedviewstate() -> None:
     assert [name for name in wanted if name not in text] == []
 
 
-@pytest.mark.private_api("mlflow experiments.artifact_location")
-def test_columns_of_artifacts() -> None:
-    models = load("mlflow.store.tracking.dbmodels.models")
-    assert (models.SqlExperiment.__tablename__, models.SqlRun.__tablename__) == ("experiments", "runs")
-    assert {"experiment_id", "artifact_location"} <= set(models.SqlExperiment.__table__.columns.keys())
-    assert {"experiment_id", "artifact_uri"} <= set(models.SqlRun.__table__.columns.keys())
-
-
 @pytest.mark.private_api("mlflow _MAX_TAG_CHARS")
 def test_max_tag_val_length() -> None:
     from wattune.tracking import run, store

@@ -35,7 +35,7 @@ def test_a_frontier_finds_the_measured_best_and_predicts_the_ones_left_out(tmp_p
 def test_a_frontier_says_which_trials_it_could_not_read(tmp_path) -> None:
     study = write_study(tmp_path, half)
     damaged = study.trials()[0].path
-    (damaged / "result.json").write_text("{")
+    (damaged / "run.json").write_text("{")
     found = api.frontier(study)
     assert [one for one in found.warnings if damaged.name in one] and found.warnings[0].startswith("left out: ")
 

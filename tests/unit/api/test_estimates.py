@@ -20,6 +20,7 @@ from wattune.schema import METRICS
 from wattune.search.forecast import Forecast
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.protocol import Problem
+from wattune.storage.files import write_table
 from wattune.storage.study import StudyFolder
 from wattune.trial import TrialResult, TrialSpec, TrialStatus
 
@@ -305,7 +306,7 @@ def test_a_swept_table_is_fitted_unasked_and_said(tmp_path: Path) -> None:
     ]
     folder = tmp_path / LINKS / "20261122T210000Z"
     folder.mkdir(parents=True)
-    pq.write_table(pa.Table.from_pylist([{n: r.get(n) for n in COLUMNS.names} for r in rows], COLUMNS), folder / TABLE)
+    write_table(folder / TABLE, pa.Table.from_pylist([{n: r.get(n) for n in COLUMNS.names} for r in rows], COLUMNS))
     stored(tmp_path)
     before = api.estimate(SPACE, storage=str(tmp_path))
     ((path, fit),) = api.fit(storage=str(tmp_path))

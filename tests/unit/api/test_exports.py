@@ -58,7 +58,7 @@ def test_another_tool_reads_it(study: wattune.Study, tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_is_named_in_the_file(tmp_path: Path) -> None:
     study = wattune.load_study(make_study(tmp_path).path)
-    (study.trials()[0].path / "result.json").write_text("{")
+    (study.trials()[0].path / "run.json").write_text("{")
     assert len(json.loads(api.export(study, "json"))["unreadable"].splitlines()) == 1
 
 

@@ -14,6 +14,7 @@ import wattune
 from wattune.plans.axes import AXES
 from wattune.schema import METRICS
 from wattune.storage.study import StudyFolder
+from wattune.storage.trial_files import accept
 from wattune.units import unit_of
 
 
@@ -53,7 +54,7 @@ def test_metrics_have_one_row_a_repeat_and_one_column_a_metric(study: wattune.St
             trial.spec.plan.pp,
             4 // (trial.spec.plan.tp * trial.spec.plan.pp),
         )
-        assert (trial.path / "result.json").is_file()
+        assert (trial.path / "run.json").is_file()
         assert row["simulated"] is False
     failed = next(row for row in rows if row["status"] == "out_of_memory")
     assert failed["reason"] == "rank 3 at 140.2 GiB"
@@ -133,7 +134,7 @@ def test_one_damaged_trial_costs_itself_alone(tmp_path: Path) -> None:
 def test_files_that_are_damaged_are_errors_of_wattune(tmp_path: Path) -> None:
     study = wattune.load_study(make_study(tmp_path).path)
     (first, *_) = [trial for trial in study.trials() if trial.result.metrics]
-    (first.path / "result.json").write_text("{")
+    (first.path / "run.json").write_text("{")
     table = study.metrics()
     assert table.num_rows == 2
     assert first.path.name in table.schema.metadata[b"wattune.unreadable"].decode()
@@ -145,10 +146,10 @@ def test_files_that_are_damaged_are_errors_of_wattune(tmp_path: Path) -> None:
 def test_a_figure_that_is_no_number_was_not_measured(tmp_path: Path) -> None:
     study = wattune.load_study(make_study(tmp_path).path)
     trial = study.trials()[0]
-    path = trial.path / "result.json"
-    result = json.loads(path.read_text())
-    del result["digest"]  # as earlier versions wrote it
-    path.write_text(json.dumps(result | {"metrics": {"tokens_per_s": float("nan"), "mfu_frac": 0.5}}))
+    path = trial.path / "run.json"
+    text = json.dumps(json.loads(path.read_text()) | {"metrics": {"tokens_per_s": float("nan"), "mfu_frac": 0.5}})
+    path.write_text(text)  # as somebody may edit it, who takes it as it is
+    assert accept(trial.path) == ("run.json",)
     row = study.metrics().to_pylist()[0]
     assert row["tokens_per_s"] is None and row["mfu_frac"] == 0.5
 

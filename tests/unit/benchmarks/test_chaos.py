@@ -27,7 +27,7 @@ def chaos(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 def write(study: Path, trial: str, status: str, text: str = "") -> None:
     folder = study / "trials" / trial
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "result.json").write_text(json.dumps({"status": status, "reason": text}))
+    (folder / "run.json").write_text(json.dumps({"status": status, "reason": text}))
 
 
 def watched_at(chaos: ModuleType, study: Path) -> Any:
@@ -42,7 +42,7 @@ def test_a_result_that_is_lost_or_changed_is_a_breach_and_a_repeated_failure_is_
     assert watched.breaches == [] and watched.acknowledged.keys() == {"a-0", "b-0", "d-0"}
     write(tmp_path, "b-0", "completed", "another")
     write(tmp_path, "c-0", "completed")  # tried again: it was not acknowledged before
-    (tmp_path / "trials" / "d-0" / "result.json").unlink()
+    (tmp_path / "trials" / "d-0" / "run.json").unlink()
     watched.look()
     assert watched.breaches == ["changed: b-0", "lost: d-0"]
 
@@ -68,7 +68,7 @@ def test_logs_that_an_error_names_are_kept_on_purpose_and_nothing_else_is(chaos,
 def test_half_a_result_is_a_breach(chaos, tmp_path: Path) -> None:
     watched = watched_at(chaos, tmp_path)
     write(tmp_path, "a-0", "completed")
-    path = tmp_path / "trials" / "a-0" / "result.json"
+    path = tmp_path / "trials" / "a-0" / "run.json"
     path.write_text(path.read_text()[:-4])
     watched.look()
     assert [one.partition(":")[0] for one in watched.breaches] == ["unreadable"]

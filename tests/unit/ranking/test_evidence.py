@@ -38,7 +38,7 @@ def test_a_trial_whose_result_cannot_be_read_is_compared_by_its_other_repeats_or
     lost, again = study.trial(best.trial_id, 0), study.trial(best.trial_id, 1)
     shutil.copytree(lost.path, again.path)
     again.write_result(replace(best.repeats[0], repeat=1))
-    (lost.path / "result.json").write_text("{")
+    (lost.path / "run.json").write_text("{")
     assert Compared(study).side(best.trial_id).name.endswith("-1")
     with pytest.raises(PlanError, match=f"{lost.path}: no trial of this version"):
         Compared(study).side(f"{best.trial_id}-0")

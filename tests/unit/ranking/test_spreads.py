@@ -29,7 +29,7 @@ def test_without_repeats_the_prior_is_named() -> None:
 
 @pytest.mark.parametrize("error", [800.0, 2.0**63, 1e30])
 def test_an_uncertainty_beyond_all_bounds_is_an_interval_of_anything(error: float) -> None:
-    """As a file of an earlier version may hold, which has no digest."""
+    """As a file may hold that somebody edited and accepted."""
     spec, result = on_n0(speed(1, 100.0))
     result = replace(result, metrics={**result.metrics, "step_time_uncertainty_frac": error})
     found = Spreads([(spec, result), on_n0(speed(2, 100.0))]).interval([result], "tokens_per_s")

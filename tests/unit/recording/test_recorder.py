@@ -19,6 +19,7 @@ from wattune.recording.recorder import default_name, record
 from wattune.recording.recording import Recording, load, look
 from wattune.steps.source import parse_source
 from wattune.storage import files
+from wattune.storage.digests import with_digest
 from wattune.storage.files import write_calibration
 
 
@@ -216,7 +217,7 @@ def test_a_calibration_that_is_none_is_said_before_anything_runs(tmp_path: Path)
     marker = tmp_path / "ran"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "_calibration_path", lambda *_: tmp_path / "calibration" / "broken.json")
-        (tmp_path / "calibration" / "broken.json").write_text("{}")
+        (tmp_path / "calibration" / "broken.json").write_bytes(with_digest({}))
         with pytest.raises(TelemetryError, match="is not a calibration"):
             record(["touch", str(marker)], storage=tmp_path, backends=[backend], name="a")
     assert not marker.exists() and not (tmp_path / "recordings" / "a").exists()

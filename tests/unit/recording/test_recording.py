@@ -84,7 +84,7 @@ def test_steps_of_an_open_recording_count_as_far_as_its_sensors_were_read(tmp_pa
     for path in (tmp_path / "open").iterdir():
         path.rename(begun / "telemetry" / facts["node"] / path.name)
     until_ns = read_until_mono_ns(sampled(begun / "telemetry" / facts["node"], simulated_device=None)[0])
-    kept = {name: facts[name] for name in ("kind", "node", "simulated_device", "command", "steps_asked")}
+    kept = {name: facts[name] for name in ("kind", "node", "simulated_device", "command", "steps_asked", "format")}
     (begun / "manifest.json").write_text(json.dumps({**kept, "window": {"start_mono_ns": start_ns}, "closed": False}))
     (begun / "steps").mkdir()
     writer = StepWriter("spans", str(begun / "steps"))

@@ -120,7 +120,7 @@ def test_sizes_that_the_command_ignores_are_refused_beside_another_engine_too():
     assert [line.split(":")[0] for line in found] == ["workload.seq_len", "workload.global_batch_size", "model"], found
     used = "python train.py --seq {seq_len} --batch {global_batch_size} --model {model}"
     assert parse_space(both | {"command": used}).num_combinations == 16
-    stored = dict(parse_space(both | {"command": used}).document) | {"command": "python train.py", "version": 1}
+    stored = dict(parse_space(both | {"command": used}).document) | {"command": "python train.py", "format": 4}
     assert parse_space(stored).num_combinations == 16  # accepted once: its results stay readable
 
 

@@ -1,6 +1,5 @@
 """Spans and telemetry of a trial or recording, as files."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -130,13 +129,6 @@ def test_facts_are_read_back_as_they_were_written(tmp_path: Path, window: dict[s
 @pytest.mark.parametrize("window", [3, [1, 2], {"start_mono_ns": "1"}, {"start_mono_ns": 1, "end_mono_ns": "2"}])
 def test_a_window_that_is_none_is_refused_with_the_file_it_is_in(tmp_path: Path, window: Any) -> None:
     folder = RecordingFolder.create(tmp_path, "r")
-    (folder.path / "manifest.json").write_text(json.dumps({"window": window}))
+    folder.write_facts({"window": window})
     with pytest.raises(TelemetryError, match=r"manifest\.json: window: got .*, allowed: an object with start_mono"):
         folder.facts()
-
-
-def test_spans_without_columns_that_may_not_apply_have_nulls_there(tmp_path: Path) -> None:
-    folder = MeasuredFolder(tmp_path)
-    folder.write_spans(SPANS.empty_table().drop_columns(["chunk", "micro_batch"]))
-    spans = folder.spans()
-    assert spans is not None and set(spans.column_names) == set(SPANS.names)

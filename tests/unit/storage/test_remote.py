@@ -11,9 +11,9 @@ from study_files import DOCUMENT, SPEC, contents, measured, result_of
 
 from wattune.errors import PlanError, SpaceError, TrackingError
 from wattune.storage import remote as module
+from wattune.storage.format import FORMAT
 from wattune.storage.remote import RETRY_AFTER_S, RemoteStorage
 from wattune.storage.study import StudyFolder
-from wattune.storage.versions import VERSION
 from wattune.trial import TrialStatus
 
 
@@ -49,7 +49,7 @@ def test_a_ranking_needs_no_telemetry_and_what_is_missing_comes_later(url, here,
     remote.send_trial("mine", measured(here, result_of()))
     remote.send_study(here)
     there = remote.fetch_study("mine", tmp_path / "there")
-    assert set(contents(there.trial(SPEC.trial_id, 0).path)) == {"spec.json", "result.json"}
+    assert set(contents(there.trial(SPEC.trial_id, 0).path)) == {"spec.json", "run.json"}
     remote.fetch_study("mine", tmp_path / "there", whole=True)
     assert contents(there.path) == contents(here.path)
 
@@ -82,7 +82,7 @@ def test_an_upload_that_was_cut_short_is_made_whole(url: str, here: StudyFolder,
     folder = measured(here, result_of())
     fs, root = fsspec.core.url_to_fs(f"{url.rstrip('/')}/mine/trials/{folder.path.name}", auto_mkdir=True)
     fs.pipe_file(f"{root}/telemetry/node9/ring.parquet", b"of a node this attempt does not have")
-    fs.pipe_file(f"{root}/result.json", b'{"trial_id": ')
+    fs.pipe_file(f"{root}/run.json", b'{"trial_id": ')
     assert remote.send_trial("mine", folder) is True
     there = remote.fetch_study("mine", tmp_path / "there", whole=True)
     assert contents(there.path) == contents(here.path)
@@ -110,7 +110,7 @@ def test_results_of_earlier_attempts_travel_too_and_make_no_trial_finished(url, 
     assert [one.status for one in there.trial(SPEC.trial_id, 0).attempts()] == [TrialStatus.CRASHED]
 
     fs, root = fsspec.core.url_to_fs(f"{url.rstrip('/')}/mine/trials/{folder.path.name}")
-    fs.rm_file(f"{root}/result.json")  # as where the upload was cut short
+    fs.rm_file(f"{root}/run.json")  # as where the upload was cut short
     other = StudyFolder.create(tmp_path / "other", "mine", DOCUMENT)
     other.trial(SPEC.trial_id, 0).write_spec(SPEC)
     other.trial(SPEC.trial_id, 0).write_error("what it had so far")
@@ -147,7 +147,7 @@ def test_a_result_here_that_cannot_be_read_is_left_and_the_others_are_fetched(ur
         remote.send_trial("mine", measured(here, result_of(repeat=repeat)))
     other = StudyFolder.create(tmp_path / "other", "mine", DOCUMENT)
     broken = measured(other, result_of())
-    (broken.path / "result.json").write_text("{")
+    (broken.path / "run.json").write_text("{")
     before = contents(broken.path)
     remote.fetch_study("mine", tmp_path / "other")
     assert contents(broken.path) == before
@@ -166,7 +166,7 @@ def test_a_study_of_another_space_is_an_error_that_shows_the_difference(url, her
         remote.send_study(other)
     fs, root = fsspec.core.url_to_fs(f"{url.rstrip('/')}/mine/study.yaml")
     written = yaml.safe_load(fs.cat_file(root))
-    assert written.pop("record")["space"] == 1 and written == {"version": VERSION, **DOCUMENT}
+    assert written.pop("record")["space"] == 1 and written == {"format": FORMAT, **DOCUMENT}
 
 
 def test_a_study_that_grew_on_another_machine_is_fetched_with_every_space(url, here, tmp_path) -> None:

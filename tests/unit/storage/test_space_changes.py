@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from wattune.search.space import parse_space
-from wattune.storage.space_changes import changes, contradictions
+from wattune.storage.space_changes import changes, completed_space, contradictions
 
 MODEL = {"name": "llama3_8b", "num_layers": 2, "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2}
 SPACE: dict[str, Any] = {
@@ -109,3 +109,58 @@ def test_a_key_that_nobody_knows_is_refused_until_it_has_a_value_for_old_studies
 
 def test_an_equal_space_is_no_change() -> None:
     assert contradictions(document(), document()) == [] and changes(document(), document()) == []
+
+
+def test_a_later_setting_of_measuring_has_its_default() -> None:
+    completed = completed_space({"measure": {"repeats": 3}})["measure"]
+    assert completed["repeats"] == 3
+    assert (completed["reference_every"], completed["stall_s"], completed["profile_steps"]) == (10, 60.0, None)
+
+
+def test_a_later_field_of_the_workload_has_its_default() -> None:
+    given = {"mode": "prefill", "seq_len": 8, "global_batch_size": 2}
+    completed = completed_space({"workload": given})["workload"]
+    assert completed["mode"] == "prefill"
+    assert completed["tokens"] is None and completed["lora"] is None
+
+
+def test_fields_without_a_default_are_not_made_up() -> None:
+    completed = completed_space({"workload": {}, "model": [{}], "cluster": [{}]})
+    assert completed["workload"].keys().isdisjoint({"seq_len", "global_batch_size"})
+    assert completed["model"][0].keys().isdisjoint({"name", "num_layers"})
+    assert completed["cluster"][0].keys().isdisjoint({"device", "devices_per_node"})
+
+
+def test_every_model_and_cluster_of_a_list_is_completed() -> None:
+    space = {"model": [{"name": "a", "bias": True}, {"name": "b"}], "cluster": [{"device": "cpu", "num_nodes": 2}, {}]}
+    completed = completed_space(space)
+    assert [(each["name"], each["bias"], each["norm"]) for each in completed["model"]] == [
+        ("a", True, "rmsnorm"),
+        ("b", False, "rmsnorm"),
+    ]
+    assert [each["num_nodes"] for each in completed["cluster"]] == [2, 1]
+    assert not any("source" in each for each in completed["model"])  # the origin of numbers is not a setting
+
+
+def test_a_later_axis_has_its_neutral_value_as_a_file_writes_it() -> None:
+    axes = completed_space({"space": {"tp": [1, 2]}})["space"]
+    assert axes["tp"] == [1, 2]
+    assert (axes["pp"], axes["sharding"], axes["layout"], axes["rank_order"]) == ([1], ["none"], ["even"], ["topology"])
+    assert axes.keys().isdisjoint({"etp", "dtype"})  # they follow from the rest
+
+
+def test_keys_that_are_there_keep_their_order_and_later_ones_follow() -> None:
+    completed = completed_space({"space": {"pp": [1], "tp": [2]}, "measure": {"stall_s": 9.0, "repeats": 3}})
+    assert list(completed) == ["space", "measure"]
+    assert list(completed["space"])[:2] == ["pp", "tp"]
+    assert list(completed["measure"])[:2] == ["stall_s", "repeats"]
+
+
+def test_sections_of_another_kind_are_left_for_a_later_check() -> None:
+    space = {"measure": None, "workload": "pretrain", "model": ["llama", 3], "space": [1], "search": "grid"}
+    assert completed_space(space) == space
+
+
+def test_a_completed_space_stays_as_it_is() -> None:
+    once = completed_space({"measure": {}, "workload": {}, "model": [{}], "cluster": [{}], "space": {}})
+    assert completed_space(once) == once

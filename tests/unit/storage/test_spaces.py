@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from wattune.errors import PlanError
+from wattune.storage.format import FORMAT
 from wattune.storage.spaces import CANDIDATES, NEXT_CANDIDATES, REMOVED, all_spaces, candidates, commit, read_space
 from wattune.storage.study import StudyFolder
-from wattune.storage.versions import VERSION
 
 FIRST: dict[str, Any] = {"study": "x", "space": {"tp": [1, 2]}, "measure": {"repeats": 1}, "search": {"seed": 0}}
 SECOND = {**FIRST, "space": {"tp": [1, 4]}, "measure": {"repeats": 3}}
@@ -36,7 +36,7 @@ def test_every_space_is_kept_with_its_number(folder: Path) -> None:
     assert commit(folder, SECOND, rows("a", "c")).number == 2
     assert [(one.number, one.document) for one in all_spaces(folder)] == [(1, FIRST), (2, SECOND)]
     assert sorted(path.name for path in folder.iterdir()) == [CANDIDATES, "space.1.yaml", "space.2.yaml", "study.yaml"]
-    assert yaml.safe_load((folder / "study.yaml").read_text())["version"] == VERSION
+    assert yaml.safe_load((folder / "study.yaml").read_text())["format"] == FORMAT
 
 
 def test_the_table_of_combinations_says_with_which_space_a_trial_came(folder: Path) -> None:

@@ -19,6 +19,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.errors import PlanError, SpaceError
 from wattune.plans.axes import Plan
+from wattune.storage.digests import with_digest
 from wattune.storage.study import StudyFolder, check_study_name
 from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
 
@@ -115,8 +116,8 @@ def test_a_trial_that_cannot_be_read_takes_no_other_with_it(study, damage):
         folder = study.trial(SPEC.trial_id, repeat)
         folder.write_spec(SPEC)
         folder.write_result(replace(RESULT, repeat=repeat))
-    content = damage if isinstance(damage, str) else json.dumps(RESULT.to_json() | damage)
-    (folder.path / "result.json").write_text(content)
+    content = damage.encode() if isinstance(damage, str) else with_digest(RESULT.to_json() | damage)
+    (folder.path / "run.json").write_bytes(content)
     found = study.finished()
     assert found.results == [(SPEC, RESULT)]
     (lost,) = found.unreadable
@@ -165,7 +166,7 @@ def test_a_result_that_is_there_is_kept_and_no_part_of_another_stays(study, monk
     stopped = replace(RESULT, status=TrialStatus.INTERRUPTED)
     assert folder.keep_result(stopped) == stopped == folder.result()
     assert folder.keep_result(RESULT) == stopped == folder.result()
-    assert [path.name for path in folder.path.iterdir()] == ["result.json"]
+    assert [path.name for path in folder.path.iterdir()] == ["run.json"]
 
 
 def test_a_result_that_comes_while_another_is_written_is_kept(study, monkeypatch):
@@ -173,8 +174,8 @@ def test_a_result_that_comes_while_another_is_written_is_kept(study, monkeypatch
 
     def arrives(file):
         monkeypatch.setattr(os, "fsync", sync)
-        (folder.path / "other").write_text(json.dumps(RESULT.to_json()))
-        (folder.path / "other").replace(folder.path / "result.json")
+        (folder.path / "other").write_bytes(with_digest(RESULT.to_json()))
+        (folder.path / "other").replace(folder.path / "run.json")
         sync(file)
 
     monkeypatch.setattr(os, "fsync", arrives)
@@ -191,6 +192,7 @@ def test_not_a_number_is_never_written(study):
 WRITER = """
 import sys
 from dataclasses import replace
+from wattune.storage.digests import with_digest
 from wattune.storage.study import StudyFolder
 from wattune.trial import TrialResult, TrialStatus
 from pathlib import Path
@@ -206,6 +208,7 @@ while True:
 HOLDER = """
 import sys, time
 from pathlib import Path
+from wattune.storage.digests import with_digest
 from wattune.storage.study import StudyFolder
 with StudyFolder(Path(sys.argv[1])).running():
     print("held", flush=True)

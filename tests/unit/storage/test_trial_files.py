@@ -50,9 +50,9 @@ def test_an_id_is_compared_with_its_content(trial: TrialFolder) -> None:
 
 
 def test_nothing_is_accepted_where_nothing_changed_or_no_result_is_there(trial: TrialFolder, tmp_path: Path) -> None:
-    before = (trial.path / "result.json").read_bytes()
-    assert accept(trial.path) == () and (trial.path / "result.json").read_bytes() == before
+    before = (trial.path / "run.json").read_bytes()
+    assert accept(trial.path) == () and (trial.path / "run.json").read_bytes() == before
     with pytest.raises(PlanError, match="no trial of this version"):
         accept(tmp_path)
-    with pytest.raises(PlanError, match="no trial of this version"):
+    with pytest.raises(PlanError, match=r"written before 0\.1\.0"):
         read_result(b"{}", tmp_path)

@@ -1,6 +1,7 @@
 """A study read back from MLflow."""
 
 from dataclasses import replace
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from wattune.errors import TrackingError
 from wattune.objective import Question, parse_constraint
 from wattune.ranking.order import rank
 from wattune.ranking.sources import Source
+from wattune.storage.files import write_table
 from wattune.tracking.reader import read_study
 from wattune.tracking.tracker import Tracker
 from wattune.trial import TrialStatus
@@ -68,14 +70,14 @@ def test_a_damaged_row_or_run_costs_itself_alone(tracker, client, tmp_path):
     tracker.log_study(DOCUMENT, ranking, None, [pairs[1], pairs[2], pairs[4]])
     rewrite_log(client, tracker, {pairs[2][1].trial_id: "{", pairs[4][1].trial_id: '{"status": 7}'})
     (run,) = (one for one in runs_of(client, tracker) if one.data.tags.get("trial_id") == pairs[8][1].trial_id)
-    client.set_tag(run.info.run_id, "wattune.result", "[]")
+    client.set_tag(run.info.run_id, "wattune.run", "[]")
     found = read_study(tracker.uri, tracker.study_name)
     assert {result.trial_id for _, result in found.results} == {pairs[1][1].trial_id, pairs[4][1].trial_id}, (
         "the fourth is damaged in the log and whole as a run"
     )
     reasons = {one.name: one.reason for one in found.unreadable}
     assert reasons.keys() == {f"{pairs[size][1].trial_id}-0" for size in (2, 8)}
-    assert all("damaged" in reason and "by another version" in reason for reason in reasons.values())
+    assert all("is damaged" in reason for reason in reasons.values())
     assert len(Source.of_store(tracker.uri, tracker.study_name).unreadable) == 2
 
 
@@ -84,8 +86,17 @@ def test_where_nothing_can_be_read_the_reason_is_the_error(tracker, client, tmp_
     tracker.log_trial(spec, result_of(spec), tmp_path / "none")
     (run,) = (one for one in runs_of(client, tracker) if "trial_id" in one.data.tags)
     client.set_tag(run.info.run_id, "wattune.spec", "{}")
-    with pytest.raises(TrackingError, match="another version of wattune or is damaged"):
+    with pytest.raises(TrackingError, match="is damaged"):
         read_study(tracker.uri, tracker.study_name)
+
+
+def test_a_store_of_an_earlier_format_is_one_line(tracker, client, tmp_path):
+    tracker.log_trial(spec_of(), result_of(spec_of()), tmp_path / "none")
+    client.set_tag(parent_of(client, tracker), "wattune.format", "3")
+    with pytest.raises(TrackingError, match=rf"^study {tracker.study_name} in .*: written before 0\.1\.0"):
+        read_study(tracker.uri, tracker.study_name)
+    with pytest.raises(TrackingError, match=r"written before 0\.1\.0"):
+        Tracker(tracker.uri, tracker.study_name).delivered()
 
 
 def test_a_damaged_delivery_log_is_made_up_for_by_the_runs(tracker, client, tmp_path):
@@ -116,5 +127,5 @@ def rewrite_log(client, tracker, results: dict[str, str]) -> None:
         rows = pq.read_table(path).to_pylist()
         for row in rows:
             row["result"] = results.get(row["trial"].removesuffix("-0"), row["result"])
-        pq.write_table(pa.Table.from_pylist(rows), path)
+        write_table(Path(path), pa.Table.from_pylist(rows))
         client.log_artifact(parent_id, path)

@@ -52,16 +52,23 @@ def test_a_trial_comes_back_from_its_tags_as_it_was(status):
 def test_a_trial_too_long_for_a_tag_comes_back_from_its_artifact(tmp_path):
     spec = spec_of(rank_order=tuple(range(3000)))
     result = result_of(spec)
-    assert "wattune.spec" not in run_tags(spec, result) and "wattune.result" in run_tags(spec, result)
+    assert "wattune.spec" not in run_tags(spec, result) and "wattune.run" in run_tags(spec, result)
     (tmp_path / "spec.json").write_text(json.dumps(spec.to_json()))
     client = SimpleNamespace(download_artifacts=lambda run_id, name, folder: str(tmp_path / name))
     assert read_run(client, run_of(spec, result)) == (spec, result)
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"metrics": 1}', "no json"])
-def test_a_run_of_another_version_is_an_error_that_names_it(text):
-    run = run_of(spec_of(), result_of(spec_of()), **{"wattune.result": text})
-    with pytest.raises(TrackingError, match="run r1 was written by another version"):
+def test_a_damaged_run_is_an_error_that_names_it(text):
+    run = run_of(spec_of(), result_of(spec_of()), **{"wattune.run": text})
+    with pytest.raises(TrackingError, match="run r1 is damaged"):
+        read_run(None, run)
+
+
+@pytest.mark.parametrize(("said", "text"), [("3", "written before 0.1.0"), ("5", "written by a newer wattune")])
+def test_a_run_of_another_format_is_a_line_that_says_which(said, text):
+    run = run_of(spec_of(), result_of(spec_of()), **{"wattune.format": said})
+    with pytest.raises(TrackingError, match=f"^run r1: .*{text}"):
         read_run(None, run)
 
 

@@ -34,7 +34,7 @@ def test_a_trial_is_a_child_run_with_its_parameters_metrics_tags_and_files(track
     assert tags.items() <= run.data.tags.items()
     assert "reason" not in run.data.tags
     files = {entry.path for entry in client.list_artifacts(run.info.run_id)}
-    assert files == {"spec.json", "result.json", "spans.parquet", "telemetry"}
+    assert files == {"spec.json", "run.json", "spans.parquet", "telemetry"}
     files = {entry.path for entry in client.list_artifacts(run.info.run_id, "telemetry/node0")}
     assert files == {"telemetry/node0/slow.parquet", "telemetry/node0/manifest.json"}
     assert (

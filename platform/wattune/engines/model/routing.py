@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from wattune.engines.model.tokens import stable_seed
-from wattune.trial import UNCONTROLLED, TrialSpec
+from wattune.trial import TrialSpec
 
 AUXILIARY_LOSS_COEFFICIENT: Final = 0.02
 """Weight of the auxiliary loss: `router_aux_loss_coef` in Mixtral-8x7B-v0.1's config.json."""
@@ -229,4 +229,4 @@ def _held(forced: Tensor | None, places: Tensor | None, device: torch.device) ->
 
 def routing_facts(spec: TrialSpec) -> Mapping[str, str]:
     """The routing as a tag of the result, of a model with experts."""
-    return {"routing": str(spec.workload.routing or UNCONTROLLED)} if spec.model.is_moe else {}
+    return {"routing": str(spec.workload.routing or "uncontrolled")} if spec.model.is_moe else {}

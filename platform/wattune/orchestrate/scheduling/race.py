@@ -39,7 +39,6 @@ class Race:
         """
         self.rule = rule
         self._first_repeat = measure.repeats
-        self._long: set[tuple[str, int]] = set()
         self._results: dict[tuple[str, int], tuple[TrialSpec, TrialResult]] = {}
         self._running: set[tuple[str, int]] = set()
         self._num_repeats = 0
@@ -52,7 +51,6 @@ class Race:
         """Takes a final result of the study; long runs are no matter of the race."""
         key = (result.trial_id, result.repeat)
         if is_soak(result):
-            self._long.add(key)
             return
         self._running.discard(key)
         if key not in self._results:
@@ -114,7 +112,7 @@ class Race:
 
     def _is_taken(self, trial_id: str, repeat: int, left_out: Container[str]) -> bool:
         key = (trial_id, repeat)
-        return key in self._results or key in self._long or key in self._running or f"{trial_id}-{repeat}" in left_out
+        return key in self._results or key in self._running or f"{trial_id}-{repeat}" in left_out
 
     def _is_its_own(self, result: TrialResult) -> bool:
         """Returns whether a repeat is the race's. One from before the ordinary repeats grew is now one of those."""

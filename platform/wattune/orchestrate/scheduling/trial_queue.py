@@ -83,8 +83,6 @@ class TrialQueue:
         self._soaks_queued = False
         self._listed = {spec.trial_id: spec for spec in run.candidates}
         self._soaked: set[str] = set()
-        self._long: set[tuple[str, int]] = set()
-        """Ordinary numbers that long runs have: earlier versions gave them the one after the repeats."""
         self._pace, self._warm = Pace(), WarmGraphs()
         self._durations = Durations(self._pace, run.duration_s)
         every = run.measure.reference_every
@@ -214,7 +212,6 @@ class TrialQueue:
         is_long = is_soak(result)
         if is_long:
             self._soaked.add(result.trial_id)
-            self._long.add((result.trial_id, result.repeat))
         self.done[result.trial_id, result.repeat] = result
         start = self._warm.ran(spec, nodes, new_workers=waited_for_workers(result))
         if self._ladder is not None and self._is_listed(result.trial_id):
@@ -228,7 +225,7 @@ class TrialQueue:
             self._pace.add(spec, took_s + wait_s, start)
             self._durations.add(spec, self._run.measure, took_s, wait_s)
         if result.repeat == 0 and result.status not in WORTH_REPEATING:
-            for repeat in self._ordinary(result.trial_id)[1:]:
+            for repeat in range(1, self._run.measure.repeats):
                 self._waiting.uncount(result.trial_id, repeat)
         self._references.note(spec, result, nodes)
         if is_reference_repeat(result.repeat):
@@ -404,7 +401,7 @@ class TrialQueue:
             costs += [(first, max(self._ladder.pace.typical_s, self._ladder.rule.min_seconds))] * num_bursts
             num_asked = self._ladder.num_full_left(len(self._asked) + num_bursts, measure.repeats)
         elif self._strategy.learns:
-            num_searched = sum(one in self._asked and repeat in self._ordinary(one) for one, repeat in self.done)
+            num_searched = sum(one in self._asked and repeat < self._run.measure.repeats for one, repeat in self.done)
             num_asked = max(0, self._run.num_trials * measure.repeats - num_searched)
         costs += [(first, usual_s)] * num_asked
         num_finalists = measure.soak_finalists if costs else len(self._unsoaked())
@@ -432,10 +429,10 @@ class TrialQueue:
     def _rounds(self, specs: Sequence[TrialSpec]) -> list[Attempt]:
         """Lists every repeat: in rounds of all trials, so that repeats are far apart, or together in a listed order."""
         ordered = run_order(specs, seed=self._run.seed, order=self._run.order, graphs_of=graphs_of)
-        numbers = {spec.trial_id: self._ordinary(spec.trial_id) for spec in ordered}
-        pairs = [(spec, numbers[spec.trial_id][n]) for n in range(self._run.measure.repeats) for spec in ordered]
+        repeats = range(self._run.measure.repeats)
+        pairs = [(spec, repeat) for repeat in repeats for spec in ordered]
         if self._run.order == "listed":
-            pairs = [(spec, repeat) for spec in ordered for repeat in numbers[spec.trial_id]]
+            pairs = [(spec, repeat) for spec in ordered for repeat in repeats]
         # A trial that may have ended its study, or that the cluster failed, must not keep the others from running.
         pairs.sort(key=lambda pair: bool(self._last) and (pair[0].trial_id, pair[1]) in self._last)
         return [self._trial(spec, repeat, self._run.measure) for spec, repeat in pairs]
@@ -463,14 +460,6 @@ class TrialQueue:
             return False
         self._waiting.add([self._proposals.with_prediction(self._trial(spec, 0, self._run.measure))])
         return True
-
-    def _ordinary(self, trial_id: str) -> Sequence[int]:
-        """Returns the numbers of a trial's ordinary repeats."""
-        count = self._run.measure.repeats
-        if not self._long:
-            return range(count)
-        free = (number for number in itertools.count() if (trial_id, number) not in self._long)
-        return [*itertools.islice(free, count)]
 
     def _trial(self, spec: TrialSpec, repeat: int, measure: Measure, role: Role = "trial") -> Attempt:
         return Attempt(spec=spec, repeat=repeat, measure=measure, role=role)

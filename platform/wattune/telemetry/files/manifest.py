@@ -3,7 +3,7 @@
 It states facts; `analysis` judges them. Layout of `manifest.json`, unknown facts left out:
 
 - `node`, `simulated`, `closed` (every stream has its end mark), `ended` (why, once it has),
-- `versions`: wattune, schema, python, pyarrow, kernel; `boot_id`: monotonic times compare within one boot,
+- `versions`: wattune, python, pyarrow, kernel; `boot_id`: monotonic times compare within one boot,
 - `devices`: by name, `backend`, the fields of `DeviceInfo`, `capabilities` by tier and column, and the facts of a
   backend that is a `FactsProvider`: `at_start`, and `at_end` once it has ended,
 - `tiers`: by name, see `TierRecord`, with `rows` and `segments` as `store` counted them,
@@ -26,7 +26,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from wattune.schema import SCHEMA_VERSION
 from wattune.telemetry.backend import ERROR_SUFFIX, Row
 from wattune.telemetry.files.pacing import Histogram, Schedule
 from wattune.units import kib_to_bytes, ns_to_s
@@ -45,7 +44,6 @@ def software() -> dict[str, Any]:
     return {
         "versions": {
             "wattune": __version__,
-            "schema": SCHEMA_VERSION,
             "python": platform.python_version(),
             "pyarrow": pa.__version__,
             "kernel": platform.release(),

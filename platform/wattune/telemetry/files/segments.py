@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 
 from wattune.errors import TelemetryError
 from wattune.schema import TELEMETRY, table_schema
-from wattune.storage.files import make_lasting
+from wattune.storage.files import make_lasting, read_json_object
+from wattune.storage.format import FORMAT, FORMAT_KEY
 from wattune.telemetry.backend import ERROR_SUFFIX
 from wattune.telemetry.files.stream import StreamWriter, read_stream
 from wattune.units import s_to_ns
@@ -53,7 +54,7 @@ def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     """
     partial = folder / f".{MANIFEST}.{os.getpid()}"
     with open(partial, "w") as file:
-        json.dump(manifest, file, indent=1, allow_nan=False)
+        json.dump({**manifest, FORMAT_KEY: FORMAT}, file, indent=1, allow_nan=False)
         file.flush()
         os.fsync(file.fileno())
     partial.replace(folder / MANIFEST)
@@ -64,15 +65,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The last manifest a sampler wrote there.
 
     Raises:
-        TelemetryError: There is none, or it is not a JSON object.
+        TelemetryError: There is none, or it is not a JSON object of this format.
     """
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError) as error:
-        raise TelemetryError(f"{folder} holds no recording that can be read: {error}") from error
-    if not isinstance(manifest, dict):
-        raise TelemetryError(f"{folder / MANIFEST} is not a JSON object; it was not written by a sampler")
-    return manifest
+    if not (folder / MANIFEST).exists():
+        raise TelemetryError(f"{folder} holds no recording; give the folder of one")
+    return read_json_object(folder / MANIFEST)
 
 
 class TierWriter:

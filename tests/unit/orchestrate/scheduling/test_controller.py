@@ -209,7 +209,7 @@ def test_failed_trials_run_again_if_asked_and_what_they_left_stays(world, specs)
     assert world.result(specs[0]).status is TrialStatus.COMPLETED
 
 
-@pytest.mark.parametrize("damage", ["result.json", "spec.json"])
+@pytest.mark.parametrize("damage", ["run.json", "spec.json"])
 def test_one_unreadable_trial_does_not_keep_the_others_from_running(world, specs, damage: str) -> None:
     world.write(specs[0])
     folder = world.study.trial(specs[0].trial_id, 0)

@@ -130,16 +130,6 @@ def test_a_strategy_that_learns_counts_the_trials_of_its_space_alone(world, make
     assert len(again) == 2
 
 
-def test_long_runs_of_earlier_versions_keep_their_numbers_and_no_repeat_is_lost(world, make_specs) -> None:
-    specs = make_specs(2)
-    for spec in specs:
-        world.write(spec)
-    world.write(specs[0], 1, tags={"soak": "true"})
-    measure = Measure(reference_every=0, repeats=3, soak_finalists=1, soak_seconds=60)
-    found = grown(world, specs, measure=measure, finalists=[specs[0]])
-    assert sorted(found) == [(1, 2), (1, 3), (2, 1), (2, 2)], "the long run counts as that, and is not run again"
-
-
 def test_repeats_of_a_race_count_when_the_studys_own_grow(world, make_specs) -> None:
     world.measured = alike
     specs = make_specs(5)

@@ -11,7 +11,7 @@ from wattune.telemetry.files.pacing import Schedule
 
 def test_a_recording_names_its_software_and_the_boot_its_clock_counts_from() -> None:
     found = software()
-    assert set(found["versions"]) == {"wattune", "schema", "python", "pyarrow", "kernel"}
+    assert set(found["versions"]) == {"wattune", "python", "pyarrow", "kernel"}
     assert found["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
