@@ -14,14 +14,9 @@ def within(longest_s: float, operation: Callable[[], _T], *, name: str) -> _T:
     A time-out of each request does not suffice: a server that sends a byte now and then keeps to it for ever. An
     operation that is late goes on in its thread, which holds up nothing, also not the end of the program.
 
-    Args:
-        longest_s: Longest to wait.
-        operation: Is called once.
-        name: The thread's name.
-
     Raises:
-        TimeoutError: It has not returned within that time.
-        Exception: Whatever the operation raises.
+    TimeoutError: It has not returned within that time.
+    Exception: Whatever the operation raises.
     """
     outcome: queue.SimpleQueue[tuple[_T | None, Exception | None]] = queue.SimpleQueue()
 

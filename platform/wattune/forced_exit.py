@@ -107,11 +107,7 @@ def ended_in_time(
 
 
 def end_now(code: int) -> None:
-    """Ends the process where a signal asked for it, without what libraries do at its end; else does nothing.
-
-    Args:
-        code: Its exit code.
-    """
+    """Ends the process where a signal asked for it, without what libraries do at its end; else does nothing."""
     if asked():
         _leave(code)
 

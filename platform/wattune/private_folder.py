@@ -36,14 +36,11 @@ def own_folder(path: Path, remedy: str = "remove it") -> Path:
     theirs, and what is written there would be theirs to read.
 
     Args:
-        path: The folder; its parent exists.
-        remedy: The end of the message, after "belongs to ...".
-
-    Returns:
-        The same path.
+    path: The folder; its parent exists.
+    remedy: The end of the message, after "belongs to ...".
 
     Raises:
-        NotPrivateError: It is a link or no folder, belongs to another user, or others write to it.
+    NotPrivateError: It is a link or no folder, belongs to another user, or others write to it.
     """
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()
@@ -67,12 +64,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def is_stopped(pid: int, started: int) -> bool:
-    """Returns True while a process stands still until somebody continues it (SIGSTOP, Ctrl-Z, a debugger).
-
-    Args:
-        pid: Its id.
-        started: Its `start_ticks`.
-    """
+    """Returns True while a process of this id and start stands still until somebody continues it (SIGSTOP, Ctrl-Z)."""
     fields = _stat(pid)
     return fields is not None and int(fields[19]) == started and fields[0] in ("T", "t")
 

@@ -14,7 +14,7 @@ from wattune.orchestrate.cluster import _patience
 
 def main() -> None:
     """Obeys until `end`, or until nobody speaks any more."""
-    with _patience(()):  # Ray itself gives a node 30 s to start
+    with _patience():  # Ray itself gives a node 30 s to start
         obey()
 
 

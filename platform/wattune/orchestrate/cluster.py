@@ -267,11 +267,7 @@ def own_addresses() -> tuple[tuple[str, int], ...]:
 
 
 def _reach(target: str | None, folder: Path | None) -> None:
-    """Connects to the cluster at an address, or starts one with its files in a folder.
-
-    Raises:
-        EngineError: It cannot be reached or started.
-    """
+    """Connects to the cluster at an address, or starts one with its files in a folder."""
     try:
         with _callers_signals(at_once=folder is not None):
             if target is not None:
@@ -348,11 +344,8 @@ def _callers_signals(*, at_once: bool) -> Iterator[None]:
 
     For SIGTERM Ray sets its own handler, which ends the process on the spot: a study could not be brought in order, as
     `ray job stop` and Slurm expect. If the caller has no handler for SIGTERM, Ray's stays, and ends the processes Ray
-    started.
-
-    Args:
-        at_once: Whether a signal interrupts the start of a cluster of our own, whose processes are ended with its
-            folder. A cluster that is joined is joined first.
+    started. `at_once` interrupts the start of a cluster of our own, whose processes are ended with its folder. A
+    cluster that is joined is joined first.
     """
     if threading.current_thread() is not threading.main_thread():  # signals do not arrive here
         yield

@@ -88,11 +88,7 @@ class Failure:
 
 
 def cut_short(cause: str) -> str:
-    """Returns the reason of trials that ran when their call ended by itself.
-
-    Args:
-        cause: The reason the call ended, such as a head of Ray that died.
-    """
+    """Returns the reason of trials that ran when their call ended by itself."""
     return f"{_CUT_SHORT}{cause}{RUNS_AGAIN}"
 
 
@@ -114,12 +110,7 @@ def is_of_the_machine(error: BaseException) -> bool:
 
 
 def is_tried_again(result: TrialResult, attempts: Sequence[TrialResult]) -> bool:
-    """Returns whether the call in which a trial failed tries it again.
-
-    Args:
-        result: The failure.
-        attempts: Results of the trial's earlier attempts.
-    """
+    """Returns whether the call in which a trial failed tries it again."""
     same = [one for one in attempts if one.tags.get(CAUSE_TAG) == result.tags.get(CAUSE_TAG)]
     failed = [one for one in same if one.status is TrialStatus.INFRA_FAILED]
     return result.status is TrialStatus.INFRA_FAILED and len(failed) + 1 < MOST_TRIES

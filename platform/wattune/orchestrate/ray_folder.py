@@ -82,8 +82,7 @@ def ray_folder() -> Iterator[Path]:
 def scratch_place() -> Path | None:
     """Returns the folder for this process's own temporary files of a study: that of the cluster it has started.
 
-    Returns:
-        None where it has started none; then they are where the machine has its temporary files.
+    None where it has started none; then they are where the machine has its temporary files.
     """
     return _own[-1] / _TEMPORARY if _own else None
 
@@ -94,9 +93,6 @@ def temporary_files_in(folder: Path) -> Iterator[None]:
 
     Workers that are killed leave sockets and spools behind. There they go with the cluster. Compiled kernels go to a
     folder of this user's that stays: compiling again costs each new shape 10 to 25 s on a GPU.
-
-    Args:
-        folder: As `ray_folder` made it.
     """
     tempfile.gettempdir()  # this process has looked up its own by now, and keeps it
     settings = {"TMPDIR": str(folder / _TEMPORARY)}
@@ -115,11 +111,7 @@ def temporary_files_in(folder: Path) -> Iterator[None]:
 
 
 def remove_left(base: Path) -> None:
-    """Removes folders of clusters whose owner has ended, except the latest that was left for its logs within a day.
-
-    Args:
-        base: The folder above them.
-    """
+    """Removes a folder's folders of clusters whose owner has ended, except the latest that was left for its logs."""
     failed_at_s = {}
     for path in base.glob(f"{_PREFIX}*/{_FAILED}"):
         with suppress(FileNotFoundError):  # another call removed it meanwhile
@@ -148,9 +140,7 @@ def remove_by_force(folder: Path) -> None:
 def end_processes(folder: Path) -> None:
     """Kills every process of a cluster that outlived it, and waits a moment until none of them writes any more.
 
-    Args:
-        folder: The cluster's folder. Its processes have their temporary files in it and no other process has, since the
-            name is drawn at random.
+    Its processes have their temporary files in its folder, and no other process has: the name is drawn at random.
     """
     own, place, killed = os.getpid(), str(folder / _TEMPORARY), list[psutil.Process]()
     for process in psutil.process_iter():

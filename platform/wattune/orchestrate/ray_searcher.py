@@ -106,11 +106,7 @@ class RaySearcher:
 
 
 def _load(name: str) -> type[Searcher]:
-    """Loads the class that `package:Class` names.
-
-    Raises:
-        SpaceError: There is no such class, or it is not a searcher of Ray's.
-    """
+    """Loads the class that `package:Class` names."""
     module, _, attribute = name.partition(":")
     try:
         kind = getattr(importlib.import_module(module), attribute)

@@ -56,16 +56,8 @@ def run_study(study: StudyFolder, controller: StudyController, cluster: Cluster)
 
     Node sets that share no power or thermal domain run trials side by side; on each, one follows another.
 
-    Args:
-        study: The study's folder; trials finished there are not run again.
-        controller: Starts trials and keeps their results.
-        cluster: The nodes.
-
-    Returns:
-        The reason it ended.
-
     Raises:
-        EngineError: The cluster ended before the study; finished trials are in the folder.
+    EngineError: The cluster ended before the study; finished trials are in the folder.
     """
     _quiet_ray()
     with (

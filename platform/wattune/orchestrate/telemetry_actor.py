@@ -150,13 +150,7 @@ class TelemetryActor:
     """Runs on the node it samples. Its sampler is a process of its own and outlives a restart of the actor."""
 
     def __init__(self, name: str, node: str, backends: Sequence[str]) -> None:
-        """Samples nothing until `start`, but keeps alive a sampler of an earlier actor of this name.
-
-        Args:
-            name: The actor's name, the same after a restart.
-            node: The node's name in tables.
-            backends: Names of the backends that read the sensors.
-        """
+        """Samples nothing until `start`, but keeps alive a sampler of an earlier actor of this name."""
         self._spool, self._node, self._backends = spool_folder(name), node, list(backends)
         running = (SamplerProcess(folder) for folder in self._spool.glob("*/"))
         self._sampler = next((sampler for sampler in running if sampler.alive()), None)
@@ -319,12 +313,7 @@ def actor_name(node: Node, backends: Sequence[str], job_id: str) -> str:
 
 
 def telemetry_actor(node: Node, backends: Sequence[str]) -> ActorHandle:
-    """Returns the actor of a node, and starts it if it does not run. It ends with the job.
-
-    Args:
-        node: The node it runs on and samples.
-        backends: Names of the backends that read the sensors.
-    """
+    """Returns the actor of a node, and starts it if it does not run. It ends with the job."""
     name = actor_name(node, backends, ray.get_runtime_context().get_job_id())
     remote_class = ray.remote(TelemetryActor)
     options = remote_class.options(

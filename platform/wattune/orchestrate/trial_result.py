@@ -113,12 +113,7 @@ def _stopped_early(outcomes: Sequence[RankOutcome]) -> dict[str, str]:
 
 
 def rank_tags(outcomes: Sequence[RankOutcome], cause: RankOutcome | None) -> dict[str, str]:
-    """Tags of warm-up, memory and profile.
-
-    Args:
-        outcomes: Outcomes of the ranks that reported.
-        cause: The failure the lane heard of first, if there was one.
-    """
+    """Tags of warm-up, memory and profile; `cause` is the failure the lane heard of first, if there was one."""
     if not outcomes:
         return {}
     tags: dict[str, str] = {}

@@ -77,14 +77,8 @@ def sensor_backends(spec: TrialSpec) -> list[str]:
 def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: Lanes) -> Iterator[TrialTelemetry]:
     """Samples the trial's nodes while the body runs.
 
-    Args:
-        key: The trial's name in the nodes' spools.
-        spec: The trial; its devices decide which sensors are read.
-        cluster: The nodes to sample.
-        lanes: The holder of the nodes' telemetry actors.
-
     Raises:
-        TelemetryError: A sampler did not start.
+    TelemetryError: A sampler did not start.
     """
     actors = dict(zip(cluster.nodes, lanes.telemetry_actors(cluster.nodes, sensor_backends(spec)), strict=True))
     num_ranks = spec.cluster.devices_per_node

@@ -84,11 +84,7 @@ class LaneKeeper:
     """
 
     def __init__(self, scratch: str) -> None:
-        """Starts without a lane.
-
-        Args:
-            scratch: Folder for the files that Ray Train always writes.
-        """
+        """Starts without a lane; `scratch` is for the files that Ray Train always writes."""
         self._scratch = scratch
         self._lanes: dict[str, Lane] = {}
         self._born = uuid4().hex

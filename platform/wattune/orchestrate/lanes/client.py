@@ -56,10 +56,9 @@ class Lanes:
         self.close()
 
     def close(self, within_s: float = _CLOSE_S) -> None:
-        """Ends every lane and the actor. May be called twice; the second time does nothing.
+        """Ends every lane and the actor, within a time. The second call does nothing.
 
-        Args:
-            within_s: Longest to wait for the lanes. Nobody waits for a cluster that is dead: its workers go with it.
+        Nobody waits for a cluster that is dead: its workers go with it.
         """
         if self._closed:
             return
@@ -82,14 +81,9 @@ class Lanes:
         return True
 
     def run(self, assignment: Assignment, over_limit: Callable[[], str | None] = lambda: None) -> Answer:
-        """Runs one trial.
+        """Runs one trial; without outcomes if the actor that holds the lanes died meanwhile.
 
-        Args:
-            assignment: The trial.
-            over_limit: Called once a second while it runs. A reason it returns ends the trial as `aborted`.
-
-        Returns:
-            The answer; without outcomes if the actor that holds the lanes died meanwhile.
+        `over_limit` is called once a second while it runs. A reason it returns ends the trial as `aborted`.
         """
         pending = self._keeper.run.remote(assignment)
         try:
@@ -118,11 +112,7 @@ class Lanes:
         return actors
 
     def settle(self, assignment: Assignment) -> str:
-        """Waits until a trial's workers are clean.
-
-        Returns:
-            The reason the trial cost its workers; empty if it did not.
-        """
+        """Waits until a trial's workers are clean; returns the reason it cost them, empty if it did not."""
         try:
             text: str = ray.get(self._keeper.settle.remote(tuple(assignment.node_names)), timeout=_SETTLE_S)
         except (RayActorError, GetTimeoutError) as error:

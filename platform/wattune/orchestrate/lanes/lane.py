@@ -72,14 +72,7 @@ class Lane:
     """Groups of workers for one set of nodes, one at a time, and the trials that wait for them."""
 
     def __init__(self, nodes: tuple[str, ...], launch: Launch, kill: Kill, probe: Probe) -> None:
-        """Starts nothing.
-
-        Args:
-            nodes: Ray's ids of the nodes, in the plan's order.
-            launch: Starts workers.
-            kill: Ends a worker's process at once.
-            probe: Finds out whether a worker's process has ended.
-        """
+        """Starts nothing on these nodes: Ray's ids, in the plan's order."""
         self.nodes = nodes
         self._launch, self._kill, self._probe_worker = launch, kill, probe
         self._one_at_a_time = asyncio.Lock()
@@ -128,11 +121,7 @@ class Lane:
             )
 
     async def settle(self) -> str:
-        """Waits until the last trial is cleaned up.
-
-        Returns:
-            The reason it cost its group; empty if it did not.
-        """
+        """Waits until the last trial is cleaned up; returns the reason it cost its group, empty if it did not."""
         return "" if self._settling is None else await asyncio.shield(self._settling)
 
     def stop_trial(self, name: str, reason: str) -> bool:
@@ -165,9 +154,7 @@ class Lane:
     async def close(self, reason: str, *, interrupts: bool = False) -> None:
         """Ends everything; trials that run or wait are answered with the reason.
 
-        Args:
-            reason: The reason.
-            interrupts: Whether whoever continues the study runs these trials again.
+        `interrupts` says that whoever continues the study runs them again.
         """
         self._closed, self._interrupts = reason, interrupts
         self._notify()
@@ -176,11 +163,7 @@ class Lane:
     # ---- calls of workers
 
     def join(self, run: int, worker: WorkerPlace) -> int:
-        """Takes a worker into its group.
-
-        Returns:
-            The number of the group; -1 if the worker is not wanted any more.
-        """
+        """Takes a worker into its group; returns the group's number, -1 if the worker is not wanted any more."""
         if self._run is None or self._run.number != run or self._run.ending:
             return -1
         group = self._group
@@ -316,11 +299,7 @@ class Lane:
     # ---- the life of a group
 
     async def _group_for(self, assignment: Assignment) -> Group:
-        """Finds workers for a trial, and starts them if none fit.
-
-        Raises:
-            LaneError: There will be none.
-        """
+        """Finds workers for a trial, and starts them if none fit."""
         await self.settle()
         await self._end_unfit(assignment)
         tolerated = self._num_losses + MOST_LOSSES

@@ -43,12 +43,7 @@ class GroupKey:
 
     @classmethod
     def of(cls, spec: TrialSpec, resources: Mapping[str, float]) -> "GroupKey":
-        """The key of a specification.
-
-        Args:
-            spec: The specification.
-            resources: Resources of a node for one rank.
-        """
+        """The key of a specification whose ranks have these resources of a node each."""
         known = CAPABILITIES.get(spec.engine)  # a user's own engine is not in the table
         environment = {**(known.environment if known else {})}
         devices = spec.cluster.devices_per_node

@@ -15,11 +15,7 @@ _CONTROLLER = "TrainController"
 
 
 def remove_orphans() -> int:
-    """Removes placement groups that dead controllers of this job left behind.
-
-    Returns:
-        Their number.
-    """
+    """Removes placement groups that dead controllers of this job left behind; returns their number."""
     job_id = ray.get_runtime_context().get_job_id()
     # Not public: Ray has no public way to ask who made a placement group.
     state = ray._private.state.state

@@ -83,10 +83,7 @@ class Trial:
     def fail(self, outcome: RankOutcome, *, keeps_group: bool, notified: bool = False) -> None:
         """Takes a failure as the trial's cause, unless there is an earlier one.
 
-        Args:
-            outcome: The failure.
-            keeps_group: Whether the workers can be used again after it.
-            notified: Whether the other ranks may be waiting for the rank that failed.
+        `notified` says that the other ranks may be waiting for the rank that failed.
         """
         if self.cause is None:
             self.cause, self.keeps_group, self.notified = outcome, keeps_group, notified
@@ -166,11 +163,7 @@ class Group:
         )
 
     def begin(self, assignment: Assignment, *, only_meet: bool = False) -> Trial:
-        """Begins a trial; its workers take their ranks from it.
-
-        Args:
-            assignment: The trial.
-            only_meet: Trains nothing: the ranks only test that they find each other.
+        """Begins a trial, from which its workers take their ranks; with `only_meet` they only test that they meet.
 
         Raises:
             LaneError: The workers are not on the nodes the trial wants.
@@ -204,19 +197,10 @@ class Run:
 def assign_ranks(
     assignment: Assignment, workers: dict[int, WorkerPlace], *, number: int, meeting: str
 ) -> dict[int, RankAssignment]:
-    """Gives each rank to the worker on the device where the plan places it.
-
-    Args:
-        assignment: The trial, whose plan has the rank order.
-        workers: The workers by number.
-        number: Number of the trial in its group.
-        meeting: Name under which the ranks meet.
-
-    Returns:
-        The ranks, by number of the worker.
+    """Gives each rank to the worker on the device where the plan places it; returns them by the worker's number.
 
     Raises:
-        LaneError: The workers are not on the nodes the trial wants.
+    LaneError: The workers are not on the nodes the trial wants.
     """
     spec, nodes = assignment.spec, list(assignment.node_names)
     at = _workers_by_slot(nodes, workers)

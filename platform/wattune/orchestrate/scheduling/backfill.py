@@ -40,13 +40,7 @@ class Reservations:
         self._by_device: dict[str, Reservation] = {}
 
     def keep(self, queued: Attempt, slots: Slots, now_s: float) -> Reservation:
-        """Returns the reservation of a trial that is first in its queue and cannot start; makes it at the first call.
-
-        Args:
-            queued: The trial. Its nodes exist.
-            slots: Free and taken nodes.
-            now_s: The time.
-        """
+        """Returns the reservation of a trial that is first in its queue and cannot start; the first call makes it."""
         device = queued.spec.cluster.device
         known = self._by_device.get(device)
         if known is None or known.queued is not queued or not known.domains <= slots.domains:
@@ -57,10 +51,5 @@ class Reservations:
 
 
 def closed_domains(ahead: Iterable[Reservation], end_s: float) -> frozenset[str]:
-    """Returns the domains on which a trial may not start that is expected to end at a time.
-
-    Args:
-        ahead: Reservations of trials that wait before it.
-        end_s: Its expected end; infinite where nothing is known of it.
-    """
+    """Returns the domains where a trial that is expected to end at `end_s` leaves room to those ahead of it."""
     return frozenset[str]().union(*(one.domains for one in ahead if end_s > one.promise_s))

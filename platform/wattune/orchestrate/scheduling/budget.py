@@ -26,14 +26,7 @@ class Budget:
         max_device_hours: float | None = None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begins to count now.
-
-        Args:
-            max_hours: Hours; None is unlimited.
-            max_trials: Trials; None is unlimited.
-            max_device_hours: Hours of one device that trials may take together, failed ones too; None is unlimited.
-            clock_s: The clock.
-        """
+        """Begins to count now; None is unlimited. Device-hours are those of one device, failed trials' too."""
         self._end_s = math.inf if max_hours is None else clock_s() + max_hours * _S_PER_HOUR
         self._trials = math.inf if max_trials is None else max_trials
         self._device_s = math.inf if max_device_hours is None else max_device_hours * _S_PER_HOUR
@@ -63,13 +56,7 @@ class Budget:
         return self._trials > 0 and in_time and expected_s * num_devices <= self.left_device_s
 
     def spend(self, name: str = "", num_devices: int = 0, expected_s: float = 0.0) -> None:
-        """Counts one trial that begins.
-
-        Args:
-            name: Its name in the call of `settle`.
-            num_devices: Devices that it runs on.
-            expected_s: Its expected time.
-        """
+        """Counts one trial that begins; `name` is its name in the call of `settle`."""
         self._trials -= 1
         self._running[name] = num_devices, expected_s, self._clock_s()
 
@@ -105,11 +92,6 @@ class Pace:
 
         It is the median of trials for the same workers that started alike, else of all trials for the same workers,
         else of all trials, and never less than `least_s`.
-
-        Args:
-            spec: The trial.
-            least_s: The least time its settings allow.
-            start: How it starts; None where that is not known.
         """
         workers = workers_of(spec)
         alike = self._by_start_s.get((workers, start)) if start is not None else None

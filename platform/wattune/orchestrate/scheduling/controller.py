@@ -80,12 +80,7 @@ class Recovered:
 
 
 def recover(study: StudyFolder, tags: Mapping[str, str]) -> Recovered:
-    """Reads every result of a study, and marks trials that ran when the study's last process died as `interrupted`.
-
-    Args:
-        study: A study that no process runs.
-        tags: Tags of the results written here.
-    """
+    """Reads every result of a study, and marks trials that ran when the study's last process died as `interrupted`."""
     found = Recovered(results=[], unreadable=[])
     for folder in study.trials():
         try:
@@ -113,13 +108,9 @@ class StudyController:
     """Chooses the next trial and keeps the results. Every method may be called from any thread."""
 
     def __init__(self, study: StudyFolder, strategy: Strategy, run: StudyRun, listener: Listener) -> None:
-        """Reads the study folder, and marks trials that ran when the study last ended.
+        """Reads the study folder, which this process holds, and marks trials that ran when the study last ended.
 
-        Args:
-            study: The study's folder, held by this process.
-            strategy: Proposes specifications and learns from results.
-            run: Settings of the study.
-            listener: Receives every event; called from one thread at a time.
+        The listener is called from one thread at a time.
         """
         self._study, self._strategy, self._run, self._listener = study, strategy, run, listener
         recovered = recover(study, run.tags)
@@ -136,11 +127,7 @@ class StudyController:
         """Descriptions of what kept trials from starting that are left, if their nodes are there."""
 
     def begin(self) -> Preview:
-        """Emits the preview and the trials that are skipped.
-
-        Returns:
-            The work that is left, as far as it is known before the first trial.
-        """
+        """Emits the preview and the trials that are skipped; returns the work that is left, as far as it is known."""
         with self._lock:
             workloads = tuple(dict.fromkeys(spec.workload for spec in self._run.candidates))
             preview = replace(self._queue.preview(), unreadable=self._unreadable, workloads=workloads)
@@ -159,10 +146,7 @@ class StudyController:
     ) -> None:
         """Gives the study its nodes, and emits the placement of its trials.
 
-        Args:
-            cluster: The cluster as it is now.
-            alive: Returns the nodes that are alive now.
-            has_left: Returns whether a node that Ray counts as alive is gone; called for the nodes of a failed trial.
+        `alive` returns the nodes that are alive now, `has_left` whether one that Ray counts as alive is gone.
         """
         with self._lock:
             self._slots, self._alive, self._has_left = Slots(cluster), alive, has_left
@@ -185,14 +169,10 @@ class StudyController:
         return self._queue.num_left
 
     def next(self, tune_id: str, progress: AskProgress | None = None) -> Attempt | None:
-        """Starts the next trial.
+        """Starts the next trial, under its name in the call of `finish`; None while none can start.
 
-        Args:
-            tune_id: Its name in the call of `finish`.
-            progress: Returns, for a running trial, a function that asks for its progress.
-
-        Returns:
-            The trial and its nodes; None while none can start, and for good once `ending` is set.
+        It is None for good once `ending` is set. `progress` returns a function that asks a running trial for its
+        progress.
         """
         with self._lock:
             self._look()
@@ -218,10 +198,6 @@ class StudyController:
         """Reads the result that a trial left in its folder, and passes it to strategy and listener.
 
         A trial that the cluster failed is queued again, for other nodes if there are some, up to `MOST_TRIES`.
-
-        Args:
-            tune_id: As given to `next`.
-            error: Whether the trial's driver process ended without returning.
         """
         with self._lock:
             # It stays there until the end: after a Ctrl-C between any two of these lines `interrupt` concludes it.
@@ -261,8 +237,7 @@ class StudyController:
     def interrupt(self, cause: str = "") -> None:
         """Marks running trials as interrupted, unless their result arrived at the last moment.
 
-        Args:
-            cause: The reason this call ended by itself; empty where a user stopped it.
+        `cause` is the reason this call ended by itself; empty where a user stopped it.
         """
         reason = cut_short(cause) if cause else STOPPED
         with self._lock:
@@ -459,10 +434,6 @@ def placement(preview: Preview, slots: Slots) -> Placement:
     """Computes the placement of a study's trials on free nodes.
 
     Trials of one kind of device share its nodes, so their times add up. Kinds of devices run side by side.
-
-    Args:
-        preview: The work that is left.
-        slots: The nodes, nothing taken.
     """
     walls_s: dict[str, float] = defaultdict(float)
     devices_s: dict[str, float] = defaultdict(float)

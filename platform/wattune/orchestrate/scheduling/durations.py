@@ -15,12 +15,7 @@ class Durations:
     """Expected seconds of trials, better with each one that ended."""
 
     def __init__(self, pace: Pace, predict: Callable[[TrialSpec, Measure], float | None] | None = None) -> None:
-        """Starts without any time.
-
-        Args:
-            pace: Times of trials so far, for those without a prediction.
-            predict: Predicts the seconds of a trial, or gives None.
-        """
+        """Starts without any time."""
         self._pace, self._predict = pace, predict
         self._ratios: dict[Hashable, list[float]] = defaultdict(list)
         self._all_ratios: list[float] = []
@@ -61,11 +56,6 @@ class Durations:
         A prediction is multiplied by the median of measured over predicted time, of trials for the same workers, else
         of all. Without a prediction it is what such trials took, and at least `min_seconds`. Neither exceeds
         `timeout_s`, at which the trial is ended. The wait until devices are cool comes on top of both.
-
-        Args:
-            spec: The trial.
-            measure: Settings of its measurement.
-            start: How it starts; None where that is not known. Predicted times do not tell starts apart.
         """
         predicted_s = self.predicted_s(spec, measure)
         if predicted_s is None:

@@ -97,12 +97,7 @@ class WarmGraphs:
         self._lanes: dict[str, _Warm] = {}
 
     def start_of(self, spec: TrialSpec, nodes: str | None = None) -> Start:
-        """Predicts how a trial starts.
-
-        Args:
-            spec: The trial.
-            nodes: Names of its nodes, joined by commas; None takes those where it starts soonest.
-        """
+        """Predicts how a trial starts on nodes (names joined by commas); None takes those where it starts soonest."""
         lanes = list(self._lanes.values()) if nodes is None else [self._lanes[nodes]] if nodes in self._lanes else []
         workers = workers_of(spec)
         own = [lane for lane in lanes if lane.workers == workers]
@@ -112,16 +107,7 @@ class WarmGraphs:
         return "warm" if any(graphs in lane.graphs for lane in own) else "new_graphs"
 
     def ran(self, spec: TrialSpec, nodes: str, *, new_workers: bool) -> Start:
-        """Notes a trial that ran.
-
-        Args:
-            spec: The trial.
-            nodes: Names of its nodes, joined by commas.
-            new_workers: Whether its workers were made for it.
-
-        Returns:
-            How it started.
-        """
+        """Notes a trial that ran, whose workers may have been made for it; returns how it started."""
         start: Start = "new_workers" if new_workers else self.start_of(spec, nodes)
         lane = self._lanes.get(nodes)
         if start == "new_workers" or lane is None:

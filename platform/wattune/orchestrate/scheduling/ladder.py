@@ -64,12 +64,7 @@ class Ladder:
             self.pace.add(spec, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S + waited_s(result))
 
     def next(self, left_out: Container[str], *, searching: bool) -> TrialSpec | None:
-        """Promotes the best trial whose full measurement may start now; None while there is none.
-
-        Args:
-            left_out: Names of folders that are not run.
-            searching: Whether more bursts are to come.
-        """
+        """Promotes the best trial that is not left out, or None. `searching` says that more bursts are to come."""
         for trial_id in self._worthy(searching=searching):
             if trial_id not in self._promoted and f"{trial_id}-0" not in left_out:
                 spec = self._bursts[trial_id][0]
@@ -78,12 +73,7 @@ class Ladder:
         return None
 
     def num_full_left(self, num_bursts: int, repeats: int) -> int:
-        """The full measurements, with repeats, that are expected to be queued yet.
-
-        Args:
-            num_bursts: Bursts of the whole study.
-            repeats: Repeats of a full measurement.
-        """
+        """The full measurements, with repeats, that are expected to be queued yet."""
         return self.num_to_promote(num_bursts) * repeats + self.num_promoted * (repeats - 1)
 
     @property

@@ -82,10 +82,7 @@ class Slots:
     def opening(self, spec: ClusterSpec, avoid: Set[str], now_s: float) -> tuple[float, tuple["Node", ...]]:
         """Predicts when `take` finds nodes if nothing else starts, and which. The nodes exist.
 
-        Args:
-            spec: The nodes that are wanted.
-            avoid: As for `take`.
-            now_s: The time, on the clock of `until_s`. A trial that runs longer than expected is taken to end now.
+        A trial that runs longer than expected is taken to end now, on the clock of `until_s`.
         """
         taken = dict(self._taken)
         for until_s in [now_s, *sorted({max(now_s, until_s) for until_s in taken.values()})]:

@@ -36,15 +36,7 @@ class Outlook:
     def __init__(
         self, run: StudyRun, waiting: Waiting, references: References, durations: Durations, ladder: Ladder | None
     ) -> None:
-        """Looks at the parts of a queue, which go on changing.
-
-        Args:
-            run: Settings of the study.
-            waiting: Queued trials.
-            references: Reference trials, which come between them.
-            durations: Expected times.
-            ladder: Decides what is a burst; None where every trial is measured in full.
-        """
+        """Looks at the parts of a queue, which go on changing."""
         self._run, self._waiting, self._references = run, waiting, references
         self._durations, self._ladder = durations, ladder
 

@@ -30,10 +30,7 @@ class Proposals:
     def add(self, spec: TrialSpec, result: TrialResult, *, runs_last: bool) -> None:
         """Takes in a result of an earlier call that counts for nothing, if it is one of the search.
 
-        Args:
-            spec: The trial.
-            result: Its result.
-            runs_last: Whether it may keep other trials from running.
+        `runs_last` says that it may keep other trials from running.
         """
         if result.repeat < FIRST_REFERENCE_REPEAT or result.repeat == FIRST_BURST_REPEAT:
             self._begun.setdefault(result.trial_id, (spec, result))
@@ -43,9 +40,7 @@ class Proposals:
     def keep(self, measured: Container[str], is_listed: Callable[[str], bool]) -> None:
         """Keeps the trials of which the search measured nothing, and tells the strategy not to propose them.
 
-        Args:
-            measured: Ids of trials with a run of the search that ended: their other runs are queued with their repeats.
-            is_listed: Returns whether the space has a trial; one that it has lost is not run again.
+        The other runs of measured ones are queued with their repeats. One that the space has lost is not run again.
         """
         for trial_id, (spec, result) in self._begun.items():
             if trial_id not in measured and is_listed(trial_id):
@@ -56,10 +51,8 @@ class Proposals:
     def next(self, room: int, expected_s: Callable[[TrialSpec], float] | None) -> list[TrialSpec]:
         """Returns one trial, or none while there is none, and keeps what the strategy predicts of it.
 
-        Args:
-            room: How many more trials may be proposed, those of earlier calls included.
-            expected_s: Expected seconds of a trial, for strategies that can tell the gain per second; None where
-                nothing is known of times.
+        There is room for so many more, those of earlier calls included. Expected seconds are None where nothing is
+        known.
         """
         found = self._next(room, expected_s)
         self._predicted |= {spec.trial_id: prediction_tag(self._strategy, spec) for spec in found}

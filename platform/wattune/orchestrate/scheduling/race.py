@@ -31,12 +31,7 @@ class Race:
     """Chooses the repeats of finalists, from the results it was told."""
 
     def __init__(self, rule: RaceRule, measure: Measure) -> None:
-        """Starts without any result.
-
-        Args:
-            rule: Its settings.
-            measure: Settings of measuring: they number the repeats of the search.
-        """
+        """Starts without any result."""
         self.rule = rule
         self._first_repeat = measure.repeats
         self._results: dict[tuple[str, int], tuple[TrialSpec, TrialResult]] = {}
@@ -88,11 +83,7 @@ class Race:
         return step
 
     def next(self, left_out: Container[str]) -> tuple[TrialSpec, int] | None:
-        """Returns the trial to repeat now and the repeat's number; None while none may start.
-
-        Args:
-            left_out: Names of folders that are not run.
-        """
+        """Returns the trial to repeat now and the repeat's number; None while none may start."""
         found = self._standings()
         if not self.num_left:
             return None

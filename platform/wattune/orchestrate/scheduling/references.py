@@ -24,11 +24,6 @@ def ordinary_plans(
     its rank among the values that occur, from 0 to 1. The distance of a plan is the sum over model and axes of the
     distances from the median place. Ties are drawn by the seed. A plan that may wait for its host is passed over where
     another one does not: its runs scatter by the host's pace and show no drift.
-
-    Args:
-        specs: Every candidate.
-        seed: The study's seed.
-        waits: Returns whether a plan may wait for its host; None asks nobody.
     """
     groups: dict[Hashable, list[TrialSpec]] = defaultdict(list)
     for spec in specs:
@@ -76,12 +71,10 @@ class References:
     """
 
     def __init__(self, *, every: int, plans: Mapping[Hashable, TrialSpec], named: TrialSpec | None) -> None:
-        """Starts without any run.
+        """Starts without any run. `every` is the trials on a set of nodes from one run to the next; 0 is never.
 
-        Args:
-            every: Trials on a set of nodes from one run to the next; 0 is never.
-            plans: An ordinary plan by workers. Where it does not complete, the first trial that completes stands in.
-            named: The trial that the space names, instead of the one for its workers.
+        Where the plan of its workers does not complete, the first trial that completes stands in. The one that the
+        space names comes before it.
         """
         self._every = every
         self._specs = dict(plans) | ({workers_of(named): named} if named is not None else {})
@@ -100,13 +93,7 @@ class References:
         self._planned = num_trials
 
     def note(self, spec: TrialSpec, result: TrialResult, nodes: str) -> None:
-        """Counts a run that ended with a final result.
-
-        Args:
-            spec: The trial.
-            result: Its result.
-            nodes: Names of its nodes, joined by commas.
-        """
+        """Counts a run that ended with a final result."""
         workers, key = workers_of(spec), (result.trial_id, result.repeat)
         completed = result.status is TrialStatus.COMPLETED
         if not is_reference_repeat(result.repeat):
@@ -129,10 +116,7 @@ class References:
     def due(self, workers: Hashable, nodes: str, *, opens: bool) -> tuple[TrialSpec, int] | None:
         """Returns the reference trial and its next repeat, if it is due before the next trial on these nodes.
 
-        Args:
-            workers: The kind of workers of that trial.
-            nodes: Names of the nodes, joined by commas.
-            opens: Whether that trial is one of the search, so that the study may be at its start.
+        `opens` says that this is one of the search, so that the study may be at its start.
         """
         spec = self._specs.get(workers)
         if not self._every or spec is None:

@@ -61,12 +61,7 @@ class TrialQueue:
     ) -> None:
         """Takes in the results of earlier calls, and queues all proposals of a strategy that does not learn.
 
-        Args:
-            strategy: Proposes specifications.
-            run: Settings of the study.
-            results: Results of earlier calls; trials whose result is not final run again.
-            unreadable: Names of the folders of trials that cannot be read, which do not run.
-            clock_s: The clock on which trials are expected to end.
+        Trials whose result is not final run again; those whose folders are unreadable do not.
         """
         self._strategy, self._run, self._clock_s = strategy, run, clock_s
         self._reservations = Reservations()
@@ -188,11 +183,7 @@ class TrialQueue:
             self._race.give_up(queued.trial_id, queued.repeat)
 
     def add_to_row(self, spec: TrialSpec, result: TrialResult) -> RowStopped | None:
-        """Adds the end of a trial to the row of failures of its workers.
-
-        Returns:
-            The row, if it is so long that no more trials for these workers start from now on.
-        """
+        """Adds the end of a trial to the row of failures of its workers; returns a row that is too long to go on."""
         workers = workers_of(spec)
         row = self._rows.get(workers, FailuresInARow()).then(result)
         self._rows[workers] = row
@@ -202,13 +193,7 @@ class TrialQueue:
         return RowStopped(cluster=spec.cluster, engine=spec.engine, result=result, count=row.count, num_held=num_held)
 
     def note(self, spec: TrialSpec, result: TrialResult, nodes: str) -> None:
-        """Keeps a final result, and updates expected times and reference trials.
-
-        Args:
-            spec: The trial.
-            result: Its result.
-            nodes: Names of its nodes, joined by commas.
-        """
+        """Keeps a final result, and updates expected times and reference trials."""
         is_long = is_soak(result)
         if is_long:
             self._soaked.add(result.trial_id)
@@ -246,13 +231,6 @@ class TrialQueue:
 
         Within a kind of device, trials start in order. One whose nodes are busy is overtaken only by trials that do not
         keep it waiting (`wattune.orchestrate.scheduling.backfill`).
-
-        Args:
-            slots: Free and taken nodes.
-            affords: Returns whether the budget allows the trial; if it does not, nothing is taken.
-
-        Returns:
-            The trial that runs now and its nodes, or None.
         """
         ahead = self._ahead = []
         for device in self._waiting.devices():
@@ -298,12 +276,7 @@ class TrialQueue:
     def refill(self, slots: Slots, *, idle: bool) -> bool:
         """Queues promoted trials and the next proposal of a strategy, then repeats, then the race, then finalists.
 
-        Args:
-            slots: Free and taken nodes.
-            idle: Whether nothing runs.
-
-        Returns:
-            True if it looked for new trials, so that `pop` is worth another call.
+        `idle` says that nothing runs. Returns whether it looked for new trials, so that `pop` is worth another call.
         """
         run, measure = self._run, self._run.measure
         if self._promotes(slots, searching=True):

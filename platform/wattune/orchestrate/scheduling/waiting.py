@@ -23,12 +23,7 @@ class Waiting:
     """
 
     def __init__(self, done: Mapping[tuple[str, int], TrialResult], left_out: Iterable[str]) -> None:
-        """Starts empty.
-
-        Args:
-            done: Final results by trial and repeat, as they come.
-            left_out: Names of folders whose trials do not run.
-        """
+        """Starts empty; `done` has final results as they come, `left_out` names folders whose trials do not run."""
         self._done = done
         self._lines: dict[Hashable, deque[tuple[int, Attempt]]] = defaultdict(deque)
         self._num_queued = 0
@@ -113,11 +108,7 @@ class Waiting:
         self.left_out.add(queued.name)
 
     def hold(self, workers: Hashable) -> int | None:
-        """Keeps all trials for these workers from starting.
-
-        Returns:
-            The number of trials that were going to run; None if they were held before.
-        """
+        """Keeps all trials for these workers from starting; returns how many were to run, None if held before."""
         if workers in self._held:
             return None
         held = self._held[workers] = []
