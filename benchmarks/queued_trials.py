@@ -28,6 +28,7 @@ from wattune.orchestrate.events import Event, TrialEvent
 from wattune.orchestrate.run_study import run_study
 from wattune.orchestrate.scheduling.controller import AskProgress, StudyController
 from wattune.orchestrate.scheduling.study_run import StudyRun
+from wattune.search.search_entry import Search
 from wattune.search.strategy import make_strategy
 from wattune.storage.study import StudyFolder
 from wattune.terminal.progress import StudyProgress
@@ -242,7 +243,8 @@ def run_queue(specs: Sequence[TrialSpec], root: Path) -> dict[str, Any]:
     run = StudyRun(
         measure=Measure(warmup_steps=4, min_steps=8, min_seconds=0.0, reference_every=0),
         num_trials=len(specs),
-        seed=0,
+        search=Search(),
+        question=Question.of(OBJECTIVE),
         limits={},
         tags=api.environment_tags(),
         finalists=list,

@@ -14,7 +14,8 @@ import numpy as np
 
 from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT
 from wattune.objective import Question
-from wattune.orchestrate.scheduling.ladder import Ladder, LadderRule
+from wattune.orchestrate.scheduling.ladder import Ladder
+from wattune.search.search_entry import Burst, LadderSettings
 from wattune.trial import TrialResult
 from wattune.units import NS_PER_S
 
@@ -65,7 +66,8 @@ def costs_s(row: Mapping[str, Any], window_s: float | None) -> tuple[float, floa
 
 def make_ladder(question: Question, promote_frac: float) -> Ladder:
     """Makes a study's own ladder, with bursts of the default length."""
-    return Ladder(LadderRule(min_steps=BURST_STEPS, min_seconds=BURST_S, promote_frac=promote_frac, question=question))
+    burst = Burst(min_steps=BURST_STEPS, min_seconds=BURST_S)
+    return Ladder(LadderSettings(burst=burst, promote=promote_frac), question)
 
 
 def burst_of(result: TrialResult, dice: np.random.Generator) -> TrialResult:

@@ -23,8 +23,6 @@ from wattune.forced_exit import last_act
 from wattune.orchestrate.events import Event, Listener, Preview, TrialEvent
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.controller import Ending, StudyController
-from wattune.orchestrate.scheduling.ladder import LadderRule
-from wattune.orchestrate.scheduling.race import RaceRule
 from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.orchestrate.scheduling.trial_queue import TrialQueue
 from wattune.ranking.order import Ranking, finalists
@@ -32,7 +30,6 @@ from wattune.ranking.order import rank as rank_trials
 from wattune.ranking.sources import Source
 from wattune.ranking.table import to_table
 from wattune.search.prune import Candidates
-from wattune.search.space import StudySpec
 from wattune.storage.files import find_storage, require_writable
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.spaces import SPACE_TAG, space_number
@@ -309,39 +306,23 @@ def _statuses(names: Collection[str]) -> frozenset[TrialStatus]:
 
 def _study_run(planned: StudyPlan, study: StudyFolder, budget: Budget) -> StudyRun:
     spec, folder = planned.spec, study.path.parent
-    raced = spec.search.finalists
     return StudyRun(
         measure=spec.measure,
         num_trials=planned.num_trials,
-        seed=spec.search.seed,
+        search=spec.search,
+        question=spec.question,
         limits=spec.limits,
         tags={**environment_tags(), SPACE_TAG: str(study.number_of(spec.document))},
         finalists=lambda: _finalists(planned, study),
         clusters=spec.clusters,
         isolation=spec.isolation,
-        order=spec.search.order,
         reference=planned.reference,
         candidates=planned.candidates.specs,
-        race=None if raced is None else RaceRule(until=raced.until, max_share=raced.max_share, question=spec.question),
-        ladder=_ladder_rule(spec),
-        early_stop=spec.question if spec.search.early_stop else None,
         budget=budget,
         outdated=_outdated(study, spec.limits),
         duration_s=expected_durations(planned, folder),
         waits=host_bound_trials(planned, folder),
         estimate=lowest_figures(planned, folder),
-    )
-
-
-def _ladder_rule(spec: StudySpec) -> LadderRule | None:
-    ladder = spec.search.ladder
-    if ladder is None:
-        return None
-    return LadderRule(
-        min_steps=ladder.burst.min_steps,
-        min_seconds=ladder.burst.min_seconds,
-        promote_frac=ladder.promote,
-        question=spec.question,
     )
 
 

@@ -48,7 +48,7 @@ from wattune.search.fields import (
 from wattune.search.model_entry import NAMES, ModelEntry
 from wattune.search.plausible import implausible, never_measured
 from wattune.search.problems import Path, got, refuse
-from wattune.search.search_entry import SearchEntry, early_stop_problems, ladder_problems
+from wattune.search.search_entry import Search, early_stop_problems, ladder_problems
 from wattune.storage.format import FORMAT, check_format
 from wattune.storage.study import check_study_name
 from wattune.trial import LORA_TARGETS, TOKEN_DTYPES, Lora, Measure, TokenFile, Workload
@@ -397,7 +397,7 @@ class SpaceFile(Entry):
     """Bounds that the best trial holds: `METRIC OP NUMBER`, or `METRIC OP NUMBER * METRIC`."""
     limits: LimitsEntry = LimitsEntry()
     """Hard limits; a trial above one is aborted."""
-    search: SearchEntry = SearchEntry()
+    search: Search = Search()
     """The strategy that proposes trials, their number and order."""
 
     def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:

@@ -30,10 +30,10 @@ SECTIONS: Final = {
     "LoraEntry": "workload.lora",
     "MeasureEntry": "measure",
     "LimitsEntry": "limits",
-    "SearchEntry": "search",
-    "FinalistsEntry": "search.finalists",
-    "LadderEntry": "search.ladder",
-    "BurstEntry": "search.ladder.burst",
+    "Search": "search",
+    "Finalists": "search.finalists",
+    "LadderSettings": "search.ladder",
+    "Burst": "search.ladder.burst",
 }
 """Place in the file of each mapping, in the order of the page."""
 

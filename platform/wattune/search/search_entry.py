@@ -1,4 +1,7 @@
-"""`search` of a search space: the strategy that proposes trials, and how much of each is measured."""
+"""`search` of a search space: the strategy that proposes trials, and how much of each is measured.
+
+The classes are the grammar and the settings that a study runs by.
+"""
 
 from typing import Annotated, Final
 
@@ -14,7 +17,7 @@ ORDERS: Final = ("shuffled", "listed")
 """In which order trials run: drawn by the seed, or as the strategy lists them."""
 
 
-class FinalistsEntry(Entry):
+class Finalists(Entry):
     """The race that tells the best trials apart after the search."""
 
     until: Annotated[float, Field(gt=0.5, lt=1, examples=[0.95])]
@@ -23,7 +26,7 @@ class FinalistsEntry(Entry):
     """Most repeats of the race, as a share of the search's completed runs."""
 
 
-class BurstEntry(Entry):
+class Burst(Entry):
     """Least length of a burst."""
 
     min_steps: Annotated[int, Field(ge=LEAST_BURST_STEPS, le=LARGEST_COUNT)] = 3
@@ -32,15 +35,15 @@ class BurstEntry(Entry):
     """Least seconds of a burst's measured steps."""
 
 
-class LadderEntry(Entry):
+class LadderSettings(Entry):
     """A burst of each trial, and a full measurement of the best share of them."""
 
-    burst: BurstEntry = BurstEntry()
+    burst: Burst = Burst()
     promote: Annotated[float, Field(gt=0, lt=1)] = 0.25
     """Share of the bursts that is measured in full."""
 
 
-class SearchEntry(Entry):
+class Search(Entry):
     """The strategy that proposes trials, their number and order, and how much of each is measured."""
 
     strategy: Annotated[
@@ -62,15 +65,15 @@ class SearchEntry(Entry):
         | None
     ) = None
     """Id of the trial that is measured again and again (`wattune plan`). None is an ordinary one."""
-    finalists: FinalistsEntry | None = None
+    finalists: Finalists | None = None
     """Race after the search. None repeats nothing."""
-    ladder: LadderEntry | None = None
+    ladder: LadderSettings | None = None
     """A burst of each trial first. None measures every trial in full. `num_trials` then counts bursts."""
     early_stop: bool = False
     """True ends the measurement of a trial whose steps prove that it loses."""
 
 
-def ladder_problems(search: SearchEntry, min_steps: int, min_seconds: float) -> list[tuple[Path, str]]:
+def ladder_problems(search: Search, min_steps: int, min_seconds: float) -> list[tuple[Path, str]]:
     """Finds a burst that is as long as a full measurement.
 
     Args:
@@ -93,7 +96,7 @@ def ladder_problems(search: SearchEntry, min_steps: int, min_seconds: float) -> 
     return [(("search", "ladder", "burst"), text)]
 
 
-def early_stop_problems(search: SearchEntry, metric: str) -> list[tuple[Path, str]]:
+def early_stop_problems(search: Search, metric: str) -> list[tuple[Path, str]]:
     """Finds an objective that ranks cannot judge while they measure.
 
     Args:

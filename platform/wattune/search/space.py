@@ -21,59 +21,13 @@ from wattune.search.fields import FOLDER
 from wattune.search.grammar import SpaceFile
 from wattune.search.problems import problems_of
 from wattune.search.requirements import Requirement, parse_requirement
+from wattune.search.search_entry import Search
 from wattune.steps.source import parse_source
 from wattune.storage.documents import yaml_tree
 from wattune.trial import UNKNOWN_WORKLOAD, Measure, Workload
 
 MAX_COMBINATIONS: Final = 1_000_000
 """Most combinations that one study may list. More are a slip, or several studies."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finalists:
-    """The race of finalists after the search."""
-
-    until: float
-    """Probability to be the best feasible trial at which the race ends."""
-    max_share: float
-    """Most repeats of the race, as a share of the search's completed runs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Burst:
-    """Lengths of a burst."""
-
-    min_steps: int
-    min_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LadderSettings:
-    """The fidelity ladder: a burst of each trial, and a full measurement of the best."""
-
-    burst: Burst
-    promote: float
-    """Share of the bursts that is measured in full."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
-    """The strategy that proposes trials, and their number."""
-
-    strategy: str
-    num_trials: int | None
-    """Most trials to run. None means every kept candidate."""
-    seed: int
-    order: str
-    """`shuffled`: drawn by the seed, in blocks that the same workers can run. `listed`: in the strategy's order."""
-    reference: str | None
-    """Id of the trial that is measured again and again. None means an ordinary one near the middle of the space."""
-    finalists: Finalists | None
-    """None means that no trial is repeated after the search."""
-    ladder: LadderSettings | None
-    """None means that every trial is measured in full."""
-    early_stop: bool
-    """True where the measurement of a trial ends once its steps prove that it loses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,12 +132,6 @@ def _resolved(file: SpaceFile) -> StudySpec:
     given = file.workload
     workloads = given.resolve(has_experts=file.has_experts) if given is not None else (UNKNOWN_WORKLOAD,)
     measure = Measure(**file.measure.model_dump())
-    raced, ladder = file.search.finalists, file.search.ladder
-    search = Search(
-        **file.search.model_dump(exclude={"finalists", "ladder"}),
-        finalists=Finalists(**raced.model_dump()) if raced is not None else None,
-        ladder=LadderSettings(burst=Burst(**ladder.burst.model_dump()), promote=ladder.promote) if ladder else None,
-    )
     limits, axes = file.limits.model_dump(exclude_none=True), file.space or {}
     return StudySpec(
         name=file.study,
@@ -197,7 +145,7 @@ def _resolved(file: SpaceFile) -> StudySpec:
         objective=file.objective,
         constraints=tuple(file.constraints),
         limits=limits,
-        search=search,
+        search=file.search,
         program=_program(file),
         flags={name: tuple(values) for name, values in file.flags.items()},
         requires=tuple(parse_requirement(text, fields_of(file)) for text in file.requires),
@@ -218,7 +166,7 @@ def _resolved(file: SpaceFile) -> StudySpec:
             "objective": str(file.objective),
             "constraints": [str(constraint) for constraint in file.constraints],
             "limits": limits,
-            "search": asdict(search),
+            "search": file.search.model_dump(),
         },
     )
 

@@ -9,12 +9,14 @@ import pytest
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
+from wattune.objective import Question
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster, Node
 from wattune.orchestrate.events import Event, TrialEvent
 from wattune.orchestrate.scheduling.controller import StudyController
 from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.plans.axes import Plan
+from wattune.search.search_entry import Finalists, LadderSettings, Search
 from wattune.search.strategy import Strategy, make_strategy
 from wattune.storage.study import StudyFolder
 from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus, Workload
@@ -60,17 +62,21 @@ class World:
         listener: Callable[[Event], None] | None = None,
         finalists: Sequence[TrialSpec] = (),
         order: str = "listed",
+        race: Finalists | None = None,
+        ladder: LadderSettings | None = None,
+        early_stop: bool = False,
+        question: Question = Question.of("maximize tokens_per_s"),  # noqa: B008 - it is frozen
         **more: Any,
     ) -> StudyController:
         run = StudyRun(
             measure=measure or Measure(),
             num_trials=len(specs) if num_trials is None else num_trials,
-            seed=more.pop("seed", 0),
+            search=Search(seed=more.pop("seed", 0), order=order, finalists=race, ladder=ladder, early_stop=early_stop),
+            question=question,
             limits=more.pop("limits", {}),
             tags={"version.wattune": "x"},
             finalists=lambda: finalists,
             clusters=tuple(dict.fromkeys(spec.cluster for spec in specs)),
-            order=order,
             **more,
         )
         chosen = strategy or make_strategy("grid", specs, seed=0)

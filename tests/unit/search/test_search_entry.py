@@ -2,7 +2,7 @@
 
 import pytest
 
-from wattune.search.search_entry import SearchEntry, early_stop_problems, ladder_problems
+from wattune.search.search_entry import Search, early_stop_problems, ladder_problems
 
 BURST = {"burst": {"min_steps": 5, "min_seconds": 2.0}}
 
@@ -11,17 +11,17 @@ BURST = {"burst": {"min_steps": 5, "min_seconds": 2.0}}
     ("min_steps", "min_seconds", "is_refused"), [(5, 2.0, True), (4, 1.0, True), (6, 2.0, False), (5, 2.5, False)]
 )
 def test_a_burst_is_shorter_than_a_full_measurement(min_steps: int, min_seconds: float, is_refused: bool) -> None:
-    search = SearchEntry.model_validate({"ladder": BURST})
+    search = Search.model_validate({"ladder": BURST})
     found = ladder_problems(search, min_steps, min_seconds)
     assert [path for path, _ in found] == [("search", "ladder", "burst")] * is_refused
-    assert ladder_problems(SearchEntry(), min_steps, min_seconds) == []
+    assert ladder_problems(Search(), min_steps, min_seconds) == []
 
 
 def test_only_an_objective_that_step_time_decides_stops_early() -> None:
-    search = SearchEntry.model_validate({"early_stop": True})
+    search = Search.model_validate({"early_stop": True})
     assert early_stop_problems(search, "step_time_s") == []
     [(path, text)] = early_stop_problems(search, "energy_per_token_j")
     assert path == ("search", "early_stop")
     assert "energy_per_token_j" in text
     assert "tokens_per_s" in text
-    assert early_stop_problems(SearchEntry(), "energy_per_token_j") == []
+    assert early_stop_problems(Search(), "energy_per_token_j") == []

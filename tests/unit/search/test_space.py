@@ -15,7 +15,8 @@ from wattune.catalog.models import MODELS
 from wattune.errors import SpaceError
 from wattune.search.grammar import SpaceFile
 from wattune.search.prune import prune
-from wattune.search.space import MAX_COMBINATIONS, Finalists, Search, load_space, parse_space
+from wattune.search.search_entry import Finalists
+from wattune.search.space import MAX_COMBINATIONS, load_space, parse_space
 from wattune.storage.study import StudyFolder
 from wattune.trial import Lora, Measure, Routing, TokenFile, Workload
 
@@ -108,9 +109,7 @@ def test_overrides_and_scaling_give_another_model():
     assert narrow.num_layers > scaled.num_layers
 
 
-@pytest.mark.parametrize(
-    ("key", "type_"), [("measure", Measure), ("workload", Workload), ("search", Search), ("cluster", ClusterSpec)]
-)
+@pytest.mark.parametrize(("key", "type_"), [("measure", Measure), ("workload", Workload), ("cluster", ClusterSpec)])
 def test_a_file_can_say_whatever_wattune_asks_of_it(key, type_):
     spelled = parse_space(SMALL).document[key]
     own = {field.name for field in fields(type_)} - {"own_device"}  # it is a mapping in the place of its name

@@ -281,8 +281,8 @@ class StudyController:
         tags |= {"reference": "true"} if queued.role == "reference" else {}
         tags |= {"soak": "true"} if queued.role == "finalist" else {}
         tags |= {FIDELITY: BURST} if queued.role == "burst" else {}
-        if queued.role == "race" and self._run.race is not None:
-            tags |= {RACE_TAG: f"{self._run.race.until:g}"}
+        if queued.role == "race" and self._run.search.finalists is not None:
+            tags |= {RACE_TAG: f"{self._run.search.finalists.until:g}"}
         tags |= {PREDICTED_TAG: queued.predicted} if queued.predicted else {}
         folder, run = self._folder(queued), self._run
         num_attempts = len(folder.attempts())
@@ -293,7 +293,7 @@ class StudyController:
             queued,
             nodes=nodes,
             folder=folder.path,
-            seed=run.seed,
+            seed=run.search.seed,
             limits=run.limits,
             tags=tags,
             isolation=run.isolation,

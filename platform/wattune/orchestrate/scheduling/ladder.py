@@ -10,7 +10,7 @@ The study folder is the record: a study that is continued starts from the bursts
 
 import math
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_burst
@@ -18,6 +18,7 @@ from wattune.objective import Question
 from wattune.orchestrate.cooldown import waited_s
 from wattune.orchestrate.scheduling.budget import Pace
 from wattune.ranking.assessment import finite
+from wattune.search.search_entry import LadderSettings
 from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
 from wattune.units import NS_PER_S
 
@@ -27,31 +28,22 @@ temperatures over a short window are lower than over a long one (power by 0.7 %,
 `benchmarks/results/search_ladder.md`), so what a burst breaks, a full measurement rarely keeps."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LadderRule:
-    """Settings of a ladder: `search.ladder`, and the question that the study asks."""
-
-    min_steps: int
-    min_seconds: float
-    promote_frac: float
-    """Share of the bursts that is measured in full."""
-    question: Question
-
-    def burst(self, measure: Measure) -> Measure:
-        """Returns the settings of a burst: those of the study, few steps, no profile."""
-        return replace(measure, min_steps=self.min_steps, min_seconds=self.min_seconds, profile_steps=0)
-
-
 class Ladder:
     """Chooses what is promoted, from the bursts it was told."""
 
-    def __init__(self, rule: LadderRule) -> None:
+    def __init__(self, settings: LadderSettings, question: Question) -> None:
         """Starts without any burst."""
-        self.rule = rule
+        self.settings = settings
+        self._question = question
         self.pace = Pace()
         """Times of bursts."""
         self._bursts: dict[str, tuple[TrialSpec, TrialResult]] = {}
         self._promoted: dict[str, TrialSpec] = {}
+
+    def burst(self, measure: Measure) -> Measure:
+        """Returns the settings of a burst: those of the study, few steps, no profile."""
+        least = self.settings.burst
+        return replace(measure, min_steps=least.min_steps, min_seconds=least.min_seconds, profile_steps=0)
 
     def note(self, spec: TrialSpec, result: TrialResult) -> None:
         """Takes a final result of the study; of others than bursts it only learns that the trial was promoted."""
@@ -87,7 +79,7 @@ class Ladder:
 
     def num_to_promote(self, num_bursts: int) -> int:
         """Returns the promotions that are expected to come, if a search runs so many bursts in all."""
-        return max(0, max(1, math.ceil(self.rule.promote_frac * num_bursts)) - len(self._promoted)) if num_bursts else 0
+        return max(0, max(1, math.ceil(self.settings.promote * num_bursts)) - len(self._promoted)) if num_bursts else 0
 
     def _worthy(self, *, searching: bool) -> list[str]:
         """Lists trials that are worth a full measurement, the best first."""
@@ -95,7 +87,7 @@ class Ladder:
         # The measurement of an invalid burst failed, not its trial: it says nothing, so the trial is measured in full.
         unknown = [key for key, (_, result) in self._bursts.items() if result.status is TrialStatus.INVALID]
         ordered = sorted(completed, key=lambda key: (*self._place(self._bursts[key][1]), key))
-        share = self.rule.promote_frac * len(ordered)
+        share = self.settings.promote * len(ordered)
         num = math.floor(share + 1e-9) if searching else max(1, math.ceil(share - 1e-9))
         keeping = [key for key in ordered if not self._place(self._bursts[key][1])[0]]
         return unknown + (keeping[:num] if keeping or searching else ordered[:1])
@@ -105,8 +97,8 @@ class Ladder:
 
         A bound that was not measured breaks nothing: a peak over a second has no figure in a shorter window.
         """
-        metrics, objective = result.metrics, self.rule.question.objective
-        excess = [bound.excess_frac(metrics) for bound in self.rule.question.constraints]
+        metrics, objective = result.metrics, self._question.objective
+        excess = [bound.excess_frac(metrics) for bound in self._question.constraints]
         worst = max((one for one in excess if one is not None and one > MOST_VIOLATED_FRAC), default=0.0)
         value = metrics.get(objective.metric)
         # Without its objective a burst comes last: nothing says that the trial is good.

@@ -6,33 +6,23 @@ The study folder is the record: a race that is continued starts from the results
 import math
 from collections import Counter
 from collections.abc import Container
-from dataclasses import dataclass
 
 from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_soak
 from wattune.objective import Question
 from wattune.orchestrate.events import RaceStep
 from wattune.ranking.best import Standings
 from wattune.ranking.racing import RACE_TAG, race_standings
+from wattune.search.search_entry import Finalists
 from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RaceRule:
-    """Settings of a race: `search.finalists`, and the question that the study asks."""
-
-    until: float
-    """P(best) at which it ends."""
-    max_share: float
-    """Most repeats of the race, as a share of the search's completed runs (reference and long runs not counted)."""
-    question: Question
 
 
 class Race:
     """Chooses the repeats of finalists, from the results it was told."""
 
-    def __init__(self, rule: RaceRule, measure: Measure) -> None:
-        """Starts without any result."""
-        self.rule = rule
+    def __init__(self, settings: Finalists, question: Question, measure: Measure) -> None:
+        """Starts without any result. The settings of measuring number the repeats of the search."""
+        self._settings = settings
+        self._question = question
         self._first_repeat = measure.repeats
         self._results: dict[tuple[str, int], tuple[TrialSpec, TrialResult]] = {}
         self._running: set[tuple[str, int]] = set()
@@ -111,7 +101,7 @@ class Race:
 
     def _standings(self) -> Standings:
         if self._found is None:
-            self._found = race_standings([*self._results.values()], self.rule.question)
+            self._found = race_standings([*self._results.values()], self._question)
             self._step = None
         return self._found
 
@@ -132,13 +122,13 @@ class Race:
 
     def _most(self, num_to_come: int = 0) -> int:
         """Returns the most repeats of the race, with those that ended."""
-        return math.floor(self.rule.max_share * (self._num_completed + num_to_come) + 1e-9)
+        return math.floor(self._settings.max_share * (self._num_completed + num_to_come) + 1e-9)
 
     def _ending(self, found: Standings) -> str:
         """Says why the race is over; empty while it is not."""
-        if found.none_probability >= self.rule.until or found.leader is None:
+        if found.none_probability >= self._settings.until or found.leader is None:
             return "no trial keeps every bound"
-        if found.told_apart(self.rule.until):
+        if found.told_apart(self._settings.until):
             return "the best is told apart"
         if self._num_repeats >= self._most():
             return "its share of repeats is used"

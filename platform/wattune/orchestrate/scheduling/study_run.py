@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from wattune.catalog.hardware import ClusterSpec
 from wattune.objective import Question
 from wattune.orchestrate.scheduling.budget import Budget
-from wattune.orchestrate.scheduling.ladder import LadderRule
-from wattune.orchestrate.scheduling.race import RaceRule
+from wattune.search.search_entry import Search
 from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
 
 
@@ -19,7 +18,10 @@ class StudyRun:
     measure: Measure
     num_trials: int
     """Different specifications to try, including those already done in the folder."""
-    seed: int
+    search: Search
+    """The strategy, seed and order, the race of finalists and the fidelity ladder."""
+    question: Question
+    """The question that the study asks of its trials."""
     limits: Mapping[str, float]
     tags: Mapping[str, str]
     """Facts of the environment, kept with every result."""
@@ -28,19 +30,11 @@ class StudyRun:
     clusters: tuple[ClusterSpec, ...]
     """Clusters that trials may run on."""
     isolation: str = "warm"
-    order: str = "shuffled"
-    """See `wattune.orchestrate.scheduling.run_order.run_order`."""
     reference: TrialSpec | None = None
     """The trial that is measured again and again; None takes an ordinary one of `candidates` for each kind of
     workers."""
     candidates: Sequence[TrialSpec] = ()
     """Every trial of the space. Without any, the first trial that completes is the reference trial."""
-    race: RaceRule | None = None
-    """Settings of the race of finalists; None runs none."""
-    ladder: LadderRule | None = None
-    """Settings of the fidelity ladder; None measures every trial in full."""
-    early_stop: Question | None = None
-    """None measures every trial to its end."""
     budget: Budget | None = None
     retry: frozenset[TrialStatus] = frozenset()
     """Statuses of earlier calls' trials that run again, beside those that do anyway."""
@@ -56,5 +50,5 @@ class StudyRun:
 
     def num_full(self, num_trials: int) -> int:
         """The full measurements of so many trials, with repeats."""
-        share = 1.0 if self.ladder is None else self.ladder.promote_frac
+        share = 1.0 if self.search.ladder is None else self.search.ladder.promote
         return math.ceil(num_trials * share) * self.measure.repeats

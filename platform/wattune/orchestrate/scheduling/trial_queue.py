@@ -74,19 +74,20 @@ class TrialQueue:
         self._proposals = Proposals(strategy)
         self._referenced: dict[str, TrialSpec] = {}
         """Reference trials by id: one may be a trial that the strategy never asks for."""
-        self._rounds_queued = not strategy.learns and run.ladder is None
+        self._rounds_queued = not strategy.learns and run.search.ladder is None
         self._soaks_queued = False
         self._listed = {spec.trial_id: spec for spec in run.candidates}
         self._soaked: set[str] = set()
         self._pace, self._warm = Pace(), WarmGraphs()
         self._durations = Durations(self._pace, run.duration_s)
         every = run.measure.reference_every
-        plans = ordinary_plans(run.candidates, seed=run.seed, waits=run.waits) if every else {}
+        plans = ordinary_plans(run.candidates, seed=run.search.seed, waits=run.waits) if every else {}
         self._references = References(every=every, plans=plans, named=run.reference)
-        self._race = Race(run.race, run.measure) if run.race is not None else None
+        raced, ladder = run.search.finalists, run.search.ladder
+        self._race = None if raced is None else Race(raced, run.question, run.measure)
         self._racing = False
-        self._ladder = Ladder(run.ladder) if run.ladder is not None else None
-        self._early_stop = EarlyStop(run.early_stop) if run.early_stop is not None else None
+        self._ladder = None if ladder is None else Ladder(ladder, run.question)
+        self._early_stop = EarlyStop(run.question) if run.search.early_stop else None
         self._outlook = Outlook(run, self._waiting, self._references, self._durations, self._ladder)
         self._num_again = 0
         self._rows: dict[Hashable, FailuresInARow] = {}
@@ -371,7 +372,7 @@ class TrialQueue:
         usual_s, num_asked = self._outlook.usual_s(costs, learns=self._strategy.learns), 0
         if self._ladder is not None:
             num_bursts = max(0, self._run.num_trials - len(self._asked)) if self._strategy.learns else 0
-            costs += [(first, max(self._ladder.pace.typical_s, self._ladder.rule.min_seconds))] * num_bursts
+            costs += [(first, max(self._ladder.pace.typical_s, self._ladder.settings.burst.min_seconds))] * num_bursts
             num_asked = self._ladder.num_full_left(len(self._asked) + num_bursts, measure.repeats)
         elif self._strategy.learns:
             num_searched = sum(one in self._asked and repeat < self._run.measure.repeats for one, repeat in self.done)
@@ -401,10 +402,10 @@ class TrialQueue:
 
     def _rounds(self, specs: Sequence[TrialSpec]) -> list[Attempt]:
         """Lists every repeat: in rounds of all trials, so that repeats are far apart, or together in a listed order."""
-        ordered = run_order(specs, seed=self._run.seed, order=self._run.order, graphs_of=graphs_of)
+        ordered = run_order(specs, seed=self._run.search.seed, order=self._run.search.order, graphs_of=graphs_of)
         repeats = range(self._run.measure.repeats)
         pairs = [(spec, repeat) for repeat in repeats for spec in ordered]
-        if self._run.order == "listed":
+        if self._run.search.order == "listed":
             pairs = [(spec, repeat) for spec in ordered for repeat in repeats]
         # A trial that may have ended its study, or that the cluster failed, must not keep the others from running.
         pairs.sort(key=lambda pair: bool(self._last) and (pair[0].trial_id, pair[1]) in self._last)
@@ -413,8 +414,8 @@ class TrialQueue:
     def _bursts(self, specs: Sequence[TrialSpec]) -> list[Attempt]:
         """Lists the bursts of trials, in the order they run."""
         assert self._ladder is not None, "a burst is the first step of a ladder"
-        burst, number = self._ladder.rule.burst(self._run.measure), FIRST_BURST_REPEAT
-        ordered = run_order(specs, seed=self._run.seed, order=self._run.order)
+        burst, number = self._ladder.burst(self._run.measure), FIRST_BURST_REPEAT
+        ordered = run_order(specs, seed=self._run.search.seed, order=self._run.search.order)
         ordered.sort(key=lambda spec: (spec.trial_id, number) in self._last)  # as in `_rounds`
         return [self._trial(spec, number, burst, "burst") for spec in ordered if (spec.trial_id, 0) not in self.done]
 

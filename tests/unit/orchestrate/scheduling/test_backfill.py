@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
+from wattune.objective import Question
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster, Node
 from wattune.orchestrate.scheduling.backfill import Reservations, closed_domains
@@ -18,6 +19,7 @@ from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.orchestrate.scheduling.trial_queue import TrialQueue
 from wattune.plans.axes import Plan
+from wattune.search.search_entry import Search
 from wattune.search.strategy import make_strategy
 from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus, Workload
 
@@ -80,12 +82,12 @@ def play(nodes: list[Node], jobs: list[Job], *, budget: Budget | None = None) ->
     run = StudyRun(
         measure=Measure(reference_every=0),
         num_trials=len(specs),
-        seed=0,
+        search=Search(order="listed"),
+        question=Question.of("maximize tokens_per_s"),
         limits={},
         tags={},
         finalists=list,
         clusters=tuple(dict.fromkeys(spec.cluster for spec in specs)),
-        order="listed",
         budget=budget,
     )
     queue = Guessing(make_strategy("grid", specs, seed=0), run, [], clock_s=lambda: now[0])

@@ -1,19 +1,13 @@
 """The ladder: what is promoted, by bursts that hold their bounds, fail, or measured nothing."""
 
-from dataclasses import replace
-
 from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT
 from wattune.objective import Question, parse_constraint, parse_objective
-from wattune.orchestrate.scheduling.ladder import Ladder, LadderRule
+from wattune.orchestrate.scheduling.ladder import Ladder
+from wattune.search.search_entry import LadderSettings
 from wattune.trial import Measure, TrialResult, TrialStatus
 
 POWER = parse_constraint("node_device_power_peak_1s_w <= 1000")
-RULE = LadderRule(
-    min_steps=3,
-    min_seconds=1.5,
-    promote_frac=0.25,
-    question=Question(objective=parse_objective("maximize tokens_per_s"), constraints=(POWER,)),
-)
+QUESTION = Question(objective=parse_objective("maximize tokens_per_s"), constraints=(POWER,))
 
 
 def burst(spec, speed, power_w=900.0, status=TrialStatus.COMPLETED, repeat=FIRST_BURST_REPEAT) -> TrialResult:
@@ -32,7 +26,7 @@ def burst(spec, speed, power_w=900.0, status=TrialStatus.COMPLETED, repeat=FIRST
 
 
 def told(specs, speeds, **changed) -> Ladder:
-    ladder = Ladder(RULE)
+    ladder = Ladder(LadderSettings(), QUESTION)
     for spec, speed in zip(specs, speeds, strict=False):
         ladder.note(spec, burst(spec, speed, **changed))
     return ladder
@@ -46,7 +40,7 @@ def taken(ladder, *, searching, left_out=()) -> list:
 
 
 def test_a_burst_is_short_and_is_not_profiled():
-    measure = RULE.burst(Measure(min_steps=20, min_seconds=15, warmup_steps=7))
+    measure = Ladder(LadderSettings(), QUESTION).burst(Measure(min_steps=20, min_seconds=15, warmup_steps=7))
     assert (measure.min_steps, measure.min_seconds, measure.profile_steps, measure.warmup_steps) == (3, 1.5, 0, 7)
 
 
@@ -78,7 +72,7 @@ def test_what_breaks_a_bound_is_not_promoted_while_another_keeps_it(make_specs):
 
 def test_where_nothing_keeps_the_bound_the_nearest_is_measured_so_that_the_study_has_an_answer(make_specs):
     specs = make_specs(3)
-    ladder = Ladder(RULE)
+    ladder = Ladder(LadderSettings(), QUESTION)
     for spec, power_w in zip(specs, (1300.0, 1100.0, 1200.0), strict=True):
         ladder.note(spec, burst(spec, 5, power_w=power_w))
     assert taken(ladder, searching=True) == []
@@ -92,7 +86,7 @@ def test_a_peak_that_a_short_window_does_not_give_breaks_nothing(make_specs):
 
 def test_a_failed_burst_ends_its_trial_and_an_invalid_one_leaves_it_to_a_full_measurement(make_specs):
     specs = make_specs(3)
-    ladder = Ladder(RULE)
+    ladder = Ladder(LadderSettings(), QUESTION)
     for spec, status in zip(specs, (TrialStatus.OUT_OF_MEMORY, TrialStatus.INVALID, TrialStatus.CRASHED), strict=True):
         ladder.note(spec, burst(spec, None, status=status))
     assert taken(ladder, searching=True) == [specs[1]]
@@ -124,7 +118,7 @@ def test_a_figure_that_is_no_number_counts_as_not_measured(make_specs):
 def test_a_bound_that_was_not_measured_is_neither_kept_nor_broken(make_specs):
     """The full measurement of such a trial tells; one that broke a bound is held back."""
     kept, blind, broken = make_specs(3)
-    ladder = Ladder(replace(RULE, promote_frac=1.0))
+    ladder = Ladder(LadderSettings(promote=0.999), QUESTION)
     for spec, power_w in ((kept, 900.0), (blind, None), (broken, 1500.0)):
         ladder.note(spec, burst(spec, 1.0 if spec is kept else 9.0, power_w=power_w))
     assert taken(ladder, searching=True) == [blind, kept]

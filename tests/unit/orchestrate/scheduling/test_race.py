@@ -7,15 +7,19 @@ import pytest
 
 from wattune.fidelity import FIRST_REFERENCE_REPEAT
 from wattune.objective import Question
-from wattune.orchestrate.scheduling.race import Race, RaceRule
+from wattune.orchestrate.scheduling.race import Race
 from wattune.ranking.racing import RACE_TAG
+from wattune.search.search_entry import Finalists
 from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
 
 MakeSpecs = Callable[..., list[TrialSpec]]
 
 
-def rule(until: float = 0.95, max_share: float = 1.0) -> RaceRule:
-    return RaceRule(until=until, max_share=max_share, question=Question.of("maximize tokens_per_s"))
+QUESTION = Question.of("maximize tokens_per_s")
+
+
+def settings(until: float = 0.95, max_share: float = 1.0) -> Finalists:
+    return Finalists(until=until, max_share=max_share)
 
 
 def ended(spec: TrialSpec, value: float, repeat: int = 0, **more: Any) -> TrialResult:
@@ -24,7 +28,7 @@ def ended(spec: TrialSpec, value: float, repeat: int = 0, **more: Any) -> TrialR
 
 
 def of(specs: list[TrialSpec], values: list[float], *, measure: Measure | None = None, **more: float) -> Race:
-    race = Race(rule(**more), measure or Measure())
+    race = Race(settings(**more), QUESTION, measure or Measure())
     for spec, value in zip(specs, values, strict=True):
         race.note(spec, ended(spec, value))
     return race
@@ -66,7 +70,7 @@ def test_a_clear_winner_ends_it_before_it_begins(make_specs: MakeSpecs) -> None:
 
 
 def test_without_any_measured_trial_there_is_nothing_to_race() -> None:
-    race = Race(rule(), Measure())
+    race = Race(settings(), QUESTION, Measure())
     step = race.news()
     assert race.over and step is not None and step.leader is None
     assert str(step) == "racing: P(best) 0.00, 0 of at most 0 repeats; no trial keeps every bound"
@@ -118,7 +122,7 @@ def test_a_race_that_goes_on_stands_where_it_stood(make_specs: MakeSpecs) -> Non
     specs = make_specs(5)
     first = of(specs, CLOSE)
     first.note(specs[1], ended(specs[1], 1003.0, 1, tags=RACED))
-    second = Race(rule(), Measure())
+    second = Race(settings(), QUESTION, Measure())
     second.note(specs[1], ended(specs[1], 1003.0, 1, tags=RACED))
     for spec, value in list(zip(specs, CLOSE, strict=True))[::-1]:
         second.note(spec, ended(spec, value))

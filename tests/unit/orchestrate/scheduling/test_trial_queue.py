@@ -12,8 +12,7 @@ from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT, FIRST_REFERENC
 from wattune.objective import Question
 from wattune.orchestrate.events import Preview, RaceStep, TrialEvent
 from wattune.orchestrate.scheduling.budget import Budget
-from wattune.orchestrate.scheduling.ladder import LadderRule
-from wattune.orchestrate.scheduling.race import RaceRule
+from wattune.search.search_entry import Burst, Finalists, LadderSettings
 from wattune.search.strategies.prediction import Prediction
 from wattune.search.strategy import make_strategy
 from wattune.trial import Measure, TrialSpec, TrialStatus
@@ -75,7 +74,7 @@ def test_a_trial_that_the_space_has_lost_is_not_raced(world, make_specs) -> None
     specs = make_specs(5)
     world.drain(world.controller(specs, measure=Measure(reference_every=0)))
     left = specs[2:]  # the second trial was as good as the third
-    raced = world.drain(world.controller(left, race=race_rule(), candidates=left, measure=Measure(reference_every=0)))
+    raced = world.drain(world.controller(left, race=finalists(), candidates=left, measure=Measure(reference_every=0)))
     assert not {one.trial_id for one in raced} & {spec.trial_id for spec in specs[:2]}
 
 
@@ -133,7 +132,7 @@ def test_a_strategy_that_learns_counts_the_trials_of_its_space_alone(world, make
 def test_repeats_of_a_race_count_when_the_studys_own_grow(world, make_specs) -> None:
     world.measured = alike
     specs = make_specs(5)
-    first = world.drain(world.controller(specs, race=race_rule(0.4), measure=Measure(reference_every=0)))
+    first = world.drain(world.controller(specs, race=finalists(0.4), measure=Measure(reference_every=0)))
     raced = {one.name for one in first if one.role == "race"}
     more = world.drain(world.controller(specs, measure=Measure(reference_every=0, repeats=2)))
     assert len(raced) == 2 and not raced & {one.name for one in more}
@@ -319,7 +318,7 @@ def test_the_full_measurement_after_a_burst_keeps_what_was_predicted_before_it(w
             return Prediction(metric="tokens_per_s", value=known, low=0.0, high=9.0, feasible_probability=0.5)
 
     specs = make_specs(4)
-    rule = replace(LADDER, promote_frac=0.5)
+    rule = LADDER.model_copy(update={"promote": 0.5})
     world.measured = faster
     ran = world.drain(world.controller(specs, strategy=Predicting(specs), num_trials=4, ladder=rule))
     values: dict[str, list[float]] = {}
@@ -426,8 +425,8 @@ def test_as_many_trials_run_as_are_announced(
     assert left == list(range(2 * count - 1, -1, -1))
 
 
-def race_rule(max_share: float = 1.0) -> RaceRule:
-    return RaceRule(until=0.95, max_share=max_share, question=Question.of("maximize tokens_per_s"))
+def finalists(max_share: float = 1.0) -> Finalists:
+    return Finalists(until=0.95, max_share=max_share)
 
 
 def alike(spec: TrialSpec, repeat: int) -> dict[str, float]:
@@ -444,7 +443,7 @@ def test_after_the_search_the_leaders_are_repeated_until_the_share_is_used(world
     world.measured = alike
     measure = Measure(soak_finalists=1, soak_seconds=60)
     specs = make_specs(5)
-    ran = world.drain(world.controller(specs, measure=measure, finalists=[specs[1]], race=race_rule(0.8)))
+    ran = world.drain(world.controller(specs, measure=measure, finalists=[specs[1]], race=finalists(0.8)))
     assert [one.role for one in ran] == ["trial"] * 5 + ["race"] * 4 + ["finalist"]
     repeats = [(one.spec.plan.micro_batch_size, one.repeat) for one in ran[5:9]]
     assert sorted(repeats) == [(2, 1), (2, 2), (3, 1), (3, 2)], "long runs have numbers of their own"
@@ -456,9 +455,9 @@ def test_after_the_search_the_leaders_are_repeated_until_the_share_is_used(world
 
 def test_a_race_that_ended_starts_nothing_when_the_study_is_run_again(world, make_specs) -> None:
     world.measured = alike
-    world.drain(world.controller(make_specs(5), race=race_rule(0.4)))
+    world.drain(world.controller(make_specs(5), race=finalists(0.4)))
     world.heard.clear()
-    again = world.controller(make_specs(5), race=race_rule(0.4))
+    again = world.controller(make_specs(5), race=finalists(0.4))
     preview = next(event for event in world.heard if isinstance(event, Preview))
     assert (preview.num_left, preview.num_race, preview.load_s) == (0, 0, {})
     assert world.drain(again) == [] and again.ending == "finished"
@@ -466,7 +465,7 @@ def test_a_race_that_ended_starts_nothing_when_the_study_is_run_again(world, mak
 
 def test_a_race_that_was_stopped_goes_on_where_it_was(world, make_specs) -> None:
     world.measured = alike
-    whole = race_rule(0.8)
+    whole = finalists(0.8)
     first = world.controller(make_specs(5), race=whole, budget=Budget(max_trials=7))
     assert [one.role for one in world.drain(first)].count("race") == 2 and first.ending == "budget"
     world.heard.clear()
@@ -481,14 +480,14 @@ def test_a_race_that_was_stopped_goes_on_where_it_was(world, make_specs) -> None
 
 
 def test_the_preview_says_how_many_repeats_the_race_may_take(world, make_specs) -> None:
-    world.controller(make_specs(10), race=race_rule(0.3))
+    world.controller(make_specs(10), race=finalists(0.3))
     preview = next(event for event in world.heard if isinstance(event, Preview))
     assert (preview.num_race, preview.num_left) == (3, 13)
 
 
 def test_a_clear_winner_is_not_repeated(world, make_specs) -> None:
     world.measured = lambda spec, _repeat: {"tokens_per_s": 1000.0 + 300.0 * spec.plan.micro_batch_size}
-    ran = world.drain(world.controller(make_specs(4), race=race_rule()))
+    ran = world.drain(world.controller(make_specs(4), race=finalists()))
     assert [one.role for one in ran] == ["trial"] * 4
     (step,) = told(world)
     assert (step.ending, step.num_repeats) == ("the best is told apart", 0)
@@ -497,7 +496,7 @@ def test_a_clear_winner_is_not_repeated(world, make_specs) -> None:
 def test_free_nodes_race_side_by_side(world, make_specs, new_node) -> None:
     world.measured = alike
     world.nodes.append(new_node("n1"))
-    controller = world.controller(make_specs(5), race=race_rule(0.4))
+    controller = world.controller(make_specs(5), race=finalists(0.4))
     for _ in range(3):
         pair = {tune_id: controller.next(tune_id) for tune_id in ("a", "b")}
         assert all(one is None or one.role == "trial" for one in pair.values())
@@ -511,7 +510,7 @@ def test_free_nodes_race_side_by_side(world, make_specs, new_node) -> None:
 def test_a_strategy_that_learns_is_raced_too(world, make_specs, learner) -> None:
     world.measured = alike
     specs = make_specs(5)
-    ran = world.drain(world.controller(specs, strategy=learner(specs), race=race_rule(0.4)))
+    ran = world.drain(world.controller(specs, strategy=learner(specs), race=finalists(0.4)))
     assert [one.role for one in ran] == ["trial"] * 5 + ["race"] * 2
 
 
@@ -630,7 +629,7 @@ def test_a_strategy_that_can_tell_is_asked_for_gain_per_second(world, make_specs
     assert asked_s == [[60, 60, 60], [16, 22, 22]], "first all workers are new, then some trials are warm"
 
 
-LADDER = LadderRule(min_steps=3, min_seconds=1, promote_frac=0.25, question=Question.of("maximize tokens_per_s"))
+LADDER = LadderSettings(burst=Burst(min_steps=3, min_seconds=1.0), promote=0.25)
 
 
 def faster(spec: TrialSpec, _repeat: int = 0) -> dict[str, float]:
@@ -685,7 +684,7 @@ def test_only_trials_of_the_search_may_stop_early(world, make_specs) -> None:
     specs = make_specs(12)
     rule = Question.of("maximize tokens_per_s")
     measure = Measure(reference_every=5, soak_finalists=1)
-    ran = world.drain(world.controller(specs, measure=measure, early_stop=rule, finalists=specs[-1:]))
+    ran = world.drain(world.controller(specs, measure=measure, early_stop=True, question=rule, finalists=specs[-1:]))
     assert ran[0].stop_above_s is None, "nothing is known yet"
     roles = {one.role for one in ran if one.stop_above_s is not None}
     assert roles == {"trial"} and {one.role for one in ran} == {"trial", "reference", "finalist"}
