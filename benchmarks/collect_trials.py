@@ -20,13 +20,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from wattune.run import Run
 from wattune.schema import METRICS
 from wattune.search.space import load_space
 from wattune.storage.study import StudyFolder
-from wattune.trial import TrialResult, TrialSpec
+from wattune.trial import TrialSpec
 
 
-def row(spec: TrialSpec, result: TrialResult) -> dict[str, Any]:
+def row(spec: TrialSpec, result: Run) -> dict[str, Any]:
     """One trial as a flat row: what it was, how it ended, and every metric it has."""
     plan = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(spec.plan).items()}
     plan["rank_order"] = str(plan["rank_order"])

@@ -47,7 +47,8 @@ from wattune.plans.effective import effective
 from wattune.plans.engines import CAPABILITIES
 from wattune.plans.parallel import num_micro_batches
 from wattune.plans.rules import violations
-from wattune.trial import Lora, Routing, TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Lora, Routing, Workload
 
 SEED = 7
 COMPARED_STEPS = 3

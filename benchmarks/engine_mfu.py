@@ -37,9 +37,10 @@ from wattune.cost.flops import model_flop_per_step
 from wattune.engines.model.compiler import Compiler
 from wattune.engines.torch.engine import TorchEngine
 from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
 from wattune.workers.engine import Ranks
 from wattune.workers.profiler import kernels_table, profiled_steps
+from wattune.workload import Workload
 
 SEED = 7
 GEMM_SECONDS = 3.0

@@ -30,8 +30,9 @@ from wattune.plans.axes import Plan
 from wattune.simulation.activity import ROOFLINE, DeviceActivity, Part, Roofline, node_activities
 from wattune.simulation.device_model import CELL_S, KINDS, DeviceModel, ThermalModel, device_model, lag, upstream_of
 from wattune.simulation.sensors import LEAD_S, REFRESH_S, TAIL_S, SimulatedNode, simulate_node
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S, s_to_ns
+from wattune.workload import Workload
 
 Array = npt.NDArray[np.float64]
 

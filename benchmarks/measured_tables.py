@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from wattune.fitting.device import MeasuredTrial
+from wattune.run import Run, RunStatus
 from wattune.schema import METRICS
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 
 DATA: Final = Path(__file__).parent / "data"
 ALL: Final = "*_h200x*.parquet"
@@ -58,10 +59,10 @@ def trials_of(path: Path) -> list[MeasuredTrial]:
 
 def trial_of(row: Mapping[str, Any]) -> MeasuredTrial:
     """Reads one row of a table."""
-    result = TrialResult(
+    result = Run(
         trial_id=row["trial_id"],
         repeat=row["repeat"],
-        status=TrialStatus.COMPLETED,
+        status=RunStatus.COMPLETED,
         metrics={name: row[name] for name in METRICS if row.get(name) is not None},
         start_wall_ns=row["start_wall_ns"],
         end_wall_ns=row["end_wall_ns"],

@@ -29,7 +29,8 @@ from wattune.cost.coefficients import PUBLISHED_STEP_TIME
 from wattune.cost.power import H200, H200_PRIOR, power_coefficients
 from wattune.cost.step_time.predict import predict
 from wattune.fitting.step_time import TimedTrial, fit
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 DATA = Path(__file__).parent / "data"
 

@@ -19,7 +19,8 @@ from wattune.cost.memory.defaults import default_coefficients as memory_coeffici
 from wattune.cost.memory.predict import predict as predict_memory
 from wattune.cost.step_time.facts import FACTS
 from wattune.plans.axes import Plan
-from wattune.trial import Lora, Routing, TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Lora, Routing, Workload
 
 TABLE = Path(__file__).parent / "data" / "published_steps.parquet"
 

@@ -28,13 +28,14 @@ from wattune.orchestrate.events import Event, TrialEvent
 from wattune.orchestrate.run_study import run_study
 from wattune.orchestrate.scheduling.controller import AskProgress, StudyController
 from wattune.orchestrate.scheduling.study_run import StudyRun
+from wattune.run import RunStatus
 from wattune.search.search_entry import Search
 from wattune.search.strategy import make_strategy
 from wattune.storage.study import StudyFolder
 from wattune.terminal.progress import StudyProgress
 from wattune.tracking.store import default_uri
 from wattune.tracking.tracker import Tracker
-from wattune.trial import Measure, TrialSpec, TrialStatus
+from wattune.trial import Measure, TrialSpec
 from wattune.upload import Delivery
 from wattune.workers.engine import ExpertTokens, Ranks, StepSpans
 from wattune.workers.phases import Span
@@ -171,9 +172,9 @@ class Watch:
         if event.result is None:
             self._ask = event.progress
             return
-        if event.result.status is TrialStatus.INTERRUPTED:  # Ctrl-C: what was seen so far is told
+        if event.result.status is RunStatus.INTERRUPTED:  # Ctrl-C: what was seen so far is told
             return
-        if event.result.status is not TrialStatus.COMPLETED:
+        if event.result.status is not RunStatus.COMPLETED:
             raise SystemExit(f"trial {self.num_done} is {event.result.status}: {event.result.reason}")
         self.num_done += 1
         if event.kind == "skipped":

@@ -32,7 +32,9 @@ from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.plans.axes import Plan
 from wattune.ranking.best import Standings
 from wattune.ranking.racing import race_standings
-from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+from wattune.run import Run, RunStatus
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 OBJECTIVE: Final = parse_objective("maximize tokens_per_s")
 BOUND_W: Final = 2750.0
@@ -98,7 +100,7 @@ class Study:
         self.power += -case.bound_at * math.hypot(0.5 * case.apart_frac, 0.02)
         self.speed[-1] = self.speed[:-1].mean()  # the reference trial is an ordinary one
         self.spread = case.spread_frac * np.exp(rng.normal(0.0, case.unequal, NUM_TRIALS + 1))
-        self.results: list[tuple[TrialSpec, TrialResult]] = []
+        self.results: list[tuple[TrialSpec, Run]] = []
         self.runs: Counter[int] = Counter()
         self._length = NUM_TRIALS + 12
         for number in (NUM_TRIALS, NUM_TRIALS, *rng.permutation(NUM_TRIALS)):
@@ -119,10 +121,10 @@ class Study:
         noise = self.spread[number] * self._rng.normal(size=2)
         drift = self._case.drift_frac * (at / self._length - 0.5)
         spec = replace(_SPEC, plan=Plan(micro_batch_size=number + 1))
-        result = TrialResult(
+        result = Run(
             trial_id=spec.trial_id,
             repeat=repeat + (FIRST_REFERENCE_REPEAT if number == NUM_TRIALS else 0),
-            status=TrialStatus.COMPLETED,
+            status=RunStatus.COMPLETED,
             metrics={
                 "tokens_per_s": 50_000.0 * math.exp(self.speed[number] + noise[0] + drift),
                 "node_device_power_peak_1s_w": BOUND_W * math.exp(self.power[number] + noise[1]),

@@ -29,13 +29,15 @@ from wattune.plans.axes import Plan
 from wattune.ranking.order import Ranking
 from wattune.ranking.sources import Source, rank_sources
 from wattune.ranking.table import to_csv, to_table
+from wattune.run import Run, RunStatus
 from wattune.schema import METRICS
 from wattune.storage.digests import digests_of, with_digest
 from wattune.storage.study import StudyFolder
 from wattune.tracking.run import TRIAL_TAG, read_run
 from wattune.tracking.store import Store, default_uri, search
 from wattune.tracking.tracker import Tracker
-from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 NUM_TRIALS: Final = 10_000
 ANCHOR_EVERY: Final = 100
@@ -52,7 +54,7 @@ DOCUMENT: Final = {
 }
 
 
-def results() -> list[tuple[TrialSpec, TrialResult]]:
+def results() -> list[tuple[TrialSpec, Run]]:
     """Trials that differ in batch; every metric drawn, the reference trial's within one percent."""
     dice = random.Random(0)
     base = TrialSpec(
@@ -76,10 +78,10 @@ def results() -> list[tuple[TrialSpec, TrialResult]]:
         found.append(
             (
                 spec,
-                TrialResult(
+                Run(
                     trial_id=spec.trial_id,
                     repeat=1000 + number if is_reference else 0,
-                    status=TrialStatus.COMPLETED,
+                    status=RunStatus.COMPLETED,
                     metrics=metrics,
                     quality="publishable",
                     tags={"simulated": "false", "nodes": "n0", "version.torch": "2.13.0"}
@@ -92,7 +94,7 @@ def results() -> list[tuple[TrialSpec, TrialResult]]:
     return found
 
 
-def write_folder(storage: Path, pairs: list[tuple[TrialSpec, TrialResult]]) -> StudyFolder:
+def write_folder(storage: Path, pairs: list[tuple[TrialSpec, Run]]) -> StudyFolder:
     """The study folder, without the syncs to disk that finished trials are written with."""
     study = StudyFolder.create(storage, "ten_thousand", DOCUMENT)
     for spec, result in pairs:
@@ -103,7 +105,7 @@ def write_folder(storage: Path, pairs: list[tuple[TrialSpec, TrialResult]]) -> S
     return study
 
 
-def fill_store(uri: str, study: StudyFolder, pairs: list[tuple[TrialSpec, TrialResult]]) -> None:
+def fill_store(uri: str, study: StudyFolder, pairs: list[tuple[TrialSpec, Run]]) -> None:
     """One trial sent the ordinary way, its rows copied for all the others, and the study as a whole."""
     tracker = Tracker(uri, study.name, document=DOCUMENT)
     spec, result = pairs[0]
@@ -123,7 +125,7 @@ def fill_store(uri: str, study: StudyFolder, pairs: list[tuple[TrialSpec, TrialR
 
 
 def _copies(
-    table: str, columns: list[str], rows: list[list[Any]], pairs: list[tuple[TrialSpec, TrialResult]]
+    table: str, columns: list[str], rows: list[list[Any]], pairs: list[tuple[TrialSpec, Run]]
 ) -> Iterator[list[Any]]:
     """The rows of one run for every other one, with what is its own."""
     key = columns.index("run_uuid")

@@ -19,9 +19,10 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.engines.torch.engine import TorchEngine
 from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
 from wattune.workers.engine import Ranks
 from wattune.workers.profiler import profiled_steps
+from wattune.workload import Workload
 
 RANKS = 2
 BATCH = 4

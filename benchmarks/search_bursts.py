@@ -15,8 +15,8 @@ import numpy as np
 from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT
 from wattune.objective import Question
 from wattune.orchestrate.scheduling.ladder import Ladder
+from wattune.run import Run
 from wattune.search.search_entry import Burst, LadderSettings
-from wattune.trial import TrialResult
 from wattune.units import NS_PER_S
 
 BURST_STEPS: Final = 3
@@ -70,7 +70,7 @@ def make_ladder(question: Question, promote_frac: float) -> Ladder:
     return Ladder(LadderSettings(burst=burst, promote=promote_frac), question)
 
 
-def burst_of(result: TrialResult, dice: np.random.Generator) -> TrialResult:
+def burst_of(result: Run, dice: np.random.Generator) -> Run:
     """Draws the result that a burst in the place of a full run would have had."""
     errors = {name: BURST_ERRORS.get(name, OTHER_ERROR) for name in result.metrics}
     metrics = {

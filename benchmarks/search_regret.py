@@ -39,12 +39,13 @@ from search_estimates import held_out_estimates
 from search_regret_page import draw_plot, draw_regret, merge_rows, print_rows, write_tables
 
 from wattune.objective import Question, parse_constraint, parse_objective
+from wattune.run import Run, RunStatus
 from wattune.schema import METRICS
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.prediction import Prediction
 from wattune.search.strategies.protocol import Estimates, Observation, Problem, Strategy
 from wattune.search.strategy import STRATEGIES
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 
 ESTIMATES: Final = "estimated_"
 LOG_STD: Final = "_log_std"
@@ -62,7 +63,7 @@ class Trial:
     """Everything a table says about one configuration."""
 
     spec: TrialSpec
-    results: tuple[TrialResult, ...]
+    results: tuple[Run, ...]
     metrics: dict[str, float]
     """Means over completed repeats."""
     estimate: dict[str, float]
@@ -119,15 +120,15 @@ def read_table(
 def _trial(rows: list[dict[str, Any]], source: dict[str, Any], window_s: float | None) -> Trial:
     spec = TrialSpec.from_json(json.loads(rows[0]["spec"]))
     results = tuple(
-        TrialResult(
+        Run(
             trial_id=row["trial_id"],
             repeat=row["repeat"],
-            status=TrialStatus(row["status"]),
+            status=RunStatus(row["status"]),
             metrics={name: row[name] for name in METRICS if row.get(name) is not None},
         )
         for row in rows
     )
-    done = [result.metrics for result in results if result.status is TrialStatus.COMPLETED]
+    done = [result.metrics for result in results if result.status is RunStatus.COMPLETED]
     common = set.intersection(*map(set, done)) if done else set()
     first = min(row["repeat"] for row in rows)
     full_s, burst_s = np.mean([costs_s(row, window_s) for row in rows if row["repeat"] == first], axis=0)

@@ -24,7 +24,8 @@ import pyarrow.parquet as pq
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 SEED: Final = 20261122
 NUM_PLANS: Final = 600

@@ -40,8 +40,9 @@ from wattune.orchestrate.cluster import Cluster, connect
 from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.run_trial import run_trial
 from wattune.plans.axes import Plan
-from wattune.trial import Measure, TrialSpec, Workload
+from wattune.trial import Measure, TrialSpec
 from wattune.workers.engine import Ranks, StepSpans
+from wattune.workload import Workload
 
 WARM_BELOW_S = {"cpu": 1.5}
 GPU_WARM_BELOW_S = 2.0

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from wattune.ranking.recordings import RecordingRanking as RecordingRanking
     from wattune.ranking.suggestions import Suggestions as Suggestions
     from wattune.recording.recording import Recording as Recording
-    from wattune.trial import TrialResult as TrialResult
+    from wattune.run import Run as Run
     from wattune.trial import TrialSpec as TrialSpec
 
 _HOMES: Final = {
@@ -44,7 +44,8 @@ _HOMES: Final = {
     "wattune.ranking.recordings": "RecordingRanking",
     "wattune.ranking.suggestions": "Suggestions",
     "wattune.recording.recording": "Recording",
-    "wattune.trial": "TrialResult TrialSpec",
+    "wattune.run": "Run",
+    "wattune.trial": "TrialSpec",
 }
 
 __all__ = [
@@ -54,12 +55,12 @@ __all__ = [
     "Ranking",
     "Recording",
     "RecordingRanking",
+    "Run",
     "Study",
     "StudyOutcome",
     "StudyPlan",
     "Suggestions",
     "Trial",
-    "TrialResult",
     "TrialSpec",
     "WattuneError",
     "__version__",

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from wattune.trial import TrialResult
+from wattune.run import Run
 
 FIDELITY: Final = "fidelity"
 """Tag of a result that measured less or more than its study's settings ask of a trial."""
@@ -37,11 +37,11 @@ def is_reference_repeat(repeat: int) -> bool:
     return FIRST_REFERENCE_REPEAT <= repeat <= LAST_REFERENCE_REPEAT
 
 
-def is_soak(result: TrialResult) -> bool:
+def is_soak(result: Run) -> bool:
     """Returns true for the long run of a finalist: a measurement of a hot machine."""
     return result.tags.get("soak") == "true"
 
 
-def is_burst(result: TrialResult) -> bool:
+def is_burst(result: Run) -> bool:
     """Returns true for a burst. A burst that failed tells as much of its trial as a full run that failed."""
     return result.tags.get(FIDELITY) == BURST

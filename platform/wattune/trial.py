@@ -1,24 +1,21 @@
-"""A trial: one frozen specification, and one frozen result."""
+"""A trial: one frozen specification, and the id that is a hash of it."""
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
-from enum import StrEnum
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from functools import lru_cache
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, Final
 
 from wattune.catalog.hardware import UNCOUNTED, ClusterSpec, DeviceSpec
 from wattune.catalog.models import ModelSpec
 from wattune.errors import SpaceError
 from wattune.field_types import default_of, require_kinds
-from wattune.masking import printable
 from wattune.plans.axes import AXES, Plan
 from wattune.plans.program import FlagValue, Program
+from wattune.workload import Lora, TokenFile, Workload
 
 TRIAL_ID_DIGITS: Final = 12
 
@@ -34,112 +31,6 @@ def check_trial_id(text: str) -> str:
             f'"{text[:60]}" is no trial id: {TRIAL_ID_DIGITS} hexadecimal digits; `wattune plan` lists those of a space'
         )
     return text
-
-
-LORA_TARGETS: Final = ("q", "k", "v", "o", "gate", "up", "down")
-"""Linear layers that adapters may stand beside: four of attention, and those of the feed-forward block."""
-
-TOKEN_DTYPES: Final = {"uint16": 2, "uint32": 4, "int32": 4, "int64": 8}
-"""Types of tokens in a file, in the machine's byte order, and the bytes of one token."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenFile:
-    """A file of token numbers alone, memory-mapped by every rank."""
-
-    path: str
-    """Path on every node. A relative one starts in the workers' folder."""
-    dtype: str = "uint16"
-    """One of `TOKEN_DTYPES`."""
-
-    def problem(self, seq_len: int) -> str | None:
-        """Says why no sequence can be taken from it, judged by its size; None where one can.
-
-        Raises:
-            OSError: It cannot be read from here.
-        """
-        size_bytes, item_bytes = Path(self.path).stat().st_size, TOKEN_DTYPES[self.dtype]
-        if size_bytes % item_bytes:
-            return (
-                f"{self.path} has {size_bytes} bytes, no multiple of the {item_bytes} of {self.dtype}; "
-                "name its data type"
-            )
-        if size_bytes // item_bytes <= seq_len:
-            return (
-                f"{self.path} has {size_bytes // item_bytes} tokens of {self.dtype}; a sequence of seq_len={seq_len} "
-                f"needs {seq_len + 1}"
-            )
-        return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lora:
-    """Low-rank adapters, trained beside frozen weights (Hu et al. 2021, arXiv 2106.09685)."""
-
-    rank: int
-    targets: tuple[str, ...] = ("q", "v")
-    """Names of `LORA_TARGETS`. The paper adapts queries and values."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Routing:
-    """Routing of tokens to experts; `wattune.engines.model.routing` says what each engine then does."""
-
-    by: str
-    """One of `wattune.plans.engines.ROUTINGS`. `balanced`: every expert gets the same number of tokens; `skew`: shares
-    by Zipf's law; `learned`: the router chooses, and an auxiliary loss balances it."""
-    skew: float = 0.0
-    """Exponent of Zipf's law where `by` is `skew`: the expert of rank r is sent tokens in proportion to r^-skew."""
-
-    def __str__(self) -> str:
-        """The routing in short, such as `skew 1.2`."""
-        return f"skew {self.skew:g}" if self.by == "skew" else self.by
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """The kind of work, sequence length and batch."""
-
-    mode: str = "pretrain"
-    """`pretrain` trains all weights, `lora` trains adapters. `prefill` runs prompts forward and trains nothing."""
-    seq_len: int
-    global_batch_size: int
-    tokens: TokenFile | None = None
-    """Source of tokens; None draws them from the seed."""
-    lora: Lora | None = None
-    """Adapters that are trained where `mode` is `lora`."""
-    routing: Routing | None = None
-    """Routing of tokens to experts. None for models without experts, and where the program routes as it likes."""
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens of one step over all ranks. Sequences are whole, none is padded."""
-        return self.seq_len * self.global_batch_size
-
-    @property
-    def is_known(self) -> bool:
-        """False where a command runs whose data nobody described (`UNKNOWN_WORKLOAD`)."""
-        return self.mode != UNKNOWN_MODE
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Workload":
-        """Makes a workload of plain data. Lists become tuples again."""
-        tokens, lora, routing = data.get("tokens"), data.get("lora"), data.get("routing")
-        return cls(
-            **{
-                **data,
-                "tokens": tokens and TokenFile(**tokens),
-                "lora": lora and Lora(rank=lora["rank"], targets=tuple(lora["targets"])),
-                "routing": routing and Routing(**routing),
-            }
-        )
-
-
-UNKNOWN_MODE: Final = "unknown"
-"""Mode of `UNKNOWN_WORKLOAD`; no space can ask for it."""
-
-UNKNOWN_WORKLOAD: Final = Workload(mode=UNKNOWN_MODE, seq_len=1, global_batch_size=1)
-"""Stands for the data of a command that its space does not describe. Its sizes mean nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,123 +238,3 @@ def _cluster(origin: str, names: tuple[str, ...], *values: Any) -> ClusterSpec:
     cluster = ClusterSpec(**dict(zip(names, values, strict=True)))
     require_kinds(cluster)
     return cluster
-
-
-QUALITIES: Final = ("invalid", "", "indicative", "publishable")
-"""Qualities of a result from worst to best. Empty means that it was not assessed."""
-
-
-LARGEST_METRIC: Final = 1e30
-"""Largest number of a metric. No metric of a machine comes near it, and its square is a float."""
-
-_RESULT_KINDS: Final = (
-    ("trial_id", str),
-    ("repeat", int),
-    ("reason", str),
-    ("metrics", dict),
-    ("quality", str),
-    ("tags", dict),
-    ("start_wall_ns", int),
-    ("end_wall_ns", int),
-)
-_NUMBERS: Final = frozenset({int, float})
-_TEXTS: Final = frozenset({str})
-
-
-class TrialStatus(StrEnum):
-    """The ending of a trial."""
-
-    COMPLETED = "completed"
-    REJECTED = "rejected"
-    """It never ran, by a rule or a hard limit."""
-    OUT_OF_MEMORY = "out_of_memory"
-    TIMED_OUT = "timed_out"
-    CRASHED = "crashed"
-    """It failed. The result has the reason, such as `non_finite_loss`."""
-    ABORTED = "aborted"
-    """It was stopped at a hard limit."""
-    INTERRUPTED = "interrupted"
-    INFRA_FAILED = "infra_failed"
-    """The cluster failed it, not its configuration (`wattune.orchestrate.failures`)."""
-    INVALID = "invalid"
-    """It ran, but its measurement fails the quality checks."""
-
-    @property
-    def is_final(self) -> bool:
-        """True where a resumed study does not run this trial again."""
-        return self not in (TrialStatus.INTERRUPTED, TrialStatus.INFRA_FAILED)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialResult:
-    """The result of a trial. A metric that was not measured is not in `metrics`."""
-
-    trial_id: str
-    repeat: int
-    status: TrialStatus
-    reason: str = ""
-    """Reason of every status but `completed`."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Values by the names of `wattune.schema.METRICS`."""
-    quality: str = ""
-    """One of `QUALITIES`."""
-    quality_reasons: tuple[str, ...] = ()
-    tags: Mapping[str, str] = field(default_factory=dict)
-    """Facts that are not numbers: engine, device, versions, commit, whether telemetry is simulated."""
-    start_wall_ns: int = 0
-    end_wall_ns: int = 0
-
-    def __post_init__(self) -> None:
-        """Takes control characters out of the reason: it may quote what a program wrote, and terminals show it."""
-        if isinstance(self.reason, str) and not self.reason.isprintable():
-            object.__setattr__(self, "reason", printable(self.reason))
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain data for `run.json`."""
-        return asdict(self) | {"quality_reasons": list(self.quality_reasons)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "TrialResult":
-        """Reads a result that `to_json` wrote.
-
-        Raises:
-            KeyError, TypeError, ValueError: It is none: a field is missing, unknown, or holds what it cannot.
-        """
-        result = cls(
-            **{
-                **data,
-                "status": TrialStatus(data["status"]),
-                "quality_reasons": tuple(data.get("quality_reasons", ())),
-            }
-        )
-        result.require_sound()
-        return result
-
-    def require_sound(self) -> None:
-        """Makes sure that every field holds what it says. Ten thousand results are read while a user waits.
-
-        Raises:
-            TypeError: A field holds another type.
-            ValueError: A number is larger than any real one, or the quality is none of `QUALITIES`.
-        """
-        for name, kind in _RESULT_KINDS:
-            if type(getattr(self, name)) is not kind:
-                raise TypeError(f"{name}: got {str(getattr(self, name))[:60]}, allowed: {kind.__name__}")
-        for name, own, kinds in (
-            ("metrics", self.metrics.values(), _NUMBERS),
-            ("tags", self.tags.values(), _TEXTS),
-            ("quality_reasons", self.quality_reasons, _TEXTS),
-        ):
-            if not kinds.issuperset(map(type, own)):
-                wrong = next(value for value in own if type(value) not in kinds)
-                raise TypeError(f"{name}: got {str(wrong)[:60]}, allowed: {' or '.join(k.__name__ for k in kinds)}")
-        # A number of 400 digits is an integer to JSON, and no float. Infinity counts as not measured.
-        if not max(map(abs, self.metrics.values()), default=0.0) <= LARGEST_METRIC:
-            large = [name for name, value in self.metrics.items() if LARGEST_METRIC < abs(value) != math.inf]
-            if large:
-                raise ValueError(f"{large[0]}: more than {LARGEST_METRIC:.0e}")
-        for value in (self.repeat, self.start_wall_ns, self.end_wall_ns):
-            if not 0 <= value < 2**63:
-                raise ValueError(f"repeat, start_wall_ns and end_wall_ns: got {str(value)[:60]}, allowed: 0 to 2^63")
-        if self.quality not in QUALITIES:
-            raise ValueError(f'quality: got "{self.quality[:60]}"')

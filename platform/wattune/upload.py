@@ -23,13 +23,14 @@ from wattune.errors import ImpossibleValueError, PlanError, TelemetryError, Trac
 from wattune.forced_exit import asked
 from wattune.ranking.assessment import is_simulated
 from wattune.ranking.order import Ranking
+from wattune.run import Run
 from wattune.storage.measured import MeasuredFolder
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder
 from wattune.tracking.picture import trial_picture
 from wattune.tracking.run import Curves
 from wattune.tracking.tracker import Tracker
-from wattune.trial import TrialResult, TrialSpec
+from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S
 from wattune.view.table import worded
 
@@ -41,7 +42,7 @@ _FIGURES: Final = {
 }
 """Figures under a picture's name, and their words."""
 
-SendTrial = Callable[[TrialSpec, TrialResult], bool]
+SendTrial = Callable[[TrialSpec, Run], bool]
 """Sends one repeat of a trial in the study folder; returns true if the destination did not have it yet."""
 
 STOP_WITHIN_S: Final = 300.0
@@ -62,7 +63,7 @@ class Charts:
     """Node power above the time of each step, as SVG."""
 
 
-def charts_of(folder: MeasuredFolder, spec: TrialSpec, result: TrialResult) -> Charts:
+def charts_of(folder: MeasuredFolder, spec: TrialSpec, result: Run) -> Charts:
     """Draws a trial's own telemetry for a tracking store.
 
     Empty without a window, or if the tables do not have the expected schema.
@@ -107,7 +108,7 @@ def to_tracking(study: StudyFolder, tracker: Tracker) -> SendTrial:
     It sends the result that is in the folder at that time.
     """
 
-    def send(spec: TrialSpec, result: TrialResult) -> bool:
+    def send(spec: TrialSpec, result: Run) -> bool:
         folder = study.trial(result.trial_id, result.repeat)
         folder.check()
         kept = folder.result() or result
@@ -189,7 +190,7 @@ class Uploader:
         """Waits for all queued actions."""
         self.stop()
 
-    def send(self, spec: TrialSpec, result: TrialResult) -> None:
+    def send(self, spec: TrialSpec, result: Run) -> None:
         """Queues a result; returns at once."""
         self.call(lambda: self._send(spec, result))
 
@@ -286,12 +287,12 @@ class Delivery:
         if self._remote is not None and self._storage is not None:
             self._storage.call(functools.partial(self._remote.send_study, self._study))
 
-    def send(self, spec: TrialSpec, result: TrialResult) -> None:
+    def send(self, spec: TrialSpec, result: Run) -> None:
         """Queues the result of a trial that has just finished; returns at once."""
         self._tracking.send(spec, result)
         self.send_again(spec, result)
 
-    def send_again(self, spec: TrialSpec, result: TrialResult) -> None:
+    def send_again(self, spec: TrialSpec, result: Run) -> None:
         """Queues a result of an earlier run, which the storage may not have."""
         if self._storage is not None:
             self._storage.send(spec, result)

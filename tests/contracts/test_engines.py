@@ -32,7 +32,8 @@ from wattune.engines.registry import ENGINES
 from wattune.plans.axes import Plan
 from wattune.plans.parallel import num_micro_batches
 from wattune.plans.rules import violations
-from wattune.trial import Lora, Routing, TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Lora, Routing, Workload
 
 WORKER = Path(__file__).with_name("engine_worker.py")
 GROUP_TIMEOUT_S = 600

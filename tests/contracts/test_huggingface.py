@@ -26,8 +26,9 @@ from wattune.engines.model import weights
 from wattune.engines.model.tokens import Batches
 from wattune.engines.torch.engine import TorchEngine
 from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
 from wattune.workers.engine import Ranks
+from wattune.workload import Workload
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is not installed"

@@ -30,7 +30,8 @@ from wattune.orchestrate.cluster import connect
 from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.run_trial import run_trial
 from wattune.plans.axes import Plan
-from wattune.trial import Measure, TrialSpec, Workload
+from wattune.trial import Measure, TrialSpec
+from wattune.workload import Workload
 from faulty_engine import GOOD, HANGS, LEAKS, OUT_OF_MEMORY, PROFILE_OUT_OF_MEMORY, RAISES
 
 ROOT = Path(sys.argv[1])

@@ -65,7 +65,8 @@ from wattune.orchestrate.cluster import connect
 from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.run_trial import run_trial
 from wattune.plans.axes import Plan
-from wattune.trial import Measure, TrialSpec, Workload
+from wattune.trial import Measure, TrialSpec
+from wattune.workload import Workload
 
 root, recording = map(Path, sys.argv[1:])
 # A load on four H200s, from 18.5 to 33.5 s of the recording; every trial's sampler plays it from the beginning.

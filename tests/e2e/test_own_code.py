@@ -16,10 +16,11 @@ from wattune.plans.program import filled_arguments, values_of
 from wattune.recording import recorder
 from wattune.recording.recorder import record
 from wattune.recording.recording import Recording
+from wattune.run import RunStatus
 from wattune.steps.launch import environment
 from wattune.steps.reader import Step, StepReader
 from wattune.steps.source import AUTO
-from wattune.trial import Measure, TrialStatus
+from wattune.trial import Measure
 from wattune.workers.command.measured_run import MeasuredRun
 
 pytestmark = pytest.mark.timeout(300)  # these libraries take long to load on a busy machine
@@ -211,6 +212,6 @@ def test_without_triton_torchtitan_fails_in_one_clear_line(tmp_path: Path) -> No
         leads=True,
         orders=lambda timeout_s: time.sleep(timeout_s),
     ).until_over()
-    assert outcome.status is TrialStatus.CRASHED
+    assert outcome.status is RunStatus.CRASHED
     assert outcome.reason.startswith("exit code 1: rank 0: ModuleNotFoundError: No module named 'triton'")
     assert "\n" not in outcome.reason

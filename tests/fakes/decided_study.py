@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from wattune import api
+from wattune.run import Run, RunStatus
 from wattune.storage.study import StudyFolder
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 
 SPACE: dict[str, Any] = {
     "study": "decided",
@@ -40,13 +41,13 @@ def truth(spec: TrialSpec) -> dict[str, float]:
     return {"tokens_per_s": speed, POWER: 500 + 0.4 * speed, "step_time_s": 2048 / speed}
 
 
-def measured(spec: TrialSpec, repeat: int = 0, error: float = 0.0) -> TrialResult:
+def measured(spec: TrialSpec, repeat: int = 0, error: float = 0.0) -> Run:
     """The result of a plan, 20 s long, each figure with an error."""
     metrics = {name: value * math.exp(error) for name, value in truth(spec).items()}
-    return TrialResult(
+    return Run(
         trial_id=spec.trial_id,
         repeat=repeat,
-        status=TrialStatus.COMPLETED,
+        status=RunStatus.COMPLETED,
         metrics=metrics,
         quality="indicative",
         quality_reasons=("simulated",),

@@ -8,8 +8,10 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.plans.axes import Plan
+from wattune.run import Run, RunStatus
 from wattune.search.strategies.protocol import Problem
-from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 BASE = TrialSpec(
     model=MODELS["llama3_8b"],
@@ -50,18 +52,18 @@ def metrics(spec: TrialSpec) -> dict[str, float]:
     }
 
 
-def result(spec: TrialSpec, repeat: int = 0, **changed: float) -> TrialResult:
+def result(spec: TrialSpec, repeat: int = 0, **changed: float) -> Run:
     """The result of a specification: out of memory where it does not fit."""
     values = metrics(spec) | changed
     fits = values["memory_peak_bytes"] < 0.95 * 141e9
-    status = TrialStatus.COMPLETED if fits else TrialStatus.OUT_OF_MEMORY
-    return TrialResult(trial_id=spec.trial_id, repeat=repeat, status=status, metrics=values if fits else {})
+    status = RunStatus.COMPLETED if fits else RunStatus.OUT_OF_MEMORY
+    return Run(trial_id=spec.trial_id, repeat=repeat, status=status, metrics=values if fits else {})
 
 
 def is_feasible(spec: TrialSpec) -> bool:
     """Returns whether a specification fits and holds the bound on power."""
     done = result(spec)
-    return done.status is TrialStatus.COMPLETED and bool(POWER.holds(done.metrics))
+    return done.status is RunStatus.COMPLETED and bool(POWER.holds(done.metrics))
 
 
 BEST = max(filter(is_feasible, SPECS), key=lambda spec: metrics(spec)["tokens_per_s"])

@@ -9,7 +9,9 @@ from wattune.catalog.models import model
 from wattune.objective import Question
 from wattune.orchestrate.events import Placement, Preview, TrialEvent
 from wattune.plans.axes import Plan
-from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+from wattune.run import Run, RunStatus
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 CLUSTER = ClusterSpec(device="cpu", devices_per_node=2)
 QUESTION = Question.of("maximize tokens_per_s", "node_device_power_peak_1s_w <= 1000")
@@ -33,25 +35,25 @@ def ended(
     size: int,
     tokens_per_s: float = 0,
     peak_w: float = 900,
-    status: TrialStatus = TrialStatus.COMPLETED,
+    status: RunStatus = RunStatus.COMPLETED,
     *,
     kind: Any = "finished",
     repeat: int = 0,
 ) -> TrialEvent:
     metrics = {"tokens_per_s": tokens_per_s, "node_device_power_peak_1s_w": peak_w}
-    result = TrialResult(
+    result = Run(
         trial_id=spec(size).trial_id,
         repeat=repeat,
         status=status,
-        reason="" if status is TrialStatus.COMPLETED else "rank 0: it broke",
-        metrics=metrics if status is TrialStatus.COMPLETED else {},
+        reason="" if status is RunStatus.COMPLETED else "rank 0: it broke",
+        metrics=metrics if status is RunStatus.COMPLETED else {},
         start_wall_ns=10**18,
         end_wall_ns=10**18 + 20 * 10**9,
     )
     return TrialEvent(kind=kind, spec=spec(size), repeat=repeat, result=result, nodes=("n0",))
 
 
-def preview(num_left: int, done: dict[TrialStatus, int] | None = None, **more: Any) -> Preview:
+def preview(num_left: int, done: dict[RunStatus, int] | None = None, **more: Any) -> Preview:
     load_s = {CLUSTER: 1800.0}
     facts = {"num_references": 0, "num_finalists": 0, "num_again": 0, "load_s": load_s, "measured": False}
     facts |= {"num_now": num_left, "load_now_s": load_s, "most_s": math.inf}

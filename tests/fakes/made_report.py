@@ -22,7 +22,9 @@ from wattune.ranking.evidence import Evidence
 from wattune.ranking.order import Ranking, rank
 from wattune.report.figure import Chart
 from wattune.report.page import draw, render_report
-from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+from wattune.run import Run, RunStatus
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 POWER = "node_device_power_peak_1s_w"
 
@@ -149,11 +151,11 @@ def trial(
     power_w: float | None = 2000.0,
     *,
     repeat: int = 0,
-    status: TrialStatus = TrialStatus.COMPLETED,
+    status: RunStatus = RunStatus.COMPLETED,
     reason: str = "",
     simulated: bool = False,
     tags: Mapping[str, str] | None = None,
-) -> tuple[TrialSpec, TrialResult]:
+) -> tuple[TrialSpec, Run]:
     spec = TrialSpec(
         model=model("llama3_8b"),
         cluster=ClusterSpec(device="h200_sxm", devices_per_node=4),
@@ -162,12 +164,12 @@ def trial(
         plan=Plan(micro_batch_size=number),
     )
     metrics = {"tokens_per_s": tokens_per_s, "sensor_period_s": 0.02} | ({} if power_w is None else {POWER: power_w})
-    return spec, TrialResult(
+    return spec, Run(
         trial_id=spec.trial_id,
         repeat=repeat,
         status=status,
         reason=reason,
-        metrics=metrics if status is TrialStatus.COMPLETED else {},
+        metrics=metrics if status is RunStatus.COMPLETED else {},
         quality="indicative",
         quality_reasons=("simulated",) if simulated else (),
         tags={"simulated": str(simulated).lower(), "version.torch": "2.13.0", **(tags or {})},
@@ -176,7 +178,7 @@ def trial(
     )
 
 
-def ranked(pairs: Sequence[tuple[TrialSpec, TrialResult]], bound: str = f"{POWER} <= 2750") -> Ranking:
+def ranked(pairs: Sequence[tuple[TrialSpec, Run]], bound: str = f"{POWER} <= 2750") -> Ranking:
     return rank(
         pairs,
         Question(
@@ -194,7 +196,7 @@ def whole(simulated: bool = False, text: str = "rank 3 at 140 GiB") -> tuple[Ran
             trial(1, 40_600.0, 2390.0, repeat=1, simulated=simulated, tags={"version.torch": text}),
             trial(2, 44_000.0, 3188.0, simulated=simulated),
             trial(4, 43_000.0, None, simulated=simulated),
-            trial(8, 0.0, status=TrialStatus.OUT_OF_MEMORY, reason=text),
+            trial(8, 0.0, status=RunStatus.OUT_OF_MEMORY, reason=text),
         ]
     )
     candidates = [

@@ -8,7 +8,9 @@ from wattune.catalog.models import model
 from wattune.objective import RISK, Constraint, Objective, Question, parse_constraint, parse_objective
 from wattune.plans.axes import Plan
 from wattune.ranking.assessment import RankedTrial
-from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+from wattune.run import Run, RunStatus
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 FASTEST = parse_objective("maximize tokens_per_s")
 
@@ -25,7 +27,7 @@ COOL = parse_constraint("device_temp_max_c < 85")
 CAPPED = parse_constraint("device_power_peak_1s_w <= 1.0 * device_power_limit_w")
 
 
-Pair = tuple[TrialSpec, TrialResult]
+Pair = tuple[TrialSpec, Run]
 
 
 def asked(objective: Objective, *constraints: Constraint, risk: float = RISK) -> Question:
@@ -38,7 +40,7 @@ def trial(
     metrics: Mapping[str, float] | None = None,
     *,
     repeat: int = 0,
-    status: TrialStatus = TrialStatus.COMPLETED,
+    status: RunStatus = RunStatus.COMPLETED,
     quality: str = "publishable",
     reason: str = "",
     tags: Mapping[str, str] | None = None,
@@ -51,7 +53,7 @@ def trial(
         workload=Workload(seq_len=4096, global_batch_size=16),
         plan=Plan(micro_batch_size=number, layout=(8, 8), rank_order=(1, 0)),
     )
-    return spec, TrialResult(
+    return spec, Run(
         trial_id=spec.trial_id,
         repeat=repeat,
         status=status,

@@ -18,10 +18,12 @@ from wattune.catalog.models import model
 from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.plans.axes import Plan
 from wattune.ranking.order import Ranking, rank
+from wattune.run import Run, RunStatus
 from wattune.storage.files import write_json
 from wattune.storage.measured import MeasuredFolder
 from wattune.storage.study import StudyFolder
-from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "h200x4"
 START_NS = 1_790_000_000_000_000_000
@@ -80,10 +82,10 @@ def make_study(storage: Path, name: str = "dense_h200x4", bound_w: float = 3000.
         folder.write_spec(spec)
         found = _summary(recording)
         folder.write_result(
-            TrialResult(
+            Run(
                 trial_id=spec.trial_id,
                 repeat=0,
-                status=TrialStatus.COMPLETED,
+                status=RunStatus.COMPLETED,
                 metrics=found.metrics,
                 quality=found.quality,
                 quality_reasons=found.quality_reasons,
@@ -95,10 +97,10 @@ def make_study(storage: Path, name: str = "dense_h200x4", bound_w: float = 3000.
     failed = spec_of(Plan(tp=1, micro_batch_size=2))
     study.trial(failed.trial_id, 0).write_spec(failed)
     study.trial(failed.trial_id, 0).write_result(
-        TrialResult(
+        Run(
             trial_id=failed.trial_id,
             repeat=0,
-            status=TrialStatus.OUT_OF_MEMORY,
+            status=RunStatus.OUT_OF_MEMORY,
             reason="rank 3 at 140.2 GiB",
             start_wall_ns=START_NS + 200_000_000_000,
             end_wall_ns=START_NS + 210_000_000_000,
@@ -111,7 +113,7 @@ def make_study(storage: Path, name: str = "dense_h200x4", bound_w: float = 3000.
     return study
 
 
-def without_steps(study: StudyFolder, trial_id: str) -> TrialResult:
+def without_steps(study: StudyFolder, trial_id: str) -> Run:
     """Makes a trial one whose command told no steps: no spans, and the window in the result."""
     folder = study.trial(trial_id, 0)
     (folder.path / "spans.parquet").unlink()

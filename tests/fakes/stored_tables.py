@@ -8,21 +8,22 @@ import pyarrow.parquet as pq
 import yaml
 
 from wattune.objective import Question
+from wattune.run import Run, RunStatus
 from wattune.schema import METRICS
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data"
 
 
-def results_of(table: str, *, without: tuple[str, ...] = ()) -> list[tuple[TrialSpec, TrialResult]]:
+def results_of(table: str, *, without: tuple[str, ...] = ()) -> list[tuple[TrialSpec, Run]]:
     """Reads every repeat of a table, without some metrics."""
     return [
         (
             TrialSpec.from_json(json.loads(row["spec"])),
-            TrialResult(
+            Run(
                 trial_id=row["trial_id"],
                 repeat=row["repeat"],
-                status=TrialStatus(row["status"]),
+                status=RunStatus(row["status"]),
                 start_wall_ns=row["start_wall_ns"],
                 quality=row["quality"],
                 metrics={name: row[name] for name in METRICS.keys() - {*without} if row.get(name) is not None},

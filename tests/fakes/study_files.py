@@ -7,9 +7,11 @@ import pyarrow as pa
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.plans.axes import Plan
+from wattune.run import Run, RunStatus
 from wattune.schema import SPANS
 from wattune.storage.study import StudyFolder, TrialFolder
-from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 DOCUMENT = {"study": "mine", "objective": "maximize tokens_per_s", "constraints": []}
 SPEC = TrialSpec(
@@ -21,8 +23,8 @@ SPEC = TrialSpec(
 )
 
 
-def result_of(status: TrialStatus = TrialStatus.COMPLETED, repeat: int = 0, tokens_per_s: float = 1.0) -> TrialResult:
-    return TrialResult(
+def result_of(status: RunStatus = RunStatus.COMPLETED, repeat: int = 0, tokens_per_s: float = 1.0) -> Run:
+    return Run(
         trial_id=SPEC.trial_id,
         repeat=repeat,
         status=status,
@@ -34,7 +36,7 @@ def result_of(status: TrialStatus = TrialStatus.COMPLETED, repeat: int = 0, toke
     )
 
 
-def measured(study: StudyFolder, result: TrialResult) -> TrialFolder:
+def measured(study: StudyFolder, result: Run) -> TrialFolder:
     """A trial of the study as its run leaves it, and a file that a crash left."""
     folder = study.trial(result.trial_id, result.repeat)
     folder.write_spec(SPEC)

@@ -7,11 +7,13 @@ import pyarrow as pa
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.plans.axes import Plan
+from wattune.run import Run, RunStatus
 from wattune.schema import SPANS
 from wattune.storage.study import TrialFolder
 from wattune.tracking.tracker import Tracker
-from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S
+from wattune.workload import Workload
 
 START_NS = 1_790_000_000 * NS_PER_S
 
@@ -28,12 +30,12 @@ def spec_of(micro_batch_size: int = 2, rank_order: str | tuple[int, ...] = "topo
     )
 
 
-def result_of(spec: TrialSpec, status: TrialStatus = TrialStatus.COMPLETED, repeat: int = 0) -> TrialResult:
-    return TrialResult(
+def result_of(spec: TrialSpec, status: RunStatus = RunStatus.COMPLETED, repeat: int = 0) -> Run:
+    return Run(
         trial_id=spec.trial_id,
         repeat=repeat,
         status=status,
-        reason="" if status is TrialStatus.COMPLETED else "why",
+        reason="" if status is RunStatus.COMPLETED else "why",
         metrics={"tokens_per_s": 48_123.4567890123, "node_device_power_peak_1s_w": 2788.25},
         quality="indicative",
         quality_reasons=("simulated", "short"),
@@ -43,7 +45,7 @@ def result_of(spec: TrialSpec, status: TrialStatus = TrialStatus.COMPLETED, repe
     )
 
 
-def folder_of(path: Path, spec: TrialSpec, result: TrialResult) -> Path:
+def folder_of(path: Path, spec: TrialSpec, result: Run) -> Path:
     folder = TrialFolder(path / f"{result.trial_id}-{result.repeat}")
     folder.write_spec(spec)
     folder.write_spans(SPANS.empty_table())

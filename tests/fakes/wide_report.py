@@ -10,7 +10,7 @@ from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.plans.axes import Plan
 from wattune.ranking.order import Ranking, rank
 from wattune.report.page import render_report
-from wattune.trial import TrialStatus
+from wattune.run import RunStatus
 
 BOUNDS = (
     "node_device_power_peak_1s_w <= 2750",
@@ -38,7 +38,7 @@ def wide_ranking(num_bounds: int, simulated: bool = False) -> Ranking:
         }
         more |= {"excursion_peak_over_limit_frac": 0.01, "memory_peak_bytes": 1.2e11, "device_power_peak_1s_w": 690.0}
         pairs.append((spec, replace(result, trial_id=spec.trial_id, metrics={**result.metrics, **more})))
-    spec, result = trial(16, 0.0, status=TrialStatus.OUT_OF_MEMORY, reason="rank 3 at 140.2 GiB: " + "no_break" * 30)
+    spec, result = trial(16, 0.0, status=RunStatus.OUT_OF_MEMORY, reason="rank 3 at 140.2 GiB: " + "no_break" * 30)
     pairs.append((spec, result))
     return rank(
         pairs,

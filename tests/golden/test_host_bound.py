@@ -16,7 +16,7 @@ from wattune.intervals import t_quantile
 from wattune.objective import RISK, Question, parse_constraint, parse_objective
 from wattune.ranking.order import rank
 from wattune.ranking.spreads import Spreads
-from wattune.trial import TrialStatus
+from wattune.run import RunStatus
 
 TABLES = ("dense_llama_1b_h200", "dense_llama_1b_h200_ladder")
 LATER = ("dense_gpt_1b_h200_before", "dense_gpt_1b_h200", "dense_gpt_1b_h200_guided")
@@ -25,7 +25,7 @@ BOUNDS = (450, 500, 550, 600, 620, 640, 660)
 
 
 def runs(table: str, *, without: tuple[str, ...] = ()):
-    return [pair for pair in results_of(table, without=without) if pair[1].status is TrialStatus.COMPLETED]
+    return [pair for pair in results_of(table, without=without) if pair[1].status is RunStatus.COMPLETED]
 
 
 def promises(tables=TABLES, *, without: tuple[str, ...] = ()) -> tuple[list[tuple[str, int, float]], float]:

@@ -17,7 +17,7 @@ from measured_tables import completed, ordered, trial_of
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import estimate
 from wattune.fitting.device import MeasuredTrial
-from wattune.trial import TrialStatus
+from wattune.run import RunStatus
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 DATA = BENCHMARKS / "data"
@@ -73,7 +73,7 @@ def runs_of(table: str) -> list[Run]:
 def out_of_memory(table: str) -> list[float]:
     """Returns the peaks [bytes] that were predicted, before, of plans that ran out of memory."""
     rows = pq.read_table(DATA / f"{table}.parquet").to_pylist()
-    failed = {row["trial_id"] for row in rows if row["status"] == TrialStatus.OUT_OF_MEMORY}
+    failed = {row["trial_id"] for row in rows if row["status"] == RunStatus.OUT_OF_MEMORY}
     return [row["estimate.memory_peak_bytes"] for trial_id, row in before(table).items() if trial_id in failed]
 
 

@@ -14,7 +14,8 @@ from wattune.catalog.models import model
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import estimate
 from wattune.plans.axes import Plan
-from wattune.trial import Routing, TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Routing, Workload
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TABLE = BENCHMARKS / "data" / "dense_gpt_1b_h200.parquet"

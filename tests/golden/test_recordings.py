@@ -22,8 +22,9 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.plans.axes import Plan
 from wattune.storage.measured import MeasuredFolder
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
 from wattune.units import unit_of
+from wattune.workload import Workload
 
 FOLDER = Path(__file__).parent / "h200x4"
 RECORDINGS = ("dp4", "tp2pp2", "square_inphase")

@@ -15,11 +15,12 @@ from wattune.fidelity import FIRST_REFERENCE_REPEAT
 from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.ranking.assessment import Verdict
 from wattune.ranking.order import Ranking, rank
+from wattune.run import Run, RunStatus
 from wattune.simulation.sensors import simulate
 from wattune.storage.measured import MeasuredFolder
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 
-Pair = tuple[TrialSpec, TrialResult]
+Pair = tuple[TrialSpec, Run]
 Study = Callable[[int, int], list[Pair]]
 """Makes a study from a seed and a number of reference runs."""
 
@@ -29,13 +30,13 @@ SCATTER = 0.003
 """Standard deviation of speed and power from run to run."""
 
 
-def placed(result: TrialResult, number: int, repeat: int) -> TrialResult:
+def placed(result: Run, number: int, repeat: int) -> Run:
     return replace(
         result, repeat=repeat, start_wall_ns=START_NS + number * MINUTE_NS, tags={**result.tags, "nodes": "n0"}
     )
 
 
-def scattered(result: TrialResult, rng: np.random.Generator) -> TrialResult:
+def scattered(result: Run, rng: np.random.Generator) -> Run:
     """The same trial run again: speed and power a little off."""
     speed, power = (math.exp(SCATTER * one) for one in rng.normal(size=2))
     factors = {"tokens_per_s": speed, "step_time_s": 1 / speed, "node_device_power_peak_1s_w": power}
@@ -72,10 +73,10 @@ def simulated() -> Study:
             assert spans is not None
             ((node, (tables, manifest)),) = simulate(spec, spans, seed=seed).items()
             found = summarize(run_data(spec, spans, tables, {node: {**manifest, "simulated": True}}))
-            result = TrialResult(
+            result = Run(
                 trial_id=spec.trial_id,
                 repeat=0,
-                status=TrialStatus.COMPLETED,
+                status=RunStatus.COMPLETED,
                 metrics=found.metrics,
                 quality=found.quality,
                 quality_reasons=found.quality_reasons,

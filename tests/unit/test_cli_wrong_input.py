@@ -20,12 +20,12 @@ from wattune import api, cli
 from wattune.api import recordings
 from wattune.cli.verbs import VERBS, load
 from wattune.orchestrate.scheduling.controller import recover
+from wattune.run import Run
 from wattune.storage.digests import digests_of, with_digest
 from wattune.storage.files import write_digested, write_json
 from wattune.storage.study import StudyFolder, TrialFolder
-from wattune.trial import TrialResult
 
-Run = Callable[..., tuple[int, str, str]]
+Verb = Callable[..., tuple[int, str, str]]
 STUDY = "dense_h200x4"
 
 
@@ -37,7 +37,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyFolder:
 
 
 @pytest.fixture
-def wattune(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def wattune(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Verb:
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["wattune", *map(str, arguments)])
         with pytest.raises(SystemExit) as leaving:
@@ -90,7 +90,7 @@ DAMAGE: dict[str, tuple[str, str | bytes, str]] = {
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_damaged_study_is_one_message_for_whoever_reads_what_is_damaged(
-    study: StudyFolder, wattune: Run, store_in: Callable[[Path], str], kind: str
+    study: StudyFolder, wattune: Verb, store_in: Callable[[Path], str], kind: str
 ) -> None:
     store_in(study.path.parent)
     name, content, said = DAMAGE[kind]
@@ -109,7 +109,7 @@ def test_a_damaged_study_is_one_message_for_whoever_reads_what_is_damaged(
     assert refused > 0
 
 
-def test_a_metric_that_is_no_number_and_a_table_of_another_kind_are_refused(study: StudyFolder, wattune: Run) -> None:
+def test_a_metric_that_is_no_number_and_a_table_of_another_kind_are_refused(study: StudyFolder, wattune: Verb) -> None:
     trial = measured(study)
     (trial.path / "kernels.parquet").write_bytes((trial.path / "spans.parquet").read_bytes())
     sealed(trial.path)
@@ -126,7 +126,7 @@ def test_a_metric_that_is_no_number_and_a_table_of_another_kind_are_refused(stud
     ids=["cut", "keys", "list", "bytes", "word"],
 )
 def test_a_trial_that_cannot_be_read_is_named_and_all_others_are_ranked(
-    study: StudyFolder, wattune: Run, content: bytes
+    study: StudyFolder, wattune: Verb, content: bytes
 ) -> None:
     before = json.loads(wattune("rank", STUDY, "--json")[1])
     lost = measured(study)
@@ -152,7 +152,7 @@ def test_a_trial_that_cannot_be_read_is_named_and_all_others_are_ranked(
 
 @pytest.mark.parametrize("name", ["kernels.parquet", "spans.parquet", "telemetry/node0/manifest.json", "spec.json"])
 def test_a_file_that_does_not_agree_with_its_digest_is_named(
-    study: StudyFolder, wattune: Run, store_in: Callable[[Path], str], name: str
+    study: StudyFolder, wattune: Verb, store_in: Callable[[Path], str], name: str
 ) -> None:
     store_in(study.path.parent)
     trial = measured(study).path
@@ -170,7 +170,7 @@ def test_a_file_that_does_not_agree_with_its_digest_is_named(
 
 @pytest.mark.parametrize("damage", ["edited", "cut", "missing", "folder"])
 def test_a_table_of_combinations_that_is_damaged_is_named_and_costs_no_trial(
-    study: StudyFolder, wattune: Run, damage: str
+    study: StudyFolder, wattune: Verb, damage: str
 ) -> None:
     sound = json.loads(wattune("rank", STUDY, "--json")[1])
     path = study.path / "candidates.parquet"
@@ -192,7 +192,7 @@ def test_a_table_of_combinations_that_is_damaged_is_named_and_costs_no_trial(
     assert " ".join(named["reason"].split()) in " ".join(wattune("rank", STUDY)[1].split())
 
 
-def test_files_edited_on_purpose_are_accepted_and_the_quality_says_so(study: StudyFolder, wattune: Run) -> None:
+def test_files_edited_on_purpose_are_accepted_and_the_quality_says_so(study: StudyFolder, wattune: Verb) -> None:
     trial = measured(study)
     edit_json(trial.path / "telemetry" / "node0" / "manifest.json", sampled_by="hand")
     assert wattune("analyze", trial.path)[0] == 1
@@ -207,7 +207,7 @@ def test_files_edited_on_purpose_are_accepted_and_the_quality_says_so(study: Stu
     assert trial.result() == result, "what was accepted once is not edited again"
 
 
-def test_another_trials_specification_is_never_accepted(study: StudyFolder, wattune: Run) -> None:
+def test_another_trials_specification_is_never_accepted(study: StudyFolder, wattune: Verb) -> None:
     trial = measured(study).path
     spec = json.loads((trial / "spec.json").read_text())
     edit_json(trial / "spec.json", workload=spec["workload"] | {"seq_len": 8192})
@@ -228,7 +228,7 @@ def test_another_trials_specification_is_never_accepted(study: StudyFolder, watt
     ],
 )
 def test_a_specification_that_cannot_be_costs_its_trial_alone(
-    study: StudyFolder, wattune: Run, part: str, wrong: dict[str, Any]
+    study: StudyFolder, wattune: Verb, part: str, wrong: dict[str, Any]
 ) -> None:
     lost = measured(study).path
     spec = json.loads((lost / "spec.json").read_text())
@@ -245,19 +245,19 @@ def test_a_specification_that_cannot_be_costs_its_trial_alone(
         {"repeat": True},
     ],
 )
-def test_a_result_that_cannot_be_costs_its_trial_alone(study: StudyFolder, wattune: Run, wrong: dict[str, Any]) -> None:
+def test_a_run_that_cannot_be_costs_its_trial_alone(study: StudyFolder, wattune: Verb, wrong: dict[str, Any]) -> None:
     lost = measured(study).path
     sealed(lost, **wrong)
     _costs_itself_alone(study, wattune, lost)
 
 
-def test_a_folder_that_is_no_trial_is_named_and_costs_nothing(study: StudyFolder, wattune: Run) -> None:
+def test_a_folder_that_is_no_trial_is_named_and_costs_nothing(study: StudyFolder, wattune: Verb) -> None:
     lost = study.path / "trials" / "copy of a trial"
     shutil.copytree(measured(study).path, lost)
     _costs_itself_alone(study, wattune, lost)
 
 
-def _costs_itself_alone(study: StudyFolder, wattune: Run, lost: Path) -> None:
+def _costs_itself_alone(study: StudyFolder, wattune: Verb, lost: Path) -> None:
     code, out, err = wattune("rank", STUDY, "--json")
     found = json.loads(out)
     assert code == (0 if found["feasible"] else 3), err
@@ -269,7 +269,7 @@ def _costs_itself_alone(study: StudyFolder, wattune: Run, lost: Path) -> None:
     assert "Traceback" not in wattune("analyze", lost)[2]
 
 
-def test_a_window_somebody_wrote_by_hand_is_checked(study: StudyFolder, wattune: Run) -> None:
+def test_a_window_somebody_wrote_by_hand_is_checked(study: StudyFolder, wattune: Verb) -> None:
     folder = measured(study).path
     write_json(folder / "manifest.json", {"node": "node0", "window": {"start_mono_ns": "12:00", "end_mono_ns": 5}})
     code, out, err = wattune("analyze", folder)
@@ -277,17 +277,17 @@ def test_a_window_somebody_wrote_by_hand_is_checked(study: StudyFolder, wattune:
 
 
 def test_files_of_somebody_else_are_not_called_another_version(
-    study: StudyFolder, wattune: Run, monkeypatch: pytest.MonkeyPatch
+    study: StudyFolder, wattune: Verb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(TrialResult, "from_json", refuse)
+    monkeypatch.setattr(Run, "from_json", refuse)
     code, out, err = wattune("rank", STUDY)
     assert (code, out) == (2, "") and "cannot be read: Permission denied; give a study you may read" in err
 
 
-def test_names_that_cannot_be_looked_for_are_exit_2(study: StudyFolder, wattune: Run) -> None:
+def test_names_that_cannot_be_looked_for_are_exit_2(study: StudyFolder, wattune: Verb) -> None:
     for name, said in (
         ("a" * 5000, "File name too long"),
         ("~nobody-of-this-machine/x", "in the home of a user"),
@@ -302,7 +302,7 @@ def test_names_that_cannot_be_looked_for_are_exit_2(study: StudyFolder, wattune:
 
 @pytest.mark.parametrize("verb", ["run", "record", "calibrate"])
 def test_storage_that_is_no_folder_is_said_before_anything_runs(
-    tmp_path: Path, wattune: Run, monkeypatch: pytest.MonkeyPatch, verb: str
+    tmp_path: Path, wattune: Verb, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     occupied, ran = tmp_path / "occupied", tmp_path / "ran"
     occupied.write_text("")
@@ -315,7 +315,7 @@ def test_storage_that_is_no_folder_is_said_before_anything_runs(
     assert not ran.exists() and occupied.read_text() == ""
 
 
-def test_a_url_that_nothing_can_be_sent_to_is_said_before_the_command_runs(tmp_path: Path, wattune: Run) -> None:
+def test_a_url_that_nothing_can_be_sent_to_is_said_before_the_command_runs(tmp_path: Path, wattune: Verb) -> None:
     code, _, err = wattune("record", "--storage", "s4://bucket", "--", "touch", tmp_path / "ran")
     assert code == 2 and "s4://bucket" in err
     assert not (tmp_path / "ran").exists()
@@ -323,7 +323,7 @@ def test_a_url_that_nothing_can_be_sent_to_is_said_before_the_command_runs(tmp_p
 
 @pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, 1), (errno.EROFS, 2)])
 def test_a_disk_that_refuses_is_one_message_and_leaves_no_part_of_a_file(
-    study: StudyFolder, wattune: Run, monkeypatch: pytest.MonkeyPatch, number: int, code: int
+    study: StudyFolder, wattune: Verb, monkeypatch: pytest.MonkeyPatch, number: int, code: int
 ) -> None:
     def refuse(_file: int) -> None:
         raise OSError(number, os.strerror(number))
@@ -345,11 +345,11 @@ def test_a_fault_of_the_program_keeps_its_traceback(study: StudyFolder, monkeypa
         cli.main()
 
 
-def test_more_seconds_than_a_clock_counts_are_refused(wattune: Run) -> None:
+def test_more_seconds_than_a_clock_counts_are_refused(wattune: Verb) -> None:
     assert wattune("record", "--seconds", "1e400", "--", "true")[0] == 2
 
 
-def test_a_store_that_is_not_there_is_not_made_by_reading(study: StudyFolder, wattune: Run, tmp_path: Path) -> None:
+def test_a_store_that_is_not_there_is_not_made_by_reading(study: StudyFolder, wattune: Verb, tmp_path: Path) -> None:
     store = tmp_path / "mistyped" / "mlflow.db"
     code, out, err = wattune("rank", STUDY, "--tracking-uri", f"sqlite:///{store}")
     assert (code, out) == (1, "") and f"there is no MLflow store {store}" in err
@@ -369,7 +369,7 @@ def test_doctor_does_not_call_a_file_a_storage(
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_help_shows_every_word_it_was_given(wattune: Run, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+def test_help_shows_every_word_it_was_given(wattune: Verb, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
     monkeypatch.setenv("COLUMNS", "400")
     code, out, _ = wattune(verb, "--help")
     shown = " ".join(re.sub(r"[│╭╮╰╯─]", " ", out).split())
@@ -382,7 +382,7 @@ def test_help_shows_every_word_it_was_given(wattune: Run, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("command", [["record", "--backend", "hots", "--", "true"], ["calibrate", "--backend", "hots"]])
-def test_a_backend_that_is_none_is_a_wrong_input(study: StudyFolder, wattune: Run, command: list[str]) -> None:
+def test_a_backend_that_is_none_is_a_wrong_input(study: StudyFolder, wattune: Verb, command: list[str]) -> None:
     before = sorted(study.path.parent.iterdir())
     code, _, err = wattune(*command)
     assert code == 2 and 'backend "hots"' in err

@@ -10,14 +10,12 @@ from wattune.fidelity import (
     STOPPED_EARLY,
     is_burst,
 )
-from wattune.trial import TrialResult, TrialStatus
+from wattune.run import Run, RunStatus
 
 
 def test_a_burst_is_told_by_its_tag():
-    burst = TrialResult(
-        trial_id="0" * 12, repeat=FIRST_BURST_REPEAT, status=TrialStatus.COMPLETED, tags={FIDELITY: BURST}
-    )
-    full = TrialResult(trial_id="0" * 12, repeat=0, status=TrialStatus.COMPLETED)
+    burst = Run(trial_id="0" * 12, repeat=FIRST_BURST_REPEAT, status=RunStatus.COMPLETED, tags={FIDELITY: BURST})
+    full = Run(trial_id="0" * 12, repeat=0, status=RunStatus.COMPLETED)
     assert is_burst(burst) and not is_burst(full)
     assert FIRST_BURST_REPEAT > FIRST_REFERENCE_REPEAT
 

@@ -18,7 +18,8 @@ from wattune.errors import PlanError, TelemetryError
 from wattune.inspection import inspect
 from wattune.plans.axes import Plan
 from wattune.storage.study import TrialFolder
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "h200x4" / "dp4"
 SPEC = TrialSpec(

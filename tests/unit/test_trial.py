@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from wattune.catalog.hardware import DEVICES, ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.plans.axes import AXES, Plan
+from wattune.run import Run, RunStatus
 from wattune.schema import METRICS
-from wattune.trial import TRIAL_ID_DIGITS, Lora, Routing, TokenFile, TrialResult, TrialSpec, TrialStatus, Workload
+from wattune.trial import TRIAL_ID_DIGITS, TrialSpec
+from wattune.workload import Lora, Routing, TokenFile, Workload
 
 COUNT = st.integers(1, 64)
 SPECS = st.builds(
@@ -45,10 +47,10 @@ SPECS = st.builds(
     ),
 )
 RESULTS = st.builds(
-    TrialResult,
+    Run,
     trial_id=st.text("0123456789abcdef", min_size=TRIAL_ID_DIGITS, max_size=TRIAL_ID_DIGITS),
     repeat=st.integers(0, 9),
-    status=st.sampled_from(TrialStatus),
+    status=st.sampled_from(RunStatus),
     reason=st.text(max_size=20),
     metrics=st.dictionaries(st.sampled_from(sorted(METRICS)), st.floats(-1e30, 1e30)),
     quality=st.sampled_from(["", "publishable", "indicative", "invalid"]),
@@ -138,13 +140,13 @@ def test_trials_from_before_routing_was_chosen_keep_their_ids():
 
 @given(result=RESULTS)
 def test_a_result_survives_json(result):
-    assert TrialResult.from_json(json.loads(json.dumps(result.to_json()))) == result
+    assert Run.from_json(json.loads(json.dumps(result.to_json()))) == result
 
 
 def test_only_trials_that_say_nothing_about_their_plan_run_again():
-    assert [status for status in TrialStatus if not status.is_final] == [
-        TrialStatus.INTERRUPTED,
-        TrialStatus.INFRA_FAILED,
+    assert [status for status in RunStatus if not status.is_final] == [
+        RunStatus.INTERRUPTED,
+        RunStatus.INFRA_FAILED,
     ]
 
 
@@ -153,6 +155,6 @@ def test_tokens_of_a_step():
 
 
 def test_a_reason_cannot_steer_a_terminal() -> None:
-    result = TrialResult(trial_id="0" * 12, repeat=0, status=TrialStatus.CRASHED, reason="\x1b[2Jgone\nnext")
+    result = Run(trial_id="0" * 12, repeat=0, status=RunStatus.CRASHED, reason="\x1b[2Jgone\nnext")
     assert result.reason == "\\x1b[2Jgone\nnext"
-    assert TrialResult.from_json(result.to_json()) == result
+    assert Run.from_json(result.to_json()) == result

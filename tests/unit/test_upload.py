@@ -14,12 +14,12 @@ from wattune import upload
 from wattune.errors import PlanError, TrackingError
 from wattune.objective import Question
 from wattune.ranking.order import rank
+from wattune.run import Run, RunStatus
 from wattune.storage.measured import MeasuredFolder
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder
 from wattune.tracking.reader import read_study
 from wattune.tracking.tracker import Sent, Tracker
-from wattune.trial import TrialResult, TrialStatus
 from wattune.upload import Charts, Delivery, Uploader, charts_of, send_all, to_storage
 
 
@@ -110,11 +110,11 @@ def test_a_trial_that_completes_while_its_study_is_stopped_is_tracked_as_complet
     here: StudyFolder, tmp_path: Path, store_in: Callable[[Path], str], call: str
 ) -> None:
     """The controller says interrupted and tells the store so; then the trial's own result arrives and stays."""
-    uri, stopped = store_in(tmp_path), result_of(TrialStatus.INTERRUPTED)
+    uri, stopped = store_in(tmp_path), result_of(RunStatus.INTERRUPTED)
     completed = replace(result_of(), start_wall_ns=10**18, end_wall_ns=10**18 + 10**9)
     ranking = rank([(SPEC, stopped)], Question.of(DOCUMENT["objective"]))
 
-    def tracked() -> list[TrialStatus]:
+    def tracked() -> list[RunStatus]:
         return [result.status for _, result in read_study(uri, here.name).results]
 
     measured(here, stopped)
@@ -161,7 +161,7 @@ def test_a_later_attempt_replaces_the_one_that_was_sent(
     here: StudyFolder, tmp_path: Path, store_in: Callable[[Path], str]
 ) -> None:
     uri = store_in(tmp_path)
-    crashed = replace(result_of(TrialStatus.CRASHED), reason="x")
+    crashed = replace(result_of(RunStatus.CRASHED), reason="x")
     folder = measured(here, crashed)
     Tracker(uri, here.name, document=DOCUMENT).log_trial(SPEC, crashed, folder.path)
     folder.set_aside()
@@ -182,8 +182,8 @@ def test_what_is_sent_is_what_the_folder_holds_by_then(here: StudyFolder) -> Non
     tracker = Slow()
     measured(here, result_of())
     with Delivery(here, tracker, None) as delivery:
-        delivery.send(SPEC, result_of(TrialStatus.INTERRUPTED))
-    assert tracker.trials == [TrialStatus.COMPLETED]
+        delivery.send(SPEC, result_of(RunStatus.INTERRUPTED))
+    assert tracker.trials == [RunStatus.COMPLETED]
 
 
 @pytest.mark.parametrize("dead", ["tracking", "storage"])
@@ -247,7 +247,7 @@ def test_sync_sends_all_it_can_read_and_then_names_the_rest(here: StudyFolder) -
     (broken.path / "run.json").write_text("{")
     sent, concluded = [], []
 
-    def send(_spec: object, result: TrialResult) -> bool:
+    def send(_spec: object, result: Run) -> bool:
         sent.append(result.repeat)
         return True
 

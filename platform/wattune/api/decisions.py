@@ -23,11 +23,12 @@ from wattune.ranking.sources import Source, collector_paused
 from wattune.ranking.spreads import Results
 from wattune.ranking.suggestions import Suggestions
 from wattune.ranking.suggestions import suggest as suggest_for
+from wattune.run import Run, RunStatus
 from wattune.schema import METRICS
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.protocol import Problem
 from wattune.storage.study import StudyFolder
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S
 
 _DURATION: Final = re.compile(
@@ -150,7 +151,7 @@ def _unmeasured(planned: StudyPlan, results: Results) -> list[TrialSpec]:
     tried = {
         result.trial_id
         for _, result in results
-        if result.status.is_final and not (is_burst(result) and result.status is TrialStatus.COMPLETED)
+        if result.status.is_final and not (is_burst(result) and result.status is RunStatus.COMPLETED)
     }
     return [one for one in planned.candidates.specs if one.trial_id not in tried]
 
@@ -199,7 +200,7 @@ def _taught(results: Results, problem: Problem) -> set[str]:
         return set(first)
     sign = -1.0 if question.objective.maximize else 1.0
 
-    def worse(result: TrialResult) -> float:
+    def worse(result: Run) -> float:
         value = sign * result.metrics.get(question.objective.metric, math.nan)
         return value if math.isfinite(value) else math.inf
 

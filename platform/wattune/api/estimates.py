@@ -35,12 +35,13 @@ from wattune.orchestrate.scheduling.controller import LIMIT_METRICS
 from wattune.plans.engines import COMMAND
 from wattune.plans.program import is_command
 from wattune.ranking.evidence import Compared, split_reference
+from wattune.run import RunStatus
 from wattune.search.forecast import CoefficientSource, Forecast, duration_s, forecast
 from wattune.search.strategies.protocol import Estimates, Observation, Strategy
 from wattune.storage.files import named_path, require_writable, storage_path
 from wattune.storage.parquet import read_table
 from wattune.storage.study import StudyFolder, TrialFolder
-from wattune.trial import Measure, TrialSpec, TrialStatus
+from wattune.trial import Measure, TrialSpec
 
 CPU: Final = "cpu"
 
@@ -400,7 +401,7 @@ def _results(
                 if place is None:
                     places[spec] = len(found)
                     found.append((spec, result))
-                elif found[place][1].status is not TrialStatus.COMPLETED and result.status is TrialStatus.COMPLETED:
+                elif found[place][1].status is not RunStatus.COMPLETED and result.status is RunStatus.COMPLETED:
                     found[place] = spec, result
         if len(found) >= MOST_EARLIER:
             break

@@ -29,6 +29,7 @@ from wattune.ranking.order import Ranking, finalists
 from wattune.ranking.order import rank as rank_trials
 from wattune.ranking.sources import Source
 from wattune.ranking.table import to_table
+from wattune.run import Run, RunStatus
 from wattune.search.prune import Candidates
 from wattune.storage.files import find_storage, require_writable
 from wattune.storage.remote import RemoteStorage
@@ -36,7 +37,7 @@ from wattune.storage.spaces import SPACE_TAG, space_number
 from wattune.storage.study import StudyFolder
 from wattune.tracking.store import default_uri
 from wattune.tracking.tracker import Tracker
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 from wattune.upload import Delivery
 from wattune.version import __version__
 
@@ -54,11 +55,11 @@ _NOT_DONE: Final = (
 )
 
 RETRIABLE: Final = (
-    TrialStatus.CRASHED,
-    TrialStatus.TIMED_OUT,
-    TrialStatus.OUT_OF_MEMORY,
-    TrialStatus.INFRA_FAILED,
-    TrialStatus.ABORTED,
+    RunStatus.CRASHED,
+    RunStatus.TIMED_OUT,
+    RunStatus.OUT_OF_MEMORY,
+    RunStatus.INFRA_FAILED,
+    RunStatus.ABORTED,
 )
 """Statuses that `run_study` takes as `retry`. Trials that are `infra_failed` run again in any case."""
 
@@ -296,12 +297,12 @@ def _hours_until(deadline: str | datetime, now: datetime) -> float:
     return hours
 
 
-def _statuses(names: Collection[str]) -> frozenset[TrialStatus]:
+def _statuses(names: Collection[str]) -> frozenset[RunStatus]:
     allowed = [str(status) for status in RETRIABLE]
     for name in names:
         if name not in allowed:
             raise PlanError(f'--retry: got "{name}", allowed: {", ".join(allowed)}; it may be given several times')
-    return frozenset(map(TrialStatus, names))
+    return frozenset(map(RunStatus, names))
 
 
 def _study_run(planned: StudyPlan, study: StudyFolder, budget: Budget) -> StudyRun:
@@ -333,13 +334,13 @@ def _finalists(planned: StudyPlan, study: StudyFolder) -> list[TrialSpec]:
     return [spec for spec in finalists(ranking) if spec.trial_id in listed]
 
 
-def _outdated(study: StudyFolder, limits: Mapping[str, float]) -> Callable[[TrialResult], bool]:
+def _outdated(study: StudyFolder, limits: Mapping[str, float]) -> Callable[[Run], bool]:
     """Returns a test of earlier results: whether a hard limit stopped the trial that is looser or gone now."""
     spaces = study.spaces() if study.exists else []
     before: dict[int, Mapping[str, float]] = {one.number: one.document.get("limits") or {} for one in spaces}
 
-    def outdated(result: TrialResult) -> bool:
-        if result.status not in (TrialStatus.ABORTED, TrialStatus.REJECTED):
+    def outdated(result: Run) -> bool:
+        if result.status not in (RunStatus.ABORTED, RunStatus.REJECTED):
             return False
         then = before.get(space_number(result), {})
         return any(limits.get(name, math.inf) > bound for name, bound in then.items())

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from wattune.errors import PlanError, TelemetryError, closest
 from wattune.ranking.assessment import finite, is_simulated
 from wattune.ranking.table import PLAN_COLUMNS, flag_columns, flag_values, metric_field, plan_values
+from wattune.run import Run, RunStatus
 from wattune.schema import METRICS
 from wattune.search.names import namer
 from wattune.storage.files import FOLDER_NAME, Storage, find_storage, named_path
@@ -20,7 +21,7 @@ from wattune.storage.measured import MANIFEST, RECORDINGS, RESULT
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder, TrialFolder, check_study_name
 from wattune.storage.trial_tables import left_out
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -55,7 +56,7 @@ class Trial:
 
     spec: TrialSpec
     """The configuration that ran."""
-    result: TrialResult
+    result: Run
     """Its status, metrics and quality."""
     path: Path
     """Its folder."""
@@ -170,7 +171,7 @@ def _warn(damaged: Sequence[str], tier: str) -> None:
         warnings.warn(f"{tier} tables without {len(damaged)} damaged trial(s): {damaged[0]}{more}", stacklevel=3)
 
 
-def _row(spec: TrialSpec, result: TrialResult, label: str) -> dict[str, Any]:
+def _row(spec: TrialSpec, result: Run, label: str) -> dict[str, Any]:
     return {
         "trial_id": result.trial_id,
         "repeat": result.repeat,
@@ -275,7 +276,7 @@ def _key(trial: TrialFolder) -> tuple[str, int] | None:
 def _completed(trial: TrialFolder) -> bool:
     with suppress(PlanError):
         result = trial.result()
-        return result is not None and result.status is TrialStatus.COMPLETED
+        return result is not None and result.status is RunStatus.COMPLETED
     return False
 
 

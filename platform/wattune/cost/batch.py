@@ -11,7 +11,8 @@ from wattune.catalog.hardware import ClusterSpec, DeviceSpec
 from wattune.catalog.models import ModelSpec
 from wattune.plans.axes import AXES, Plan
 from wattune.plans.parallel import num_micro_batches
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

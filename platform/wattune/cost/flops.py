@@ -3,7 +3,7 @@
 from typing import Final
 
 from wattune.catalog.models import ModelSpec
-from wattune.trial import Lora, Workload
+from wattune.workload import Lora, Workload
 
 TRAINING_PASSES: Final = 3
 """Matrix products of a training step, in forward passes: a backward pass counts two, one for gradients of activations

@@ -16,10 +16,11 @@ from wattune.fitting.memory import fit_memory
 from wattune.fitting.power import MIN_CONFIGURATIONS, has_activity, with_intervals
 from wattune.fitting.step_time import fit as fit_step_time
 from wattune.fitting.store import HoldOut, StoredFit, missing_data
+from wattune.run import Run, RunStatus
 from wattune.schema import METRICS
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 
-MeasuredTrial = tuple[TrialSpec, TrialResult]
+MeasuredTrial = tuple[TrialSpec, Run]
 
 
 def fit_device(
@@ -131,9 +132,9 @@ def default_limit_w(usable: Sequence[MeasuredTrial]) -> float:
     return usable[0][0].cluster.sensed_device.power_limit_w or float("inf")
 
 
-def _is_usable(spec: TrialSpec, result: TrialResult) -> bool:
+def _is_usable(spec: TrialSpec, result: Run) -> bool:
     simulated = spec.cluster.simulate_sensors_of is not None
-    return result.status is TrialStatus.COMPLETED and not simulated and "step_time_s" in result.metrics
+    return result.status is RunStatus.COMPLETED and not simulated and "step_time_s" in result.metrics
 
 
 def _row(one: MeasuredTrial) -> dict[str, Any]:

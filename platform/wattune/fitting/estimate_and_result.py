@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from wattune.cost.batch import batches
 from wattune.cost.estimate import Coefficients, estimate, predict
-from wattune.trial import TrialResult, TrialSpec
+from wattune.run import Run
+from wattune.trial import TrialSpec
 
 STEP: Final = "step_time_s"
 OTHER: Final = "other"
@@ -76,7 +77,7 @@ class Beside:
 
 
 def beside(
-    trial: str, spec: TrialSpec, result: TrialResult, coefficients: Coefficients, *, source: str, was_fitted: bool
+    trial: str, spec: TrialSpec, result: Run, coefficients: Coefficients, *, source: str, was_fitted: bool
 ) -> Beside:
     """Lays the estimate of a specification beside its result.
 

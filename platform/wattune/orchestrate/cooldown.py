@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from wattune.trial import TrialResult
+from wattune.run import Run
 
 COOLDOWN_LOOK_S: Final = 2.0
 """Seconds between two readings of temperatures while a trial waits for its devices to cool."""
@@ -46,7 +46,7 @@ def wait_until_cool(
         sleep(min(COOLDOWN_LOOK_S, max_s - waited_s))
 
 
-def waited_s(result: TrialResult) -> float:
+def waited_s(result: Run) -> float:
     """Returns how long a trial held its nodes before it began, by the tag of `wait_until_cool`; 0 without a wait.
 
     A result's own times begin after the wait.

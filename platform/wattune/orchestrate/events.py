@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from wattune.catalog.hardware import ClusterSpec
+from wattune.run import Run, RunStatus
 from wattune.search.strategies.prediction import Prediction
 from wattune.storage.study import UnreadableTrial
-from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 Role = Literal["trial", "burst", "reference", "race", "finalist"]
 """The purpose of a run: its own result, a few steps that decide whether it is worth one, a check for drift, a repeat
@@ -37,7 +39,7 @@ class Preview:
     """Of `num_left`, the most repeats of the race of finalists."""
     num_again: int
     """Of `num_left`, trials that run again: they were interrupted, are to be retried, or a limit is looser now."""
-    done: Mapping[TrialStatus, int]
+    done: Mapping[RunStatus, int]
     """Number of trials that are skipped because an earlier call finished them, by status."""
     load_s: Mapping[ClusterSpec, float]
     """Expected seconds of all trials one after another, by the cluster they need."""
@@ -126,7 +128,7 @@ class TrialEvent:
     kind: Literal["skipped", "started", "finished"]
     spec: TrialSpec
     repeat: int
-    result: TrialResult | None = None
+    result: Run | None = None
     """The result, unless the trial only started."""
     role: Role = "trial"
     nodes: tuple[str, ...] = ()
@@ -150,7 +152,7 @@ class RowStopped:
 
     cluster: ClusterSpec
     engine: str
-    result: TrialResult
+    result: Run
     """The latest failure."""
     count: int
     """Failures in the row."""

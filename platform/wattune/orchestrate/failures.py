@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Final
 
 from wattune.errors import NodeError
-from wattune.trial import TrialResult, TrialStatus
+from wattune.run import Run, RunStatus
 
 MOST_TRIES: Final = 3
 """A trial that failed so often for one cause is not tried again by the same call; every later call tries it once."""
@@ -37,7 +37,7 @@ NODES_TAG: Final = "infra_nodes"
 _LONGEST_REASON: Final = 120
 """Characters of a reason that decide whether two are the same."""
 
-_COUNTED: Final = (TrialStatus.CRASHED, TrialStatus.TIMED_OUT, TrialStatus.INVALID, TrialStatus.INFRA_FAILED)
+_COUNTED: Final = (RunStatus.CRASHED, RunStatus.TIMED_OUT, RunStatus.INVALID, RunStatus.INFRA_FAILED)
 """Statuses that end a row of trials. Out of memory and a broken limit are findings about a plan, however many."""
 
 _OF_THE_MACHINE: Final = frozenset(
@@ -73,12 +73,12 @@ class Failure:
     nodes: tuple[str, ...] = ()
     """Names of the nodes at fault; empty if any of the trial's may be."""
 
-    def of(self, result: TrialResult) -> TrialResult:
+    def of(self, result: Run) -> Run:
         """Returns a trial's result with this failure as its ending."""
         nodes = {NODES_TAG: ",".join(self.nodes)} if self.nodes else {}
         return replace(
             result,
-            status=TrialStatus.INFRA_FAILED,
+            status=RunStatus.INFRA_FAILED,
             reason=self.reason,
             metrics={},
             quality="",
@@ -92,7 +92,7 @@ def cut_short(cause: str) -> str:
     return f"{_CUT_SHORT}{cause}{RUNS_AGAIN}"
 
 
-def may_end_calls(result: TrialResult) -> bool:
+def may_end_calls(result: Run) -> bool:
     """Returns true if a trial ran when its study's process or cluster ended: it may have ended them, and runs last."""
     return result.reason == CUT_OFF or result.reason.startswith(_CUT_SHORT)
 
@@ -109,17 +109,17 @@ def is_of_the_machine(error: BaseException) -> bool:
     return False
 
 
-def is_tried_again(result: TrialResult, attempts: Sequence[TrialResult]) -> bool:
+def is_tried_again(result: Run, attempts: Sequence[Run]) -> bool:
     """Returns whether the call in which a trial failed tries it again."""
     same = [one for one in attempts if one.tags.get(CAUSE_TAG) == result.tags.get(CAUSE_TAG)]
-    failed = [one for one in same if one.status is TrialStatus.INFRA_FAILED]
-    return result.status is TrialStatus.INFRA_FAILED and len(failed) + 1 < MOST_TRIES
+    failed = [one for one in same if one.status is RunStatus.INFRA_FAILED]
+    return result.status is RunStatus.INFRA_FAILED and len(failed) + 1 < MOST_TRIES
 
 
-def failed_nodes(result: TrialResult) -> frozenset[str]:
+def failed_nodes(result: Run) -> frozenset[str]:
     """Returns the names of nodes that a next attempt of a trial avoids if it can."""
     names = result.tags.get(NODES_TAG) or result.tags.get("nodes", "")
-    return frozenset(filter(None, names.split(","))) if result.status is TrialStatus.INFRA_FAILED else frozenset()
+    return frozenset(filter(None, names.split(","))) if result.status is RunStatus.INFRA_FAILED else frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,9 +130,9 @@ class FailuresInARow:
     """Their `likeness`; None while there is none."""
     count: int = 0
 
-    def then(self, result: TrialResult) -> "FailuresInARow":
+    def then(self, result: Run) -> "FailuresInARow":
         """Returns the row after another trial ended."""
-        if result.status is TrialStatus.COMPLETED:
+        if result.status is RunStatus.COMPLETED:
             return FailuresInARow()
         reason = likeness(result)
         if reason is None:  # neither such a failure nor a success
@@ -140,7 +140,7 @@ class FailuresInARow:
         return FailuresInARow(reason=reason, count=self.count + 1 if reason == self.reason else 1)
 
 
-def likeness(result: TrialResult) -> str | None:
+def likeness(result: Run) -> str | None:
     """Returns a text that is equal for failures of the same reason; None if the result ends no row of trials.
 
     Numbers, names with digits, paths and quoted texts are left out of a reason: they differ from trial to trial.

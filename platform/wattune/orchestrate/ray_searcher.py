@@ -9,9 +9,10 @@ from ray import tune
 from ray.tune.search import ConcurrencyLimiter, Searcher
 
 from wattune.errors import SpaceError
+from wattune.run import Run, RunStatus
 from wattune.search.strategies.protocol import FAILED, TEACHES_NOTHING, Problem
 from wattune.search.strategies.snapping import Axes
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class RaySearcher:
             asked.append(self._axes.specs[row])
         return asked
 
-    def tell(self, spec: TrialSpec, result: TrialResult) -> None:
+    def tell(self, spec: TrialSpec, result: Run) -> None:
         """Passes a result on: the objective, or the worst so far where a bound is broken or the trial failed.
 
         A result whose bounds are not all known says nothing that the searcher could take in.
@@ -79,9 +80,9 @@ class RaySearcher:
         if value is not None:
             self._told.add(row)
 
-    def _value(self, result: TrialResult) -> float | None:
+    def _value(self, result: Run) -> float | None:
         """The objective as the searcher is told it; None where the result says nothing."""
-        value = result.metrics.get(self._metric) if result.status is TrialStatus.COMPLETED else None
+        value = result.metrics.get(self._metric) if result.status is RunStatus.COMPLETED else None
         kept = self._question.kept(result.metrics)
         if value is not None and math.isfinite(value) and kept is not None:
             worse = min if self._mode == "max" else max

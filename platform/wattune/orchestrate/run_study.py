@@ -33,8 +33,9 @@ from wattune.orchestrate.ray_folder import scratch_place
 from wattune.orchestrate.run_trial import conclude, run_trial
 from wattune.orchestrate.scheduling.controller import Ending, StudyController
 from wattune.orchestrate.trial_telemetry import sensor_backends
+from wattune.run import Run, RunStatus
 from wattune.storage.study import StudyFolder, TrialFolder
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 
 _log = logging.getLogger(__name__)
 
@@ -204,10 +205,10 @@ def _note_failure(attempt: Attempt, error: Exception) -> None:
     with contextlib.suppress(OSError):  # the disk may be what failed
         folder.write_error("".join(traceback.format_exception(error)))
     said = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}; see error.txt"
-    result = TrialResult(
+    result = Run(
         trial_id=attempt.trial_id,
         repeat=attempt.repeat,
-        status=TrialStatus.CRASHED,
+        status=RunStatus.CRASHED,
         reason=f"wattune failed: {said}",
         tags=dict(attempt.tags),
         start_wall_ns=now_ns,

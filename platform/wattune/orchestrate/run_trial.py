@@ -22,10 +22,10 @@ from wattune.orchestrate.telemetry_actor import NodeTelemetry
 from wattune.orchestrate.trial_result import trial_result
 from wattune.orchestrate.trial_telemetry import TrialTelemetry, forget, sampling
 from wattune.plans.program import is_command
+from wattune.run import Run, RunStatus
 from wattune.simulation.sensors import simulate
 from wattune.storage.files import with_calibrations
 from wattune.storage.study import TrialFolder
-from wattune.trial import TrialResult, TrialStatus
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class _Course:
     limit: PowerLimit | None = None
 
 
-def run_trial(attempt: Attempt, cluster: Cluster, lanes: Lanes | None = None) -> TrialResult:
+def run_trial(attempt: Attempt, cluster: Cluster, lanes: Lanes | None = None) -> Run:
     """Runs one repeat of one trial and leaves its result in the study folder.
 
     A failure of the trial becomes its status. Only errors of this program are raised.
@@ -111,14 +111,14 @@ def _words(deaths: Sequence[Death]) -> dict[int, str]:
     return {death.rank: death.words for death in deaths if death.words}
 
 
-def conclude(folder: TrialFolder, result: TrialResult) -> None:
+def conclude(folder: TrialFolder, result: Run) -> None:
     """Writes a trial's result; if its study was stopped meanwhile, only a completed one.
 
     A result that is there already is the controller's. It marks a trial as interrupted before it takes its workers
     away, so a failure after that comes from the stop. Stored as a failure it would be final, and the trial would not be
     run again.
     """
-    if result.status is TrialStatus.COMPLETED:
+    if result.status is RunStatus.COMPLETED:
         folder.write_result(result)
     else:
         folder.keep_result(result)

@@ -16,57 +16,58 @@ from wattune.orchestrate.failures import Cause, Failure
 from wattune.orchestrate.lanes.messages import Answer
 from wattune.orchestrate.power_limit import NODE_POWER, NODE_POWER_PEAK
 from wattune.plans.program import is_command
+from wattune.run import Run, RunStatus
 from wattune.storage.study import TrialFolder
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 from wattune.workers.outcome import RankOutcome
 from wattune.workers.provenance import agreed
 
-_Ending = tuple[TrialStatus, str, Failure | None]
+_Ending = tuple[RunStatus, str, Failure | None]
 """Status and reason of a run, and the failure of the cluster where it was one."""
 
 
 def status_of(spec: TrialSpec, answer: Answer, nodes: Sequence[Node] = ()) -> _Ending:
     """Returns how a run ended, by its first failure and not by its measurement."""
     if answer.interrupted:
-        return TrialStatus.INTERRUPTED, answer.failure, None
+        return RunStatus.INTERRUPTED, answer.failure, None
     silent = sorted(set(range(num_answers(spec))) - {one.rank for one in answer.outcomes})
     part = "node" if is_command(spec) else "rank"
     lost = f"{part} {', '.join(map(str, silent))} ended without reporting" if silent and answer.outcomes else ""
     cause = answer.cause
-    failed = cause is not None and cause.status is not TrialStatus.COMPLETED
-    stands = failed and cause is not None and cause.status in (TrialStatus.ABORTED, TrialStatus.OUT_OF_MEMORY)
+    failed = cause is not None and cause.status is not RunStatus.COMPLETED
+    stands = failed and cause is not None and cause.status in (RunStatus.ABORTED, RunStatus.OUT_OF_MEMORY)
     if answer.deaths and not stands:  # errors and hangs of the other ranks follow from them
         return _of_deaths(answer, {node.node_id: node.name for node in nodes})
     if failed and cause is not None:
         # Ranks that were ended because of another rank's failure add nothing to the reason.
-        said = "" if stands or cause.status is TrialStatus.TIMED_OUT else lost
+        said = "" if stands or cause.status is RunStatus.TIMED_OUT else lost
         reason = "; ".join(filter(None, (said, cause.reason)))
         at_fault = tuple(place.node for place in answer.places if place.rank == cause.rank)
         unfit = Failure(Cause.NODE_UNFIT, reason, at_fault)
-        return cause.status, reason, unfit if cause.status is TrialStatus.INFRA_FAILED else None
+        return cause.status, reason, unfit if cause.status is RunStatus.INFRA_FAILED else None
     if silent or answer.failure:
         reason = "; ".join(filter(None, (lost, answer.failure))) or "no rank reported"
-        return TrialStatus.INFRA_FAILED, reason, Failure(answer.infra or Cause.WORKERS_LOST, reason)
-    return TrialStatus.COMPLETED, "", None
+        return RunStatus.INFRA_FAILED, reason, Failure(answer.infra or Cause.WORKERS_LOST, reason)
+    return RunStatus.COMPLETED, "", None
 
 
 def _of_deaths(answer: Answer, node_names: Mapping[str, str]) -> _Ending:
     """Ending of a run whose workers died: of themselves, for want of memory, or by a signal from outside."""
     for death in answer.deaths:
         if death.words:  # the rest may have been ended because of it
-            return TrialStatus.CRASHED, f"rank {death.rank}: {death.words.splitlines()[0]}", None
+            return RunStatus.CRASHED, f"rank {death.rank}: {death.words.splitlines()[0]}", None
     for death in answer.deaths:
         if death.out_of_memory:
             node = node_names.get(death.node_id, death.node_id)
             reason = f"rank {death.rank}: its process was ended because the memory of node {node} ran out"
-            return TrialStatus.OUT_OF_MEMORY, reason, None
+            return RunStatus.OUT_OF_MEMORY, reason, None
     names = dict.fromkeys(node_names[death.node_id] for death in answer.deaths if death.node_id in node_names)
     ranks = ", ".join(str(death.rank) for death in answer.deaths)
     reason = f"rank {ranks} ended without reporting, killed from outside: {answer.deaths[0].why}"
-    return TrialStatus.INFRA_FAILED, reason, Failure(Cause.WORKER_KILLED, reason, tuple(names))
+    return RunStatus.INFRA_FAILED, reason, Failure(Cause.WORKER_KILLED, reason, tuple(names))
 
 
-def trial_result(attempt: Attempt, answer: Answer, spans: pa.Table | None, *, start_wall_ns: int) -> TrialResult:
+def trial_result(attempt: Attempt, answer: Answer, spans: pa.Table | None, *, start_wall_ns: int) -> Run:
     """Assesses a trial whose spans, which are those of all ranks, and telemetry are in its folder."""
     spec, folder = attempt.spec, TrialFolder(attempt.folder)
     status, reason, failure = status_of(spec, answer, attempt.nodes)
@@ -74,7 +75,7 @@ def trial_result(attempt: Attempt, answer: Answer, spans: pa.Table | None, *, st
     tags = {**attempt.tags, **_stopped_early(answer.outcomes)}
     if is_command(spec):
         tags |= command_tags(answer.outcomes, answer.places, has_steps=spans is not None)
-    if status is TrialStatus.COMPLETED:
+    if status is RunStatus.COMPLETED:
         experts = expert_imbalance_frac([outcome.expert_tokens for outcome in answer.outcomes], spec.plan.ep)
         data = RunData.of(folder.path)
         summary = summarize(
@@ -86,7 +87,7 @@ def trial_result(attempt: Attempt, answer: Answer, spans: pa.Table | None, *, st
         "device": spec.cluster.device,
         "simulated": str(spec.cluster.simulate_sensors_of is not None).lower(),
     }
-    result = TrialResult(
+    result = Run(
         trial_id=spec.trial_id,
         repeat=attempt.repeat,
         status=status,
@@ -137,11 +138,11 @@ def rank_tags(outcomes: Sequence[RankOutcome], cause: RankOutcome | None) -> dic
     return tags
 
 
-def against_limits(summary: Summary, limits: Mapping[str, float]) -> tuple[TrialStatus, str]:
+def against_limits(summary: Summary, limits: Mapping[str, float]) -> tuple[RunStatus, str]:
     """Status and reason of a trial that ran to its end, from hard limits and measurement quality."""
     limit_w, peak_w = limits.get(NODE_POWER), summary.metrics.get(NODE_POWER_PEAK)
     if limit_w is not None and peak_w is not None and peak_w > limit_w:
-        return TrialStatus.ABORTED, f"node power reached {peak_w:.6g} W over 1 s, the hard limit is {limit_w:.6g} W"
+        return RunStatus.ABORTED, f"node power reached {peak_w:.6g} W over 1 s, the hard limit is {limit_w:.6g} W"
     if summary.quality == "invalid":
-        return TrialStatus.INVALID, f"measurement quality: {', '.join(summary.quality_reasons)}"
-    return TrialStatus.COMPLETED, ""
+        return RunStatus.INVALID, f"measurement quality: {', '.join(summary.quality_reasons)}"
+    return RunStatus.COMPLETED, ""

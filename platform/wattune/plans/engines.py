@@ -17,7 +17,7 @@ COMMAND: Final = "command"
 """Name of the engine that runs a command of the user's."""
 
 ROUTINGS: Final = ("balanced", "skew", "learned")
-"""Ways to choose the experts of a token: `wattune.trial.Routing.by`."""
+"""Ways to choose the experts of a token: `wattune.workload.Routing.by`."""
 
 ABOVE_1: Final = range(2, sys.maxsize)
 """Any degree that splits something."""

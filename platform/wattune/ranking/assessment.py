@@ -17,11 +17,12 @@ from wattune.intervals import Interval
 from wattune.objective import Objective, Question
 from wattune.ranking.bounds import Holds, Margin, margin
 from wattune.ranking.spreads import Spreads
+from wattune.run import QUALITIES, Run, RunStatus
 from wattune.schema import METRICS
-from wattune.trial import QUALITIES, TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 from wattune.units import format_probability, format_quantity
 
-NOT_ITS_OWN: Final = (TrialStatus.INTERRUPTED, TrialStatus.INFRA_FAILED, TrialStatus.INVALID)
+NOT_ITS_OWN: Final = (RunStatus.INTERRUPTED, RunStatus.INFRA_FAILED, RunStatus.INVALID)
 """Statuses of a repeat that are not about the configuration: it is left out if another repeat completed."""
 
 
@@ -69,7 +70,7 @@ class RankedTrial:
     """Metrics that the objective and the constraints need and some repeat did not measure."""
     reason: str
     """Text that says why it is not feasible; empty for feasible trials."""
-    repeats: tuple[TrialResult, ...]
+    repeats: tuple[Run, ...]
     """Every repeat in order, including those that do not count."""
     quality: str
     """The worst quality, over the counted repeats, of the groups of metrics that its objective and bounds use."""
@@ -99,7 +100,7 @@ class RankedTrial:
         }
 
     @property
-    def counted(self) -> tuple[TrialResult, ...]:
+    def counted(self) -> tuple[Run, ...]:
         """The repeats that completed, which intervals and margins use; for the reference trial, its runs too."""
         return completed(self.repeats)
 
@@ -159,19 +160,19 @@ def shallow(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
-def finite(result: TrialResult) -> TrialResult:
+def finite(result: Run) -> Run:
     """Returns the result without NaN and infinite figures: such a metric counts as not measured."""
     if all(map(math.isfinite, result.metrics.values())):
         return result
     return replace(result, metrics={name: value for name, value in result.metrics.items() if math.isfinite(value)})
 
 
-def completed(repeats: Iterable[TrialResult]) -> tuple[TrialResult, ...]:
+def completed(repeats: Iterable[Run]) -> tuple[Run, ...]:
     """Returns the repeats that ran to their end and were measured well enough; a burst never is."""
-    return tuple(result for result in repeats if result.status is TrialStatus.COMPLETED and not is_burst(result))
+    return tuple(result for result in repeats if result.status is RunStatus.COMPLETED and not is_burst(result))
 
 
-def group_quality(result: TrialResult, groups: Iterable[str]) -> str:
+def group_quality(result: Run, groups: Iterable[str]) -> str:
     """Returns the worst quality of a result among some groups of metrics; the whole result's without a tag of each."""
     tags = [result.tags.get(f"quality_{group}") for group in groups]
     named = [tag for tag in tags if tag in QUALITIES]
@@ -196,7 +197,7 @@ class Assessment:
 def assess_trial(
     study: str,
     spec: TrialSpec,
-    repeats: tuple[TrialResult, ...],
+    repeats: tuple[Run, ...],
     spreads: Spreads,
     question: Question,
 ) -> RankedTrial:
@@ -223,7 +224,7 @@ def assess_trial(
 
 
 def assess(
-    repeats: tuple[TrialResult, ...],
+    repeats: tuple[Run, ...],
     spreads: Spreads,
     question: Question,
 ) -> Assessment:
@@ -235,7 +236,7 @@ def assess(
         question: The objective, the bounds, and the accepted risk.
     """
     counted = completed(repeats)
-    bursts = [result for result in repeats if is_burst(result) and result.status is TrialStatus.COMPLETED]
+    bursts = [result for result in repeats if is_burst(result) and result.status is RunStatus.COMPLETED]
     simulated = any(is_simulated(result) for result in counted)
     checked = (margin(one, counted, spreads, risk=question.risk, simulated=simulated) for one in question.constraints)
     margins = tuple(one for one in checked if one is not None)
@@ -265,11 +266,9 @@ _Verdict = tuple[Verdict, str]
 """A verdict and its reason."""
 
 
-def _failed(
-    repeats: Sequence[TrialResult], counted: Sequence[TrialResult], bursts: Sequence[TrialResult]
-) -> _Verdict | None:
+def _failed(repeats: Sequence[Run], counted: Sequence[Run], bursts: Sequence[Run]) -> _Verdict | None:
     """Judges runs of which one failed by itself, or none was measured."""
-    broken = [result for result in repeats if result.status not in (TrialStatus.COMPLETED, *NOT_ITS_OWN)]
+    broken = [result for result in repeats if result.status not in (RunStatus.COMPLETED, *NOT_ITS_OWN)]
     failures = broken or ([] if counted or bursts else list(repeats))
     if not failures:
         return None
@@ -279,7 +278,7 @@ def _failed(
     return Verdict.INTERRUPTED if runs_again else Verdict.FAILED, "; ".join(reasons) + share
 
 
-def _burst(bursts: Sequence[TrialResult], objective: Objective) -> _Verdict | None:
+def _burst(bursts: Sequence[Run], objective: Objective) -> _Verdict | None:
     """Judges runs of which only bursts were measured."""
     if not bursts:
         return None
@@ -302,7 +301,7 @@ def _open_bound(margins: Sequence[Margin]) -> _Verdict | None:
     return (Verdict.UNDECIDED, "; ".join(undecided)) if undecided else None
 
 
-def is_simulated(result: TrialResult) -> bool:
+def is_simulated(result: Run) -> bool:
     """Returns true if a result's telemetry was simulated instead of measured, by its tag or its quality reasons."""
     return result.tags.get("simulated") == "true" or "simulated" in result.quality_reasons
 

@@ -21,8 +21,8 @@ import numpy.typing as npt
 from wattune.intervals import t_cumulative
 from wattune.objective import Constraint
 from wattune.ranking.spreads import NextRun, Spreads, resolution
+from wattune.run import Run
 from wattune.schema import METRICS
-from wattune.trial import TrialResult
 
 SENSOR_ACCURACY_FRAC: Final = 0.05
 """Largest gain error of a board's power sensor. NVML's documentation of `nvmlDeviceGetPowerUsage`: "accurate to within
@@ -83,7 +83,7 @@ class Margin:
 
 
 def margin(
-    constraint: Constraint, repeats: Sequence[TrialResult], spreads: Spreads, *, risk: float, simulated: bool
+    constraint: Constraint, repeats: Sequence[Run], spreads: Spreads, *, risk: float, simulated: bool
 ) -> Margin | None:
     """Computes the margin of the worst repeat and the verdict on the bound, None if no repeat can be checked.
 
@@ -130,7 +130,7 @@ def margin(
 
 def kept_in_draws(
     margins: Sequence[Margin],
-    repeats: Sequence[TrialResult],
+    repeats: Sequence[Run],
     spreads: Spreads,
     rng: np.random.Generator,
     num_draws: int,

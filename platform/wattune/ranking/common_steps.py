@@ -23,9 +23,10 @@ from wattune.analysis.summary import metrics_over
 from wattune.errors import WattuneError
 from wattune.fidelity import is_burst
 from wattune.ranking.spreads import Results
+from wattune.run import Run, RunStatus
 from wattune.schema import METRICS
 from wattune.storage.study import StudyFolder
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 
 STEPS_DIFFER: Final = "steps_differ"
 """Quality reason of a trial that is not compared over the same steps as the others."""
@@ -39,7 +40,7 @@ _TRENDS: Final = ("unsteady_steps", "no_steady_state")
 Range: TypeAlias = tuple[int, int]
 """First and last step, as indices of the stream of data."""
 
-Again: TypeAlias = Callable[[TrialSpec, TrialResult, Range], Mapping[str, float]]
+Again: TypeAlias = Callable[[TrialSpec, Run, Range], Mapping[str, float]]
 """Computes metrics of a result over some of its steps; empty where it cannot."""
 
 
@@ -51,7 +52,7 @@ def of_folder(study: StudyFolder, results: Results) -> Results:
         results: Its results.
     """
 
-    def again(spec: TrialSpec, result: TrialResult, steps: Range) -> Mapping[str, float]:
+    def again(spec: TrialSpec, result: Run, steps: Range) -> Mapping[str, float]:
         try:
             data = replace(RunData.of(study.trial(result.trial_id, result.repeat).path), spec=spec)
             return metrics_over(data.of_trial(result.tags), *steps)
@@ -71,7 +72,7 @@ def over_common_steps(results: Results, again: Again | None = None) -> Results:
     ranges = {
         id(result): steps
         for _, result in results
-        if result.status is TrialStatus.COMPLETED and not is_burst(result) and (steps := steps_of(result)) is not None
+        if result.status is RunStatus.COMPLETED and not is_burst(result) and (steps := steps_of(result)) is not None
     }
     bound = [result for spec, result in results if id(result) in ranges and window_matters(spec, result)]
     if not bound or len(ranges) < 2:
@@ -89,20 +90,20 @@ def over_common_steps(results: Results, again: Again | None = None) -> Results:
     return changed
 
 
-def window_matters(spec: TrialSpec, result: TrialResult) -> bool:
+def window_matters(spec: TrialSpec, result: Run) -> bool:
     """Returns true if a trial's figures depend on the steps it measured."""
     routing = spec.workload.routing
     learned = spec.model.is_moe and (routing is None or routing.by == "learned")
     return learned or not set(_TRENDS).isdisjoint(result.quality_reasons)
 
 
-def steps_of(result: TrialResult) -> Range | None:
+def steps_of(result: Run) -> Range | None:
     """Returns the steps that a result is of; None where it does not say them, as before there was the tag."""
     first, _, last = result.tags.get("steps", "").partition("-")
     return (int(first), int(last)) if first.isdigit() and last.isdigit() else None
 
 
-def describe(results: Iterable[TrialResult]) -> list[str]:
+def describe(results: Iterable[Run]) -> list[str]:
     """Describes the results that are over common steps, and those that are not compared over the same steps."""
     listed = list(results)
     counts = Counter(one.tags[COMPARED] for one in listed if COMPARED in one.tags)
@@ -142,7 +143,7 @@ def _num_shared(ranges: Sequence[Range]) -> int:
     return min(one[1] for one in ranges) - max(one[0] for one in ranges) + 1
 
 
-def _over(result: TrialResult, found: Mapping[str, float], steps: Range) -> TrialResult:
+def _over(result: Run, found: Mapping[str, float], steps: Range) -> Run:
     """Returns a result with the speed and energy of some steps."""
     replaced = {
         name: value
@@ -153,7 +154,7 @@ def _over(result: TrialResult, found: Mapping[str, float], steps: Range) -> Tria
     return replace(result, metrics={**replaced, **found}, tags=tags)
 
 
-def _marked(result: TrialResult) -> TrialResult:
+def _marked(result: Run) -> Run:
     """Returns a result that says that it does not compare."""
     quality = INVALID if result.quality == INVALID else INDICATIVE
     return replace(result, quality=quality, quality_reasons=(*result.quality_reasons, STEPS_DIFFER))

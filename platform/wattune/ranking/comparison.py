@@ -15,9 +15,10 @@ from wattune.intervals import Interval
 from wattune.masking import printable
 from wattune.ranking.common_steps import describe
 from wattune.ranking.difference import Counted, Difference, difference, tell_apart
+from wattune.run import Run
 from wattune.schema import METRICS
 from wattune.search.names import namer
-from wattune.trial import TrialResult, TrialSpec
+from wattune.trial import TrialSpec
 from wattune.units import format_change
 
 SPEED: Final = "tokens_per_s"
@@ -58,7 +59,7 @@ class Recorded:
     machine: Mapping[str, str]
     """Node, devices and driver it was recorded on, in words."""
     simulated: bool
-    result: TrialResult
+    result: Run
     """Its figures, as one run."""
 
     @property
@@ -78,7 +79,7 @@ class Side:
     """None for a recording."""
     recorded: Recorded | None = None
     """None for a trial."""
-    result: TrialResult
+    result: Run
     breakdown: Breakdown | None
     """Parts of its mean step, None without spans."""
     counted: Counted

@@ -19,8 +19,8 @@ from wattune.arrays import Floats
 from wattune.intervals import CONFIDENCE_FRAC, Interval, t_cumulative, t_quantile
 from wattune.ranking.scatter import factor
 from wattune.ranking.spreads import PRIOR, Fitted, Spreads, ordinary
+from wattune.run import Run
 from wattune.schema import METRICS
-from wattune.trial import TrialResult
 
 LEAST_PAIRS: Final = 4
 """Fewest pairs whose own scatter is known well enough. Our choice."""
@@ -76,7 +76,7 @@ class Difference:
 class Counted:
     """The runs of a trial that are compared, and the scatter of its study."""
 
-    runs: Sequence[TrialResult]
+    runs: Sequence[Run]
     spreads: Spreads
 
 
@@ -197,7 +197,7 @@ class _Error:
             return cls(untested="not tested: no repeat shows its scatter")
         degrees = min(part.degrees_of_freedom for part in parts)
         own = sum(size**2 * part.variance_of_mean for size, part in zip(sizes, parts, strict=True))
-        pairs: list[tuple[TrialResult, TrialResult]] = []
+        pairs: list[tuple[Run, Run]] = []
         if same_study and _one_trial(a, b):
             overlap = len({run.repeat for run in runs_a} & {run.repeat for run in runs_b})
             counts = 1 / len(runs_a) + 1 / len(runs_b) - 2 * overlap / (len(runs_a) * len(runs_b))
@@ -216,7 +216,7 @@ class _Error:
 class _Part:
     """One side of a difference, with its share of the error."""
 
-    runs: Sequence[TrialResult]
+    runs: Sequence[Run]
     fitted: Fitted
     variance: float
     """Of one run."""
@@ -266,7 +266,7 @@ def _spread(effect: Floats, fitted: Fitted) -> float:
     return max(float(effect @ fitted.scatter.shared_covariance @ effect), 0.0)
 
 
-def _pairs(runs_a: Sequence[TrialResult], runs_b: Sequence[TrialResult]) -> list[tuple[TrialResult, TrialResult]]:
+def _pairs(runs_a: Sequence[Run], runs_b: Sequence[Run]) -> list[tuple[Run, Run]]:
     """Pairs runs that alternate in time on the same nodes, A first; empty if they do not."""
     if not LEAST_PAIRS <= len(runs_a) == len(runs_b) or not all(run.start_wall_ns for run in (*runs_a, *runs_b)):
         return []
@@ -280,9 +280,7 @@ def _pairs(runs_a: Sequence[TrialResult], runs_b: Sequence[TrialResult]) -> list
     return pairs
 
 
-def _of_pairs(
-    metric: str, pairs: Sequence[tuple[TrialResult, TrialResult]], pooled_variance: float
-) -> tuple[float, float]:
+def _of_pairs(metric: str, pairs: Sequence[tuple[Run, Run]], pooled_variance: float) -> tuple[float, float]:
     """Computes the variance of the mean difference of pairs, and its degrees of freedom.
 
     It is moderated by the pooled variances of one run of each trial together. Those have the machine's slow changes in

@@ -23,8 +23,9 @@ from wattune.ranking.comparison import SPEED, Comparison, Recorded, Side, compar
 from wattune.ranking.difference import Counted
 from wattune.ranking.recordings import side_of_recording
 from wattune.ranking.spreads import Spreads
+from wattune.run import Run
 from wattune.storage.study import StudyFolder, TrialFolder
-from wattune.trial import TrialResult, TrialSpec
+from wattune.trial import TrialSpec
 
 MOST_STEPS: Final = 2000
 """Most steps of a timeline."""
@@ -56,7 +57,7 @@ class Evidence:
         return max(peaks, key=lambda node: peaks[node], default=None)
 
 
-def gather(folder: TrialFolder, result: TrialResult) -> Evidence | None:
+def gather(folder: TrialFolder, result: Run) -> Evidence | None:
     """Reads the evidence of one repeat, None if its folder has no window of measured steps.
 
     Raises:
@@ -154,7 +155,7 @@ class Compared:
             objective=_objective(self._study),
         )
 
-    def _found(self, wanted: str) -> tuple[TrialSpec, Sequence[TrialResult]]:
+    def _found(self, wanted: str) -> tuple[TrialSpec, Sequence[Run]]:
         """Finds the specification of a trial and its completed repeats, or the one that is named."""
         trial, _, number = wanted.partition("-")
         place = self._study.path

@@ -21,10 +21,11 @@ from wattune.ranking.order import Ranking, ranking_of
 from wattune.ranking.posterior import Posterior
 from wattune.ranking.spreads import Results
 from wattune.ranking.work import compares
+from wattune.run import Run
 from wattune.search.names import namer
 from wattune.search.strategies.prediction import Predictions
 from wattune.storage.study import UnreadableTrial
-from wattune.trial import TrialResult, TrialSpec
+from wattune.trial import TrialSpec
 
 LIKELY: Final = 0.5
 """Least probability of feasibility of a plan that is named as predicted best."""
@@ -245,7 +246,7 @@ def _named(rows: tuple[RankedTrial, ...], name: Callable[[TrialSpec], str]) -> t
     return tuple(row if (own := name(row.spec)) == row.label else replace(row, name=own) for row in rows)
 
 
-def completed_pairs(results: Results) -> list[tuple[TrialSpec, TrialResult]]:
+def completed_pairs(results: Results) -> list[tuple[TrialSpec, Run]]:
     """Returns the repeats that completed, with their specifications."""
     return [(spec, result) for spec, result in results if completed([result])]
 

@@ -20,10 +20,11 @@ from wattune.ranking.posterior import Posterior
 from wattune.ranking.scatter import factor
 from wattune.ranking.spreads import Results
 from wattune.ranking.work import depends_on_work, work_of
+from wattune.run import QUALITIES, Run
 from wattune.schema import METRICS
 from wattune.search.names import namer
 from wattune.storage.study import UnreadableTrial
-from wattune.trial import QUALITIES, TrialResult, TrialSpec
+from wattune.trial import TrialSpec
 
 MOST_NAMED: Final = 10
 """Most unreadable trials that warnings name one by one; `unreadable` has all of them."""
@@ -394,7 +395,7 @@ def _turned(metric: str) -> Callable[[RankedTrial], float | None]:
 
 def _passes(
     spec: TrialSpec,
-    repeats: Sequence[TrialResult],
+    repeats: Sequence[Run],
     where: Sequence[Where],
     least_quality: str,
     groups: Iterable[str],

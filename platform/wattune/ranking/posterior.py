@@ -9,7 +9,8 @@ from wattune.objective import Question
 from wattune.ranking.assessment import RankedTrial, assess_trial, finite
 from wattune.ranking.best import Standings, standings
 from wattune.ranking.spreads import Results, Spreads
-from wattune.trial import TrialResult, TrialSpec
+from wattune.run import Run
+from wattune.trial import TrialSpec
 
 
 class Posterior:
@@ -29,7 +30,7 @@ class Posterior:
         self.spreads = Spreads(kept)
         """Scatter of every metric, the same for every question."""
         specs: dict[str, TrialSpec] = {}
-        repeats: dict[str, list[TrialResult]] = {}
+        repeats: dict[str, list[Run]] = {}
         for spec, result in kept:
             specs[result.trial_id] = spec
             repeats.setdefault(result.trial_id, []).append(result)

@@ -19,8 +19,8 @@ from wattune.ranking.bounds import Holds, Margin
 from wattune.ranking.comparison import Recorded, Side
 from wattune.ranking.difference import Counted
 from wattune.ranking.spreads import Spreads
+from wattune.run import QUALITIES, Run, RunStatus
 from wattune.schema import METRICS
-from wattune.trial import QUALITIES, TrialResult, TrialStatus
 from wattune.units import NS_PER_S
 
 ENERGY: Final = "total_energy_j"
@@ -79,9 +79,9 @@ class RankedRecording:
         return self.of.text
 
     @property
-    def counted(self) -> tuple[TrialResult, ...]:
+    def counted(self) -> tuple[Run, ...]:
         """The one run; none where it failed."""
-        return (self.of.result,) if self.of.result.status is TrialStatus.COMPLETED else ()
+        return (self.of.result,) if self.of.result.status is RunStatus.COMPLETED else ()
 
     @property
     def failing(self) -> tuple[Margin, ...]:
@@ -283,7 +283,7 @@ def _run(one: Recorded, needed: set[str]) -> Recorded:
     if one.exit_code != 0 and needed & set(_OF_ALL_WORK):
         end = "its end was not seen" if one.exit_code is None else f"its command ended with exit code {one.exit_code}"
         reason = f"{end}: it may not have done its work"
-        result = replace(result, status=TrialStatus.CRASHED, reason=reason)
+        result = replace(result, status=RunStatus.CRASHED, reason=reason)
     return replace(one, result=result)
 
 
@@ -321,7 +321,7 @@ def recorded_of(
         facts: Its own manifest.
         machine: Node, devices and driver it was recorded on, in words.
         metrics: Its figures.
-        quality: One of `wattune.trial.QUALITIES`.
+        quality: One of `wattune.run.QUALITIES`.
         quality_reasons: Reasons for that.
         tags: Findings that are not numbers.
     """
@@ -337,10 +337,10 @@ def recorded_of(
         exit_code=facts.get("exit_code", 0 if facts.get("closed", True) else None),
         machine=machine,
         simulated=tags.get("simulated") == "true",
-        result=TrialResult(
+        result=Run(
             trial_id=place,
             repeat=0,
-            status=TrialStatus.COMPLETED,
+            status=RunStatus.COMPLETED,
             metrics={key: value for key, value in metrics.items() if key in METRICS},
             quality=quality,
             quality_reasons=quality_reasons,

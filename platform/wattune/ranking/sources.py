@@ -17,10 +17,10 @@ from wattune.ranking.common_steps import of_folder, over_common_steps
 from wattune.ranking.conditions import flag_fields, parse_where
 from wattune.ranking.order import Ranking, SpaceShare, rank
 from wattune.ranking.spreads import Results
+from wattune.run import RunStatus
 from wattune.storage.spaces import CANDIDATES, candidates_table
 from wattune.storage.study import StudyFolder, UnreadableTrial
 from wattune.tracking.reader import read_study
-from wattune.trial import TrialStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,8 +176,8 @@ def _candidates(study: StudyFolder) -> frozenset[str] | None:
 def _share(source: Source) -> SpaceShare:
     """Counts the trials of a source's space that were measured."""
     known = source.candidates or frozenset()
-    completed = [result for _, result in source.results if result.status is TrialStatus.COMPLETED]
-    others = (result for _, result in source.results if result.status is not TrialStatus.COMPLETED)
+    completed = [result for _, result in source.results if result.status is RunStatus.COMPLETED]
+    others = (result for _, result in source.results if result.status is not RunStatus.COMPLETED)
     ended = [result for result in others if result.status.is_final]
     broken = {result.trial_id for result in ended if result.status not in NOT_ITS_OWN}
     measured = known & {result.trial_id for result in completed if not is_burst(result)} - broken

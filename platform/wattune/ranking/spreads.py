@@ -18,14 +18,15 @@ from wattune.arrays import Floats
 from wattune.fidelity import is_burst, is_soak
 from wattune.intervals import Interval, t_quantile
 from wattune.ranking.scatter import Prior, Runs, Scatter, factor, fit
+from wattune.run import Run, RunStatus
 from wattune.schema import METRICS
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S, format_quantity
 
-Results: TypeAlias = Sequence[tuple[TrialSpec, TrialResult]]
+Results: TypeAlias = Sequence[tuple[TrialSpec, Run]]
 """Specification and result of every repeat of a study's trials, in any order."""
 
-AnyResults: TypeAlias = Sequence[tuple[TrialSpec | None, TrialResult]]
+AnyResults: TypeAlias = Sequence[tuple[TrialSpec | None, Run]]
 """Results of which some have no specification, as of recordings."""
 
 PRIOR: Final = Prior()
@@ -161,9 +162,9 @@ class Spreads:
         self._known: dict[str, Fitted | None] = {}
 
     @cached_property
-    def _runs(self) -> list[TrialResult]:
+    def _runs(self) -> list[Run]:
         """Completed runs in an order that does not depend on how they were read."""
-        completed = (result for _, result in self._results if result.status is TrialStatus.COMPLETED)
+        completed = (result for _, result in self._results if result.status is RunStatus.COMPLETED)
         runs = [result for result in completed if not is_burst(result)]
         return sorted(runs, key=lambda run: (run.trial_id, run.repeat))
 
@@ -174,7 +175,7 @@ class Spreads:
             self._known[metric] = _fitted(runs, metric) if runs else None
         return self._known[metric]
 
-    def number(self, counted: Sequence[TrialResult], metric: str) -> int | None:
+    def number(self, counted: Sequence[Run], metric: str) -> int | None:
         """Returns the trial's number in the model, None if one of its repeats did not measure the metric.
 
         Args:
@@ -191,7 +192,7 @@ class Spreads:
         fitted = self.fitted(metric)
         return None if fitted is None else fitted.number[counted[0].trial_id, soaks]
 
-    def middle(self, counted: Sequence[TrialResult], metric: str) -> float | None:
+    def middle(self, counted: Sequence[Run], metric: str) -> float | None:
         """Computes the middle of `interval` alone, in a fraction of its time: tables of all trials need no more."""
         number = self.number(counted, metric)
         if number is None:
@@ -202,7 +203,7 @@ class Spreads:
         value = _mean(ordinary(counted), metric)
         return value * factor(change) if fitted.logarithmic else value + change
 
-    def interval(self, counted: Sequence[TrialResult], metric: str) -> Interval | None:
+    def interval(self, counted: Sequence[Run], metric: str) -> Interval | None:
         """Computes a metric over repeats of one trial, None if one of them did not measure it.
 
         The middle is the mean of the runs, as it would be on the study's most used nodes at the middle of its time.
@@ -232,7 +233,7 @@ class Spreads:
             low, high = value - reach, value + reach
         return Interval(value=value, low=low, high=high, method=method, num_runs=len(runs))
 
-    def next_runs(self, counted: Sequence[TrialResult], metric: str) -> list[NextRun]:
+    def next_runs(self, counted: Sequence[Run], metric: str) -> list[NextRun]:
         """Returns what the next run is likely to measure: an ordinary one, and a long one where there was one.
 
         Drift and the node set stay in: a bound is on what is measured, and the next run may be at any time.
@@ -320,7 +321,7 @@ class Spreads:
         return lines
 
 
-def ordinary(counted: Sequence[TrialResult]) -> Sequence[TrialResult]:
+def ordinary(counted: Sequence[Run]) -> Sequence[Run]:
     """Returns the runs that count for the objective: no long ones, unless there are no others."""
     return [result for result in counted if not is_soak(result)] or counted
 
@@ -333,11 +334,11 @@ def _scatter_text(size: str, prior: float, num_repeats: int) -> str:
     return f"{size} by {rests}; nothing was repeated"
 
 
-def _mean(runs: Sequence[TrialResult], metric: str) -> float:
+def _mean(runs: Sequence[Run], metric: str) -> float:
     return math.fsum(run.metrics[metric] for run in runs) / len(runs)
 
 
-def _host_bound_fracs(runs: Sequence[TrialResult]) -> Floats:
+def _host_bound_fracs(runs: Sequence[Run]) -> Floats:
     """Returns the mean `host_bound_frac` of each run's trial, 0 where none of its runs was profiled.
 
     A run whose profiled pass failed waits for its host as the others of its trial do. Left at 0 it would count as the
@@ -352,7 +353,7 @@ def _host_bound_fracs(runs: Sequence[TrialResult]) -> Floats:
     return np.array([mean.get(run.trial_id, 0.0) for run in runs], np.float64)
 
 
-def _fitted(runs: Sequence[TrialResult], metric: str) -> Fitted:
+def _fitted(runs: Sequence[Run], metric: str) -> Fitted:
     """Fits the model of one metric to runs that all measured it."""
     number: dict[tuple[str, bool], int] = {}
     trial = np.array([number.setdefault((run.trial_id, is_soak(run)), len(number)) for run in runs], np.intp)

@@ -7,8 +7,8 @@ from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import Ranking
 from wattune.report.figure import DASHED, Chart, axis_title, blank, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
+from wattune.run import RunStatus
 from wattune.search.strategies.prediction import Prediction
-from wattune.trial import TrialStatus
 from wattune.units import format_probability
 from wattune.view.decisions import predicted_text
 from wattune.view.table import worded
@@ -56,7 +56,7 @@ def _points(row: RankedTrial, metric: str) -> list[tuple[RankedTrial, Prediction
     found = []
     for result in row.repeats:
         predicted = Prediction.of_tags(result.tags)
-        if predicted is None or predicted.metric != metric or result.status is not TrialStatus.COMPLETED:
+        if predicted is None or predicted.metric != metric or result.status is not RunStatus.COMPLETED:
             continue
         if metric in result.metrics and not is_burst(result):
             found.append((row, predicted, result.metrics[metric]))

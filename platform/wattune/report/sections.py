@@ -11,8 +11,8 @@ from typing import Any, Final
 from wattune.ranking.assessment import NOT_ITS_OWN, RankedTrial, is_simulated
 from wattune.ranking.evidence import Evidence
 from wattune.ranking.order import Ranking
+from wattune.run import Run, RunStatus
 from wattune.search.prune import Rejected
-from wattune.trial import TrialResult, TrialStatus
 from wattune.units import NS_PER_S
 from wattune.view.html import Html, fill, join, section, table
 from wattune.view.plans import rejections
@@ -129,9 +129,9 @@ def _brief_repeats(row: RankedTrial) -> str:
 
 
 def _failures(ranking: Ranking) -> Html:
-    groups: dict[TrialStatus, list[tuple[RankedTrial, TrialResult]]] = {}
+    groups: dict[RunStatus, list[tuple[RankedTrial, Run]]] = {}
     for row in ranking.failed:
-        ended = [result for result in row.repeats if result.status is not TrialStatus.COMPLETED]
+        ended = [result for result in row.repeats if result.status is not RunStatus.COMPLETED]
         result = next((one for one in ended if one.status not in NOT_ITS_OWN), ended[0])
         groups.setdefault(result.status, []).append((row, result))
     if not groups:
@@ -211,7 +211,7 @@ def method_section(ranking: Ranking, document: Mapping[str, Any]) -> Html:
     return section("Method and quality", fill("<dl>{}</dl>", join(items)))
 
 
-def _sensor(counted: Sequence[TrialResult]) -> str:
+def _sensor(counted: Sequence[Run]) -> str:
     """Describes the sensor by the telemetry of the worst repeat."""
     parts = ["simulated"] if any(map(is_simulated, counted)) else []
     for name, label, worst in (
@@ -225,13 +225,13 @@ def _sensor(counted: Sequence[TrialResult]) -> str:
     return ", ".join(parts)
 
 
-def _period(counted: Sequence[TrialResult]) -> str:
+def _period(counted: Sequence[Run]) -> str:
     times_ns = [ns for result in counted for ns in (result.start_wall_ns, result.end_wall_ns) if ns]
     ends = [min(times_ns), max(times_ns)] if times_ns else []
     return " to ".join(datetime.fromtimestamp(ns / NS_PER_S, UTC).strftime("%Y-%m-%d %H:%M UTC") for ns in ends)
 
 
-def _versions(counted: Sequence[TrialResult]) -> str:
+def _versions(counted: Sequence[Run]) -> str:
     found: dict[str, set[str]] = {}
     for result in counted:
         for tag, text in result.tags.items():

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from wattune.ranking.order import Ranking
+from wattune.run import Run
 from wattune.storage.space_changes import changes
 from wattune.storage.spaces import StoredSpace, space_number
-from wattune.trial import TrialResult
 from wattune.view.html import Html, section, table
 from wattune.view.table import COUNT, FIGURE, Column, Table, worded
 
@@ -55,13 +55,13 @@ def spaces_section(spaces: Sequence[StoredSpace], ranking: Ranking) -> Html:
     )
 
 
-def _runs(repeats: Sequence[TrialResult]) -> str:
+def _runs(repeats: Sequence[Run]) -> str:
     """Counts runs by space: `1: 1, 2: 2`."""
     counts = Counter(map(space_number, repeats))
     return ", ".join(f"{number}: {counts[number]}" for number in sorted(counts))
 
 
-def _windows(repeats: Sequence[TrialResult]) -> str:
+def _windows(repeats: Sequence[Run]) -> str:
     """Returns the shortest and the longest window of runs; empty where none says it."""
     windows_s = []
     for result in repeats:

@@ -51,7 +51,8 @@ from wattune.search.problems import Path, got, refuse
 from wattune.search.search_entry import Search, early_stop_problems, ladder_problems
 from wattune.storage.format import FORMAT, check_format
 from wattune.storage.study import check_study_name
-from wattune.trial import LORA_TARGETS, TOKEN_DTYPES, Lora, Measure, TokenFile, Workload
+from wattune.trial import Measure
+from wattune.workload import LORA_TARGETS, TOKEN_DTYPES, Lora, TokenFile, Workload
 
 LONGEST_VALUE: Final = 2**16
 """Most entries of one value of an axis, such as a layout."""

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable
 
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 
 def namer(workloads: Iterable[Workload]) -> Callable[[TrialSpec], str]:

@@ -24,7 +24,8 @@ from wattune.search.requirements import Requirement, parse_requirement
 from wattune.search.search_entry import Search
 from wattune.steps.source import parse_source
 from wattune.storage.documents import yaml_tree
-from wattune.trial import UNKNOWN_WORKLOAD, Measure, Workload
+from wattune.trial import Measure
+from wattune.workload import UNKNOWN_WORKLOAD, Workload
 
 MAX_COMBINATIONS: Final = 1_000_000
 """Most combinations that one study may list. More are a slip, or several studies."""

@@ -17,12 +17,12 @@ from typing import Any, Final, TypeVar
 from wattune.deadline import within
 from wattune.errors import PlanError, SpaceError, TrackingError, WattuneError, closest
 from wattune.masking import without_secrets
+from wattune.run import Run
 from wattune.storage.files import is_file_of, is_hidden, is_inside, make_folder, write_whole
 from wattune.storage.measured import RECORDINGS
 from wattune.storage.spaces import CANDIDATES, NEXT_CANDIDATES, STUDY, finish, space_of
 from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.storage.trial_files import read_result
-from wattune.trial import TrialResult
 
 RETRY_AFTER_S: Final = 60.0
 """Time for which a store that did not answer is not tried again."""
@@ -401,7 +401,7 @@ def _read_all(fs: Any, paths: list[str]) -> list[bytes]:
     return [found[path] for path in paths] if isinstance(found, dict) else [found]
 
 
-def _result(content: bytes) -> TrialResult | None:
+def _result(content: bytes) -> Run | None:
     try:
         return read_result(content)
     except PlanError:

@@ -15,7 +15,8 @@ from wattune.catalog.hardware import UNCOUNTED, ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.field_types import default_of
 from wattune.plans.axes import Plan
-from wattune.trial import Measure, Workload
+from wattune.trial import Measure
+from wattune.workload import Workload
 
 FREE: Final = ("study", "measure", "isolation", "objective", "constraints", "limits", "search", "requires")
 """Keys that change no measured result. Each trial says itself how long it was measured and in which workers."""

@@ -23,13 +23,13 @@ import pyarrow as pa
 import yaml
 
 from wattune.errors import PlanError, TelemetryError
+from wattune.run import Run
 from wattune.storage.digests import DigestError, body_of, with_digest_line
 from wattune.storage.documents import parse_yaml
 from wattune.storage.files import make_lasting, write_whole
 from wattune.storage.format import FORMAT, FORMAT_KEY, FormatError, without_format
 from wattune.storage.parquet import encoded, read_table
 from wattune.storage.space_changes import changes
-from wattune.trial import TrialResult
 
 STUDY: Final = "study.yaml"
 CANDIDATES: Final = "candidates.parquet"
@@ -55,7 +55,7 @@ def space_name(number: int) -> str:
     return f"space.{number}.yaml"
 
 
-def space_number(result: TrialResult) -> int:
+def space_number(result: Run) -> int:
     """Returns the number of the space that held when a trial ran; 1 where nobody says."""
     text = result.tags.get(SPACE_TAG, "1")
     return int(text) if text.isascii() and text.isdecimal() else 1

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from wattune.errors import PlanError, SpaceError
+from wattune.run import Run
 from wattune.storage import spaces
 from wattune.storage.digests import object_of
 from wattune.storage.files import (
@@ -55,7 +56,7 @@ from wattune.storage.trial_files import (
     with_digests,
 )
 from wattune.storage.trial_tables import open_tables
-from wattune.trial import TrialResult, TrialSpec
+from wattune.trial import TrialSpec
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -100,7 +101,7 @@ class TrialFolder(MeasuredFolder):
         except NO_TRIAL as error:
             raise no_trial(self.path, error) from error
 
-    def read(self) -> tuple[TrialSpec, TrialResult | None]:
+    def read(self) -> tuple[TrialSpec, Run | None]:
         """Reads specification and result, None while there is none, and makes sure that they belong to this folder.
 
         Raises:
@@ -130,11 +131,11 @@ class TrialFolder(MeasuredFolder):
         """Writes what a command wrote on a node, by the node's number."""
         write_whole(self.path / "output" / f"node{node}.txt", text.encode())
 
-    def write_result(self, result: TrialResult) -> None:
+    def write_result(self, result: Run) -> None:
         """Writes the result, and the digests of all files, in one rename. From then on the trial is done."""
         write_digested(self.path / RESULT, with_digests(self.path, result))
 
-    def result(self) -> TrialResult | None:
+    def result(self) -> Run | None:
         """Reads the result; None while there is none.
 
         Raises:
@@ -143,7 +144,7 @@ class TrialFolder(MeasuredFolder):
         path = self.path / RESULT
         return read_result_file(path) if path.exists() else None
 
-    def keep_result(self, result: TrialResult) -> TrialResult:
+    def keep_result(self, result: Run) -> Run:
         """Writes the result unless there is one, also one that another process writes now. Returns what is there."""
         path = self.path / RESULT
         return result if write_digested(path, with_digests(self.path, result), over=False) else read_result_file(path)
@@ -166,7 +167,7 @@ class TrialFolder(MeasuredFolder):
             if entry.exists():
                 entry.rename(target / entry.name)  # the result comes last: with it the attempt is whole
 
-    def attempts(self) -> list[TrialResult]:
+    def attempts(self) -> list[Run]:
         """Reads the results of the attempts that were set aside, in order; those that can be read."""
         paths = [path for path in (self.path / _ATTEMPTS).glob("*/run.json") if path.parent.name.isdecimal()]
         found = []
@@ -209,7 +210,7 @@ class UnreadableTrial:
 class Finished:
     """The trials of a study that ended."""
 
-    results: list[tuple[TrialSpec, TrialResult]]
+    results: list[tuple[TrialSpec, Run]]
     """Every repeat that can be read, with its specification."""
     unreadable: list[UnreadableTrial]
     """Those that cannot be read. Readers that leave them out must say so."""
@@ -356,7 +357,7 @@ class StudyFolder:
         found = sorted(self.path.glob("trials/*/spec.json"))
         return [TrialFolder(path.parent) for path in found if not path.parent.is_symlink()]
 
-    def results(self) -> list[tuple[TrialSpec, TrialResult]]:
+    def results(self) -> list[tuple[TrialSpec, Run]]:
         """Reads every finished trial, with its specification. `finished` names those that cannot be read."""
         return self.finished().results
 
@@ -367,7 +368,7 @@ class StudyFolder:
             PlanError: There are finished trials, and none of them can be read.
         """
         # Ten thousand trials are ranked while a user waits: every file is opened once, and paths are plain text.
-        results: list[tuple[TrialSpec, TrialResult]] = []
+        results: list[tuple[TrialSpec, Run]] = []
         problems: dict[str, PlanError] = {}
         for folder in _folders(self.path / "trials"):
             try:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from wattune.errors import PlanError
+from wattune.run import QUALITIES, Run
 from wattune.storage.digests import ACCEPTED, FILES, DigestError, agrees, check_files, digests_of, object_of
 from wattune.storage.files import RESTORE, write_digested
 from wattune.storage.format import FormatError
 from wattune.storage.measured import RESULT
-from wattune.trial import QUALITIES, TrialResult, TrialSpec
+from wattune.trial import TrialSpec
 
 NO_TRIAL: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, PlanError)
 """Errors from reading a trial's files that are damaged, or written by hand or another version."""
@@ -20,7 +21,7 @@ EDITED: Final = "edited"
 """Reason of the quality of a result whose files were edited on purpose."""
 
 
-def read_result_file(path: Path) -> TrialResult:
+def read_result_file(path: Path) -> Run:
     """Reads a `run.json`.
 
     Raises:
@@ -33,7 +34,7 @@ def read_result_file(path: Path) -> TrialResult:
     return read_result(content, path.parent)
 
 
-def read_result(content: bytes, folder: Path | str = "") -> TrialResult:
+def read_result(content: bytes, folder: Path | str = "") -> Run:
     """Reads the content of a `run.json`.
 
     Args:
@@ -49,13 +50,13 @@ def read_result(content: bytes, folder: Path | str = "") -> TrialResult:
         raise no_trial(folder, error) from error
 
 
-def result_of(data: Mapping[str, Any]) -> TrialResult:
+def result_of(data: Mapping[str, Any]) -> Run:
     """Makes a result of the object of a `run.json`.
 
     Raises:
         ValueError, TypeError, KeyError, AttributeError: It is none.
     """
-    return TrialResult.from_json({name: value for name, value in data.items() if name not in (FILES, ACCEPTED)})
+    return Run.from_json({name: value for name, value in data.items() if name not in (FILES, ACCEPTED)})
 
 
 def spec_of(content: bytes) -> TrialSpec:
@@ -93,7 +94,7 @@ def key_of(name: str) -> tuple[str, int]:
     return trial_id, int(repeat)
 
 
-def require_own(name: str, spec: TrialSpec, result: TrialResult, own_id: str = "") -> None:
+def require_own(name: str, spec: TrialSpec, result: Run, own_id: str = "") -> None:
     """Makes sure that folder, specification and result are of one trial.
 
     Args:
@@ -134,7 +135,7 @@ def no_trial(folder: Path | str, error: Exception) -> PlanError:
     )
 
 
-def with_digests(folder: Path, result: TrialResult) -> dict[str, Any]:
+def with_digests(folder: Path, result: Run) -> dict[str, Any]:
     """Returns the object of a `run.json`, with the digests of all files beside it."""
     return {**result.to_json(), FILES: digests_of(folder, RESULT)}
 

@@ -17,10 +17,11 @@ from wattune.objective import Question
 from wattune.orchestrate.events import Event, Placement, Preview, RaceStep, RowStopped, TrialEvent, TrialProgress
 from wattune.ranking.assessment import RankedTrial, Verdict
 from wattune.ranking.bounds import Holds
+from wattune.run import RunStatus
 from wattune.search.names import namer
 from wattune.terminal.preview import basis_of, device_hours, duration, preview_lines
 from wattune.terminal.tally import RunningTrialView, Tally, key_of
-from wattune.trial import TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S, format_change, format_probability
 from wattune.view.table import between, worded
 
@@ -159,7 +160,7 @@ class StudyProgress:
             leaders = [row for row in tally.leaders(patient=True) if row is not None]
             if leaders:
                 parts += map(self._leader_line, leaders)
-            elif tally.done > tally.failed.total() - tally.failed[TrialStatus.INFRA_FAILED]:
+            elif tally.done > tally.failed.total() - tally.failed[RunStatus.INFRA_FAILED]:
                 parts.append(Text.assemble(("best     ", "bold"), ("none measured so far keeps every bound", "yellow")))
         return Group(*parts)
 
@@ -266,7 +267,7 @@ class StudyProgress:
         line.append(f"{self._name(event)} ", style="default")
         if event.kind == "skipped":
             line.append("done before  ")
-        if result.status is not TrialStatus.COMPLETED:
+        if result.status is not RunStatus.COMPLETED:
             again = "; tried again" if event.again else ""
             return line.append(f"{result.status}: {result.reason}{again}", style="red")
         metric = self._tally.question.objective.metric

@@ -12,7 +12,8 @@ from wattune.objective import Question
 from wattune.orchestrate.events import Event, Placement, Preview, RaceStep, RowStopped, TrialEvent, TrialProgress
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import rank
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.run import Run, RunStatus
+from wattune.trial import TrialSpec
 
 _CHEAP_S: Final = 0.1
 """Seconds of a ranking below which a view never waits for it."""
@@ -42,7 +43,7 @@ class Tally:
     """Trials with all repeats, including those done before, without those left to a later call."""
     done: int = 0
     skipped: int = 0
-    failed: Counter[TrialStatus] = field(default_factory=Counter)
+    failed: Counter[RunStatus] = field(default_factory=Counter)
     running: dict[tuple[str, int], RunningTrialView] = field(default_factory=dict)
     lanes: int = 1
     """Trials that run side by side."""
@@ -63,7 +64,7 @@ class Tally:
     race: RaceStep | None = None
     """The latest step of the race of finalists."""
     _measured: bool = False
-    _results: dict[tuple[str, int], tuple[TrialSpec, TrialResult]] = field(default_factory=dict)
+    _results: dict[tuple[str, int], tuple[TrialSpec, Run]] = field(default_factory=dict)
     _leaders: tuple[RankedTrial | None, RankedTrial | None] = (None, None)
     _is_ranked: bool = True
     _ranked_s: float = 0.0
@@ -100,12 +101,12 @@ class Tally:
             self.took_s.append(now_s - begun.begun_s)
             self.expected_ended_s += begun.event.expected_s
         if not event.result.status.is_final:
-            if event.result.status is TrialStatus.INFRA_FAILED and not event.again:
+            if event.result.status is RunStatus.INFRA_FAILED and not event.again:
                 self.failed[event.result.status] += 1
             return
         self.done += 1
         self.skipped += event.kind == "skipped"
-        if event.result.status is not TrialStatus.COMPLETED:
+        if event.result.status is not RunStatus.COMPLETED:
             self.failed[event.result.status] += 1
         self._results[event.result.trial_id, event.result.repeat] = event.spec, event.result
         self._is_ranked = False

@@ -16,12 +16,13 @@ from typing import Any, Final
 import pyarrow as pa
 
 from wattune.errors import TelemetryError, TrackingError
+from wattune.run import Run
 from wattune.storage.files import write_table
 from wattune.storage.parquet import read_table
 from wattune.storage.study import UnreadableTrial
 from wattune.tracking.run import NS_PER_MS, STUDY_TAG, TRIAL_TAG, read_run, require_format
 from wattune.tracking.store import READ_WITHIN_S, Store, check_alive, require_store, search
-from wattune.trial import TrialResult, TrialSpec
+from wattune.trial import TrialSpec
 
 DELIVERY_LOG: Final = "results.parquet"
 
@@ -34,7 +35,7 @@ _COLUMNS: Final = pa.schema(
     [("trial", pa.string()), ("end_wall_ns", pa.int64()), ("spec", pa.string()), ("result", pa.string())]
 )
 
-TrackedResults = list[tuple[TrialSpec, TrialResult]]
+TrackedResults = list[tuple[TrialSpec, Run]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +98,7 @@ def read_study(uri: str, name: str) -> TrackedStudy:
     return Store(uri, time.monotonic).do(f"read study {name}", read, moving_s=READ_WITHIN_S)
 
 
-def write_delivery_log(client: Any, parent_id: str, results: Sequence[tuple[TrialSpec, TrialResult]]) -> None:
+def write_delivery_log(client: Any, parent_id: str, results: Sequence[tuple[TrialSpec, Run]]) -> None:
     """Adds results to a study's delivery log; of two results of one repeat the one that ended later stays."""
     rows = {row["trial"]: row for row in _rows(client, parent_id)}
     for spec, result in results:
@@ -131,12 +132,12 @@ def _rows(client: Any, parent_id: str) -> list[dict[str, Any]]:
     return [row for row in rows if None not in row.values()]
 
 
-def _pairs(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, tuple[TrialSpec, TrialResult]], dict[str, str]]:
+def _pairs(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, tuple[TrialSpec, Run]], dict[str, str]]:
     """Returns the trials of the delivery log by name, and by name the reasons that others cannot be read."""
     results, problems = {}, {}
     for row in rows:
         try:
-            pair = TrialSpec.from_json(json.loads(row["spec"])), TrialResult.from_json(json.loads(row["result"]))
+            pair = TrialSpec.from_json(json.loads(row["spec"])), Run.from_json(json.loads(row["result"]))
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             problems[row["trial"]] = f"trial {row['trial']} in {DELIVERY_LOG} is damaged ({error})"
         else:

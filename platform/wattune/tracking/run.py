@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from wattune.errors import TrackingError
 from wattune.plans.axes import AXES
 from wattune.plans.program import text_of
+from wattune.run import Run, RunStatus
 from wattune.storage.format import FORMAT, FORMAT_TAG, FormatError, check_format
 from wattune.tracking.store import Point
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S
 
 Curves = Mapping[str, tuple[NDArray[np.int64], NDArray[np.floating[Any]]]]
@@ -28,14 +29,14 @@ STUDY_TAG: Final = "wattune.study"
 """Tag of a study's parent run with the study's name."""
 
 RUN_STATUS: Final = {
-    TrialStatus.COMPLETED: "FINISHED",
-    TrialStatus.ABORTED: "KILLED",
-    TrialStatus.INTERRUPTED: "KILLED",
-    TrialStatus.INFRA_FAILED: "KILLED",
+    RunStatus.COMPLETED: "FINISHED",
+    RunStatus.ABORTED: "KILLED",
+    RunStatus.INTERRUPTED: "KILLED",
+    RunStatus.INFRA_FAILED: "KILLED",
 }
 """MLflow's status of a run by the trial's; FAILED for all others."""
 
-NOT_FINAL: Final = tuple(str(status) for status in TrialStatus if not status.is_final)
+NOT_FINAL: Final = tuple(str(status) for status in RunStatus if not status.is_final)
 """Statuses of trials that run again."""
 
 NS_PER_MS: Final = NS_PER_S // 1000
@@ -70,7 +71,7 @@ def _text(value: Any) -> str:
     return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def run_tags(spec: TrialSpec, result: TrialResult) -> dict[str, str]:
+def run_tags(spec: TrialSpec, result: Run) -> dict[str, str]:
     """Returns tags for filters, and the whole specification and result for `read_study`."""
     whole = dict(zip(_WHOLE, map(_compact, (spec.to_json(), result.to_json())), strict=True))
     commit = result.tags.get("git_commit")
@@ -91,7 +92,7 @@ def run_tags(spec: TrialSpec, result: TrialResult) -> dict[str, str]:
     return {name: text for name, text in tags.items() if text}
 
 
-def quality_tags(result: TrialResult) -> dict[str, str]:
+def quality_tags(result: Run) -> dict[str, str]:
     """Returns the tags that say how far a result can be trusted."""
     return {"quality": result.quality, "quality_reasons": ", ".join(result.quality_reasons)}
 
@@ -112,7 +113,7 @@ def require_format(run: Any, where: str) -> None:
         raise TrackingError(f"{where}: {error}") from error
 
 
-def read_run(client: Any, run: Any) -> tuple[TrialSpec, TrialResult]:
+def read_run(client: Any, run: Any) -> tuple[TrialSpec, Run]:
     """Reads the trial of a run.
 
     Raises:
@@ -121,7 +122,7 @@ def read_run(client: Any, run: Any) -> tuple[TrialSpec, TrialResult]:
     require_format(run, f"run {run.info.run_id}")
     try:
         spec, result = (json.loads(_read_whole(client, run, tag)) for tag in _WHOLE)
-        return TrialSpec.from_json(spec), TrialResult.from_json(result)
+        return TrialSpec.from_json(spec), Run.from_json(result)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise TrackingError(f"run {run.info.run_id} is damaged ({error})") from error
 
@@ -133,7 +134,7 @@ def _read_whole(client: Any, run: Any, tag: str) -> str:
         return Path(client.download_artifacts(run.info.run_id, _WHOLE[tag], folder)).read_text()
 
 
-def run_points(result: TrialResult, series: Curves) -> list[Point]:
+def run_points(result: Run, series: Curves) -> list[Point]:
     """Returns metrics as MLflow stores them: name, value, wall-clock milliseconds, step."""
     end_ms = result.end_wall_ns // NS_PER_MS
     points = [(name, float(value), end_ms, 0) for name, value in result.metrics.items()]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from wattune.objective import parse_constraint, parse_objective
+from wattune.run import Run
 from wattune.storage.files import is_file_of
 from wattune.storage.format import FORMAT, FORMAT_TAG
 from wattune.tracking.locations import location
@@ -39,7 +40,7 @@ from wattune.tracking.store import (
     sqlite_file,
 )
 from wattune.tracking.view import NOTE_TAG, compare_path, view_path, view_tags
-from wattune.trial import TrialResult, TrialSpec
+from wattune.trial import TrialSpec
 
 _PARENT_TAG: Final = "mlflow.parentRunId"
 _KIND: Final = {"mlflow.experimentKind": "custom_model_development"}
@@ -87,7 +88,7 @@ class Tracker:
         self._parent_id = ""
 
     def log_trial(
-        self, spec: TrialSpec, result: TrialResult, folder: Path, series: Curves | None = None, picture: str = ""
+        self, spec: TrialSpec, result: Run, folder: Path, series: Curves | None = None, picture: str = ""
     ) -> bool:
         """Sends one repeat of a trial with its folder's files; a repeat that was sent completely is not sent again.
 
@@ -148,7 +149,7 @@ class Tracker:
         document: Mapping[str, Any],
         ranking: Mapping[str, Any],
         report_path: Path | None,
-        results: Sequence[tuple[TrialSpec, TrialResult]] = (),
+        results: Sequence[tuple[TrialSpec, Run]] = (),
     ) -> None:
         """Sends facts of the whole study; call it again after every change.
 
@@ -286,7 +287,7 @@ class Sent:
         tags = run.data.tags
         return cls(attempt=attempt_of(tags), end_ms=run.info.end_time or 0, quality=_quality(tags))
 
-    def holds(self, result: TrialResult) -> bool:
+    def holds(self, result: Run) -> bool:
         """Returns whether it is a result, or a later one: else the store lacks the result.
 
         A trial whose folder was moved out of its study is measured anew, and its attempts begin at 1 again.

@@ -18,8 +18,9 @@ import torch
 import torch.distributed as dist
 
 from wattune.clock import ClockAnchor
+from wattune.run import RunStatus
 from wattune.steps.steady import MOST_WARMUP_ROUNDS, is_stable
-from wattune.trial import Measure, TrialSpec, TrialStatus
+from wattune.trial import Measure, TrialSpec
 from wattune.workers.device import device_memory
 from wattune.workers.early_stop import loses, steps_to_look
 from wattune.workers.engine import Engine, ExpertTokens, Ranks, StepSpans
@@ -75,7 +76,7 @@ def measure_trial(
     anchor = ClockAnchor.now()
     steps: list[tuple[int, StepSpans]] = []
     build_time_s, num_warmup_steps, steady = 0.0, 0, False
-    status, reason, stopped_early = TrialStatus.COMPLETED, "", ""
+    status, reason, stopped_early = RunStatus.COMPLETED, "", ""
     memory_peak_bytes, reserved_peak_bytes = 0, 0
     out_of_memory, read_profile, facts = None, _no_profile, {}
     expert_tokens: ExpertTokens = ()
@@ -106,12 +107,12 @@ def measure_trial(
             report("profile", 0, profile_steps)
             read_profile = _profile(engine, spec, ranks, profile_steps)
     except _NonFiniteLossError as error:
-        status, reason = TrialStatus.CRASHED, f"non_finite_loss: {error}"
+        status, reason = RunStatus.CRASHED, f"non_finite_loss: {error}"
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
         out_of_memory = out_of_memory_of(error, ranks)
-        status, reason = TrialStatus.OUT_OF_MEMORY, str(out_of_memory)
+        status, reason = RunStatus.OUT_OF_MEMORY, str(out_of_memory)
     end_mono_ns = time.monotonic_ns()
     engine.close()
     # Not before: reading a large trace takes longer than a step, which a watchdog would take for a hang.

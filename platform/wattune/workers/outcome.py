@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from wattune.trial import TrialStatus
+from wattune.run import RunStatus
 from wattune.workers.command.program_run import ProgramOutcome
 from wattune.workers.engine import ExpertTokens
 
@@ -54,7 +54,7 @@ class RankOutcome:
     """Outcome of a trial on one rank."""
 
     rank: int
-    status: TrialStatus
+    status: RunStatus
     reason: str = ""
     spans: pa.Table | None = None
     """Spans of all steps; warm-up steps are negative, measured ones count from 0."""

@@ -14,7 +14,8 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.plans.axes import Plan
 from wattune.schema import KERNELS
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 GPU, TWIN = ("n0", "gpu0"), ("n0", "gpu1")
 

@@ -17,7 +17,8 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.plans.axes import Plan
 from wattune.schema import KERNELS, METRICS, TELEMETRY, table_schema
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 DEVICES = [("n0", "gpu0"), ("n0", "gpu1"), ("n1", "gpu0"), ("n1", "gpu1")]
 SPEC = TrialSpec(

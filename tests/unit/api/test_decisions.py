@@ -9,7 +9,8 @@ from wattune import api
 from wattune.api.decisions import parse_budget
 from wattune.errors import PlanError, SpaceError
 from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT
-from wattune.trial import TrialSpec, TrialStatus
+from wattune.run import RunStatus
+from wattune.trial import TrialSpec
 
 
 def half(spec: TrialSpec) -> bool:
@@ -135,7 +136,7 @@ def test_failures_are_not_among_the_best_that_surrogates_learn_from(tmp_path, mo
         if not half(spec):
             folder = study.trial(spec.trial_id, 0)
             folder.write_spec(spec)
-            folder.write_result(replace(measured(spec), status=TrialStatus.CRASHED, metrics={}))
+            folder.write_result(replace(measured(spec), status=RunStatus.CRASHED, metrics={}))
     api.suggest(study, budget="1m")
     measured_best = sorted(filter(half, set(told)), key=lambda spec: -truth(spec)["tokens_per_s"])[:3]
     every = filter(half, api.plan(study.document()).candidates.specs)

@@ -16,13 +16,14 @@ from wattune.cost.defaults import default_coefficients
 from wattune.cost.sweep import COLUMNS, TABLE
 from wattune.errors import PlanError
 from wattune.fitting.store import LINKS, StoredFit, write_fit
+from wattune.run import Run, RunStatus
 from wattune.schema import METRICS
 from wattune.search.forecast import Forecast
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.protocol import Problem
 from wattune.storage.files import write_table
 from wattune.storage.study import StudyFolder
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 
 SPACES = Path(__file__).parents[3] / "search_spaces"
 SPACE = SPACES / "moe_ep_h200x4.yaml"
@@ -131,10 +132,10 @@ def test_a_guided_search_learns_from_earlier_studies_of_the_same_device(tmp_path
         folder = other.trial(spec.trial_id, 0)
         folder.write_spec(spec)
         folder.write_result(
-            TrialResult(
+            Run(
                 trial_id=spec.trial_id,
                 repeat=0,
-                status=TrialStatus.COMPLETED,
+                status=RunStatus.COMPLETED,
                 quality="indicative",
                 metrics={"tokens_per_s": 1000.0},
             )
@@ -204,9 +205,7 @@ def completed(study: StudyFolder, spec: TrialSpec, tokens_per_s: float) -> None:
     folder.write_spec(spec)
     metrics = {"tokens_per_s": tokens_per_s}
     folder.write_result(
-        TrialResult(
-            trial_id=spec.trial_id, repeat=0, status=TrialStatus.COMPLETED, quality="indicative", metrics=metrics
-        )
+        Run(trial_id=spec.trial_id, repeat=0, status=RunStatus.COMPLETED, quality="indicative", metrics=metrics)
     )
 
 
@@ -215,17 +214,15 @@ def test_a_repeated_trial_of_an_earlier_study_is_one_plan(tmp_path: Path) -> Non
     planned = guided(tmp_path, constraints=[])
     other = StudyFolder.create(tmp_path, "earlier", {"study": "earlier"})
     one, two = (kept.spec for kept in planned.kept[:2])
-    runs = [(one, repeat, TrialStatus.COMPLETED, 1000.0, {}) for repeat in (0, 1, *range(1000, 1030))]
-    runs += [(one, 3000, TrialStatus.COMPLETED, 800.0, {"soak": "true"})]
-    runs += [(two, 0, TrialStatus.ABORTED, 1.0, {}), (two, 1, TrialStatus.COMPLETED, 2000.0, {})]
+    runs = [(one, repeat, RunStatus.COMPLETED, 1000.0, {}) for repeat in (0, 1, *range(1000, 1030))]
+    runs += [(one, 3000, RunStatus.COMPLETED, 800.0, {"soak": "true"})]
+    runs += [(two, 0, RunStatus.ABORTED, 1.0, {}), (two, 1, RunStatus.COMPLETED, 2000.0, {})]
     for spec, repeat, status, speed, tags in runs:
         folder = other.trial(spec.trial_id, repeat)
         folder.write_spec(spec)
         metrics = {"tokens_per_s": speed}
         folder.write_result(
-            TrialResult(
-                trial_id=spec.trial_id, repeat=repeat, status=status, quality="indicative", metrics=metrics, tags=tags
-            )
+            Run(trial_id=spec.trial_id, repeat=repeat, status=status, quality="indicative", metrics=metrics, tags=tags)
         )
     _, warm = known_before(planned, tmp_path)
     assert {each.spec: each.result.metrics["tokens_per_s"] for each in warm} == {one: 1000.0, two: 2000.0}
@@ -250,9 +247,7 @@ def h200_study(tmp_path: Path, name: str, more_bytes: float = 0.0) -> TrialSpec:
     metrics = {metric: row[metric] for metric in METRICS if row.get(metric) is not None}
     metrics["memory_peak_bytes"] += more_bytes
     folder.write_result(
-        TrialResult(
-            trial_id=spec.trial_id, repeat=0, status=TrialStatus.COMPLETED, quality="indicative", metrics=metrics
-        )
+        Run(trial_id=spec.trial_id, repeat=0, status=RunStatus.COMPLETED, quality="indicative", metrics=metrics)
     )
     return spec
 

@@ -19,8 +19,8 @@ from wattune.api.runs import _hours_until, environment_tags, git_commit
 from wattune.cli import app
 from wattune.cli.shell import exit_code_of
 from wattune.errors import PlanError
+from wattune.run import Run, RunStatus
 from wattune.storage.study import StudyFolder
-from wattune.trial import TrialResult, TrialStatus
 
 ROOT = Path(__file__).parents[3]
 SPACE: dict[str, Any] = {
@@ -45,10 +45,10 @@ def test_a_preview_counts_what_is_left_and_writes_nothing(tmp_path: Path) -> Non
     begun = preview(planned, storage=str(storage))
     assert (begun.num_left, begun.done) == (whole.num_left, {})  # it runs, or was killed: either way it is left
     assert sorted(storage.rglob("*")) == files
-    folder.write_result(TrialResult(trial_id=spec.trial_id, repeat=0, status=TrialStatus.CRASHED, reason="x"))
+    folder.write_result(Run(trial_id=spec.trial_id, repeat=0, status=RunStatus.CRASHED, reason="x"))
     left = preview(planned, storage=str(storage), max_trials=2)
     assert (left.num_left, left.num_now) == (whole.num_left - repeats, 2)
-    assert left.done == {TrialStatus.CRASHED: 1}
+    assert left.done == {RunStatus.CRASHED: 1}
 
 
 def test_a_race_is_previewed_and_its_reference_trial_is_an_ordinary_one(tmp_path: Path) -> None:
@@ -199,13 +199,13 @@ def test_a_status_that_cannot_run_again_is_refused(tmp_path: Path) -> None:
 def test_a_preview_counts_trials_that_are_asked_for_again(tmp_path: Path) -> None:
     planned = wattune.plans(SPACE)
     study = StudyFolder.create(tmp_path, planned.name, planned.spec.document)
-    for kept, status in zip(planned.kept, (TrialStatus.CRASHED, TrialStatus.OUT_OF_MEMORY), strict=False):
+    for kept, status in zip(planned.kept, (RunStatus.CRASHED, RunStatus.OUT_OF_MEMORY), strict=False):
         folder = study.trial(kept.spec.trial_id, 0)
         folder.write_spec(kept.spec)
-        folder.write_result(TrialResult(trial_id=kept.spec.trial_id, repeat=0, status=status, reason="x"))
+        folder.write_result(Run(trial_id=kept.spec.trial_id, repeat=0, status=status, reason="x"))
     asked = {names: preview(planned, storage=str(tmp_path), retry=names) for names in ((), ("crashed",))}
-    assert asked[()].num_again == 0 and asked[()].done == {TrialStatus.CRASHED: 1, TrialStatus.OUT_OF_MEMORY: 1}
-    assert asked["crashed",].num_again == 1 and asked["crashed",].done == {TrialStatus.OUT_OF_MEMORY: 1}
+    assert asked[()].num_again == 0 and asked[()].done == {RunStatus.CRASHED: 1, RunStatus.OUT_OF_MEMORY: 1}
+    assert asked["crashed",].num_again == 1 and asked["crashed",].done == {RunStatus.OUT_OF_MEMORY: 1}
 
 
 NOW = datetime(2026, 11, 22, 22, 30, tzinfo=UTC)

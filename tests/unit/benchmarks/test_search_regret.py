@@ -14,7 +14,7 @@ import yaml
 from known_space import BEST, OBJECTIVE, POWER, SPECS, metrics, result
 
 from wattune.objective import Question
-from wattune.trial import TrialStatus
+from wattune.run import RunStatus
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "benchmarks" / "search_regret.py"
@@ -122,7 +122,7 @@ def test_every_shipped_table_can_be_replayed(path):
     trials = script.read_table(path)
     assert trials and all(trial.cost_s > 0 for trial in trials)
     assert len({trial.spec for trial in trials}) == len(trials)
-    assert any(trial.results[0].status is TrialStatus.COMPLETED for trial in trials)
+    assert any(trial.results[0].status is RunStatus.COMPLETED for trial in trials)
 
 
 def test_the_synthetic_table_is_what_its_script_writes(tmp_path):

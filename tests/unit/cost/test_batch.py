@@ -9,7 +9,8 @@ from wattune.catalog.models import model
 from wattune.cost.batch import batches
 from wattune.plans.axes import AXES, Plan
 from wattune.plans.parallel import num_micro_batches, stage_layers
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 CLUSTER = parse_cluster_label("2x8 h200_sxm")
 PLANS = (

@@ -15,7 +15,8 @@ from wattune.errors import PlanError
 from wattune.plans.axes import Plan
 from wattune.search.prune import prune
 from wattune.search.space import load_space
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 SPACES = sorted((Path(__file__).parents[3] / "search_spaces").glob("*.yaml"))
 

@@ -13,7 +13,7 @@ from wattune.cost.flops import (
     model_flop_per_token,
     workload_flop_per_token,
 )
-from wattune.trial import Lora, Workload
+from wattune.workload import Lora, Workload
 
 
 def test_gpt3_agrees_with_narayanan_equation_3_less_recomputation_and_half_its_attention():

@@ -16,7 +16,8 @@ from wattune.cost.power import H200, H200_PRIOR, power_coefficients, predict
 from wattune.cost.step_time.matmul import matmul_s
 from wattune.cost.tables import Activity, Power, StepTime
 from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 ROUND = PowerCoefficients(
     idle_w=100,

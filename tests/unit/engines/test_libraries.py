@@ -11,7 +11,8 @@ from wattune.catalog.models import MODELS
 from wattune.engines.libraries import check_libraries, not_installed
 from wattune.errors import EngineError
 from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 
 def spec(engine: str, *, transformer_engine: bool = False) -> TrialSpec:

@@ -10,8 +10,9 @@ from wattune.catalog.hardware import DEVICES
 from wattune.cost.defaults import default_coefficients
 from wattune.errors import PlanError
 from wattune.fitting.device import fit_device
+from wattune.run import Run, RunStatus
 from wattune.schema import METRICS
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 
 DATA = Path(__file__).parents[3] / "benchmarks" / "data"
 DEFAULT = default_coefficients(DEVICES["h200_sxm"])
@@ -21,10 +22,10 @@ def trials(name):
     found = []
     for row in pq.read_table(DATA / f"{name}.parquet").to_pylist():
         metrics = {metric: row[metric] for metric in METRICS if row.get(metric) is not None}
-        result = TrialResult(
+        result = Run(
             trial_id=row["trial_id"],
             repeat=row["repeat"],
-            status=TrialStatus(row["status"]),
+            status=RunStatus(row["status"]),
             metrics=metrics,
             start_wall_ns=row["start_wall_ns"],
             end_wall_ns=row["end_wall_ns"],
@@ -45,6 +46,6 @@ def test_trials_of_a_device_give_measured_coefficients_with_held_out_errors():
 
 
 def test_nothing_measured_is_refused():
-    crashed = [(spec, result) for spec, result in trials("moe_ep_h200x4") if result.status is not TrialStatus.COMPLETED]
+    crashed = [(spec, result) for spec, result in trials("moe_ep_h200x4") if result.status is not RunStatus.COMPLETED]
     with pytest.raises(PlanError, match="none of 1 trials on h200_sxm completed"):
         fit_device("h200_sxm", crashed, DEFAULT, studies=["moe"])

@@ -9,17 +9,18 @@ import pytest
 from wattune.catalog.hardware import DEVICES
 from wattune.cost.defaults import default_coefficients
 from wattune.fitting.estimate_and_result import UNDIVIDED, Beside, Figure, beside
+from wattune.run import Run, RunStatus
 from wattune.schema import METRICS
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 
 DATA = Path(__file__).parents[3] / "benchmarks" / "data" / "moe_ep_h200x4.parquet"
 
 
-def measured(number: int = 0) -> tuple[TrialSpec, TrialResult]:
+def measured(number: int = 0) -> tuple[TrialSpec, Run]:
     rows = [row for row in pq.read_table(DATA).to_pylist() if row["status"] == "completed" and row["step_time_s"]]
     row = rows[number]
     metrics = {name: row[name] for name in METRICS if row.get(name) is not None}
-    result = TrialResult(trial_id=row["trial_id"], repeat=0, status=TrialStatus.COMPLETED, metrics=metrics)
+    result = Run(trial_id=row["trial_id"], repeat=0, status=RunStatus.COMPLETED, metrics=metrics)
     return TrialSpec.from_json(json.loads(row["spec"])), result
 
 

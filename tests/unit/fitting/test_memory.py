@@ -13,7 +13,8 @@ from wattune.cost.memory.defaults import H200
 from wattune.cost.memory.predict import predict
 from wattune.fitting.memory import LEAST_ERROR_FRAC, fit_memory, measured_excess
 from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 PLANS = [
     Plan(micro_batch_size=size, sharding=sharding, recompute=recompute)

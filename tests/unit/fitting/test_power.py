@@ -25,7 +25,8 @@ from wattune.fitting.power import (
     with_solved_clock,
 )
 from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 TRUE = replace(H200_PRIOR, active_w=110.0, matrix_w=800.0, memory_w=430.0, link_w=60.0, wait_w=70.0, exponent=1.7)
 LIMIT_W = 700.0

@@ -11,7 +11,8 @@ from wattune.cost.coefficients import PUBLISHED_STEP_TIME, PowerCoefficients, St
 from wattune.errors import PlanError
 from wattune.fitting.step_time import fit, predicted_s
 from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 POWER = PowerCoefficients(
     idle_w=80.0,

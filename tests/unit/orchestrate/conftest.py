@@ -16,10 +16,12 @@ from wattune.orchestrate.events import Event, TrialEvent
 from wattune.orchestrate.scheduling.controller import StudyController
 from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.plans.axes import Plan
+from wattune.run import Run, RunStatus
 from wattune.search.search_entry import Finalists, LadderSettings, Search
 from wattune.search.strategy import Strategy, make_strategy
 from wattune.storage.study import StudyFolder
-from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus, Workload
+from wattune.trial import Measure, TrialSpec
+from wattune.workload import Workload
 
 ONE = ClusterSpec(device="cpu", devices_per_node=1)
 
@@ -90,7 +92,7 @@ class World:
         self,
         spec: TrialSpec,
         repeat: int = 0,
-        status: TrialStatus = TrialStatus.COMPLETED,
+        status: RunStatus = RunStatus.COMPLETED,
         *,
         tags: dict[str, str] | None = None,
         took_s: float = 10,
@@ -100,12 +102,12 @@ class World:
         folder.write_spec(spec)
         start_ns, self.clock_ns = self.clock_ns, self.clock_ns + int(took_s * 1e9)
         folder.write_result(
-            TrialResult(
+            Run(
                 trial_id=spec.trial_id,
                 repeat=repeat,
                 status=status,
-                reason="" if status is TrialStatus.COMPLETED else "made up",
-                metrics=self.measured(spec, repeat) if status is TrialStatus.COMPLETED else {},
+                reason="" if status is RunStatus.COMPLETED else "made up",
+                metrics=self.measured(spec, repeat) if status is RunStatus.COMPLETED else {},
                 tags=tags or {},
                 start_wall_ns=start_ns,
                 end_wall_ns=self.clock_ns,
@@ -117,7 +119,7 @@ class World:
         controller: StudyController,
         running: Attempt,
         tune_id: str,
-        status: TrialStatus = TrialStatus.COMPLETED,
+        status: RunStatus = RunStatus.COMPLETED,
     ) -> None:
         """Ends a trial with a status."""
         self.write(running.spec, running.repeat, status, tags=dict(running.tags))
@@ -131,7 +133,7 @@ class World:
             self.run(controller, running, f"t{len(trials) - 1}")
         return trials
 
-    def result(self, spec: TrialSpec, repeat: int = 0) -> TrialResult:
+    def result(self, spec: TrialSpec, repeat: int = 0) -> Run:
         found = self.study.trial(spec.trial_id, repeat).result()
         assert found is not None
         return found
@@ -156,7 +158,7 @@ class Learner:
         self.knew.append(len(self.told))
         return asked
 
-    def tell(self, spec: TrialSpec, result: TrialResult) -> None:
+    def tell(self, spec: TrialSpec, result: Run) -> None:
         self.told.append((spec, result.status))
 
 

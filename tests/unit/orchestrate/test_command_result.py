@@ -17,10 +17,12 @@ from wattune.orchestrate.lanes.messages import Place
 from wattune.orchestrate.telemetry_actor import NodeTelemetry
 from wattune.plans.axes import Plan
 from wattune.plans.program import Program
+from wattune.run import RunStatus
 from wattune.steps.files import Step
-from wattune.trial import UNKNOWN_WORKLOAD, TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 from wattune.workers.command.program_run import ProgramOutcome
 from wattune.workers.outcome import RankOutcome
+from wattune.workload import UNKNOWN_WORKLOAD
 
 SPEC = TrialSpec(
     model=OWN_MODEL,
@@ -50,7 +52,7 @@ def outcome(node, told, *, count=20, first=5, end=15):
         wall_minus_mono_ns=WALL_MINUS_MONO_NS[node],
         steps={rank: steps(count) for rank in told},
     )
-    return RankOutcome(rank=node, status=TrialStatus.COMPLETED, command=command)
+    return RankOutcome(rank=node, status=RunStatus.COMPLETED, command=command)
 
 
 def test_a_commands_answers_are_those_of_its_nodes():

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.orchestrate.events import Preview, RaceStep, TrialEvent
-from wattune.trial import TrialSpec, TrialStatus
+from wattune.run import RunStatus
+from wattune.trial import TrialSpec
 
 ONE = ClusterSpec(device="cpu", devices_per_node=1)
 EIGHT = ClusterSpec(device="h200_sxm", num_nodes=2, devices_per_node=4)
@@ -17,7 +18,7 @@ def preview(load_s: Mapping[ClusterSpec, float], load_now_s: Mapping[ClusterSpec
         num_references=0,
         num_finalists=0,
         num_again=0,
-        done={TrialStatus.COMPLETED: 4, TrialStatus.OUT_OF_MEMORY: 1},
+        done={RunStatus.COMPLETED: 4, RunStatus.OUT_OF_MEMORY: 1},
         load_s=load_s,
         load_now_s=load_now_s,
         most_s=100.0,

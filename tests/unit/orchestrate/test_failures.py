@@ -4,17 +4,17 @@ import pytest
 
 from wattune.errors import EngineError, NodeError
 from wattune.orchestrate.failures import Cause, Failure, FailuresInARow, failed_nodes, is_of_the_machine, likeness
-from wattune.trial import TrialResult, TrialStatus
+from wattune.run import Run, RunStatus
 
 
-def ended(status: TrialStatus, reason: str = "", **facts: object) -> TrialResult:
-    return TrialResult(trial_id="a" * 12, repeat=0, status=status, reason=reason, **facts)  # type: ignore[arg-type]
+def ended(status: RunStatus, reason: str = "", **facts: object) -> Run:
+    return Run(trial_id="a" * 12, repeat=0, status=status, reason=reason, **facts)  # type: ignore[arg-type]
 
 
 def test_a_failure_of_the_cluster_takes_what_was_measured_from_a_result() -> None:
-    measured = ended(TrialStatus.COMPLETED, metrics={"mfu_frac": 0.5}, quality="publishable", tags={"nodes": "n0,n1"})
+    measured = ended(RunStatus.COMPLETED, metrics={"mfu_frac": 0.5}, quality="publishable", tags={"nodes": "n0,n1"})
     lost = Failure(Cause.NODE_LOST, "node n1 left", ("n1",)).of(measured)
-    assert (lost.status, lost.reason, lost.metrics, lost.quality) == (TrialStatus.INFRA_FAILED, "node n1 left", {}, "")
+    assert (lost.status, lost.reason, lost.metrics, lost.quality) == (RunStatus.INFRA_FAILED, "node n1 left", {}, "")
     assert not lost.status.is_final and failed_nodes(lost) == {"n1"}
     assert failed_nodes(Failure(Cause.PLACEMENT, "late").of(measured)) == {"n0", "n1"}, "any of them may be at fault"
     assert failed_nodes(measured) == frozenset()
@@ -30,17 +30,17 @@ def test_a_failure_of_the_cluster_takes_what_was_measured_from_a_result() -> Non
     ],
 )
 def test_what_differs_from_trial_to_trial_is_no_other_reason(one: str, other: str, alike: bool) -> None:
-    first, second = (likeness(ended(TrialStatus.CRASHED, text)) for text in (one, other))
+    first, second = (likeness(ended(RunStatus.CRASHED, text)) for text in (one, other))
     assert (first == second) is alike
-    assert likeness(ended(TrialStatus.TIMED_OUT, one)) != first
+    assert likeness(ended(RunStatus.TIMED_OUT, one)) != first
 
 
 def test_findings_about_plans_are_in_no_row() -> None:
-    findings = (TrialStatus.OUT_OF_MEMORY, TrialStatus.ABORTED, TrialStatus.REJECTED, TrialStatus.INTERRUPTED)
+    findings = (RunStatus.OUT_OF_MEMORY, RunStatus.ABORTED, RunStatus.REJECTED, RunStatus.INTERRUPTED)
     assert [likeness(ended(status, "x")) for status in findings] == [None] * 4
-    row = FailuresInARow().then(ended(TrialStatus.CRASHED, "x")).then(ended(TrialStatus.OUT_OF_MEMORY, "y"))
-    assert row.then(ended(TrialStatus.CRASHED, "x")).count == 2
-    assert row.then(ended(TrialStatus.COMPLETED)) == FailuresInARow()
+    row = FailuresInARow().then(ended(RunStatus.CRASHED, "x")).then(ended(RunStatus.OUT_OF_MEMORY, "y"))
+    assert row.then(ended(RunStatus.CRASHED, "x")).count == 2
+    assert row.then(ended(RunStatus.COMPLETED)) == FailuresInARow()
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from wattune.clock import ClockAnchor
 from wattune.orchestrate.power_limit import WATCHED_TAG, PowerLimit, node_power_peak_w, simulated_power_w
 from wattune.plans.axes import Plan
 from wattune.simulation.sensors import simulate
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
 from wattune.workers.phases import Span, spans_table
+from wattune.workload import Workload
 
 S = 1_000_000_000
 ANCHOR = ClockAnchor(mono_ns=50 * S, wall_ns=1_700_000_000 * S)

@@ -5,7 +5,7 @@ from known_space import BEST, SPECS, problem, result
 
 from wattune.errors import SpaceError
 from wattune.orchestrate.ray_searcher import RaySearcher
-from wattune.trial import TrialResult, TrialStatus
+from wattune.run import Run, RunStatus
 
 OPTUNA = "ray.tune.search.optuna:OptunaSearch"
 
@@ -42,7 +42,7 @@ def test_results_of_an_earlier_call_are_not_proposed_again():
 def test_what_the_cluster_failed_teaches_nothing():
     strategy = RaySearcher(OPTUNA, problem())
     (spec,) = strategy.ask(1)
-    strategy.tell(spec, TrialResult(trial_id=spec.trial_id, repeat=0, status=TrialStatus.INFRA_FAILED))
+    strategy.tell(spec, Run(trial_id=spec.trial_id, repeat=0, status=RunStatus.INFRA_FAILED))
     assert spec not in strategy.ask(30)
 
 
@@ -51,12 +51,10 @@ def test_a_bound_that_was_not_measured_is_neither_kept_nor_broken(value):
     """Such a trial is told as one without a figure: it moves neither the best nor the worst value."""
     strategy = RaySearcher(OPTUNA, problem())
     first, second, third = strategy.ask(3)
-    blind = TrialResult(
-        trial_id=first.trial_id, repeat=0, status=TrialStatus.COMPLETED, metrics={"tokens_per_s": value}
-    )
+    blind = Run(trial_id=first.trial_id, repeat=0, status=RunStatus.COMPLETED, metrics={"tokens_per_s": value})
     strategy.tell(first, blind)
     strategy.tell(second, result(BEST, tokens_per_s=5e4))
-    strategy.tell(third, TrialResult(trial_id=third.trial_id, repeat=0, status=TrialStatus.OUT_OF_MEMORY))
+    strategy.tell(third, Run(trial_id=third.trial_id, repeat=0, status=RunStatus.OUT_OF_MEMORY))
     told = [trial.value for trial in strategy._searcher._ot_study.get_trials()]
     assert told == [None, 5e4, 5e4]
 

@@ -18,7 +18,8 @@ from wattune.orchestrate import lost_cluster, run_study
 from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.run_study import _Alive, _cause, _Dispatcher, _StudySearcher, _trainable, require_libraries
-from wattune.trial import Measure, TrialStatus
+from wattune.run import RunStatus
+from wattune.trial import Measure
 
 
 def test_of_a_trials_own_failure_the_last_line_is_the_cause() -> None:
@@ -62,7 +63,7 @@ def test_a_trial_that_was_cut_short_names_what_ended_the_call(
     with pytest.raises(EngineError) if isinstance(error, TuneError) else nullcontext():
         assert run_study.run_study(world.study, controller, cluster) == "interrupted"
     (result,) = [event.result for event in world.heard if getattr(event, "kind", "") == "finished"]
-    assert (result.status, result.reason) == (TrialStatus.INTERRUPTED, reason)
+    assert (result.status, result.reason) == (RunStatus.INTERRUPTED, reason)
     assert world.result(specs[0]).reason == reason
     ran = [one.spec for one in world.drain(world.controller(specs))]
     assert ran.index(specs[0]) == (0 if "user" in reason else len(specs) - 1), (
@@ -181,7 +182,7 @@ def test_an_error_of_this_program_is_the_trials_result_with_its_stack(
     monkeypatch.setattr(run_study, "run_trial", broken)
     _trainable(searcher.suggest("t0"), lanes=FakeLanes())
     result = world.result(specs[0])
-    assert result.status is TrialStatus.CRASHED
+    assert result.status is RunStatus.CRASHED
     assert result.reason == "wattune failed: ValueError: not thought of; see error.txt"
     stack = (world.study.trial(specs[0].trial_id, 0).path / "error.txt").read_text()
     assert "in broken" in stack
@@ -198,7 +199,7 @@ def test_a_full_disk_of_the_head_is_no_bad_configuration(
     monkeypatch.setattr(run_study, "run_trial", broken)
     _trainable(searcher.suggest("t0"), lanes=FakeLanes())
     result = world.result(specs[0])
-    assert result.status is TrialStatus.INFRA_FAILED and result.tags["infra_cause"] == "head"
+    assert result.status is RunStatus.INFRA_FAILED and result.tags["infra_cause"] == "head"
     assert type(error).__name__ in result.reason and reported == [{"done_trials": 1}]
 
 

@@ -20,9 +20,11 @@ from wattune.orchestrate.run_trial import _limit, conclude
 from wattune.orchestrate.telemetry_actor import NodeTelemetry
 from wattune.orchestrate.trial_telemetry import TrialTelemetry
 from wattune.plans.axes import Plan
+from wattune.run import Run, RunStatus
 from wattune.storage.study import TrialFolder
-from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus, Workload
+from wattune.trial import Measure, TrialSpec
 from wattune.workers.outcome import RankOutcome
+from wattune.workload import Workload
 
 SPEC = TrialSpec(
     model=model("llama3_8b"),
@@ -60,14 +62,12 @@ def test_a_failure_after_the_study_was_stopped_does_not_make_the_trial_final(tmp
     """The controller marks a trial, then its workers and sensors are taken away: what fails then is to be run again."""
     folder = TrialFolder(request(tmp_path).folder)
     folder.write_spec(SPEC)
-    ended = TrialResult(
-        trial_id=SPEC.trial_id, repeat=0, status=TrialStatus.INTERRUPTED, start_wall_ns=1, end_wall_ns=2
-    )
+    ended = Run(trial_id=SPEC.trial_id, repeat=0, status=RunStatus.INTERRUPTED, start_wall_ns=1, end_wall_ns=2)
     folder.write_result(ended)
-    conclude(folder, replace(ended, status=TrialStatus.CRASHED, reason="the sampler is gone"))
+    conclude(folder, replace(ended, status=RunStatus.CRASHED, reason="the sampler is gone"))
     assert folder.result() == ended
-    conclude(folder, replace(ended, status=TrialStatus.COMPLETED))
-    assert folder.result() == replace(ended, status=TrialStatus.COMPLETED)
+    conclude(folder, replace(ended, status=RunStatus.COMPLETED))
+    assert folder.result() == replace(ended, status=RunStatus.COMPLETED)
 
 
 def test_the_same_trial_of_two_storages_has_two_keys(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def cluster(new_node: Callable[..., Node]) -> Cluster:
     return Cluster(nodes=(new_node("n0"), new_node("n1")), driver_node_id="n1")
 
 
-def ran(tmp_path: Path, cluster: Cluster, lanes: FakeLanes, **changes: Any) -> TrialResult:
+def ran(tmp_path: Path, cluster: Cluster, lanes: FakeLanes, **changes: Any) -> Run:
     asked = replace(request(tmp_path), **changes)
     result = run_trial_module.run_trial(asked, cluster, lanes)  # type: ignore[arg-type]
     stored = TrialFolder(asked.folder).result()
@@ -147,7 +147,7 @@ def test_a_trial_runs_on_the_first_nodes_that_fit_and_its_tags_say_so(tmp_path: 
     answer = Answer(failure="a worker died", number=3, group_start_s=1.5, restart_s=2.0)
     lanes = FakeLanes(answer, lost="it leaked")
     result = ran(tmp_path, cluster, lanes, limits={"node_device_power_w": 900.0})
-    assert (result.status, result.reason) == (TrialStatus.INFRA_FAILED, "a worker died")
+    assert (result.status, result.reason) == (RunStatus.INFRA_FAILED, "a worker died")
     assert lanes.assigned[0].node_names == {"n0": "n0"} and not lanes.assigned[0].fresh
     expected = {"a": "b", "isolation": "warm", "lane": "n0", "lane_trial": "3", "group_lost": "it leaked"}
     expected |= {"group_start_s": "1.500", "group_restart_s": "2.000", "limit_looks": "1 of 1"}
@@ -193,7 +193,7 @@ def test_isolation_decides_whether_workers_are_new(tmp_path: Path, cluster: Clus
 @pytest.mark.usefixtures("telemetry")
 def test_an_error_of_workers_is_the_trials_failure(tmp_path: Path, cluster: Cluster) -> None:
     result = ran(tmp_path, cluster, FakeLanes(error=TelemetryError("the lanes\nare gone")))
-    assert (result.status, result.reason) == (TrialStatus.INFRA_FAILED, "the lanes are gone")
+    assert (result.status, result.reason) == (RunStatus.INFRA_FAILED, "the lanes are gone")
     assert result.tags["infra_cause"] == "telemetry"
     assert result.tags["lane"] == "n0" and "lane_trial" not in result.tags
 
@@ -202,9 +202,9 @@ def test_telemetry_that_is_lost_fails_a_trial_that_trained(
     tmp_path: Path, cluster: Cluster, telemetry: TrialTelemetry
 ) -> None:
     telemetry.lost = ["telemetry of node n0: OSError: disk full"]
-    outcomes = tuple(RankOutcome(rank=rank, status=TrialStatus.COMPLETED) for rank in range(2))
+    outcomes = tuple(RankOutcome(rank=rank, status=RunStatus.COMPLETED) for rank in range(2))
     result = ran(tmp_path, cluster, FakeLanes(Answer(outcomes=outcomes)))
-    assert (result.status, result.reason) == (TrialStatus.INFRA_FAILED, telemetry.lost[0])
+    assert (result.status, result.reason) == (RunStatus.INFRA_FAILED, telemetry.lost[0])
     assert result.tags["infra_cause"] == "telemetry"
 
 
@@ -213,6 +213,6 @@ def test_a_cluster_that_is_too_small_fails_the_trial_before_any_worker_starts(tm
     lanes = FakeLanes()
     large = replace(SPEC, cluster=replace(SPEC.cluster, num_nodes=3))
     result = ran(tmp_path, cluster, lanes, spec=large)
-    assert result.status is TrialStatus.INFRA_FAILED and "needs 3 node(s)" in result.reason
+    assert result.status is RunStatus.INFRA_FAILED and "needs 3 node(s)" in result.reason
     assert result.tags["infra_cause"] == "placement"
     assert not lanes.assigned and result.tags["lane"] == "n0,n1"

@@ -15,8 +15,10 @@ from wattune.orchestrate.failures import CAUSE_TAG, NODES_TAG, Cause
 from wattune.orchestrate.lanes.messages import Answer, Death, Place
 from wattune.orchestrate.trial_result import against_limits, rank_tags, trial_result
 from wattune.plans.axes import Plan
-from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus, Workload
+from wattune.run import Run, RunStatus
+from wattune.trial import Measure, TrialSpec
 from wattune.workers.outcome import RankOutcome
+from wattune.workload import Workload
 
 SPEC = TrialSpec(
     model=model("llama3_8b"),
@@ -27,11 +29,11 @@ SPEC = TrialSpec(
 )
 
 
-def outcome(rank: int, status: TrialStatus = TrialStatus.COMPLETED, **fields: Any) -> RankOutcome:
+def outcome(rank: int, status: RunStatus = RunStatus.COMPLETED, **fields: Any) -> RankOutcome:
     return RankOutcome(rank=rank, status=status, **fields)
 
 
-def result_of(tmp_path: Path, answer: Answer) -> TrialResult:
+def result_of(tmp_path: Path, answer: Answer) -> Run:
     folder = tmp_path / "study" / "trials" / f"{SPEC.trial_id}-0"
     node = Node(node_id="id0", name="n0", address="", num_cpus=2, num_gpus=0)
     ended = Attempt(spec=SPEC, repeat=3, measure=Measure(), tags={"a": "b"}, nodes=(node,), folder=folder)
@@ -42,27 +44,27 @@ def result_of(tmp_path: Path, answer: Answer) -> TrialResult:
 
 def assessed(
     tmp_path: Path, *outcomes: RankOutcome, cause: RankOutcome | None = None, failure: str = ""
-) -> tuple[TrialStatus, str]:
+) -> tuple[RunStatus, str]:
     result = result_of(tmp_path, Answer(outcomes=outcomes, cause=cause, failure=failure))
     return result.status, result.reason
 
 
 def test_the_first_failure_names_the_status(tmp_path: Path) -> None:
-    other = outcome(0, TrialStatus.CRASHED, reason="rank 0: closed by peer")
-    first = outcome(1, TrialStatus.OUT_OF_MEMORY, reason="rank 1: can't allocate")
+    other = outcome(0, RunStatus.CRASHED, reason="rank 0: closed by peer")
+    first = outcome(1, RunStatus.OUT_OF_MEMORY, reason="rank 1: can't allocate")
     found = assessed(tmp_path, other, first, cause=first, failure="group failed")
-    assert found == (TrialStatus.OUT_OF_MEMORY, "rank 1: can't allocate")
+    assert found == (RunStatus.OUT_OF_MEMORY, "rank 1: can't allocate")
 
 
 def test_ranks_that_are_ended_with_another_one_are_not_blamed(tmp_path: Path) -> None:
-    hung = outcome(0, TrialStatus.TIMED_OUT, reason="rank 0: no step")
-    assert assessed(tmp_path, hung, cause=hung, failure="ended") == (TrialStatus.TIMED_OUT, "rank 0: no step")
+    hung = outcome(0, RunStatus.TIMED_OUT, reason="rank 0: no step")
+    assert assessed(tmp_path, hung, cause=hung, failure="ended") == (RunStatus.TIMED_OUT, "rank 0: no step")
 
 
 def test_a_rank_that_reported_nothing_is_named(tmp_path: Path) -> None:
-    other = outcome(1, TrialStatus.CRASHED, reason="rank 1: closed by peer")
+    other = outcome(1, RunStatus.CRASHED, reason="rank 1: closed by peer")
     status, reason = assessed(tmp_path, other, cause=other, failure="group failed")
-    assert (status, reason) == (TrialStatus.CRASHED, "rank 0 ended without reporting; rank 1: closed by peer")
+    assert (status, reason) == (RunStatus.CRASHED, "rank 0 ended without reporting; rank 1: closed by peer")
 
 
 def test_a_profile_that_failed_is_a_tag_of_a_trial_that_was_measured(tmp_path: Path) -> None:
@@ -71,79 +73,79 @@ def test_a_profile_that_failed_is_a_tag_of_a_trial_that_was_measured(tmp_path: P
     elsewhere = replace(first, end_mono_ns=10**15)  # of a node that has been up for longer
     for answer in (Answer(outcomes=(freed, elsewhere), cause=elsewhere), Answer(outcomes=(freed, first))):
         found = result_of(tmp_path, answer)
-        assert found.status is TrialStatus.INVALID and "no_window" in found.reason  # there are no spans here
+        assert found.status is RunStatus.INVALID and "no_window" in found.reason  # there are no spans here
         assert found.tags["profile"] == "missing, since rank 1" and found.tags["compiler"] == "eager"
-    assert assessed(tmp_path, first, cause=first) == (TrialStatus.INFRA_FAILED, "rank 0 ended without reporting")
+    assert assessed(tmp_path, first, cause=first) == (RunStatus.INFRA_FAILED, "rank 0 ended without reporting")
 
 
 def test_a_group_that_never_ran_says_why(tmp_path: Path) -> None:
-    assert assessed(tmp_path, failure="no resources") == (TrialStatus.INFRA_FAILED, "no resources")
+    assert assessed(tmp_path, failure="no resources") == (RunStatus.INFRA_FAILED, "no resources")
 
 
 def died(rank: int = 1, **facts: Any) -> Death:
     return Death(rank=rank, node_id="id0", pid=7, why="The actor died unexpectedly", **facts)
 
 
-@pytest.mark.parametrize("status", [TrialStatus.CRASHED, TrialStatus.TIMED_OUT])
-def test_a_worker_killed_from_outside_is_no_crash_whatever_the_others_say(tmp_path: Path, status: TrialStatus) -> None:
+@pytest.mark.parametrize("status", [RunStatus.CRASHED, RunStatus.TIMED_OUT])
+def test_a_worker_killed_from_outside_is_no_crash_whatever_the_others_say(tmp_path: Path, status: RunStatus) -> None:
     other = outcome(0, status, reason="rank 0: closed by peer")
     found = result_of(tmp_path, Answer(outcomes=(other,), cause=other, deaths=(died(),)))
-    assert found.status is TrialStatus.INFRA_FAILED and "rank 1 ended without reporting" in found.reason
+    assert found.status is RunStatus.INFRA_FAILED and "rank 1 ended without reporting" in found.reason
     assert (found.tags[CAUSE_TAG], found.tags[NODES_TAG]) == (Cause.WORKER_KILLED, "n0")
 
 
 def test_what_a_worker_did_to_itself_is_its_own(tmp_path: Path) -> None:
-    other = outcome(0, TrialStatus.CRASHED, reason="rank 0: closed by peer")
+    other = outcome(0, RunStatus.CRASHED, reason="rank 0: closed by peer")
     fatal = died(words="Fatal Python error: Segmentation fault\n\nThread 0x7f")
     found = result_of(tmp_path, Answer(outcomes=(other,), cause=other, deaths=(died(0), fatal)))
-    assert (found.status, found.reason) == (TrialStatus.CRASHED, "rank 1: Fatal Python error: Segmentation fault")
+    assert (found.status, found.reason) == (RunStatus.CRASHED, "rank 1: Fatal Python error: Segmentation fault")
     starved = result_of(tmp_path, Answer(outcomes=(other,), cause=other, deaths=(died(out_of_memory=True),)))
-    assert starved.status is TrialStatus.OUT_OF_MEMORY and "memory of node n0 ran out" in starved.reason
-    large = outcome(0, TrialStatus.OUT_OF_MEMORY, reason="rank 0: out of memory")
+    assert starved.status is RunStatus.OUT_OF_MEMORY and "memory of node n0 ran out" in starved.reason
+    large = outcome(0, RunStatus.OUT_OF_MEMORY, reason="rank 0: out of memory")
     found = result_of(tmp_path, Answer(outcomes=(large,), cause=large, deaths=(died(),)))
-    assert (found.status, found.reason) == (TrialStatus.OUT_OF_MEMORY, large.reason), "it came first"
+    assert (found.status, found.reason) == (RunStatus.OUT_OF_MEMORY, large.reason), "it came first"
 
 
 def test_a_node_that_lacks_a_library_is_named(tmp_path: Path) -> None:
-    lacking = outcome(1, TrialStatus.INFRA_FAILED, reason="rank 1: NodeError: not installed")
+    lacking = outcome(1, RunStatus.INFRA_FAILED, reason="rank 1: NodeError: not installed")
     places = tuple(
         Place(rank=rank, node=f"n{rank}", slot=0, device="cpu0", device_uuid=None, pid=1) for rank in range(2)
     )
     found = result_of(tmp_path, Answer(outcomes=(outcome(0), lacking), cause=lacking, places=places))
-    assert found.status is TrialStatus.INFRA_FAILED
+    assert found.status is RunStatus.INFRA_FAILED
     assert (found.tags[CAUSE_TAG], found.tags[NODES_TAG]) == (Cause.NODE_UNFIT, "n1")
 
 
 def test_a_trial_of_a_study_that_is_stopped_is_run_again(tmp_path: Path) -> None:
     answer = Answer(outcomes=(outcome(0),), failure="the study was stopped", interrupted=True)
     found = result_of(tmp_path, answer)
-    assert (found.status, found.reason) == (TrialStatus.INTERRUPTED, "the study was stopped")
+    assert (found.status, found.reason) == (RunStatus.INTERRUPTED, "the study was stopped")
 
 
 def test_telemetry_that_was_lost_is_no_completed_trial(tmp_path: Path) -> None:
     status, reason = assessed(tmp_path, outcome(0), outcome(1), failure="telemetry of node n0 did not answer")
-    assert status is TrialStatus.INFRA_FAILED and "n0" in reason
+    assert status is RunStatus.INFRA_FAILED and "n0" in reason
 
 
 def test_completed_without_any_measurement_is_invalid(tmp_path: Path) -> None:
     status, reason = assessed(tmp_path, outcome(0), outcome(1))
-    assert status is TrialStatus.INVALID and "no_window" in reason
+    assert status is RunStatus.INVALID and "no_window" in reason
 
 
 def test_a_hard_limit_aborts() -> None:
     over = Summary(metrics={"node_device_power_peak_1s_w": 2950.0}, quality="publishable")
     status, reason = against_limits(over, {"node_device_power_w": 2900.0})
-    assert status is TrialStatus.ABORTED and "2950 W" in reason and "2900 W" in reason
-    assert against_limits(over, {})[0] is TrialStatus.COMPLETED
+    assert status is RunStatus.ABORTED and "2950 W" in reason and "2900 W" in reason
+    assert against_limits(over, {})[0] is RunStatus.COMPLETED
 
 
 def test_a_measurement_of_no_use_is_invalid_and_says_why_unless_the_limit_comes_first() -> None:
     useless = Summary(
         metrics={"node_device_power_peak_1s_w": 2950.0}, quality="invalid", quality_reasons=("no_power", "few_steps")
     )
-    assert against_limits(useless, {}) == (TrialStatus.INVALID, "measurement quality: no_power, few_steps")
-    assert against_limits(useless, {"node_device_power_w": 2900.0})[0] is TrialStatus.ABORTED
-    assert against_limits(useless, {"node_device_power_w": 2950.0})[0] is TrialStatus.INVALID, "at the limit is allowed"
+    assert against_limits(useless, {}) == (RunStatus.INVALID, "measurement quality: no_power, few_steps")
+    assert against_limits(useless, {"node_device_power_w": 2900.0})[0] is RunStatus.ABORTED
+    assert against_limits(useless, {"node_device_power_w": 2950.0})[0] is RunStatus.INVALID, "at the limit is allowed"
 
 
 def test_the_tags_of_ranks_are_those_of_the_slowest_and_fullest() -> None:

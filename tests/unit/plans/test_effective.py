@@ -12,7 +12,8 @@ from wattune.plans.axes import AXES, Plan
 from wattune.plans.effective import effective
 from wattune.plans.engines import CAPABILITIES
 from wattune.plans.rules import violations
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 DENSE, MOE = MODELS["llama3_8b"], MODELS["mixtral_8x7b"]
 

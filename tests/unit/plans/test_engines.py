@@ -13,7 +13,8 @@ from wattune.plans.effective import effective
 from wattune.plans.engines import CAPABILITIES, capabilities
 from wattune.plans.rules import violations
 from wattune.plans.vocabulary import padding_of
-from wattune.trial import Lora, TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Lora, Workload
 
 DENSE, MOE = MODELS["llama3_8b"], MODELS["mixtral_8x7b"]
 

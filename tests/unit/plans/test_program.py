@@ -23,7 +23,8 @@ from wattune.plans.program import (
     values_of,
 )
 from wattune.plans.rules import violations
-from wattune.trial import UNKNOWN_WORKLOAD, TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import UNKNOWN_WORKLOAD, Workload
 
 SPEC = TrialSpec(
     model=OWN_MODEL,

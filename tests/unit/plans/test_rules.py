@@ -8,7 +8,8 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.plans.axes import Plan
 from wattune.plans.rules import RULES, violations
-from wattune.trial import Lora, Routing, TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Lora, Routing, Workload
 
 DENSE, MOE, LEARNED = MODELS["llama3_70b"], MODELS["mixtral_8x7b"], MODELS["gpt3_175b"]
 

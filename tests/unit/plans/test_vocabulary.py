@@ -9,7 +9,8 @@ from wattune.catalog.models import MODELS
 from wattune.plans.axes import Plan
 from wattune.plans.rules import violations
 from wattune.plans.vocabulary import padded_vocab_size, padding_of
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 GPT, LLAMA = MODELS["gpt3_175b"], MODELS["llama3_70b"]
 

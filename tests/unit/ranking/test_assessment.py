@@ -10,7 +10,7 @@ from made_trials import COOL, FASTEST, POWER, asked, on_n0, reference_runs, spee
 from wattune.ranking.assessment import Verdict, assess_trial, is_simulated
 from wattune.ranking.order import rank
 from wattune.ranking.spreads import Spreads
-from wattune.trial import TrialStatus
+from wattune.run import RunStatus
 
 
 def test_repeats_are_an_interval_and_the_worst_one_decides():
@@ -54,21 +54,21 @@ def test_a_finalists_long_run_counts_for_bounds_and_not_for_the_rank():
     assert rank([soaked], asked(FASTEST)).best.objective.value == 90.0
 
 
-@pytest.mark.parametrize("status", [TrialStatus.CRASHED, TrialStatus.OUT_OF_MEMORY, TrialStatus.ABORTED])
+@pytest.mark.parametrize("status", [RunStatus.CRASHED, RunStatus.OUT_OF_MEMORY, RunStatus.ABORTED])
 def test_one_failed_repeat_fails_the_trial(status):
     ranking = rank([speed(1, 100.0), trial(1, repeat=1, status=status, reason="why")], asked(FASTEST, POWER))
     assert ranking.failed[0].reason == f"{status}: why (1 of 2 repeats)"
     assert ranking.failed[0].objective.low < 100.0 < ranking.failed[0].objective.high
 
 
-@pytest.mark.parametrize("status", [TrialStatus.INTERRUPTED, TrialStatus.INVALID])
+@pytest.mark.parametrize("status", [RunStatus.INTERRUPTED, RunStatus.INVALID])
 def test_a_repeat_that_decides_nothing_is_shown_but_not_counted(status):
     lost = trial(1, {"tokens_per_s": 900.0}, repeat=1, status=status, quality="invalid")
     (row,) = rank([speed(1, 100.0), lost], asked(FASTEST, POWER)).feasible
     assert len(row.repeats) == 2
     assert len(row.counted) == 1
     assert (row.objective.value, row.objective.num_runs, row.quality) == (100.0, 1, "publishable")
-    alone = Verdict.INTERRUPTED if status is TrialStatus.INTERRUPTED else Verdict.FAILED
+    alone = Verdict.INTERRUPTED if status is RunStatus.INTERRUPTED else Verdict.FAILED
     assert [row.verdict for row in rank([lost], asked(FASTEST, POWER)).trials] == [alone]
 
 
@@ -112,7 +112,7 @@ def test_the_quality_of_a_row_is_the_worst_of_the_groups_it_uses(group, quality)
 
 
 def test_a_trial_without_a_completed_repeat_has_no_quality_and_no_margin():
-    spec, result = trial(1, status=TrialStatus.TIMED_OUT, reason="rank 0: no step")
+    spec, result = trial(1, status=RunStatus.TIMED_OUT, reason="rank 0: no step")
     row = assess_trial("moe", spec, (result,), Spreads([(spec, result)]), asked(FASTEST, POWER))
     assert (row.verdict, row.reason) == (Verdict.FAILED, "timed_out: rank 0: no step")
     assert (row.quality, row.simulated, row.margins, row.objective, row.counted) == ("", False, (), None, ())

@@ -22,8 +22,10 @@ from wattune.ranking.common_steps import (
 )
 from wattune.ranking.order import rank
 from wattune.ranking.sources import Source
+from wattune.run import Run, RunStatus
 from wattune.storage.study import StudyFolder
-from wattune.trial import UNKNOWN_WORKLOAD, Routing, TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
+from wattune.workload import UNKNOWN_WORKLOAD, Routing
 
 METRICS = {"tokens_per_s": 100.0, "energy_per_token_j": 0.5, "node_device_power_peak_1s_w": 900.0}
 
@@ -40,12 +42,12 @@ def measured(number: int, steps: str, reasons: tuple[str, ...] = (), by: str | N
     return spec, replace(result, quality_reasons=reasons)
 
 
-def again(_spec: TrialSpec, _result: TrialResult, steps: Range) -> Mapping[str, float]:
+def again(_spec: TrialSpec, _result: Run, steps: Range) -> Mapping[str, float]:
     """A trial that is faster the more of the late steps it has."""
     return {"tokens_per_s": 100.0 + steps[1], "energy_per_token_j": 0.4}
 
 
-def of(pairs: list[Pair]) -> list[TrialResult]:
+def of(pairs: list[Pair]) -> list[Run]:
     return [result for _, result in over_common_steps(pairs, again)]
 
 
@@ -101,7 +103,7 @@ def test_without_files_trials_are_marked_and_the_ranking_says_so() -> None:
     assert any("2 runs are not compared over the same steps" in text for text in ranking.warnings)
     ranking = rank(over_common_steps(pairs, again), asked(FASTEST))
     assert any("speed and energy of 2 runs are over steps 12-40 of the data" in text for text in ranking.warnings)
-    failed = [(spec, replace(result, status=TrialStatus.CRASHED)) for spec, result in pairs[:1]]
+    failed = [(spec, replace(result, status=RunStatus.CRASHED)) for spec, result in pairs[:1]]
     assert over_common_steps([*failed, pairs[1]]) == [*failed, pairs[1]]
 
 

@@ -13,7 +13,9 @@ from wattune.ranking.comparison import Comparison, Side, compare
 from wattune.ranking.difference import Counted
 from wattune.ranking.recordings import recorded_of, side_of_recording
 from wattune.ranking.spreads import Spreads
-from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+from wattune.run import Run, RunStatus
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 SPEC = TrialSpec(
     model=model("llama3_8b"),
@@ -33,10 +35,10 @@ def broken_down(**parts_s: float) -> Breakdown:
 
 def side(breakdown: Breakdown | None, spec: TrialSpec = SPEC, speeds: Sequence[float] = (), **changes) -> Side:
     results = [
-        TrialResult(
+        Run(
             trial_id=spec.trial_id,
             repeat=repeat,
-            status=TrialStatus.COMPLETED,
+            status=RunStatus.COMPLETED,
             metrics={"tokens_per_s": speed} if speed else {},
             quality="publishable",
         )

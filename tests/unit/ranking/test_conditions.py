@@ -12,7 +12,7 @@ from wattune.errors import SpaceError
 from wattune.plans.axes import AXES, Plan
 from wattune.ranking.conditions import FIELDS, parse_where, unmet, value_of
 from wattune.ranking.order import rank
-from wattune.trial import TrialStatus
+from wattune.run import RunStatus
 
 SPEC = replace(
     trial(2)[0], plan=Plan(tp=2, etp=2, micro_batch_size=2, sharding="zero3", layout=(21, 19), rank_order=(1, 0, 2, 3))
@@ -67,7 +67,7 @@ def test_any_text_is_read_or_refused_in_words(text: str) -> None:
 
 
 def test_a_configuration_is_chosen_whether_it_completed_or_not() -> None:
-    pairs = [speed(1, 100.0), speed(2, 200.0), speed(4, 150.0), trial(8, status=TrialStatus.OUT_OF_MEMORY, reason="x")]
+    pairs = [speed(1, 100.0), speed(2, 200.0), speed(4, 150.0), trial(8, status=RunStatus.OUT_OF_MEMORY, reason="x")]
     ranking = rank(pairs, asked(FASTEST), where=[parse_where("micro_batch_size != 2"), parse_where("engine == torch")])
     assert numbers(ranking.feasible) == [4, 1] and numbers(ranking.failed) == [8] and ranking.num_filtered == 1
     assert not ranking.unmet

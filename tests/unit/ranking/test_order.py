@@ -18,7 +18,7 @@ from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.ranking.assessment import Verdict
 from wattune.ranking.order import Ranking, pareto_front, rank
 from wattune.ranking.table import to_csv, to_table
-from wattune.trial import TrialResult, TrialStatus
+from wattune.run import Run, RunStatus
 
 
 def test_every_trial_is_in_the_list_its_measurement_puts_it_in():
@@ -28,7 +28,7 @@ def test_every_trial_is_in_the_list_its_measurement_puts_it_in():
             speed(2, 200.0, power_w=3188.0),
             speed(3, 150.0, power_w=2350.0),
             trial(4, {"tokens_per_s": 400.0}),
-            trial(5, status=TrialStatus.OUT_OF_MEMORY, reason="rank 3 at 140.2 GiB"),
+            trial(5, status=RunStatus.OUT_OF_MEMORY, reason="rank 3 at 140.2 GiB"),
         ],
         asked(FASTEST, POWER),
     )
@@ -164,10 +164,10 @@ def test_minimizing_turns_the_order():
 
 
 def test_what_runs_again_is_interrupted_and_not_failed_unless_another_repeat_failed():
-    stopped = [trial(number, repeat=1, status=TrialStatus.INTERRUPTED, reason="stopped") for number in (1, 2, 3)]
+    stopped = [trial(number, repeat=1, status=RunStatus.INTERRUPTED, reason="stopped") for number in (1, 2, 3)]
     others = [
-        trial(1, status=TrialStatus.INVALID, quality="invalid"),
-        trial(2, status=TrialStatus.CRASHED, reason="died"),
+        trial(1, status=RunStatus.INVALID, quality="invalid"),
+        trial(2, status=RunStatus.CRASHED, reason="died"),
     ]
     ranking = rank([*stopped, *others], asked(FASTEST, POWER))
     assert (numbers(ranking.interrupted), numbers(ranking.failed)) == ([3, 1], [2])
@@ -182,7 +182,7 @@ def test_where_leaves_trials_out_and_counts_them():
         speed(2, 101.0),
         speed(3, 300.0),
         speed(3, 99.0, repeat=1),
-        trial(4, status=TrialStatus.CRASHED),
+        trial(4, status=RunStatus.CRASHED),
     ]
     ranking = rank(pairs, asked(FASTEST, POWER), where=where)
     assert numbers(ranking.trials) == [2]
@@ -194,7 +194,7 @@ def test_the_note_never_lets_qualities_or_simulation_pass_in_silence():
     pairs = [
         trial(1, {"tokens_per_s": 1.0}, quality="indicative", tags={"simulated": "true"}),
         trial(2, {"tokens_per_s": 2.0}, tags={"simulated": "false"}),
-        trial(3, status=TrialStatus.CRASHED),
+        trial(3, status=RunStatus.CRASHED),
     ]
     ranking = rank(pairs, asked(FASTEST))
     assert ranking.qualities == {"publishable": 1, "indicative": 1}
@@ -306,7 +306,7 @@ measurements = st.builds(
     st.integers(0, 2),
     st.integers(1, 20).map(float),
     st.none() | st.sampled_from([2000.0, 2750.0, 2751.0]),
-    st.sampled_from([TrialStatus.COMPLETED] * 5 + [TrialStatus.CRASHED, TrialStatus.INTERRUPTED]),
+    st.sampled_from([RunStatus.COMPLETED] * 5 + [RunStatus.CRASHED, RunStatus.INTERRUPTED]),
 )
 studies = st.lists(measurements, max_size=20, unique_by=lambda pair: (pair[1].trial_id, pair[1].repeat))
 
@@ -364,10 +364,10 @@ def test_ten_thousand_trials_are_ranked_in_two_seconds():
     pairs = [
         (
             spec,
-            TrialResult(
+            Run(
                 trial_id=f"{number:012x}",
                 repeat=repeat,
-                status=TrialStatus.COMPLETED,
+                status=RunStatus.COMPLETED,
                 metrics={name: dice.uniform(1000, 3000) for name in names} | {f"m{i}": 1.0 for i in range(50)},
                 quality="indicative",
             ),
@@ -409,5 +409,5 @@ def test_a_burst_changes_nothing_of_what_was_measured_in_full():
 
 
 def test_a_burst_that_failed_fails_its_trial():
-    failed = as_burst(trial(1, status=TrialStatus.OUT_OF_MEMORY, reason="rank 3 at 140.2 GiB"))
+    failed = as_burst(trial(1, status=RunStatus.OUT_OF_MEMORY, reason="rank 3 at 140.2 GiB"))
     assert numbers(rank([failed], asked(FASTEST)).failed) == [1]

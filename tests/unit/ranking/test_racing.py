@@ -12,7 +12,7 @@ from made_trials import FASTEST, LEAST_ENERGY, POWER, Pair, asked, reference_run
 
 from wattune.ranking.best import Standings
 from wattune.ranking.racing import RACE_TAG, history, race_standings
-from wattune.trial import TrialStatus
+from wattune.run import RunStatus
 
 
 def simulated(pairs: list[Pair]) -> list[Pair]:
@@ -79,7 +79,7 @@ def test_none_keeps_every_bound() -> None:
 
 
 def test_failed_trials_and_those_without_a_metric_are_not_in_it() -> None:
-    failed = trial(2, {}, status=TrialStatus.OUT_OF_MEMORY)
+    failed = trial(2, {}, status=RunStatus.OUT_OF_MEMORY)
     blind = trial(3, {"tokens_per_s": 2000.0})
     assert set(probabilities(found([speed(1, 1000.0), failed, blind]))) == {1}
 

@@ -11,8 +11,8 @@ from wattune.ranking.order import MOST_NAMED
 from wattune.ranking.sources import Source, rank_sources
 from wattune.ranking.table import to_csv, to_table
 from wattune.report.coverage import coverage_of
+from wattune.run import RunStatus
 from wattune.storage.study import UnreadableTrial
-from wattune.trial import TrialStatus
 
 
 def source(name: str, objective: str | None = "maximize tokens_per_s", *constraints: str) -> Source:
@@ -63,7 +63,7 @@ def test_one_study_twice_is_an_error():
 
 def test_a_burst_counts_as_no_measurement_of_the_space():
     bursts = [trial(number, 70.0, repeat=FIRST_BURST_REPEAT, tags={FIDELITY: BURST}) for number in (1, 2, 4)]
-    broken = trial(4, 0.0, status=TrialStatus.CRASHED)
+    broken = trial(4, 0.0, status=RunStatus.CRASHED)
     results = [trial(1, 100.0), *bursts, broken]
     listed = frozenset(trial(number, 1.0)[0].trial_id for number in (1, 2, 4, 8))
     (share,) = rank_sources([replace(source("a"), results=results, candidates=listed)]).space
@@ -74,8 +74,8 @@ def test_a_burst_counts_as_no_measurement_of_the_space():
 def test_the_share_of_a_space_counts_failures_as_the_ranking_and_the_report_do():
     """Of one trial a repeat crashed, of another one only its measurement was invalid."""
     results = [trial(number, 100.0) for number in (1, 2, 4)]
-    results.append(trial(1, 0.0, repeat=1, status=TrialStatus.CRASHED))
-    results.append(trial(2, 0.0, repeat=1, status=TrialStatus.INVALID))
+    results.append(trial(1, 0.0, repeat=1, status=RunStatus.CRASHED))
+    results.append(trial(2, 0.0, repeat=1, status=RunStatus.INVALID))
     listed = frozenset(spec.trial_id for spec, _ in results)
     ranking = rank_sources([replace(source("a"), results=results, candidates=listed)])
     found = coverage_of(ranking, [{"status": "kept", "trial_id": one} for one in listed])

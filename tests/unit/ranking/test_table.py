@@ -15,12 +15,12 @@ from wattune.errors import PlanError
 from wattune.ranking.assessment import Verdict
 from wattune.ranking.order import rank
 from wattune.ranking.table import flag_columns, to_csv, to_table, write_csv
+from wattune.run import RunStatus
 from wattune.schema import METRICS
-from wattune.trial import TrialStatus
 
 
 def test_json_has_every_repeat_and_the_table_one_flat_row_a_trial():
-    failed = trial(3, status=TrialStatus.CRASHED, reason="died")
+    failed = trial(3, status=RunStatus.CRASHED, reason="died")
     unmeasured = trial(4, {"tokens_per_s": 9.0})
     pairs = [speed(1, 1.0), speed(1, 2.0, repeat=1), speed(2, 2.0, power_w=3e3), failed, unmeasured]
     ranking = rank(pairs, asked(FASTEST, POWER), where=[])
@@ -67,7 +67,7 @@ def test_units_are_in_the_schema_also_after_parquet(tmp_path):
 
 
 def test_csv_has_a_line_for_every_trial_and_one_figure_a_cell():
-    awkward = trial(3, status=TrialStatus.CRASHED, reason='died, saying "=1+1"\nand more')
+    awkward = trial(3, status=RunStatus.CRASHED, reason='died, saying "=1+1"\nand more')
     pairs = [speed(1, 1.0), speed(1, 2.0, repeat=1), speed(2, 2.0, power_w=3e3), awkward]
     ranking = rank(pairs, asked(FASTEST, POWER))
     lines = list(csv.DictReader(io.StringIO(to_csv(ranking))))

@@ -7,7 +7,7 @@ from made_trials import trial
 
 from wattune.catalog.models import model
 from wattune.ranking.work import compares, depends_on_work, work_of
-from wattune.trial import UNKNOWN_WORKLOAD
+from wattune.workload import UNKNOWN_WORKLOAD
 
 ONE, _ = trial(1)
 LONG = replace(ONE, workload=replace(ONE.workload, seq_len=8192))

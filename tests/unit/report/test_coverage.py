@@ -8,16 +8,16 @@ from made_report import DOCUMENT, Page, ranked, trial
 from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT
 from wattune.report.coverage import coverage_of, coverage_section
 from wattune.report.page import render_report
+from wattune.run import RunStatus
 from wattune.storage.study import UnreadableTrial
-from wattune.trial import TrialStatus
 
 PAIRS = [
     trial(1, 100.0),
     trial(1, 101.0, repeat=1),
     trial(2, 90.0, 3000.0),
     trial(4, 80.0, None),
-    trial(8, 0.0, status=TrialStatus.CRASHED, reason="died"),
-    trial(16, 0.0, status=TrialStatus.INTERRUPTED),
+    trial(8, 0.0, status=RunStatus.CRASHED, reason="died"),
+    trial(16, 0.0, status=RunStatus.INTERRUPTED),
 ]
 
 

@@ -8,8 +8,8 @@ from made_trials import FASTEST, POWER, asked, speed
 from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT
 from wattune.ranking.order import rank
 from wattune.report.predictions import predictions
+from wattune.run import RunStatus
 from wattune.search.strategies.prediction import Prediction
-from wattune.trial import TrialStatus
 
 
 def predicted(number: int, value: float, measured: float, **changed):
@@ -29,7 +29,7 @@ def test_each_prediction_stands_against_its_measurement_and_the_share_inside_is_
 
 
 def test_a_failed_trial_and_another_objective_have_no_point() -> None:
-    failed = predicted(1, 1000.0, 1000.0, status=TrialStatus.CRASHED)
+    failed = predicted(1, 1000.0, 1000.0, status=RunStatus.CRASHED)
     assert predictions(rank([failed, speed(2, 900.0)], asked(FASTEST, POWER))) is None
     other = Prediction(metric="mfu_frac", value=0.5, low=0.4, high=0.6, feasible_probability=1.0)
     spec, result = speed(3, 900.0)

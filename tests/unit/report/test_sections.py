@@ -7,7 +7,7 @@ from made_report import DOCUMENT, POWER, Page, ranked, render, trial, whole
 
 from wattune.report.page import render_report
 from wattune.report.sections import MAX_ROWS
-from wattune.trial import TrialStatus
+from wattune.run import RunStatus
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +25,8 @@ def test_every_trial_is_in_the_table_of_its_verdict(page):
 
 
 def test_what_the_same_command_runs_again_is_not_listed_as_failed():
-    stopped = trial(4, 0.0, status=TrialStatus.INTERRUPTED, reason="stopped by the user")
-    broken = trial(8, 0.0, status=TrialStatus.CRASHED, reason="died")
+    stopped = trial(4, 0.0, status=RunStatus.INTERRUPTED, reason="stopped by the user")
+    broken = trial(8, 0.0, status=RunStatus.CRASHED, reason="died")
     page = Page(render_report("moe", DOCUMENT, ranked([stopped, broken]), [], {}, None, []))
     interrupted, failed = page.tables
     assert interrupted[1:] == [["dp4 mbs4", "interrupted: stopped by the user"]]
@@ -35,8 +35,8 @@ def test_what_the_same_command_runs_again_is_not_listed_as_failed():
 
 
 def test_a_failure_is_shown_by_the_repeat_that_failed_and_not_by_one_that_was_stopped():
-    stopped = trial(8, 0.0, status=TrialStatus.INTERRUPTED, reason="stopped by the user")
-    broken = trial(8, 0.0, repeat=1, status=TrialStatus.CRASHED, reason="died")
+    stopped = trial(8, 0.0, status=RunStatus.INTERRUPTED, reason="stopped by the user")
+    broken = trial(8, 0.0, repeat=1, status=RunStatus.CRASHED, reason="died")
     page = Page(render_report("moe", DOCUMENT, ranked([stopped, broken]), [], {}, None, []))
     assert page.tables[-1][1:] == [["crashed", "1", "dp4 mbs8", "died"]]
 

@@ -3,10 +3,10 @@
 from wattune.objective import Question
 from wattune.ranking.order import rank
 from wattune.report.spaces import spaces_section
+from wattune.run import Run, RunStatus
 from wattune.search.prune import prune
 from wattune.search.space import parse_space
 from wattune.storage.spaces import StoredSpace
-from wattune.trial import TrialResult, TrialStatus
 
 FIRST = {
     "study": "x",
@@ -40,11 +40,11 @@ def test_each_space_says_what_it_changed_and_each_trial_under_which_it_ran() -> 
     assert str(spaces_section(spaces[:1], ranking)) == ""
 
 
-def _ran(trial_id: str, repeat: int, tags: dict[str, str]) -> TrialResult:
-    return TrialResult(
+def _ran(trial_id: str, repeat: int, tags: dict[str, str]) -> Run:
+    return Run(
         trial_id=trial_id,
         repeat=repeat,
-        status=TrialStatus.COMPLETED,
+        status=RunStatus.COMPLETED,
         metrics={"tokens_per_s": 100.0 + repeat},
         tags=tags,
     )

@@ -9,7 +9,7 @@ from made_report import DOCUMENT, Page, evidence_of, figure_of, ranked, trial, v
 from wattune.ranking.common_steps import COMPARED
 from wattune.report.page import render_report
 from wattune.report.step_throughput import MOST_LEADERS, not_drawn, step_throughput
-from wattune.trial import UNKNOWN_WORKLOAD
+from wattune.workload import UNKNOWN_WORKLOAD
 
 
 def test_each_step_has_its_tokens_over_the_time_to_the_next_one_at_its_place_in_the_data():

@@ -5,7 +5,7 @@ from dataclasses import replace
 from known_space import BASE
 
 from wattune.search.names import namer
-from wattune.trial import UNKNOWN_WORKLOAD
+from wattune.workload import UNKNOWN_WORKLOAD
 
 
 def sized(seq_len: int, batch: int):

@@ -18,7 +18,8 @@ from wattune.search.prune import prune
 from wattune.search.search_entry import Finalists
 from wattune.search.space import MAX_COMBINATIONS, load_space, parse_space
 from wattune.storage.study import StudyFolder
-from wattune.trial import Lora, Measure, Routing, TokenFile, Workload
+from wattune.trial import Measure
+from wattune.workload import Lora, Routing, TokenFile, Workload
 
 SPACES = Path(__file__).parents[3] / "search_spaces"
 

@@ -11,8 +11,10 @@ from wattune.catalog.models import MODELS
 from wattune.errors import SpaceError
 from wattune.objective import Question
 from wattune.plans.axes import Plan
+from wattune.run import Run, RunStatus
 from wattune.search.strategy import STRATEGIES, check_strategy, make_strategy
-from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 SPECS = [
     TrialSpec(
@@ -34,7 +36,7 @@ def made(name, seed=0):
 
 
 def done(spec):
-    return TrialResult(trial_id=spec.trial_id, repeat=0, status=TrialStatus.COMPLETED)
+    return Run(trial_id=spec.trial_id, repeat=0, status=RunStatus.COMPLETED)
 
 
 @settings(deadline=None)  # a strategy that learns loads its library first

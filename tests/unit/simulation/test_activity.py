@@ -13,7 +13,8 @@ from wattune.cost.flops import forward_flop_per_token
 from wattune.plans.axes import Plan
 from wattune.simulation.activity import ROOFLINE, DeviceActivity, Part, phase_shares, planned_phases, stage_work
 from wattune.simulation.device_model import KINDS, device_model
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 S = 1_000_000_000
 

@@ -17,7 +17,8 @@ from wattune.schema import SPANS, table_schema
 from wattune.simulation.activity import node_activities
 from wattune.simulation.device_model import KINDS, device_model, run
 from wattune.simulation.sensors import LEAD_S, TAIL_S, device_slots, simulate
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 S = 1_000_000_000
 START_NS = 50 * S

@@ -10,11 +10,11 @@ import yaml
 from study_files import DOCUMENT, SPEC, contents, measured, result_of
 
 from wattune.errors import PlanError, SpaceError, TrackingError
+from wattune.run import RunStatus
 from wattune.storage import remote as module
 from wattune.storage.format import FORMAT
 from wattune.storage.remote import RETRY_AFTER_S, RemoteStorage
 from wattune.storage.study import StudyFolder
-from wattune.trial import TrialStatus
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_trial_is_sent_once_and_an_unfinished_one_not_at_all(url: str, here: S
     remote = RemoteStorage(url)
     folder = measured(here, result_of())
     assert [remote.send_trial("mine", folder) for _ in range(3)] == [True, False, False]
-    assert remote.send_trial("mine", measured(here, result_of(TrialStatus.INTERRUPTED, repeat=1))) is False
+    assert remote.send_trial("mine", measured(here, result_of(RunStatus.INTERRUPTED, repeat=1))) is False
     begun = here.trial(SPEC.trial_id, 2)
     begun.write_spec(SPEC)
     assert remote.send_trial("mine", begun) is False
@@ -93,7 +93,7 @@ def test_an_unfinished_trial_here_gives_way_to_the_finished_one_there(url, here,
     remote.send_study(here)
     remote.send_trial("mine", measured(here, result_of()))
     other = StudyFolder.create(tmp_path / "other", "mine", DOCUMENT)
-    stopped = measured(other, result_of(TrialStatus.INTERRUPTED))
+    stopped = measured(other, result_of(RunStatus.INTERRUPTED))
     (stopped.path / "telemetry" / "node0" / "ring.parquet").write_text("of the attempt that was stopped")
     remote.fetch_study("mine", tmp_path / "other", whole=True)
     assert contents(stopped.path) == contents(here.trial(SPEC.trial_id, 0).path)
@@ -102,12 +102,12 @@ def test_an_unfinished_trial_here_gives_way_to_the_finished_one_there(url, here,
 def test_results_of_earlier_attempts_travel_too_and_make_no_trial_finished(url, here, tmp_path) -> None:
     remote = RemoteStorage(url)
     remote.send_study(here)
-    folder = measured(here, result_of(TrialStatus.CRASHED))
+    folder = measured(here, result_of(RunStatus.CRASHED))
     folder.set_aside()
     remote.send_trial("mine", measured(here, result_of()))
     there = remote.fetch_study("mine", tmp_path / "there", whole=True)
     assert contents(there.path) == contents(here.path)
-    assert [one.status for one in there.trial(SPEC.trial_id, 0).attempts()] == [TrialStatus.CRASHED]
+    assert [one.status for one in there.trial(SPEC.trial_id, 0).attempts()] == [RunStatus.CRASHED]
 
     fs, root = fsspec.core.url_to_fs(f"{url.rstrip('/')}/mine/trials/{folder.path.name}")
     fs.rm_file(f"{root}/run.json")  # as where the upload was cut short
@@ -119,7 +119,7 @@ def test_results_of_earlier_attempts_travel_too_and_make_no_trial_finished(url, 
 
 
 def test_a_trial_that_was_tried_again_elsewhere_gives_way_and_keeps_what_it_measured(url, here, tmp_path) -> None:
-    remote, crashed = RemoteStorage(url), result_of(TrialStatus.CRASHED)
+    remote, crashed = RemoteStorage(url), result_of(RunStatus.CRASHED)
     remote.send_study(here)
     failed = measured(here, crashed)
     (failed.path / "telemetry" / "node0" / "ring.parquet").write_text("of the first attempt")
@@ -131,8 +131,8 @@ def test_a_trial_that_was_tried_again_elsewhere_gives_way_and_keeps_what_it_meas
     assert remote.send_trial("mine", measured(other, result_of()))
 
     RemoteStorage(url).fetch_study("mine", here.path.parent)
-    assert failed.result() == again.result() and failed.result().status is TrialStatus.COMPLETED
-    assert [one.status for one in failed.attempts()] == [TrialStatus.CRASHED]
+    assert failed.result() == again.result() and failed.result().status is RunStatus.COMPLETED
+    assert [one.status for one in failed.attempts()] == [RunStatus.CRASHED]
     kept = failed.path / "attempts" / "1" / "telemetry" / "node0" / "ring.parquet"
     assert kept.read_text() == "of the first attempt"
     RemoteStorage(url).fetch_study("mine", here.path.parent)

@@ -19,9 +19,11 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.errors import PlanError, SpaceError
 from wattune.plans.axes import Plan
+from wattune.run import Run, RunStatus
 from wattune.storage.digests import with_digest
 from wattune.storage.study import StudyFolder, check_study_name
-from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 DOCUMENT = {
     "study": "x",
@@ -36,10 +38,10 @@ SPEC = TrialSpec(
     workload=Workload(seq_len=128, global_batch_size=8),
     plan=Plan(dtype="fp32"),
 )
-RESULT = TrialResult(
+RESULT = Run(
     trial_id=SPEC.trial_id,
     repeat=0,
-    status=TrialStatus.COMPLETED,
+    status=RunStatus.COMPLETED,
     metrics={"step_time_s": 0.5},
     tags={"engine": "torch"},
 )
@@ -95,7 +97,7 @@ def test_a_study_that_is_not_there_names_those_that_are(study, tmp_path):
 
 
 def test_trials_are_read_back_as_they_were_written(study):
-    failed = replace(RESULT, repeat=1, status=TrialStatus.OUT_OF_MEMORY, reason="rank 0", metrics={})
+    failed = replace(RESULT, repeat=1, status=RunStatus.OUT_OF_MEMORY, reason="rank 0", metrics={})
     for result in (RESULT, failed):
         folder = study.trial(SPEC.trial_id, result.repeat)
         folder.write_spec(SPEC)
@@ -150,7 +152,7 @@ def test_a_write_that_fails_leaves_the_old_result(study, monkeypatch, failing):
 
     monkeypatch.setattr(*((os, "fsync") if failing == "fsync" else (Path, "replace")), disk_full)
     with pytest.raises(OSError, match="No space"):
-        folder.write_result(replace(RESULT, status=TrialStatus.CRASHED, reason="later"))
+        folder.write_result(replace(RESULT, status=RunStatus.CRASHED, reason="later"))
     assert folder.result() == RESULT
     assert study.results() == [(SPEC, RESULT)]
 
@@ -163,7 +165,7 @@ def test_a_result_that_is_there_is_kept_and_no_part_of_another_stays(study, monk
     if error is not None:
         monkeypatch.setattr(os, "link", refuse)
     folder = study.trial(SPEC.trial_id, 0)
-    stopped = replace(RESULT, status=TrialStatus.INTERRUPTED)
+    stopped = replace(RESULT, status=RunStatus.INTERRUPTED)
     assert folder.keep_result(stopped) == stopped == folder.result()
     assert folder.keep_result(RESULT) == stopped == folder.result()
     assert [path.name for path in folder.path.iterdir()] == ["run.json"]
@@ -179,7 +181,7 @@ def test_a_result_that_comes_while_another_is_written_is_kept(study, monkeypatch
         sync(file)
 
     monkeypatch.setattr(os, "fsync", arrives)
-    assert folder.keep_result(replace(RESULT, status=TrialStatus.INTERRUPTED)) == RESULT == folder.result()
+    assert folder.keep_result(replace(RESULT, status=RunStatus.INTERRUPTED)) == RESULT == folder.result()
 
 
 def test_not_a_number_is_never_written(study):
@@ -194,13 +196,13 @@ import sys
 from dataclasses import replace
 from wattune.storage.digests import with_digest
 from wattune.storage.study import StudyFolder
-from wattune.trial import TrialResult, TrialStatus
+from wattune.run import Run, RunStatus
 from pathlib import Path
 folder = StudyFolder(Path(sys.argv[1])).trial("0" * 12, 0)
 number = 0
 while True:
     metrics = {"step_time_s": float(number), "tokens_per_s": float(number)}
-    result = TrialResult(trial_id="0" * 12, repeat=0, status=TrialStatus.COMPLETED, metrics=metrics)
+    result = Run(trial_id="0" * 12, repeat=0, status=RunStatus.COMPLETED, metrics=metrics)
     folder.write_result(replace(result, tags={"padding": "x" * 100_000}))
     number += 1
     print(number, flush=True)

@@ -9,8 +9,10 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.orchestrate.events import FirstTrial, Preview
 from wattune.plans.axes import Plan
+from wattune.run import RunStatus
 from wattune.terminal.preview import preview_lines
-from wattune.trial import TrialSpec, TrialStatus, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 CLUSTER = ClusterSpec(device="h200_sxm", devices_per_node=4)
 
@@ -40,7 +42,7 @@ def test_times_say_what_they_come_from() -> None:
 
 def test_changes_come_first_and_what_is_drawn_and_done_is_said() -> None:
     changed = {"changes": ("measure.repeats: 1 -> 3",), "space_number": 2}
-    said = lines(**changed, num_kept=684, num_drawn=12, done={TrialStatus.COMPLETED: 3})
+    said = lines(**changed, num_kept=684, num_drawn=12, done={RunStatus.COMPLETED: 3})
     assert said[:2] == ["space 2: measure.repeats: 1 -> 3", "12 of 684 kept are tried (search.num_trials)"]
     assert said[-1] == "3 skipped, done before: 3 completed"
 

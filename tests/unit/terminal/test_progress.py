@@ -13,10 +13,10 @@ from rich.text import Text
 
 from wattune.objective import Question
 from wattune.orchestrate.events import RaceStep, RowStopped, TrialProgress
+from wattune.run import Run, RunStatus
 from wattune.search.strategies.prediction import Prediction
 from wattune.storage.study import UnreadableTrial
 from wattune.terminal.progress import StudyProgress
-from wattune.trial import TrialResult, TrialStatus
 
 
 def plain(*events: Any) -> list[str]:
@@ -30,13 +30,13 @@ def plain(*events: Any) -> list[str]:
 
 def test_plain_lines_say_what_will_happen_and_what_did() -> None:
     lines = plain(
-        preview(4, {TrialStatus.COMPLETED: 1}, num_again=1, num_references=1),
+        preview(4, {RunStatus.COMPLETED: 1}, num_again=1, num_references=1),
         ended(1, 100, kind="skipped"),
         placement(wall_s=125),
         started(2),
         ended(2, 250),
         started(4),
-        ended(4, status=TrialStatus.CRASHED),
+        ended(4, status=RunStatus.CRASHED),
     )
     assert lines[0] == (
         "4 trial(s) to run, 1 reference trial(s), 1 begun before among them: at least 1 device-hours "
@@ -87,7 +87,7 @@ def test_what_waits_for_nodes_is_said_at_once() -> None:
 
 
 def test_many_skipped_trials_are_counted_and_not_listed() -> None:
-    lines = plain(preview(0, {TrialStatus.COMPLETED: 40}), *(ended(size, 1, kind="skipped") for size in range(1, 41)))
+    lines = plain(preview(0, {RunStatus.COMPLETED: 40}), *(ended(size, 1, kind="skipped") for size in range(1, 41)))
     assert lines[-1] == "... and 35 more done before"
     assert len(lines) == 2 + 5 + 1
 
@@ -96,7 +96,7 @@ def test_on_a_narrow_terminal_lines_fold_between_words_and_in_a_file_not_at_all(
     for is_terminal, num_lines in ((True, 2), (False, 1)):
         console = Console(file=io.StringIO(), width=80, force_terminal=is_terminal, color_system=None)
         progress = StudyProgress(console, QUESTION)
-        event = ended(1, status=TrialStatus.ABORTED)
+        event = ended(1, status=RunStatus.ABORTED)
         assert event.result is not None
         reason = "stopped while running: power of node n0 was 3000 W over 1 s, the hard limit is 2900 W"
         progress(replace(event, result=replace(event.result, reason=reason)))
@@ -126,7 +126,7 @@ def test_the_live_view_shows_what_runs_what_failed_and_what_is_best() -> None:
         started(1),
         ended(1, 100),
         started(2),
-        ended(2, status=TrialStatus.OUT_OF_MEMORY),
+        ended(2, status=RunStatus.OUT_OF_MEMORY),
         started(4, progress=lambda: told, role="reference"),
     ):
         progress(event)
@@ -143,7 +143,7 @@ def test_the_live_view_shows_what_runs_what_failed_and_what_is_best() -> None:
 def test_the_live_view_says_that_nothing_is_within_the_bounds() -> None:
     progress = StudyProgress(Console(file=io.StringIO()), QUESTION)
     progress(preview(6))
-    progress(ended(1, status=TrialStatus.OUT_OF_MEMORY))
+    progress(ended(1, status=RunStatus.OUT_OF_MEMORY))
     assert "best" not in rendered(progress), "nothing was measured"
     progress(ended(2, 100, peak_w=1100))
     assert "none measured so far keeps every bound" in rendered(progress)
@@ -227,7 +227,7 @@ def test_a_ctrl_c_in_the_middle_of_a_line_does_not_wait_for_the_screen() -> None
 
 
 def test_failures_of_the_cluster_are_told_apart_and_a_row_that_stops_is_said() -> None:
-    failed = TrialResult(trial_id="a", repeat=0, status=TrialStatus.INFRA_FAILED, reason="node n1 left the cluster")
+    failed = Run(trial_id="a", repeat=0, status=RunStatus.INFRA_FAILED, reason="node n1 left the cluster")
     again = replace(ended(1, 100), result=failed, again=True)
     stopped = RowStopped(cluster=CLUSTER, engine="torch", result=failed, count=5, num_held=7)
     lines = plain(preview(12), again, replace(again, again=False), stopped)

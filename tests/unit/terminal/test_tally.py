@@ -12,8 +12,8 @@ from wattune.objective import Question
 from wattune.orchestrate.events import RowStopped, TrialEvent
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import rank
+from wattune.run import Run, RunStatus
 from wattune.terminal.tally import Tally
-from wattune.trial import TrialResult, TrialStatus
 
 
 def tally() -> Tally:
@@ -90,9 +90,9 @@ def test_a_trial_whose_bound_is_not_decided_is_never_the_best() -> None:
     assert (best(seen), undecided(seen)) == (2, 1), "the leader of both"
     seen.add(ended(8, 300), 0)
     assert (best(seen), undecided(seen)) == (8, None), "an undecided trial behind the best decides nothing"
-    seen.add(ended(8, status=TrialStatus.CRASHED, repeat=1), 0)
+    seen.add(ended(8, status=RunStatus.CRASHED, repeat=1), 0)
     assert (best(seen), undecided(seen)) == (2, 1)
-    seen.add(ended(1, status=TrialStatus.CRASHED, repeat=1), 0)
+    seen.add(ended(1, status=RunStatus.CRASHED, repeat=1), 0)
     assert (best(seen), undecided(seen)) == (2, 4)
 
 
@@ -105,21 +105,21 @@ def test_time_left_follows_estimates_that_trials_correct() -> None:
             seen.add(replace(ended(size, 100), num_left=2), 600.0)  # twice the 300 s
     assert seen.left_s(600.0) == (1800 - 300) * 2
     assert seen.left_s(800.0) == (1800 - 300) * 2 - 200
-    seen.add(replace(ended(2, status=TrialStatus.OUT_OF_MEMORY), num_left=0), 1600.0)
+    seen.add(replace(ended(2, status=RunStatus.OUT_OF_MEMORY), num_left=0), 1600.0)
     assert (seen.left_s(1600.0), seen.done, seen.total) == (0, 2, 2), "a failed trial took its share of the estimate"
 
 
 def test_counts_and_time_left() -> None:
     seen = tally()
-    seen.add(preview(10, {TrialStatus.COMPLETED: 2}), 0)
+    seen.add(preview(10, {RunStatus.COMPLETED: 2}), 0)
     assert seen.left_s(0) is None
     for size in (1, 2):
         seen.add(ended(size, 100, kind="skipped"), 0)
     seen.add(placement(lanes=("n0", "n1"), num_at_once=2), 0)
     seen.add(started(4), 0)
-    seen.add(ended(4, status=TrialStatus.OUT_OF_MEMORY), 20)
+    seen.add(ended(4, status=RunStatus.OUT_OF_MEMORY), 20)
     assert (seen.total, seen.done, seen.skipped) == (12, 3, 2)
-    assert seen.failed == {TrialStatus.OUT_OF_MEMORY: 1}
+    assert seen.failed == {RunStatus.OUT_OF_MEMORY: 1}
     assert seen.left_s(20) == 9 * 20 / 2
     seen.add(started(8), 20)
     assert seen.left_s(25) == (9 * 20 - 5) / 2
@@ -130,7 +130,7 @@ def test_an_interrupted_trial_is_not_done() -> None:
     seen = tally()
     seen.add(preview(1), 0)
     seen.add(started(1), 0)
-    seen.add(ended(1, status=TrialStatus.INTERRUPTED), 5)
+    seen.add(ended(1, status=RunStatus.INTERRUPTED), 5)
     assert (seen.done, seen.running, dict(seen.failed)) == (0, {}, {})
 
 
@@ -192,10 +192,10 @@ def test_where_a_ranking_takes_long_a_view_shows_the_last_one(monkeypatch: pytes
 
 
 def test_failures_of_the_cluster_count_once_and_a_row_that_stops_is_kept() -> None:
-    failed = TrialResult(trial_id="a", repeat=0, status=TrialStatus.INFRA_FAILED, reason="node n1 left the cluster")
+    failed = Run(trial_id="a", repeat=0, status=RunStatus.INFRA_FAILED, reason="node n1 left the cluster")
     again = replace(ended(1, 100), result=failed, again=True)
     stopped = RowStopped(cluster=CLUSTER, engine="torch", result=failed, count=5, num_held=7)
     seen = tally()
     for event in (preview(12), again, replace(again, again=False), stopped):
         seen.add(event, 0)
-    assert seen.done == 0 and seen.failed == {TrialStatus.INFRA_FAILED: 1} and seen.stopped == [str(stopped)]
+    assert seen.done == 0 and seen.failed == {RunStatus.INFRA_FAILED: 1} and seen.stopped == [str(stopped)]

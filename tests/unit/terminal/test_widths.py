@@ -24,6 +24,7 @@ from wattune.ranking.order import Ranking, pareto_front, rank
 from wattune.ranking.recordings import rank_recordings, side_of_recording
 from wattune.ranking.spreads import Spreads
 from wattune.recording.recording import Recording, load
+from wattune.run import Run, RunStatus
 from wattune.search.forecast import forecast
 from wattune.search.prune import prune
 from wattune.search.space import parse_space
@@ -31,7 +32,6 @@ from wattune.storage.measured import MeasuredFolder
 from wattune.terminal import recording as live
 from wattune.terminal.progress import StudyProgress
 from wattune.terminal.recording import LiveView, print_recording
-from wattune.trial import TrialResult, TrialStatus
 from wattune.view.comparison import comparison_view
 from wattune.view.console import show
 from wattune.view.machine import catalog_view, findings_table, metrics_table
@@ -60,14 +60,14 @@ def metrics(tokens_per_s: float, power_w: float) -> dict[str, float]:
 def ranking() -> Ranking:
     pairs = [trial(1, metrics(131_200.0, 2400.0)), trial(2, metrics(165_400.0, 3100.0)), trial(3, metrics(9e4, 2700.0))]
     pairs = [(replace(spec, plan=replace(LONG, micro_batch_size=n)), one) for n, (spec, one) in enumerate(pairs, 1)]
-    pairs.append(trial(4, status=TrialStatus.OUT_OF_MEMORY, reason="rank 3 at 140.2 GiB of 139.7 GiB, in the backward"))
+    pairs.append(trial(4, status=RunStatus.OUT_OF_MEMORY, reason="rank 3 at 140.2 GiB of 139.7 GiB, in the backward"))
     pairs = [(spec, replace(one, trial_id=spec.trial_id)) for spec, one in pairs]
     return rank(pairs, asked(SPEED, *BOUNDS))
 
 
 def recorded(name: str, command: Sequence[str], joules: float) -> Recorded:
     found = {"total_energy_j": joules, "window_s": 12.0, "device_temp_max_c": 61.0}
-    result = TrialResult(trial_id=name, repeat=0, status=TrialStatus.COMPLETED, metrics=found, quality="indicative")
+    result = Run(trial_id=name, repeat=0, status=RunStatus.COMPLETED, metrics=found, quality="indicative")
     machine = {"node": "node0", "devices": "4 x NVIDIA H200", "driver": "580.159.04"}
     return Recorded(
         name=name,

@@ -13,17 +13,17 @@ from wattune.errors import TrackingError
 from wattune.objective import Question, parse_constraint
 from wattune.ranking.order import rank
 from wattune.ranking.sources import Source
+from wattune.run import RunStatus
 from wattune.storage.files import write_table
 from wattune.tracking.reader import read_study
 from wattune.tracking.tracker import Tracker
-from wattune.trial import TrialStatus
 from wattune.units import NS_PER_S
 
 
 def test_results_are_read_back_as_they_were_sent(tracker, tmp_path):
     long = spec_of(rank_order=tuple(range(3000)))  # too long for a tag: read from the artifact
     sent = [(spec_of(), result_of(spec_of(), repeat=repeat)) for repeat in range(2)]
-    sent += [(spec_of(4), result_of(spec_of(4), TrialStatus.CRASHED)), (long, result_of(long))]
+    sent += [(spec_of(4), result_of(spec_of(4), RunStatus.CRASHED)), (long, result_of(long))]
     for spec, result in sent:
         tracker.log_trial(spec, result, folder_of(tmp_path, spec, result))
     found = read_study(tracker.uri, tracker.study_name).results

@@ -12,8 +12,8 @@ from hypothesis.extra import numpy as hnp
 from tracked_trials import START_NS, result_of, spec_of
 
 from wattune.errors import TrackingError
+from wattune.run import RunStatus
 from wattune.tracking.run import is_over, mean_per_second, read_run, run_params, run_points, run_tags
-from wattune.trial import TrialStatus
 from wattune.units import NS_PER_S
 
 samples = st.lists(st.tuples(st.integers(0, 20 * NS_PER_S), st.floats(-1e6, 1e6)), max_size=50)
@@ -43,7 +43,7 @@ def run_of(spec, result, status="FINISHED", **tags):
     return SimpleNamespace(info=SimpleNamespace(run_id="r1", status=status), data=data)
 
 
-@pytest.mark.parametrize("status", [TrialStatus.COMPLETED, TrialStatus.CRASHED])
+@pytest.mark.parametrize("status", [RunStatus.COMPLETED, RunStatus.CRASHED])
 def test_a_trial_comes_back_from_its_tags_as_it_was(status):
     spec, result = spec_of(), result_of(spec_of(), status, repeat=3)
     assert read_run(None, run_of(spec, result)) == (spec, result)
@@ -75,11 +75,11 @@ def test_a_run_of_another_format_is_a_line_that_says_which(said, text):
 @pytest.mark.parametrize(
     ("run_status", "status", "over"),
     [
-        ("RUNNING", TrialStatus.COMPLETED, False),
-        ("FINISHED", TrialStatus.COMPLETED, True),
-        ("FAILED", TrialStatus.CRASHED, True),
-        ("KILLED", TrialStatus.ABORTED, True),
-        ("KILLED", TrialStatus.INTERRUPTED, False),
+        ("RUNNING", RunStatus.COMPLETED, False),
+        ("FINISHED", RunStatus.COMPLETED, True),
+        ("FAILED", RunStatus.CRASHED, True),
+        ("KILLED", RunStatus.ABORTED, True),
+        ("KILLED", RunStatus.INTERRUPTED, False),
     ],
 )
 def test_a_run_is_over_unless_it_was_cut_off_or_its_trial_runs_again(run_status, status, over):

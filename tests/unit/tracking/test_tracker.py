@@ -10,9 +10,9 @@ from tracked_trials import START_NS, folder_of, result_of, runs_of, spec_of
 from wattune.errors import TrackingError
 from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.ranking.order import rank
+from wattune.run import RunStatus
 from wattune.tracking.reader import read_study
 from wattune.tracking.tracker import Tracker
-from wattune.trial import TrialStatus
 from wattune.units import NS_PER_S
 
 
@@ -46,10 +46,10 @@ def test_a_trial_is_a_child_run_with_its_parameters_metrics_tags_and_files(track
 @pytest.mark.parametrize(
     ("status", "shown"),
     [
-        (TrialStatus.OUT_OF_MEMORY, "FAILED"),
-        (TrialStatus.CRASHED, "FAILED"),
-        (TrialStatus.INVALID, "FAILED"),
-        (TrialStatus.ABORTED, "KILLED"),
+        (RunStatus.OUT_OF_MEMORY, "FAILED"),
+        (RunStatus.CRASHED, "FAILED"),
+        (RunStatus.INVALID, "FAILED"),
+        (RunStatus.ABORTED, "KILLED"),
     ],
 )
 def test_a_failed_trial_is_sent_once_with_its_reason(tracker, client, tmp_path, status, shown):
@@ -70,7 +70,7 @@ def test_another_tracker_sends_nothing_twice_and_finds_the_same_parent(tracker, 
 
 
 def test_an_interrupted_trial_is_replaced_by_what_came_of_it(tracker, client, tmp_path):
-    spec, stopped = spec_of(), result_of(spec_of(), TrialStatus.INTERRUPTED)
+    spec, stopped = spec_of(), result_of(spec_of(), RunStatus.INTERRUPTED)
     assert [tracker.log_trial(spec, stopped, tmp_path / "none") for _ in range(2)] == [True, False]
     assert runs_of(client, tracker)[0].info.status == "KILLED"
     assert tracker.log_trial(spec, result_of(spec), tmp_path / "none")
@@ -130,15 +130,13 @@ def test_the_module_is_imported_without_mlflow():
 
 def test_a_trial_that_was_tried_again_takes_the_place_of_what_it_was(tracker, tmp_path):
     spec = spec_of()
-    crashed = result_of(spec, TrialStatus.CRASHED)
+    crashed = result_of(spec, RunStatus.CRASHED)
     again = replace(result_of(spec), tags={"attempt": "2"}, end_wall_ns=crashed.end_wall_ns + 1)
     assert tracker.log_trial(spec, crashed, tmp_path / "none")
     assert tracker.log_trial(spec, again, tmp_path / "none")
     assert not tracker.log_trial(spec, again, tmp_path / "none")
     assert not tracker.log_trial(spec, crashed, tmp_path / "none"), "an older copy of the study"
-    assert [result.status for _, result in read_study(tracker.uri, tracker.study_name).results] == [
-        TrialStatus.COMPLETED
-    ]
+    assert [result.status for _, result in read_study(tracker.uri, tracker.study_name).results] == [RunStatus.COMPLETED]
 
 
 def test_a_trial_that_was_measured_anew_takes_the_place_of_the_run_that_was_sent(tracker, client, tmp_path):

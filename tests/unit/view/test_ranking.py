@@ -8,16 +8,16 @@ from study_files import SPEC, result_of
 
 from wattune.objective import Question
 from wattune.ranking.order import rank
-from wattune.trial import TrialStatus
+from wattune.run import RunStatus
 from wattune.view.console import show
 from wattune.view.ranking import front_table, ranking_view
 
 
 def test_what_the_same_command_runs_again_stands_apart_from_what_failed() -> None:
     other = replace(SPEC, plan=replace(SPEC.plan, micro_batch_size=2 * SPEC.plan.micro_batch_size))
-    stopped = replace(result_of(), status=TrialStatus.INTERRUPTED, reason="stopped by the user", metrics={})
+    stopped = replace(result_of(), status=RunStatus.INTERRUPTED, reason="stopped by the user", metrics={})
     broken = replace(
-        stopped, trial_id=other.trial_id, status=TrialStatus.CRASHED, reason="rank 1: ValueError: a broken engine"
+        stopped, trial_id=other.trial_id, status=RunStatus.CRASHED, reason="rank 1: ValueError: a broken engine"
     )
     console = Console(file=io.StringIO(), width=160)
     ranking = rank([(SPEC, stopped), (other, broken)], Question.of("maximize tokens_per_s"))

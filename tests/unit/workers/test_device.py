@@ -9,9 +9,10 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.errors import EngineError
 from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
 from wattune.workers.device import claim, device_memory, device_uuid
 from wattune.workers.engine import Ranks
+from wattune.workload import Workload
 
 SPEC = TrialSpec(
     model=ModelSpec(

@@ -13,13 +13,15 @@ from warm_ranks import run_ranks
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.plans.axes import Plan
+from wattune.run import RunStatus
 from wattune.schema import KERNELS
-from wattune.trial import Measure, TrialSpec, TrialStatus, Workload
+from wattune.trial import Measure, TrialSpec
 from wattune.workers import loop
 from wattune.workers.engine import ExpertTokens, Ranks, StepSpans
 from wattune.workers.loop import is_stable, measure_trial
 from wattune.workers.outcome import RankOutcome
 from wattune.workers.phases import PhaseRecorder, Span
+from wattune.workload import Workload
 
 SPEC = TrialSpec(
     model=model("llama3_8b"),
@@ -90,7 +92,7 @@ def test_tokens_of_experts_are_those_of_the_measured_steps() -> None:
 def test_warm_up_is_negative_and_measured_steps_count_from_zero() -> None:
     engine = ScriptedEngine(lambda _: 0.1)
     outcome = run(engine, warmup_steps=4, min_steps=3, min_seconds=0)
-    assert outcome.status is TrialStatus.COMPLETED and outcome.steady
+    assert outcome.status is RunStatus.COMPLETED and outcome.steady
     assert numbers(outcome) == [-4, -3, -2, -1, 0, 1, 2]
     assert outcome.losses == (1.0, 1.0, 1.0)
     assert outcome.memory_peak_bytes == 123 and engine.num_closed == 1
@@ -119,7 +121,7 @@ def test_the_least_seconds_are_kept_whatever_warm_up_foretold(measured_s: float)
 def test_a_loss_that_is_not_finite_is_an_outcome_and_keeps_the_steps_before() -> None:
     engine = ScriptedEngine(lambda _: 0.1, lambda step: math.nan if step == 6 else 1.0)
     outcome = run(engine, warmup_steps=4, min_steps=9, min_seconds=0)
-    assert outcome.status is TrialStatus.CRASHED and outcome.reason.startswith("non_finite_loss")
+    assert outcome.status is RunStatus.CRASHED and outcome.reason.startswith("non_finite_loss")
     assert numbers(outcome) == [-4, -3, -2, -1, 0, 1]
     assert engine.num_closed == 1
 
@@ -133,7 +135,7 @@ def test_out_of_memory_is_an_outcome(error: Exception) -> None:
 
     engine = ScriptedEngine(lambda _: 0.1, exhausted)
     outcome = run(engine)
-    assert outcome.status is TrialStatus.OUT_OF_MEMORY and "rank 0" in outcome.reason
+    assert outcome.status is RunStatus.OUT_OF_MEMORY and "rank 0" in outcome.reason
     assert engine.num_closed == 1
 
 
@@ -156,7 +158,7 @@ def test_out_of_memory_says_rank_phase_and_bytes(said: str, requested_bytes: int
             raise torch.OutOfMemoryError(said)
 
     outcome = run(ScriptedEngine(lambda _: 0.1, exhausted), warmup_steps=4, min_steps=9, min_seconds=0)
-    assert outcome.status is TrialStatus.OUT_OF_MEMORY
+    assert outcome.status is RunStatus.OUT_OF_MEMORY
     assert outcome.out_of_memory is not None
     found = outcome.out_of_memory
     assert (found.rank, found.phase, found.requested_bytes, found.memory) == (0, "backward", requested_bytes, None)
@@ -224,7 +226,7 @@ def test_what_was_measured_stands_whatever_becomes_of_the_profile(error: Excepti
         begun.append(part)
 
     outcome = measure_trial(engine, SPEC, measure, RANKS, node="n0", device="cpu0", seed=7, progress=progress)
-    assert (outcome.status, outcome.reason, outcome.out_of_memory) == (TrialStatus.COMPLETED, "", None)
+    assert (outcome.status, outcome.reason, outcome.out_of_memory) == (RunStatus.COMPLETED, "", None)
     assert outcome.losses == (1.0, 1.0, 1.0) and outcome.memory_peak_bytes == 123 and outcome.kernels is None
     assert "the profiled pass failed" in outcome.facts["profile"] and said in outcome.facts["profile"]
     assert outcome.facts["compiler"] == "none" and engine.num_closed == 1
@@ -238,7 +240,7 @@ def test_a_profile_is_read_when_nobody_waits_for_a_step_any_more(monkeypatch: py
 
     monkeypatch.setattr(loop, "kernels_table", read)
     outcome = run(engine, warmup_steps=4, min_steps=3, min_seconds=0, profile_steps=1)
-    assert outcome.status is TrialStatus.COMPLETED and outcome.kernels is None and outcome.losses == (1.0, 1.0, 1.0)
+    assert outcome.status is RunStatus.COMPLETED and outcome.kernels is None and outcome.losses == (1.0, 1.0, 1.0)
     assert outcome.facts["profile"].endswith("rank 0: ValueError: a trace cut short, 1 engine closed")
 
 
@@ -263,7 +265,7 @@ def stopping(engine: ScriptedEngine, above_s: float) -> RankOutcome:
 
 def test_a_loser_stops_after_the_steps_that_prove_it_and_says_so() -> None:
     outcome = stopping(ScriptedEngine(lambda step: 0.1 + 0.001 * (step % 3)), above_s=0.08)
-    assert outcome.status is TrialStatus.COMPLETED
+    assert outcome.status is RunStatus.COMPLETED
     assert numbers(outcome)[-1] == 19 and len(outcome.losses) == 20
     assert outcome.stopped_early.startswith("20 of ") and "above 0.08 s it loses" in outcome.stopped_early
 

@@ -4,7 +4,7 @@ import pickle
 import subprocess
 import sys
 
-from wattune.trial import TrialStatus
+from wattune.run import RunStatus
 from wattune.workers.outcome import DeviceMemory, OutOfMemory, RankOutcome
 
 GIB = 2**30
@@ -25,7 +25,7 @@ def test_an_outcome_is_read_and_a_study_is_run_by_processes_without_torch() -> N
 
     Likewise those of the actor that holds lanes, of Train's controller, and of a command's worker.
     """
-    sent = pickle.dumps(RankOutcome(rank=1, status=TrialStatus.COMPLETED, losses=(1.5,)))
+    sent = pickle.dumps(RankOutcome(rank=1, status=RunStatus.COMPLETED, losses=(1.5,)))
     code = (
         "import pickle, sys\n"
         f"print(pickle.loads({sent!r}).losses)\n"

@@ -18,11 +18,13 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.engines.torch.engine import TorchEngine
 from wattune.plans.axes import Plan
-from wattune.trial import Measure, TrialSpec, TrialStatus, Workload
+from wattune.run import RunStatus
+from wattune.trial import Measure, TrialSpec
 from wattune.workers import process_groups
 from wattune.workers.engine import Ranks, StepSpans
 from wattune.workers.loop import measure_trial
 from wattune.workers.process_groups import abort_groups, join_groups, leave_groups, meet, take_store
+from wattune.workload import Workload
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -123,8 +125,8 @@ def _run_trials(rank: int, folder: Path) -> None:
             traceback.clear_frames(error.__traceback__)
         leave_groups()
         assert time.monotonic() - begun_s < 80, "freed by the rank that failed, not by the time-out"
-        failing = TrialStatus.OUT_OF_MEMORY if rank == 1 else None
-        assert status is (TrialStatus.COMPLETED if fault == GOOD else failing)
+        failing = RunStatus.OUT_OF_MEMORY if rank == 1 else None
+        assert status is (RunStatus.COMPLETED if fault == GOOD else failing)
         held.append([len(list(Path("/proc/self", kind).iterdir())) for kind in ("fd", "task")])
     # Every group that stays alive would hold a dozen threads and more files.
     assert held[-1][0] <= held[0][0] + 5 and held[-1][1] <= held[0][1] + 8, held
@@ -170,7 +172,7 @@ def _run_profiled(rank: int, folder: Path) -> None:
             progress=getattr(engine, "progress", None),
         )
         leave_groups()
-        assert outcome.status is TrialStatus.COMPLETED and len(outcome.losses) >= 4 and outcome.memory_peak_bytes > 0
+        assert outcome.status is RunStatus.COMPLETED and len(outcome.losses) >= 4 and outcome.memory_peak_bytes > 0
         if kind is TorchEngine:
             assert outcome.kernels is not None and "profile" not in outcome.facts
         else:

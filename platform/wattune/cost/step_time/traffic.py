@@ -9,7 +9,7 @@ from wattune.catalog.models import ModelSpec
 from wattune.cost.step_time.facts import EngineFacts
 from wattune.cost.step_time.links import Links
 from wattune.cost.step_time.work import KernelShapes, Machine
-from wattune.trial import Workload
+from wattune.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from wattune.cost.step_time.facts import EngineFacts
 from wattune.cost.step_time.matmul import matmul_s
 from wattune.errors import PlanError
 from wattune.plans.axes import HELD_IN, ITEM_BYTES
-from wattune.trial import Workload
+from wattune.workload import Workload
 
 EAGER_BYTES: Final = 1.6
 """Bytes of element-wise kernels over those of fused ones, where a layer is not compiled."""

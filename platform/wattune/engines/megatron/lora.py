@@ -19,7 +19,7 @@ from megatron.core.transformer import TransformerConfig
 from torch import Tensor, nn
 
 from wattune.catalog.models import ModelSpec
-from wattune.trial import Lora
+from wattune.workload import Lora
 
 
 class _Adapted(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from wattune.catalog.models import ModelSpec
 from wattune.engines.model.weights import draw, pad_rows
 from wattune.plans.vocabulary import padded_vocab_size
-from wattune.trial import Lora
+from wattune.workload import Lora
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Pr
 from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
 from wattune.engines.model.decoder import Decoder, Layer
-from wattune.trial import Lora
+from wattune.workload import Lora
 
 
 class AdaptedLinear(nn.Module):

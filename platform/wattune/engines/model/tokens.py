@@ -10,8 +10,9 @@ from torch import Tensor
 
 from wattune.errors import EngineError
 from wattune.plans.parallel import coordinates
-from wattune.trial import TOKEN_DTYPES, TrialSpec
+from wattune.trial import TrialSpec
 from wattune.workers.engine import Ranks
+from wattune.workload import TOKEN_DTYPES
 
 
 def stable_seed(*parts: object) -> int:

@@ -33,9 +33,10 @@ from wattune.orchestrate.lanes.messages import (
 )
 from wattune.orchestrate.telemetry_actor import leave_to_sampler
 from wattune.plans.program import RUN_TIME, Program, filled, filled_arguments, values_of
+from wattune.run import RunStatus
 from wattune.steps.source import parse_source
 from wattune.steps.table import spans_of
-from wattune.trial import TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 from wattune.version import __version__
 from wattune.workers.command.environment import command_environment
 from wattune.workers.command.measured_run import MeasuredRun, Order
@@ -308,7 +309,7 @@ def _outcome(rank: int, found: ProgramOutcome, provenance: Mapping[str, str]) ->
 
 
 def _failed(rank: int, error: Exception) -> RankOutcome:
-    status = TrialStatus.INFRA_FAILED if is_of_the_machine(error) else TrialStatus.CRASHED
+    status = RunStatus.INFRA_FAILED if is_of_the_machine(error) else RunStatus.CRASHED
     words = str(error) if isinstance(error, WattuneError) else f"{type(error).__name__}: {error}"
     reason = f"node {rank}: {' '.join(words.split())}"
     return RankOutcome(rank=rank, status=status, reason=reason, end_mono_ns=time.monotonic_ns())

@@ -42,8 +42,8 @@ from wattune.orchestrate.lanes.messages import (
     StopOrder,
     WorkerPlace,
 )
-from wattune.orchestrate.lanes.worker_group import Group, Kill, LaneError, Launch, Probe, Run, Trial
-from wattune.trial import TrialStatus
+from wattune.orchestrate.lanes.worker_group import Group, Kill, LaneError, LaneRun, Launch, Probe, Trial
+from wattune.run import RunStatus
 from wattune.workers.outcome import RankOutcome
 
 GROUP_START_S: Final = 300.0
@@ -77,7 +77,7 @@ class Lane:
         self._launch, self._kill, self._probe_worker = launch, kill, probe
         self._one_at_a_time = asyncio.Lock()
         self._changed = asyncio.Event()
-        self._run: Run | None = None
+        self._run: LaneRun | None = None
         self._group: Group | None = None
         self._num_runs = self._num_groups = self._num_losses = 0
         self._lost_reason = ""
@@ -129,7 +129,7 @@ class Lane:
         trial = self._running(name)
         if trial is None or trial.cause is not None:
             return False
-        outcome = RankOutcome(rank=-1, status=TrialStatus.ABORTED, reason=reason, end_mono_ns=time.monotonic_ns())
+        outcome = RankOutcome(rank=-1, status=RunStatus.ABORTED, reason=reason, end_mono_ns=time.monotonic_ns())
         trial.fail(outcome, keeps_group=True, notified=True)
         self._notify()
         return True
@@ -323,7 +323,7 @@ class Lane:
             await self._end_run()
         self._num_losses = 0 if worn_out else self._num_losses
 
-    async def _first_ready(self, run: Run, tolerated: int) -> Group | None:
+    async def _first_ready(self, run: LaneRun, tolerated: int) -> Group | None:
         """Waits until all workers of a run are idle; None if the run has to be replaced."""
         await self._until(lambda: self._ready() is not None or self._gone(run, tolerated), GROUP_START_S)
         group = self._ready()
@@ -339,19 +339,19 @@ class Lane:
         group = self._group
         return group if group is not None and group.lost is None and group.idle else None
 
-    def _gone(self, run: Run, tolerated: int) -> bool:
+    def _gone(self, run: LaneRun, tolerated: int) -> bool:
         return run.over is not None or self._closed is not None or self._num_losses >= tolerated
 
     def _restart_s(self, group: Group) -> float | None:
         """Seconds without workers after a loss; None if none were lost."""
         return None if self._lost_s is None or group.ready_s is None else max(group.ready_s - self._lost_s, 0.0)
 
-    def _start_run(self, assignment: Assignment) -> Run:
+    def _start_run(self, assignment: Assignment) -> LaneRun:
         self._num_runs += 1
         number = self._num_runs
         nodes = self.nodes[: assignment.key.num_nodes]
         coroutine = self._follow(number, assignment.key, nodes, restarts=not assignment.fresh)
-        run = self._run = Run(number=number, key=assignment.key, task=asyncio.create_task(coroutine))
+        run = self._run = LaneRun(number=number, key=assignment.key, task=asyncio.create_task(coroutine))
         self._group = None
         return run
 
@@ -401,7 +401,7 @@ class Lane:
 
         if not await self._until(decided, timeout_s + OVERTIME_S):
             reason = f"longer than measure.timeout_s = {timeout_s:g}, and its watchdogs do not answer"
-            outcome = RankOutcome(rank=-1, status=TrialStatus.TIMED_OUT, reason=reason, end_mono_ns=0)
+            outcome = RankOutcome(rank=-1, status=RunStatus.TIMED_OUT, reason=reason, end_mono_ns=0)
             trial.fail(outcome, keeps_group=False)
         trial.interrupted = self._interrupts and not trial.answered
         if trial.interrupted and group.lost is None:
@@ -422,7 +422,7 @@ class Lane:
         def over() -> bool:
             return self._is_over(group, trial)
 
-        if cause.status is TrialStatus.TIMED_OUT:
+        if cause.status is RunStatus.TIMED_OUT:
             # Hung ranks cannot leave: their processes are ended, and before that they show where they hang.
             self._order(trial, StopOrder("dump", cause.reason))
             await self._until(lambda: over() or len(trial.stacks) == len(trial.ranks), DUMP_S)

@@ -23,7 +23,8 @@ from wattune.errors import NodeError, WattuneError
 from wattune.orchestrate.failures import is_of_the_machine
 from wattune.orchestrate.lanes.messages import Place, RankAssignment, Report, StopOrder, WorkerPlace, device_name
 from wattune.orchestrate.telemetry_actor import leave_to_sampler
-from wattune.trial import TrialSpec, TrialStatus
+from wattune.run import RunStatus
+from wattune.trial import TrialSpec
 from wattune.workers.device import device_uuid
 from wattune.workers.engine import Ranks
 from wattune.workers.last_words import kept
@@ -230,7 +231,7 @@ class _Watch:
     def outcome(self, error: BaseException) -> RankOutcome:
         """Turns an error into the outcome that the lane gets."""
         if self._stop_reason is not None:
-            status, reason = TrialStatus.ABORTED, f"rank {self._rank} was stopped: {self._stop_reason}"
+            status, reason = RunStatus.ABORTED, f"rank {self._rank} was stopped: {self._stop_reason}"
             return RankOutcome(rank=self._rank, status=status, reason=reason, end_mono_ns=time.monotonic_ns())
         self._report_failing(error)
         return failed(self._rank, error)
@@ -261,7 +262,7 @@ class _Watch:
         keeps_group = is_out_of_memory(error) or isinstance(error, WattuneError)
         outcome = failed(self._rank, error)
         if self._part[0] == "profile":  # what was measured before stands
-            outcome = replace(outcome, status=TrialStatus.COMPLETED)
+            outcome = replace(outcome, status=RunStatus.COMPLETED)
         ray.get(self._keeper.failing.remote(*self._key, outcome, keeps_group=keeps_group))
 
     def _look_after(self) -> None:
@@ -274,7 +275,7 @@ class _Watch:
             reason = self._hung()
             if reason is not None and not self._closed.is_set():
                 outcome = RankOutcome(
-                    rank=self._rank, status=TrialStatus.TIMED_OUT, reason=reason, end_mono_ns=time.monotonic_ns()
+                    rank=self._rank, status=RunStatus.TIMED_OUT, reason=reason, end_mono_ns=time.monotonic_ns()
                 )
                 ray.get(self._keeper.hung.remote(*self._key, outcome, _stacks()))
                 return  # the lane ends this process
@@ -323,9 +324,9 @@ def _stacks() -> str:
 def failed(rank: int, error: BaseException) -> RankOutcome:
     """The outcome of a rank whose engine raised."""
     if is_out_of_memory(error):
-        status = TrialStatus.OUT_OF_MEMORY
+        status = RunStatus.OUT_OF_MEMORY
     else:
-        status = TrialStatus.INFRA_FAILED if is_of_the_machine(error) else TrialStatus.CRASHED
+        status = RunStatus.INFRA_FAILED if is_of_the_machine(error) else RunStatus.CRASHED
     reason = f"rank {rank}: {type(error).__name__}: {_first_line(error)}"
     return RankOutcome(rank=rank, status=status, reason=reason, end_mono_ns=time.monotonic_ns())
 

@@ -20,7 +20,7 @@ from wattune.orchestrate.lanes.messages import (
 )
 from wattune.plans.placement import Slot, place
 from wattune.plans.program import is_command
-from wattune.trial import TrialStatus
+from wattune.run import RunStatus
 from wattune.workers.outcome import RankOutcome
 
 Launch = Callable[[GroupKey, tuple[str, ...], bool, int], Awaitable[None]]
@@ -94,8 +94,8 @@ class Trial:
         if isinstance(where, Place):
             self.places[outcome.rank] = where
         self.places |= {} if where is None or isinstance(where, Place) else {place.rank: place for place in where}
-        stands = self.cause is None or self.cause.status is TrialStatus.COMPLETED  # so far only a profile has failed
-        if outcome.status is not TrialStatus.COMPLETED and stands:
+        stands = self.cause is None or self.cause.status is RunStatus.COMPLETED  # so far only a profile has failed
+        if outcome.status is not RunStatus.COMPLETED and stands:
             self.cause = outcome
         elif self.cause is not None and (self.cause.rank, self.cause.status) == (outcome.rank, outcome.status):
             self.cause = outcome  # the same failure, now with its full description
@@ -183,7 +183,7 @@ class Group:
 
 
 @dataclass(slots=True)
-class Run:
+class LaneRun:
     """One Ray Train run: a group, and after a loss the next one."""
 
     number: int

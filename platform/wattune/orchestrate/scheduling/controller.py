@@ -30,10 +30,11 @@ from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.orchestrate.scheduling.trial_queue import TrialQueue
 from wattune.ranking.racing import RACE_TAG
+from wattune.run import Run, RunStatus
 from wattune.search.strategies.prediction import PREDICTED_TAG, Prediction
 from wattune.search.strategy import Strategy
 from wattune.storage.study import StudyFolder, TrialFolder, UnreadableTrial
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 
 if TYPE_CHECKING:
     from wattune.orchestrate.cluster import Cluster, Node
@@ -62,10 +63,10 @@ LIMIT_METRICS: Final = {"node_device_power_w": "node_device_power_peak_1s_w"}
 """The metric each hard limit bounds."""
 
 _MAY_BE_A_DEAD_NODE: Final = (
-    TrialStatus.CRASHED,
-    TrialStatus.TIMED_OUT,
-    TrialStatus.INVALID,
-    TrialStatus.INFRA_FAILED,
+    RunStatus.CRASHED,
+    RunStatus.TIMED_OUT,
+    RunStatus.INVALID,
+    RunStatus.INFRA_FAILED,
 )
 """Statuses of a trial whose node may have died."""
 
@@ -74,7 +75,7 @@ _MAY_BE_A_DEAD_NODE: Final = (
 class Recovered:
     """The trials of a study that earlier calls began."""
 
-    results: list[tuple[TrialSpec, TrialResult]]
+    results: list[tuple[TrialSpec, Run]]
     unreadable: list[UnreadableTrial]
     """Trials whose files cannot be read. They are left as they are, and not run again."""
 
@@ -90,10 +91,10 @@ def recover(study: StudyFolder, tags: Mapping[str, str]) -> Recovered:
             found.unreadable.append(UnreadableTrial(name=folder.path.name, reason=str(error)))
             continue
         if result is None:
-            result = TrialResult(
+            result = Run(
                 trial_id=trial_id,
                 repeat=repeat,
-                status=TrialStatus.INTERRUPTED,
+                status=RunStatus.INTERRUPTED,
                 reason=CUT_OFF,
                 tags=dict(tags),
                 start_wall_ns=folder.begun_wall_ns(),
@@ -207,7 +208,7 @@ class StudyController:
             self._opened.release(running.nodes)
             if self._run.budget is not None:
                 self._run.budget.settle(tune_id)
-            again = is_tried_again(result, folder.attempts()) or result.status is TrialStatus.INTERRUPTED
+            again = is_tried_again(result, folder.attempts()) or result.status is RunStatus.INTERRUPTED
             if again:
                 self._queue.again(replace(running, avoid=failed_nodes(result)))
             elif not result.status.is_final:
@@ -218,11 +219,11 @@ class StudyController:
                 self._emit(stopped)
             del self._running[tune_id]
 
-    def _ended_as(self, running: Attempt, folder: TrialFolder, *, error: bool) -> TrialResult:
+    def _ended_as(self, running: Attempt, folder: TrialFolder, *, error: bool) -> Run:
         """Returns the result of a trial that ended, and writes it unless the trial has."""
         found = folder.result()
         dead = self._dead_nodes(running) if found is None or found.status in _MAY_BE_A_DEAD_NODE else ()
-        result = found or self._ended(running, TrialStatus.CRASHED, "the trial left no result")
+        result = found or self._ended(running, RunStatus.CRASHED, "the trial left no result")
         if dead:
             self._looked_s = -math.inf  # the repeat must not start there
             reason = f"node {', '.join(dead)} left the cluster"
@@ -243,7 +244,7 @@ class StudyController:
         with self._lock:
             self._ending = "interrupted"
             for tune_id, running in list(self._running.items()):
-                ended = self._ended(running, TrialStatus.INTERRUPTED, reason)
+                ended = self._ended(running, RunStatus.INTERRUPTED, reason)
                 stopped = self._folder(running).keep_result(ended)
                 if not stopped.status.is_final:
                     self._queue.again(running)  # for whoever continues the study: it counts as left
@@ -323,7 +324,7 @@ class StudyController:
                     f"{metric} is estimated at {estimate[metric]:.6g} or more, the hard limit {limit} is {bound:.6g}"
                 )
                 self._opened.release(running.nodes)
-                self._conclude(running, self._write(running, TrialStatus.REJECTED, reason))
+                self._conclude(running, self._write(running, RunStatus.REJECTED, reason))
                 return True
         return False
 
@@ -350,7 +351,7 @@ class StudyController:
             self._run.budget.spend(tune_id, running.spec.cluster.world_size, self._queue.expected_s(running))
         self._report("started", running, None, progress(running) if progress is not None else None)
 
-    def _conclude(self, running: Attempt, result: TrialResult, *, again: bool = False) -> None:
+    def _conclude(self, running: Attempt, result: Run, *, again: bool = False) -> None:
         if result.status.is_final:
             self._queue.note(running.spec, result, running.tags["nodes"])
             self._strategy.tell(running.spec, result)
@@ -361,14 +362,14 @@ class StudyController:
         alive = {node.node_id for node in self._alive()}
         return tuple(node.name for node in running.nodes if node.node_id not in alive or self._has_left(node))
 
-    def _keep(self, folder: TrialFolder, result: TrialResult) -> None:
+    def _keep(self, folder: TrialFolder, result: Run) -> None:
         """Writes a result. Where the disk does not take it, the next call finds the trial cut off."""
         try:
             folder.write_result(result)
         except OSError as error:
             _log.warning("the result of trial %s cannot be written: %s", result.trial_id, error)
 
-    def _write(self, running: Attempt, status: TrialStatus, reason: str) -> TrialResult:
+    def _write(self, running: Attempt, status: RunStatus, reason: str) -> Run:
         """Writes a result for a trial that does not start; what an earlier attempt measured is set aside."""
         folder = self._folder(running)
         if folder.result() is not None:
@@ -377,13 +378,13 @@ class StudyController:
         folder.write_result(result)
         return result
 
-    def _ended(self, running: Attempt, status: TrialStatus, reason: str) -> TrialResult:
+    def _ended(self, running: Attempt, status: RunStatus, reason: str) -> Run:
         """Makes a result for a trial that left none, and writes its specification."""
         folder, now_ns = self._folder(running), time.time_ns()
         begun_ns = folder.begun_wall_ns() if (folder.path / "spec.json").exists() else now_ns
         with suppress(OSError):  # a full disk; where the trial began, it is there
             folder.write_spec(running.spec)
-        return TrialResult(
+        return Run(
             trial_id=running.trial_id,
             repeat=running.repeat,
             status=status,
@@ -400,7 +401,7 @@ class StudyController:
         self,
         kind: Literal["started", "finished"],
         running: Attempt,
-        result: TrialResult | None,
+        result: Run | None,
         progress: Callable[[], TrialProgress | None] | None = None,
         *,
         again: bool = False,

@@ -6,7 +6,8 @@ from typing import Final
 from wattune.objective import Question
 from wattune.ranking.order import rank
 from wattune.ranking.work import work_of
-from wattune.trial import TrialResult, TrialSpec
+from wattune.run import Run
+from wattune.trial import TrialSpec
 
 _RUN_SCATTERS: Final = 2.0
 """Standard deviations of run-to-run scatter that a run may have been unlucky by: 97.7 % of runs are within."""
@@ -24,12 +25,12 @@ class EarlyStop:
     def __init__(self, question: Question) -> None:
         """Starts without any result."""
         self._question = question
-        self._results: dict[tuple[str, int], tuple[TrialSpec, TrialResult]] = {}
+        self._results: dict[tuple[str, int], tuple[TrialSpec, Run]] = {}
         self._worst: dict[str, float] = {}
         """By size of work, the objective that a run must be worse than to lose."""
         self._known = True
 
-    def note(self, spec: TrialSpec, result: TrialResult) -> None:
+    def note(self, spec: TrialSpec, result: Run) -> None:
         """Takes a final result of the study."""
         self._results[result.trial_id, result.repeat] = spec, result
         self._known = False

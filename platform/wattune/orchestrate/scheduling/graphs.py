@@ -13,7 +13,8 @@ from typing import Final, Literal
 from wattune.catalog.models import ModelSpec
 from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.plans.program import is_command
-from wattune.trial import TrialResult, TrialSpec
+from wattune.run import Run
+from wattune.trial import TrialSpec
 
 Start = Literal["new_workers", "new_graphs", "warm"]
 """The start of a trial: its workers are made first; warm workers compile; or warm workers hold all it needs."""
@@ -69,7 +70,7 @@ def graphs_of(spec: TrialSpec) -> Hashable:
     return shapes, plan.recompute
 
 
-def waited_for_workers(result: TrialResult) -> bool:
+def waited_for_workers(result: Run) -> bool:
     """Returns whether workers were made for a trial, by its tag `group_start_s`; False where nothing says so."""
     return result.tags.get("group_start_s", "").strip("0.") != ""
 

@@ -18,8 +18,9 @@ from wattune.objective import Question
 from wattune.orchestrate.cooldown import waited_s
 from wattune.orchestrate.scheduling.budget import Pace
 from wattune.ranking.assessment import finite
+from wattune.run import Run, RunStatus
 from wattune.search.search_entry import LadderSettings
-from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
+from wattune.trial import Measure, TrialSpec
 from wattune.units import NS_PER_S
 
 MOST_VIOLATED_FRAC: Final = 0.005
@@ -37,7 +38,7 @@ class Ladder:
         self._question = question
         self.pace = Pace()
         """Times of bursts."""
-        self._bursts: dict[str, tuple[TrialSpec, TrialResult]] = {}
+        self._bursts: dict[str, tuple[TrialSpec, Run]] = {}
         self._promoted: dict[str, TrialSpec] = {}
 
     def burst(self, measure: Measure) -> Measure:
@@ -45,14 +46,14 @@ class Ladder:
         least = self.settings.burst
         return replace(measure, min_steps=least.min_steps, min_seconds=least.min_seconds, profile_steps=0)
 
-    def note(self, spec: TrialSpec, result: TrialResult) -> None:
+    def note(self, spec: TrialSpec, result: Run) -> None:
         """Takes a final result of the study; of others than bursts it only learns that the trial was promoted."""
         if not is_burst(result):
             if result.repeat < FIRST_REFERENCE_REPEAT:
                 self._promoted[result.trial_id] = spec
             return
         self._bursts[result.trial_id] = spec, finite(result)
-        if result.status is TrialStatus.COMPLETED:
+        if result.status is RunStatus.COMPLETED:
             self.pace.add(spec, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S + waited_s(result))
 
     def next(self, left_out: Container[str], *, searching: bool) -> TrialSpec | None:
@@ -83,16 +84,16 @@ class Ladder:
 
     def _worthy(self, *, searching: bool) -> list[str]:
         """Lists trials that are worth a full measurement, the best first."""
-        completed = [key for key, (_, result) in self._bursts.items() if result.status is TrialStatus.COMPLETED]
+        completed = [key for key, (_, result) in self._bursts.items() if result.status is RunStatus.COMPLETED]
         # The measurement of an invalid burst failed, not its trial: it says nothing, so the trial is measured in full.
-        unknown = [key for key, (_, result) in self._bursts.items() if result.status is TrialStatus.INVALID]
+        unknown = [key for key, (_, result) in self._bursts.items() if result.status is RunStatus.INVALID]
         ordered = sorted(completed, key=lambda key: (*self._place(self._bursts[key][1]), key))
         share = self.settings.promote * len(ordered)
         num = math.floor(share + 1e-9) if searching else max(1, math.ceil(share - 1e-9))
         keeping = [key for key in ordered if not self._place(self._bursts[key][1])[0]]
         return unknown + (keeping[:num] if keeping or searching else ordered[:1])
 
-    def _place(self, result: TrialResult) -> tuple[float, float]:
+    def _place(self, result: Run) -> tuple[float, float]:
         """Returns the place of a burst among others: by the worst broken bound, then by the objective.
 
         A bound that was not measured breaks nothing: a peak over a second has no figure in a shorter window.

@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from wattune.fidelity import FIRST_BURST_REPEAT, FIRST_REFERENCE_REPEAT
 from wattune.orchestrate.attempt import Attempt
+from wattune.run import Run, RunStatus
 from wattune.search.strategies.prediction import prediction_tag
 from wattune.search.strategy import Strategy, TimedStrategy
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 
 
 class Proposals:
@@ -21,13 +22,13 @@ class Proposals:
     def __init__(self, strategy: Strategy) -> None:
         """Takes the strategy; nothing is asked yet."""
         self._strategy = strategy
-        self._begun: dict[str, tuple[TrialSpec, TrialResult]] = {}
+        self._begun: dict[str, tuple[TrialSpec, Run]] = {}
         self._run_last: set[str] = set()
         self._first: deque[TrialSpec] = deque()
         self._last: deque[TrialSpec] = deque()
         self._predicted: dict[str, str] = {}
 
-    def add(self, spec: TrialSpec, result: TrialResult, *, runs_last: bool) -> None:
+    def add(self, spec: TrialSpec, result: Run, *, runs_last: bool) -> None:
         """Takes in a result of an earlier call that counts for nothing, if it is one of the search.
 
         `runs_last` says that it may keep other trials from running.
@@ -45,7 +46,7 @@ class Proposals:
         for trial_id, (spec, result) in self._begun.items():
             if trial_id not in measured and is_listed(trial_id):
                 (self._last if trial_id in self._run_last else self._first).append(spec)
-                self._strategy.tell(spec, replace(result, status=TrialStatus.INTERRUPTED, metrics={}))
+                self._strategy.tell(spec, replace(result, status=RunStatus.INTERRUPTED, metrics={}))
         self._begun.clear()
 
     def next(self, room: int, expected_s: Callable[[TrialSpec], float] | None) -> list[TrialSpec]:

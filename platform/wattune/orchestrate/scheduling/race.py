@@ -12,8 +12,9 @@ from wattune.objective import Question
 from wattune.orchestrate.events import RaceStep
 from wattune.ranking.best import Standings
 from wattune.ranking.racing import RACE_TAG, race_standings
+from wattune.run import Run, RunStatus
 from wattune.search.search_entry import Finalists
-from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
+from wattune.trial import Measure, TrialSpec
 
 
 class Race:
@@ -24,7 +25,7 @@ class Race:
         self._settings = settings
         self._question = question
         self._first_repeat = measure.repeats
-        self._results: dict[tuple[str, int], tuple[TrialSpec, TrialResult]] = {}
+        self._results: dict[tuple[str, int], tuple[TrialSpec, Run]] = {}
         self._running: set[tuple[str, int]] = set()
         self._num_repeats = 0
         self._num_completed = 0
@@ -32,7 +33,7 @@ class Race:
         self._step: RaceStep | None = None
         self._told: RaceStep | None = None
 
-    def note(self, spec: TrialSpec, result: TrialResult) -> None:
+    def note(self, spec: TrialSpec, result: Run) -> None:
         """Takes a final result of the study; long runs are no matter of the race."""
         key = (result.trial_id, result.repeat)
         if is_soak(result):
@@ -42,7 +43,7 @@ class Race:
             own = self._is_its_own(result)
             self._num_repeats += own
             ordinary = not own and result.repeat < FIRST_REFERENCE_REPEAT
-            self._num_completed += ordinary and result.status is TrialStatus.COMPLETED
+            self._num_completed += ordinary and result.status is RunStatus.COMPLETED
         self._results[key] = spec, result
         self._found = None
 
@@ -95,7 +96,7 @@ class Race:
         key = (trial_id, repeat)
         return key in self._results or key in self._running or f"{trial_id}-{repeat}" in left_out
 
-    def _is_its_own(self, result: TrialResult) -> bool:
+    def _is_its_own(self, result: Run) -> bool:
         """Returns whether a repeat is the race's. One from before the ordinary repeats grew is now one of those."""
         return RACE_TAG in result.tags and self._first_repeat <= result.repeat < FIRST_REFERENCE_REPEAT
 

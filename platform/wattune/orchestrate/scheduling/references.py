@@ -8,8 +8,9 @@ from typing import Any, Final
 from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_reference_repeat
 from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.plans.axes import AXES
+from wattune.run import Run, RunStatus
 from wattune.search.strategy import draw
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 
 OPENING_RUNS: Final = 2
 """Runs of a reference trial at the start, one after the other: they show the scatter from run to run at once."""
@@ -92,10 +93,10 @@ class References:
         """Takes the number of trials with repeats that the study plans, by workers."""
         self._planned = num_trials
 
-    def note(self, spec: TrialSpec, result: TrialResult, nodes: str) -> None:
+    def note(self, spec: TrialSpec, result: Run, nodes: str) -> None:
         """Counts a run that ended with a final result."""
         workers, key = workers_of(spec), (result.trial_id, result.repeat)
-        completed = result.status is TrialStatus.COMPLETED
+        completed = result.status is RunStatus.COMPLETED
         if not is_reference_repeat(result.repeat):
             self._since[workers, nodes] += 1
             if completed:

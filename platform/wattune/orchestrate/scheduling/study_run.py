@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from wattune.catalog.hardware import ClusterSpec
 from wattune.objective import Question
 from wattune.orchestrate.scheduling.budget import Budget
+from wattune.run import Run, RunStatus
 from wattune.search.search_entry import Search
-from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
+from wattune.trial import Measure, TrialSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +37,9 @@ class StudyRun:
     candidates: Sequence[TrialSpec] = ()
     """Every trial of the space. Without any, the first trial that completes is the reference trial."""
     budget: Budget | None = None
-    retry: frozenset[TrialStatus] = frozenset()
+    retry: frozenset[RunStatus] = frozenset()
     """Statuses of earlier calls' trials that run again, beside those that do anyway."""
-    outdated: Callable[[TrialResult], bool] | None = None
+    outdated: Callable[[Run], bool] | None = None
     """Returns whether an earlier result says nothing under the space that holds now, so that its trial runs again."""
     duration_s: Callable[[TrialSpec, Measure], float | None] | None = None
     """Predicts the seconds of a trial, or gives None; None predicts nothing."""

@@ -34,8 +34,9 @@ from wattune.orchestrate.scheduling.references import References, ordinary_plans
 from wattune.orchestrate.scheduling.run_order import run_order, workers_of
 from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.orchestrate.scheduling.waiting import WORTH_REPEATING, Waiting
+from wattune.run import Run, RunStatus
 from wattune.search.strategy import Strategy
-from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
+from wattune.trial import Measure, TrialSpec
 from wattune.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class TrialQueue:
         self,
         strategy: Strategy,
         run: StudyRun,
-        results: Iterable[tuple[TrialSpec, TrialResult]],
+        results: Iterable[tuple[TrialSpec, Run]],
         unreadable: Iterable[str] = (),
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -67,7 +68,7 @@ class TrialQueue:
         self._reservations = Reservations()
         self._ahead: list[Reservation] = []
         """Reservations as of the last look for a trial that may start."""
-        self.done: dict[tuple[str, int], TrialResult] = {}
+        self.done: dict[tuple[str, int], Run] = {}
         """Final results by trial and repeat."""
         self._waiting = Waiting(self.done, unreadable)
         self._asked: dict[str, TrialSpec] = {}
@@ -100,7 +101,7 @@ class TrialQueue:
             outdated = run.outdated is not None and run.outdated(result)
             if not result.status.is_final or result.status in run.retry or outdated:
                 self._num_again += self._is_listed(result.trial_id)
-                if runs_last := result.status is TrialStatus.INFRA_FAILED or may_end_calls(result):
+                if runs_last := result.status is RunStatus.INFRA_FAILED or may_end_calls(result):
                     self._last.add((result.trial_id, result.repeat))
                 self._proposals.add(spec, result, runs_last=runs_last)
                 continue
@@ -127,7 +128,7 @@ class TrialQueue:
             self._references.plan(dict.fromkeys(map(workers_of, run.candidates), run.num_full(run.num_trials)))
 
     @property
-    def skipped(self) -> list[tuple[TrialSpec, TrialResult]]:
+    def skipped(self) -> list[tuple[TrialSpec, Run]]:
         """Trials the strategy asks for, and reference trials, that are done already."""
         specs = self._referenced | self._asked
         known = ((specs.get(trial_id), result) for (trial_id, _), result in self.done.items())
@@ -183,7 +184,7 @@ class TrialQueue:
         if self._race is not None:
             self._race.give_up(queued.trial_id, queued.repeat)
 
-    def add_to_row(self, spec: TrialSpec, result: TrialResult) -> RowStopped | None:
+    def add_to_row(self, spec: TrialSpec, result: Run) -> RowStopped | None:
         """Adds the end of a trial to the row of failures of its workers; returns a row that is too long to go on."""
         workers = workers_of(spec)
         row = self._rows.get(workers, FailuresInARow()).then(result)
@@ -193,7 +194,7 @@ class TrialQueue:
             return None
         return RowStopped(cluster=spec.cluster, engine=spec.engine, result=result, count=row.count, num_held=num_held)
 
-    def note(self, spec: TrialSpec, result: TrialResult, nodes: str) -> None:
+    def note(self, spec: TrialSpec, result: Run, nodes: str) -> None:
         """Keeps a final result, and updates expected times and reference trials."""
         is_long = is_soak(result)
         if is_long:
@@ -206,7 +207,7 @@ class TrialQueue:
             return
         if self._early_stop is not None:
             self._early_stop.note(spec, result)
-        if result.status is TrialStatus.COMPLETED and not is_long:
+        if result.status is RunStatus.COMPLETED and not is_long:
             took_s, wait_s = (result.end_wall_ns - result.start_wall_ns) / NS_PER_S, waited_s(result)
             self._pace.add(spec, took_s + wait_s, start)
             self._durations.add(spec, self._run.measure, took_s, wait_s)

@@ -9,9 +9,9 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.run_order import workers_of
-from wattune.trial import TrialResult, TrialStatus
+from wattune.run import Run, RunStatus
 
-WORTH_REPEATING: Final = (TrialStatus.COMPLETED, TrialStatus.INVALID)
+WORTH_REPEATING: Final = (RunStatus.COMPLETED, RunStatus.INVALID)
 """Statuses of a first run after which a repeat is worth running."""
 
 
@@ -22,7 +22,7 @@ class Waiting:
     none can.
     """
 
-    def __init__(self, done: Mapping[tuple[str, int], TrialResult], left_out: Iterable[str]) -> None:
+    def __init__(self, done: Mapping[tuple[str, int], Run], left_out: Iterable[str]) -> None:
         """Starts empty; `done` has final results as they come, `left_out` names folders whose trials do not run."""
         self._done = done
         self._lines: dict[Hashable, deque[tuple[int, Attempt]]] = defaultdict(deque)

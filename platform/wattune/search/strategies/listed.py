@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
+from wattune.run import Run
 from wattune.search.strategies.protocol import draw
-from wattune.trial import TrialResult, TrialSpec
+from wattune.trial import TrialSpec
 
 
 class Grid:
@@ -22,7 +23,7 @@ class Grid:
         self._forget(asked)
         return asked
 
-    def tell(self, spec: TrialSpec, result: TrialResult) -> None:
+    def tell(self, spec: TrialSpec, result: Run) -> None:
         """Leaves the specification out from now on, whatever its result."""
         del result
         self._forget([spec])

@@ -13,13 +13,14 @@ import numpy as np
 from wattune.arrays import Indices
 from wattune.fidelity import is_burst, is_soak
 from wattune.objective import Constraint
+from wattune.run import Run, RunStatus
 from wattune.search.strategies.acquisition import log_expected_improvement, log_probability
 from wattune.search.strategies.features import make_features
 from wattune.search.strategies.gaussian_process import GaussianProcess, Vector
 from wattune.search.strategies.prediction import Predicted, Prediction, Predictions, log_joint
 from wattune.search.strategies.protocol import FAILED, TEACHES_NOTHING, Observation, Problem, draw
 from wattune.search.strategies.surrogate import Quantity, Surrogate
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 
 LEAST_FEASIBLE: Final = 0.05
 """A candidate that holds every bound with a smaller probability is proposed only when no other is left."""
@@ -140,7 +141,7 @@ class ModelGuided:
                 asked.append(self._specs[row])
         return asked
 
-    def tell(self, spec: TrialSpec, result: TrialResult) -> None:
+    def tell(self, spec: TrialSpec, result: Run) -> None:
         """Takes in a result. A search that stopped goes on if a trial that still ran then changes its mind."""
         row = self._index.get(spec)
         if row is None:
@@ -262,7 +263,7 @@ class ModelGuided:
         self._capacity = np.array(capacities, dtype=np.float64)
         return _Bound(self._surrogate(_MEMORY, self._capacity), _MEMORY, 1.0, below=True)
 
-    def _take(self, row: int, result: TrialResult) -> None:
+    def _take(self, row: int, result: Run) -> None:
         """Adds a result to the surrogates."""
         if result.status in TEACHES_NOTHING:
             return
@@ -273,11 +274,11 @@ class ModelGuided:
         failed = result.status in FAILED
         self._has_failed |= failed
         self._success.tell(row, -1.0 if failed else 1.0)
-        if failed and self._memory is not None and result.status is TrialStatus.OUT_OF_MEMORY:
+        if failed and self._memory is not None and result.status is RunStatus.OUT_OF_MEMORY:
             self._memory.surrogate.tell_above(row, 1.0)
         if failed and is_candidate:
             self._judge(row, holds=False, burst=False)
-        if result.status is not TrialStatus.COMPLETED:
+        if result.status is not RunStatus.COMPLETED:
             return
         metrics, burst = result.metrics, is_burst(result)
         value = self._goal.of(metrics)

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from wattune.fidelity import is_burst
+from wattune.run import Run, RunStatus
 from wattune.search.strategies.protocol import FAILED, TEACHES_NOTHING, Problem
 from wattune.search.strategies.snapping import Axes
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.trial import TrialSpec
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -61,7 +62,7 @@ class OptunaStrategy:
             asked.append(self._axes.specs[row])
         return asked
 
-    def tell(self, spec: TrialSpec, result: TrialResult) -> None:
+    def tell(self, spec: TrialSpec, result: Run) -> None:
         """Adds a result under the candidate's own values; the proposal that led to it is closed.
 
         A completed run whose bounds are not all known is left out: a sampler knows kept and broken alone.
@@ -102,10 +103,10 @@ class OptunaStrategy:
             )
         )
 
-    def _value(self, result: TrialResult) -> float | None:
+    def _value(self, result: Run) -> float | None:
         """Returns the objective that a result measured, and keeps the worst one; None where it measured none."""
         objective = self._question.objective
-        value = result.metrics.get(objective.metric) if result.status is TrialStatus.COMPLETED else None
+        value = result.metrics.get(objective.metric) if result.status is RunStatus.COMPLETED else None
         if value is None or not math.isfinite(value):
             return None
         worse = min if objective.maximize else max

@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattune.objective import Question
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.run import Run, RunStatus
+from wattune.trial import TrialSpec
 
-TEACHES_NOTHING = frozenset({TrialStatus.INFRA_FAILED, TrialStatus.INTERRUPTED, TrialStatus.REJECTED})
+TEACHES_NOTHING = frozenset({RunStatus.INFRA_FAILED, RunStatus.INTERRUPTED, RunStatus.REJECTED})
 """Statuses that say nothing about a configuration: it did not run, or the cluster failed it."""
 
 FAILED = frozenset(
-    {TrialStatus.OUT_OF_MEMORY, TrialStatus.CRASHED, TrialStatus.TIMED_OUT, TrialStatus.ABORTED},
+    {RunStatus.OUT_OF_MEMORY, RunStatus.CRASHED, RunStatus.TIMED_OUT, RunStatus.ABORTED},
 )
 """Statuses of a configuration that cannot be used."""
 
@@ -40,7 +41,7 @@ class Observation:
     """A result of an earlier study."""
 
     spec: TrialSpec
-    result: TrialResult
+    result: Run
     estimate: Mapping[str, float] = field(default_factory=dict)
     """Predicted metrics of the trial, by the predictor that estimates the candidates."""
 
@@ -72,7 +73,7 @@ class Strategy(Protocol):
         """Returns up to `n` specifications never proposed or told before: fewer, at last none, when they run out."""
         ...
 
-    def tell(self, spec: TrialSpec, result: TrialResult) -> None:
+    def tell(self, spec: TrialSpec, result: Run) -> None:
         """Takes the result of a specification, from this run of the study or an earlier one."""
         ...
 

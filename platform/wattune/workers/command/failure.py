@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from wattune.trial import TrialStatus
+from wattune.run import RunStatus
 
 INVALID_FLAG: Final = "invalid flag"
 """Beginning of the reason where a program does not take one of its arguments."""
@@ -65,7 +65,7 @@ class Told:
 
 def failure(
     exit_code: int | None, lines: Sequence[str], told: Told, *, num_oom_kills: int = 0
-) -> tuple[TrialStatus, str]:
+) -> tuple[RunStatus, str]:
     """Returns the status and the reason of a command that failed.
 
     Args:
@@ -77,20 +77,20 @@ def failure(
     end = ending(exit_code)
     rank, line = _cause(lines, told)
     if refused := next((found[0] for text in lines for one in _NO_FLAG if (found := one.search(text))), None):
-        return TrialStatus.CRASHED, f"{INVALID_FLAG}: {refused[:_LONGEST].strip()} ({end})"
+        return RunStatus.CRASHED, f"{INVALID_FLAG}: {refused[:_LONGEST].strip()} ({end})"
     if told.out_of_memory:
         first = told.out_of_memory[0] if told.first_failed not in told.out_of_memory else told.first_failed
-        return TrialStatus.OUT_OF_MEMORY, f"rank {first}: {told.errors.get(first or 0, line)[:_LONGEST]}"
+        return RunStatus.OUT_OF_MEMORY, f"rank {first}: {told.errors.get(first or 0, line)[:_LONGEST]}"
     starved = next((_RANK.sub(r"\g<said>", text) for text in lines if _NO_MEMORY.search(text)), "")
     if starved:
         of = "" if rank is None else f"rank {rank}: "
-        return TrialStatus.OUT_OF_MEMORY, f"{of}{starved.strip()[:_LONGEST]}"
+        return RunStatus.OUT_OF_MEMORY, f"{of}{starved.strip()[:_LONGEST]}"
     if num_oom_kills:
         killed = f"the kernel ended {num_oom_kills} process(es)"
-        return TrialStatus.OUT_OF_MEMORY, f"{end}; {killed}: the node's memory ran out"
+        return RunStatus.OUT_OF_MEMORY, f"{end}; {killed}: the node's memory ran out"
     of = "" if rank is None else f"rank {rank}: "
     said = f": {of}{line[:_LONGEST]}" if line else ", without a word"
-    return TrialStatus.CRASHED, f"{end}{said}"
+    return RunStatus.CRASHED, f"{end}{said}"
 
 
 def killed_from_outside(exit_code: int | None, lines: Sequence[str], told: Told) -> str:

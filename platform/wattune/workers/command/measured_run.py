@@ -14,10 +14,11 @@ from typing import Final
 
 from wattune.clock import ClockAnchor
 from wattune.errors import NodeError
+from wattune.run import RunStatus
 from wattune.steps.files import Step
 from wattune.steps.source import StepSource
 from wattune.steps.steady import warmup
-from wattune.trial import Measure, TrialStatus
+from wattune.trial import Measure
 from wattune.units import ns_to_s
 from wattune.workers.command.failure import Told, failure, killed_from_outside
 from wattune.workers.command.measuring import LEAST_MEASURED, Look, Measuring
@@ -116,7 +117,7 @@ class MeasuredRun:
         Raises:
             NodeError: The program cannot be started on this node.
         """
-        end: tuple[TrialStatus, str] | None = None
+        end: tuple[RunStatus, str] | None = None
         end_ns = 0
         try:
             end = self._watch()
@@ -150,7 +151,7 @@ class MeasuredRun:
             pids=tuple(sorted(self._pids)),
         )
 
-    def _watch(self) -> tuple[TrialStatus, str] | None:
+    def _watch(self) -> tuple[RunStatus, str] | None:
         """Returns how the trial ended; None where the command ended by itself."""
         start_ns, next_s, next_pids_s = self._process.start_mono_ns, 0.0, 0.0
         while not self._process.has_ended:
@@ -166,7 +167,7 @@ class MeasuredRun:
                 self._look = self._measuring.look(self._leading())
                 if self._look.finished:
                     self._finishing()
-                    return TrialStatus.COMPLETED, ""
+                    return RunStatus.COMPLETED, ""
             if now_s >= next_s:
                 self._progress(self._look.part, self._look.done, self._look.total)
                 self._show(self._steps)
@@ -176,7 +177,7 @@ class MeasuredRun:
                 return (
                     self._failure(None)
                     if self._run.reader.first_failed() is not None
-                    else (TrialStatus.TIMED_OUT, reason)
+                    else (RunStatus.TIMED_OUT, reason)
                 )
         return None
 
@@ -190,11 +191,11 @@ class MeasuredRun:
         last = min((each[-1].index for each in told), default=-1)
         return [step for step in told[0] if step.index <= last] if told else ()
 
-    def _ordered(self, order: Order) -> tuple[TrialStatus, str]:
+    def _ordered(self, order: Order) -> tuple[RunStatus, str]:
         if order.kind == "finish":
-            return TrialStatus.COMPLETED, ""
+            return RunStatus.COMPLETED, ""
         self._process.stop(min(self._grace_s, ABORT_GRACE_S))
-        return TrialStatus.ABORTED, f"it was stopped: {order.reason}"
+        return RunStatus.ABORTED, f"it was stopped: {order.reason}"
 
     def _hung(self, run_s: float) -> str:
         """Returns the reason it counts as hung; before the first step only the time-out can tell."""
@@ -217,7 +218,7 @@ class MeasuredRun:
         last = next((line.strip() for line in reversed(self._run.lines()) if line.strip()), "")
         return f"; its last line: {last[:200]}" if last else ""
 
-    def _ended(self) -> tuple[TrialStatus, str]:
+    def _ended(self) -> tuple[RunStatus, str]:
         """Returns the ending of a command that ended by itself."""
         process, measure = self._process, self._measure
         if process.failed_to_start is not None:
@@ -228,12 +229,12 @@ class MeasuredRun:
         code = process.exit_code
         if code == 0:
             if not self._leads:
-                return TrialStatus.COMPLETED, ""
+                return RunStatus.COMPLETED, ""
             self._look = self._measuring.look(self._leading(), ended=True)
             if not self._steps or self._look.num_measured >= LEAST_MEASURED:
-                return TrialStatus.COMPLETED, ""
+                return RunStatus.COMPLETED, ""
             needs = measure.warmup_steps + max(measure.min_steps, LEAST_MEASURED)
-            return TrialStatus.CRASHED, (
+            return RunStatus.CRASHED, (
                 f"ended after {len(self._leading())} steps, needs {needs} or more: {measure.warmup_steps} of warm-up "
                 f"and {measure.min_steps} measured; let the command run longer, or lower measure.warmup_steps"
             )
@@ -243,7 +244,7 @@ class MeasuredRun:
                 return self._ordered(order)
         return self._failure(code)
 
-    def _failure(self, code: int | None) -> tuple[TrialStatus, str]:
+    def _failure(self, code: int | None) -> tuple[RunStatus, str]:
         kills = num_oom_kills() - self._oom_kills
         told = Told(
             errors=self._run.reader.errors(),
@@ -251,6 +252,6 @@ class MeasuredRun:
             first_failed=self._run.reader.first_failed(),
         )
         status, reason = failure(code, self._run.lines(), told, num_oom_kills=max(kills, 0))
-        if status is TrialStatus.CRASHED and (who := killed_from_outside(code, self._run.lines(), told)):
-            return TrialStatus.INFRA_FAILED, f"killed from outside: {who}"
+        if status is RunStatus.CRASHED and (who := killed_from_outside(code, self._run.lines(), told)):
+            return RunStatus.INFRA_FAILED, f"killed from outside: {who}"
         return status, reason

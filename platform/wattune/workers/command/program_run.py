@@ -19,6 +19,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from wattune.clock import ClockAnchor
+from wattune.run import RunStatus
 from wattune.steps.files import Step
 from wattune.steps.launch import environment as with_steps
 from wattune.steps.pattern import LONGEST_LINE, found_in
@@ -26,7 +27,6 @@ from wattune.steps.process.writer import FOLDER_VARIABLE, line_of
 from wattune.steps.reader import StepReader
 from wattune.steps.source import StepSource
 from wattune.steps.table import spans_of, tokens_per_step
-from wattune.trial import TrialStatus
 from wattune.units import ns_to_s
 from wattune.workers.command.output import Output
 from wattune.workers.command.process import GRACE_S, SupervisedProcess, TerminalProcess
@@ -42,7 +42,7 @@ Steps = Mapping[int, Sequence[Step]]
 class ProgramOutcome:
     """Outcome of a program on one node."""
 
-    status: TrialStatus = TrialStatus.COMPLETED
+    status: RunStatus = RunStatus.COMPLETED
     reason: str = ""
     start_mono_ns: int = 0
     end_mono_ns: int = 0

@@ -12,7 +12,8 @@ from wattune.analysis.summary import summarize
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 DEVICES = [("n0", f"gpu{index}") for index in range(4)]
 FAST_S = np.arange(-1.0, 21.0, 0.05)

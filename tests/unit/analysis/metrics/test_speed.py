@@ -10,7 +10,8 @@ from wattune.catalog.hardware import ClusterSpec, device
 from wattune.catalog.models import model
 from wattune.cost.flops import workload_flop_per_token
 from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 GPU, OTHER = ("n0", "gpu0"), ("n0", "gpu1")
 

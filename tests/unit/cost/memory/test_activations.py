@@ -18,7 +18,8 @@ from wattune.engines.model.decoder import Decoder, Rotation
 from wattune.engines.model.experts import ExpertShard
 from wattune.engines.torch.float8 import convert_layers
 from wattune.plans.axes import Plan
-from wattune.trial import Routing, TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Routing, Workload
 
 SEQ_LEN = 256
 SMALL = {"num_layers": 2, "hidden_size": 256, "num_heads": 8, "vocab_size": 1000}

@@ -19,7 +19,8 @@ from wattune.engines.torch import parallel
 from wattune.engines.torch.mesh import Meshes
 from wattune.engines.torch.optimizer import ShardedAdamW
 from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 RANKS = 4
 REAL = replace(model("llama3_8b"), num_layers=4, vocab_size=32_000)

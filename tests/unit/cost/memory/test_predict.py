@@ -24,7 +24,8 @@ from wattune.cost.tables import Memory
 from wattune.plans.axes import Plan
 from wattune.search.prune import prune
 from wattune.search.space import load_space
-from wattune.trial import Lora, Routing, TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Lora, Routing, Workload
 
 ROOT = Path(__file__).parents[4]
 ENGINES = ("torch", "megatron", "deepspeed")

@@ -11,7 +11,8 @@ from wattune.cost.batch import batches
 from wattune.cost.memory.shapes import Shapes, shapes
 from wattune.plans.axes import Plan
 from wattune.plans.schedule import passes
-from wattune.trial import Lora, Routing, TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Lora, Routing, Workload
 
 
 def shapes_of(name: str = "llama3_8b", *, plan: Plan, ranks: int = 8, workload: Workload | None = None) -> Shapes:

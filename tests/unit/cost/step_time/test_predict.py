@@ -21,7 +21,8 @@ from wattune.errors import PlanError
 from wattune.plans.axes import Plan
 from wattune.search.prune import prune
 from wattune.search.space import load_space
-from wattune.trial import Routing, TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Routing, Workload
 
 SPACES = sorted((Path(__file__).parents[4] / "search_spaces").glob("*.yaml"))
 POWER = PowerCoefficients(

@@ -12,7 +12,7 @@ from wattune.cost.step_time.facts import FACTS
 from wattune.cost.step_time.links import Links
 from wattune.cost.step_time.traffic import expert_imbalance, layer_traffic
 from wattune.cost.step_time.work import KernelShapes, Machine
-from wattune.trial import Routing, Workload
+from wattune.workload import Routing, Workload
 
 CLUSTER = ClusterSpec(device="h200_sxm", devices_per_node=8)
 WORKLOAD = Workload(seq_len=4096, global_batch_size=8)

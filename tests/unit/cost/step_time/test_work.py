@@ -12,7 +12,7 @@ from wattune.cost.flops import forward_flop_per_token
 from wattune.cost.step_time.facts import FACTS
 from wattune.cost.step_time.work import KernelShapes, Machine, ends_work, layer_work
 from wattune.errors import PlanError
-from wattune.trial import Lora, Workload
+from wattune.workload import Lora, Workload
 
 MACHINE = Machine.of(device("h200_sxm"), "bf16", PUBLISHED_STEP_TIME)
 WORKLOAD = Workload(seq_len=4096, global_batch_size=8)

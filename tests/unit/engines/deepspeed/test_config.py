@@ -10,7 +10,8 @@ from wattune.catalog.models import ModelSpec
 from wattune.engines.deepspeed.config import COLUMNS, ROWS, clips_outside, configuration
 from wattune.engines.model.hyperparameters import BETAS, CLIP_NORM, LEARNING_RATE, WEIGHT_DECAY
 from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 LLAMA = ModelSpec(
     name="llama", num_layers=2, hidden_size=16, ffn_hidden_size=24, num_heads=4, num_kv_heads=2, vocab_size=40

@@ -22,8 +22,9 @@ from wattune.engines.model.compiler import EAGER
 from wattune.engines.torch.engine import TorchEngine
 from wattune.errors import EngineError
 from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
 from wattune.workers.engine import Ranks
+from wattune.workload import Workload
 
 SEED = 11
 RANKS = Ranks(rank=0, world_size=1, local_rank=0, device="cpu")

@@ -12,7 +12,8 @@ from wattune.engines.megatron import config as megatron_config
 from wattune.engines.model.hyperparameters import BETAS, CLIP_NORM, LEARNING_RATE, WEIGHT_DECAY
 from wattune.plans.axes import Plan
 from wattune.plans.parallel import stage_layers
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 LLAMA = replace(model("llama3_8b"), num_layers=8)
 GPT = replace(model("gpt3_175b"), num_layers=8)

@@ -16,7 +16,8 @@ from wattune.engines.model.compiler import EAGER, Compiler
 from wattune.engines.model.decoder import Attention, Rotation
 from wattune.errors import EngineError
 from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from wattune.catalog.models import ModelSpec
 from wattune.engines.megatron.weights import Holder, adapter, weight
-from wattune.trial import Lora
+from wattune.workload import Lora
 
 LLAMA = ModelSpec(
     name="llama", num_layers=1, hidden_size=16, ffn_hidden_size=24, num_heads=4, num_kv_heads=2, vocab_size=12

@@ -26,9 +26,10 @@ from wattune.engines.model.compiler import (
 from wattune.engines.torch.engine import TorchEngine
 from wattune.orchestrate.scheduling.graphs import PLANS_KEPT, graphs_of
 from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
 from wattune.workers.engine import Ranks, StepSpans
 from wattune.workers.process_groups import join_groups, leave_groups, take_store
+from wattune.workload import Workload
 
 RANKS = Ranks(rank=0, world_size=1, local_rank=0, device="cpu")
 LLAMA = ModelSpec(

@@ -19,8 +19,9 @@ from wattune.engines.model.tokens import Batches, stable_seed
 from wattune.engines.model.weights import INIT_STD, initialise
 from wattune.engines.torch.engine import TorchEngine
 from wattune.plans.axes import Plan
-from wattune.trial import Lora, TrialSpec, Workload
+from wattune.trial import TrialSpec
 from wattune.workers.engine import Ranks, StepSpans
+from wattune.workload import Lora, Workload
 
 SEED, SEQ_LEN, BATCH = 11, 8, 4
 RANKS = Ranks(rank=0, world_size=1, local_rank=0, device="cpu")
@@ -165,7 +166,7 @@ def test_tokens_of_a_file_are_trained_on(process_group: None, tmp_path: object) 
 
     import numpy as np
 
-    from wattune.trial import TokenFile
+    from wattune.workload import TokenFile
 
     path = Path(str(tmp_path)) / "tokens.bin"
     np.full(4 * SEQ_LEN + 1, 7, dtype="uint16").tofile(path)

@@ -17,7 +17,8 @@ from wattune.engines.model.routing import (
     routing_facts,
 )
 from wattune.plans.axes import Plan
-from wattune.trial import Routing, TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Routing, Workload
 
 MODEL = replace(MODELS["mixtral_8x7b"], num_layers=3)
 CPU = torch.device("cpu")

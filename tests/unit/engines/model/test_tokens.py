@@ -12,8 +12,9 @@ from wattune.catalog.models import ModelSpec
 from wattune.engines.model.tokens import Batches, FileSamples, stable_seed
 from wattune.errors import EngineError
 from wattune.plans.axes import Plan
-from wattune.trial import TokenFile, TrialSpec, Workload
+from wattune.trial import TrialSpec
 from wattune.workers.engine import Ranks
+from wattune.workload import TokenFile, Workload
 
 
 def batches(replica: int, replica_batch_size: int, seed: int = 1) -> Batches:

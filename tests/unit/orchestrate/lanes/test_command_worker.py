@@ -16,7 +16,9 @@ from wattune.orchestrate.lanes.messages import Assignment, GroupKey, Report, Wor
 from wattune.orchestrate.lanes.worker_group import Group, LaneError
 from wattune.plans.axes import Plan
 from wattune.plans.program import Program
-from wattune.trial import UNKNOWN_WORKLOAD, Measure, TrialSpec, TrialStatus
+from wattune.run import RunStatus
+from wattune.trial import Measure, TrialSpec
+from wattune.workload import UNKNOWN_WORKLOAD
 
 SPEC = TrialSpec(
     model=OWN_MODEL,
@@ -96,9 +98,9 @@ def test_what_is_kept_of_a_command_has_no_secret(monkeypatch):
 
 
 def test_a_program_that_is_not_there_is_the_machines_failure():
-    assert _failed(1, NodeError('program "x" does not run')).status is TrialStatus.INFRA_FAILED
+    assert _failed(1, NodeError('program "x" does not run')).status is RunStatus.INFRA_FAILED
     crashed = _failed(0, ValueError("of ours"))
-    assert (crashed.status, crashed.reason) == (TrialStatus.CRASHED, "node 0: ValueError: of ours")
+    assert (crashed.status, crashed.reason) == (RunStatus.CRASHED, "node 0: ValueError: of ours")
 
 
 def test_a_port_that_a_command_is_told_is_given_to_nobody_else_while_it_starts(monkeypatch, tmp_path):

@@ -17,8 +17,10 @@ from wattune.orchestrate.lanes import lane as lane_module
 from wattune.orchestrate.lanes.lane import Lane
 from wattune.orchestrate.lanes.messages import Answer, Assignment, GroupKey, Place, RankAssignment, Report, WorkerPlace
 from wattune.plans.axes import Plan
-from wattune.trial import Measure, TrialSpec, TrialStatus, Workload
+from wattune.run import RunStatus
+from wattune.trial import Measure, TrialSpec
 from wattune.workers.outcome import RankOutcome
+from wattune.workload import Workload
 
 SPEC = TrialSpec(
     model=model("llama3_8b"),
@@ -57,11 +59,11 @@ def worker_place(number: int, node_id: str = "id0", device_index: int | None = N
 
 
 def completed(rank: int) -> RankOutcome:
-    return RankOutcome(rank=rank, status=TrialStatus.COMPLETED)
+    return RankOutcome(rank=rank, status=RunStatus.COMPLETED)
 
 
 def crashed(rank: int, reason: str = "rank 0: ValueError: x") -> RankOutcome:
-    return RankOutcome(rank=rank, status=TrialStatus.CRASHED, reason=reason)
+    return RankOutcome(rank=rank, status=RunStatus.CRASHED, reason=reason)
 
 
 Act = Callable[["Worker", RankAssignment], Awaitable[Report]]
@@ -232,7 +234,7 @@ def test_out_of_memory_on_one_rank_frees_the_others_and_keeps_the_group() -> Non
         if label_of(assigned) != "large":
             return await worker.deliver(assigned)
         if assigned.rank == 1:
-            outcome = RankOutcome(rank=1, status=TrialStatus.OUT_OF_MEMORY, reason="rank 1: out of memory")
+            outcome = RankOutcome(rank=1, status=RunStatus.OUT_OF_MEMORY, reason="rank 1: out of memory")
             worker.workers.lane.failing(worker.group, assigned.number, outcome, keeps_group=True)
             return await worker.deliver(assigned, outcome)
         order = await worker.workers.lane.stop_order(worker.group, assigned.number)
@@ -241,7 +243,7 @@ def test_out_of_memory_on_one_rank_frees_the_others_and_keeps_the_group() -> Non
 
     async def scenario(workers: Workers) -> None:
         answer = await workers.lane.run(assignment("large"))
-        assert answer.cause is not None and answer.cause.status is TrialStatus.OUT_OF_MEMORY
+        assert answer.cause is not None and answer.cause.status is RunStatus.OUT_OF_MEMORY
         assert await workers.lane.settle() == ""
         after = await workers.lane.run(assignment("next"))
         assert statuses(after) == ["completed", "completed"]
@@ -268,10 +270,10 @@ def test_a_failure_in_the_profiled_pass_frees_the_others_and_leaves_the_trial_co
     async def scenario(workers: Workers) -> None:
         answer = await workers.lane.run(assignment("profiled"))
         assert statuses(answer) == ["completed", "completed"]
-        assert answer.cause is not None and answer.cause.status is TrialStatus.COMPLETED
+        assert answer.cause is not None and answer.cause.status is RunStatus.COMPLETED
         assert await workers.lane.settle() == ""
         answer = await workers.lane.run(assignment("breaks"))  # a rank that loses what it measured is a failure
-        assert answer.cause is not None and answer.cause.status is TrialStatus.CRASHED
+        assert answer.cause is not None and answer.cause.status is RunStatus.CRASHED
         assert statuses(await workers.lane.run(assignment("next"))) == ["completed", "completed"]
 
     workers = run(scenario, act)
@@ -282,7 +284,7 @@ def test_a_rank_that_cannot_be_freed_is_ended() -> None:
     async def act(worker: Worker, assigned: RankAssignment) -> Report:
         assert assigned.assignment is not None
         if label_of(assigned) == "large" and assigned.rank == 1:
-            outcome = RankOutcome(rank=1, status=TrialStatus.OUT_OF_MEMORY, reason="rank 1: out of memory")
+            outcome = RankOutcome(rank=1, status=RunStatus.OUT_OF_MEMORY, reason="rank 1: out of memory")
             worker.workers.lane.failing(worker.group, assigned.number, outcome, keeps_group=True)
             return await worker.deliver(assigned, outcome)
         if label_of(assigned) == "large":
@@ -291,7 +293,7 @@ def test_a_rank_that_cannot_be_freed_is_ended() -> None:
 
     async def scenario(workers: Workers) -> None:
         answer = await workers.lane.run(assignment("large"))
-        assert answer.cause is not None and answer.cause.status is TrialStatus.OUT_OF_MEMORY
+        assert answer.cause is not None and answer.cause.status is RunStatus.OUT_OF_MEMORY
         assert "not every rank left" in await workers.lane.settle()
         after = await workers.lane.run(assignment("next"))
         assert statuses(after) == ["completed", "completed"]
@@ -323,7 +325,7 @@ def test_a_hang_is_reported_with_the_stacks_of_every_rank() -> None:
             return await worker.deliver(assigned)
         lane = worker.workers.lane
         if assigned.rank == 0:
-            late = RankOutcome(rank=0, status=TrialStatus.TIMED_OUT, reason="rank 0: no step")
+            late = RankOutcome(rank=0, status=RunStatus.TIMED_OUT, reason="rank 0: no step")
             lane.hung(worker.group, assigned.number, late, "in all_reduce")
         else:
             order = await lane.stop_order(worker.group, assigned.number)
@@ -334,7 +336,7 @@ def test_a_hang_is_reported_with_the_stacks_of_every_rank() -> None:
 
     async def scenario(workers: Workers) -> None:
         answer = await workers.lane.run(assignment("hangs"))
-        assert answer.cause is not None and answer.cause.status is TrialStatus.TIMED_OUT
+        assert answer.cause is not None and answer.cause.status is RunStatus.TIMED_OUT
         assert answer.stacks == {0: "in all_reduce", 1: "in sleep"}
         assert await workers.lane.settle() != ""
         assert statuses(await workers.lane.run(assignment("next"))) == ["completed", "completed"]
@@ -351,7 +353,7 @@ def test_a_trial_whose_watchdogs_do_not_answer_ends_too() -> None:
 
     async def scenario(workers: Workers) -> None:
         answer = await workers.lane.run(assignment("dead", timeout_s=0.1))
-        assert answer.cause is not None and answer.cause.status is TrialStatus.TIMED_OUT
+        assert answer.cause is not None and answer.cause.status is RunStatus.TIMED_OUT
         assert statuses(await workers.lane.run(assignment("next"))) == ["completed", "completed"]
 
     run(scenario, act)
@@ -379,7 +381,7 @@ def test_a_trial_can_be_stopped_while_it_runs() -> None:
         worker.workers.lane.show(worker.group, assigned.number + 1, assigned.rank, "another trial's")  # type: ignore[arg-type]
         order = await worker.workers.lane.stop_order(worker.group, assigned.number)
         assert order is not None and order.kind == "free"
-        return await worker.deliver(assigned, replace(crashed(assigned.rank), status=TrialStatus.ABORTED))
+        return await worker.deliver(assigned, replace(crashed(assigned.rank), status=RunStatus.ABORTED))
 
     async def scenario(workers: Workers) -> None:
         pending = asyncio.create_task(workers.lane.run(assignment("hot")))
@@ -391,7 +393,7 @@ def test_a_trial_can_be_stopped_while_it_runs() -> None:
         assert workers.lane.stop_trial(name, "3000 W") and not workers.lane.stop_trial(name, "again")
         answer = await pending
         assert answer.cause is not None
-        assert (answer.cause.status, answer.cause.reason) == (TrialStatus.ABORTED, "3000 W")
+        assert (answer.cause.status, answer.cause.reason) == (RunStatus.ABORTED, "3000 W")
         assert await workers.lane.settle() == ""
         assert workers.lane.progress() is None and workers.lane.spans(name) == {}
 
@@ -423,7 +425,7 @@ def test_ranks_of_a_stopped_study_leave_their_trial_and_it_counts_as_interrupted
         order = await worker.workers.lane.stop_order(worker.group, assigned.number)
         assert order is not None and order.kind == "free"
         left.append(order.reason)
-        return await worker.deliver(assigned, replace(crashed(assigned.rank), status=TrialStatus.ABORTED))
+        return await worker.deliver(assigned, replace(crashed(assigned.rank), status=RunStatus.ABORTED))
 
     async def scenario(workers: Workers) -> None:
         pending = asyncio.create_task(workers.lane.run(assignment("long")))

@@ -9,8 +9,10 @@ from wattune.catalog.models import ModelSpec
 from wattune.errors import EngineError, NodeError
 from wattune.orchestrate.lanes.worker import failed, sensed_name
 from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec, TrialStatus, Workload
+from wattune.run import RunStatus
+from wattune.trial import TrialSpec
 from wattune.workers.device import device_uuid
+from wattune.workload import Workload
 
 FIRST, SECOND = "GPU-163b45e6-75c7-fc2e-765c-f19788620a68", "GPU-00000000-0000-0000-0000-000000000001"
 NAMES = {FIRST: "gpu0", SECOND: "gpu1"}
@@ -56,9 +58,9 @@ def test_a_processor_goes_by_its_number() -> None:
 def test_failures_are_classified_and_stamped() -> None:
     before_ns = time.monotonic_ns()
     memory = failed(3, RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried\nmore"))
-    assert memory.status is TrialStatus.OUT_OF_MEMORY and memory.end_mono_ns >= before_ns
+    assert memory.status is RunStatus.OUT_OF_MEMORY and memory.end_mono_ns >= before_ns
     assert failed(3, ValueError("x")).reason == "rank 3: ValueError: x"
-    assert failed(3, FileNotFoundError(2, "no tokens there")).status is TrialStatus.CRASHED, "the space named it"
+    assert failed(3, FileNotFoundError(2, "no tokens there")).status is RunStatus.CRASHED, "the space named it"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,7 @@ def test_failures_are_classified_and_stamped() -> None:
     ],
 )
 def test_what_one_node_lacks_is_not_the_plans_failure(error: Exception) -> None:
-    assert failed(3, error).status is TrialStatus.INFRA_FAILED
+    assert failed(3, error).status is RunStatus.INFRA_FAILED
     wrapped = RuntimeError("compiling failed")
     wrapped.__cause__ = error
-    assert failed(3, wrapped).status is TrialStatus.INFRA_FAILED
+    assert failed(3, wrapped).status is RunStatus.INFRA_FAILED

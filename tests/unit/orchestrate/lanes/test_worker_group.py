@@ -13,8 +13,10 @@ from wattune.orchestrate.cluster import Node
 from wattune.orchestrate.lanes.messages import Assignment, GroupKey, Place, Report, WorkerPlace
 from wattune.orchestrate.lanes.worker_group import Group, LaneError, Trial, assign_ranks
 from wattune.plans.axes import Plan
-from wattune.trial import Measure, TrialSpec, TrialStatus, Workload
+from wattune.run import RunStatus
+from wattune.trial import Measure, TrialSpec
 from wattune.workers.outcome import RankOutcome
+from wattune.workload import Workload
 
 SPEC = TrialSpec(
     model=model("llama3_8b"),
@@ -42,7 +44,7 @@ def worker_place(number: int, node_id: str = "id0", device_index: int | None = N
     return WorkerPlace(number=number, node_id=node_id, device_index=index, device_uuid=None, pid=number, actor=None)  # type: ignore[arg-type]
 
 
-def outcome(rank: int, status: TrialStatus = TrialStatus.COMPLETED, reason: str = "") -> RankOutcome:
+def outcome(rank: int, status: RunStatus = RunStatus.COMPLETED, reason: str = "") -> RankOutcome:
     return RankOutcome(rank=rank, status=status, reason=reason)
 
 
@@ -121,17 +123,17 @@ def test_a_trial_is_answered_when_every_rank_has_delivered(trial: Trial) -> None
 
 
 def test_the_first_failure_stays_the_cause_and_what_follows_from_it_stays_too(trial: Trial) -> None:
-    first = outcome(1, TrialStatus.OUT_OF_MEMORY, "rank 1: out of memory")
+    first = outcome(1, RunStatus.OUT_OF_MEMORY, "rank 1: out of memory")
     trial.fail(first, keeps_group=True, notified=True)
-    trial.fail(outcome(0, TrialStatus.TIMED_OUT, "rank 0: no step"), keeps_group=False)
+    trial.fail(outcome(0, RunStatus.TIMED_OUT, "rank 0: no step"), keeps_group=False)
     assert (trial.cause, trial.keeps_group, trial.notified) == (first, True, True)
-    trial.deliver(outcome(0, TrialStatus.CRASHED, "rank 0: closed by peer"), None)
+    trial.deliver(outcome(0, RunStatus.CRASHED, "rank 0: closed by peer"), None)
     assert trial.cause == first
 
 
 def test_a_rank_may_describe_its_failure_in_more_words_and_still_its_first_outcome_counts(trial: Trial) -> None:
-    trial.fail(outcome(1, TrialStatus.CRASHED, "rank 1: short"), keeps_group=False)
-    longer = replace(outcome(1, TrialStatus.CRASHED, "rank 1: with spans"), spans=pa.table({"step": [1]}))
+    trial.fail(outcome(1, RunStatus.CRASHED, "rank 1: short"), keeps_group=False)
+    longer = replace(outcome(1, RunStatus.CRASHED, "rank 1: with spans"), spans=pa.table({"step": [1]}))
     trial.deliver(longer, None)
     assert trial.cause is longer and trial.outcomes[1] is longer and not trial.keeps_group
     trial.deliver(outcome(1), None)
@@ -139,10 +141,10 @@ def test_a_rank_may_describe_its_failure_in_more_words_and_still_its_first_outco
 
 
 def test_a_failed_profile_gives_way_to_a_real_failure(trial: Trial) -> None:
-    profile = outcome(1, TrialStatus.COMPLETED, "rank 1: no memory for the profile")
+    profile = outcome(1, RunStatus.COMPLETED, "rank 1: no memory for the profile")
     trial.fail(profile, keeps_group=True)
     trial.deliver(outcome(1), None)
-    assert trial.cause is not None and trial.cause.status is TrialStatus.COMPLETED
-    crashed = outcome(0, TrialStatus.CRASHED, "rank 0: ValueError: x")
+    assert trial.cause is not None and trial.cause.status is RunStatus.COMPLETED
+    crashed = outcome(0, RunStatus.CRASHED, "rank 0: ValueError: x")
     trial.deliver(crashed, None)
     assert trial.cause is crashed

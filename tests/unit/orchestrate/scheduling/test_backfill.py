@@ -19,9 +19,11 @@ from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.orchestrate.scheduling.trial_queue import TrialQueue
 from wattune.plans.axes import Plan
+from wattune.run import Run, RunStatus
 from wattune.search.search_entry import Search
 from wattune.search.strategy import make_strategy
-from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus, Workload
+from wattune.trial import Measure, TrialSpec
+from wattune.workload import Workload
 
 NS = 10**9
 
@@ -112,10 +114,10 @@ def play(nodes: list[Node], jobs: list[Job], *, budget: Budget | None = None) ->
             return played
         now[0], number, queued = heapq.heappop(running)
         slots.release(played.nodes[number])
-        result = TrialResult(
+        result = Run(
             trial_id=queued.trial_id,
             repeat=0,
-            status=TrialStatus.COMPLETED,
+            status=RunStatus.COMPLETED,
             start_wall_ns=int(played.start_s[number] * NS),
             end_wall_ns=int(now[0] * NS),
         )

@@ -6,7 +6,8 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.orchestrate.scheduling.budget import Budget, Pace
 from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 
 def spec(size: int, *, engine: str = "torch") -> TrialSpec:

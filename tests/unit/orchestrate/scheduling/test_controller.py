@@ -12,8 +12,9 @@ from wattune.orchestrate.events import Placement, Preview, RowStopped, TrialEven
 from wattune.orchestrate.failures import CAUSE_TAG, MOST_ALIKE, MOST_TRIES, NODES_TAG, Cause, Failure
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.controller import STOPPED
+from wattune.run import Run, RunStatus
 from wattune.storage.study import StudyFolder, TrialFolder
-from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
+from wattune.trial import Measure, TrialSpec
 
 
 def sizes(trials) -> list[int]:
@@ -32,14 +33,14 @@ def test_the_budget_of_trials_counts_what_was_done_before(world, specs) -> None:
 @pytest.mark.parametrize(
     ("status", "runs_again"),
     [
-        (TrialStatus.INTERRUPTED, True),
-        (TrialStatus.INFRA_FAILED, True),
-        (TrialStatus.CRASHED, False),
-        (TrialStatus.ABORTED, False),
+        (RunStatus.INTERRUPTED, True),
+        (RunStatus.INFRA_FAILED, True),
+        (RunStatus.CRASHED, False),
+        (RunStatus.ABORTED, False),
     ],
 )
 def test_only_a_trial_that_says_nothing_about_its_plan_runs_again(
-    world, specs, status: TrialStatus, runs_again: bool
+    world, specs, status: RunStatus, runs_again: bool
 ) -> None:
     world.write(specs[0], status=status)
     ran = world.drain(world.controller(specs))
@@ -49,7 +50,7 @@ def test_only_a_trial_that_says_nothing_about_its_plan_runs_again(
 
 
 def test_a_stopped_attempt_is_kept_aside_and_the_next_begins_empty(world, specs) -> None:
-    world.write(specs[0], status=TrialStatus.INTERRUPTED)
+    world.write(specs[0], status=RunStatus.INTERRUPTED)
     folder = world.study.trial(specs[0].trial_id, 0)
     (folder.path / "telemetry" / "n0").mkdir(parents=True)
     (folder.path / "telemetry" / "n0" / "manifest.json").write_text("{}")
@@ -58,8 +59,8 @@ def test_a_stopped_attempt_is_kept_aside_and_the_next_begins_empty(world, specs)
     assert running.tags["attempt"] == "2"
     assert folder.result() is None and not (folder.path / "telemetry").exists()
     world.run(controller, running, "t0")
-    assert world.result(specs[0]).status is TrialStatus.COMPLETED
-    assert [one.status for one in folder.attempts()] == [TrialStatus.INTERRUPTED]
+    assert world.result(specs[0]).status is RunStatus.COMPLETED
+    assert [one.status for one in folder.attempts()] == [RunStatus.INTERRUPTED]
     assert (folder.path / "attempts" / "1" / "telemetry" / "n0" / "manifest.json").exists()
     assert [folder.path for folder in world.study.trials()] == [folder.path]
 
@@ -69,7 +70,7 @@ def test_a_trial_that_left_no_result_is_crashed(world, specs) -> None:
     controller.next("t0")
     controller.finish("t0", error=False)
     result = world.result(specs[0])
-    assert result.status is TrialStatus.CRASHED and result.reason == "the trial left no result"
+    assert result.status is RunStatus.CRASHED and result.reason == "the trial left no result"
     assert result.tags["version.wattune"] == "x" and result.tags["nodes"] == "n0"
     assert controller.next("t1") is None
 
@@ -82,7 +83,7 @@ def test_a_trial_whose_driver_dies_is_tried_three_times_and_then_left_to_a_later
         assert running.spec == specs[0] and running.tags.get("attempt", "1") == str(number + 1)
         controller.finish(f"t{number}", error=True)
         found = world.result(specs[0])
-        assert found.status is TrialStatus.INFRA_FAILED and found.tags[CAUSE_TAG] == Cause.HEAD
+        assert found.status is RunStatus.INFRA_FAILED and found.tags[CAUSE_TAG] == Cause.HEAD
         assert world.heard[-1].again is (number + 1 < MOST_TRIES) and not strategy.told
     assert [one.tags[CAUSE_TAG] for one in world.study.trial(specs[0].trial_id, 0).attempts()] == [Cause.HEAD] * 2
     assert sizes(world.drain(controller)) == [2, 4] and controller.ending == "failures" and controller.num_left == 1
@@ -90,7 +91,7 @@ def test_a_trial_whose_driver_dies_is_tried_three_times_and_then_left_to_a_later
 
     later = world.controller(specs)
     assert sizes(world.drain(later)) == [1] and later.ending == "finished"
-    assert world.result(specs[0]).status is TrialStatus.COMPLETED
+    assert world.result(specs[0]).status is RunStatus.COMPLETED
 
 
 def test_a_later_call_tries_once_more_and_last_of_all(world, specs) -> None:
@@ -164,7 +165,7 @@ def test_failures_of_one_kind_in_a_row_stop_it_and_the_rest_goes_on(world, make_
     controller = world.controller([*torch, *other])
     for number in range(MOST_ALIKE):
         running = controller.next(f"t{number}")
-        end(world, controller, running, f"t{number}", TrialStatus.CRASHED, f"rank {number}: no /lib/cuda{number}.so")
+        end(world, controller, running, f"t{number}", RunStatus.CRASHED, f"rank {number}: no /lib/cuda{number}.so")
     (stopped,) = (one for one in world.heard if isinstance(one, RowStopped))
     assert (stopped.count, stopped.num_held, stopped.engine) == (MOST_ALIKE, 3, "torch")
     assert [one.spec.engine for one in world.drain(controller)] == ["deepspeed"] * 2
@@ -173,7 +174,7 @@ def test_failures_of_one_kind_in_a_row_stop_it_and_the_rest_goes_on(world, make_
     assert sizes(world.drain(world.controller([*torch, *other]))) == [6, 7, 8], "the same command tries on"
 
 
-def end(world, controller, running, tune_id: str, status: TrialStatus, reason: str) -> None:
+def end(world, controller, running, tune_id: str, status: RunStatus, reason: str) -> None:
     """Ends a trial with a status and a reason."""
     world.write(running.spec, running.repeat, status, tags=dict(running.tags))
     folder = world.study.trial(running.trial_id, running.repeat)
@@ -184,29 +185,29 @@ def end(world, controller, running, tune_id: str, status: TrialStatus, reason: s
 def test_a_success_another_reason_and_findings_about_plans_end_or_pass_a_row(world, make_specs) -> None:
     specs = make_specs(4 * MOST_ALIKE)
     controller = world.controller(specs)
-    endings = [(TrialStatus.CRASHED, "one")] * (MOST_ALIKE - 1) + [(TrialStatus.COMPLETED, "")]
-    endings += [(TrialStatus.CRASHED, "one")] * (MOST_ALIKE - 1) + [(TrialStatus.CRASHED, "another")]
-    endings += [(TrialStatus.OUT_OF_MEMORY, "rank 1")] * MOST_ALIKE
-    endings += [(TrialStatus.CRASHED, "another")] * (MOST_ALIKE - 2)
+    endings = [(RunStatus.CRASHED, "one")] * (MOST_ALIKE - 1) + [(RunStatus.COMPLETED, "")]
+    endings += [(RunStatus.CRASHED, "one")] * (MOST_ALIKE - 1) + [(RunStatus.CRASHED, "another")]
+    endings += [(RunStatus.OUT_OF_MEMORY, "rank 1")] * MOST_ALIKE
+    endings += [(RunStatus.CRASHED, "another")] * (MOST_ALIKE - 2)
     for number, (status, reason) in enumerate(endings):
         end(world, controller, controller.next(f"t{number}"), f"t{number}", status, reason)
     assert not controller.stopped
-    end(world, controller, controller.next("last"), "last", TrialStatus.CRASHED, "another")
+    end(world, controller, controller.next("last"), "last", RunStatus.CRASHED, "another")
     assert len(controller.stopped) == 1, "out of memory is a finding, and in between no success"
 
 
 def test_failed_trials_run_again_if_asked_and_what_they_left_stays(world, specs) -> None:
-    for spec, status in zip(specs, (TrialStatus.CRASHED, TrialStatus.TIMED_OUT, TrialStatus.COMPLETED), strict=True):
+    for spec, status in zip(specs, (RunStatus.CRASHED, RunStatus.TIMED_OUT, RunStatus.COMPLETED), strict=True):
         world.write(spec, status=status)
     assert world.drain(world.controller(specs)) == []
-    controller = world.controller(specs, retry=frozenset({TrialStatus.CRASHED}))
+    controller = world.controller(specs, retry=frozenset({RunStatus.CRASHED}))
     preview = [one for one in world.heard if isinstance(one, Preview)][-1]
     assert (preview.num_again, preview.num_done) == (1, 2)
     (running,) = world.drain(controller)
     assert running.spec == specs[0] and running.tags["attempt"] == "2"
     folder = world.study.trial(specs[0].trial_id, 0)
-    assert [one.status for one in folder.attempts()] == [TrialStatus.CRASHED]
-    assert world.result(specs[0]).status is TrialStatus.COMPLETED
+    assert [one.status for one in folder.attempts()] == [RunStatus.CRASHED]
+    assert world.result(specs[0]).status is RunStatus.COMPLETED
 
 
 @pytest.mark.parametrize("damage", ["run.json", "spec.json"])
@@ -234,7 +235,7 @@ def test_a_full_disk_stops_the_study_in_order_and_costs_no_result(world, specs, 
     monkeypatch.setattr(TrialFolder, "write_result", full)
     monkeypatch.setattr(TrialFolder, "write_spec", full)
     controller.finish("t0", error=True)
-    assert world.heard[-1].result.status is TrialStatus.INFRA_FAILED
+    assert world.heard[-1].result.status is RunStatus.INFRA_FAILED
     assert controller.next("t1") is None and controller.ending == "failures"
     assert controller.stopped == [f"nothing can be written in {world.study.path}: No space left on device"]
     monkeypatch.undo()
@@ -246,7 +247,7 @@ def test_a_result_that_arrived_counts_though_the_driver_died_after_it(world, spe
     running = controller.next("t0")
     world.write(running.spec)
     controller.finish("t0", error=True)
-    assert world.result(specs[0]).status is TrialStatus.COMPLETED
+    assert world.result(specs[0]).status is RunStatus.COMPLETED
 
 
 def killed(world, spec: TrialSpec) -> None:
@@ -262,10 +263,10 @@ def test_a_killed_study_repeats_its_running_trial_after_all_others_however_often
         killed(world, specs[0])
         controller = world.controller(specs)
         found = world.result(specs[0])
-        assert found.status is TrialStatus.INTERRUPTED and "the study's process ended while it ran" in found.reason
+        assert found.status is RunStatus.INTERRUPTED and "the study's process ended while it ran" in found.reason
         assert found.start_wall_ns <= found.end_wall_ns
         attempts = world.study.trial(specs[0].trial_id, 0).attempts()
-        assert [one.status for one in attempts] == [TrialStatus.INTERRUPTED] * num_before
+        assert [one.status for one in attempts] == [RunStatus.INTERRUPTED] * num_before
     assert sizes(world.drain(controller)) == [2, 4, 1], "it may be the reason that the study ended"
 
 
@@ -274,10 +275,10 @@ def test_a_trial_that_a_person_stopped_has_not_died(world, specs) -> None:
         controller = world.controller(specs)
         controller.next("t0")
         controller.interrupt()
-        assert world.result(specs[0]).status is TrialStatus.INTERRUPTED
+        assert world.result(specs[0]).status is RunStatus.INTERRUPTED
     killed(world, specs[0])
     world.controller(specs)
-    assert world.result(specs[0]).status is TrialStatus.INTERRUPTED
+    assert world.result(specs[0]).status is RunStatus.INTERRUPTED
 
 
 def test_an_interrupt_marks_running_trials_and_keeps_results_that_arrived(world, specs, new_node) -> None:
@@ -286,9 +287,9 @@ def test_an_interrupt_marks_running_trials_and_keeps_results_that_arrived(world,
     first, second = controller.next("t0"), controller.next("t1")
     world.write(first.spec)
     controller.interrupt()
-    assert world.result(first.spec).status is TrialStatus.COMPLETED
-    assert world.result(second.spec).status is TrialStatus.INTERRUPTED
-    assert world.heard[-1].result.status is TrialStatus.INTERRUPTED
+    assert world.result(first.spec).status is RunStatus.COMPLETED
+    assert world.result(second.spec).status is RunStatus.INTERRUPTED
+    assert world.heard[-1].result.status is RunStatus.INTERRUPTED
     assert controller.ending == "interrupted" and controller.next("t2") is None
     assert controller.num_left == 2, "the one that was stopped, and the one that never began"
 
@@ -304,14 +305,14 @@ def test_a_trial_that_completes_while_it_is_marked_stays_completed(world, specs,
 
     monkeypatch.setattr(TrialFolder, "write_spec", completes)
     controller.interrupt()
-    assert world.result(specs[0]).status is TrialStatus.COMPLETED
-    assert world.heard[-1].result.status is TrialStatus.COMPLETED
+    assert world.result(specs[0]).status is RunStatus.COMPLETED
+    assert world.heard[-1].result.status is RunStatus.COMPLETED
     assert controller.num_left == 2
 
 
 def test_an_interrupt_while_a_trial_ends_still_reports_its_result(world, specs, learner) -> None:
     class Pondering(learner):
-        def tell(self, spec: TrialSpec, result: TrialResult) -> None:
+        def tell(self, spec: TrialSpec, result: Run) -> None:
             super().tell(spec, result)
             if len(self.told) == 1:
                 raise KeyboardInterrupt
@@ -321,7 +322,7 @@ def test_an_interrupt_while_a_trial_ends_still_reports_its_result(world, specs, 
     with pytest.raises(KeyboardInterrupt):
         world.run(controller, running, "t0")
     controller.interrupt()
-    assert world.heard[-1].kind == "finished" and world.heard[-1].result.status is TrialStatus.COMPLETED
+    assert world.heard[-1].kind == "finished" and world.heard[-1].result.status is RunStatus.COMPLETED
 
 
 def test_an_interrupt_while_a_trial_begins_does_not_count_as_its_death(world, specs, monkeypatch) -> None:
@@ -372,16 +373,16 @@ def test_a_node_that_dies_takes_its_trial_to_another_one(world, specs, new_node,
     first, second = controller.next("t0"), controller.next("t1")
     world.nodes.pop()
     dying, living = (first, second) if first.tags["nodes"] == "n1" else (second, first)
-    world.run(controller, dying, "t0" if dying is first else "t1", TrialStatus.CRASHED)
+    world.run(controller, dying, "t0" if dying is first else "t1", RunStatus.CRASHED)
     marked = world.result(dying.spec)
-    assert marked.status is TrialStatus.INFRA_FAILED and world.heard[-1].again
+    assert marked.status is RunStatus.INFRA_FAILED and world.heard[-1].again
     assert marked.reason == "node n1 left the cluster; made up"
     assert (marked.tags[CAUSE_TAG], marked.tags[NODES_TAG]) == (Cause.NODE_LOST, "n1")
     world.run(controller, living, "t1" if dying is first else "t0")
     again = controller.next("t2")
     assert again.spec == dying.spec and again.tags["nodes"] == "n0"
     world.run(controller, again, "t2")
-    assert world.result(dying.spec).status is TrialStatus.COMPLETED
+    assert world.result(dying.spec).status is RunStatus.COMPLETED
 
 
 def test_a_trial_of_a_dead_node_that_still_counts_as_alive_is_run_again(world, specs, new_node) -> None:
@@ -390,12 +391,12 @@ def test_a_trial_of_a_dead_node_that_still_counts_as_alive_is_run_again(world, s
     first, second = controller.next("t0"), controller.next("t1")
     dying, living = (first, second) if first.tags["nodes"] == "n1" else (second, first)
     world.unanswering += [node for node in world.nodes if node.name == "n1"]
-    world.run(controller, dying, "t0" if dying is first else "t1", TrialStatus.CRASHED)
+    world.run(controller, dying, "t0" if dying is first else "t1", RunStatus.CRASHED)
     world.nodes = [node for node in world.nodes if node.name != "n1"]
     assert controller.next("t2") is None, "no repeat on the dead node, though the last look was a moment ago"
-    world.run(controller, living, "t1" if dying is first else "t0", TrialStatus.CRASHED)
-    assert world.result(dying.spec).status is TrialStatus.INFRA_FAILED
-    assert world.result(living.spec).status is TrialStatus.CRASHED
+    world.run(controller, living, "t1" if dying is first else "t0", RunStatus.CRASHED)
+    assert world.result(dying.spec).status is RunStatus.INFRA_FAILED
+    assert world.result(living.spec).status is RunStatus.CRASHED
     assert controller.next("t3").spec == dying.spec
     assert len(world.study.trial(dying.trial_id, 0).attempts()) == 1, "its node's death counts once"
 
@@ -470,13 +471,13 @@ def test_a_budget_of_hours_starts_nothing_that_would_end_too_late(world, specs) 
 
 
 def test_a_trial_rejected_by_its_estimate_keeps_what_it_measured_before(world, specs) -> None:
-    world.write(specs[0], status=TrialStatus.ABORTED, tags={"limit_looks": "3 of 3"})
+    world.write(specs[0], status=RunStatus.ABORTED, tags={"limit_looks": "3 of 3"})
     measured = world.study.trial(specs[0].trial_id, 0)
     measured.write_output(0, "what it said")
     limits = {"node_device_power_w": 1000.0}
     above = {"estimate": lambda _spec: {"node_device_power_peak_1s_w": 1200.0}, "outdated": lambda _result: True}
     assert world.controller(specs[:1], limits=limits, **above).next("t0") is None
-    assert world.result(specs[0]).status is TrialStatus.REJECTED
+    assert world.result(specs[0]).status is RunStatus.REJECTED
     assert [one.tags for one in measured.attempts()] == [{"limit_looks": "3 of 3"}]
     assert not (measured.path / "output").exists(), "it is no output of the trial that was rejected"
 
@@ -490,7 +491,7 @@ def test_a_trial_estimated_above_a_hard_limit_never_starts(world, specs, caplog)
     controller = world.controller(specs, estimate=estimate, limits={"node_device_power_w": 1500.0})
     assert sizes(world.drain(controller)) == [1, 4]
     rejected = world.result(specs[1])
-    assert rejected.status is TrialStatus.REJECTED
+    assert rejected.status is RunStatus.REJECTED
     assert rejected.reason == (
         "node_device_power_peak_1s_w is estimated at 2000 or more, the hard limit node_device_power_w is 1500"
     )
@@ -549,11 +550,11 @@ def test_the_preview_counts_before_anything_starts(world, specs) -> None:
 def test_the_preview_knows_how_long_finished_trials_took(world, make_specs) -> None:
     spec = make_specs(4, ClusterSpec(device="cpu", devices_per_node=2))
     world.write(spec[0], took_s=30)
-    world.write(spec[1], took_s=50, status=TrialStatus.OUT_OF_MEMORY)
+    world.write(spec[1], took_s=50, status=RunStatus.OUT_OF_MEMORY)
     world.controller(spec, measure=Measure(min_seconds=1))
     preview = world.heard[0]
     assert preview.measured and preview.device_s == 2 * 2 * 30
-    assert preview.done == {TrialStatus.COMPLETED: 1, TrialStatus.OUT_OF_MEMORY: 1}
+    assert preview.done == {RunStatus.COMPLETED: 1, RunStatus.OUT_OF_MEMORY: 1}
 
 
 def test_the_preview_counts_what_a_budget_of_trials_lets_this_call_do(world, make_specs) -> None:

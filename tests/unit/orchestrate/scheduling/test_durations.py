@@ -5,7 +5,8 @@ from wattune.catalog.models import model
 from wattune.orchestrate.scheduling.budget import Pace
 from wattune.orchestrate.scheduling.durations import Durations
 from wattune.plans.axes import Plan
-from wattune.trial import Measure, TrialSpec, Workload
+from wattune.trial import Measure, TrialSpec
+from wattune.workload import Workload
 
 MEASURE = Measure(min_seconds=10, timeout_s=1000)
 

@@ -7,7 +7,7 @@ import pytest
 
 from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.orchestrate.scheduling.early_stop import EarlyStop
-from wattune.trial import TrialResult, TrialStatus
+from wattune.run import Run, RunStatus
 
 POWER = parse_constraint("node_device_power_peak_1s_w <= 1000")
 
@@ -16,11 +16,11 @@ def bar(objective: str) -> EarlyStop:
     return EarlyStop(Question(objective=parse_objective(objective), constraints=(POWER,)))
 
 
-def ended(spec, speed: float, power_w: float = 800.0) -> TrialResult:
+def ended(spec, speed: float, power_w: float = 800.0) -> Run:
     tokens = spec.workload.tokens_per_step
     figures = {"tokens_per_s": speed, "step_time_s": tokens / speed, "tokens_per_s_per_device": speed}
     metrics = {**figures, "node_device_power_peak_1s_w": power_w}
-    return TrialResult(trial_id=spec.trial_id, repeat=0, status=TrialStatus.COMPLETED, metrics=metrics)
+    return Run(trial_id=spec.trial_id, repeat=0, status=RunStatus.COMPLETED, metrics=metrics)
 
 
 def test_without_a_feasible_trial_nothing_stops(specs):

@@ -8,7 +8,9 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.orchestrate.scheduling.graphs import PLANS_KEPT, WarmGraphs, graphs_of, waited_for_workers
 from wattune.plans.axes import Plan
-from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+from wattune.run import Run, RunStatus
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 
 def spec(engine: str = "torch", *, device: str = "h200_sxm", name: str = "llama3_8b", **axes) -> TrialSpec:
@@ -88,5 +90,5 @@ def test_after_so_many_plans_all_graphs_are_forgotten() -> None:
 @pytest.mark.parametrize(("tag", "waited"), [("23.290", True), ("0.000", False), (None, False), ("10.000", True)])
 def test_the_result_says_whether_workers_were_made(tag, waited) -> None:
     tags = {} if tag is None else {"group_start_s": tag}
-    result = TrialResult(trial_id="0" * 12, repeat=0, status=TrialStatus.COMPLETED, tags=tags)
+    result = Run(trial_id="0" * 12, repeat=0, status=RunStatus.COMPLETED, tags=tags)
     assert waited_for_workers(result) is waited

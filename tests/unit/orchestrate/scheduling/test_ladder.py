@@ -3,22 +3,23 @@
 from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT
 from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.orchestrate.scheduling.ladder import Ladder
+from wattune.run import Run, RunStatus
 from wattune.search.search_entry import LadderSettings
-from wattune.trial import Measure, TrialResult, TrialStatus
+from wattune.trial import Measure
 
 POWER = parse_constraint("node_device_power_peak_1s_w <= 1000")
 QUESTION = Question(objective=parse_objective("maximize tokens_per_s"), constraints=(POWER,))
 
 
-def burst(spec, speed, power_w=900.0, status=TrialStatus.COMPLETED, repeat=FIRST_BURST_REPEAT) -> TrialResult:
+def burst(spec, speed, power_w=900.0, status=RunStatus.COMPLETED, repeat=FIRST_BURST_REPEAT) -> Run:
     figures = {"tokens_per_s": speed, "node_device_power_peak_1s_w": power_w}
     metrics = {name: value for name, value in figures.items() if value is not None}
     tags = {FIDELITY: BURST} if repeat == FIRST_BURST_REPEAT else {}
-    return TrialResult(
+    return Run(
         trial_id=spec.trial_id,
         repeat=repeat,
         status=status,
-        metrics=metrics if status is TrialStatus.COMPLETED else {},
+        metrics=metrics if status is RunStatus.COMPLETED else {},
         tags=tags,
         start_wall_ns=0,
         end_wall_ns=5 * 10**9,
@@ -87,7 +88,7 @@ def test_a_peak_that_a_short_window_does_not_give_breaks_nothing(make_specs):
 def test_a_failed_burst_ends_its_trial_and_an_invalid_one_leaves_it_to_a_full_measurement(make_specs):
     specs = make_specs(3)
     ladder = Ladder(LadderSettings(), QUESTION)
-    for spec, status in zip(specs, (TrialStatus.OUT_OF_MEMORY, TrialStatus.INVALID, TrialStatus.CRASHED), strict=True):
+    for spec, status in zip(specs, (RunStatus.OUT_OF_MEMORY, RunStatus.INVALID, RunStatus.CRASHED), strict=True):
         ladder.note(spec, burst(spec, None, status=status))
     assert taken(ladder, searching=True) == [specs[1]]
     assert taken(ladder, searching=False) == []

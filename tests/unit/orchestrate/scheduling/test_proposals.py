@@ -2,11 +2,12 @@
 
 from wattune.fidelity import FIRST_REFERENCE_REPEAT, FIRST_SOAK_REPEAT
 from wattune.orchestrate.scheduling.proposals import Proposals
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.run import Run, RunStatus
+from wattune.trial import TrialSpec
 
 
-def stopped(spec: TrialSpec, repeat: int = 0) -> TrialResult:
-    return TrialResult(trial_id=spec.trial_id, repeat=repeat, status=TrialStatus.INTERRUPTED, reason="stopped")
+def stopped(spec: TrialSpec, repeat: int = 0) -> Run:
+    return Run(trial_id=spec.trial_id, repeat=repeat, status=RunStatus.INTERRUPTED, reason="stopped")
 
 
 def drained(proposals: Proposals, room: int) -> list[TrialSpec]:

@@ -9,8 +9,9 @@ from wattune.fidelity import FIRST_REFERENCE_REPEAT
 from wattune.objective import Question
 from wattune.orchestrate.scheduling.race import Race
 from wattune.ranking.racing import RACE_TAG
+from wattune.run import Run, RunStatus
 from wattune.search.search_entry import Finalists
-from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
+from wattune.trial import Measure, TrialSpec
 
 MakeSpecs = Callable[..., list[TrialSpec]]
 
@@ -22,9 +23,9 @@ def settings(until: float = 0.95, max_share: float = 1.0) -> Finalists:
     return Finalists(until=until, max_share=max_share)
 
 
-def ended(spec: TrialSpec, value: float, repeat: int = 0, **more: Any) -> TrialResult:
-    facts = {"status": TrialStatus.COMPLETED, "metrics": {"tokens_per_s": value}, **more}
-    return TrialResult(trial_id=spec.trial_id, repeat=repeat, **facts)
+def ended(spec: TrialSpec, value: float, repeat: int = 0, **more: Any) -> Run:
+    facts = {"status": RunStatus.COMPLETED, "metrics": {"tokens_per_s": value}, **more}
+    return Run(trial_id=spec.trial_id, repeat=repeat, **facts)
 
 
 def of(specs: list[TrialSpec], values: list[float], *, measure: Measure | None = None, **more: float) -> Race:
@@ -44,7 +45,7 @@ def test_its_share_is_of_the_completed_runs_of_the_search(make_specs: MakeSpecs)
     race = of(specs, CLOSE, max_share=0.6)
     assert race.num_left == 3
     race.note(specs[3], ended(specs[3], 0.0, FIRST_REFERENCE_REPEAT))
-    race.note(specs[4], ended(specs[4], 0.0, 1, status=TrialStatus.CRASHED, metrics={}, tags=RACED))
+    race.note(specs[4], ended(specs[4], 0.0, 1, status=RunStatus.CRASHED, metrics={}, tags=RACED))
     assert race.num_left == 2, "a reference run adds nothing, and a repeat of the race that failed is used"
     assert race.num_expected(5) == 5
 

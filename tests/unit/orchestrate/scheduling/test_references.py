@@ -8,13 +8,14 @@ from wattune.fidelity import FIRST_REFERENCE_REPEAT
 from wattune.orchestrate.scheduling.references import References, ordinary_plans
 from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.plans.axes import Plan
-from wattune.trial import TrialResult, TrialSpec, TrialStatus
+from wattune.run import Run, RunStatus
+from wattune.trial import TrialSpec
 
 MakeSpecs = Callable[..., list[TrialSpec]]
 
 
-def ended(spec: TrialSpec, repeat: int, status: TrialStatus = TrialStatus.COMPLETED) -> TrialResult:
-    return TrialResult(trial_id=spec.trial_id, repeat=repeat, status=status)
+def ended(spec: TrialSpec, repeat: int, status: RunStatus = RunStatus.COMPLETED) -> Run:
+    return Run(trial_id=spec.trial_id, repeat=repeat, status=status)
 
 
 def of(specs: list[TrialSpec], *, every: int = 5, named: TrialSpec | None = None, planned: int = 20) -> References:
@@ -88,7 +89,7 @@ def test_a_reference_trial_that_never_completed_gives_way_to_the_first_that_does
     specs = make_specs(9)
     references, workers = of(specs, every=2), workers_of(specs[0])
     references.due(workers, "n0", opens=True)
-    references.note(specs[4], ended(specs[4], FIRST_REFERENCE_REPEAT, TrialStatus.OUT_OF_MEMORY), "n0")
+    references.note(specs[4], ended(specs[4], FIRST_REFERENCE_REPEAT, RunStatus.OUT_OF_MEMORY), "n0")
     assert references.due(workers, "n0", opens=True) is None
     for spec in specs[:2]:
         references.note(spec, ended(spec, 0), "n0")
@@ -98,7 +99,7 @@ def test_a_reference_trial_that_never_completed_gives_way_to_the_first_that_does
 def test_a_named_one_is_kept_even_if_it_fails(make_specs: MakeSpecs) -> None:
     specs = make_specs(9)
     references, workers = of(specs, named=specs[8]), workers_of(specs[0])
-    references.note(specs[8], ended(specs[8], FIRST_REFERENCE_REPEAT, TrialStatus.CRASHED), "n0")
+    references.note(specs[8], ended(specs[8], FIRST_REFERENCE_REPEAT, RunStatus.CRASHED), "n0")
     assert references.due(workers, "n0", opens=True) == (specs[8], FIRST_REFERENCE_REPEAT + 1)
 
 

@@ -10,7 +10,8 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.orchestrate.scheduling.run_order import BLOCK, run_order, workers_of
 from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 
 def spec(size: int, *, device: str = "cpu", engine: str = "torch") -> TrialSpec:

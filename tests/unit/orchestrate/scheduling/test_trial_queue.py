@@ -12,12 +12,13 @@ from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT, FIRST_REFERENC
 from wattune.objective import Question
 from wattune.orchestrate.events import Preview, RaceStep, TrialEvent
 from wattune.orchestrate.scheduling.budget import Budget
+from wattune.run import RunStatus
 from wattune.search.search_entry import Burst, Finalists, LadderSettings
 from wattune.search.strategies.prediction import Prediction
 from wattune.search.strategy import make_strategy
-from wattune.trial import Measure, TrialSpec, TrialStatus
+from wattune.trial import Measure, TrialSpec
 
-COMPLETED, OUT_OF_MEMORY = TrialStatus.COMPLETED, TrialStatus.OUT_OF_MEMORY
+COMPLETED, OUT_OF_MEMORY = RunStatus.COMPLETED, RunStatus.OUT_OF_MEMORY
 
 
 def runs(trials) -> list[tuple[int, int, float]]:
@@ -65,7 +66,7 @@ def test_a_study_that_grew_runs_only_what_is_new(world, make_specs) -> None:
         *((size, repeat) for size in (1, 2) for repeat in (1, 2)),
         *((4, repeat) for repeat in (0, 1, 2)),
     ], "the third trial is no longer listed: it is not repeated"
-    assert world.result(specs[2]).status is TrialStatus.COMPLETED
+    assert world.result(specs[2]).status is RunStatus.COMPLETED
     assert grown(world, specs, measure=Measure(reference_every=0)) == [], "fewer repeats: nothing is left"
 
 
@@ -95,7 +96,7 @@ def test_a_preview_counts_neither_runs_nor_interruptions_of_trials_that_the_spac
 ) -> None:
     specs, measure = make_specs(5), Measure(reference_every=0)
     world.write(specs[0])
-    world.write(specs[1], status=TrialStatus.INTERRUPTED)
+    world.write(specs[1], status=RunStatus.INTERRUPTED)
     left = specs[2:]
     world.controller(left, strategy=learner(left), candidates=left, measure=measure)
     world.controller(left, candidates=left, measure=measure)
@@ -143,10 +144,10 @@ def test_repeats_of_a_race_count_when_the_studys_own_grow(world, make_specs) -> 
 
 def test_a_trial_that_a_limit_stopped_runs_again_under_a_looser_one(world, make_specs) -> None:
     specs = make_specs(2)
-    world.write(specs[0], status=TrialStatus.ABORTED)
+    world.write(specs[0], status=RunStatus.ABORTED)
     world.write(specs[1])
     assert grown(world, specs, measure=Measure(reference_every=0)) == []
-    loosened = {"outdated": lambda result: result.status is TrialStatus.ABORTED}
+    loosened = {"outdated": lambda result: result.status is RunStatus.ABORTED}
     assert grown(world, specs, measure=Measure(reference_every=0), **loosened) == [(1, 0)]
 
 
@@ -165,13 +166,13 @@ def test_a_preview_takes_times_from_estimates_and_names_the_first_trials(world, 
 
 def test_repeats_of_a_trial_that_failed_are_not_run(world, specs) -> None:
     controller = world.controller(specs[:1], measure=Measure(repeats=3))
-    world.run(controller, controller.next("t0"), "t0", TrialStatus.OUT_OF_MEMORY)
+    world.run(controller, controller.next("t0"), "t0", RunStatus.OUT_OF_MEMORY)
     assert controller.next("t1") is None and controller.ending == "finished"
 
 
 def test_a_measurement_that_is_invalid_is_repeated(world, specs) -> None:
     controller = world.controller(specs[:1], measure=Measure(repeats=2))
-    world.run(controller, controller.next("t0"), "t0", TrialStatus.INVALID)
+    world.run(controller, controller.next("t0"), "t0", RunStatus.INVALID)
     assert controller.next("t1").repeat == 1
 
 
@@ -227,7 +228,7 @@ def test_a_study_may_do_without_reference_trials(world, make_specs) -> None:
 
 def test_the_reference_trial_is_the_first_that_completes(world, make_specs) -> None:
     specs = make_specs(8)
-    world.write(specs[0], status=TrialStatus.OUT_OF_MEMORY)
+    world.write(specs[0], status=RunStatus.OUT_OF_MEMORY)
     ran = world.drain(world.controller(specs, measure=Measure(reference_every=4)))
     assert [one.spec for one in ran if one.role == "reference"] == [specs[1]]
 
@@ -338,7 +339,7 @@ def test_a_trial_that_was_stopped_runs_again_whatever_the_strategy_would_propose
     specs = make_specs(12)
     settings = {"num_trials": 5, "candidates": specs, "measure": Measure(reference_every=0)}
     world.write(specs[0])
-    world.write(specs[6], status=TrialStatus.INTERRUPTED)
+    world.write(specs[6], status=RunStatus.INTERRUPTED)
     learning = make_strategy(strategy, specs, seed=0, question=Question.of("maximize tokens_per_s"))
     controller = world.controller(specs, strategy=learning, **settings)
     assert controller.num_left == 4
@@ -351,26 +352,26 @@ def test_a_trial_that_may_have_ended_its_call_runs_again_after_new_proposals(wor
     specs = make_specs(6)
     for spec in specs[4:]:
         world.study.trial(spec.trial_id, 0).write_spec(spec)  # they ran when the study's process was killed
-    world.write(specs[3], status=TrialStatus.INTERRUPTED)
+    world.write(specs[3], status=RunStatus.INTERRUPTED)
     strategy = learner(specs)
     ran = world.drain(world.controller(specs, strategy=strategy, num_trials=5, measure=Measure(reference_every=0)))
     assert first_sizes(ran) == [4, 1, 2, 5, 6]
-    assert (specs[5], TrialStatus.INTERRUPTED) in strategy.told, "so that it is not proposed as well"
+    assert (specs[5], RunStatus.INTERRUPTED) in strategy.told, "so that it is not proposed as well"
 
 
 def test_a_trial_that_crashed_teaches_nothing_where_it_is_to_run_again(world, make_specs, learner) -> None:
     specs = make_specs(3)
-    world.write(specs[2], status=TrialStatus.CRASHED)
+    world.write(specs[2], status=RunStatus.CRASHED)
     strategy = learner(specs)
-    retry = {"retry": frozenset({TrialStatus.CRASHED}), "measure": Measure(reference_every=0)}
+    retry = {"retry": frozenset({RunStatus.CRASHED}), "measure": Measure(reference_every=0)}
     assert first_sizes(world.drain(world.controller(specs, strategy=strategy, num_trials=2, **retry))) == [3, 1]
-    assert strategy.told[0] == (specs[2], TrialStatus.INTERRUPTED)
+    assert strategy.told[0] == (specs[2], RunStatus.INTERRUPTED)
 
 
 def test_a_burst_that_was_stopped_runs_again(world, make_specs, learner) -> None:
     world.measured = faster
     specs = make_specs(4)
-    world.write(specs[3], FIRST_BURST_REPEAT, TrialStatus.INTERRUPTED, tags={FIDELITY: BURST})
+    world.write(specs[3], FIRST_BURST_REPEAT, RunStatus.INTERRUPTED, tags={FIDELITY: BURST})
     ran = world.drain(world.controller(specs, strategy=learner(specs), num_trials=2, ladder=LADDER))
     assert first_sizes(ran)[0] == 4 and ran[0].repeat == FIRST_BURST_REPEAT
 
@@ -378,7 +379,7 @@ def test_a_burst_that_was_stopped_runs_again(world, make_specs, learner) -> None
 def test_a_repeat_that_was_stopped_runs_with_the_other_repeats(world, make_specs, learner) -> None:
     specs = make_specs(2)
     world.write(specs[0])
-    world.write(specs[0], 1, TrialStatus.INTERRUPTED)
+    world.write(specs[0], 1, RunStatus.INTERRUPTED)
     measure = Measure(reference_every=0, repeats=2)
     ran = runs(world.drain(world.controller(specs, strategy=learner(specs), num_trials=2, measure=measure)))
     assert [one[:2] for one in ran] == [(2, 0), (1, 1), (2, 1)]
@@ -390,7 +391,7 @@ def test_specs_that_differ_in_cluster_are_different_workers(world, specs) -> Non
     assert all(one.spec.cluster == specs[0].cluster for one in ran if one.role == "reference")
 
 
-def left_after_each(world: Any, specs: list[TrialSpec], *statuses: TrialStatus, **options: Any) -> list[int]:
+def left_after_each(world: Any, specs: list[TrialSpec], *statuses: RunStatus, **options: Any) -> list[int]:
     """Runs all trials, the first of them to the given statuses; returns `num_left` after each."""
     controller, ends, number = world.controller(specs, **options), iter(statuses), 0
     while (running := controller.next(f"t{number}")) is not None:

@@ -10,7 +10,8 @@ from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.orchestrate.scheduling.waiting import Waiting
-from wattune.trial import Measure, TrialResult, TrialSpec, TrialStatus
+from wattune.run import Run, RunStatus
+from wattune.trial import Measure, TrialSpec
 
 
 def queued(spec: TrialSpec, repeat: int = 0) -> Attempt:
@@ -26,8 +27,8 @@ def slots(new_node) -> Slots:
     return Slots(Cluster(nodes=(new_node("n0"),), driver_node_id="n0"))
 
 
-def failed(spec: TrialSpec) -> TrialResult:
-    return TrialResult(trial_id=spec.trial_id, repeat=0, status=TrialStatus.OUT_OF_MEMORY)
+def failed(spec: TrialSpec) -> Run:
+    return Run(trial_id=spec.trial_id, repeat=0, status=RunStatus.OUT_OF_MEMORY)
 
 
 def test_trials_wait_in_order_and_one_that_runs_again_comes_first(specs, slots) -> None:
@@ -46,7 +47,7 @@ def test_what_is_done_or_left_out_is_not_queued(specs) -> None:
 
 
 def test_a_repeat_of_a_failed_trial_leaves_the_queue(specs, slots) -> None:
-    done: dict[tuple[str, int], TrialResult] = {}
+    done: dict[tuple[str, int], Run] = {}
     waiting = Waiting(done, ())
     waiting.add([queued(specs[0], 1), queued(specs[1])])
     done[specs[0].trial_id, 0] = failed(specs[0])

@@ -10,7 +10,8 @@ from wattune.catalog.models import MODELS
 from wattune.plans.axes import Plan
 from wattune.plans.program import Program
 from wattune.search.strategies.features import columns_of, make_features, numbers_of
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 BASE = TrialSpec(
     model=MODELS["llama3_8b"],

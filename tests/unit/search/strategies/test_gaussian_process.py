@@ -11,7 +11,8 @@ from wattune.catalog.models import MODELS
 from wattune.plans.axes import Plan
 from wattune.search.strategies.features import make_features
 from wattune.search.strategies.gaussian_process import NOISE, OWN, Hyperprior, _negative_log_posterior, condition, fit
-from wattune.trial import TrialSpec, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 BASE = TrialSpec(
     model=MODELS["llama3_8b"],

@@ -5,8 +5,10 @@ from dataclasses import replace
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.plans.axes import Plan
+from wattune.run import Run, RunStatus
 from wattune.search.strategies.listed import Grid, Random
-from wattune.trial import TrialResult, TrialSpec, TrialStatus, Workload
+from wattune.trial import TrialSpec
+from wattune.workload import Workload
 
 BASE = TrialSpec(
     model=MODELS["llama3_8b"],
@@ -20,7 +22,7 @@ SPECS = [replace(BASE, plan=Plan(micro_batch_size=size)) for size in range(1, 9)
 
 def test_grid_skips_what_was_told():
     grid = Grid(SPECS)
-    grid.tell(SPECS[0], TrialResult(trial_id=SPECS[0].trial_id, repeat=0, status=TrialStatus.CRASHED))
+    grid.tell(SPECS[0], Run(trial_id=SPECS[0].trial_id, repeat=0, status=RunStatus.CRASHED))
     assert grid.ask(2) == SPECS[1:3]
     assert grid.stopped_because is None and not grid.learns
 

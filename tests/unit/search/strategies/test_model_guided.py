@@ -11,9 +11,9 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.fidelity import FIRST_BURST_REPEAT
 from wattune.objective import parse_constraint, parse_objective
+from wattune.run import Run, RunStatus
 from wattune.search.strategies.model_guided import NUM_BEFORE_STOP, ModelGuided
 from wattune.search.strategies.protocol import Estimates, Observation, TimedStrategy
-from wattune.trial import TrialResult, TrialStatus
 
 
 def told(strategy, specs):
@@ -48,8 +48,8 @@ def test_the_same_seed_gives_the_same_proposals():
 
 def test_memory_is_learned_from_trials_that_ran_out_of_it():
     """After two failures and a few successes, what needs more memory than what failed is not proposed."""
-    fits = [spec for spec in SPECS if result(spec).status is TrialStatus.COMPLETED]
-    fails = [spec for spec in SPECS if result(spec).status is TrialStatus.OUT_OF_MEMORY]
+    fits = [spec for spec in SPECS if result(spec).status is RunStatus.COMPLETED]
+    fails = [spec for spec in SPECS if result(spec).status is RunStatus.OUT_OF_MEMORY]
     fails.sort(key=lambda spec: metrics(spec)["memory_peak_bytes"])
     strategy = told(ModelGuided(problem()), [*fails[:3], *fits[::12]])
     proposed = []
@@ -86,7 +86,7 @@ def test_fast_plans_just_past_a_bound_are_not_measured_one_by_one(low_frac):
         proposed += strategy.ask(1)
         row = specs.index(proposed[-1])
         measured = {"tokens_per_s": float(tokens_per_s[row]), POWER.metric: float(power_w[row])}
-        done = TrialResult(trial_id=proposed[-1].trial_id, repeat=0, status=TrialStatus.COMPLETED, metrics=measured)
+        done = Run(trial_id=proposed[-1].trial_id, repeat=0, status=RunStatus.COMPLETED, metrics=measured)
         strategy.tell(proposed[-1], done)
     assert len(fails) >= 30 and best in proposed
     assert sum(spec in fails for spec in proposed) <= 6
@@ -98,7 +98,7 @@ def test_a_minimized_objective_and_a_ratio_of_metrics_work():
     best, reached = math.inf, math.inf
     for spec in SPECS:
         done = result(spec)
-        if done.status is TrialStatus.COMPLETED and is_feasible(spec):
+        if done.status is RunStatus.COMPLETED and is_feasible(spec):
             best = min(best, 1e6 / metrics(spec)["tokens_per_s"])
     for _ in range(30):
         asked = strategy.ask(1)
@@ -176,8 +176,8 @@ def test_a_running_trial_makes_its_likes_less_interesting():
 def test_what_the_cluster_failed_teaches_nothing():
     strategy, same = (told(ModelGuided(problem()), SPECS[::20]) for _ in range(2))
     for spec in SPECS[1:100:7]:
-        status = TrialStatus.INFRA_FAILED
-        strategy.tell(spec, TrialResult(trial_id=spec.trial_id, repeat=0, status=status, reason="a node left"))
+        status = RunStatus.INFRA_FAILED
+        strategy.tell(spec, Run(trial_id=spec.trial_id, repeat=0, status=status, reason="a node left"))
         same._free[same._index[spec]] = False
     assert strategy.ask(1) == same.ask(1)
 
@@ -235,7 +235,7 @@ def test_a_space_of_models_clusters_and_engines_is_searched():
             * (0.6 if spec.model.is_moe else 1)
         )
 
-    runs = [spec for spec in specs if result(spec).status is TrialStatus.COMPLETED]
+    runs = [spec for spec in specs if result(spec).status is RunStatus.COMPLETED]
     best = max(map(value, runs))
     strategy, reached = ModelGuided(problem(specs=specs, constraints=())), 0.0
     for _ in range(40):
@@ -270,7 +270,7 @@ def test_values_that_are_not_positive_are_modelled_as_they_are():
     def margin(spec):
         return 20.0 - 0.008 * metrics(spec)["node_device_power_peak_1s_w"]
 
-    runs = [spec for spec in SPECS if result(spec).status is TrialStatus.COMPLETED]
+    runs = [spec for spec in SPECS if result(spec).status is RunStatus.COMPLETED]
     for _ in range(30):
         asked = strategy.ask(1)
         if not asked:
@@ -281,12 +281,12 @@ def test_values_that_are_not_positive_are_modelled_as_they_are():
 
 
 def test_the_truth_of_these_tests_has_a_bound_that_excludes_the_fastest():
-    runs = [spec for spec in SPECS if result(spec).status is TrialStatus.COMPLETED]
+    runs = [spec for spec in SPECS if result(spec).status is RunStatus.COMPLETED]
     assert max(metrics(spec)["tokens_per_s"] for spec in runs) > 1.05 * metrics(BEST)["tokens_per_s"]
     assert len(runs) < len(SPECS) and OBJECTIVE.maximize
 
 
-def as_burst(spec, level: float = 1.0) -> TrialResult:
+def as_burst(spec, level: float = 1.0) -> Run:
     full = result(spec)
     figures = {name: value * level if name == "tokens_per_s" else value for name, value in full.metrics.items()}
     return replace(full, repeat=FIRST_BURST_REPEAT, metrics=figures, tags={"fidelity": "burst"})
@@ -304,7 +304,7 @@ def test_bursts_alone_lead_the_search_to_the_best():
 def test_a_full_measurement_overrules_the_burst_of_the_same_trial():
     """A burst that seemed the best turns out to break the bound: it is no longer what others have to beat."""
     strategy = told(ModelGuided(problem()), SPECS[::20])
-    lucky = next(spec for spec in SPECS if not is_feasible(spec) and result(spec).status is TrialStatus.COMPLETED)
+    lucky = next(spec for spec in SPECS if not is_feasible(spec) and result(spec).status is RunStatus.COMPLETED)
     held = replace(as_burst(lucky, level=5.0))
     strategy.tell(lucky, replace(held, metrics={**held.metrics, POWER.metric: 1.0}))
     row = strategy._index[lucky]
@@ -318,7 +318,7 @@ def test_a_full_measurement_overrules_the_burst_of_the_same_trial():
 @pytest.mark.parametrize("powers", [(3750.0, 3690.0), (3690.0, 3750.0)])
 def test_a_trial_of_which_one_run_breaks_a_bound_is_not_the_plan_to_beat(powers):
     """The ranking calls it not feasible, in whatever order its runs came. To beat it, nothing feasible would do."""
-    fits = (spec for spec in SPECS if result(spec).status is TrialStatus.COMPLETED and not is_feasible(spec))
+    fits = (spec for spec in SPECS if result(spec).status is RunStatus.COMPLETED and not is_feasible(spec))
     fast = max(fits, key=lambda spec: metrics(spec)["tokens_per_s"])
     others = [spec for spec in SPECS[::9] if is_feasible(spec)]
     strategy = told(ModelGuided(problem(), stops=False), others)
@@ -332,7 +332,7 @@ def test_a_trial_of_which_one_run_breaks_a_bound_is_not_the_plan_to_beat(powers)
 def test_a_trial_that_failed_once_is_not_the_plan_to_beat():
     others = [spec for spec in SPECS[10:290:24] if is_feasible(spec)]
     strategy = told(ModelGuided(problem()), [BEST, *others])
-    strategy.tell(BEST, replace(result(BEST, 1), status=TrialStatus.CRASHED, metrics={}))
+    strategy.tell(BEST, replace(result(BEST, 1), status=RunStatus.CRASHED, metrics={}))
     found = strategy.predict([BEST])
     assert found is not None and found.best is not None
     assert math.exp(found.best) < 0.99 * metrics(BEST)["tokens_per_s"]

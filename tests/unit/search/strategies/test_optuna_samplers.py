@@ -4,8 +4,8 @@ import pytest
 from known_space import BEST, POWER, SPECS, is_feasible, metrics, problem, regrets, result
 
 from wattune.objective import parse_constraint, parse_objective
+from wattune.run import Run, RunStatus
 from wattune.search.strategies.optuna_samplers import gp, tpe
-from wattune.trial import TrialResult, TrialStatus
 
 
 @pytest.mark.parametrize(("make", "num_trials"), [(tpe, 90), pytest.param(gp, 30, marks=pytest.mark.slow)])
@@ -28,7 +28,7 @@ def test_bounds_steer_it():
 
 def test_failures_are_completed_trials_that_violate_every_bound():
     strategy = tpe(problem())
-    spec = next(one for one in SPECS if result(one).status is TrialStatus.OUT_OF_MEMORY)
+    spec = next(one for one in SPECS if result(one).status is RunStatus.OUT_OF_MEMORY)
     good = next(filter(is_feasible, SPECS))
     strategy.tell(good, result(good))
     strategy.tell(spec, result(spec))
@@ -46,7 +46,7 @@ def test_a_failure_is_worse_than_any_excess():
     good = next(filter(is_feasible, SPECS))
     for spec, changed in ((good, {}), (BEST, {POWER.metric: 1e9})):
         strategy.tell(spec, result(spec, **changed))
-    fails = next(one for one in SPECS if result(one).status is TrialStatus.OUT_OF_MEMORY)
+    fails = next(one for one in SPECS if result(one).status is RunStatus.OUT_OF_MEMORY)
     strategy.tell(fails, result(fails))
     near, far, failed = (
         sum(max(one, 0.0) for one in trial.constraints.values()) for trial in strategy._study.get_trials()
@@ -61,14 +61,14 @@ def test_a_bound_that_nothing_holds_does_not_steer_to_failures():
     for _ in range(75):
         asked += strategy.ask(1)
         strategy.tell(asked[-1], result(asked[-1]))
-    fails = [result(one).status is TrialStatus.OUT_OF_MEMORY for one in asked]
+    fails = [result(one).status is RunStatus.OUT_OF_MEMORY for one in asked]
     assert sum(fails) < 5, "8 of the 10 that there are, where an excess counts as it is"
 
 
 def test_a_failure_before_any_value_is_no_best_value():
     """0 would be the best of all where less is better."""
     strategy = tpe(problem(objective=parse_objective("minimize step_time_s"), constraints=()))
-    fails = [one for one in SPECS if result(one).status is TrialStatus.OUT_OF_MEMORY][:2]
+    fails = [one for one in SPECS if result(one).status is RunStatus.OUT_OF_MEMORY][:2]
     good = next(filter(is_feasible, SPECS))
     for spec in fails:
         strategy.tell(spec, result(spec))
@@ -81,7 +81,7 @@ def test_a_failure_before_any_value_is_no_best_value():
 def test_what_the_cluster_failed_is_not_told():
     strategy = tpe(problem())
     (spec,) = strategy.ask(1)
-    strategy.tell(spec, TrialResult(trial_id=spec.trial_id, repeat=0, status=TrialStatus.INFRA_FAILED))
+    strategy.tell(spec, Run(trial_id=spec.trial_id, repeat=0, status=RunStatus.INFRA_FAILED))
     assert [trial.state.name for trial in strategy._study.get_trials()] == ["FAIL"]
     assert spec not in strategy.ask(20)
 
@@ -90,9 +90,7 @@ def test_what_the_cluster_failed_is_not_told():
 def test_a_bound_whose_metric_is_absent_is_neither_kept_nor_broken(power):
     """A sampler knows those two alone: the trial teaches it nothing, and another run of it may."""
     strategy = tpe(problem())
-    done = TrialResult(
-        trial_id=SPECS[0].trial_id, repeat=0, status=TrialStatus.COMPLETED, metrics={"tokens_per_s": 1.0, **power}
-    )
+    done = Run(trial_id=SPECS[0].trial_id, repeat=0, status=RunStatus.COMPLETED, metrics={"tokens_per_s": 1.0, **power})
     strategy.tell(SPECS[0], done)
     assert strategy._study.get_trials() == []
     strategy.tell(SPECS[0], result(SPECS[0]))

@@ -1,17 +1,17 @@
 """Every status of a trial teaches a strategy success, failure or nothing."""
 
+from wattune.run import RunStatus
 from wattune.search.strategies.protocol import FAILED, TEACHES_NOTHING, draw
-from wattune.trial import TrialStatus
 
 
 def test_every_status_has_one_meaning():
-    rest = set(TrialStatus) - FAILED - TEACHES_NOTHING
-    assert rest == {TrialStatus.COMPLETED, TrialStatus.INVALID}
+    rest = set(RunStatus) - FAILED - TEACHES_NOTHING
+    assert rest == {RunStatus.COMPLETED, RunStatus.INVALID}
     assert not FAILED & TEACHES_NOTHING
 
 
 def test_failures_of_the_cluster_teach_nothing():
-    assert TrialStatus.INFRA_FAILED in TEACHES_NOTHING and TrialStatus.OUT_OF_MEMORY in FAILED
+    assert RunStatus.INFRA_FAILED in TEACHES_NOTHING and RunStatus.OUT_OF_MEMORY in FAILED
 
 
 def test_a_draw_is_the_same_everywhere():

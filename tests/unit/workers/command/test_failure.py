@@ -2,7 +2,7 @@
 
 import pytest
 
-from wattune.trial import TrialStatus
+from wattune.run import RunStatus
 from wattune.workers.command.failure import INVALID_FLAG, Told, ending, failure, killed_from_outside
 
 TORCHRUN = """
@@ -35,12 +35,12 @@ def test_a_rank_of_thousands_of_digits_is_none():
     lines = [line.replace("rank      : 1 ", f"rank      : {'1' * 5000} ") for line in TORCHRUN]
     lines = [line.replace("exitcode  : 1 ", f"exitcode  : {'1' * 5000} ") for line in lines]
     for said in (lines, [f"[rank{'1' * 5000}]: ValueError: x", *lines]):
-        assert failure(1, said, Told())[0] is TrialStatus.CRASHED
+        assert failure(1, said, Told())[0] is RunStatus.CRASHED
 
 
 def test_torchrun_names_the_rank_that_failed_first():
     status, reason = failure(1, TORCHRUN, Told())
-    assert (status, reason) == (TrialStatus.CRASHED, "exit code 1: rank 1: ValueError: of rank 1")
+    assert (status, reason) == (RunStatus.CRASHED, "exit code 1: rank 1: ValueError: of rank 1")
 
 
 def test_a_rank_that_a_signal_ended_is_named_with_it():
@@ -64,7 +64,7 @@ def test_a_rank_that_somebody_killed_is_told_from_one_that_failed():
 def test_what_a_process_told_itself_is_believed_first():
     told = Told(errors={3: "KeyError: 'layers' at model.py:7", 0: "RuntimeError: peer"}, first_failed=3)
     assert failure(1, TORCHRUN, told) == (
-        TrialStatus.CRASHED,
+        RunStatus.CRASHED,
         "exit code 1: rank 3: KeyError: 'layers' at model.py:7",
     )
 
@@ -82,7 +82,7 @@ def test_what_a_process_told_itself_is_believed_first():
 )
 def test_an_argument_that_a_program_does_not_take_is_told_from_other_failures(line):
     status, reason = failure(2, ["usage: train.py [-h]", line], Told())
-    assert status is TrialStatus.CRASHED
+    assert status is RunStatus.CRASHED
     assert reason.startswith(f"{INVALID_FLAG}: ") and reason.endswith("(exit code 2)")
 
 
@@ -98,13 +98,13 @@ def test_an_argument_that_a_program_does_not_take_is_told_from_other_failures(li
     ],
 )
 def test_memory_that_ran_out_is_a_status_of_its_own(line):
-    assert failure(1, ["step 1", line], Told())[0] is TrialStatus.OUT_OF_MEMORY
+    assert failure(1, ["step 1", line], Told())[0] is RunStatus.OUT_OF_MEMORY
 
 
 def test_memory_that_the_kernel_or_a_process_says_ran_out_counts():
-    assert failure(-9, [], Told(), num_oom_kills=1)[0] is TrialStatus.OUT_OF_MEMORY
+    assert failure(-9, [], Told(), num_oom_kills=1)[0] is RunStatus.OUT_OF_MEMORY
     told = Told(errors={1: "OutOfMemoryError: 20 GiB"}, out_of_memory=(1,), first_failed=1)
-    assert failure(1, [], told) == (TrialStatus.OUT_OF_MEMORY, "rank 1: OutOfMemoryError: 20 GiB")
+    assert failure(1, [], told) == (RunStatus.OUT_OF_MEMORY, "rank 1: OutOfMemoryError: 20 GiB")
 
 
 def test_words_of_memory_in_a_run_that_had_other_trouble_do_not_decide_flags():

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from wattune.errors import NodeError
+from wattune.run import RunStatus
 from wattune.steps.source import parse_source
-from wattune.trial import Measure, TrialStatus
+from wattune.trial import Measure
 from wattune.workers.command.measured_run import MeasuredRun, Order
 
 pytestmark = pytest.mark.timeout(120)
@@ -67,7 +68,7 @@ def test_an_endless_program_is_measured_and_stopped(run, tmp_path: Path):
         progress=progress,
         finishing=lambda: finishing.append(time.monotonic_ns()),
     )
-    assert (found.status, found.reason) == (TrialStatus.COMPLETED, "")
+    assert (found.status, found.reason) == (RunStatus.COMPLETED, "")
     assert found.num_measured >= 10 and found.first_index >= 4
     assert found.source.startswith("spans") and found.tokens_per_step == pytest.approx(7)
     assert found.startup_s > 0 and 0 < found.measured_s < found.run_s
@@ -77,9 +78,9 @@ def test_an_endless_program_is_measured_and_stopped(run, tmp_path: Path):
 
 def test_a_program_that_ends_with_enough_steps_is_fine_and_with_few_is_not(run):
     enough = run(LOOP.format(16))
-    assert enough.status is TrialStatus.COMPLETED and enough.exit_code == 0 and enough.num_measured >= 2
+    assert enough.status is RunStatus.COMPLETED and enough.exit_code == 0 and enough.num_measured >= 2
     few = run(LOOP.format(3) + "print('bye')")
-    assert few.status is TrialStatus.CRASHED and few.reason.startswith("ended after 3 steps, needs 14 or more")
+    assert few.status is RunStatus.CRASHED and few.reason.startswith("ended after 3 steps, needs 14 or more")
     assert few.output.endswith("bye\n")
 
 
@@ -93,7 +94,7 @@ def test_it_is_measured_until_all_of_its_ranks_have_told_enough(run):
         "for one in ranks: one.wait()"
     )
     found = run(both)
-    assert found.status is TrialStatus.COMPLETED and found.num_measured >= 10 and found.steps.keys() == {0, 1}
+    assert found.status is RunStatus.COMPLETED and found.num_measured >= 10 and found.steps.keys() == {0, 1}
     for told in found.steps.values():
         assert {step.index for step in told} >= set(range(found.end_index))
 
@@ -129,14 +130,14 @@ def test_what_a_command_told_until_nothing_of_it_is_left_is_read(run, tmp_path: 
 def test_steps_in_the_output_are_found_by_a_pattern(run):
     code = "import time\nfor n in range(10**9):\n time.sleep(0.02)\n print(f'step time: {20 + n % 2} ms')"
     found = run(code, steps={"pattern": r"step time: ([0-9.]+) ms", "unit": "ms"})
-    assert found.status is TrialStatus.COMPLETED and found.source.startswith("pattern")
+    assert found.status is RunStatus.COMPLETED and found.source.startswith("pattern")
     measured = [step for step in found.steps[0] if step.index >= found.first_index]
     assert measured[2].duration_ns == pytest.approx(20e6, rel=0.6)
 
 
 def test_without_any_step_the_run_is_the_window(run):
     found = run("import time; time.sleep(0.4)", steps="none")
-    assert found.status is TrialStatus.COMPLETED and not found.steps and found.startup_s is None
+    assert found.status is RunStatus.COMPLETED and not found.steps and found.startup_s is None
     assert 0.3e9 < found.end_mono_ns - found.start_mono_ns < 20e9
 
 
@@ -144,10 +145,10 @@ def test_a_hang_is_told_by_steps_and_a_silent_program_by_the_time_out(run):
     hangs = LOOP.format(12) + "print('waiting', flush=True)\ntime.sleep(100)"
     long = Measure(warmup_steps=4, min_steps=10**6, timeout_s=60.0, stall_s=0.5)
     found = run(hangs, measure=long)
-    assert found.status is TrialStatus.TIMED_OUT
+    assert found.status is RunStatus.TIMED_OUT
     assert "no step finished for" in found.reason and "its last line: waiting" in found.reason
     found = run("import time; time.sleep(100)", measure=Measure(timeout_s=0.7, stall_s=0.1))
-    assert found.status is TrialStatus.TIMED_OUT and found.reason.startswith("longer than measure.timeout_s = 0.7")
+    assert found.status is RunStatus.TIMED_OUT and found.reason.startswith("longer than measure.timeout_s = 0.7")
 
 
 def test_a_launcher_that_lingers_after_a_ranks_error_is_no_hang(run):
@@ -155,30 +156,30 @@ def test_a_launcher_that_lingers_after_a_ranks_error_is_no_hang(run):
     lingers = f"import subprocess, sys, time\nsubprocess.run([sys.executable, '-c', {rank!r}])\ntime.sleep(100)"
     long = Measure(warmup_steps=4, min_steps=10**6, timeout_s=60.0, stall_s=0.5)
     found = run(lingers, measure=long)
-    assert found.status is TrialStatus.CRASHED and "rank 0: ValueError: of a rank" in found.reason
+    assert found.status is RunStatus.CRASHED and "rank 0: ValueError: of a rank" in found.reason
 
 
 def test_failures_have_their_status(run):
     raised = run("raise ValueError('of mine')")
-    assert raised.status is TrialStatus.CRASHED and "ValueError: of mine" in raised.reason
+    assert raised.status is RunStatus.CRASHED and "ValueError: of mine" in raised.reason
     memory = run("raise MemoryError('out of memory')")
-    assert memory.status is TrialStatus.OUT_OF_MEMORY
+    assert memory.status is RunStatus.OUT_OF_MEMORY
     killed = run("import os; os.kill(os.getpid(), 9)")
-    assert (killed.status, killed.reason) == (TrialStatus.INFRA_FAILED, "killed from outside: ended by SIGKILL")
+    assert (killed.status, killed.reason) == (RunStatus.INFRA_FAILED, "killed from outside: ended by SIGKILL")
     with pytest.raises(NodeError, match='program "not-there" does not run on this node'):
         run("", program=["not-there"])
 
 
 def test_an_order_stops_it_and_the_end_of_the_trial_completes_it(run):
     stopped = run(LOOP.format(10**9), order=Order("free", "too much power"), order_after_s=0.3)
-    assert (stopped.status, stopped.reason) == (TrialStatus.ABORTED, "it was stopped: too much power")
+    assert (stopped.status, stopped.reason) == (RunStatus.ABORTED, "it was stopped: too much power")
     beside = run(LOOP.format(10**9), leads=False, order=Order("finish", ""), order_after_s=0.3)
-    assert beside.status is TrialStatus.COMPLETED
+    assert beside.status is RunStatus.COMPLETED
 
 
 def test_a_node_whose_peers_were_stopped_waits_for_word_of_it(run):
     late = Order("finish", "")
     found = run("import sys; sys.exit(1)", leads=False, order=late, order_after_s=0.0)
-    assert found.status is TrialStatus.COMPLETED
+    assert found.status is RunStatus.COMPLETED
     alone = run("import sys; sys.exit(1)", leads=False)
-    assert alone.status is TrialStatus.CRASHED
+    assert alone.status is RunStatus.CRASHED

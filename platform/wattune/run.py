@@ -1,0 +1,128 @@
+"""One run: how it ended, and what was measured of it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+from wattune.masking import printable
+
+QUALITIES: Final = ("invalid", "", "indicative", "publishable")
+"""Qualities of a result from worst to best. Empty means that it was not assessed."""
+
+
+LARGEST_METRIC: Final = 1e30
+"""Largest number of a metric. No metric of a machine comes near it, and its square is a float."""
+
+_RESULT_KINDS: Final = (
+    ("trial_id", str),
+    ("repeat", int),
+    ("reason", str),
+    ("metrics", dict),
+    ("quality", str),
+    ("tags", dict),
+    ("start_wall_ns", int),
+    ("end_wall_ns", int),
+)
+_NUMBERS: Final = frozenset({int, float})
+_TEXTS: Final = frozenset({str})
+
+
+class RunStatus(StrEnum):
+    """The ending of a run."""
+
+    COMPLETED = "completed"
+    REJECTED = "rejected"
+    """It never ran, by a rule or a hard limit."""
+    OUT_OF_MEMORY = "out_of_memory"
+    TIMED_OUT = "timed_out"
+    CRASHED = "crashed"
+    """It failed. The result has the reason, such as `non_finite_loss`."""
+    ABORTED = "aborted"
+    """It was stopped at a hard limit."""
+    INTERRUPTED = "interrupted"
+    INFRA_FAILED = "infra_failed"
+    """The cluster failed it, not its configuration (`wattune.orchestrate.failures`)."""
+    INVALID = "invalid"
+    """It ran, but its measurement fails the quality checks."""
+
+    @property
+    def is_final(self) -> bool:
+        """True where a resumed study does not run this trial again."""
+        return self not in (RunStatus.INTERRUPTED, RunStatus.INFRA_FAILED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of a trial and what was measured of it. A metric that was not measured is not in `metrics`."""
+
+    trial_id: str
+    repeat: int
+    status: RunStatus
+    reason: str = ""
+    """Reason of every status but `completed`."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Values by the names of `wattune.schema.METRICS`."""
+    quality: str = ""
+    """One of `QUALITIES`."""
+    quality_reasons: tuple[str, ...] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Facts that are not numbers: engine, device, versions, commit, whether telemetry is simulated."""
+    start_wall_ns: int = 0
+    end_wall_ns: int = 0
+
+    def __post_init__(self) -> None:
+        """Takes control characters out of the reason: it may quote what a program wrote, and terminals show it."""
+        if isinstance(self.reason, str) and not self.reason.isprintable():
+            object.__setattr__(self, "reason", printable(self.reason))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain data for `run.json`."""
+        return asdict(self) | {"quality_reasons": list(self.quality_reasons)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Run":
+        """Reads a result that `to_json` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError: It is none: a field is missing, unknown, or holds what it cannot.
+        """
+        result = cls(
+            **{
+                **data,
+                "status": RunStatus(data["status"]),
+                "quality_reasons": tuple(data.get("quality_reasons", ())),
+            }
+        )
+        result.require_sound()
+        return result
+
+    def require_sound(self) -> None:
+        """Makes sure that every field holds what it says. Ten thousand results are read while a user waits.
+
+        Raises:
+            TypeError: A field holds another type.
+            ValueError: A number is larger than any real one, or the quality is none of `QUALITIES`.
+        """
+        for name, kind in _RESULT_KINDS:
+            if type(getattr(self, name)) is not kind:
+                raise TypeError(f"{name}: got {str(getattr(self, name))[:60]}, allowed: {kind.__name__}")
+        for name, own, kinds in (
+            ("metrics", self.metrics.values(), _NUMBERS),
+            ("tags", self.tags.values(), _TEXTS),
+            ("quality_reasons", self.quality_reasons, _TEXTS),
+        ):
+            if not kinds.issuperset(map(type, own)):
+                wrong = next(value for value in own if type(value) not in kinds)
+                raise TypeError(f"{name}: got {str(wrong)[:60]}, allowed: {' or '.join(k.__name__ for k in kinds)}")
+        # A number of 400 digits is an integer to JSON, and no float. Infinity counts as not measured.
+        if not max(map(abs, self.metrics.values()), default=0.0) <= LARGEST_METRIC:
+            large = [name for name, value in self.metrics.items() if LARGEST_METRIC < abs(value) != math.inf]
+            if large:
+                raise ValueError(f"{large[0]}: more than {LARGEST_METRIC:.0e}")
+        for value in (self.repeat, self.start_wall_ns, self.end_wall_ns):
+            if not 0 <= value < 2**63:
+                raise ValueError(f"repeat, start_wall_ns and end_wall_ns: got {str(value)[:60]}, allowed: 0 to 2^63")
+        if self.quality not in QUALITIES:
+            raise ValueError(f'quality: got "{self.quality[:60]}"')
