@@ -20,8 +20,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from wattune.metrics import METRICS
 from wattune.run import Run
-from wattune.schema import METRICS
 from wattune.search.space import load_space
 from wattune.storage.study import StudyFolder
 from wattune.trial import TrialSpec

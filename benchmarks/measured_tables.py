@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from wattune.fitting.device import MeasuredTrial
+from wattune.metrics import METRICS
 from wattune.run import Run, RunStatus
-from wattune.schema import METRICS
 from wattune.trial import TrialSpec
 
 DATA: Final = Path(__file__).parent / "data"

@@ -25,12 +25,12 @@ from typing import Any, Final
 from wattune import api
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
+from wattune.metrics import METRICS
 from wattune.plans.axes import Plan
 from wattune.ranking.order import Ranking
 from wattune.ranking.sources import Source, rank_sources
 from wattune.ranking.table import to_csv, to_table
 from wattune.run import Run, RunStatus
-from wattune.schema import METRICS
 from wattune.storage.digests import digests_of, with_digest
 from wattune.storage.study import StudyFolder
 from wattune.tracking.run import TRIAL_TAG, read_run

@@ -38,9 +38,9 @@ from search_bursts import LADDERED, PROMOTE_FRAC, SUFFIX, burst_of, costs_s, mak
 from search_estimates import held_out_estimates
 from search_regret_page import draw_plot, draw_regret, merge_rows, print_rows, write_tables
 
+from wattune.metrics import METRICS
 from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.run import Run, RunStatus
-from wattune.schema import METRICS
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.prediction import Prediction
 from wattune.search.strategies.protocol import Estimates, Observation, Problem, Strategy

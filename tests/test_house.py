@@ -20,7 +20,7 @@ NAMES_OF_NOTHING = {"util", "utils", "helper", "helpers", "common", "misc", "too
 LONGEST_FILE_LINES = 500
 
 PURE = (
-    "units errors clock field_types schema metric_meanings intervals objective trial run workload fidelity storage "
+    "units errors clock field_types schema metrics intervals objective trial run workload fidelity storage "
     "steps steps.process spans catalog plans cost cost.memory cost.step_time fitting analysis analysis.metrics "
     "analysis.signals search search.strategies ranking telemetry telemetry.files telemetry.sampler telemetry.nvml "
     "telemetry.amd_smi simulation recording recording.serving workers.command terminal.recording"

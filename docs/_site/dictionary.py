@@ -11,11 +11,12 @@ from typing import Final
 import pyarrow as pa
 
 from wattune.api.studies import metrics_schema
+from wattune.metrics import METRICS
 from wattune.objective import Question
 from wattune.plans.axes import AXES
 from wattune.ranking.order import rank
 from wattune.ranking.table import ranking_schema
-from wattune.schema import KERNELS, METRICS, SPANS, TELEMETRY
+from wattune.schema import KERNELS, SPANS, TELEMETRY
 from wattune.storage.spaces import SPACE_COLUMN
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "data_dictionary.md"

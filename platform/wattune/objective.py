@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from wattune.errors import SpaceError, closest
-from wattune.schema import METRICS
+from wattune.metrics import METRICS
 
 NUMBER: Final = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _OBJECTIVE: Final = re.compile(r"\s*(maximize|minimize)\s+(\w+)\s*", re.ASCII)

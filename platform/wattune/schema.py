@@ -1,4 +1,4 @@
-"""Tables that wattune writes and metrics that it names: one line for each, with its unit.
+"""Tables that wattune writes: one line for each column, with its unit.
 
 Workers and telemetry meet here only: both write tables of these schemas on one clock of the node, and analysis joins
 them. A failed read is null, never 0.
@@ -213,78 +213,3 @@ def table_schema(tier: str, *, backend: str, simulated: bool) -> pa.Schema:
             "wattune.simulated": str(simulated).lower(),
         }
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """One figure that a trial's result may hold."""
-
-    name: str
-    group: str
-    better: str
-    """`lower`, `higher`, or `none` where neither is better by itself."""
-
-    @property
-    def unit(self) -> str | None:
-        """The unit that its name declares."""
-        return unit_of(self.name)
-
-
-def _group(group: str, better: str, names: str) -> list[Metric]:
-    return [Metric(name=name, group=group, better=better) for name in names.split()]
-
-
-METRICS: Final[dict[str, Metric]] = {
-    metric.name: metric
-    for metric in (
-        *_group("speed", "lower", "window_s step_time_s step_time_p95_s device_bound_step_time_s"),
-        *_group("speed", "higher", "tokens_per_s tokens_per_s_per_device mfu_frac"),
-        *_group("energy", "lower", "total_energy_j energy_per_step_j energy_per_token_j"),
-        *_group("energy", "higher", "tokens_per_j"),
-        *_group("energy", "lower", "energy_delay_product_js"),
-        *_group("power", "lower", "device_power_mean_w device_power_peak_20ms_w device_power_peak_100ms_w"),
-        *_group("power", "lower", "device_power_peak_1s_w node_device_power_mean_w node_device_power_peak_100ms_w"),
-        *_group("power", "lower", "node_device_power_peak_1s_w cluster_device_power_peak_1s_w"),
-        *_group("power", "lower", "node_power_mean_w node_power_peak_1s_w"),
-        *_group("power", "none", "device_power_limit_w power_coincidence_frac"),
-        *_group("power", "lower", "power_ramp_max_w_per_s power_swing_rms_w"),
-        *_group("excursion", "lower", "excursion_count excursion_time_frac excursion_energy_j"),
-        *_group("excursion", "lower", "excursion_peak_over_limit_frac over_limit_20ms_time_frac"),
-        *_group("throttle", "lower", "throttle_time_s throttle_frac throttle_loss_frac throttle_power_frac"),
-        *_group("throttle", "lower", "throttle_thermal_frac throttle_hw_frac clock_deficit_frac"),
-        *_group("throttle", "lower", "throttle_power_loss_frac throttle_thermal_loss_frac throttle_hw_loss_frac"),
-        *_group("throttle", "lower", "power_cap_active_frac thermal_active_frac hw_active_frac"),
-        *_group("thermal", "lower", "device_temp_max_c device_temp_mean_c device_temp_spread_c memory_temp_max_c"),
-        *_group("thermal", "higher", "thermal_margin_min_c"),
-        *_group("utilization", "none", "tensor_active_frac dram_active_frac nvlink_bytes_per_s pcie_bytes_per_s"),
-        *_group("utilization", "none", "nic_bytes_per_s nvlink_of_peak_frac pcie_of_peak_frac nic_of_peak_frac"),
-        *_group("utilization", "lower", "expert_imbalance_frac"),
-        *_group("memory", "lower", "memory_peak_bytes"),
-        *_group("memory", "higher", "memory_headroom_frac"),
-        *_group("step_breakdown", "none", "compute_frac exposed_comm_frac bubble_frac straggler_frac other_frac"),
-        *_group(
-            "step_breakdown",
-            "none",
-            "exposed_comm_tp_frac exposed_comm_pp_frac exposed_comm_cp_frac exposed_comm_dp_frac",
-        ),
-        *_group("step_breakdown", "none", "exposed_comm_ep_frac"),
-        *_group("step_breakdown", "lower", "host_bound_frac"),
-        *_group("measurement_quality", "higher", "sample_coverage_frac"),
-        *_group("measurement_quality", "lower", "energy_integral_error_frac sensor_period_s telemetry_overhead_frac"),
-        *_group(
-            "measurement_quality",
-            "lower",
-            "step_time_uncertainty_frac energy_per_step_uncertainty_frac device_outlier_frac",
-        ),
-    )
-}
-"""Every metric by name, in the order of tables. `analysis` computes them; nothing else names new ones."""
-
-PER_STEP_METRICS: Final = (
-    "step_time_s",
-    "step_time_p95_s",
-    "device_bound_step_time_s",
-    "energy_per_step_j",
-    "energy_delay_product_js",
-)
-"""Metrics of one step: of steps with different numbers of tokens they do not compare."""

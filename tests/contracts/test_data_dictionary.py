@@ -14,9 +14,9 @@ from small_study import make_study, ranking_of
 
 import wattune
 from wattune import api
+from wattune.metrics import METRICS
 from wattune.ranking.table import to_table
 from wattune.report.write import write_report
-from wattune.schema import METRICS
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "data_dictionary.md"

@@ -9,9 +9,9 @@ import yaml
 from small_study import make_study
 
 from wattune.cli import verbs
+from wattune.metrics import METRICS
 from wattune.objective import Field, parse_constraint, parse_objective
 from wattune.ranking.conditions import parse_where
-from wattune.schema import METRICS
 from wattune.search.space import parse_space
 
 ROOT = Path(__file__).parents[2]

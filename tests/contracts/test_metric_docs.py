@@ -15,12 +15,12 @@ from wattune.analysis.metrics.saturation import COUNTER_FRAC, OF_MEASURED_FRAC, 
 from wattune.analysis.metrics.waterfall import UNDIVIDED
 from wattune.analysis.quality import INDICATIVE, THRESHOLDS
 from wattune.inspection import inspect
+from wattune.metrics import METRICS
 from wattune.objective import RISK
 from wattune.ranking.best import NUM_DRAWS
 from wattune.ranking.bounds import SENSOR_ACCURACY_FRAC
 from wattune.ranking.scatter import DRIFT_SPREAD, NODE_SET_SPREAD
 from wattune.ranking.spreads import CLEAR_FRAC, PRIOR
-from wattune.schema import METRICS
 
 DOCS = Path(__file__).parents[2] / "docs"
 GROUPS = list(dict.fromkeys(metric.group for metric in METRICS.values()))

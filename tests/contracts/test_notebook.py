@@ -9,7 +9,7 @@ import pytest
 from small_study import make_study
 
 import wattune
-from wattune.schema import METRICS
+from wattune.metrics import METRICS
 
 FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import yaml
 
+from wattune.metrics import METRICS
 from wattune.objective import Question
 from wattune.run import Run, RunStatus
-from wattune.schema import METRICS
 from wattune.trial import TrialSpec
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data"

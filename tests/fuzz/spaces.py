@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tally import Tally, seed_of
 
 from wattune.errors import NothingToTryError
+from wattune.metrics import METRICS
 from wattune.objective import parse_constraint, parse_objective
-from wattune.schema import METRICS
 from wattune.search.prune import prune
 from wattune.search.space import StudySpec, load_space, parse_space
 

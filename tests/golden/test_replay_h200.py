@@ -93,7 +93,7 @@ def test_it_is_right_and_no_new_measurement(played: RunData) -> None:
     assert summary.tags["simulated"] == "false"
     for tier, table in played.tables.items():
         assert table.schema.metadata[b"wattune.backend"] == b"replay", tier
-    energy_j = played.examined.energy_j()
+    energy_j = played.examined.energy_j
     assert energy_j == pytest.approx(4 * summary.metrics["device_power_mean_w"] * played.window_s, rel=1e-6)
 
 

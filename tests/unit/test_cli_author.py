@@ -12,7 +12,7 @@ import typer
 from wattune import cli
 from wattune.catalog.models import NOT_REPRESENTED
 from wattune.cli import author
-from wattune.schema import METRICS
+from wattune.metrics import METRICS
 from wattune.search.reference import reference_page, shipped_schema
 
 Run = Callable[..., tuple[int, str, str]]

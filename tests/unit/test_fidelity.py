@@ -1,6 +1,6 @@
 """A burst is told by its tag, and its least length is what quality accepts."""
 
-from wattune.analysis.quality import INDICATIVE, Facts, assess_quality
+from wattune.analysis.quality import INDICATIVE, assess_quality
 from wattune.fidelity import (
     BURST,
     FIDELITY,
@@ -21,12 +21,12 @@ def test_a_burst_is_told_by_its_tag():
 
 
 def test_however_long_a_burst_or_a_shortened_measurement_is_never_publishable():
-    long = {"num_steps": 100, "energy_error_frac": 0.001}
-    assert assess_quality(Facts(**long)).quality == "publishable"
+    long = {"few_steps": 100, "energy_disagrees": 0.001}
+    assert assess_quality(long).quality == "publishable"
     for code in (BURST, STOPPED_EARLY):
-        verdict = assess_quality(Facts(**long, **{code: True}))
+        verdict = assess_quality(long | {code: True})
         assert (verdict.quality, verdict.reasons) == (INDICATIVE, (code,))
 
 
 def test_the_shortest_burst_is_not_invalid():
-    assert assess_quality(Facts(num_steps=LEAST_BURST_STEPS, burst=True)).quality == INDICATIVE
+    assert assess_quality({"few_steps": LEAST_BURST_STEPS, BURST: True}).quality == INDICATIVE

@@ -8,8 +8,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from wattune.errors import SpaceError
+from wattune.metrics import METRICS
 from wattune.objective import Constraint, Objective, Question, parse_constraint, parse_objective, parse_varied
-from wattune.schema import METRICS
 
 METRIC = st.sampled_from(sorted(METRICS))
 NUMBER = st.floats(allow_nan=False, allow_infinity=False)

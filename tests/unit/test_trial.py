@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from wattune.catalog.hardware import DEVICES, ClusterSpec
 from wattune.catalog.models import MODELS
+from wattune.metrics import METRICS
 from wattune.plans.axes import AXES, Plan
 from wattune.run import Run, RunStatus
-from wattune.schema import METRICS
 from wattune.trial import TRIAL_ID_DIGITS, TrialSpec
 from wattune.workload import Lora, Routing, TokenFile, Workload
 

@@ -1,12 +1,19 @@
 """Measurement quality: one table of bounds, and a verdict that is a pure function of facts."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from wattune.analysis.metrics.energy import LEAST_COVERAGE_FRAC
 from wattune.analysis.metrics.outlier import BROKEN_FRAC, VARIES_FRAC
+from wattune.analysis.metrics.speed import step_times_s
 from wattune.analysis.metrics.step_breakdown import HOST_BOUND_FRAC
-from wattune.fidelity import BURST, STOPPED_EARLY
+from wattune.analysis.metrics.thermal import temperature_rise_c_per_min
+from wattune.analysis.run_data import WINDOW_TAGS, Examined
+from wattune.analysis.signals.readings import HOST
+from wattune.analysis.signals.steady_state import drift_frac
+from wattune.fidelity import BURST, FIDELITY, STOPPED_EARLY
+from wattune.units import ns_to_s
 
 PUBLISHABLE: Final = "publishable"
 INDICATIVE: Final = "indicative"
@@ -16,70 +23,20 @@ VERDICTS: Final = (INVALID, INDICATIVE, PUBLISHABLE)
 """From worst to best."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """Facts about a measurement; None where a fact is unknown or does not apply."""
+Found: TypeAlias = Mapping[str, float]
+"""Metrics of a run by name."""
 
-    num_steps: int | None = None
-    """Measured steps; None for a recording without spans."""
-    num_missing_ranks: int = 0
-    """Ranks of the plan without spans of the measured steps."""
-    num_missing_devices: int = 0
-    """Devices without any telemetry while others have some."""
-    num_outside_sensors: int = 0
-    """Power sensors with readings, none of them inside the window."""
-    has_power: bool = True
-    """True if the power of any device was read."""
-    simulated: bool = False
-    replayed: bool = False
-    """True if readings come from an earlier recording: correct, but not a new measurement."""
-    num_stand_ins: int = 0
-    """Power sensors whose finest series covers too little of the window, so that a coarser one is used."""
-    coverage_frac: float | None = None
-    largest_gap_s: float | None = None
-    energy_error_frac: float | None = None
-    energy_checked: bool = True
-    """True if the integral of power could be compared with energy counters."""
-    rate_frac: float | None = None
-    """Achieved over requested sampling rate of the slowest tier."""
-    clock_step_s: float | None = None
-    """Largest jump of a node's wall clock during the recording. The driver stamps its power history with that clock."""
-    clock_uncertainty_s: float | None = None
-    """Uncertainty of the worst node's clock offset; None on one node."""
-    num_other_processes: int | None = None
-    """Foreign processes on the busiest device that were there from beginning to end."""
-    outlier_frac: float | None = None
-    """Largest deviation of a device from its peers."""
-    steady: bool = True
-    """True if steps reached a steady state, or if there are no steps."""
-    step_time_drift_frac: float | None = None
-    """Difference between the halves of the window by a trend or a jump; 0 where it may be chance."""
-    temperature_rise_c_per_min: float | None = None
-    thermal_window_s: float | None = None
-    """Length of the window; None if no temperatures were read."""
-    unexplained_frac: float | None = None
-    """`other_frac` of the decomposition."""
-    host_bound_frac: float | None = None
-    """Share of a step in which devices wait for their host; None without a profiled pass."""
-    start_up_counts: bool = False
-    """True if the window is the run of a trial's command, its start-up included, as it has no steps."""
-    burst: bool = False
-    """True for the few steps of a burst."""
-    stopped_early: bool = False
-    """True if measuring ended once the steps proved that the trial loses."""
-    num_edited_files: int = 0
-    """Files that were edited on purpose, and accepted."""
-    num_missing_files: int = 0
-    """Files that were there when the trial ended."""
+Fact: TypeAlias = Callable[[Examined, Found], float | None]
+"""Finds a fact about a run and its metrics; None where it is unknown or does not apply."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Threshold:
     """One bound on one fact. Beyond `publishable` a measurement is indicative, beyond `indicative` invalid."""
 
     code: str
-    fact: str
-    """The field of `Facts`."""
+    fact: Fact
+    """The number or truth that is judged."""
     publishable: float
     """The bound up to which the fact lowers nothing."""
     indicative: float | None
@@ -89,9 +46,8 @@ class Threshold:
     scope: str = "all"
     """`all`, or the only group of metrics that is assessed by it: `thermal` or `step_breakdown`."""
 
-    def verdict(self, facts: Facts) -> str:
+    def verdict(self, value: float | None) -> str:
         """Returns the best verdict this fact allows; an unknown fact allows `publishable`."""
-        value = getattr(facts, self.fact)
         if value is None or self._within(float(value), self.publishable):
             return PUBLISHABLE
         return INDICATIVE if self.indicative is None or self._within(float(value), self.indicative) else INVALID
@@ -100,46 +56,117 @@ class Threshold:
         return value >= bound if self.at_least else value <= bound
 
 
+def _metric(name: str) -> Fact:
+    return lambda _, found: found.get(name)
+
+
+def _energy_checked(run: Examined, found: Found) -> bool:
+    """Tells whether the integral of power could be compared with energy counters, where there is power."""
+    return not run.powers.traces or "energy_integral_error_frac" in found
+
+
+def _thermal_window_s(run: Examined, found: Found) -> float | None:
+    return run.aligned.duration_s if "device_temp_max_c" in found else None
+
+
+def _num_missing_ranks(run: Examined, _: Found) -> int:
+    """Counts ranks of the plan without spans of the measured steps."""
+    steps, spec = run.aligned.steps, run.data.spec
+    return 0 if steps is None or spec is None else max(spec.cluster.world_size - len(steps.rank), 0)
+
+
+def _num_missing_devices(run: Examined, _: Found) -> int:
+    """Counts devices without any telemetry while others have some."""
+    missing = len(run.aligned.missing)
+    return 0 if missing == len(run.aligned.devices) else missing
+
+
+def _num_stand_ins(run: Examined, _: Found) -> int:
+    """Counts power sensors whose finest series covers too little of the window, so that a coarser one is used.
+
+    Where a sampler wrote ring samples, power from elsewhere means that their file is lost.
+    """
+    tiers = {node: manifest.get("tiers", {}) for node, manifest in run.data.manifests.items()}
+    rings = {node for node, each in tiers.items() if each.get("ring", {}).get("rows")}
+    return sum(one.stands_in or (not one.from_ring and one.node in rings) for one in run.powers.traces)
+
+
+def _step_time_drift_frac(run: Examined, _: Found) -> float | None:
+    """Returns the difference between the halves of the window by a trend or a jump; 0 where it may be chance."""
+    return None if run.aligned.steps is None else drift_frac(step_times_s(run.aligned.steps))
+
+
+def _rate_frac(run: Examined, _: Found) -> float | None:
+    """Returns achieved over requested rate of the worst tier; None if no sampler reports it."""
+    rates = [
+        tier["achieved_hz"] / tier["requested_hz"]
+        for manifest in run.data.manifests.values()
+        for name, tier in manifest.get("tiers", {}).items()
+        if name != HOST and tier.get("achieved_hz") is not None and tier.get("requested_hz")
+    ]
+    return min(rates, default=None)
+
+
+def _clock_step_s(run: Examined, _: Found) -> float | None:
+    """Returns the largest jump of any node's wall clock; None if no sampler checked."""
+    clocks = [manifest.get("clock", {}) for manifest in run.data.manifests.values()]
+    looked = [clock["steps"] for clock in clocks if "steps" in clock]
+    return max((ns_to_s(abs(step["step_ns"])) for steps in looked for step in steps), default=0.0) if looked else None
+
+
+def _clock_uncertainty_s(run: Examined, _: Found) -> float | None:
+    """Returns the largest clock uncertainty of the summed nodes; None for one node, or if no manifest has it."""
+    nodes = {node for node, _ in run.aligned.devices}
+    said_ns = [run.data.manifests.get(node, {}).get("clock_offset_uncertainty_ns") for node in nodes]
+    return max((ns_to_s(one) for one in said_ns if one is not None), default=None) if len(nodes) > 1 else None
+
+
+def _num_other_processes(run: Examined, _: Found) -> int | None:
+    """Counts foreign processes on the busiest device from beginning to end; None if no backend can list them.
+
+    A process that came or left in between may be a worker of this trial, or of the one before.
+    """
+    counts = []
+    for known in map(run.aligned.known.get, run.aligned.devices):
+        found = [
+            {process["pid"] for process in facts["other_processes"]}
+            for when in ("at_start", "at_end")
+            if "other_processes" in (facts := (known or {}).get(when, {}))
+        ]
+        if found:
+            counts.append(len(set.intersection(*found)))
+    return max(counts, default=None)
+
+
 THRESHOLDS: Final = (
-    Threshold(code="rank_missing", fact="num_missing_ranks", publishable=0, indicative=0),
-    Threshold(code="device_missing", fact="num_missing_devices", publishable=0, indicative=0),
-    Threshold(code="outside_window", fact="num_outside_sensors", publishable=0, indicative=0),
-    Threshold(code="no_device_power", fact="has_power", publishable=1, indicative=None, at_least=True),
-    Threshold(code="simulated", fact="simulated", publishable=0, indicative=None),
-    Threshold(code="replayed", fact="replayed", publishable=0, indicative=None),
-    Threshold(code="few_steps", fact="num_steps", publishable=20, indicative=2, at_least=True),
-    Threshold(
-        code="low_coverage", fact="coverage_frac", publishable=0.98, indicative=LEAST_COVERAGE_FRAC, at_least=True
-    ),
-    Threshold(code="ring_incomplete", fact="num_stand_ins", publishable=0, indicative=None),
-    Threshold(code="gap", fact="largest_gap_s", publishable=0.5, indicative=3.0),
-    Threshold(code="energy_disagrees", fact="energy_error_frac", publishable=0.005, indicative=0.05),
-    Threshold(code="energy_unchecked", fact="energy_checked", publishable=1, indicative=None, at_least=True),
-    Threshold(code="slow_sampling", fact="rate_frac", publishable=0.95, indicative=None, at_least=True),
-    Threshold(code="clock_stepped", fact="clock_step_s", publishable=0.01, indicative=None),
-    Threshold(code="clock_uncertain", fact="clock_uncertainty_s", publishable=0.25, indicative=None),
-    Threshold(code="other_gpu_users", fact="num_other_processes", publishable=0, indicative=None),
-    Threshold(code="device_outlier", fact="outlier_frac", publishable=VARIES_FRAC, indicative=BROKEN_FRAC),
-    Threshold(code="no_steady_state", fact="steady", publishable=1, indicative=None, at_least=True),
-    Threshold(code="unsteady_steps", fact="step_time_drift_frac", publishable=0.02, indicative=None),
-    Threshold(
-        code="short_for_thermal",
-        fact="thermal_window_s",
-        publishable=60.0,
-        indicative=None,
-        at_least=True,
-        scope="thermal",
-    ),
-    Threshold(code="warming", fact="temperature_rise_c_per_min", publishable=1.0, indicative=None, scope="thermal"),
-    Threshold(
-        code="step_unexplained", fact="unexplained_frac", publishable=0.05, indicative=None, scope="step_breakdown"
-    ),
-    Threshold(code="host_bound", fact="host_bound_frac", publishable=HOST_BOUND_FRAC, indicative=None),
-    Threshold(code="start_up_counts", fact="start_up_counts", publishable=0, indicative=None),
-    Threshold(code=BURST, fact="burst", publishable=0, indicative=None),
-    Threshold(code=STOPPED_EARLY, fact="stopped_early", publishable=0, indicative=None),
-    Threshold(code="edited", fact="num_edited_files", publishable=0, indicative=None),
-    Threshold(code="files_missing", fact="num_missing_files", publishable=0, indicative=None),
+    Threshold("rank_missing", _num_missing_ranks, 0, 0),
+    Threshold("device_missing", _num_missing_devices, 0, 0),
+    Threshold("outside_window", lambda run, _: run.powers.num_outside, 0, 0),
+    Threshold("no_device_power", lambda run, _: bool(run.powers.traces), 1, None, at_least=True),
+    Threshold("simulated", lambda run, _: run.data.simulated, 0, None),
+    Threshold("replayed", lambda run, _: run.data.read_by("replay"), 0, None),
+    Threshold("few_steps", lambda run, _: run.num_steps, 20, 2, at_least=True),
+    Threshold("low_coverage", _metric("sample_coverage_frac"), 0.98, LEAST_COVERAGE_FRAC, at_least=True),
+    Threshold("ring_incomplete", _num_stand_ins, 0, None),
+    Threshold("gap", lambda run, _: max((trace.largest_gap_s for trace in run.powers.traces), default=None), 0.5, 3.0),
+    Threshold("energy_disagrees", _metric("energy_integral_error_frac"), 0.005, 0.05),
+    Threshold("energy_unchecked", _energy_checked, 1, None, at_least=True),
+    Threshold("slow_sampling", _rate_frac, 0.95, None, at_least=True),
+    Threshold("clock_stepped", _clock_step_s, 0.01, None),
+    Threshold("clock_uncertain", _clock_uncertainty_s, 0.25, None),
+    Threshold("other_gpu_users", _num_other_processes, 0, None),
+    Threshold("device_outlier", _metric("device_outlier_frac"), VARIES_FRAC, BROKEN_FRAC),
+    Threshold("no_steady_state", lambda run, _: run.num_unsteady_steps is not None, 1, None, at_least=True),
+    Threshold("unsteady_steps", _step_time_drift_frac, 0.02, None),
+    Threshold("short_for_thermal", _thermal_window_s, 60.0, None, at_least=True, scope="thermal"),
+    Threshold("warming", lambda run, _: temperature_rise_c_per_min(run.temperatures), 1.0, None, scope="thermal"),
+    Threshold("step_unexplained", _metric("other_frac"), 0.05, None, scope="step_breakdown"),
+    Threshold("host_bound", _metric("host_bound_frac"), HOST_BOUND_FRAC, None),
+    Threshold("start_up_counts", lambda run, _: WINDOW_TAGS[0] in run.data.tags, 0, None),
+    Threshold(BURST, lambda run, _: run.data.tags.get(FIDELITY) == BURST, 0, None),
+    Threshold(STOPPED_EARLY, lambda run, _: STOPPED_EARLY in run.data.tags, 0, None),
+    Threshold("edited", lambda run, _: len(run.data.files.accepted), 0, None),
+    Threshold("files_missing", lambda run, _: len(run.data.files.missing), 0, None),
 )
 """Every bound, and its source.
 
@@ -169,9 +196,14 @@ class QualityVerdict:
     """Groups of metrics with a worse verdict than the whole."""
 
 
-def assess_quality(facts: Facts) -> QualityVerdict:
-    """Returns the verdict on a measurement: the worst of what its facts allow."""
-    found = [(threshold, threshold.verdict(facts)) for threshold in THRESHOLDS]
+def quality_of(examined: Examined, metrics: Found) -> QualityVerdict:
+    """Returns the verdict on a measurement."""
+    return assess_quality({threshold.code: threshold.fact(examined, metrics) for threshold in THRESHOLDS})
+
+
+def assess_quality(facts: Mapping[str, float | None]) -> QualityVerdict:
+    """Returns the worst of what facts allow, by the codes of `THRESHOLDS`; one that is unknown allows everything."""
+    found = [(threshold, threshold.verdict(facts.get(threshold.code))) for threshold in THRESHOLDS]
     short = [(threshold, verdict) for threshold, verdict in found if verdict != PUBLISHABLE]
     quality = min((v for t, v in short if t.scope == "all"), key=VERDICTS.index, default=PUBLISHABLE)
     groups = {t.scope: v for t, v in short if t.scope != "all" and VERDICTS.index(v) < VERDICTS.index(quality)}

@@ -18,7 +18,7 @@ from wattune.analysis.metrics.phases import Segments, segments, traces_by_device
 from wattune.analysis.metrics.power import Synchronous, powers_together
 from wattune.analysis.metrics.saturation import Saturation, link_peaks, saturation
 from wattune.analysis.metrics.speed import step_times_s
-from wattune.analysis.metrics.step_breakdown import UNDIVIDED_WAIT, Division, divide, replayed_shares
+from wattune.analysis.metrics.step_breakdown import UNDIVIDED_WAIT, Division, divide, host_bound_frac, replayed_shares
 from wattune.analysis.metrics.thermal import CoreTemperature, temperature
 from wattune.analysis.metrics.throttle import CAP_WINDOW_S, Throttle, clock_max_mhz, device_throttle, with_cap_causes
 from wattune.analysis.signals.align import Aligned, align, clock_anchors_ns
@@ -341,15 +341,13 @@ class Examined:
         """The same as metrics."""
         return self._profile[1]
 
-    @cached_property
-    def busy_s(self) -> float | None:
-        """Mean time of a step in which a device runs anything, from a profiled pass; None without one."""
-        return None if self.data.kernels is None else busy_s(self.data.kernels)
-
-    @cached_property
-    def own_busy_s(self) -> float | None:
-        """The same without collectives."""
-        return None if self.data.kernels is None else busy_s(self.data.kernels, collectives=False)
+    def host_bound_frac(self, step_time_s: float) -> float | None:
+        """Share of a step in which devices wait for their host; None without a profiled pass."""
+        kernels = self.data.kernels
+        busy = None if kernels is None else busy_s(kernels)
+        if kernels is None or busy is None or not step_time_s:
+            return None
+        return host_bound_frac(busy, busy_s(kernels, collectives=False) or 0.0, step_time_s, self.division)
 
     @cached_property
     def outliers(self) -> tuple[Outlier, ...]:
@@ -362,6 +360,32 @@ class Examined:
         peaks = link_peaks(self.aligned, self.sensed)
         return saturation(self.aligned, peaks, self.ways, divided=self.division is not None)
 
+    @property
+    def num_steps(self) -> int | None:
+        """Number of measured steps; None without spans."""
+        return None if self.aligned.steps is None else len(self.aligned.steps.number)
+
+    @property
+    def duration_s(self) -> float:
+        """Length of the window."""
+        return self.aligned.duration_s
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Tokens of a step over all ranks."""
+        return self.data.tokens_per_step
+
+    @property
+    def expert_imbalance_frac(self) -> float | None:
+        """Imbalance of experts, as the ranks told it."""
+        return self.data.expert_imbalance_frac
+
+    @property
+    def device_outlier_frac(self) -> float | None:
+        """Distance of the oddest device to the median of its peers."""
+        return self.outliers[0].deviation_frac if self.outliers else None
+
+    @property
     def energy_j(self) -> float | None:
         """Energy of all devices over the window; None unless every power sensor covers it."""
         return total_energy_j(self.powers, self.aligned.duration_s) if self.powers.usable else None

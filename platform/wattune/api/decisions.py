@@ -11,6 +11,7 @@ from wattune.api.results import AnyStudy, folder_of
 from wattune.api.spaces import StudyPlan, plan
 from wattune.errors import PlanError, SpaceError
 from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_burst
+from wattune.metrics import METRICS
 from wattune.objective import Constraint, VariedBound, parse_varied
 from wattune.orchestrate.cooldown import waited_s
 from wattune.orchestrate.scheduling.budget import Pace
@@ -24,7 +25,6 @@ from wattune.ranking.spreads import Results
 from wattune.ranking.suggestions import Suggestions
 from wattune.ranking.suggestions import suggest as suggest_for
 from wattune.run import Run, RunStatus
-from wattune.schema import METRICS
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.protocol import Problem
 from wattune.storage.study import StudyFolder

@@ -7,11 +7,11 @@ from wattune.api.decisions import frontier
 from wattune.api.results import folder_of, rank
 from wattune.api.studies import Study
 from wattune.errors import WattuneError
+from wattune.metrics import METRICS
 from wattune.ranking.frontier import Frontier
 from wattune.ranking.order import Ranking
 from wattune.ranking.table import to_table
 from wattune.report.write import write_figures, write_report
-from wattune.schema import METRICS
 from wattune.storage.files import named_path
 from wattune.storage.study import StudyFolder
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wattune.errors import PlanError, TelemetryError, closest
+from wattune.metrics import METRICS
 from wattune.ranking.assessment import finite, is_simulated
 from wattune.ranking.table import PLAN_COLUMNS, flag_columns, flag_values, metric_field, plan_values
 from wattune.run import Run, RunStatus
-from wattune.schema import METRICS
 from wattune.search.names import namer
 from wattune.storage.files import FOLDER_NAME, Storage, find_storage, named_path
 from wattune.storage.measured import MANIFEST, RECORDINGS, RESULT

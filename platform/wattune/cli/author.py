@@ -15,10 +15,9 @@ from wattune.catalog.models import MODELS, model
 from wattune.cli.shell import JsonOption, err, out, print_json, print_line
 from wattune.cli.verbs import app
 from wattune.errors import PlanError, TelemetryError, WattuneError, closest
-from wattune.metric_meanings import MEANINGS
+from wattune.metrics import METRICS
 from wattune.objective import parse_objective
 from wattune.plans.engines import CAPABILITIES, capabilities
-from wattune.schema import METRICS
 from wattune.search.draft import MOST_TRIALS, Wishes, check_bound, draft, planned
 from wattune.search.examples import example_names, example_text
 from wattune.search.model_entry import check_own_name
@@ -216,8 +215,8 @@ def metrics(search: SearchOption = None, as_json: JsonOption = False) -> None:
             "group": one.group,
             "unit": one.unit,
             "better": one.better,
-            "meaning": MEANINGS[one.name].text,
-            "tables": list(MEANINGS[one.name].tables),
+            "meaning": one.meaning,
+            "tables": list(one.tables),
         }
         for one in METRICS.values()
     ]

@@ -30,8 +30,8 @@ from wattune.cost.memory.predict import predict as predict_memory
 from wattune.cost.step_time.predict import predict as predict_step_time
 from wattune.cost.tables import Memory, Power, StepTime, Temperature
 from wattune.errors import PlanError
+from wattune.metrics import METRICS
 from wattune.plans.vocabulary import padded_vocab_size
-from wattune.schema import METRICS
 from wattune.trial import TrialSpec
 
 Reals = npt.NDArray[np.float32]
@@ -134,7 +134,7 @@ class Estimates:
     """Predictions of candidates, in their order."""
 
     columns: Mapping[str, Column]
-    """Columns by the names of `wattune.schema.METRICS`."""
+    """Columns by the names of `wattune.metrics.METRICS`."""
     memory_parts_bytes: Mapping[str, Reals]
     """Bytes of the fullest rank by part; they add up to `memory_peak_bytes`."""
     stage: npt.NDArray[np.int16]

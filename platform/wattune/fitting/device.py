@@ -16,8 +16,8 @@ from wattune.fitting.memory import fit_memory
 from wattune.fitting.power import MIN_CONFIGURATIONS, has_activity, with_intervals
 from wattune.fitting.step_time import fit as fit_step_time
 from wattune.fitting.store import HoldOut, StoredFit, missing_data
+from wattune.metrics import METRICS
 from wattune.run import Run, RunStatus
-from wattune.schema import METRICS
 from wattune.trial import TrialSpec
 
 MeasuredTrial = tuple[TrialSpec, Run]

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from wattune.fidelity import is_burst
 from wattune.intervals import Interval
+from wattune.metrics import METRICS
 from wattune.objective import Objective, Question
 from wattune.ranking.bounds import Holds, Margin, margin
 from wattune.ranking.spreads import Spreads
 from wattune.run import QUALITIES, Run, RunStatus
-from wattune.schema import METRICS
 from wattune.trial import TrialSpec
 from wattune.units import format_probability, format_quantity
 

@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from wattune.intervals import t_cumulative
+from wattune.metrics import METRICS
 from wattune.objective import Constraint
 from wattune.ranking.spreads import NextRun, Spreads, resolution
 from wattune.run import Run
-from wattune.schema import METRICS
 
 SENSOR_ACCURACY_FRAC: Final = 0.05
 """Largest gain error of a board's power sensor. NVML's documentation of `nvmlDeviceGetPowerUsage`: "accurate to within

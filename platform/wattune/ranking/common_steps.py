@@ -16,15 +16,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
 
+from wattune.analysis.figures import figures_over, is_of_steps
 from wattune.analysis.quality import INDICATIVE, INVALID
 from wattune.analysis.run_data import RunData
 from wattune.analysis.signals.steady_state import LEAST_STEPS
-from wattune.analysis.summary import metrics_over
 from wattune.errors import WattuneError
 from wattune.fidelity import is_burst
 from wattune.ranking.spreads import Results
 from wattune.run import Run, RunStatus
-from wattune.schema import METRICS
 from wattune.storage.study import StudyFolder
 from wattune.trial import TrialSpec
 
@@ -55,7 +54,7 @@ def of_folder(study: StudyFolder, results: Results) -> Results:
     def again(spec: TrialSpec, result: Run, steps: Range) -> Mapping[str, float]:
         try:
             data = replace(RunData.of(study.trial(result.trial_id, result.repeat).path), spec=spec)
-            return metrics_over(data.of_trial(result.tags), *steps)
+            return figures_over(data.of_trial(result.tags), *steps)
         except WattuneError:  # without its files a trial is marked; `wattune analyze` says what they lack
             return {}
 
@@ -145,13 +144,9 @@ def _num_shared(ranges: Sequence[Range]) -> int:
 
 def _over(result: Run, found: Mapping[str, float], steps: Range) -> Run:
     """Returns a result with the speed and energy of some steps."""
-    replaced = {
-        name: value
-        for name, value in result.metrics.items()
-        if METRICS[name].group not in ("speed", "energy") and not name.endswith("_uncertainty_frac")
-    }
+    kept = {name: value for name, value in result.metrics.items() if not is_of_steps(name)}
     tags = {**result.tags, COMPARED: f"{steps[0]}-{steps[1]}"}
-    return replace(result, metrics={**replaced, **found}, tags=tags)
+    return replace(result, metrics={**kept, **found}, tags=tags)
 
 
 def _marked(result: Run) -> Run:

@@ -13,10 +13,10 @@ from typing import Any, Final, TypeAlias
 from wattune.analysis.metrics.waterfall import OTHER, UNDIVIDED, Breakdown
 from wattune.intervals import Interval
 from wattune.masking import printable
+from wattune.metrics import METRICS
 from wattune.ranking.common_steps import describe
 from wattune.ranking.difference import Counted, Difference, difference, tell_apart
 from wattune.run import Run
-from wattune.schema import METRICS
 from wattune.search.names import namer
 from wattune.trial import TrialSpec
 from wattune.units import format_change

@@ -17,10 +17,10 @@ import numpy as np
 
 from wattune.arrays import Floats
 from wattune.intervals import CONFIDENCE_FRAC, Interval, t_cumulative, t_quantile
+from wattune.metrics import METRICS
 from wattune.ranking.scatter import factor
 from wattune.ranking.spreads import PRIOR, Fitted, Spreads, ordinary
 from wattune.run import Run
-from wattune.schema import METRICS
 
 LEAST_PAIRS: Final = 4
 """Fewest pairs whose own scatter is known well enough. Our choice."""

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from wattune.errors import SpaceError, closest
+from wattune.metrics import METRICS
 from wattune.objective import Condition, Constraint, Objective, Question
 from wattune.ranking.assessment import RankedTrial, Verdict, completed, group_quality, start_up_text
 from wattune.ranking.best import ranks, standing, standings
@@ -21,7 +22,6 @@ from wattune.ranking.scatter import factor
 from wattune.ranking.spreads import Results
 from wattune.ranking.work import depends_on_work, work_of
 from wattune.run import QUALITIES, Run
-from wattune.schema import METRICS
 from wattune.search.names import namer
 from wattune.storage.study import UnreadableTrial
 from wattune.trial import TrialSpec

@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 
 from wattune.errors import PlanError, SpaceError
 from wattune.intervals import Interval
+from wattune.metrics import METRICS
 from wattune.objective import Constraint, Objective, Question, parse_objective
 from wattune.ranking.assessment import RankedTrial, Verdict, assess, finite, shallow
 from wattune.ranking.best import ranks, standing, standings
@@ -20,7 +21,6 @@ from wattune.ranking.comparison import Recorded, Side
 from wattune.ranking.difference import Counted
 from wattune.ranking.spreads import Spreads
 from wattune.run import QUALITIES, Run, RunStatus
-from wattune.schema import METRICS
 from wattune.units import NS_PER_S
 
 ENERGY: Final = "total_energy_j"

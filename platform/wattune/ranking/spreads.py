@@ -17,9 +17,9 @@ from wattune.analysis.metrics.step_breakdown import HOST_BOUND_FRAC
 from wattune.arrays import Floats
 from wattune.fidelity import is_burst, is_soak
 from wattune.intervals import Interval, t_quantile
+from wattune.metrics import METRICS
 from wattune.ranking.scatter import Prior, Runs, Scatter, factor, fit
 from wattune.run import Run, RunStatus
-from wattune.schema import METRICS
 from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S, format_quantity
 

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from wattune.metrics import METRICS
 from wattune.plans.axes import AXES, Plan
 from wattune.plans.program import text_of
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import Ranking
-from wattune.schema import METRICS
 from wattune.storage.files import write_asked
 from wattune.trial import TrialSpec
 

@@ -4,7 +4,7 @@ from functools import cache
 from typing import Final
 
 from wattune.catalog.models import ModelSpec
-from wattune.schema import METRICS, PER_STEP_METRICS
+from wattune.metrics import METRICS, PER_STEP_METRICS
 from wattune.trial import TrialSpec
 from wattune.units import format_quantity
 

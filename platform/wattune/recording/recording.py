@@ -132,7 +132,7 @@ class Recording:
             command=tuple(facts.get("command", ())),
             exit_code=facts.get("exit_code"),
             window_s=data.window_s,
-            energy_j=None if examined is None else examined.energy_j(),
+            energy_j=None if examined is None else examined.energy_j,
             steps=facts.get("steps") or {},
             window_why=str(facts.get("window_why") or ""),
             command_s=_length_s(facts.get("command_window") or facts.get("window")),

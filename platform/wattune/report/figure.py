@@ -11,8 +11,8 @@ import plotly.io
 from plotly.offline import get_plotlyjs
 
 from wattune.errors import WattuneError
+from wattune.metrics import METRICS
 from wattune.report.markup import FONT, INK, LINE
-from wattune.schema import METRICS
 from wattune.view.html import Html, fill, section
 
 IMAGE_SIZE: Final = (1120, 520)

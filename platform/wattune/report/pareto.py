@@ -8,13 +8,13 @@ from typing import Any, Final
 import plotly.graph_objects as go
 
 from wattune.intervals import Interval
+from wattune.metrics import METRICS
 from wattune.objective import Constraint
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import Ranking, pareto_front
 from wattune.report.figure import DASHED, Chart, axis_title, blank, plain
 from wattune.report.labels import CHAR_WIDTH_PX, Box, placed
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
-from wattune.schema import METRICS
 from wattune.view.table import worded
 
 LABELLED: Final = 10

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, Final, Protocol
 
 from wattune.errors import SpaceError, WattuneError
+from wattune.metrics import METRICS, PER_STEP_METRICS
 from wattune.objective import Constraint, Field, Objective, field_of
 from wattune.plans.axes import AXES
 from wattune.plans.engines import CAPABILITIES, COMMAND
@@ -27,7 +28,6 @@ from wattune.plans.program import (
     text_of,
     used_names,
 )
-from wattune.schema import METRICS, PER_STEP_METRICS
 from wattune.search.fields import JsonSchema, repetitions
 from wattune.search.problems import Path, got, refuse
 from wattune.search.requirements import parse_requirement

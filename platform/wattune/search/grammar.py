@@ -13,10 +13,10 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 
 from wattune.errors import closest
 from wattune.fidelity import FIRST_REFERENCE_REPEAT
+from wattune.metrics import METRICS, PER_STEP_METRICS
 from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
 from wattune.plans.axes import AXES, Axis
 from wattune.plans.engines import CAPABILITIES, MODES, ROUTINGS, capabilities
-from wattune.schema import METRICS, PER_STEP_METRICS
 from wattune.search.cluster_entry import ClusterEntry, cluster_in_short
 from wattune.search.command_entry import (
     COMMAND_SCHEMA,

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from wattune.catalog.hardware import ClusterSpec
+from wattune.metrics import METRICS
 from wattune.objective import Constraint, Objective
 from wattune.plans.engines import COMMAND
-from wattune.schema import METRICS
 from wattune.search.problems import Path
 
 LEAST_POWER_FRAC: Final = 0.05

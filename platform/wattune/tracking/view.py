@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
+from wattune.metrics import METRICS
 from wattune.objective import Constraint, Objective
 from wattune.plans.axes import AXES
-from wattune.schema import METRICS
 
 VIEW_KEY: Final = "wattune"
 VIEW_TAG: Final = f"mlflow.sharedViewState.{VIEW_KEY}"

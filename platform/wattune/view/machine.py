@@ -10,7 +10,7 @@ import pyarrow as pa
 from wattune.catalog.hardware import DEVICES, DeviceSpec
 from wattune.catalog.models import MODELS, NOT_REPRESENTED
 from wattune.cost.sweep import COLLECTIVES
-from wattune.schema import METRICS
+from wattune.metrics import METRICS
 from wattune.view.table import COUNT, FIGURE, SIMULATED, Cell, Column, Note, Table, View, columns_of, worded
 
 _KERNELS_OF_FLOPS: Final = ("matmul", "attention_forward", "attention_backward")

@@ -15,8 +15,9 @@ from wattune.analysis.signals.align import align
 from wattune.analysis.summary import node_power_series, power_series, summarize
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
+from wattune.metrics import METRICS
 from wattune.plans.axes import Plan
-from wattune.schema import KERNELS, METRICS, TELEMETRY, table_schema
+from wattune.schema import KERNELS, TELEMETRY, table_schema
 from wattune.trial import TrialSpec
 from wattune.workload import Workload
 

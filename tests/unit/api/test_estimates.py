@@ -16,8 +16,8 @@ from wattune.cost.defaults import default_coefficients
 from wattune.cost.sweep import COLUMNS, TABLE
 from wattune.errors import PlanError
 from wattune.fitting.store import LINKS, StoredFit, write_fit
+from wattune.metrics import METRICS
 from wattune.run import Run, RunStatus
-from wattune.schema import METRICS
 from wattune.search.forecast import Forecast
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.protocol import Problem

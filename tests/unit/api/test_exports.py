@@ -14,7 +14,7 @@ from small_study import make_study
 import wattune
 from wattune import api
 from wattune.errors import SpaceError
-from wattune.schema import METRICS
+from wattune.metrics import METRICS
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from small_study import make_study
 from study_files import SPEC, result_of
 
 import wattune
+from wattune.metrics import METRICS
 from wattune.plans.axes import AXES
-from wattune.schema import METRICS
 from wattune.storage.study import StudyFolder
 from wattune.storage.trial_files import accept
 from wattune.units import unit_of

@@ -10,8 +10,8 @@ from wattune.catalog.hardware import DEVICES
 from wattune.cost.defaults import default_coefficients
 from wattune.errors import PlanError
 from wattune.fitting.device import fit_device
+from wattune.metrics import METRICS
 from wattune.run import Run, RunStatus
-from wattune.schema import METRICS
 from wattune.trial import TrialSpec
 
 DATA = Path(__file__).parents[3] / "benchmarks" / "data"

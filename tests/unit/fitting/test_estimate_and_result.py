@@ -9,8 +9,8 @@ import pytest
 from wattune.catalog.hardware import DEVICES
 from wattune.cost.defaults import default_coefficients
 from wattune.fitting.estimate_and_result import UNDIVIDED, Beside, Figure, beside
+from wattune.metrics import METRICS
 from wattune.run import Run, RunStatus
-from wattune.schema import METRICS
 from wattune.trial import TrialSpec
 
 DATA = Path(__file__).parents[3] / "benchmarks" / "data" / "moe_ep_h200x4.parquet"

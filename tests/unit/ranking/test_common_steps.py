@@ -7,8 +7,8 @@ import pytest
 from made_trials import FASTEST, Pair, asked, trial
 from small_study import make_study, ranking_of
 
+from wattune.analysis.figures import figures_over
 from wattune.analysis.run_data import TOLD_TOKENS, RunData
-from wattune.analysis.summary import metrics_over
 from wattune.catalog.models import model
 from wattune.objective import parse_constraint
 from wattune.ranking.common_steps import (
@@ -131,7 +131,7 @@ def test_a_recorded_trial_with_a_trend_is_computed_again_from_its_folder(study: 
     before = {result.trial_id: result for _, result in pairs}
     after = {result.trial_id: result for _, result in of_folder(study, pairs)}
     assert after[longer].tags[COMPARED] == f"{first}-{last}"
-    whole = metrics_over(RunData.of(study.trial(longer, 0).path), *ranges[longer])
+    whole = figures_over(RunData.of(study.trial(longer, 0).path), *ranges[longer])
     for name, value in whole.items():
         assert value == pytest.approx(before[longer].metrics[name], rel=1e-9), "over all its steps it is as before"
     changed = {name for name in whole if after[longer].metrics[name] != before[longer].metrics[name]}

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from made_trials import FASTEST, POWER, asked, on_n0, reference_runs, speed, trial
 
 from wattune.errors import PlanError
+from wattune.metrics import METRICS
 from wattune.ranking.assessment import Verdict
 from wattune.ranking.order import rank
 from wattune.ranking.table import flag_columns, to_csv, to_table, write_csv
 from wattune.run import RunStatus
-from wattune.schema import METRICS
 
 
 def test_json_has_every_repeat_and_the_table_one_flat_row_a_trial():

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattune.catalog.hardware import DEVICES, ClusterSpec
+from wattune.metrics import METRICS
 from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
-from wattune.schema import METRICS
 from wattune.search.plausible import LEAST_POWER_FRAC, OF_HOST, implausible, never_measured
 
 NODE = ClusterSpec(device="h200_sxm", devices_per_node=4)

@@ -8,8 +8,8 @@ import jsonschema
 import pytest
 import yaml
 
+from wattune.metrics import METRICS
 from wattune.plans.axes import AXES
-from wattune.schema import METRICS
 from wattune.search.grammar import SpaceFile
 from wattune.search.reference import SECTIONS, json_schema, reference_page, schema_line, schema_text, shipped_schema
 from wattune.search.space import parse_space

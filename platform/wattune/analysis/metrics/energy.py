@@ -321,32 +321,3 @@ def integral_error_frac(powers: Powers) -> float | None:
         return None
     integral_j, counter_j = (sum(one[index] for one in known) for index in (0, 1))
     return abs(integral_j / counter_j - 1.0) if counter_j > 0 else None
-
-
-def energy_metrics(
-    aligned: Aligned, powers: Powers, *, step_time_s: float | None, tokens_per_step: float | None
-) -> dict[str, float]:
-    """Computes energy per unit of work, from the integral of power over the window; all devices together.
-
-    `total_energy_j`: energy of the window; only without steps, as in a recording of a command, which has no other work.
-    `energy_per_step_j`: energy over measured steps. `energy_per_token_j`: energy over their tokens; `tokens_per_j` its
-    inverse. `energy_delay_product_js`: energy per step times `step_time_s`.
-
-    Args:
-        aligned: The trial.
-        powers: Its power traces.
-        step_time_s: The median step time, None without steps.
-        tokens_per_step: Tokens of a step over all ranks, None where unknown.
-    """
-    if not powers.usable:
-        return {}
-    total_j = total_energy_j(powers, aligned.duration_s)
-    if aligned.steps is None:
-        return {"total_energy_j": total_j}
-    step_j = total_j / len(aligned.steps.number)
-    metrics = {"energy_per_step_j": step_j}
-    if step_time_s is not None:
-        metrics["energy_delay_product_js"] = step_j * step_time_s
-    if tokens_per_step and step_j > 0:
-        metrics |= {"energy_per_token_j": step_j / tokens_per_step, "tokens_per_j": tokens_per_step / step_j}
-    return metrics

@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import run_data
 
-from wattune.analysis.metrics.energy import counter_span, energy_metrics, integral_error_frac, powers, total_energy_j
+from wattune.analysis.figures import figures
+from wattune.analysis.metrics.energy import counter_span, integral_error_frac, powers, total_energy_j
 from wattune.analysis.signals.align import align
 from wattune.analysis.signals.readings import Readings
 from wattune.analysis.signals.series import series
+from wattune.metrics import METRICS
 
 GPU = ("n0", "gpu0")
 TWIN = ("n0", "gpu1")
@@ -48,9 +51,10 @@ def test_a_ramp_is_clipped_by_interpolation(bench):
 
 
 def test_energy_per_step_and_token(bench):
-    aligned = aligned_ring(bench, {GPU: constant(300), TWIN: constant(100)})
-    metrics = energy_metrics(aligned, powers(aligned), step_time_s=1.0, tokens_per_step=200)
-    assert metrics == pytest.approx(
+    ring = {"ring": bench.ring({GPU: constant(300), TWIN: constant(100)})}
+    data = run_data(None, bench.steps([GPU, TWIN]), ring, {}, told_tokens_per_step=200.0)
+    names = [name for name, metric in METRICS.items() if metric.group == "energy"]
+    assert figures(data.examined, names) == pytest.approx(
         {"energy_per_step_j": 400, "energy_per_token_j": 2, "tokens_per_j": 0.5, "energy_delay_product_js": 400}
     )
 
@@ -69,7 +73,8 @@ def test_a_series_that_misses_a_fifth_of_the_window_gives_no_energy(bench, ends)
     found = powers(aligned)
     assert found.traces[0].coverage_frac == pytest.approx(0.8, abs=2e-3)
     assert not found.usable
-    assert energy_metrics(aligned, found, step_time_s=1.0, tokens_per_step=1) == {}
+    data = run_data(None, bench.steps([GPU]), {"ring": bench.ring({GPU: constant(400)}, **ends)}, {})
+    assert not any(METRICS[name].group == "energy" for name in figures(data.examined))
 
 
 def test_devices_of_one_power_domain_are_counted_once(bench):
