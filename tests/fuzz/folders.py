@@ -223,7 +223,7 @@ def check(study: Study, *, digested: bool, rare: int | None) -> str:
     if rare is not None:
         told(lambda: RARE[rare % len(RARE)](study))
     finished = (study.target / "run.json").is_file()  # else it is a trial that was cut off, and runs again
-    told(lambda: len(recover(StudyFolder(study.study.path), {}).results))
+    told(lambda: len(recover(StudyFolder(study.study.path), {})[0]))
     try:
         ReplayBackend(str(study.target)).read("gpu0", "fast")
     except (TelemetryError, KeyError) as error:

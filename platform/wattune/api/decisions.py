@@ -14,7 +14,7 @@ from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_burst
 from wattune.metrics import METRICS
 from wattune.objective import Constraint, VariedBound, parse_varied
 from wattune.orchestrate.cooldown import waited_s
-from wattune.orchestrate.scheduling.budget import Pace
+from wattune.orchestrate.scheduling.durations import Pace
 from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.ranking.frontier import Frontier, Unmeasured, completed_pairs, usual_range
 from wattune.ranking.frontier import frontier as frontier_of

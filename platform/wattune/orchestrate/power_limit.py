@@ -75,7 +75,6 @@ class PowerLimit:
     """The watch over one trial's hard limit, called again and again while it runs."""
 
     def __init__(self, limit_w: float | None, num_nodes: int, node_power_w: Callable[[], Mapping[str, float]]) -> None:
-        """Starts without a look. None is unlimited; `node_power_w` reads every node where it is known."""
         self._limit_w, self._num_nodes, self._node_power_w = limit_w, num_nodes, node_power_w
         self._num_looks = self._num_seeing = self._num_before = 0
 

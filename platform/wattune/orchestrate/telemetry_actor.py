@@ -61,16 +61,6 @@ class NodeTelemetry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fates:
-    """Traces that processes of a node left when they ended."""
-
-    words: Mapping[int, str]
-    """Last words of those that a fatal signal of their own ended, by process."""
-    num_oom_kills: int
-    """Processes the kernel ended because memory ran out since the trial began."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sensed:
     """Devices and processors of a node's running sampler."""
 
@@ -242,10 +232,12 @@ class TelemetryActor:
         latest = zip(fast["device"].to_pylist(), fast["gpu_temp_c"].to_pylist(), strict=True)
         return {name: float(value) for name, value in latest if value is not None}
 
-    def fates(self, pids: Sequence[int]) -> Fates:
-        """Returns the traces of processes that ended on this node since the trial began."""
-        words = {pid: said for pid in pids if (said := last_words(pid))}
-        return Fates(words=words, num_oom_kills=num_oom_kills() - self._num_oom_kills)
+    def fate(self, pid: int) -> tuple[str, int]:
+        """Returns the last words of a process that a fatal signal of its own ended, empty for others.
+
+        And the number of processes that the kernel ended because memory ran out since the trial began.
+        """
+        return last_words(pid), num_oom_kills() - self._num_oom_kills
 
     def wall_ns(self) -> int:
         """This node's wall clock."""
@@ -275,31 +267,24 @@ class TelemetryActor:
                         self._sampler.renew()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClockOffset:
-    """Offset of a node's wall clock from this process's; positive if it is ahead."""
-
-    clock_offset_ns: int
-    clock_offset_uncertainty_ns: int
-    """Half the round trip of the best exchange: the true offset is within it."""
+NO_OFFSET: Final = {"clock_offset_ns": 0, "clock_offset_uncertainty_ns": 0}
 
 
-def clock_offset(actor: ActorHandle, num_exchanges: int = 8) -> ClockOffset:
-    """Estimates a node's clock offset from the exchange with the shortest round trip.
+def clock_offset(actor: ActorHandle, num_exchanges: int = 8) -> dict[str, int]:
+    """Estimates the offset of a node's wall clock from this process's, positive if it is ahead, as the manifest has it.
 
-    The remote reading lies somewhere inside the round trip; its middle is the estimate (Cristian, "Probabilistic clock
-    synchronization", Distributed Computing 3, 1989).
+    It is from the exchange with the shortest round trip, half of which is its uncertainty. The remote reading lies
+    somewhere inside the round trip; its middle is the estimate (Cristian, "Probabilistic clock synchronization",
+    Distributed Computing 3, 1989).
     """
-    best: ClockOffset | None = None
+    found = []
     for _ in range(num_exchanges):
         here = ClockAnchor.now()
         remote_ns = ray.get(actor.wall_ns.remote())
         half_ns = (time.monotonic_ns() - here.mono_ns) // 2
-        if best is None or half_ns < best.clock_offset_uncertainty_ns:
-            middle_ns = here.wall_ns + half_ns
-            best = ClockOffset(clock_offset_ns=remote_ns - middle_ns, clock_offset_uncertainty_ns=half_ns)
-    assert best is not None, "at least one exchange"
-    return best
+        found.append((half_ns, remote_ns - (here.wall_ns + half_ns)))
+    uncertainty_ns, offset_ns = min(found)
+    return {"clock_offset_ns": offset_ns, "clock_offset_uncertainty_ns": uncertainty_ns}
 
 
 def actor_name(node: Node, backends: Sequence[str], job_id: str) -> str:

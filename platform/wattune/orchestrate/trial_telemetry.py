@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import ray
@@ -16,8 +16,7 @@ from wattune.orchestrate.lanes.actor import KEEPER_ENDED, KEEPER_REMEDY, cause, 
 from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.lanes.messages import Death, Place
 from wattune.orchestrate.telemetry_actor import (
-    ClockOffset,
-    Fates,
+    NO_OFFSET,
     NodeTelemetry,
     Sensed,
     clock_offset,
@@ -38,8 +37,6 @@ _BACKENDS_OF_VENDOR: Final = {"cpu": ("host",), "nvidia": ("host", "nvml"), "amd
 
 _RAYS_MEMORY_MONITOR: Final = ("NODE_OUT_OF_MEMORY", "running low on memory")
 """Words of Ray 2.60 about a worker that its memory monitor ended."""
-
-_REFERENCE: Final = ClockOffset(clock_offset_ns=0, clock_offset_uncertainty_ns=0)
 
 
 @dataclass(slots=True)
@@ -104,17 +101,17 @@ def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: Lanes) -> Itera
                 if place.node == part.node:
                     pids.setdefault(place.device, []).extend((place.pid, *place.other_pids))
             known: dict[str, Any] = without_own_processes(part.manifest, pids, warm=telemetry.warm)
-            known |= asdict(offsets.get(part.node, _REFERENCE))
+            known |= offsets.get(part.node, NO_OFFSET)
             telemetry.recorded.append(replace(part, manifest=known))
 
 
 def _explained(death: Death, node: Node, actor: ActorHandle) -> Death:
     starved = any(sign in death.why for sign in _RAYS_MEMORY_MONITOR)
     try:
-        fates: Fates = _answer(node, actor.fates.remote([death.pid]), LOOK_S)
+        words, num_oom_kills = _answer(node, actor.fate.remote(death.pid), LOOK_S)
     except TelemetryError:  # the node is gone, which the study's controller finds out
         return replace(death, out_of_memory=starved)
-    return replace(death, words=fates.words.get(death.pid, ""), out_of_memory=starved or fates.num_oom_kills > 0)
+    return replace(death, words=words, out_of_memory=starved or num_oom_kills > 0)
 
 
 def forget(key: str, telemetry: TrialTelemetry) -> None:

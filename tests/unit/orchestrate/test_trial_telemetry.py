@@ -13,7 +13,7 @@ from wattune.errors import TelemetryError
 from wattune.orchestrate import telemetry_actor, trial_telemetry
 from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.lanes.messages import Death, Place
-from wattune.orchestrate.telemetry_actor import Fates, NodeTelemetry, Sensed
+from wattune.orchestrate.telemetry_actor import NodeTelemetry, Sensed
 from wattune.orchestrate.trial_telemetry import sampling, sensor_backends
 from wattune.telemetry.registry import BACKENDS
 
@@ -34,12 +34,12 @@ class FakeActor:
             "stop": NodeTelemetry(node=self.node, tables={}, manifest=self.manifest, losses=()),
             "wall_ns": 10**18,
             "node_power_w": 500.0,
-            "fates": Fates(words={7: "Fatal Python error: Aborted"}, num_oom_kills=self.num_oom_kills),
         }
 
-        def remote(*_: object) -> Callable[[], Any]:
+        def remote(*arguments: object) -> Callable[[], Any]:
             self.asked.append(name)
-            return lambda: answers[name]
+            said = "Fatal Python error: Aborted" if arguments == (7,) else ""
+            return lambda: (said, self.num_oom_kills) if name == "fate" else answers[name]
 
         def fail(*_: object) -> Callable[[], Any]:
             def raises() -> None:
@@ -134,7 +134,7 @@ def test_a_look_leaves_out_a_node_that_does_not_answer(sampled: Any, caplog: pyt
 
 
 def test_a_death_is_explained_by_its_own_node(sampled: Any, new_node: Any) -> None:
-    gone = FakeActor("n1", {"fates": RayActorError()})
+    gone = FakeActor("n1", {"fate": RayActorError()})
     deaths = [
         Death(rank=0, node_id="n0", pid=7, why="it died"),
         Death(rank=1, node_id="n0", pid=8, why="it died"),

@@ -6,8 +6,9 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from inspect import isawaitable
 from typing import Any, Final
 from uuid import uuid4
 
@@ -36,16 +37,11 @@ from wattune.orchestrate.lanes.messages import (
     Answer,
     Assignment,
     GroupKey,
-    Places,
-    RankAssignment,
-    Report,
-    StopOrder,
     WorkerPlace,
 )
 from wattune.orchestrate.lanes.placement_groups import remove_orphans
 from wattune.orchestrate.telemetry_actor import telemetry_actor
 from wattune.plans.engines import COMMAND
-from wattune.workers.outcome import RankOutcome
 
 _log = logging.getLogger(__name__)
 
@@ -79,12 +75,10 @@ _NVIDIA_ENVIRONMENT: Final = {
 class LaneKeeper:
     """Lanes by name. Every method is a remote call; `Lane` documents its meaning.
 
-    A lane may be gone, with a node or with an earlier process of this actor. Its workers are told to end, and their
-    reports are dropped.
+    A lane may be gone, with a node or with an earlier process of this actor.
     """
 
     def __init__(self, scratch: str) -> None:
-        """Starts without a lane; `scratch` is for the files that Ray Train always writes."""
         self._scratch = scratch
         self._lanes: dict[str, Lane] = {}
         self._born = uuid4().hex
@@ -139,51 +133,11 @@ class LaneKeeper:
             *map(_release, self._telemetry.values()),
         )
 
-    async def join(self, lane: str, run: int, worker: WorkerPlace) -> int:
-        """See `Lane.join`."""
-        return self._lanes[lane].join(run, worker) if lane in self._lanes else -1
-
-    async def next_trial(self, lane: str, group: int, worker: int, report: Report | None) -> RankAssignment | None:
-        """See `Lane.next_trial`."""
-        return await self._lanes[lane].next_trial(group, worker, report) if lane in self._lanes else None
-
-    async def failing(self, lane: str, group: int, number: int, outcome: RankOutcome, *, keeps_group: bool) -> None:
-        """See `Lane.failing`."""
-        if lane in self._lanes:
-            self._lanes[lane].failing(group, number, outcome, keeps_group=keeps_group)
-
-    async def deliver(self, lane: str, group: int, number: int, outcome: RankOutcome, place: Places) -> None:
-        """See `Lane.deliver`."""
-        if lane in self._lanes:
-            self._lanes[lane].deliver(group, number, outcome, place)
-
-    async def hung(self, lane: str, group: int, number: int, outcome: RankOutcome, stacks: str) -> None:
-        """See `Lane.hung`."""
-        if lane in self._lanes:
-            self._lanes[lane].hung(group, number, outcome, stacks)
-
-    async def report_stacks(self, lane: str, group: int, number: int, rank: int, stacks: str) -> None:
-        """See `Lane.report_stacks`."""
-        if lane in self._lanes:
-            self._lanes[lane].report_stacks(group, number, rank, stacks)
-
-    async def stop_order(self, lane: str, group: int, number: int) -> StopOrder | None:
-        """See `Lane.stop_order`."""
-        return await self._lanes[lane].stop_order(group, number) if lane in self._lanes else None
-
-    async def report(self, lane: str, group: int, number: int, part: str, step: int, num_steps: int | None) -> None:
-        """See `Lane.report`."""
-        if lane in self._lanes:
-            self._lanes[lane].report(group, number, part, step, num_steps)
-
-    async def show(self, lane: str, group: int, number: int, rank: int, spans: pa.Table) -> None:
-        """See `Lane.show`."""
-        if lane in self._lanes:
-            self._lanes[lane].show(group, number, rank, spans)
-
-    async def lost(self, lane: str, run: int, reason: str, died: Mapping[int, str] | None = None) -> bool:
-        """See `Lane.lost`."""
-        return lane in self._lanes and self._lanes[lane].lost(run, reason, died)
+    async def call(self, lane: str, name: str, *arguments: Any, **more: Any) -> Any:
+        """Calls a method of a lane, for its workers. Of a lane that is gone the answer is None: they are to end."""
+        found = self._lanes.get(lane)
+        answer = getattr(found, name)(*arguments, **more) if found is not None else None
+        return await answer if isawaitable(answer) else answer
 
     def _lane(self, nodes: tuple[str, ...]) -> Lane:
         name = f"{'+'.join(nodes)}@{self._born}"
@@ -247,7 +201,7 @@ class _Losses(UserCallback):  # type: ignore[misc]
         reason = f"worker {number} of the group: {cause(first)}"
         died = {rank: why for rank, error in worker_exceptions.items() if (why := death(error))}
         try:
-            wanted = ray.get(self._keeper.lost.remote(self._lane, self._run, reason, died), timeout=LOST_S)
+            wanted = ray.get(self._keeper.call.remote(self._lane, "lost", self._run, reason, died), timeout=LOST_S)
         except RayError as error:
             _log.warning("the process that holds the lanes did not answer: %s", error)
             wanted = False

@@ -39,8 +39,9 @@ from wattune.steps.table import spans_of
 from wattune.trial import TrialSpec
 from wattune.version import __version__
 from wattune.workers.command.environment import command_environment
-from wattune.workers.command.measured_run import MeasuredRun, Order
+from wattune.workers.command.measured_run import MeasuredRun
 from wattune.workers.command.program_run import ProgramOutcome, Steps
+from wattune.workers.order import Order
 from wattune.workers.outcome import RankOutcome
 from wattune.workers.provenance import SETTINGS, driver_version
 
@@ -113,7 +114,7 @@ class _CommandWorker:
             actor=ray.get_runtime_context().current_actor,
         )
         self._number = here.number
-        self._group: int = ray.get(keeper.join.remote(lane, run, here))
+        self._group: int = ray.get(keeper.call.remote(lane, "join", run, here))
 
     def report(self) -> Report:
         """Returns what the lane has to know before the next trial: where its processes may meet."""
@@ -124,7 +125,7 @@ class _CommandWorker:
     def next_trial(self, report: Report) -> RankAssignment | None:
         """Waits for a trial of the lane; None tells this worker to end."""
         assigned: RankAssignment | None = ray.get(
-            self._keeper.next_trial.remote(self._lane, self._group, self._number, report)
+            self._keeper.call.remote(self._lane, "next_trial", self._group, self._number, report)
         )
         return assigned
 
@@ -138,7 +139,7 @@ class _CommandWorker:
             outcome = _failed(assigned.rank, error)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        ray.get(self._keeper.deliver.remote(self._lane, self._group, assigned.number, outcome, places))
+        ray.get(self._keeper.call.remote(self._lane, "deliver", self._group, assigned.number, outcome, places))
 
     def _measured(
         self, assigned: RankAssignment, assignment: Assignment, folder: Path
@@ -205,8 +206,12 @@ class _Calls:
         self, keeper: ActorHandle, key: tuple[str, int, int], assigned: RankAssignment, assignment: Assignment
     ) -> None:
         self._keeper, self._key, self._assigned, self._assignment = keeper, key, assigned, assignment
-        self._pending = keeper.stop_order.remote(*key)
+        self._pending = self._call("stop_order")
         self._over = False
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        lane, group, number = self._key
+        return self._keeper.call.remote(lane, name, group, number, *arguments)
 
     def order(self, timeout_s: float) -> Order | None:
         """Waits for an order. A lane that is gone ends the trial."""
@@ -217,19 +222,18 @@ class _Calls:
         if not ready:
             return None
         self._over = True
-        order = ray.get(self._pending)
-        return Order("free", "its lane has ended") if order is None else Order(order.kind, order.reason)
+        return ray.get(self._pending) or Order("free", "its lane has ended")
 
     def progress(self, part: str, done: int, total: int) -> None:
         """Tells the lane how far the leading node is."""
         if self._assigned.rank == 0:
-            self._keeper.report.remote(*self._key, part, done, total)
+            self._call("report", part, done, total)
 
     def finishing(self) -> None:
         """Tells the other nodes that enough was measured."""
         if self._assignment.spec.cluster.num_nodes > 1:
             self._over = True
-            ray.get(self._keeper.report.remote(*self._key, FINISH, 0, 0))
+            ray.get(self._call("report", FINISH, 0, 0))
 
     def show(self, steps: Steps, node: str, devices: Mapping[int, str], anchor: ClockAnchor) -> None:
         """Sends the last seconds of every rank, where a limit on simulated power is watched."""
@@ -241,7 +245,7 @@ class _Calls:
             own = recent if recent.get(rank) else {rank: next((each for each in recent.values() if each), [])}
             spans = spans_of(own, node=node, devices={rank: device}, anchor=anchor)
             if spans.num_rows:
-                self._keeper.show.remote(*self._key, rank, spans)
+                self._call("show", rank, spans)
 
 
 def _variables(program: Program, values: Mapping[str, Any]) -> dict[str, str]:

@@ -39,11 +39,11 @@ from wattune.orchestrate.lanes.messages import (
     Places,
     RankAssignment,
     Report,
-    StopOrder,
     WorkerPlace,
 )
 from wattune.orchestrate.lanes.worker_group import Group, Kill, LaneError, LaneRun, Launch, Probe, Trial
 from wattune.run import RunStatus
+from wattune.workers.order import Order
 from wattune.workers.outcome import RankOutcome
 
 GROUP_START_S: Final = 300.0
@@ -235,7 +235,7 @@ class Lane:
             trial.stacks[rank] = stacks
             self._notify()
 
-    async def stop_order(self, group_number: int, number: int) -> StopOrder | None:
+    async def stop_order(self, group_number: int, number: int) -> Order | None:
         """Waits for an order to a rank's watchdog; None means that the trial is over."""
         trial = self._trial(group_number, number)
         group = self._known(group_number)
@@ -250,7 +250,7 @@ class Lane:
         if trial is not None:
             trial.part, trial.step, trial.num_steps = part, step, num_steps
             if part == FINISH:
-                self._order(trial, StopOrder("finish", ""))
+                self._order(trial, Order("finish", ""))
 
     def show(self, group_number: int, number: int, rank: int, spans: pa.Table) -> None:
         """Takes the last seconds of a rank."""
@@ -405,7 +405,7 @@ class Lane:
             trial.fail(outcome, keeps_group=False)
         trial.interrupted = self._interrupts and not trial.answered
         if trial.interrupted and group.lost is None:
-            self._order(trial, StopOrder("free", self._closed or ""))
+            self._order(trial, Order("free", self._closed or ""))
             await self._until(lambda: trial.answered or group.lost is not None, LEAVE_S)
         elif trial.cause is not None and not self._is_over(group, trial):
             await self._clear_out(group, trial, trial.cause)
@@ -424,17 +424,17 @@ class Lane:
 
         if cause.status is RunStatus.TIMED_OUT:
             # Hung ranks cannot leave: their processes are ended, and before that they show where they hang.
-            self._order(trial, StopOrder("dump", cause.reason))
+            self._order(trial, Order("dump", cause.reason))
             await self._until(lambda: over() or len(trial.stacks) == len(trial.ranks), DUMP_S)
         elif trial.notified or not await self._until(over, UNANIMOUS_S):
             # The others may be inside a collective that waits for the failed rank.
-            self._order(trial, StopOrder("free", cause.reason))
+            self._order(trial, Order("free", cause.reason))
             await self._until(over, FREE_S if trial.keeps_group else UNANIMOUS_S)
 
     def _is_over(self, group: Group, trial: Trial) -> bool:
         return trial.answered or group.lost is not None or self._closed is not None
 
-    def _order(self, trial: Trial, order: StopOrder) -> None:
+    def _order(self, trial: Trial, order: Order) -> None:
         trial.stop_order = order  # the watchdogs of all ranks wait for it in `stop_order`
         self._notify()
 

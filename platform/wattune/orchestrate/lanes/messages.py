@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from ray.actor import ActorHandle
 
@@ -155,16 +155,6 @@ class RankAssignment:
     """None if nothing is to be trained."""
     rendezvous: str = ""
     """Meeting point of a command's processes: `host:port` of node 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class StopOrder:
-    """Order to the ranks of a trial that cannot go on."""
-
-    kind: Literal["free", "dump", "finish"]
-    """`free`: leave the trial. `dump`: only report the stacks of all threads; the process is ended then. `finish`: the
-    leading node of a command has measured enough."""
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from wattune.clock import ClockAnchor
 from wattune.engines.registry import load_engine
 from wattune.errors import NodeError, WattuneError
 from wattune.orchestrate.failures import is_of_the_machine
-from wattune.orchestrate.lanes.messages import Place, RankAssignment, Report, StopOrder, WorkerPlace, device_name
+from wattune.orchestrate.lanes.messages import Place, RankAssignment, Report, WorkerPlace, device_name
 from wattune.orchestrate.telemetry_actor import leave_to_sampler
 from wattune.run import RunStatus
 from wattune.trial import TrialSpec
@@ -30,6 +30,7 @@ from wattune.workers.engine import Ranks
 from wattune.workers.last_words import kept
 from wattune.workers.loop import measure_trial
 from wattune.workers.memory_check import clean_up, leak, leftovers
+from wattune.workers.order import Order
 from wattune.workers.out_of_memory import is_out_of_memory
 from wattune.workers.outcome import RankOutcome
 from wattune.workers.phases import spans_table
@@ -84,12 +85,12 @@ class _Worker:
         gc.freeze()
         self._before = leftovers(self._device, 0)
         self._has_run = False
-        self._group: int = ray.get(keeper.join.remote(lane, run, self._here))
+        self._group: int = ray.get(keeper.call.remote(lane, "join", run, self._here))
 
     def next_trial(self, report: Report | None) -> RankAssignment | None:
         """Waits for a trial of the lane; None tells this worker to end."""
         assigned: RankAssignment | None = ray.get(
-            self._keeper.next_trial.remote(self._lane, self._group, self._here.number, report)
+            self._keeper.call.remote(self._lane, "next_trial", self._group, self._here.number, report)
         )
         return assigned
 
@@ -109,7 +110,7 @@ class _Worker:
         watch = _Watch(self._keeper, self._lane, self._group, assigned, self._device)
         outcome, place = self._measure(assigned, watch)
         outcome = replace(outcome, provenance=provenance(self._device))
-        ray.get(self._keeper.deliver.remote(self._lane, self._group, assigned.number, outcome, place))
+        ray.get(self._keeper.call.remote(self._lane, "deliver", self._group, assigned.number, outcome, place))
         del outcome
         return self._settle()
 
@@ -202,7 +203,7 @@ class _Watch:
     def __init__(self, keeper: ActorHandle, lane: str, group: int, assigned: RankAssignment, device: str) -> None:
         assert assigned.assignment is not None
         self._keeper, self._device = keeper, device
-        self._key = (lane, group, assigned.number)
+        self._lane, self._trial = lane, (group, assigned.number)
         self._rank, self._measure = assigned.rank, assigned.assignment.attempt.measure
         self._engine: WatchedEngine | None = None
         self._part: tuple[str, int] = ("start", 0)
@@ -215,6 +216,9 @@ class _Watch:
         self._closed = threading.Event()
         self._lock = threading.Lock()
         threading.Thread(target=self._look_after, daemon=True, name="watch").start()
+
+    def _call(self, name: str, *arguments: Any, **more: Any) -> Any:
+        return self._keeper.call.remote(self._lane, name, *self._trial, *arguments, **more)
 
     def over(self, engine: Any, place: Place) -> WatchedEngine:
         """Wraps the engine in its watch; its spans carry the place."""
@@ -263,10 +267,10 @@ class _Watch:
         outcome = failed(self._rank, error)
         if self._part[0] == "profile":  # what was measured before stands
             outcome = replace(outcome, status=RunStatus.COMPLETED)
-        ray.get(self._keeper.failing.remote(*self._key, outcome, keeps_group=keeps_group))
+        ray.get(self._call("failing", outcome, keeps_group=keeps_group))
 
     def _look_after(self) -> None:
-        order = self._keeper.stop_order.remote(*self._key)
+        order = self._call("stop_order")
         while not self._closed.is_set():
             ready, _ = ray.wait([order], timeout=WATCH_S)
             if ready:
@@ -277,12 +281,12 @@ class _Watch:
                 outcome = RankOutcome(
                     rank=self._rank, status=RunStatus.TIMED_OUT, reason=reason, end_mono_ns=time.monotonic_ns()
                 )
-                ray.get(self._keeper.hung.remote(*self._key, outcome, _stacks()))
+                ray.get(self._call("hung", outcome, _stacks()))
                 return  # the lane ends this process
             if self._rank == 0:
                 (part, total), engine = self._part, self._engine
                 done = max(engine.num_steps - self._part_began_at, 0) if engine is not None else 0
-                self._keeper.report.remote(*self._key, part, done, total)
+                self._call("report", part, done, total)
             if self._shows_spans:
                 self._show_spans()
 
@@ -291,7 +295,7 @@ class _Watch:
         steps = engine.recent_spans() if engine is not None else []
         if steps and place is not None:
             spans = spans_table(steps, node=place.node, device=place.device, rank=place.rank, anchor=self._anchor)
-            self._keeper.show.remote(*self._key, place.rank, spans)
+            self._call("show", place.rank, spans)
 
     def _hung(self) -> str | None:
         if time.monotonic() - self._begun_s > self._measure.timeout_s:
@@ -300,11 +304,11 @@ class _Watch:
         stall = engine.stall(self._measure.stall_s) if engine is not None else None
         return stall and f"rank {self._rank}: {stall}"
 
-    def _obey(self, order: StopOrder | None) -> None:
+    def _obey(self, order: Order | None) -> None:
         if order is None:
             return
         if order.kind == "dump":
-            self._keeper.report_stacks.remote(*self._key, self._rank, _stacks())
+            self._call("report_stacks", self._rank, _stacks())
             return
         with self._lock:  # the groups of a later trial must not be aborted
             if not self._closed.is_set():

@@ -15,12 +15,12 @@ from wattune.orchestrate.lanes.messages import (
     Place,
     RankAssignment,
     Report,
-    StopOrder,
     WorkerPlace,
 )
 from wattune.plans.placement import Slot, place
 from wattune.plans.program import is_command
 from wattune.run import RunStatus
+from wattune.workers.order import Order
 from wattune.workers.outcome import RankOutcome
 
 Launch = Callable[[GroupKey, tuple[str, ...], bool, int], Awaitable[None]]
@@ -62,7 +62,7 @@ class Trial:
     """Workers can be used again after `cause`."""
     notified: bool = False
     """`cause` came from a rank that the others may be waiting for."""
-    stop_order: StopOrder | None = None
+    stop_order: Order | None = None
     interrupted: bool = False
     """The study ended before every rank had delivered its outcome."""
     part: str = "start"

@@ -1,16 +1,9 @@
-"""The budget of one call, and the expected time of the next trial."""
+"""The budget of one call. No Ray here."""
 
 import math
-import statistics
 import time
-from bisect import insort
-from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Final
-
-from wattune.orchestrate.scheduling.graphs import Start
-from wattune.orchestrate.scheduling.run_order import workers_of
-from wattune.trial import TrialSpec
 
 _S_PER_HOUR: Final = 3600.0
 
@@ -64,36 +57,3 @@ class Budget:
         """Counts the device time that a trial has taken which ends."""
         num_devices, _, begun_s = self._running.pop(name, (0, 0.0, 0.0))
         self._device_s -= num_devices * (self._clock_s() - begun_s)
-
-
-class Pace:
-    """Times of trials so far, which predict those of the next ones."""
-
-    def __init__(self) -> None:
-        """Starts without any time."""
-        self._took_s: dict[Hashable, list[float]] = defaultdict(list)
-        self._by_start_s: dict[tuple[Hashable, Start], list[float]] = defaultdict(list)
-
-    def add(self, spec: TrialSpec, took_s: float, start: Start | None = None) -> None:
-        """Adds the time of a trial, and how it started where that is known."""
-        workers = workers_of(spec)
-        insort(self._took_s[workers], took_s)
-        if start is not None:
-            insort(self._by_start_s[workers, start], took_s)
-
-    @property
-    def typical_s(self) -> float:
-        """The median of all times; 0 before the first."""
-        seen = [value for one in self._took_s.values() for value in one]
-        return statistics.median(seen) if seen else 0.0
-
-    def expected_s(self, spec: TrialSpec, least_s: float, start: Start | None = None) -> float:
-        """Predicts the time of a trial.
-
-        It is the median of trials for the same workers that started alike, else of all trials for the same workers,
-        else of all trials, and never less than `least_s`.
-        """
-        workers = workers_of(spec)
-        alike = self._by_start_s.get((workers, start)) if start is not None else None
-        seen = alike or self._took_s.get(workers)
-        return max(least_s, statistics.median(seen) if seen else self.typical_s)

@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from wattune.errors import PlanError
@@ -71,24 +71,18 @@ _MAY_BE_A_DEAD_NODE: Final = (
 """Statuses of a trial whose node may have died."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recovered:
-    """The trials of a study that earlier calls began."""
+def recover(study: StudyFolder, tags: Mapping[str, str]) -> tuple[list[tuple[TrialSpec, Run]], list[UnreadableTrial]]:
+    """Reads a study that no process runs, and marks trials that ran when its last process died as `interrupted`.
 
-    results: list[tuple[TrialSpec, Run]]
-    unreadable: list[UnreadableTrial]
-    """Trials whose files cannot be read. They are left as they are, and not run again."""
-
-
-def recover(study: StudyFolder, tags: Mapping[str, str]) -> Recovered:
-    """Reads every result of a study, and marks trials that ran when the study's last process died as `interrupted`."""
-    found = Recovered(results=[], unreadable=[])
+    Returns its results, and the trials whose files cannot be read: they are left as they are, and not run again.
+    """
+    results, unreadable = [], []
     for folder in study.trials():
         try:
             spec, result = folder.read()
             trial_id, repeat = folder.key()
         except PlanError as error:
-            found.unreadable.append(UnreadableTrial(name=folder.path.name, reason=str(error)))
+            unreadable.append(UnreadableTrial(name=folder.path.name, reason=str(error)))
             continue
         if result is None:
             result = Run(
@@ -101,8 +95,8 @@ def recover(study: StudyFolder, tags: Mapping[str, str]) -> Recovered:
                 end_wall_ns=time.time_ns(),
             )
             folder.write_result(result)
-        found.results.append((spec, result))
-    return found
+        results.append((spec, result))
+    return results, unreadable
 
 
 class StudyController:
@@ -114,9 +108,9 @@ class StudyController:
         The listener is called from one thread at a time.
         """
         self._study, self._strategy, self._run, self._listener = study, strategy, run, listener
-        recovered = recover(study, run.tags)
-        self._unreadable = tuple(recovered.unreadable)
-        self._queue = TrialQueue(strategy, run, recovered.results, unreadable=[one.name for one in self._unreadable])
+        results, unreadable = recover(study, run.tags)
+        self._unreadable = tuple(unreadable)
+        self._queue = TrialQueue(strategy, run, results, unreadable=[one.name for one in self._unreadable])
         self._lock = threading.RLock()
         self._ending: Ending | None = None
         self._slots: Slots | None = None

@@ -5,17 +5,47 @@ from bisect import insort
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 
-from wattune.orchestrate.scheduling.budget import Pace
 from wattune.orchestrate.scheduling.graphs import Start
 from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.trial import Measure, TrialSpec
+
+
+class Pace:
+    """Times of trials so far, which predict those of the next ones."""
+
+    def __init__(self) -> None:
+        self._took_s: dict[Hashable, list[float]] = defaultdict(list)
+        self._by_start_s: dict[tuple[Hashable, Start], list[float]] = defaultdict(list)
+
+    def add(self, spec: TrialSpec, took_s: float, start: Start | None = None) -> None:
+        """Adds the time of a trial, and how it started where that is known."""
+        workers = workers_of(spec)
+        insort(self._took_s[workers], took_s)
+        if start is not None:
+            insort(self._by_start_s[workers, start], took_s)
+
+    @property
+    def typical_s(self) -> float:
+        """The median of all times; 0 before the first."""
+        seen = [value for one in self._took_s.values() for value in one]
+        return statistics.median(seen) if seen else 0.0
+
+    def expected_s(self, spec: TrialSpec, least_s: float, start: Start | None = None) -> float:
+        """Predicts the time of a trial.
+
+        It is the median of trials for the same workers that started alike, else of all trials for the same workers,
+        else of all trials, and never less than `least_s`.
+        """
+        workers = workers_of(spec)
+        alike = self._by_start_s.get((workers, start)) if start is not None else None
+        seen = alike or self._took_s.get(workers)
+        return max(least_s, statistics.median(seen) if seen else self.typical_s)
 
 
 class Durations:
     """Expected seconds of trials, better with each one that ended."""
 
     def __init__(self, pace: Pace, predict: Callable[[TrialSpec, Measure], float | None] | None = None) -> None:
-        """Starts without any time."""
         self._pace, self._predict = pace, predict
         self._ratios: dict[Hashable, list[float]] = defaultdict(list)
         self._all_ratios: list[float] = []

@@ -23,7 +23,6 @@ class EarlyStop:
     """
 
     def __init__(self, question: Question) -> None:
-        """Starts without any result."""
         self._question = question
         self._results: dict[tuple[str, int], tuple[TrialSpec, Run]] = {}
         self._worst: dict[str, float] = {}

@@ -94,7 +94,6 @@ class WarmGraphs:
     """The graphs that warm workers hold, by the nodes they run on."""
 
     def __init__(self) -> None:
-        """Starts without warm workers."""
         self._lanes: dict[str, _Warm] = {}
 
     def start_of(self, spec: TrialSpec, nodes: str | None = None) -> Start:

@@ -16,7 +16,7 @@ from typing import Final
 from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_burst
 from wattune.objective import Question
 from wattune.orchestrate.cooldown import waited_s
-from wattune.orchestrate.scheduling.budget import Pace
+from wattune.orchestrate.scheduling.durations import Pace
 from wattune.ranking.assessment import finite
 from wattune.run import Run, RunStatus
 from wattune.search.search_entry import LadderSettings
@@ -33,7 +33,6 @@ class Ladder:
     """Chooses what is promoted, from the bursts it was told."""
 
     def __init__(self, settings: LadderSettings, question: Question) -> None:
-        """Starts without any burst."""
         self.settings = settings
         self._question = question
         self.pace = Pace()

@@ -20,7 +20,6 @@ class Proposals:
     """Proposed trials, one at a time: what earlier calls began first, and last what may have ended one of them."""
 
     def __init__(self, strategy: Strategy) -> None:
-        """Takes the strategy; nothing is asked yet."""
         self._strategy = strategy
         self._begun: dict[str, tuple[TrialSpec, Run]] = {}
         self._run_last: set[str] = set()

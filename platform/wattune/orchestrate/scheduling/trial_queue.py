@@ -20,13 +20,12 @@ from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cooldown import waited_s
 from wattune.orchestrate.events import Preview, RaceStep, Role, RowStopped
 from wattune.orchestrate.failures import MOST_ALIKE, FailuresInARow, may_end_calls
-from wattune.orchestrate.scheduling.backfill import Reservation, Reservations, closed_domains
-from wattune.orchestrate.scheduling.budget import Budget, Pace
-from wattune.orchestrate.scheduling.durations import Durations
+from wattune.orchestrate.scheduling.budget import Budget
+from wattune.orchestrate.scheduling.durations import Durations, Pace
 from wattune.orchestrate.scheduling.early_stop import EarlyStop
 from wattune.orchestrate.scheduling.graphs import WarmGraphs, graphs_of, waited_for_workers
 from wattune.orchestrate.scheduling.ladder import Ladder
-from wattune.orchestrate.scheduling.nodes import Slots
+from wattune.orchestrate.scheduling.nodes import Reservation, Reservations, Slots, closed_domains
 from wattune.orchestrate.scheduling.outlook import Outlook, loads_s
 from wattune.orchestrate.scheduling.proposals import Proposals
 from wattune.orchestrate.scheduling.race import Race
@@ -232,7 +231,7 @@ class TrialQueue:
         """Takes the first trial that may start now.
 
         Within a kind of device, trials start in order. One whose nodes are busy is overtaken only by trials that do not
-        keep it waiting (`wattune.orchestrate.scheduling.backfill`).
+        keep it waiting (`wattune.orchestrate.scheduling.nodes`).
         """
         ahead = self._ahead = []
         for device in self._waiting.devices():

@@ -23,7 +23,6 @@ class Waiting:
     """
 
     def __init__(self, done: Mapping[tuple[str, int], Run], left_out: Iterable[str]) -> None:
-        """Starts empty; `done` has final results as they come, `left_out` names folders whose trials do not run."""
         self._done = done
         self._lines: dict[Hashable, deque[tuple[int, Attempt]]] = defaultdict(deque)
         self._num_queued = 0

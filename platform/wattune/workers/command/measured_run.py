@@ -8,7 +8,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +25,7 @@ from wattune.workers.command.measuring import LEAST_MEASURED, Look, Measuring
 from wattune.workers.command.process import GRACE_S
 from wattune.workers.command.program_run import ProgramOutcome, ProgramRun, Steps
 from wattune.workers.last_words import num_oom_kills
+from wattune.workers.order import Order
 
 TICK_S: Final = 0.1
 """Seconds between two looks at the steps."""
@@ -44,15 +45,6 @@ PEER_S: Final = 3.0
 """Time that word of the trial's end may take to a node whose command failed because the others had gone."""
 
 _NOT_HERE: Final = frozenset((errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC))
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """An order to leave the trial."""
-
-    kind: str
-    """`finish`: enough was measured. Anything else stops the trial."""
-    reason: str
 
 
 Orders = Callable[[float], Order | None]

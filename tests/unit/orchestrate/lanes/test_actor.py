@@ -180,20 +180,20 @@ def test_workers_of_a_lane_that_is_gone_are_told_to_end(keeper: LaneKeeper) -> N
     outcome: Any = RankOutcome(rank=0, status="completed")  # type: ignore[arg-type]
 
     async def scenario() -> list[Any]:
-        await keeper.failing("gone", 1, 1, outcome, keeps_group=True)
-        await keeper.deliver("gone", 1, 1, outcome, None)
-        await keeper.hung("gone", 1, 1, outcome, "stacks")
-        await keeper.report_stacks("gone", 1, 1, 0, "stacks")
-        await keeper.report("gone", 1, 1, "build", 0, None)
-        await keeper.show("gone", 1, 1, 0, "spans")  # type: ignore[arg-type]
+        await keeper.call("gone", "failing", 1, 1, outcome, keeps_group=True)
+        await keeper.call("gone", "deliver", 1, 1, outcome, None)
+        await keeper.call("gone", "hung", 1, 1, outcome, "stacks")
+        await keeper.call("gone", "report_stacks", 1, 1, 0, "stacks")
+        await keeper.call("gone", "report", 1, 1, "build", 0, None)
+        await keeper.call("gone", "show", 1, 1, 0, "spans")
         return [
-            await keeper.join("gone", 1, place),
-            await keeper.next_trial("gone", 1, 0, None),
-            await keeper.stop_order("gone", 1, 1),
-            await keeper.lost("gone", 1, "killed"),
+            await keeper.call("gone", "join", 1, place),
+            await keeper.call("gone", "next_trial", 1, 0, None),
+            await keeper.call("gone", "stop_order", 1, 1),
+            await keeper.call("gone", "lost", 1, "killed"),
         ]
 
-    assert asyncio.run(scenario()) == [-1, None, None, False]
+    assert asyncio.run(scenario()) == [None] * 4
 
 
 @pytest.mark.parametrize(("answer", "ends"), [(True, False), (False, True), (GetTimeoutError(), True)])
@@ -210,10 +210,10 @@ def test_a_train_run_nobody_wants_ends_before_it_starts_other_workers(
 
     monkeypatch.setattr(actor.ray, "get", get)
     monkeypatch.setattr(actor.os, "_exit", exits.append)
-    holder: Any = SimpleNamespace(lost=SimpleNamespace(remote=lambda *said: told.append(said)))
+    holder: Any = SimpleNamespace(call=SimpleNamespace(remote=lambda *said: told.append(said)))
     losses = actor._Losses(holder, "lane", 4)
     losses.after_exception(None, {2: ValueError("later"), 0: RayTaskError("f", "", OSError("disk full"))})
-    assert told == [("lane", 4, "worker 0 of the group: OSError: disk full", {})]
+    assert told == [("lane", "lost", 4, "worker 0 of the group: OSError: disk full", {})]
     assert exits == ([1] if ends else [])
 
 

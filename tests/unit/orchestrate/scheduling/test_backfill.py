@@ -13,9 +13,8 @@ from wattune.catalog.models import model
 from wattune.objective import Question
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster, Node
-from wattune.orchestrate.scheduling.backfill import Reservations, closed_domains
 from wattune.orchestrate.scheduling.budget import Budget
-from wattune.orchestrate.scheduling.nodes import Slots
+from wattune.orchestrate.scheduling.nodes import Reservations, Slots, closed_domains
 from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.orchestrate.scheduling.trial_queue import TrialQueue
 from wattune.plans.axes import Plan

@@ -4,7 +4,8 @@ import math
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
-from wattune.orchestrate.scheduling.budget import Budget, Pace
+from wattune.orchestrate.scheduling.budget import Budget
+from wattune.orchestrate.scheduling.durations import Pace
 from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec
 from wattune.workload import Workload

@@ -2,8 +2,7 @@
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
-from wattune.orchestrate.scheduling.budget import Pace
-from wattune.orchestrate.scheduling.durations import Durations
+from wattune.orchestrate.scheduling.durations import Durations, Pace
 from wattune.plans.axes import Plan
 from wattune.trial import Measure, TrialSpec
 from wattune.workload import Workload
