@@ -170,6 +170,13 @@ a file says which backend wrote it and whether the values are simulated.
 """
 
 
+_GROUPS: Final = dict.fromkeys(one.group for one in METRICS.values())
+_METRICS: Final = f"""Columns of both tables, and names in `metrics` of `run.json`. Each has a row with its unit on the
+page of its group: {", ".join(f"[{name}](metrics/{name}.md)" for name in _GROUPS)}.
+`wattune metrics` lists all, with the direction that is better and the tables that each is computed from.
+"""
+
+
 def page() -> str:
     """Returns the text of the page."""
     ranking = rank([], Question.of(_EXAMPLE[0], _EXAMPLE[1]))
@@ -206,11 +213,7 @@ def page() -> str:
                 for name, axis in AXES.items()
             ],
         ),
-        "## Metrics\n\nColumns of both tables, and names in `metrics` of `run.json`.\n",
-        _table(
-            ("column", "unit", "group", "better"),
-            [(f"`{name}`", one.unit or "–", one.group, one.better) for name, one in METRICS.items()],
-        ),
+        f"## Metrics\n\n{_METRICS}",
         "## spans.parquet\n",
         _columns(SPANS),
         "## kernels.parquet\n",

@@ -13,7 +13,7 @@ from wattune import cli
 from wattune.catalog.models import NOT_REPRESENTED
 from wattune.cli import author
 from wattune.metrics import METRICS
-from wattune.search.reference import reference_page, shipped_schema
+from wattune.search.reference import reference_page, schema_text
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -35,7 +35,7 @@ def wattune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def test_init_without_a_person_takes_defaults_and_what_it_writes_plans(wattune: Run) -> None:
     code, out, err = wattune("init")
     assert (code, err) == (0, "") and "next: wattune plan space.yaml" in out
-    assert Path("space.schema.json").read_text() == shipped_schema()
+    assert Path("space.schema.json").read_text() == schema_text()
     assert "device: cpu" in Path("space.yaml").read_text() and "study: space" in Path("space.yaml").read_text()
     assert wattune("plan", "space.yaml")[0] == 0
 
@@ -121,7 +121,7 @@ def test_an_example_is_written_under_its_name_and_plans(wattune: Run) -> None:
 
 
 def test_schema_prints_what_ships(wattune: Run) -> None:
-    assert wattune("schema") == (0, shipped_schema(), "")
+    assert wattune("schema") == (0, schema_text(), "")
     assert wattune("schema", "--page") == (0, reference_page(), "")
 
 

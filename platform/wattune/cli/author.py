@@ -21,7 +21,7 @@ from wattune.plans.engines import CAPABILITIES, capabilities
 from wattune.search.draft import MOST_TRIALS, Wishes, check_bound, draft, planned
 from wattune.search.examples import example_names, example_text
 from wattune.search.model_entry import check_own_name
-from wattune.search.reference import SCHEMA_NAME, reference_page, schema_line, shipped_schema
+from wattune.search.reference import SCHEMA_NAME, reference_page, schema_line, schema_text
 from wattune.storage.study import check_study_name
 from wattune.telemetry.probe import nvidia_products
 from wattune.view.console import show
@@ -187,7 +187,7 @@ def _write(path: Path, text: str) -> None:
             file.write(text)
     except FileExistsError:
         raise PlanError(f"{path}: exists and is kept; give another path, or remove it") from None
-    schema, content = path.parent / SCHEMA_NAME, shipped_schema()
+    schema, content = path.parent / SCHEMA_NAME, schema_text()
     if not schema.exists() or (schema.is_file() and '"title": "wattune search space"' in schema.read_text("utf-8")):
         schema.write_text(content, encoding="utf-8")
     print_line(f"wrote {path}; next: wattune plan {path}")
@@ -198,7 +198,7 @@ def schema(
     page: Annotated[bool, typer.Option("--page", help="Print the reference page in Markdown instead.")] = False,
 ) -> None:
     """Prints the JSON Schema of search spaces, by which editors complete and check them."""
-    print(reference_page() if page else shipped_schema(), end="")  # noqa: T201
+    print(reference_page() if page else schema_text(), end="")  # noqa: T201
 
 
 SearchOption = Annotated[

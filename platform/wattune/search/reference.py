@@ -6,7 +6,6 @@ as heads that divide a width, only `wattune plan` checks.
 
 import json
 from collections.abc import Iterator
-from importlib.resources import files
 from typing import Any, Final
 
 from wattune.catalog.hardware import DEVICES
@@ -16,7 +15,7 @@ from wattune.search.grammar import SpaceFile
 from wattune.units import unit_of
 
 SCHEMA_NAME: Final = "space.schema.json"
-"""Name of the schema's file: in the package, and beside the spaces that `wattune init` writes."""
+"""Name of the schema's file, beside the spaces that `wattune init` writes."""
 
 DIALECT: Final = "http://json-schema.org/draft-07/schema#"
 """The version of JSON Schema that the YAML language server reads."""
@@ -41,7 +40,7 @@ _UNITS: Final = {"min_seconds": "s", "soak_seconds": "s", "seq_len": "tokens", "
 """Units of keys whose names have no suffix of one."""
 
 _MOST_NAMES: Final = 8
-"""Most names of a choice that the page lists in a cell; of more it gives the number."""
+"""Most names of a choice that the page lists in a cell."""
 
 
 def schema_line(path: str) -> str:
@@ -53,11 +52,6 @@ def schema_line(path: str) -> str:
     return f"# yaml-language-server: $schema={path}"
 
 
-def shipped_schema() -> str:
-    """Returns the text of the schema that the package carries."""
-    return files("wattune.search").joinpath(SCHEMA_NAME).read_text(encoding="utf-8")
-
-
 def json_schema() -> JsonSchema:
     """Makes the JSON Schema of a search space."""
     made = SpaceFile.model_json_schema()
@@ -65,9 +59,18 @@ def json_schema() -> JsonSchema:
     return {key: _without_titles(value) if key != "title" else value for key, value in whole.items()}
 
 
-def schema_text() -> str:
-    """Returns the JSON Schema as the package's file holds it."""
-    return json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n"
+def schema_text(*, names_metrics: bool = True) -> str:
+    """Returns the JSON Schema as text.
+
+    Args:
+        names_metrics: False leaves out the objectives that editors complete, as the file of this repository does: then
+            a new metric changes the table of metrics alone.
+    """
+    schema = json_schema()
+    if not names_metrics:
+        objective = schema["properties"]["objective"]
+        objective["anyOf"] = [one for one in objective["anyOf"] if "enum" not in one]
+    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 
 def _without_titles(value: Any, *, names: bool = False) -> Any:
@@ -160,7 +163,7 @@ def _type(spec: JsonSchema, schema: JsonSchema) -> str:
         return f"[mapping](#{place.replace('.', '')})"
     if "enum" in spec:
         names = [f"`{one}`" for one in spec["enum"]]
-        return " ".join(names) if len(names) <= _MOST_NAMES else f"one of {len(names)} names"
+        return " ".join(names) if len(names) <= _MOST_NAMES else "a known name"
     options = _options(spec)
     if len(options) == 2 and options[1].get("type") == "array" and options[1]["items"] == options[0]:
         return f"{_type(options[0], schema)}, or a list"
