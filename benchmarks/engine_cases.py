@@ -37,8 +37,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from engine_case_list import ROUTINGS, TIERS, Case, cases
 
-from wattune.analysis.metrics.experts import expert_imbalance_frac
 from wattune.analysis.metrics.exposed_comm import parts
+from wattune.analysis.metrics.utilization import expert_imbalance_frac
 from wattune.catalog.hardware import ClusterSpec, device
 from wattune.catalog.models import ModelSpec, model
 from wattune.cost.flops import workload_flop_per_token

@@ -168,12 +168,7 @@ class Uploader:
     """Sends results of a running study from a thread of its own, so that a slow or dead server never delays a trial."""
 
     def __init__(self, name: str, send: SendTrial) -> None:
-        """Sends nothing before it is entered.
-
-        Args:
-            name: Name of the destination, for its thread.
-            send: Sends one trial.
-        """
+        """Sends nothing before it is entered."""
         self.problem = ""
         """Reason of the first failure; empty if everything was sent."""
         self._send = send
@@ -227,13 +222,7 @@ class Delivery:
     """All destinations of a running study."""
 
     def __init__(self, study: StudyFolder, tracker: Tracker, remote: RemoteStorage | None) -> None:
-        """Sends nothing before it is entered.
-
-        Args:
-            study: The running study.
-            tracker: Its tracking store.
-            remote: Storage at a URL, if there is one.
-        """
+        """Sends nothing before it is entered."""
         self._study, self._tracker, self._remote = study, tracker, remote
         self._tracking = Uploader("tracking", to_tracking(study, tracker))
         self._storage = Uploader("storage", to_storage(study, remote)) if remote else None

@@ -61,7 +61,6 @@ def _metric(name: str) -> Fact:
 
 
 def _energy_checked(run: Examined, found: Found) -> bool:
-    """Tells whether the integral of power could be compared with energy counters, where there is power."""
     return not run.powers.traces or "energy_integral_error_frac" in found
 
 
@@ -70,13 +69,11 @@ def _thermal_window_s(run: Examined, found: Found) -> float | None:
 
 
 def _num_missing_ranks(run: Examined, _: Found) -> int:
-    """Counts ranks of the plan without spans of the measured steps."""
     steps, spec = run.aligned.steps, run.data.spec
     return 0 if steps is None or spec is None else max(spec.cluster.world_size - len(steps.rank), 0)
 
 
 def _num_missing_devices(run: Examined, _: Found) -> int:
-    """Counts devices without any telemetry while others have some."""
     missing = len(run.aligned.missing)
     return 0 if missing == len(run.aligned.devices) else missing
 

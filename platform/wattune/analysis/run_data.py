@@ -71,7 +71,7 @@ class RunData:
     memory_peak_bytes: Sequence[int] = ()
     """Every rank's highest memory, or that of the rank that used most."""
     expert_imbalance_frac: float | None = None
-    """See `wattune.analysis.metrics.experts`; None without experts."""
+    """See `wattune.analysis.metrics.utilization`; None without experts."""
     tags: Mapping[str, str] = field(default_factory=dict)
     """Tags of a trial, which say how much of it was measured (`wattune.fidelity`)."""
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -110,9 +110,7 @@ class RunData:
     def of_recording(self, facts: Mapping[str, Any], *, read_until_ns: int | None = None) -> Self:
         """Returns the same with what a recording's manifest says.
 
-        Args:
-            facts: The manifest.
-            read_until_ns: The time up to which all sensors of an open recording were read, which no window passes.
+        No window passes `read_until_ns`, up to which all sensors of an open recording were read.
         """
         told = facts.get("steps") or {}
         tokens, peak = told.get("tokens_per_step"), told.get("memory_peak_bytes")
@@ -443,11 +441,8 @@ def clocks_and_temperatures(
 ) -> tuple[dict[DeviceKey, CoreTemperature], dict[DeviceKey, Throttle]]:
     """Returns temperature and throttling of every device in one pass; each is empty unless all devices have it.
 
-    Args:
-        aligned: The trial.
-        otherwise_mhz: Maximum clock of devices whose manifest does not say it.
-        powers: Its power traces; without them nobody knows when power was near the cap.
-        ways: Its `segments`; without them nobody knows when a device computed.
+    `otherwise_mhz` is the maximum clock of devices whose manifest does not say it. Without power traces nobody knows
+    when power was near the cap, without `ways` when a device computed.
     """
     core: dict[DeviceKey, CoreTemperature] = {}
     throttles: dict[DeviceKey, Throttle] = {}

@@ -91,11 +91,7 @@ def metrics_by_device(data: RunData) -> dict[DeviceKey, dict[str, float]]:
 def power_series(aligned: Aligned) -> dict[DeviceKey, tuple[Floats, Floats]]:
     """Returns each power sensor's samples in the window, for plots: seconds from its start, and watts.
 
-    Args:
-        aligned: From `wattune.analysis.signals.align.align`.
-
-    Returns:
-        Samples by node and device. Devices that share a sensor appear once, with the undivided power.
+    Devices that share a sensor appear once, with the undivided power.
     """
     return {trace.devices[0]: (trace.series.time_s, trace.series.value) for trace in powers(aligned).traces}
 
@@ -103,12 +99,8 @@ def power_series(aligned: Aligned) -> dict[DeviceKey, tuple[Floats, Floats]]:
 def node_power_series(aligned: Aligned, *, window_s: float = 0.1) -> dict[str, tuple[Floats, Floats]]:
     """Sums each node's devices in consecutive windows, for plots: middles of windows in seconds, and mean watts.
 
-    Args:
-        aligned: From `wattune.analysis.signals.align.align`.
-        window_s: Length of a window, a multiple of `wattune.analysis.signals.energy_grid.GRID_S`.
-
-    Returns:
-        Sums by node; empty if a sensor does not cover the window.
+    `window_s` is a multiple of `wattune.analysis.signals.energy_grid.GRID_S`. Empty if a sensor does not cover the
+    window.
     """
     sums: dict[str, EnergySum] = {}
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from wattune.analysis.metrics.experts import expert_imbalance_frac
+from wattune.analysis.metrics.utilization import expert_imbalance_frac
 from wattune.analysis.run_data import RunData
 from wattune.analysis.summary import Summary, summarize
 from wattune.fidelity import STOPPED_EARLY

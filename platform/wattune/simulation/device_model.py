@@ -240,10 +240,7 @@ def _clock(parameters: PowerModel, demand_w: Array, idle: npt.NDArray[np.bool_])
 def temperatures(thermal: ThermalModel, power_w: Array, slots: list[int]) -> tuple[Array, Array]:
     """Core and memory temperature of the devices of one node, in thermal balance with the first cell at the start.
 
-    Args:
-        thermal: Parameters.
-        power_w: Power of each device, (devices, cells).
-        slots: Slot of each device.
+    Power has shape (devices, cells).
     """
     die, sink, memory = lag(power_w, (thermal.die_tau_s, thermal.sink_tau_s, thermal.memory_tau_s))
     air = thermal.air_c_per_w * upstream_of(thermal, sink, slots)
@@ -269,8 +266,7 @@ def upstream_of(thermal: ThermalModel, heat: Array, slots: list[int]) -> Array:
 def lag(power_w: Array, taus_s: tuple[float, ...]) -> Array:
     """First-order lags of power, exact for power constant over each cell; starts in balance with the first cell.
 
-    Returns:
-        One series for each time constant, (taus, devices, cells).
+    One series for each time constant: shape (taus, devices, cells).
     """
     keep = np.exp(-CELL_S / np.asarray(taus_s))[:, None]
     result = np.empty((len(taus_s), *power_w.shape))

@@ -126,13 +126,8 @@ def simulate_node(
 ) -> tuple[dict[str, pa.Table], dict[str, Any]]:
     """Telemetry of one node from what its devices did, wherever that comes from.
 
-    Args:
-        model: The devices' kind.
-        node: The node.
-        activities: One for each device.
-        first_ns: Start of the tables on the node's monotonic clock.
-        last_ns: Their end.
-        seed: Seed of noise and jitter; every device has a stream of its own, so no device's depends on another's.
+    The tables run from `first_ns` to `last_ns` on the node's monotonic clock. Every device has a random stream of its
+    own, so no device's depends on another's.
     """
     cell_ns = s_to_ns(CELL_S)
     edges_ns = first_ns + cell_ns * np.arange((last_ns - first_ns) // cell_ns + 1, dtype=np.int64)
@@ -264,11 +259,9 @@ class _Sensors:
         return np.searchsorted(self._refreshed_ns, at_ns, side="right") - 1
 
     def _held(self, at_ns: Ints) -> Ints:
-        """The moment whose value a sensor shows at each moment."""
         return np.asarray(self._refreshed_ns[self._refresh(at_ns)])
 
     def _cell(self, at_ns: Ints) -> npt.NDArray[np.intp]:
-        """The cell each moment lies in."""
         return np.clip(np.searchsorted(self._edges_ns, at_ns, side="right") - 1, 0, len(self._edges_ns) - 2)
 
     def _at(self, cumulative: Array, at_ns: Ints) -> Array:
@@ -278,7 +271,6 @@ class _Sensors:
         return np.asarray(inside + np.minimum(seconds, 0.0) * cumulative[1] / CELL_S)
 
     def _mean_w(self, at_ns: Ints, window_s: float) -> Array:
-        """Mean power over the window that ends at each moment."""
         earlier_ns = at_ns - s_to_ns(window_s)
         return (self._at(self._energy_j, at_ns) - self._at(self._energy_j, earlier_ns)) / window_s
 

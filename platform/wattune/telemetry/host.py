@@ -66,12 +66,7 @@ def rapl_zones(sysfs: Path, kind: str) -> list[RaplZone]:
 
     The `intel-rapl-mmio` zones are left out: they are the same packages through another door.
 
-    Args:
-        sysfs: The root of sysfs.
-        kind: `package` or `dram`.
-
-    Returns:
-        The zones, none where the machine has none.
+    The kind is `package` or `dram`. There are none where the machine has none.
 
     Raises:
         PermissionError: They are there, and only root may read them (since CVE-2020-8694).
@@ -166,8 +161,7 @@ def _ports_bytes_per_s(sysfs: Path) -> float | None:
 
     A port that is both network interface and RDMA port (RoCE) is one link and counts once.
 
-    Returns:
-        Bytes a second; None where no port is up, or one does not say its speed, as virtual ones do not.
+    None where no port is up, or one does not say its speed, as virtual ones do not.
     """
     links: dict[tuple[Path, int], float] = {}
     for counter, _ in _port_counters(sysfs, "tx"):
@@ -245,14 +239,7 @@ class HostBackend:
         machine_id: Path = Path("/etc/machine-id"),
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Finds what there is to read, and reads the counters once, as the start of the first difference.
-
-        Args:
-            procfs: Where the kernel's process file system is.
-            sysfs: Where the kernel's device file system is.
-            machine_id: The file that identifies the machine (machine-id(5)).
-            clock_ns: The monotonic clock that times energy differences.
-        """
+        """Finds what there is to read, and reads the counters once, as the start of the first difference."""
         self._procfs, self._sysfs, self._machine_id = procfs, sysfs, machine_id
         self._readers: dict[str, Callable[[], float | int | None]] = {}
         self._capabilities: dict[str, str] = {}

@@ -27,10 +27,6 @@ def probe(procfs: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> list[Sens
     """Looks for every source of readings wattune knows of.
 
     Vendors' libraries are opened for a moment, their Python packages are not imported.
-
-    Args:
-        procfs: Where the kernel's process file system is.
-        sysfs: Where the kernel's device file system is.
     """
     checks: dict[str, tuple[Callable[[], str], str]] = {
         "nvml": (_find_nvml, "no NVIDIA GPU is measured; it comes with the driver (in containers: capability utility)"),

@@ -53,8 +53,7 @@ def split_backend(text: str) -> tuple[str, str]:
 def load_backend(text: str) -> Backend:
     """Makes a backend of a name and opens its sensors; called in the sampler process.
 
-    Args:
-        text: Its name, for some with a colon and an argument; see `ARGUMENTS`.
+    A name may have a colon and an argument; see `ARGUMENTS`.
 
     Raises:
         TelemetryError: There is no such backend, its library is not installed, or this machine has no such sensors.

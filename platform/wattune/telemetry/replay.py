@@ -118,11 +118,6 @@ class ReplayBackend:
     ) -> None:
         """Reads the recording; play begins now, where all of its tiers have begun.
 
-        Args:
-            playback: What to play, as `Playback.parse` reads it.
-            clock_ns: The monotonic clock it plays by.
-            anchor: Reads that clock and the wall clock together.
-
         Raises:
             TelemetryError: There is no device telemetry of exactly one node, or it is over before `start_s`.
         """
@@ -206,7 +201,6 @@ class ReplayBackend:
         """Nothing stays open."""
 
     def _now_ns(self) -> int:
-        """The position in the recording, laps added up."""
         return int((self._clock_ns() - self._opened.mono_ns) * self._play.speed)
 
     def _counted(self, track: _Track, name: str, lap: int, at_ns: int) -> int | float:

@@ -123,9 +123,7 @@ def powers(aligned: Aligned, look: Callable[[PowerTrace, Series], None] | None =
     one `power_domain` share a sensor: their power is counted once, from the first of them that has any (MI250: the
     package's power is read at one of its two GCDs).
 
-    Args:
-        aligned: The trial or recording.
-        look: Called with every trace and its series, in order of nodes, while the series is in memory anyway.
+    `look` is called with every trace and its series, in order of nodes, while the series is in memory anyway.
     """
     domains: dict[tuple[str, str], list[DeviceKey]] = {}
     for device in sorted({*aligned.devices, *aligned.known}):
@@ -284,8 +282,7 @@ def counter_span(readings: Readings, name: str, start_s: float, end_s: float) ->
     A counter that falls was reset or wrapped. The longest stretch without a fall is used. The rise before and after it
     is left out, because its size is unknown.
 
-    Returns:
-        The span, None with fewer than two readings in one stretch.
+    None with fewer than two readings in one stretch.
     """
     time_s, value = readings.inside(name, start_s, end_s)
     if len(value) < 2:
@@ -311,9 +308,7 @@ def integral_error_frac(powers: Powers) -> float | None:
     energy metrics report the sum. A single device can disagree by more: a counter steps every 100 ms, which is 1.4 % of
     14 s at twice the mean power.
 
-    Returns:
-        The fraction, None unless every sensor has a counter over at least `LEAST_COUNTER_SPAN_S` from which its power
-        is not derived.
+    None unless every sensor has a counter over at least `LEAST_COUNTER_SPAN_S` from which its power is not derived.
     """
     each = [trace.against_counter_j for trace in powers.traces]
     known = [one for one in each if one is not None]

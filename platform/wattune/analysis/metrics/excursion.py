@@ -50,15 +50,8 @@ class Excursions:
 def stretches_inside(values: Floats, begin: float, end: float, *, inside: bool = False) -> tuple[Ints, Ints]:
     """Finds stretches of a signal from exceeding `begin` until falling below `end`, which is not larger.
 
-    Args:
-        values: The signal.
-        begin: Above it a stretch begins.
-        end: Below it a stretch ends.
-        inside: True if a stretch had begun before the first value.
-
-    Returns:
-        Index of the first value of every stretch, and of the first value after it, which is the number of values if the
-        stretch does not end.
+    `inside` says that a stretch had begun before the first value. Returns the index of the first value of every
+    stretch, and of the first value after it: the number of values if the stretch does not end.
     """
     above, below = values > begin, values < end
     begins = np.flatnonzero(above[1:] > above[:-1]) + 1
@@ -222,13 +215,7 @@ def excursion_metrics(
     worst device's largest 100 ms mean over its limit, minus 1, 0 where none is above.
     `over_limit_20ms_time_frac`: share of device-time in which the raw series is above the limit, from a 20 ms ring.
 
-    Args:
-        powers: The trial's power traces.
-        each: Every trace's excursions, None where it has no limit or its sensor is too slow.
-        above_frac: Every trace's share of time above its limit, None without a limit or a 20 ms ring.
-
-    Returns:
-        The metrics; each group of them only if every sensor has it.
+    Each group of them is there only if every sensor has it.
     """
     metrics: dict[str, float] = {}
     shares = [trace.share for trace in powers.traces]

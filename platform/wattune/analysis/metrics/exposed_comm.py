@@ -79,10 +79,8 @@ def kind_of(name: str) -> str:
 def role_of(name: str, collective: str, group: str) -> str:
     """Returns the group that a collective belongs to, one of `GROUPS`.
 
-    Args:
-        name: The kernel.
-        collective: The collective as the trace names it, such as `allreduce` or `all_to_allv`; empty where unknown.
-        group: The process group's description, or for gloo its caller.
+    A trace names collectives such as `allreduce` or `all_to_allv`, empty where unknown. `group` is the process group's
+    description, or for gloo its caller.
     """
     for role, pattern in _ROLE_PATTERNS:
         if pattern.search(group):
@@ -112,14 +110,7 @@ def kernel_metrics(
       collectives stays in `exposed_comm_frac`.
     - `other_frac`: nothing runs. Above 0.05 the decomposition explains too little to rely on.
 
-    Args:
-        kernels: A table of `wattune.schema.KERNELS`, all ranks.
-        plan: How the model was laid out.
-        num_micro_batches: Micro-batches a replica runs per step.
-        replay: Idle time of the pipeline's replay, from the measured steps.
-
-    Returns:
-        The shares, or nothing where no step was profiled.
+    There is nothing where no step was profiled.
     """
     shares = parts(kernels, plan, num_micro_batches=num_micro_batches, replay=replay)
     if not shares:
@@ -189,9 +180,7 @@ def busy_s(kernels: pa.Table, *, collectives: bool = True) -> float | None:
     ranks without any kernel are left out: their trace is lost. None where nothing was profiled, or where the processor
     is the device.
 
-    Args:
-        kernels: `wattune.schema.KERNELS`.
-        collectives: False leaves out the kernels of collectives, which also wait.
+    Without `collectives` their kernels are left out, which also wait.
     """
     names = pc.cast(kernels["name"], pa.string())
     if pc.any(pc.starts_with(names, "aten::")).as_py():

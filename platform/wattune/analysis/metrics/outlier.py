@@ -58,8 +58,7 @@ def peer_groups(aligned: Aligned, spec: TrialSpec | None) -> list[list[int]]:
     and slice of them. So they differ in the data they see alone. What a plan makes uneven, such as stages, slices of an
     unequal vocabulary or busy experts, is imbalance and no fault of a device.
 
-    Returns:
-        Groups of two or more ranks. There are none without both spans and a specification, and none on CPUs.
+    There are none without both spans and a specification, and none on CPUs.
     """
     if aligned.steps is None or spec is None or len(aligned.steps.rank) != spec.cluster.world_size:
         return []
@@ -82,12 +81,6 @@ def outliers(
     Compared are the median compute time of a step (if spans separate compute from waiting), the mean SM clock, and the
     mean power. Temperatures are not compared: by design of the chassis a device behind its neighbours is up to 27 %
     hotter (arXiv 2509.10371), and a study wants to see the cost of that. If it costs clock, the clock shows it.
-
-    Args:
-        aligned: The trial.
-        powers: Its power traces.
-        spec: Specification of the trial; without it peers are unknown.
-        division: Its steps divided by their spans.
     """
     groups = peer_groups(aligned, spec)
     if not groups or aligned.steps is None:

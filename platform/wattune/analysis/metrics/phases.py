@@ -120,13 +120,8 @@ def phase_table(aligned: Aligned, powers: Powers, ways: Mapping[DeviceKey, Segme
     its periods from its neighbours. `resolved_frac` is the share of a part's time in longer stretches; if it is small,
     the energy includes that of neighbouring phases.
 
-    Args:
-        aligned: The trial.
-        powers: Its power traces; energy is null if they are not usable.
-        ways: Its `segments`.
-
-    Returns:
-        Columns `node`, `device`, `rank`, `phase` (a name of `PARTS`), `time_s`, `energy_j`, `resolved_frac`.
+    Columns are `node`, `device`, `rank`, `phase` (a name of `PARTS`), `time_s`, `energy_j` (null if traces are not
+    usable) and `resolved_frac`.
     """
     traces = traces_by_device(aligned, powers)
     rows = []
@@ -176,8 +171,7 @@ def step_energies_j(aligned: Aligned, powers: Powers) -> Floats | None:
 
     Together they are the window's energy: energy between steps belongs to the step before.
 
-    Returns:
-        Shape (steps,); None without steps or usable power.
+    Shape (steps,); None without steps or usable power.
     """
     steps = aligned.steps
     if steps is None or not powers.usable:

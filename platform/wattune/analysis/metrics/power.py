@@ -52,8 +52,7 @@ class Synchronous:
 def powers_together(aligned: Aligned) -> tuple[Powers, Synchronous]:
     """Finds the power traces of a trial, and computes every figure that needs their samples in one pass.
 
-    Returns:
-        The traces and the figures, which are empty if the traces are not usable.
+    The figures are empty if the traces are not usable.
     """
     look = _Look(aligned)
     found = powers(aligned, look.add)
@@ -136,13 +135,7 @@ def power_metrics(aligned: Aligned, powers: Powers, together: Synchronous) -> di
     power in 0.1 Hz to min(20 Hz, Nyquist); for both the worst node. Devices that share a package's sensor have equal
     parts of it; sums count the package once.
 
-    Args:
-        aligned: The trial.
-        powers: Its power traces.
-        together: The figures that `powers_together` returned with them.
-
-    Returns:
-        All metrics that were measured; only limits unless every sensor covers the window.
+    There are only limits unless every sensor covers the window.
     """
     metrics: dict[str, float | None] = {"device_power_limit_w": _lowest_limit_w(aligned, powers)}
     if powers.usable:

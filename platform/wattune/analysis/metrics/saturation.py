@@ -126,12 +126,8 @@ def saturation(
     interval weighs as much as the communication (for units: compute) in it. An interval is 200 ms by default, longer
     than most communication, so it shows less than the true load: evidence can be missed, but not invented.
 
-    Args:
-        aligned: The trial.
-        peaks: Its `link_peaks`.
-        ways: Its ranks' `wattune.analysis.metrics.phases.segments`; empty for a recording without spans.
-        divided: True if spans separate communication from compute, see
-            `wattune.analysis.metrics.step_breakdown.divide`.
+    `ways` is empty for a recording without spans. `divided` says that spans separate communication from compute
+    (`wattune.analysis.metrics.step_breakdown.divide`).
     """
     if ways and divided:
         of_links, of_units = "communication", "compute"

@@ -35,10 +35,7 @@ def speed_metrics(
     over the ranks. `mfu_frac`: model FLOPs of those tokens (`wattune.cost.flops`) a second, over the ranks' dense peak
     in the plan's data type.
 
-    Args:
-        aligned: The trial.
-        spec: Specification of the trial; without it there are no figures of a device.
-        tokens_per_step: Tokens of a step over all ranks; None is what the specification says.
+    Without a specification there are no figures of a device.
     """
     if aligned.steps is None:
         return {"window_s": aligned.duration_s}

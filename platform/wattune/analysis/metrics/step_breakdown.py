@@ -58,17 +58,10 @@ def divide(spans: pa.Table, steps: Steps, plan: Plan, *, num_micro_batches: int)
 
     Time outside all phases is other.
 
-    Args:
-        spans: Spans of all ranks.
-        steps: The measured steps.
-        plan: How the model was laid out.
-        num_micro_batches: Micro-batches a replica runs per step.
-
-    Returns:
-        The division, None if spans cannot divide the steps. Communication of tensor, context and expert parallelism and
-        of `zero2` and `zero3` runs inside `forward` and `backward`, so the plan may have none of them. Every rank must
-        have marked forward or backward in every step, and one of several ranks must have marked a wait. The wait is not
-        divided if a pipeline cannot be replayed.
+    None if spans cannot divide the steps. Communication of tensor, context and expert parallelism and of `zero2` and
+    `zero3` runs inside `forward` and `backward`, so the plan may have none of them. Every rank must have marked forward
+    or backward in every step, and one of several ranks must have marked a wait. The wait is not divided if a pipeline
+    cannot be replayed.
     """
     if plan.tp > 1 or plan.cp > 1 or plan.ep > 1 or plan.sharding in GATHERS_INSIDE:
         return None
@@ -100,9 +93,6 @@ def decompose_metrics(division: Division | None) -> dict[str, float]:
     `compute_frac`, `exposed_comm_frac`, `bubble_frac`, `straggler_frac`, `other_frac`: see `divide`. They sum to 1. If
     waiting cannot be divided, its three parts are absent. If `other_frac` is above 0.05, the decomposition explains too
     little to rely on.
-
-    Args:
-        division: From `divide`; None gives no metrics.
     """
     if division is None:
         return {}
@@ -152,8 +142,8 @@ def replayed_shares(
 
     Communication inside passes counts as the stage's time, so any plan with a pipeline can be replayed.
 
-    Returns:
-        Shares of bubble, and of what unequal stages and replicas add, by rank. None if it cannot be replayed.
+    By rank: the share of the bubble, and of the idle time that unequal stages and replicas add. None if it cannot be
+    replayed.
     """
     phases = PhaseSpans.of(spans, steps)
     model_s = phases.time_s(*MODEL, WAIT) - phases.time_s(WAIT)
@@ -174,16 +164,8 @@ def replayed(phases: "PhaseSpans", steps: Steps, plan: Plan, num_micro_batches: 
     replica. Of all ranks' idle time, the bubble is what the same schedule idles if every stage and replica takes the
     mean time of each pass. The rest comes from unequal stages and replicas. Every rank's idle time is divided alike.
 
-    Args:
-        phases: Phases of the measured steps.
-        steps: The measured steps.
-        plan: How the model was laid out.
-        num_micro_batches: Micro-batches a replica runs per step.
-        model_s: Every rank's forward and backward time, shape (steps, ranks).
-
-    Returns:
-        The idle time, None if the marked passes are not those of a schedule: some are missing, or their order changes
-        between steps or replicas.
+    `model_s` is every rank's forward and backward time, shape (steps, ranks). None if the marked passes are not those
+    of a schedule: some are missing, or their order changes between steps or replicas.
     """
     num_ranks = len(steps.rank)
     if num_ranks % plan.pp or steps.rank.tolist() != list(range(num_ranks)):
@@ -279,15 +261,8 @@ class PhaseSpans:
 
         If spans do not number micro-batches, their order is taken for the schedule's (`wattune.plans.schedule.passes`).
 
-        Args:
-            ranks: Columns of the stage's ranks, one a replica.
-            stage: The stage.
-            plan: How the model was laid out.
-            num_micro_batches: Micro-batches a replica runs per step.
-
-        Returns:
-            The passes, and their seconds of shape (passes, steps, replicas). None unless every rank ran all passes once
-            in every step, always in the same order.
+        Their seconds have shape (passes, steps, replicas). None unless every rank ran all passes once in every step,
+        always in the same order.
         """
         is_pass = np.array([name in MODEL for name in self.names], bool)[self.phase]
         backward = np.array([name == MODEL[1] for name in self.names], bool)[self.phase]

@@ -47,10 +47,6 @@ def thermal_metrics(aligned: Aligned, core: Mapping[DeviceKey, CoreTemperature])
     `device_temp_max_c`: the hottest reading of any device. `device_temp_mean_c`: mean over devices of their
     time-weighted means. `device_temp_spread_c`: largest minus smallest of the devices' means in a node, the worst node.
     `memory_temp_max_c`: the hottest memory reading. `thermal_margin_min_c`: the smallest distance to the limit.
-
-    Args:
-        aligned: The trial.
-        core: Every device's `temperature`; empty unless all devices have it.
     """
     metrics: dict[str, float] = {}
     if core:
@@ -70,8 +66,7 @@ def thermal_metrics(aligned: Aligned, core: Mapping[DeviceKey, CoreTemperature])
 def temperature_rise_c_per_min(core: Mapping[DeviceKey, CoreTemperature]) -> float | None:
     """Returns the temperature rise of the fastest warming device in the second half of the window.
 
-    Returns:
-        Degrees a minute, negative if all devices cool; None without temperatures.
+    Negative if all devices cool; None without temperatures.
     """
     return max((one.rise_c_per_min for one in core.values() if one.rise_c_per_min is not None), default=None)
 

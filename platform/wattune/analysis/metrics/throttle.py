@@ -64,14 +64,8 @@ class Throttle:
 def near_cap(power: Series, limit_w: float, at_s: Floats) -> Floats:
     """Tells at which times a device was at its power cap.
 
-    Args:
-        power: Watts, linear between samples.
-        limit_w: The limit enforced on the same sensor.
-        at_s: Any times.
-
-    Returns:
-        1 where the mean power over `CAP_WINDOW_S` up to a time is at least `NEAR_CAP_FRAC` of the limit, else 0. At the
-        ends of the series the part of the mean counts that the series covers. NaN beyond that.
+    1 where the mean power over `CAP_WINDOW_S` up to a time is at least `NEAR_CAP_FRAC` of the limit of the same sensor,
+    else 0. At the ends of the series the part of the mean counts that the series covers. NaN beyond that.
     """
     start_s, end_s = float(power.time_s[0]), float(power.time_s[-1])
     until_s = np.clip(at_s, start_s, end_s)
@@ -109,11 +103,7 @@ def device_throttle(
 ) -> Throttle | None:
     """Computes throttling of one device, None unless clock and reasons were read together twice in the window.
 
-    Args:
-        readings: From `with_cap_causes`.
-        clock_max_mhz: The device's maximum SM clock.
-        window_s: Length of the window.
-        timeline: Its rank's phases, None where there are none.
+    `readings` are those of `with_cap_causes`.
     """
     causes = {name: cause_column(name) for name in THROTTLE_REASON_BITS if cause_column(name) in readings.columns}
     if not causes:
@@ -186,10 +176,7 @@ def stretches(readings: Readings, clock_max_mhz: float, window_s: float) -> dict
     A reading holds until the next one, so a stretch shorter than the readings' interval may be missed. Causes that were
     not read are missing.
 
-    Args:
-        readings: From `with_cap_causes`.
-        clock_max_mhz: The device's maximum SM clock.
-        window_s: Length of the window.
+    `readings` are those of `with_cap_causes`.
     """
     columns = readings.columns
     causes = [cause for cause in THROTTLE_REASON_BITS if cause_column(cause) in columns]
@@ -235,10 +222,6 @@ def throttle_metrics(aligned: Aligned, throttles: Mapping[DeviceKey, Throttle]) 
     through any busy load, also where no clock is lost.
 
     Without power or its limit the power cause is unknown: its metrics are absent, and those of all causes together.
-
-    Args:
-        aligned: The trial.
-        throttles: Every device's `device_throttle`; empty unless all devices have it.
     """
     metrics: dict[str, float | None] = {**_counter_metrics(aligned)}
     found = list(throttles.values())

@@ -1,4 +1,4 @@
-"""Utilization: busy units and memory, bytes over links, memory in use."""
+"""Utilization: busy units and memory, bytes over links, memory in use, load of experts."""
 
 from collections.abc import Mapping, Sequence
 
@@ -26,10 +26,6 @@ def use_metrics(aligned: Aligned, peaks: Mapping[str, LinkPeak]) -> dict[str, fl
     `pcie_bytes_per_s`: bytes sent and received by a device, mean over devices, by the counters' rise over their span.
     `nic_bytes_per_s`: the same of a node's ports, mean over nodes. `{nvlink,pcie,nic}_of_peak_frac`: over twice the
     peak of one direction, where there is one.
-
-    Args:
-        aligned: The trial.
-        peaks: Its `wattune.analysis.metrics.saturation.link_peaks`.
     """
     metrics: dict[str, float] = {}
     counters = aligned.readings("counter")
@@ -62,10 +58,6 @@ def memory_metrics(memory_peak_bytes: Sequence[int], used: DeviceSpec | None) ->
 
     `memory_peak_bytes`: the largest of the ranks' peaks. `memory_headroom_frac`: 1 minus that over the device's memory,
     where the catalog knows it.
-
-    Args:
-        memory_peak_bytes: Every rank's highest memory; empty where unknown.
-        used: The device the ranks drive, None for a recording.
     """
     if not memory_peak_bytes:
         return {}
@@ -74,6 +66,27 @@ def memory_metrics(memory_peak_bytes: Sequence[int], used: DeviceSpec | None) ->
     if used is not None and used.memory_bytes:
         metrics["memory_headroom_frac"] = 1.0 - peak / used.memory_bytes
     return metrics
+
+
+def expert_imbalance_frac(tokens: Sequence[Sequence[Sequence[int]]], ep: int) -> float | None:
+    """Tokens of the busiest expert parallel rank over those of the mean one, minus 1, averaged over layers.
+
+    0 is an even load; at ep=1 it is 0, since one rank has all experts. The ranks of a layer wait for the busiest one,
+    so that the average over layers is the share by which uneven experts lengthen their part of a step. Ranks that hold
+    the same experts in several replicas count together.
+
+    `tokens` are those that each rank sent in the measured steps, by layer and expert. A rank holds a run of consecutive
+    experts. None where no token was sent to an expert.
+    """
+    sent = [rank for rank in tokens if rank]
+    if not sent:
+        return None
+    by_layer = np.sum(np.asarray(sent, dtype=np.float64), axis=0)
+    by_rank = by_layer.reshape(by_layer.shape[0], ep, -1).sum(axis=2)
+    by_rank = by_rank[by_rank.sum(axis=1) > 0]
+    if not by_rank.size:
+        return None
+    return float(np.mean(by_rank.max(axis=1) / by_rank.mean(axis=1)) - 1)
 
 
 def _mean_since(readings: Readings, column: str, window_s: float) -> float | None:

@@ -78,16 +78,9 @@ def breakdown(
     Energy of a rank's compute is the integral over its forward, backward and optimizer, divided between `compute` and
     `throttle` by time; that over its waits by the time of their parts.
 
-    Args:
-        aligned: The trial.
-        division: Its steps divided by their spans, None where spans cannot divide them.
-        phases: Its `wattune.analysis.metrics.phases.phase_table`.
-        throttles: Its devices' throttling; a device without it has no `throttle`.
-        profiled: Share of rank-time in steps by part, from a profiled pass: any names, used instead of `division`. The
-            rest to 1 is `other`, and energy is divided by time.
-
-    Returns:
-        The parts, None without measured steps.
+    None without measured steps. A device without throttling has no `throttle`. `profiled` has the share of rank-time in
+    steps by part, from a profiled pass: any names, used instead of `division`. The rest to 1 is `other`, and energy is
+    divided by time.
     """
     steps = aligned.steps
     if steps is None:

@@ -102,11 +102,7 @@ class EnergySum:
     """The summed energy of several sensors, at the points of the grid that all of them cover."""
 
     def __init__(self, window_s: float) -> None:
-        """Starts empty.
-
-        Args:
-            window_s: Length of the grid's window.
-        """
+        """Starts empty."""
         self._energy_j: Floats = np.zeros(int(window_s / GRID_S + 1e-6) + 1)
         self._first, self._end = 0, len(self._energy_j)
         self._coarsest: tuple[float, tuple[float, ...]] = 0.0, ()
@@ -114,13 +110,7 @@ class EnergySum:
     def add(self, series: Iterable[Piece], sensor_period_s: float, smoothed_s: tuple[float, ...]) -> Iterator[Piece]:
         """Adds one more sensor's pieces and passes them on.
 
-        Args:
-            series: The pieces.
-            sensor_period_s: Period of the sensor.
-            smoothed_s: Lengths of the moving means in its series.
-
-        Yields:
-            The pieces.
+        `smoothed_s` are the lengths of the moving means in its series.
         """
         first = end = None
         for piece in series:
@@ -199,8 +189,7 @@ class GridEnergy:
         and means of grid cells each attenuate by a sinc, which is divided out. Power that changes faster than the
         sensor's Nyquist frequency aliases into the band and cannot be separated.
 
-        Returns:
-            Watts, None where the grid is shorter than a period of the band's lower end, or the sensor slower than it.
+        None where the grid is shorter than a period of the band's lower end, or the sensor slower than it.
         """
         low_hz, high_hz = SWING_BAND_HZ[0], min(SWING_BAND_HZ[1], 0.5 / self.sensor_period_s)
         cells = len(self.energy_j) - 1

@@ -155,11 +155,7 @@ class ReadingsCache:
     """A least-recently-used cache of readings and of series made from them; shared by all tiers of a trial."""
 
     def __init__(self, most_bytes: int = CACHE_BYTES) -> None:
-        """Starts empty.
-
-        Args:
-            most_bytes: Size above which the least recently used entries are dropped.
-        """
+        """Starts empty."""
         self._most_bytes, self._bytes = most_bytes, 0
         self._entries: OrderedDict[Hashable, Sized] = OrderedDict()
 
@@ -187,12 +183,7 @@ class Tier(Mapping[DeviceKey, Readings]):
     ) -> None:
         """Reads nothing yet.
 
-        Args:
-            name: Name of the tier.
-            source: Source of its rows.
-            anchors_ns: Shift from monotonic readings to common time, by node.
-            origin_ns: Time 0 in common time.
-            cache: Holds readings between lookups.
+        `anchors_ns` shift monotonic readings to common time, by node; `origin_ns` is time 0 in it.
         """
         self._name, self._source, self._cache = name, source, cache
         self._anchors_ns, self._origin_ns = anchors_ns, origin_ns
@@ -249,8 +240,7 @@ def _sensor_time(table: pa.Table) -> tuple[Ints, Ints | slice | None]:
     The driver stamps samples with wall time. The row's own pair of clock readings, taken as the ring was drained, gives
     the monotonic time of a stamp. Two drains may return the same sample: it counts once.
 
-    Returns:
-        Nanoseconds of every row, and the rows that count, None if all do.
+    Beside the times stand the rows that count, None if all do.
     """
     sensor_ns = integers(table, "sensor_ns")
     ahead_ns = sensor_ns - integers(table, "wall_ns")

@@ -75,14 +75,8 @@ class Series:
         It needs no search: the number of grid points before a sample follows from the sample's time. Between two
         samples the integral is a parabola, so three coefficients of an interval give all of its points.
 
-        Args:
-            start_s: The first time.
-            step_s: Distance between times.
-            num_steps: Number of times after the first.
-            again: Points that a block repeats of the points before it, or fewer if there are fewer.
-
-        Yields:
-            Blocks of neighbouring points, together all of them.
+        Yields blocks of neighbouring points, together all of them; each repeats up to `again` points of those before
+        it.
         """
         last, done, under = len(self.time_s) - 1, 0, 0.0
         intervals = max(int(_BLOCK * step_s * last / self.span_s), 1)
@@ -155,8 +149,7 @@ class Series:
 def series(time_s: Floats, value: Floats) -> Series | None:
     """Makes a series of readings in any order; values that are not finite and repeated times are dropped.
 
-    Returns:
-        The series, None where fewer than two readings are left.
+    None where fewer than two readings are left.
     """
     good = np.isfinite(value)
     good &= np.isfinite(time_s)
@@ -173,10 +166,7 @@ def weights_s(time_s: Floats, start_s: float, end_s: float) -> Floats:
 
     The signal is linear between samples, as in `Series`, and zero outside the first and the last.
 
-    Args:
-        time_s: Strictly increasing.
-        start_s: Start of the integral.
-        end_s: End of the integral.
+    Times increase strictly.
     """
     weight: Floats = np.zeros(len(time_s))
     width_s = np.diff(time_s)

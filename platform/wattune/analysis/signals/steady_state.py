@@ -76,13 +76,9 @@ def steady_from(times_s: Floats) -> int | None:
     At most half is left out: a minimum beyond that means that no steady state was reached. Only steps count that differ
     from the rest (`TRANSIENT_FRAC`). If the first d do not, the best smaller number counts whose steps do.
 
-    Args:
-        times_s: Step times in order.
-
-    Returns:
-        Steps to leave out, 0 without a transient that matters; None if the steady state does not begin in the first
-        half, or if the steps that are left still drift (`drift_frac`), by more than `TRANSIENT_FRAC` over
-        as many steps as there are.
+    Returns the steps to leave out, 0 without a transient that matters; None if the steady state does not begin in the
+    first half, or if the steps that are left still drift (`drift_frac`), by more than `TRANSIENT_FRAC` over as many
+    steps as there are.
     """
     count = len(times_s)
     if count < LEAST_STEPS:
@@ -124,11 +120,7 @@ def drift_frac(times_s: Floats) -> float | None:
     correlation r, as in an autoregressive series of first order. A sawtooth of many periods does not drift: its scatter
     is in the uncertainty of the mean.
 
-    Args:
-        times_s: Step times in order.
-
-    Returns:
-        The difference over the median, never negative; None below `LEAST_STEPS`.
+    It is a share of the median, never negative; None below `LEAST_STEPS`.
     """
     if len(times_s) < LEAST_STEPS:
         return None
@@ -194,11 +186,7 @@ def settled_from_s(temperature: Series) -> float | None:
 
     If the series is shorter than two minutes, its halves replace the minutes, and the degree shrinks with them.
 
-    Args:
-        temperature: Degrees over the window.
-
-    Returns:
-        The earliest such time, None where the last two minutes still differ or there is less than `LEAST_SETTLED_S`.
+    None where the last two minutes still differ or there is less than `LEAST_SETTLED_S`.
     """
     if temperature.span_s < LEAST_SETTLED_S:
         return None

@@ -56,10 +56,7 @@ def find_steps(spans: pa.Table, anchors_ns: Mapping[str, int], measured: Sequenc
     Where a rank lacks a step between others, the longest run without such steps counts: the window runs from the first
     step to the last, so a step inside it that did not count would make all rates too low.
 
-    Args:
-        spans: Spans of all ranks.
-        anchors_ns: Shift to common time by node, from `clock_anchors_ns`.
-        measured: The steps to count, None for all from 0 on.
+    `measured` are the steps to count, None for all from 0 on.
     """
     phase, phase_names = codes(spans, "phase")
     step = integers(spans, "step")

@@ -42,9 +42,6 @@ def power_owners(gpus: Sequence[Gpu]) -> list[int | None]:
 
     The dies of a package with two follow each other in bus order, the one with power first. Devices that differ in the
     bus address's function alone are partitions of one package.
-
-    Args:
-        gpus: The devices in any order.
     """
     owners: list[int | None] = [index if gpu.powered else None for index, gpu in enumerate(gpus)]
     in_bus_order = sorted(range(len(gpus)), key=lambda index: gpus[index].bdf)

@@ -56,8 +56,7 @@ def load_package() -> Any:
 def library_generation(wrapper_version: str) -> int | None:
     """The first number of the library version a wrapper was made for, None for a release that is not known.
 
-    Args:
-        wrapper_version: `amdsmi.__version__`, such as `7.0.2` (ROCm's) or `26.0.0+37d158ab` (the library's own).
+    A wrapper says `7.0.2` (ROCm's version) or `26.0.0+37d158ab` (the library's own).
     """
     major, _, rest = wrapper_version.partition(".")
     minor = rest.partition(".")[0]
@@ -70,12 +69,7 @@ class Metrics:
     """One answer of the metrics call. Fields by AMD SMI's names; a wrapper that lacks one has it not available."""
 
     def __init__(self, struct: ctypes.Structure, unset: Mapping[str, int]) -> None:
-        """Wraps a filled `amdsmi_gpu_metrics_t`.
-
-        Args:
-            struct: The answer.
-            unset: By field, the value that means not available.
-        """
+        """Wraps a filled `amdsmi_gpu_metrics_t`. `unset` has, by field, the value that means not available."""
         self._struct, self._unset = struct, unset
 
     def value(self, name: str) -> int:
@@ -122,9 +116,6 @@ class Library:
     def __init__(self, package: Any) -> None:
         """Checks that wrapper and library belong together and starts the library.
 
-        Args:
-            package: The module `amdsmi`.
-
         Raises:
             TelemetryError: They do not, or it does not start.
         """
@@ -160,9 +151,7 @@ class Library:
     def call(self, function: str, *arguments: Any) -> Any:
         """Calls one of the package's functions.
 
-        Args:
-            function: Its name.
-            arguments: Its arguments; a text names a member of an enumeration, as in `AmdSmiClkType.GFX`.
+        A text among the arguments names a member of an enumeration, as in `AmdSmiClkType.GFX`.
 
         Raises:
             TelemetryError: It failed or this release lacks it; the message is AMD SMI's code.

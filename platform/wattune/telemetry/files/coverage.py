@@ -101,7 +101,6 @@ def _any_read(tier: str, rows: pa.Table) -> npt.NDArray[np.bool_]:
 
 
 def _value_columns(tier: str, rows: pa.Table) -> list[str]:
-    """The columns that hold readings."""
     there = set(rows.column_names)
     return [f.name for f in TELEMETRY[tier] if f.metadata[b"kind"] not in (b"key", b"time") and f.name in there]
 

@@ -77,12 +77,7 @@ class ClockWatch:
     """Notices when the wall clock is set; the driver stamps its power history with it."""
 
     def __init__(self, clock_ns: Callable[[], int], wall_ns: Callable[[], int]) -> None:
-        """Starts at the clocks' present distance.
-
-        Args:
-            clock_ns: The monotonic clock.
-            wall_ns: The wall clock.
-        """
+        """Starts at the clocks' present distance."""
         self._clock_ns, self._wall_ns = clock_ns, wall_ns
         self._offset_ns: int | None = None
         self.steps: list[dict[str, int]] = []
@@ -106,12 +101,7 @@ class TierRecord:
     """Record of one tier: its pace, its calls, its failures."""
 
     def __init__(self, requested_hz: float, schedule: Schedule) -> None:
-        """Starts with nothing read.
-
-        Args:
-            requested_hz: Reads per second of every device.
-            schedule: The deadlines it is read on.
-        """
+        """Starts with nothing read."""
         self._requested_hz, self._schedule = requested_hz, schedule
         self._lateness, self._read = Histogram(), Histogram()
         self._errors: defaultdict[str, Counter[str]] = defaultdict(Counter)

@@ -29,12 +29,7 @@ class Schedule:
     """
 
     def __init__(self, rate_hz: float, start_ns: int) -> None:
-        """Begins a schedule.
-
-        Args:
-            rate_hz: Deadlines per second; the period is rounded to whole nanoseconds.
-            start_ns: The first deadline, on the monotonic clock.
-        """
+        """Begins a schedule. The period is rounded to whole nanoseconds."""
         self.period_ns = round(NS_PER_S / rate_hz)
         self._start_ns = start_ns
         self._next_index = 0
@@ -47,11 +42,7 @@ class Schedule:
         return self._start_ns + self._next_index * self.period_ns
 
     def take(self, now_ns: int) -> Tick:
-        """Serves the latest deadline that is due, and counts those before it as missed.
-
-        Args:
-            now_ns: The monotonic clock now, not before `next_ns`.
-        """
+        """Serves the latest deadline that is due, and counts those before it as missed."""
         assert now_ns >= self.next_ns
         index, lateness_ns = divmod(now_ns - self._start_ns, self.period_ns)
         self.missed += index - self._next_index
@@ -82,11 +73,7 @@ class Histogram:
     def quantile_s(self, fraction: float) -> float | None:
         """A quantile in seconds, None before the first duration.
 
-        Args:
-            fraction: The quantile, in (0, 1].
-
-        Returns:
-            The upper edge of the bin it falls in, so at most 26 % too long; never more than the longest.
+        It is the upper edge of the bin the quantile falls in, so at most 26 % too long; never more than the longest.
         """
         rank = math.ceil(fraction * self._counts.total())
         seen = 0

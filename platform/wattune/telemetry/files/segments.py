@@ -80,12 +80,6 @@ class TierWriter:
     ) -> None:
         """Opens the first segment.
 
-        Args:
-            folder: Where the segments go; it holds none of this tier yet.
-            schema: The tier's, from `wattune.schema.table_schema`.
-            segment_s: Length of a segment.
-            consolidate_s: Length of a segment's batches.
-
         Raises:
             FileExistsError: The folder holds such a segment already.
         """
@@ -206,8 +200,7 @@ class SegmentStore:
     def close(self, manifest: dict[str, Any]) -> None:
         """Writes what is left, ends every stream, and writes the last manifest.
 
-        Args:
-            manifest: The manifest; `closed`, set here, says whether every stream has its end mark.
+        `closed`, set in it here, says whether every stream has its end mark.
 
         Raises:
             TelemetryError: A write failed.

@@ -35,10 +35,7 @@ class StreamWriter:
     def __init__(self, path: Path, schema: pa.Schema, *, compressed: bool) -> None:
         """Makes the files and writes the schema.
 
-        Args:
-            path: The stream, in a folder that holds none of that name.
-            schema: Of every batch.
-            compressed: Whether every buffer is compressed, which costs some 20 bytes each.
+        Compression costs some 20 bytes a buffer.
 
         Raises:
             FileExistsError: There is such a stream.

@@ -43,11 +43,6 @@ class NvmlBackend:
     ) -> None:
         """Starts NVML and asks every device what it can do.
 
-        Args:
-            clock_ns: The monotonic clock that times counters.
-            wall_ns: The wall clock, which stamps failed ring reads.
-            sleep: Waits between the two samples that show whether GPM works.
-
         Raises:
             TelemetryError: NVML cannot be started, or shows no device.
         """

@@ -44,15 +44,7 @@ class NvmlDevice:
         clock_ns: Callable[[], int],
         wall_ns: Callable[[], int],
     ) -> None:
-        """Opens the device and makes its readers; `prime` and `probe` find out which of them work.
-
-        Args:
-            nvml: The module `pynvml`.
-            slot: The device's index.
-            driver: The driver's version.
-            clock_ns: The monotonic clock.
-            wall_ns: The wall clock.
-        """
+        """Opens the device and makes its readers; `prime` and `probe` find out which of them work."""
         self._nvml, self._clock_ns, self._wall_ns = nvml, clock_ns, wall_ns
         self._codes = {value: name[len(_ERROR) :] for name, value in vars(nvml).items() if name.startswith(_ERROR)}
         self.capabilities: dict[str, dict[str, str]] = {}

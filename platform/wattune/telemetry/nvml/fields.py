@@ -146,11 +146,7 @@ def throttle_fields(driver: str) -> ThrottleFields | None:
     Between 580.65 and 580.126 the renumbering's exact place is not known: those are given the old numbers, and
     `likely_throttle_fields` and the check against violation status find out.
 
-    Args:
-        driver: Its version, such as `580.159.04`.
-
-    Returns:
-        The field numbers, None before 575, where 251 was power smoothing's and the counters were not there.
+    None before 575, where 251 was power smoothing's and the counters were not there.
     """
     version = tuple(int(part) for part in re.findall(r"\d+", driver)[:2])
     if version < (575,):
@@ -161,13 +157,8 @@ def throttle_fields(driver: str) -> ThrottleFields | None:
 def likely_throttle_fields(driver: str, types: Mapping[int, int]) -> ThrottleFields | None:
     """The numbering whose fields answer like counters.
 
-    Args:
-        driver: Its version.
-        types: Value type by field of those fields the device answers.
-
-    Returns:
-        The numbering of the version where all its fields are 64-bit counters, else the other one where all of its are,
-        else None. Power smoothing's switches are no 64-bit counters.
+    It is that of the version where all its fields are 64-bit counters, else the other one where all of its are, else
+    None. Power smoothing's switches are no 64-bit counters.
     """
     expected = throttle_fields(driver)
     both = sorted((OLD_THROTTLE_FIELDS, NEW_THROTTLE_FIELDS), key=lambda fields: fields != expected)

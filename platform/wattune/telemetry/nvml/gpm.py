@@ -29,12 +29,6 @@ class Gpm:
     def __init__(self, nvml: ModuleType, handle: Any, metrics: Sequence[int], clock_ns: Callable[[], int]) -> None:
         """Asks for support and allocates the buffers.
 
-        Args:
-            nvml: The module `pynvml`.
-            handle: The device's.
-            metrics: Metric ids to compute.
-            clock_ns: The monotonic clock.
-
         Raises:
             TelemetryError: The device has no GPM; the text is a code.
             NVMLError: NVML refuses.

@@ -40,12 +40,8 @@ class RingJoin:
     def join(self, ring: Sequence[Sample], mono_ns: int) -> Sequence[Sample]:
         """Returns the samples that a reading adds.
 
-        Args:
-            ring: All the ring holds, oldest first.
-            mono_ns: When it was read, on the monotonic clock.
-
-        Returns:
-            The new samples; of the first reading all, which are from before it.
+        `ring` is all the ring holds, oldest first. Of the first reading all samples are added, which are from before
+        it.
         """
         self._drains += 1
         self._depth = max(self._depth, len(ring))

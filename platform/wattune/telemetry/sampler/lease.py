@@ -35,13 +35,7 @@ class Lease:
     """A file that an owner keeps touching, as seen by the process that lives by it."""
 
     def __init__(self, path: Path, lease_s: float, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        """Counts the lease as renewed now.
-
-        Args:
-            path: The file.
-            lease_s: Age at which it has expired.
-            clock_ns: The monotonic clock its age is measured on.
-        """
+        """Counts the lease as renewed now."""
         self._path, self._lease_ns, self._clock_ns = path, s_to_ns(lease_s), clock_ns
         self._mtime_ns: int | None = None
         self._age_ns, self._looked_ns = 0, clock_ns()
@@ -125,8 +119,7 @@ class FileLock:
 def lock_holder(path: Path) -> int | None:
     """The process that holds a lock.
 
-    Returns:
-        Its id, 0 where it did not say or where that id is another process's now, or None where nobody holds the lock.
+    0 where it did not say, or where that id is another process's now; None where nobody holds the lock.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -167,10 +160,7 @@ class DeviceLocks:
     def __init__(self, backend: str, devices: Iterable[str], *, wait_s: float = 0.0) -> None:
         """Takes one lock a device in `runtime_folder`, all or none.
 
-        Args:
-            backend: The backend's name.
-            devices: What identifies each device: its uuid where it has one.
-            wait_s: Longest to wait for them to become free.
+        A device is known by its uuid where it has one.
 
         Raises:
             TelemetryError: Another sampler reads one of them; the message names its process.

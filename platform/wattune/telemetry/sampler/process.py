@@ -234,11 +234,7 @@ class Watchdog:
     """
 
     def __init__(self, stuck_s: float = _STUCK_S) -> None:
-        """Begins to look; nothing is held before the first `beat`: sensors may take their time to open.
-
-        Args:
-            stuck_s: Longest time from one `beat` to the next, while the process runs.
-        """
+        """Begins to look; nothing is held before the first `beat`: sensors may take their time to open."""
         self._most_looks, self._beats = math.ceil(stuck_s / _WATCH_S), 0
         # Driver calls go through ctypes, which lets other threads run meanwhile.
         threading.Thread(target=self._run, name="watchdog", daemon=True).start()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from wattune.analysis.metrics.experts import expert_imbalance_frac
+from wattune.analysis.metrics.utilization import expert_imbalance_frac
 
 
 def test_an_even_load_has_no_imbalance() -> None:
