@@ -58,14 +58,9 @@ def look(sampler_folder: Path, start_mono_ns: int) -> RunData:
 
 
 def sampled(sampler_folder: Path, *, simulated_device: str | None) -> tuple[dict[str, pa.Table], dict[str, Any]]:
-    """Tables and manifest as a sampler left them.
+    """Tables and manifest as a sampler left them, with those of a device that is simulated from the host's activity.
 
-    Args:
-        sampler_folder: Where it wrote.
-        simulated_device: A device whose sensors are computed from the host's activity and added.
-
-    Raises:
-        TelemetryError: The sampler never wrote its manifest.
+    Raises TelemetryError where the sampler never wrote its manifest.
     """
     tables, losses = read_tables(sampler_folder)
     manifest = read_manifest(sampler_folder) | {"losses": losses, "measured": measured_facts(tables)}

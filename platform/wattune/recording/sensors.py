@@ -51,19 +51,13 @@ def split_simulated(backends: Sequence[str]) -> tuple[list[str], str | None]:
 
 
 def simulate_from_host(name: str, node: str, host: pa.Table) -> tuple[dict[str, pa.Table], dict[str, Any]]:
-    """Sensors of one device, as busy with matrix products as the machine's processors were.
+    """Sensors of one device of the catalog, as busy with matrix products as the machine's processors were.
 
     A reading of the host is the mean since the one before. In every cell of the model the device works for that share
     of it: half-busy processors give half the work at every moment, and no square wave.
 
-    Args:
-        name: A device of the catalog.
-        node: The node's name.
-        host: The node's `host` table.
-
-    Returns:
-        Tables by tier and their part of the manifest, as `wattune.simulation.sensors.simulate_node` gives them;
-        nothing where the processors' activity was read less than twice.
+    Returns tables and manifest as `wattune.simulation.sensors.simulate_node` does; nothing where the processors'
+    activity was read less than twice.
     """
     host = host.filter(pc.is_valid(host["cpu_busy_frac"]))
     if host.num_rows < 2:

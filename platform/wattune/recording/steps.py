@@ -87,10 +87,6 @@ def devices_of_ranks(outcome: ProgramOutcome, devices: Mapping[str, Mapping[str,
 
     A recording is of all devices that were sampled: who uses one that no rank named is not known. So it has the steps
     too, and counts as in a recording without steps.
-
-    Args:
-        outcome: What its ranks told.
-        devices: Facts of each device that was sampled, by name.
     """
     names = sorted((name for name in devices if name != HOST), key=lambda name: (len(name), name))
     if not names:

@@ -60,13 +60,8 @@ def _refused(text: str) -> PlanError:
 def with_window(outcome: ProgramOutcome, text: str = STEADY) -> ProgramOutcome:
     """Finds the window of a command that ran from its start to its end, among its steps.
 
-    Args:
-        outcome: What came of it. Without a source of steps it has none.
-        text: What was asked for (`parse_window`).
-
-    Returns:
-        The outcome with the window. Where the choice cannot be kept, as of steps that were never told, it is the whole
-        command, and `window_why` says so.
+    Where the choice (`parse_window`) cannot be kept, as of steps that were never told, it is the whole command, and
+    `window_why` says so.
     """
     kind, start, end = parse_window(text)
     common = _of_all_ranks(outcome.steps)

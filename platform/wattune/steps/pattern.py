@@ -35,18 +35,13 @@ class OutputLines:
     """
 
     def __init__(self, longest_bytes: int) -> None:
-        """Has read nothing yet.
-
-        Args:
-            longest_bytes: A line that is longer is given in parts.
-        """
+        """Has read nothing yet; a line of more than `longest_bytes` is given in parts."""
         self._longest, self._rest, self._rest_ns = longest_bytes, b"", 0
 
     def take(self, data: bytes, mono_ns: int) -> list[tuple[str, int]]:
         """Takes what was read, with its arrival on the monotonic clock; nothing at the end of the stream.
 
-        Returns:
-            The lines that are complete. At the end of the stream that is what is left, too.
+        Returns the lines that are complete. At the end of the stream that is what is left, too.
         """
         before, before_ns = len(self._rest), self._rest_ns
         *whole, rest = _ENDS.split(self._rest + data)

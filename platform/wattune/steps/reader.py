@@ -30,12 +30,7 @@ class StepReader:
     """Reads a command's steps while it runs, and once more when it has ended."""
 
     def __init__(self, folder: Path, source: StepSource) -> None:
-        """Reads nothing yet.
-
-        Args:
-            folder: The folder its processes write to (`wattune.steps.launch.environment`).
-            source: The source to take; `auto` takes the best that is there.
-        """
+        """Reads nothing yet of the folder that processes write to; `auto` takes the best source that is there."""
         self._folder, self._wanted = folder, source
         self._files: dict[Path, StepFile] = {}
         patterns = [source] if source.kind == "pattern" else []
@@ -50,12 +45,9 @@ class StepReader:
         """The source that is used now, in words."""
 
     def feed(self, line: str, mono_ns: int, rank: int | None) -> None:
-        """Takes a line of the command's output.
+        """Takes a line of the command's output as `OutputLines` gives it, with its arrival on the monotonic clock.
 
-        Args:
-            line: The line as `OutputLines` gives it: a progress bar's ends with a carriage return.
-            mono_ns: Its arrival on the monotonic clock.
-            rank: The rank that wrote it, None where one stream holds the output of all.
+        The rank is the one that wrote it, None where one stream holds the output of all.
         """
         prefix = _PREFIX.match(line)
         for source in self._patterns:

@@ -64,13 +64,7 @@ def spans_of(
 def tokens_per_step(
     steps: Mapping[int, Sequence[Step]], *, first_index: int = 0, end_index: int | None = None
 ) -> float:
-    """Computes the mean tokens of a step over all ranks; 0 where no rank tells them.
-
-    Args:
-        steps: Steps of each rank; a rank that tells no tokens adds none.
-        first_index: Index of the first step that counts.
-        end_index: Index after the last one; None is the last of all.
-    """
+    """Computes the mean tokens of a step from `first_index` to `end_index` over all ranks; 0 where none tells any."""
     total = 0.0
     for each in steps.values():
         known = [

@@ -77,11 +77,7 @@ class Work(ABC):
         self._wait(0)
 
     def run_until(self, deadline_ns: int) -> int:
-        """Works until a monotonic time, one piece at least, and waits for the last one.
-
-        Returns:
-            How many pieces it was.
-        """
+        """Works until a monotonic time and waits for the last piece; returns how many it did, at least one."""
         count = 0
         while not count or time.monotonic_ns() < deadline_ns:
             self._queue()
@@ -149,13 +145,7 @@ class HostCopies(Work):
 def square_wave(work: Work, period_s: float, num_periods: int) -> list[Span]:
     """Works the first half of each period and rests the second, on absolute deadlines, so that no error adds up.
 
-    Args:
-        work: What to do, warm.
-        period_s: Length of a period.
-        num_periods: How many.
-
-    Returns:
-        One span a period: when it really worked, which may be some milliseconds longer than half of it.
+    Returns one span a period: when it really worked, which may be some milliseconds longer than half of it.
     """
     period_ns, spans = s_to_ns(period_s), []
     first_ns = time.monotonic_ns()
@@ -170,12 +160,7 @@ def square_wave(work: Work, period_s: float, num_periods: int) -> list[Span]:
 
 
 def steady(work: Work, duration_s: float) -> list[Span]:
-    """Works without pause in steps of a fixed number of pieces, about `STEP_S` long.
-
-    Args:
-        work: What to do, warm.
-        duration_s: How long; the last step ends after it.
-    """
+    """Works without pause in steps of a fixed number of pieces, about `STEP_S` long; the last ends after the time."""
     start_ns = time.monotonic_ns()
     count = work.run_until(start_ns + s_to_ns(10 * STEP_S))
     per_step = max(1, round(count * STEP_S / ns_to_s(time.monotonic_ns() - start_ns)))
@@ -195,11 +180,7 @@ def _stop(_number: int, _frame: object) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the loads named on the command line, waves in their order, and writes their spans.
-
-    Returns:
-        The exit code: 0 when all was run, 143 when stopped by SIGTERM, which leaves no spans.
-    """
+    """Runs the loads of the command line and writes their spans; returns 143 where SIGTERM stopped it, without any."""
     parser = argparse.ArgumentParser(prog="python -m wattune.workers.calibration_load")
     parser.add_argument("spans", type=Path, help="the Parquet file to write")
     parser.add_argument("--node", required=True, help="this node's name in every span")

@@ -20,24 +20,15 @@ needs eight times from step to step."""
 def steps_to_look(num_measured: int, min_steps: int) -> int:
     """Returns the steps to run until the ranks look whether the trial loses.
 
-    They look after `min_steps` (at least `LEAST_STEPS`), then whenever the number of steps has doubled. A study of
-    100 steps looks three times at most, so that few chances to stop wrongly add up.
-
-    Args:
-        num_measured: Steps measured so far.
-        min_steps: Least steps of a measurement (`measure.min_steps`).
+    They look after `min_steps` (at least `LEAST_STEPS`), then whenever the number of steps has doubled. A study of 100
+    steps looks three times at most, so that few chances to stop wrongly add up.
     """
     first = max(min_steps, LEAST_STEPS)
     return first - num_measured if num_measured < first else num_measured
 
 
 def loses(starts_s: Sequence[float], stop_above_s: float) -> str | None:
-    """Returns the proof that the mean step time is above a bar; None while the steps do not prove it.
-
-    Args:
-        starts_s: Starts of the measured steps, in order.
-        stop_above_s: The bar.
-    """
+    """Returns the proof that the mean time of measured steps is above a bar; None while they do not prove it."""
     interval = of_series(np.diff(np.asarray(starts_s, np.float64)))
     if interval is None or interval.low <= stop_above_s:
         return None

@@ -25,11 +25,7 @@ _COUNTERS: Final = (
 
 
 def _folder() -> Path:
-    """Returns this user's folder of last words.
-
-    Raises:
-        NotPrivateError: It belongs to somebody else: what is in it cannot be believed.
-    """
+    """Returns this user's folder of last words; raises NotPrivateError where it belongs to somebody else."""
     return temporary_folder("last_words")
 
 
@@ -76,11 +72,7 @@ def forget_dead() -> None:
 
 
 def num_oom_kills(root: Path = Path("/")) -> int:
-    """Returns how many processes of this container or machine the kernel has ended because memory ran out.
-
-    Args:
-        root: The folder that stands for `/`.
-    """
+    """Returns how many processes of this container or machine the kernel has ended because memory ran out."""
     group = ""
     with contextlib.suppress(OSError):
         lines = (root / "proc/self/cgroup").read_text().splitlines()

@@ -368,8 +368,7 @@ def facts(rank: Rank) -> dict[str, Any]:
 def sweep(rank: Rank, folder: Path, wanted: Sequence[Case], seconds: float) -> tuple[int, str]:
     """Measures case after case until all are done, the time is used, or a signal came.
 
-    Returns:
-        How many cases were measured, and why it ended early; empty where it did not.
+    Returns how many were measured, and why it ended early; empty where it did not.
     """
     deadline_s = time.monotonic() + seconds
     known = rank.gathered(facts(rank))
@@ -439,11 +438,7 @@ def join(on_gpu: bool) -> Rank:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one rank.
-
-    Returns:
-        The exit code: 0 also where it was stopped, since what it measured is kept.
-    """
+    """Runs one rank; returns 0 also where it was stopped, since what it measured is kept."""
     parser = argparse.ArgumentParser(prog="python -m wattune.workers.link_load")
     parser.add_argument("folder", type=Path, help="the folder for rows.jsonl and links.parquet")
     parser.add_argument("--minutes", type=float, default=5.0, help="longest time")

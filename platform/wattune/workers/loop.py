@@ -222,13 +222,7 @@ def _warm_up(
 
 
 def _missing_steps(results: Sequence[StepSpans], num_measured: int, measure: Measure) -> int:
-    """Steps still to measure for the least number and the least seconds, by the median of the latest steps.
-
-    Args:
-        results: Every step so far, warm-up first.
-        num_measured: How many of them, from the end, were measured.
-        measure: What is asked for.
-    """
+    """Steps still to measure for the least number and the least seconds, by the median of the latest steps."""
     recent_s = statistics.median(
         _step_time_s(result) for result in results[-max(num_measured, measure.warmup_steps, 1) :]
     )

@@ -52,15 +52,7 @@ def clean_up(device: str) -> None:
 
 
 def leftovers(device: str, num_groups: int) -> Leftovers:
-    """Measures what is held now.
-
-    Args:
-        device: The torch device of the worker.
-        num_groups: The number that `leave_groups` returned.
-
-    Raises:
-        RuntimeError: The device no longer answers.
-    """
+    """Measures what is held now; raises RuntimeError where the device no longer answers."""
     allocated = reserved = 0
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)  # where an earlier kernel failed, this says so

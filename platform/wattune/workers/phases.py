@@ -71,15 +71,7 @@ class PhaseRecorder:
 def spans_table(
     steps: Sequence[tuple[int, Sequence[Span]]], *, node: str, device: str, rank: int, anchor: ClockAnchor
 ) -> pa.Table:
-    """One rank's spans as a table of `wattune.schema.SPANS`.
-
-    Args:
-        steps: Step number and its spans.
-        node: The rank's node, by the name telemetry uses.
-        device: The rank's device on that node, by the name telemetry uses.
-        rank: Global rank.
-        anchor: Both clocks of the node at one moment of the run.
-    """
+    """One rank's spans, by step number, as a table of `wattune.schema.SPANS`; names are those that telemetry uses."""
     rows = [
         {
             "node": node,

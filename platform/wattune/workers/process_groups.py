@@ -73,11 +73,7 @@ def _nccl(group: dist.ProcessGroup) -> "dist.ProcessGroupNCCL | None":
 
 
 def leave_groups() -> int:
-    """Ends every group; may be called where there is none.
-
-    Returns:
-        Number of groups beside the default one, which an engine should have ended itself.
-    """
+    """Ends every group, also where there is none; returns how many beside the default one the engine had not ended."""
     left = 0
     if dist.is_initialized():
         left = len(distributed_c10d._world.pg_map) - 1

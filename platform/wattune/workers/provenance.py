@@ -33,11 +33,7 @@ ABSENT: Final = "absent"
 
 
 def provenance(device: str) -> dict[str, str]:
-    """Returns what this rank runs with, as tags of a result: `version.NAME`, `env.NAME` and `kernels.NAME`.
-
-    Args:
-        device: The torch device of the rank.
-    """
+    """Returns what this rank runs with, as tags of a result: `version.NAME`, `env.NAME` and `kernels.NAME`."""
     import torch  # not above: other processes read what a rank told, and need no torch
 
     on_gpu = torch.device(device).type == "cuda"
@@ -72,11 +68,7 @@ def _versions(on_gpu: bool) -> dict[str, str]:
 
 
 def driver_version(root: Path = Path("/")) -> str:
-    """Returns the version of the device's kernel driver; empty where its module does not say it.
-
-    Args:
-        root: The folder that stands for `/`.
-    """
+    """Returns the version of the device's kernel driver; empty where its module does not say it."""
     paths = (root / name for name in _DRIVERS)
     return next((path.read_text().strip() for path in paths if path.is_file()), "")
 
@@ -95,14 +87,7 @@ def _kernels(on_gpu: bool) -> dict[str, str]:
 
 
 def agreed(found: Mapping[int, Mapping[str, str]]) -> dict[str, str]:
-    """Returns one value for each name, where all ranks agree; else each value with its ranks.
-
-    Args:
-        found: Values of each rank by name, by rank.
-
-    Returns:
-        Values such as `2.13.0`, or `rank0-2: 2.13.0; rank3: 2.12.1`.
-    """
+    """Returns one value for each name; where ranks differ, each with its ranks: `rank0-2: 2.13.0; rank3: 2.12.1`."""
     merged = {}
     for name in sorted({name for own in found.values() for name in own}):
         ranks: dict[str, list[int]] = {}

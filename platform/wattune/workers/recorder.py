@@ -98,11 +98,8 @@ def recorder_for(device: torch.device) -> Recorder:
 def with_idle(spans: tuple[Span, ...]) -> tuple[Span, ...]:
     """Adds a `wait` span wherever a pipeline stage did nothing between the start of the step and its optimizer.
 
-    Args:
-        spans: One step's spans in order of start: `step`, then phases that do not overlap.
-
-    Returns:
-        All spans in order of start. Between its actions a stage only waits for its neighbours.
+    Spans are of one step in order of start: `step`, then phases that do not overlap. Between its actions a stage only
+    waits for its neighbours.
     """
     step, *phases = spans
     result, now_ns = [step], step.start_mono_ns

@@ -38,10 +38,8 @@ class WatchedEngine:
     def __init__(self, engine: Engine, on_failure: Callable[[BaseException], None]) -> None:
         """Watches an engine from before its build.
 
-        Args:
-            engine: A new engine.
-            on_failure: Called with the error of `build` or `step`, before any other handler and before anything is
-                closed: the other ranks may be waiting for this one.
+        `on_failure` is called with the error of `build` or `step`, before any other handler and before anything is
+        closed: the other ranks may be waiting for this one.
         """
         self._engine, self._on_failure = engine, on_failure
         self._recent_ns: deque[int] = deque(maxlen=_RECENT_STEPS)

@@ -135,12 +135,7 @@ class Follower:
     """Follows one recording. For one thread."""
 
     def __init__(self, sampler_folder: Path, start_mono_ns: int) -> None:
-        """Has read nothing yet.
-
-        Args:
-            sampler_folder: Where the recording's sampler writes.
-            start_mono_ns: The start of the recording's window.
-        """
+        """Has read nothing yet of what a recording's sampler writes, from the start of the recording's window."""
         self._folder, self._start_ns = sampler_folder, start_mono_ns
         self._sampler = SamplerProcess(sampler_folder)
         self._recording = RecordingFolder(sampler_folder.parents[1])

@@ -103,15 +103,9 @@ class _Collected:
 
 
 def encode(found: list[Metric], accept: str) -> tuple[bytes, str]:
-    """Encodes metrics in the format a client asks for.
+    """Encodes metrics in the format of a client's `Accept` header; returns the text and its content type.
 
-    Args:
-        found: The metrics.
-        accept: The client's `Accept` header. OpenMetrics unless it wants plain text only, as old scrapers and browsers
-            do.
-
-    Returns:
-        The text and its content type.
+    It is OpenMetrics unless the client wants plain text only, as old scrapers and browsers do.
     """
     plain = "openmetrics" not in accept and ("text/plain" in accept or "text/html" in accept)
     if plain:
@@ -215,15 +209,7 @@ class MetricsServer:
     """
 
     def __init__(self, address: str, *, remote: bool = False) -> None:
-        """Opens the port; nothing is answered before it is entered.
-
-        Args:
-            address: `HOST:PORT`; see `listening_socket`.
-            remote: True allows addresses that other machines can reach.
-
-        Raises:
-            PlanError: The address cannot be used.
-        """
+        """Opens the port as `listening_socket` does; nothing is answered before it is entered."""
         self._socket = listening_socket(address, remote=remote)
         host, port = self._socket.getsockname()[:2]
         self.loopback = ipaddress.ip_address(host).is_loopback

@@ -32,11 +32,7 @@ def tell_problem(what: str, error: object) -> None:
 
 
 def guarded(what: str) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Decorates a hook, which returns nothing: an error of its own is told and never reaches the program.
-
-    Args:
-        what: The hook in words.
-    """
+    """Decorates a hook, named in words, that returns nothing: its own error is told and never reaches the program."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
         def call(*args: Any, **kwargs: Any) -> None:

@@ -80,9 +80,7 @@ class StepWriter:
     def __init__(self, source: str, folder: str | None = None) -> None:
         """Opens nothing yet: ranks and devices are known at the first step only.
 
-        Args:
-            source: Name of the source, which is part of the file's name.
-            folder: Folder of the files; None is that of `FOLDER_VARIABLE`.
+        The file's name has its source. The folder is that of `FOLDER_VARIABLE` where none is given.
         """
         self.source = source
         self._folder = folder if folder is not None else os.environ.get(FOLDER_VARIABLE, "")
@@ -100,13 +98,7 @@ class StepWriter:
         self._failed = not self._folder
 
     def step(self, start_mono_ns: int, end_mono_ns: int, tokens: int | None = None) -> None:
-        """Takes the next step, and writes what waits where the last write is old enough.
-
-        Args:
-            start_mono_ns: Its start on the monotonic clock.
-            end_mono_ns: Its end.
-            tokens: Tokens this rank trained in it, None where unknown.
-        """
+        """Takes the next step with this rank's tokens, and writes what waits where the last write is old enough."""
         self._pending.append((start_mono_ns, end_mono_ns, tokens))
         if end_mono_ns >= self._next_write_ns:
             self._write_pending(end_mono_ns)

@@ -53,11 +53,7 @@ def search_path(path: str | None) -> str:
 
 
 def node_environment(pid: int | None = None) -> dict[str, str]:
-    """Returns the environment that a process started with, by default this process's parent, which is Ray's raylet.
-
-    Args:
-        pid: The process.
-    """
+    """Returns the environment that a process started with, by default this process's parent, which is Ray's raylet."""
     try:
         content = Path("/proc", str(os.getppid() if pid is None else pid), "environ").read_bytes()
     except OSError:  # it is gone, or belongs to another user

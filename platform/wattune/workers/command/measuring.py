@@ -52,21 +52,14 @@ class Measuring:
     """Follows the steps of one rank."""
 
     def __init__(self, measure: Measure, stop_above_s: float | None = None) -> None:
-        """Waits for the first step.
-
-        Args:
-            measure: Lengths of warm-up and measurement.
-            stop_above_s: Mean step time above which the trial loses; None measures to the end.
-        """
+        """Waits for the first step; above a mean step time of `stop_above_s` the trial loses."""
         self._measure, self._stop_above_s = measure, stop_above_s
         self._next_proof = max(measure.min_steps, LEAST_STEPS)
 
     def look(self, steps: Sequence[Step], *, ended: bool = False) -> Look:
-        """Judges the steps so far.
+        """Judges the steps of one rank so far, from the program's first step.
 
-        Args:
-            steps: Of one rank, in order, from the program's first step.
-            ended: No more will come. Then the first round alone is warm-up, where it goes on longer.
+        Where it has `ended`, no more will come: the first round alone is then warm-up, where it goes on longer.
         """
         if not steps:
             return Look(part="build", done=0, total=1)

@@ -17,12 +17,7 @@ class Output:
     """Lines of a running command, the middle left out where there are too many."""
 
     def __init__(self, head_bytes: int = HEAD_BYTES, tail_bytes: int = TAIL_BYTES) -> None:
-        """Starts empty.
-
-        Args:
-            head_bytes: Bytes kept from the beginning.
-            tail_bytes: Bytes kept from the end.
-        """
+        """Starts empty; keeps so many bytes from the beginning and from the end."""
         self._head: list[str] = []
         self._head_left, self._tail_left = head_bytes, tail_bytes
         self._tail: deque[str] = deque()

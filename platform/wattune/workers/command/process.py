@@ -204,11 +204,7 @@ class SupervisedProcess(_Heard):
         return supervisor.descendants(self._process.pid)
 
     def stop(self, grace_s: float | None = None) -> None:
-        """Asks it to end: SIGTERM to its process group, and SIGKILL to all of it after the grace time.
-
-        Args:
-            grace_s: Another grace time than the usual one.
-        """
+        """Asks it to end: SIGTERM to its process group, and SIGKILL to all of it after the grace time."""
         self.was_stopped = True
         with suppress(OSError):
             assert self._process.stdin is not None
@@ -216,11 +212,7 @@ class SupervisedProcess(_Heard):
             self._process.stdin.flush()
 
     def close(self) -> int:
-        """Ends all of it, waits for the end, and reads the rest of its output.
-
-        Returns:
-            Number of its processes that would not end.
-        """
+        """Ends all of it, reads the rest of its output, and returns the number of its processes that would not end."""
         if not self.has_ended:
             self.stop()
         try:

@@ -119,12 +119,7 @@ class ProgramOutcome:
         return {rank: by_uuid[uuid] for rank, uuid in uuids.items() if uuid in by_uuid}
 
     def devices(self, expected: Mapping[int, str], names: Mapping[str, str]) -> dict[int, str]:
-        """Returns the devices that ranks told where all of them did, else those expected.
-
-        Args:
-            expected: Name of each rank's device, by the order in which programs see them. They may choose otherwise.
-            names: See `told_devices`.
-        """
+        """Returns the devices that ranks told where all of them did, else those expected; programs may choose."""
         told = self.told_devices(names)
         believed = told.keys() >= expected.keys() and len({told[rank] for rank in expected}) == len(expected)
         return {rank: told[rank] if believed else name for rank, name in expected.items()}
@@ -132,10 +127,7 @@ class ProgramOutcome:
     def spans(self, *, node: str, devices: Mapping[int, str], anchor: ClockAnchor) -> pa.Table:
         """Makes spans of its steps: warm-up is negative, and steps after the last that counts are left out.
 
-        Args:
-            node: The node, by the name its telemetry uses.
-            devices: Device of each rank, the same way; a rank without steps has those of the lowest one with some.
-            anchor: The node's two clocks.
+        A rank of `devices` without steps has those of the lowest one with some. Names are those of telemetry.
         """
         first, end = self.first_index, self.end_index
         return spans_of(self.steps, node=node, devices=devices, anchor=anchor, first_index=first, end_index=end)
@@ -151,11 +143,8 @@ class ProgramRun:
     def __init__(self, folder: Path, source: StepSource, *, keeps_lines: bool = False) -> None:
         """Starts nothing yet.
 
-        Args:
-            folder: Private folder that its processes write their steps to.
-            source: Source of its steps.
-            keeps_lines: Keeps a copy of the lines of output that tell steps in `folder`, for when this process is
-                killed.
+        Its processes write their steps to `folder`, which is private. With `keeps_lines` the lines of output that tell
+        steps are copied there too, for when this process is killed.
         """
         self._folder, self._source, self._keeps_lines = folder, source, keeps_lines
         self.reader = StepReader(folder, source)
@@ -167,13 +156,7 @@ class ProgramRun:
     def in_terminal(
         self, arguments: Sequence[str], *, stdout: int | None = None, stderr: int | None = None
     ) -> TerminalProcess:
-        """Starts it as if it had been started alone. Its output is heard only where a pattern is looked for in it.
-
-        Args:
-            arguments: The program and its arguments.
-            stdout: The descriptor it writes to; None is this process's.
-            stderr: The same for its errors.
-        """
+        """Starts it as if it had been started alone. Its output is heard only where a pattern is looked for in it."""
         heard, told = self._source.kind == "pattern", self._source.kind != "none"
         return TerminalProcess(
             arguments,
@@ -191,14 +174,7 @@ class ProgramRun:
         cwd: Path | None = None,
         grace_s: float = GRACE_S,
     ) -> SupervisedProcess:
-        """Starts it under a supervisor, and hears all of its output. Call it from a thread that outlives it.
-
-        Args:
-            arguments: The program and its arguments.
-            environment: All of its variables, without those that steps need.
-            cwd: Folder it starts in; None is this process's.
-            grace_s: Time between SIGTERM and SIGKILL.
-        """
+        """Starts it under a supervisor, and hears all of its output. Call it from a thread that outlives it."""
         variables = with_steps(self._folder, environment)
         mark = f"{FOLDER_VARIABLE}={variables[FOLDER_VARIABLE]}"
         return SupervisedProcess(
@@ -243,11 +219,7 @@ class ProgramRun:
             return self.output.lines
 
     def outcome(self, steps: Steps) -> ProgramOutcome:
-        """Returns what it told.
-
-        Args:
-            steps: Its steps, or those of them that can count.
-        """
+        """Returns what it told; `steps` are those of its steps that can count."""
         return ProgramOutcome(
             steps=steps,
             source=self.reader.source,
