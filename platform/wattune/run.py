@@ -8,7 +8,11 @@ from typing import Any, Final
 
 from wattune.masking import printable
 
-QUALITIES: Final = ("invalid", "", "indicative", "publishable")
+PUBLISHABLE: Final = "publishable"
+INDICATIVE: Final = "indicative"
+INVALID: Final = "invalid"
+
+QUALITIES: Final = (INVALID, "", INDICATIVE, PUBLISHABLE)
 """Qualities of a result from worst to best. Empty means that it was not assessed."""
 
 

@@ -13,7 +13,7 @@ from wattune.analysis.metrics.outlier import BROKEN_FRAC, VARIES_FRAC
 from wattune.analysis.metrics.phases import PARTS
 from wattune.analysis.metrics.saturation import COUNTER_FRAC, OF_MEASURED_FRAC, OF_RATED_FRAC
 from wattune.analysis.metrics.waterfall import UNDIVIDED
-from wattune.analysis.quality import INDICATIVE, THRESHOLDS
+from wattune.analysis.quality import THRESHOLDS
 from wattune.inspection import inspect
 from wattune.metrics import METRICS
 from wattune.objective import RISK
@@ -21,6 +21,7 @@ from wattune.ranking.best import NUM_DRAWS
 from wattune.ranking.bounds import SENSOR_ACCURACY_FRAC
 from wattune.ranking.scatter import DRIFT_SPREAD, NODE_SET_SPREAD
 from wattune.ranking.spreads import CLEAR_FRAC, PRIOR
+from wattune.run import INDICATIVE
 
 DOCS = Path(__file__).parents[2] / "docs"
 GROUPS = list(dict.fromkeys(metric.group for metric in METRICS.values()))

@@ -14,13 +14,13 @@ from runs import run_data
 from wattune.analysis.detail import Detail, detail_of
 from wattune.analysis.metrics.energy import powers
 from wattune.analysis.metrics.thermal import temperature_rise_c_per_min
-from wattune.analysis.quality import PUBLISHABLE
 from wattune.analysis.run_data import clocks_and_temperatures
 from wattune.analysis.signals.align import align
 from wattune.analysis.summary import Summary, node_power_series, summarize
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.plans.axes import Plan
+from wattune.run import PUBLISHABLE
 from wattune.storage.measured import MeasuredFolder
 from wattune.trial import TrialSpec
 from wattune.units import unit_of

@@ -1,6 +1,6 @@
 """A burst is told by its tag, and its least length is what quality accepts."""
 
-from wattune.analysis.quality import INDICATIVE, assess_quality
+from wattune.analysis.quality import assess_quality
 from wattune.fidelity import (
     BURST,
     FIDELITY,
@@ -10,7 +10,7 @@ from wattune.fidelity import (
     STOPPED_EARLY,
     is_burst,
 )
-from wattune.run import Run, RunStatus
+from wattune.run import INDICATIVE, Run, RunStatus
 
 
 def test_a_burst_is_told_by_its_tag():

@@ -13,15 +13,8 @@ from wattune.analysis.run_data import WINDOW_TAGS, Examined
 from wattune.analysis.signals.readings import HOST
 from wattune.analysis.signals.steady_state import drift_frac
 from wattune.fidelity import BURST, FIDELITY, STOPPED_EARLY
+from wattune.run import INDICATIVE, INVALID, PUBLISHABLE, QUALITIES
 from wattune.units import ns_to_s
-
-PUBLISHABLE: Final = "publishable"
-INDICATIVE: Final = "indicative"
-INVALID: Final = "invalid"
-
-VERDICTS: Final = (INVALID, INDICATIVE, PUBLISHABLE)
-"""From worst to best."""
-
 
 Found: TypeAlias = Mapping[str, float]
 """Metrics of a run by name."""
@@ -202,6 +195,6 @@ def assess_quality(facts: Mapping[str, float | None]) -> QualityVerdict:
     """Returns the worst of what facts allow, by the codes of `THRESHOLDS`; one that is unknown allows everything."""
     found = [(threshold, threshold.verdict(facts.get(threshold.code))) for threshold in THRESHOLDS]
     short = [(threshold, verdict) for threshold, verdict in found if verdict != PUBLISHABLE]
-    quality = min((v for t, v in short if t.scope == "all"), key=VERDICTS.index, default=PUBLISHABLE)
-    groups = {t.scope: v for t, v in short if t.scope != "all" and VERDICTS.index(v) < VERDICTS.index(quality)}
+    quality = min((v for t, v in short if t.scope == "all"), key=QUALITIES.index, default=PUBLISHABLE)
+    groups = {t.scope: v for t, v in short if t.scope != "all" and QUALITIES.index(v) < QUALITIES.index(quality)}
     return QualityVerdict(quality=quality, reasons=tuple(threshold.code for threshold, _ in short), groups=groups)

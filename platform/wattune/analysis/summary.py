@@ -12,13 +12,14 @@ from wattune.analysis.metrics.energy import (
 )
 from wattune.analysis.metrics.outlier import VARIES_FRAC
 from wattune.analysis.metrics.thermal import all_settled_from_s
-from wattune.analysis.quality import INVALID, quality_of
+from wattune.analysis.quality import quality_of
 from wattune.analysis.run_data import Examined, RunData
 from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.energy_grid import SWING_BAND_HZ, EnergySum, pieces
 from wattune.analysis.signals.series import Series
 from wattune.arrays import Floats
 from wattune.errors import ImpossibleValueError
+from wattune.run import INVALID
 from wattune.schema import DeviceKey
 
 NO_WINDOW: Final = "no_window"

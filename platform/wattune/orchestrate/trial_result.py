@@ -16,7 +16,7 @@ from wattune.orchestrate.failures import Cause, Failure
 from wattune.orchestrate.lanes.messages import Answer
 from wattune.orchestrate.power_limit import NODE_POWER, NODE_POWER_PEAK
 from wattune.plans.program import is_command
-from wattune.run import Run, RunStatus
+from wattune.run import INVALID, Run, RunStatus
 from wattune.storage.study import TrialFolder
 from wattune.trial import TrialSpec
 from wattune.workers.outcome import RankOutcome
@@ -143,6 +143,6 @@ def against_limits(summary: Summary, limits: Mapping[str, float]) -> tuple[RunSt
     limit_w, peak_w = limits.get(NODE_POWER), summary.metrics.get(NODE_POWER_PEAK)
     if limit_w is not None and peak_w is not None and peak_w > limit_w:
         return RunStatus.ABORTED, f"node power reached {peak_w:.6g} W over 1 s, the hard limit is {limit_w:.6g} W"
-    if summary.quality == "invalid":
+    if summary.quality == INVALID:
         return RunStatus.INVALID, f"measurement quality: {', '.join(summary.quality_reasons)}"
     return RunStatus.COMPLETED, ""

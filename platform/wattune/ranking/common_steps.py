@@ -17,13 +17,12 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from wattune.analysis.figures import figures_over, is_of_steps
-from wattune.analysis.quality import INDICATIVE, INVALID
 from wattune.analysis.run_data import RunData
 from wattune.analysis.signals.steady_state import LEAST_STEPS
 from wattune.errors import WattuneError
 from wattune.fidelity import is_burst
 from wattune.ranking.spreads import Results
-from wattune.run import Run, RunStatus
+from wattune.run import INDICATIVE, INVALID, Run, RunStatus
 from wattune.storage.study import StudyFolder
 from wattune.trial import TrialSpec
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from wattune.errors import PlanError
-from wattune.run import QUALITIES, Run
+from wattune.run import INDICATIVE, QUALITIES, Run
 from wattune.storage.digests import ACCEPTED, FILES, DigestError, agrees, check_files, digests_of, object_of
 from wattune.storage.files import RESTORE, write_digested
 from wattune.storage.format import FormatError
@@ -167,7 +167,7 @@ def accept(folder: Path) -> tuple[str, ...]:
     result = replace(
         result,
         metrics={name: value for name, value in result.metrics.items() if math.isfinite(value)},
-        quality=min(result.quality, "indicative", key=QUALITIES.index),
+        quality=min(result.quality, INDICATIVE, key=QUALITIES.index),
         quality_reasons=tuple(dict.fromkeys((*result.quality_reasons, EDITED))),
     )
     accepted = sorted({*found.accepted, *edited})

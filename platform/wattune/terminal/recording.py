@@ -16,6 +16,7 @@ from wattune.analysis.signals.readings import HOST
 from wattune.analysis.summary import metrics_by_device, summarize
 from wattune.recording.recorder import LOG
 from wattune.recording.recording import Recording, look
+from wattune.run import INDICATIVE, INVALID, PUBLISHABLE
 from wattune.schema import THROTTLE_REASON_BITS, DeviceKey
 from wattune.units import ns_to_s, s_to_ns
 from wattune.view.console import fitted, show
@@ -32,7 +33,7 @@ RATE_OVER_S: Final = 2.0
 LOG_LINES: Final = 6
 LOG_TAIL_BYTES: Final = 4096
 
-_QUALITY_STYLES: Final = {"publishable": "green", "indicative": "yellow", "invalid": "red"}
+_QUALITY_STYLES: Final = {PUBLISHABLE: "green", INDICATIVE: "yellow", INVALID: "red"}
 _HOST_GAUGES: Final = {
     "CPU busy": "cpu_busy_frac",
     "package power": "package_power_w",

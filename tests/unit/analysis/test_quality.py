@@ -4,8 +4,9 @@ import itertools
 
 import pytest
 
-from wattune.analysis.quality import INDICATIVE, INVALID, PUBLISHABLE, THRESHOLDS, VERDICTS, assess_quality
+from wattune.analysis.quality import THRESHOLDS, assess_quality
 from wattune.metrics import METRICS
+from wattune.run import INDICATIVE, INVALID, PUBLISHABLE, QUALITIES
 
 GOOD = {
     "few_steps": 40,
@@ -68,11 +69,11 @@ def test_groups_are_judged_apart_from_the_whole():
 
 def test_the_whole_is_the_worst_of_its_parts():
     bad = {"few_steps": 5, "gap": 9.0, "simulated": True, "energy_disagrees": 0.01}
-    alone = {name: VERDICTS.index(assess_quality(GOOD | {name: value}).quality) for name, value in bad.items()}
+    alone = {name: QUALITIES.index(assess_quality(GOOD | {name: value}).quality) for name, value in bad.items()}
     for size in range(1, len(bad) + 1):
         for names in itertools.combinations(bad, size):
             quality = assess_quality(GOOD | {name: bad[name] for name in names}).quality
-            assert VERDICTS.index(quality) == min(alone[name] for name in names)
+            assert QUALITIES.index(quality) == min(alone[name] for name in names)
 
 
 def test_the_table_names_groups_and_codes_once():

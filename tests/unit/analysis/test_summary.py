@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import run_data
 
-from wattune.analysis.quality import INDICATIVE, INVALID, PUBLISHABLE
 from wattune.analysis.signals.align import align
 from wattune.analysis.summary import node_power_series, power_series, summarize
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.metrics import METRICS
 from wattune.plans.axes import Plan
+from wattune.run import INDICATIVE, INVALID, PUBLISHABLE
 from wattune.schema import KERNELS, TELEMETRY, table_schema
 from wattune.trial import TrialSpec
 from wattune.workload import Workload

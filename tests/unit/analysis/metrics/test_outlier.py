@@ -7,11 +7,11 @@ import pytest
 from runs import run_data
 
 from wattune.analysis.metrics.outlier import BROKEN_FRAC, VARIES_FRAC
-from wattune.analysis.quality import INDICATIVE, INVALID, PUBLISHABLE
 from wattune.analysis.summary import summarize
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.plans.axes import Plan
+from wattune.run import INDICATIVE, INVALID, PUBLISHABLE
 from wattune.trial import TrialSpec
 from wattune.workload import Workload
 
