@@ -36,6 +36,7 @@ from wattune.analysis.signals.align import align
 from wattune.analysis.signals.energy_grid import EnergySum, pieces, steps_of
 from wattune.analysis.signals.series import Series
 from wattune.analysis.summary import summarize
+from wattune.storage.format import FORMAT, FORMAT_KEY
 from wattune.storage.measured import MeasuredFolder
 from wattune.storage.parquet import encoded
 from wattune.telemetry.sampler.loop import DEFAULT_RATES_HZ
@@ -47,7 +48,8 @@ LEAST_RATIO: Final = 20.0
 MOST_S_AN_HOUR: Final = 2.0
 MOST_BYTES: Final = 10**9
 WINDOWS_S: Final = {"100ms": 0.1, "1s": 1.0}
-MANIFEST: Final = {"devices": {f"gpu{n}": {"power_limit_w": 700.0, "sm_clock_max_mhz": 1980.0} for n in range(DEVICES)}}
+FACTS: Final = {"power_limit_w": 700.0, "sm_clock_max_mhz": 1980.0}
+MANIFEST: Final = {FORMAT_KEY: FORMAT, "devices": {f"gpu{n}": FACTS for n in range(DEVICES)}}
 
 
 def window(hours: float) -> tuple[int, int]:
