@@ -5,7 +5,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 from measured_tables import trials_of
 
 from wattune.catalog.hardware import DEVICES
@@ -51,8 +50,7 @@ def held_out_estimates(table: Path, specs: tuple[TrialSpec, ...]) -> dict[str, d
     found = estimate(specs, lambda _device: fitted)
     rows: dict[str, dict[str, Any]] = {spec.trial_id: {} for spec in specs}
     for name, column in found.columns.items():
-        low = np.maximum(column.low, 1e-3 * np.abs(column.value) + 1e-300)
-        log_std = np.log(np.maximum(column.high, low) / low) / (2 * 1.96)
+        log_std = column.log_std
         for number, spec in enumerate(specs):
             rows[spec.trial_id][f"estimated_{name}"] = float(column.value[number])
             rows[spec.trial_id][f"estimated_{name}_log_std"] = float(log_std[number])

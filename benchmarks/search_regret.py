@@ -38,12 +38,13 @@ from search_bursts import LADDERED, PROMOTE_FRAC, SUFFIX, burst_of, costs_s, mak
 from search_estimates import held_out_estimates
 from search_regret_page import draw_plot, draw_regret, merge_rows, print_rows, write_tables
 
+from wattune.cost.estimate import Belief
 from wattune.metrics import METRICS
 from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.run import Run, RunStatus
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.prediction import Prediction
-from wattune.search.strategies.protocol import Estimates, Observation, Problem, Strategy
+from wattune.search.strategies.protocol import Observation, Problem, Strategy
 from wattune.search.strategy import STRATEGIES
 from wattune.trial import TrialSpec
 
@@ -142,17 +143,16 @@ def _trial(rows: list[dict[str, Any]], source: dict[str, Any], window_s: float |
     )
 
 
-def estimates_of(trials: Sequence[Trial]) -> Estimates | None:
+def estimates_of(trials: Sequence[Trial]) -> dict[str, Belief] | None:
     """The estimates of trials in columns; None where the table has none."""
     names = {name for trial in trials for name in trial.estimate}
     if not names:
         return None
     columns = {name: np.array([trial.estimate.get(name, math.nan) for trial in trials]) for name in sorted(names)}
     plain = {name.removeprefix(ESTIMATES): column for name, column in columns.items()}
-    return Estimates(
-        values={name: column for name, column in plain.items() if not name.endswith(LOG_STD)},
-        log_std={name.removesuffix(LOG_STD): column for name, column in plain.items() if name.endswith(LOG_STD)},
-    )
+    return {
+        name: Belief.of(column, plain[name + LOG_STD]) for name, column in plain.items() if not name.endswith(LOG_STD)
+    }
 
 
 def earlier(trials: Sequence[Trial]) -> tuple[Observation, ...]:

@@ -26,7 +26,7 @@ def main(question: str, space: str) -> int:
 
     def run() -> int:
         with in_order():
-            planned = wattune.plans(ROOT / arguments.space)
+            planned = wattune.plan(ROOT / arguments.space)
             with view_of(planned) as view:
                 outcome = wattune.run_study(planned, storage=arguments.storage, listener=view)
         return show(outcome)

@@ -64,7 +64,7 @@ def test_a_type_checker_sees_the_types(tmp_path: Path) -> None:
         "import wattune\n"
         'best = wattune.rank("x", objective="minimize step_time_s").best\n'
         "reveal_type(best)\n"
-        'reveal_type(wattune.plans({"study": "x"}))\n'
+        'reveal_type(wattune.plan({"study": "x"}))\n'
         'reveal_type(wattune.load_study("x").trials())\n'
         'wattune.rank("x", objektive="")\n'
     )

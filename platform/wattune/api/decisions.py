@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from wattune.api.estimates import MOST_EARLIER, known_before
+from wattune.api.beforehand import MOST_EARLIER, Beforehand
 from wattune.api.results import AnyStudy, folder_of
 from wattune.api.spaces import StudyPlan, plan
 from wattune.errors import PlanError, SpaceError
@@ -53,7 +53,12 @@ def frontier(study: AnyStudy, *, vary: str | VariedBound | None = None, storage:
     """
     varied = parse_varied(vary) if isinstance(vary, str) else vary
     folder = folder_of(study, storage=storage)
-    planned, source = _measured(folder)
+    planned, source = measured(folder)
+    return price(folder, planned, source, varied)
+
+
+def price(folder: StudyFolder, planned: StudyPlan, source: Source, varied: VariedBound | None = None) -> Frontier:
+    """Finds what loosening a bound of a study buys, from its plan and results that were read already."""
     results = source.results
     varied = varied or _usual(planned, results, folder)
     missing = next(
@@ -96,7 +101,7 @@ def suggest(study: AnyStudy, *, budget: str | float, storage: str | None = None)
     """
     budget_s = parse_budget(budget)
     folder = folder_of(study, storage=storage)
-    planned, source = _measured(folder)
+    planned, source = measured(folder)
     spec, pace, results = planned.spec, Pace(), source.results
     for one, result in completed_pairs(results):
         if result.repeat < FIRST_REFERENCE_REPEAT:
@@ -131,7 +136,7 @@ def parse_budget(budget: str | float) -> float:
     return seconds
 
 
-def _measured(folder: StudyFolder) -> tuple[StudyPlan, Source]:
+def measured(folder: StudyFolder) -> tuple[StudyPlan, Source]:
     """Reads a study's space and results.
 
     Raises:
@@ -173,13 +178,13 @@ def _model(planned: StudyPlan, folder: StudyFolder, constraints: Sequence[Constr
     """Makes `model_guided`'s surrogates, whatever strategy the study has, and tells them every result."""
     # A trial of an earlier space may be none of the candidates now; what it measured still counts.
     specs = list(dict.fromkeys([*planned.candidates.specs, *(spec for spec, _ in results)]))
-    estimates, warm = known_before(planned, folder.path.parent, specs)
+    known = Beforehand(planned, folder.path.parent, specs)
     problem = Problem(
         specs=specs,
         seed=planned.spec.search.seed,
         question=replace(planned.spec.question, constraints=tuple(constraints)),
-        estimates=estimates,
-        warm=warm,
+        estimates=None if known.estimates is None else known.estimates.columns,
+        warm=known.warm(),
     )
     model = ModelGuided(problem, stops=False)
     taught = _taught([one for one in results if one[1].status.is_final], problem)

@@ -1,33 +1,41 @@
 """The study's report and its figures."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from wattune.api.decisions import frontier
+from wattune.api.decisions import measured, price
 from wattune.api.results import folder_of, rank
+from wattune.api.spaces import StudyPlan
 from wattune.api.studies import Study
 from wattune.errors import WattuneError
 from wattune.metrics import METRICS
 from wattune.ranking.frontier import Frontier
 from wattune.ranking.order import Ranking
+from wattune.ranking.sources import Source
 from wattune.ranking.table import to_table
 from wattune.report.write import write_figures, write_report
 from wattune.storage.files import named_path
 from wattune.storage.study import StudyFolder
 
 
-def report(study: Study | StudyFolder, ranking: Ranking | None = None) -> Path:
+def report(
+    study: Study | StudyFolder,
+    ranking: Ranking | None = None,
+    read: Callable[[StudyFolder], tuple[StudyPlan, Source]] = measured,
+) -> Path:
     """Writes the study's `report.html`, and `ranking.parquet` which it names, and returns the report's path.
 
     Args:
         study: The study.
         ranking: Its ranking, if it was computed and written just now.
+        read: Returns its plan and results, if they are at hand.
     """
     folder = folder_of(study)
     if ranking is None:
         ranking = rank(study)
         folder.write_ranking(to_table(ranking))
-    return write_report(folder, ranking, _price(folder, ranking))
+    return write_report(folder, ranking, _price(folder, ranking, read))
 
 
 def figures(study: Study | StudyFolder, folder: str | Path) -> list[Path]:
@@ -40,7 +48,9 @@ def figures(study: Study | StudyFolder, folder: str | Path) -> list[Path]:
     return write_figures(own, ranking, named_path(folder), _price(own, ranking))
 
 
-def _price(folder: StudyFolder, ranking: Ranking) -> Frontier | None:
+def _price(
+    folder: StudyFolder, ranking: Ranking, read: Callable[[StudyFolder], tuple[StudyPlan, Source]] = measured
+) -> Frontier | None:
     """Computes what the study's bound on power costs; None without such a bound, or where nothing can be said.
 
     A report is written whatever state its study is in. `wattune frontier` says why there is no price.
@@ -48,5 +58,5 @@ def _price(folder: StudyFolder, ranking: Ranking) -> Frontier | None:
     if not any(METRICS[one.metric].group == "power" for one in ranking.constraints):
         return None
     with suppress(WattuneError):
-        return frontier(folder)
+        return price(folder, *read(folder))
     return None

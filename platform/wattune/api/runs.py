@@ -11,9 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from wattune.api.estimates import expected_durations, host_bound_trials, informed_strategy, lowest_figures
+from wattune.api.beforehand import Beforehand
 from wattune.api.reports import report
-from wattune.api.results import rank
 from wattune.api.spaces import Space, StudyPlan, plan
 from wattune.api.studies import Study
 from wattune.catalog.hardware import ClusterSpec
@@ -27,7 +26,7 @@ from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.orchestrate.scheduling.trial_queue import TrialQueue
 from wattune.ranking.order import Ranking, finalists
 from wattune.ranking.order import rank as rank_trials
-from wattune.ranking.sources import Source
+from wattune.ranking.sources import Source, collector_paused, rank_sources
 from wattune.ranking.table import to_table
 from wattune.run import Run, RunStatus
 from wattune.search.prune import Candidates
@@ -150,8 +149,8 @@ def run_study(
     uri = tracking_uri or default_uri(place.folder)
     with study.running(), Delivery(study, Tracker(uri, study.name, document=document), remote) as delivery:
         changes = study.require_space(document)  # a URL may have brought a newer space
-        run = replace(_study_run(planned, study, budget), retry=statuses)
-        strategy = informed_strategy(planned, place.folder)
+        known = Beforehand(planned, place.folder)
+        run, strategy = replace(_study_run(planned, study, budget, known), retry=statuses), known.strategy()
         controller = StudyController(study, strategy, run, _passing_on(delivery, listener, planned, study, changes))
         needed = controller.begin().load_s.keys()
 
@@ -184,7 +183,7 @@ def run_study(
             with suppress(TimeoutError):  # the main thread may hang inside the controller
                 within(_INTERRUPTED_S, controller.interrupt, name="interrupt")
             hold()
-            ranking = _ranked(study)
+            ranking = _ranked(study, Source.of_folder(study))
             if if_forced is not None:
                 if_forced(outcome(ranking, "", *_NOT_DONE))
 
@@ -197,8 +196,9 @@ def run_study(
             except KeyboardInterrupt:  # while Ray started or ended: what was done is ranked and reported all the same
                 controller.interrupt()
                 hold()
-            ranking = _ranked(study)
-            report_problem = _report(study, ranking)
+            source = Source.of_folder(study)
+            ranking = _ranked(study, source)
+            report_problem = _report(study, ranking, planned, source)
             delivery.conclude(ranking, stopped=controller.ending == "interrupted")
     return outcome(ranking, delivery.tracking_page(), delivery.tracking_problem, report_problem)
 
@@ -228,11 +228,11 @@ def preview(
     require_writable(study.path)
     changes = study.require_space(planned.spec.document)
     budget = _budget(max_hours, max_trials, max_gpu_hours, deadline)
-    run = replace(_study_run(planned, study, budget), retry=_statuses(retry))
+    known = Beforehand(planned, place.folder)
+    run = replace(_study_run(planned, study, budget, known), retry=_statuses(retry))
     finished = study.finished()
     unreadable = tuple(finished.unreadable)
-    strategy = informed_strategy(planned, place.folder)
-    queue = TrialQueue(strategy, run, finished.results, unreadable=[one.name for one in unreadable])
+    queue = TrialQueue(known.strategy(), run, finished.results, unreadable=[one.name for one in unreadable])
     return _with_facts(replace(queue.preview(), unreadable=unreadable), planned, study, changes)
 
 
@@ -305,8 +305,8 @@ def _statuses(names: Collection[str]) -> frozenset[RunStatus]:
     return frozenset(map(RunStatus, names))
 
 
-def _study_run(planned: StudyPlan, study: StudyFolder, budget: Budget) -> StudyRun:
-    spec, folder = planned.spec, study.path.parent
+def _study_run(planned: StudyPlan, study: StudyFolder, budget: Budget, known: Beforehand) -> StudyRun:
+    spec = planned.spec
     return StudyRun(
         measure=spec.measure,
         num_trials=planned.num_trials,
@@ -321,9 +321,9 @@ def _study_run(planned: StudyPlan, study: StudyFolder, budget: Budget) -> StudyR
         candidates=planned.candidates.specs,
         budget=budget,
         outdated=_outdated(study, spec.limits),
-        duration_s=expected_durations(planned, folder),
-        waits=host_bound_trials(planned, folder),
-        estimate=lowest_figures(planned, folder),
+        duration_s=known.durations(),
+        waits=known.waits_for_host,
+        estimate=known.lowest_figures(),
     )
 
 
@@ -392,17 +392,18 @@ def _run_on_cluster(
         run_on_ray(study, controller, cluster)
 
 
-def _ranked(study: StudyFolder) -> Ranking:
-    """Ranks a study and writes its ranking."""
-    ranking = rank(study)
+def _ranked(study: StudyFolder, source: Source) -> Ranking:
+    """Ranks the results of a study and writes its ranking."""
+    with collector_paused():
+        ranking = rank_sources([source])
     study.write_ranking(to_table(ranking))
     return ranking
 
 
-def _report(study: StudyFolder, ranking: Ranking) -> str:
+def _report(study: StudyFolder, ranking: Ranking, planned: StudyPlan, source: Source) -> str:
     """Writes the report; returns the reason it was not written, empty when it was."""
     try:
-        report(study, ranking)
+        report(study, ranking, lambda _: (planned, source))
     except WattuneError as error:  # the results are stored, and `wattune report` writes the page later
         return str(error)
     return ""

@@ -8,12 +8,13 @@ from typing import Any, Final
 
 from wattune.catalog.hardware import DEVICES
 from wattune.catalog.models import MODELS, NOT_REPRESENTED
+from wattune.cost.estimate import Belief
 from wattune.errors import SpaceError
 from wattune.plans.engines import COMMAND
 from wattune.search.command_entry import NEEDS_TOKENS
 from wattune.search.prune import Candidate, Candidates, Equivalent, Rejected, prune
 from wattune.search.space import StudySpec, load_space, parse_space
-from wattune.search.strategies.protocol import Estimates, Observation, Problem, Strategy
+from wattune.search.strategies.protocol import Observation, Problem, Strategy
 from wattune.search.strategy import is_searcher, make_strategy
 from wattune.steps.source import AUTO
 from wattune.trial import TrialSpec
@@ -121,7 +122,7 @@ class StudyPlan:
             if metric in NEEDS_TOKENS
         )
 
-    def strategy(self, estimates: Estimates | None = None, warm: Sequence[Observation] = ()) -> Strategy:
+    def strategy(self, estimates: Mapping[str, Belief] | None = None, warm: Sequence[Observation] = ()) -> Strategy:
         """The strategy that proposes trials, new each time.
 
         Args:

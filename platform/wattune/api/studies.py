@@ -80,7 +80,7 @@ class Study:
 
     @property
     def space(self) -> dict[str, Any]:
-        """The search space that holds, every default filled in; `wattune.plans` takes it.
+        """The search space that holds, every default filled in; `wattune.plan` takes it.
 
         Raises:
             PlanError: The file cannot be read.

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from wattune.arrays import Floats, Ints
+from wattune.arrays import AnyFloats, Floats, Ints
 from wattune.catalog.hardware import DeviceSpec
 from wattune.cost import power, temperature
 from wattune.cost.batch import Batch, batches
@@ -112,12 +112,28 @@ Find = Callable[[DeviceSpec], Coefficients]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """A predicted metric of every candidate with its 95 % interval."""
+class Belief:
+    """A predicted metric of every candidate with its 95 % interval; NaN where a candidate has no prediction."""
 
     value: Floats
-    low: Reals
-    high: Reals
+    low: AnyFloats
+    high: AnyFloats
+
+    @classmethod
+    def of(cls, value: Floats, log_std: Floats | float) -> "Belief":
+        """Makes the belief of values whose log(measured / predicted) has a standard deviation."""
+        return cls(value=value, low=value * np.exp(-_Z_95 * log_std), high=value * np.exp(_Z_95 * log_std))
+
+    @property
+    def log_std(self) -> Floats:
+        """Standard deviation of log(measured / predicted)."""
+        low = np.maximum(self.low, 1e-3 * np.abs(self.value) + 1e-300)
+        spread: Floats = np.log(np.maximum(self.high, low) / low) / (2 * _Z_95)
+        return spread
+
+    def at(self, positions: Ints) -> "Belief":
+        """Returns the candidates at these positions, in that order."""
+        return Belief(value=self.value[positions], low=self.low[positions], high=self.high[positions])
 
     def probability_above(self, bound: Floats | float) -> Floats:
         """Computes the probability that a measurement is above a bound, with normally distributed errors."""
@@ -133,7 +149,7 @@ _erf = np.vectorize(erf, otypes=[np.float64])
 class Estimates:
     """Predictions of candidates, in their order."""
 
-    columns: Mapping[str, Column]
+    columns: Mapping[str, Belief]
     """Columns by the names of `wattune.metrics.METRICS`."""
     memory_parts_bytes: Mapping[str, Reals]
     """Bytes of the fullest rank by part; they add up to `memory_peak_bytes`."""
@@ -158,10 +174,7 @@ class Estimates:
     def take(self, positions: Ints) -> "Estimates":
         """Returns the candidates at these positions, in that order."""
         return Estimates(
-            columns={
-                name: Column(value=c.value[positions], low=c.low[positions], high=c.high[positions])
-                for name, c in self.columns.items()
-            },
+            columns={name: column.at(positions) for name, column in self.columns.items()},
             memory_parts_bytes={name: part[positions] for name, part in self.memory_parts_bytes.items()},
             stage=self.stage[positions],
             limited_by=self.limited_by[positions],
@@ -348,7 +361,7 @@ def _limited_by(batch: Batch, step: StepTime) -> npt.NDArray[np.int8]:
     return largest
 
 
-def _empty_column(size: int) -> Column:
-    return Column(
+def _empty_column(size: int) -> Belief:
+    return Belief(
         value=np.full(size, np.nan), low=np.full(size, np.nan, np.float32), high=np.full(size, np.nan, np.float32)
     )

@@ -1,20 +1,20 @@
 """The strategies by name: they choose the kept candidate that is measured next."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from wattune.cost.estimate import Belief
 from wattune.errors import SpaceError, closest
 from wattune.objective import Question
 from wattune.search.strategies.listed import Grid, Random
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.optuna_samplers import gp, tpe
-from wattune.search.strategies.protocol import Estimates, Observation, Problem, Strategy, TimedStrategy, draw
+from wattune.search.strategies.protocol import Observation, Problem, Strategy, TimedStrategy, draw
 from wattune.trial import TrialSpec
 
 __all__ = [
     "STRATEGIES",
-    "Estimates",
     "Observation",
     "Problem",
     "Strategy",
@@ -62,7 +62,7 @@ def make_strategy(
     *,
     seed: int,
     question: Question | None = None,
-    estimates: Estimates | None = None,
+    estimates: Mapping[str, Belief] | None = None,
     warm: Sequence[Observation] = (),
 ) -> Strategy:
     """Makes a strategy over every kept candidate.

@@ -31,7 +31,7 @@ SPACE: dict[str, Any] = {
 
 def test_a_preview_counts_what_is_left_and_writes_nothing(tmp_path: Path) -> None:
     storage = tmp_path / "storage"
-    planned = wattune.plans(SPACE)
+    planned = wattune.plan(SPACE)
     whole = preview(planned, storage=str(storage))
     repeats = planned.spec.measure.repeats
     assert whole.num_left - whole.num_references - whole.num_finalists == planned.num_trials * repeats
@@ -53,7 +53,7 @@ def test_a_preview_counts_what_is_left_and_writes_nothing(tmp_path: Path) -> Non
 
 def test_a_race_is_previewed_and_its_reference_trial_is_an_ordinary_one(tmp_path: Path) -> None:
     raced = {**SPACE["search"], "finalists": {"until": 0.95, "max_share": 0.5}}
-    num_trials = wattune.plans(SPACE).num_trials
+    num_trials = wattune.plan(SPACE).num_trials
     asked = preview({**SPACE, "search": raced}, storage=str(tmp_path))
     assert asked.num_race == num_trials // 2 and asked.num_left == num_trials + asked.num_race
     often = {**SPACE, "measure": {**SPACE["measure"], "reference_every": 2}}
@@ -68,7 +68,7 @@ def test_a_preview_refuses_what_a_run_refuses(tmp_path: Path) -> None:
         preview(SPACE, storage=str(occupied))
     with pytest.raises(wattune.WattuneError, match="rejected"):
         preview({**SPACE, "space": {"tp": [64]}}, storage=str(tmp_path))
-    planned = wattune.plans(SPACE)
+    planned = wattune.plan(SPACE)
     StudyFolder.create(tmp_path, planned.name, planned.spec.document)
     other = {**SPACE, "cluster": {**SPACE["cluster"], "devices_per_node": 4}}
     for call in (preview, wattune.run_study):
@@ -110,7 +110,7 @@ def test_device_hours_come_from_estimates_and_trials_beyond_their_time_out_are_s
     assert found.estimated and found.num_timeouts == found.num_left == 2 and found.longest_s > 900
     assert found.device_s == pytest.approx(2 * 128 * 900), "ended at the time-out"
     patient = preview({**large, "measure": {"timeout_s": 36000}}, storage=str(tmp_path))
-    estimated = wattune.plans(large)
+    estimated = wattune.plan(large)
     times_s = [wattune.api.estimate(estimated).estimates.columns["step_time_s"].value]
     steps = 5 + 20 + 2
     assert patient.num_timeouts == 0
@@ -133,7 +133,7 @@ def test_a_run_of_no_hours_ranks_what_is_there(tmp_path: Path) -> None:
     assert outcome.num_left >= 10 and outcome.ranking.trials == ()
     assert outcome.study.metrics().num_rows == 0 and outcome.study.space["study"] == "cpu_smoke"
     assert outcome.report_path.is_file()
-    again, before = wattune.plans(outcome.study.space), wattune.plans(SPACE)
+    again, before = wattune.plan(outcome.study.space), wattune.plan(SPACE)
     assert [one.trial_id for one in again.kept] == [one.trial_id for one in before.kept]
     shutil.rmtree(outcome.study.path / "trials", ignore_errors=True)
     assert wattune.load_study("cpu_smoke", storage=str(tmp_path)).trials() == []
@@ -197,7 +197,7 @@ def test_a_status_that_cannot_run_again_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_preview_counts_trials_that_are_asked_for_again(tmp_path: Path) -> None:
-    planned = wattune.plans(SPACE)
+    planned = wattune.plan(SPACE)
     study = StudyFolder.create(tmp_path, planned.name, planned.spec.document)
     for kept, status in zip(planned.kept, (RunStatus.CRASHED, RunStatus.OUT_OF_MEMORY), strict=False):
         folder = study.trial(kept.spec.trial_id, 0)

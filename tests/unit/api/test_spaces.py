@@ -13,9 +13,9 @@ SPACES = Path(__file__).parents[3] / "search_spaces"
 
 def test_a_file_its_content_and_a_plan_are_one_thing() -> None:
     path = SPACES / "cpu_smoke.yaml"
-    planned = wattune.plans(path)
-    assert wattune.plans(str(path)) == wattune.plans(yaml.safe_load(path.read_text())) == planned
-    assert wattune.plans(planned) is planned
+    planned = wattune.plan(path)
+    assert wattune.plan(str(path)) == wattune.plan(yaml.safe_load(path.read_text())) == planned
+    assert wattune.plan(planned) is planned
     assert planned.name == "cpu_smoke"
     assert (len(planned.kept), planned.num_trials) == (10, 10)
     assert planned.rejected and all(one.rule and one.reason for one in planned.rejected)
@@ -24,14 +24,14 @@ def test_a_file_its_content_and_a_plan_are_one_thing() -> None:
 
 def test_a_budget_of_trials_and_the_reference_are_in_the_plan() -> None:
     document = yaml.safe_load((SPACES / "cpu_smoke.yaml").read_text())
-    ids = [kept.trial_id for kept in wattune.plans(document).kept]
+    ids = [kept.trial_id for kept in wattune.plan(document).kept]
     search = {**document.get("search", {}), "num_trials": 3, "reference": ids[1]}
-    planned = wattune.plans({**document, "search": search})
+    planned = wattune.plan({**document, "search": search})
     assert planned.num_trials == 3
     assert planned.reference is not None and planned.reference.trial_id == ids[1]
-    assert wattune.plans(document).reference is None
+    assert wattune.plan(document).reference is None
     assert [spec.trial_id for spec in planned.strategy().ask(100)] != []
-    lost = wattune.plans({**document, "search": {**search, "reference": "0" * 12}})
+    lost = wattune.plan({**document, "search": {**search, "reference": "0" * 12}})
     with pytest.raises(wattune.WattuneError, match=r"search\.reference: 000000000000 is none of the 10 trials"):
         _ = lost.reference
 
@@ -51,7 +51,7 @@ def test_a_window_that_warm_up_may_leave_too_short_for_a_peak_is_said(
 ) -> None:
     document = yaml.safe_load((SPACES / "cpu_smoke.yaml").read_text())
     document = {**document, "measure": {**document["measure"], "min_seconds": seconds}, "constraints": bounds}
-    warnings = wattune.plans(document).warnings
+    warnings = wattune.plan(document).warnings
     assert len(warnings) == (said is not None)
     if said is not None:
         assert warnings[0].startswith(f"measure.min_seconds: got {seconds:g}; ") and said in warnings[0]
@@ -81,7 +81,7 @@ def test_what_nobody_knows_of_a_command_is_said(changes: dict[str, object], said
         "flags": {"lr": [1, 2]},
         "objective": "minimize step_time_s",
     }
-    warnings = wattune.plans({**document, **changes}).warnings
+    warnings = wattune.plan({**document, **changes}).warnings
     assert len(warnings) == len(said) and all(map(str.startswith, warnings, said))
 
 
@@ -90,7 +90,7 @@ def test_what_nobody_knows_of_a_command_is_said(changes: dict[str, object], said
 )
 def test_what_is_no_space_is_one_message(space: object, said: str) -> None:
     with pytest.raises(wattune.WattuneError, match=said):
-        wattune.plans(space)
+        wattune.plan(space)
 
 
 def test_the_catalog_counts_parameters() -> None:

@@ -230,17 +230,17 @@ class ModelGuided:
         """Makes the surrogate of a quantity, with the estimates of all rows where there are some."""
         estimates = self._problem.estimates
         names = [quantity.metric, *([quantity.limit_metric] if quantity.limit_metric else [])]
-        if estimates is None or any(name not in estimates.values for name in names):
+        if estimates is None or any(name not in estimates for name in names):
             return Surrogate(self._features)
-        columns = {name: np.asarray(estimates.values[name], dtype=np.float64) for name in names}
+        columns = {name: np.asarray(estimates[name].value, dtype=np.float64) for name in names}
         value = columns[quantity.metric] / (columns[quantity.limit_metric] if quantity.limit_metric else 1.0)
         if not (np.isfinite(value) & (value > 0)).any():
             return Surrogate(self._features)
         earlier = [quantity.of(self._estimate_of(one)) for one in self._warm]
         value = np.concatenate([value, [math.nan if one is None else one for one in earlier]])
-        log_std = estimates.log_std.get(quantity.metric)
-        if log_std is not None:
-            log_std = np.concatenate([log_std, np.full(len(self._warm), float(np.median(log_std)))])
+        log_std = estimates[quantity.metric].log_std
+        usual = float(np.nanmedian(log_std))
+        log_std = np.concatenate([np.where(np.isfinite(log_std), log_std, usual), np.full(len(self._warm), usual)])
         return Surrogate(self._features, value if divide_by is None else value / divide_by, log_std)
 
     def _estimate_of(self, one: Observation) -> dict[str, float]:
@@ -248,7 +248,7 @@ class ModelGuided:
         row, estimates = self._index.get(one.spec), self._problem.estimates
         if one.estimate or row is None or estimates is None:
             return dict(one.estimate)
-        return {name: float(column[row]) for name, column in estimates.values.items()}
+        return {name: float(column.value[row]) for name, column in estimates.items()}
 
     def _bound(self, constraint: Constraint) -> _Bound:
         quantity = Quantity(metric=constraint.metric, limit_metric=constraint.limit_metric)

@@ -5,9 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
+from wattune.cost.estimate import Belief
 from wattune.objective import Question
 from wattune.run import Run, RunStatus
 from wattune.trial import TrialSpec
@@ -24,16 +22,6 @@ FAILED = frozenset(
 def draw(seed: int, trial_id: str) -> bytes:
     """Draws a trial's place in an order: the same on every machine and version, whatever else is drawn."""
     return hashlib.sha256(f"{seed} {trial_id}".encode()).digest()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimates:
-    """Predicted metrics of all candidates, in columns: one value for each candidate, in the order of the candidates."""
-
-    values: Mapping[str, NDArray[np.float64]]
-    """Predicted values by metric. NaN where a candidate has no prediction."""
-    log_std: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    """Standard deviations of log(measured / predicted) by metric. A metric that is absent gets a default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +43,8 @@ class Problem:
     seed: int
     question: Question | None = None
     """None of a strategy that learns nothing."""
-    estimates: Estimates | None = None
+    estimates: Mapping[str, Belief] | None = None
+    """Predicted metrics of the candidates, in their order."""
     warm: Sequence[Observation] = ()
     """Results of earlier studies. Those of other devices are left out by the strategies that learn from them."""
 
