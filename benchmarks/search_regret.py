@@ -38,7 +38,7 @@ from search_bursts import LADDERED, PROMOTE_FRAC, SUFFIX, burst_of, costs_s, mak
 from search_estimates import held_out_estimates
 from search_regret_page import draw_plot, draw_regret, merge_rows, print_rows, write_tables
 
-from wattune.cost.estimate import Belief
+from wattune.cost.estimate import EstimatedMetric
 from wattune.metrics import METRICS
 from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.run import Run, RunStatus
@@ -50,6 +50,8 @@ from wattune.trial import TrialSpec
 
 ESTIMATES: Final = "estimated_"
 LOG_STD: Final = "_log_std"
+USUAL_LOG_STD: Final = 0.15
+"""Of a table that states none; as a surrogate takes it."""
 WITHIN: Final = 0.02
 """A trial is found when its objective is this near to that of the best feasible one."""
 QUANTILES: Final = (0.1, 0.5, 0.9)
@@ -143,7 +145,7 @@ def _trial(rows: list[dict[str, Any]], source: dict[str, Any], window_s: float |
     )
 
 
-def estimates_of(trials: Sequence[Trial]) -> dict[str, Belief] | None:
+def estimates_of(trials: Sequence[Trial]) -> dict[str, EstimatedMetric] | None:
     """The estimates of trials in columns; None where the table has none."""
     names = {name for trial in trials for name in trial.estimate}
     if not names:
@@ -151,7 +153,9 @@ def estimates_of(trials: Sequence[Trial]) -> dict[str, Belief] | None:
     columns = {name: np.array([trial.estimate.get(name, math.nan) for trial in trials]) for name in sorted(names)}
     plain = {name.removeprefix(ESTIMATES): column for name, column in columns.items()}
     return {
-        name: Belief.of(column, plain[name + LOG_STD]) for name, column in plain.items() if not name.endswith(LOG_STD)
+        name: EstimatedMetric.of(column, plain.get(name + LOG_STD, USUAL_LOG_STD))
+        for name, column in plain.items()
+        if not name.endswith(LOG_STD)
     }
 
 

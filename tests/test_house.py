@@ -62,13 +62,9 @@ def public_types(path: Path) -> set[str]:
     return {name for name in names if name[:1].isupper() and not name.isupper()}
 
 
-NAMED_TWICE = {"Steps", "Trial", "Column", "Estimates", "Question", "Order", "Row", "Progress"}
-"""Names that modules still share. Add none."""
-
-
 def test_a_name_of_a_type_means_one_thing() -> None:
     count = Counter(name for path in PACKAGE.rglob("*.py") for name in public_types(path))
-    assert {name for name, times in count.items() if times > 1} <= NAMED_TWICE
+    assert {name for name, times in count.items() if times > 1} == set()
 
 
 UNSAFE_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "pty"}

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from wattune.cost.defaults import default_coefficients
-from wattune.cost.estimate import Belief, estimate
+from wattune.cost.estimate import EstimatedMetric, estimate
 from wattune.trial import TrialSpec
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data"
@@ -23,7 +23,7 @@ def rows():
 
 
 @pytest.fixture(scope="module")
-def columns(rows) -> dict[str, Belief]:
+def columns(rows) -> dict[str, EstimatedMetric]:
     return estimate([TrialSpec.from_json(json.loads(row["spec"])) for row in rows], default_coefficients).columns
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from wattune.catalog.hardware import DEVICES
 from wattune.catalog.models import MODELS, NOT_REPRESENTED
-from wattune.cost.estimate import Belief
+from wattune.cost.estimate import EstimatedMetric
 from wattune.errors import SpaceError
 from wattune.plans.engines import COMMAND
 from wattune.search.command_entry import NEEDS_TOKENS
@@ -122,7 +122,9 @@ class StudyPlan:
             if metric in NEEDS_TOKENS
         )
 
-    def strategy(self, estimates: Mapping[str, Belief] | None = None, warm: Sequence[Observation] = ()) -> Strategy:
+    def strategy(
+        self, estimates: Mapping[str, EstimatedMetric] | None = None, warm: Sequence[Observation] = ()
+    ) -> Strategy:
         """The strategy that proposes trials, new each time.
 
         Args:

@@ -112,7 +112,7 @@ Find = Callable[[DeviceSpec], Coefficients]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Belief:
+class EstimatedMetric:
     """A predicted metric of every candidate with its 95 % interval; NaN where a candidate has no prediction."""
 
     value: Floats
@@ -120,7 +120,7 @@ class Belief:
     high: AnyFloats
 
     @classmethod
-    def of(cls, value: Floats, log_std: Floats | float) -> "Belief":
+    def of(cls, value: Floats, log_std: Floats | float) -> "EstimatedMetric":
         """Makes the belief of values whose log(measured / predicted) has a standard deviation."""
         return cls(value=value, low=value * np.exp(-_Z_95 * log_std), high=value * np.exp(_Z_95 * log_std))
 
@@ -131,9 +131,9 @@ class Belief:
         spread: Floats = np.log(np.maximum(self.high, low) / low) / (2 * _Z_95)
         return spread
 
-    def at(self, positions: Ints) -> "Belief":
+    def at(self, positions: Ints) -> "EstimatedMetric":
         """Returns the candidates at these positions, in that order."""
-        return Belief(value=self.value[positions], low=self.low[positions], high=self.high[positions])
+        return EstimatedMetric(value=self.value[positions], low=self.low[positions], high=self.high[positions])
 
     def probability_above(self, bound: Floats | float) -> Floats:
         """Computes the probability that a measurement is above a bound, with normally distributed errors."""
@@ -149,7 +149,7 @@ _erf = np.vectorize(erf, otypes=[np.float64])
 class Estimates:
     """Predictions of candidates, in their order."""
 
-    columns: Mapping[str, Belief]
+    columns: Mapping[str, EstimatedMetric]
     """Columns by the names of `wattune.metrics.METRICS`."""
     memory_parts_bytes: Mapping[str, Reals]
     """Bytes of the fullest rank by part; they add up to `memory_peak_bytes`."""
@@ -361,7 +361,7 @@ def _limited_by(batch: Batch, step: StepTime) -> npt.NDArray[np.int8]:
     return largest
 
 
-def _empty_column(size: int) -> Belief:
-    return Belief(
+def _empty_column(size: int) -> EstimatedMetric:
+    return EstimatedMetric(
         value=np.full(size, np.nan), low=np.full(size, np.nan, np.float32), high=np.full(size, np.nan, np.float32)
     )

@@ -15,7 +15,7 @@ from wattune.orchestrate.telemetry_actor import NodeTelemetry
 from wattune.plans.program import is_command
 from wattune.steps.files import Step
 from wattune.trial import TrialSpec
-from wattune.workers.command.program_run import ProgramOutcome, Steps
+from wattune.workers.command.program_run import ProgramOutcome, StepsByRank
 from wattune.workers.outcome import RankOutcome
 
 
@@ -52,7 +52,7 @@ def command_spans(
     wall_ns = {place.node: clock_offsets_ns.get(place.node, 0) for place in places}
     first_node = next(place.node for place in places if place.rank == 0)
 
-    def of_node(node: str, own: ProgramOutcome) -> Steps:
+    def of_node(node: str, own: ProgramOutcome) -> StepsByRank:
         if any(own.steps.values()):
             return own.steps
         ahead_ns = wall_ns[node] - wall_ns[first_node] + lead.wall_minus_mono_ns - own.wall_minus_mono_ns
@@ -68,7 +68,7 @@ def command_spans(
 def run_spans(outcomes: Sequence[RankOutcome], places: Sequence[Place]) -> pa.Table | None:
     """Returns the run of a command without steps as one span of each rank, from which sensors are simulated."""
 
-    def of_node(_: str, own: ProgramOutcome) -> Steps:
+    def of_node(_: str, own: ProgramOutcome) -> StepsByRank:
         ran = own.end_mono_ns > own.start_mono_ns
         return {0: [Step(0, own.start_mono_ns, own.end_mono_ns)]} if ran else {}
 
@@ -79,7 +79,7 @@ def run_spans(outcomes: Sequence[RankOutcome], places: Sequence[Place]) -> pa.Ta
 def _spans(
     outcomes: Sequence[RankOutcome],
     places: Sequence[Place],
-    steps_of: Callable[[str, ProgramOutcome], Steps],
+    steps_of: Callable[[str, ProgramOutcome], StepsByRank],
     lead: ProgramOutcome,
 ) -> pa.Table | None:
     """Makes the spans of every node's ranks, numbered as the leading node's. Nodes have equally many, in order."""

@@ -13,7 +13,7 @@ from wattune.errors import PlanError
 from wattune.steps.files import Step
 from wattune.steps.steady import warmup
 from wattune.units import NS_PER_S, ns_to_s, s_to_ns
-from wattune.workers.command.program_run import ProgramOutcome, Steps
+from wattune.workers.command.program_run import ProgramOutcome, StepsByRank
 
 STEADY: Final = "steady"
 """The window where none was chosen."""
@@ -86,7 +86,7 @@ def _whole(outcome: ProgramOutcome, problem: str = "") -> ProgramOutcome:
     return replace(outcome, window_mono_ns=(outcome.start_mono_ns, outcome.end_mono_ns), window_why=why)
 
 
-def _of_all_ranks(steps: Steps) -> list[Step]:
+def _of_all_ranks(steps: StepsByRank) -> list[Step]:
     """Returns each step that all ranks finished, from the earliest start to the latest end over the ranks."""
     told = [{step.index: step for step in each} for each in steps.values() if each]
     shared = sorted(set.intersection(*(set(each) for each in told))) if told else []

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from wattune.cost.estimate import Belief
+from wattune.cost.estimate import EstimatedMetric
 from wattune.errors import SpaceError, closest
 from wattune.objective import Question
 from wattune.search.strategies.listed import Grid, Random
@@ -62,7 +62,7 @@ def make_strategy(
     *,
     seed: int,
     question: Question | None = None,
-    estimates: Mapping[str, Belief] | None = None,
+    estimates: Mapping[str, EstimatedMetric] | None = None,
     warm: Sequence[Observation] = (),
 ) -> Strategy:
     """Makes a strategy over every kept candidate.

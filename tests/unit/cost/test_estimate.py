@@ -10,7 +10,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.cost.batch import batches
 from wattune.cost.defaults import default_coefficients
-from wattune.cost.estimate import ESTIMATED, LIMITS, Belief, estimate, predict
+from wattune.cost.estimate import ESTIMATED, LIMITS, EstimatedMetric, estimate, predict
 from wattune.errors import PlanError
 from wattune.plans.axes import Plan
 from wattune.search.prune import prune
@@ -124,7 +124,9 @@ def test_one_candidate_as_plain_data_and_all_as_arrow():
 
 
 def test_the_probability_to_be_above_a_bound_follows_the_interval():
-    column = Belief(value=np.array([100.0]), low=np.array([90.0], np.float32), high=np.array([110.0], np.float32))
+    column = EstimatedMetric(
+        value=np.array([100.0]), low=np.array([90.0], np.float32), high=np.array([110.0], np.float32)
+    )
     assert column.probability_above(100.0)[0] == pytest.approx(0.5)
     assert column.probability_above(110.0)[0] == pytest.approx(0.025, abs=1e-4)
     assert column.probability_above(90.0)[0] == pytest.approx(0.975, abs=1e-4)

@@ -40,7 +40,7 @@ from wattune.trial import TrialSpec
 from wattune.version import __version__
 from wattune.workers.command.environment import command_environment
 from wattune.workers.command.measured_run import MeasuredRun
-from wattune.workers.command.program_run import ProgramOutcome, Steps
+from wattune.workers.command.program_run import ProgramOutcome, StepsByRank
 from wattune.workers.order import Order
 from wattune.workers.outcome import RankOutcome
 from wattune.workers.provenance import SETTINGS, driver_version
@@ -235,7 +235,7 @@ class _Calls:
             self._over = True
             ray.get(self._call("report", FINISH, 0, 0))
 
-    def show(self, steps: Steps, node: str, devices: Mapping[int, str], anchor: ClockAnchor) -> None:
+    def show(self, steps: StepsByRank, node: str, devices: Mapping[int, str], anchor: ClockAnchor) -> None:
         """Sends the last seconds of every rank, where a limit on simulated power is watched."""
         if not self._assignment.shows_spans or not any(steps.values()):
             return

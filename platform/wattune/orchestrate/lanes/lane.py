@@ -41,7 +41,7 @@ from wattune.orchestrate.lanes.messages import (
     Report,
     WorkerPlace,
 )
-from wattune.orchestrate.lanes.worker_group import Group, Kill, LaneError, LaneRun, Launch, Probe, Trial
+from wattune.orchestrate.lanes.worker_group import Group, Kill, LaneError, LaneRun, Launch, Probe, TrialOfGroup
 from wattune.run import RunStatus
 from wattune.workers.order import Order
 from wattune.workers.outcome import RankOutcome
@@ -187,7 +187,7 @@ class Lane:
             group.ready_s = time.monotonic()
         self._notify()
 
-        def offered() -> Trial | None:
+        def offered() -> TrialOfGroup | None:
             trial = group.trial
             # A worker that comes back from a trial must not take the same one again.
             new = trial is not None and not trial.closed and trial.number > group.taken.get(worker, 0)
@@ -272,12 +272,12 @@ class Lane:
     def _known(self, number: int) -> Group | None:
         return self._group if self._group is not None and self._group.number == number else None
 
-    def _trial(self, group_number: int, number: int) -> Trial | None:
+    def _trial(self, group_number: int, number: int) -> TrialOfGroup | None:
         # Calls of an earlier group or trial may arrive late: they find nothing.
         trial = group.trial if (group := self._known(group_number)) is not None else None
         return trial if trial is not None and trial.number == number and not trial.closed else None
 
-    def _running(self, name: str) -> Trial | None:
+    def _running(self, name: str) -> TrialOfGroup | None:
         trial = self._group.trial if self._group is not None else None
         return trial if trial is not None and not trial.closed and trial.name == name else None
 
@@ -391,7 +391,7 @@ class Lane:
 
     # ---- the life of a trial
 
-    async def _watch(self, group: Group, trial: Trial) -> None:
+    async def _watch(self, group: Group, trial: TrialOfGroup) -> None:
         """Returns when nothing more is expected of a trial."""
         assert trial.assignment is not None
         timeout_s = trial.assignment.attempt.measure.timeout_s
@@ -416,7 +416,7 @@ class Lane:
         trial.closed = True
         self._notify()
 
-    async def _clear_out(self, group: Group, trial: Trial, cause: RankOutcome) -> None:
+    async def _clear_out(self, group: Group, trial: TrialOfGroup, cause: RankOutcome) -> None:
         """Gets the ranks out of a trial that cannot go on."""
 
         def over() -> bool:
@@ -431,16 +431,16 @@ class Lane:
             self._order(trial, Order("free", cause.reason))
             await self._until(over, FREE_S if trial.keeps_group else UNANIMOUS_S)
 
-    def _is_over(self, group: Group, trial: Trial) -> bool:
+    def _is_over(self, group: Group, trial: TrialOfGroup) -> bool:
         return trial.answered or group.lost is not None or self._closed is not None
 
-    def _order(self, trial: Trial, order: Order) -> None:
+    def _order(self, trial: TrialOfGroup, order: Order) -> None:
         trial.stop_order = order  # the watchdogs of all ranks wait for it in `stop_order`
         self._notify()
 
     # ---- after a trial
 
-    async def _settle(self, group: Group, trial: Trial, *, fresh: bool) -> str:
+    async def _settle(self, group: Group, trial: TrialOfGroup, *, fresh: bool) -> str:
         """Makes sure that the workers can run another trial, or ends them; returns the reason if it ends them."""
         if group.lost is None and self._closed is None:
             problem = await self._problem(group, trial)
@@ -453,7 +453,7 @@ class Lane:
             await self._end_run()
         return lost
 
-    async def _problem(self, group: Group, trial: Trial) -> str | None:
+    async def _problem(self, group: Group, trial: TrialOfGroup) -> str | None:
         """The reason a group must not run another trial; None if it may."""
         if not trial.answered:
             return f"{trial.cause.reason if trial.cause else 'a rank did not answer'} and not every rank left the trial"
@@ -465,7 +465,7 @@ class Lane:
             return group.problem
         return await self._probe(group, trial)
 
-    async def _probe(self, group: Group, trial: Trial) -> str | None:
+    async def _probe(self, group: Group, trial: TrialOfGroup) -> str | None:
         """Tests that ranks which left a trial in disorder still find each other; returns the problem if they do not."""
         assert trial.assignment is not None
         probe = group.begin(trial.assignment, only_meet=True)

@@ -44,7 +44,7 @@ class LaneError(EngineError):
 
 
 @dataclass(slots=True)
-class Trial:
+class TrialOfGroup:
     """One trial that a group runs."""
 
     number: int
@@ -113,7 +113,7 @@ class Group:
     """Of the workers that wait for a trial."""
     taken: dict[int, int] = field(default_factory=dict)
     """The last trial each worker took."""
-    trial: Trial | None = None
+    trial: TrialOfGroup | None = None
     num_trials: int = 0
     ready_s: float | None = None
     """Time at which all workers first waited for a trial."""
@@ -138,7 +138,7 @@ class Group:
         found = (report.problem for report in self.reports.values() if report is not None)
         return next(filter(None, found), None)
 
-    async def find_deaths(self, trial: Trial, probe: Probe) -> None:
+    async def find_deaths(self, trial: TrialOfGroup, probe: Probe) -> None:
         """Finds workers that died, where Ray Train has not said so yet: another rank's error may be first."""
 
         async def ask(worker: WorkerPlace) -> None:
@@ -153,7 +153,7 @@ class Group:
         silent = [number for number, rank in trial.ranks.items() if rank.rank not in trial.outcomes]
         await asyncio.gather(*(ask(self.workers[number]) for number in silent))
 
-    def deaths(self, trial: Trial) -> tuple[Death, ...]:
+    def deaths(self, trial: TrialOfGroup) -> tuple[Death, ...]:
         """Returns the workers that died before they delivered their outcome of a trial."""
         places = ((trial.ranks[number].rank, self.workers[number], why) for number, why in sorted(self.died.items()))
         return tuple(
@@ -162,7 +162,7 @@ class Group:
             if rank not in trial.outcomes
         )
 
-    def begin(self, assignment: Assignment, *, only_meet: bool = False) -> Trial:
+    def begin(self, assignment: Assignment, *, only_meet: bool = False) -> TrialOfGroup:
         """Begins a trial, from which its workers take their ranks; with `only_meet` they only test that they meet.
 
         Raises:
@@ -178,7 +178,7 @@ class Group:
             ranks = {worker: replace(rank, rendezvous=offered.rendezvous) for worker, rank in ranks.items()}
         if only_meet:
             ranks = {worker: replace(rank, number=0, assignment=None) for worker, rank in ranks.items()}
-        self.trial = Trial(number=number, assignment=None if only_meet else assignment, ranks=ranks)
+        self.trial = TrialOfGroup(number=number, assignment=None if only_meet else assignment, ranks=ranks)
         return self.trial
 
 

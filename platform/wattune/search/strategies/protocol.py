@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from wattune.cost.estimate import Belief
+from wattune.cost.estimate import EstimatedMetric
 from wattune.objective import Question
 from wattune.run import Run, RunStatus
 from wattune.trial import TrialSpec
@@ -43,7 +43,7 @@ class Problem:
     seed: int
     question: Question | None = None
     """None of a strategy that learns nothing."""
-    estimates: Mapping[str, Belief] | None = None
+    estimates: Mapping[str, EstimatedMetric] | None = None
     """Predicted metrics of the candidates, in their order."""
     warm: Sequence[Observation] = ()
     """Results of earlier studies. Those of other devices are left out by the strategies that learn from them."""

@@ -23,7 +23,7 @@ from wattune.units import ns_to_s
 from wattune.workers.command.failure import Told, failure, killed_from_outside
 from wattune.workers.command.measuring import LEAST_MEASURED, Look, Measuring
 from wattune.workers.command.process import GRACE_S
-from wattune.workers.command.program_run import ProgramOutcome, ProgramRun, Steps
+from wattune.workers.command.program_run import ProgramOutcome, ProgramRun, StepsByRank
 from wattune.workers.last_words import num_oom_kills
 from wattune.workers.order import Order
 
@@ -50,7 +50,7 @@ _NOT_HERE: Final = frozenset((errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.E
 Orders = Callable[[float], Order | None]
 """Waits at most so many seconds for an order."""
 
-Progress = Callable[[str, int, int], None]
+PartProgress = Callable[[str, int, int], None]
 """Is told of the part, and of the steps done and to do in it."""
 
 
@@ -67,8 +67,8 @@ class MeasuredRun:
         measure: Measure,
         leads: bool,
         orders: Orders,
-        progress: Progress = lambda *_: None,
-        show: Callable[[Steps], None] = lambda _: None,
+        progress: PartProgress = lambda *_: None,
+        show: Callable[[StepsByRank], None] = lambda _: None,
         finishing: Callable[[], None] = lambda: None,
         stop_above_s: float | None = None,
         grace_s: float = GRACE_S,
@@ -97,7 +97,7 @@ class MeasuredRun:
         self._run = ProgramRun(steps_folder, source)
         self._measuring = Measuring(measure, stop_above_s)
         self._look = Look(part="build", done=0, total=1)
-        self._steps: Steps = {}
+        self._steps: StepsByRank = {}
         self._pids: set[int] = set()
         self._oom_kills = num_oom_kills()
         self._anchor = ClockAnchor.now()

@@ -34,7 +34,7 @@ from wattune.workers.command.process import GRACE_S, SupervisedProcess, Terminal
 LINES: Final = "output.lines"
 """File of the lines of output that tell steps, each with its arrival and a checksum as in step files."""
 
-Steps = Mapping[int, Sequence[Step]]
+StepsByRank = Mapping[int, Sequence[Step]]
 """Steps by rank, numbered from the program's first; of warm-up too."""
 
 
@@ -52,7 +52,7 @@ class ProgramOutcome:
     wall_minus_mono_ns: int = 0
     """The node's wall clock minus its monotonic one."""
     exit_code: int | None = None
-    steps: Steps = field(default_factory=dict)
+    steps: StepsByRank = field(default_factory=dict)
     source: str = "none"
     """Source of the steps, in words."""
     first_index: int = 0
@@ -208,7 +208,7 @@ class ProgramRun:
                 mono_ns, line = json.loads(body)
                 self.reader.feed(str(line), int(mono_ns), None)
 
-    def steps(self) -> Steps:
+    def steps(self) -> StepsByRank:
         """Reads on, and returns every rank's steps so far."""
         with self._lock:
             return self.reader.poll()
@@ -218,7 +218,7 @@ class ProgramRun:
         with self._lock:
             return self.output.lines
 
-    def outcome(self, steps: Steps) -> ProgramOutcome:
+    def outcome(self, steps: StepsByRank) -> ProgramOutcome:
         """Returns what it told; `steps` are those of its steps that can count."""
         return ProgramOutcome(
             steps=steps,

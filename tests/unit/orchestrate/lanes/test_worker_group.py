@@ -11,7 +11,7 @@ from wattune.catalog.models import model
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Node
 from wattune.orchestrate.lanes.messages import Assignment, GroupKey, Place, Report, WorkerPlace
-from wattune.orchestrate.lanes.worker_group import Group, LaneError, Trial, assign_ranks
+from wattune.orchestrate.lanes.worker_group import Group, LaneError, TrialOfGroup, assign_ranks
 from wattune.plans.axes import Plan
 from wattune.run import RunStatus
 from wattune.trial import Measure, TrialSpec
@@ -54,7 +54,7 @@ def group() -> Group:
 
 
 @pytest.fixture
-def trial(group: Group) -> Trial:
+def trial(group: Group) -> TrialOfGroup:
     return group.begin(ASSIGNMENT)
 
 
@@ -114,7 +114,7 @@ def test_a_group_is_idle_once_all_its_workers_have_joined_and_wait(group: Group)
     assert group.problem == "memory did not come back"
 
 
-def test_a_trial_is_answered_when_every_rank_has_delivered(trial: Trial) -> None:
+def test_a_trial_is_answered_when_every_rank_has_delivered(trial: TrialOfGroup) -> None:
     where = Place(rank=1, node="n0", slot=1, device="cpu1", device_uuid=None, pid=1)
     trial.deliver(outcome(1), where)
     assert not trial.answered and trial.places == {1: where}
@@ -122,7 +122,7 @@ def test_a_trial_is_answered_when_every_rank_has_delivered(trial: Trial) -> None
     assert trial.answered and trial.cause is None and trial.places == {1: where}
 
 
-def test_the_first_failure_stays_the_cause_and_what_follows_from_it_stays_too(trial: Trial) -> None:
+def test_the_first_failure_stays_the_cause_and_what_follows_from_it_stays_too(trial: TrialOfGroup) -> None:
     first = outcome(1, RunStatus.OUT_OF_MEMORY, "rank 1: out of memory")
     trial.fail(first, keeps_group=True, notified=True)
     trial.fail(outcome(0, RunStatus.TIMED_OUT, "rank 0: no step"), keeps_group=False)
@@ -131,7 +131,7 @@ def test_the_first_failure_stays_the_cause_and_what_follows_from_it_stays_too(tr
     assert trial.cause == first
 
 
-def test_a_rank_may_describe_its_failure_in_more_words_and_still_its_first_outcome_counts(trial: Trial) -> None:
+def test_a_rank_may_describe_its_failure_in_more_words_and_still_its_first_outcome_counts(trial: TrialOfGroup) -> None:
     trial.fail(outcome(1, RunStatus.CRASHED, "rank 1: short"), keeps_group=False)
     longer = replace(outcome(1, RunStatus.CRASHED, "rank 1: with spans"), spans=pa.table({"step": [1]}))
     trial.deliver(longer, None)
@@ -140,7 +140,7 @@ def test_a_rank_may_describe_its_failure_in_more_words_and_still_its_first_outco
     assert trial.outcomes[1] is longer
 
 
-def test_a_failed_profile_gives_way_to_a_real_failure(trial: Trial) -> None:
+def test_a_failed_profile_gives_way_to_a_real_failure(trial: TrialOfGroup) -> None:
     profile = outcome(1, RunStatus.COMPLETED, "rank 1: no memory for the profile")
     trial.fail(profile, keeps_group=True)
     trial.deliver(outcome(1), None)

@@ -9,7 +9,7 @@ from known_space import BASE, BEST, OBJECTIVE, POWER, SPECS, is_feasible, metric
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
-from wattune.cost.estimate import Belief
+from wattune.cost.estimate import EstimatedMetric
 from wattune.fidelity import FIRST_BURST_REPEAT
 from wattune.objective import parse_constraint, parse_objective
 from wattune.run import Run, RunStatus
@@ -23,12 +23,12 @@ def told(strategy, specs):
     return strategy
 
 
-def estimates(error: float) -> dict[str, Belief]:
+def estimates(error: float) -> dict[str, EstimatedMetric]:
     """Estimates whose error depends on the plan: tensor parallelism looks better, recompute worse, than it is."""
     columns = {name: np.array([metrics(spec)[name] for spec in SPECS]) for name in metrics(SPECS[0])}
     wrong = np.array([math.log2(s.plan.tp) / 1.5 - (s.plan.recompute == "full") for s in SPECS])
     columns["tokens_per_s"] = columns["tokens_per_s"] * np.exp(error * wrong)
-    return {name: Belief.of(column, 0.15) for name, column in columns.items()}
+    return {name: EstimatedMetric.of(column, 0.15) for name, column in columns.items()}
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -79,8 +79,8 @@ def test_fast_plans_just_past_a_bound_are_not_measured_one_by_one(low_frac):
     tokens_per_s = np.array([metrics(spec)["tokens_per_s"] for spec in specs])
     power_w = np.array([3700 * (1.02 if spec in fails else 0.95) for spec in specs])
     known = {
-        "tokens_per_s": Belief.of(tokens_per_s, 0.1),
-        POWER.metric: Belief.of(power_w * (1 - low_frac), 0.03 - low_frac / 3),
+        "tokens_per_s": EstimatedMetric.of(tokens_per_s, 0.1),
+        POWER.metric: EstimatedMetric.of(power_w * (1 - low_frac), 0.03 - low_frac / 3),
     }
     strategy, proposed = ModelGuided(problem(specs=specs, estimates=known)), []
     while best not in proposed and len(proposed) < 12:
@@ -251,14 +251,15 @@ def test_a_space_of_models_clusters_and_engines_is_searched():
 def test_an_estimate_that_misses_some_candidates_still_serves():
     every_third = np.arange(len(SPECS)) % 3 == 0
     known = {
-        name: Belief.of(np.where(every_third, np.nan, column.value), 0.15) for name, column in estimates(0.1).items()
+        name: EstimatedMetric.of(np.where(every_third, np.nan, column.value), 0.15)
+        for name, column in estimates(0.1).items()
     }
     found = regrets(ModelGuided(problem(estimates=known)), 30)
     assert min(found) <= 0.02
 
 
 def test_an_estimate_without_a_single_value_is_as_none():
-    nothing = {"tokens_per_s": Belief.of(np.full(len(SPECS), np.nan), 0.15)}
+    nothing = {"tokens_per_s": EstimatedMetric.of(np.full(len(SPECS), np.nan), 0.15)}
     assert ModelGuided(problem(estimates=nothing)).ask(3) == ModelGuided(problem()).ask(3)
 
 
