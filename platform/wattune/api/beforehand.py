@@ -1,4 +1,4 @@
-"""What is known of a study before its first trial: estimates, and the results of the other studies of its storage.
+"""Knowledge of a study before its first trial: estimates, and results of the other studies of its storage.
 
 The results are read once and the candidates estimated once, whoever asks.
 """

@@ -1,4 +1,4 @@
-"""What is known before the first trial: limits take the low ends, earlier studies teach, nothing is read twice."""
+"""Knowledge before the first trial: limits take the low ends, earlier studies teach, nothing is read twice."""
 
 from collections import Counter
 from collections.abc import Sequence
