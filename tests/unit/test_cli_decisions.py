@@ -148,7 +148,7 @@ def test_a_question_about_configurations_bounds_and_the_space_is_one_call(wattun
     assert len(free["pareto"]) == 2
     every = asked("--pareto", "tokens_per_s,node_device_power_mean_w", "--pareto-of", "all")
     assert {row["verdict"] for row in every["pareto"]} == {"feasible", "infeasible"}
-    likely = asked("--constraint", "node_device_power_peak_1s_w <= 2900", "--min-probability", "0.999")
+    likely = asked("--constraint", "node_device_power_peak_1s_w <= 2900", "--risk", "0.001")
     assert likely["risk"] == pytest.approx(0.001) and likely["code"] == 3
     assert [row["label"] for row in likely["undecided"]] == ["dp4 mbs1 overlap=grad_param", "tp2 pp2 mbs1"]
 
@@ -156,8 +156,7 @@ def test_a_question_about_configurations_bounds_and_the_space_is_one_call(wattun
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--min-probability", "0.4"], "above 0.5"),
-        (["--min-probability", "0.9", "--risk", "0.1"], "say the same"),
+        (["--risk", "0.6"], "below 0.5"),
         (["--no-constraints", "--constraint", "mfu_frac > 0.1"], "give one of the two"),
         (["--where", "tensor == 2"], "neither a metric nor a field"),
         (["--where", "tp == two"], "whole number"),

@@ -79,15 +79,12 @@ def rank(
         typer.Option(help="Rank only trials of this quality or better: indicative, publishable.", show_default=False),
     ] = "",
     risk: Annotated[
-        float, typer.Option(help="Accepted probability of a wrong verdict on a bound, above 0 and below 0.5.")
-    ] = RISK,
-    min_probability: Annotated[
-        float | None,
+        float,
         typer.Option(
-            help="Least probability that the next run keeps a bound for it to hold, such as 0.99: 1 minus --risk.",
-            show_default=False,
+            help="Accepted probability of a wrong verdict, above 0 and below 0.5: a bound holds where the next run "
+            "keeps it with at least 1 minus that."
         ),
-    ] = None,
+    ] = RISK,
     pareto: Annotated[
         str | None,
         typer.Option(help="Two metrics, as a,b: the trials no other beats in both.", show_default=False),
@@ -110,7 +107,7 @@ def rank(
 
       wattune rank moe_h200 --where "tp <= 2" --where "sharding != none"
 
-      wattune rank moe_h200 --constraint "node_device_power_peak_1s_w <= 2600" --min-probability 0.99
+      wattune rank moe_h200 --constraint "node_device_power_peak_1s_w <= 2600" --risk 0.01
 
       wattune rank moe_h200 --no-constraints --pareto tokens_per_s,energy_per_token_j
 
@@ -125,7 +122,7 @@ def rank(
         "constraints": () if no_constraints else constraint,
         "where": where or (),
         "least_quality": quality,
-        "risk": _risk(risk, min_probability),
+        "risk": risk,
     }
     if tracking_uri is None and _are_recordings(study, storage):
         if metrics or csv is not None:
@@ -166,20 +163,6 @@ def _require_one_output(*, as_json: bool, csv_to_screen: bool, top: int | None, 
         raise typer.BadParameter("--top shortens the table; --json and --csv have every trial, so leave it out")
     if front and csv_to_screen:
         raise typer.BadParameter("--csv - prints every trial and no front; give --csv a file, or leave --pareto out")
-
-
-def _risk(risk: float, min_probability: float | None) -> float:
-    """Returns the accepted risk, by either of its two options."""
-    if min_probability is None:
-        return risk
-    if risk != RISK:
-        raise typer.BadParameter("--risk and --min-probability say the same; give one of the two")
-    if not 0.5 < min_probability < 1.0:
-        raise typer.BadParameter(
-            f"--min-probability: got {min_probability:g}, allowed: above 0.5 and below 1; a bound kept with less is "
-            "undecided, and --json and --csv have the probability of each"
-        )
-    return 1.0 - min_probability
 
 
 def _are_recordings(names: Sequence[str], storage: str | None) -> bool:
