@@ -15,8 +15,8 @@ def within(longest_s: float, operation: Callable[[], _T], *, name: str) -> _T:
     operation that is late goes on in its thread, which holds up nothing, also not the end of the program.
 
     Raises:
-    TimeoutError: It has not returned within that time.
-    Exception: Whatever the operation raises.
+        TimeoutError: It has not returned within that time.
+        Exception: Whatever the operation raises.
     """
     outcome: queue.SimpleQueue[tuple[_T | None, Exception | None]] = queue.SimpleQueue()
 

@@ -36,11 +36,11 @@ def own_folder(path: Path, remedy: str = "remove it") -> Path:
     theirs, and what is written there would be theirs to read.
 
     Args:
-    path: The folder; its parent exists.
-    remedy: The end of the message, after "belongs to ...".
+        path: The folder; its parent exists.
+        remedy: The end of the message, after "belongs to ...".
 
     Raises:
-    NotPrivateError: It is a link or no folder, belongs to another user, or others write to it.
+        NotPrivateError: It is a link or no folder, belongs to another user, or others write to it.
     """
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()

@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wattune.orchestrate.events import Role
 from wattune.trial import Measure, TrialSpec
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from wattune.orchestrate.cluster import Node
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Attempt:
     """One attempt. What follows `predicted` is known once it starts."""
 
@@ -43,6 +43,14 @@ class Attempt:
     def __post_init__(self) -> None:
         """Keeps the trial's id, which takes time to compute."""
         object.__setattr__(self, "trial_id", self.spec.trial_id)
+
+    def __repr__(self) -> str:
+        """Returns its name; Ray Tune makes names of it."""
+        return self.name
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "Attempt":
+        """Returns itself: Ray Tune copies every configuration, and this one never changes."""
+        return self
 
     @property
     def name(self) -> str:

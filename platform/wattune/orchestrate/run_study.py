@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import ray
@@ -58,20 +58,22 @@ def run_study(study: StudyFolder, controller: StudyController, cluster: Cluster)
     Node sets that share no power or thermal domain run trials side by side; on each, one follows another.
 
     Raises:
-    EngineError: The cluster ended before the study; finished trials are in the folder.
+        EngineError: The cluster ended before the study; finished trials are in the folder.
     """
     _quiet_ray()
     with (
         Lanes() as lanes,
         tempfile.TemporaryDirectory(prefix="wattune-tune-", dir=scratch_place(), ignore_cleanup_errors=True) as scratch,
     ):
-        alive, dispatcher = _Alive(cluster, lanes), _Dispatcher(cluster, lanes)
+        alive, progress = _Alive(cluster, lanes), _Progress(lanes)
         controller.open(cluster, alive, alive.has_left)
-        trainable = tune.with_resources(tune.with_parameters(_trainable, lanes=lanes), _here(cluster.driver_node))
+        trainable = tune.with_resources(
+            tune.with_parameters(_trainable, cluster=cluster, lanes=lanes), _here(cluster.driver_node)
+        )
         tuner = tune.Tuner(
             trainable,
             tune_config=tune.TuneConfig(
-                search_alg=_StudySearcher(controller, dispatcher),
+                search_alg=_StudySearcher(controller, progress),
                 num_samples=-1,  # the controller decides when the study ends and how many trials run at once
                 metric=_DONE_METRIC,
                 mode="max",
@@ -92,7 +94,7 @@ def run_study(study: StudyFolder, controller: StudyController, cluster: Cluster)
                 "continue"
             ) from error
         finally:
-            dispatcher.close()
+            progress.close()
     assert controller.ending is not None, "Tune goes on until the controller has an ending"
     return controller.ending
 
@@ -159,33 +161,18 @@ class _Alive:
         return now
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Work:
-    """Tune's configuration for the trainable: one attempt and its nodes."""
-
-    attempt: Attempt
-    cluster: Cluster
-
-    def __repr__(self) -> str:
-        """Returns the folder's name; Tune makes names of it."""
-        return self.attempt.name
-
-    def __deepcopy__(self, _memo: dict[int, Any]) -> "_Work":
-        """Returns itself: Tune copies every configuration, and this one never changes."""
-        return self
-
-
-def _trainable(config: dict[str, Any], *, lanes: Lanes) -> None:
+def _trainable(config: dict[str, Any], *, cluster: Cluster, lanes: Lanes) -> None:
     """Runs one repeat of one trial for Tune."""
-    work: _Work = config["work"]
+    attempt: Attempt = config["attempt"]
+    attempt = replace(attempt, tags={**cluster.tags, **attempt.tags})
     try:
-        _run(work.attempt, work.cluster, lanes)
+        _run(attempt, cluster.only(attempt.nodes), lanes)
     except (RayError, ConnectionError):
         # An error of the cluster: the controller checks whether a node died, and then repeats the trial.
-        TrialFolder(work.attempt.folder).write_error(traceback.format_exc())
+        TrialFolder(attempt.folder).write_error(traceback.format_exc())
         raise
     except Exception as error:  # not the trial's fault, but people look for it in its result
-        _note_failure(work.attempt, error)
+        _note_failure(attempt, error)
     tune.report({_DONE_METRIC: 1})
 
 
@@ -235,13 +222,13 @@ def _temperatures_c(attempt: Attempt, lanes: Lanes) -> dict[str, float]:
     }
 
 
-class _Dispatcher:
-    """Makes Tune's configuration of a trial, and asks for its progress."""
+class _Progress:
+    """Asks the workers of trials for their progress."""
 
-    def __init__(self, cluster: Cluster, lanes: Lanes) -> None:
-        self._cluster, self._lanes = cluster, lanes
+    def __init__(self, lanes: Lanes) -> None:
+        self._lanes = lanes
         self._asked_s = -_ASK_S
-        self._progress: Mapping[str, TrialProgress] = {}
+        self._known: Mapping[str, TrialProgress] = {}
         self._asking = threading.Lock()
         self._closed = False
 
@@ -251,20 +238,15 @@ class _Dispatcher:
         if self._asking.acquire(timeout=_ASKED_S):
             self._asking.release()
 
-    def work(self, attempt: Attempt) -> _Work:
-        """Tune's configuration of a trial, with its own nodes only."""
-        tagged = replace(attempt, tags={**self._cluster.tags, **attempt.tags})
-        return _Work(attempt=tagged, cluster=self._cluster.only(attempt.nodes))
-
-    def asks_progress(self, attempt: Attempt) -> Callable[[], TrialProgress | None]:
-        """Returns a function that asks the workers of a trial for their progress."""
+    def of(self, attempt: Attempt) -> Callable[[], TrialProgress | None]:
+        """Returns a function that asks the workers of a trial."""
 
         def ask() -> TrialProgress | None:
             with self._asking:
                 if not self._closed and time.monotonic() - self._asked_s >= _ASK_S:
-                    self._progress = self._lanes.progress()  # one answer has the progress of all trials
+                    self._known = self._lanes.progress()  # one answer has the progress of all trials
                     self._asked_s = time.monotonic()
-                return self._progress.get(attempt.name)
+                return self._known.get(attempt.name)
 
         return ask
 
@@ -272,14 +254,14 @@ class _Dispatcher:
 class _StudySearcher(Searcher):  # type: ignore[misc]
     """Tune's view of the controller. A trial's failure raises nothing here: that would end the study."""
 
-    def __init__(self, controller: StudyController, dispatcher: _Dispatcher) -> None:
+    def __init__(self, controller: StudyController, progress: _Progress) -> None:
         super().__init__(metric=_DONE_METRIC, mode="max")
-        self._controller, self._dispatcher = controller, dispatcher
+        self._controller, self._progress = controller, progress
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        running = self._controller.next(trial_id, self._dispatcher.asks_progress)
-        if running is not None:
-            return {"work": self._dispatcher.work(running)}
+        attempt = self._controller.next(trial_id, self._progress.of)
+        if attempt is not None:
+            return {"attempt": attempt}
         return str(Searcher.FINISHED) if self._controller.ending is not None else None
 
     def on_trial_complete(
@@ -292,7 +274,7 @@ class _StudySearcher(Searcher):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves the controller out: Tune pickles its arguments for a restore that is not used."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_controller", "_dispatcher")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_controller", "_progress")}
 
     def save(self, checkpoint_path: str) -> None:
         """Saves nothing: the study folder has everything."""

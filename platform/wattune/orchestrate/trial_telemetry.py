@@ -75,7 +75,7 @@ def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: Lanes) -> Itera
     """Samples the trial's nodes while the body runs.
 
     Raises:
-    TelemetryError: A sampler did not start.
+        TelemetryError: A sampler did not start.
     """
     actors = dict(zip(cluster.nodes, lanes.telemetry_actors(cluster.nodes, sensor_backends(spec)), strict=True))
     num_ranks = spec.cluster.devices_per_node

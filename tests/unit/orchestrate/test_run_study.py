@@ -17,7 +17,7 @@ from wattune.errors import EngineError
 from wattune.orchestrate import lost_cluster, run_study
 from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.events import TrialProgress
-from wattune.orchestrate.run_study import _Alive, _cause, _Dispatcher, _StudySearcher, _trainable, require_libraries
+from wattune.orchestrate.run_study import _Alive, _cause, _Progress, _StudySearcher, _trainable, require_libraries
 from wattune.run import RunStatus
 from wattune.trial import Measure
 
@@ -99,6 +99,10 @@ class FakeLanes:
         return self.known
 
 
+def cluster_of(world) -> Cluster:
+    return Cluster(nodes=tuple(world.nodes), driver_node_id="n0", tags={"ray.cluster": "own"})
+
+
 @pytest.fixture
 def searcher(world, specs) -> _StudySearcher:
     return make_searcher(world, specs[:1])
@@ -107,20 +111,18 @@ def searcher(world, specs) -> _StudySearcher:
 def make_searcher(world, specs, measure: Measure | None = None, lanes: Any = None) -> _StudySearcher:
     limits = {"node_device_power_w": 9.0}
     controller = world.controller(specs, measure=measure, seed=7, isolation="fresh", limits=limits)
-    cluster = Cluster(nodes=tuple(world.nodes), driver_node_id="n0")
-    return _StudySearcher(controller, _Dispatcher(cluster, lanes or FakeLanes()))
+    return _StudySearcher(controller, _Progress(lanes or FakeLanes()))
 
 
 def test_the_searcher_speaks_tunes_language_and_survives_its_pickling(world, specs, searcher) -> None:
     config = searcher.suggest("t0")
-    work = copy.deepcopy(config)["work"]
-    assert work is config["work"] and str(work) == f"{specs[0].trial_id}-0"
-    attempt = work.attempt
+    attempt = copy.deepcopy(config)["attempt"]
+    assert attempt is config["attempt"] and str(attempt) == f"{specs[0].trial_id}-0"
     assert (attempt.spec, attempt.seed, attempt.isolation) == (specs[0], 7, "fresh")
     assert attempt.limits == {"node_device_power_w": 9.0} and attempt.tags["nodes"] == "n0"
     assert attempt.folder == world.study.trial(attempt.trial_id, 0).path
-    assert pickle.loads(pickle.dumps(work)).attempt == attempt
-    assert work.cluster.nodes == tuple(world.nodes)
+    assert pickle.loads(pickle.dumps(attempt)) == attempt
+    assert attempt.nodes == tuple(world.nodes)
     assert searcher.suggest("t1") is None
     world.write(specs[0])
     searcher.on_trial_complete("t0", {"done_trials": 1})
@@ -159,10 +161,10 @@ def test_a_studys_end_waits_for_an_answer_under_way_and_asks_no_more(world, spec
     asking.start()
     assert asked.wait(30)
     threading.Timer(0.1, answered.set).start()
-    searcher._dispatcher.close()
+    searcher._progress.close()
     order.append("closed")
     assert order == ["answer", "closed"]
-    searcher._dispatcher._asked_s = -run_study._ASK_S  # what is known is old
+    searcher._progress._asked_s = -run_study._ASK_S  # what is known is old
     assert ask() is None and lanes.num_asked == 1
 
 
@@ -180,7 +182,7 @@ def test_an_error_of_this_program_is_the_trials_result_with_its_stack(
         raise ValueError("not\n thought of")
 
     monkeypatch.setattr(run_study, "run_trial", broken)
-    _trainable(searcher.suggest("t0"), lanes=FakeLanes())
+    _trainable(searcher.suggest("t0"), cluster=cluster_of(world), lanes=FakeLanes())
     result = world.result(specs[0])
     assert result.status is RunStatus.CRASHED
     assert result.reason == "wattune failed: ValueError: not thought of; see error.txt"
@@ -197,7 +199,7 @@ def test_a_full_disk_of_the_head_is_no_bad_configuration(
         raise error
 
     monkeypatch.setattr(run_study, "run_trial", broken)
-    _trainable(searcher.suggest("t0"), lanes=FakeLanes())
+    _trainable(searcher.suggest("t0"), cluster=cluster_of(world), lanes=FakeLanes())
     result = world.result(specs[0])
     assert result.status is RunStatus.INFRA_FAILED and result.tags["infra_cause"] == "head"
     assert type(error).__name__ in result.reason and reported == [{"done_trials": 1}]
@@ -209,7 +211,7 @@ def test_an_error_of_the_cluster_is_left_to_the_controller(world, specs, searche
 
     monkeypatch.setattr(run_study, "run_trial", gone)
     with pytest.raises(RayError):
-        _trainable(searcher.suggest("t0"), lanes=FakeLanes())
+        _trainable(searcher.suggest("t0"), cluster=cluster_of(world), lanes=FakeLanes())
     assert world.study.trial(specs[0].trial_id, 0).result() is None and not reported
 
 
@@ -220,8 +222,9 @@ def test_a_trial_begins_when_its_devices_are_cool_and_says_how_warm_they_were(
     monkeypatch.setattr(run_study, "run_trial", lambda attempt, _cluster, _lanes: seen.append(dict(attempt.tags)))
     monkeypatch.setattr(run_study, "_temperatures_c", lambda _attempt, _lanes: {"n0/gpu0": 41.0, "n0/gpu1": 39.5})
     searcher = make_searcher(world, specs[:1], Measure(cooldown_temp_c=45))
-    _trainable(searcher.suggest("t0"), lanes=FakeLanes())
+    _trainable(searcher.suggest("t0"), cluster=cluster_of(world), lanes=FakeLanes())
     assert seen[0]["start_temp_max_c"] == "41.0" and seen[0]["nodes"] == "n0"
+    assert seen[0]["ray.cluster"] == "own"
 
 
 def test_a_node_that_left_gets_no_trial_until_it_answers_again(world, new_node, monkeypatch) -> None:

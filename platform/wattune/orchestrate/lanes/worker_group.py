@@ -170,8 +170,7 @@ class Group:
         """
         self.num_trials += 1
         number = self.num_trials
-        assigned = assign_nodes if is_command(assignment.spec) else assign_ranks
-        ranks = assigned(assignment, self.workers, number=number, meeting=f"trial-{number}")
+        ranks = assign_ranks(assignment, self.workers, number=number)
         first = next((worker for worker, rank in ranks.items() if rank.rank == 0), None)
         offered = None if first is None else self.reports.get(first)
         if offered is not None and offered.rendezvous:
@@ -194,51 +193,31 @@ class LaneRun:
     """The reason it starts no more workers."""
 
 
-def assign_ranks(
-    assignment: Assignment, workers: dict[int, WorkerPlace], *, number: int, meeting: str
-) -> dict[int, RankAssignment]:
+def assign_ranks(assignment: Assignment, workers: dict[int, WorkerPlace], *, number: int) -> dict[int, RankAssignment]:
     """Gives each rank to the worker on the device where the plan places it; returns them by the worker's number.
 
+    A command has one worker a node: its ranks are the nodes, in the plan's order.
+
     Raises:
-    LaneError: The workers are not on the nodes the trial wants.
+        LaneError: The workers are not on the nodes the trial wants.
     """
     spec, nodes = assignment.spec, list(assignment.node_names)
     at = _workers_by_slot(nodes, workers)
-    slots = place(spec.plan, spec.cluster)
+    by_node = [Slot(node=node, device=0) for node in range(spec.cluster.num_nodes)]
+    slots = by_node if is_command(spec) else place(spec.plan, spec.cluster)
     if {(slot.node, slot.device) for slot in slots} != set(at):
-        raise _misplaced(assignment, workers, spec.cluster.devices_per_node)
-    assigned = {}
-    for rank, slot in enumerate(slots):
-        assigned[at[slot.node, slot.device]] = RankAssignment(
+        raise _misplaced(assignment, workers, len(slots) // spec.cluster.num_nodes)
+    return {
+        at[slot.node, slot.device]: RankAssignment(
             number=number,
             rank=rank,
             world_size=len(slots),
             local_rank=sum(other.node == slot.node for other in slots[:rank]),
             slot=slot,
-            meeting=meeting,
+            meeting=f"trial-{number}",
             assignment=assignment,
         )
-    return assigned
-
-
-def assign_nodes(
-    assignment: Assignment, workers: dict[int, WorkerPlace], *, number: int, meeting: str
-) -> dict[int, RankAssignment]:
-    """Gives each node of a command's trial to its one worker, in the plan's order; see `assign_ranks`."""
-    at = _workers_by_slot(list(assignment.node_names), workers)
-    if {(node, 0) for node in range(assignment.spec.cluster.num_nodes)} != set(at):
-        raise _misplaced(assignment, workers, 1)
-    return {
-        worker: RankAssignment(
-            number=number,
-            rank=node,
-            world_size=len(at),
-            local_rank=0,
-            slot=Slot(node=node, device=0),
-            meeting=meeting,
-            assignment=assignment,
-        )
-        for (node, _), worker in sorted(at.items())
+        for rank, slot in enumerate(slots)
     }
 
 

@@ -61,7 +61,7 @@ def trial(group: Group) -> TrialOfGroup:
 @pytest.mark.parametrize(("order", "workers_of_ranks"), [("topology", [0, 1]), ((1, 0), [1, 0])])
 def test_the_plans_order_gives_each_rank_its_worker(order: Any, workers_of_ranks: list[int]) -> None:
     ordered = asked(replace(SPEC, plan=Plan(rank_order=order)), node(0))
-    ranks = assign_ranks(ordered, {0: worker_place(0), 1: worker_place(1)}, number=1, meeting="m")
+    ranks = assign_ranks(ordered, {0: worker_place(0), 1: worker_place(1)}, number=1)
     assert [number for rank in (0, 1) for number, one in ranks.items() if one.rank == rank] == workers_of_ranks
     assert [ranks[number].slot.device for number in workers_of_ranks] == workers_of_ranks
 
@@ -71,7 +71,7 @@ def test_ranks_are_counted_by_node() -> None:
     two = asked(spec, node(1), node(0))
     where = [("id0", 5), ("id1", 0), ("id0", 3), ("id1", 1)]
     workers = {number: worker_place(number, node_id, index) for number, (node_id, index) in enumerate(where)}
-    ranks = assign_ranks(two, workers, number=1, meeting="m")
+    ranks = assign_ranks(two, workers, number=1)
     assert {number: (one.rank, one.local_rank, one.slot.node) for number, one in ranks.items()} == {
         1: (0, 0, 0),
         3: (1, 1, 0),
@@ -83,7 +83,7 @@ def test_ranks_are_counted_by_node() -> None:
 def test_workers_on_other_nodes_are_refused(group: Group) -> None:
     group.workers[1] = worker_place(1, "id9")
     with pytest.raises(LaneError, match=r"wants 2 worker\(s\) on each of 1 node\(s\), but they run on n0: 1"):
-        assign_ranks(ASSIGNMENT, group.workers, number=1, meeting="m")
+        assign_ranks(ASSIGNMENT, group.workers, number=1)
     with pytest.raises(LaneError):
         group.begin(ASSIGNMENT)
     assert group.trial is None
