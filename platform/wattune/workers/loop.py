@@ -28,10 +28,7 @@ from wattune.workers.out_of_memory import first_line, is_out_of_memory, out_of_m
 from wattune.workers.outcome import RankOutcome
 from wattune.workers.phases import Span, spans_table
 from wattune.workers.profiler import kernels_table, profiled_steps
-
-Progress = Callable[[str, int, int], None]
-"""Called on every rank with the part that begins (`build`, `warmup`, `measure`, `profile`), steps done and steps to do;
-never inside measured steps. From `profile` on a failure is one of the profile: the measured result stands."""
+from wattune.workers.watchdog import Progress
 
 
 class _NonFiniteLossError(ArithmeticError):

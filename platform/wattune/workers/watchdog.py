@@ -1,4 +1,4 @@
-"""Watch over a running trial: an engine that counts its steps, can be stopped, and reports its failure at once.
+"""Watch over a running trial: orders, hangs, and an engine that counts its steps and reports its failure at once.
 
 The measuring loop does not know of it. Another thread reads the count, and sees a hang that this one, held in a
 collective, cannot see.
@@ -6,9 +6,10 @@ collective, cannot see.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from wattune.errors import EngineError
 from wattune.trial import TrialSpec
@@ -16,16 +17,45 @@ from wattune.units import ns_to_s, s_to_ns
 from wattune.workers.engine import Engine, ExpertTokens, Ranks, StepSpans
 from wattune.workers.phases import Span
 
+Progress = Callable[[str, int, int], None]
+"""Called with the part that begins (`build`, `warmup`, `measure`, `profile`), steps done and steps to do; never inside
+measured steps. From `profile` on a failure is one of the profile: the measured result stands."""
+
 STALL_STEPS: Final = 10
 """A trial hangs when a step takes longer than this many times its longest recent step, and than `measure.stall_s`."""
 
 FIRST_STEP_STALLS: Final = 10
 """The first step may take this many times `measure.stall_s`: compilers work in it."""
 
-_RECENT_STEPS: Final = 20
+RECENT_STEPS: Final = 20
 
 SHOWN_S: Final = 4.0
 """Age of the spans a running trial can show: its last step, and every other one that ended since then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An order to the ranks of a trial, or to the nodes of a command."""
+
+    kind: Literal["free", "dump", "finish"]
+    """`free`: leave the trial. `dump`: only report the stacks of all threads; the process is ended then. `finish`: the
+    leading node of a command has measured enough."""
+    reason: str
+
+
+def stall(waited_s: float, recent_s: Sequence[float], stall_s: float) -> str:
+    """Returns the reason a trial counts as hung, empty while it does not.
+
+    Args:
+        waited_s: Seconds since its last step ended, or since it was built.
+        recent_s: Times of its last `RECENT_STEPS` steps on any rank.
+        stall_s: Least seconds without a finished step that count (`Measure.stall_s`).
+    """
+    longest_s = max(recent_s, default=0.0)
+    if waited_s <= (max(stall_s, STALL_STEPS * longest_s) if recent_s else FIRST_STEP_STALLS * stall_s):
+        return ""
+    steps = f"its longest recent step took {longest_s:.3g} s" if recent_s else "not one was"
+    return f"no step finished for {waited_s:.0f} s ({steps}; measure.stall_s = {stall_s:g})"
 
 
 class TrialStoppedError(EngineError):
@@ -42,7 +72,7 @@ class WatchedEngine:
         closed: the other ranks may be waiting for this one.
         """
         self._engine, self._on_failure = engine, on_failure
-        self._recent_ns: deque[int] = deque(maxlen=_RECENT_STEPS)
+        self._recent_ns: deque[int] = deque(maxlen=RECENT_STEPS)
         self._shown: deque[tuple[int, int, StepSpans]] = deque()
         self._waiting_since_ns: int | None = None
         self._stop_reason: str | None = None
@@ -112,19 +142,9 @@ class WatchedEngine:
         return [(number, result.spans) for _, number, result in list(self._shown)]
 
     def stall(self, stall_s: float) -> str | None:
-        """Returns the reason the trial counts as hung, None while it does not; may be called from any thread.
-
-        Args:
-            stall_s: Least seconds without a finished step that count (`Measure.stall_s`).
-        """
+        """Returns the reason the trial counts as hung, None while it does not; may be called from any thread."""
         since_ns = self._waiting_since_ns
         if since_ns is None:
             return None
-        waited_s = ns_to_s(time.monotonic_ns() - since_ns)
-        recent_ns = list(self._recent_ns)
-        longest_s = ns_to_s(max(recent_ns)) if recent_ns else 0.0
-        allowed_s = max(stall_s, STALL_STEPS * longest_s) if recent_ns else FIRST_STEP_STALLS * stall_s
-        if waited_s <= allowed_s:
-            return None
-        steps = f"its longest recent step took {longest_s:.3g} s" if recent_ns else "not one was"
-        return f"no step finished for {waited_s:.0f} s ({steps}; measure.stall_s = {stall_s:g})"
+        recent_s = [ns_to_s(each) for each in list(self._recent_ns)]  # a copy: another thread appends
+        return stall(ns_to_s(time.monotonic_ns() - since_ns), recent_s, stall_s) or None

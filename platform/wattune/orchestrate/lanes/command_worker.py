@@ -41,9 +41,9 @@ from wattune.version import __version__
 from wattune.workers.command.environment import command_environment
 from wattune.workers.command.measured_run import MeasuredRun
 from wattune.workers.command.program_run import ProgramOutcome, StepsByRank
-from wattune.workers.order import Order
 from wattune.workers.outcome import RankOutcome
 from wattune.workers.provenance import SETTINGS, driver_version
+from wattune.workers.watchdog import Order
 
 SHOWN_S: Final = 4.0
 """Age of the steps that a running trial shows."""

@@ -43,8 +43,8 @@ from wattune.orchestrate.lanes.messages import (
 )
 from wattune.orchestrate.lanes.worker_group import Group, Kill, LaneError, LaneRun, Launch, Probe, TrialOfGroup
 from wattune.run import RunStatus
-from wattune.workers.order import Order
 from wattune.workers.outcome import RankOutcome
+from wattune.workers.watchdog import Order
 
 GROUP_START_S: Final = 300.0
 """Longest a group may take from its start until its last worker has joined."""

@@ -30,13 +30,12 @@ from wattune.workers.engine import Ranks
 from wattune.workers.last_words import kept
 from wattune.workers.loop import measure_trial
 from wattune.workers.memory_check import clean_up, leak, leftovers
-from wattune.workers.order import Order
 from wattune.workers.out_of_memory import is_out_of_memory
 from wattune.workers.outcome import RankOutcome
 from wattune.workers.phases import spans_table
 from wattune.workers.process_groups import abort_groups, join_groups, leave_groups, meet, take_store
 from wattune.workers.provenance import provenance
-from wattune.workers.watchdog import WatchedEngine
+from wattune.workers.watchdog import Order, WatchedEngine
 
 _log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from wattune.orchestrate.lanes.messages import (
 from wattune.plans.placement import Slot, place
 from wattune.plans.program import is_command
 from wattune.run import RunStatus
-from wattune.workers.order import Order
 from wattune.workers.outcome import RankOutcome
+from wattune.workers.watchdog import Order
 
 Launch = Callable[[GroupKey, tuple[str, ...], bool, int], Awaitable[None]]
 """Starts workers for a key on nodes; returns when they exit, raises their error.

@@ -25,18 +25,13 @@ from wattune.workers.command.measuring import LEAST_MEASURED, Look, Measuring
 from wattune.workers.command.process import GRACE_S
 from wattune.workers.command.program_run import ProgramOutcome, ProgramRun, StepsByRank
 from wattune.workers.last_words import num_oom_kills
-from wattune.workers.order import Order
+from wattune.workers.watchdog import RECENT_STEPS, Order, Progress, stall
 
 TICK_S: Final = 0.1
 """Seconds between two looks at the steps."""
 
 PIDS_EVERY_S: Final = 2.0
 """Seconds between two looks at the command's processes: `/proc` of a large node takes milliseconds."""
-
-STALL_STEPS: Final = 10
-"""A command hangs when a step takes longer than this many times its longest recent step, and than `measure.stall_s`."""
-
-_RECENT_STEPS: Final = 20
 
 ABORT_GRACE_S: Final = 1.5
 """Grace time of a trial that is stopped: whoever stops a study may kill what takes longer than three seconds."""
@@ -49,9 +44,6 @@ _NOT_HERE: Final = frozenset((errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.E
 
 Orders = Callable[[float], Order | None]
 """Waits at most so many seconds for an order."""
-
-PartProgress = Callable[[str, int, int], None]
-"""Is told of the part, and of the steps done and to do in it."""
 
 
 class MeasuredRun:
@@ -67,7 +59,7 @@ class MeasuredRun:
         measure: Measure,
         leads: bool,
         orders: Orders,
-        progress: PartProgress = lambda *_: None,
+        progress: Progress = lambda *_: None,
         show: Callable[[StepsByRank], None] = lambda _: None,
         finishing: Callable[[], None] = lambda: None,
         stop_above_s: float | None = None,
@@ -198,13 +190,9 @@ class MeasuredRun:
         if not told:
             return ""
         waited_s = ns_to_s(time.monotonic_ns() - max(each[-1].end_mono_ns for each in told))
-        longest_s = max(ns_to_s(step.duration_ns) for each in told for step in each[-_RECENT_STEPS:])
-        if waited_s <= max(measure.stall_s, STALL_STEPS * longest_s):
-            return ""
-        return (
-            f"no step finished for {waited_s:.0f} s (its longest recent step took {longest_s:.3g} s; measure.stall_s = "
-            f"{measure.stall_s:g}){self._last_words()}"
-        )
+        recent_s = [ns_to_s(step.duration_ns) for each in told for step in each[-RECENT_STEPS:]]
+        reason = stall(waited_s, recent_s, measure.stall_s)
+        return reason and f"{reason}{self._last_words()}"
 
     def _last_words(self) -> str:
         last = next((line.strip() for line in reversed(self._run.lines()) if line.strip()), "")

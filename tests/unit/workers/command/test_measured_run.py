@@ -13,7 +13,7 @@ from wattune.run import RunStatus
 from wattune.steps.source import parse_source
 from wattune.trial import Measure
 from wattune.workers.command.measured_run import MeasuredRun
-from wattune.workers.order import Order
+from wattune.workers.watchdog import Order
 
 pytestmark = pytest.mark.timeout(120)
 MEASURE = Measure(warmup_steps=4, min_steps=10, min_seconds=0.2, timeout_s=30.0, stall_s=1.0)
