@@ -10,8 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,14 +52,11 @@ STOPPED_WITHIN_S: Final = 3.0
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Charts:
-    """The telemetry of one trial as a tracking store shows it."""
+Charts: TypeAlias = tuple[Curves, str]
+"""Telemetry of one trial as a tracking store shows it: node power over wall time by node, and an SVG of node power
+above the time of each step."""
 
-    series: Curves = field(default_factory=dict)
-    """Node power over wall time, by node."""
-    picture: str = ""
-    """Node power above the time of each step, as SVG."""
+NO_CHARTS: Final[Charts] = ({}, "")
 
 
 def charts_of(folder: MeasuredFolder, spec: TrialSpec, result: Run) -> Charts:
@@ -71,10 +67,10 @@ def charts_of(folder: MeasuredFolder, spec: TrialSpec, result: Run) -> Charts:
     try:
         examined = RunData.of(folder.path).examined
         if examined is None:
-            return Charts()
+            return NO_CHARTS
         aligned, power_w = examined.aligned, node_power_series(examined.aligned)
     except ImpossibleValueError:  # the result is invalid and says why
-        return Charts()
+        return NO_CHARTS
     series = {
         f"{node}/node_device_power_w": (aligned.start_ns + (time_s * NS_PER_S).astype("int64"), watts)
         for node, (time_s, watts) in power_w.items()
@@ -91,7 +87,7 @@ def charts_of(folder: MeasuredFolder, spec: TrialSpec, result: Run) -> Charts:
         _steps_of(aligned),
         simulated=is_simulated(result),
     )
-    return Charts(series=series, picture=picture)
+    return series, picture
 
 
 def _steps_of(aligned: Aligned) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -112,8 +108,7 @@ def to_tracking(study: StudyFolder, tracker: Tracker) -> SendTrial:
         folder = study.trial(result.trial_id, result.repeat)
         folder.check()
         kept = folder.result() or result
-        charts = charts_of(folder, spec, kept)
-        return tracker.log_trial(spec, kept, folder.path, charts.series, charts.picture)
+        return tracker.log_trial(spec, kept, folder.path, *charts_of(folder, spec, kept))
 
     return send
 

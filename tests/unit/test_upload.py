@@ -20,13 +20,13 @@ from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder
 from wattune.tracking.reader import read_study
 from wattune.tracking.tracker import Sent, Tracker
-from wattune.upload import Charts, Delivery, Uploader, charts_of, send_all, to_storage
+from wattune.upload import NO_CHARTS, Delivery, Uploader, charts_of, send_all, to_storage
 
 
 @pytest.fixture(autouse=True)
 def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The telemetry of these trials is a stand-in that nothing can be drawn of."""
-    monkeypatch.setattr(upload, "charts_of", lambda *_: Charts())
+    monkeypatch.setattr(upload, "charts_of", lambda *_: NO_CHARTS)
 
 
 @pytest.fixture
@@ -67,26 +67,26 @@ def test_tables_of_another_kind_cost_a_trial_its_charts_alone(here: StudyFolder)
     recorded = MeasuredFolder(Path(__file__).parents[1] / "golden" / "h200x4" / "dp4")
     folder.write_telemetry("node0", recorded.telemetry(), {})
     folder.write_spans(recorded.spans())
-    charts = charts_of(folder, SPEC, result_of(tokens_per_s=131_200.0))
-    assert list(charts.series) == ["node0/node_device_power_w"]
-    (power_w,) = [watts for _, watts in charts.series.values()]
-    picture = ElementTree.fromstring(charts.picture)
+    series, svg = charts_of(folder, SPEC, result_of(tokens_per_s=131_200.0))
+    assert list(series) == ["node0/node_device_power_w"]
+    (power_w,) = [watts for _, watts in series.values()]
+    picture = ElementTree.fromstring(svg)
     texts = [one.text for one in picture.iter() if one.tag.endswith("text")]
     assert texts[:3] == [f"{SPEC.label} #0", "131.2 k/s tokens", "node power [W]"] and "step [ms]" in texts
     assert {one.get("stroke") for one in picture.iter() if one.tag.endswith("polyline")} == {"#0072B2", "#1b2430"}
     assert power_w.max() > 2000
     folder.write_spans(recorded.telemetry()["fast"])
-    assert charts_of(folder, SPEC, result_of()) == Charts()
+    assert charts_of(folder, SPEC, result_of()) == NO_CHARTS
 
 
 def test_a_trial_without_steps_is_drawn_over_the_run_of_its_command(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     best = ranking_of(study).best
     result = without_steps(study, best.trial_id)
-    charts = charts_of(study.trial(best.trial_id, 0), best.spec, result)
-    ((_, power_w),) = charts.series.values()
+    series, svg = charts_of(study.trial(best.trial_id, 0), best.spec, result)
+    ((_, power_w),) = series.values()
     assert power_w.max() > 2000
-    assert sum(one.tag.endswith("polyline") for one in ElementTree.fromstring(charts.picture).iter()) == 1
+    assert sum(one.tag.endswith("polyline") for one in ElementTree.fromstring(svg).iter()) == 1
 
 
 def test_both_places_get_every_trial_and_the_study(here: StudyFolder, tmp_path: Path) -> None:

@@ -102,14 +102,14 @@ def detail_of(examined: Examined) -> Detail:
     """Returns the detail of an examined trial or recording."""
     aligned = examined.aligned
     phases = phase_table(aligned, examined.powers, examined.ways)
-    devices = [_OfDevice.of(examined, device) for device in aligned.devices]
+    devices = [_of_device(examined, device) for device in aligned.devices]
     return Detail(
         steps=step_table(aligned, examined.powers),
         phases=phases,
-        slots=_slots(examined, devices),
-        temperatures=_together(TEMPERATURE_COLUMNS, [one.temperatures for one in devices]),
+        slots=_slots(examined, [row for row, _, _ in devices]),
+        temperatures=_together(TEMPERATURE_COLUMNS, [temperatures for _, temperatures, _ in devices]),
         excursions=_excursions(examined),
-        throttles=_together(THROTTLE_COLUMNS, [one.throttles for one in devices]),
+        throttles=_together(THROTTLE_COLUMNS, [throttles for _, _, throttles in devices]),
         outliers=examined.outliers,
         saturation=examined.saturation,
         breakdown=breakdown(aligned, examined.division, phases, examined.throttles, profiled=examined.profiled or None),
@@ -120,17 +120,15 @@ def _together(columns: pa.Schema, parts: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables(parts) if parts else columns.empty_table()
 
 
-def _slots(examined: Examined, devices: Sequence["_OfDevice"]) -> pa.Table:
+def _slots(examined: Examined, rows: list[dict[str, Any]]) -> pa.Table:
     aligned = examined.aligned
     traces = traces_by_device(aligned, examined.powers)
     sensors = {
         trace.devices[0]: sensor
         for trace, sensor in zip(examined.powers.traces, examined.together.sensors, strict=False)
     }
-    rows = []
-    for one in devices:
-        device = one.node, one.name
-        row: dict[str, Any] = {"node": one.node, "device": one.name, "slot": one.slot, **one.figures}
+    for row in rows:
+        device = row["node"], row["device"]
         if device in examined.temperatures:
             core = examined.temperatures[device]
             row |= {"temp_mean_c": core.mean_c, "temp_max_c": core.max_c}
@@ -144,45 +142,24 @@ def _slots(examined: Examined, devices: Sequence["_OfDevice"]) -> pa.Table:
                 "power_mean_w": trace.mean_w / trace.share,
                 "power_peak_1s_w": None if peak_w is None else peak_w / trace.share,
             }
-        rows.append(row)
     rows.sort(key=lambda row: (row["node"], row["slot"] is None, row["slot"] or 0, row["device"]))
     return pa.Table.from_pylist(rows, schema=SLOT_COLUMNS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OfDevice:
-    """Details from the readings of one device."""
-
-    node: str
-    name: str
-    slot: int | None
-    figures: dict[str, float]
-    temperatures: pa.Table
-    throttles: pa.Table
-
-    @classmethod
-    def of(cls, examined: Examined, device: DeviceKey) -> "_OfDevice":
-        """Reads everything in one pass, because the readings of a long recording do not stay in memory."""
-        aligned, (node, name) = examined.aligned, device
-        slot = aligned.known.get(device, {}).get("slot")
-        found: dict[str, float] = {}
-        slow, fast = (aligned.tiers.get(tier, {}).get(device) for tier in ("slow", "fast"))
-        if slow is not None:
-            _, memory_c = slow.inside("memory_temp_c", 0.0, aligned.duration_s)
-            if len(memory_c):
-                found["memory_temp_max_c"] = float(memory_c.max())
-        clock = fast.series("sm_clock_mhz") if fast is not None else None
-        inside = clock.clip(0.0, aligned.duration_s) if clock is not None else None
-        if inside is not None:
-            found["sm_clock_mean_mhz"] = inside.mean()
-        return cls(
-            node=node,
-            name=name,
-            slot=slot,
-            figures=found,
-            temperatures=_temperatures(aligned, device, slot, fast),
-            throttles=_throttles(examined, device, fast),
-        )
+def _of_device(examined: Examined, device: DeviceKey) -> tuple[dict[str, Any], pa.Table, pa.Table]:
+    """Reads row, temperatures and throttling in one pass: readings of a long recording do not stay in memory."""
+    aligned, (node, name) = examined.aligned, device
+    row: dict[str, Any] = {"node": node, "device": name, "slot": aligned.known.get(device, {}).get("slot")}
+    slow, fast = (aligned.tiers.get(tier, {}).get(device) for tier in ("slow", "fast"))
+    if slow is not None:
+        _, memory_c = slow.inside("memory_temp_c", 0.0, aligned.duration_s)
+        if len(memory_c):
+            row["memory_temp_max_c"] = float(memory_c.max())
+    clock = fast.series("sm_clock_mhz") if fast is not None else None
+    inside = clock.clip(0.0, aligned.duration_s) if clock is not None else None
+    if inside is not None:
+        row["sm_clock_mean_mhz"] = inside.mean()
+    return row, _temperatures(aligned, device, row["slot"], fast), _throttles(examined, device, fast)
 
 
 def _temperatures(aligned: Aligned, device: DeviceKey, slot: int | None, fast: Readings | None) -> pa.Table:

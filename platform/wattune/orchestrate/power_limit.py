@@ -41,7 +41,7 @@ def node_power_peak_w(
     """
     examined = RunData(tables=tables, manifests={node: manifest}, window=window).examined
     nodes = () if examined is None else examined.together.nodes
-    return nodes[0].peak_1s_w if nodes else None
+    return nodes[0][NODE_POWER_PEAK] if nodes else None
 
 
 def simulated_power_w(spec: TrialSpec, spans: Mapping[int, pa.Table], *, seed: int) -> dict[str, float]:

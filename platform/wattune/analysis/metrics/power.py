@@ -5,7 +5,7 @@ Every window's mean is exact: of one device over 100 ms at all times, otherwise 
 is not resolved and gives no metric.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from wattune.analysis.metrics.energy import Powers, PowerTrace, enforced_limit_w, powers
 from wattune.analysis.metrics.excursion import WINDOW_S, ExcursionFinder, Excursions, moving_means, time_above_frac
 from wattune.analysis.signals.align import Aligned
-from wattune.analysis.signals.energy_grid import LONGEST_S, EnergySum, GridEnergy, pieces, resolves, steps_of
+from wattune.analysis.signals.energy_grid import LONGEST_S, EnergySum, pieces, resolves, steps_of
 from wattune.analysis.signals.series import Series
 
 
@@ -29,23 +29,13 @@ class SensorPower:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodePower:
-    """Power of the sum of a node's devices on the common grid."""
-
-    mean_w: float
-    peak_100ms_w: float | None
-    peak_1s_w: float | None
-    ramp_w_per_s: float | None
-    swing_rms_w: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Synchronous:
     """All traces on one grid: each over its own time in the window, sums over the time that all of them cover."""
 
     sensors: tuple[SensorPower, ...] = ()
     """In the order of the traces; empty if they are not usable."""
-    nodes: tuple[NodePower, ...] = ()
+    nodes: tuple[Mapping[str, float | None], ...] = ()
+    """The metrics of the sum of each node's devices, by name; None for one that the sensors do not resolve."""
     cluster_peak_1s_w: float | None = None
 
 
@@ -65,7 +55,7 @@ class _Look:
     def __init__(self, aligned: Aligned) -> None:
         self._aligned = aligned
         self._sensors: list[SensorPower] = []
-        self._nodes: list[NodePower] = []
+        self._nodes: list[Mapping[str, float | None]] = []
         self._of_node: list[PowerTrace] = []
         self._node: EnergySum | None = None
         self._whole: EnergySum | None = None
@@ -98,7 +88,16 @@ class _Look:
 
     def _end_node(self) -> None:
         assert self._node is not None
-        self._nodes.append(_node(self._node.energy, sum(trace.mean_w for trace in self._of_node)))
+        grid = self._node.energy
+        self._nodes.append(
+            {
+                "node_device_power_mean_w": sum(trace.mean_w for trace in self._of_node),
+                "node_device_power_peak_100ms_w": grid.peak_w(0.1),
+                "node_device_power_peak_1s_w": grid.peak_w(1.0),
+                "power_ramp_max_w_per_s": grid.ramp_w_per_s(0.1),
+                "power_swing_rms_w": grid.swing_rms_w(),
+            }
+        )
         self._whole = self._node if self._whole is None else self._whole.merge(self._node)
         self._node, self._of_node = None, []
 
@@ -111,16 +110,6 @@ class _Look:
             nodes=tuple(self._nodes),
             cluster_peak_1s_w=self._whole.energy.peak_w(LONGEST_S),
         )
-
-
-def _node(grid: GridEnergy, mean_w: float) -> NodePower:
-    return NodePower(
-        mean_w=mean_w,
-        peak_100ms_w=grid.peak_w(0.1),
-        peak_1s_w=grid.peak_w(1.0),
-        ramp_w_per_s=grid.ramp_w_per_s(0.1),
-        swing_rms_w=grid.swing_rms_w(),
-    )
 
 
 def power_metrics(aligned: Aligned, powers: Powers, together: Synchronous) -> dict[str, float]:
@@ -146,13 +135,9 @@ def power_metrics(aligned: Aligned, powers: Powers, together: Synchronous) -> di
             "device_power_peak_20ms_w": _sample_peak_w(traces),
             "device_power_peak_100ms_w": _shared_peak_w([one.peak_100ms_w for one in sensors], shares),
             "device_power_peak_1s_w": _shared_peak_w([one.peak_1s_w for one in sensors], shares),
-            "node_device_power_mean_w": max(node.mean_w for node in nodes),
-            "node_device_power_peak_100ms_w": _worst([node.peak_100ms_w for node in nodes]),
-            "node_device_power_peak_1s_w": _worst([node.peak_1s_w for node in nodes]),
+            **{name: _worst([node[name] for node in nodes]) for name in nodes[0]},
             "cluster_device_power_peak_1s_w": together.cluster_peak_1s_w,
             "power_coincidence_frac": _coincidence_frac(together),
-            "power_ramp_max_w_per_s": _worst([node.ramp_w_per_s for node in nodes]),
-            "power_swing_rms_w": _worst([node.swing_rms_w for node in nodes]),
         }
     return {name: value for name, value in metrics.items() if value is not None}
 
