@@ -22,14 +22,10 @@ DeepSpeed's own preset for Llama."""
 
 
 def configuration(spec: TrialSpec, num_parameters: int) -> dict[str, Any]:
-    """DeepSpeed's configuration of a trial.
+    """DeepSpeed's configuration of a trial, whose specification is effective and breaks no rule.
 
     Gradients are reduced and, where DeepSpeed can, accumulated in fp32 as by the torch engine, so that the two differ
-    by how they work and not by what they compute.
-
-    Args:
-        spec: An effective specification that breaks no rule.
-        num_parameters: Parameters of the whole model; no bucket need be larger.
+    by how they work and not by what they compute. No bucket need be larger than the whole model's parameters.
     """
     plan, model = spec.plan, spec.model
     stage, bf16, trains = STAGES[plan.sharding], plan.dtype == "bf16", spec.workload.mode != "prefill"

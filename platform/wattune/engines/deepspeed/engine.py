@@ -29,11 +29,7 @@ class DeepSpeedEngine(Answering):
     """Trains one specification; see `wattune.workers.engine.Engine`."""
 
     def __init__(self, compiler: Compiler | None = None) -> None:
-        """Holds nothing yet.
-
-        Args:
-            compiler: What compiles layers; None leaves it to plan and device, see `compiler_of`.
-        """
+        """Holds nothing yet; without a compiler of layers, plan and device choose (`compiler_of`)."""
         self._compiler = compiler
         self._session: DeepSpeedSession | None = None
         self._running: _Running | None = None

@@ -18,14 +18,9 @@ from wattune.trial import TrialSpec
 
 @torch.no_grad()
 def clip(parameters: Iterable[nn.Parameter], spec: TrialSpec) -> Tensor:
-    """Scales reduced gradients down to `CLIP_NORM` if they are above it.
+    """Scales this rank's gradients, each reduced over all that hold it, down to `CLIP_NORM` if they are above it.
 
-    Args:
-        parameters: This rank's, with plain gradients, each reduced over all that hold it.
-        spec: The plan they are laid out by.
-
-    Returns:
-        The 2-norm over all parameters before, on the device, the same on every rank.
+    Returns the 2-norm over all parameters before, on the device, the same on every rank.
     """
     held = [parameter for parameter in parameters if parameter.grad is not None]
     by_replicas: dict[int, list[Tensor]] = defaultdict(list)

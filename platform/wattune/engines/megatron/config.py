@@ -22,13 +22,10 @@ def uses_transformer_engine(spec: TrialSpec) -> bool:
 
 
 def transformer(spec: TrialSpec) -> dict[str, Any]:
-    """Arguments of `TransformerConfig`.
+    """Arguments of `TransformerConfig` for an effective specification that breaks no rule.
 
-    What the torch engine does not do is off: dropout, approximations (the fused GELU is the tanh
-    form), so that the two engines differ by how they work and not by what they compute.
-
-    Args:
-        spec: An effective specification that breaks no rule.
+    What the torch engine does not do is off: dropout, approximations (the fused GELU is the tanh form), so that the two
+    engines differ by how they work and not by what they compute.
     """
     model, plan = spec.model, spec.plan
     bf16, swiglu, engine = plan.held_dtype == "bf16", model.activation == "swiglu", uses_transformer_engine(spec)

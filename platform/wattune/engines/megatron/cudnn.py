@@ -19,10 +19,8 @@ HOMES: Final = ("CUDNN_HOME", "CUDNN_PATH")
 def share_cudnn(environment: MutableMapping[str, str], maps: str) -> None:
     """Names the folder of the cuDNN that this process has for TransformerEngine, unless the user named one.
 
-    Args:
-        environment: Variables of this process, changed in place.
-        maps: Mapped files as Linux lists them, after torch was imported. Without a cuDNN in it, as on processors,
-            nothing is named.
+    It is found in `maps`, the mapped files as Linux lists them after torch was imported, and written into the
+    environment. Without a cuDNN there, as on processors, nothing is named.
     """
     if any(environment.get(name) for name in HOMES):
         return

@@ -43,11 +43,7 @@ class MegatronEngine(Answering):
     """Trains one specification; see `wattune.workers.engine.Engine`."""
 
     def __init__(self, compiler: Compiler | None = None) -> None:
-        """Holds nothing yet.
-
-        Args:
-            compiler: What compiles norms and attention; None leaves it to the device, see `compiler_for`.
-        """
+        """Holds nothing yet; without a compiler of norms and attention, the device chooses (`compiler_for`)."""
         self._compiler = compiler
         self._session: MegatronSession | None = None
         self._running: _Running | None = None

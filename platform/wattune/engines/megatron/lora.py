@@ -109,13 +109,9 @@ class AdaptedRows(_Adapted):
 
 
 def adapt(chunk: Any, model: ModelSpec, lora: Lora, config: TransformerConfig) -> None:
-    """Puts adapters into a GPT model of Megatron's local layers and freezes everything else.
+    """Puts adapters into a GPT model of Megatron's local layers, or a stage's part of one, and freezes the rest.
 
-    Args:
-        chunk: The model, or the part of it one pipeline stage holds.
-        model: The whole model; none of its experts are adapted (rule `adapters`).
-        lora: Rank, and the torch engine's names of the layers.
-        config: The model in Megatron's words.
+    No experts are adapted (rule `adapters`). The adapters' names of layers are the torch engine's.
     """
     tp, size = config.tensor_model_parallel_size, model.head_size
     heads = {"q": model.num_heads // model.num_kv_heads * size, "k": size, "v": size}

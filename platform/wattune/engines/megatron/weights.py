@@ -38,15 +38,7 @@ class Holder:
 
 @torch.no_grad()
 def initialise(chunk: nn.Module, model: ModelSpec, holder: Holder, seed: int, lora: Lora | None = None) -> None:
-    """Fills a GPT model of Megatron's.
-
-    Args:
-        chunk: The model, or the part of it one pipeline stage holds.
-        model: The whole model.
-        holder: This rank's part of every parameter.
-        seed: With a parameter's full name it decides its value.
-        lora: Adapters in it.
-    """
+    """Fills a GPT model of Megatron's, or a stage's part of one: seed and full name of a parameter decide its value."""
     numbers = {index: layer.layer_number - 1 for index, layer in enumerate(chunk.decoder.layers)}  # type: ignore[union-attr, arg-type]
     for full_name, parameter in chunk.named_parameters():
         found = _LAYER.match(full_name)

@@ -54,13 +54,9 @@ _variants: set[object] = set()
 
 
 def begin_variant(key: object) -> bool:
-    """Says which configuration is compiled for next.
+    """Says which configuration is compiled for next; returns whether this process may already hold its graphs.
 
-    Args:
-        key: Equal for two configurations exactly where their graphs can be shared.
-
-    Returns:
-        Whether this process may already hold its graphs.
+    Keys are equal for two configurations exactly where their graphs can be shared.
     """
     torch._dynamo.config.recompile_limit = MOST_VARIANTS * GRAPHS_PER_VARIANT
     torch._dynamo.config.accumulated_recompile_limit = 4 * MOST_VARIANTS * GRAPHS_PER_VARIANT

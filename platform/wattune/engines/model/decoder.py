@@ -75,10 +75,8 @@ class Attention(nn.Module):
     def __init__(self, model: ModelSpec, rotation: Rotation | None, *, recompute: bool) -> None:
         """Allocates without initialising.
 
-        Args:
-            model: Widths and heads.
-            rotation: Rotary positions, or None where the embedding holds positions.
-            recompute: Whether the part without weights is computed again in the backward pass.
+        Without a rotation the embedding holds positions. With `recompute` the part without weights is computed again in
+        the backward pass.
         """
         super().__init__()
         hidden, kv = model.hidden_size, model.num_kv_heads * model.head_size

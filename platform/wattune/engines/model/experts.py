@@ -132,10 +132,8 @@ class MixtureOfExperts(nn.Module):
     def _assign(self, chosen: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         """Orders the T*k assignments by expert; beyond capacity they are dropped, later tokens first.
 
-        Capacity is ceil(T k / E x factor): Fedus et al. 2022 (arXiv 2101.03961), equation 3, for top-k.
-
-        Returns:
-            Indices of the kept assignments grouped by expert, and how many each expert got [E].
+        Capacity is ceil(T k / E x factor): Fedus et al. 2022 (arXiv 2101.03961), equation 3, for top-k. Returns the
+        indices of the kept assignments grouped by expert, and how many each expert got [E].
         """
         order = chosen.argsort(stable=True)
         if self.capacity_factor is None:

@@ -18,11 +18,8 @@ INIT_STD = 0.02
 def initialise(part: nn.Module, name: str, model: ModelSpec, seed: int) -> None:
     """Fills a part of a model: each weight is drawn whole and then cut as tensor parallel has cut it.
 
-    Args:
-        part: An embedding, a layer or a head, allocated and not yet sharded over data-parallel ranks.
-        name: Where it stands in the whole model, such as `layers.3`.
-        model: The whole model.
-        seed: Seed of the trial.
+    The part is an embedding, a layer or a head, allocated and not yet sharded over data-parallel ranks. Its name is its
+    place in the whole model, such as `layers.3`.
     """
     for module_name, module in part.named_modules(prefix=name):
         for short_name, parameter in module.named_parameters(recurse=False):

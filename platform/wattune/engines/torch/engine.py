@@ -35,11 +35,7 @@ class TorchEngine(Answering):
     """Trains one specification; see `wattune.workers.engine.Engine`."""
 
     def __init__(self, compiler: Compiler | None = None) -> None:
-        """Holds nothing yet.
-
-        Args:
-            compiler: What compiles layers; None leaves it to the device, see `compiler_for`.
-        """
+        """Holds nothing yet; without a compiler of layers, the device chooses (`compiler_for`)."""
         self._compiler = compiler
         self._meshes: Meshes | None = None
         self._running: _Running | None = None

@@ -32,14 +32,7 @@ def convert_layers(decoder: Decoder, device: torch.device) -> None:
     """Makes every linear layer of the decoder's layers one in FP8, before anything cuts, fills or shards them.
 
     Parameters stay the same objects under the same names. Processors emulate the products: operands are rounded to FP8
-    and multiplied in fp32.
-
-    Args:
-        decoder: Part of the model.
-        device: Where it will run.
-
-    Raises:
-        EngineError: The device has no products in FP8.
+    and multiplied in fp32. Raises EngineError where the device has no products in FP8.
     """
     _require_products(device)
     with _quiet_import():

@@ -57,11 +57,8 @@ class ShardedAdamW:
     def reduce(self, loss: Tensor) -> tuple[Tensor, Tensor]:
         """Takes over the reduced gradients, and sums what each rank knows over all ranks, in one message.
 
-        Args:
-            loss: This rank's addend of the loss, fp32 scalar.
-
-        Returns:
-            The loss and the 2-norm of the gradient over all parameters, on the device, the same on every rank.
+        `loss` is this rank's addend, an fp32 scalar. Returns the loss and the 2-norm of the gradient over all
+        parameters, on the device, the same on every rank.
         """
         by_replicas: dict[int, list[Tensor]] = defaultdict(list)
         for shard in self._shards:

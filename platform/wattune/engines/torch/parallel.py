@@ -49,14 +49,7 @@ def materialise(decoder: Decoder, spec: TrialSpec, meshes: Meshes, device: torch
     """Turns a decoder on the meta device into this rank's shards of the initial model, layer by layer.
 
     Each part is cut by tensor parallel, filled, and sharded before the next one is allocated, so that no more than one
-    layer is ever whole.
-
-    Args:
-        decoder: Part of the model, on the meta device.
-        spec: The whole model, degrees, sharding, data type, and what is trained.
-        meshes: This plan's ranks.
-        device: Where the weights go.
-        seed: With a parameter's full name it decides its initial value.
+    layer is ever whole. Seed and full name of a parameter decide its initial value.
     """
     model, plan = spec.model, spec.plan
     if plan.dtype == "fp8":
