@@ -1,8 +1,15 @@
-"""Fidelity: how much of a trial a result measured. A burst measured a few steps, and never passes as a full result."""
+"""Fidelity: how much of a trial a result measured, and what for.
 
-from typing import Final
+A burst measured a few steps, and never passes as a full result. The role of a run shows in its number and its tags.
+"""
+
+from typing import Final, Literal
 
 from wattune.run import Run
+
+Role = Literal["trial", "burst", "reference", "race", "finalist"]
+"""The purpose of a run: its own result, a few steps that decide whether it is worth one, a check for drift, a repeat
+that tells the best apart, or a longer run because it is among the best."""
 
 FIDELITY: Final = "fidelity"
 """Tag of a result that measured less or more than its study's settings ask of a trial."""
@@ -32,6 +39,34 @@ FIRST_SOAK_REPEAT: Final = 3000
 the ordinary repeats; the tag `soak` tells them in both."""
 
 
+_SOAK: Final = "soak"
+
+RACE_TAG: Final = "race"
+"""Tag of a repeat of the race of finalists: the P(best) at which the race ends."""
+
+_TAGS: Final[dict[Role, dict[str, str]]] = {
+    "reference": {"reference": "true"},
+    "finalist": {_SOAK: "true"},
+    "burst": {FIDELITY: BURST},
+}
+
+
+def role_tags(role: Role, race_until: float | None = None) -> dict[str, str]:
+    """Returns the tags of a run with a role; of a race's with the P(best) at which it ends."""
+    return {RACE_TAG: f"{race_until:g}"} if role == "race" and race_until is not None else dict(_TAGS.get(role, {}))
+
+
+def role_of(result: Run) -> Role:
+    """Returns the role of a run, also of one that was cut off before it had its tags."""
+    if is_burst(result) or result.repeat == FIRST_BURST_REPEAT:
+        return "burst"
+    if is_soak(result) or result.repeat >= FIRST_SOAK_REPEAT:
+        return "finalist"
+    if is_reference_repeat(result.repeat):
+        return "reference"
+    return "race" if RACE_TAG in result.tags else "trial"
+
+
 def is_reference_repeat(repeat: int) -> bool:
     """Returns whether a repeat of this number is one of a reference trial."""
     return FIRST_REFERENCE_REPEAT <= repeat <= LAST_REFERENCE_REPEAT
@@ -39,7 +74,7 @@ def is_reference_repeat(repeat: int) -> bool:
 
 def is_soak(result: Run) -> bool:
     """Returns true for the long run of a finalist: a measurement of a hot machine."""
-    return result.tags.get("soak") == "true"
+    return result.tags.get(_SOAK) == "true"
 
 
 def is_burst(result: Run) -> bool:

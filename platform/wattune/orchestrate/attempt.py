@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wattune.orchestrate.events import Role
+from wattune.fidelity import Role
 from wattune.trial import Measure, TrialSpec
 
 if TYPE_CHECKING:

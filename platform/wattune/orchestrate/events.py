@@ -5,15 +5,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from wattune.catalog.hardware import ClusterSpec
+from wattune.fidelity import Role
 from wattune.run import Run, RunStatus
 from wattune.search.strategies.prediction import Prediction
 from wattune.storage.study import UnreadableTrial
 from wattune.trial import TrialSpec
 from wattune.workload import Workload
-
-Role = Literal["trial", "burst", "reference", "race", "finalist"]
-"""The purpose of a run: its own result, a few steps that decide whether it is worth one, a check for drift, a repeat
-that tells the best apart, or a longer run because it is among the best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,14 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from wattune.fidelity import is_soak
+from wattune.fidelity import RACE_TAG, is_soak
 from wattune.objective import Question
 from wattune.ranking.best import Standings
 from wattune.ranking.posterior import Posterior
 from wattune.ranking.spreads import Results
-
-RACE_TAG: Final = "race"
-"""Tag of the runs of a race; its value is the probability at which the race ends."""
 
 MOST_MOMENTS: Final = 24
 """Most repeats of a race for which its history is computed."""

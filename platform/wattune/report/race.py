@@ -4,8 +4,9 @@ from typing import Any, Final
 
 import plotly.graph_objects as go
 
+from wattune.fidelity import RACE_TAG
 from wattune.ranking.order import Ranking
-from wattune.ranking.racing import RACE_TAG, history
+from wattune.ranking.racing import history
 from wattune.report.figure import DASHED, Chart, blank, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
 from wattune.units import format_probability

@@ -12,7 +12,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from wattune.fidelity import FIRST_BURST_REPEAT, is_reference_repeat, is_soak
 from wattune.objective import Question
 from wattune.orchestrate.events import Event, Placement, Preview, RaceStep, RowStopped, TrialEvent, TrialProgress
 from wattune.ranking.assessment import RankedTrial, Verdict
@@ -328,17 +327,14 @@ class StudyProgress:
 
 def described(event: TrialEvent, plan: Callable[[TrialSpec], str]) -> str:
     """Returns the short name of a trial, as `plan` names its plan, with the role or number of this repeat."""
-    if event.role == "burst" or event.repeat == FIRST_BURST_REPEAT:
-        apart = " burst"
-    elif event.role == "reference" or is_reference_repeat(event.repeat):
-        apart = " reference trial"
-    elif event.role == "finalist" or (event.result is not None and is_soak(event.result)):
-        apart = " finalist"
-    elif event.role == "race":
-        apart = f" race #{event.repeat}"
-    else:
-        apart = f" #{event.repeat}" if event.repeat else ""
-    return f"{event.spec.model.name} {plan(event.spec)}{apart}"
+    numbered = f" #{event.repeat}" if event.repeat else ""
+    apart = {
+        "burst": " burst",
+        "reference": " reference trial",
+        "finalist": " finalist",
+        "race": f" race #{event.repeat}",
+    }
+    return f"{event.spec.model.name} {plan(event.spec)}{apart.get(event.role, numbered)}"
 
 
 def _predicted(event: TrialEvent) -> str:

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_trials import FASTEST, LEAST_ENERGY, POWER, Pair, asked, reference_runs, speed, trial
 
+from wattune.fidelity import RACE_TAG
 from wattune.ranking.best import Standings
-from wattune.ranking.racing import RACE_TAG, history, race_standings
+from wattune.ranking.racing import history, race_standings
 from wattune.run import RunStatus
 
 

@@ -6,8 +6,8 @@ import pytest
 from made_report import figure_of
 from made_trials import FASTEST, POWER, Pair, asked, speed
 
+from wattune.fidelity import RACE_TAG
 from wattune.ranking.order import rank
-from wattune.ranking.racing import RACE_TAG
 from wattune.report.race import race
 
 

@@ -106,7 +106,8 @@ def test_on_a_narrow_terminal_lines_fold_between_words_and_in_a_file_not_at_all(
 
 
 def test_an_anchor_of_an_earlier_call_is_called_one() -> None:
-    assert "mbs1 reference trial " in plain(preview(1), ended(1, 100, kind="skipped", repeat=1000))[-1]
+    earlier = ended(1, 100, kind="skipped", repeat=1000)
+    assert "mbs1 reference trial " in plain(preview(1), replace(earlier, role="reference"))[-1]
 
 
 def rendered(progress: StudyProgress) -> str:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from wattune.errors import PlanError
-from wattune.fidelity import BURST, FIDELITY
+from wattune.fidelity import role_of, role_tags
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.events import Event, Listener, Placement, Preview, TrialEvent, TrialProgress
 from wattune.orchestrate.failures import (
@@ -29,7 +29,6 @@ from wattune.orchestrate.failures import (
 from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.orchestrate.scheduling.trial_queue import TrialQueue
-from wattune.ranking.racing import RACE_TAG
 from wattune.run import Run, RunStatus
 from wattune.search.strategies.prediction import PREDICTED_TAG, Prediction
 from wattune.search.strategy import Strategy
@@ -130,7 +129,8 @@ class StudyController:
             for spec, result in self._queue.skipped:
                 if not self._strategy.learns:  # the queue has told a strategy that learns, before it asked it
                     self._strategy.tell(spec, result)
-                self._emit(TrialEvent(kind="skipped", spec=spec, repeat=result.repeat, result=result))
+                role = role_of(result)
+                self._emit(TrialEvent(kind="skipped", spec=spec, repeat=result.repeat, result=result, role=role))
         return preview
 
     def open(
@@ -273,11 +273,8 @@ class StudyController:
 
     def _placed(self, queued: Attempt, nodes: "tuple[Node, ...]") -> Attempt:
         tags = {**self._run.tags, "nodes": ",".join(node.name for node in nodes)}
-        tags |= {"reference": "true"} if queued.role == "reference" else {}
-        tags |= {"soak": "true"} if queued.role == "finalist" else {}
-        tags |= {FIDELITY: BURST} if queued.role == "burst" else {}
-        if queued.role == "race" and self._run.search.finalists is not None:
-            tags |= {RACE_TAG: f"{self._run.search.finalists.until:g}"}
+        raced = self._run.search.finalists
+        tags |= role_tags(queued.role, raced.until if raced is not None else None)
         tags |= {PREDICTED_TAG: queued.predicted} if queued.predicted else {}
         folder, run = self._folder(queued), self._run
         num_attempts = len(folder.attempts())

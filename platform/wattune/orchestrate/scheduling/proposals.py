@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Container
 from dataclasses import replace
 
-from wattune.fidelity import FIRST_BURST_REPEAT, FIRST_REFERENCE_REPEAT
+from wattune.fidelity import role_of
 from wattune.orchestrate.attempt import Attempt
 from wattune.run import Run, RunStatus
 from wattune.search.strategies.prediction import prediction_tag
@@ -32,7 +32,7 @@ class Proposals:
 
         `runs_last` says that it may keep other trials from running.
         """
-        if result.repeat < FIRST_REFERENCE_REPEAT or result.repeat == FIRST_BURST_REPEAT:
+        if role_of(result) in ("trial", "race", "burst"):
             self._begun.setdefault(result.trial_id, (spec, result))
             if runs_last:
                 self._run_last.add(result.trial_id)

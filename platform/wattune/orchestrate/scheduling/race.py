@@ -7,11 +7,11 @@ import math
 from collections import Counter
 from collections.abc import Container
 
-from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_soak
+from wattune.fidelity import FIRST_REFERENCE_REPEAT, RACE_TAG, role_of
 from wattune.objective import Question
 from wattune.orchestrate.events import RaceStep
 from wattune.ranking.best import Standings
-from wattune.ranking.racing import RACE_TAG, race_standings
+from wattune.ranking.racing import race_standings
 from wattune.run import Run, RunStatus
 from wattune.search.search_entry import Finalists
 from wattune.trial import Measure, TrialSpec
@@ -36,7 +36,7 @@ class Race:
     def note(self, spec: TrialSpec, result: Run) -> None:
         """Takes a final result of the study; long runs are no matter of the race."""
         key = (result.trial_id, result.repeat)
-        if is_soak(result):
+        if role_of(result) == "finalist":
             return
         self._running.discard(key)
         if key not in self._results:

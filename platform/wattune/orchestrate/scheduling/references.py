@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from statistics import median
 from typing import Any, Final
 
-from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_reference_repeat
+from wattune.fidelity import FIRST_REFERENCE_REPEAT, role_of
 from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.plans.axes import AXES
 from wattune.run import Run, RunStatus
@@ -97,7 +97,7 @@ class References:
         """Counts a run that ended with a final result."""
         workers, key = workers_of(spec), (result.trial_id, result.repeat)
         completed = result.status is RunStatus.COMPLETED
-        if not is_reference_repeat(result.repeat):
+        if role_of(result) != "reference":
             self._since[workers, nodes] += 1
             if completed:
                 self._specs.setdefault(workers, spec)

@@ -8,17 +8,10 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from wattune.fidelity import (
-    FIRST_BURST_REPEAT,
-    FIRST_REFERENCE_REPEAT,
-    FIRST_SOAK_REPEAT,
-    is_burst,
-    is_reference_repeat,
-    is_soak,
-)
+from wattune.fidelity import FIRST_BURST_REPEAT, FIRST_SOAK_REPEAT, Role, role_of
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cooldown import waited_s
-from wattune.orchestrate.events import Preview, RaceStep, Role, RowStopped
+from wattune.orchestrate.events import Preview, RaceStep, RowStopped
 from wattune.orchestrate.failures import MOST_ALIKE, FailuresInARow, may_end_calls
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.durations import Durations, Pace
@@ -95,7 +88,8 @@ class TrialQueue:
         begun: set[str] = set()
         for stored, result in sorted(results, key=lambda one: one[1].start_wall_ns):
             spec = self._listed.get(result.trial_id, stored)  # the candidate itself: strategies look it up
-            if result.repeat < FIRST_REFERENCE_REPEAT:
+            role = role_of(result)
+            if role in ("trial", "race"):
                 begun.add(result.trial_id)
             outdated = run.outdated is not None and run.outdated(result)
             if not result.status.is_final or result.status in run.retry or outdated:
@@ -108,8 +102,7 @@ class TrialQueue:
             if strategy.learns:
                 strategy.tell(spec, result)
                 # A trial that the space does not list any more is none of those it may try.
-                is_search = result.repeat < FIRST_REFERENCE_REPEAT or is_burst(result)
-                if is_search and self._is_listed(result.trial_id):
+                if role in ("trial", "race", "burst") and self._is_listed(result.trial_id):
                     self._asked[result.trial_id] = spec
         self._warm.forget()  # the workers of earlier calls have ended
         if not strategy.learns:
@@ -195,18 +188,18 @@ class TrialQueue:
 
     def note(self, spec: TrialSpec, result: Run, nodes: str) -> None:
         """Keeps a final result, and updates expected times and reference trials."""
-        is_long = is_soak(result)
-        if is_long:
+        role = role_of(result)
+        if role == "finalist":
             self._soaked.add(result.trial_id)
         self.done[result.trial_id, result.repeat] = result
         start = self._warm.ran(spec, nodes, new_workers=waited_for_workers(result))
         if self._ladder is not None and self._is_listed(result.trial_id):
             self._ladder.note(spec, result)
-        if is_burst(result):  # it is no measure of pace, drift or finalists
+        if role == "burst":  # it is no measure of pace, drift or finalists
             return
         if self._early_stop is not None:
             self._early_stop.note(spec, result)
-        if result.status is RunStatus.COMPLETED and not is_long:
+        if result.status is RunStatus.COMPLETED and role != "finalist":
             took_s, wait_s = (result.end_wall_ns - result.start_wall_ns) / NS_PER_S, waited_s(result)
             self._pace.add(spec, took_s + wait_s, start)
             self._durations.add(spec, self._run.measure, took_s, wait_s)
@@ -214,7 +207,7 @@ class TrialQueue:
             for repeat in range(1, self._run.measure.repeats):
                 self._waiting.uncount(result.trial_id, repeat)
         self._references.note(spec, result, nodes)
-        if is_reference_repeat(result.repeat):
+        if role == "reference":
             self._referenced[result.trial_id] = spec
         if self._race is not None and self._is_listed(result.trial_id):
             self._race.note(spec, result)

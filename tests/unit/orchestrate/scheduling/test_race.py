@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from wattune.fidelity import FIRST_REFERENCE_REPEAT
+from wattune.fidelity import FIRST_REFERENCE_REPEAT, RACE_TAG
 from wattune.objective import Question
 from wattune.orchestrate.scheduling.race import Race
-from wattune.ranking.racing import RACE_TAG
 from wattune.run import Run, RunStatus
 from wattune.search.search_entry import Finalists
 from wattune.trial import Measure, TrialSpec

@@ -213,6 +213,9 @@ def test_the_reference_trial_is_measured_again_every_so_many_trials(world, make_
         FIRST_REFERENCE_REPEAT + 1,
     ]
     assert ran[5].tags["reference"] == "true" and "reference" not in ran[4].tags
+    world.controller(specs, measure=Measure(reference_every=5))
+    skipped = [event.role for event in world.heard if getattr(event, "kind", "") == "skipped"]
+    assert sorted(skipped) == ["reference"] * 2 + ["trial"] * 12, "what an earlier call ran has its role too"
     preview = next(event for event in world.heard if isinstance(event, Preview))
     assert (preview.num_references, preview.num_left) == (2, 14)
 
