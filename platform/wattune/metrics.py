@@ -19,6 +19,10 @@ class MetricInput(Protocol):
         """Length of the window."""
 
     @property
+    def first_step_time_s(self) -> float | None:
+        """Time of the very first step on its slowest rank; None where no step of warm-up is known."""
+
+    @property
     def tokens_per_step(self) -> float | None:
         """Tokens of a step over all ranks."""
 
@@ -87,6 +91,11 @@ METRICS: Final[dict[str, Metric]] = {
         "speed | lower | spans",
         step_time_s="time of a step: the median over steps of the slowest rank's time",
         step_time_p95_s="95th percentile over steps of the slowest rank's time",
+        first_step_time_s=("time of the very first step, slowest rank", lambda run, _: run.first_step_time_s),
+        compile_time_s=(
+            "time of the first step beyond step_time_s: compiling, tuning, start of communication",
+            lambda _, found: max(found["first_step_time_s"] - found["step_time_s"], 0.0),
+        ),
     ),
     **_metrics(
         "speed | lower | kernels spans",

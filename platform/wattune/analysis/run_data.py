@@ -204,6 +204,16 @@ class RunData:
         """The number of the step that had the first batch of the stream of data: negative if it was warm-up."""
         return 0 if self.spans is None or not self.spans.num_rows else min(int(pc.min(self.spans["step"]).as_py()), 0)
 
+    @property
+    def first_step_time_s(self) -> float | None:
+        """Time of the very first step on its slowest rank; None unless it was warm-up."""
+        if self.spans is None or self.first_step >= 0:
+            return None
+        phase = self.spans["phase"].cast(pa.string())
+        first = self.spans.filter(pc.and_(pc.equal(self.spans["step"], self.first_step), pc.equal(phase, "step")))
+        longest_ns = pc.max(pc.subtract(first["end_mono_ns"], first["start_mono_ns"])).as_py()
+        return None if longest_ns is None else ns_to_s(longest_ns)
+
     @cached_property
     def examined(self) -> "Examined | None":
         """Findings in it, its tables aligned once; None without a window, or where tables have `problems`.
@@ -367,6 +377,11 @@ class Examined:
     def duration_s(self) -> float:
         """Length of the window."""
         return self.aligned.duration_s
+
+    @property
+    def first_step_time_s(self) -> float | None:
+        """Time of the very first step on its slowest rank."""
+        return self.data.first_step_time_s
 
     @property
     def tokens_per_step(self) -> float | None:

@@ -135,7 +135,7 @@ def _steady(outcome: ProgramOutcome, common: Sequence[Step]) -> ProgramOutcome:
         return _of_steps(*every, 0, number, "all of them, too few to find a steady part")
     first = steady_from(times_s)
     if first is None:
-        first, _ = warmup(times_s.tolist(), most_rounds=None)
+        first, _ = warmup(times_s.tolist(), endless=True)
     if first is None or number - first < LEAST_STEPS:
         return _of_steps(*every, 0, number, "all of them, since no steady part was found")
     return _of_steps(*every, first, number, "the steady part, found by itself")

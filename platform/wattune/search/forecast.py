@@ -15,6 +15,7 @@ from wattune.cost.estimate import LIMITS, Coefficients, Estimates, Find, estimat
 from wattune.objective import Constraint, Objective
 from wattune.search.names import namer
 from wattune.search.prune import Candidate, Candidates, Rejected
+from wattune.steps.steady import least_warmup
 from wattune.trial import Measure, TrialSpec
 from wattune.units import BYTES_PER_GIB
 
@@ -230,7 +231,7 @@ def duration_s(step_time_s: float, measure: Measure, *, on_cpu: bool) -> float:
     """Computes how long a trial's steps take: warm-up, measured window and profile. Building the model comes on top.
 
     The window has `min_steps` steps and `min_seconds` seconds at least, whichever takes longer. Warm-up may go on after
-    `warmup_steps`, until step time is stable.
+    its least, until step time is stable.
 
     Args:
         step_time_s: Seconds of a step.
@@ -239,7 +240,7 @@ def duration_s(step_time_s: float, measure: Measure, *, on_cpu: bool) -> float:
     """
     profiled = measure.profile_steps if measure.profile_steps is not None else 0 if on_cpu else PROFILED_STEPS
     num_steps = max(measure.min_steps, math.ceil(measure.min_seconds / step_time_s)) if step_time_s > 0 else 0
-    return (measure.warmup_steps + num_steps + profiled) * step_time_s
+    return (least_warmup(measure.warmup_steps) + num_steps + profiled) * step_time_s
 
 
 def _order(found: Estimates, risks: Mapping[str, Floats], objective: Objective, fits: Ints) -> Ints:

@@ -1,50 +1,57 @@
-"""The end of warm-up, by one test for built-in engines, commands and recordings: whole rounds until one is stable."""
+"""The end of warm-up, by one test for built-in engines, commands and recordings: a window slides until it is stable."""
 
 import statistics
 from collections.abc import Sequence
 from typing import Final
 
 STABLE_FRAC: Final = 0.05
-"""Warm-up ends when the medians of a round's halves differ by less than this share."""
+"""Steps are stable where the medians of a window's halves differ by less than this share, and so do every other's."""
 
-ROUND_STEPS: Final = 5
-"""Steps of a round unless a study says otherwise."""
+WINDOW_STEPS: Final = 4
+"""Steps that are judged, the latest ones. The first step of all is never among them: it compiles, and starts NCCL."""
 
-LEAST_STEPS: Final = 4
-"""Fewest steps whose halves can be compared."""
+DEFAULT_STEPS: Final = 5
+"""Steps of warm-up that a study asks for unless it says otherwise."""
 
-MOST_WARMUP_ROUNDS: Final = 4
-"""Rounds after which a trial is measured although its step time is not stable."""
+MOST_TIMES: Final = 4
+"""Times the least warm-up after which a trial is measured although its steps are not stable."""
 
 
 def is_stable(times_s: Sequence[float]) -> bool:
-    """Returns True where the two halves of a round of step times have medians within `STABLE_FRAC` of each other.
+    """Returns True where step times neither drift nor alternate: halves, and every other step, have medians alike.
 
-    Fewer than four steps are too few to decide; they count as not stable.
+    Fewer than `WINDOW_STEPS` are too few to decide; they count as not stable.
     """
-    if len(times_s) < LEAST_STEPS:
+    if len(times_s) < WINDOW_STEPS:
         return False
     half = len(times_s) // 2
-    first, second = statistics.median(times_s[:half]), statistics.median(times_s[half:])
+    return _alike(times_s[:half], times_s[half:]) and _alike(times_s[::2], times_s[1::2])
+
+
+def _alike(some_s: Sequence[float], others_s: Sequence[float]) -> bool:
+    first, second = statistics.median(some_s), statistics.median(others_s)
     return abs(second - first) <= STABLE_FRAC * second
 
 
-def warmup(
-    times_s: Sequence[float], round_steps: int = ROUND_STEPS, most_rounds: int | None = MOST_WARMUP_ROUNDS
-) -> tuple[int | None, bool]:
-    """Finds the end of warm-up.
+def least_warmup(asked: int) -> int:
+    """Returns the fewest steps of warm-up: as many as asked for, and at least the first one and a window after it."""
+    return max(asked, 1 + WINDOW_STEPS)
 
-    Args:
-        times_s: Times of all steps so far in order, from the program's first one.
-        round_steps: Steps of a round: the fewest of warm-up.
-        most_rounds: Rounds after which it ends anyhow; None goes on until one is stable.
+
+def most_warmup(asked: int) -> int:
+    """Returns the number of steps after which a trial is measured in any case."""
+    return MOST_TIMES * least_warmup(asked)
+
+
+def warmup(times_s: Sequence[float], asked: int = DEFAULT_STEPS, *, endless: bool = False) -> tuple[int | None, bool]:
+    """Finds the end of warm-up in the times of all steps so far, from the program's first one.
 
     Returns:
-        Steps of warm-up, None while it goes on, and whether step time was stable at its end.
+        Steps of warm-up, None while it goes on, and whether step time was stable at its end. It ends after
+        `most_warmup` steps anyhow, unless it is `endless`.
     """
-    size = max(round_steps, 1)
-    whole = len(times_s) // size
-    for number in range(1, (whole if most_rounds is None else min(whole, most_rounds)) + 1):
-        if is_stable(times_s[(number - 1) * size : number * size]):
-            return number * size, True
-    return (None, False) if most_rounds is None or whole < most_rounds else (most_rounds * size, False)
+    most = len(times_s) if endless else most_warmup(asked)
+    for number in range(least_warmup(asked), min(len(times_s), most) + 1):
+        if is_stable(times_s[number - WINDOW_STEPS : number]):
+            return number, True
+    return (None, False) if endless or len(times_s) < most else (most, False)

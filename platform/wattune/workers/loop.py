@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from wattune.clock import ClockAnchor
 from wattune.run import RunStatus
-from wattune.steps.steady import MOST_WARMUP_ROUNDS, is_stable
+from wattune.steps.steady import WINDOW_STEPS, is_stable, least_warmup, most_warmup
 from wattune.trial import Measure, TrialSpec
 from wattune.workers.device import device_memory
 from wattune.workers.early_stop import loses, steps_to_look
@@ -202,27 +202,24 @@ def _starts_s(steps: Sequence[tuple[int, StepSpans]], num_measured: int) -> list
 def _warm_up(
     engine: Engine, measure: Measure, steps: list[tuple[int, StepSpans]], report: Progress
 ) -> tuple[int, bool]:
-    """Runs whole rounds of warm-up steps until step time is stable on every rank, or the rounds run out."""
-    round_steps = max(measure.warmup_steps, 1)
+    """Runs warm-up steps until the latest are stable on every rank, or there were too many."""
+    least, most = least_warmup(measure.warmup_steps), most_warmup(measure.warmup_steps)
+    times_s: list[float] = []
     gc.collect()
-    for warmup_round in range(MOST_WARMUP_ROUNDS):
-        report("warmup", warmup_round * round_steps, MOST_WARMUP_ROUNDS * round_steps)
-        times_s = []
-        for index in range(round_steps):
-            result = _checked(engine.step())
-            times_s.append(_step_time_s(result))
-            # Numbered from the end once the end is known; until then in order of running.
-            steps.append((-1 - warmup_round * round_steps - index, result))
-        if _all_ranks(is_stable(times_s)):
-            return (warmup_round + 1) * round_steps, True
-    return MOST_WARMUP_ROUNDS * round_steps, False
+    while len(times_s) < most:
+        if not times_s or len(times_s) >= least:
+            report("warmup", len(times_s), most)
+        result = _checked(engine.step())
+        times_s.append(_step_time_s(result))
+        steps.append((-len(times_s), result))  # numbered from the end once the end is known
+        if len(times_s) >= least and _all_ranks(is_stable(times_s[-WINDOW_STEPS:])):
+            return len(times_s), True
+    return most, False
 
 
 def _missing_steps(results: Sequence[StepSpans], num_measured: int, measure: Measure) -> int:
     """Steps still to measure for the least number and the least seconds, by the median of the latest steps."""
-    recent_s = statistics.median(
-        _step_time_s(result) for result in results[-max(num_measured, measure.warmup_steps, 1) :]
-    )
+    recent_s = statistics.median(_step_time_s(result) for result in results[-max(num_measured, WINDOW_STEPS) :])
     measured_s = sum(_step_time_s(result) for result in results[len(results) - num_measured :])
     missing_s = max(measure.min_seconds - measured_s, 0.0)
     return max(measure.min_steps - num_measured, math.ceil(missing_s / recent_s))

@@ -171,3 +171,18 @@ def test_temperatures_and_throttling_are_of_all_devices_or_of_none(bench):
     one = align({"fast": bench.tier("fast", {GPU: fast, TWIN: cold})}, bench.steps([GPU, TWIN]), {})
     core, throttles = clocks_and_temperatures(one, 1980.0)
     assert (core, set(throttles)) == ({}, {GPU, TWIN})
+
+
+def test_the_first_step_is_told_apart_and_what_it_compiled(bench):
+    def ranks(number, start_s, *lengths_s):
+        devices = zip((GPU, TWIN), lengths_s, strict=True)
+        return [(one, rank, number, "step", start_s, start_s + s) for rank, (one, s) in enumerate(devices)]
+
+    measured = [row for number in range(20) for row in ranks(number, 10.0 + number, 1.0, 0.9)]
+    found = summarize(
+        run_data(None, bench.spans(ranks(-2, 0.0, 7.5, 8.0) + ranks(-1, 8.5, 1.0, 1.0) + measured), {}, {})
+    )
+    assert found.metrics["first_step_time_s"] == pytest.approx(8.0)
+    assert found.metrics["compile_time_s"] == pytest.approx(7.0)
+    without = summarize(run_data(None, bench.spans(measured), {}, {}))
+    assert not {"first_step_time_s", "compile_time_s"} & without.metrics.keys()

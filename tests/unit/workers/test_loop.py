@@ -85,7 +85,7 @@ def numbers(outcome: RankOutcome) -> list[int]:
 def test_tokens_of_experts_are_those_of_the_measured_steps() -> None:
     engine = ScriptedEngine(lambda _: 0.1)
     outcome = run(engine, warmup_steps=4, min_steps=6, min_seconds=0.0, profile_steps=0)
-    assert engine.num_steps == 10
+    assert engine.num_steps == 11
     assert outcome.expert_tokens == ((6, 12),)
 
 
@@ -93,25 +93,25 @@ def test_warm_up_is_negative_and_measured_steps_count_from_zero() -> None:
     engine = ScriptedEngine(lambda _: 0.1)
     outcome = run(engine, warmup_steps=4, min_steps=3, min_seconds=0)
     assert outcome.status is RunStatus.COMPLETED and outcome.steady
-    assert numbers(outcome) == [-4, -3, -2, -1, 0, 1, 2]
+    assert numbers(outcome) == [-5, -4, -3, -2, -1, 0, 1, 2]
     assert outcome.losses == (1.0, 1.0, 1.0)
     assert outcome.memory_peak_bytes == 123 and engine.num_closed == 1
 
 
 def test_warm_up_goes_on_until_step_time_is_stable() -> None:
     outcome = run(ScriptedEngine(lambda step: 1.0 if step < 2 else 0.1), warmup_steps=4, min_steps=1, min_seconds=0)
-    assert outcome.steady and outcome.num_warmup_steps == 8
+    assert outcome.steady and outcome.num_warmup_steps == 6
 
 
 def test_warm_up_ends_in_the_end_and_says_so() -> None:
     outcome = run(ScriptedEngine(lambda step: 0.1 * 1.2**step), warmup_steps=4, min_steps=1, min_seconds=0)
-    assert not outcome.steady and outcome.num_warmup_steps == 16
+    assert not outcome.steady and outcome.num_warmup_steps == 20
 
 
 @pytest.mark.parametrize("measured_s", [0.02, 0.1, 0.5])
 def test_the_least_seconds_are_kept_whatever_warm_up_foretold(measured_s: float) -> None:
     outcome = run(
-        ScriptedEngine(lambda step: 0.1 if step < 4 else measured_s), warmup_steps=4, min_steps=3, min_seconds=2
+        ScriptedEngine(lambda step: 0.1 if step < 5 else measured_s), warmup_steps=4, min_steps=3, min_seconds=2
     )
     measured = sum(step >= 0 for step in numbers(outcome))
     assert measured * measured_s >= 2 - 1e-9 and measured >= 3
@@ -119,10 +119,10 @@ def test_the_least_seconds_are_kept_whatever_warm_up_foretold(measured_s: float)
 
 
 def test_a_loss_that_is_not_finite_is_an_outcome_and_keeps_the_steps_before() -> None:
-    engine = ScriptedEngine(lambda _: 0.1, lambda step: math.nan if step == 6 else 1.0)
+    engine = ScriptedEngine(lambda _: 0.1, lambda step: math.nan if step == 7 else 1.0)
     outcome = run(engine, warmup_steps=4, min_steps=9, min_seconds=0)
     assert outcome.status is RunStatus.CRASHED and outcome.reason.startswith("non_finite_loss")
-    assert numbers(outcome) == [-4, -3, -2, -1, 0, 1]
+    assert numbers(outcome) == [-5, -4, -3, -2, -1, 0, 1]
     assert engine.num_closed == 1
 
 
@@ -152,7 +152,7 @@ def test_out_of_memory_says_rank_phase_and_bytes(said: str, requested_bytes: int
     recorder = PhaseRecorder()
 
     def exhausted(step: int) -> float:
-        if step < 5:
+        if step < 6:
             return 1.0
         with recorder.phase("step"), recorder.phase("backward", micro_batch=0):
             raise torch.OutOfMemoryError(said)
@@ -163,7 +163,7 @@ def test_out_of_memory_says_rank_phase_and_bytes(said: str, requested_bytes: int
     found = outcome.out_of_memory
     assert (found.rank, found.phase, found.requested_bytes, found.memory) == (0, "backward", requested_bytes, None)
     assert outcome.reason.startswith("rank 0 in backward") and said in outcome.reason
-    assert numbers(outcome) == [-4, -3, -2, -1, 0]
+    assert numbers(outcome) == [-5, -4, -3, -2, -1, 0]
 
 
 def test_out_of_memory_while_building_says_so() -> None:
@@ -293,7 +293,7 @@ def test_a_rank_with_a_proof_goes_on_while_another_has_none(monkeypatch: pytest.
     engine, asked = ScriptedEngine(lambda _: 0.1), []
 
     def another_has_none(flag: bool) -> bool:
-        asked.append((engine.num_steps - 4, flag))
+        asked.append((engine.num_steps - 5, flag))
         return False
 
     monkeypatch.setattr(loop, "_all_ranks", lambda flag: True)  # of warm-up

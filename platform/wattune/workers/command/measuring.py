@@ -1,6 +1,6 @@
 """Progress of the measurement of a running command, from its steps alone: warming up, measuring, or done.
 
-The rules are those of the built-in engines' loop (`wattune.workers.loop`): whole rounds of warm-up until step time is
+The rules are those of the built-in engines' loop (`wattune.workers.loop`): warm-up until the latest steps are
 stable, then at least `measure.min_steps` and `measure.min_seconds`. Only the end differs. The loop stops stepping; a
 command is told to stop, and its steps after that do not count.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from wattune.steps.files import Step
-from wattune.steps.steady import MOST_WARMUP_ROUNDS, warmup
+from wattune.steps.steady import most_warmup, warmup
 from wattune.trial import Measure
 from wattune.units import ns_to_s
 from wattune.workers.early_stop import LEAST_STEPS, loses
@@ -68,8 +68,7 @@ class Measuring:
         if ended and (first is None or first + LEAST_MEASURED > len(steps)):
             first, steady = self._measure.warmup_steps, False
         if first is None or first >= len(steps):
-            most = MOST_WARMUP_ROUNDS * max(self._measure.warmup_steps, 1)
-            end = steps[-1].index + 1
+            end, most = steps[-1].index + 1, most_warmup(self._measure.warmup_steps)
             return Look(part="warmup", done=len(steps), total=most, first_index=end, end_index=end)
         measured = steps[first:]
         span_s = ns_to_s(measured[-1].end_mono_ns - measured[0].start_mono_ns)

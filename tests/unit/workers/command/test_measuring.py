@@ -24,12 +24,12 @@ def test_before_the_first_step_it_builds():
 @pytest.mark.parametrize(("step_s", "enough"), [(0.2, 10), (0.05, 20)])
 def test_it_is_finished_after_enough_steps_and_seconds(step_s, enough):
     measuring = Measuring(MEASURE)
-    early = measuring.look(steps([step_s] * (4 + enough - 1)))
+    early = measuring.look(steps([step_s] * (5 + enough - 1)))
     assert (early.part, early.finished, early.done) == ("measure", False, enough - 1)
     assert early.total == pytest.approx(enough, abs=1)
-    done = measuring.look(steps([step_s] * (4 + enough)))
+    done = measuring.look(steps([step_s] * (5 + enough)))
     assert done.finished and done.steady
-    assert (done.first_index, done.end_index, done.num_measured) == (4, 4 + enough, enough)
+    assert (done.first_index, done.end_index, done.num_measured) == (5, 5 + enough, enough)
 
 
 def test_a_loser_is_finished_as_soon_as_its_steps_prove_it():
@@ -41,8 +41,8 @@ def test_a_loser_is_finished_as_soon_as_its_steps_prove_it():
     assert not Measuring(long).look(steps(times_s)).finished
 
 
-def test_a_command_that_ended_before_its_steps_were_stable_has_one_round_of_warm_up():
-    restless = steps([0.1, 0.1, 0.3, 0.3] * 3)
+def test_a_command_that_ended_before_its_steps_were_stable_has_the_warm_up_that_was_asked():
+    restless = steps([0.1 * 1.2**index for index in range(12)])
     assert Measuring(MEASURE).look(restless).part == "warmup"
     found = Measuring(MEASURE).look(restless, ended=True)
     assert (found.part, found.first_index, found.num_measured, found.steady) == ("measure", 4, 8, False)
