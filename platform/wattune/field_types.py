@@ -1,9 +1,11 @@
 """Fields of dataclasses that were read from files: they hold what their annotations say."""
 
 import math
-from dataclasses import MISSING, Field, fields
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, fields
 from functools import lru_cache
-from typing import Any, Final, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
 
 
 def default_of(of: "Field[Any]") -> Any:
@@ -14,34 +16,64 @@ def default_of(of: "Field[Any]") -> Any:
 LARGEST_COUNT: Final = 10**9
 """Largest integer of a specification: above any real one, and small enough for all arithmetic on it."""
 
+LARGEST_WORLD: Final = 10**6
+"""Most ranks of a cluster, layers of a model, and any degree. Planning lists ranks, stages and layers one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Bounds of a number, checked and described where a file gives it (`wattune.search.declared`)."""
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Adds them to pydantic's schema of the number, which is plain data."""
+        given = {name: getattr(self, name) for name in ("ge", "gt", "le", "lt")}
+        return {**handler(source), **{name: bound for name, bound in given.items() if bound is not None}}
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Names that a text may be."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A value that shows what is meant."""
+
+    value: Any
+
+
+Count = Annotated[int, Bounds(ge=1, le=LARGEST_COUNT)]
+CountOrZero = Annotated[int, Bounds(ge=0, le=LARGEST_COUNT)]
+Size = Annotated[int, Bounds(ge=1, le=LARGEST_WORLD)]
+Positive = Annotated[float, Bounds(gt=0)]
+NotNegative = Annotated[float, Bounds(ge=0)]
+
 _FROM_ZERO: Final = ("num_experts", "num_experts_per_token", "max_positions")
 """Counts that may be 0."""
-
-_OF_KIND: Final[dict[str, tuple[type, ...]]] = {
-    "int": (int,),
-    "float": (float, int),
-    "bool": (bool,),
-    "str": (str,),
-    "tuple[int, ...]": (tuple,),
-    "tuple[str, ...]": (tuple,),
-    "None": (type(None),),
-}
 
 
 @lru_cache(maxsize=16)
 def _kinds(kind: type[Any]) -> dict[str, tuple[type, ...]]:
     """Returns the types that the plain fields of a dataclass may hold, by their annotations."""
-    text = {each.name: each.type if isinstance(each.type, str) else _annotation(each.type) for each in fields(kind)}
-    parts = {name: said.split(" | ") for name, said in text.items()}
-    return {
-        name: tuple(one for part in said for one in _OF_KIND[part])
-        for name, said in parts.items()
-        if all(part in _OF_KIND for part in said)
-    }
+    found = {name: _types(hint) for name, hint in get_type_hints(kind).items()}
+    return {each.name: found[each.name] for each in fields(kind) if found[each.name]}
 
 
-def _annotation(kind: Any) -> str:
-    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
+def _types(hint: Any) -> tuple[type, ...]:
+    """Returns the types of a plain annotation; none where it is not plain."""
+    if get_origin(hint) in (Union, UnionType):
+        parts = [_types(one) for one in get_args(hint)]
+        return tuple(one for part in parts for one in part) if all(parts) else ()
+    if get_origin(hint) is tuple:
+        return (tuple,) if get_args(hint)[0] in (int, str) else ()
+    return {int: (int,), float: (float, int), bool: (bool,), str: (str,), NoneType: (NoneType,)}.get(hint, ())
 
 
 def require_kinds(part: Any) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from wattune.catalog.hardware import UNCOUNTED, ClusterSpec, DeviceSpec
 from wattune.catalog.models import ModelSpec
 from wattune.errors import SpaceError
-from wattune.field_types import default_of, require_kinds
+from wattune.field_types import Bounds, Count, CountOrZero, NotNegative, Positive, default_of, require_kinds
 from wattune.plans.axes import AXES, Plan
 from wattune.plans.program import FlagValue, Program
 from wattune.workload import Lora, TokenFile, Workload
@@ -33,31 +33,38 @@ def check_trial_id(text: str) -> str:
     return text
 
 
+MOST_REPEATS: Final = 998
+"""Most runs of a trial. Numbers from 1000 have other roles (`wattune.fidelity`)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
     """Settings of measuring. They are not a part of a trial's identity."""
 
-    warmup_steps: int = 5
+    warmup_steps: CountOrZero = 5
     """Least steps before anything counts. Warm-up goes on until step time is stable."""
-    min_steps: int = 20
-    min_seconds: float = 15.0
-    repeats: int = 1
-    soak_finalists: int = 0
-    """Number of best trials to run once more at the end, until temperatures settle."""
-    soak_seconds: float = 600.0
+    min_steps: Count = 20
+    """Least measured steps."""
+    min_seconds: NotNegative = 15.0
+    """Least seconds of measured steps."""
+    profile_steps: CountOrZero | None = None
+    """Steps under a profiler after the measured ones, to find where time goes. None is 2 on GPUs and 0 on CPUs, where a
+    profiler slows the steps down."""
+    repeats: Annotated[int, Bounds(ge=1, le=MOST_REPEATS)] = 1
+    """Runs of every trial."""
+    soak_finalists: CountOrZero = 0
+    """Best trials that run once more at the end, until temperatures settle."""
+    soak_seconds: Positive = 600.0
     """Least seconds of a finalist's last run. Air-cooled nodes settle in 5 to 15 minutes."""
-    timeout_s: float = 1800.0
-    """Most seconds of a trial's workers, from the start of the engine's build."""
-    profile_steps: int | None = None
-    """Steps to run under a profiler after the measured ones, to find where time goes. None means 2 on GPUs and 0 on
-    CPUs, where a profiler slows the steps down."""
-    stall_s: float = 60.0
+    timeout_s: Positive = 1800.0
+    """Most seconds of a trial, from the start of the engine's build."""
+    stall_s: Positive = 60.0
     """Least seconds without a finished step until a trial counts as hung. Longer where its steps are long."""
-    reference_every: int = 10
-    """Trials on a set of nodes until the reference trial is measured again, to see drift. 0 means never."""
-    cooldown_temp_c: float | None = None
-    """A trial begins when no device of its nodes is warmer. None means at once."""
-    cooldown_max_s: float = 600.0
+    reference_every: CountOrZero = 10
+    """Trials on a set of nodes until the reference trial is measured again, to see drift; 0 is never."""
+    cooldown_temp_c: Annotated[float, Bounds(ge=15, le=150)] | None = None
+    """A trial begins when no device is warmer, in degrees Celsius. None is at once."""
+    cooldown_max_s: Positive = 600.0
     """Longest wait for that. Then the trial begins all the same, and its result says how warm it was."""
 
 

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from wattune.field_types import Count, Example, OneOf
 
 LORA_TARGETS: Final = ("q", "k", "v", "o", "gate", "up", "down")
 """Linear layers that adapters may stand beside: four of attention, and those of the feed-forward block."""
@@ -18,8 +20,8 @@ class TokenFile:
 
     path: str
     """Path on every node. A relative one starts in the workers' folder."""
-    dtype: str = "uint16"
-    """One of `TOKEN_DTYPES`."""
+    dtype: Annotated[str, OneOf(tuple(TOKEN_DTYPES))] = "uint16"
+    """Type of a token in the file, in the machine's byte order."""
 
     def problem(self, seq_len: int) -> str | None:
         """Says why no sequence can be taken from it, judged by its size; None where one can.
@@ -45,9 +47,10 @@ class TokenFile:
 class Lora:
     """Low-rank adapters, trained beside frozen weights (Hu et al. 2021, arXiv 2106.09685)."""
 
-    rank: int
-    targets: tuple[str, ...] = ("q", "v")
-    """Names of `LORA_TARGETS`. The paper adapts queries and values."""
+    rank: Annotated[Count, Example(16)]
+    """Rank of every adapter."""
+    targets: tuple[Annotated[str, OneOf(LORA_TARGETS)], ...] = ("q", "v")
+    """Linear layers that get one. The paper adapts queries and values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,11 @@
 """Fields of dataclasses that were read from files: what is refused."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import pytest
 
-from wattune.field_types import LARGEST_COUNT, default_of, require_kinds
+from wattune.field_types import LARGEST_COUNT, Bounds, default_of, require_kinds
 
 
 @dataclass(frozen=True)
@@ -13,6 +14,7 @@ class Part:
     share: float = 0.5
     name: str | None = None
     names: tuple[str, ...] = ()
+    heat: Annotated[float, Bounds(gt=0)] | None = None
 
 
 @pytest.mark.parametrize(
@@ -24,6 +26,7 @@ class Part:
         (Part(share=float("inf")), "share: got inf, allowed: a finite number"),
         (Part(share=-1.0), "share: got -1.0"),
         (Part(name=3), "name: got 3, allowed: str or NoneType"),  # type: ignore[arg-type]
+        (Part(heat=True), "heat: got True, allowed: float or int or NoneType"),
         (Part(names=(-1,)), "names: got"),  # type: ignore[arg-type]
     ],
 )
@@ -35,4 +38,4 @@ def test_a_field_holds_what_its_annotation_says(part, words):
 
 def test_sound_fields_pass_and_defaults_are_known():
     require_kinds(Part(count=3, share=1, name="a", names=("b",)))
-    assert [default_of(one) for one in Part.__dataclass_fields__.values()] == [1, 0.5, None, ()]
+    assert [default_of(one) for one in Part.__dataclass_fields__.values()] == [1, 0.5, None, (), None]

@@ -7,9 +7,10 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from wattune.errors import PlanError, closest
+from wattune.field_types import Bounds, OneOf, Positive
 
 _LINKED_BY_PCIE: Final = frozenset({"h100_pcie", "h100_nvl", "a100_pcie_80gb"})
 """Devices whose link to the others is PCIe. A bridge of NVLink joins pairs of some boards."""
@@ -23,33 +24,34 @@ class DeviceSpec:
     """Catalog name, as search spaces write it."""
     vendor: str
     """`nvidia`, `amd` or `cpu`."""
-    peak_bf16_flop_per_s: float | None
+    peak_bf16_flop_per_s: Positive | None
     """Dense bf16 matrix peak of one device."""
-    peak_fp32_flop_per_s: float | None
+    peak_fp32_flop_per_s: Positive | None
     """Dense fp32 peak of one device, without reduced-precision tricks."""
-    peak_fp8_flop_per_s: float | None = None
-    """Dense fp8 matrix peak of one device; None also where it has no products in fp8."""
-    memory_bytes: int | None
+    peak_fp8_flop_per_s: Positive | None = None
+    """Dense fp8 matrix peak of one device. `dtype: fp8` needs it."""
+    memory_bytes: Annotated[int, Bounds(ge=10**9, le=10**14)] | None
     """Memory that one rank can address on its device."""
-    memory_bandwidth_bytes_per_s: float | None
+    memory_bandwidth_bytes_per_s: Positive | None
     """Peak bandwidth of that memory."""
-    link_bandwidth_bytes_per_s: float | None
-    """Peak bandwidth to the other devices of the node: one direction, all links of the device together."""
-    power_limit_w: float | None
+    link_bandwidth_bytes_per_s: Positive | None
+    """Peak bandwidth to the node's other devices: one direction, all links together."""
+    power_limit_w: Annotated[float, Bounds(ge=10, le=10_000)] | None
     """Default enforced power limit of one device (a package's limit divided by its devices)."""
-    sm_clock_max_mhz: float | None
+    sm_clock_max_mhz: Annotated[float, Bounds(ge=100, le=10_000)] | None
     """Highest compute clock."""
-    temp_slowdown_c: float | None
+    temp_slowdown_c: Annotated[float, Bounds(ge=40, le=150)] | None
     """Core temperature from which the device slows down to protect itself."""
-    devices_per_package: int = 1
+    devices_per_package: Annotated[int, Bounds(ge=1, le=64)] = 1
     """Devices that share one package and its power sensor (MI250: 2)."""
     product_names: tuple[str, ...] = ()
-    """Whole names that its driver and its vendor's tools give it. A board of another form factor has another name."""
+    """Whole names that its driver and its vendor's tools give it. Nodes that have them get its trials."""
     ray_accelerator_types: tuple[str, ...] = ()
     """Values of Ray's label `ray.io/accelerator-type` on its nodes. Boards of other form factors may share them."""
-    matrix_energy: float = 1.0
-    """Energy of one operation of its matrix units over that on an H200, by the process it is made in."""
-    dtypes: tuple[str, ...] = ("bf16", "fp32")
+    matrix_energy: Annotated[float, Bounds(ge=0.1, le=10)] = 1.0
+    """Energy of one operation of its matrix units over that on an H200, by its process. It counts in estimates of
+    power."""
+    dtypes: tuple[Annotated[str, OneOf(("bf16", "fp32"))], ...] = ("bf16", "fp32")
     """Data types that training can hold its numbers in; the first is the default."""
     source: str = field(default="", compare=False)
     """Origin of the numbers. Devices with equal numbers are equal: a study's file keeps the numbers alone."""

@@ -1,10 +1,11 @@
 """Decoder transformers by their published configurations, their parameter counts, and scaled-down slices of them."""
 
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Annotated, Final
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.errors import PlanError, closest
+from wattune.field_types import Count, CountOrZero, OneOf, Positive, Size
 
 NORMS: Final = ("rmsnorm", "layernorm")
 ACTIVATIONS: Final = ("swiglu", "gelu")
@@ -17,30 +18,38 @@ class ModelSpec:
 
     name: str
     """Catalog name, also where other fields are overridden; or the name that a space gives a model of its own."""
-    num_layers: int
-    hidden_size: int
-    ffn_hidden_size: int
-    """Inner width of the feed-forward block, or of one expert where there are experts."""
-    num_heads: int
-    num_kv_heads: int
-    """Key and value heads. Fewer than `num_heads` means grouped-query attention."""
-    vocab_size: int
-    num_experts: int = 0
-    """Experts per layer. 0 means a dense model."""
-    num_experts_per_token: int = 0
+    num_layers: Size
+    """Decoder layers."""
+    hidden_size: Count
+    """Width between layers."""
+    ffn_hidden_size: Count
+    """Inner width of the feed-forward block, or of one expert."""
+    num_heads: Count
+    """Attention heads. They divide `hidden_size`."""
+    num_kv_heads: Count
+    """Heads of keys and values. They divide `num_heads`; fewer are grouped-query attention."""
+    vocab_size: Count
+    """Tokens of the vocabulary."""
+    num_experts: CountOrZero = 0
+    """Experts of each layer; 0 is a dense model."""
+    num_experts_per_token: CountOrZero = 0
     """Experts that each token is sent to."""
-    expert_capacity_factor: float | None = None
-    """Tokens an expert takes, as a multiple of its even share. The rest is dropped. None means that none is dropped."""
-    norm: str = "rmsnorm"
-    activation: str = "swiglu"
-    positions: str = "rope"
-    rope_base: float = 10_000.0
-    max_positions: int = 0
-    """Number of learned positions. 0 with rotary positions."""
+    expert_capacity_factor: Positive | None = None
+    """Tokens that an expert takes, as a multiple of its even share; the rest is dropped. None drops none."""
+    norm: Annotated[str, OneOf(NORMS)] = "rmsnorm"
+    """Norm before each block."""
+    activation: Annotated[str, OneOf(ACTIVATIONS)] = "swiglu"
+    """Activation of the feed-forward block; `swiglu` has a third matrix."""
+    positions: Annotated[str, OneOf(POSITIONS)] = "rope"
+    """Rotary or learned positions."""
+    rope_base: Positive = 10_000.0
+    """Base of the rotary frequencies."""
+    max_positions: CountOrZero = 0
+    """Number of learned positions; 0 with rotary ones."""
     bias: bool = False
-    """True where linear layers (and LayerNorm) have biases."""
+    """True where every linear layer, and LayerNorm, has a bias."""
     tied_embeddings: bool = False
-    """True where the output projection shares the embedding's weight."""
+    """True where the output shares the embedding's weight."""
     source: str = field(default="", compare=False)
     """Origin of the numbers. Models with equal numbers are equal: a study's file keeps the numbers alone."""
 

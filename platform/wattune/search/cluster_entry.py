@@ -3,20 +3,36 @@
 from dataclasses import asdict, fields, replace
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Discriminator, Field, PrivateAttr, Tag
+from pydantic import Discriminator, PrivateAttr, Tag
 
 from wattune.catalog.hardware import DEVICES, ClusterSpec, DeviceSpec, device, parse_cluster_label
 from wattune.errors import WattuneError
-from wattune.search.fields import LARGEST_WORLD, Count, Entry, Positive, Size, named_by, one_of
+from wattune.field_types import LARGEST_WORLD, Count, Size
+from wattune.search.declared import keys_of
+from wattune.search.fields import Entry, named_by, one_of
 from wattune.search.model_entry import OWN_NAME, check_own_name
 from wattune.search.problems import Path, refuse
 
 VENDORS: Final = ("nvidia", "amd")
 """Vendors whose devices a space may describe: their sensors and engines are known."""
 
+_FIGURES: Final = (
+    "peak_bf16_flop_per_s",
+    "peak_fp32_flop_per_s",
+    "peak_fp8_flop_per_s",
+    "memory_bytes",
+    "memory_bandwidth_bytes_per_s",
+    "link_bandwidth_bytes_per_s",
+    "power_limit_w",
+    "sm_clock_max_mhz",
+    "temp_slowdown_c",
+)
+"""Figures of a device; one that nobody gives is unknown."""
+
 _REAL: Final = tuple(name for name in DEVICES if name != "cpu")
 
 
+@keys_of(DeviceSpec, optional=_FIGURES)
 class DeviceEntry(Entry):
     """A device of your own: another board, a lower limit, a prototype."""
 
@@ -26,36 +42,6 @@ class DeviceEntry(Entry):
     """Catalog device that it takes every figure from that is not given."""
     vendor: Annotated[str, one_of(VENDORS)] | None = None
     """Vendor: its driver's sensors are read, and engines that run on its devices are allowed."""
-    peak_bf16_flop_per_s: Positive | None = None
-    """Dense bf16 matrix peak of one device."""
-    peak_fp32_flop_per_s: Positive | None = None
-    """Dense fp32 peak of one device."""
-    peak_fp8_flop_per_s: Positive | None = None
-    """Dense fp8 matrix peak of one device. `dtype: fp8` needs it."""
-    memory_bytes: Annotated[int, Field(ge=10**9, le=10**14)] | None = None
-    """Memory that one rank can address."""
-    memory_bandwidth_bytes_per_s: Positive | None = None
-    """Peak bandwidth of that memory."""
-    link_bandwidth_bytes_per_s: Positive | None = None
-    """Peak bandwidth to the node's other devices: one direction, all links together."""
-    power_limit_w: Annotated[float, Field(ge=10, le=10_000)] | None = None
-    """Enforced power limit of one device."""
-    sm_clock_max_mhz: Annotated[float, Field(ge=100, le=10_000)] | None = None
-    """Highest compute clock."""
-    temp_slowdown_c: Annotated[float, Field(ge=40, le=150)] | None = None
-    """Core temperature from which the device slows down."""
-    devices_per_package: Annotated[int, Field(ge=1, le=64)] = 1
-    """Devices that share one package and its power sensor."""
-    matrix_energy: Annotated[float, Field(ge=0.1, le=10)] = 1.0
-    """Energy of one operation of its matrix units over that on an H200. It counts in estimates of power."""
-    product_names: list[Annotated[str, Field(min_length=1)]] = Field(default=[])
-    """Whole names that its driver gives it. Nodes that have them get its trials."""
-    ray_accelerator_types: list[Annotated[str, Field(min_length=1)]] = Field(default=[])
-    """Values of Ray's label `ray.io/accelerator-type` on its nodes."""
-    dtypes: Annotated[list[Annotated[str, one_of(("bf16", "fp32"))]], Field(min_length=1)] = Field(
-        default=["bf16", "fp32"]
-    )
-    """Data types that it trains in; the first is the default."""
 
     def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
         """Finds problems of keys that are valid one by one."""
@@ -84,18 +70,6 @@ class DeviceEntry(Entry):
 
 _LIKE: Final = "like "
 """Begin of the origin of a device that takes figures of a catalog's."""
-
-_FIGURES: Final = (
-    "peak_bf16_flop_per_s",
-    "peak_fp32_flop_per_s",
-    "peak_fp8_flop_per_s",
-    "memory_bytes",
-    "memory_bandwidth_bytes_per_s",
-    "link_bandwidth_bytes_per_s",
-    "power_limit_w",
-    "sm_clock_max_mhz",
-    "temp_slowdown_c",
-)
 
 
 def _kind(value: Any) -> Literal["[name]", "[own]"]:

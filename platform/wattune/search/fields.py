@@ -7,13 +7,12 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
-from typing import Annotated, Any, ClassVar, Final, Self, cast
+from typing import Any, ClassVar, Final, Self, cast
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
@@ -27,21 +26,10 @@ from pydantic_core.core_schema import no_info_after_validator_function, no_info_
 from wattune.errors import WattuneError, closest
 from wattune.search.problems import Path, refuse
 
-LARGEST_COUNT: Final = 10**9
-"""Upper bound of every count of a file: above any real one, and small enough for all arithmetic on it."""
-
-LARGEST_WORLD: Final = 10**6
-"""Most ranks of a cluster, layers of a model, and any degree. Planning lists ranks, stages and layers one by one."""
-
 FOLDER: Final = "folder"
 """Key of pydantic's validation context: the folder that relative paths of a file start in."""
 
 JsonSchema = dict[str, Any]
-
-Count = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
-CountOrZero = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
-Size = Annotated[int, Field(ge=1, le=LARGEST_WORLD)]
-Positive = Annotated[float, Field(gt=0)]
 
 
 class Entry(BaseModel):

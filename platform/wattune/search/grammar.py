@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Final
 from pydantic import AfterValidator, Field, WithJsonSchema
 
 from wattune.errors import closest
-from wattune.fidelity import FIRST_REFERENCE_REPEAT
+from wattune.field_types import LARGEST_COUNT, LARGEST_WORLD, Count, Positive
 from wattune.metrics import METRICS, PER_STEP_METRICS
 from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
 from wattune.plans.axes import AXES, Axis
@@ -29,22 +29,8 @@ from wattune.search.command_entry import (
     check_steps,
     command_problems,
 )
-from wattune.search.fields import (
-    ALONE,
-    LARGEST_COUNT,
-    LARGEST_WORLD,
-    Count,
-    CountOrZero,
-    Entry,
-    JsonSchema,
-    Positive,
-    Short,
-    distinct,
-    named_by,
-    one_of,
-    parsed_by,
-    repetitions,
-)
+from wattune.search.declared import keys_of
+from wattune.search.fields import ALONE, Entry, JsonSchema, Short, distinct, named_by, one_of, parsed_by, repetitions
 from wattune.search.model_entry import NAMES, ModelEntry
 from wattune.search.plausible import implausible, never_measured
 from wattune.search.problems import Path, got, refuse
@@ -52,7 +38,7 @@ from wattune.search.search_entry import Search, early_stop_problems, ladder_prob
 from wattune.storage.format import FORMAT, check_format
 from wattune.storage.study import check_study_name
 from wattune.trial import Measure
-from wattune.workload import LORA_TARGETS, TOKEN_DTYPES, Lora, TokenFile, Workload
+from wattune.workload import Lora, TokenFile, Workload
 
 LONGEST_VALUE: Final = 2**16
 """Most entries of one value of an axis, such as a layout."""
@@ -139,35 +125,24 @@ def _axes_schema() -> JsonSchema:
     return {"type": "object", "properties": properties, "additionalProperties": False, "minProperties": 1}
 
 
-_TOKENS: Final = TokenFile(path="tokens.bin")
-_LORA: Final = Lora(rank=1)
-
-
+@keys_of(TokenFile)
 class TokensEntry(Entry):
     """A file to take tokens from, instead of drawing them from the seed."""
 
     path: Annotated[str, Field(min_length=1, examples=["/data/corpus.bin"])]
     """Path on every node. A relative one starts in the workers' folder."""
-    dtype: Annotated[str, one_of(tuple(TOKEN_DTYPES))] = _TOKENS.dtype
-    """Type of a token in the file, in the machine's byte order."""
 
     def problem(self, seq_len: int) -> str | None:
         """Says why the file cannot be used, if it is on this machine. Its nodes may be other machines."""
         seen = FilePath(self.path)
         if not (seen.is_absolute() and seen.is_file()):  # a relative path starts in the workers' folder
             return None
-        return TokenFile(path=self.path, dtype=self.dtype).problem(seq_len)
+        return TokenFile(**self.model_dump()).problem(seq_len)
 
 
+@keys_of(Lora)
 class LoraEntry(Entry):
     """Low-rank adapters, trained beside frozen weights."""
-
-    rank: Annotated[Count, Field(examples=[16])]
-    """Rank of every adapter."""
-    targets: Annotated[list[Annotated[str, one_of(LORA_TARGETS)]], Field(min_length=1), AfterValidator(distinct)] = (
-        Field(default=list(_LORA.targets))
-    )
-    """Linear layers that get one."""
 
 
 _ROUTING_WORDS: Final = tuple(name for name in ROUTINGS if name != "skew")
@@ -259,44 +234,23 @@ def _alone(values: list[Any]) -> Any:
     return values[0] if len(values) == 1 else list(values)
 
 
-_MEASURE: Final = Measure()
-
-
+@keys_of(Measure)
 class MeasureEntry(Entry):
     """Measurement of a trial."""
 
-    warmup_steps: CountOrZero = _MEASURE.warmup_steps
-    """Least steps before anything counts. Warm-up goes on until step time is stable."""
-    min_steps: Count = _MEASURE.min_steps
-    """Least measured steps."""
-    min_seconds: Annotated[float, Field(ge=0)] = _MEASURE.min_seconds
-    """Least seconds of measured steps."""
-    profile_steps: CountOrZero | None = _MEASURE.profile_steps
-    """Steps under a profiler after the measured ones. None is 2 on GPUs and 0 on CPUs."""
-    repeats: Annotated[int, Field(ge=1, le=FIRST_REFERENCE_REPEAT - 2)] = _MEASURE.repeats
-    """Runs of every trial."""
-    soak_finalists: CountOrZero = _MEASURE.soak_finalists
-    """Best trials that run once more at the end, until temperatures settle."""
-    soak_seconds: Positive = _MEASURE.soak_seconds
-    """Least seconds of a finalist's last run."""
-    timeout_s: Positive = _MEASURE.timeout_s
-    """Most seconds of a trial, from the start of the engine's build."""
-    stall_s: Positive = _MEASURE.stall_s
-    """Least seconds without a finished step until a trial counts as hung."""
-    reference_every: CountOrZero = _MEASURE.reference_every
-    """Trials on a set of nodes until the reference trial is measured again; 0 is never."""
-    cooldown_temp_c: Annotated[float, Field(ge=15, le=150)] | None = _MEASURE.cooldown_temp_c
-    """A trial begins when no device is warmer, in degrees Celsius. None is at once."""
-    cooldown_max_s: Positive = _MEASURE.cooldown_max_s
-    """Longest wait for that."""
+    @property
+    def settings(self) -> Measure:
+        """The settings that trials are measured by."""
+        return Measure(**self.model_dump())
 
     def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
         """Finds problems of keys that are valid one by one."""
         del context
-        needed = {"min_seconds": self.min_seconds, "soak_seconds": self.soak_seconds if self.soak_finalists else 0.0}
+        own = self.settings
+        needed = {"min_seconds": own.min_seconds, "soak_seconds": own.soak_seconds if own.soak_finalists else 0.0}
         name = max(needed, key=needed.__getitem__)
-        if needed[name] >= self.timeout_s:
-            text = f"{self.timeout_s:g} leaves no time for {name}={needed[name]:g}; use more than that"
+        if needed[name] >= own.timeout_s:
+            text = f"{own.timeout_s:g} leaves no time for {name}={needed[name]:g}; use more than that"
             return [(("timeout_s",), text)]
         return []
 
@@ -404,12 +358,13 @@ class SpaceFile(Entry):
     def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
         """Finds problems of keys that are valid one by one."""
         del context
+        measure = self.measure.settings
         found: list[tuple[Path, str]] = []
         found += command_problems(self)
         if self.workload is not None and self.workload.routing is not None and self.model and not self.has_experts:
             names = ", ".join(entry.name for entry in self.model)
             found.append((("workload", "routing"), f"sends tokens to experts and {names} has none; leave it out"))
-        found += self._names_twice() + ladder_problems(self.search, self.measure.min_steps, self.measure.min_seconds)
+        found += self._names_twice() + ladder_problems(self.search, measure.min_steps, measure.min_seconds)
         found += early_stop_problems(self.search, self.objective.metric)
         if self.format is None:  # `study.yaml` was accepted once; a study goes on as it began
             clusters = [entry.resolve() for entry in self.cluster]
@@ -419,7 +374,7 @@ class SpaceFile(Entry):
                 self.constraints,
                 engines=self.engine,
                 clusters=clusters,
-                profile_steps=self.measure.profile_steps,
+                profile_steps=measure.profile_steps,
             )
             found += self._incomparable()
         return found

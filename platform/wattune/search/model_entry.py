@@ -9,9 +9,10 @@ from pydantic import Field, PrivateAttr
 
 from wattune.catalog.hardware import parse_cluster_label
 from wattune.catalog.huggingface import read_config
-from wattune.catalog.models import ACTIVATIONS, MODELS, NORMS, POSITIONS, ModelSpec, model, scale_model
+from wattune.catalog.models import MODELS, ModelSpec, model, scale_model
 from wattune.errors import PlanError, WattuneError
-from wattune.search.fields import Count, CountOrZero, Entry, Positive, Size, folder_of, named_by, one_of
+from wattune.search.declared import keys_of
+from wattune.search.fields import Entry, folder_of, named_by
 from wattune.search.problems import Path
 
 OWN_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}"
@@ -46,6 +47,7 @@ def check_own_name(text: str) -> str:
     return text
 
 
+@keys_of(ModelSpec, optional=[each.name for each in fields(ModelSpec)])
 class ModelEntry(Entry):
     """A decoder transformer: a model of the catalog, whose fields may be overridden, or one of your own."""
 
@@ -61,38 +63,6 @@ class ModelEntry(Entry):
     """Path of a Hugging Face `config.json` that describes your own model; relative to the space. It is read offline."""
     leave_out: Annotated[list[str], Field(examples=[["qkv_bias"]])] = Field(default=[])
     """Features of the `config.json` to train without, by the names that wattune gives them where it refuses them."""
-    num_layers: Size | None = None
-    """Decoder layers."""
-    hidden_size: Count | None = None
-    """Width between layers."""
-    ffn_hidden_size: Count | None = None
-    """Inner width of the feed-forward block, or of one expert."""
-    num_heads: Count | None = None
-    """Attention heads. They divide `hidden_size`."""
-    num_kv_heads: Count | None = None
-    """Heads of keys and values. They divide `num_heads`."""
-    vocab_size: Count | None = None
-    """Tokens of the vocabulary."""
-    num_experts: CountOrZero | None = None
-    """Experts of each layer; 0 is a dense model."""
-    num_experts_per_token: CountOrZero | None = None
-    """Experts that each token is sent to."""
-    expert_capacity_factor: Positive | None = None
-    """Tokens that an expert takes, as a multiple of its even share; the rest is dropped. None drops none."""
-    norm: Annotated[str, one_of(NORMS)] | None = None
-    """Norm before each block."""
-    activation: Annotated[str, one_of(ACTIVATIONS)] | None = None
-    """Activation of the feed-forward block; `swiglu` has a third matrix."""
-    positions: Annotated[str, one_of(POSITIONS)] | None = None
-    """Rotary or learned positions."""
-    rope_base: Positive | None = None
-    """Base of the rotary frequencies."""
-    max_positions: CountOrZero | None = None
-    """Number of learned positions; 0 with rotary ones."""
-    bias: bool | None = None
-    """True where every linear layer has a bias."""
-    tied_embeddings: bool | None = None
-    """True where the output shares the embedding's weight."""
     scale_to: (
         Annotated[
             str,
@@ -109,10 +79,11 @@ class ModelEntry(Entry):
         base = self._base(context)
         if not isinstance(base, ModelSpec):
             return base
-        spec = replace(base, **self._overrides())
+        given = self._overrides()
+        spec = replace(base, **given)
         found = _model_problems(spec)
-        if self.scale_to and self.num_layers:
-            found.append((("scale_to",), f"chooses num_layers, which is given as {self.num_layers}; leave one out"))
+        if self.scale_to and "num_layers" in given:
+            found.append((("scale_to",), f"chooses num_layers, which is given as {given['num_layers']}; leave one out"))
         elif self.scale_to and not found:
             try:
                 spec = scale_model(spec, parse_cluster_label(self.scale_to))

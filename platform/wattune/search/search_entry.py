@@ -8,7 +8,8 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from wattune.fidelity import DECIDED_BY_STEP_TIME, LEAST_BURST_STEPS
-from wattune.search.fields import LARGEST_COUNT, Count, CountOrZero, Entry, named_by, one_of
+from wattune.field_types import LARGEST_COUNT, Count, CountOrZero
+from wattune.search.fields import Entry, named_by, one_of
 from wattune.search.problems import Path
 from wattune.search.strategy import STRATEGIES, check_strategy
 from wattune.trial import TRIAL_ID_DIGITS, check_trial_id

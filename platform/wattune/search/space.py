@@ -132,7 +132,7 @@ def _resolved(file: SpaceFile) -> StudySpec:
     clusters = tuple(entry.resolve() for entry in file.cluster)
     given = file.workload
     workloads = given.resolve(has_experts=file.has_experts) if given is not None else (UNKNOWN_WORKLOAD,)
-    measure = Measure(**file.measure.model_dump())
+    measure = file.measure.settings
     limits, axes = file.limits.model_dump(exclude_none=True), file.space or {}
     return StudySpec(
         name=file.study,

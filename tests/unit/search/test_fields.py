@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from wattune.search.fields import ALONE, Count, Entry, Path, in_file, one_of, repaired, repetitions
+from wattune.field_types import Count
+from wattune.search.fields import ALONE, Entry, Path, in_file, one_of, repaired, repetitions
 from wattune.search.problems import problems_of
 
 

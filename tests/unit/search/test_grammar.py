@@ -9,9 +9,10 @@ from pydantic import BaseModel, ValidationError
 
 from wattune.catalog.hardware import DEVICES, ClusterSpec
 from wattune.catalog.models import MODELS, ModelSpec
+from wattune.field_types import LARGEST_COUNT, LARGEST_WORLD
 from wattune.plans.axes import AXES
 from wattune.search.cluster_entry import ClusterEntry
-from wattune.search.fields import LARGEST_COUNT, LARGEST_WORLD, distinct, repetitions
+from wattune.search.fields import distinct, repetitions
 from wattune.search.grammar import MeasureEntry, SpaceFile, _axis_problem
 from wattune.search.model_entry import ModelEntry
 from wattune.search.problems import problems_of

@@ -115,7 +115,7 @@ def test_a_file_can_say_whatever_wattune_asks_of_it(key, type_):
     spelled = parse_space(SMALL).document[key]
     own = {field.name for field in fields(type_)} - {"own_device"}  # it is a mapping in the place of its name
     assert (spelled[0] if isinstance(spelled, list) else spelled).keys() == own
-    assert parse_space(SMALL).document.keys() == SpaceFile.model_fields.keys() - {"version", "record", *OF_COMMANDS}
+    assert parse_space(SMALL).document.keys() == SpaceFile.model_fields.keys() - {"format", "record", *OF_COMMANDS}
 
 
 def test_layouts_and_orders_become_what_plans_hold():
