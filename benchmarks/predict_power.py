@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from host_temperature import HostFit, Trace, fit_temperature, run, with_inlet_at_rest
 
 from wattune.catalog.hardware import DEVICES
 from wattune.cost.coefficients import PowerCoefficients
@@ -34,7 +35,6 @@ from wattune.fitting.power import (
     with_intervals,
     with_solved_clock,
 )
-from wattune.fitting.temperature import HostFit, Trace, fit_temperature, run, with_inlet_at_rest
 from wattune.units import NS_PER_S
 
 Array = npt.NDArray[np.float64]

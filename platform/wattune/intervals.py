@@ -17,6 +17,8 @@ from wattune.arrays import Floats
 from wattune.units import format_change, format_quantity
 
 CONFIDENCE_FRAC: Final = 0.95
+NORMAL_95: Final = 1.959964
+"""Standard deviations from the middle of a normal distribution to the end of its 95 % interval."""
 
 MOST_BATCHES: Final = 30
 LEAST_BATCHES: Final = 8

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import predict_power as script
 import pytest
+from host_temperature import Trace, fit_temperature, run
 
 from wattune.cost.power import H200 as POWER
 from wattune.cost.temperature import H200 as THERMAL
 from wattune.fitting.power import FITTED, H200_PRIOR, fit_power
-from wattune.fitting.temperature import Trace, fit_temperature, run
 
 ROOT = Path(__file__).parents[2]
 BARS = {"device_power_mean_w": 0.05, "node_device_power_peak_1s_w": 0.05, "energy_per_token_j": 0.06}

@@ -65,7 +65,7 @@ class OtherStudies:
             memory=memory,
             step_time=fit.step_time or default.step_time,
             power=fit.power or default.power,
-            thermal=fit.thermal or default.thermal,
+            thermal=default.thermal,
             fit=fit.label,
         )
 

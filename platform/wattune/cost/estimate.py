@@ -30,6 +30,7 @@ from wattune.cost.memory.predict import predict as predict_memory
 from wattune.cost.step_time.predict import predict as predict_step_time
 from wattune.cost.tables import Memory, Power, StepTime, Temperature
 from wattune.errors import PlanError
+from wattune.intervals import NORMAL_95
 from wattune.metrics import METRICS
 from wattune.plans.vocabulary import padded_vocab_size
 from wattune.trial import TrialSpec
@@ -38,9 +39,6 @@ Reals = npt.NDArray[np.float32]
 
 ROWS: Final = 32_768
 """Candidates predicted at once, so that memory stays bounded."""
-
-_Z_95: Final = 1.959964
-"""Standard deviations from the middle of a normal distribution to the end of its 95 % interval."""
 
 LIMITS: Final = (
     "matrix units",
@@ -122,13 +120,13 @@ class EstimatedMetric:
     @classmethod
     def of(cls, value: Floats, log_std: Floats | float) -> "EstimatedMetric":
         """Makes the belief of values whose log(measured / predicted) has a standard deviation."""
-        return cls(value=value, low=value * np.exp(-_Z_95 * log_std), high=value * np.exp(_Z_95 * log_std))
+        return cls(value=value, low=value * np.exp(-NORMAL_95 * log_std), high=value * np.exp(NORMAL_95 * log_std))
 
     @property
     def log_std(self) -> Floats:
         """Standard deviation of log(measured / predicted)."""
         low = np.maximum(self.low, 1e-3 * np.abs(self.value) + 1e-300)
-        spread: Floats = np.log(np.maximum(self.high, low) / low) / (2 * _Z_95)
+        spread: Floats = np.log(np.maximum(self.high, low) / low) / (2 * NORMAL_95)
         return spread
 
     def at(self, positions: Ints) -> "EstimatedMetric":
@@ -137,7 +135,7 @@ class EstimatedMetric:
 
     def probability_above(self, bound: Floats | float) -> Floats:
         """Computes the probability that a measurement is above a bound, with normally distributed errors."""
-        spread = np.maximum((self.high - self.low) / (2 * _Z_95), 1e-9 * np.abs(self.value) + 1e-300)
+        spread = np.maximum((self.high - self.low) / (2 * NORMAL_95), 1e-9 * np.abs(self.value) + 1e-300)
         probability: Floats = 0.5 * (1.0 + _erf((self.value - bound) / (sqrt(2.0) * spread)))
         return probability
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from wattune.cost.coefficients import MemoryCoefficients, PowerCoefficients, StepTimeCoefficients, ThermalCoefficients
+from wattune.cost.coefficients import MemoryCoefficients, PowerCoefficients, StepTimeCoefficients
 from wattune.errors import PlanError
 from wattune.storage.files import read_json_object, write_json
 
@@ -47,7 +47,6 @@ class StoredFit(BaseModel):
     memory: MemoryCoefficients | None
     step_time: StepTimeCoefficients | None
     power: PowerCoefficients | None
-    thermal: ThermalCoefficients | None = None
     hold_out: dict[str, HoldOut]
     """Errors by metric."""
     sharpen: tuple[str, ...]

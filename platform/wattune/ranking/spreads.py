@@ -16,7 +16,7 @@ import numpy as np
 from wattune.analysis.metrics.step_breakdown import HOST_BOUND_FRAC
 from wattune.arrays import Floats
 from wattune.fidelity import is_burst, is_soak
-from wattune.intervals import Interval, t_quantile
+from wattune.intervals import NORMAL_95, Interval, t_quantile
 from wattune.metrics import METRICS
 from wattune.ranking.scatter import Prior, Runs, Scatter, factor, fit
 from wattune.run import Run, RunStatus
@@ -61,9 +61,6 @@ _TYPICAL_TEMPERATURE_C: Final = 100.0
 """Size that a temperature's prior is a fraction of: 1 % is 1 K. Fractions of a temperature in Celsius mean nothing."""
 _WHOLE_DEGREE_C: Final = 1.0
 """Step of temperature readings: NVML and AMD SMI give whole degrees."""
-
-_NORMAL_95: Final = 1.959964
-"""Two-sided 95 % quantile of the normal distribution: a half width over it is a standard error."""
 
 CLEAR_FRAC: Final = 0.005
 """Least drift or node offset that is worth a message."""
@@ -366,7 +363,7 @@ def _fitted(runs: Sequence[Run], metric: str) -> Fitted:
     described = METRICS[metric]
     logarithmic = described.group in _LOGARITHMIC and float(value.min()) > 0.0
     steps = _UNCERTAINTIES.get(metric, "")
-    within = np.array([run.metrics.get(steps, 0.0) for run in runs], np.float64) / _NORMAL_95
+    within = np.array([run.metrics.get(steps, 0.0) for run in runs], np.float64) / NORMAL_95
     num_host_bound, wider = 0, np.zeros(len(runs))
     if described.group in HOST_SPREAD and metric != _WITHOUT_HOST:
         hosts = _host_bound_fracs(runs)

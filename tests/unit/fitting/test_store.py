@@ -20,7 +20,6 @@ FIT = StoredFit(
     memory=DEFAULT.memory,
     step_time=DEFAULT.step_time,
     power=DEFAULT.power,
-    thermal=DEFAULT.thermal,
     hold_out={"step_time_s": HoldOut(median_frac=0.03, p95_frac=0.1, num_configurations=10)},
     sharpen=("more",),
 )

@@ -8,6 +8,7 @@ from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
+from wattune.intervals import NORMAL_95
 from wattune.objective import Constraint
 from wattune.search.strategies.acquisition import log_expected_improvement, log_probability
 from wattune.search.strategies.gaussian_process import Vector
@@ -16,9 +17,6 @@ from wattune.trial import TrialSpec
 
 PREDICTED_TAG: Final = "predicted"
 """Tag of a trial's result: the prediction of its first run, as `Prediction.tag` writes it."""
-
-_Z_95: Final = 1.959964
-"""Standard deviations on each side of a normal distribution that 95 % lie within."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +38,12 @@ class Predicted:
     @property
     def low(self) -> Vector:
         """Low end of the 95 % interval of the next measurement."""
-        return self._unit(self.mean - _Z_95 * self._spread)
+        return self._unit(self.mean - NORMAL_95 * self._spread)
 
     @property
     def high(self) -> Vector:
         """High end of it."""
-        return self._unit(self.mean + _Z_95 * self._spread)
+        return self._unit(self.mean + NORMAL_95 * self._spread)
 
     @property
     def _spread(self) -> Vector:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from host_temperature import HostFit, Trace, fit_temperature, lagged, run, with_inlet_at_rest
 
 from wattune.cost.temperature import H200
-from wattune.fitting.temperature import HostFit, Trace, fit_temperature, lagged, run, with_inlet_at_rest
 
 TRUE = HostFit(
     coefficients=replace(
