@@ -69,14 +69,7 @@ class Batch:
 
 
 def batches(specs: Sequence[TrialSpec]) -> list[tuple[Ints, Batch]]:
-    """Groups specifications into batches.
-
-    Args:
-        specs: Effective specifications that no rule rejects.
-
-    Returns:
-        For every batch the positions of its candidates in `specs`, and the batch. Each position is in one batch.
-    """
+    """Groups effective specifications that no rule rejects into batches, each with the positions of its candidates."""
     groups: dict[tuple[ModelSpec, ClusterSpec, str, Workload, str], list[int]] = defaultdict(list)
     for position, spec in enumerate(specs):
         groups[spec.model, spec.cluster, spec.engine, spec.workload, spec.plan.dtype].append(position)

@@ -50,11 +50,6 @@ def compute_w(
 def clock_frac(coefficients: PowerCoefficients, at_full_clock_w: Floats, limit_w: float) -> Floats:
     """Computes the largest clock whose power keeps a limit: idle + dynamic * f^exponent <= regulated_frac * limit.
 
-    Args:
-        coefficients: Of the device.
-        at_full_clock_w: Power above idle at the highest clock (`dynamic_w`).
-        limit_w: Enforced power limit of the device; infinity for none.
-
     Returns:
         The clock over the highest clock, in (0, 1]; 1 where the limit does not bind.
     """

@@ -205,14 +205,7 @@ class Parts:
 
 
 def estimate(specs: Sequence[TrialSpec], find: Find) -> Estimates:
-    """Predicts every candidate.
-
-    Args:
-        specs: Effective specifications that no rule rejects.
-        find: Gives the coefficients of a device.
-
-    Returns:
-        Predictions in the order of the specifications. They do not depend on it.
+    """Predicts every effective specification that no rule rejects, in their order and independent of it.
 
     Raises:
         PlanError: A device cannot be predicted: the catalog lacks its peaks.

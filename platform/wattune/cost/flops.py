@@ -23,13 +23,7 @@ def forward_flop_per_token(model: ModelSpec, seq_len: int) -> float:
     mask. Formula of PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B: 6 N + 12 L H Q T per trained token) and
     of Narayanan et al. 2021 (arXiv 2104.04473, equation 3, there 96 B s l h^2 (1 + s/6h + V/16lh) with recomputation),
     with grouped-query attention, gated feed-forward blocks and experts counted as they are, and half their attention.
-
-    Args:
-        model: The model.
-        seq_len: Tokens a sequence.
-
-    Returns:
-        The count. llama3_8b at 8,192 tokens: 17.16e9.
+    llama3_8b at 8,192 tokens: 17.16e9.
     """
     return _layers_flop(model) + _attention_flop(model, seq_len) + _head_flop(model)
 
@@ -66,12 +60,7 @@ def _adapters_flop(model: ModelSpec, lora: Lora) -> float:
 def model_flop_per_token(model: ModelSpec, seq_len: int) -> float:
     """Counts model FLOPs per token when all weights are trained, without recomputation.
 
-    Args:
-        model: The model.
-        seq_len: Tokens a sequence.
-
-    Returns:
-        The count. llama3_8b trained at 8,192 tokens: 51.5e9, of which attention is 6.4e9.
+    llama3_8b trained at 8,192 tokens: 51.5e9, of which attention is 6.4e9.
     """
     return TRAINING_PASSES * forward_flop_per_token(model, seq_len)
 
@@ -86,7 +75,7 @@ def model_flop_per_step(model: ModelSpec, *, seq_len: int, global_batch_size: in
 
 
 def workload_flop_per_token(model: ModelSpec, workload: Workload) -> float:
-    """Counts model FLOPs per token of a workload, without recomputation.
+    """Counts model FLOPs per token of a workload, averaged over a sequence, without recomputation.
 
     - `pretrain`: `model_flop_per_token`.
     - `lora`: `FROZEN_PASSES` of the model's weights and `TRAINING_PASSES` of attention and of the adapters (Hu et al.
@@ -94,13 +83,6 @@ def workload_flop_per_token(model: ModelSpec, workload: Workload) -> float:
       implementation saves there (the first layer's inputs) is not subtracted.
     - `prefill`: one forward pass of the layers over every token, and the output projection at the last position of
       each sequence only, where the next token is wanted.
-
-    Args:
-        model: The model.
-        workload: Mode, sequence length, adapters.
-
-    Returns:
-        The count, averaged over the tokens of a sequence.
     """
     if workload.mode == "prefill":
         head = _head_flop(model) / workload.seq_len

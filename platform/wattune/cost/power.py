@@ -61,15 +61,12 @@ DATASHEET_ERROR_FRAC: Final = 0.3
 
 
 def power_coefficients(device: DeviceSpec) -> PowerCoefficients | None:
-    """Returns the coefficients of a device without a fit of its own.
+    """Returns the coefficients of a device without a fit of its own; None where its power limit is unknown.
 
     A device other than H200 is `H200_PRIOR` scaled. `matrix_w` follows the peak rate and the energy of an operation,
     which is the same on devices of one process. All else draws the same share of the power limit. Blackwell has
     2.3 times the peak of an H200 with 1.4 times its limit, so its clock falls further: products on a B200 reach 0.49 of
     its peak (SimuMax, `b200_bf16_ceperm.json`, commit e691807, Apache-2.0), on an H200 0.70 (AIConfigurator 095f58a).
-
-    Returns:
-        The coefficients, None where the device's power limit is unknown.
     """
     if device.name == "h200_sxm":
         return H200
@@ -140,11 +137,7 @@ def _sensitivity(c: PowerCoefficients, mean_w: Floats, hot_s: Floats, hot_w: Flo
 
 
 def _phases(step: StepTime, c: PowerCoefficients, limit_w: float) -> tuple[Floats, Floats, Floats, Floats]:
-    """Splits each stage's step in two: work with the communication inside it, and the rest, which comes in long pieces.
-
-    Returns:
-        Seconds and watts of the first, seconds and watts of the second, each [candidates, stages].
-    """
+    """Returns seconds and watts, [candidates, stages], of work with the communication in it, and of the long rest."""
     activity = step.activity
     room_w = min(max(c.regulated_frac * limit_w - c.idle_w, 0.0), 1e9)  # infinite times no time is not a number
     above_idle_w = compute_w(

@@ -132,12 +132,7 @@ def bus_factor(kind: str, group_size: int) -> float:
 
 
 def groups(world_size: int, local_size: int) -> list[tuple[int, int]]:
-    """Lists sizes and strides of groups: powers of 2 in a node, the whole node, one rank of each node, all ranks.
-
-    Args:
-        world_size: All ranks.
-        local_size: Ranks of a node.
-    """
+    """Lists sizes and strides of groups: powers of 2 in a node, the whole node, one rank of each node, all ranks."""
     inside = [2**exponent for exponent in range(1, local_size.bit_length()) if 2**exponent <= local_size]
     found = [(size, 1) for size in [*inside, local_size] if size > 1]
     num_nodes = world_size // local_size

@@ -39,13 +39,10 @@ DATASHEET_ERROR_K: Final = 20.0
 
 
 def thermal_coefficients(device: DeviceSpec) -> ThermalCoefficients | None:
-    """Returns the coefficients of a device without a fit of its own.
+    """Returns the coefficients of a device without a fit of its own; None where its power limit is unknown.
 
     A device other than H200 is that fit scaled by power limits, so that coolers of both reach the same temperature at
     the limit.
-
-    Returns:
-        The coefficients, None where the device's power limit is unknown.
     """
     if device.name == "h200_sxm":
         return H200
@@ -64,14 +61,7 @@ def thermal_coefficients(device: DeviceSpec) -> ThermalCoefficients | None:
 
 
 def predict(batch: Batch, power: Power, coefficients: ThermalCoefficients, *, limit_w: float) -> Temperature:
-    """Predicts the temperature of the warmest device: the one that draws most, in the slot that is heated most.
-
-    Args:
-        batch: The candidates.
-        power: Their power.
-        coefficients: Of the device and its cooling.
-        limit_w: Enforced power limit of a device; infinity for none. At the limit leakage costs clock, not power.
-    """
+    """Predicts the temperature of the warmest device: the one that draws most, in the slot that is heated most."""
     c = coefficients
     own_w = power.device_power_mean_max_w
     others = batch.cluster.devices_per_node > 1

@@ -93,13 +93,7 @@ def fit_device(
 
 
 def add_sweep(before: StoredFit | None, sweep: SweepFit, default: Coefficients) -> StoredFit:
-    """Adds a sweep to a device's fit without fitting trials again.
-
-    Args:
-        before: The device's stored fit, if any. Its trials stay in it.
-        sweep: Collectives and kernels of the device.
-        default: Coefficients of the device without a fit.
-    """
+    """Adds a sweep to a device's fit, if there is one, without fitting its trials again."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     step = sweep.applied((before and before.step_time) or default.step_time)
     if before is None:

@@ -81,14 +81,6 @@ def beside(
 ) -> Beside:
     """Lays the estimate of a specification beside its result.
 
-    Args:
-        trial: Name of the trial, for people.
-        spec: What was run.
-        result: What was measured.
-        coefficients: Of its device, as `plan --estimate` takes them.
-        source: Their origin, in words.
-        was_fitted: True where they were fitted to the trial's study.
-
     Raises:
         PlanError: The device has no estimates.
     """

@@ -12,19 +12,10 @@ RELATIVE_STEP: Final = 1e-5
 
 
 def least_squares(residuals: Callable[[Floats], Floats], start: Floats, low: Floats, high: Floats) -> Floats:
-    """Minimises a sum of squares within bounds by damped Gauss-Newton steps, cut at the bounds.
+    """Minimises a sum of squares, of order one each, within bounds by damped Gauss-Newton steps, cut at the bounds.
 
     Levenberg 1944 with Marquardt's scaling by the diagonal (1963). A coefficient at a bound that the step would cross
     is held for that step.
-
-    Args:
-        residuals: Maps coefficients to residuals. Each should be of order one.
-        start: First guess.
-        low: Lower bounds.
-        high: Upper bounds, above the lower ones.
-
-    Returns:
-        The coefficients.
     """
     found = np.clip(np.asarray(start, np.float64), low, high)
     now = residuals(found)

@@ -62,12 +62,7 @@ class SweepFit:
 
 
 def fit_sweep(table: pa.Table, device: DeviceSpec, prior: StepTimeCoefficients) -> SweepFit:
-    """Fits a sweep of one kind of device.
-
-    Args:
-        table: Rows of `wattune.cost.sweep.COLUMNS` of that device alone.
-        device: From the catalog.
-        prior: Coefficients of the formula that measured times are held against.
+    """Fits a sweep, rows of `wattune.cost.sweep.COLUMNS` of one kind of device alone.
 
     Raises:
         PlanError: The table has other columns, no rows, or the catalog lacks the device's peaks.

@@ -93,18 +93,13 @@ def fit_memory(
 
 
 def measured_excess(measured: Sequence[tuple[TrialSpec, float]], coefficients: MemoryCoefficients) -> dict[str, float]:
-    """Finds what trials of each engine and model held beyond their prediction, where `EXCESS_INTERVALS` are exceeded.
+    """Finds the bytes that trials held beyond their prediction, by `MemoryCoefficients.excess_key`.
+
+    Only where `EXCESS_INTERVALS` are exceeded.
 
     The median over configurations counts. A smaller excess is scatter between plans: carrying it over raised the median
     error of 45 trials on H200 from 0.4 % to 0.8 % (`benchmarks/predict_memory.py`). A larger one is what the counts do
     not know, such as another version's buffers.
-
-    Args:
-        measured: Specifications with their peaks. Repeats may occur.
-        coefficients: Those that the prediction is made with.
-
-    Returns:
-        Bytes by `MemoryCoefficients.excess_key`.
     """
     own = replace(coefficients, excess_bytes={})
     excess: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -136,11 +131,7 @@ def _counted(measured: Sequence[tuple[TrialSpec, float]], default: MemoryCoeffic
 
 
 def _fit(counted: Floats, peaks_bytes: Floats, chosen: Bools) -> tuple[int, float]:
-    """Finds the share of activations and the offset of the least mean error.
-
-    Returns:
-        The place in `FRACTIONS`, and bytes.
-    """
+    """Finds the place in `FRACTIONS` of the share of activations, and the offset in bytes, of the least mean error."""
     best: tuple[float, int, float] | None = None
     for place, frac in enumerate(FRACTIONS):
         missing = peaks_bytes[chosen] - counted[place, chosen]

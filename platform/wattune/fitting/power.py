@@ -147,9 +147,6 @@ def fit_power(rows: Sequence[Mapping[str, Any]], prior: PowerCoefficients, *, li
         rows: Completed trials, as of `measured_steps`.
         prior: Where to start, and what to believe of work that the trials do not tell apart.
         limit_w: Enforced power limit of the devices of trials that did not measure theirs.
-
-    Returns:
-        The coefficients, measured here, with the prior's intervals.
     """
     steps = [(one, [rows[place] for place in one.positions]) for one in measured_steps(rows)]
     activity = np.concatenate([_shares(one.step) for one, _ in steps], axis=1)

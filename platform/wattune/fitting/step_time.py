@@ -84,11 +84,6 @@ def configuration(spec: TrialSpec) -> str:
 def fit(trials: Sequence[TimedTrial], prior: StepTimeCoefficients, power: PowerCoefficients) -> StepTimeFit:
     """Fits few factors on the coefficients, held near 1 by their scatter, to the logs of step times.
 
-    Args:
-        trials: Completed trials of one kind of device.
-        prior: Coefficients before, such as the published ones.
-        power: Power of the device, which sets the clock under each trial's limit.
-
     Returns:
         The fit to all of them, and the errors of as many fits as there are folds of whole configurations.
 

@@ -67,11 +67,7 @@ def fit_path(storage: Path, device: str) -> Path:
 
 
 def write_fit(storage: Path, fit: StoredFit) -> Path:
-    """Writes the fit of a device over an older one.
-
-    Returns:
-        The file.
-    """
+    """Writes the fit of a device over an older one and returns the file."""
     path = fit_path(storage, fit.device)
     write_json(path, fit.model_dump(mode="json"))
     return path

@@ -18,12 +18,7 @@ class Slot:
 
 
 def order_problem(rank_order: str | tuple[int, ...], world_size: int) -> str | None:
-    """Says why a rank order cannot be used on that many device slots; None where it can.
-
-    Args:
-        rank_order: `topology`, or the device slot of every rank, counted over all nodes.
-        world_size: Ranks, and as many device slots.
-    """
+    """Says why a rank order, of device slots counted over all nodes, cannot be used; None where it can."""
     if isinstance(rank_order, str):
         return None if rank_order == "topology" else f'unknown rank_order "{rank_order}"; use topology, or list slots'
     if len(rank_order) != world_size:

@@ -53,12 +53,7 @@ def text_of(value: Any) -> str:
 
 
 def template_problem(template: str, known: Iterable[str]) -> str | None:
-    """Says why a template cannot be filled; None where it can.
-
-    Args:
-        template: The text of an argument or of a variable's value.
-        known: Names that have a value.
-    """
+    """Says why a template cannot be filled with values of the known names; None where it can."""
     names = list(known)
     for found in _PART.finditer(template):
         name = found["name"]
@@ -81,12 +76,7 @@ def names_in(template: str) -> set[str]:
 
 
 def filled(template: str, values: Mapping[str, Any]) -> str:
-    """Fills a template.
-
-    Args:
-        template: Text without problems (`template_problem`).
-        values: A value for each of its names.
-    """
+    """Fills a template without problems (`template_problem`)."""
 
     def part(found: re.Match[str]) -> str:
         if found["name"] is None:

@@ -15,12 +15,7 @@ def padded_vocab_size(model: ModelSpec, engine: str, tp: int) -> int:
     """Computes the rows that embedding and output projection have over all tensor parallel ranks.
 
     A vocabulary that the degree divides stays as it is, as Megatron-Core takes it. GPT-3's 50,257 tokens become 50,432
-    at tp=2 and 51,200 at tp=8.
-
-    Args:
-        model: Its `vocab_size` is that of the tokens.
-        engine: Name of the engine. One that leaves the ends of a model whole pads nothing.
-        tp: Tensor parallel degree.
+    at tp=2 and 51,200 at tp=8. An engine that leaves the ends of a model whole pads nothing.
     """
     size = model.vocab_size
     if size % tp == 0 or not CAPABILITIES[engine].splits_ends:

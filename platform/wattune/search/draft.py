@@ -56,15 +56,7 @@ class Wishes:
 
 
 def draft(wishes: Wishes, full: ModelSpec, *, schema: str) -> str:
-    """Writes a search space.
-
-    Args:
-        wishes: What it is for.
-        full: The model, whole.
-        schema: Path of the JSON Schema, relative to the space.
-
-    Returns:
-        YAML with comments. It plans: at least one combination is kept.
+    """Writes a search space as YAML with comments. It plans: at least one combination is kept.
 
     Raises:
         PlanError, SpaceError: A name or bound cannot be used, or not one layer fits the cluster.
@@ -104,11 +96,7 @@ def draft(wishes: Wishes, full: ModelSpec, *, schema: str) -> str:
 
 
 def planned(text: str, folder: Path) -> Candidates:
-    """Sorts every combination of a draft.
-
-    Args:
-        text: The draft.
-        folder: Folder of the file it will be, where its relative paths start.
+    """Sorts every combination of a draft, whose relative paths start in the folder of the file it will be.
 
     Raises:
         SpaceError: It is no valid space.

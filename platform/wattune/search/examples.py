@@ -14,11 +14,7 @@ def example_names() -> list[str]:
 
 
 def example_text(name: str, first_line: str) -> str:
-    """Returns a shipped space.
-
-    Args:
-        name: Its name, as `example_names` lists it.
-        first_line: The comment that names the schema from where the space will be.
+    """Returns a shipped space, with the line that names the schema from where it will be.
 
     Raises:
         PlanError: There is no such space.

@@ -88,14 +88,7 @@ class Entry(BaseModel):
         raise ValidationError.from_exception_data(cls.__name__, again)
 
     def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
-        """Finds problems of keys that are valid one by one.
-
-        Args:
-            context: The validation's context, see `folder_of`.
-
-        Returns:
-            Texts, each with its path below this entry.
-        """
+        """Finds problems of keys that are valid one by one, each with its path below this entry."""
         del context
         return []
 

@@ -172,12 +172,6 @@ class Forecast:
 def forecast(candidates: Candidates, objective: Objective, bounds: Sequence[Constraint], find: Find) -> Forecast:
     """Estimates every kept candidate, rejects those that cannot fit and orders the rest.
 
-    Args:
-        candidates: The sorted space.
-        objective: The study's.
-        bounds: Its constraints and hard limits.
-        find: Gives the coefficients of a device.
-
     Raises:
         PlanError: A device cannot be predicted.
     """
@@ -232,11 +226,6 @@ def duration_s(step_time_s: float, measure: Measure, *, on_cpu: bool) -> float:
 
     The window has `min_steps` steps and `min_seconds` seconds at least, whichever takes longer. Warm-up may go on after
     its least, until step time is stable.
-
-    Args:
-        step_time_s: Seconds of a step.
-        measure: Settings of its measurement.
-        on_cpu: Whether its devices are processors.
     """
     profiled = measure.profile_steps if measure.profile_steps is not None else 0 if on_cpu else PROFILED_STEPS
     num_steps = max(measure.min_steps, math.ceil(measure.min_seconds / step_time_s)) if step_time_s > 0 else 0

@@ -36,17 +36,7 @@ _MAY_BE_NEGATIVE: Final = frozenset({"memory_headroom_frac", "excursion_peak_ove
 def implausible(
     objective: Objective, constraints: Sequence[Constraint], power_w: float | None, clusters: Sequence[ClusterSpec]
 ) -> list[tuple[Path, str]]:
-    """Finds the bounds and the objective that cannot be meant.
-
-    Args:
-        objective: The study's objective.
-        constraints: Its constraints.
-        power_w: `limits.node_device_power_w`.
-        clusters: Its clusters. A bound must be plausible on one of them.
-
-    Returns:
-        Problems with their paths in the file.
-    """
+    """Finds the bounds and the objective that cannot be meant on any of the clusters, with their paths in the file."""
     found: list[tuple[Path, str]] = []
     if (text := _objective_problem(objective)) is not None:
         found.append((("objective",), text))
@@ -68,18 +58,7 @@ def never_measured(
     clusters: Sequence[ClusterSpec],
     profile_steps: int | None,
 ) -> list[tuple[Path, str]]:
-    """Finds an objective and bounds on metrics that no trial of the space will have: all would end as unknown.
-
-    Args:
-        objective: The study's objective.
-        constraints: Its constraints.
-        engines: Its engines.
-        clusters: Its clusters.
-        profile_steps: `measure.profile_steps`.
-
-    Returns:
-        Problems with their paths in the file.
-    """
+    """Finds an objective and bounds on metrics that no trial of the space will have: all would end as unknown."""
     if all(cluster.rank_device.name == "cpu" for cluster in clusters):
         lacks = "ranks on processors have no kernels"
     elif set(engines) == {COMMAND}:

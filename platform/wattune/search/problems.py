@@ -78,11 +78,7 @@ _ALLOWED: Final = {
 
 
 def refuse(found: Sequence[tuple[Path, str]]) -> PydanticCustomError:
-    """Makes the error that a validator raises.
-
-    Args:
-        found: Texts, each with its path below the value that is validated.
-    """
+    """Makes the error that a validator raises, of texts with their paths below the value that is validated."""
     return PydanticCustomError("refused", "see context", {"found": list(found)})
 
 

@@ -44,11 +44,7 @@ _MOST_NAMES: Final = 8
 
 
 def schema_line(path: str) -> str:
-    """Returns the comment by which editors find the schema.
-
-    Args:
-        path: The schema's path, relative to the space.
-    """
+    """Returns the comment by which editors find the schema at a path relative to the space."""
     return f"# yaml-language-server: $schema={path}"
 
 

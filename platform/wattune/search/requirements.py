@@ -30,11 +30,7 @@ class Clause:
     """The name that the field on the left is compared with; None where both sides are products."""
 
     def holds(self, values: Mapping[str, Value]) -> bool:
-        """Tells whether a configuration keeps it.
-
-        Args:
-            values: A value for each field it names.
-        """
+        """Tells whether a configuration with these values keeps it."""
         if self.name is not None:
             return COMPARE[self.operator](str(values[str(self.left[0])]), self.name)
         return COMPARE[self.operator](_product(self.left, values), _product(self.right, values))

@@ -75,16 +75,7 @@ class Search(Entry):
 
 
 def ladder_problems(search: Search, min_steps: int, min_seconds: float) -> list[tuple[Path, str]]:
-    """Finds a burst that is as long as a full measurement.
-
-    Args:
-        search: The search.
-        min_steps: Least steps of a full measurement.
-        min_seconds: Its least seconds.
-
-    Returns:
-        Texts, each with its path in the file.
-    """
+    """Finds a burst that is as long as a full measurement, with its path in the file."""
     if search.ladder is None:
         return []
     burst = search.ladder.burst
@@ -98,15 +89,7 @@ def ladder_problems(search: Search, min_steps: int, min_seconds: float) -> list[
 
 
 def early_stop_problems(search: Search, metric: str) -> list[tuple[Path, str]]:
-    """Finds an objective that ranks cannot judge while they measure.
-
-    Args:
-        search: The search.
-        metric: Metric of the objective.
-
-    Returns:
-        Texts, each with its path in the file.
-    """
+    """Finds an objective that ranks cannot judge while they measure, with its path in the file."""
     if not search.early_stop or metric in DECIDED_BY_STEP_TIME:
         return []
     text = f"ranks know step times alone, which do not decide {metric}; leave it out, or use one of "

@@ -40,11 +40,6 @@ were not measured."""
 def predict(batch: Batch, coefficients: MemoryCoefficients, *, padded_vocab_size: Ints | None = None) -> Memory:
     """Predicts peaks of allocated memory.
 
-    Args:
-        batch: The candidates.
-        coefficients: Of the device.
-        padded_vocab_size: Vocabulary of each candidate with its padding; None where nothing is padded.
-
     Returns:
         Bytes by part on the fullest rank. `allocator` holds what libraries take beside the counted tensors.
     """

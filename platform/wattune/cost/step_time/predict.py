@@ -52,13 +52,6 @@ def predict(
 ) -> StepTime:
     """Predicts the step time of every candidate.
 
-    Args:
-        batch: Candidates.
-        coefficients: Rates of kernels and links, overheads.
-        power: Power of the device, which sets the clock under a limit.
-        limit_w: Enforced power limit of one device; infinity for none.
-        padded_vocab_size: Vocabulary of each candidate as its engine pads it; None for the model's own.
-
     Returns:
         Times in the order of the batch. Stages of `activity` that a candidate does not have are 0.
 

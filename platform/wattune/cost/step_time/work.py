@@ -133,11 +133,7 @@ class Machine:
         )
 
     def products(self, shapes: Sequence[tuple[Floats, Floats, Floats]], frac: Floats | float) -> tuple[Floats, Floats]:
-        """Predicts matrix products that run one after another.
-
-        Returns:
-            Seconds and floating-point operations.
-        """
+        """Predicts seconds and floating-point operations of matrix products that run one after another."""
         m, n, k = (np.stack(np.broadcast_arrays(*column)) for column in zip(*shapes, strict=True))
         rate = self.flop_per_s * frac
         wide = self.item_bytes / 2

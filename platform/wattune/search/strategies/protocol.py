@@ -72,10 +72,5 @@ class TimedStrategy(Strategy, Protocol):
     """A strategy that can prefer, among trials of nearly equal score, one that takes less time."""
 
     def ask_timed(self, n: int, expected_s: Callable[[TrialSpec], float]) -> list[TrialSpec]:
-        """As `ask`, with what is gained per second in place of what is gained per trial.
-
-        Args:
-            n: The most proposals.
-            expected_s: Expected seconds of a trial, positive.
-        """
+        """As `ask`, with what is gained per second in place of what is gained per trial; every time is positive."""
         ...

@@ -57,13 +57,7 @@ class _Bursts:
 
     @classmethod
     def of(cls, values: Mapping[int, float], full: Mapping[int, float], noise: float) -> "_Bursts":
-        """Learns level and noise.
-
-        Args:
-            values: Bursts by row.
-            full: Means of full measurements by row.
-            noise: Standard deviation of a full measurement.
-        """
+        """Learns level and noise from bursts and from means of full measurements, by row."""
         apart = np.array([value - full[row] for row, value in values.items() if row in full])
         expected = (1.0 + _BURST_NOISE**2) * noise**2  # of a difference of the two
         centre = float(apart.mean()) if len(apart) else 0.0
