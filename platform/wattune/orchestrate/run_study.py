@@ -20,7 +20,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.tune import TuneError
 from ray.tune.search import Searcher
 
-from wattune.engines.libraries import check_libraries
+from wattune.engines.registry import check_libraries
 from wattune.errors import EngineError, TelemetryError
 from wattune.orchestrate import lost_cluster
 from wattune.orchestrate.attempt import Attempt

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from wattune.clock import ClockAnchor
-from wattune.engines.libraries import check_libraries
+from wattune.engines.registry import check_libraries
 from wattune.errors import EngineError, NodeError, TelemetryError
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster

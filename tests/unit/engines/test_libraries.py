@@ -8,7 +8,7 @@ import pytest
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
-from wattune.engines.libraries import check_libraries, not_installed
+from wattune.engines.registry import check_libraries, not_installed
 from wattune.errors import EngineError
 from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec

@@ -15,13 +15,14 @@ from wattune.engines.deepspeed.context import DeepSpeedSession, initialise_engin
 from wattune.engines.deepspeed.grad_norm import clip
 from wattune.engines.deepspeed.model import Stages, compiler_of, route, whole_model
 from wattune.engines.deepspeed.pipeline import PipelineSteps
+from wattune.engines.model.answering import Answering, Running
 from wattune.engines.model.compiler import Compiler, begin_variant
 from wattune.engines.model.routing import Routes, routing_facts
 from wattune.engines.model.tokens import Batches
 from wattune.plans.parallel import num_micro_batches
 from wattune.trial import TrialSpec
 from wattune.workers.device import claim
-from wattune.workers.engine import Answering, Ranks, StepSpans
+from wattune.workers.engine import Ranks, StepSpans
 from wattune.workers.recorder import recorder_for, with_idle
 
 
@@ -60,14 +61,13 @@ class DeepSpeedEngine(Answering):
             torch.cuda.empty_cache()
 
 
-class _Running:
+class _Running(Running):
     """One specification built and ready to step on this rank."""
 
     def __init__(self, spec: TrialSpec, ranks: Ranks, device: torch.device, seed: int, compiler: Compiler) -> None:
         plan, workload = spec.plan, spec.workload
         config = configuration(spec, spec.model.num_parameters)
         self._num_micro_batches = num_micro_batches(plan, ranks.world_size, workload.global_batch_size)
-        self.routes: Routes | None = None
         if spec.model.is_moe:
             # DeepSpeed averages gradients over replicas.
             scale = 1 / (plan.micro_batch_size * self._num_micro_batches)

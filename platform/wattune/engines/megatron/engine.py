@@ -21,21 +21,22 @@ with warnings.catch_warnings():  # that there is neither Apex nor TransformerEng
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.moe.moe_layer import MoELayer
 
-from wattune.engines.libraries import check_libraries
 from wattune.engines.megatron import config as megatron_config
 from wattune.engines.megatron.context import MegatronSession, fuse_updates
 from wattune.engines.megatron.layers import chunk, finish
 from wattune.engines.megatron.routing import route
 from wattune.engines.megatron.timers import PhaseTimers
 from wattune.engines.megatron.weights import initialise
+from wattune.engines.model.answering import Answering, Running
 from wattune.engines.model.compiler import Compiler, begin_variant, compiler_for
 from wattune.engines.model.decoder import DTYPES, Rotation
 from wattune.engines.model.routing import Routes, routing_facts
 from wattune.engines.model.tokens import Batches
+from wattune.engines.registry import check_libraries
 from wattune.plans.parallel import num_micro_batches
 from wattune.trial import TrialSpec
 from wattune.workers.device import claim
-from wattune.workers.engine import Answering, Ranks, StepSpans
+from wattune.workers.engine import Ranks, StepSpans
 from wattune.workers.recorder import recorder_for, with_idle
 
 
@@ -77,7 +78,7 @@ class MegatronEngine(Answering):
             torch.cuda.empty_cache()
 
 
-class _Running:
+class _Running(Running):
     """One specification built and ready to step on this rank."""
 
     def __init__(
@@ -94,7 +95,6 @@ class _Running:
         engine = megatron_config.uses_transformer_engine(spec)
         layers = "transformer_engine" if engine else "local"
         self.facts = {"compiler": str(compiler), "layers": layers, **routing_facts(spec)}
-        self.routes: Routes | None = None
         self.recorder = recorder_for(device)
         self._micro_batches = num_micro_batches(plan, ranks.world_size, workload.global_batch_size)
         self._replicas = ranks.world_size // plan.pp

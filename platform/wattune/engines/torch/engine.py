@@ -13,13 +13,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from wattune.engines.libraries import check_libraries
+from wattune.engines.model.answering import Answering, Running
 from wattune.engines.model.compiler import Compiler, begin_variant, compiler_for
 from wattune.engines.model.decoder import DTYPES, Decoder, Rotation
 from wattune.engines.model.lora import adapt
 from wattune.engines.model.offload import Offload
 from wattune.engines.model.routing import Routes, routing_facts
 from wattune.engines.model.tokens import Batches
+from wattune.engines.registry import check_libraries
 from wattune.engines.torch.mesh import Meshes
 from wattune.engines.torch.optimizer import ShardedAdamW
 from wattune.engines.torch.parallel import materialise
@@ -27,7 +28,7 @@ from wattune.engines.torch.pipeline import Chunk, Pipeline, Stage
 from wattune.plans.parallel import coordinates, num_micro_batches, stage_layers
 from wattune.trial import TrialSpec
 from wattune.workers.device import claim
-from wattune.workers.engine import Answering, Ranks, StepSpans
+from wattune.workers.engine import Ranks, StepSpans
 from wattune.workers.recorder import recorder_for, with_idle
 
 
@@ -74,7 +75,7 @@ class TorchEngine(Answering):
             getattr(torch.accelerator, "empty_host_cache", lambda: None)()
 
 
-class _Running:
+class _Running(Running):
     """One specification built and ready to step on this rank."""
 
     def __init__(
@@ -83,7 +84,6 @@ class _Running:
         plan, workload = spec.plan, spec.workload
         here = coordinates(ranks.rank, plan, ranks.world_size)
         self.facts = {"compiler": str(compiler), **routing_facts(spec)}
-        self.routes: Routes | None = None
         self._trains = workload.mode != "prefill"
         self._has_stages, self._has_others = plan.pp > 1, ranks.world_size > 1
         self._group = meshes.dense("pp").get_group()

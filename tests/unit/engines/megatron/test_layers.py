@@ -10,10 +10,10 @@ import torch
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
-from wattune.engines.libraries import check_libraries
 from wattune.engines.megatron import config as megatron_config
 from wattune.engines.model.compiler import EAGER, Compiler
 from wattune.engines.model.decoder import Attention, Rotation
+from wattune.engines.registry import check_libraries
 from wattune.errors import EngineError
 from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec
@@ -112,7 +112,7 @@ def test_a_cluster_with_transformer_engine_gets_its_layers(layers, model, expert
 
 def test_without_it_layers_are_ours_and_a_cluster_that_claims_it_is_refused(layers):
     layer, norm = layers.layer_specs(on(False), SimpleNamespace(normalization="RMSNorm"))
-    assert norm is layers.Norm and layer.submodules.self_attention.submodules.core_attention is layers.Attention
+    assert norm is layers.Norm and layer.submodules.self_attention.submodules.core_attention is layers.FusedAttention
     check_libraries(on(False))
     for refusing in (check_libraries, lambda spec: layers.layer_specs(spec, None)):
         with pytest.raises(

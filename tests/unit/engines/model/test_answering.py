@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from wattune.workers.engine import Answering, StepSpans
+from wattune.engines.model.answering import Answering
+from wattune.workers.engine import StepSpans
 
 STEP = StepSpans(spans=(), loss=2.5, grad_norm=1.0)
 
