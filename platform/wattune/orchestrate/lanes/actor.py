@@ -32,6 +32,7 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from wattune.errors import WattuneError
 from wattune.orchestrate.cluster import Node
+from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.lanes.lane import Lane
 from wattune.orchestrate.lanes.messages import (
     Answer,
@@ -110,10 +111,9 @@ class LaneKeeper:
         lanes = [lane for lane in self._lanes.values() if lane.stop_trial(name, reason)]
         return bool(lanes)
 
-    async def progress(self) -> dict[str, tuple[str, int, int | None]]:
-        """Part, step and number of steps of every running trial, by name."""
-        found = [progress for lane in self._lanes.values() if (progress := lane.progress()) is not None]
-        return {name: (part, step, num_steps) for name, part, step, num_steps in found}
+    async def progress(self) -> dict[str, TrialProgress]:
+        """Progress of every running trial, by its name."""
+        return {name: one for lane in self._lanes.values() for name, one in lane.progress().items()}
 
     async def spans(self, name: str) -> dict[int, pa.Table]:
         """See `Lane.spans`."""

@@ -138,10 +138,10 @@ class Lanes:
     def progress(self) -> Mapping[str, TrialProgress]:
         """Progress of each running trial, by its folder's name; empty if nobody answers in time."""
         try:
-            found: dict[str, tuple[str, int, int | None]] = ray.get(self._keeper.progress.remote(), timeout=_QUICK_S)
+            found: dict[str, TrialProgress] = ray.get(self._keeper.progress.remote(), timeout=_QUICK_S)
         except (RayError, ConnectionError):  # it is busy, or the study ends
             return {}
-        return {name: TrialProgress(part=part, done=step, total=total) for name, (part, step, total) in found.items()}
+        return found
 
     def forget_nodes(self, nodes: Sequence[str]) -> None:
         """Ends the lanes on nodes that are gone, by Ray's ids."""

@@ -30,6 +30,7 @@ from typing import Final
 import pyarrow as pa
 
 from wattune.errors import WattuneError
+from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.failures import Cause
 from wattune.orchestrate.lanes.messages import (
     FINISH,
@@ -134,12 +135,12 @@ class Lane:
         self._notify()
         return True
 
-    def progress(self) -> tuple[str, str, int, int | None] | None:
-        """Name, part, step and number of steps of the running trial; None if none runs."""
+    def progress(self) -> dict[str, TrialProgress]:
+        """Progress of the running trial, by its name."""
         trial = self._group.trial if self._group is not None else None
         if trial is None or trial.closed or trial.name is None:
-            return None
-        return trial.name, trial.part, trial.step, trial.num_steps
+            return {}
+        return {trial.name: trial.progress}
 
     def spans(self, name: str) -> dict[int, pa.Table]:
         """The last seconds of a running trial's ranks, by rank."""
@@ -248,7 +249,7 @@ class Lane:
         """Takes the progress of a trial, from its rank 0. After `FINISH` a command's other nodes are done too."""
         trial = self._trial(group_number, number)
         if trial is not None:
-            trial.part, trial.step, trial.num_steps = part, step, num_steps
+            trial.progress = TrialProgress(part=part, done=step, total=num_steps)
             if part == FINISH:
                 self._order(trial, Order("finish", ""))
 

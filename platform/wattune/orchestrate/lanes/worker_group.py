@@ -8,6 +8,7 @@ from typing import Final
 import pyarrow as pa
 
 from wattune.errors import EngineError
+from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.lanes.messages import (
     Assignment,
     Death,
@@ -65,9 +66,7 @@ class TrialOfGroup:
     stop_order: Order | None = None
     interrupted: bool = False
     """The study ended before every rank had delivered its outcome."""
-    part: str = "start"
-    step: int = 0
-    num_steps: int | None = None
+    progress: TrialProgress = field(default_factory=lambda: TrialProgress(part="start"))
     closed: bool = False
 
     @property

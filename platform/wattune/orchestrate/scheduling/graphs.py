@@ -6,7 +6,7 @@ On GPUs the first trial with new shapes compiles, and those after it with the sa
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final, Literal
 
@@ -81,42 +81,31 @@ def _layer(model: ModelSpec) -> ModelSpec:
     return replace(model, num_layers=0)
 
 
-@dataclass(slots=True)
-class _Warm:
-    """The plans and graphs of the workers on one set of nodes."""
-
-    workers: Hashable
-    plans: set[TrialSpec] = field(default_factory=set)
-    graphs: set[Hashable] = field(default_factory=set)
-
-
 class WarmGraphs:
     """The graphs that warm workers hold, by the nodes they run on."""
 
     def __init__(self) -> None:
-        self._lanes: dict[str, _Warm] = {}
+        self._lanes: dict[str, tuple[Hashable, dict[TrialSpec, Hashable]]] = {}
+        """The kind of workers of each set of nodes, and their graphs by plan."""
 
     def start_of(self, spec: TrialSpec, nodes: str | None = None) -> Start:
         """Predicts how a trial starts on nodes (names joined by commas); None takes those where it starts soonest."""
         lanes = list(self._lanes.values()) if nodes is None else [self._lanes[nodes]] if nodes in self._lanes else []
-        workers = workers_of(spec)
-        own = [lane for lane in lanes if lane.workers == workers]
+        own = [held.values() for workers, held in lanes if workers == workers_of(spec)]
         if not own:
             return "new_workers"
         graphs = graphs_of(spec)
-        return "warm" if any(graphs in lane.graphs for lane in own) else "new_graphs"
+        return "warm" if any(graphs in held for held in own) else "new_graphs"
 
     def ran(self, spec: TrialSpec, nodes: str, *, new_workers: bool) -> Start:
         """Notes a trial that ran, whose workers may have been made for it; returns how it started."""
         start: Start = "new_workers" if new_workers else self.start_of(spec, nodes)
-        lane = self._lanes.get(nodes)
-        if start == "new_workers" or lane is None:
-            lane = self._lanes[nodes] = _Warm(workers_of(spec))
-        if spec not in lane.plans and len(lane.plans) >= PLANS_KEPT:
-            lane.plans.clear()
-            lane.graphs.clear()
-        lane.plans.add(spec)
-        lane.graphs.add(graphs_of(spec))
+        if start == "new_workers" or nodes not in self._lanes:
+            self._lanes[nodes] = workers_of(spec), {}
+        _, held = self._lanes[nodes]
+        if spec not in held and len(held) >= PLANS_KEPT:
+            held.clear()
+        held[spec] = graphs_of(spec)
         return start
 
     def forget(self) -> None:

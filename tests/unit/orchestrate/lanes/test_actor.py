@@ -72,7 +72,7 @@ class FakeLane:
         return name == "+".join(self.nodes)
 
     def progress(self) -> Any:
-        return ("+".join(self.nodes), "measure", 3, 20) if len(self.nodes) == 1 else None
+        return {"+".join(self.nodes): "progress"} if len(self.nodes) == 1 else {}
 
     def spans(self, name: str) -> dict[int, Any]:
         return {0: "spans"} if name == "+".join(self.nodes) else {}
@@ -112,7 +112,7 @@ def test_calls_find_the_lane_of_their_trial(keeper: LaneKeeper) -> None:
         for nodes in (("a",), ("b", "c")):
             assert await keeper.settle(nodes) == "+".join(nodes)
         assert await keeper.stop_trial("b+c", "3000 W") and not await keeper.stop_trial("other", "3000 W")
-        assert await keeper.progress() == {"a": ("measure", 3, 20)}
+        assert await keeper.progress() == {"a": "progress"}
         assert await keeper.spans("b+c") == {0: "spans"} and await keeper.spans("other") == {}
 
     asyncio.run(scenario())

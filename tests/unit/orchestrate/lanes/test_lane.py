@@ -12,6 +12,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Node
+from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.failures import Cause
 from wattune.orchestrate.lanes import lane as lane_module
 from wattune.orchestrate.lanes.lane import Lane
@@ -387,7 +388,7 @@ def test_a_trial_can_be_stopped_while_it_runs() -> None:
         pending = asyncio.create_task(workers.lane.run(assignment("hot")))
         await asyncio.sleep(0.1)
         name = f"{SPEC.trial_id}-0"
-        assert workers.lane.progress() == (name, "start", 0, None)
+        assert workers.lane.progress() == {name: TrialProgress(part="start")}
         assert workers.lane.spans(name) == {0: "spans of 0", 1: "spans of 1"} and workers.lane.spans("another") == {}
         assert not workers.lane.stop_trial("another", "no")
         assert workers.lane.stop_trial(name, "3000 W") and not workers.lane.stop_trial(name, "again")
@@ -395,7 +396,7 @@ def test_a_trial_can_be_stopped_while_it_runs() -> None:
         assert answer.cause is not None
         assert (answer.cause.status, answer.cause.reason) == (RunStatus.ABORTED, "3000 W")
         assert await workers.lane.settle() == ""
-        assert workers.lane.progress() is None and workers.lane.spans(name) == {}
+        assert workers.lane.progress() == {} and workers.lane.spans(name) == {}
 
     assert run(scenario, act).num_groups == 1
 
