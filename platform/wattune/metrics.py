@@ -31,10 +31,6 @@ class MetricInput(Protocol):
         """Energy of all devices over the window; None unless every power sensor covers it."""
 
     @property
-    def expert_imbalance_frac(self) -> float | None:
-        """Imbalance of experts, as the ranks told it."""
-
-    @property
     def device_outlier_frac(self) -> float | None:
         """Distance of the oddest device to the median of its peers."""
 
@@ -60,7 +56,12 @@ class Metric:
     """Tables that it is computed from: tiers of telemetry, `spans`, `kernels`; `result` is what workers report, or a
     recorder."""
     formula: Formula | None
-    """None where the function of its group finds it (`wattune.analysis.figures.GROUPS`)."""
+    """None where the function of its group finds it (`wattune.analysis.figures.GROUPS`), or where it is told."""
+
+    @property
+    def is_told(self) -> bool:
+        """True where only the run's own processes, or a recorder, know it."""
+        return self.tables == ("result",)
 
     @property
     def unit(self) -> str | None:
@@ -86,6 +87,8 @@ METRICS: Final[dict[str, Metric]] = {
     **_metrics(
         "speed | lower | result",
         window_s="length of a recording's window, where it has no steps",
+        startup_s="time from the start of a command to its first step",
+        overhead_frac="share of a command's run outside of its measured steps",
     ),
     **_metrics(
         "speed | lower | spans",
@@ -239,10 +242,7 @@ METRICS: Final[dict[str, Metric]] = {
     ),
     **_metrics(
         "utilization | lower | result",
-        expert_imbalance_frac=(
-            "tokens of the busiest expert parallel rank over those of the mean rank, minus 1",
-            lambda run, _: run.expert_imbalance_frac,
-        ),
+        expert_imbalance_frac="tokens of the busiest expert parallel rank over those of the mean rank, minus 1",
     ),
     **_metrics(
         "memory | lower | result",

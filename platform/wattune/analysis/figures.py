@@ -44,7 +44,7 @@ class Figures(dict[str, float]):
         if metric.group not in self._groups:
             self._groups[metric.group] = found = GROUPS[metric.group](self._examined)
             assert found.keys() <= METRICS.keys(), found.keys() - METRICS.keys()
-        return self._groups[metric.group].get(name)
+        return self._groups[metric.group].get(name, self._examined.data.told.get(name))
 
 
 def figures(examined: Examined, names: Iterable[str] = METRICS) -> dict[str, float]:

@@ -29,6 +29,7 @@ from wattune.analysis.signals.steady_state import steady_from
 from wattune.arrays import Floats
 from wattune.catalog.hardware import DeviceSpec
 from wattune.errors import PlanError
+from wattune.metrics import METRICS
 from wattune.plans.parallel import num_micro_batches
 from wattune.schema import BOUNDS, TELEMETRY, DeviceKey
 from wattune.steps.files import MOST_TOKENS
@@ -40,6 +41,8 @@ from wattune.units import ns_to_s
 
 TOLD_TOKENS: Final = "told_tokens_per_step"
 """Tag with the tokens of a step that a trial's own program told."""
+
+NOTHING_TOLD: Final[Mapping[str, float]] = {}
 
 WINDOW_TAGS: Final = ("window_node", "window_start_mono_ns", "window_end_mono_ns")
 """Tags of a trial whose window is the run of its command, on the clock of its first node."""
@@ -70,8 +73,8 @@ class RunData:
     """Tokens of a step over all ranks, where the program told them."""
     memory_peak_bytes: Sequence[int] = ()
     """Every rank's highest memory, or that of the rank that used most."""
-    expert_imbalance_frac: float | None = None
-    """See `wattune.analysis.metrics.utilization`; None without experts."""
+    told: Mapping[str, float] = field(default_factory=dict)
+    """Metrics that only its processes know, by name."""
     tags: Mapping[str, str] = field(default_factory=dict)
     """Tags of a trial, which say how much of it was measured (`wattune.fidelity`)."""
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -103,7 +106,7 @@ class RunData:
                 return data.of_trial(
                     result.tags,
                     memory_peak_bytes=data.memory_peak_bytes if peak_bytes is None else [int(peak_bytes)],
-                    expert_imbalance_frac=result.metrics.get("expert_imbalance_frac"),
+                    told=result.metrics,
                 )
         return data
 
@@ -131,7 +134,7 @@ class RunData:
         tags: Mapping[str, str],
         *,
         memory_peak_bytes: Sequence[int] = (),
-        expert_imbalance_frac: float | None = None,
+        told: Mapping[str, float] = NOTHING_TOLD,
     ) -> Self:
         """Returns the same with what a trial's ranks told."""
         tokens, window = tags.get(TOLD_TOKENS), self.window
@@ -144,7 +147,7 @@ class RunData:
             window=window,
             told_tokens_per_step=self.told_tokens_per_step if tokens is None else float(tokens),
             memory_peak_bytes=memory_peak_bytes,
-            expert_imbalance_frac=expert_imbalance_frac,
+            told={name: value for name, value in told.items() if name in METRICS and METRICS[name].is_told},
         )
 
     def _in_common_time(self, node: str, start_mono_ns: int, end_mono_ns: int) -> tuple[int, int] | None:
@@ -284,7 +287,7 @@ class Examined:
     def only(self, device: DeviceKey) -> "Examined":
         """The same of one device over the same window, as if it had been sampled alone."""
         # Tokens and memory are those of all devices together.
-        data = replace(self.data, spec=None, told_tokens_per_step=None, memory_peak_bytes=())
+        data = replace(self.data, spec=None, told_tokens_per_step=None, memory_peak_bytes=(), told={})
         return replace(self, data=data, aligned=self.aligned.only(device))
 
     @property
@@ -387,11 +390,6 @@ class Examined:
     def tokens_per_step(self) -> float | None:
         """Tokens of a step over all ranks."""
         return self.data.tokens_per_step
-
-    @property
-    def expert_imbalance_frac(self) -> float | None:
-        """Imbalance of experts, as the ranks told it."""
-        return self.data.expert_imbalance_frac
 
     @property
     def device_outlier_frac(self) -> float | None:

@@ -11,7 +11,7 @@ from wattune.analysis.summary import Summary, summarize
 from wattune.fidelity import STOPPED_EARLY
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Node
-from wattune.orchestrate.command_result import command_tags, num_answers
+from wattune.orchestrate.command_result import command_tags, leading, num_answers
 from wattune.orchestrate.failures import Cause, Failure
 from wattune.orchestrate.lanes.messages import Answer
 from wattune.orchestrate.power_limit import NODE_POWER, NODE_POWER_PEAK
@@ -76,11 +76,8 @@ def trial_result(attempt: Attempt, answer: Answer, spans: pa.Table | None, *, st
     if is_command(spec):
         tags |= command_tags(answer.outcomes, answer.places, has_steps=spans is not None)
     if status is RunStatus.COMPLETED:
-        experts = expert_imbalance_frac([outcome.expert_tokens for outcome in answer.outcomes], spec.plan.ep)
-        data = RunData.of(folder.path)
-        summary = summarize(
-            data.of_trial(tags, memory_peak_bytes=_peaks(answer.outcomes), expert_imbalance_frac=experts)
-        )
+        peaks, told = _peaks(answer.outcomes), _told(answer.outcomes, spec.plan.ep)
+        summary = summarize(RunData.of(folder.path).of_trial(tags, memory_peak_bytes=peaks, told=told))
         status, reason = against_limits(summary, attempt.limits)
     facts = {
         "engine": spec.engine,
@@ -100,6 +97,17 @@ def trial_result(attempt: Attempt, answer: Answer, spans: pa.Table | None, *, st
         end_wall_ns=time.time_ns(),
     )
     return result if failure is None else failure.of(result)
+
+
+def _told(outcomes: Sequence[RankOutcome], ep: int) -> dict[str, float]:
+    """Returns metrics that only the ranks know."""
+    command = leading(outcomes)
+    found = {
+        "expert_imbalance_frac": expert_imbalance_frac([outcome.expert_tokens for outcome in outcomes], ep),
+        "startup_s": None if command is None else command.startup_s,
+        "overhead_frac": None if command is None else command.overhead_frac,
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _peaks(outcomes: Sequence[RankOutcome]) -> list[int]:

@@ -308,9 +308,9 @@ def is_simulated(result: Run) -> bool:
 
 def start_up_text(rows: Iterable[RankedTrial]) -> str:
     """Says what commands cost before and after their measured steps, in the median; empty without commands."""
-    tags = [run.tags for row in rows for run in row.counted]
-    start_up_s = [float(one["startup_s"]) for one in tags if "startup_s" in one]
-    overhead = [float(one["overhead_frac"]) for one in tags if "overhead_frac" in one]
+    known = [run.metrics for row in rows for run in row.counted]
+    start_up_s = [one["startup_s"] for one in known if "startup_s" in one]
+    overhead = [one["overhead_frac"] for one in known if "overhead_frac" in one]
     if not start_up_s or not overhead:
         return ""
     return (

@@ -53,7 +53,7 @@ def of_folder(study: StudyFolder, results: Results) -> Results:
     def again(spec: TrialSpec, result: Run, steps: Range) -> Mapping[str, float]:
         try:
             data = replace(RunData.of(study.trial(result.trial_id, result.repeat).path), spec=spec)
-            return figures_over(data.of_trial(result.tags), *steps)
+            return figures_over(data.of_trial(result.tags, told=result.metrics), *steps)
         except WattuneError:  # without its files a trial is marked; `wattune analyze` says what they lack
             return {}
 

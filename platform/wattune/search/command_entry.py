@@ -53,7 +53,7 @@ _OWNED: Final = {
 """Variables that wattune or Ray set themselves."""
 
 NEEDS_TOKENS: Final = ("tokens_per_s", "tokens_per_s_per_device", "energy_per_token_j", "tokens_per_j")
-_NEEDS_STEPS: Final = (*PER_STEP_METRICS, *NEEDS_TOKENS, "mfu_frac")
+_NEEDS_STEPS: Final = (*PER_STEP_METRICS, *NEEDS_TOKENS, "mfu_frac", "startup_s", "overhead_frac")
 _WITHOUT_TOKENS: Final = ("optimizer", "pattern")
 """Sources of steps that tell no tokens."""
 

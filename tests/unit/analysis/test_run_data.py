@@ -186,3 +186,11 @@ def test_the_first_step_is_told_apart_and_what_it_compiled(bench):
     assert found.metrics["compile_time_s"] == pytest.approx(7.0)
     without = summarize(run_data(None, bench.spans(measured), {}, {}))
     assert not {"first_step_time_s", "compile_time_s"} & without.metrics.keys()
+
+
+def test_what_only_its_processes_know_of_a_run_is_a_metric(bench):
+    data = run_data(None, bench.steps([GPU]), {"ring": bench.ring({GPU: constant(100)})}, {})
+    told = {"startup_s": 12.5, "overhead_frac": 0.25, "step_time_s": 9.0, "unheard_of": 1.0}
+    found = summarize(data.of_trial({}, told=told)).metrics
+    assert (found["startup_s"], found["overhead_frac"], found["step_time_s"]) == (12.5, 0.25, pytest.approx(1.0))
+    assert "unheard_of" not in found and "startup_s" not in summarize(data).metrics

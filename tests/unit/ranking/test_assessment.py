@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from made_trials import COOL, FASTEST, POWER, asked, on_n0, reference_runs, speed, trial
 
-from wattune.ranking.assessment import Verdict, assess_trial, is_simulated
+from wattune.ranking.assessment import Verdict, assess_trial, is_simulated, start_up_text
 from wattune.ranking.order import rank
 from wattune.ranking.spreads import Spreads
 from wattune.run import RunStatus
@@ -137,3 +137,11 @@ def test_a_trial_without_a_completed_repeat_has_no_quality_and_no_margin():
 def test_simulation_is_known_by_tag_or_by_reason(tags, reasons, simulated):
     _, result = trial(1, {"tokens_per_s": 1.0}, tags=tags)
     assert is_simulated(replace(result, quality_reasons=reasons)) is simulated
+
+
+def test_what_commands_cost_beside_their_steps_is_said_in_the_median():
+    told = [{"startup_s": 8.0, "overhead_frac": 0.5}, {"startup_s": 12.0, "overhead_frac": 0.25}, {"startup_s": 9.0}]
+    rows = rank([trial(n, {"tokens_per_s": 100.0, **one}) for n, one in enumerate(told)], asked(FASTEST)).trials
+    text = start_up_text(rows)
+    assert text.startswith("each command started anew: 9") and "38 % of its run outside of measured steps" in text
+    assert start_up_text(rank([speed(1, 99.0)], asked(FASTEST)).trials) == ""

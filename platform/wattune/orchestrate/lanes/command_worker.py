@@ -292,10 +292,6 @@ def _outcome(rank: int, found: ProgramOutcome, provenance: Mapping[str, str]) ->
     facts = {"steps_source": found.source, "command_run_s": f"{found.run_s:.3f}"}
     if found.problems:
         facts["steps_problems"] = "; ".join(found.problems)[:1000]
-    if found.startup_s is not None:
-        facts["startup_s"] = f"{found.startup_s:.3f}"
-    if found.run_s > 0 and found.measured_s > 0:
-        facts["overhead_frac"] = f"{max(1 - found.measured_s / found.run_s, 0.0):.4f}"
     return RankOutcome(
         rank=rank,
         status=found.status,

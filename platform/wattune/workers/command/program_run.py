@@ -108,6 +108,12 @@ class ProgramOutcome:
         """Seconds from the start of the program until nothing of it was left."""
         return ns_to_s(self.over_mono_ns - self.start_mono_ns)
 
+    @property
+    def overhead_frac(self) -> float | None:
+        """Share of the run outside of the steps that count; None without such steps."""
+        counts = self.run_s > 0 and self.measured_s > 0
+        return max(1 - self.measured_s / self.run_s, 0.0) if counts else None
+
     def told_devices(self, names: Mapping[str, str]) -> dict[int, str]:
         """Returns the name of the device that each rank told itself, where it did.
 

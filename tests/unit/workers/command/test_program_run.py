@@ -27,6 +27,7 @@ def test_devices_that_every_rank_told_are_believed():
 def test_steps_before_and_after_those_that_count_are_in_no_figure():
     counted = replace(RAN, first_index=2, end_index=6)
     assert (counted.num_measured, counted.startup_s, counted.measured_s, counted.run_s) == (4, 1.0, 4.0, 20.0)
+    assert counted.overhead_frac == 0.8 and RAN.overhead_frac is None
     assert (RAN.num_measured, RAN.measured_s, RAN.tokens_per_step) == (0, 0.0, 6.0)
     spans = counted.spans(node="n", devices={0: "gpu0", 1: "gpu1"}, anchor=ClockAnchor(mono_ns=0, wall_ns=5))
     numbers = {rank: [row["step"] for row in spans.to_pylist() if row["rank"] == rank] for rank in (0, 1)}
