@@ -128,7 +128,7 @@ def test_a_recording_counts_each_package_once(place: Place, tmp_path: Path) -> N
 
 def error_of_opening(place: Place, **more: str) -> str:
     code = (
-        "import json\nfrom wattune.errors import TelemetryError\nfrom wattune.telemetry.backend import load_backend\n"
+        "import json\nfrom wattune.errors import TelemetryError\nfrom wattune.telemetry.registry import load_backend\n"
         "try: load_backend('amd_smi')\n"
         "except TelemetryError as error: print(json.dumps({'error': str(error)}))"
     )
