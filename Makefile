@@ -15,7 +15,7 @@ STORAGE := wattune-studies
 ROOM ?=
 TESTS := $(if $(ROOM),$(wildcard $(addsuffix $(ROOM),tests/unit/ tests/) $(addprefix tests/unit/test_$(ROOM),.py _*.py)),tests)
 
-.PHONY: setup demo test check nightly fuzz hashes docs notebook format clean help
+.PHONY: setup demo test check nightly fuzz hashes reference docs notebook format clean help
 
 help:
 	@echo "make demo    run the main job on this machine (about 3 minutes after installation)"
@@ -24,6 +24,7 @@ help:
 	@echo "make docs    build the documentation into site/"
 	@echo "make nightly all other tests: every plan of every engine, long lives of Ray, bounds of speed"
 	@echo "make fuzz    mutated spaces and damaged folders for an hour; set FUZZ_SECONDS and FUZZ_SEED"
+	@echo "make reference  schema and page of search spaces, after the catalog or the grammar changed"
 	@echo "make hashes  pins with hashes, for pip install --require-hashes"
 	@echo "make setup   only install, into $(VENV)"
 
@@ -64,6 +65,10 @@ docs: setup
 	@$(BIN)/python docs/_site/rooms.py docs/pictures/rooms_after.svg
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "open site/index.html"
+
+# The schema and the page of search spaces, from the grammar.
+reference: setup
+	@$(BIN)/python -c 'from pathlib import Path; from wattune.search import reference as r; Path("platform/wattune/search/space.schema.json").write_text(r.schema_text(names_metrics=False)); Path("docs/space_reference.md").write_text(r.reference_page())'
 
 notebook: setup
 	@$(BIN)/python docs/notebooks/make.py

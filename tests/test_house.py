@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -65,6 +66,31 @@ def public_types(path: Path) -> set[str]:
 def test_a_name_of_a_type_means_one_thing() -> None:
     count = Counter(name for path in PACKAGE.rglob("*.py") for name in public_types(path))
     assert {name for name, times in count.items() if times > 1} == set()
+
+
+CELL = re.compile(r"`(\w+)`")
+
+
+def rooms_of_the_map() -> dict[str, set[str]]:
+    """Imports that each room on the map may have beside what all may, by room."""
+    text = (ROOT / "ARCHITECTURE.md").read_text().partition("## The way of data")[2]
+    rows = [line.split("|") for line in text.splitlines() if re.match(r"\| \d+ \|", line)]
+    return {room: set(CELL.findall(row[5])) for row in rows for room in CELL.findall(row[2])}
+
+
+def rooms_imported_by(room: str) -> set[str]:
+    trees = [ast.parse(path.read_text()) for path in (PACKAGE / room).rglob("*.py")]
+    modules = [node.module or "" for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return {module.split(".")[1] for module in modules if module.startswith("wattune.")} - {room}
+
+
+def test_rooms_import_what_the_map_says() -> None:
+    layers = (ROOT / ".importlinter").read_text().partition("    fidelity\n")[2].partition("[importlinter")[0]
+    below = {"fidelity", *re.findall(r"\w+", layers)}
+    rooms = rooms_of_the_map()
+    assert len(rooms) == 14 and "ray" not in below
+    for room in set(rooms) - {"report", "terminal", "tracking"}:  # those may import all that stands below them
+        assert rooms_imported_by(room) - below == rooms[room], room
 
 
 UNSAFE_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "pty"}
