@@ -24,7 +24,7 @@ from wattune.fitting.links import SweepFit, fit_sweep
 from wattune.fitting.store import FITS, LINKS, StoredFit, read_fit, write_fit
 from wattune.objective import Constraint
 from wattune.orchestrate.scheduling.controller import LIMIT_METRICS
-from wattune.plans.engines import COMMAND
+from wattune.plans.engines import runs_program
 from wattune.plans.program import is_command
 from wattune.ranking.evidence import Compared, split_reference
 from wattune.search.forecast import CoefficientSource, Forecast, forecast
@@ -46,7 +46,7 @@ def estimate(space: Space, *, storage: str | None = None) -> Forecast:
     """
     planned = plan(space)
     spec = planned.spec
-    if COMMAND in spec.engines:
+    if any(map(runs_program, spec.engines)):
         raise PlanError(
             "engine: command has no analytic estimate: nobody knows what the command computes; leave out --estimate, "
             "or estimate the space with a built-in engine"

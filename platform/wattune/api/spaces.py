@@ -10,7 +10,7 @@ from wattune.catalog.hardware import DEVICES
 from wattune.catalog.models import MODELS, NOT_REPRESENTED
 from wattune.cost.estimate import EstimatedMetric
 from wattune.errors import SpaceError
-from wattune.plans.engines import COMMAND
+from wattune.plans.engines import runs_program
 from wattune.search.command_entry import NEEDS_TOKENS
 from wattune.search.prune import Candidate, Candidates, Equivalent, Rejected, prune
 from wattune.search.space import StudySpec, load_space, parse_space
@@ -99,7 +99,7 @@ class StudyPlan:
         return (text,)
 
     def _unknown_work(self) -> tuple[str, ...]:
-        if self.spec.search.strategy != GUIDED or COMMAND not in {each.engine for each in self.candidates.specs}:
+        if self.spec.search.strategy != GUIDED or not any(runs_program(each.engine) for each in self.candidates.specs):
             return ()
         text = (
             "search.strategy: a command has no analytic estimate, so model_guided learns from its trials alone, and "

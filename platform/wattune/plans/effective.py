@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from wattune.catalog.models import ModelSpec
 from wattune.plans.axes import Plan
-from wattune.plans.engines import CAPABILITIES, COMMAND, Configuration, Equivalence, matches
+from wattune.plans.engines import CAPABILITIES, Configuration, Equivalence, matches, runs_program
 
 Change = tuple[str, Any, str]
 """An axis, the value that its setting acts as, and the reason."""
@@ -22,7 +22,7 @@ def effective(configuration: Configuration) -> tuple[Plan, tuple[str, ...]]:
         as it was.
     """
     written = plan = configuration.plan
-    if configuration.engine == COMMAND:  # nobody knows what a setting does in there
+    if runs_program(configuration.engine):  # nobody knows what a setting does in there
         return plan, ()
     changed: dict[str, tuple[Any, str]] = {}
     for find in (*_OF_EVERY_ENGINE, *map(_of_engine, CAPABILITIES[configuration.engine].equivalences)):

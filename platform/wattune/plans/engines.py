@@ -159,6 +159,8 @@ class Capabilities:
     name: str
     vendors: tuple[str, ...]
     """Vendors of the devices it runs on, as `DeviceSpec.vendor`."""
+    runs_program: bool = False
+    """True where it starts a program of the user's once a node, and nobody knows what a plan does in there."""
     dtypes: tuple[str, ...] = ("bf16", "fp32")
     fp8_multiple: int = 1
     """Number that widths of linear layers and tokens of a micro-batch must be multiples of on each rank in fp8."""
@@ -354,6 +356,7 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
         Capabilities(
             name=COMMAND,
             vendors=("nvidia", "amd", "cpu"),
+            runs_program=True,
             dtypes=("bf16", "fp8", "fp32"),
             etp_is_tp=False,
             rounds_of_pp=False,
@@ -365,6 +368,11 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
     )
 }
 """Every engine by name. Editing a limit is editing one line here."""
+
+
+def runs_program(engine: str) -> bool:
+    """Tells whether an engine starts a program of the user's; an engine of one's own does not."""
+    return engine in CAPABILITIES and CAPABILITIES[engine].runs_program
 
 
 def capabilities(name: str) -> Capabilities:

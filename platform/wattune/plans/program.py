@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from wattune.errors import SpaceError, closest
 from wattune.plans.axes import AXES, Plan
-from wattune.plans.engines import COMMAND, Configuration
+from wattune.plans.engines import Configuration, runs_program
 from wattune.plans.parallel import num_micro_batches
 
 FlagValue = int | float | str | bool
@@ -202,4 +202,4 @@ def values_of(spec: Configuration, flags: Iterable[tuple[str, FlagValue]]) -> di
 
 def is_command(spec: Configuration) -> bool:
     """Tells whether a configuration runs a command of the user's."""
-    return spec.engine == COMMAND
+    return runs_program(spec.engine)

@@ -3,7 +3,7 @@
 from typing import Final
 
 from wattune.catalog.models import ModelSpec
-from wattune.plans.engines import CAPABILITIES, COMMAND, Configuration
+from wattune.plans.engines import CAPABILITIES, Configuration, runs_program
 
 PIECE_MULTIPLE: Final = 128
 """Tokens that a rank's piece of a padded vocabulary is a multiple of. Megatron-LM's own script pads so
@@ -26,6 +26,6 @@ def padded_vocab_size(model: ModelSpec, engine: str, tp: int) -> int:
 
 def padding_of(c: Configuration) -> int:
     """Computes the rows of padding of a configuration; 0 where it needs none."""
-    if c.engine == COMMAND:  # what its code pads is its own matter
+    if runs_program(c.engine):  # what its code pads is its own matter
         return 0
     return padded_vocab_size(c.model, c.engine, c.plan.tp) - c.model.vocab_size

@@ -13,7 +13,7 @@ from wattune.errors import SpaceError, WattuneError
 from wattune.metrics import METRICS, PER_STEP_METRICS
 from wattune.objective import Constraint, Field, Objective, field_of
 from wattune.plans.axes import AXES
-from wattune.plans.engines import CAPABILITIES, COMMAND
+from wattune.plans.engines import CAPABILITIES, runs_program
 from wattune.plans.program import (
     FILL_INS,
     FLAG_NAME,
@@ -253,8 +253,8 @@ def templates_of(space: SpaceLike) -> list[tuple[Path, str]]:
 def known_names(space: SpaceLike) -> list[str]:
     """Lists the names that templates of a space may use."""
     unknown = {PLACED, *(() if space.model else ("model",)), *(() if space.workload else OF_WORKLOAD)}
-    if any(engine != COMMAND for engine in space.engine):
-        unknown |= set(RUN_TIME) if COMMAND not in space.engine else set()
+    if not any(map(runs_program, space.engine)):
+        unknown |= set(RUN_TIME)
     return [name for name in (*FILL_INS, *space.flags) if name not in unknown]
 
 
@@ -284,8 +284,14 @@ def command_problems(space: SpaceLike) -> list[tuple[Path, str]]:
     ]
 
 
+def _trained(space: SpaceLike) -> list[str]:
+    """Returns the engines of a space that train by themselves."""
+    return [engine for engine in space.engine if not runs_program(engine)]
+
+
 def _missing(space: SpaceLike) -> Iterable[tuple[Path, str]]:
-    runs, trained = COMMAND in space.engine, [engine for engine in space.engine if engine != COMMAND]
+    trained = _trained(space)
+    runs = len(trained) < len(space.engine)
     for key in ("model", "workload"):
         if trained and getattr(space, key) is None:
             yield (key,), "missing; add it"
@@ -303,7 +309,7 @@ def _missing(space: SpaceLike) -> Iterable[tuple[Path, str]]:
 
 def _templates(space: SpaceLike) -> Iterable[tuple[Path, str]]:
     known = known_names(space)
-    trained = [engine for engine in space.engine if engine != COMMAND]
+    trained = _trained(space)
     for path, template in templates_of(space):
         problem = template_problem(template, known)
         if problem:
@@ -319,14 +325,14 @@ def _templates(space: SpaceLike) -> Iterable[tuple[Path, str]]:
 def _unused(space: SpaceLike) -> Iterable[tuple[Path, str]]:
     """Finds flags and axes whose values would make trials that do the same."""
     names = used_names(template for _, template in templates_of(space))
-    where = "command or env" if COMMAND in space.engine else "env"
+    where = "command or env" if any(map(runs_program, space.engine)) else "env"
     for name in space.flags:
         if name not in names:
             yield ("flags", name), f"nothing uses it; write {{{name}}} in {where}, or leave it out"
-    if COMMAND not in space.engine or space.command is None:
+    if not any(map(runs_program, space.engine)) or space.command is None:
         return
     shown = shown_names(names)
-    if set(space.engine) == {COMMAND}:  # of several engines each has its own axes, and `prune` drops the idle ones
+    if not _trained(space):  # of several engines each has its own axes, and `prune` drops the idle ones
         for axis, values in (space.space or {}).items():
             if axis == PLACED and values != ["topology"]:
                 yield ("space", axis), "places ranks, which a command's own launcher does; leave it out"
@@ -347,7 +353,7 @@ def _unused(space: SpaceLike) -> Iterable[tuple[Path, str]]:
 
 def _without_effect(space: SpaceLike) -> Iterable[tuple[Path, str]]:
     """Finds settings that a command does not follow, and nodes that would train apart."""
-    if set(space.engine) != {COMMAND}:
+    if _trained(space):
         return
     for key in ("tokens", "routing"):
         if space.workload is not None and getattr(space.workload, key) is not None:
@@ -377,7 +383,7 @@ def _requirements(space: SpaceLike) -> Iterable[tuple[Path, str]]:
 def _questions(space: SpaceLike) -> Iterable[tuple[Path, str]]:
     """Finds objectives and bounds on what no trial of the space can measure."""
     source = parse_source(space.steps).kind if space.steps is not None else "auto"
-    trained = [engine for engine in space.engine if engine != COMMAND]
+    trained = _trained(space)
     asked: list[tuple[Path, str | None]] = [(("objective",), space.objective.metric)]
     for index, one in enumerate(space.constraints):
         asked += [(("constraints", index), one.metric), (("constraints", index), one.limit_metric)]
@@ -385,7 +391,7 @@ def _questions(space: SpaceLike) -> Iterable[tuple[Path, str]]:
         if metric == "total_energy_j" and trained:
             text = f"{metric} is of runs without steps, and engine {trained[0]} has steps; use energy_per_token_j"
             yield path, text
-        if COMMAND not in space.engine:
+        if len(trained) == len(space.engine):
             continue
         lacking = [key for key in ("model", "workload") if getattr(space, key) is None]
         if metric == "mfu_frac" and lacking:

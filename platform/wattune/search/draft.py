@@ -12,7 +12,7 @@ from wattune.catalog.hardware import ClusterSpec, device, parse_cluster_label
 from wattune.catalog.models import STATE_BYTES_PER_PARAMETER, STATE_MEMORY_FRAC, ModelSpec, scale_model
 from wattune.errors import PlanError
 from wattune.objective import parse_constraint, parse_objective
-from wattune.plans.engines import CAPABILITIES, COMMAND
+from wattune.plans.engines import CAPABILITIES, runs_program
 from wattune.search.plausible import implausible
 from wattune.search.prune import Candidates, prune
 from wattune.search.reference import schema_line
@@ -78,8 +78,8 @@ def draft(wishes: Wishes, full: ModelSpec, *, schema: str) -> str:
         *_model_lines(wishes, full, trained, on_cpu=on_cpu),
         *_cluster_lines(cluster, on_cpu=on_cpu),
         f"engine: {wishes.engine}  # {' | '.join(CAPABILITIES)}; a list compares them",
-        *(_command_lines(cluster, list(axes)) if wishes.engine == COMMAND else ()),
-        *_workload_lines(trained, batch, on_cpu=on_cpu, routed=wishes.engine != COMMAND),
+        *(_command_lines(cluster, list(axes)) if runs_program(wishes.engine) else ()),
+        *_workload_lines(trained, batch, on_cpu=on_cpu, routed=not runs_program(wishes.engine)),
         "",
         "# Every combination is kept, rejected by a named rule, or equivalent to another.",
         "# dp follows: ranks / (tp * pp * cp).",

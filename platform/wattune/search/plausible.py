@@ -10,7 +10,7 @@ from typing import Final
 from wattune.catalog.hardware import ClusterSpec
 from wattune.metrics import METRICS
 from wattune.objective import Constraint, Objective
-from wattune.plans.engines import COMMAND
+from wattune.plans.engines import runs_program
 from wattune.search.problems import Path
 
 LEAST_POWER_FRAC: Final = 0.05
@@ -61,7 +61,7 @@ def never_measured(
     """Finds an objective and bounds on metrics that no trial of the space will have: all would end as unknown."""
     if all(cluster.rank_device.name == "cpu" for cluster in clusters):
         lacks = "ranks on processors have no kernels"
-    elif set(engines) == {COMMAND}:
+    elif all(map(runs_program, engines)):
         lacks = "kernels of a command are not profiled"
     elif profile_steps == 0:
         lacks = "measure.profile_steps is 0"

@@ -11,7 +11,7 @@ from typing import Any, Final
 from wattune.errors import NothingToTryError
 from wattune.plans.axes import Plan
 from wattune.plans.effective import effective
-from wattune.plans.engines import COMMAND
+from wattune.plans.engines import runs_program
 from wattune.plans.program import FlagValue, Program, is_command, shown_axes, text_of, values_of
 from wattune.plans.rules import Violation, violations
 from wattune.plans.vocabulary import padding_of
@@ -292,7 +292,7 @@ def _combinations(study: StudySpec) -> Iterator[tuple[TrialSpec, Config]]:
 
 def _program(study: StudySpec, engine: str) -> Program | None:
     """Returns the program of an engine's trials: a command is of its own engine alone, variables are of all."""
-    if study.program is None or engine == COMMAND:
+    if study.program is None or runs_program(engine):
         return study.program
     return Program(environment=study.program.environment)
 

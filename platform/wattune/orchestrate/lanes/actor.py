@@ -42,7 +42,7 @@ from wattune.orchestrate.lanes.messages import (
 )
 from wattune.orchestrate.lanes.placement_groups import remove_orphans
 from wattune.orchestrate.telemetry_actor import telemetry_actor
-from wattune.plans.engines import COMMAND
+from wattune.plans.engines import runs_program
 
 _log = logging.getLogger(__name__)
 
@@ -231,7 +231,7 @@ class _Launcher:
     def _fit(self, key: GroupKey, nodes: tuple[str, ...], restarts: bool, number: int, scratch: str) -> None:
         if orphans := remove_orphans():
             _log.warning("removed %d placement group(s) of runs that were killed while they started", orphans)
-        runs_command = key.engine == COMMAND
+        runs_command = runs_program(key.engine)
         own = _NVIDIA_ENVIRONMENT if key.has_gpus and not runs_command else {}
         environment = {**own, **dict(key.environment)}
         trainer = _of_commands() if runs_command else _of_ranks()
