@@ -10,15 +10,13 @@ nodes. Three things are counted:
 Ends with 1 where a row that is judged falls short: 93 to 97 % for the first two, at most 5 % for the third.
 """
 
-import argparse
-import json
 import math
-import sys
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from argparse import ArgumentParser, Namespace
+from dataclasses import asdict, dataclass, fields
 from typing import Final
 
 import numpy as np
+from harness import Found, Rows, benchmark
 
 from wattune.arrays import Floats, Indices
 from wattune.intervals import t_cumulative, t_quantile
@@ -170,25 +168,25 @@ def coverage(num_studies: int, *, seed: int = 0, repeats: tuple[int, ...] = REPE
     return [count(case, num_runs, num_studies, seed) for case in CASES for num_runs in repeats]
 
 
-def main() -> int:
-    """Prints the table, and returns 1 where a row falls short."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def _options(parser: ArgumentParser) -> None:
     parser.add_argument("--studies", type=int, default=400, help="simulated studies of each row")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the rows to this file too")
-    asked = parser.parse_args()
-    rows = coverage(asked.studies, seed=asked.seed)
-    print("| studies | runs | intervals | next run | best told worse | half width | |\n|---|---|---|---|---|---|---|")
-    for row in rows:
-        said = ", ".join(row.falls_short) or ("" if row.judged else "not judged")
-        print(
-            f"| {row.case} | {row.num_runs} | {row.intervals_frac:.3f} | {row.next_run_frac:.3f} | "
-            f"{row.told_wrong_frac:.3f} | {row.half_width_frac:.4f} | {said} |"
-        )
-    if asked.json:
-        asked.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    return int(any(row.falls_short for row in rows))
+
+
+@benchmark(
+    claim="Intervals hold the truth, and P the next run, as often as they say; the best is seldom told worse.",
+    bar="no judged row falls short of 95 % by more than chance",
+    options=_options,
+)
+def main(given: Namespace) -> Found:
+    """Counts for every kind of study."""
+    found = coverage(given.studies, seed=given.seed)
+    rows = Rows(*(one.name for one in fields(Row)))
+    for row in found:
+        rows.add(*asdict(row).values())
+    missed = [f"{row.case}, {row.num_runs} runs: {', '.join(row.falls_short)}" for row in found if row.falls_short]
+    return Found(rows, missed=missed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -36,6 +36,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from engine_case_list import ROUTINGS, TIERS, Case, cases
+from harness import header
 
 from wattune.analysis.metrics.exposed_comm import parts
 from wattune.analysis.metrics.utilization import expert_imbalance_frac
@@ -415,6 +416,10 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one object at the end instead of the table")
     parser.add_argument("--out", type=Path, help="also write the object here, after every case")
     arguments = parser.parse_args()
+    header(
+        "Every engine runs every axis it has, and as fast as torch where the work is the same.",
+        "no case fails; steps over torch's are printed",
+    )
     where = Where(ranks=arguments.ranks, quick=arguments.quick)
     patterns = arguments.only or ["*"]
     named = cases(where.ranks)

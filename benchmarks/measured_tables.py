@@ -3,13 +3,19 @@
 import itertools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow.parquet as pq
 
-from wattune.fitting.device import MeasuredTrial
+from wattune.catalog.hardware import DEVICES
+from wattune.cost.coefficients import PUBLISHED_STEP_TIME
+from wattune.cost.defaults import default_coefficients
+from wattune.cost.estimate import Coefficients
+from wattune.fitting.device import MeasuredTrial, fit_device
+from wattune.fitting.power import H200_PRIOR
 from wattune.metrics import METRICS
 from wattune.run import Run, RunStatus
 from wattune.trial import TrialSpec
@@ -81,3 +87,12 @@ def ordered(measured: Sequence[MeasuredTrial], value: Sequence[float]) -> tuple[
             total += 1
             right += (ratio > 1) == (value[a] > value[b])
     return right, total
+
+
+def fitted_to(rest: Sequence[MeasuredTrial], studies: Sequence[str], device: str = "h200_sxm") -> Coefficients:
+    """Fits coefficients to trials as `wattune fit` does, beginning with published ones: the shipped saw them all."""
+    start = default_coefficients(DEVICES[device])
+    start = replace(start, step_time=PUBLISHED_STEP_TIME, power=H200_PRIOR)
+    fit = fit_device(device, rest, start, studies=list(studies))
+    found = {part: getattr(fit, part) or getattr(start, part) for part in ("memory", "step_time", "power")}
+    return Coefficients(**found, thermal=start.thermal)

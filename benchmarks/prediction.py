@@ -2,38 +2,29 @@
 """Prints the accuracy of `wattune plan --estimate` against measured trials, with baselines beside it, and its speed.
 
     python benchmarks/prediction.py               # measured trials and speed; writes nothing
-    python benchmarks/prediction.py --csv FILE    # every trial, predicted and measured; --svg FILE draws them
-    python benchmarks/prediction.py --parts       # then the parts: memory, step time (published steps too), power
-    python benchmarks/prediction.py --links FILE  # then step times with a measured table of links, and without
+    python benchmarks/prediction.py --trials FILE # every trial, predicted and measured; --svg FILE draws them
 
 The whole chain is judged: coefficients are fitted as `wattune fit` does to all other configurations, and nothing that
 was measured of a trial goes into its estimate. Repeats of a configuration are left out together. First all trials, in
 folds. Then those on two devices by coefficients fitted to four devices alone: another day, other devices, other models.
 """
 
-import argparse
-import csv
 import resource
-import subprocess
-import sys
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import pyarrow.parquet as pq
-from measured_tables import ordered, trials
+from harness import Found, Rows, benchmark
+from measured_tables import fitted_to, ordered, trials
 from step_time_baselines import at_rate, calculon_s, model_flop, roofline_s
 
-from wattune.catalog.hardware import DEVICES, DeviceSpec
-from wattune.cost.coefficients import PUBLISHED_STEP_TIME
+from wattune.catalog.hardware import DeviceSpec
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import Coefficients, estimate
-from wattune.fitting.device import MeasuredTrial, add_sweep, fit_device
-from wattune.fitting.links import SweepFit, fit_sweep
-from wattune.fitting.power import H200_PRIOR
+from wattune.fitting.device import MeasuredTrial
 from wattune.objective import parse_objective
 from wattune.search.forecast import forecast
 from wattune.search.prune import prune
@@ -50,22 +41,14 @@ BARS: Final = {
     "energy_per_token_j": (0.06, None),
 }
 """Bars of the median error, and of the 90th percentile (of memory: the worst)."""
+BASELINES: Final = ("constant MFU", "datasheet roofline", "Calculon's equations")
 OTHERS: Final = "*_h200x2*.parquet"
 """Tables of trials on two devices."""
 Predicted = dict[str, float]
 """Figures of one trial: predicted metrics, `<metric> low` and `<metric> high`, and baselines of the step time."""
-LINKS: Final = {
-    "no table": "as above",
-    "added": "added to the fit (`wattune fit --links FILE`)",
-    "first": "the fit begins with it (`wattune fit STUDY --links FILE`)",
-}
-"""Ways to use a table of links."""
-PARTS: Final = ("predict_memory.py", "predict_step_time.py", "predict_power.py")
 
 
-def held_out(
-    measured: Sequence[MeasuredTrial], sweep: SweepFit | None = None, way: str = "no table"
-) -> list[Predicted]:
+def held_out(measured: Sequence[MeasuredTrial]) -> list[Predicted]:
     """Predicts every trial with coefficients fitted without its configuration; adds baselines of the step time."""
     names = sorted({spec.trial_id for spec, _ in measured})
     fold_of = {name: place % FOLDS for place, name in enumerate(names)}
@@ -73,38 +56,14 @@ def held_out(
     for fold in range(FOLDS):
         rest = [one for one in measured if fold_of[one[0].trial_id] != fold]
         places = [place for place, (spec, _) in enumerate(measured) if fold_of[spec.trial_id] == fold]
-        found = predictions(rest, [measured[place][0] for place in places], sweep, way)
-        for place, one in zip(places, found, strict=True):
+        for place, one in zip(places, predictions(rest, [measured[place][0] for place in places]), strict=True):
             predicted[place] = one
     return predicted
 
 
-def unfitted() -> Coefficients:
-    """Returns the coefficients that a fit begins with: the shipped ones were fitted to the trials it leaves out."""
-    return replace(default_coefficients(DEVICES["h200_sxm"]), step_time=PUBLISHED_STEP_TIME, power=H200_PRIOR)
-
-
-def predictions(
-    rest: Sequence[MeasuredTrial], specs: Sequence[TrialSpec], sweep: SweepFit | None = None, way: str = "no table"
-) -> list[Predicted]:
-    """Predicts specifications with coefficients fitted to `rest`, which has none of them.
-
-    Args:
-        rest: Trials to fit to.
-        specs: What is predicted.
-        sweep: A table of links.
-        way: How it is used, a key of `LINKS`.
-    """
-    default = unfitted()
-    fit = fit_device("h200_sxm", rest, default, studies=["benchmarks/data"], sweep=sweep if way == "first" else None)
-    if sweep is not None and way == "added":
-        fit = add_sweep(fit, sweep, default)
-    fitted = Coefficients(
-        memory=fit.memory or default.memory,
-        step_time=fit.step_time or default.step_time,
-        power=fit.power or default.power,
-        thermal=default.thermal,
-    )
+def predictions(rest: Sequence[MeasuredTrial], specs: Sequence[TrialSpec]) -> list[Predicted]:
+    """Predicts specifications with coefficients fitted to `rest`, which has none of them."""
+    fitted = fitted_to(rest, ["benchmarks/data"])
     found = estimate(specs, lambda _device: fitted)
     rate = np.median(
         [model_flop(spec) / spec.cluster.world_size / result.metrics["step_time_s"] for spec, result in rest]
@@ -129,64 +88,33 @@ def apart(measured: Sequence[MeasuredTrial]) -> tuple[list[MeasuredTrial], list[
     return [one for one in measured if one[0].trial_id not in ids], others
 
 
-def links(path: Path, measured: Sequence[MeasuredTrial]) -> None:
-    """Prints errors of step times with a measured table of links, everything else unchanged."""
-    first, fresh = apart(measured)
-    sweep = fit_sweep(pq.read_table(path), DEVICES["h200_sxm"], unfitted().step_time)
-    print(f"\nstep time with the links of {path.name}:\n")
-    print("| trials | table | median | p90 | worst | signed median | within the interval | pairs in order |")
-    print("|---|---|---|---|---|---|---|---|")
-    for way, text in LINKS.items():
-        for name, group, found in (
-            ("held out", measured, held_out(measured, sweep, way)),
-            ("four to two", fresh, predictions(first, [spec for spec, _ in fresh], sweep, way)),
-        ):
-            actual = np.array([result.metrics["step_time_s"] for _, result in group])
-            guess, low, high = (np.array([one[f"step_time_s{end}"] for one in found]) for end in ("", " low", " high"))
-            error = guess / actual - 1
-            figures = [np.median(abs(error)), np.quantile(abs(error), 0.9), abs(error).max(), np.median(error)]
-            inside = np.mean((low <= actual) & (actual <= high))
-            right, total = ordered(group, guess.tolist())
-            row = [f"{len(group)} {name}", text, *(f"{one:.2%}" for one in figures), f"{inside:.0%}"]
-            print("| " + " | ".join([*row, f"{right} of {total}"]) + " |", flush=True)
-
-
-def print_accuracy(measured: Sequence[MeasuredTrial], predicted: Sequence[Predicted]) -> None:
-    """Prints errors by metric, and the order of step times."""
-    engines, models = ({getattr(spec, name) for spec, _ in measured} for name in ("engine", "model"))
-    configurations = len({spec.trial_id for spec, _ in measured})
-    print(f"{len(measured)} trials, {configurations} configurations, {len(engines)} engines, {len(models)} models\n")
-    print("| metric | by | median | p90 | worst | within the interval | bar |\n|---|---|---|---|---|---|---|")
+def judge(rows: Rows, group: str, measured: Sequence[MeasuredTrial], predicted: Sequence[Predicted]) -> list[str]:
+    """Adds the errors of a group by metric, with baselines of the step time; returns what is beyond its bar."""
+    missed = []
     for metric, (median_bar, tail_bar) in BARS.items():
         chosen = [place for place, (_, result) in enumerate(measured) if metric in result.metrics]
         actual = np.array([measured[place][1].metrics[metric] for place in chosen])
-        bar = f"{median_bar:.0%}" + (f", {tail_bar:.0%}" if tail_bar else "")
         low, high = (np.array([predicted[place][f"{metric} {end}"] for place in chosen]) for end in ("low", "high"))
-        inside = f"{np.mean((low <= actual) & (actual <= high)):.0%}"
-        print(
-            line(metric, "wattune", np.array([predicted[place][metric] for place in chosen]) / actual - 1, inside, bar)
-        )
-        for baseline in (
-            ("constant MFU", "datasheet roofline", "Calculon's equations") if metric == "step_time_s" else ()
-        ):
-            print(
-                line(metric, baseline, np.array([predicted[place][baseline] for place in chosen]) / actual - 1, "", "")
-            )
-    print("\norder of pairs that differ by more than 5 %, of one model and engine:")
-    for name in ("step_time_s", "constant MFU", "datasheet roofline", "Calculon's equations"):
-        right, total = ordered(measured, [one[name] for one in predicted])
-        print(f"  {name}: {right / max(total, 1):.1%} of {total}")
+        inside = float(np.mean((low <= actual) & (actual <= high)))
+        for by in (metric, *(BASELINES if metric == "step_time_s" else ())):
+            size = np.abs(np.array([predicted[place][by] for place in chosen]) / actual - 1)
+            middle, tail, worst = (float(one) for one in (np.median(size), np.quantile(size, 0.9), size.max()))
+            is_ours = by == metric
+            rows.add(group, metric, "wattune" if is_ours else by, middle, tail, worst, inside if is_ours else None)
+            beyond = tail_bar and (worst if metric == "memory_peak_bytes" else tail) > tail_bar
+            if is_ours and (middle > median_bar or beyond):
+                missed.append(f"{group}: {metric} {middle:.1%}, {tail:.1%}, {worst:.1%}")
+    return missed
 
 
-def line(metric: str, by: str, errors: np.ndarray, inside: str, bar: str) -> str:
-    """Formats one row of the table."""
-    size = np.abs(errors)
-    figures = " | ".join(f"{value:.1%}" for value in (np.median(size), np.quantile(size, 0.9), size.max()))
-    return f"| {metric} | {by} | {figures} | {inside} | {bar} |"
+def in_order(measured: Sequence[MeasuredTrial], predicted: Sequence[Predicted]) -> str:
+    """Says how many pairs that differ by more than 5 %, of one model and engine, are predicted in order."""
+    counts = {by: ordered(measured, [one[by] for one in predicted]) for by in ("step_time_s", *BASELINES)}
+    return "Pairs in order: " + ", ".join(f"{by} {right} of {total}" for by, (right, total) in counts.items()) + "."
 
 
-def speed(num_nodes: int) -> None:
-    """Prints candidates a second on one core, from a space to sorted estimates, and the memory that it took."""
+def speed(num_nodes: int) -> str:
+    """Says candidates a second on one core, from a space to sorted estimates, and the memory that it took."""
     degrees = [1, 2, 4, 8, 16]
     space = parse_space(
         {
@@ -213,10 +141,10 @@ def speed(num_nodes: int) -> None:
     total_s = time.process_time() - begun_s
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     number = space.num_combinations
-    print(
-        f"\n{number:,} candidates, {len(candidates.kept):,} kept by the rules, {len(found.kept):,} fit: "
+    return (
+        f"{number:,} candidates, {len(candidates.kept):,} kept by the rules, {len(found.kept):,} fit: "
         f"{number / total_s:,.0f} a second on one core (rules alone {number / enumerated_s:,.0f}, estimates "
-        f"{len(candidates.kept) / (total_s - enumerated_s):,.0f} kept ones a second), peak {peak_bytes / 1e9:.2f} GB"
+        f"{len(candidates.kept) / (total_s - enumerated_s):,.0f} kept ones a second), peak {peak_bytes / 1e9:.2f} GB."
     )
 
 
@@ -227,27 +155,16 @@ def default_of(device: DeviceSpec) -> Coefficients:
 
 def write(path: Path, groups: dict[str, tuple[Sequence[MeasuredTrial], Sequence[Predicted]]]) -> None:
     """Writes every trial of the groups: figures measured and predicted."""
-    columns: dict[str, str] = {"step_time_s": "step_time_s", "memory_peak_bytes": "memory_peak_gb"}
-    columns |= {name: name for name in BARS if name not in columns}
-    with path.open("w", newline="") as file:
-        writer: Any = csv.writer(file, lineterminator="\n")
-        writer.writerow(
-            [
-                "trials",
-                "trial",
-                "model",
-                "engine",
-                "plan",
-                *(f"{kind}_{name}" for name in columns.values() for kind in ("measured", "predicted")),
-            ]
-        )
-        for group, (measured, predicted) in groups.items():
-            for (spec, result), guess in zip(measured, predicted, strict=True):
-                row: list[str] = [group, spec.trial_id, spec.model.name, spec.engine, spec.label]
-                for name in columns:
-                    scale = 1e-9 if name == "memory_peak_bytes" else 1.0
-                    row += [f"{scale * value:.6g}" for value in (result.metrics.get(name, float("nan")), guess[name])]
-                writer.writerow(row)
+    names = {name: name.replace("_bytes", "_gb") for name in BARS}
+    figures = [f"{kind}_{name}" for name in names.values() for kind in ("measured", "predicted")]
+    rows = Rows("trials", "trial", "model", "engine", "plan", *figures)
+    for group, (measured, predicted) in groups.items():
+        for (spec, result), guess in zip(measured, predicted, strict=True):
+            scales = {name: 1e-9 if name == "memory_peak_bytes" else 1.0 for name in names}
+            pairs = [(result.metrics.get(name, float("nan")) * by, guess[name] * by) for name, by in scales.items()]
+            known = (group, spec.trial_id, spec.model.name, spec.engine, spec.label)
+            rows.add(*known, *(float(value) for pair in pairs for value in pair))
+    rows.write(path)
 
 
 SHOWN: Final = {
@@ -301,32 +218,35 @@ def panel(number: int, measured: Sequence[MeasuredTrial], predicted: Sequence[Pr
     )
 
 
-def main() -> None:
-    """Runs the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--csv", type=Path)
+def _options(parser: ArgumentParser) -> None:
+    parser.add_argument("--trials", type=Path, help="CSV file for every trial, predicted and measured")
     parser.add_argument("--svg", type=Path, help="draw predicted against measured")
-    parser.add_argument("--links", type=Path, help="a table of `wattune calibrate --links`")
-    parser.add_argument("--parts", action="store_true")
-    parser.add_argument("--num-nodes", type=int, default=16)
-    arguments = parser.parse_args()
-    speed(arguments.num_nodes)
+    parser.add_argument("--num-nodes", type=int, default=16, help="of the cluster whose plans are estimated for speed")
+
+
+@benchmark(
+    claim="Step time, memory, power and energy of a trial are known before it runs.",
+    bar="; ".join(f"{name} {middle:.0%}" + (f" ({tail:.0%})" if tail else "") for name, (middle, tail) in BARS.items())
+    + " in the median (90th percentile; of memory the worst)",
+    options=_options,
+)
+def main(given: Namespace) -> Found:
+    """Leaves configurations out, then all trials on two devices."""
+    rows = Rows("trials", "metric", "by", "median_frac", "p90_frac", "worst_frac", "inside_frac")
     measured = trials()
     predicted = held_out(measured)
-    print_accuracy(measured, predicted)
     first, fresh = apart(measured)
-    print("\ntrials on two devices, fitted to those on four alone:", end=" ")
     foreseen = predictions(first, [spec for spec, _ in fresh])
-    print_accuracy(fresh, foreseen)
-    if arguments.csv is not None:
-        write(arguments.csv, {"held_out": (measured, predicted), "four_to_two": (fresh, foreseen)})
-    if arguments.svg is not None:
-        draw(arguments.svg, measured, predicted)
-    if arguments.links is not None:
-        links(arguments.links, measured)
-    for script in PARTS if arguments.parts else ():
-        print(f"\n{script}\n", flush=True)
-        subprocess.run([sys.executable, HERE / script], check=True)
+    missed = judge(rows, "held out", measured, predicted)
+    judge(rows, "four to two", fresh, foreseen)
+    if given.trials is not None:
+        write(given.trials, {"held_out": (measured, predicted), "four_to_two": (fresh, foreseen)})
+    if given.svg is not None:
+        draw(given.svg, measured, predicted)
+    configurations = len({spec.trial_id for spec, _ in measured})
+    said = f"{len(measured)} trials of {configurations} configurations; {len(fresh)} on two devices."
+    notes = [said, in_order(measured, predicted), in_order(fresh, foreseen), speed(given.num_nodes)]
+    return Found(rows, notes, missed)
 
 
 if __name__ == "__main__":

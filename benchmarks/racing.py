@@ -13,17 +13,15 @@ Ends with 1 if the race names the best in less than 93 % of the studies that it 
 needs more repeats than all in turn.
 """
 
-import argparse
-import csv
 import math
-import sys
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Final
 
 import numpy as np
+from harness import Found, Rows, benchmark
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
@@ -223,34 +221,25 @@ def falls_short(rows: list[Row]) -> list[str]:
     return found
 
 
-def main() -> int:
-    """Prints the table, and returns 1 where the race falls short."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def _options(parser: ArgumentParser) -> None:
     parser.add_argument("--studies", type=int, default=100, help="simulated studies of each row")
     parser.add_argument("--repeats", type=int, default=MOST_REPEATS, help="most repeats of a study")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--csv", type=Path, help="write the rows to this file too")
-    asked = parser.parse_args()
-    rows = []
-    print("| studies | repeats given | told apart | the true one | repeats, mean | median |\n|---|---|---|---|---|---|")
-    for case in CASES:
-        for way in WAYS:
-            row = count(case, way, asked.studies, asked.seed, asked.repeats)
-            rows.append(row)
-            print(
-                f"| {row.case} | {row.way} | {row.told_frac:.2f} | {row.named_frac:.3f} | {row.num_repeats_mean:.1f} | "
-                f"{row.num_repeats_median:.0f} |",
-                flush=True,
-            )
-    if asked.csv:
-        with asked.csv.open("w", newline="") as file:
-            lines = csv.DictWriter(file, list(asdict(rows[0])), lineterminator="\n")
-            lines.writeheader()
-            lines.writerows({**asdict(row), "named_frac": f"{row.named_frac:.3f}"} for row in rows)
-    missed = falls_short(rows)
-    print("\n".join(missed) or "nothing falls short")
-    return int(bool(missed))
+
+
+@benchmark(
+    claim="A race tells the best apart in fewer repeats than all in turn, and names the true one as often as it says.",
+    bar="no kind of study falls short by more than chance",
+    options=_options,
+)
+def main(given: Namespace) -> Found:
+    """Counts for every kind of study and way to give repeats."""
+    found = [count(case, way, given.studies, given.seed, given.repeats) for case in CASES for way in WAYS]
+    rows = Rows(*(one.name for one in fields(Row)))
+    for row in found:
+        rows.add(*asdict(row).values())
+    return Found(rows, missed=falls_short(found))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

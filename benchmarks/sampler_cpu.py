@@ -12,9 +12,9 @@ it, in the same run:
   is measured on one GPU (benchmarks/results/sampler_overhead.md, benchmarks/results/telemetry_training.md).
 """
 
-import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +22,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from harness import Found, Rows, benchmark
 
 from wattune.schema import TELEMETRY
 from wattune.storage.measured import MeasuredFolder
@@ -140,26 +141,30 @@ def polled(num_devices: int, seconds: float) -> float:
     return (time.process_time() - cpu_s) / seconds
 
 
-def main() -> None:
-    """Measures and prints."""
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 30.0
-    print("| what | devices | share of one processor | missed ticks of the fast tier | its p99 lateness |")
-    print("|---|---|---|---|---|")
+@benchmark(
+    claim=f"Sampling {DEVICES} devices and their host takes a small share of one processor.",
+    bar=f"share of the sampler process over replayed devices below {100 * TARGET_FRAC:g} %",
+    options=lambda parser: parser.add_argument("seconds", type=float, nargs="?", default=30.0, help="of every row"),
+)
+def main(given: Namespace) -> Found:
+    """Measures the sampler over replayed and over busy devices."""
+    seconds, replay = given.seconds, "sampler process, replayed devices and host"
     measured = {
         ("sampler and store", 1): sampled(1, seconds),
         ("sampler and store", DEVICES): sampled(DEVICES, seconds),
-        ("sampler process, replayed devices and host", DEVICES): replayed(seconds),
+        (replay, DEVICES): replayed(seconds),
         ("sampler and store, driver calls busy", 1): sampled(1, seconds, busy=True),
         ("sampler and store, driver calls busy", DEVICES): sampled(DEVICES, seconds, busy=True),
     }
+    rows = Rows("what", "num_devices", "processor_frac", "num_missed_ticks", "num_ticks", "p99_lateness_s")
     for (what, num_devices), manifest in measured.items():
-        cpu_frac, fast = manifest["sampler"]["cpu_frac"], manifest["tiers"]["fast"]
-        late = f"{1e3 * fast['lateness']['p99_s']:.1f} ms"
-        missed = f"{fast['missed_ticks']} of {fast['ticks'] + fast['missed_ticks']}"
-        print(f"| {what} | {num_devices} | {100 * cpu_frac:.1f} % | {missed} | {late} |")
-    print(f"| reading alone | {DEVICES} | {100 * polled(DEVICES, seconds):.1f} % | | |")
-    met = measured["sampler process, replayed devices and host", DEVICES]["sampler"]["cpu_frac"] < TARGET_FRAC
-    print(f"\n{DEVICES} replayed devices below {100 * TARGET_FRAC:.0f} % of a processor: {met}")
+        fast = manifest["tiers"]["fast"]
+        ticks = fast["ticks"] + fast["missed_ticks"]
+        share = manifest["sampler"]["cpu_frac"]
+        rows.add(what, num_devices, share, fast["missed_ticks"], ticks, fast["lateness"].get("p99_s"))
+    rows.add("reading alone", DEVICES, polled(DEVICES, seconds), None, None, None)
+    share = measured[replay, DEVICES]["sampler"]["cpu_frac"]
+    return Found(rows, missed=[f"{100 * share:.1f} %"] if share >= TARGET_FRAC else [])
 
 
 if __name__ == "__main__":

@@ -34,9 +34,10 @@ from typing import Any, Final, NoReturn
 import numpy as np
 import pyarrow.parquet as pq
 import yaml
+from harness import header
 from search_bursts import LADDERED, PROMOTE_FRAC, SUFFIX, burst_of, costs_s, make_ladder
 from search_estimates import held_out_estimates
-from search_regret_page import draw_plot, draw_regret, merge_rows, print_rows, write_tables
+from search_regret_page import draw_regret, merge_rows, print_rows, write_tables
 
 from wattune.cost.estimate import EstimatedMetric
 from wattune.metrics import METRICS
@@ -402,8 +403,6 @@ def replay_case(
     known = "no estimate" if accuracy is None else f"the estimate orders {accuracy:.1%} of pairs rightly"
     label = max(case.trials, key=case.value).spec.label
     print_rows(f"{case.name}: {len(case.trials)} candidates, best feasible {label}; {known}", rows)
-    if given.plot:
-        draw_plot(given.plot, curves, WITHIN)
     if given.svg:
         draw_regret(given.svg / f"{case.name}.svg", f"{case.name}: regret to the best feasible", curves, WITHIN)
     return rows
@@ -468,8 +467,11 @@ def main() -> None:
         "--markdown", type=Path, help="results page whose tables are written anew from all rows of --csv"
     )
     parser.add_argument("--svg", type=Path, help="folder that a drawing of each table's regret is written to")
-    parser.add_argument("--plot", type=Path, help="PNG or HTML file of the regret curves of --table")
     given = parser.parse_args()
+    header(
+        "A strategy finds a plan near the best one in fewer trials than a search at random.",
+        "regret by trials, beside that of every other strategy; none is the bar of all tables",
+    )
     if given.markdown and not given.csv:
         parser.error("--markdown needs --csv, whose rows it shows")
     if given.window is not None and not 0 < given.window < math.inf:

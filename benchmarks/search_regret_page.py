@@ -2,12 +2,12 @@
 
 import csv
 import html
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from harness import Rows
 
 BEGIN: Final = "<!-- tables: written by benchmarks/search_regret.py --markdown -->"
 END: Final = "<!-- end of tables -->"
@@ -102,21 +102,12 @@ def _cell(row: Mapping[str, str], title: str) -> str:
 
 def print_rows(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Prints a table of Markdown."""
-    print(f"\n{title}\n")
-    print(
-        "| strategy | trials to 2 % (p10, p90) | found | GPU-s | GPU-s whole | bursts | run | stopped | end regret | "
-        "feasible | HV | ask s |"
+    shown = Rows(
+        "strategy", *(name for name in rows[0] if name not in ("table", "strategy", "num_candidates", "num_seeds"))
     )
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     for row in rows:
-        print(
-            f"| {row['strategy']} | {row['num_trials_median']} ({row['num_trials_p10']}, {row['num_trials_p90']}) | "
-            f"{row['found_frac']:.0%} | {row['gpu_time_median_s']} | {row['gpu_time_whole_median_s']} | "
-            f"{row['num_bursts']} | {row['num_trials_run']} | "
-            f"{row['stopped_frac']:.0%} | {row['end_regret_median_frac']} | {row['feasible_frac']:.0%} | "
-            f"{row['hypervolume_frac']} | {row['ask_longest_s']} |",
-            flush=True,
-        )
+        shown.add(*(row[name] for name in shown.columns))
+    print(f"\n{title}\n\n{shown.markdown()}", flush=True)
 
 
 def draw_regret(path: Path, title: str, curves: Mapping[str, np.ndarray], within: float) -> None:
@@ -167,27 +158,3 @@ def draw_regret(path: Path, title: str, curves: Mapping[str, np.ndarray], within
         place += 28 + 7 * len(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join([*parts, "</svg>", ""]))
-
-
-def draw_plot(path: Path, curves: Mapping[str, np.ndarray], within: float) -> None:
-    """Writes regret against trials: the median of the seeds, and a band from the 10th to the 90th percentile."""
-    import plotly.graph_objects as go
-    from plotly.colors import qualitative
-
-    figure = go.Figure()
-    for color, (name, regrets) in zip(itertools.cycle(qualitative.Dark24), curves.items(), strict=False):
-        steps = np.arange(1, regrets.shape[1] + 1)
-        shown = np.minimum(regrets, 1.0)  # nothing feasible yet
-        low, median, high = np.quantile(shown, (0.1, 0.5, 0.9), axis=0)
-        rgb = ",".join(str(int(color[place : place + 2], 16)) for place in (1, 3, 5))
-        x, y = np.concatenate([steps, steps[::-1]]), np.concatenate([high, low[::-1]])
-        band = {"fill": "toself", "fillcolor": f"rgba({rgb},0.12)", "line": {"width": 0}, "hoverinfo": "skip"}
-        figure.add_scatter(x=x, y=y, legendgroup=name, showlegend=False, visible="legendonly", **band)
-        figure.add_scatter(x=steps, y=median, name=name, line={"color": color})
-    figure.add_hline(y=within, line_dash="dot")
-    figure.update_layout(xaxis_title="trials", yaxis_title="regret to the best feasible, as a fraction")
-    figure.update_yaxes(type="log")
-    if path.suffix == ".html":
-        figure.write_html(path, include_plotlyjs=True)
-    else:
-        figure.write_image(path, width=1100, height=560, scale=1.5)

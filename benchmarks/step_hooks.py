@@ -15,16 +15,12 @@ with `--against` those of another version in the same rounds. `write` is a write
 Ends with 1 where an interval leaves the bar, or a step of the API or a hook after work costs more than its bar.
 """
 
-import argparse
-import csv
-import json
 import os
-import platform
 import sys
 import tempfile
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
-from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -32,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from harness import Found, Rows, benchmark, ratio_of
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -214,20 +211,6 @@ def measure(
     return times_s, {(version, kind): one - medians_us[version, "none"] for (version, kind), one in medians_us.items()}
 
 
-def ratio_of(times_s: np.ndarray, at: int) -> tuple[float, float, float]:
-    """Returns the ratio of a kind's step time and that without a hook, and its 95 % interval."""
-    logs = np.log(times_s[:, at] / times_s[:, 0])
-    chosen = np.random.default_rng(1).integers(len(logs), size=(RESAMPLES, len(logs)))
-    low, high = np.percentile([_middle(logs[each]) for each in chosen], [2.5, 97.5])
-    return float(np.exp(_middle(logs))), float(np.exp(low)), float(np.exp(high))
-
-
-def _middle(values: np.ndarray) -> float:
-    """Returns the mean of the middle half."""
-    quarter = len(values) // 4
-    return float(np.sort(values)[quarter : len(values) - quarter].mean())
-
-
 def cost_us(listening: bool) -> float:
     """Returns the CPU time of an empty step of the API in microseconds: the best of several tries."""
     import subprocess
@@ -245,75 +228,38 @@ def cost_us(listening: bool) -> float:
     return float(done.stdout)
 
 
-def main() -> int:
-    """Measures, prints, and says whether the bars hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _options(parser: ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=3000)
     parser.add_argument("--hidden", type=int, default=512, help="width of the layers: what a step takes")
     parser.add_argument("--against", type=Path, help="folder `platform` of another version, to time its hooks too")
-    parser.add_argument("--csv", type=Path, help="write the rows there too")
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
+
+
+@benchmark(
+    claim="A hook that tells steps changes no step's time.",
+    bar=f"step time with it over without 1.000 +- {RATIO_WITHIN}; after work {AFTER_WORK_BELOW_US:g} us; an empty "
+    f"`spans.step` {COST_BELOW_US:g} us, without wattune {SILENT_BELOW_US:g} us",
+    options=_options,
+)
+def main(given: Namespace) -> Found:
+    """Times every hook in turns."""
     torch.set_num_threads(1)
     times_s, direct = measure(given.device, given.rounds, given.hidden, given.against)
-    api_us, silent_us = cost_us(listening=True), cost_us(listening=False)
-    rows = []
+    costs_us = {"spans.step": (cost_us(True), COST_BELOW_US), "without wattune": (cost_us(False), SILENT_BELOW_US)}
+    rows = Rows("hook", "step_time_ratio", "low_ratio", "high_ratio", "step_time_s", "num_rounds", "after_work_s")
+    missed = [f"{name} {cost:.2f} us" for name, (cost, most) in costs_us.items() if cost >= most]
     for at, kind in enumerate(KINDS[1:], start=1):
-        ratio, low, high = ratio_of(times_s, at)
-        rows.append(
-            {
-                "hook": kind,
-                "step_time_ratio": round(ratio, 5),
-                "low_ratio": round(low, 5),
-                "high_ratio": round(high, 5),
-                "step_time_s": round(float(np.median(times_s[:, 0])), 6),
-                "num_rounds": given.rounds,
-                "after_work_s": round(direct["this", KINDS[at]] * 1e-6, 8),
-            }
-        )
-    met = all(row["low_ratio"] >= 1 - RATIO_WITHIN and row["high_ratio"] <= 1 + RATIO_WITHIN for row in rows)
-    met = met and api_us < COST_BELOW_US and silent_us < SILENT_BELOW_US
-    met = met and all(row["after_work_s"] * 1e6 <= AFTER_WORK_BELOW_US for row in rows)
-    where = torch.cuda.get_device_name() if given.device == "cuda" else platform.machine()
-    facts = {
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "device": where,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "api_step_us": round(api_us, 2),
-        "api_step_without_listener_us": round(silent_us, 2),
-        "bar_ratio": RATIO_WITHIN,
-        "bar_api_step_us": COST_BELOW_US,
-        "bar_after_work_us": AFTER_WORK_BELOW_US,
-        "met": met,
-        "hooks": rows,
-        "after_work_us": {f"{version} {kind}": round(cost, 2) for (version, kind), cost in direct.items()},
-    }
-    if given.csv is not None:
-        with given.csv.open("w", newline="") as out:
-            writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-    if given.json:
-        print(json.dumps(facts))
-        return 0 if met else 1
-    print(f"{facts['date']}, {where}, Python {facts['python']}, torch {facts['torch']}")
-    print(f"steps of {rows[0]['step_time_s']} s, {given.rounds} rounds")
-    for row in rows:
-        interval = f"{row['low_ratio']:.5f} to {row['high_ratio']:.5f}"
-        print(f"{row['hook']:14} {row['step_time_ratio']:.5f}   95 % interval {interval}   bar 1.000 +- {RATIO_WITHIN}")
-    for (version, kind), cost in direct.items():
-        if kind != "none":
-            print(
-                f"{version:6} {kind:14} {cost:.2f} us after work"
-                + ("" if kind == "write" else f"   bar {AFTER_WORK_BELOW_US:g} us")
-            )
-    print(f"spans.step     {api_us:.2f} us of CPU time   bar {COST_BELOW_US:g} us")
-    print(f"without wattune {silent_us:.2f} us of CPU time   bar {SILENT_BELOW_US:g} us")
-    print("met" if met else "MISSED")
-    return 0 if met else 1
+        ratio, after_us = ratio_of(times_s[:, at], times_s[:, 0]), direct["this", kind]
+        step_s = float(np.median(times_s[:, 0]))
+        rows.add(kind, ratio.value, ratio.low, ratio.high, step_s, given.rounds, after_us * 1e-6)
+        if ratio.low < 1 - RATIO_WITHIN or ratio.high > 1 + RATIO_WITHIN or after_us > AFTER_WORK_BELOW_US:
+            missed.append(f"{kind} {ratio}, {after_us:.2f} us after work")
+    notes = [f"{name}: {cost:.2f} us of CPU time" for name, (cost, _) in costs_us.items()]
+    notes += [
+        f"{version} {kind}: {cost:.2f} us after work" for (version, kind), cost in direct.items() if kind != "none"
+    ]
+    return Found(rows, notes, missed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from harness import header
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.plans.rules import violations
@@ -73,6 +74,10 @@ def main() -> int:
     parser.add_argument("--transformer-engine", action="store_true", help="with TransformerEngine's layers in Megatron")
     parser.add_argument("--cases", nargs="+", help="those to run (all)")
     arguments = parser.parse_args()
+    header(
+        "An engine on GPUs trains as one device does, whatever the plan.",
+        "loss and gradient norm of three steps within 1e-5 in fp32 and 2.5e-3 in bf16",
+    )
     kind = "cpu" if arguments.cpu else "cuda"
     largest = arguments.cpu or torch.cuda.device_count()
     contracts = contract_cases()

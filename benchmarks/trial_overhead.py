@@ -2,35 +2,29 @@
 
     python benchmarks/trial_overhead.py [--device cpu] [--ranks 2] [--warm 10] [--fresh 3] [--json] [--out FILE]
     python benchmarks/trial_overhead.py --faults [--device h200_sxm --ranks 2]
-    python benchmarks/trial_overhead.py --queue 1000
 
 A trial's overhead is its wall time (specification written to result renamed into place: sampler started and stopped,
 workers found, process group made, memory given back, tables written, analysis) without its steps, warm-up included, and
 without the engine's build; with the build it is printed beside. Fresh and warm trials are of the same small model.
 `--faults` then also runs trials that fail on their last rank while the others wait for it, each followed by a good one:
 their status, whether they cost the lane its workers, and how long it had none.
-`--queue` runs so many trials of an engine that takes 10 ms a step as one study (`queued_trials.py`): what each costs,
-how time and memory of every process grow, and how long the controller, and those who ask for the status, have to wait.
 The script prints the rows of benchmarks/results/trial_overhead.md.
 """
 
-import argparse
-import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
 import time
+from argparse import ArgumentParser, Namespace
 from dataclasses import replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
+from harness import Found, Rows, benchmark
 
 from wattune.catalog.hardware import ClusterSpec, device
 from wattune.catalog.models import ModelSpec
@@ -88,7 +82,7 @@ class Raises(RunsOutOfMemory):
         raise ValueError("an engine that is wrong")
 
 
-def specification(given: argparse.Namespace, engine: str) -> TrialSpec:
+def specification(given: Namespace, engine: str) -> TrialSpec:
     """The trial that is run again and again."""
     gpu = given.device != "cpu"
     cluster = ClusterSpec(
@@ -128,7 +122,7 @@ def one(root: Path, spec: TrialSpec, number: int, isolation: str, cluster: Clust
     }
 
 
-def compare(given: argparse.Namespace, root: Path) -> dict[str, Any]:
+def compare(given: Namespace, root: Path) -> Found:
     """Fresh and warm trials in one cluster."""
     spec = specification(given, given.engine)
     trials = []
@@ -148,37 +142,26 @@ def compare(given: argparse.Namespace, root: Path) -> dict[str, Any]:
     first = next(trial for trial in trials if trial["isolation"] == "warm")
     fresh = [trial for trial in trials if trial["isolation"] == "fresh"]
     warm = [trial for trial in trials if trial["isolation"] == "warm"][1:]  # the first starts the lane
-    found = {
-        "device": given.device,
-        "ranks": given.ranks,
-        "fresh_s": statistics.median(trial["overhead_s"] for trial in fresh),
-        "warm_s": statistics.median(trial["overhead_s"] for trial in warm),
-        "fresh_with_build_s": statistics.median(trial["overhead_s"] + trial["build_s"] for trial in fresh),
-        "warm_with_build_s": statistics.median(trial["overhead_s"] + trial["build_s"] for trial in warm),
-        "fresh_range_s": [min(t["overhead_s"] for t in fresh), max(t["overhead_s"] for t in fresh)],
-        "warm_range_s": [min(t["overhead_s"] for t in warm), max(t["overhead_s"] for t in warm)],
-        "lane_start_s": first["workers_s"],
-        "num_fresh": len(fresh),
-        "num_warm": len(warm),
-    }
-    found["ratio"] = found["fresh_s"] / found["warm_s"]
+    rows = Rows("what", "median_s", "least_s", "most_s", "num_trials")
+    medians_s = {}
+    for name, of, part in (
+        ("fresh Ray Train run, overhead a trial", fresh, "overhead_s"),
+        ("warm lane, overhead a trial", warm, "overhead_s"),
+        ("build, fresh", fresh, "build_s"),
+        ("build, warm", warm, "build_s"),
+        ("first start of the lane", [first], "workers_s"),
+    ):
+        taken_s = [trial[part] for trial in of]
+        medians_s[name] = statistics.median(taken_s)
+        rows.add(name, medians_s[name], min(taken_s), max(taken_s), len(of))
+    fresh_s, warm_s, *_ = medians_s.values()
     bound_s = WARM_BELOW_S.get(given.device, GPU_WARM_BELOW_S)
-    found["met"] = found["warm_s"] < bound_s and found["ratio"] >= RATIO_AT_LEAST
-    found["lines"] = [
-        "| what | measured | range | target |",
-        "|---|---|---|---|",
-        row("fresh Ray Train run, overhead a trial", found["fresh_s"], found["fresh_range_s"], ""),
-        row("warm lane, overhead a trial", found["warm_s"], found["warm_range_s"], f"< {bound_s:g} s"),
-        f"| fresh over warm | {found['ratio']:.1f} | | >= {RATIO_AT_LEAST:g} |",
-        f"| with the build: fresh | {found['fresh_with_build_s']:.2f} s | | |",
-        f"| with the build: warm | {found['warm_with_build_s']:.2f} s | | |",
-        f"| first start of the lane | {found['lane_start_s']:.2f} s | | |",
-        *faults,
-    ]
-    return found
+    missed = [f"warm {warm_s:.2f} s, bound {bound_s:g} s"] if warm_s >= bound_s else []
+    missed += [f"ratio {fresh_s / warm_s:.1f}"] if fresh_s / warm_s < RATIO_AT_LEAST else []
+    return Found(rows, [f"Fresh over warm: {fresh_s / warm_s:.1f}.", *faults], missed)
 
 
-def fail(given: argparse.Namespace, root: Path, cluster: Cluster, lanes: Lanes) -> list[str]:
+def fail(given: Namespace, root: Path, cluster: Cluster, lanes: Lanes) -> list[str]:
     """Trials that fail, each followed by a good one."""
     lines = ["", "| a trial that fails | status | took | cost | next trial | took |", "|---|---|---|---|---|---|"]
     for number, name in enumerate(("RunsOutOfMemory", "Raises"), start=100):
@@ -201,51 +184,30 @@ def fail(given: argparse.Namespace, root: Path, cluster: Cluster, lanes: Lanes) 
     return lines
 
 
-def row(what: str, value_s: float, bounds_s: list[float], target: str) -> str:
-    """A line of the table."""
-    return f"| {what} | {value_s:.2f} s | {bounds_s[0]:.2f} to {bounds_s[1]:.2f} s | {target} |"
-
-
-def queue(given: argparse.Namespace, root: Path) -> dict[str, Any]:
-    """Many different trials of an engine that takes 10 ms, as one study."""
-    import queued_trials  # beside this file
-
-    one = specification(given, queued_trials.ENGINE)
-    workloads = (replace(one.workload, seq_len=128 + number) for number in range(given.queue))
-    found = queued_trials.run_queue([replace(one, workload=workload) for workload in workloads], root)
-    return found | {"lines": queued_trials.table(found)}
-
-
-def main() -> None:
-    """Measures, prints, and writes what it found where `--out` says."""
-    parser = argparse.ArgumentParser()
+def _options(parser: ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="a device of the catalog")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--engine", default="torch")
     parser.add_argument("--fresh", type=int, default=3)
     parser.add_argument("--warm", type=int, default=10)
     parser.add_argument("--faults", action="store_true", help="also: what trials that fail cost the next one")
-    parser.add_argument("--queue", type=int, default=0, help="instead: so many trials of a 10 ms engine")
-    parser.add_argument("--storage", type=Path, help="of --queue: a folder to keep; the same command continues there")
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+
+
+@benchmark(
+    claim="A trial on warm workers costs little beside its steps, and a fraction of what a fresh Ray Train run costs.",
+    bar=f"warm below {WARM_BELOW_S['cpu']:g} s on cpu and {GPU_WARM_BELOW_S:g} s on GPUs; fresh over warm at least "
+    f"{RATIO_AT_LEAST:g}",
+    options=_options,
+)
+def main(given: Namespace) -> Found:
+    """Runs fresh and warm trials in one cluster."""
     device(given.device)  # a name nobody knows is said before Ray starts
     # The workers find this file as a module: its engine is named as a user names an own one.
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
     with tempfile.TemporaryDirectory(prefix="wattune-overhead-") as folder:
-        found = queue(given, given.storage or Path(folder)) if given.queue else compare(given, Path(folder))
-    lines = found.pop("lines")
-    head = (
-        f"{datetime.now(UTC):%Y-%m-%d}, {given.device} x{given.ranks}, {os.cpu_count()} processors (load "
-        f"{os.getloadavg()[0]:.1f}), Python {platform.python_version()}, torch {version('torch')}, Ray {version('ray')}"
-    )
-    text = "\n".join(["# What a trial costs beside its steps", "", head, "", *lines, ""])
-    if given.out:
-        given.out.write_text(text)
-    print(json.dumps(found | {"conditions": head}) if given.json else text)
+        return compare(given, Path(folder))
 
 
 if __name__ == "__main__":

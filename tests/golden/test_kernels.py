@@ -1,7 +1,7 @@
 """Kernel names and recorded traces: what they are, and where the step's time went.
 
-`kernels_cpu.json.gz` holds real traces of one step each over gloo (`benchmarks/record_kernels.py`), on two ranks of a
-machine that was busy otherwise: the figures say that reading does not change, not how fast anything is.
+`kernels_cpu.json.gz` holds real traces of one step each over gloo, on two ranks of a machine that was
+busy otherwise: the figures say that reading does not change, not how fast anything is.
 """
 
 import gzip
@@ -86,7 +86,7 @@ def test_only_stages_have_bubbles() -> None:
 
 
 def test_a_step_recorded_on_an_h200_is_explained() -> None:
-    """Two compiled steps of four Llama-3-8B-like layers, recorded by `benchmarks/engine_mfu.py` on 2026-11-21."""
+    """Two compiled steps of four Llama-3-8B-like layers, recorded on 2026-11-21."""
     trace: dict[str, Any] = json.loads(gzip.decompress((HERE / "kernels_h200.json.gz").read_bytes()))
     kernels = kernels_table(trace, [tuple(span) for span in trace["spans_ns"]], rank=0, devices_per_node=1)
     shares = parts(kernels, Plan(micro_batch_size=4), num_micro_batches=4)

@@ -1,12 +1,12 @@
-"""The simulated H200 against three recordings, with the figures `benchmarks/fit_simulated.py` prints.
+"""The simulated H200 against three recordings, with the figures `benchmarks/simulated_sensors.py` prints.
 
 Bounds are the worst error seen, rounded up. The promise to users is 15 % on what is asserted here; tp2pp2 was never
 looked at by the fit.
 """
 
-import fit_simulated as fit
 import numpy as np
 import pytest
+import simulated_sensors as fit
 
 from wattune.simulation.device_model import device_model
 

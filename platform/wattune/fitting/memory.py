@@ -98,8 +98,8 @@ def measured_excess(measured: Sequence[tuple[TrialSpec, float]], coefficients: M
     Only where `EXCESS_INTERVALS` are exceeded.
 
     The median over configurations counts. A smaller excess is scatter between plans: carrying it over raised the median
-    error of 45 trials on H200 from 0.4 % to 0.8 % (`benchmarks/predict_memory.py`). A larger one is what the counts do
-    not know, such as another version's buffers.
+    error of 45 trials on H200 from 0.4 % to 0.8 % (`benchmarks/results/prediction.md`). A larger one is what the counts
+    do not know, such as another version's buffers.
     """
     own = replace(coefficients, excess_bytes={})
     excess: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))

@@ -1,7 +1,7 @@
 """Physics of a simulated device, from work to power, clock and temperature; used by `wattune.simulation.sensors`.
 
 A model with a stated error, not truth: parameters are fitted to two recordings of one host and its error on a third is
-asserted (`benchmarks/fit_simulated.py`, `tests/golden/test_simulated_h200.py`): mean power of a device and 1 s peak of
+asserted (`tests/golden/test_simulated_h200.py`): mean power of a device and 1 s peak of
 the node within 5 %, rise of temperature within 10 %; the highest single 20 ms samples come out up to 20 % too high.
 All arrays are (devices, cells) on a common grid of `CELL_S` seconds; devices of one call share a node and its air.
 """
@@ -145,7 +145,7 @@ _H200 = DeviceModel(
         memory_tau_s=0.4,
         memory_sink_c_per_w=0.01044,
     ),
-    source="fitted to dp4 and square_inphase of tests/golden/h200x4 by benchmarks/fit_simulated.py; tested on tp2pp2",
+    source="fitted to dp4 and square_inphase of tests/golden/h200x4; tested on tp2pp2",
 )
 
 

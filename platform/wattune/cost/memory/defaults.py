@@ -18,7 +18,8 @@ H200: Final = MemoryCoefficients(
     reserved_frac=1.25,
     origin="measured here",
 )
-"""Fitted by `python benchmarks/predict_memory.py` to its trials on H200; errors are of configurations left out."""
+"""Fitted by `wattune.fitting.memory` to the trials on H200 of `benchmarks/data`. Errors are of configurations left
+out."""
 
 ELSEWHERE_ERROR_FACTOR: Final = 2.0
 """Widens intervals of devices without a measured peak: kernels there may keep other tensors."""

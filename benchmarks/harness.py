@@ -1,0 +1,212 @@
+"""The frame of every benchmark: a claim with its bar, options, conditions, turns in pairs, and rows with units.
+
+A script declares one function. The harness reads its command line, runs it, prints conditions, claim, bar and rows as
+Markdown, and ends with 1 where the bar is missed:
+
+    @benchmark(claim="Ten thousand trials are ranked in two seconds.", bar="wall time <= 2 s")
+    def main(given: Namespace) -> Found:
+        rows = Rows("what", "wall_s")
+        rows.add("rank", measured_s)
+        return Found(rows, missed=[] if measured_s <= 2 else [f"{measured_s:.1f} s"])
+
+    if __name__ == "__main__":
+        main()
+
+Every script has `--json` (one object on standard output), `--csv FILE` (its rows) and `--out FILE` (a page to fill in).
+"""
+
+import argparse
+import csv
+import inspect
+import json
+import os
+import platform
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import wraps
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+VERSIONS: Final = ("torch", "ray", "numpy", "pyarrow")
+RESAMPLES: Final = 2000
+UNITS: Final = {"frac": "", "ratio": "", "s": "s", "ms": "ms", "w": "W", "j": "J", "mb": "MB", "gb": "GB", "gib": "GiB"}
+"""Units by the ending of a column: `wall_s` is shown as "wall [s]"."""
+
+
+class Rows:
+    """A table: columns named with units, as a CSV has them and Markdown shows them."""
+
+    def __init__(self, *columns: str) -> None:
+        self.columns = columns
+        self.cells: list[tuple[Any, ...]] = []
+
+    def add(self, *cells: object) -> None:
+        """Adds a row, with a cell for every column."""
+        if len(cells) != len(self.columns):
+            raise ValueError(f"got {len(cells)} cells; the columns are {', '.join(self.columns)}")
+        self.cells.append(cells)
+
+    def markdown(self) -> str:
+        """Returns the table as Markdown, numbers with four digits."""
+        lines = [map(_heading, self.columns), ["---"] * len(self.columns), *(map(_shown, row) for row in self.cells)]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    def write(self, path: Path) -> None:
+        """Writes the table as CSV."""
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(self.columns)
+            writer.writerows([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row] for row in self.cells)
+
+    def objects(self) -> list[dict[str, Any]]:
+        """Returns the rows by column."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.cells]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The finding of a benchmark: a table, sentences under it, and in what it missed its bar."""
+
+    rows: Rows
+    notes: Sequence[str] = ()
+    missed: Sequence[str] = ()
+    more: dict[str, Any] = field(default_factory=dict)
+    """Facts that `--json` has beside the rows."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Of two ways, a over b with the 95 % interval of its bootstrap."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """Returns it as a page shows it."""
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+def _middle(values: np.ndarray) -> float:
+    quarter = len(values) // 4
+    return float(np.sort(values)[quarter : len(values) - quarter].mean())
+
+
+def ratio_of(a: Sequence[float], b: Sequence[float]) -> Ratio:
+    """Returns the ratio of pairs that were measured side by side: the mean of the middle half of its logarithms."""
+    logs, draws = np.log(np.asarray(a, float) / np.asarray(b, float)), np.random.default_rng(0)
+    drawn = [_middle(draws.choice(logs, len(logs))) for _ in range(RESAMPLES)]
+    value, low, high = (float(np.exp(one)) for one in (_middle(logs), *np.quantile(drawn, [0.025, 0.975])))
+    return Ratio(value, low, high)
+
+
+def turns(a: Callable[[], float], b: Callable[[], float], count: int) -> tuple[list[float], list[float]]:
+    """Runs two ways in turns, every second pair the other way round: a drift of the machine meets both alike."""
+    found: tuple[list[float], list[float]] = ([], [])
+    for pair in range(count):
+        for side in (0, 1) if pair % 2 == 0 else (1, 0):
+            found[side].append((a, b)[side]())
+    return found
+
+
+def seconds(work: Callable[[], object], times: int = 1) -> list[float]:
+    """Returns the wall time of each run of some work."""
+    walls = []
+    for _ in range(times):
+        begin_s = time.perf_counter()
+        work()
+        walls.append(time.perf_counter() - begin_s)
+    return walls
+
+
+def conditions() -> str:
+    """Says when, on what, and by which versions something was measured."""
+    said = [f"{datetime.now(UTC):%Y-%m-%d}", f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}"]
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        driver = Path("/proc/driver/nvidia/version").read_text().split("\n")[0].split("Module")[-1].split()[0]
+        said.append(f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}, driver {driver}")
+    return ", ".join([*said, f"Python {platform.python_version()}", *_versions(VERSIONS)])
+
+
+def header(claim: str, bar: str) -> None:
+    """Says conditions, claim and bar, for a script whose command line is its own."""
+    print(f"{conditions()}\nclaim: {claim}\nbar:   {bar}", file=sys.stderr, flush=True)
+
+
+def benchmark(
+    claim: str, bar: str, options: Callable[[ArgumentParser], None] = lambda _: None
+) -> Callable[[Callable[[Namespace], Found]], Callable[..., None]]:
+    """Makes a script's command of a function that measures.
+
+    Args:
+        claim: What is claimed, a sentence.
+        bar: The figure that decides it.
+        options: Adds the script's own options.
+    """
+
+    def wrap(measure: Callable[[Namespace], Found]) -> Callable[..., None]:
+        @wraps(measure)
+        def main(arguments: Sequence[str] | None = None) -> None:
+            text = inspect.getdoc(inspect.getmodule(measure)) or ""
+            parser = ArgumentParser(
+                description=f"{text}\n\nClaim: {claim}\nBar:   {bar}",
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+            )
+            options(parser)
+            parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+            parser.add_argument("--csv", type=Path, help="file for the rows")
+            parser.add_argument("--out", type=Path, help="file for a page: claim, setup, result")
+            given = parser.parse_args(arguments)
+            where = conditions()
+            found = measure(given)
+            _report(given, found, (claim, bar, where))
+            sys.exit(1 if found.missed else 0)
+
+        return main
+
+    return wrap
+
+
+def _report(given: Namespace, found: Found, said: tuple[str, str, str]) -> None:
+    claim, bar, where = said
+    verdict = f"missed: {'; '.join(found.missed)}" if found.missed else "met"
+    if given.csv:
+        found.rows.write(given.csv)
+    lines = [found.rows.markdown(), *found.notes]
+    if given.out:
+        command = f"```\npython {' '.join(sys.argv)}\n```"
+        parts = {"Claim": f"{claim} Bar: {bar}.", "Setup": f"- {where}", "Result": "\n\n".join(lines), "Limits": "..."}
+        sections = [f"## {name}\n\n{text}" for name, text in (parts | {"Reproduce": command}).items()]
+        given.out.write_text("\n\n".join([f"# {Path(sys.argv[0]).stem}", *sections]) + "\n")
+    if given.json:
+        one = {"claim": claim, "bar": bar, "missed": list(found.missed), "conditions": where}
+        print(json.dumps(one | {"rows": found.rows.objects()} | found.more))
+    else:
+        print("\n".join([where, f"claim: {claim}", f"bar:   {bar}: {verdict}", "", *lines]))
+
+
+def _heading(column: str) -> str:
+    name, _, unit = column.rpartition("_")
+    return f"{name.replace('_', ' ')} [{UNITS[unit]}]" if UNITS.get(unit) and name else column.replace("_", " ")
+
+
+def _shown(cell: object) -> str:
+    return "" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+
+
+def _versions(names: Iterable[str]) -> list[str]:
+    found = []
+    for name in names:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return found
