@@ -22,7 +22,6 @@ import json
 import os
 import platform
 import sys
-import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -114,16 +113,6 @@ def turns(a: Callable[[], float], b: Callable[[], float], count: int) -> tuple[l
         for side in (0, 1) if pair % 2 == 0 else (1, 0):
             found[side].append((a, b)[side]())
     return found
-
-
-def seconds(work: Callable[[], object], times: int = 1) -> list[float]:
-    """Returns the wall time of each run of some work."""
-    walls = []
-    for _ in range(times):
-        begin_s = time.perf_counter()
-        work()
-        walls.append(time.perf_counter() - begin_s)
-    return walls
 
 
 def conditions() -> str:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 from harness import Found, Rows, benchmark
 
@@ -34,7 +35,6 @@ from wattune.ranking.order import Ranking
 from wattune.ranking.sources import Source, rank_sources
 from wattune.ranking.table import to_csv, to_table
 from wattune.run import Run, RunStatus
-from wattune.storage.digests import digests_of, with_digest
 from wattune.storage.study import StudyFolder
 from wattune.tracking.run import TRIAL_TAG, read_run
 from wattune.tracking.store import Store, default_uri, search
@@ -99,13 +99,13 @@ def results() -> list[tuple[TrialSpec, Run]]:
 
 
 def write_folder(storage: Path, pairs: list[tuple[TrialSpec, Run]]) -> StudyFolder:
-    """The study folder, without the syncs to disk that finished trials are written with."""
+    """Writes the study folder, without the syncs to disk that finished trials are written with."""
     study = StudyFolder.create(storage, "ten_thousand", DOCUMENT)
-    for spec, result in pairs:
-        folder = study.trial(result.trial_id, result.repeat).path
-        folder.mkdir(parents=True)
-        (folder / "spec.json").write_text(json.dumps(spec.to_json(), indent=1, sort_keys=True) + "\n")
-        (folder / "run.json").write_bytes(with_digest({**result.to_json(), "files": digests_of(folder, "run.json")}))
+    with patch("os.fsync"):
+        for spec, result in pairs:
+            folder = study.trial(result.trial_id, result.repeat)
+            folder.write_spec(spec)
+            folder.write_result(result)
     return study
 
 
