@@ -185,7 +185,7 @@ def variants(case: Case) -> dict[str, Callable[[Problem], Strategy]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Replay:
     """One replay: the trials in order."""
 
     trials: tuple[Trial, ...]
@@ -204,7 +204,7 @@ class Run:
 
 def replay(
     make: Callable[[Problem], Strategy], case: Case, seed: int, most: int, promote_frac: float | None = None
-) -> Run:
+) -> Replay:
     """Runs a strategy on a table, one trial after another, until it stops or has proposed so many.
 
     Args:
@@ -261,7 +261,7 @@ def replay(
         strategy.tell(spec, result)
         if is_new and isinstance(strategy, ModelGuided) and len(proposed) == min(PAIRS_AFTER, len(trials) // 2):
             pairs_frac = surrogate_pairs(case, strategy, trials, proposed)
-    return Run(
+    return Replay(
         trials=tuple(done),
         costs_s=tuple(costs),
         num_bursts=0 if ladder is None else len(proposed),
@@ -308,14 +308,14 @@ def pairwise_accuracy(case: Case) -> float | None:
     return sum(pairs) / len(pairs) if pairs else None
 
 
-def curve(case: Case, run: Run, best: float, most: int) -> list[float]:
+def curve(case: Case, run: Replay, best: float, most: int) -> list[float]:
     """The regret after each full measurement; a run that stopped stays where it was."""
     values = itertools.accumulate((case.value(trial) for trial in run.trials), max)
     regrets = [case.regret(value, best) for value in values]
     return regrets + (regrets[-1:] or [math.inf]) * (most - len(regrets))
 
 
-def figures(case: Case, strategy: str, runs: Sequence[Run], most: int, power: str) -> dict[str, Any]:
+def figures(case: Case, strategy: str, runs: Sequence[Replay], most: int, power: str) -> dict[str, Any]:
     """Computes a row of the table: quantiles over the seeds."""
     best = max(map(case.value, case.trials))
     found, costs = [], []
@@ -364,7 +364,7 @@ def _short(number: float) -> float | str:
     return float(f"{number:.3g}") if math.isfinite(number) else ""
 
 
-def _hypervolume_frac(case: Case, runs: Sequence[Run], power: str) -> float | str:
+def _hypervolume_frac(case: Case, runs: Sequence[Replay], power: str) -> float | str:
     """Median share of the table's hypervolume of objective against power that the runs found."""
     name, sign = case.question.objective.metric, 1.0 if case.question.objective.maximize else -1.0
 
