@@ -3,21 +3,17 @@
 
     python benchmarks/predict_power.py          # prints the errors and the coefficients to ship
 
-Temperature is held to recordings, in `tests/golden/test_predicted_power.py`, which reads them here.
+Temperature is held to recordings in `tests/golden/test_predicted_power.py`.
 """
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import measured_tables
 import numpy as np
 import numpy.typing as npt
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from harness import Found, Rows, benchmark
-from host_temperature import Trace
 
 from wattune.catalog.hardware import DEVICES
 from wattune.cost.coefficients import PowerCoefficients
@@ -30,20 +26,14 @@ from wattune.fitting.power import (
     with_intervals,
     with_solved_clock,
 )
-from wattune.units import NS_PER_S
 
 Array = npt.NDArray[np.float64]
 Trials = Sequence[Mapping[str, Any]]
 
-ROOT: Final = Path(__file__).parent.parent
-DATA: Final = ROOT / "benchmarks" / "data"
-GOLDEN: Final = ROOT / "tests" / "golden" / "h200x4"
 H200: Final = DEVICES["h200_sxm"]
 LIMIT_W: Final = 700.0
 METRICS: Final = ("device_power_mean_w", "node_device_power_peak_1s_w", "energy_per_token_j", "clock_deficit_frac")
 BARS: Final = {"device_power_mean_w": 0.05, "node_device_power_peak_1s_w": 0.05, "energy_per_token_j": 0.06}
-SOAK_FITTED_S: Final = 64
-"""Seconds of the recording under constant load that are fitted to: half a minute of rest and half a minute of load."""
 
 
 def trials() -> list[dict[str, Any]]:
@@ -104,40 +94,6 @@ def off(values: Array, actual: Array, metric: str) -> Array:
     """Returns the errors of a metric: relative, of a deficit of the clock as they are."""
     error = np.abs(values - actual)
     return error if metric == "clock_deficit_frac" else error / actual
-
-
-def recording(name: str) -> Trace:
-    """Reads a recording of four H200s as means over each second."""
-    folder = GOLDEN / name / "telemetry" / "node0"
-    ring, fast = (pq.read_table(folder / f"{tier}.parquet") for tier in ("ring", "fast"))
-    offset_ns = fast["wall_ns"][0].as_py() - fast["mono_ns"][0].as_py()
-    names = sorted(pc.unique(fast["device"].cast("string")).to_pylist())
-    first_s = fast["mono_ns"].to_numpy().min() / NS_PER_S + 0.5
-    seconds = int(fast["mono_ns"].to_numpy().max() / NS_PER_S - first_s) - 1
-    powers, temps = [], []
-    for device in names:
-        rows = ring.filter(pc.equal(ring["device"].cast("string"), device))
-        at_s, once = np.unique((rows["sensor_ns"].to_numpy() - offset_ns) / NS_PER_S, return_index=True)
-        watts = rows["power_w"].to_numpy()[once].astype(np.float64)
-        joules = np.append(0.0, np.cumsum(np.diff(at_s) * (watts[1:] + watts[:-1]) / 2))
-        powers.append(np.diff(np.interp(first_s + np.arange(seconds + 1), at_s, joules)))
-        rows = fast.filter(pc.equal(fast["device"].cast("string"), device))
-        cell = np.floor(rows["mono_ns"].to_numpy() / NS_PER_S - first_s).astype(int)
-        value = rows["gpu_temp_c"].to_numpy().astype(np.float64)
-        temps.append([value[cell == second].mean() for second in range(seconds)])
-    return Trace(power_w=np.stack(powers), temp_c=np.array(temps))
-
-
-def study_trace(name: str = "moe_ep_h200x4") -> Trace:
-    """Reads a series of `benchmarks/data/temperature`: by default eight minutes of 21 trials on another host."""
-    table = pq.read_table(DATA / "temperature" / f"{name}.parquet")
-    names = sorted(pc.unique(table["device"].cast("string")).to_pylist())
-    rows = [table.filter(pc.equal(table["device"].cast("string"), name)).sort_by("second") for name in names]
-    power_w, temp_c = (
-        np.stack([each[name].to_numpy(zero_copy_only=False).astype(np.float64) for each in rows])
-        for name in ("power_w", "gpu_temp_c")
-    )
-    return Trace(power_w=power_w, temp_c=temp_c)
 
 
 @benchmark(

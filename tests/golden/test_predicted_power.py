@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import predict_power as script
 import pytest
-from host_temperature import Trace, fit_temperature, run
+from host_temperature import Trace, fit_temperature, recording, run, study_trace
 
 from wattune.cost.power import H200 as POWER
 from wattune.cost.temperature import H200 as THERMAL
@@ -54,14 +54,14 @@ def test_shipped_coefficients_are_the_fit(rows):
 
 
 def test_a_recording_left_out_is_within_two_kelvin():
-    seen = [script.recording(name) for name in ("dp4", "square_inphase")]
-    other = script.recording("tp2pp2")
+    seen = [recording(name) for name in ("dp4", "square_inphase")]
+    other = recording("tp2pp2")
     error = run(fit_temperature(seen, THERMAL), other.power_w) - other.temp_c
     assert np.nanpercentile(np.abs(error), 95) < 2
 
 
 def test_four_minutes_left_out_are_within_two_kelvin():
-    study = script.study_trace()
+    study = study_trace()
     half = study.power_w.shape[1] // 2
     fit = fit_temperature([Trace(power_w=study.power_w[:, :half], temp_c=study.temp_c[:, :half])], THERMAL)
     error = (run(fit, study.power_w) - study.temp_c)[:, half:]
@@ -70,8 +70,8 @@ def test_four_minutes_left_out_are_within_two_kelvin():
 
 
 def test_the_steady_temperature_follows_from_half_a_minute_of_load():
-    soak = script.study_trace("soak_llama_h200x2")
-    first = script.SOAK_FITTED_S
+    soak = study_trace("soak_llama_h200x2")
+    first = 64  # seconds: half a minute of rest and half a minute of load
     fit = fit_temperature([Trace(power_w=soak.power_w[:, :first], temp_c=soak.temp_c[:, :first])], THERMAL)
     error = (run(fit, soak.power_w) - soak.temp_c)[:, first:]
     assert error.shape[1] > 150, "three minutes of constant load, the last of them steady"

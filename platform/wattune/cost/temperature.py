@@ -29,7 +29,7 @@ H200: Final = ThermalCoefficients(
     origin="measured here",
     error_k=8.0,  # half the distance of the two hosts' inlets, doubled; 4 K remain where the inlet is known
 )
-"""Fitted to eight minutes of varying load on four H200s by `wattune.fitting.temperature`. On another host, fitted
+"""Fitted to eight minutes of varying load on four H200s (`tests/fakes/host_temperature.py`). On another host, fitted
 apart, the warmest slot has the same sum of resistances within 2 %."""
 
 H200_LIMIT_W: Final = 700.0

@@ -2,13 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from wattune.arrays import Floats
 from wattune.cost.coefficients import ThermalCoefficients
 from wattune.fitting.least_squares import least_squares
+from wattune.units import NS_PER_S
+
+ROOT: Final = Path(__file__).parents[2]
 
 CELL_S: Final = 1.0
 """Grid of a trace: core temperatures are whole degrees and move within seconds."""
@@ -126,3 +132,37 @@ def with_inlet_at_rest(fit: HostFit, trace: Trace, rest_cells: int) -> HostFit:
     rest = Trace(power_w=trace.power_w[:, :rest_cells], temp_c=trace.temp_c[:, :rest_cells])
     excess_k = float(np.nanmean(rest.temp_c - run(fit, rest.power_w)))
     return replace(fit, coefficients=replace(fit.coefficients, inlet_c=fit.coefficients.inlet_c + excess_k))
+
+
+def recording(name: str) -> Trace:
+    """Reads a recording of four H200s as means over each second."""
+    folder = ROOT / "tests" / "golden" / "h200x4" / name / "telemetry" / "node0"
+    ring, fast = (pq.read_table(folder / f"{tier}.parquet") for tier in ("ring", "fast"))
+    offset_ns = fast["wall_ns"][0].as_py() - fast["mono_ns"][0].as_py()
+    names = sorted(pc.unique(fast["device"].cast("string")).to_pylist())
+    first_s = fast["mono_ns"].to_numpy().min() / NS_PER_S + 0.5
+    seconds = int(fast["mono_ns"].to_numpy().max() / NS_PER_S - first_s) - 1
+    powers, temps = [], []
+    for device in names:
+        rows = ring.filter(pc.equal(ring["device"].cast("string"), device))
+        at_s, once = np.unique((rows["sensor_ns"].to_numpy() - offset_ns) / NS_PER_S, return_index=True)
+        watts = rows["power_w"].to_numpy()[once].astype(np.float64)
+        joules = np.append(0.0, np.cumsum(np.diff(at_s) * (watts[1:] + watts[:-1]) / 2))
+        powers.append(np.diff(np.interp(first_s + np.arange(seconds + 1), at_s, joules)))
+        rows = fast.filter(pc.equal(fast["device"].cast("string"), device))
+        cell = np.floor(rows["mono_ns"].to_numpy() / NS_PER_S - first_s).astype(int)
+        value = rows["gpu_temp_c"].to_numpy().astype(np.float64)
+        temps.append([value[cell == second].mean() for second in range(seconds)])
+    return Trace(power_w=np.stack(powers), temp_c=np.array(temps))
+
+
+def study_trace(name: str = "moe_ep_h200x4") -> Trace:
+    """Reads a series of `benchmarks/data/temperature`: by default eight minutes of 21 trials on another host."""
+    table = pq.read_table(ROOT / "benchmarks" / "data" / "temperature" / f"{name}.parquet")
+    names = sorted(pc.unique(table["device"].cast("string")).to_pylist())
+    rows = [table.filter(pc.equal(table["device"].cast("string"), name)).sort_by("second") for name in names]
+    power_w, temp_c = (
+        np.stack([each[name].to_numpy(zero_copy_only=False).astype(np.float64) for each in rows])
+        for name in ("power_w", "gpu_temp_c")
+    )
+    return Trace(power_w=power_w, temp_c=temp_c)
