@@ -9,8 +9,8 @@ from made_trials import FASTEST, LEAST_ENERGY, POWER, asked, speed, trial
 from wattune.objective import Question, parse_constraint, parse_varied
 from wattune.ranking.frontier import Unmeasured, frontier, usual_range
 from wattune.ranking.posterior import Posterior
-from wattune.search.strategies.prediction import Predicted, Predictions
-from wattune.search.strategies.surrogate import Quantity
+from wattune.search.strategies.prediction import Predictions
+from wattune.search.strategies.surrogate import Belief, Quantity
 from wattune.storage.study import UnreadableTrial
 
 VARIED = parse_varied("node_device_power_peak_1s_w <= 1800..2600 step 200")
@@ -198,11 +198,11 @@ def test_less_is_better_where_the_objective_is_minimized() -> None:
 def test_predicted_plans_are_likely_feasible_ones_and_never_measured_ones() -> None:
     specs = [trial(number)[0] for number in (5, 6, 7)]
     predictions = Predictions(
-        objective=Predicted(mean=np.log([900.0, 1300.0, 2000.0]), std=np.full(3, 0.02), noise=0.01, is_log=True),
+        objective=Belief(mean=np.log([900.0, 1300.0, 2000.0]), std=np.full(3, 0.02), noise=0.01, is_log=True),
         sign=1.0,
         best=None,
         bounded={
-            Quantity(metric=POWER.metric): Predicted(
+            Quantity(metric=POWER.metric): Belief(
                 mean=np.log([1500.0, 2000.0, 3000.0]), std=np.full(3, 0.02), noise=0.01, is_log=True
             )
         },
@@ -240,7 +240,7 @@ def test_a_range_that_nobody_chose_spans_what_was_measured_in_round_steps(text) 
 def test_measured_and_predicted_plans_of_other_sizes_have_other_names() -> None:
     spec = of_work([trial(1)], seq_len=8192)[0][0]
     predictions = Predictions(
-        objective=Predicted(mean=np.log([1300.0]), std=np.full(1, 0.02), noise=0.01, is_log=True),
+        objective=Belief(mean=np.log([1300.0]), std=np.full(1, 0.02), noise=0.01, is_log=True),
         sign=1.0,
         best=None,
         bounded={},

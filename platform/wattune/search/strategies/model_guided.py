@@ -17,9 +17,9 @@ from wattune.run import Run, RunStatus
 from wattune.search.strategies.acquisition import log_expected_improvement, log_probability
 from wattune.search.strategies.features import make_features
 from wattune.search.strategies.gaussian_process import GaussianProcess, Vector
-from wattune.search.strategies.prediction import Predicted, Prediction, Predictions, log_joint
+from wattune.search.strategies.prediction import Prediction, Predictions, log_joint
 from wattune.search.strategies.protocol import FAILED, TEACHES_NOTHING, Observation, Problem, draw
-from wattune.search.strategies.surrogate import Quantity, Surrogate
+from wattune.search.strategies.surrogate import Belief, Quantity, Surrogate
 from wattune.trial import TrialSpec
 
 LEAST_FEASIBLE: Final = 0.05
@@ -179,14 +179,13 @@ class ModelGuided:
         bounds = self._updated_bounds()
         rows = np.array([self._index[spec] for spec in specs], dtype=np.intp)
 
-        def predicted(surrogate: Surrogate) -> Predicted:
-            belief = surrogate.believe(surrogate.process(_NO_ROWS), rows)
-            return Predicted(mean=belief.mean, std=belief.std, noise=surrogate.noise, is_log=surrogate.is_log)
+        def predicted(surrogate: Surrogate) -> Belief:
+            return surrogate.believe(surrogate.process(_NO_ROWS), rows)
 
         own = {id(bound) for bound in self._bounds}
         runs = []
         for bound in (one for one in bounds if id(one) not in own):
-            belief = bound.surrogate.believe(bound.surrogate.process(_NO_ROWS), rows)
+            belief = predicted(bound.surrogate)
             runs.append(bound.log_probability(belief.mean, belief.std))
         return Predictions(
             objective=predicted(self._objective),

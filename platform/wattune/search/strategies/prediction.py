@@ -8,56 +8,14 @@ from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from wattune.intervals import NORMAL_95
 from wattune.objective import Constraint
 from wattune.search.strategies.acquisition import log_expected_improvement, log_probability
 from wattune.search.strategies.gaussian_process import Vector
-from wattune.search.strategies.surrogate import Quantity
+from wattune.search.strategies.surrogate import Belief, Quantity
 from wattune.trial import TrialSpec
 
 PREDICTED_TAG: Final = "predicted"
 """Tag of a trial's result: the prediction of its first run, as `Prediction.tag` writes it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Predicted:
-    """Normal belief in one quantity of candidates, one row each: in its logarithm where `is_log`."""
-
-    mean: Vector
-    std: Vector
-    """Of the quantity itself."""
-    noise: float
-    """Standard deviation that one measurement adds."""
-    is_log: bool
-
-    @property
-    def value(self) -> Vector:
-        """The median."""
-        return self._unit(self.mean)
-
-    @property
-    def low(self) -> Vector:
-        """Low end of the 95 % interval of the next measurement."""
-        return self._unit(self.mean - NORMAL_95 * self._spread)
-
-    @property
-    def high(self) -> Vector:
-        """High end of it."""
-        return self._unit(self.mean + NORMAL_95 * self._spread)
-
-    @property
-    def _spread(self) -> Vector:
-        return np.asarray(np.hypot(self.std, self.noise))
-
-    def _unit(self, numbers: Vector) -> Vector:
-        return np.exp(numbers) if self.is_log else numbers
-
-    def log_within(self, operator: str, bound: float) -> Vector:
-        """Computes the log of the probability that the next measurement is within a bound."""
-        if self.is_log and bound <= 0:
-            return np.full(len(self.mean), -math.inf if operator.startswith("<") else 0.0)
-        z = ((math.log(bound) if self.is_log else bound) - self.mean) / self._spread
-        return log_probability(z if operator.startswith("<") else -z)
 
 
 def log_joint(logs: Sequence[Vector]) -> Vector:
@@ -116,12 +74,12 @@ def prediction_tag(strategy: object, spec: TrialSpec) -> str:
 class Predictions:
     """Everything that a model predicts of candidates, one row each."""
 
-    objective: Predicted
+    objective: Belief
     sign: float
     """1 where more of the objective is better, else -1."""
     best: float | None
     """The objective of the best trial measured to hold every bound, in the units of `objective.mean` times `sign`."""
-    bounded: Mapping[Quantity, Predicted]
+    bounded: Mapping[Quantity, Belief]
     """Quantities that bounds are on, where anything is known of them."""
     log_runs: Sequence[Vector]
     """Logs of the probabilities that the trial completes, of which one is about memory and one about failures."""

@@ -9,6 +9,8 @@ from typing import Final
 import numpy as np
 
 from wattune.arrays import Indices
+from wattune.intervals import NORMAL_95
+from wattune.search.strategies.acquisition import log_probability
 from wattune.search.strategies.features import Features
 from wattune.search.strategies.gaussian_process import GaussianProcess, Hyperprior, Vector, condition, fit
 
@@ -32,12 +34,45 @@ _REFIT_AT: Final = 1.1
 """Growth of the number of observations after which hyperparameters are fitted again."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Belief:
-    """Means and standard deviations of rows, in the units that the surrogate works in."""
+    """Normal belief in one quantity of candidates, one row each: in its logarithm where `is_log`."""
 
     mean: Vector
     std: Vector
+    """Of the quantity itself."""
+    noise: float
+    """Standard deviation that one measurement adds."""
+    is_log: bool
+
+    @property
+    def value(self) -> Vector:
+        """The median."""
+        return self._unit(self.mean)
+
+    @property
+    def low(self) -> Vector:
+        """Low end of the 95 % interval of the next measurement."""
+        return self._unit(self.mean - NORMAL_95 * self._spread)
+
+    @property
+    def high(self) -> Vector:
+        """High end of it."""
+        return self._unit(self.mean + NORMAL_95 * self._spread)
+
+    @property
+    def _spread(self) -> Vector:
+        return np.asarray(np.hypot(self.std, self.noise))
+
+    def _unit(self, numbers: Vector) -> Vector:
+        return np.exp(numbers) if self.is_log else numbers
+
+    def log_within(self, operator: str, bound: float) -> Vector:
+        """Computes the log of the probability that the next measurement is within a bound."""
+        if self.is_log and bound <= 0:
+            return np.full(len(self.mean), -math.inf if operator.startswith("<") else 0.0)
+        z = ((math.log(bound) if self.is_log else bound) - self.mean) / self._spread
+        return log_probability(z if operator.startswith("<") else -z)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +176,7 @@ class Surrogate:
         """Predicts rows by a posterior of this surrogate."""
         mean, std = process.predict(rows)
         assert self._offset is not None
-        return Belief(mean + self._offset[rows], std)
+        return Belief(mean=mean + self._offset[rows], std=std, noise=self._noise, is_log=self._is_log)
 
     def offset(self, rows: Indices) -> Vector:
         """The prior mean of rows, which the posterior's means are added to."""

@@ -9,7 +9,8 @@ from known_space import BEST, POWER, SPECS, is_feasible, metrics, problem, resul
 from wattune.objective import parse_constraint
 from wattune.search.strategies.listed import Random
 from wattune.search.strategies.model_guided import NUM_DRAWN, ModelGuided
-from wattune.search.strategies.prediction import Predicted, Prediction, log_joint, prediction_tag
+from wattune.search.strategies.prediction import Prediction, log_joint, prediction_tag
+from wattune.search.strategies.surrogate import Belief
 
 
 def searched(num_trials: int, **changed) -> tuple[ModelGuided, list[tuple[Prediction, float]]]:
@@ -25,7 +26,7 @@ def searched(num_trials: int, **changed) -> tuple[ModelGuided, list[tuple[Predic
 
 
 def test_an_interval_of_a_logarithm_lies_about_its_median_by_a_factor() -> None:
-    one = Predicted(mean=np.log([100.0]), std=np.array([0.03]), noise=0.04, is_log=True)
+    one = Belief(mean=np.log([100.0]), std=np.array([0.03]), noise=0.04, is_log=True)
     assert one.value[0] == pytest.approx(100.0)
     assert one.high[0] / one.value[0] == pytest.approx(math.exp(1.96 * 0.05), rel=1e-4)
     assert one.low[0] * one.high[0] == pytest.approx(100.0**2)
@@ -33,7 +34,7 @@ def test_an_interval_of_a_logarithm_lies_about_its_median_by_a_factor() -> None:
 
 @pytest.mark.parametrize(("operator", "bound", "expected"), [("<=", 110.0, 0.977), (">=", 110.0, 0.023), ("<", 0, 0.0)])
 def test_the_probability_of_a_bound_is_that_of_the_next_measurement(operator, bound, expected) -> None:
-    one = Predicted(mean=np.array([100.0]), std=np.array([3.0]), noise=4.0, is_log=False)
+    one = Belief(mean=np.array([100.0]), std=np.array([3.0]), noise=4.0, is_log=False)
     assert np.exp(one.log_within(operator, bound))[0] == pytest.approx(expected, abs=1e-3)
 
 
