@@ -39,7 +39,8 @@ STUDY_FILES: Final = {
     "trials/<trial_id>-<repeat>/attempts/<n>/...": "The files of an attempt that did not count.",
 }
 STORAGE_FILES: Final = {
-    "recordings/<name>/manifest.json": "The command of a recording, its window, and the digests of its files.",
+    "recordings/<name>/manifest.json": "The command of a recording and its window, from the start on.",
+    "recordings/<name>/run.json": "What came of it, as in a trial. It is written last.",
     "recordings/<name>/telemetry/<node>/<tier>.parquet": "As in a trial.",
     "recordings/<name>/telemetry/<node>/manifest.json": "As in a trial.",
     "calibration/<device_uuid>.json": "What `wattune calibrate` measured of one device's sensors.",
@@ -67,7 +68,8 @@ OBJECTS: Final[dict[str, dict[str, str]]] = {
         "tags": "Facts that are no numbers: engine, device, versions, commit, `simulated`.",
         "start_wall_ns": "Start, Unix time in nanoseconds.",
         "end_wall_ns": "End, likewise.",
-        "files": "Digest of every file of the trial, by path.",
+        "recorded": "Of a recording: command, exit code, machine, windows, energy, steps, devices. Absent of a trial.",
+        "files": "Digest of every file of the run, by path.",
         "accepted": "Files that were edited on purpose (`wattune analyze --accept`). Absent where none was.",
         "digest": "Digest of this file itself.",
     },

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from wattune.api import load_study as load_study
     from wattune.api import plan as plan
     from wattune.api import rank as rank
-    from wattune.api import rank_recordings as rank_recordings
     from wattune.api import record as record
     from wattune.api import run_study as run_study
     from wattune.api import suggest as suggest
@@ -27,23 +26,18 @@ if TYPE_CHECKING:
     from wattune.ranking.comparison import Comparison as Comparison
     from wattune.ranking.frontier import Frontier as Frontier
     from wattune.ranking.order import Ranking as Ranking
-    from wattune.ranking.recordings import RecordingRanking as RecordingRanking
     from wattune.ranking.suggestions import Suggestions as Suggestions
-    from wattune.recording.recording import Recording as Recording
     from wattune.run import Run as Run
     from wattune.trial import TrialSpec as TrialSpec
 
 _HOMES: Final = {
-    "wattune.api": "compare frontier load_study plan rank rank_recordings record run_study suggest Study StudyOutcome "
-    "StudyPlan Trial",
+    "wattune.api": "compare frontier load_study plan rank record run_study suggest Study StudyOutcome StudyPlan Trial",
     "wattune.errors": "WattuneError",
     "wattune.ranking.assessment": "RankedTrial",
     "wattune.ranking.comparison": "Comparison",
     "wattune.ranking.frontier": "Frontier",
     "wattune.ranking.order": "Ranking",
-    "wattune.ranking.recordings": "RecordingRanking",
     "wattune.ranking.suggestions": "Suggestions",
-    "wattune.recording.recording": "Recording",
     "wattune.run": "Run",
     "wattune.trial": "TrialSpec",
 }
@@ -53,8 +47,6 @@ __all__ = [
     "Frontier",
     "RankedTrial",
     "Ranking",
-    "Recording",
-    "RecordingRanking",
     "Run",
     "Study",
     "StudyOutcome",
@@ -69,7 +61,6 @@ __all__ = [
     "load_study",
     "plan",
     "rank",
-    "rank_recordings",
     "record",
     "run_study",
     "suggest",

@@ -1,20 +1,15 @@
 """Analysis of a trial's or recording's folder, from its files alone."""
 
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from wattune.analysis.detail import Detail, detail_of
-from wattune.analysis.signals.readings import HOST
 from wattune.analysis.summary import IMPOSSIBLE, Summary, impossible, summarize
 from wattune.errors import ImpossibleValueError, PlanError
-from wattune.ranking.comparison import Recorded
-from wattune.ranking.recordings import recorded_of
 from wattune.recording.recording import load
 from wattune.storage.digests import NO_DIGESTS, FileCheck
-from wattune.storage.measured import RESULT, MeasuredFolder, RecordingFolder
+from wattune.storage.measured import MeasuredFolder
 from wattune.storage.study import TrialFolder
 
 
@@ -77,50 +72,10 @@ def inspect(path: Path, *, accept: bool = False) -> Analysis:
     """
     if not path.is_dir():
         raise PlanError(f"{path} is not a folder; give a trial's or a recording's folder")
-    accepted = _accept(path) if accept else ()
+    accepted = TrialFolder(path).accept() if accept else ()
     files, unreadable = _checked(path)
     found = _inspected(path, files)
     return replace(found, files=files, accepted=accepted, unreadable=unreadable)
-
-
-def recorded(path: Path) -> Recorded:
-    """Reads a recording as it is ranked and compared: its command, its machine, and its figures.
-
-    Raises:
-        PlanError: There is no recording, or it has no measured data.
-        TelemetryError: A table or manifest in it cannot be read, or a file does not agree with its digest.
-    """
-    summary = inspect(path).summary
-    folder = RecordingFolder(path)
-    facts, manifests = folder.facts(), folder.manifests()
-    return recorded_of(
-        name=path.name,
-        place=str(path),
-        facts=facts,
-        machine=_machine(facts, manifests),
-        metrics=summary.metrics,
-        quality=summary.quality,
-        quality_reasons=summary.quality_reasons,
-        tags=summary.tags,
-    )
-
-
-def _machine(facts: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Describes nodes, devices, driver and sensors of a recording in words."""
-    listed = [one for manifest in manifests.values() for key, one in manifest.get("devices", {}).items() if key != HOST]
-    names = Counter(str(one.get("name") or "device") for one in listed)
-    drivers = {str(one["driver"]) for one in listed if one.get("driver")}
-    found = {
-        "node": str(facts.get("node") or ", ".join(manifests)),
-        "devices": ", ".join(f"{count} x {name}" for name, count in sorted(names.items())) or "none",
-        "driver": ", ".join(sorted(drivers)),
-        "sensors": ", ".join(sorted({str(one["backend"]) for one in listed if one.get("backend")})),
-    }
-    return {name: text for name, text in found.items() if text}
-
-
-def _accept(path: Path) -> tuple[str, ...]:
-    return TrialFolder(path).accept() if (path / RESULT).exists() else RecordingFolder(path).accept()
 
 
 def _checked(path: Path) -> tuple[FileCheck, str]:

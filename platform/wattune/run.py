@@ -57,11 +57,61 @@ class RunStatus(StrEnum):
         return self not in (RunStatus.INTERRUPTED, RunStatus.INFRA_FAILED)
 
 
+_LONGEST_COMMAND: Final = 100
+"""Most characters of a command that are shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A command that was recorded without a plan, or the machine alone."""
+
+    place: str = ""
+    """Folder it was read from. No file names it: a storage may be moved."""
+    command: tuple[str, ...] = ()
+    """Empty where the machine was recorded."""
+    exit_code: int | None = None
+    """As a shell gives it; None where nobody knows it."""
+    ended: bool = True
+    """False where the command's end was not seen."""
+    machine: Mapping[str, str] = field(default_factory=dict)
+    """Node, devices, driver and sensors, in words."""
+    command_s: float | None = None
+    """Length of the whole command."""
+    window_s: float | None = None
+    window_why: str = ""
+    """The choice of the window in words; empty where there was none."""
+    energy_j: float | None = None
+    """Of all devices together, over the window."""
+    steps: Mapping[str, Any] = field(default_factory=dict)
+    """Facts of the command's steps: `source`, `num_steps`, `tokens_per_step` and more."""
+    devices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Metrics of each device, such as `node0/gpu0`, as if it had been recorded alone."""
+    host: Mapping[str, float] = field(default_factory=dict)
+    """Means of the host's gauges."""
+
+    @property
+    def failure(self) -> str:
+        """The reason that it may not have done its work; empty where it ended well."""
+        if not self.ended:
+            return "the end of its command was not seen"
+        return f"its command ended with exit code {self.exit_code}" if self.exit_code else ""
+
+    @property
+    def text(self) -> str:
+        """The command in one line, shortened."""
+        text = printable(" ".join(" ".join(self.command).split()))
+        return (text if len(text) <= _LONGEST_COMMAND else f"{text[: _LONGEST_COMMAND - 3]}...") or "the machine"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run of a trial and what was measured of it. A metric that was not measured is not in `metrics`."""
+    """One run, of a trial or of a recorded command, and what was measured of it.
+
+    A metric that was not measured is not in `metrics`.
+    """
 
     trial_id: str
+    """The trial's id; of a recording its name."""
     repeat: int
     status: RunStatus
     reason: str = ""
@@ -75,6 +125,8 @@ class Run:
     """Facts that are not numbers: engine, device, versions, commit, whether telemetry is simulated."""
     start_wall_ns: int = 0
     end_wall_ns: int = 0
+    recorded: Recorded | None = None
+    """The recorded command; None for a trial."""
 
     def __post_init__(self) -> None:
         """Takes control characters out of the reason: it may quote what a program wrote, and terminals show it."""
@@ -83,7 +135,12 @@ class Run:
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data for `run.json`."""
-        return asdict(self) | {"quality_reasons": list(self.quality_reasons)}
+        data = asdict(self) | {"quality_reasons": list(self.quality_reasons)}
+        if self.recorded is None:
+            del data["recorded"]
+        else:
+            del data["recorded"]["place"]
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Run":
@@ -92,9 +149,11 @@ class Run:
         Raises:
             KeyError, TypeError, ValueError: It is none: a field is missing, unknown, or holds what it cannot.
         """
+        recorded = data.get("recorded")
         result = cls(
             **{
                 **data,
+                "recorded": recorded and Recorded(**{**recorded, "command": tuple(recorded["command"])}),
                 "status": RunStatus(data["status"]),
                 "quality_reasons": tuple(data.get("quality_reasons", ())),
             }

@@ -10,12 +10,13 @@ from operator import attrgetter
 from typing import Annotated, Any, Final
 
 from wattune.catalog.hardware import UNCOUNTED, ClusterSpec, DeviceSpec
-from wattune.catalog.models import ModelSpec
+from wattune.catalog.models import OWN_MODEL, ModelSpec
 from wattune.errors import SpaceError
 from wattune.field_types import Bounds, Count, CountOrZero, NotNegative, Positive, default_of, require_kinds
 from wattune.plans.axes import AXES, Plan
 from wattune.plans.program import FlagValue, Program
-from wattune.workload import Lora, TokenFile, Workload
+from wattune.run import Recorded
+from wattune.workload import UNKNOWN_WORKLOAD, Lora, TokenFile, Workload
 
 TRIAL_ID_DIGITS: Final = 12
 
@@ -94,7 +95,12 @@ class TrialSpec:
 
     @property
     def label(self) -> str:
-        """The plan in short, with the data parallel degree that follows and flags, such as `dp2 tp2 mbs4 zero1`."""
+        """The plan in short, with the data parallel degree that follows and flags, such as `dp2 tp2 mbs4 zero1`.
+
+        Of a recording its command.
+        """
+        if self.program is not None and self.engine == RECORDED:
+            return Recorded(command=self.program.command).text
         dp = self.plan.dp(self.cluster.world_size)
         label = f"dp{dp} {self.plan.label}" if dp > 1 else self.plan.label
         return label if self.program is None else self.program.labelled(label)
@@ -147,6 +153,27 @@ class TrialSpec:
         if type(spec.engine) is not str or not spec.engine:
             raise TypeError(f"engine: got {str(spec.engine)[:60]}, allowed: a name")
         return spec
+
+
+RECORDED: Final = "recorded"
+"""Engine of a command that was recorded: nobody planned it."""
+
+
+def recorded_spec(recorded: Recorded) -> TrialSpec:
+    """Returns the specification of a recorded command, of which all but command and machine is unknown."""
+    count, _, device = recorded.machine.get("devices", "").partition(" x ")
+    one_kind = count.isdecimal() and "," not in device
+    return TrialSpec(
+        model=OWN_MODEL,
+        cluster=ClusterSpec(
+            device=device if one_kind else recorded.machine.get("devices", "none"),
+            devices_per_node=int(count) if one_kind else 1,
+        ),
+        engine=RECORDED,
+        workload=UNKNOWN_WORKLOAD,
+        plan=Plan(),
+        program=Program(command=recorded.command),
+    )
 
 
 _CHOICES: Final = {axis.name: axis.choices for axis in AXES.values() if axis.kind == "choice"}

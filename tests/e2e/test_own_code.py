@@ -15,7 +15,7 @@ from wattune.api.spaces import plan
 from wattune.plans.program import filled_arguments, values_of
 from wattune.recording import recorder
 from wattune.recording.recorder import record
-from wattune.recording.recording import Recording
+from wattune.recording.recording import run_of
 from wattune.run import RunStatus
 from wattune.steps.launch import environment
 from wattune.steps.reader import Step, StepReader
@@ -79,10 +79,10 @@ def test_the_plain_loop_is_recorded_with_its_tokens(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(recorder, "LEAD_S", 0.5)
     command = [*TORCHRUN, str(EXAMPLES / "plain_loop.py"), "--steps", "120", "--micro-batch-size", "4"]
     path = record(command, storage=tmp_path, backends=["host", "simulated:h200_sxm"], output="log")
-    found = Recording.read(path)
+    found = run_of(path)
     assert found.exit_code == 0 and found.steps["num_steps"] == 120 and found.steps["ranks"] == [0, 1]
     assert found.steps["tokens_per_step"] == 2 * 4 * 64
-    metrics = found.summary.metrics
+    metrics = found.metrics
     assert metrics["tokens_per_s"] > 0 and metrics["energy_per_token_j"] > 0
     assert found.command_s is not None and found.window_s is not None
     assert found.window_s < found.command_s - 1  # torch alone takes longer to load

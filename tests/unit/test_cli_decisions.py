@@ -18,7 +18,7 @@ from small_study import GOLDEN, make_study, ranking_of
 
 from wattune.cli import main
 from wattune.cli.shell import complete_stored, out
-from wattune.recording.recording import Recording
+from wattune.recording.recording import run_of
 from wattune.storage.study import StudyFolder
 
 Run = Callable[..., tuple[int, str, str]]
@@ -266,13 +266,13 @@ def recordings(storage: Path) -> Path:
 def test_recordings_are_ranked_and_their_different_work_is_said(wattune: Run, recordings: Path) -> None:
     code, out, _ = wattune("rank", "dp4", "tp2pp2", "--json")
     found = json.loads(out)
-    rows = found["recordings"]
-    energy_j = {row["recording"]: row["metrics"]["total_energy_j"] for row in rows}
-    assert code == 0 and [row["recording"] for row in rows] == sorted(energy_j, key=energy_j.__getitem__)
+    rows = found["feasible"]
+    energy_j = {row["trial_id"]: row["repeats"][0]["metrics"]["total_energy_j"] for row in rows}
+    assert code == 0 and [row["trial_id"] for row in rows] == sorted(energy_j, key=energy_j.__getitem__)
     for name, total_j in energy_j.items():
-        assert total_j == pytest.approx(Recording.read(recordings / "recordings" / name).energy_j)
-    assert rows[0]["machine"]["devices"] == "4 x NVIDIA H200"
-    assert "2 different commands: wattune does not know what they do" in found["warnings"][0]
+        assert total_j == pytest.approx(run_of(recordings / "recordings" / name).metrics["total_energy_j"])
+    assert rows[0]["recording"]["machine"]["devices"] == "4 x NVIDIA H200"
+    assert any("2 different commands: wattune does not know what they do" in one for one in found["warnings"])
     bound = ["--constraint", "node_device_power_peak_1s_w <= 3000", "--objective", "minimize device_temp_max_c"]
     code, text, _ = wattune("rank", "dp4", "tp2pp2", *bound)
     assert code == 0 and "within" in text and "torchrun dp4.py" in text and "different work" in text
@@ -288,12 +288,13 @@ def test_a_command_that_failed_does_not_win_by_having_done_less(wattune: Run, re
     facts = json.loads(manifest.read_text())
     try:
         manifest.write_text(json.dumps(facts | {"exit_code": 5}))
-        rows = json.loads(wattune("rank", "dp4", "tp2pp2", "--json")[1])["recordings"]
-        assert [(row["recording"], row["verdict"]) for row in rows] == [("dp4", "feasible"), ("tp2pp2", "failed")]
-        assert "exit code 5: it may not have done its work" in rows[1]["reason"]
+        found = json.loads(wattune("rank", "dp4", "tp2pp2", "--json")[1])
+        rows = [(row["trial_id"], row["verdict"]) for row in (*found["feasible"], *found["failed"])]
+        assert rows == [("dp4", "feasible"), ("tp2pp2", "failed")]
+        assert "exit code 5: it may not have done its work" in found["failed"][0]["reason"]
         peak = ["--objective", "minimize node_device_power_peak_1s_w"]  # a peak was measured all the same
         found = json.loads(wattune("rank", "dp4", "tp2pp2", *peak, "--json")[1])
-        assert [row["verdict"] for row in found["recordings"]] == ["feasible", "feasible"]
+        assert [row["verdict"] for row in found["feasible"]] == ["feasible", "feasible"]
         assert "tp2pp2: its command ended with exit code 5" in found["warnings"]
     finally:
         manifest.write_text(json.dumps(facts))

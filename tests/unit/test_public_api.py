@@ -25,7 +25,7 @@ def test_importing_wattune_loads_nothing_else() -> None:
 
 
 def test_using_the_interface_loads_no_heavy_library() -> None:
-    code = "import sys, wattune\nwattune.plan, wattune.Study, wattune.Recording\n"
+    code = "import sys, wattune\nwattune.plan, wattune.Study, wattune.Run\n"
     code += f"print([name for name in {HEAVY[:5]!r} if name in sys.modules])"
     assert run(code) == "[]"
 

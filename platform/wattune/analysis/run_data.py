@@ -101,7 +101,7 @@ class RunData:
         ).of_recording(facts)
         with suppress(PlanError):  # what the ranks told is unknown where the result cannot be read
             result = folder.result()
-            if result is not None:
+            if result is not None and result.recorded is None:
                 peak_bytes = result.metrics.get("memory_peak_bytes")
                 return data.of_trial(
                     result.tags,

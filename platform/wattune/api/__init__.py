@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from wattune.api.reports import report as report
     from wattune.api.results import compare as compare
     from wattune.api.results import rank as rank
-    from wattune.api.results import rank_recordings as rank_recordings
     from wattune.api.results import sync as sync
     from wattune.api.runs import RETRIABLE as RETRIABLE
     from wattune.api.runs import StudyOutcome as StudyOutcome
@@ -44,7 +43,7 @@ _HOMES: Final = {
     "wattune.api.exports": "export",
     "wattune.api.recordings": "analyze calibrate calibrate_links record send_recording",
     "wattune.api.reports": "figures report",
-    "wattune.api.results": "compare rank rank_recordings sync",
+    "wattune.api.results": "compare rank sync",
     "wattune.api.runs": "RETRIABLE StudyOutcome preview run_study",
     "wattune.api.spaces": "Space StudyPlan catalog plan",
     "wattune.api.studies": "Study Trial find_recording load_study",

@@ -15,7 +15,8 @@ from wattune.fitting.store import LINKS
 from wattune.inspection import Analysis, inspect
 from wattune.recording.recorder import OutputPlace, Watcher
 from wattune.recording.recorder import record as record_command
-from wattune.recording.recording import Recording
+from wattune.recording.recording import run_of
+from wattune.run import Run
 from wattune.steps.files import MOST_TOKENS
 from wattune.steps.source import parse_source
 from wattune.storage.files import (
@@ -62,7 +63,7 @@ def record(
     steps: str = "auto",
     window: str = "steady",
     tokens_per_step: float | None = None,
-) -> Recording:
+) -> Run:
     """Records a command, or this machine for some seconds, without Ray; see `wattune.recording.recorder.record`.
 
     Args:
@@ -101,7 +102,7 @@ def record(
     place = find_storage(storage)
     if place.url:
         RemoteStorage(place.url)  # a URL nothing can be sent to is said before the command runs, not after
-    return Recording.read(
+    return run_of(
         record_command(
             command,
             storage=place.folder,
@@ -117,7 +118,7 @@ def record(
     )
 
 
-def send_recording(recording: Recording, *, storage: str | None = None) -> bool:
+def send_recording(recording: Run, *, storage: str | None = None) -> bool:
     """Sends a recording to the storage's URL.
 
     Args:
@@ -131,8 +132,8 @@ def send_recording(recording: Recording, *, storage: str | None = None) -> bool:
         TrackingError: The URL cannot be reached or refuses; the recording is safe in the local folder.
     """
     url = find_storage(storage).url
-    if url:
-        RemoteStorage(url).send_recording(recording.path)
+    if url and recording.recorded is not None:
+        RemoteStorage(url).send_recording(Path(recording.recorded.place))
     return bool(url)
 
 

@@ -6,15 +6,14 @@ from typing import Unpack
 
 from wattune.api.studies import Study, find_recording, find_study
 from wattune.errors import PlanError, SpaceError
-from wattune.inspection import recorded
-from wattune.objective import RISK, Constraint, Question, parse_constraint, parse_objective
-from wattune.ranking.comparison import Comparison, Recorded
+from wattune.objective import Constraint
+from wattune.ranking.comparison import Comparison
 from wattune.ranking.conditions import parse_where
 from wattune.ranking.evidence import compare_trials
 from wattune.ranking.order import Ranking
-from wattune.ranking.recordings import RecordingRanking, usual_objective
-from wattune.ranking.recordings import rank_recordings as rank_all
 from wattune.ranking.sources import Asked, Source, collector_paused, rank_sources
+from wattune.recording.recording import run_of
+from wattune.run import Run
 from wattune.storage.files import find_storage
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder
@@ -33,21 +32,28 @@ def rank(
     tracking_uri: str | None = None,
     **asked: Unpack[Asked],
 ) -> Ranking:
-    """Ranks the trials of one study, or of several together.
+    """Ranks the trials of one study, or of several together; or recordings, and says what those do not share.
+
+    The objective of recordings is the least energy of a token unless given, of a step without tokens, of the whole
+    command without steps.
 
     Args:
-        study: A study, its name, or its folder; or several of them.
+        study: A study, its name, or its folder; or several of them. Or names or folders of recordings.
         storage: The place studies are kept in.
         tracking_uri: Read results from this MLflow store instead of study folders; studies are then names.
         **asked: `objective`, `constraints`, `where`, `least_quality` and `risk`, where the study's own objective
             and constraints are not what is asked; see `wattune.ranking.sources.Asked`.
 
     Raises:
-        PlanError: There is no such study.
+        PlanError: There is no such study, or recordings are named beside studies.
         SpaceError: An objective or constraint cannot be used as written.
+        TelemetryError: A recording cannot be read.
         TrackingError: The store cannot be reached or has no such study.
     """
     wanted = [study] if isinstance(study, AnyStudy) else study
+    recordings = [] if tracking_uri else _recordings(wanted, storage, asked.get("where", ()))
+    if recordings:
+        return rank_sources([Source.of_recordings([run_of(path) for path in recordings])], **asked)
     with collector_paused():
         sources = [
             Source.of_store(tracking_uri, one)
@@ -56,6 +62,21 @@ def rank(
             for one in wanted
         ]
         return rank_sources(sources, **asked)
+
+
+def _recordings(wanted: Sequence[AnyStudy], storage: str | None, where: Sequence[str]) -> list[Path]:
+    """Returns the folders of recordings; none where studies are named. Both together are refused."""
+    named = [one for one in wanted if isinstance(one, str | Path)]
+    found = {str(one): path for one in named if (path := find_recording(one, storage=storage)) is not None}
+    if found and any(str(one) not in found for one in wanted):
+        raise PlanError(
+            f"{', '.join(found)}: a recording has no configuration, so it is not ranked among trials; rank "
+            "recordings alone, or `wattune compare` one with a trial"
+        )
+    fields = [text for text in where if found and not isinstance(parse_where(text), Constraint)]
+    if fields:
+        raise SpaceError(f'"{fields[0]}": a recording has no configuration; name a metric, as in "window_s > 60"')
+    return [found[str(one)] for one in named] if found else []
 
 
 def folder_of(study: AnyStudy, *, storage: str | None = None) -> StudyFolder:
@@ -79,55 +100,11 @@ def compare(a: str, b: str, *, storage: str | None = None) -> Comparison:
         TelemetryError: A trial's telemetry cannot be read.
     """
 
-    def recording(name: str) -> Recorded | None:
+    def recording(name: str) -> Run | None:
         path = find_recording(name, storage=storage)
-        return None if path is None else recorded(path)
+        return None if path is None else run_of(path)
 
     return compare_trials(a, b, lambda name: find_study(name, storage=storage, whole=True), recording)
-
-
-def rank_recordings(
-    names: Sequence[str | Path],
-    *,
-    storage: str | None = None,
-    **asked: Unpack[Asked],
-) -> RecordingRanking:
-    """Ranks recordings like trials, and says what they do not share: nobody knows what their commands do.
-
-    Args:
-        names: Names or folders of recordings.
-        storage: The place recordings are kept in, under `recordings`.
-        **asked: See `wattune.ranking.sources.Asked`. The objective is the least energy of a token unless
-            given, of a step without tokens, of the whole command without steps. There are no bounds unless given;
-            `where` has bounds on metrics.
-
-    Raises:
-        PlanError: There is no such recording, or it is named twice.
-        SpaceError: An objective, a bound or a condition cannot be used as written.
-        TelemetryError: A recording cannot be read.
-    """
-    objective = asked.get("objective")
-    where = [parse_where(text) for text in asked.get("where", ())]
-    bounds = [one for one in where if isinstance(one, Constraint)]
-    fields = [str(one) for one in where if not isinstance(one, Constraint)]
-    if fields:
-        raise SpaceError(f'"{fields[0]}": a recording has no configuration; name a metric, as in "window_s > 60"')
-    found = []
-    for name in names:
-        path = find_recording(name, storage=storage)
-        if path is None:
-            raise PlanError(f"{name} is no recording in {find_storage(storage).folder}; rank recordings or studies")
-        found.append(recorded(path))
-    return rank_all(
-        found,
-        Question(
-            objective=usual_objective(found) if objective is None else parse_objective(objective),
-            constraints=tuple(map(parse_constraint, asked.get("constraints") or ())),
-            risk=asked.get("risk", RISK),
-        ),
-        where=bounds,
-        least_quality=asked.get("least_quality", ""),
-    )
 
 
 def sync(

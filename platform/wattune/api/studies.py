@@ -17,7 +17,7 @@ from wattune.ranking.table import PLAN_COLUMNS, flag_columns, flag_values, metri
 from wattune.run import Run, RunStatus
 from wattune.search.names import namer
 from wattune.storage.files import FOLDER_NAME, Storage, find_storage, named_path
-from wattune.storage.measured import MANIFEST, RECORDINGS, RESULT
+from wattune.storage.measured import MANIFEST, RECORDINGS
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder, TrialFolder, check_study_name
 from wattune.storage.trial_tables import left_out
@@ -218,7 +218,7 @@ def find_recording(name: str | Path, *, storage: str | None = None) -> Path | No
     if FOLDER_NAME.fullmatch(text) and (place / text / "study.yaml").is_file():
         return None
     folders = [named_path(text), *([place / RECORDINGS / text] if FOLDER_NAME.fullmatch(text) else [])]
-    return next((one for one in folders if (one / MANIFEST).is_file() and not (one / RESULT).is_file()), None)
+    return next((one for one in folders if (one / MANIFEST).is_file() and not (one / "spec.json").is_file()), None)
 
 
 def find_measured(name: str | Path, *, storage: str | None = None) -> Path:

@@ -2,8 +2,9 @@
 
 import signal
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -21,8 +22,10 @@ from wattune.cli.shell import (
 from wattune.cli.verbs import app
 from wattune.doctor import examine
 from wattune.errors import PlanError, TrackingError
+from wattune.ranking.assessment import is_simulated
 from wattune.recording.recorder import OutputPlace, Watcher
 from wattune.recording.serving.server import MetricsServer
+from wattune.run import Recorded, Run
 from wattune.terminal.recording import LiveView, print_recording
 from wattune.view.console import show
 from wattune.view.machine import calibration_view, findings_table, links_view
@@ -131,14 +134,27 @@ def record(
             tokens_per_step=tokens_per_step,
         )
     if as_json:
-        print_json(recording.to_json())
+        print_json(_json_of(recording))
     else:
         print_recording(console, recording)
     try:
         api.send_recording(recording, storage=storage)
     except TrackingError as error:  # the exit code is the command's
         print_error(str(error))
-    raise typer.Exit(recording.exit_code or 0)
+    raise typer.Exit((recording.recorded and recording.recorded.exit_code) or 0)
+
+
+def _json_of(run: Run) -> dict[str, Any]:
+    """Returns a recording as plain data; what was not measured is not in it."""
+    facts = asdict(run.recorded or Recorded())
+    return {
+        "folder": facts.pop("place"),
+        **{name: value for name, value in facts.items() if value is not None},
+        "simulated": is_simulated(run),
+        "metrics": dict(run.metrics),
+        "quality": run.quality,
+        "quality_reasons": list(run.quality_reasons),
+    }
 
 
 def _metrics_server(address: str | None, *, remote: bool) -> MetricsServer | None:

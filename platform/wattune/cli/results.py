@@ -30,7 +30,7 @@ from wattune.view.comparison import beside_view, comparison_view
 from wattune.view.console import show
 from wattune.view.machine import metrics_table
 from wattune.view.plans import fit_view
-from wattune.view.ranking import front_table, ranking_view, recordings_view
+from wattune.view.ranking import front_table, ranking_view
 from wattune.view.table import Note
 
 
@@ -124,12 +124,6 @@ def rank(
         "least_quality": quality,
         "risk": risk,
     }
-    if tracking_uri is None and _are_recordings(study, storage):
-        if metrics or csv is not None:
-            raise typer.BadParameter("--pareto and --csv are of studies; --json has every figure of recordings")
-        recordings = api.rank_recordings(study, storage=storage, **question)
-        print_json(recordings.to_json()) if as_json else show(out, *recordings_view(recordings, top=top))
-        raise typer.Exit(feasible_code(recordings))
     ranking = api.rank(study, storage=storage, tracking_uri=tracking_uri, **question)
     rows = ranking.trials if pareto_of is FrontOf.ALL else ranking.feasible
     front = pareto_front(rows, *metrics) if metrics else []
@@ -163,17 +157,6 @@ def _require_one_output(*, as_json: bool, csv_to_screen: bool, top: int | None, 
         raise typer.BadParameter("--top shortens the table; --json and --csv have every trial, so leave it out")
     if front and csv_to_screen:
         raise typer.BadParameter("--csv - prints every trial and no front; give --csv a file, or leave --pareto out")
-
-
-def _are_recordings(names: Sequence[str], storage: str | None) -> bool:
-    """Tells whether recordings are named and not studies; both together are refused."""
-    recorded = [one for one in names if api.find_recording(one, storage=storage)]
-    if recorded and len(recorded) < len(names):
-        raise typer.BadParameter(
-            f"{', '.join(recorded)}: a recording has no configuration, so it is not ranked among trials; rank "
-            "recordings alone, or `wattune compare` one with a trial"
-        )
-    return bool(recorded)
 
 
 @app.command()

@@ -24,7 +24,6 @@ from wattune.version import __version__
 
 if TYPE_CHECKING:
     from wattune.ranking.order import Ranking
-    from wattune.ranking.recordings import RecordingRanking
 
 WRONG_INPUT: Final = 2
 NOTHING_FEASIBLE: Final = 3
@@ -204,7 +203,7 @@ def print_line(text: str) -> None:
     out.print(text, highlight=False, soft_wrap=True)
 
 
-def feasible_code(ranking: "Ranking | RecordingRanking") -> int:
+def feasible_code(ranking: "Ranking") -> int:
     """Returns exit code 3 where nothing is feasible, and says so; else 0."""
     if ranking.best is not None:
         return 0

@@ -18,7 +18,7 @@ from wattune.metrics import METRICS
 from wattune.objective import Objective, Question
 from wattune.ranking.bounds import Holds, Margin, margin
 from wattune.ranking.spreads import Spreads
-from wattune.run import QUALITIES, Run, RunStatus
+from wattune.run import QUALITIES, Recorded, Run, RunStatus
 from wattune.trial import TrialSpec
 from wattune.units import format_probability, format_quantity
 
@@ -100,6 +100,11 @@ class RankedTrial:
         }
 
     @property
+    def recorded(self) -> Recorded | None:
+        """The recorded command; None for a trial."""
+        return self.repeats[0].recorded
+
+    @property
     def counted(self) -> tuple[Run, ...]:
         """The repeats that completed, which intervals and margins use; for the reference trial, its runs too."""
         return completed(self.repeats)
@@ -113,6 +118,13 @@ class RankedTrial:
     def undecided(self) -> tuple[Margin, ...]:
         """The margins of the constraints that the runs do not decide."""
         return tuple(margin for margin in self.margins if margin.verdict is Holds.UNDECIDED)
+
+    @property
+    def _of_recording(self) -> dict[str, Any]:
+        if self.recorded is None:
+            return {}
+        command, code, machine = self.recorded.command, self.recorded.exit_code, self.recorded.machine
+        return {"recording": {"command": list(command), "exit_code": code, "machine": dict(machine)}}
 
     def interval(self, metric: str) -> Interval | None:
         """Computes a metric over the completed repeats, None if one of them did not measure it."""
@@ -135,6 +147,7 @@ class RankedTrial:
             "dp": self.spec.plan.dp(self.spec.cluster.world_size),
             "plan": shallow(self.spec.plan),
             **({"flags": dict(self.spec.flags)} if self.spec.flags else {}),
+            **self._of_recording,
             "objective": shallow(self.objective) if self.objective else None,
             "margins": [margin.to_json() for margin in self.margins],
             "missing": list(self.missing),
@@ -181,19 +194,6 @@ def group_quality(result: Run, groups: Iterable[str]) -> str:
     return min(named, key=QUALITIES.index)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assessment:
-    """Verdict on runs of one configuration or of one command, with what it rests on; see `RankedTrial`."""
-
-    verdict: Verdict
-    objective: Interval | None
-    margins: tuple[Margin, ...]
-    missing: tuple[str, ...]
-    reason: str
-    quality: str
-    simulated: bool
-
-
 def assess_trial(
     study: str,
     spec: TrialSpec,
@@ -206,32 +206,7 @@ def assess_trial(
     Args:
         study: Name of the study, empty if only one is ranked.
         spec: Specification of the trial.
-        repeats: Its results, in order.
-        spreads: Scatter of the study.
-        question: The objective, the bounds, and the accepted risk.
-    """
-    found = assess(repeats, spreads, question)
-    return RankedTrial(
-        study=study,
-        spec=spec,
-        trial_id=repeats[0].trial_id,
-        rank=None,
-        best_probability=None,
-        repeats=repeats,
-        spreads=spreads,
-        **shallow(found),
-    )
-
-
-def assess(
-    repeats: tuple[Run, ...],
-    spreads: Spreads,
-    question: Question,
-) -> Assessment:
-    """Assesses runs of one configuration.
-
-    Args:
-        repeats: Their results, in order.
+        repeats: Its runs, in order.
         spreads: Scatter of the study.
         question: The objective, the bounds, and the accepted risk.
     """
@@ -251,7 +226,14 @@ def assess(
         or _open_bound(margins)
         or (Verdict.FEASIBLE, "")
     )
-    return Assessment(
+    return RankedTrial(
+        study=study,
+        spec=spec,
+        trial_id=repeats[0].trial_id,
+        rank=None,
+        best_probability=None,
+        repeats=repeats,
+        spreads=spreads,
         verdict=verdict,
         objective=spreads.interval(counted, question.objective.metric),
         margins=margins,

@@ -12,11 +12,10 @@ from typing import Any, Final, TypeAlias
 
 from wattune.analysis.metrics.waterfall import OTHER, UNDIVIDED, Breakdown
 from wattune.intervals import Interval
-from wattune.masking import printable
 from wattune.metrics import METRICS
 from wattune.ranking.common_steps import describe
 from wattune.ranking.difference import Counted, Difference, difference, tell_apart
-from wattune.run import Run
+from wattune.run import Recorded, Run
 from wattune.search.names import namer
 from wattune.trial import TrialSpec
 from wattune.units import format_change
@@ -34,9 +33,6 @@ MILLION: Final = 1e6
 EXPOSED: Final = "exposed_comm"
 _BY_GROUP: Final = f"{EXPOSED}:"
 
-_LONGEST_COMMAND: Final = 100
-"""Most characters of a command that are shown; `Recorded.command` has all of it."""
-
 CANCELS: Final = 4.0
 """Largest ratio of the parts' changes without signs to the whole change at which shares of it are meaningful: beyond it
 a part could be several hundred percent of almost nothing."""
@@ -46,39 +42,12 @@ _SOURCES: Final = ("model.source",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """A recording of a command, as it is compared and ranked."""
-
-    name: str
-    place: str
-    """Its folder."""
-    command: tuple[str, ...]
-    """Empty where the machine was recorded."""
-    exit_code: int | None
-    """None where the command's end was not seen."""
-    machine: Mapping[str, str]
-    """Node, devices and driver it was recorded on, in words."""
-    simulated: bool
-    result: Run
-    """Its figures, as one run."""
-
-    @property
-    def text(self) -> str:
-        """The command in one line, shortened."""
-        text = printable(" ".join(" ".join(self.command).split()))
-        return (text if len(text) <= _LONGEST_COMMAND else f"{text[: _LONGEST_COMMAND - 3]}...") or "the machine"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
     """One of the two: a trial, or a recording."""
 
     name: str
     """Name with study and trial, such as `moe_h200:0517fb8c0ffe`; of a recording its own."""
-    spec: TrialSpec | None
-    """None for a recording."""
-    recorded: Recorded | None = None
-    """None for a trial."""
+    spec: TrialSpec
     result: Run
     breakdown: Breakdown | None
     """Parts of its mean step, None without spans."""
@@ -92,16 +61,18 @@ class Side:
 
     @property
     def label(self) -> str:
-        """Short name of the plan and the devices; of a recording its command."""
-        if self.spec is None:
-            return "" if self.recorded is None else self.recorded.text
+        """Short name of the plan, or a recording's command, and the devices."""
         return f"{self.plan or self.spec.label} on {self.spec.cluster.label}"
+
+    @property
+    def recorded(self) -> Recorded | None:
+        """The recorded command; None for a trial."""
+        return self.result.recorded
 
     @property
     def provenance(self) -> dict[str, Any]:
         """Kind, work and machine, in words that a trial and a recording share."""
-        if self.spec is None:
-            assert self.recorded is not None, "a side is one of the two"
+        if self.recorded is not None:
             return {"kind": "recording", "work": f"command: {self.recorded.text}", **self.recorded.machine}
         spec = self.spec
         of = f"{spec.workload.mode} at {spec.workload.seq_len} tokens, " if spec.workload.is_known else ""
@@ -118,7 +89,7 @@ class Side:
     def known_as(self) -> str:
         """Its name and quality, such as `moe_h200:0517fb8c0ffe, indicative, SIMULATED telemetry`."""
         simulated = ", SIMULATED telemetry" if self.simulated else ""
-        kind = "recording " if self.spec is None else ""
+        kind = "recording " if self.recorded else ""
         return f"{kind}{self.name}, {self.result.quality or 'not assessed'}{simulated}"
 
 
@@ -256,17 +227,16 @@ def _asked(a: Side, b: Side) -> str:
     """Returns the metric of the conclusion: that of both, else one that both have."""
     if a.objective == b.objective:
         return a.objective
-    return SPEED if a.spec is not None and b.spec is not None else MEAN_POWER
+    return MEAN_POWER if a.recorded or b.recorded else SPEED
 
 
 def compare(a: Side, b: Side) -> Comparison:
     """Compares two trials or recordings metric by metric, and trials part by part."""
     time = energy = None
     warnings = _warnings(a, b)
-    if a.spec is not None and b.spec is not None:
-        plan = namer((a.spec.workload, b.spec.workload))
-        a, b = replace(a, plan=plan(a.spec)), replace(b, plan=plan(b.spec))
-    if a.spec is None or b.spec is None:
+    plan = namer((a.spec.workload, b.spec.workload))
+    a, b = replace(a, plan=plan(a.spec)), replace(b, plan=plan(b.spec))
+    if a.recorded or b.recorded:
         pass  # a recording has no phases
     elif a.breakdown is None or b.breakdown is None:
         missing = " and ".join(name for name, side in (("A", a), ("B", b)) if side.breakdown is None)
@@ -365,7 +335,7 @@ def _waterfalls(a: _Parts, b: _Parts, per: str) -> tuple[Waterfall, Waterfall]:
 
 
 def _differences(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
-    if a.spec is not None and b.spec is not None:
+    if not (a.recorded or b.recorded):
         flat_a, flat_b = _flat(_fields(a.spec)), _flat(_fields(b.spec))
     else:
         unknown = dict.fromkeys(a.provenance | b.provenance, "not known")
@@ -407,9 +377,9 @@ def _warnings(a: Side, b: Side) -> list[str]:
         found.append(f"telemetry of {'A is SIMULATED, B' if a.simulated else 'B is SIMULATED, A'} was measured")
     elif a.simulated:
         found.append("telemetry of both is SIMULATED: it proves nothing about hardware")
-    if a.spec is None or b.spec is None:
+    if a.recorded or b.recorded:
         return [*found, *_other_work(a, b), *_other_quality(a, b)]
-    devices = {side.spec.cluster.simulate_sensors_of for side in (a, b) if side.spec is not None}
+    devices = {side.spec.cluster.simulate_sensors_of for side in (a, b)}
     if a.spec.cluster.device == b.spec.cluster.device and len(devices) > 1 and None not in devices:
         found.append(
             f"both ran on {a.spec.cluster.device}: step times and tokens_per_s are of that machine and do not compare "
@@ -438,10 +408,10 @@ def _other_quality(a: Side, b: Side) -> list[str]:
 
 def _other_work(a: Side, b: Side) -> list[str]:
     """Describes what is not known to be the same of a recording and what it is compared with."""
-    if a.spec is not None or b.spec is not None:
-        trial, recording = ("A", "B") if b.spec is None else ("B", "A")
+    if a.recorded is None or b.recorded is None:
+        trial, recording = ("B", "A") if a.recorded else ("A", "B")
         begin = f"{trial} is a trial and {recording} a recording: "
-        if "step_time_s" in (a if a.spec is None else b).result.metrics:
+        if "step_time_s" in (a if a.recorded else b).result.metrics:
             text = (
                 f"{begin}figures of both are of measured steps. wattune does not know what the command trains: speed "
                 "and energy of tokens compare only where it is the same model"
@@ -452,7 +422,6 @@ def _other_work(a: Side, b: Side) -> list[str]:
             "start and end. wattune does not know what the command does, so speed and energy of work are not compared"
         )
         return [text, *_endings(a, b)]
-    assert a.recorded is not None and b.recorded is not None, "both are recordings"
     found = ["each was recorded once: intervals have the scatter of a prior, not of repeats"]
     if a.recorded.command != b.recorded.command:
         found.append(
@@ -468,8 +437,8 @@ def _endings(a: Side, b: Side) -> list[str]:
     """Describes commands that were recorded and did not end well."""
     found = []
     for name, side in (("A", a.recorded), ("B", b.recorded)):
-        if side is not None and side.exit_code != 0:
-            end = "with its end not seen" if side.exit_code is None else f"with exit code {side.exit_code}"
+        if side is not None and side.failure:
+            end = f"with exit code {side.exit_code}" if side.ended else "with its end not seen"
             found.append(f"the command of {name} ended {end}: it may not have done its work")
     return found
 
@@ -477,9 +446,9 @@ def _endings(a: Side, b: Side) -> list[str]:
 def _side(side: Side) -> dict[str, Any]:
     return {
         "name": side.name,
-        "kind": "recording" if side.spec is None else "trial",
+        "kind": "recording" if side.recorded else "trial",
         "label": side.label,
-        "trial_id": None if side.spec is None else side.result.trial_id,
+        "trial_id": None if side.recorded else side.result.trial_id,
         "repeat": side.result.repeat,
         "quality": side.result.quality,
         "simulated": side.simulated,

@@ -19,13 +19,13 @@ from wattune.errors import PlanError, TelemetryError, WattuneError
 from wattune.objective import parse_objective
 from wattune.ranking.assessment import RankedTrial, completed, finite, is_simulated
 from wattune.ranking.common_steps import of_folder
-from wattune.ranking.comparison import SPEED, Comparison, Recorded, Side, compare
+from wattune.ranking.comparison import SPEED, Comparison, Side, compare
 from wattune.ranking.difference import Counted
-from wattune.ranking.recordings import side_of_recording
+from wattune.ranking.recordings import usual_metric
 from wattune.ranking.spreads import Spreads
-from wattune.run import Run
+from wattune.run import Recorded, Run
 from wattune.storage.study import StudyFolder, TrialFolder
-from wattune.trial import TrialSpec
+from wattune.trial import TrialSpec, recorded_spec
 
 MOST_STEPS: Final = 2000
 """Most steps of a timeline."""
@@ -207,7 +207,7 @@ def compare_trials(
     a: str,
     b: str,
     load: Callable[[str], StudyFolder],
-    recorded: Callable[[str], Recorded | None] = lambda _: None,
+    recorded: Callable[[str], Run | None] = lambda _: None,
 ) -> Comparison:
     """Compares two trials, two recordings, or one of each.
 
@@ -226,9 +226,24 @@ def compare_trials(
     for text in (a, b):
         recording = recorded(text)
         if recording is not None:
-            sides.append(side_of_recording(recording))
+            sides.append(recorded_side(recording))
             continue
         name, trial = split_reference(text)
         study = load(name)
         sides.append(studies.setdefault(study.path.resolve(), Compared(study)).side(trial))
     return compare(*sides)
+
+
+def recorded_side(recording: Run) -> Side:
+    """Makes one side of a comparison from a recording."""
+    run = finite(recording)
+    spec = recorded_spec(run.recorded or Recorded())
+    return Side(
+        name=run.trial_id,
+        spec=spec,
+        result=run,
+        breakdown=None,
+        counted=Counted((run,), Spreads([(spec, run)])),
+        simulated=is_simulated(run),
+        objective=usual_metric([run]),
+    )

@@ -18,6 +18,7 @@ from wattune.ranking.best import ranks, standing, standings
 from wattune.ranking.common_steps import describe
 from wattune.ranking.conditions import Where, keeps, unmet
 from wattune.ranking.posterior import Posterior
+from wattune.ranking.recordings import differences
 from wattune.ranking.scatter import factor
 from wattune.ranking.spreads import Results
 from wattune.ranking.work import depends_on_work, work_of
@@ -109,6 +110,11 @@ class Ranking:
         return measured + self.burst + self.interrupted + self.failed
 
     @property
+    def of_recordings(self) -> bool:
+        """True where recordings are ranked, which have a command and no plan."""
+        return any(row.recorded for row in self.trials)
+
+    @property
     def varying(self) -> tuple[str, ...]:
         """Parts of the trials' settings that differ between trials; see `RankedTrial.setting`."""
         settings = [row.setting for row in self.trials]
@@ -185,7 +191,8 @@ class Ranking:
     @property
     def _sizes(self) -> list[str]:
         """Sizes of work among measured trials, if the objective is a speed or an energy that depends on them."""
-        sizes = {work_of(row.spec, self.objective.metric) for row in self.trials if row.objective}
+        planned = (row for row in self.trials if row.objective and row.recorded is None)
+        sizes = {work_of(row.spec, self.objective.metric) for row in planned}
         return sorted(sizes) if depends_on_work(self.objective.metric) else []
 
     @property
@@ -213,6 +220,7 @@ class Ranking:
             listed = ", ".join(f"{count} {quality or 'not assessed'}" for quality, count in self.qualities.items())
             found.append(f"different qualities in one table: {listed}; --quality publishable ranks only the best ones")
         found += describe(run for row in compared for run in row.counted)
+        found += differences({row.trial_id: row.recorded for row in self.trials if row.recorded}, metric)
         return (*found, *self.corrections)
 
     def to_json(self) -> dict[str, Any]:

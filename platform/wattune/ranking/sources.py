@@ -1,6 +1,7 @@
 """One ranking of one or several studies, from their folders or from MLflow."""
 
 import gc
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,11 +17,13 @@ from wattune.ranking.assessment import NOT_ITS_OWN
 from wattune.ranking.common_steps import of_folder, over_common_steps
 from wattune.ranking.conditions import flag_fields, parse_where
 from wattune.ranking.order import Ranking, SpaceShare, rank
+from wattune.ranking.recordings import judged, usual_metric
 from wattune.ranking.spreads import Results
-from wattune.run import RunStatus
+from wattune.run import Run, RunStatus
 from wattune.storage.spaces import CANDIDATES, candidates_table
 from wattune.storage.study import StudyFolder, UnreadableTrial
 from wattune.tracking.reader import read_study
+from wattune.trial import recorded_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,24 @@ class Source:
             constraints=tuple(constraints),
             place=str(study.path),
         )
+
+    @classmethod
+    def of_recordings(cls, runs: Sequence[Run]) -> "Source":
+        """Makes one of recordings, whose usual objective is the least energy.
+
+        Raises:
+            PlanError: One is named twice.
+        """
+        known = [(one.recorded, one) for one in runs if one.recorded is not None]
+        if len({(of.place, one.trial_id) for of, one in known}) < len(runs):
+            raise PlanError("a recording is named twice; name each once")
+        times = Counter(one.trial_id for one in runs)
+        named = [
+            (recorded_spec(of), one if times[one.trial_id] == 1 else replace(one, trial_id=of.place))
+            for of, one in known
+        ]
+        objective = f"minimize {usual_metric(runs)}"
+        return cls(name="recordings", results=named, objective=objective, constraints=(), place="recordings")
 
     @classmethod
     def of_store(cls, uri: str, name: str) -> "Source":
@@ -136,9 +157,10 @@ def rank_sources(sources: Sequence[Source], **asked: Unpack[Asked]) -> Ranking:
         _agreed("constraint", bounds)
         constraints = sources[0].constraints
     flags = flag_fields(spec for source in sources for spec, _ in source.results)
+    question = Question.of(objective, *constraints, risk=asked.get("risk", RISK))
     ranking = rank(
-        {source.name: source.results for source in sources},
-        Question.of(objective, *constraints, risk=asked.get("risk", RISK)),
+        {one.name: [(spec, judged(run, question.needed)) for spec, run in one.results] for one in sources},
+        question,
         where=[parse_where(text, flags) for text in asked.get("where", ())],
         least_quality=asked.get("least_quality", ""),
     )

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, Self
 
 from wattune.errors import PlanError
 from wattune.masking import masked_arguments
-from wattune.recording.recording import sampled
+from wattune.recording.recording import measured_run, sampled
 from wattune.recording.sensors import HOST, default_backends, split_simulated
 from wattune.recording.signals import SignalRelay
 from wattune.recording.steps import FOLDER, told_steps
@@ -21,6 +21,7 @@ from wattune.recording.window import STEADY, parse_window
 from wattune.steps.source import AUTO, StepSource
 from wattune.storage.files import with_calibrations
 from wattune.storage.measured import RecordingFolder
+from wattune.storage.study import TrialFolder
 from wattune.telemetry.sampler.process import SamplerProcess
 from wattune.units import ns_to_s, s_to_ns
 from wattune.version import __version__
@@ -273,6 +274,7 @@ def _close(folder: RecordingFolder, facts: dict[str, Any], run: ProgramRun | Non
             folder.write_spans(spans)
         run.discard()
     folder.write_facts({**facts, "closed": True})
+    TrialFolder(folder.path).write_result(measured_run(folder.path))
     kept = {".parquet", ".json"} if manifest["closed"] else {".parquet", ".json", ".log"}
     for path in sampler_folder.iterdir():
         if path.suffix not in kept:

@@ -1,23 +1,27 @@
 """A recording read back: its tables, its window, and the figures of every device and of the whole."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import pyarrow as pa
 
 from wattune.analysis.run_data import RunData, is_simulated, last_mono_ns
 from wattune.analysis.signals.readings import HOST, Tables
-from wattune.analysis.summary import IMPOSSIBLE, Summary, metrics_by_device, summarize
+from wattune.analysis.summary import IMPOSSIBLE, metrics_by_device, summarize
+from wattune.metrics import METRICS
 from wattune.recording.sensors import simulate_from_host
 from wattune.recording.steps import steps_of_open
-from wattune.schema import DeviceKey
+from wattune.run import Recorded, Run, RunStatus
 from wattune.storage.files import with_calibrations
 from wattune.storage.measured import RecordingFolder
+from wattune.storage.study import TrialFolder
 from wattune.telemetry.files.coverage import measured_facts
 from wattune.telemetry.files.segments import read_manifest, read_tables
-from wattune.units import ns_to_s, s_to_ns
+from wattune.units import NS_PER_S, ns_to_s, s_to_ns
 
 LAG_S: Final = 1.1
 """Most the ring may lag behind the other tiers while sampling: it is drained once a second."""
@@ -88,77 +92,68 @@ def _length_s(window: Mapping[str, Any] | None) -> float | None:
     return None if start_ns is None or end_ns is None else ns_to_s(end_ns - start_ns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
-    """Figures of a recording."""
+def run_of(path: Path) -> Run:
+    """Reads a recording as a run: what was stored when it ended; of one that was killed or still records, all so far.
 
-    path: Path
-    command: Sequence[str]
-    """Empty where the machine was recorded."""
-    exit_code: int | None
-    """As a shell gives it; None where the command's end was not seen."""
-    window_s: float | None
-    energy_j: float | None
-    """Of all devices together, over the window."""
-    steps: Mapping[str, Any]
-    """The manifest's facts of the command's steps: `source`, `num_steps`, `tokens_per_step` and more."""
-    window_why: str
-    """The choice of the window in words; empty where there was none."""
-    command_s: float | None
-    """Length of the whole command."""
-    summary: Summary
-    devices: Mapping[DeviceKey, Mapping[str, float]]
-    """Metrics of each as if it had been recorded alone."""
-    host: Mapping[str, float]
-    """Means of the host's gauges."""
+    Raises:
+        PlanError: Its run cannot be read.
+        TelemetryError: A table or manifest in it cannot be read.
+    """
+    run = TrialFolder(path).result() or measured_run(path)
+    recorded = replace(run.recorded or Recorded(), place=str(path))
+    return replace(run, trial_id=path.name, recorded=recorded)
 
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """The figures of a recording's folder.
 
-        Raises:
-            TelemetryError: A table or manifest in it cannot be read.
-        """
-        data = load(path)
-        facts, summary = data.facts, summarize(data)
-        examined = None if IMPOSSIBLE in summary.tags else data.examined
-        return cls(
-            path=path,
-            command=tuple(facts.get("command", ())),
-            exit_code=facts.get("exit_code"),
-            window_s=data.window_s,
-            energy_j=None if examined is None else examined.energy_j,
-            steps=facts.get("steps") or {},
-            window_why=str(facts.get("window_why") or ""),
-            command_s=_length_s(facts.get("command_window") or facts.get("window")),
-            summary=summary,
-            devices={} if examined is None else metrics_by_device(data),
-            host={} if examined is None else examined.host_means(),
-        )
+def measured_run(path: Path) -> Run:
+    """Computes what a recording's folder tells of its run.
 
-    @property
-    def simulated(self) -> bool:
-        """Returns True where any figure was computed and not measured."""
-        return self.summary.tags.get("simulated") == "true"
+    Raises:
+        TelemetryError: A table or manifest in it cannot be read.
+    """
+    data = load(path)
+    facts, summary = data.facts, summarize(data)
+    examined = None if IMPOSSIBLE in summary.tags else data.examined
+    devices = {} if examined is None else metrics_by_device(data)
+    try:
+        start_wall_ns = round(datetime.fromisoformat(str(facts.get("recorded"))).timestamp() * NS_PER_S)
+    except ValueError:  # made elsewhere
+        start_wall_ns = 0
+    recorded = Recorded(
+        command=tuple(map(str, facts.get("command") or ())),
+        exit_code=facts.get("exit_code"),
+        ended="exit_code" in facts or bool(facts.get("closed", True)),
+        machine=_machine(data),
+        command_s=_length_s(facts.get("command_window") or facts.get("window")),
+        window_s=data.window_s,
+        window_why=str(facts.get("window_why") or ""),
+        energy_j=None if examined is None else examined.energy_j,
+        steps=facts.get("steps") or {},
+        devices={"/".join(device): metrics for device, metrics in devices.items()},
+        host={} if examined is None else examined.host_means(),
+    )
+    return Run(
+        trial_id=path.name,
+        repeat=0,
+        status=RunStatus.COMPLETED,
+        metrics={name: value for name, value in summary.metrics.items() if name in METRICS},
+        quality=summary.quality,
+        quality_reasons=summary.quality_reasons,
+        tags={**summary.tags, "nodes": str(facts.get("node") or "")},
+        start_wall_ns=start_wall_ns,
+        end_wall_ns=start_wall_ns,
+        recorded=recorded,
+    )
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data; what was not measured is not in it."""
-        known = {
-            "exit_code": self.exit_code,
-            "command_s": self.command_s,
-            "window_s": self.window_s,
-            "energy_j": self.energy_j,
-        }
-        return {
-            "folder": str(self.path),
-            "command": list(self.command),
-            **{name: value for name, value in known.items() if value is not None},
-            "steps": dict(self.steps),
-            "window_why": self.window_why,
-            "simulated": self.simulated,
-            "metrics": dict(self.summary.metrics),
-            "quality": self.summary.quality,
-            "quality_reasons": list(self.summary.quality_reasons),
-            "devices": {f"{node}/{name}": dict(metrics) for (node, name), metrics in self.devices.items()},
-            "host": dict(self.host),
-        }
+
+def _machine(data: RunData) -> dict[str, str]:
+    """Describes nodes, devices, driver and sensors of a recording in words."""
+    each = (manifest.get("devices", {}).items() for manifest in data.manifests.values())
+    listed = [one for devices in each for key, one in devices if key != HOST]
+    names = Counter(str(one.get("name") or "device") for one in listed)
+    found = {
+        "node": str(data.facts.get("node") or ", ".join(data.manifests)),
+        "devices": ", ".join(f"{count} x {name}" for name, count in sorted(names.items())) or "none",
+        "driver": ", ".join(sorted({str(one["driver"]) for one in listed if one.get("driver")})),
+        "sensors": ", ".join(sorted({str(one["backend"]) for one in listed if one.get("backend")})),
+    }
+    return {name: text for name, text in found.items() if text}

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from wattune.errors import ImpossibleValueError, PlanError, TelemetryError
 from wattune.schema import KERNELS, TELEMETRY
-from wattune.storage.digests import ACCEPTED, FILES, FileCheck, agrees, check_files, digests_of, object_of
+from wattune.storage.digests import ACCEPTED, FILES, FileCheck, check_files
 from wattune.storage.files import (
     FOLDER_NAME,
     RESTORE,
@@ -24,11 +24,11 @@ from wattune.storage.manifests import checked_manifest, device_facts
 from wattune.storage.parquet import ParquetTier, read_table, typed
 from wattune.storage.values import DeviceFacts, wrong_columns
 
-RESULT: Final = "run.json"
-"""The file that completes a trial. It has the digests of all others."""
+RUN: Final = "run.json"
+"""The file that completes a trial or a recording. It has the digests of all others."""
 
 MANIFEST: Final = "manifest.json"
-"""The file that completes a recording. It has the digests of all others."""
+"""Facts of a recording: of its command, from the start on."""
 
 RECORDINGS: Final = "recordings"
 """Folder of the storage that holds the recordings."""
@@ -80,7 +80,7 @@ class MeasuredFolder:
         return self._table("spans")
 
     def check(self) -> FileCheck:
-        """Compares every file with its digest, which the trial's result or the recording's manifest has.
+        """Compares every file with its digest, which `run.json` has.
 
         Raises:
             TelemetryError: A file does not agree with its digest. Every such file is named.
@@ -92,15 +92,13 @@ class MeasuredFolder:
         return found
 
     def _check(self) -> FileCheck:
-        for name in (RESULT, MANIFEST):
-            path = self.path / name
-            if path.exists():
-                content = read_json_object(path, "a trial" if name == RESULT else "a recording", bare=name == MANIFEST)
-                if isinstance(content.get(FILES), dict):
-                    return check_files(self.path, content[FILES], content.get(ACCEPTED))
-                if name == RESULT or content.get("closed") is True:
-                    raise TelemetryError(f"{path} has no digests of the other files: damaged, or edited; {RESTORE}")
-        return FileCheck()
+        path = self.path / RUN
+        if not path.exists():
+            return FileCheck()
+        content = read_json_object(path, "wattune", bare=False)
+        if not isinstance(content.get(FILES), dict):
+            raise TelemetryError(f"{path} has no digests of the other files: damaged, or edited; {RESTORE}")
+        return check_files(self.path, content[FILES], content.get(ACCEPTED))
 
     def write_kernels(self, kernels: pa.Table) -> None:
         """Writes the kernels of all ranks' profiled steps."""
@@ -215,9 +213,8 @@ class RecordingFolder(MeasuredFolder):
         return cls(path)
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
-        """Writes the facts of the recording as a whole; of one that is closed, with the digests of its files."""
-        files = {FILES: digests_of(self.path, MANIFEST)} if facts.get("closed") is True else {}
-        write_digested(self.path / MANIFEST, {**facts, **files})
+        """Writes the facts of the recording as a whole."""
+        write_digested(self.path / MANIFEST, facts)
 
     def facts(self) -> dict[str, Any]:
         """Reads the facts of the recording as a whole; empty for a trial.
@@ -227,8 +224,6 @@ class RecordingFolder(MeasuredFolder):
         """
         path = self.path / "manifest.json"
         facts = read_json_object(path, "a recording") if path.exists() else {}
-        facts.pop(FILES, None)
-        facts.pop(ACCEPTED, None)
         if facts.get("closed") is False and not {"node", "simulated_device"} <= facts.keys():
             raise TelemetryError(f"{path}: it is not closed, and has no node or simulated_device; {RESTORE}")
         for name, kinds in _FACT_KINDS.items():
@@ -241,31 +236,6 @@ class RecordingFolder(MeasuredFolder):
                 "end_mono_ns, nanoseconds of the node's monotonic clock (the end null where it was not seen)"
             )
         return facts
-
-    def accept(self) -> tuple[str, ...]:
-        """Takes files that were edited on purpose as they are now. The quality says so from then on.
-
-        Returns:
-            The files that were edited; none where all agree.
-
-        Raises:
-            PlanError: It is no closed recording.
-        """
-        path = self.path / MANIFEST
-        try:
-            content = path.read_bytes()
-            data = object_of(content, accept=True)
-        except (OSError, ValueError, TypeError) as error:
-            raise PlanError(f"{path} cannot be accepted: {error}; give a trial or recording that has ended") from error
-        files = data.pop(FILES, None)
-        if data.get("closed") is not True:
-            raise PlanError(f"{path} is of no recording that has ended; nothing can be accepted")
-        found = check_files(self.path, files if isinstance(files, dict) else {}, data.pop(ACCEPTED, None))
-        edited = (*(() if agrees(content) else (MANIFEST,)), *found.changed, *found.missing)
-        if edited:
-            accepted = sorted({*found.accepted, *edited})
-            write_digested(path, {**data, FILES: digests_of(self.path, MANIFEST), ACCEPTED: accepted})
-        return edited
 
     @property
     def storage(self) -> Path:

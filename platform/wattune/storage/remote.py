@@ -19,7 +19,7 @@ from wattune.errors import PlanError, SpaceError, TrackingError, WattuneError, c
 from wattune.masking import without_secrets
 from wattune.run import Run
 from wattune.storage.files import is_file_of, is_hidden, is_inside, make_folder, write_whole
-from wattune.storage.measured import RECORDINGS
+from wattune.storage.measured import RECORDINGS, RUN
 from wattune.storage.spaces import CANDIDATES, NEXT_CANDIDATES, STUDY, finish, space_of
 from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.storage.trial_files import read_result
@@ -33,9 +33,8 @@ ANSWER_WITHIN_S: Final = 60.0
 SLOWEST_BYTES_PER_S: Final = 1_000_000
 """Slowest rate of a store that counts as alive."""
 
-_RESULT: Final = "run.json"
 _ATTEMPTS: Final = "attempts"
-_SMALL: Final = ("spec.json", _RESULT)
+_SMALL: Final = ("spec.json", RUN)
 """Files of a trial that a ranking needs."""
 
 _FILES_AT_ONCE: Final = 64
@@ -110,14 +109,14 @@ class RemoteStorage:
         if result is None or not result.status.is_final:
             return False
         folder.check()  # damage stays here
-        whole = (folder.path / _RESULT).read_bytes()
+        whole = (folder.path / RUN).read_bytes()
         place = f"{study}/trials/{folder.path.name}"
-        files = [path for path in _files(folder.path) if path != folder.path / _RESULT]
+        files = [path for path in _files(folder.path) if path != folder.path / RUN]
         # A trial that was tried again has what it was before among its attempts.
-        earlier = [path.read_bytes() for path in folder.path.glob(f"{_ATTEMPTS}/*/{_RESULT}")]
+        earlier = [path.read_bytes() for path in folder.path.glob(f"{_ATTEMPTS}/*/{RUN}")]
 
         def send(fs: Any) -> bool:
-            there = _read(fs, f"{self._root}{place}/{_RESULT}")
+            there = _read(fs, f"{self._root}{place}/{RUN}")
             if there == whole:
                 return False
             if there is not None and _result(there) is not None and there not in earlier:
@@ -128,7 +127,7 @@ class RemoteStorage:
             # An upload that was cut short may have left files that this trial does not have.
             if fs.exists(f"{self._root}{place}"):
                 fs.rm(f"{self._root}{place}", recursive=True)
-            for path in [*files, folder.path / _RESULT]:
+            for path in [*files, folder.path / RUN]:
                 _put(fs, path, f"{self._root}{place}/{path.relative_to(folder.path).as_posix()}")
             return True
 
@@ -207,9 +206,9 @@ class RemoteStorage:
         earlier: dict[str, Path] = {}
         for name in sizes:
             top, trial, *inside = name.split("/", 3) if name.count("/") > 2 else ("", "")
-            ours = study.path / "trials" / trial / _RESULT
-            is_attempt = top == "trials" and inside[0] == _ATTEMPTS and name.endswith(f"/{_RESULT}")
-            if is_attempt and f"trials/{trial}/{_RESULT}" in sizes and ours.is_file():
+            ours = study.path / "trials" / trial / RUN
+            is_attempt = top == "trials" and inside[0] == _ATTEMPTS and name.endswith(f"/{RUN}")
+            if is_attempt and f"trials/{trial}/{RUN}" in sizes and ours.is_file():
                 earlier |= {name: ours} if ours.stat().st_size == sizes[name] else {}
         if not earlier:
             return set()
@@ -239,12 +238,12 @@ class RemoteStorage:
         self._bring(inside, folder, {name: size for name, size in found.items() if not (folder / name).exists()})
 
     def send_recording(self, folder: Path) -> None:
-        """Sends a recording, its own manifest last.
+        """Sends a recording, its `run.json` last.
 
         Raises:
             TrackingError: The store cannot be reached or refuses.
         """
-        files = sorted(_files(folder), key=lambda path: path == folder / "manifest.json")
+        files = sorted(_files(folder), key=lambda path: path == folder / RUN)
 
         def send(fs: Any) -> None:
             for path in files:
@@ -293,7 +292,7 @@ class RemoteStorage:
 
     def _bring(self, inside: str, folder: Path, sizes: Mapping[str, int]) -> None:
         """Downloads files, results last, a trial's own at the very end. So one that is cut short is fetched again."""
-        wanted = sorted(sizes, key=lambda name: (name.endswith(_RESULT), -name.count("/")))
+        wanted = sorted(sizes, key=lambda name: (name.endswith(RUN), -name.count("/")))
         prefix = f"{self._root}{inside}".rstrip("/")
         for start in range(0, len(wanted), _FILES_AT_ONCE):
             names = wanted[start : start + _FILES_AT_ONCE]
@@ -372,7 +371,7 @@ def _missing(
 ) -> dict[str, int]:
     """Lists files in the store that the local study lacks, with their sizes; `given_way` was set aside just now."""
     own = (name.split("/") for name in names if name.startswith("trials/"))  # those of attempts lie deeper
-    finished = {parts[1] for parts in own if parts[2:] == [_RESULT]}
+    finished = {parts[1] for parts in own if parts[2:] == [RUN]}
     wanted = []
     for trial in sorted(finished):
         folder = TrialFolder(study.path / "trials" / trial)

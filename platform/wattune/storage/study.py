@@ -40,7 +40,7 @@ from wattune.storage.files import (
     write_whole,
 )
 from wattune.storage.lock import if_idle, run_lock
-from wattune.storage.measured import RECORDINGS, RESULT, MeasuredFolder
+from wattune.storage.measured import RECORDINGS, RUN, MeasuredFolder
 from wattune.storage.space_changes import changes, contradictions
 from wattune.storage.spaces import StoredSpace
 from wattune.storage.trial_files import (
@@ -133,7 +133,7 @@ class TrialFolder(MeasuredFolder):
 
     def write_result(self, result: Run) -> None:
         """Writes the result, and the digests of all files, in one rename. From then on the trial is done."""
-        write_digested(self.path / RESULT, with_digests(self.path, result))
+        write_digested(self.path / RUN, with_digests(self.path, result))
 
     def result(self) -> Run | None:
         """Reads the result; None while there is none.
@@ -141,12 +141,12 @@ class TrialFolder(MeasuredFolder):
         Raises:
             PlanError: The file is not a result of this version.
         """
-        path = self.path / RESULT
+        path = self.path / RUN
         return read_result_file(path) if path.exists() else None
 
     def keep_result(self, result: Run) -> Run:
         """Writes the result unless there is one, also one that another process writes now. Returns what is there."""
-        path = self.path / RESULT
+        path = self.path / RUN
         return result if write_digested(path, with_digests(self.path, result), over=False) else read_result_file(path)
 
     def accept(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from wattune.run import INDICATIVE, QUALITIES, Run
 from wattune.storage.digests import ACCEPTED, FILES, DigestError, agrees, check_files, digests_of, object_of
 from wattune.storage.files import RESTORE, write_digested
 from wattune.storage.format import FormatError
-from wattune.storage.measured import RESULT
+from wattune.storage.measured import RUN
 from wattune.trial import TrialSpec
 
 NO_TRIAL: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, PlanError)
@@ -127,7 +127,7 @@ def no_trial(folder: Path | str, error: Exception) -> PlanError:
     if isinstance(error, FormatError):
         return PlanError(f"{folder}: {error}")
     if isinstance(error, DigestError):
-        return PlanError(f"{folder}: {RESULT}: {error}; {RESTORE}, or move the folder out of the study")
+        return PlanError(f"{folder}: {RUN}: {error}; {RESTORE}, or move the folder out of the study")
     text = error if isinstance(error, OSError) else f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
     return PlanError(
         f"{folder}: no trial of this version of wattune ({text}); move the folder out of the study, and the same "
@@ -137,7 +137,7 @@ def no_trial(folder: Path | str, error: Exception) -> PlanError:
 
 def with_digests(folder: Path, result: Run) -> dict[str, Any]:
     """Returns the object of a `run.json`, with the digests of all files beside it."""
-    return {**result.to_json(), FILES: digests_of(folder, RESULT)}
+    return {**result.to_json(), FILES: digests_of(folder, RUN)}
 
 
 def accept(folder: Path) -> tuple[str, ...]:
@@ -151,17 +151,18 @@ def accept(folder: Path) -> tuple[str, ...]:
     Raises:
         PlanError: There is no result, or what it or the specification holds is none.
     """
-    path = folder / RESULT
+    path = folder / RUN
     try:
         content = path.read_bytes()
         data = object_of(content, accept=True)
         result = result_of(data)
-        require_own(folder.name, spec_of((folder / "spec.json").read_bytes()), result)
+        if result.recorded is None:
+            require_own(folder.name, spec_of((folder / "spec.json").read_bytes()), result)
         files = data.get(FILES)
         found = check_files(folder, files if isinstance(files, dict) else {}, data.get(ACCEPTED))
     except NO_TRIAL as error:
         raise no_trial(folder, error) from error
-    edited = (*(() if agrees(content) else (RESULT,)), *found.changed, *found.missing)
+    edited = (*(() if agrees(content) else (RUN,)), *found.changed, *found.missing)
     if not edited:
         return ()
     result = replace(

@@ -14,9 +14,10 @@ from rich.text import Text
 from wattune.analysis.run_data import RunData
 from wattune.analysis.signals.readings import HOST
 from wattune.analysis.summary import metrics_by_device, summarize
+from wattune.ranking.assessment import is_simulated
 from wattune.recording.recorder import LOG
-from wattune.recording.recording import Recording, look
-from wattune.run import INDICATIVE, INVALID, PUBLISHABLE
+from wattune.recording.recording import look
+from wattune.run import INDICATIVE, INVALID, PUBLISHABLE, Recorded, Run
 from wattune.schema import THROTTLE_REASON_BITS, DeviceKey
 from wattune.units import ns_to_s, s_to_ns
 from wattune.view.console import fitted, show
@@ -42,8 +43,9 @@ _HOST_GAUGES: Final = {
 }
 
 
-def print_recording(console: Console, recording: Recording) -> None:
+def print_recording(console: Console, run: Run) -> None:
     """Prints the figures of a recording: a line for each device, the whole, and the quality."""
+    recording = run.recorded or Recorded()
     columns = {
         "mean": "device_power_mean_w",
         "peak 20 ms": "device_power_peak_20ms_w",
@@ -57,12 +59,12 @@ def print_recording(console: Console, recording: Recording) -> None:
     }
     if recording.devices:
 
-        def energy_j(one: tuple[DeviceKey, Mapping[str, float]]) -> float | None:
+        def energy_j(one: tuple[str, Mapping[str, float]]) -> float | None:
             mean_w = one[1].get("device_power_mean_w")
             return None if mean_w is None or recording.window_s is None else mean_w * recording.window_s
 
         figures = columns_of(columns, lambda one, name: one[1].get(name))
-        head = (Column("device", lambda one: "/".join(one[0])), Column("energy", energy_j, "energy_j"))
+        head = (Column("device", lambda one: one[0]), Column("energy", energy_j, "energy_j"))
         show(console, Table("", [*head, *figures], list(recording.devices.items())))
     command_s, window_s = recording.command_s or recording.window_s, recording.window_s
     is_part = command_s is not None and window_s is not None and window_s < 0.999 * command_s
@@ -71,16 +73,16 @@ def print_recording(console: Console, recording: Recording) -> None:
         "exit code": "unknown" if recording.exit_code is None else str(recording.exit_code),
         **({"window": worded("window_s", window_s)} if is_part else {}),
         "energy": worded("energy_j", recording.energy_j),
-        "1 s node peak": worded("peak_w", recording.summary.metrics.get("node_device_power_peak_1s_w")),
+        "1 s node peak": worded("peak_w", run.metrics.get("node_device_power_peak_1s_w")),
         **_host_cells(recording.host),
     }
     line = "   ".join(f"{name} {value}" for name, value in whole.items() if value != "-")
     console.print(Text(line))
-    _print_steps(console, recording)
-    console.print(_quality(recording.summary.quality, recording.summary.quality_reasons, "quality"))
-    if recording.simulated:
+    _print_steps(console, run.metrics, recording)
+    console.print(_quality(run.quality, run.quality_reasons, "quality"))
+    if is_simulated(run):
         console.print("Power, clocks and temperatures are SIMULATED from processor activity.", style="bold yellow")
-    console.print(f"all figures: wattune analyze {recording.path}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"all figures: wattune analyze {recording.place}", markup=False, highlight=False, soft_wrap=True)
 
 
 _STEP_CELLS: Final = {
@@ -92,12 +94,11 @@ _STEP_CELLS: Final = {
 }
 
 
-def _print_steps(console: Console, recording: Recording) -> None:
+def _print_steps(console: Console, metrics: Mapping[str, float], recording: Recorded) -> None:
     """Prints what the figures are of, and those of a step."""
     if recording.window_why and recording.window_why != "the whole command":
         took = worded("window_s", recording.window_s)
         console.print(f"figures of {took}: {recording.window_why}", markup=False, highlight=False)
-    metrics = recording.summary.metrics
     if "step_time_s" in metrics:
         cells = {title: worded(name, metrics.get(name)) for title, name in _STEP_CELLS.items()}
         shown = "   ".join(f"{title} {cell}" for title, cell in cells.items() if cell != "-")

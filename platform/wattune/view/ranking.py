@@ -5,10 +5,9 @@ from dataclasses import replace
 from typing import Final
 
 from wattune.objective import Constraint
-from wattune.ranking.assessment import RankedTrial, Verdict
+from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.bounds import Margin
 from wattune.ranking.order import Ranking
-from wattune.ranking.recordings import RankedRecording, RecordingRanking
 from wattune.units import format_change, format_probability
 from wattune.view.table import (
     COUNT,
@@ -54,7 +53,7 @@ def setting_columns(ranking: Ranking) -> list[Column]:
 def bound_columns(constraints: Sequence[Constraint]) -> list[Column]:
     """Returns a column for each bound: what came closest to it, and the verdict."""
 
-    def cell(row: RankedTrial | RankedRecording, bound: str) -> Cell:
+    def cell(row: RankedTrial, bound: str) -> Cell:
         found = next((one for one in row.margins if str(one.constraint) == bound), None)
         if found is None:
             return Cell(text="not measured", tone="unknown")
@@ -104,10 +103,11 @@ def ranking_view(ranking: Ranking, *, top: int | None = None) -> View:
     listed = (ranking.feasible, ranking.undecided, ranking.infeasible)
     settings = setting_columns(ranking)
     rows = [row for rows in listed for row in rows[:top]]
+    trial, plan = _named(ranking)
     without = [
-        Column("trial", lambda row: row.trial_id, place="lead"),
+        trial,
         *settings,
-        Column("plan", lambda row: Cell(row.spec.label, tone=str(row.verdict)), place="lead"),
+        plan,
         Column("why", lambda row: row.reason, place="prose"),
     ]
     lines = [READING] if ranking.feasible else []
@@ -129,30 +129,6 @@ def ranking_view(ranking: Ranking, *, top: int | None = None) -> View:
     ]
 
 
-def recordings_view(ranking: RecordingRanking, *, top: int | None = None) -> View:
-    """Lays out recordings in order with their distance to each bound, and what they do not share."""
-    measured = [row for row in ranking.rows if row.verdict not in (Verdict.UNKNOWN, Verdict.FAILED)]
-    rest = [row for row in ranking.rows if row not in measured]
-    without = [
-        Column("recording", lambda row: row.trial_id),
-        Column("command", lambda row: Cell(row.label, tone=str(row.verdict)), place="prose"),
-        Column("why", lambda row: row.reason, place="prose"),
-    ]
-    lines = [READING] if ranking.feasible else []
-    lines += [reading(ranking.scatter)] if ranking.scatter else []
-    left_out = [reading(f"{ranking.num_filtered} left out")] if ranking.num_filtered else []
-    return [
-        _measured(ranking, measured[:top], []),
-        *_hidden(0 if top is None else len(measured) - top),
-        Table(f"{len(rest)} not ranked", without, rest),
-        *lines,
-        *_risk(ranking),
-        *left_out,
-        *warnings(ranking.warnings),
-        *([SIMULATED] if ranking.simulated else []),
-    ]
-
-
 def front_table(rows: Sequence[RankedTrial], metrics: Sequence[str], *, of: str) -> Table:
     """Lays out the trials that no other beats in both metrics, and how each stands to the bounds."""
     columns = [
@@ -164,21 +140,28 @@ def front_table(rows: Sequence[RankedTrial], metrics: Sequence[str], *, of: str)
     return Table(f"Pareto front of {' and '.join(metrics)}, {of}", columns, rows)
 
 
-def _measured(
-    ranking: Ranking | RecordingRanking, rows: Sequence[RankedTrial | RankedRecording], settings: Sequence[Column]
-) -> Table:
+def _named(ranking: Ranking) -> tuple[Column, Column]:
+    """Returns the columns that name a row: trial and plan, or recording and command."""
+    trial, plan = ("recording", "command") if ranking.of_recordings else ("trial", "plan")
+    return (
+        Column(trial, lambda row: row.trial_id, place="lead"),
+        # Sizes have columns.
+        Column(
+            plan,
+            lambda row: Cell(row.spec.label, tone=str(row.verdict)),
+            place="prose" if ranking.of_recordings else "lead",
+        ),
+    )
+
+
+def _measured(ranking: Ranking, rows: Sequence[RankedTrial], settings: Sequence[Column]) -> Table:
     metric = ranking.objective.metric
-
-    def plan(row: RankedTrial | RankedRecording) -> Cell:
-        label = row.label if isinstance(row, RankedRecording) else row.spec.label  # sizes have columns
-        return Cell(label, tone=str(row.verdict))
-
-    recordings = isinstance(ranking, RecordingRanking)
+    trial, plan = _named(ranking)
     columns = [
         *STANDING,
-        Column("recording" if recordings else "trial", lambda row: row.trial_id, place="lead"),
+        trial,
         *settings,
-        Column("command", plan, place="prose") if recordings else Column("plan", plan, place="lead"),
+        plan,
         Column(metric, lambda row: row.objective, metric),
         *bound_columns(ranking.constraints),
         Column("verdict", lambda row: str(row.verdict)),
@@ -191,7 +174,7 @@ def _hidden(count: int) -> list[Note]:
     return [Note(f"... and {count} more; raise --top to see them")] if count > 0 else []
 
 
-def _risk(ranking: Ranking | RecordingRanking) -> list[Note]:
+def _risk(ranking: Ranking) -> list[Note]:
     text = f"P: probability that the next run keeps the bound; holds and breaks at a risk of {ranking.question.risk:g}"
     return [reading(text)] if ranking.constraints else []
 

@@ -11,9 +11,9 @@ from wattune.catalog.models import model
 from wattune.plans.axes import Plan
 from wattune.ranking.comparison import Comparison, Side, compare
 from wattune.ranking.difference import Counted
-from wattune.ranking.recordings import recorded_of, side_of_recording
+from wattune.ranking.evidence import recorded_side
 from wattune.ranking.spreads import Spreads
-from wattune.run import Run, RunStatus
+from wattune.run import Recorded, Run, RunStatus
 from wattune.trial import TrialSpec
 from wattune.workload import Workload
 
@@ -166,10 +166,10 @@ def test_unlike_sides_are_said():
 
 
 def test_a_recorded_command_that_failed_is_said_beside_a_trial_too():
-    facts = {"command": ["train.py"], "node": "node0"}
-    known = {"place": "/s/r", "machine": {}, "metrics": {}, "quality": "indicative", "quality_reasons": (), "tags": {}}
-    for told, said in (({"exit_code": 3}, "with exit code 3"), ({"closed": False}, "with its end not seen")):
-        recording = side_of_recording(recorded_of(name="r", facts={**facts, **told}, **known))
+    for code, said in ((3, "with exit code 3"), (None, "with its end not seen")):
+        of = Recorded(command=("train.py",), exit_code=code, ended=code is not None)
+        run = Run(trial_id="r", repeat=0, status=RunStatus.COMPLETED, quality="indicative", recorded=of)
+        recording = recorded_side(run)
         for pair, name in (((side(FAST), recording), "B"), ((recording, side(FAST)), "A")):
             assert f"the command of {name} ended {said}: it may not have done its work" in compare(*pair).warnings
 

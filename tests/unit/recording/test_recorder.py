@@ -16,7 +16,7 @@ from wattune.analysis.summary import summarize
 from wattune.errors import PlanError, TelemetryError
 from wattune.recording import recorder
 from wattune.recording.recorder import default_name, record
-from wattune.recording.recording import Recording, load, look
+from wattune.recording.recording import load, look, measured_run, run_of
 from wattune.steps.source import parse_source
 from wattune.storage import files
 from wattune.storage.digests import with_digest
@@ -42,14 +42,17 @@ def test_names_are_time_and_program(command: list[str], ending: str) -> None:
 def test_a_recording_reads_back(tmp_path: Path) -> None:
     path = record([sys.executable, "-c", "print('said')"], storage=tmp_path, backends=["host"], name="a", output="log")
     assert (path / "command.log").read_text() == "said\n"
-    recording = Recording.read(path)
-    assert recording.path == tmp_path / "recordings" / "a" and recording.exit_code == 0
+    assert path == tmp_path / "recordings" / "a"
+    run = run_of(path)
+    recording = run.recorded
+    assert recording is not None and recording.place == str(path) and recording.exit_code == 0
     assert recording.window_s is not None and 0 < recording.window_s < 10
     assert recording.command == (sys.executable, "-c", "print('said')")
     assert recording.energy_j is None and recording.devices == {}
-    assert "energy_j" not in recording.to_json()
-    assert recording.summary.quality_reasons == ("no_device_power",)
-    json.dumps(recording.to_json(), allow_nan=False)
+    assert run.quality_reasons == ("no_device_power",)
+    stored = json.loads((path / "run.json").read_text())
+    assert "place" not in stored["recorded"] and "manifest.json" in stored["files"]
+    assert run.metrics == stored["metrics"] == measured_run(path).metrics
 
 
 def test_handlers_are_put_back_and_other_threads_keep_theirs(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from wattune.analysis.summary import metrics_by_device, summarize
 from wattune.clock import ClockAnchor
 from wattune.errors import TelemetryError
 from wattune.recording.recorder import record
-from wattune.recording.recording import LAG_S, Recording, load, read_until_mono_ns, sampled
+from wattune.recording.recording import LAG_S, load, measured_run, read_until_mono_ns, sampled
 from wattune.schema import table_schema
 from wattune.steps.files import Step
 from wattune.steps.process.writer import StepWriter
@@ -135,8 +135,9 @@ def test_a_device_alone_is_aligned_with_the_others_once(monkeypatch: pytest.Monk
         return align(*args, **others)
 
     monkeypatch.setattr(run_data, "align", counted)
-    found = Recording.read(GOLDEN)
-    assert len(calls) == 1 and len(found.devices) == 4
-    steps = [metrics["energy_per_step_j"] for metrics in found.devices.values()]
-    assert sum(steps) == pytest.approx(found.summary.metrics["energy_per_step_j"], rel=1e-9)
-    assert not any(name.startswith(("node_", "cluster_")) for metrics in found.devices.values() for name in metrics)
+    run = measured_run(GOLDEN)
+    assert run.recorded is not None and len(calls) == 1 and len(run.recorded.devices) == 4
+    each = run.recorded.devices.values()
+    steps = [metrics["energy_per_step_j"] for metrics in each]
+    assert sum(steps) == pytest.approx(run.metrics["energy_per_step_j"], rel=1e-9)
+    assert not any(name.startswith(("node_", "cluster_")) for metrics in each for name in metrics)

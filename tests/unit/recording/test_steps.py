@@ -10,10 +10,10 @@ import pytest
 from wattune.analysis.metrics.energy import LEAST_COVERAGE_FRAC
 from wattune.analysis.run_data import RunData
 from wattune.errors import PlanError
-from wattune.inspection import inspect, recorded
+from wattune.inspection import inspect
 from wattune.recording import recorder
 from wattune.recording.recorder import record
-from wattune.recording.recording import Recording, load
+from wattune.recording.recording import load, run_of
 from wattune.recording.steps import (
     FOLDER,
     devices_of_ranks,
@@ -68,20 +68,20 @@ def run_sampled(storage: Path, tries: int = 5) -> Path:
     """Records until the sampler had its turn: other processes may keep it from the processors for most of a second."""
     for number in range(tries):
         path = run(storage / str(number))
-        if Recording.read(path).summary.metrics["sample_coverage_frac"] >= LEAST_COVERAGE_FRAC:
+        if run_of(path).metrics["sample_coverage_frac"] >= LEAST_COVERAGE_FRAC:
             return path
     pytest.fail(f"in none of {tries} recordings was power read for {LEAST_COVERAGE_FRAC:.0%} of the window")
 
 
 def test_startup_is_left_out_and_tokens_have_a_rate_and_an_energy(tmp_path: Path) -> None:
     path = run_sampled(tmp_path)
-    facts, found = manifest(path), Recording.read(path)
-    metrics = found.summary.metrics
+    facts, one = manifest(path), run_of(path)
+    metrics, found = one.metrics, one.recorded
     assert metrics["step_time_s"] == pytest.approx(STEP_S, rel=0.5)
     assert metrics["tokens_per_s"] == pytest.approx(1000 / STEP_S, rel=0.5)
     assert metrics["energy_per_token_j"] == pytest.approx(metrics["energy_per_step_j"] / 1000)
     assert not {"window_s", "total_energy_j", "mfu_frac"} & metrics.keys()
-    assert found.window_s is not None and found.command_s is not None
+    assert found is not None and found.window_s is not None and found.command_s is not None
     assert found.window_s <= found.command_s - STARTUP_S and found.window_s == pytest.approx(
         NUM_STEPS * STEP_S, rel=0.5
     )
@@ -90,12 +90,11 @@ def test_startup_is_left_out_and_tokens_have_a_rate_and_an_energy(tmp_path: Path
     assert metrics["memory_peak_bytes"] > 2**20
     assert inspect(path).summary.metrics == metrics
     assert all("step_time_s" in each for each in found.devices.values())
-    assert recorded(path).result.metrics["tokens_per_s"] == metrics["tokens_per_s"]
 
 
 def test_a_command_without_steps_is_recorded_as_it_was_with_the_exception_that_ended_it(tmp_path: Path) -> None:
     path = run(tmp_path, "import time; time.sleep(1.7); raise MemoryError('3 GiB')")
-    facts, metrics = manifest(path), Recording.read(path).summary.metrics
+    facts, metrics = manifest(path), run_of(path).metrics
     assert facts["window"] == facts["command_window"] and facts["window_why"] == "the whole command"
     assert "total_energy_j" in metrics and "step_time_s" not in metrics and not (path / "spans.parquet").exists()
     assert facts["steps"]["errors"]["0"].startswith("MemoryError: 3 GiB")
@@ -114,7 +113,7 @@ def test_steps_that_are_asked_for_are_those_measured(tmp_path: Path) -> None:
 def test_lines_of_output_tell_steps_and_are_still_passed_on(tmp_path: Path) -> None:
     path = run(tmp_path, source="pattern/ms:took ([0-9.]+) ms")
     assert manifest(path)["steps"]["num_steps"] == NUM_STEPS
-    assert Recording.read(path).summary.metrics["step_time_s"] == pytest.approx(STEP_S, rel=0.2)
+    assert run_of(path).metrics["step_time_s"] == pytest.approx(STEP_S, rel=0.2)
     assert (path / "command.log").read_text().splitlines()[-1] == f"step {NUM_STEPS - 1} took 50.0 ms"
 
 

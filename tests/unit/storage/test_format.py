@@ -11,6 +11,8 @@ import yaml
 from small_study import make_study
 
 from wattune.errors import WattuneError
+from wattune.recording.recording import run_of
+from wattune.run import Recorded, Run, RunStatus
 from wattune.storage.digests import with_digest, with_digest_line
 from wattune.storage.format import FORMAT, FORMAT_TAG, FormatError, check_format
 from wattune.storage.measured import RecordingFolder
@@ -131,11 +133,15 @@ def test_a_result_without_its_digest_is_damage_and_not_age(study: StudyFolder) -
     assert lost.name == trial.path.name and "it has no digest: damaged, or edited" in lost.reason
 
 
-def test_a_recording_that_is_closed_without_digests_is_damage(tmp_path: Path) -> None:
+def test_a_recording_that_ended_and_has_no_digests_is_damage(tmp_path: Path) -> None:
     folder = RecordingFolder.create(tmp_path, "one")
     folder.write_facts({"node": "n0", "closed": True})
-    data = json.loads((folder.path / "manifest.json").read_text())
+    run = Run(trial_id="one", repeat=0, status=RunStatus.COMPLETED, recorded=Recorded(command=("true",), exit_code=0))
+    TrialFolder(folder.path).write_result(run)
+    assert folder.check().digested and run_of(folder.path).recorded is not None
+    data = json.loads((folder.path / "run.json").read_text())
     del data["digest"], data["files"]
-    (folder.path / "manifest.json").write_text(json.dumps(data))
-    with pytest.raises(WattuneError, match="has no digests of the other files: damaged, or edited"):
-        folder.check()
+    (folder.path / "run.json").write_text(json.dumps(data))
+    for read in (folder.check, lambda: run_of(folder.path)):
+        with pytest.raises(WattuneError, match="it has no digest: damaged, or edited"):
+            read()

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from wattune.analysis.run_data import RunData
-from wattune.recording.recording import Recording, load
+from wattune.recording.recording import load, run_of
 from wattune.storage.measured import MeasuredFolder
 from wattune.terminal import recording as live
 from wattune.terminal.recording import LiveView, print_recording, throttle_causes
@@ -106,7 +106,7 @@ def test_throttling_is_clock_lost_for_a_cause(reasons: float | None, clock_mhz: 
 
 def test_the_figures_of_a_recording_name_their_windows_and_their_trust() -> None:
     out = io.StringIO()
-    print_recording(Console(file=out, width=160, color_system=None), Recording.read(DP4))
+    print_recording(Console(file=out, width=160, color_system=None), run_of(DP4))
     text = out.getvalue()
     for expected in ("peak 20 ms", "931 W", "node0/gpu3", "1 s node peak 2.788 kW", "quality publishable", "analyze"):
         assert expected in text
@@ -121,6 +121,8 @@ def test_the_figures_of_a_recording_name_their_windows_and_their_trust() -> None
     ],
 )
 def test_energy_stands_beside_the_time_that_it_is_of(window_s: float, begin: str) -> None:
-    out, recording = io.StringIO(), replace(Recording.read(DP4), window_s=window_s, command_s=60.0)
-    print_recording(Console(file=out, width=200, color_system=None), recording)
+    out, run = io.StringIO(), run_of(DP4)
+    assert run.recorded is not None
+    recorded = replace(run.recorded, window_s=window_s, command_s=60.0)
+    print_recording(Console(file=out, width=200, color_system=None), replace(run, recorded=recorded))
     assert [line[: len(begin)] for line in out.getvalue().splitlines() if "exit code" in line] == [begin]

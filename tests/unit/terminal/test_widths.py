@@ -18,13 +18,14 @@ from wattune.doctor import Finding
 from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.orchestrate.events import TrialEvent, TrialProgress
 from wattune.plans.axes import Plan
-from wattune.ranking.comparison import Recorded, Side, compare
+from wattune.ranking.comparison import Side, compare
 from wattune.ranking.difference import Counted
+from wattune.ranking.evidence import recorded_side
 from wattune.ranking.order import Ranking, pareto_front, rank
-from wattune.ranking.recordings import rank_recordings, side_of_recording
+from wattune.ranking.sources import Asked, Source, rank_sources
 from wattune.ranking.spreads import Spreads
-from wattune.recording.recording import Recording, load
-from wattune.run import Run, RunStatus
+from wattune.recording.recording import load, run_of
+from wattune.run import Recorded, Run, RunStatus
 from wattune.search.forecast import forecast
 from wattune.search.prune import prune
 from wattune.search.space import parse_space
@@ -36,7 +37,7 @@ from wattune.view.comparison import comparison_view
 from wattune.view.console import show
 from wattune.view.machine import catalog_view, findings_table, metrics_table
 from wattune.view.plans import candidates_view, forecast_view
-from wattune.view.ranking import front_table, ranking_view, recordings_view
+from wattune.view.ranking import front_table, ranking_view
 
 DP4 = Path(__file__).parents[2] / "golden" / "h200x4" / "dp4"
 SPEED = parse_objective("maximize tokens_per_s")
@@ -65,19 +66,11 @@ def ranking() -> Ranking:
     return rank(pairs, asked(SPEED, *BOUNDS))
 
 
-def recorded(name: str, command: Sequence[str], joules: float) -> Recorded:
+def recorded(name: str, command: Sequence[str], joules: float) -> Run:
     found = {"total_energy_j": joules, "window_s": 12.0, "device_temp_max_c": 61.0}
-    result = Run(trial_id=name, repeat=0, status=RunStatus.COMPLETED, metrics=found, quality="indicative")
     machine = {"node": "node0", "devices": "4 x NVIDIA H200", "driver": "580.159.04"}
-    return Recorded(
-        name=name,
-        place=f"/s/recordings/{name}",
-        command=tuple(command),
-        exit_code=0,
-        machine=machine,
-        simulated=False,
-        result=result,
-    )
+    of = Recorded(command=tuple(command), exit_code=0, machine=machine)
+    return Run(trial_id=name, repeat=0, status=RunStatus.COMPLETED, metrics=found, quality="indicative", recorded=of)
 
 
 RECORDED = (
@@ -98,12 +91,12 @@ AXES = ["tokens_per_s", "energy_per_token_j"]
 
 
 def _recordings(console: Console) -> None:
-    asked = Question.of("minimize total_energy_j", "total_energy_j <= 32000")
-    show(console, *recordings_view(rank_recordings(RECORDED, asked)))
+    asked: Asked = {"objective": "minimize total_energy_j", "constraints": ["total_energy_j <= 32000"]}
+    show(console, *ranking_view(rank_sources([Source.of_recordings(RECORDED)], **asked)))
 
 
 def _compare_recordings(console: Console) -> None:
-    show(console, *comparison_view(compare(*map(side_of_recording, RECORDED))))
+    show(console, *comparison_view(compare(*map(recorded_side, RECORDED))))
 
 
 def _compare(console: Console) -> None:
@@ -174,8 +167,8 @@ def _record(console: Console) -> None:
 
 
 @cache
-def _recording() -> Recording:
-    return Recording.read(DP4)
+def _recording() -> Run:
+    return run_of(DP4)
 
 
 VIEWS: dict[str, Callable[[Console], None]] = {
