@@ -117,7 +117,7 @@ class Run:
     reason: str = ""
     """Reason of every status but `completed`."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Values by the names of `wattune.schema.METRICS`."""
+    """Values by the names of `wattune.metrics.METRICS`."""
     quality: str = ""
     """One of `QUALITIES`."""
     quality_reasons: tuple[str, ...] = ()
