@@ -33,13 +33,13 @@ from wattune.metrics import METRICS
 from wattune.plans.axes import Plan
 from wattune.ranking.order import Ranking
 from wattune.ranking.sources import Source, rank_sources
-from wattune.ranking.table import to_csv, to_table
 from wattune.run import Run, RunStatus
 from wattune.storage.study import StudyFolder
 from wattune.tracking.run import TRIAL_TAG, read_run
 from wattune.tracking.store import Store, default_uri, search
 from wattune.tracking.tracker import Tracker
 from wattune.trial import TrialSpec
+from wattune.view.files import ranking_csv, ranking_table
 from wattune.workload import Workload
 
 NUM_TRIALS: Final = 10_000
@@ -211,8 +211,8 @@ def main(_: Namespace) -> Found:
             "`wattune rank --top 20`, start of Python included": timed(typed),
             "the same from MLflow": timed(lambda: typed("--tracking-uri", uri)),
             "of it: `wattune rank` of no study": timed(lambda: typed(study="none")),
-            "CSV of all": timed(lambda: to_csv(ranking), runs=1),
-            "`ranking.parquet`": timed(lambda: to_table(ranking), runs=1),
+            "CSV of all": timed(lambda: ranking_csv(ranking), runs=1),
+            "`ranking.parquet`": timed(lambda: ranking_table(ranking), runs=1),
         }
         peer_s = 10 * run_by_run(uri, study.name, NUM_TRIALS // 10)
     rows = Rows("what", "wall_s", "processor_s")

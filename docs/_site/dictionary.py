@@ -10,14 +10,14 @@ from typing import Final
 
 import pyarrow as pa
 
-from wattune.api.studies import metrics_schema
 from wattune.metrics import METRICS
 from wattune.objective import Question
 from wattune.plans.axes import AXES
 from wattune.ranking.order import rank
-from wattune.ranking.table import ranking_schema
 from wattune.schema import KERNELS, SPANS, TELEMETRY
 from wattune.storage.spaces import SPACE_COLUMN
+from wattune.view.arrow import schema_of
+from wattune.view.files import ranking_columns, repeats_schema
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "data_dictionary.md"
 
@@ -182,9 +182,9 @@ page of its group: {", ".join(f"[{name}](metrics/{name}.md)" for name in _GROUPS
 def page() -> str:
     """Returns the text of the page."""
     ranking = rank([], Question.of(_EXAMPLE[0], _EXAMPLE[1]))
-    ranked = ranking_schema(ranking)
+    ranked = schema_of(ranking_columns(ranking))
     own = [field for field in ranked if field.name not in METRICS and field.name not in AXES]
-    repeats = [field for field in metrics_schema() if field.name not in METRICS and field.name not in AXES]
+    repeats = [field for field in repeats_schema() if field.name not in METRICS and field.name not in AXES]
     parts = [
         _HEAD,
         "## Files of a study\n\nFiles whose name begins with a dot are locks and unfinished files.\n",

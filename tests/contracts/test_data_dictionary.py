@@ -15,8 +15,8 @@ from small_study import make_study, ranking_of
 import wattune
 from wattune import api
 from wattune.metrics import METRICS
-from wattune.ranking.table import to_table
 from wattune.report.write import write_report
+from wattune.view.files import ranking_table
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "data_dictionary.md"
@@ -60,7 +60,7 @@ def files_of(study: Path) -> Iterator[tuple[str, Path]]:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study as this version leaves it."""
     study = make_study(tmp_path_factory.mktemp("storage"))
-    study.write_ranking(to_table(ranking_of(study)))
+    study.write_ranking(ranking_table(ranking_of(study)))
     write_report(study, ranking_of(study))
     return study.path
 

@@ -1,18 +1,15 @@
 """A study's results as one file for other tools: CSV, Parquet or JSON, one row a repeat or a trial."""
 
-import csv
-import io
 from typing import Final, Literal, get_args
-
-import pyarrow as pa
 
 from wattune.api.results import AnyStudy, folder_of, rank
 from wattune.api.studies import Study
 from wattune.errors import SpaceError, closest
-from wattune.ranking.table import cell_text, to_table
 from wattune.storage.documents import json_text
 from wattune.storage.parquet import encoded
 from wattune.version import __version__
+from wattune.view.arrow import csv_text, plain_data
+from wattune.view.files import ranking_table
 
 Format = Literal["csv", "parquet", "json"]
 Rows = Literal["repeats", "trials"]
@@ -39,29 +36,13 @@ def export(study: AnyStudy, to: Format, *, rows: Rows = "repeats", storage: str 
         if got not in allowed:
             raise SpaceError(f'--{name}: got "{got}"; {closest(got, allowed)}')
     folder = folder_of(study, storage=storage)
-    table = Study(folder).metrics() if rows == "repeats" else to_table(rank(folder))
+    table = Study(folder).metrics() if rows == "repeats" else ranking_table(rank(folder))
     known = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
     facts = {**known, "wattune.study": folder.name, "wattune.rows": rows, "wattune.version": __version__}
     table = table.replace_schema_metadata(facts)
     if to == "parquet":
         return bytes(encoded(table).to_pybytes())
-    return (_csv(table) if to == "csv" else _json(table)).encode()
-
-
-def _csv(table: pa.Table) -> str:
-    written = io.StringIO()
-    lines = csv.writer(written, lineterminator="\n")
-    lines.writerow(table.column_names)
-    columns = [column.to_pylist() for column in table.columns]
-    lines.writerows([cell_text(value) for value in row] for row in zip(*columns, strict=True))
-    return written.getvalue()
-
-
-def _json(table: pa.Table) -> str:
-    columns = [
-        {"name": field.name, "type": str(field.type), "unit": (field.metadata or {}).get(b"unit", b"").decode() or None}
-        for field in table.schema
-    ]
-    facts = {key.decode().removeprefix("wattune."): value.decode() for key, value in table.schema.metadata.items()}
-    kind = facts.pop("rows")
-    return json_text({**facts, "kind": kind, "columns": columns, "rows": table.to_pylist()}) + "\n"
+    if to == "csv":
+        return csv_text(table).encode()
+    told = {key.removeprefix("wattune."): value for key, value in facts.items() if key != "wattune.rows"}
+    return (json_text({**told, "kind": rows, **plain_data(table)}) + "\n").encode()

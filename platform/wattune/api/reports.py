@@ -13,10 +13,10 @@ from wattune.metrics import METRICS
 from wattune.ranking.frontier import Frontier
 from wattune.ranking.order import Ranking
 from wattune.ranking.sources import Source
-from wattune.ranking.table import to_table
 from wattune.report.write import write_figures, write_report
 from wattune.storage.files import named_path
 from wattune.storage.study import StudyFolder
+from wattune.view.files import ranking_table
 
 
 def report(
@@ -34,7 +34,7 @@ def report(
     folder = folder_of(study)
     if ranking is None:
         ranking = rank(study)
-        folder.write_ranking(to_table(ranking))
+        folder.write_ranking(ranking_table(ranking))
     return write_report(folder, ranking, _price(folder, ranking, read))
 
 

@@ -27,7 +27,6 @@ from wattune.orchestrate.scheduling.trial_queue import TrialQueue
 from wattune.ranking.order import Ranking, finalists
 from wattune.ranking.order import rank as rank_trials
 from wattune.ranking.sources import Source, collector_paused, rank_sources
-from wattune.ranking.table import to_table
 from wattune.run import Run, RunStatus
 from wattune.search.prune import Candidates
 from wattune.storage.files import find_storage, require_writable
@@ -39,6 +38,7 @@ from wattune.tracking.tracker import Tracker
 from wattune.trial import TrialSpec
 from wattune.upload import Delivery
 from wattune.version import __version__
+from wattune.view.files import ranking_table
 
 _VERSIONED: Final = ("ray", "mlflow", "pyarrow", "numpy")
 """Packages that the study's own process uses. Ranks say themselves what they run with."""
@@ -396,7 +396,7 @@ def _ranked(study: StudyFolder, source: Source) -> Ranking:
     """Ranks the results of a study and writes its ranking."""
     with collector_paused():
         ranking = rank_sources([source])
-    study.write_ranking(to_table(ranking))
+    study.write_ranking(ranking_table(ranking))
     return ranking
 
 

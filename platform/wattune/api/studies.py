@@ -5,49 +5,24 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from wattune.errors import PlanError, TelemetryError, closest
-from wattune.metrics import METRICS
-from wattune.ranking.assessment import finite, is_simulated
-from wattune.ranking.table import PLAN_COLUMNS, flag_columns, flag_values, metric_field, plan_values
+from wattune.ranking.assessment import finite
 from wattune.run import Run, RunStatus
-from wattune.search.names import namer
 from wattune.storage.files import FOLDER_NAME, Storage, find_storage, named_path
 from wattune.storage.measured import MANIFEST, RECORDINGS
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder, TrialFolder, check_study_name
 from wattune.storage.trial_tables import left_out
 from wattune.trial import TrialSpec
+from wattune.view.files import repeats_table
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
-
-_METRICS_TABLE: Final = pa.schema(
-    [
-        pa.field("trial_id", pa.string()),
-        pa.field("repeat", pa.int32()),
-        pa.field("status", pa.string()),
-        pa.field("reason", pa.string()),
-        pa.field("quality", pa.string()),
-        pa.field("simulated", pa.bool_()),
-        pa.field("label", pa.string()),
-        pa.field("model", pa.string()),
-        pa.field("cluster", pa.string()),
-        pa.field("engine", pa.string()),
-        pa.field("dp", pa.int32()),
-        *(pa.field(name, kind) for name, kind in PLAN_COLUMNS.items()),
-        *map(metric_field, METRICS),
-    ]
-)
-
-
-def metrics_schema() -> pa.Schema:
-    """Returns the columns of `Study.metrics`, with the unit of each metric in its field's metadata."""
-    return _METRICS_TABLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,12 +84,8 @@ class Study:
         """
         finished = self.folder.finished()
         unreadable = "\n".join(one.reason for one in finished.unreadable)
-        flags = flag_columns(spec for spec, _ in finished.results)
-        fields = [*_METRICS_TABLE, *(pa.field(name, kind) for name, kind in flags.items())]
-        schema = pa.schema(fields, {"wattune.study": self.name, "wattune.unreadable": unreadable})
-        name = namer(spec.workload for spec, _ in finished.results)
-        rows = [_row(spec, finite(result), name(spec)) | flag_values(spec, flags) for spec, result in finished.results]
-        return pa.Table.from_pylist(rows, schema)
+        runs = [(spec, finite(result)) for spec, result in finished.results]
+        return repeats_table(runs, study=self.name, unreadable=unreadable)
 
     def dataset(self, tier: str) -> "ds.Dataset":
         """Opens one telemetry table of all trials without reading it, for queries on more than fits in memory.
@@ -169,24 +140,6 @@ def _warn(damaged: Sequence[str], tier: str) -> None:
     if damaged:
         more = f"; and {len(damaged) - 1} more" if damaged[1:] else ""
         warnings.warn(f"{tier} tables without {len(damaged)} damaged trial(s): {damaged[0]}{more}", stacklevel=3)
-
-
-def _row(spec: TrialSpec, result: Run, label: str) -> dict[str, Any]:
-    return {
-        "trial_id": result.trial_id,
-        "repeat": result.repeat,
-        "status": str(result.status),
-        "reason": result.reason,
-        "quality": result.quality,
-        "simulated": is_simulated(result),
-        "label": label,
-        "model": spec.model.name,
-        "cluster": spec.cluster.label,
-        "engine": spec.engine,
-        "dp": spec.plan.dp(spec.cluster.world_size),
-        **plan_values(spec.plan),
-        **result.metrics,
-    }
 
 
 def load_study(name_or_path: str | Path, *, storage: str | None = None, whole: bool = False) -> Study:

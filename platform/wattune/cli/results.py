@@ -24,10 +24,11 @@ from wattune.objective import RISK
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import pareto_front
 from wattune.ranking.sources import Asked
-from wattune.ranking.table import to_csv, write_csv
 from wattune.report.write import write_comparison
+from wattune.storage.files import write_asked
 from wattune.view.comparison import beside_view, comparison_view
 from wattune.view.console import show
+from wattune.view.files import ranking_csv
 from wattune.view.machine import metrics_table
 from wattune.view.plans import fit_view
 from wattune.view.ranking import front_table, ranking_view
@@ -128,9 +129,9 @@ def rank(
     rows = ranking.trials if pareto_of is FrontOf.ALL else ranking.feasible
     front = pareto_front(rows, *metrics) if metrics else []
     if csv is not None and not to_screen:
-        write_csv(ranking, csv)
+        write_asked(csv, ranking_csv(ranking))
     if to_screen:
-        print(to_csv(ranking), end="")  # noqa: T201 - what was asked for
+        print(ranking_csv(ranking), end="")  # noqa: T201 - what was asked for
     elif as_json:
         print_json(ranking.to_json() | (_front_json(front, metrics, pareto_of) if metrics else {}))
     else:

@@ -83,6 +83,8 @@ class Column:
     """A metric, or one of the quantities of this module; empty for texts. It gives unit, style and alignment."""
     place: Literal["", "lead", "prose", "own"] = ""
     """A narrow terminal lists each row: `lead` is on its first line, `own` has a line, and `prose` may be wrapped."""
+    kind: str = ""
+    """Type in a file, a key of `wattune.view.arrow.TYPES`: else by whether there is a quantity."""
     short: str = ""
     """Heading where the whole one does not fit; a line below then says what it means."""
 

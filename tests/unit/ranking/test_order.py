@@ -17,8 +17,8 @@ from wattune.fidelity import FIRST_BURST_REPEAT
 from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.ranking.assessment import Verdict
 from wattune.ranking.order import Ranking, pareto_front, rank
-from wattune.ranking.table import to_csv, to_table
 from wattune.run import Run, RunStatus
+from wattune.view.files import ranking_csv, ranking_table
 
 
 def test_every_trial_is_in_the_list_its_measurement_puts_it_in():
@@ -207,8 +207,8 @@ def test_the_note_never_lets_qualities_or_simulation_pass_in_silence():
 def test_nothing_at_all_is_a_ranking():
     ranking = rank([], asked(FASTEST, POWER))
     assert (ranking.best, ranking.trials, ranking.note) == (None, (), "nothing was measured")
-    assert to_table(ranking).num_rows == 0
-    assert len(to_csv(ranking).splitlines()) == 1
+    assert ranking_table(ranking).num_rows == 0
+    assert len(ranking_csv(ranking).splitlines()) == 1
 
 
 def test_several_studies_stand_in_one_ranking_and_are_never_merged():
@@ -395,7 +395,7 @@ def test_a_burst_is_shown_apart_and_never_ranked_however_fast():
     assert ranking.burst[0].rank is None and ranking.burst[0].objective is None
     assert "950" in ranking.burst[0].reason and "not promoted" in ranking.burst[0].reason
     assert [row["trial_id"] for row in ranking.to_json()["burst"]] == [row.trial_id for row in ranking.burst]
-    assert to_table(ranking)["verdict"].to_pylist() == ["feasible", "burst", "burst"]
+    assert ranking_table(ranking)["verdict"].to_pylist() == ["feasible", "burst", "burst"]
     assert rank([as_burst(speed(2, 900.0))], asked(FASTEST), least_quality="indicative").trials == ()
 
 

@@ -9,10 +9,10 @@ from wattune.errors import PlanError, SpaceError
 from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT
 from wattune.ranking.order import MOST_NAMED
 from wattune.ranking.sources import Source, rank_sources
-from wattune.ranking.table import to_csv, to_table
 from wattune.report.coverage import coverage_of
 from wattune.run import RunStatus
 from wattune.storage.study import UnreadableTrial
+from wattune.view.files import ranking_csv, ranking_table
 
 
 def source(name: str, objective: str | None = "maximize tokens_per_s", *constraints: str) -> Source:
@@ -51,9 +51,9 @@ def test_what_cannot_be_read_is_named_with_its_study_and_counted():
     assert ranking.warnings[0] == "left out: /there/0: gone"
     assert ranking.warnings[MOST_NAMED] == "2 more cannot be read; --json and --csv list them all"
     assert "12 unreadable left out" in ranking.note
-    rows = list(csv.DictReader(io.StringIO(to_csv(ranking))))
+    rows = list(csv.DictReader(io.StringIO(ranking_csv(ranking))))
     assert [(row["verdict"], row["trial_id"]) for row in rows] == [("unreadable", f"b:{n:012x}-0") for n in range(12)]
-    assert to_table(ranking).schema.metadata[b"wattune.unreadable"].decode().count("gone") == 12
+    assert ranking_table(ranking).schema.metadata[b"wattune.unreadable"].decode().count("gone") == 12
 
 
 def test_one_study_twice_is_an_error():

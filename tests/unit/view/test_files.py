@@ -15,8 +15,9 @@ from wattune.errors import PlanError
 from wattune.metrics import METRICS
 from wattune.ranking.assessment import Verdict
 from wattune.ranking.order import rank
-from wattune.ranking.table import flag_columns, to_csv, to_table, write_csv
 from wattune.run import RunStatus
+from wattune.storage.files import write_asked
+from wattune.view.files import flag_columns, ranking_csv, ranking_table
 
 
 def test_json_has_every_repeat_and_the_table_one_flat_row_a_trial():
@@ -28,7 +29,7 @@ def test_json_has_every_repeat_and_the_table_one_flat_row_a_trial():
     counts = {str(verdict): len(data[verdict]) for verdict in Verdict if data[verdict]}
     assert counts == {"feasible": 1, "infeasible": 1, "unknown": 1, "failed": 1}
     assert data["feasible"][0]["repeats"][1]["metrics"]["tokens_per_s"] == 2.0
-    table = to_table(ranking)
+    table = ranking_table(ranking)
     assert [name for name in table.column_names if name in METRICS] == list(METRICS)
     assert [field.name for field in table.schema if pa.types.is_nested(field.type)] == ["layout"]
     assert table["verdict"].to_pylist() == ["feasible", "infeasible", "unknown", "failed"]
@@ -48,7 +49,7 @@ def test_a_cell_is_the_middle_of_the_interval_that_is_shown():
     pairs = [on_n0(pair, 600.0 * number) for number, pair in enumerate(pairs)]
     pairs += reference_runs([100.0, 103.0, 106.0, 109.0])
     ranking = rank(pairs, asked(FASTEST, POWER))
-    for row, cells in zip(ranking.trials, to_table(ranking).to_pylist(), strict=True):
+    for row, cells in zip(ranking.trials, ranking_table(ranking).to_pylist(), strict=True):
         for name in ("tokens_per_s", POWER.metric):
             assert cells[name] == row.interval(name).value
         assert cells["tokens_per_s"] == row.objective.value
@@ -56,7 +57,7 @@ def test_a_cell_is_the_middle_of_the_interval_that_is_shown():
 
 def test_units_are_in_the_schema_also_after_parquet(tmp_path):
     ranking = rank([speed(1, 1.0)], asked(FASTEST, POWER))
-    pq.write_table(to_table(ranking), tmp_path / "ranking.parquet")
+    pq.write_table(ranking_table(ranking), tmp_path / "ranking.parquet")
     schema = pq.read_schema(tmp_path / "ranking.parquet")
     for name, metric in METRICS.items():
         assert schema.field(name).metadata[b"unit"].decode() == (metric.unit or ""), name
@@ -70,7 +71,7 @@ def test_csv_has_a_line_for_every_trial_and_one_figure_a_cell():
     awkward = trial(3, status=RunStatus.CRASHED, reason='died, saying "=1+1"\nand more')
     pairs = [speed(1, 1.0), speed(1, 2.0, repeat=1), speed(2, 2.0, power_w=3e3), awkward]
     ranking = rank(pairs, asked(FASTEST, POWER))
-    lines = list(csv.DictReader(io.StringIO(to_csv(ranking))))
+    lines = list(csv.DictReader(io.StringIO(ranking_csv(ranking))))
     assert [line["verdict"] for line in lines] == ["feasible", "infeasible", "failed"]
     assert (lines[0]["tokens_per_s"], lines[0]["num_repeats"], lines[0]["tp"]) == ("1.5", "2", "1")
     assert float(lines[0]["tokens_per_s high"]) == ranking.best.objective.high
@@ -91,9 +92,9 @@ FIGURES = st.fixed_dictionaries(
 def test_a_cell_has_what_was_measured_and_nothing_where_nothing_was(measured):
     pairs = [trial(number, metrics) for number, metrics in enumerate(measured, start=1)]
     ranking = rank(pairs, asked(FASTEST, POWER))
-    lines = list(csv.DictReader(io.StringIO(to_csv(ranking))))
+    lines = list(csv.DictReader(io.StringIO(ranking_csv(ranking))))
     assert [line["trial_id"] for line in lines] == [row.trial_id for row in ranking.trials]
-    assert to_table(ranking).column("trial_id").to_pylist() == [row.trial_id for row in ranking.trials]
+    assert ranking_table(ranking).column("trial_id").to_pylist() == [row.trial_id for row in ranking.trials]
     by_id = {spec.trial_id: result.metrics for spec, result in pairs}
     for line in lines:
         metrics = by_id[line["trial_id"]]
@@ -105,23 +106,23 @@ def test_a_cell_has_what_was_measured_and_nothing_where_nothing_was(measured):
 
 def test_a_layout_is_one_cell_and_a_file_that_cannot_be_written_is_an_error(tmp_path):
     ranking = rank([speed(1, 1.0)], asked(FASTEST))
-    (line,) = csv.DictReader(io.StringIO(to_csv(ranking)))
+    (line,) = csv.DictReader(io.StringIO(ranking_csv(ranking)))
     assert (line["layout"], line["rank_order"]) == ("8-8", "1-0")
-    write_csv(ranking, tmp_path / "ranking.csv")
-    assert (tmp_path / "ranking.csv").read_text() == to_csv(ranking)
+    write_asked(tmp_path / "ranking.csv", ranking_csv(ranking))
+    assert (tmp_path / "ranking.csv").read_text() == ranking_csv(ranking)
     with pytest.raises(PlanError, match="cannot be written"):
-        write_csv(ranking, tmp_path / "none" / "ranking.csv")
+        write_asked(tmp_path / "none" / "ranking.csv", ranking_csv(ranking))
 
 
-@pytest.mark.parametrize("write", [to_table, to_csv])
+@pytest.mark.parametrize("write", [ranking_table, ranking_csv])
 def test_the_columns_of_flags_are_found_once_not_for_every_row(monkeypatch: pytest.MonkeyPatch, write) -> None:
     looked_at = []
 
-    def counted(specs):
+    def counted(specs, spec_of):
         specs = list(specs)
         looked_at.append(len(specs))
-        return flag_columns(specs)
+        return flag_columns(specs, spec_of)
 
-    monkeypatch.setattr("wattune.ranking.table.flag_columns", counted)
+    monkeypatch.setattr("wattune.view.files.flag_columns", counted)
     write(rank([speed(size, 100.0 + size) for size in range(1, 21)], asked(FASTEST)))
-    assert looked_at == [20, 20], "the schema and the rows"
+    assert looked_at == [20]
