@@ -1,4 +1,4 @@
-"""The package as a wheel: everything it needs is inside, and it runs without the checkout."""
+"""The package as an sdist, and a wheel built of it: all it needs is inside, and it runs without the checkout."""
 
 import shutil
 import subprocess
@@ -7,6 +7,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from wattune.version import __version__
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,10 +19,13 @@ def test_a_built_wheel_runs_outside_the_checkout(tmp_path: Path, environment: di
     shutil.copytree(ROOT / "platform", source / "platform", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(source)]
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path), str(source)]
     built = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert built.returncode == 0, built.stdout[-2000:] + built.stderr[-2000:]
-    (wheel,) = tmp_path.glob("wattune-*.whl")
+    (sdist,) = tmp_path.glob("wattune-*.tar.gz")
+    (wheel,) = tmp_path.glob("wattune-*.whl")  # built of the sdist
+    assert sdist.name == f"wattune-{__version__}.tar.gz" and wheel.name.startswith(f"wattune-{__version__}-")
+    assert f"version: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
     site = tmp_path / "site"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)

@@ -7,7 +7,7 @@
   trials/<trial_id>-<repeat>/telemetry/<node>/<tier>.parquet telemetry/<node>/manifest.json
   trials/<trial_id>-<repeat>/ranks.json stacks/rank<k>.txt    places of ranks; stacks of ranks that hung
   trials/<trial_id>-<repeat>/attempts/<n>/run.json ...     files of interrupted attempts
-<storage>/recordings/<name>/manifest.json telemetry/<node>/... [spans.parquet]
+<storage>/recordings/<name>/manifest.json run.json telemetry/<node>/... [spans.parquet]
 <storage>/calibration/<device_uuid>.json
 ```
 
