@@ -88,9 +88,14 @@ DAMAGE: dict[str, tuple[str, str | bytes, str]] = {
 """By kind: the file, what it holds then, and what is said by every command that reads it."""
 
 
+READER = {"study": "rank", "result": "compare", "spec": "compare", "candidates": "report"}
+"""A verb that reads what is damaged and cannot go on without it, by the first word of the kind; else `analyze`."""
+
+
+@pytest.mark.parametrize("readers", ["one", pytest.param("all", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_damaged_study_is_one_message_for_whoever_reads_what_is_damaged(
-    study: StudyFolder, wattune: Verb, store_in: Callable[[Path], str], kind: str
+    study: StudyFolder, wattune: Verb, store_in: Callable[[Path], str], kind: str, readers: str
 ) -> None:
     store_in(study.path.parent)
     name, content, said = DAMAGE[kind]
@@ -101,6 +106,8 @@ def test_a_damaged_study_is_one_message_for_whoever_reads_what_is_damaged(
     if path.name != "run.json":
         sealed(trial)
     commands = [["rank", STUDY], ["report", STUDY], ["compare", *ids], ["sync", STUDY], ["analyze", trial]]
+    if readers == "one":
+        commands = [one for one in commands if one[0] == READER.get(kind.partition("_")[0], "analyze")]
     refused = 0
     for command in commands:
         code, _, err = wattune(*command)
