@@ -90,7 +90,7 @@ def test_rooms_import_what_the_map_says() -> None:
     rooms = rooms_of_the_map()
     assert len(rooms) == 14 and "ray" not in below
     for room in set(rooms) - {"report", "terminal", "tracking"}:  # those may import all that stands below them
-        assert rooms_imported_by(room) - below == rooms[room], room
+        assert rooms_imported_by(room) - below <= rooms[room], room
 
 
 UNSAFE_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "pty"}
