@@ -89,7 +89,7 @@ def _checked(path: Path) -> tuple[FileCheck, str]:
 
 def _inspected(path: Path, files: FileCheck) -> Analysis:
     try:
-        data = load(path)
+        data = load(path, checked=True)
         if not data.tables and data.spans is None:
             raise PlanError(f"{path} has neither telemetry nor spans; give a trial's or a recording's folder")
         data = replace(data, files=files)
