@@ -148,7 +148,7 @@ class Sized(Protocol):
         """Memory it takes."""
 
 
-Found = TypeVar("Found", bound=Sized)
+Cached = TypeVar("Cached", bound=Sized)
 
 
 class ReadingsCache:
@@ -159,7 +159,7 @@ class ReadingsCache:
         self._most_bytes, self._bytes = most_bytes, 0
         self._entries: OrderedDict[Hashable, Sized] = OrderedDict()
 
-    def get(self, key: Hashable, kind: type[Found], make: Callable[[], Found]) -> Found:
+    def get(self, key: Hashable, kind: type[Cached], make: Callable[[], Cached]) -> Cached:
         """Returns the entry of a key, or makes it. An entry too large for the cache is made each time."""
         entry = self._entries.get(key)
         if isinstance(entry, kind):
