@@ -35,8 +35,7 @@ FIRST_BURST_REPEAT: Final = 2000
 """The repeat of a trial's burst: a few steps that decide whether it is worth a full measurement."""
 
 FIRST_SOAK_REPEAT: Final = 3000
-"""Repeats from this number on are long runs of finalists. Up to version 2 of study folders they had the number after
-the ordinary repeats; the tag `soak` tells them in both."""
+"""Repeats from this number on are long runs of finalists."""
 
 
 _SOAK: Final = "soak"

@@ -67,7 +67,7 @@ def _windows(repeats: Sequence[Run]) -> str:
     for result in repeats:
         try:
             windows_s.append(float(result.tags["window_s"]))
-        except (KeyError, ValueError):  # it failed, or an earlier version wrote it
+        except (KeyError, ValueError):  # it failed
             continue
     ends = (min(windows_s), max(windows_s)) if windows_s else ()
     return " to ".join(dict.fromkeys(worded("time_s", one) for one in ends))
