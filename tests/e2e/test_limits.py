@@ -12,9 +12,9 @@ from script_results import results
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
-LIMIT_W = 950
-"""Between a pipeline, whose two simulated GPUs wait for each other (about 760 W), and tensor parallelism, whose
-all-reduces keep both busy (about 1,050 W)."""
+LIMIT_W = 1010
+"""Between a pipeline, whose two simulated GPUs wait for each other a third of the time (920 to 950 W), and tensor
+parallelism, whose all-reduces keep both busy (1,084 to 1,095 W). Both are the plans', however fast the host is."""
 
 
 @pytest.mark.slow
@@ -26,7 +26,7 @@ def test_a_trial_above_a_hard_limit_is_stopped_and_the_next_one_completes(
 ) -> None:
     space = write_space(
         "limited",
-        space={"tp": [2, 1], "pp": [1, 2]},
+        space={"tp": [2, 1], "pp": [1, 2], "micro_batch_size": [2]},
         measure={"warmup_steps": 2, "min_steps": 4, "min_seconds": 8, "reference_every": 0},
         limits={"node_device_power_w": LIMIT_W},
         constraints=[],
