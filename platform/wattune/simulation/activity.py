@@ -48,9 +48,8 @@ class Roofline:
 ROOFLINE: Final = Roofline()
 
 PLANNED_STEP_S: Final = 0.2
-"""Longest planned step that stands in for a host's, so that a mean over 1 s holds whole steps. Measured on spans of the
-demo stretched to steps of 0.03 to 12 s: the 1 s peak of a plan stays within 5 % (1.07 to 1.16 kW at pp=2), where the
-host's own phases move it by 30 %."""
+"""Longest planned step that stands in for a host's, so that a mean over 1 s holds whole steps. The 1 s peak of a plan
+stays within 5 % for hosts from 0.1 to 10 times as slow, which tests/unit/simulation/test_sensors.py holds."""
 
 OWN_CODE_SHARES: Final = np.array([0.6, 0.3, 0.1, 0.0, 0.0])
 """Shares of `KINDS` in every step of a command: nobody knows its kernels. Assumed, and the same for every command, so

@@ -10,9 +10,6 @@ STABLE_FRAC: Final = 0.05
 WINDOW_STEPS: Final = 4
 """Steps that are judged, the latest ones. The first step of all is never among them: it compiles, and starts NCCL."""
 
-DEFAULT_STEPS: Final = 5
-"""Steps of warm-up that a study asks for unless it says otherwise."""
-
 MOST_TIMES: Final = 4
 """Times the least warm-up after which a trial is measured although its steps are not stable."""
 
@@ -43,7 +40,7 @@ def most_warmup(asked: int) -> int:
     return MOST_TIMES * least_warmup(asked)
 
 
-def warmup(times_s: Sequence[float], asked: int = DEFAULT_STEPS, *, endless: bool = False) -> tuple[int | None, bool]:
+def warmup(times_s: Sequence[float], asked: int = 0, *, endless: bool = False) -> tuple[int | None, bool]:
     """Finds the end of warm-up in the times of all steps so far, from the program's first one.
 
     Returns:
