@@ -35,7 +35,18 @@ import numpy as np
 
 VERSIONS: Final = ("torch", "ray", "numpy", "pyarrow")
 RESAMPLES: Final = 2000
-UNITS: Final = {"frac": "", "ratio": "", "s": "s", "ms": "ms", "w": "W", "j": "J", "mb": "MB", "gb": "GB", "gib": "GiB"}
+UNITS: Final = {
+    "frac": "",
+    "ratio": "",
+    "s": "s",
+    "ms": "ms",
+    "w": "W",
+    "j": "J",
+    "k": "K",
+    "mb": "MB",
+    "gb": "GB",
+    "gib": "GiB",
+}
 """Units by the ending of a column: `wall_s` is shown as "wall [s]"."""
 
 

@@ -213,12 +213,28 @@ METRICS: Final[dict[str, Metric]] = {
         device_temp_spread_c=("difference of the mean temperatures of a node's hottest and coolest device, worst node"),
     ),
     **_metrics(
+        "thermal | lower | fast ring",
+        device_temp_settled_c="hottest core temperature once stored heat is in balance with the measured power",
+        device_temp_settled_uncertainty_c="half of the 95 % interval of the settled temperature, in kelvin",
+    ),
+    **_metrics(
+        "thermal | none | fast ring",
+        device_temp_start_c="core temperature at the window's start of the device that gets hottest",
+    ),
+    **_metrics(
         "thermal | lower | slow",
         memory_temp_max_c="hottest memory temperature of any device",
     ),
     **_metrics(
         "thermal | higher | slow",
         thermal_margin_min_c="smallest distance of a device to its own limit of temperature",
+    ),
+    **_metrics(
+        "thermal | higher | fast ring slow",
+        thermal_margin_settled_c=(
+            "distance of the hottest device to its own limit of temperature once it is settled",
+            lambda _, m: m["thermal_margin_min_c"] - (m["device_temp_settled_c"] - m["device_temp_max_c"]),
+        ),
     ),
     **_metrics(
         "utilization | none | counter",

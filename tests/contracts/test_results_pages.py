@@ -13,7 +13,7 @@ PAGES = sorted(RESULTS.glob("*.md"))
 TABLES = sorted(RESULTS.glob("*.csv"))
 SECTIONS = ["Claim", "Setup", "Result", "Limits", "Reproduce"]
 
-UNITS = "_s _ms _h _w _j _mb _gb _kib _mib _gib _frac _ratio _per_s _per_h _nats"
+UNITS = "_s _ms _h _w _j _k _mb _gb _kib _mib _gib _frac _ratio _per_s _per_h _nats"
 """Endings of the columns that hold numbers."""
 
 WHOLE = (

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from wattune.arrays import Floats
 from wattune.cost.coefficients import ThermalCoefficients
+from wattune.cost.temperature import lagged
 from wattune.fitting.least_squares import least_squares
 from wattune.units import NS_PER_S
 
@@ -46,21 +47,6 @@ class HostFit:
     """By slot."""
 
 
-def lagged(power_w: Floats, tau_s: float) -> Floats:
-    """Computes the first-order lag of a power that is constant over each cell, as the mean over each cell.
-
-    It starts in balance with the first cell. Shape of `power_w`, [devices, cells].
-    """
-    keep = np.exp(-CELL_S / tau_s)
-    inside = tau_s / CELL_S * (1.0 - keep)
-    state = power_w[:, 0].copy()
-    result = np.empty_like(power_w)
-    for cell, now in enumerate(power_w.T):
-        result[:, cell] = now + (state - now) * inside
-        state = now + (state - now) * keep
-    return result
-
-
 def run(fit: HostFit, power_w: Floats) -> Floats:
     """Computes temperatures from power alone, in balance with the first cell at the start.
 
@@ -70,8 +56,8 @@ def run(fit: HostFit, power_w: Floats) -> Floats:
     """
     c = fit.coefficients
     ladder = zip(c.resistances_k_per_w, c.time_constants_s, strict=True)
-    own = np.sum([each * lagged(power_w, tau_s) for each, tau_s in ladder], axis=0)
-    preheat = np.array(fit.preheat_k_per_w)[:, None] * lagged(_others(power_w), c.preheat_time_constant_s)
+    own = np.sum([each * lagged(power_w, tau_s, CELL_S) for each, tau_s in ladder], axis=0)
+    preheat = np.array(fit.preheat_k_per_w)[:, None] * lagged(_others(power_w), c.preheat_time_constant_s, CELL_S)
     return np.asarray(c.inlet_c + own + preheat)
 
 

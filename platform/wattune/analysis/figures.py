@@ -113,7 +113,7 @@ GROUPS: Final[Mapping[str, Callable[[Examined], Mapping[str, float]]]] = {
     "power": lambda run: power_metrics(run.aligned, run.powers, run.together),
     "excursion": _excursions,
     "throttle": lambda run: throttle_metrics(run.aligned, run.throttles),
-    "thermal": lambda run: thermal_metrics(run.aligned, run.temperatures),
+    "thermal": lambda run: thermal_metrics(run.aligned, run.temperatures, run.settled),
     "utilization": lambda run: use_metrics(run.aligned, link_peaks(run.aligned, run.sensed)),
     "memory": _memory,
     "step_breakdown": lambda run: decompose_metrics(run.division) or run.profiled_metrics,

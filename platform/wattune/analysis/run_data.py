@@ -17,6 +17,7 @@ from wattune.analysis.metrics.outlier import Outlier, outliers
 from wattune.analysis.metrics.phases import Segments, segments, traces_by_device
 from wattune.analysis.metrics.power import Synchronous, powers_together
 from wattune.analysis.metrics.saturation import Saturation, link_peaks, saturation
+from wattune.analysis.metrics.settled import Settled, settled_temperatures
 from wattune.analysis.metrics.speed import step_times_s
 from wattune.analysis.metrics.step_breakdown import UNDIVIDED_WAIT, Division, divide, host_bound_frac, replayed_shares
 from wattune.analysis.metrics.thermal import CoreTemperature, temperature
@@ -323,6 +324,13 @@ class Examined:
     def temperatures(self) -> Mapping[DeviceKey, CoreTemperature]:
         """Temperature of every device; empty unless all have it."""
         return self._clocks[0]
+
+    @cached_property
+    def settled(self) -> Mapping[DeviceKey, Settled]:
+        """Settled temperature of every device; empty unless all have temperature and power."""
+        limits_w = [(enforced_limit_w(self.aligned, trace), trace.share) for trace in self.powers.traces]
+        known_w = [limit_w / share for limit_w, share in limits_w if limit_w]
+        return settled_temperatures(self.aligned, self.powers, self.sensed, min(known_w, default=None))
 
     @property
     def throttles(self) -> Mapping[DeviceKey, Throttle]:

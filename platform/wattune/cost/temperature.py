@@ -46,9 +46,12 @@ def thermal_coefficients(device: DeviceSpec) -> ThermalCoefficients | None:
     """
     if device.name == "h200_sxm":
         return H200
-    if device.power_limit_w is None:
-        return None
-    share = device.power_limit_w / H200_LIMIT_W
+    return None if device.power_limit_w is None else scaled(device.power_limit_w)
+
+
+def scaled(limit_w: float) -> ThermalCoefficients:
+    """Returns the coefficients of a device of which only the power limit is known, in watts."""
+    share = limit_w / H200_LIMIT_W
     return replace(
         H200,
         resistances_k_per_w=tuple(each / share for each in H200.resistances_k_per_w),
@@ -58,6 +61,27 @@ def thermal_coefficients(device: DeviceSpec) -> ThermalCoefficients | None:
         origin="datasheet",
         error_k=DATASHEET_ERROR_K,
     )
+
+
+def lagged(power_w: Floats, tau_s: float, cell_s: float) -> Floats:
+    """Computes the first-order lag of a power that is constant over each cell, as the mean over each cell.
+
+    It starts in balance with the first cell. Exact: the solution of tau dx/dt = P - x, averaged over the cell.
+
+    Args:
+        power_w: Power, [..., cells].
+        tau_s: Time constant.
+        cell_s: Length of a cell.
+    """
+    keep = np.exp(-cell_s / tau_s)
+    inside = tau_s / cell_s * (1.0 - keep)
+    state = power_w[..., 0].copy()
+    result = np.empty_like(power_w)
+    for cell in range(power_w.shape[-1]):
+        now = power_w[..., cell]
+        result[..., cell] = now + (state - now) * inside
+        state = now + (state - now) * keep
+    return result
 
 
 def predict(batch: Batch, power: Power, coefficients: ThermalCoefficients, *, limit_w: float) -> Temperature:

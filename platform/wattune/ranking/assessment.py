@@ -277,6 +277,7 @@ def _broken_bound(margins: Sequence[Margin]) -> _Verdict | None:
 def _open_bound(margins: Sequence[Margin]) -> _Verdict | None:
     undecided = [
         f"{one.constraint} undecided at {one.got:.6g}, P {format_probability(one.holds_probability or 0.0)}"
+        + (f" ({one.unsettled})" if one.unsettled else "")
         for one in margins
         if one.verdict is Holds.UNDECIDED
     ]

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from wattune.intervals import t_cumulative
 from wattune.metrics import METRICS
 from wattune.objective import Constraint
+from wattune.ranking.heat import stays_cool_probability, unsettled_text
 from wattune.ranking.spreads import NextRun, Spreads, resolution
 from wattune.run import Run
 
@@ -60,6 +61,8 @@ class Margin:
     holds_probability: float | None
     """Probability that the next run keeps the bound; None if a repeat did not measure the metric."""
     verdict: Holds
+    unsettled: str = ""
+    """Text that says why an undecided bound waits for heat and what would settle it; empty where it does not."""
 
     @property
     def metric(self) -> str:
@@ -79,6 +82,7 @@ class Margin:
             "holds": self.holds,
             "holds_probability": self.holds_probability,
             "verdict": self.verdict,
+            **({"unsettled": self.unsettled} if self.unsettled else {}),
         }
 
 
@@ -108,6 +112,9 @@ def margin(
     gain = 0.0 if simulated else _gain(metric)
     nexts = spreads.next_runs(repeats, metric)
     likely = min((_probability(one, metric, bound, below=below, gain=gain) for one in nexts), default=None)
+    if likely is not None and below:
+        # Heat to come is a doubt, never a proof: a share that was kept does not break before heat is there.
+        likely = max(likely * stays_cool_probability(metric, repeats), min(likely, risk))
     verdict = Holds.UNDECIDED
     if likely is not None and likely < risk:
         verdict = Holds.BREAKS
@@ -125,6 +132,7 @@ def margin(
         holds=kept,
         holds_probability=likely,
         verdict=verdict,
+        unsettled=unsettled_text(metric, bound, repeats) if verdict is Holds.UNDECIDED else "",
     )
 
 
@@ -154,6 +162,8 @@ def kept_in_draws(
     """
     kept = np.ones(num_draws, np.bool_)
     for found in margins:
+        if (cool := stays_cool_probability(found.metric, repeats)) < 1.0:
+            kept &= rng.random(num_draws) < cool
         below, gain = found.constraint.operator.startswith("<"), 0.0 if simulated else _gain(found.metric)
         for one in spreads.next_runs(repeats, found.metric):
             if (one.num_zeros and (not found.bound or one.zero_everywhere)) or (one.logarithmic and found.bound <= 0.0):
@@ -171,7 +181,7 @@ def _distance(one: NextRun, metric: str, bound: float, gain: float) -> tuple[flo
     """Returns the distance from a trial's mean up to a bound, and the variance that no repeat shows."""
     step = resolution(metric)
     distance, size = (math.log(bound) - one.mean, 1.0) if one.logarithmic else (bound - one.mean, one.mean)
-    return distance, (gain * size) ** 2 + step**2 / 12.0
+    return distance, (gain * size) ** 2 + step**2 / 12.0 + one.heat_variance
 
 
 @cache

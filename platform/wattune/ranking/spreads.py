@@ -18,6 +18,7 @@ from wattune.arrays import Floats
 from wattune.fidelity import is_burst, is_soak
 from wattune.intervals import NORMAL_95, Interval, t_quantile
 from wattune.metrics import METRICS
+from wattune.ranking.heat import heat_left, judged_metric
 from wattune.ranking.scatter import Prior, Runs, Scatter, factor, fit
 from wattune.run import Run, RunStatus
 from wattune.trial import TrialSpec
@@ -139,6 +140,8 @@ class NextRun:
     zero_everywhere: bool
     """True if those are all runs of the study."""
     logarithmic: bool
+    heat_variance: float
+    """Variance of heat that the runs do not tell and no repeat of their length shows (`wattune.ranking.heat`)."""
 
     @property
     def run_variance(self) -> float:
@@ -233,12 +236,14 @@ class Spreads:
     def next_runs(self, counted: Sequence[Run], metric: str) -> list[NextRun]:
         """Returns what the next run is likely to measure: an ordinary one, and a long one where there was one.
 
-        Drift and the node set stay in: a bound is on what is measured, and the next run may be at any time.
+        Drift and the node set stay in: a bound is on what is measured, and the next run may be at any time. A
+        temperature is the settled one: where runs were long enough for that, short ones do not count.
 
         Args:
             counted: The repeats that completed.
             metric: Name of the metric.
         """
+        metric = judged_metric(metric, counted)
         if self.number(counted, metric) is None:
             return []
         fitted = self._known[metric]
@@ -249,19 +254,21 @@ class Spreads:
             if not runs:
                 continue
             number = fitted.number[counted[0].trial_id, soak]
-            mean = _mean(runs, metric)
+            mean, heat = _mean(runs, metric), heat_left(metric, runs)
             nexts.append(
                 NextRun(
-                    mean=math.log(mean) if fitted.logarithmic else mean,
+                    mean=math.log(mean) if fitted.logarithmic else mean + heat.left_k,
                     variance=found.next_run_variance(number, len(runs)),
                     degrees_of_freedom=float(found.degrees_of_freedom[number]),
                     num_runs=len(runs),
                     num_zeros=fitted.num_zeros or (0 if any(run.metrics[metric] for run in runs) else len(runs)),
                     zero_everywhere=fitted.num_zeros > 0,
                     logarithmic=fitted.logarithmic,
+                    heat_variance=heat.variance_k2,
                 )
             )
-        return nexts
+        least = min((one.heat_variance for one in nexts), default=0.0)
+        return [one for one in nexts if one.heat_variance == least]
 
     def scatter_text(self, metric: str) -> str:
         """Describes the scatter from run to run and what it rests on; empty if nothing was measured."""

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from host_temperature import HostFit, Trace, fit_temperature, lagged, run, with_inlet_at_rest
+from host_temperature import HostFit, Trace, fit_temperature, run, with_inlet_at_rest
 
-from wattune.cost.temperature import H200
+from wattune.cost.temperature import H200, lagged
 
 TRUE = HostFit(
     coefficients=replace(
@@ -31,7 +31,7 @@ def load(seconds: int, seed: int = 0) -> np.ndarray:
 
 
 def test_a_lag_follows_a_step_exactly() -> None:
-    found = lagged(np.array([[0.0, 100.0, 100.0]]), 2.0)[0]
+    found = lagged(np.array([[0.0, 100.0, 100.0]]), 2.0, 1.0)[0]
     # Mean of 100 (1 - exp(-t / 2)) over each second.
     expected = [100 * (1 - 2 * (np.exp(-s / 2) - np.exp(-(s + 1) / 2))) for s in (0, 1)]
     assert found == pytest.approx([0, *expected])

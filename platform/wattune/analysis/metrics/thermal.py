@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wattune.analysis.metrics.settled import Settled
 from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.readings import Readings
 from wattune.analysis.signals.series import Series
@@ -41,12 +42,17 @@ def temperature(readings: Readings, window_s: float) -> CoreTemperature | None:
     )
 
 
-def thermal_metrics(aligned: Aligned, core: Mapping[DeviceKey, CoreTemperature]) -> dict[str, float]:
+def thermal_metrics(
+    aligned: Aligned, core: Mapping[DeviceKey, CoreTemperature], settled: Mapping[DeviceKey, Settled]
+) -> dict[str, float]:
     """Computes temperatures of devices and memory; each metric only if every device has the reading.
 
     `device_temp_max_c`: the hottest reading of any device. `device_temp_mean_c`: mean over devices of their
     time-weighted means. `device_temp_spread_c`: largest minus smallest of the devices' means in a node, the worst node.
     `memory_temp_max_c`: the hottest memory reading. `thermal_margin_min_c`: the smallest distance to the limit.
+    `device_temp_settled_c`: of the device that gets hottest once stored heat is in balance with the measured power
+    (`wattune.analysis.metrics.settled`); `device_temp_start_c`: its temperature at the window's start;
+    `device_temp_settled_uncertainty_c`: half of its 95 % interval.
     """
     metrics: dict[str, float] = {}
     if core:
@@ -55,6 +61,11 @@ def thermal_metrics(aligned: Aligned, core: Mapping[DeviceKey, CoreTemperature])
         metrics["device_temp_max_c"] = max(one.max_c for one in core.values())
         metrics["device_temp_mean_c"] = float(means_c.mean())
         metrics["device_temp_spread_c"] = max(float(np.ptp(means_c[nodes == node])) for node in set(nodes))
+    if settled:
+        hottest = max(settled.values(), key=lambda one: one.settled_c)
+        metrics["device_temp_start_c"] = hottest.start_c
+        metrics["device_temp_settled_c"] = hottest.settled_c
+        metrics["device_temp_settled_uncertainty_c"] = hottest.uncertainty_k
     memory_c, margin_c = _readings(aligned, "memory_temp_c"), _readings(aligned, "thermal_margin_c")
     if memory_c is not None:
         metrics["memory_temp_max_c"] = float(memory_c.max())

@@ -31,7 +31,7 @@ def flat(celsius):
 
 def test_spread_is_within_a_node_and_maxima_are_over_all(bench):
     aligned = align(tables(bench, dict(zip(DEVICES, map(flat, (50, 56, 70)), strict=True))), bench.steps(DEVICES), {})
-    assert thermal_metrics(aligned, clocks_and_temperatures(aligned, None)[0]) == pytest.approx(
+    assert thermal_metrics(aligned, clocks_and_temperatures(aligned, None)[0], {}) == pytest.approx(
         {
             "device_temp_max_c": 70,
             "device_temp_mean_c": (50 + 56 + 70) / 3,
@@ -44,7 +44,7 @@ def test_spread_is_within_a_node_and_maxima_are_over_all(bench):
 
 def test_a_device_without_temperatures_makes_them_absent(bench):
     aligned = align(tables(bench, {DEVICES[0]: flat(50)}), bench.steps(DEVICES), {})
-    assert thermal_metrics(aligned, clocks_and_temperatures(aligned, None)[0]) == {}
+    assert thermal_metrics(aligned, clocks_and_temperatures(aligned, None)[0], {}) == {}
     assert temperature_rise_c_per_min(clocks_and_temperatures(aligned, None)[0]) is None
 
 

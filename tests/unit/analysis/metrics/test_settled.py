@@ -1,0 +1,112 @@
+"""Settled temperature of recorded devices and of devices whose settled value is known."""
+
+import numpy as np
+import pytest
+from host_temperature import recording, study_trace
+
+from wattune.analysis.metrics.energy import powers
+from wattune.analysis.metrics.settled import coefficients_of, settle, settled_temperatures
+from wattune.analysis.metrics.thermal import thermal_metrics
+from wattune.analysis.run_data import RunData
+from wattune.analysis.signals.align import align
+from wattune.analysis.signals.series import series
+from wattune.catalog.hardware import device
+from wattune.cost.temperature import H200, lagged, scaled
+
+GPU = ("n0", "gpu0")
+
+
+def cut(trace, start, end, before=20):
+    """Curves of a recorded window from second `start` to `end`, with the seconds before it."""
+    first = max(start - before, 0)
+    at_s = np.arange(first, end) + 0.5 - start
+    return {
+        ("n0", number): (series(at_s, trace.temp_c[number, first:end]), series(at_s, trace.power_w[number, first:end]))
+        for number in range(len(trace.power_w))
+    }
+
+
+def made(window_s, *, before_w=78.0, watts=600.0, inlet_c=30.0, lead_s=10.0, r2=0.0038):
+    """One device that runs at `before_w` for long, then at `watts`; and the temperature that it settles at."""
+    at_s = np.arange(-200.0, window_s, 0.05)
+    power_w = np.where(at_s < -lead_s + 5.0, before_w, watts)
+    temp_c = inlet_c + 0.0315 * lagged(power_w, 0.38, 0.05) + r2 * lagged(power_w, 98.0, 0.05)
+    seen = at_s >= -lead_s
+    curves = {GPU: (series(at_s[seen], np.round(temp_c[seen])), series(at_s[seen], power_w[seen]))}
+    return curves, inlet_c + (0.0315 + r2) * watts
+
+
+@pytest.mark.parametrize("window", [(36, 38), (36, 41), (45, 60), (60, 65), (36, 96)])
+def test_a_short_window_of_the_recorded_soak_tells_what_its_end_reads(window):
+    trace = study_trace("soak_llama_h200x2")
+    truth_c = np.nanmax(trace.temp_c[:, 149:], axis=1)
+    found = settle(cut(trace, *window), window[1] - window[0], H200, 700.0)
+    for one, end_c in zip(found.values(), truth_c, strict=True):
+        assert abs(one.settled_c - end_c) < one.uncertainty_k
+        assert abs(one.settled_c - end_c) < 2.5
+    if window[1] <= 41:
+        assert found["n0", 0].start_c < truth_c[0] - 3.0  # the readings alone are far off
+
+
+def test_four_devices_of_another_host_end_where_their_first_seconds_say():
+    """Four H200s after 4 s of load, against their last second of 15: most of the way to where they settle."""
+    trace = recording("dp4")
+    found = settle(cut(trace, 20, 24), 4.0, H200, 700.0)
+    late = settle(cut(trace, 20, 32), 12.0, H200, 700.0)
+    for name in found:
+        assert found[name].settled_c == pytest.approx(late[name].settled_c, abs=2.0)
+        assert late[name].uncertainty_k < found[name].uncertainty_k
+
+
+@pytest.mark.parametrize("before_w", [78.0, 300.0, 690.0])
+@pytest.mark.parametrize("window_s", [3.0, 10.0, 60.0, 300.0])
+def test_stored_heat_is_told_from_the_load(before_w, window_s):
+    curves, truth_c = made(window_s, before_w=before_w)
+    (one,) = settle(curves, window_s, H200, 700.0).values()
+    assert abs(one.settled_c - truth_c) < one.uncertainty_k + 0.5  # readings are rounded
+
+
+def test_uncertainty_narrows_with_the_window_and_is_wide_without_a_fit_of_the_device():
+    width_k = [next(iter(settle(made(s)[0], s, H200, 700.0).values())).uncertainty_k for s in (2.0, 15.0, 60.0, 300.0)]
+    assert width_k == sorted(width_k, reverse=True)
+    assert width_k[0] > 3.0 and width_k[-1] < 1.5
+    (unknown,) = settle(made(2.0)[0], 2.0, scaled(700.0), 700.0).values()
+    assert unknown.uncertainty_k > 1.5 * width_k[0]
+
+
+def test_a_hot_device_under_a_light_load_settles_below_its_readings():
+    curves, truth_c = made(5.0, before_w=690.0, watts=200.0, r2=0.02, lead_s=6.0)
+    (one,) = settle(curves, 5.0, H200, 700.0).values()
+    assert one.settled_c < one.start_c
+    assert abs(one.settled_c - truth_c) < one.start_c - truth_c
+
+
+def test_no_window_has_no_settled_value():
+    curves, _ = made(5.0)
+    assert settle(curves, 0.2, H200, 700.0) == {}
+
+
+def test_coefficients_are_the_devices_else_those_of_its_limit():
+    assert coefficients_of(device("h200_sxm"), None) is H200
+    assert coefficients_of(device("h100_sxm"), 700.0) == scaled(700.0)
+    assert coefficients_of(None, 350.0).resistances_k_per_w[0] == pytest.approx(0.063)
+    assert coefficients_of(None, None) == scaled(700.0)
+
+
+def test_a_recorded_trial_has_the_settled_metrics(pytestconfig):
+    data = RunData.of(pytestconfig.rootpath / "docs/notebooks/data/dense_h200x4/trials/403f4f8f6149-0")
+    examined = data.examined
+    metrics = thermal_metrics(examined.aligned, examined.temperatures, examined.settled)
+    assert metrics["device_temp_start_c"] <= metrics["device_temp_max_c"]
+    assert -3.0 < metrics["device_temp_settled_c"] - metrics["device_temp_max_c"] < 10.0
+    assert 1.0 < metrics["device_temp_settled_uncertainty_c"] < 10.0
+
+
+def test_a_device_without_power_makes_it_absent(bench):
+    time_s = np.arange(-5.0, 21.0, 0.05)
+    both = {"gpu_temp_c": np.full(len(time_s), 50.0), "power_instant_w": 400.0 + np.arange(len(time_s)) % 2}
+    readings = {GPU: {"time_s": time_s, **both}, ("n0", "gpu1"): {"time_s": time_s, "gpu_temp_c": both["gpu_temp_c"]}}
+    for devices, num_found in (([GPU], 1), (list(readings), 0)):
+        tables = {"fast": bench.tier("fast", {where: readings[where] for where in devices})}
+        aligned = align(tables, bench.steps(devices), {})
+        assert len(settled_temperatures(aligned, powers(aligned), None, 700.0)) == num_found
