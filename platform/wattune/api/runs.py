@@ -29,6 +29,7 @@ from wattune.ranking.order import rank as rank_trials
 from wattune.ranking.sources import Source, collector_paused, rank_sources
 from wattune.run import Run, RunStatus
 from wattune.search.prune import Candidates
+from wattune.search.search_entry import Finalists
 from wattune.storage.files import find_storage, require_writable
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.spaces import SPACE_TAG, space_number
@@ -109,6 +110,7 @@ def run_study(
     max_gpu_hours: float | None = None,
     deadline: str | datetime | None = None,
     retry: Collection[str] = (),
+    until_decided: bool = False,
     listener: Listener | None = None,
     if_forced: Callable[[StudyOutcome], object] | None = None,
 ) -> StudyOutcome:
@@ -130,6 +132,9 @@ def run_study(
         deadline: The next time of day such as `07:00`, or a date with time: no trial starts that is expected to end
             later. With `max_hours` the earlier counts.
         retry: Statuses of failed trials that run again (`RETRIABLE`); what they left stays in `attempts/`.
+        until_decided: True repeats, after the search, the most informative of the two most likely plans until P(best),
+            or the probability that no plan keeps every bound, is 1 less the space's risk: a race with this end, of at
+            most as many repeats as the search had completed runs. It stands in for `search.finalists`.
         listener: Called with what is going to happen, and with every trial that starts or ends.
         if_forced: Called from a thread with what there is, without a new report, where the process is about to be ended
             by force after a signal: inside `wattune.forced_exit.ended_in_time`, where a part of the end hangs.
@@ -150,7 +155,8 @@ def run_study(
     with study.running(), Delivery(study, Tracker(uri, study.name, document=document), remote) as delivery:
         changes = study.require_space(document)  # a URL may have brought a newer space
         known = Beforehand(planned, place.folder)
-        run, strategy = replace(_study_run(planned, study, budget, known), retry=statuses), known.strategy()
+        run = _study_run(planned, study, budget, known, until_decided=until_decided)
+        run, strategy = replace(run, retry=statuses), known.strategy()
         controller = StudyController(study, strategy, run, _passing_on(delivery, listener, planned, study, changes))
         needed = controller.begin().load_s.keys()
 
@@ -212,6 +218,7 @@ def preview(
     max_gpu_hours: float | None = None,
     deadline: str | datetime | None = None,
     retry: Collection[str] = (),
+    until_decided: bool = False,
 ) -> Preview:
     """Computes what `run_study` would do with the same arguments. Starts nothing and writes nothing.
 
@@ -229,7 +236,7 @@ def preview(
     changes = study.require_space(planned.spec.document)
     budget = _budget(max_hours, max_trials, max_gpu_hours, deadline)
     known = Beforehand(planned, place.folder)
-    run = replace(_study_run(planned, study, budget, known), retry=_statuses(retry))
+    run = replace(_study_run(planned, study, budget, known, until_decided=until_decided), retry=_statuses(retry))
     finished = study.finished()
     unreadable = tuple(finished.unreadable)
     queue = TrialQueue(known.strategy(), run, finished.results, unreadable=[one.name for one in unreadable])
@@ -305,12 +312,17 @@ def _statuses(names: Collection[str]) -> frozenset[RunStatus]:
     return frozenset(map(RunStatus, names))
 
 
-def _study_run(planned: StudyPlan, study: StudyFolder, budget: Budget, known: Beforehand) -> StudyRun:
-    spec = planned.spec
+def _study_run(
+    planned: StudyPlan, study: StudyFolder, budget: Budget, known: Beforehand, *, until_decided: bool = False
+) -> StudyRun:
+    spec, search = planned.spec, planned.spec.search
+    if until_decided:
+        race = Finalists(until=1.0 - spec.question.risk, max_share=1.0)
+        search = search.model_copy(update={"finalists": race})
     return StudyRun(
         measure=spec.measure,
         num_trials=planned.num_trials,
-        search=spec.search,
+        search=search,
         question=spec.question,
         limits=spec.limits,
         tags={**environment_tags(), SPACE_TAG: str(study.number_of(spec.document))},

@@ -21,6 +21,7 @@ from wattune.cli.shell import (
 )
 from wattune.cli.verbs import app
 from wattune.objective import RISK
+from wattune.ranking.answer import answer_of
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import pareto_front
 from wattune.ranking.sources import Asked
@@ -133,7 +134,11 @@ def rank(
     if to_screen:
         print(ranking_csv(ranking), end="")  # noqa: T201 - what was asked for
     elif as_json:
-        print_json(ranking.to_json() | (_front_json(front, metrics, pareto_of) if metrics else {}))
+        print_json(
+            {"answer": answer_of(ranking).to_json()}
+            | ranking.to_json()
+            | (_front_json(front, metrics, pareto_of) if metrics else {})
+        )
     else:
         fronts = [front_table(front, metrics, of=f"{pareto_of} trials")] if metrics else []
         show(out, *ranking_view(ranking, top=top), *fronts)

@@ -34,6 +34,7 @@ from wattune.forced_exit import ended_in_time
 from wattune.masking import without_secrets
 from wattune.orchestrate import lost_cluster
 from wattune.orchestrate.events import Preview
+from wattune.ranking.answer import answer_of
 from wattune.storage.files import write_table
 from wattune.terminal.progress import StudyProgress
 from wattune.tracking.store import ui_command, ui_url
@@ -153,6 +154,13 @@ def run(
             show_default=False,
         ),
     ] = None,
+    until_decided: Annotated[
+        bool,
+        typer.Option(
+            "--until-decided",
+            help="After the search, repeat the most likely plans until the best is known, within the budget.",
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be done; start nothing and write nothing.")
     ] = False,
@@ -167,7 +175,7 @@ def run(
         _print_warnings(err if as_json else out, planned)
         if dry_run:
             bounds: dict[str, Any] = {"max_hours": max_hours, "max_trials": max_trials}
-            bounds |= {"max_gpu_hours": gpu_hours, "deadline": deadline}
+            bounds |= {"max_gpu_hours": gpu_hours, "deadline": deadline, "until_decided": until_decided}
             view(found := api.preview(planned, storage=storage, retry=retry or (), **bounds))
             (err if as_json else out).print("dry run: nothing was started, nothing was written")
             if as_json:
@@ -184,6 +192,7 @@ def run(
                 max_gpu_hours=gpu_hours,
                 deadline=deadline,
                 retry=retry or (),
+                until_decided=until_decided,
                 listener=view,
                 if_forced=partial(_show_forced, as_json=as_json),
             )
@@ -288,7 +297,9 @@ def show(outcome: api.StudyOutcome, *, as_json: bool = False) -> int:
                 "kind": type(problem).__name__,
                 "exit_code": STOP.exit_code if stopped else problem.exit_code,
             }
-        print_json({"study": str(outcome.study.path), **ended, **ranking.to_json()})
+        print_json(
+            {"study": str(outcome.study.path), "answer": answer_of(ranking).to_json(), **ended, **ranking.to_json()}
+        )
     else:
         screen.show(out, *ranking_view(ranking), rejections(outcome.candidates.rejected))
         if not outcome.report_problem:

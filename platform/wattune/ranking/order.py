@@ -13,7 +13,7 @@ from typing import Any, Final
 from wattune.errors import SpaceError, closest
 from wattune.metrics import METRICS
 from wattune.objective import Condition, Constraint, Objective, Question
-from wattune.ranking.assessment import RankedTrial, Verdict, completed, group_quality, start_up_text
+from wattune.ranking.assessment import SIZES, RankedTrial, Verdict, completed, group_quality, start_up_text
 from wattune.ranking.best import ranks, standing, standings
 from wattune.ranking.common_steps import describe
 from wattune.ranking.conditions import Where, keeps, unmet
@@ -182,6 +182,11 @@ class Ranking:
         first = {work_of(row.spec, metric): row for row in reversed(self.feasible)}
         own = (row for row in self.feasible if first[work_of(row.spec, metric)] is row)
         return tuple(own) if len(self._sizes) > 1 else ()
+
+    def name_of(self, row: RankedTrial) -> str:
+        """Names a trial's plan, with its model, cluster and engine where trials differ in them."""
+        others = [name for name in self.varying if name not in SIZES]  # the label has them
+        return " ".join([*(row.setting[name] for name in others), row.label])
 
     def work_name(self, row: RankedTrial) -> str:
         """Names the work of a row of `best_of_each`: by its model, and in full where another one has that too."""

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from wattune.objective import Objective
-from wattune.ranking.assessment import SIZES, RankedTrial
+from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.bounds import kept_in_draws
 from wattune.ranking.order import Ranking
 from wattune.ranking.work import compares
@@ -189,9 +189,9 @@ def _nothing(found: Suggestions, shortest_s: float | None, ranking: Ranking) -> 
         parts.append("no repeat is likely to make a plan feasible; loosen a bound or widen the space")
     elif len(ranking.feasible) > 1:
         likely = format_probability(ranking.best.best_probability or 0.0)
-        parts.append(f"{_name(ranking.best, ranking)} is the best with P {likely}")
+        parts.append(f"{ranking.name_of(ranking.best)} is the best with P {likely}")
     else:
-        parts.append(f"{_name(ranking.best, ranking)} is the only feasible plan")
+        parts.append(f"{ranking.name_of(ranking.best)} is the only feasible plan")
     return f"nothing is worth measuring: {'; '.join(parts)}"
 
 
@@ -212,7 +212,7 @@ def _new_plans(
     gains = None if found is None else found.gain(ranking.constraints)
     now = "the first plan known to hold every bound"
     if ranking.best is not None:
-        now = f"the best plan, now {_name(ranking.best, ranking)}"
+        now = f"the best plan, now {ranking.name_of(ranking.best)}"
     suggestions = []
     for row, (spec, takes_s) in enumerate(asked.items()):
         predicted = None if found is None else found.one(row, ranking.objective.metric, ranking.constraints)
@@ -281,7 +281,7 @@ def _untold(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> list[
     if len(rows) < 2 or (rows[0].best_probability or 0.0) >= SURE:
         return []
     first, second = rows
-    text = f"whether {_name(first, ranking)} or {_name(second, ranking)} is best: P(best) " + " against ".join(
+    text = f"whether {ranking.name_of(first)} or {ranking.name_of(second)} is best: P(best) " + " against ".join(
         format_probability(row.best_probability or 0.0) for row in rows
     )
     return [
@@ -296,12 +296,6 @@ def _untold(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> list[
         )
         for row in rows
     ]
-
-
-def _name(row: RankedTrial, ranking: Ranking) -> str:
-    """Names a trial's plan, with its model, cluster and engine where trials differ in them."""
-    others = [name for name in ranking.varying if name not in SIZES]  # the label has them
-    return " ".join([*(row.setting[name] for name in others), row.label])
 
 
 def _ahead_frac(row: RankedTrial, best: RankedTrial, ranking: Ranking) -> float | None:

@@ -35,10 +35,10 @@ from wattune.report.step_throughput import TITLE as STEP_THROUGHPUT
 from wattune.report.step_throughput import not_drawn, step_throughput
 from wattune.report.traces import power
 from wattune.storage.spaces import StoredSpace
-from wattune.units import format_probability
+from wattune.view.answer import answer_lines, slack_text
 from wattune.view.comparison import differing, others, tested
 from wattune.view.html import Html, fill, join, section, table
-from wattune.view.ranking import price_text, slack_text
+from wattune.view.ranking import price_text
 from wattune.view.table import worded
 
 _PAGE: Final = """<!doctype html>
@@ -202,31 +202,31 @@ def _headline(ranking: Ranking) -> Html:
     if best is None:
         return fill(
             '<section class="headline none"><p class="eyebrow">Best feasible configuration</p>'
-            '<p class="label">None: no trial is known to keep every bound.</p><p class="note">{}</p></section>\n',
+            '<p class="label">None: no trial is known to keep every bound.</p>{}<p class="note">{}</p></section>\n',
+            _answer(ranking),
             price_text(ranking),
         )
-    ties = sum(row.rank == 1 for row in ranking.feasible) - 1
-    shared = (
-        f"Best with probability {format_probability(best.best_probability or 0.0)}. " if ranking.feasible[1:] else ""
-    )
-    shared += f"Not told apart from {ties} more. " if ties else ""
-    if ties and ranking.expected is not None:
-        shared += f"Expected when run again: {worded(ranking.objective.metric, ranking.expected)}. "
     return fill(
         '<section class="headline"><div><p class="eyebrow">Best feasible configuration</p><p class="label">{}</p>'
-        '<p>{}, {}, {}, trial {}</p><p class="note">{}</p></div>'
+        '<p>{}, {}, {}, trial {}</p>{}<p class="note">{}</p></div>'
         '<div><p class="eyebrow">{}</p><p class="figure">{}</p><p>{} {}</p></div></section>\n',
         best.label,
         best.spec.model.name,
         best.spec.cluster.label,
         best.spec.engine,
         best.trial_id,
-        shared + price_text(ranking) + _others(ranking),
+        _answer(ranking),
+        price_text(ranking) + _others(ranking),
         ranking.objective.metric,
         worded(ranking.objective.metric, best.objective),
         repeats_text(best),
         quality_pill(best),
     )
+
+
+def _answer(ranking: Ranking) -> Html:
+    """Writes the answer, in the words of the terminal."""
+    return join(fill("<p>{}</p>", line) for line in answer_lines(ranking))
 
 
 def _kept_bounds(ranking: Ranking) -> Html:

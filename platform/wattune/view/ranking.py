@@ -9,6 +9,7 @@ from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.bounds import Margin
 from wattune.ranking.order import Ranking
 from wattune.units import format_change, format_probability
+from wattune.view.answer import answer_view, slack_text
 from wattune.view.table import (
     COUNT,
     FIGURE,
@@ -73,15 +74,6 @@ def distance(margin: Margin) -> str:
     return f"{format_change(margin.metric, abs(margin.slack))} {place}{kept}, {margin.verdict}"
 
 
-def slack_text(margin: Margin) -> str:
-    """Returns the distance to a bound, its share of the bound, and the probability that the bound holds."""
-    share = "" if margin.slack_frac is None else f" ({100 * margin.slack_frac:+.1f} %)"
-    slack = f"{'+' if margin.slack > 0 else ''}{format_change(margin.metric, margin.slack)}{share}"
-    likely = margin.holds_probability
-    kept = "" if likely is None else f", the next run keeps it with probability {format_probability(likely)}"
-    return f"{slack.replace('-', '−')}, {margin.verdict}{kept}"
-
-
 def price_text(ranking: Ranking) -> str:
     """Describes the price of the bounds: the best trial of the same work that breaks one, against the best feasible."""
     best, row = ranking.best, ranking.price
@@ -99,7 +91,7 @@ def price_text(ranking: Ranking) -> str:
 
 
 def ranking_view(ranking: Ranking, *, top: int | None = None) -> View:
-    """Lays out feasible trials in order with their distance to each bound, then the others with what they lack."""
+    """Lays out the answer, feasible trials in order with their distance to each bound, and what the others lack."""
     listed = (ranking.feasible, ranking.undecided, ranking.infeasible)
     settings = setting_columns(ranking)
     rows = [row for rows in listed for row in rows[:top]]
@@ -113,6 +105,7 @@ def ranking_view(ranking: Ranking, *, top: int | None = None) -> View:
     lines = [READING] if ranking.feasible else []
     lines += [reading(line) for line in (*ranking.scatter, _expected(ranking), price_text(ranking)) if line]
     return [
+        *answer_view(ranking),
         _measured(ranking, rows, settings) if rows else Note(str(ranking.objective), "conclusion"),
         *_hidden(0 if top is None else sum(max(0, len(rows) - top) for rows in listed)),
         *(

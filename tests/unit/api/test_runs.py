@@ -261,3 +261,26 @@ def test_the_night_in_which_summer_time_ends_is_an_hour_longer(deadline: str) ->
 def test_a_deadline_that_cannot_be_kept_is_said(deadline: str, said: str) -> None:
     with pytest.raises(PlanError, match=said):
         _hours_until(deadline, NOW)
+
+
+def test_until_decided_a_finished_study_repeats_only_what_may_be_the_best(tmp_path: Path) -> None:
+    space = {**SPACE, "objective": "maximize tokens_per_s", "constraints": []}
+    space["measure"] = {**SPACE["measure"], "reference_every": 0, "repeats": 1}
+    space["search"] = {"strategy": "grid"}
+
+    def left(name: str, lead: float) -> tuple[int, int]:
+        planned = wattune.plan({**space, "study": name})
+        study = StudyFolder.create(tmp_path, planned.name, planned.spec.document)
+        for number, kept in enumerate(planned.kept):
+            folder, value = study.trial(kept.trial_id, 0), 1000.0 * (lead if number == 0 else 1.0)
+            folder.write_spec(kept.spec)
+            folder.write_result(
+                Run(trial_id=kept.trial_id, repeat=0, status=RunStatus.COMPLETED, metrics={"tokens_per_s": value})
+            )
+        asked = preview(planned, storage=str(tmp_path), until_decided=True)
+        assert preview(planned, storage=str(tmp_path)).num_left == 0
+        return asked.num_left, asked.num_race
+
+    assert left("clear", 2.0) == (0, 0)
+    tied = left("tied", 1.0)
+    assert tied[0] == tied[1] > 0

@@ -1,0 +1,140 @@
+"""The answer of a ranking: the named plan, how much better, how surely, what could be wrong, what would settle it.
+
+Console, page and `--json` show this one object. It computes no probability of its own: all are the ranking's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final, Literal
+
+from wattune.ranking.assessment import RankedTrial
+from wattune.ranking.bounds import Margin
+from wattune.ranking.order import Ranking
+from wattune.ranking.work import compares
+from wattune.units import ns_to_s
+
+MAY_BE_BEST: Final = 0.01
+"""Least P(best) from which a plan could still be the best."""
+
+UNTIL_DECIDED: Final = "wattune run SPACE --until-decided"
+"""The command that repeats the two most likely plans until the answer is known; SPACE is the study's file."""
+
+State = Literal["sure", "unsure", "undecided", "none", "failed", "unmeasured"]
+"""State of knowledge: the best plan; one that holds, while another may be better; only plans whose bounds are open;
+no plan that keeps every bound; nothing but failures; no measurement that could tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyAnswer:
+    """Answer of a study to its question, as far as it knows."""
+
+    state: State
+    plan: RankedTrial | None = None
+    """The best plan that holds every bound; in the state `undecided` the one that most likely is."""
+    name: str = ""
+    """Its name among the ranked ones."""
+    next_name: str = ""
+    """The next plan of the same work that holds too; empty without one."""
+    lead_frac: float | None = None
+    """Lead of the plan over that one, as a fraction of that one's figure; negative if it is worse."""
+    best_probability: float | None = None
+    """P(best) of the plan."""
+    closest: Margin | None = None
+    """The plan's bound that its next run keeps least surely; None without a bound."""
+    rivals: tuple[tuple[str, float | None, float | None], ...] = ()
+    """Undecided plans that could be better, most likely first: name, lead over the plan as a fraction, P(best)."""
+    repeats: tuple[str, ...] = ()
+    """Plans of which one repeat each tells most; empty where the answer is known, or where repeats cannot tell."""
+    repeats_s: float | None = None
+    """Seconds of these repeats, one after another, by their runs so far; None where runs say no time."""
+
+    @property
+    def command(self) -> str:
+        """The command that does the repeats; empty where there are none, and for recordings."""
+        recorded = self.plan is not None and self.plan.recorded is not None
+        return UNTIL_DECIDED if self.repeats and not recorded else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "state": self.state,
+            "trial_id": None if self.plan is None else self.plan.trial_id,
+            "plan": self.name,
+            "next_plan": self.next_name,
+            "lead_frac": self.lead_frac,
+            "best_probability": self.best_probability,
+            "closest_bound": None if self.closest is None else self.closest.to_json(),
+            "rivals": [{"plan": name, "lead_frac": lead, "best_probability": p} for name, lead, p in self.rivals],
+            "repeats": list(self.repeats),
+            "repeats_s": self.repeats_s,
+            "command": self.command,
+        }
+
+
+def answer_of(ranking: Ranking) -> StudyAnswer:
+    """Reads the answer of a ranking. A plan is sure at P(best) of 1 less the question's risk, without a rival."""
+    able = sorted((*ranking.feasible, *ranking.undecided), key=lambda row: -(row.best_probability or 0.0))
+    if not able:
+        return StudyAnswer(state=_without_any(ranking))
+    plan = ranking.best or able[0]
+    likely, until = plan.best_probability or 0.0, 1.0 - ranking.question.risk
+    metric = ranking.objective.metric
+    alike = [row for row in able if row is not plan and compares(row.spec, plan.spec, metric)]
+    follower = next((row for row in ranking.feasible if row in alike), None)
+    rivals = [
+        row
+        for row in alike
+        if row in ranking.undecided
+        and ((_lead(row, plan, ranking) or 0.0) > 0.0 or (row.best_probability or 0.0) >= MAY_BE_BEST)
+    ]
+    # The race ends at the same bars: at P(best), and at the probability that no plan keeps every bound.
+    none = 1.0 - sum(row.best_probability or 0.0 for row in able)
+    open_ones = (row.best_probability or 0.0 for row in able[:1])
+    pair = able[:2] if max(none, *open_ones) < until else []
+    state: State = "undecided" if ranking.best is None else "unsure" if rivals or likely < until else "sure"
+    return StudyAnswer(
+        state=state,
+        plan=plan,
+        name=_name(plan, ranking),
+        next_name="" if follower is None else _name(follower, ranking),
+        lead_frac=None if follower is None else _lead(plan, follower, ranking),
+        best_probability=likely,
+        closest=_closest(plan.margins),
+        rivals=tuple((_name(row, ranking), _lead(row, plan, ranking), row.best_probability) for row in rivals),
+        repeats=tuple(_name(row, ranking) for row in pair),
+        repeats_s=_seconds(pair),
+    )
+
+
+def _without_any(ranking: Ranking) -> State:
+    if ranking.infeasible:
+        return "none"
+    return (
+        "failed" if ranking.failed and not (ranking.unknown or ranking.burst or ranking.interrupted) else "unmeasured"
+    )
+
+
+def _name(row: RankedTrial, ranking: Ranking) -> str:
+    return row.trial_id if row.recorded is not None else ranking.name_of(row)
+
+
+def _lead(row: RankedTrial, other: RankedTrial, ranking: Ranking) -> float | None:
+    """Computes how much better one plan is than another, as a fraction of the other's figure."""
+    if row.objective is None or other.objective is None or not other.objective.value:
+        return None
+    ahead = (row.objective.value - other.objective.value) / abs(other.objective.value)
+    return ahead if ranking.objective.maximize else -ahead
+
+
+def _closest(margins: Sequence[Margin]) -> Margin | None:
+    def surely(one: Margin) -> tuple[float, float]:
+        likely, share = one.holds_probability, one.slack_frac
+        return 0.0 if likely is None else likely, float("inf") if share is None else share
+
+    return min(margins, key=surely, default=None)
+
+
+def _seconds(rows: Sequence[RankedTrial]) -> float | None:
+    taken = [[ns_to_s(run.end_wall_ns - run.start_wall_ns) for run in row.counted] for row in rows]
+    return sum(map(median, taken)) if taken and all(taken) and all(map(median, taken)) else None

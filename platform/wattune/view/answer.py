@@ -1,0 +1,99 @@
+"""View of the answer: the lines that come first on a terminal and in a report."""
+
+from collections.abc import Sequence
+
+from wattune.fidelity import DECIDED_BY_STEP_TIME
+from wattune.ranking.answer import StudyAnswer, answer_of
+from wattune.ranking.bounds import Margin
+from wattune.ranking.order import Ranking
+from wattune.units import format_change, format_probability
+from wattune.view.table import Note, View, worded
+
+
+def answer_view(ranking: Ranking) -> View:
+    """Lays out the answer: what is known in bold, then what it rests on, what could be wrong, and what to do."""
+    first, *others = answer_lines(ranking)
+    return [Note(first, "conclusion"), *map(Note, others), Note("")]
+
+
+def answer_lines(ranking: Ranking) -> list[str]:
+    """Returns the answer in sentences, the first of which names the plan."""
+    found = answer_of(ranking)
+    if found.plan is None:
+        return [_WITHOUT[found.state]]
+    lines = [_first(found, ranking)]
+    if found.closest is not None:
+        lines.append(f"Closest bound: {found.closest.constraint}: {slack_text(found.closest)}.")
+    if found.rivals:
+        named = [_rival(one, ranking) for one in found.rivals[:2]]
+        more = f", and {len(found.rivals) - 2} more" if len(found.rivals) > 2 else ""
+        lines.append(f"Undecided, and could be better: {'; '.join(named)}{more}.")
+    if (
+        found.state == "unsure"
+        and ranking.best is not None
+        and (ties := sum(r.rank == 1 for r in ranking.feasible) - 1)
+    ):
+        lines.append(f"Not told apart from {ties} more.")
+    return [*lines, *_to_do(found)]
+
+
+def slack_text(margin: Margin) -> str:
+    """Returns the distance to a bound, its share of the bound, and the probability that the bound holds."""
+    share = "" if margin.slack_frac is None else f" ({100 * margin.slack_frac:+.1f} %)"
+    slack = f"{'+' if margin.slack > 0 else ''}{format_change(margin.metric, margin.slack)}{share}"
+    likely = margin.holds_probability
+    kept = "" if likely is None else f", the next run keeps it with probability {format_probability(likely)}"
+    return f"{slack.replace('-', '−')}, {margin.verdict}{kept}"
+
+
+_WITHOUT = {
+    "none": "No plan keeps every bound; loosen a bound or widen the space.",
+    "failed": "No answer: every trial failed.",
+    "unmeasured": "No answer yet: nothing was measured in full that the question needs.",
+}
+
+
+def _first(found: StudyAnswer, ranking: Ranking) -> str:
+    likely = f"P(best) {format_probability(found.best_probability or 0.0)}"
+    assert found.plan is not None, "there is a plan to name"
+    figure = worded(ranking.objective.metric, found.plan.objective)
+    kept = " that keeps every bound" if ranking.constraints else ""
+    if found.state == "undecided":
+        return f"No plan is known to keep every bound. Most likely the best is {found.name}: {figure}, {likely}."
+    known = {"sure": f"The best{kept} is", "unsure": f"Not decided. The best known{kept} is"}[found.state]
+    # Where faster plans are undecided, a share of draws near 1 would read as if they could not win.
+    surely = "" if found.state == "unsure" and not found.repeats else f", {likely}"
+    return f"{known} {found.name}: {figure}{_over_next(found, ranking)}{surely}."
+
+
+def _over_next(found: StudyAnswer, ranking: Ranking) -> str:
+    if found.lead_frac is None:
+        return ""
+    return f", {_share(found.lead_frac, ranking)} than {found.next_name}, the next"
+
+
+def _share(lead_frac: float, ranking: Ranking) -> str:
+    speed = ranking.objective.metric in DECIDED_BY_STEP_TIME
+    better, worse = ("faster", "slower") if speed else ("better", "worse")
+    return f"{100 * abs(lead_frac):.1f} % {better if lead_frac >= 0 else worse}"
+
+
+def _rival(one: tuple[str, float | None, float | None], ranking: Ranking) -> str:
+    name, lead_frac, likely = one
+    lead = "" if lead_frac is None else f", {_share(lead_frac, ranking)}"
+    return f"{name}{lead}, P(best) {format_probability(likely or 0.0)}"
+
+
+def _to_do(found: StudyAnswer) -> list[str]:
+    if found.repeats:
+        time = "" if found.repeats_s is None else f", about {found.repeats_s:.0f} s"
+        command = f": {found.command}" if found.command else ""
+        count = f"{len(found.repeats)} repeat{'s' if len(found.repeats) > 1 else ''}"
+        return [f"Next: {count} of {_listed(found.repeats)}{time}{command}"]
+    if found.state == "sure":
+        return []
+    return ["Repeats are not likely to decide it at this risk; accept another one with --risk, or loosen the bound."]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(names)

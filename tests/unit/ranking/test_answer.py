@@ -1,0 +1,105 @@
+"""The answer of a ranking: in each state, and the same on terminal, page and as JSON."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from made_report import DOCUMENT, POWER, Page, trial
+from rich.console import Console
+
+from wattune.objective import Question
+from wattune.ranking.answer import UNTIL_DECIDED, answer_of
+from wattune.ranking.order import Ranking, rank
+from wattune.report.page import render_report
+from wattune.run import RunStatus
+from wattune.view.answer import answer_lines
+from wattune.view.console import show
+from wattune.view.ranking import ranking_view
+
+QUESTION = Question.of("maximize tokens_per_s", f"{POWER} <= 2750")
+
+
+def ranked(*trials, question: Question = QUESTION) -> Ranking:
+    return rank(list(trials), question)
+
+
+def failed(pair):
+    spec, run = pair
+    return spec, replace(run, status=RunStatus.CRASHED, reason="broken", metrics={})
+
+
+def in_seconds(pair, taken_s: int):
+    spec, run = pair
+    return spec, replace(run, start_wall_ns=0, end_wall_ns=taken_s * 10**9)
+
+
+def test_nothing_measured_all_failed_and_none_that_holds_are_three_answers() -> None:
+    assert answer_of(ranked()).state == "unmeasured"
+    assert answer_of(ranked(failed(trial(1, 40_000.0)))).state == "failed"
+    broken = answer_of(ranked(trial(1, 40_000.0, 3500.0)))
+    assert broken.state == "none" and broken.plan is None and not broken.command
+
+
+def test_a_sure_answer_has_its_lead_and_its_closest_bound_and_asks_for_nothing() -> None:
+    found = answer_of(ranked(trial(1, 44_000.0, 2000.0), trial(2, 40_000.0, 2000.0)))
+    assert found.state == "sure" and found.best_probability == pytest.approx(1.0, abs=0.01)
+    assert found.lead_frac == pytest.approx(0.1, abs=0.002)
+    assert found.closest is not None and found.closest.metric == POWER
+    assert not (found.repeats or found.command or found.rivals)
+
+
+def test_a_tie_asks_for_a_repeat_of_both_with_its_time_and_the_command() -> None:
+    ranking = ranked(in_seconds(trial(1, 40_000.0, 2000.0), 15), in_seconds(trial(2, 40_010.0, 2000.0), 25))
+    found = answer_of(ranking)
+    assert found.state == "unsure" and found.best_probability is not None and found.best_probability < 0.95
+    assert set(found.repeats) == {row.label for row in ranking.feasible}
+    assert found.repeats_s == pytest.approx(40.0) and found.command == UNTIL_DECIDED
+    assert "2 repeats" in answer_lines(ranking)[-1] and "about 40 s" in answer_lines(ranking)[-1]
+
+
+def test_one_that_holds_is_not_called_sure_while_a_faster_one_is_undecided() -> None:
+    ranking = ranked(trial(1, 40_000.0, 2000.0), trial(2, 44_000.0, 2745.0))
+    found = answer_of(ranking)
+    assert [len(ranking.feasible), len(ranking.undecided)] == [1, 1]
+    assert found.state == "unsure" and found.name == ranking.feasible[0].label
+    (name, lead_frac, _), *_ = found.rivals
+    assert name == ranking.undecided[0].label and lead_frac == pytest.approx(0.1, abs=0.002)
+    first, *others = answer_lines(ranking)
+    assert first.startswith("Not decided") and any("10.0 % faster" in line for line in others)
+
+
+def test_a_slower_undecided_one_is_no_rival() -> None:
+    found = answer_of(ranked(trial(1, 44_000.0, 2000.0), trial(2, 30_000.0, 2745.0)))
+    assert found.state == "sure" and not found.rivals
+
+
+def test_where_only_undecided_ones_are_left_the_likeliest_is_named_as_not_known() -> None:
+    ranking = ranked(trial(1, 40_000.0, 2745.0))
+    found = answer_of(ranking)
+    assert found.state == "undecided" and found.plan is ranking.undecided[0]
+    assert answer_lines(ranking)[0].startswith("No plan is known to keep every bound")
+
+
+@pytest.mark.parametrize(
+    "trials",
+    [
+        [trial(1, 44_000.0, 2000.0), trial(2, 40_000.0, 2000.0)],
+        [trial(1, 40_000.0, 2000.0), trial(2, 40_010.0, 2000.0)],
+        [trial(1, 40_000.0, 2000.0), trial(2, 44_000.0, 2745.0)],
+        [trial(1, 40_000.0, 2745.0)],
+        [trial(1, 40_000.0, 3500.0)],
+    ],
+    ids=["sure", "tie", "rival", "undecided", "none"],
+)
+def test_terminal_page_and_json_say_the_same(trials) -> None:
+    ranking = ranked(*trials)
+    console = Console(file=io.StringIO(), width=400)
+    show(console, *ranking_view(ranking))
+    shown, page = console.file.getvalue(), Page(render_report("moe", DOCUMENT, ranking, [])).text
+    lines, found = answer_lines(ranking), answer_of(ranking).to_json()
+    assert shown.startswith(lines[0])
+    for line in lines:
+        assert line in shown and line in page
+    assert found["plan"] in lines[0] and found["command"] in lines[-1]
+    if found["lead_frac"] is not None:
+        assert f"{100 * abs(found['lead_frac']):.1f} %" in lines[0]
