@@ -95,6 +95,11 @@ def test_an_empty_tier_takes_what_needs_it_and_no_more(folder, name):
         asked = {"throttle_frac", "throttle_time_s", "throttle_loss_frac"}
         assert asked <= kept and found.summary.metrics["throttle_frac"] == pytest.approx(0.77, abs=0.01)
         kept -= asked
+        # Heat follows the power of either sensor.
+        settles = {"device_temp_settled_c", "device_temp_settled_uncertainty_c", "thermal_margin_settled_c"}
+        assert settles <= kept
+        assert [found.summary.metrics[key] for key in settles] == pytest.approx([whole[k] for k in settles], abs=0.1)
+        kept -= settles
     assert kept and {key: found.summary.metrics[key] for key in kept} == pytest.approx(
         {key: whole[key] for key in kept}
     )
