@@ -60,6 +60,12 @@ HIGHEST_K: Final = 0.5
 windows of 300 s it is 0.4 K."""
 
 
+CONFLICT: Final = 2.0
+"""Standard deviations of the prior by which what is left to warm may leave it. Beyond that the curve is not the
+ladder's, as where fans speed up: one of two H100s warmed to 81 degC in 60 s at 700 W and fell to 73 in 220 s. Then as
+much is the standard deviation: the curve narrows nothing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
     """The settled temperature of one device."""
@@ -183,13 +189,17 @@ def _fit(
     theta, covariance = _least_squares(columns[:, read], mean_c[read], mean, spread)
     goal_w = np.array([own_w[inside].mean()] + 2 * [all_w[inside].mean()])[:, None]
     left = np.concatenate([np.zeros((2, len(time_s))), goal_w - lags_w[1:], -fades])
-    reached_c = np.where(inside & read, top_c + theta @ left, -np.inf)
+    likely_k, reach_k = mean @ left, np.sqrt(spread**2 @ left**2)
+    left_k = np.clip(theta @ left, likely_k - CONFLICT * reach_k, likely_k + CONFLICT * reach_k)
+    reached_c = np.where(inside & read, top_c + left_k, -np.inf)
     hottest = int(reached_c.argmax())
-    variance = float(left[:, hottest] @ covariance @ left[:, hottest]) + HIGHEST_K**2
+    variance = float(left[:, hottest] @ covariance @ left[:, hottest])
+    if left_k[hottest] != (theta @ left)[hottest]:
+        variance = float((CONFLICT * reach_k[hottest]) ** 2)  # the ladder is not this cooler's
     return Settled(
         start_c=float(mean_c[inside & read][0]),
         settled_c=float(reached_c[hottest]),
-        uncertainty_k=NORMAL_95 * math.sqrt(variance),
+        uncertainty_k=NORMAL_95 * math.sqrt(variance + HIGHEST_K**2),
     )
 
 
