@@ -10,10 +10,13 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from wattune.api.spaces import GUIDED, StudyPlan
 from wattune.catalog.hardware import DeviceSpec
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import Coefficients, Estimates, estimate
+from wattune.cost.out_of_memory import CERTAIN, out_of_memory_probability
 from wattune.errors import PlanError
 from wattune.fidelity import is_burst, is_soak
 from wattune.fitting.device import MeasuredTrial
@@ -21,7 +24,7 @@ from wattune.fitting.memory import measured_excess
 from wattune.fitting.store import read_fit
 from wattune.plans.program import is_command
 from wattune.run import RunStatus
-from wattune.search.forecast import duration_s
+from wattune.search.forecast import Unfitting, duration_s
 from wattune.search.strategies.protocol import Observation, Strategy
 from wattune.storage.study import StudyFolder
 from wattune.trial import Measure, TrialSpec
@@ -111,6 +114,9 @@ class OtherStudies:
 class Beforehand:
     """Estimates of a study's candidates, and what earlier studies measured."""
 
+    planned: StudyPlan
+    """The study, with the candidates that the estimates are of."""
+
     def __init__(self, planned: StudyPlan, storage: Path, specs: Sequence[TrialSpec] | None = None) -> None:
         """Reads and computes nothing yet.
 
@@ -119,14 +125,15 @@ class Beforehand:
             storage: The local folder of studies and fits.
             specs: Instead of the candidates.
         """
-        self._planned = planned
+        self.planned = planned
+        self._storage = storage
         self._specs = planned.candidates.specs if specs is None else specs
         self._others = OtherStudies(storage, apart_from=planned.name)
 
     @cached_property
     def _earlier(self) -> list[MeasuredTrial]:
         """Results that teach something of the candidates: of the same devices, and of the same command or none."""
-        devices = [cluster.rank_device for cluster in self._planned.spec.clusters]
+        devices = [cluster.rank_device for cluster in self.planned.spec.clusters]
         programs = {_program(spec) for spec in self._specs}
         found = self._others.results(devices, each_once=True)
         return [(spec, result) for spec, result in found if _program(spec) in programs]
@@ -148,6 +155,42 @@ class Beforehand:
     @cached_property
     def _places(self) -> Mapping[TrialSpec, int]:
         return {spec: place for place, spec in enumerate(self._specs)}
+
+    @cached_property
+    def _out_of_memory(self) -> list[float]:
+        """Probability that each candidate runs out of memory; empty where one of them has no estimate."""
+        return [] if self.estimates is None else out_of_memory_probability(self._specs, self.estimates).tolist()
+
+    def out_of_memory(self, spec: TrialSpec) -> float:
+        """Returns the probability that a candidate runs out of memory; 0 where it has no estimate."""
+        place = self._places.get(spec)
+        return self._out_of_memory[place] if place is not None and self._out_of_memory else 0.0
+
+    def fitting(self, ran: Callable[[TrialSpec], bool]) -> "Beforehand":
+        """Rejects the candidates that run out of memory with a probability above `CERTAIN`, by the rule `memory`.
+
+        Args:
+            ran: Tells whether a trial has run to its end already: it fits, whatever is estimated.
+
+        Returns:
+            What is known of the others, and of the trial that `search.reference` names.
+        """
+        found, kept = self.estimates, self.planned.kept
+        over = [place for place, risk in enumerate(self._out_of_memory) if risk > CERTAIN]
+        named = self.planned.spec.search.reference
+        over = [place for place in over if kept[place].trial_id != named and not ran(kept[place].spec)]
+        if found is None or not over:
+            return self
+        fits = np.setdiff1d(np.arange(len(kept)), over)
+        unfitting = tuple(Unfitting(kept, found, np.array(over, np.intp)))
+        candidates = replace(
+            self.planned.candidates,
+            kept=tuple(kept[place] for place in fits),
+            rejected=(*self.planned.rejected, *unfitting),
+        )
+        other = Beforehand(replace(self.planned, candidates=candidates), self._storage)
+        other._others, other.estimates = self._others, found.take(fits)
+        return other
 
     def _estimated(self, spec: TrialSpec) -> tuple[Estimates, int] | None:
         """Returns the estimates that a trial is among, and its place; None where it has none."""
@@ -174,10 +217,10 @@ class Beforehand:
         same devices. Others get nothing. Trials on processors have no estimates: what they take is not in the catalog.
         Nor have commands, whose earlier results are those of the same command.
         """
-        if self._planned.spec.search.strategy != GUIDED:
-            return self._planned.strategy()
+        if self.planned.spec.search.strategy != GUIDED:
+            return self.planned.strategy()
         columns = None if self.estimates is None else self.estimates.columns
-        return self._planned.strategy(estimates=columns, warm=self.warm())
+        return self.planned.strategy(estimates=columns, warm=self.warm())
 
     def lowest_figures(self) -> Callable[[TrialSpec], Mapping[str, float]] | None:
         """Returns the estimator of hard limits: the low end of every figure of a trial. None where nothing is limited.
@@ -186,7 +229,7 @@ class Beforehand:
         their ranks run on processors, so their power is not that of a device at work. Nor have those of a device whose
         peaks the catalog does not know: the limit is watched while they run.
         """
-        if not self._planned.spec.limits:
+        if not self.planned.spec.limits:
             return None
 
         def lowest(spec: TrialSpec) -> Mapping[str, float]:
@@ -218,6 +261,19 @@ class Beforehand:
             return None if place is None else duration_s(times_s[place], measure, on_cpu=on_cpu)
 
         return expected
+
+
+def known_before(planned: StudyPlan, study: StudyFolder, *, try_all: bool = False) -> Beforehand:
+    """Returns what is known of a study before its next trial, without the candidates that do not fit their devices.
+
+    Args:
+        planned: The study.
+        study: Its folder. What began there stays among the candidates, whatever is estimated.
+        try_all: True keeps every candidate.
+    """
+    known = Beforehand(planned, study.path.parent)
+    begun = cache(lambda: {folder.key()[0] for folder in study.trials()})
+    return known if try_all else known.fitting(lambda spec: spec.trial_id in begun())
 
 
 def _program(spec: TrialSpec) -> tuple[str, ...]:

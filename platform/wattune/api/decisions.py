@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from wattune.api.beforehand import MOST_EARLIER, Beforehand
+from wattune.api.beforehand import MOST_EARLIER, Beforehand, known_before
 from wattune.api.results import AnyStudy, folder_of
 from wattune.api.spaces import StudyPlan, plan
 from wattune.errors import PlanError, SpaceError
@@ -59,7 +59,7 @@ def frontier(study: AnyStudy, *, vary: str | VariedBound | None = None, storage:
 
 def price(folder: StudyFolder, planned: StudyPlan, source: Source, varied: VariedBound | None = None) -> Frontier:
     """Finds what loosening a bound of a study buys, from its plan and results that were read already."""
-    results = source.results
+    planned, results = known_before(planned, folder).planned, source.results
     varied = varied or _usual(planned, results, folder)
     missing = next(
         (
@@ -102,6 +102,7 @@ def suggest(study: AnyStudy, *, budget: str | float, storage: str | None = None)
     budget_s = parse_budget(budget)
     folder = folder_of(study, storage=storage)
     planned, source = measured(folder)
+    planned = known_before(planned, folder).planned
     spec, pace, results = planned.spec, Pace(), source.results
     for one, result in completed_pairs(results):
         if result.repeat < FIRST_REFERENCE_REPEAT:

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from wattune.api.beforehand import Beforehand
+from wattune.api.beforehand import Beforehand, known_before
 from wattune.api.reports import report
 from wattune.api.spaces import Space, StudyPlan, plan
 from wattune.api.studies import Study
@@ -111,6 +111,7 @@ def run_study(
     deadline: str | datetime | None = None,
     retry: Collection[str] = (),
     until_decided: bool = False,
+    try_all: bool = False,
     listener: Listener | None = None,
     if_forced: Callable[[StudyOutcome], object] | None = None,
 ) -> StudyOutcome:
@@ -135,6 +136,8 @@ def run_study(
         until_decided: True repeats, after the search, the most informative of the two most likely plans until P(best),
             or the probability that no plan keeps every bound, is 1 less the space's risk: a race with this end, of at
             most as many repeats as the search had completed runs. It stands in for `search.finalists`.
+        try_all: True also runs what is estimated to run out of memory; else such plans are rejected by the rule
+            `memory`, as `wattune plan --estimate` lists them.
         listener: Called with what is going to happen, and with every trial that starts or ends.
         if_forced: Called from a thread with what there is, without a new report, where the process is about to be ended
             by force after a signal: inside `wattune.forced_exit.ended_in_time`, where a part of the end hangs.
@@ -142,7 +145,7 @@ def run_study(
     Raises:
         SpaceError: The space is not valid, names a reference trial it does not have, or contradicts the results of
             the study.
-        NothingToTryError: Every candidate is rejected; nothing was written.
+        NothingToTryError: Every candidate is rejected, also by its memory; nothing was written.
         PlanError: The study is being run already, or nothing can be written in the storage.
         EngineError: The Ray cluster cannot be reached, or is too small, or an engine's library is not installed here.
     """
@@ -152,9 +155,10 @@ def run_study(
     study, document = StudyFolder(place.folder / planned.name), planned.spec.document
     study.require_space(document)
     uri = tracking_uri or default_uri(place.folder)
+    known = _fitting(planned, study, try_all=try_all)
+    planned = known.planned
     with study.running(), Delivery(study, Tracker(uri, study.name, document=document), remote) as delivery:
         changes = study.require_space(document)  # a URL may have brought a newer space
-        known = Beforehand(planned, place.folder)
         run = _study_run(planned, study, budget, known, until_decided=until_decided)
         run, strategy = replace(run, retry=statuses), known.strategy()
         controller = StudyController(study, strategy, run, _passing_on(delivery, listener, planned, study, changes))
@@ -219,6 +223,7 @@ def preview(
     deadline: str | datetime | None = None,
     retry: Collection[str] = (),
     until_decided: bool = False,
+    try_all: bool = False,
 ) -> Preview:
     """Computes what `run_study` would do with the same arguments. Starts nothing and writes nothing.
 
@@ -235,7 +240,8 @@ def preview(
     require_writable(study.path)
     changes = study.require_space(planned.spec.document)
     budget = _budget(max_hours, max_trials, max_gpu_hours, deadline)
-    known = Beforehand(planned, place.folder)
+    known = _fitting(planned, study, try_all=try_all)
+    planned = known.planned
     run = replace(_study_run(planned, study, budget, known, until_decided=until_decided), retry=_statuses(retry))
     finished = study.finished()
     unreadable = tuple(finished.unreadable)
@@ -258,6 +264,13 @@ def _runnable(space: Space) -> StudyPlan:
     planned = plan(space)
     planned.candidates.require_kept()
     return planned
+
+
+def _fitting(planned: StudyPlan, study: StudyFolder, *, try_all: bool) -> Beforehand:
+    """Returns what is known of a study whose candidates fit their devices; at least one does."""
+    known = known_before(planned, study, try_all=try_all)
+    known.planned.candidates.require_kept()
+    return known
 
 
 def _budget(
@@ -335,6 +348,7 @@ def _study_run(
         outdated=_outdated(study, spec.limits),
         duration_s=known.durations(),
         waits=known.waits_for_host,
+        out_of_memory=known.out_of_memory,
         estimate=known.lowest_figures(),
     )
 

@@ -161,6 +161,10 @@ def run(
             help="After the search, repeat the most likely plans until the best is known, within the budget.",
         ),
     ] = False,
+    try_all: Annotated[
+        bool,
+        typer.Option("--try-all", help="Run also the plans that are estimated to run out of memory (rule memory)."),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be done; start nothing and write nothing.")
     ] = False,
@@ -175,7 +179,12 @@ def run(
         _print_warnings(err if as_json else out, planned)
         if dry_run:
             bounds: dict[str, Any] = {"max_hours": max_hours, "max_trials": max_trials}
-            bounds |= {"max_gpu_hours": gpu_hours, "deadline": deadline, "until_decided": until_decided}
+            bounds |= {
+                "max_gpu_hours": gpu_hours,
+                "deadline": deadline,
+                "until_decided": until_decided,
+                "try_all": try_all,
+            }
             view(found := api.preview(planned, storage=storage, retry=retry or (), **bounds))
             (err if as_json else out).print("dry run: nothing was started, nothing was written")
             if as_json:
@@ -193,6 +202,7 @@ def run(
                 deadline=deadline,
                 retry=retry or (),
                 until_decided=until_decided,
+                try_all=try_all,
                 listener=view,
                 if_forced=partial(_show_forced, as_json=as_json),
             )

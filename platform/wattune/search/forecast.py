@@ -12,22 +12,18 @@ from wattune.arrays import Floats, Ints
 from wattune.catalog.hardware import DeviceSpec
 from wattune.cost.coefficients import ORIGINS, Origin
 from wattune.cost.estimate import LIMITS, Coefficients, Estimates, Find, estimate
+from wattune.cost.out_of_memory import CERTAIN, out_of_memory_probability, usable_bytes
 from wattune.objective import Constraint, Objective
 from wattune.search.names import namer
 from wattune.search.prune import Candidate, Candidates, Rejected
 from wattune.steps.steady import least_warmup
 from wattune.trial import Measure, TrialSpec
-from wattune.units import BYTES_PER_GIB
 
 MEMORY_RULE: Final = "memory"
-"""Rule of candidates whose estimated memory is above their device's, even at the low end of the interval."""
+"""Rule of candidates that run out of memory with a probability above `CERTAIN`."""
 
 MEMORY_RISK: Final = "memory of the device"
 """Name of that bound among the bounds that a candidate may break."""
-
-BOARD_BYTES_PER_BYTE: Final = BYTES_PER_GIB / 1e9
-"""Memory that a driver finds over that of the catalog, at most: a datasheet's GB may be 2^30 bytes. NVML finds 143,771
-MiB on an H200 of 141 GB. Nothing is rejected that could fit."""
 
 FALLBACK: Final = Objective(metric="tokens_per_s", maximize=True)
 """Order where the objective has no estimate."""
@@ -70,7 +66,7 @@ class CoefficientSource:
 
 
 class Unfitting(Sequence[Rejected]):
-    """Candidates that cannot fit. Their reasons have figures of their own, so those of a million are not all kept."""
+    """Candidates that do not fit. Their reasons have figures of their own, so those of a million are not all kept."""
 
     def __init__(self, kept: Sequence[Candidate], found: Estimates, places: Ints) -> None:
         """Takes all candidates with their estimates, and the places of those that cannot fit."""
@@ -185,11 +181,11 @@ def forecast(candidates: Candidates, objective: Objective, bounds: Sequence[Cons
     kept = candidates.kept
     specs = [one.spec for one in kept]
     found = estimate(specs, once)
-    room_bytes = _per_cluster(specs, lambda spec: (spec.cluster.sensed_device.memory_bytes or 0) * BOARD_BYTES_PER_BYTE)
-    fits = found.columns["memory_peak_bytes"].low <= room_bytes
+    exceeds = out_of_memory_probability(specs, found)
+    fits = exceeds <= CERTAIN
     ordered = objective if objective.metric in found.columns else FALLBACK
     risks, unestimated = _risks(specs, bounds, found)
-    risks = {MEMORY_RISK: found.columns["memory_peak_bytes"].probability_above(room_bytes), **risks}
+    risks = {MEMORY_RISK: exceeds, **risks}
     order = _order(found, risks, ordered, np.flatnonzero(fits))
     return Forecast(
         kept=tuple(kept[place] for place in order.tolist()),
@@ -271,13 +267,14 @@ def _per_cluster(specs: Sequence[TrialSpec], figure: Any) -> Floats:
 
 
 def _reason(spec: TrialSpec, found: Estimates, place: int) -> str:
-    """Says how many bytes are needed at least, and for what."""
+    """Says how many bytes are needed, and for what."""
     peak = found.columns["memory_peak_bytes"]
     parts = sorted(((float(part[place]), name) for name, part in found.memory_parts_bytes.items()), reverse=True)
     listed = ", ".join(f"{name} {size / 1e9:.1f} GB" for size, name in parts if size >= 0.05e9)
     room = spec.cluster.sensed_device
+    size_gb, usable_gb = (room.memory_bytes or 0) / 1e9, usable_bytes(room) / 1e9
     return (
-        f"stage {found.stage[place]} needs {peak.value[place] / 1e9:.1f} GB, at least {peak.low[place] / 1e9:.1f} GB, "
-        f"and {room.name} has {(room.memory_bytes or 0) / 1e9:.0f} GB: {listed}; use a larger tp or pp, a smaller "
-        "micro_batch_size, sharding, or recompute"
+        f"stage {found.stage[place]} needs {peak.value[place] / 1e9:.1f} GB, and {room.name} has "
+        f"{size_gb:.0f} GB, of which a program can use {usable_gb:.1f} GB: {listed}; "
+        "use a larger tp or pp, a smaller micro_batch_size, sharding, or recompute"
     )

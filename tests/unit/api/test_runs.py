@@ -15,10 +15,11 @@ from without_plotly import hide_plotly
 import wattune
 import wattune.api
 from wattune.api import preview
+from wattune.api.beforehand import known_before
 from wattune.api.runs import _hours_until, environment_tags, git_commit
 from wattune.cli import app
 from wattune.cli.shell import exit_code_of
-from wattune.errors import PlanError
+from wattune.errors import NothingToTryError, PlanError
 from wattune.run import Run, RunStatus
 from wattune.storage.study import StudyFolder
 
@@ -49,6 +50,51 @@ def test_a_preview_counts_what_is_left_and_writes_nothing(tmp_path: Path) -> Non
     left = preview(planned, storage=str(storage), max_trials=2)
     assert (left.num_left, left.num_now) == (whole.num_left - repeats, 2)
     assert left.done == {RunStatus.CRASHED: 1}
+
+
+FULL: dict[str, Any] = {
+    "study": "full",
+    "model": {"name": "mixtral_8x7b", "num_layers": 4},
+    "cluster": {"device": "h100_sxm", "num_nodes": 1, "devices_per_node": 2},
+    "engine": "torch",
+    "workload": {"mode": "pretrain", "seq_len": 4096, "global_batch_size": 8, "routing": "balanced"},
+    "space": {"ep": [1, 2], "pp": [1, 2], "micro_batch_size": [1, 2, 4], "sharding": ["none", "zero1", "zero3"]},
+    "objective": "maximize tokens_per_s",
+}
+"""Mixture on two H100: some of its plans fill them."""
+
+
+def test_a_study_runs_what_its_estimate_keeps(tmp_path: Path) -> None:
+    planned = wattune.plan(FULL)
+    kept = {one.trial_id for one in wattune.api.estimate(planned, storage=str(tmp_path)).kept}
+    found = preview(planned, storage=str(tmp_path))
+    assert 0 < len(kept) < len(planned.kept) and found.num_kept == len(kept)
+    assert preview(planned, storage=str(tmp_path), try_all=True).num_kept == len(planned.kept)
+    for strategy in ("grid", "random", "model_guided"):
+        known = known_before(wattune.plan({**FULL, "search": {"strategy": strategy}}), StudyFolder(tmp_path / "full"))
+        assert {one.trial_id for one in known.strategy().ask(100)} <= kept
+    rejected = [one for one in known.planned.rejected if one.rule == "memory"]
+    assert len(rejected) == len(planned.kept) - len(kept) and "a program can use 83.3 GB" in rejected[0].reason
+
+
+def test_what_began_stays_in_its_study_whatever_is_estimated(tmp_path: Path) -> None:
+    planned = wattune.plan(FULL)
+    study = StudyFolder.create(tmp_path, planned.name, planned.spec.document)
+    fit = {one.trial_id for one in known_before(planned, study).planned.kept}
+    full = next(one.spec for one in planned.kept if one.trial_id not in fit)
+    study.trial(full.trial_id, 0).write_spec(full)
+    assert {one.trial_id for one in known_before(planned, study).planned.kept} == fit | {full.trial_id}
+    named = {**FULL, "search": {"strategy": "grid", "reference": full.trial_id}}
+    known = known_before(wattune.plan(named), StudyFolder(tmp_path / "other"))
+    assert known.planned.reference == full, "who names a reference trial gets it"
+
+
+def test_a_space_of_which_nothing_fits_is_refused_with_the_bytes(tmp_path: Path) -> None:
+    nothing = {**FULL, "model": {"name": "mixtral_8x7b"}}
+    with pytest.raises(NothingToTryError, match=r"rejected \(memory .*") as error:
+        preview(nothing, storage=str(tmp_path))
+    assert "needs" in str(error.value) and "use a larger tp or pp" in str(error.value)
+    assert not (tmp_path / "full").exists()
 
 
 def test_a_race_is_previewed_and_its_reference_trial_is_an_ordinary_one(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from statistics import median
 from typing import Any, Final
 
+from wattune.cost.out_of_memory import UNLIKELY
 from wattune.fidelity import FIRST_REFERENCE_REPEAT, role_of
 from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.plans.axes import AXES
@@ -17,22 +18,38 @@ OPENING_RUNS: Final = 2
 
 
 def ordinary_plans(
-    specs: Sequence[TrialSpec], *, seed: int, waits: Callable[[TrialSpec], bool] | None = None
+    specs: Sequence[TrialSpec],
+    *,
+    seed: int,
+    waits: Callable[[TrialSpec], bool] | None = None,
+    out_of_memory: Callable[[TrialSpec], float] | None = None,
 ) -> dict[Hashable, TrialSpec]:
     """Chooses the specification nearest to the middle of the space, for each kind of workers.
 
     A plan at an edge of the space may be one that hardly fits, or one that nobody would run. The place of a value is
     its rank among the values that occur, from 0 to 1. The distance of a plan is the sum over model and axes of the
     distances from the median place. Ties are drawn by the seed. A plan that may wait for its host is passed over where
-    another one does not: its runs scatter by the host's pace and show no drift.
+    another one does not: its runs scatter by the host's pace and show no drift. So is one that runs out of memory with
+    a probability above `UNLIKELY`; where all do, the least likely is taken.
     """
     groups: dict[Hashable, list[TrialSpec]] = defaultdict(list)
     for spec in specs:
         groups[workers_of(spec)].append(spec)
     nearest = {workers: _from_the_middle(group, seed) for workers, group in groups.items()}
-    if waits is None:
-        return {workers: group[0] for workers, group in nearest.items()}
-    return {workers: next((spec for spec in group if not waits(spec)), group[0]) for workers, group in nearest.items()}
+    return {workers: _ordinary(group, waits, out_of_memory) for workers, group in nearest.items()}
+
+
+def _ordinary(
+    group: Sequence[TrialSpec],
+    waits: Callable[[TrialSpec], bool] | None,
+    out_of_memory: Callable[[TrialSpec], float] | None,
+) -> TrialSpec:
+    """Returns the first plan that fits for sure and does not wait; else the first that fits."""
+    if out_of_memory is not None:
+        risks = {spec: out_of_memory(spec) for spec in group}
+        most = max(UNLIKELY, min(risks.values()))
+        group = [spec for spec in group if risks[spec] <= most]
+    return group[0] if waits is None else next((spec for spec in group if not waits(spec)), group[0])
 
 
 def _from_the_middle(specs: Sequence[TrialSpec], seed: int) -> list[TrialSpec]:

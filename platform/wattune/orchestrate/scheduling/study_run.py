@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from wattune.catalog.hardware import ClusterSpec
+from wattune.cost.out_of_memory import LIKELY
 from wattune.objective import Question
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.run import Run, RunStatus
@@ -45,9 +46,15 @@ class StudyRun:
     """Predicts the seconds of a trial, or gives None; None predicts nothing."""
     waits: Callable[[TrialSpec], bool] | None = None
     """Predicts whether a trial may wait for its host; None predicts nothing."""
+    out_of_memory: Callable[[TrialSpec], float] | None = None
+    """Predicts the probability that a trial runs out of memory; None predicts nothing."""
     estimate: Callable[[TrialSpec], Mapping[str, float]] | None = None
     """Predicts metrics of a trial: the low ends of their intervals. A trial that is estimated above a hard limit is
     rejected instead of run."""
+
+    def runs_late(self, spec: TrialSpec) -> bool:
+        """Returns whether a trial runs after the others, since it is likely to run out of memory."""
+        return self.out_of_memory is not None and self.out_of_memory(spec) >= LIKELY
 
     def num_full(self, num_trials: int) -> int:
         """The full measurements of so many trials, with repeats."""

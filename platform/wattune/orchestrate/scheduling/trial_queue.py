@@ -74,7 +74,11 @@ class TrialQueue:
         self._pace, self._warm = Pace(), WarmGraphs()
         self._durations = Durations(self._pace, run.duration_s)
         every = run.measure.reference_every
-        plans = ordinary_plans(run.candidates, seed=run.search.seed, waits=run.waits) if every else {}
+        plans = (
+            ordinary_plans(run.candidates, seed=run.search.seed, waits=run.waits, out_of_memory=run.out_of_memory)
+            if every
+            else {}
+        )
         self._references = References(every=every, plans=plans, named=run.reference)
         raced, ladder = run.search.finalists, run.search.ladder
         self._race = None if raced is None else Race(raced, run.question, run.measure)
@@ -400,16 +404,22 @@ class TrialQueue:
         pairs = [(spec, repeat) for repeat in repeats for spec in ordered]
         if self._run.search.order == "listed":
             pairs = [(spec, repeat) for spec in ordered for repeat in repeats]
-        # A trial that may have ended its study, or that the cluster failed, must not keep the others from running.
-        pairs.sort(key=lambda pair: bool(self._last) and (pair[0].trial_id, pair[1]) in self._last)
+        pairs.sort(key=lambda pair: self._runs_last(*pair))
         return [self._trial(spec, repeat, self._run.measure) for spec, repeat in pairs]
+
+    def _runs_last(self, spec: TrialSpec, repeat: int) -> bool:
+        """Returns whether a run must not keep others from running.
+
+        It may have ended its study, the cluster failed it, or it is likely to run out of memory.
+        """
+        return (bool(self._last) and (spec.trial_id, repeat) in self._last) or self._run.runs_late(spec)
 
     def _bursts(self, specs: Sequence[TrialSpec]) -> list[Attempt]:
         """Lists the bursts of trials, in the order they run."""
         assert self._ladder is not None, "a burst is the first step of a ladder"
         burst, number = self._ladder.burst(self._run.measure), FIRST_BURST_REPEAT
         ordered = run_order(specs, seed=self._run.search.seed, order=self._run.search.order)
-        ordered.sort(key=lambda spec: (spec.trial_id, number) in self._last)  # as in `_rounds`
+        ordered.sort(key=lambda spec: self._runs_last(spec, number))
         return [self._trial(spec, number, burst, "burst") for spec in ordered if (spec.trial_id, 0) not in self.done]
 
     def _first_runs(self, specs: Sequence[TrialSpec]) -> list[Attempt]:

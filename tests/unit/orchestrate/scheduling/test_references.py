@@ -59,6 +59,21 @@ def test_a_plan_that_may_wait_for_its_host_is_passed_over_where_another_does_not
     assert ordinary_plans(specs, seed=0, waits=lambda _: True) == {workers: specs[4]}, "all wait"
 
 
+def test_a_plan_that_may_run_out_of_memory_is_no_reference(make_specs: MakeSpecs) -> None:
+    specs = make_specs(9)
+    workers = workers_of(specs[0])
+
+    def risk(spec: TrialSpec) -> float:
+        return 0.01 * spec.plan.micro_batch_size
+
+    assert ordinary_plans(specs, seed=0, out_of_memory=risk) == {workers: specs[4]}, "0.05 will do"
+    fuller = ordinary_plans(specs, seed=0, out_of_memory=lambda spec: 2 * risk(spec))
+    assert fuller == {workers: specs[1]}, "the nearest to the middle of those that fit for sure"
+    waits = ordinary_plans(specs, seed=0, out_of_memory=lambda spec: 2 * risk(spec), waits=lambda one: one == specs[1])
+    assert waits == {workers: specs[0]}
+    assert ordinary_plans(specs, seed=0, out_of_memory=lambda spec: 10 * risk(spec)) == {workers: specs[0]}, "the least"
+
+
 def test_every_kind_of_workers_has_its_own(make_specs: MakeSpecs) -> None:
     wide = ClusterSpec(device="cpu", devices_per_node=2)
     chosen = ordinary_plans([*make_specs(3), *make_specs(5, wide)], seed=0)

@@ -45,6 +45,15 @@ def test_shuffled_repeats_come_in_rounds_far_apart(world, make_specs) -> None:
     assert sizes[:6] != [1, 2, 3, 4, 5, 6]
 
 
+def test_a_trial_that_is_likely_to_run_out_of_memory_runs_after_the_others(world, specs) -> None:
+    def risk(spec: TrialSpec) -> float:
+        return 0.6 if spec.plan.micro_batch_size == 1 else 0.4
+
+    measure = Measure(repeats=2, min_seconds=5, reference_every=0)
+    ran = runs(world.drain(world.controller(specs, measure=measure, out_of_memory=risk)))
+    assert [size for size, _, _ in ran] == [2, 2, 4, 4, 1, 1]
+
+
 def test_finalists_run_once_more_and_longer_when_all_else_is_done(world, specs) -> None:
     measure = Measure(min_seconds=5, soak_finalists=1, soak_seconds=60)
     ran = world.drain(world.controller(specs, measure=measure, finalists=[specs[1], specs[0]]))
