@@ -43,7 +43,8 @@ class StudyAnswer:
     closest: Margin | None = None
     """The plan's bound that its next run keeps least surely; None without a bound."""
     rivals: tuple[tuple[str, float | None, float | None], ...] = ()
-    """Undecided plans that could be better, most likely first: name, lead over the plan as a fraction, P(best)."""
+    """Undecided plans that could be better, most likely first: name, lead over the plan as a fraction, P(holds)
+    of its least sure bound."""
     repeats: tuple[str, ...] = ()
     """Plans of which one repeat each tells most; empty where the answer is known, or where repeats cannot tell."""
     repeats_s: float | None = None
@@ -65,7 +66,7 @@ class StudyAnswer:
             "lead_frac": self.lead_frac,
             "best_probability": self.best_probability,
             "closest_bound": None if self.closest is None else self.closest.to_json(),
-            "rivals": [{"plan": name, "lead_frac": lead, "best_probability": p} for name, lead, p in self.rivals],
+            "rivals": [{"plan": name, "lead_frac": lead, "holds_probability": p} for name, lead, p in self.rivals],
             "repeats": list(self.repeats),
             "repeats_s": self.repeats_s,
             "command": self.command,
@@ -84,7 +85,7 @@ def answer_of(ranking: Ranking) -> StudyAnswer:
     follower = next((row for row in ranking.feasible if row in alike), None)
     rivals = [
         row
-        for row in alike
+        for row in sorted(alike, key=lambda row: (-(row.best_probability or 0.0), -(_holds(row) or 0.0)))
         if row in ranking.undecided
         and ((_lead(row, plan, ranking) or 0.0) > 0.0 or (row.best_probability or 0.0) >= MAY_BE_BEST)
     ]
@@ -101,7 +102,7 @@ def answer_of(ranking: Ranking) -> StudyAnswer:
         lead_frac=None if follower is None else _lead(plan, follower, ranking),
         best_probability=likely,
         closest=_closest(plan.margins),
-        rivals=tuple((_name(row, ranking), _lead(row, plan, ranking), row.best_probability) for row in rivals),
+        rivals=tuple((_name(row, ranking), _lead(row, plan, ranking), _holds(row)) for row in rivals),
         repeats=tuple(_name(row, ranking) for row in pair),
         repeats_s=_seconds(pair),
     )
@@ -133,6 +134,11 @@ def _closest(margins: Sequence[Margin]) -> Margin | None:
         return 0.0 if likely is None else likely, float("inf") if share is None else share
 
     return min(margins, key=surely, default=None)
+
+
+def _holds(row: RankedTrial) -> float | None:
+    found = _closest(row.margins)
+    return None if found is None else found.holds_probability
 
 
 def _seconds(rows: Sequence[RankedTrial]) -> float | None:

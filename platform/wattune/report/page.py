@@ -216,12 +216,19 @@ def _headline(ranking: Ranking) -> Html:
         best.spec.engine,
         best.trial_id,
         _answer(ranking),
-        price_text(ranking) + _others(ranking),
+        _expected(ranking) + price_text(ranking) + _others(ranking),
         ranking.objective.metric,
         worded(ranking.objective.metric, best.objective),
         repeats_text(best),
         quality_pill(best),
     )
+
+
+def _expected(ranking: Ranking) -> str:
+    """Describes what the best trial is expected to measure again, where others share its rank."""
+    if ranking.expected is None or sum(row.rank == 1 for row in ranking.feasible) < 2:
+        return ""
+    return f"Expected when run again: {worded(ranking.objective.metric, ranking.expected)}. "
 
 
 def _answer(ranking: Ranking) -> Html:

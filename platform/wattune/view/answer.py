@@ -81,7 +81,7 @@ def _share(lead_frac: float, ranking: Ranking) -> str:
 def _rival(one: tuple[str, float | None, float | None], ranking: Ranking) -> str:
     name, lead_frac, likely = one
     lead = "" if lead_frac is None else f", {_share(lead_frac, ranking)}"
-    return f"{name}{lead}, P(best) {format_probability(likely or 0.0)}"
+    return f"{name}{lead}, P(holds) {format_probability(likely or 0.0)}"
 
 
 def _to_do(found: StudyAnswer) -> list[str]:

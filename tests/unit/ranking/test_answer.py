@@ -103,3 +103,11 @@ def test_terminal_page_and_json_say_the_same(trials) -> None:
     assert found["plan"] in lines[0] and found["command"] in lines[-1]
     if found["lead_frac"] is not None:
         assert f"{100 * abs(found['lead_frac']):.1f} %" in lines[0]
+
+
+def test_a_page_says_what_a_tied_leader_is_expected_to_measure_again() -> None:
+    ranking = ranked(trial(1, 40_000.0, 2000.0), trial(2, 40_010.0, 2000.0))
+    assert ranking.expected is not None and ranking.expected < 40_000.0
+    assert "Expected when run again: 39.75 k/s" in Page(render_report("moe", DOCUMENT, ranking, [])).text
+    sure = ranked(trial(1, 44_000.0, 2000.0), trial(2, 40_000.0, 2000.0))
+    assert "Expected when run again" not in Page(render_report("moe", DOCUMENT, sure, [])).text
