@@ -2,6 +2,7 @@
 
 `maximize METRIC`, `minimize METRIC`; `METRIC OP NUMBER` and `METRIC OP NUMBER * METRIC`, with OP one of `<= < >= >`. A
 bound at several values is `METRIC OP LOW..HIGH step STEP`, with `* METRIC` after it where it is a share of a limit.
+Bounds are on readings. `sensor_gain_frac=0.05` after a bound on watts or joules puts it on their true size.
 Conditions choose trials by their configuration: `FIELD OP VALUE`, with `==` and `!=` too.
 """
 
@@ -17,7 +18,9 @@ from wattune.metrics import METRICS
 
 NUMBER: Final = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _OBJECTIVE: Final = re.compile(r"\s*(maximize|minimize)\s+(\w+)\s*", re.ASCII)
-_CONSTRAINT: Final = re.compile(rf"\s*(\w+)\s*(<=|>=|<|>)\s*({NUMBER})\s*(?:\*\s*(\w+)\s*)?", re.ASCII)
+_CONSTRAINT: Final = re.compile(
+    rf"\s*(\w+)\s*(<=|>=|<|>)\s*({NUMBER})\s*(?:\*\s*(\w+)\s*)?(?:\bsensor_gain_frac\s*=\s*({NUMBER})\s*)?", re.ASCII
+)
 _VARIED: Final = re.compile(
     rf"\s*(\w+)\s*(<=|>=|<|>)\s*({NUMBER})\s*\.\.\s*({NUMBER})\s+step\s+({NUMBER})\s*(?:\*\s*(\w+)\s*)?", re.ASCII
 )
@@ -37,6 +40,12 @@ COMPARE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     ">": operator.gt,
 }
 """The comparison of each operator of the grammar."""
+
+SENSOR_ACCURACY_FRAC: Final = 0.05
+"""Largest gain error of a board's power sensor. NVML's documentation of `nvmlDeviceGetPowerUsage`: "accurate to within
++/- 5% of current power draw". It says so of Fermi and Kepler, and names no figure for later devices. Yang et al.
+compare the sensors of over 70 GPUs up to Hopper with an external meter ("Part-time Power Measurements: nvidia-smi's
+Lack of Attention", SC24)."""
 
 RISK: Final = 0.05
 """Probability of a wrong verdict on a bound that is accepted unless another is asked for."""
@@ -65,11 +74,14 @@ class Constraint:
     operator: str
     factor: float
     limit_metric: str | None = None
+    sensor_gain_frac: float = 0.0
+    """Largest gain error of the sensor that the verdict allows for; 0 puts the bound on readings."""
 
     def __str__(self) -> str:
         """The text it was parsed from, in canonical form."""
         times = f" * {self.limit_metric}" if self.limit_metric else ""
-        return f"{self.metric} {self.operator} {repr(self.factor).removesuffix('.0')}{times}"
+        gain = f" sensor_gain_frac={self.sensor_gain_frac:g}" if self.sensor_gain_frac else ""
+        return f"{self.metric} {self.operator} {repr(self.factor).removesuffix('.0')}{times}{gain}"
 
     def bound(self, metrics: Mapping[str, float]) -> float | None:
         """Computes the number that the metric is held to; None where the limit's metric is absent."""
@@ -244,6 +256,13 @@ def _is_share(metric: str) -> bool:
     return metric.endswith("_frac") and METRICS[metric].group not in ("excursion", "measurement_quality")
 
 
+def is_sensed(metric: str) -> bool:
+    """Tells whether a metric comes from a power sensor, whose gain is in it: measured watts, and energy."""
+    described = METRICS[metric]
+    watts = described.group == "power" and described.unit == "W" and metric != "device_power_limit_w"
+    return watts or described.group == "energy"
+
+
 def parse_objective(text: str) -> Objective:
     """Reads the objective that a text states.
 
@@ -320,7 +339,8 @@ def parse_constraint(text: str) -> Constraint:
 
     Raises:
         SpaceError: The text has another form or names an unknown metric. Or its number is not finite, or is a
-            percentage where the metric is a fraction.
+            percentage where the metric is a fraction. Or `sensor_gain_frac` is neither 0 nor `SENSOR_ACCURACY_FRAC`,
+            or stands at a metric without a power sensor.
     """
     match = _CONSTRAINT.fullmatch(text) if len(text) <= LONGEST_TEXT else None
     if match is None:
@@ -333,11 +353,23 @@ def parse_constraint(text: str) -> Constraint:
     metric = _metric(match[1], text)
     if match[4] is None and factor > 1 and _is_share(metric):
         raise SpaceError(f'"{text}": {metric} is at most 1, a fraction; write {factor / 100:g} for {factor:g} %')
+    gain = float(match[5] or 0.0)
+    if gain not in (0.0, SENSOR_ACCURACY_FRAC):
+        raise SpaceError(
+            f'"{text}": sensor_gain_frac is {match[5]}; write 0 for a bound on readings, or {SENSOR_ACCURACY_FRAC:g} '
+            "for one on true figures"
+        )
+    if match[5] and not is_sensed(metric):
+        raise SpaceError(
+            f'"{text}": {metric} does not come from a power sensor, so leave sensor_gain_frac out; bounds on watts and '
+            "joules take it"
+        )
     return Constraint(
         metric=metric,
         operator=match[2],
         factor=factor,
         limit_metric=_metric(match[4], text) if match[4] else None,
+        sensor_gain_frac=gain,
     )
 
 

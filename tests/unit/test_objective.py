@@ -15,6 +15,16 @@ METRIC = st.sampled_from(sorted(METRICS))
 NUMBER = st.floats(allow_nan=False, allow_infinity=False)
 
 
+def test_a_bound_may_ask_for_true_figures_and_says_so_in_its_text() -> None:
+    text = "device_power_peak_1s_w <= 1 * device_power_limit_w sensor_gain_frac=0.05"
+    assert parse_constraint(text).sensor_gain_frac == 0.05 and str(parse_constraint(text)) == text
+    assert parse_constraint("energy_per_token_j < 2 sensor_gain_frac = 0") == parse_constraint("energy_per_token_j < 2")
+    with pytest.raises(SpaceError, match=r"sensor_gain_frac is 0.2; write 0 for a bound on readings, or 0.05"):
+        parse_constraint("energy_per_token_j < 2 sensor_gain_frac=0.2")
+    with pytest.raises(SpaceError, match="tokens_per_s does not come from a power sensor, so leave sensor_gain_frac"):
+        parse_constraint("tokens_per_s > 2 sensor_gain_frac=0.05")
+
+
 @given(metric=METRIC, operator=st.sampled_from(["<=", ">=", "<", ">"]), factor=NUMBER, limit=st.none() | METRIC)
 @example(metric="device_temp_max_c", operator="<=", factor=85.1234567890123, limit=None)
 def test_a_constraint_is_what_its_text_says(metric, operator, factor, limit):

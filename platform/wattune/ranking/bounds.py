@@ -1,17 +1,18 @@
 """Verdict on one bound of one trial: the probability that the next run keeps it, and what follows at a stated risk.
 
 The next run is Student's t about the mean of the runs, with their scatter and that of their mean (Gelman et al.,
-Bayesian Data Analysis, 3rd edition, section 3.2). Two errors that repeats do not show are added. One is the gain of
-the power sensor: it is the same in every run, and the bound is on watts, not on readings. Agreement of integrated power
-with the energy counter does not bound it, because both come from that sensor. The other is the step of a sensor that
-rounds. Both are taken as uniform within their limits (JCGM 100:2008, GUM, 4.3.7).
+Bayesian Data Analysis, 3rd edition, section 3.2). A bound is on readings, since that is what an operator's meter says.
+The step of a sensor that rounds is added, as uniform within its limits (JCGM 100:2008, GUM, 4.3.7).
+
+The gain of a power sensor is the same in every run, so no repeat shows it. Agreement of integrated power with the
+energy counter does not bound it, because both come from that sensor. It is told once, of the leader (`true_text`). It
+counts in the verdict where a bound asks for it (`Constraint.sensor_gain_frac`), uniform within that fraction.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
 from statistics import NormalDist
 from typing import Any, Final
 
@@ -20,16 +21,10 @@ import numpy.typing as npt
 
 from wattune.intervals import t_cumulative
 from wattune.metrics import METRICS
-from wattune.objective import Constraint
+from wattune.objective import SENSOR_ACCURACY_FRAC, Constraint, is_sensed
 from wattune.ranking.heat import stays_cool_probability, unsettled_text
 from wattune.ranking.spreads import NextRun, Spreads, resolution
 from wattune.run import Run
-
-SENSOR_ACCURACY_FRAC: Final = 0.05
-"""Largest gain error of a board's power sensor. NVML's documentation of `nvmlDeviceGetPowerUsage`: "accurate to within
-+/- 5% of current power draw". It says so of Fermi and Kepler, and names no figure for later devices. Yang et al.
-compare the sensors of over 70 GPUs up to Hopper with an external meter ("Part-time Power Measurements: nvidia-smi's
-Lack of Attention", SC24)."""
 
 _NORMAL: Final = NormalDist()
 
@@ -96,7 +91,7 @@ def margin(
         repeats: The repeats that completed, long runs of a finalist too.
         spreads: Scatter of the study.
         risk: Accepted probability of a wrong verdict.
-        simulated: True if sensors were simulated: they have no gain error.
+        simulated: True if sensors were simulated: they have no gain error, whatever a bound asks for.
     """
     slack, result = math.inf, None
     for one in repeats:
@@ -109,7 +104,7 @@ def margin(
     assert bound is not None, "a slack has a bound"
     metric, kept = constraint.metric, constraint.keeps(slack)
     below = constraint.operator.startswith("<")
-    gain = 0.0 if simulated else _gain(metric)
+    gain = 0.0 if simulated else _gain(constraint)
     nexts = spreads.next_runs(repeats, metric)
     likely = min((_probability(one, metric, bound, below=below, gain=gain) for one in nexts), default=None)
     if likely is not None and below:
@@ -158,13 +153,13 @@ def kept_in_draws(
         rng: Source of the draws.
         num_draws: Number of draws.
         risk: Accepted probability that the next run breaks a bound.
-        simulated: True if sensors were simulated: they have no gain error.
+        simulated: True if sensors were simulated: they have no gain error, whatever a bound asks for.
     """
     kept = np.ones(num_draws, np.bool_)
     for found in margins:
         if (cool := stays_cool_probability(found.metric, repeats)) < 1.0:
             kept &= rng.random(num_draws) < cool
-        below, gain = found.constraint.operator.startswith("<"), 0.0 if simulated else _gain(found.metric)
+        below, gain = found.constraint.operator.startswith("<"), 0.0 if simulated else _gain(found.constraint)
         for one in spreads.next_runs(repeats, found.metric):
             if (one.num_zeros and (not found.bound or one.zero_everywhere)) or (one.logarithmic and found.bound <= 0.0):
                 kept &= found.holds  # no scatter to draw from: every run said the same
@@ -184,12 +179,40 @@ def _distance(one: NextRun, metric: str, bound: float, gain: float) -> tuple[flo
     return distance, (gain * size) ** 2 + step**2 / 12.0 + one.heat_variance
 
 
-@cache
-def _gain(metric: str) -> float:
-    """Returns the standard uncertainty of the sensor's gain, as a fraction; 0 for what is not measured in watts."""
-    described = METRICS[metric]
-    watts = described.group == "power" and described.unit == "W" and metric != "device_power_limit_w"
-    return SENSOR_ACCURACY_FRAC / math.sqrt(3.0) if watts or described.group == "energy" else 0.0
+def _gain(constraint: Constraint) -> float:
+    """Returns the standard uncertainty of the sensor's gain that a bound asks for, as a fraction."""
+    return constraint.sensor_gain_frac / math.sqrt(3.0)
+
+
+def true_text(margins: Sequence[Margin]) -> str:
+    """Says what a trial's bounds on readings tell of true watts and joules; empty where it has no such bound kept.
+
+    The reading is r = (1 + g) true, with g uniform within `SENSOR_ACCURACY_FRAC`. The bound that fails first is told.
+    """
+    rooms = []
+    for one in margins:
+        if (
+            one.constraint.sensor_gain_frac
+            or not is_sensed(one.metric)
+            or not one.holds
+            or min(one.got, one.bound) <= 0
+        ):
+            continue
+        low = one.constraint.operator.startswith("<")
+        ratio = one.got / one.bound
+        room = 1.0 - ratio if low else ratio - 1.0
+        rooms.append((room, "low" if low else "high", "watts" if METRICS[one.metric].unit == "W" else "joules"))
+    if not rooms:
+        return ""
+    room, side, unit = min(rooms)
+    stated = f"{100 * SENSOR_ACCURACY_FRAC:g} %"
+    if room >= SENSOR_ACCURACY_FRAC:
+        return f"bounds are on readings; true {unit} hold too if the sensor is within ±{stated}"
+    likely = 0.5 + room / (2.0 * SENSOR_ACCURACY_FRAC)
+    return (
+        f"bounds are on readings; true {unit} hold too unless the sensor reads more than {100 * room:.1f} % {side} "
+        f"(P {likely:.2f} if it is within ±{stated})"
+    )
 
 
 def _probability(one: NextRun, metric: str, bound: float, *, below: bool, gain: float) -> float:

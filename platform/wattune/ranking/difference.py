@@ -19,7 +19,7 @@ from wattune.arrays import Floats
 from wattune.intervals import CONFIDENCE_FRAC, Interval, t_cumulative, t_quantile
 from wattune.metrics import METRICS
 from wattune.ranking.scatter import factor
-from wattune.ranking.spreads import PRIOR, Fitted, Spreads, ordinary
+from wattune.ranking.spreads import Fitted, Spreads, ordinary
 from wattune.run import Run
 
 LEAST_PAIRS: Final = 4
@@ -237,7 +237,7 @@ class _Part:
         of_mean = variance / len(runs) if len(runs) < found.num_runs[number] else 1.0 / float(found.weight[number])
         alone = None
         if found.typical is not None:
-            prior = PRIOR.degrees_of_freedom
+            prior = fitted.prior.degrees_of_freedom
             pool, pooled = found.pool(number), float(found.pooled_variance[number])
             free = pool.degrees_of_freedom - prior
             squares = pooled * pool.degrees_of_freedom - prior * pooled / pool.ratio

@@ -15,6 +15,7 @@ from wattune.metrics import METRICS
 from wattune.objective import Condition, Constraint, Objective, Question
 from wattune.ranking.assessment import SIZES, RankedTrial, Verdict, completed, group_quality, start_up_text
 from wattune.ranking.best import ranks, standing, standings
+from wattune.ranking.bounds import true_text
 from wattune.ranking.common_steps import describe
 from wattune.ranking.conditions import Where, keeps, unmet
 from wattune.ranking.posterior import Posterior
@@ -156,6 +157,12 @@ class Ranking:
         return any(row.simulated for row in self.trials)
 
     @property
+    def true_text(self) -> str:
+        """The gain of the sensor up to which the leader's true watts hold; empty without one and if simulated."""
+        best = self.best
+        return "" if best is None or best.simulated else true_text(best.margins)
+
+    @property
     def note(self) -> str:
         """Note to read before comparing rows: qualities, simulation, trials left out."""
         measured = [row for row in self.trials if row.counted]
@@ -238,6 +245,7 @@ class Ranking:
             "scatter": dict(self.shared),
             "expected": self.expected,
             "note": self.note,
+            "true": self.true_text,
             "warnings": list(self.warnings),
             "studies": list(self.studies),
             "qualities": self.qualities,

@@ -55,6 +55,9 @@ trial without any residual, of a rounded sensor, would else leave single runs wi
 _LEAST_SHARE: Final = 1e-3
 """A trial's own variance below this share of the pooled one counts as that share: its logarithm would outweigh all."""
 
+_LEAST_TYPICAL: Final = 3
+"""Fewest repeated trials of which one can be told from the others. Our choice."""
+
 _SIMILAR_TRIALS: Final = 4.0
 _SIMILAR_DEGREES: Final = 24.0
 """Before data, trials of a study scatter alike: as if four trials had shown variances that differ as a chi-square of 24
@@ -207,7 +210,10 @@ def fit(runs: Runs, prior: Prior) -> Scatter:
         own = np.maximum(counts - 1, 0).astype(np.float64)
         lost = used * own / own.sum() if own.sum() else own  # degrees of freedom that the shared effects took
         free = np.maximum(own - lost, 0.0)
-        steady, widened = (_pool(squares / start, free, counts, these, prior) for these in (~is_widened, is_widened))
+        steady, widened = (
+            _pool(squares / start, free, counts, these, prior, logarithmic=runs.typical is None)
+            for these in (~is_widened, is_widened)
+        )
         pooled = start * np.where(is_widened, widened.ratio, steady.ratio)
         # The pooled variance is not better known than from its own data.
         known = [min(pool.alike_degrees, pool.degrees_of_freedom) for pool in (steady, widened)]
@@ -280,16 +286,37 @@ def _shared_posterior(
     return covariance @ (centred.T @ (weights * inside(y))), covariance, float(np.trace(covariance @ information))
 
 
-def _pool(squares: Floats, free: Floats, counts: Indices, these: npt.NDArray[np.bool_], prior: Prior) -> Pool:
-    """Pools some trials' squared residuals, each over the variance that was expected of its trial."""
+def _pool(
+    squares: Floats, free: Floats, counts: Indices, these: npt.NDArray[np.bool_], prior: Prior, *, logarithmic: bool
+) -> Pool:
+    """Pools some trials' squared residuals, each over the variance that was expected of its trial.
+
+    Where trials scatter alike, the pooled variance is their mean with the prior's. Where they do not, a mean is that of
+    the one that scatters most: the typical variance is taken, whose logarithm is the mean of theirs (Smyth 2004,
+    section 6.2), each weighted by how well it is known.
+    """
     degrees = prior.degrees_of_freedom + float(free[these].sum())
     ratio = (prior.degrees_of_freedom + float(squares[these].sum())) / degrees
+    alike = _alike(squares[these], free[these], ratio)
     return Pool(
-        ratio=ratio,
+        ratio=min(ratio, _typical(squares[these], free[these], ratio, alike, prior)) if logarithmic else ratio,
         degrees_of_freedom=degrees,
-        alike_degrees=_alike(squares[these], free[these], ratio),
+        alike_degrees=alike,
         num_repeats=int((counts[these] - 1).sum()),
     )
+
+
+def _typical(squares: Floats, free: Floats, pooled: float, alike: float, prior: Prior) -> float:
+    """Computes the variance that is typical of trials which scatter by different ones, over the expected variance."""
+    known = free >= 0.5
+    if known.sum() < _LEAST_TYPICAL:
+        return pooled
+    half, own = free[known] / 2.0, alike / 2.0
+    logs = np.log(np.maximum(squares[known] / free[known], _LEAST_SHARE * pooled)) - _digamma(half) + np.log(half)
+    logs += float(_digamma(np.array([own]))[0]) - math.log(own)
+    weights = 1.0 / (_trigamma(half) + _trigamma(own))
+    total = float(weights.sum()) + 1.0 / _trigamma(prior.degrees_of_freedom / 2.0)
+    return math.exp(float((weights * logs).sum()) / total)
 
 
 def _alike(squares: Floats, free: Floats, pooled: float) -> float:

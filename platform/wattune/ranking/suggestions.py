@@ -269,7 +269,7 @@ def _undecided(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> li
 def _decided_probability(row: RankedTrial, dice: np.random.Generator, risk: float) -> float:
     """Computes the probability that repeats without end show that a trial holds every bound.
 
-    It is 0 where the sensor's accuracy alone leaves a bound open: no repeat shows that.
+    It is 0 where a bound on true watts is open by the sensor's gain alone: no repeat shows that.
     """
     drawn = kept_in_draws(row.margins, row.counted, row.spreads, dice, _NUM_DRAWS, risk=risk, simulated=row.simulated)
     return float(drawn.mean())

@@ -103,7 +103,9 @@ def ranking_view(ranking: Ranking, *, top: int | None = None) -> View:
         Column("why", lambda row: row.reason, place="prose"),
     ]
     lines = [READING] if ranking.feasible else []
-    lines += [reading(line) for line in (*ranking.scatter, _expected(ranking), price_text(ranking)) if line]
+    lines += [
+        reading(line) for line in (*ranking.scatter, _expected(ranking), price_text(ranking), ranking.true_text) if line
+    ]
     return [
         *answer_view(ranking),
         _measured(ranking, rows, settings) if rows else Note(str(ranking.objective), "conclusion"),

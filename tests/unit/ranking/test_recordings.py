@@ -70,7 +70,7 @@ def test_the_same_command_is_never_taken_as_a_repeat() -> None:
 
 
 def test_bounds_decide_as_they_do_for_trials() -> None:
-    powers = {"over": 4000.0, "near": 2500.0, "w": None, "far": 1000.0}  # 4 % away from a sensor that may be 5 % off
+    powers = {"over": 4000.0, "near": 2570.0, "w": None, "far": 1000.0}  # 1 % below, where one run scatters by 1 %
     runs = [recording(name, power_w=one) for name, one in powers.items()]
     ranking = ranked(*runs, constraints=[f"{POWER} <= 2600"])
     assert {row.trial_id: row.verdict for row in ranking.trials} == {

@@ -1,0 +1,122 @@
+#!/usr/bin/env python
+"""Counts plans that end undecided at the bounds of their own studies, and verdicts that a held-out repeat contradicts.
+
+    python benchmarks/verdicts.py
+
+The tables of `benchmarks/data` with measured sensors are ranked by the question that their spaces ask. Then, of every
+plan with repeats, each run in turn is the only one that its study has of the plan, and each other run is the truth, at
+13 bounds over the measured range of the study. `dense_llama_repeats_h100x2` was measured after the scatter's priors
+were chosen.
+"""
+
+import json
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+from harness import Found, Rows, benchmark
+
+from wattune.fidelity import is_burst
+from wattune.metrics import METRICS
+from wattune.objective import Constraint
+from wattune.ranking.assessment import Verdict
+from wattune.ranking.bounds import Holds, margin
+from wattune.ranking.posterior import Posterior
+from wattune.ranking.spreads import Spreads
+from wattune.run import Run, RunStatus
+from wattune.search.space import StudySpec, load_space
+from wattune.trial import TrialSpec
+
+DATA = Path(__file__).parent / "data"
+PEAK = "node_device_power_peak_1s_w"
+RISK = 0.05
+NUM_BOUNDS = 13
+HOST_BOUND = 0.1
+MOST_UNDECIDED_FRAC = 0.2
+MOST_CONTRADICTED_FRAC = 0.05
+Results = list[tuple[TrialSpec, Run]]
+
+
+def studies() -> Iterator[tuple[str, StudySpec, Results]]:
+    """Yields each table with measured sensors that has a space with bounds: its name, its space, its runs."""
+    for path in sorted(DATA.glob("*_h[12]00*.parquet")):
+        if path.with_suffix(".yaml").exists() and (space := load_space(path.with_suffix(".yaml"))).constraints:
+            yield path.stem, space, [result(row) for row in pq.read_table(path).to_pylist()]
+
+
+def result(row: dict[str, object]) -> tuple[TrialSpec, Run]:
+    """Reads one run of a table."""
+    run = Run(
+        trial_id=str(row["trial_id"]),
+        repeat=int(str(row["repeat"])),
+        status=RunStatus(str(row["status"])),
+        metrics={name: float(str(row[name])) for name in METRICS if row.get(name) is not None},
+        tags=json.loads(str(row["tags"])),
+        start_wall_ns=int(str(row["start_wall_ns"])),
+        end_wall_ns=int(str(row["end_wall_ns"])),
+    )
+    return TrialSpec.from_json(json.loads(str(row["spec"]))), run
+
+
+def held_out(results: Results, metric: str) -> Iterator[tuple[bool, Holds, bool]]:
+    """Yields, for each run as its plan's only one, each bound, and each other run: host-bound, verdict, truth."""
+    runs = [pair for pair in results if _counts(pair[1], metric)]
+    by_trial: dict[str, Results] = {}
+    for pair in runs:
+        by_trial.setdefault(pair[1].trial_id, []).append(pair)
+    values = [run.metrics[metric] for _, run in runs]
+    bounds = np.linspace(0.98 * min(values), 1.02 * max(values), NUM_BOUNDS) if values else []
+    for own in (each for each in by_trial.values() if len(each) > 1):
+        waits = float(np.mean([run.metrics.get("host_bound_frac", 0.0) for _, run in own])) >= HOST_BOUND
+        for only in own:
+            spreads = Spreads([pair for pair in runs if pair[1].trial_id != only[1].trial_id or pair is only])
+            for bound in bounds:
+                constraint = Constraint(metric=metric, operator="<=", factor=float(bound))
+                found = margin(constraint, [only[1]], spreads, risk=RISK, simulated=False)
+                assert found is not None, "the run measured it"
+                for _, other in (pair for pair in own if pair is not only):
+                    yield waits, found.verdict, other.metrics[metric] <= bound
+
+
+def _counts(run: Run, metric: str) -> bool:
+    return run.status is RunStatus.COMPLETED and metric in run.metrics and not is_burst(run)
+
+
+@benchmark(
+    claim="Few plans end undecided at their study's own bounds, and the next run seldom contradicts a verdict.",
+    bar=f"undecided <= {MOST_UNDECIDED_FRAC:.0%} of plans; contradicted <= {MOST_CONTRADICTED_FRAC:.0%} of decided",
+)
+def main(_given: Namespace) -> Found:
+    """Counts both."""
+    rows = Rows("table", "metric", "plans", "num", "undecided_frac", "contradicted_frac")
+    verdicts: Counter[Verdict] = Counter()
+    pooled: dict[tuple[str, str], Counter[str]] = {}
+    for name, space, results in studies():
+        found = Counter(row.verdict for row in Posterior(results, space.question).rows)
+        ranked = sum(found[one] for one in (Verdict.FEASIBLE, Verdict.UNDECIDED, Verdict.INFEASIBLE))
+        verdicts.update(found)
+        rows.add(name, "own bounds", "all", ranked, found[Verdict.UNDECIDED] / max(ranked, 1), "")
+        for metric in (PEAK, "tokens_per_s", "energy_per_token_j"):
+            for waits, verdict, kept in held_out(results, metric):
+                count = pooled.setdefault((metric, "host-bound" if waits else "steady"), Counter())
+                own = Counter(all=1, undecided=verdict is Holds.UNDECIDED)
+                own["wrong"] = verdict is (Holds.BREAKS if kept else Holds.HOLDS)
+                count.update(own)
+                if name == "dense_llama_repeats_h100x2":
+                    pooled.setdefault((metric, "held out after the fit"), Counter()).update(own)
+    ranked = sum(verdicts[one] for one in (Verdict.FEASIBLE, Verdict.UNDECIDED, Verdict.INFEASIBLE))
+    undecided_frac = verdicts[Verdict.UNDECIDED] / ranked
+    rows.add("all", "own bounds", "all", ranked, undecided_frac, "")
+    missed = [f"{undecided_frac:.0%} undecided"] if undecided_frac > MOST_UNDECIDED_FRAC else []
+    for (metric, plans), count in sorted(pooled.items()):
+        wrong_frac = count["wrong"] / max(count["all"] - count["undecided"], 1)
+        rows.add("repeats", metric, plans, count["all"], count["undecided"] / count["all"], wrong_frac)
+        missed += [f"{metric}, {plans}: {wrong_frac:.1%} contradicted"] if wrong_frac > MOST_CONTRADICTED_FRAC else []
+    return Found(rows, missed=missed)
+
+
+if __name__ == "__main__":
+    main()
