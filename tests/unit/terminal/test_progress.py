@@ -151,7 +151,7 @@ def test_the_live_view_says_that_nothing_is_within_the_bounds() -> None:
     progress(ended(8, 70, peak_w=990))
     text = rendered(progress)
     assert "undecided llama3_8b mbs8" in text.replace("dp2 ", "") and "best" not in text and "none measured" not in text
-    assert "node_device_power_peak_1s_w <= 1000: 990 W, undecided, P 0.6" in text
+    assert "node_device_power_peak_1s_w <= 1000: 990 W, undecided, P 0.75" in text
     progress(ended(4, 50, peak_w=900))
     assert "tokens_per_s 50" in rendered(progress) and "none measured" not in rendered(progress)
 
