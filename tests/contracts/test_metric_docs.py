@@ -16,9 +16,8 @@ from wattune.analysis.metrics.waterfall import UNDIVIDED
 from wattune.analysis.quality import THRESHOLDS
 from wattune.inspection import inspect
 from wattune.metrics import METRICS
-from wattune.objective import RISK
+from wattune.objective import RISK, SENSOR_ACCURACY_FRAC
 from wattune.ranking.best import NUM_DRAWS
-from wattune.ranking.bounds import SENSOR_ACCURACY_FRAC
 from wattune.ranking.scatter import DRIFT_SPREAD, NODE_SET_SPREAD
 from wattune.ranking.spreads import CLEAR_FRAC, PRIOR
 from wattune.run import INDICATIVE

@@ -200,7 +200,7 @@ def method_section(ranking: Ranking, document: Mapping[str, Any]) -> Html:
         "Steps": ", ".join(f"{name} {value}" for name, value in (document.get("measure") or {}).items()),
         "Repeats": f"{len(counted)} of {len(measured)} trials" if counted else "",
         "Scatter": spread if counted else "",
-        "Sensor": _sensor(counted),
+        "Sensor": "; ".join(text for text in (_sensor(counted), ranking.true_text) if text),
         "Quality": ranking.note.removeprefix("quality: "),
         "Peaks": "highest moving mean over the window in the metric's name, devices of a node summed on one time axis",
         "Held back by": ", ".join(f"{reason} ({count})" for reason, count in reasons),

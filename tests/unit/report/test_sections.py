@@ -57,6 +57,7 @@ def test_figures_come_with_their_method(page):
         "or better, by its repeats and all others (1), the repeats of other trials (2)",
         "run-to-run scatter: 0.55 % pooled from 1 repeats and a prior of 0.6 %, 3 degrees of freedom",
         "period up to 20.0 ms",
+        "true watts hold too if the sensor is within ±5 %",
     ):
         assert shown in method
     assert "torch 2.13.0 / rank 3 at 140 GiB" in method
