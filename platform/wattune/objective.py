@@ -180,10 +180,18 @@ class VariedBound:
     operator: str
     values: tuple[float, ...]
     limit_metric: str | None = None
+    sensor_gain_frac: float = 0.0
+    """As a constraint's; a text has none, and takes that of the bound that it stands for."""
 
     def at(self, value: float) -> Constraint:
         """Returns the bound at one value."""
-        return Constraint(metric=self.metric, operator=self.operator, factor=value, limit_metric=self.limit_metric)
+        return Constraint(
+            metric=self.metric,
+            operator=self.operator,
+            factor=value,
+            limit_metric=self.limit_metric,
+            sensor_gain_frac=self.sensor_gain_frac,
+        )
 
     def replaces(self, constraint: Constraint) -> bool:
         """Returns whether a constraint bounds the same metric on the same side, so that this one stands for it."""

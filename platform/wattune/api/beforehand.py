@@ -166,11 +166,11 @@ class Beforehand:
         place = self._places.get(spec)
         return self._out_of_memory[place] if place is not None and self._out_of_memory else 0.0
 
-    def fitting(self, ran: Callable[[TrialSpec], bool]) -> "Beforehand":
+    def fitting(self, began: Callable[[TrialSpec], bool]) -> "Beforehand":
         """Rejects the candidates that run out of memory with a probability above `CERTAIN`, by the rule `memory`.
 
         Args:
-            ran: Tells whether a trial has run to its end already: it fits, whatever is estimated.
+            began: Tells whether a trial is in the study already: it stays, whatever is estimated.
 
         Returns:
             What is known of the others, and of the trial that `search.reference` names.
@@ -178,7 +178,7 @@ class Beforehand:
         found, kept = self.estimates, self.planned.kept
         over = [place for place, risk in enumerate(self._out_of_memory) if risk > CERTAIN]
         named = self.planned.spec.search.reference
-        over = [place for place in over if kept[place].trial_id != named and not ran(kept[place].spec)]
+        over = [place for place in over if kept[place].trial_id != named and not began(kept[place].spec)]
         if found is None or not over:
             return self
         fits = np.setdiff1d(np.arange(len(kept)), over)

@@ -61,6 +61,8 @@ def price(folder: StudyFolder, planned: StudyPlan, source: Source, varied: Varie
     """Finds what loosening a bound of a study buys, from its plan and results that were read already."""
     planned, results = known_before(planned, folder).planned, source.results
     varied = varied or _usual(planned, results, folder)
+    replaced = (one.sensor_gain_frac for one in planned.spec.constraints if varied.replaces(one))
+    varied = replace(varied, sensor_gain_frac=max(replaced, default=0.0))
     missing = next(
         (
             name

@@ -155,10 +155,11 @@ def run_study(
     study, document = StudyFolder(place.folder / planned.name), planned.spec.document
     study.require_space(document)
     uri = tracking_uri or default_uri(place.folder)
-    known = _fitting(planned, study, try_all=try_all)
-    planned = known.planned
+    _fitting(planned, study, try_all=try_all)  # where nothing fits, nothing is written
     with study.running(), Delivery(study, Tracker(uri, study.name, document=document), remote) as delivery:
-        changes = study.require_space(document)  # a URL may have brought a newer space
+        changes = study.require_space(document)  # a URL may have brought a newer space, and trials that began
+        known = _fitting(planned, study, try_all=try_all)
+        planned = known.planned
         run = _study_run(planned, study, budget, known, until_decided=until_decided)
         run, strategy = replace(run, retry=statuses), known.strategy()
         controller = StudyController(study, strategy, run, _passing_on(delivery, listener, planned, study, changes))

@@ -1,5 +1,6 @@
 """Probability that a trial runs out of memory: its estimate against what its device leaves to a program."""
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -8,6 +9,7 @@ import numpy as np
 from wattune.arrays import Floats
 from wattune.catalog.hardware import DeviceSpec
 from wattune.cost.estimate import Estimates
+from wattune.intervals import t_cumulative
 from wattune.trial import TrialSpec
 from wattune.units import BYTES_PER_GIB
 
@@ -33,10 +35,14 @@ _SCALE: Final = 0.5
 97 % of 102 trials that no fit saw. Half of these err by less than 0.5 %, and 95 % by less than 4.3 %: a t distribution
 of four degrees of freedom and a scale of 1.5 % has its 95 % there (2.78 scales)."""
 
+_DEGREES: Final = 4.0
+"""Degrees of freedom of that distribution."""
+
 
 def usable_bytes(device: DeviceSpec) -> float:
-    """Returns the bytes of a device that a program's tensors can have; 0 where the catalog does not know its memory."""
-    return max(0.0, (device.memory_bytes or 0) * _BOARD_BYTES_PER_BYTE - _TAKEN_BYTES)
+    """Returns the bytes of a device that a program's tensors can have; infinite where its memory is not known."""
+    known = device.memory_bytes
+    return math.inf if known is None else max(0.0, known * _BOARD_BYTES_PER_BYTE - _TAKEN_BYTES)
 
 
 def out_of_memory_probability(specs: Sequence[TrialSpec], found: Estimates) -> Floats:
@@ -50,17 +56,10 @@ def out_of_memory_probability(specs: Sequence[TrialSpec], found: Estimates) -> F
         found: Their estimates, in the same order.
     """
     peak = found.columns["memory_peak_bytes"]
-    devices = [spec.cluster.sensed_device for spec in specs]
-    known = {id(device): usable_bytes(device) for device in devices}
-    usable = np.array([known[id(device)] for device in devices], np.float64)
-    with np.errstate(divide="ignore"):
-        behind = (np.log(peak.value) - np.log(usable)) / (_SCALE * peak.log_std)
-    return _t4_cumulative(behind)
+    usable = np.array([usable_bytes(spec.cluster.sensed_device) for spec in specs], np.float64)
+    behind = (np.log(peak.value) - np.log(usable)) / (_SCALE * peak.log_std)
+    probability: Floats = _probability(behind, _DEGREES)
+    return probability
 
 
-def _t4_cumulative(value: Floats) -> Floats:
-    """Computes P(T <= value) of Student's t of four degrees of freedom (Abramowitz and Stegun, 26.7.4)."""
-    sine = np.clip(value, -1e100, 1e100)
-    sine = sine / np.sqrt(4.0 + sine**2)
-    found: Floats = 0.5 + 0.75 * sine - 0.25 * sine**3
-    return found
+_probability = np.vectorize(t_cumulative, otypes=[np.float64])

@@ -102,6 +102,7 @@ class Fitted:
     group: str
     """The metric's group in `wattune.schema`."""
     prior: Prior
+    """Scatter that was expected before the study."""
 
     @property
     def logarithmic(self) -> bool:

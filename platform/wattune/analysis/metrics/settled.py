@@ -7,11 +7,11 @@ before. The readings from the start of telemetry, warm-up included, are fitted b
     T = c + R1 L1(P) + R2 L2(P) + Rp Lp(P of all) + Rc Lc(P of all) + a2 exp(-t / tau2) + ap exp(-t / taup)
       + ac exp(-t / tauc)
 
-L is the lag of the measured power, P of all the mean over the node's sampled devices. The last stage, c, is air and
-chassis, which the ladder lacks. c, the resistances and the heat
-stored at the start are free. It is linear least squares with a Gaussian prior (Gelman et al., Bayesian Data Analysis,
-3rd edition, section 14.8): where the readings cannot tell the slow stage, the prior's width is left. The settled value
-is the hottest of the window's readings, each with what is left to warm at its time added.
+L is the lag of the measured power, P of all the mean over the node's sampled devices. The last stage, Lc, is air and
+chassis, which the ladder lacks. c, the resistances and the heat stored at the start are free. It is linear least
+squares with a Gaussian prior (Gelman et al., Bayesian Data Analysis, 3rd edition, section 14.8): where the readings
+cannot tell the slow stage, the prior's width is left. The settled value is the hottest of the window's readings, each
+with what is left to warm at its time added.
 """
 
 import math
@@ -58,7 +58,6 @@ in runs of four seconds some minutes after the first ones (`benchmarks/data/dens
 HIGHEST_K: Final = 0.5
 """Standard deviation of the highest of many readings about the same of other readings: half of their step. In simulated
 windows of 300 s it is 0.4 K."""
-
 
 CONFLICT: Final = 2.0
 """Standard deviations of the prior by which what is left to warm may leave it. Beyond that the curve is not the
