@@ -272,9 +272,8 @@ def _reason(spec: TrialSpec, found: Estimates, place: int) -> str:
     parts = sorted(((float(part[place]), name) for name, part in found.memory_parts_bytes.items()), reverse=True)
     listed = ", ".join(f"{name} {size / 1e9:.1f} GB" for size, name in parts if size >= 0.05e9)
     room = spec.cluster.sensed_device
-    size_gb, usable_gb = (room.memory_bytes or 0) / 1e9, usable_bytes(room) / 1e9
     return (
-        f"stage {found.stage[place]} needs {peak.value[place] / 1e9:.1f} GB, and {room.name} has "
-        f"{size_gb:.0f} GB, of which a program can use {usable_gb:.1f} GB: {listed}; "
+        f"stage {found.stage[place]} needs {peak.value[place] / 1e9:.1f} GB, and {room.name} leaves a program "
+        f"{usable_bytes(room) / 1e9:.1f} GB: {listed}; "
         "use a larger tp or pp, a smaller micro_batch_size, sharding, or recompute"
     )

@@ -74,7 +74,7 @@ def test_a_study_runs_what_its_estimate_keeps(tmp_path: Path) -> None:
         known = known_before(wattune.plan({**FULL, "search": {"strategy": strategy}}), StudyFolder(tmp_path / "full"))
         assert {one.trial_id for one in known.strategy().ask(100)} <= kept
     rejected = [one for one in known.planned.rejected if one.rule == "memory"]
-    assert len(rejected) == len(planned.kept) - len(kept) and "a program can use 83.3 GB" in rejected[0].reason
+    assert len(rejected) == len(planned.kept) - len(kept) and "h100_sxm leaves a program 83.3 GB" in rejected[0].reason
 
 
 def test_what_began_stays_in_its_study_whatever_is_estimated(tmp_path: Path) -> None:
