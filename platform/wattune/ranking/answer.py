@@ -50,6 +50,11 @@ class StudyAnswer:
     repeats_s: float | None = None
     """Seconds of these repeats, one after another, by their runs so far; None where runs say no time."""
 
+    num_candidates: int = 0
+    """Plans of the space; 0 where it is not known."""
+    num_unmeasured: int = 0
+    """Those that were not tried in full: the answer does not rest on them."""
+
     @property
     def command(self) -> str:
         """The command that does the repeats; empty where there are none, and for recordings."""
@@ -70,14 +75,18 @@ class StudyAnswer:
             "repeats": list(self.repeats),
             "repeats_s": self.repeats_s,
             "command": self.command,
+            "num_candidates": self.num_candidates,
+            "num_unmeasured": self.num_unmeasured,
         }
 
 
 def answer_of(ranking: Ranking) -> StudyAnswer:
     """Reads the answer of a ranking. A plan is sure at P(best) of 1 less the question's risk, without a rival."""
+    total = sum(one.num_candidates for one in ranking.space)
+    left = max(0, total - sum(one.num_measured + one.num_failed for one in ranking.space))
     able = sorted((*ranking.feasible, *ranking.undecided), key=lambda row: -(row.best_probability or 0.0))
     if not able:
-        return StudyAnswer(state=_without_any(ranking))
+        return StudyAnswer(state=_without_any(ranking), num_candidates=total, num_unmeasured=left)
     plan = ranking.best or able[0]
     likely, until = plan.best_probability or 0.0, 1.0 - ranking.question.risk
     metric = ranking.objective.metric
@@ -105,6 +114,8 @@ def answer_of(ranking: Ranking) -> StudyAnswer:
         rivals=tuple((_name(row, ranking), _lead(row, plan, ranking), _holds(row)) for row in rivals),
         repeats=tuple(_name(row, ranking) for row in pair),
         repeats_s=_seconds(pair),
+        num_candidates=total,
+        num_unmeasured=left,
     )
 
 

@@ -19,9 +19,11 @@ def answer_view(ranking: Ranking) -> View:
 def answer_lines(ranking: Ranking) -> list[str]:
     """Returns the answer in sentences, the first of which names the plan."""
     found = answer_of(ranking)
+    left = _left(found)
     if found.plan is None:
-        return [_WITHOUT[found.state]]
-    lines = [_first(found, ranking)]
+        # What is not measured may keep every bound, so nobody loosens one for it yet.
+        return [_NONE_YET, left] if left and found.state == "none" else [_WITHOUT[found.state]]
+    lines = [_first(found, ranking), *([left] if left else [])]
     if found.closest is not None:
         lines.append(f"Closest bound: {found.closest.constraint}: {slack_text(found.closest)}.")
     if found.rivals:
@@ -46,6 +48,8 @@ def slack_text(margin: Margin) -> str:
     return f"{slack.replace('-', '−')}, {margin.verdict}{kept}"
 
 
+_NONE_YET = "No plan that was measured keeps every bound."
+
 _WITHOUT = {
     "none": "No plan keeps every bound; loosen a bound or widen the space.",
     "failed": "No answer: every trial failed.",
@@ -53,11 +57,22 @@ _WITHOUT = {
 }
 
 
+def _left(found: StudyAnswer) -> str:
+    """Says how many plans the answer does not rest on; empty where none is left, or the space is not known."""
+    if not found.num_unmeasured:
+        return ""
+    return (
+        f"{found.num_unmeasured} of {found.num_candidates} plans of the space are not measured: the same `wattune run` "
+        "goes on, `wattune suggest` says whether one is likely to be better."
+    )
+
+
 def _first(found: StudyAnswer, ranking: Ranking) -> str:
     likely = f"P(best) {format_probability(found.best_probability or 0.0)}"
     assert found.plan is not None, "there is a plan to name"
     figure = worded(ranking.objective.metric, found.plan.objective)
-    kept = " that keeps every bound" if ranking.constraints else ""
+    kept = " measured plan" if found.num_unmeasured else ""
+    kept += " that keeps every bound" if ranking.constraints else ""
     if found.state == "undecided":
         return f"No plan is known to keep every bound. Most likely the best is {found.name}: {figure}, {likely}."
     known = {"sure": f"The best{kept} is", "unsure": f"Not decided. The best known{kept} is"}[found.state]

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from wattune.objective import Question
 from wattune.ranking.answer import UNTIL_DECIDED, answer_of
-from wattune.ranking.order import Ranking, rank
+from wattune.ranking.order import Ranking, SpaceShare, rank
 from wattune.report.page import render_report
 from wattune.run import RunStatus
 from wattune.view.answer import answer_lines
@@ -46,6 +46,18 @@ def test_a_sure_answer_has_its_lead_and_its_closest_bound_and_asks_for_nothing()
     assert found.lead_frac == pytest.approx(0.1, abs=0.002)
     assert found.closest is not None and found.closest.metric == POWER
     assert not (found.repeats or found.command or found.rivals)
+
+
+def test_plans_that_were_not_measured_are_told_and_not_taken_for_bad_ones() -> None:
+    space = (SpaceShare(study="moe", num_candidates=10, num_measured=1, num_failed=1),)
+    broken = replace(ranked(trial(1, 40_000.0, 3500.0)), space=space)
+    first, second = answer_lines(broken)
+    assert first == "No plan that was measured keeps every bound." and second.startswith("8 of 10 plans")
+    kept = replace(ranked(trial(1, 40_000.0, 2000.0)), space=space)
+    assert answer_lines(kept)[0].startswith("The best measured plan that keeps every bound is")
+    assert answer_of(kept).to_json()["num_unmeasured"] == 8
+    whole = replace(broken, space=(replace(space[0], num_measured=9),))
+    assert answer_lines(whole) == ["No plan keeps every bound; loosen a bound or widen the space."]
 
 
 def test_a_tie_asks_for_a_repeat_of_both_with_its_time_and_the_command() -> None:
