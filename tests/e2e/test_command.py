@@ -55,7 +55,8 @@ def test_commands_run_and_every_ending_has_its_status(
     silent = found["silent"]
     assert silent["status"] == "completed" and "start_up_counts" in silent["quality_reasons"]
     assert silent["metrics"]["total_energy_j"] > 0 and "step_time_s" not in silent["metrics"]
-    assert silent["metrics"]["window_s"] == pytest.approx(2.0, abs=1.5)
+    took_s = (silent["end_wall_ns"] - silent["start_wall_ns"]) / 1e9
+    assert 1.9 < silent["metrics"]["window_s"] < took_s, "its sleep, and its start-up as long as the host takes"
 
     folders = {mode: study / "trials" / name for name, mode in mode_of.items()}
     assert "mode good, algorithm Ring" in (folders["good"] / "output" / "node0.txt").read_text()
