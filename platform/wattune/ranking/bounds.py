@@ -33,7 +33,7 @@ class Holds(StrEnum):
     """Verdict on a bound."""
 
     HOLDS = "holds"
-    """Every run kept it, and the next one breaks it with a probability of at most the risk."""
+    """The next run breaks it with a probability of at most the risk, whether or not a run so far did."""
     BREAKS = "breaks"
     """The next run keeps it with a probability below the risk."""
     UNDECIDED = "undecided"
@@ -51,8 +51,11 @@ class Margin:
     slack_frac: float | None
     """The slack as a fraction of the bound; None where it is 0, and for temperatures, whose zero is arbitrary."""
     repeat: int
-    holds: bool
-    """True if every measured repeat kept the bound."""
+    num_runs: int
+    """Repeats that measured it."""
+    num_past: int
+    """Those of them that passed the bound. The verdict counts them as part of the scatter, not by themselves: of 20
+    runs of a plan that keeps its bound at a risk of 5 % one passes it."""
     holds_probability: float | None
     """Probability that the next run keeps the bound; None if a repeat did not measure the metric."""
     verdict: Holds
@@ -64,6 +67,11 @@ class Margin:
         """The bounded metric."""
         return self.constraint.metric
 
+    @property
+    def holds(self) -> bool:
+        """True if every measured repeat kept the bound."""
+        return not self.num_past
+
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`."""
         return {
@@ -74,7 +82,8 @@ class Margin:
             "slack": self.slack,
             "slack_frac": self.slack_frac,
             "repeat": self.repeat,
-            "holds": self.holds,
+            "num_runs": self.num_runs,
+            "num_past": self.num_past,
             "holds_probability": self.holds_probability,
             "verdict": self.verdict,
             **({"unsettled": self.unsettled} if self.unsettled else {}),
@@ -93,16 +102,14 @@ def margin(
         risk: Accepted probability of a wrong verdict.
         simulated: True if sensors were simulated: they have no gain error, whatever a bound asks for.
     """
-    slack, result = math.inf, None
-    for one in repeats:
-        own = constraint.slack(one.metrics)
-        if own is not None and (result is None or own < slack):
-            slack, result = own, one
-    if result is None:
+    known = [(own, one) for one in repeats if (own := constraint.slack(one.metrics)) is not None]
+    if not known:
         return None
+    slack, result = min(known, key=lambda pair: pair[0])
+    num_past = sum(not constraint.keeps(own) for own, _ in known)
     bound = constraint.bound(result.metrics)
     assert bound is not None, "a slack has a bound"
-    metric, kept = constraint.metric, constraint.keeps(slack)
+    metric = constraint.metric
     below = constraint.operator.startswith("<")
     gain = 0.0 if simulated else _gain(constraint)
     nexts = spreads.next_runs(repeats, metric)
@@ -113,9 +120,9 @@ def margin(
     verdict = Holds.UNDECIDED
     if likely is not None and likely < risk:
         verdict = Holds.BREAKS
-    elif likely is not None and likely >= 1.0 - risk and kept:
+    elif likely is not None and likely >= 1.0 - risk:
         verdict = Holds.HOLDS
-    elif likely is None and not kept:
+    elif likely is None and num_past:
         verdict = Holds.BREAKS  # not every repeat was measured, and one of those that were broke it
     return Margin(
         constraint=constraint,
@@ -124,7 +131,8 @@ def margin(
         slack=slack,
         slack_frac=slack / abs(bound) if bound and METRICS[metric].unit != "degC" else None,
         repeat=result.repeat,
-        holds=kept,
+        num_runs=len(known),
+        num_past=num_past,
         holds_probability=likely,
         verdict=verdict,
         unsettled=unsettled_text(metric, bound, repeats) if verdict is Holds.UNDECIDED else "",

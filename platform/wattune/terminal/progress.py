@@ -21,7 +21,8 @@ from wattune.search.names import namer
 from wattune.terminal.preview import basis_of, device_hours, duration, preview_lines
 from wattune.terminal.tally import RunningTrialView, Tally, key_of
 from wattune.trial import TrialSpec
-from wattune.units import NS_PER_S, format_change, format_probability
+from wattune.units import NS_PER_S, format_probability
+from wattune.view.answer import place_text
 from wattune.view.table import between, worded
 
 ASK_EVERY_S: Final = 1.0
@@ -220,7 +221,7 @@ class StudyProgress:
                 )
                 line.append(f"undecided{likely}", style="yellow")
             else:
-                line.append(f"{format_change(margin.metric, abs(margin.slack))} within", style="green")
+                line.append(place_text(margin), style="green")
         return line
 
     def _lines(self, event: Event) -> list[Text]:

@@ -45,7 +45,18 @@ def slack_text(margin: Margin) -> str:
     slack = f"{'+' if margin.slack > 0 else ''}{format_change(margin.metric, margin.slack)}{share}"
     likely = margin.holds_probability
     kept = "" if likely is None else f", the next run keeps it with probability {format_probability(likely)}"
-    return f"{slack.replace('-', '−')}, {margin.verdict}{kept}"
+    return f"{slack.replace('-', '−')}{_past(margin)}, {margin.verdict}{kept}"
+
+
+def place_text(margin: Margin) -> str:
+    """Returns the distance of the worst run to the bound, its side, and how many runs passed it if only some did."""
+    place = "within" if margin.holds else "past"
+    return f"{format_change(margin.metric, abs(margin.slack))} {place}{_past(margin)}"
+
+
+def _past(margin: Margin) -> str:
+    """Says how many runs passed the bound; empty where all of them say the same."""
+    return f", {margin.num_past} of {margin.num_runs} runs past it" if 0 < margin.num_past < margin.num_runs else ""
 
 
 _NONE_YET = "No plan that was measured keeps every bound."

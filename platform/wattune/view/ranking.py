@@ -9,7 +9,7 @@ from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.bounds import Margin
 from wattune.ranking.order import Ranking
 from wattune.units import format_change, format_probability
-from wattune.view.answer import answer_view, slack_text
+from wattune.view.answer import answer_view, place_text, slack_text
 from wattune.view.table import (
     COUNT,
     FIGURE,
@@ -70,8 +70,7 @@ def distance(margin: Margin) -> str:
     """Returns the distance to a bound, the probability that the bound holds, and the verdict, in few words."""
     likely = margin.holds_probability
     kept = "" if likely is None else f", P {format_probability(likely)}"
-    place = "within" if margin.holds else "past"
-    return f"{format_change(margin.metric, abs(margin.slack))} {place}{kept}, {margin.verdict}"
+    return f"{place_text(margin)}{kept}, {margin.verdict}"
 
 
 def price_text(ranking: Ranking) -> str:

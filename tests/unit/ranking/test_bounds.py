@@ -13,6 +13,7 @@ from wattune.ranking.assessment import Verdict, assess_trial
 from wattune.ranking.bounds import Holds, kept_in_draws, true_text
 from wattune.ranking.order import rank
 from wattune.ranking.spreads import Spreads
+from wattune.view.ranking import distance
 
 TRUE_POWER = replace(POWER, sensor_gain_frac=0.05)
 
@@ -103,7 +104,7 @@ def test_a_larger_risk_decides_more():
     st.sampled_from(["<=", "<", ">=", ">"]),
     st.integers(1, 40).map(lambda each: 100.0 * each),
 )
-def test_a_margin_is_that_of_the_worst_repeat_and_holds_only_where_every_repeat_does(watts, operator, bound_w):
+def test_a_margin_is_that_of_the_worst_repeat_and_counts_those_past_the_bound(watts, operator, bound_w):
     bound = parse_constraint(f"node_device_power_peak_1s_w {operator} {bound_w:g}")
     pairs = [speed(1, 10.0, power_w=power_w, repeat=repeat) for repeat, power_w in enumerate(watts)]
     repeats = tuple(result for _, result in pairs)
@@ -114,11 +115,30 @@ def test_a_margin_is_that_of_the_worst_repeat_and_holds_only_where_every_repeat_
     assert margin.slack == (bound_w - margin.got if below else margin.got - bound_w)
     keeps = {"<=": float.__le__, "<": float.__lt__, ">=": float.__ge__, ">": float.__gt__}[operator]
     assert margin.holds == all(keeps(power_w, bound_w) for power_w in watts)
-    if margin.verdict is Holds.HOLDS:
-        assert margin.holds and margin.holds_probability >= 0.95
+    assert (margin.num_runs, margin.num_past) == (len(watts), sum(not keeps(each, bound_w) for each in watts))
+    likely = margin.holds_probability
+    decided = Holds.HOLDS if likely >= 0.95 else Holds.BREAKS if likely < 0.05 else Holds.UNDECIDED
+    assert margin.verdict is decided  # whatever single runs did
     expected = {Holds.HOLDS: "feasible", Holds.BREAKS: "infeasible", Holds.UNDECIDED: "undecided"}
     assert row.verdict == expected[margin.verdict]
     assert (row.rank, row.failing) == (None, (margin,) if margin.holds_probability < 0.05 else ())
+
+
+def test_a_run_past_the_bound_by_a_hair_is_scatter_and_the_row_says_so():
+    watts = [2690.0, 2700.0, 2710.0, 2695.0, 2705.0, 2690.0, 2700.0, 2710.0, 2700.0, 2750.6]
+    ranking = rank([speed(1, 100.0, power_w=each, repeat=n) for n, each in enumerate(watts)], asked(FASTEST, POWER))
+    (margin,) = ranking.feasible[0].margins
+    assert margin.verdict is Holds.HOLDS and 0.95 <= margin.holds_probability < 0.99
+    assert (margin.holds, margin.num_past, margin.num_runs, margin.slack) == (False, 1, 10, pytest.approx(-0.6))
+    assert distance(margin) == "0.6 W past, 1 of 10 runs past it, P 0.98, holds"
+
+
+def test_runs_that_pass_the_bound_more_often_than_the_risk_leave_it_open():
+    watts = [2690.0, 2700.0, 2750.6] * 3
+    (row,) = rank(
+        [speed(1, 100.0, power_w=each, repeat=n) for n, each in enumerate(watts)], asked(FASTEST, POWER)
+    ).trials
+    assert (row.verdict, row.margins[0].num_past) == (Verdict.UNDECIDED, 3)
 
 
 @pytest.mark.parametrize(
