@@ -29,9 +29,7 @@ class SpaceError(WattuneError):
     def from_problems(cls, source: str, problems: Iterable[str]) -> "SpaceError":
         """Makes one error of all problems of a file.
 
-        Args:
-            source: The file, or another name for the origin of the input.
-            problems: One line per problem. Each begins with the path inside the file.
+        `source` is the file; each problem begins with the path inside it.
         """
         listed = list(problems)
         count = "1 problem" if len(listed) == 1 else f"{len(listed)} problems"
@@ -85,12 +83,7 @@ class StoreNotWritableError(TrackingError):
 def closest(name: str, allowed: Iterable[str]) -> str:
     """Returns the remedy for an unknown name: the closest allowed one, all of them, or the nearest few of many.
 
-    Args:
-        name: The name that was written.
-        allowed: Every name that is accepted.
-
-    Returns:
-        Text such as ``'did you mean "tp"?'`` or ``"use one of: grid, random"``.
+    Such as ``'did you mean "tp"?'`` or ``"use one of: grid, random"``.
     """
     names = sorted(allowed)
     starting = [one for one in names if len(name) >= _LEAST_START and one.lower().startswith(name.lower())]

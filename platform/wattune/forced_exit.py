@@ -52,9 +52,7 @@ def asked() -> bool:
 def last_act(action: Callable[[], object], within_s: float = _ACT_S) -> Iterator[None]:
     """Has an action called if the process is ended by force inside the body, such as ending other processes.
 
-    Args:
-        action: Is called from a thread. The latest is called first.
-        within_s: Longest it may take.
+    It is called from a thread, the latest one first.
     """
     _last_acts.append((action, within_s))
     try:
@@ -75,15 +73,10 @@ def ended_in_time(
     """Ends the process after a SIGINT, SIGTERM or SIGHUP that came inside the body, where it does not end by itself.
 
     The signals' handlers stay as they are, and a signal that the process ignores does not count. Nothing is done
-    outside of the main thread, where no signal arrives.
-
-    Args:
-        last_word: Is called after all last acts, with the signal's number; says why and returns the exit code.
-        heard: Is called with the number soon after the signal, also where the signal's own handler is held up.
-        within_s: Longest that the main thread may stand still.
-        most_s: Longest it may take in all.
-        to_the_end: Whether the time goes on after the body, if a signal came inside it: what libraries do at the
-            process's end takes time too.
+    outside of the main thread, where no signal arrives. `last_word` is called after all last acts, with the signal's
+    number; it says why and returns the exit code. `heard` is called with the number soon after the signal, also where
+    the signal's own handler is held up. The main thread may stand still for `within_s`, and `most_s` is the longest in
+    all. With `to_the_end` that time goes on after the body: what libraries do at the process's end takes time too.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

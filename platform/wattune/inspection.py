@@ -60,11 +60,8 @@ class Analysis:
 def inspect(path: Path, *, accept: bool = False) -> Analysis:
     """Analyses a folder; long recordings are read a device at a time.
 
-    Memory is that of the rank that used most, from the trial's result: allocators' memory is not in any table.
-
-    Args:
-        path: The folder.
-        accept: Takes files that were edited on purpose as they are now. The quality says so from then on.
+    Memory is that of the rank that used most, from the trial's result: allocators' memory is not in any table. `accept`
+    takes files that were edited on purpose as they are now; the quality says so from then on.
 
     Raises:
         PlanError: There is no such folder, or it has no measured data.

@@ -72,13 +72,8 @@ def of_series(values: Sequence[float] | Floats) -> Interval | None:
     Batch means (Schmeiser 1982, "Batch size effects in the analysis of simulation output"): the series is cut into
     equally long batches. Their means are nearly independent, and the interval is t over those. The number of batches
     starts at `MOST_BATCHES` and falls until neighbouring means are no longer correlated (lag 1 below its standard
-    error) or `LEAST_BATCHES` is reached.
-
-    Args:
-        values: The series in order; a remainder that does not fill a batch is left out at its front.
-
-    Returns:
-        The interval about the mean of all values, None below `LEAST_BATCHES` values.
+    error) or `LEAST_BATCHES` is reached. A remainder that does not fill a batch is left out at the front. None below
+    `LEAST_BATCHES` values.
     """
     each = np.asarray(values, np.float64)
     if len(each) < LEAST_BATCHES:
@@ -114,11 +109,7 @@ def t_cumulative(value: float, degrees_of_freedom: float) -> float:
 
     Exact for whole degrees of freedom (finite sums: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3,
     26.7.4). Between two whole ones it is linear in their inverse. From `MANY_DEGREES` on the normal approximation
-    26.7.8 holds to 1e-6.
-
-    Args:
-        value: Where.
-        degrees_of_freedom: At least 1.
+    26.7.8 holds to 1e-6. There is at least one degree.
     """
     if degrees_of_freedom >= MANY_DEGREES:
         if math.isinf(degrees_of_freedom):
@@ -151,11 +142,7 @@ def _whole_t_cumulative(value: float, degrees_of_freedom: int) -> float:
 
 
 def t_quantile(degrees_of_freedom: float) -> float:
-    """Returns the two-sided quantile of |T| at `CONFIDENCE_FRAC`: 12.706 for one degree of freedom.
-
-    Args:
-        degrees_of_freedom: At least 1.
-    """
+    """Returns the two-sided quantile of |T| at `CONFIDENCE_FRAC`: 12.706 for one degree of freedom."""
     if degrees_of_freedom >= MANY_DEGREES:
         return _whole_t_quantile(MANY_DEGREES)  # 0.6 % wider than the normal distribution's at most
     whole = int(degrees_of_freedom)

@@ -34,9 +34,8 @@ def without_secrets(text: str) -> str:
 def masked_arguments(arguments: Sequence[str]) -> list[str]:
     """Returns a command's arguments with the values of secret ones masked, such as `--hf-token ***`.
 
-    Args:
-        arguments: A program and its arguments. `--token VALUE`, `--token=VALUE`, `TOKEN=VALUE` (as after `env`), URLs
-            and values that begin as known tokens do are masked. Nobody knows every program's options.
+    `--token VALUE`, `--token=VALUE`, `TOKEN=VALUE` (as after `env`), URLs and values that begin as known tokens do are
+    masked. Nobody knows every program's options.
     """
     masked: list[str] = []
     secret_next = False

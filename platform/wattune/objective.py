@@ -416,9 +416,7 @@ def parse_varied(text: str) -> VariedBound:
 def parse_condition(text: str, fields: Mapping[str, Field]) -> Constraint | Condition:
     """Reads a condition that chooses trials: on a field of their configuration, or on a metric like a constraint.
 
-    Args:
-        text: Such as `tp <= 2`, `engine == torch` or `mfu_frac > 0.3`.
-        fields: The fields of a configuration by name.
+    Such as `tp <= 2`, `engine == torch` or `mfu_frac > 0.3`.
 
     Raises:
         SpaceError: The text has another form, names neither a field nor a metric, or compares a field with what it

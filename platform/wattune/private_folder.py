@@ -15,8 +15,7 @@ class NotPrivateError(WattuneError):
 def temporary_folder(*names: str) -> Path:
     """Returns a folder of this user's own in the machine's temporary folder, made if need be.
 
-    Args:
-        names: Folders below `<temporary folder>/wattune-<user id>`, outermost first. None means that folder itself.
+    `names` are folders below `<temporary folder>/wattune-<user id>`, outermost first; None is that folder itself.
 
     Raises:
         NotPrivateError: One of them is not this user's own.
@@ -33,11 +32,8 @@ def own_folder(path: Path, remedy: str = "remove it") -> Path:
     """Makes a folder that only this user reads and writes, or makes sure that an existing one is such.
 
     The name can be guessed, so another user may have made it first, or a link in its place: what is read there could be
-    theirs, and what is written there would be theirs to read.
-
-    Args:
-        path: The folder; its parent exists.
-        remedy: The end of the message, after "belongs to ...".
+    theirs, and what is written there would be theirs to read. The parent exists; `remedy` is the end of the message,
+    after "belongs to ...".
 
     Raises:
         NotPrivateError: It is a link or no folder, belongs to another user, or others write to it.

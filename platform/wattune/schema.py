@@ -200,10 +200,7 @@ THROTTLE_REASON_BITS: Final[dict[str, int]] = {
 def table_schema(tier: str, *, backend: str, simulated: bool) -> pa.Schema:
     """Returns a tier's schema with the metadata of stored tables.
 
-    Args:
-        tier: A key of `TELEMETRY`, or `spans`.
-        backend: Name of the backend that read the sensors.
-        simulated: True where the values were computed instead of measured.
+    The tier is a key of `TELEMETRY`, or `spans`.
     """
     base = SPANS if tier == "spans" else TELEMETRY[tier]
     return base.with_metadata(

@@ -81,11 +81,7 @@ def kib_to_bytes(size_kib: int) -> int:
 def unit_of(name: str) -> str | None:
     """Returns the unit that a name declares by its suffix.
 
-    Args:
-        name: A column, metric or field name such as ``device_power_mean_w``.
-
-    Returns:
-        The unit, ``"1"`` for fractions and counts, or None for a name without a unit suffix.
+    It is ``"1"`` for fractions and counts, and None for a name without a unit suffix.
     """
     for suffix, unit in SUFFIX_UNITS.items():
         if name.endswith(suffix):
@@ -94,12 +90,7 @@ def unit_of(name: str) -> str | None:
 
 
 def format_change(name: str, change: float) -> str:
-    """Formats a difference of two values: temperatures in kelvin, fractions in points of a percent.
-
-    Args:
-        name: The quantity's name, as for `format_quantity`.
-        change: The difference in the name's unit.
-    """
+    """Formats a difference of two values: temperatures in kelvin, fractions in points of a percent."""
     unit = unit_of(name)
     if unit == "degC":
         return f"{change:.1f} K"
@@ -119,12 +110,7 @@ _PREFIXES: Final = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")
 def format_quantity(name: str, value: float) -> str:
     """Formats a value for users: three or four significant digits, the unit of its name, fractions as percent.
 
-    Args:
-        name: The quantity's name. Its suffix decides unit and style.
-        value: The value in the name's unit.
-
-    Returns:
-        Text such as ``"2.788 kW"``, ``"41.3 %"``, ``"18.2 ms"`` or ``"11.3 GiB"``.
+    Text such as ``"2.788 kW"``, ``"41.3 %"``, ``"18.2 ms"`` or ``"11.3 GiB"``.
     """
     unit = unit_of(name)
     if unit == "1" and name.endswith("_frac"):

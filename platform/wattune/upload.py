@@ -125,13 +125,8 @@ def send_all(
 ) -> dict[str, int]:
     """Sends every finished trial of a study, then facts of the whole study, to each of several places.
 
-    Args:
-        study: The study.
-        senders: A function that sends a trial and one that sends the study, by name of the place.
-        on_trial: Called after each trial, with true if it was sent now.
-
-    Returns:
-        Number of trials that were sent now, by place.
+    `senders` has by name of the place a function that sends a trial, and one that sends the study; `on_trial` is called
+    after each trial, with true if it was sent now. Returns the number of trials that were sent now, by place.
 
     Raises:
         WattuneError: A place cannot be reached or refuses, or a trial cannot be read; all others were sent.
@@ -163,7 +158,6 @@ class Uploader:
     """Sends results of a running study from a thread of its own, so that a slow or dead server never delays a trial."""
 
     def __init__(self, name: str, send: SendTrial) -> None:
-        """Sends nothing before it is entered."""
         self.problem = ""
         """Reason of the first failure; empty if everything was sent."""
         self._send = send
@@ -172,12 +166,10 @@ class Uploader:
         self._stopped = False
 
     def __enter__(self) -> Self:
-        """Starts to send."""
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Waits for all queued actions."""
         self.stop()
 
     def send(self, spec: TrialSpec, result: Run) -> None:
@@ -217,7 +209,6 @@ class Delivery:
     """All destinations of a running study."""
 
     def __init__(self, study: StudyFolder, tracker: Tracker, remote: RemoteStorage | None) -> None:
-        """Sends nothing before it is entered."""
         self._study, self._tracker, self._remote = study, tracker, remote
         self._tracking = Uploader("tracking", to_tracking(study, tracker))
         self._storage = Uploader("storage", to_storage(study, remote)) if remote else None
@@ -284,9 +275,7 @@ class Delivery:
     def conclude(self, ranking: Ranking, *, stopped: bool = False) -> None:
         """Sends facts of the whole study after all queued results, and waits for the queues.
 
-        Args:
-            ranking: The study's ranking.
-            stopped: Whether the study was stopped: what is not sent in a moment is left to the next call.
+        Of a study that was stopped, what is not sent in a moment is left to the next call.
         """
         study = self._study
         self.send_study()

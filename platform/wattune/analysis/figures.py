@@ -24,7 +24,6 @@ class Figures(dict[str, float]):
     """Finite metrics of a run by name; one that was not measured is a `KeyError`."""
 
     def __init__(self, examined: Examined) -> None:
-        """Computes nothing yet."""
         super().__init__()
         self._examined = examined
         self._groups: dict[str, Mapping[str, float]] = {}

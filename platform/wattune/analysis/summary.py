@@ -89,14 +89,6 @@ def metrics_by_device(data: RunData) -> dict[DeviceKey, dict[str, float]]:
     }
 
 
-def power_series(aligned: Aligned) -> dict[DeviceKey, tuple[Floats, Floats]]:
-    """Returns each power sensor's samples in the window, for plots: seconds from its start, and watts.
-
-    Devices that share a sensor appear once, with the undivided power.
-    """
-    return {trace.devices[0]: (trace.series.time_s, trace.series.value) for trace in powers(aligned).traces}
-
-
 def node_power_series(aligned: Aligned, *, window_s: float = 0.1) -> dict[str, tuple[Floats, Floats]]:
     """Sums each node's devices in consecutive windows, for plots: middles of windows in seconds, and mean watts.
 

@@ -149,9 +149,7 @@ def origin_ns(spans: pa.Table) -> int:
 def waves_of(spans: pa.Table, plan: Sequence[tuple[float, int]]) -> list[Wave]:
     """The waves in a load's spans.
 
-    Args:
-        spans: From `wattune.workers.calibration_load`: steps numbered from 0 through all waves.
-        plan: Period in seconds and number of periods of each wave, in their order.
+    Steps are numbered from 0 through all waves; `plan` has the period in seconds and the number of periods of each.
 
     Raises:
         TelemetryError: The spans are not those of such a load.
@@ -171,11 +169,7 @@ def waves_of(spans: pa.Table, plan: Sequence[tuple[float, int]]) -> list[Wave]:
 def fit(tables: Mapping[str, pa.Table], device: str, spans: pa.Table, plan: Sequence[tuple[float, int]]) -> Fit:
     """Fits every power signal a recording has.
 
-    Args:
-        tables: Telemetry by tier (`wattune.schema.TELEMETRY`), from before the first to after the last wave.
-        device: The device's name in it.
-        spans: The load's.
-        plan: See `waves_of`.
+    The tables begin before the first wave and end after the last one.
 
     Raises:
         TelemetryError: No power signal was recorded, or the spans do not fit the plan.
@@ -205,11 +199,7 @@ def fit_overhead(step_s: Sequence[tuple[Floats, Floats]], *, seed: int = 0) -> O
 
     Each pair of neighbouring blocks gives one ratio, so that slow drift (warming) cancels; the estimate is their
     geometric mean and the interval the percentile bootstrap over pairs (Efron and Tibshirani, "An Introduction to the
-    Bootstrap", 1993, chapter 13).
-
-    Args:
-        step_s: For each pair the step times with the sampler off, and on.
-        seed: Of the resampling.
+    Bootstrap", 1993, chapter 13). Each pair has the step times with the sampler off, and on.
 
     Raises:
         TelemetryError: There are fewer than two pairs with steps in both blocks.
@@ -233,11 +223,7 @@ def fit_overhead(step_s: Sequence[tuple[Floats, Floats]], *, seed: int = 0) -> O
 def fit_link(tables: Mapping[str, pa.Table], device: str, columns: Sequence[str], spans: pa.Table) -> float | None:
     """Measures the most a link carries in one direction, by the sensor's counters while a load without pause ran.
 
-    Args:
-        tables: Telemetry by tier.
-        device: The device's name in it.
-        columns: Cumulative columns of the `counter` tier, one a direction.
-        spans: The load's.
+    `columns` are cumulative ones of the `counter` tier, one a direction.
 
     Returns:
         Bytes a second of the busier direction, from the first to the last reading inside the load; None where a counter
@@ -376,10 +362,8 @@ def _energies(wave: Wave, signal: TimedValues, counter: TimedValues) -> tuple[fl
     """A wave's energy by a signal and by the counter, and the time between the two readings of that.
 
     Both readings are made while the device rests, where it matters little how old they are: the last before the wave,
-    and the first after every signal has reported the end of it.
-
-    Returns:
-        Joules, joules, seconds; None where the counter or the signal does not span the wave.
+    and the first after every signal has reported the end of it. Returns joules by each, and seconds; None where the
+    counter or the signal does not span the wave.
     """
     (time_s, value), (at_s, energy_j) = signal, counter
     before = np.flatnonzero(at_s <= wave.start_s[0])

@@ -66,15 +66,9 @@ def sweep_links(
 ) -> Sweep:
     """Measures collectives and kernels on all devices of this node, for a bounded time.
 
-    Ctrl-C, or anything else that ends it, keeps what was measured.
-
-    Args:
-        backend: `nvml` for GPUs, `cpu` for processors and gloo.
-        folder: Where `links.parquet` goes; one that is there is replaced.
-        minutes: Longest time, the start of the ranks included.
-        num_ranks: Ranks; None is one for each device.
-        options: Further options of `wattune.workers.link_load`.
-        listener: Called with the progress.
+    Ctrl-C, or anything else that ends it, keeps what was measured. `backend` is `nvml` for GPUs, or `cpu` for
+    processors and gloo; `minutes` has the start of the ranks in it, of which there is one for each device unless
+    `num_ranks` says otherwise. `links.parquet` is replaced in `folder`.
 
     Raises:
         SensorChoiceError: The backend has no collectives.

@@ -118,10 +118,7 @@ def calibrate(
 ) -> list[dict[str, Any]]:
     """Calibrates every device of a backend, one after another; nothing else should use them meanwhile.
 
-    Args:
-        backend: `nvml`, or `simulated` for a load on this processor and the sensors of an H200 computed from it.
-        protocol: Lengths of the parts; None is the default.
-        listener: Called with the progress.
+    `simulated` is a load on this processor, and the sensors of an H200 computed from it.
 
     Returns:
         For each device the document that `wattune.storage.files.write_calibration` stores.
@@ -274,18 +271,8 @@ def measure_overhead(
     """Measures the cost of a sampler at its default rates to a steady load and of one processor.
 
     The sampler is paused by SIGSTOP in every other block, two blocks a pair, their order reversed from pair to pair. A
-    paused sampler calls no driver and uses no processor; pausing leaves no start-up in the comparison.
-
-    Args:
-        backends: Names of the backends the sampler reads.
-        info: The device that works.
-        folder: Where sampler and load may write.
-        protocol: Number and length of the blocks.
-        simulated: Whether the load runs on the processor.
-        report: Called with the progress, from one half on.
-
-    Returns:
-        The ratio of step times, and the sampler's share of one processor while it was on.
+    paused sampler calls no driver and uses no processor; pausing leaves no start-up in the comparison. Returns the
+    ratio of step times, and the sampler's share of one processor while it was on. Progress goes on from one half.
 
     Raises:
         TelemetryError: The load or the sampler ended early.
@@ -366,12 +353,8 @@ def load(
 ) -> Iterator["subprocess.Popen[str]"]:
     """A load on a device, warm when the body begins and ended with it.
 
-    Args:
-        info: The device; found by its uuid, so that CUDA's order and the driver's may differ.
-        node: The node's name in its spans.
-        spans_path: Where it leaves them.
-        options: What it runs, options of `python -m wattune.workers.calibration_load`.
-        simulated: Whether it runs on the processor instead.
+    The device is found by its uuid, so that CUDA's order and the driver's may differ; `options` are those of `python -m
+    wattune.workers.calibration_load`.
 
     Raises:
         TelemetryError: It ended or hung before it was warm; its last words are in the message.

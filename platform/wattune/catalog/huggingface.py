@@ -106,10 +106,7 @@ _DROPOUTS: Final = (
 def read_config(path: Path, name: str, leave_out: Collection[str] = ()) -> Reading:
     """Reads a model from a `config.json`.
 
-    Args:
-        path: The file.
-        name: The model's name in results.
-        leave_out: Features to train without, by the names that a refusal gives them.
+    `leave_out` are features to train without, by the names that a refusal gives them.
 
     Raises:
         PlanError: The file cannot be read, is of a model type that is not known, or describes what the decoder cannot

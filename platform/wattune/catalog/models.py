@@ -340,14 +340,8 @@ def scale_model(full: ModelSpec, cluster: ClusterSpec) -> ModelSpec:
     """Cuts a model to the most layers whose training state fits a smaller cluster.
 
     Only layers are dropped. Widths, heads, experts and vocabulary stay. So every matrix product, message size and
-    arithmetic intensity of a layer is that of the full model. The embedding's share of the step grows.
-
-    Args:
-        full: The published model.
-        cluster: The cluster of the slice. The memory of its device must be known.
-
-    Returns:
-        The model with as many layers as fit, a multiple of the world size where that many fit.
+    arithmetic intensity of a layer is that of the full model. The embedding's share of the step grows. The number of
+    layers is a multiple of the world size where that many fit.
 
     Raises:
         PlanError: The device's memory is unknown, or no layer fits.

@@ -218,7 +218,6 @@ class Stop:
     """Handler of Ctrl-C, of a job's stop and of a closed terminal: says at once that it was heard, then interrupts."""
 
     def __init__(self) -> None:
-        """Has heard nothing yet."""
         self.say: Callable[[str], None] = _say
         """Prints a line; a live view puts it above itself."""
         self.text = "stopping"
@@ -282,8 +281,7 @@ STOP: Final = Stop()
 def end_in_order(text: str = "stopping") -> None:
     """Ends on Ctrl-C, on a job's stop and on a closed terminal; `nohup` still keeps a terminal's end away.
 
-    Args:
-        text: Said at once when it comes.
+    `text` is said at once when it comes.
     """
     STOP.begin(text)
     if threading.current_thread() is not threading.main_thread():  # signals do not arrive here

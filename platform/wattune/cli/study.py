@@ -210,7 +210,6 @@ def run(
 
 
 def _print_warnings(console: Console, planned: api.StudyPlan) -> None:
-    """Prints a line for each warning about the space."""
     for warning in planned.warnings:
         console.print(f"note: {warning}", style="yellow", highlight=False, soft_wrap=True)
 
@@ -329,7 +328,6 @@ def show(outcome: api.StudyOutcome, *, as_json: bool = False) -> int:
 
 
 def _problem(outcome: api.StudyOutcome) -> TrackingError | None:
-    """Returns the error of a study whose results could not be sent."""
     problems = list(filter(None, (outcome.tracking_problem, outcome.storage_problem)))
     if not problems:
         return None

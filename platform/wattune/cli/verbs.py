@@ -85,7 +85,6 @@ class _Program(TyperGroup):
     """Lists every verb by its line, and loads the one that is called."""
 
     def __init__(self, *, commands: Any = None, **settings: Any) -> None:
-        """Takes the commands of the modules that are loaded."""
         self.loaded: dict[str, TyperCommand] = dict(commands or {})
         super().__init__(**settings)
         for name, verb in VERBS.items():

@@ -49,7 +49,6 @@ class Batch:
     model from input to output. 0 behind a candidate's last one."""
 
     def __len__(self) -> int:
-        """Returns the number of candidates."""
         return len(self.tp)
 
     @property

@@ -9,14 +9,8 @@ from wattune.cost.coefficients import PowerCoefficients
 def dynamic_w(coefficients: PowerCoefficients, matrix: Floats, memory: Floats, link: Floats) -> Floats:
     """Computes a device's power above idle at its highest clock.
 
-    Args:
-        coefficients: Of the device.
-        matrix: Achieved over peak matrix rate, at the highest clock.
-        memory: Achieved over peak memory bandwidth.
-        link: Share of time in which links carry a collective.
-
-    Returns:
-        Watts, of the arguments' shape.
+    In watts; `matrix` and `memory` are achieved over peak rate at that clock, `link` is the share of time with a
+    collective.
     """
     c = coefficients
     return c.active_w + c.matrix_w * matrix + c.memory_w * memory + c.link_w * link
@@ -28,17 +22,8 @@ def compute_w(
     """Computes a device's power above idle while it computes, at its highest clock.
 
     Products and memory-bound kernels alternate within milliseconds, faster than the limit acts, so it acts on their
-    mean.
-
-    Args:
-        coefficients: Of the device.
-        matrix_s: Seconds in matrix products and attention.
-        memory_s: Seconds in kernels that memory bandwidth bounds.
-        matrix_frac: Achieved over peak matrix rate in `matrix_s`, at the highest clock.
-        overlapped_s: Of both, seconds beside communication.
-
-    Returns:
-        Watts, of the arguments' shape; `active_w` where nothing is computed.
+    mean. In watts; `active_w` where nothing is computed. `matrix_frac` is achieved over peak rate in `matrix_s`,
+    `overlapped_s` the seconds of both beside communication.
     """
     c = coefficients
     of_compute = 1.0 / np.maximum(matrix_s + memory_s, 1e-12)
@@ -50,8 +35,7 @@ def compute_w(
 def clock_frac(coefficients: PowerCoefficients, at_full_clock_w: Floats, limit_w: float) -> Floats:
     """Computes the largest clock whose power keeps a limit: idle + dynamic * f^exponent <= regulated_frac * limit.
 
-    Returns:
-        The clock over the highest clock, in (0, 1]; 1 where the limit does not bind.
+    It is over the highest clock, in (0, 1]; 1 where the limit does not bind.
     """
     room_w = max(coefficients.regulated_frac * limit_w - coefficients.idle_w, 1.0)
     return np.minimum(1.0, (room_w / np.maximum(at_full_clock_w, 1.0)) ** (1.0 / coefficients.exponent))
@@ -67,17 +51,9 @@ def working_clock_frac(
     """Computes the clock of a device that alternates between compute and exposed communication.
 
     The limit acts on means over a tenth of a second and more (`tests/golden/h200x4/square_inphase`), which hold both:
-    what communication leaves of it, compute may draw.
-
-    Args:
-        coefficients: Of the device.
-        at_full_clock_w: Power above idle while computing, at the highest clock (`compute_w`).
-        compute_s: Seconds of compute.
-        collective_s: Seconds of communication that nothing hides.
-        limit_w: Enforced power limit of the device; infinity for none.
-
-    Returns:
-        The clock while computing over the highest clock, in (0, 1].
+    what communication leaves of it, compute may draw. `at_full_clock_w` is that of `compute_w`, `collective_s` the
+    communication that nothing hides, and a limit of infinity is none. Returns the clock while computing over the
+    highest clock, in (0, 1].
     """
     c = coefficients
     spare_w = np.maximum(c.regulated_frac * limit_w - c.idle_w - c.active_w - c.link_w, 0.0)

@@ -159,7 +159,6 @@ class Estimates:
     """Index in `ORIGINS` of the least trusted coefficient."""
 
     def __len__(self) -> int:
-        """Returns the number of candidates."""
         return len(self.stage)
 
     def one(self, position: int) -> dict[str, dict[str, float]]:

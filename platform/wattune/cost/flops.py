@@ -65,15 +65,6 @@ def model_flop_per_token(model: ModelSpec, seq_len: int) -> float:
     return TRAINING_PASSES * forward_flop_per_token(model, seq_len)
 
 
-def model_flop_per_step(model: ModelSpec, *, seq_len: int, global_batch_size: int) -> float:
-    """Counts model FLOPs of one optimizer step of all ranks over the global batch when all weights are trained.
-
-    Returns:
-        The count. gpt3_175b, 1,536 sequences of 2,048 tokens: 3.34e18.
-    """
-    return seq_len * global_batch_size * model_flop_per_token(model, seq_len)
-
-
 def workload_flop_per_token(model: ModelSpec, workload: Workload) -> float:
     """Counts model FLOPs per token of a workload, averaged over a sequence, without recomputation.
 

@@ -50,10 +50,6 @@ def out_of_memory_probability(specs: Sequence[TrialSpec], found: Estimates) -> F
 
     Fragmentation of the allocator comes on top: of six trials that ran out of memory on two H100, three are below 0.5
     here, and one of these would have fitted but for what was reserved and free.
-
-    Args:
-        specs: The trials.
-        found: Their estimates, in the same order.
     """
     peak = found.columns["memory_peak_bytes"]
     usable = np.array([usable_bytes(spec.cluster.sensed_device) for spec in specs], np.float64)

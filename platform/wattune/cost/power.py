@@ -89,13 +89,8 @@ def predict(batch: Batch, step: StepTime, coefficients: PowerCoefficients, *, li
     """Predicts the power of candidates.
 
     The clock while computing is that of `step`, which `wattune.cost.clock` solved together with time. Ranks of all
-    stages are in phase: between the warm-up and the cool-down of a pipeline every stage computes.
-
-    Args:
-        batch: The candidates.
-        step: Their steps. Stages behind a candidate's last one are ignored.
-        coefficients: Of the device.
-        limit_w: Enforced power limit of a device; infinity for none.
+    stages are in phase: between the warm-up and the cool-down of a pipeline every stage computes. Stages of `step`
+    behind a candidate's last one are ignored; a limit of infinity is none.
     """
     c, activity, step_s = coefficients, step.activity, step.step_time_s
     stages = np.arange(activity.matrix_s.shape[1]) < batch.pp[:, None]

@@ -153,15 +153,8 @@ def cases(
     """Lists what is measured, most telling first, so that a sweep that is cut short has something of everything.
 
     First a few sizes of every collective in every group, with products and attention of each model; then the sizes
-    between, graphs of small messages, and the products of higher tensor parallelism.
-
-    Args:
-        world_size: All ranks.
-        local_size: Ranks of a node.
-        graphs: True where the device can replay a graph of collectives.
-        models: Models whose shapes are measured.
-        sizes_bytes: Sizes of messages.
-        shrink: Divides the rows of products and the lengths of sequences, for slow devices.
+    between, graphs of small messages, and the products of higher tensor parallelism. `graphs`: the device can replay a
+    graph of collectives. `shrink` divides the rows of products and the lengths of sequences, for slow devices.
     """
     placed = groups(world_size, local_size)
     widest_first = sorted(placed, key=lambda one: -one[0])

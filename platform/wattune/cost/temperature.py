@@ -66,12 +66,8 @@ def scaled(limit_w: float) -> ThermalCoefficients:
 def lagged(power_w: Floats, tau_s: float, cell_s: float) -> Floats:
     """Computes the first-order lag of a power that is constant over each cell, as the mean over each cell.
 
-    It starts in balance with the first cell. Exact: the solution of tau dx/dt = P - x, averaged over the cell.
-
-    Args:
-        power_w: Power, [..., cells].
-        tau_s: Time constant.
-        cell_s: Length of a cell.
+    It starts in balance with the first cell. Exact: the solution of tau dx/dt = P - x, averaged over the cell. Power is
+    [..., cells].
     """
     keep = np.exp(-cell_s / tau_s)
     inside = tau_s / cell_s * (1.0 - keep)
@@ -107,10 +103,8 @@ def _steady(
 ) -> tuple[Floats, Floats]:
     """Solves T = inlet + R (P + leak) + preheat (P_up + leak), leak = leakage * (T - reference), for T.
 
-    It is linear in T. The leak is bounded by the room below the power limit.
-
-    Returns:
-        The steady temperature, and the leak of each device.
+    It is linear in T. The leak is bounded by the room below the power limit. Returns the steady temperature, and the
+    leak of each device.
 
     Raises:
         ValueError: Each kelvin leaks more heat than one kelvin takes to carry off, so that no steady state exists.

@@ -27,8 +27,7 @@ OPTIONAL: Final = ("deepspeed", "megatron")
 def load_engine(name: str) -> Engine:
     """A new engine of that name.
 
-    Args:
-        name: A name of `ENGINES`, or `module:Class` of an engine of one's own.
+    It is one of `ENGINES`, or `module:Class` of an engine of one's own.
 
     Raises:
         EngineError: There is none.

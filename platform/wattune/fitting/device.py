@@ -34,13 +34,8 @@ def fit_device(
 ) -> StoredFit:
     """Fits the coefficients of a device.
 
-    Args:
-        device: Catalog name.
-        measured: Trials on it. Those that did not complete say nothing, those with simulated sensors are left out.
-        default: Coefficients without a fit: where to start.
-        studies: Names of the studies.
-        device_uuids: Devices of the trials.
-        sweep: Collectives and kernels of the device, which the fit of step times begins with.
+    `default` are the coefficients to start from. Trials that did not complete say nothing, those with simulated sensors
+    are left out. The fit of step times begins with `sweep`.
 
     Raises:
         PlanError: No trial can be fitted to.

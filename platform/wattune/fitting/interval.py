@@ -16,16 +16,10 @@ def half_width(error_frac: Floats | Sequence[float], configurations: Sequence[ob
 
     An interval lies around the prediction, so a measurement is as far away as measured over predicted, less 1, says.
     Repeats of a configuration err alike: each configuration counts once, by its worst repeat. Of n such errors it is
-    the one of rank 0.95 (n + 1), rounded up (split conformal prediction: Lei et al. 2018, arXiv 1604.04173,
-    section 2.2); the 95th percentile of few errors is too small for the next one. Fewer than 19 configurations cannot
-    promise 95 %: the largest error of n holds the next one with probability n / (n + 1).
-
-    Args:
-        error_frac: Predicted over measured, less 1, of measurements that no fit has seen. NaN is left out.
-        configurations: Name of the configuration of each.
-
-    Returns:
-        The half width relative to the prediction, None where nothing is known.
+    the one of rank 0.95 (n + 1), rounded up (split conformal prediction: Lei et al. 2018, arXiv 1604.04173, section
+    2.2); the 95th percentile of few errors is too small for the next one. Fewer than 19 configurations cannot promise
+    95 %: the largest error of n holds the next one with probability n / (n + 1). Errors are of measurements that no fit
+    has seen, NaN is left out. None where nothing is known.
     """
     worst: dict[object, float] = {}
     for error, configuration in zip(error_frac, configurations, strict=True):

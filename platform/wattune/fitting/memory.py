@@ -55,12 +55,8 @@ def fit_memory(
     """Fits each engine's offset and share of activations to peaks of allocated bytes.
 
     Both are fitted to the mean relative error, errors below the measured peak weighted by `BELOW_WEIGHT`. A
-    configuration is a specification: its repeats are left out together.
-
-    Args:
-        measured: Specifications with their peaks. Repeats may occur.
-        default: Taken for engines without enough configurations.
-        versions: Library and version of an engine's trials, by engine.
+    configuration is a specification: its repeats are left out together. `default` is taken for engines without enough
+    configurations; `versions` name each engine's library and version.
     """
     peaks_bytes = np.array([peak for _, peak in measured], np.float64)
     counted = _counted(measured, default)

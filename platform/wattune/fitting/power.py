@@ -85,10 +85,8 @@ def measured_steps(rows: Sequence[Mapping[str, Any]]) -> list[MeasuredSteps]:
     The tensor cores' share gives seconds in products. What `dram_active_frac` has beyond them gives seconds in
     memory-bound kernels, at least the rest of `compute_frac`: some lie in time that no span explains. NVLink bytes
     beyond those of exposed communication were sent beside compute. The lost clock was lost while computing. Every stage
-    gets the mean over all devices: metrics do not tell stages apart.
-
-    Args:
-        rows: Of `benchmarks/data`: a specification as JSON in `spec`, and metrics. Each with `has_activity`.
+    gets the mean over all devices: metrics do not tell stages apart. `rows` are those of `benchmarks/data`, each with
+    `has_activity`: a specification as JSON in `spec`, and metrics.
     """
     specs = [TrialSpec.from_json(json.loads(row["spec"])) for row in rows]
     return [
@@ -140,13 +138,9 @@ def _step(batch: Batch, rows: Sequence[Mapping[str, Any]]) -> StepTime:
 def fit_power(rows: Sequence[Mapping[str, Any]], prior: PowerCoefficients, *, limit_w: float) -> PowerCoefficients:
     """Fits the power of each kind of work and the clock under the limit.
 
-    Residuals are mean power at the measured clock, the clock that the limit leaves, and distances from the prior.
-    Idle power is the prior's.
-
-    Args:
-        rows: Completed trials, as of `measured_steps`.
-        prior: Where to start, and what to believe of work that the trials do not tell apart.
-        limit_w: Enforced power limit of the devices of trials that did not measure theirs.
+    Residuals are mean power at the measured clock, the clock that the limit leaves, and distances from the prior. Idle
+    power is the prior's. It is also what to believe of work that the trials do not tell apart; `limit_w` is of devices
+    of trials that did not measure theirs.
     """
     steps = [(one, [rows[place] for place in one.positions]) for one in measured_steps(rows)]
     activity = np.concatenate([_shares(one.step) for one, _ in steps], axis=1)
@@ -188,14 +182,10 @@ def with_solved_clock(step: StepTime, c: PowerCoefficients, limit_w: float) -> S
 def with_intervals(rows: Sequence[Mapping[str, Any]], prior: PowerCoefficients, *, limit_w: float) -> PowerCoefficients:
     """Fits to all trials, with intervals from configurations that fits without them predict.
 
-    An interval holds 95 % of the errors of mean power and node peak, the clock being solved. Repeats of a
-    configuration are left out together, in at most `MOST_FOLDS` folds. Activity is the measured one, so what a wrong
-    prediction of the step adds is not in it; `wattune.cost.power.predict` adds that.
-
-    Args:
-        rows: Completed trials, as of `measured_steps`.
-        prior: As of `fit_power`. Its intervals stay where there are fewer than `MIN_CONFIGURATIONS`.
-        limit_w: As of `fit_power`.
+    An interval holds 95 % of the errors of mean power and node peak, the clock being solved. Repeats of a configuration
+    are left out together, in at most `MOST_FOLDS` folds. Activity is the measured one, so what a wrong prediction of
+    the step adds is not in it; `wattune.cost.power.predict` adds that. The prior's intervals stay where there are fewer
+    than `MIN_CONFIGURATIONS`.
     """
     found = fit_power(rows, prior, limit_w=limit_w)
     configurations = sorted({row["trial_id"] for row in rows})

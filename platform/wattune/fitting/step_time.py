@@ -84,8 +84,7 @@ def configuration(spec: TrialSpec) -> str:
 def fit(trials: Sequence[TimedTrial], prior: StepTimeCoefficients, power: PowerCoefficients) -> StepTimeFit:
     """Fits few factors on the coefficients, held near 1 by their scatter, to the logs of step times.
 
-    Returns:
-        The fit to all of them, and the errors of as many fits as there are folds of whole configurations.
+    The errors are those of as many fits as there are folds of whole configurations.
 
     Raises:
         PlanError: No trial has a step time.

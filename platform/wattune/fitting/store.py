@@ -91,12 +91,7 @@ def read_fit(storage: Path, device: str) -> StoredFit | None:
 
 
 def missing_data(seen: Sequence[dict[str, int | str]], longest_s: float) -> tuple[str, ...]:
-    """Lists data that would sharpen a fit most: what the trials never had more than one value of, and long runs.
-
-    Args:
-        seen: The axes of every configuration: degrees, and names of sharding, recompute, overlap and engine.
-        longest_s: Longest measured window.
-    """
+    """Lists data that would sharpen a fit most: what the trials never had more than one value of, and long runs."""
     wanted = []
     for axis, why in _DEGREES.items():
         if not any(int(one[axis]) > 1 for one in seen):

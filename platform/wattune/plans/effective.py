@@ -15,11 +15,8 @@ Change = tuple[str, Any, str]
 def effective(configuration: Configuration) -> tuple[Plan, tuple[str, ...]]:
     """Sets every setting that does nothing there to its neutral value.
 
-    Two configurations that differ in nothing else than such settings do equal work and are one trial.
-
-    Returns:
-        The plan that really runs, and one text with the reason per setting that was changed. Without a text the plan is
-        as it was.
+    Two configurations that differ in nothing else than such settings do equal work and are one trial. Returns the plan
+    that really runs, and a text with the reason for each setting that was changed: without one the plan is as it was.
     """
     written = plan = configuration.plan
     if runs_program(configuration.engine):  # nobody knows what a setting does in there

@@ -19,10 +19,7 @@ class Coordinates:
 def coordinates(rank: int, plan: Plan, world_size: int) -> Coordinates:
     """Computes a rank's place on the mesh, in Megatron's default order `tp-cp-ep-dp-pp`.
 
-    Args:
-        rank: Global rank, 0 <= rank < world_size.
-        plan: Degrees whose product divides `world_size`.
-        world_size: All ranks.
+    The degrees' product divides `world_size`.
     """
     rest, tp = divmod(rank, plan.tp)
     rest, cp = divmod(rest, plan.cp)
@@ -34,15 +31,8 @@ def expert_place(rank: int, plan: Plan, world_size: int) -> tuple[int, int]:
     """Computes a rank's place among experts: which experts it holds, and which slice of each.
 
     Experts have a mesh of their own inside a stage, with expert tensor parallel innermost, then expert parallel, as
-    both engines and Megatron's order `tp-cp-ep-dp-pp` have it.
-
-    Args:
-        rank: Global rank, 0 <= rank < world_size.
-        plan: Degrees; `pp` and, inside a stage, `etp * ep` divide the ranks.
-        world_size: All ranks.
-
-    Returns:
-        Expert parallel and expert tensor parallel index.
+    both engines and Megatron's order `tp-cp-ep-dp-pp` have it. Inside a stage `etp * ep` divide the ranks. Returns the
+    expert parallel and the expert tensor parallel index.
     """
     in_stage = rank % (world_size // plan.pp)
     return in_stage // plan.etp % plan.ep, in_stage % plan.etp
@@ -52,10 +42,8 @@ def stage_layers(model: ModelSpec, plan: Plan) -> list[list[range]]:
     """Computes the layers that each pipeline stage holds, chunk by chunk.
 
     Stage and chunk order is interleaved as in Narayanan et al. 2021 (arXiv 2104.04473, section 2.2): virtual stage
-    `chunk * pp + stage` follows the model from input to output.
-
-    Returns:
-        For every stage a list with one range of layer indices per chunk.
+    `chunk * pp + stage` follows the model from input to output. Returns for every stage a list with one range of layer
+    indices per chunk.
     """
     num_virtual = plan.pp * plan.vpp
     sizes = list(plan.layout) or [model.num_layers // num_virtual] * num_virtual

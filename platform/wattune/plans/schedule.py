@@ -28,12 +28,7 @@ def passes(stage: int, *, num_stages: int, num_chunks: int, num_micro_batches: i
       micro-batches, or somewhat more if that does not divide them (torch's `ScheduleInterleaved1F1B`).
     - Without training: GPipe's forward passes.
 
-    Args:
-        stage: From 0.
-        num_stages: Stages of the pipeline.
-        num_chunks: Model chunks a stage holds.
-        num_micro_batches: Micro-batches a step.
-        trains: True if there are backward passes.
+    Without `trains` there are no backward passes.
 
     Raises:
         PlanError: The micro-batches do not fill rounds of equal size.
@@ -64,14 +59,9 @@ def replay(orders: Sequence[Sequence[Pass]], duration_s: Sequence[Mapping[Pass, 
 
     A pass starts when its stage has ended the pass before and the pass whose result it takes has ended. Virtual stage
     `chunk * stages + stage` follows the model from input to output. A forward pass takes the result of the virtual
-    stage before, a backward pass that of the one behind, and the first backward that of its own forward.
-
-    Args:
-        orders: Passes of every stage in the order it runs them.
-        duration_s: Duration of every pass by stage. Arrays of one shape replay many steps at once.
-
-    Returns:
-        The end of the last pass, of the durations' shape.
+    stage before, a backward pass that of the one behind, and the first backward that of its own forward. `orders` are
+    the passes of every stage in the order it runs them, and durations, by stage, arrays of one shape that replay many
+    steps at once. Returns the end of the last pass, alike.
 
     Raises:
         PlanError: Passes wait for each other, or for one that no stage runs.

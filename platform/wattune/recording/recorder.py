@@ -166,7 +166,6 @@ class _Renewal:
         self._thread.join()
 
     def check(self) -> None:
-        """Raises what renewing raised."""
         if self._failure is not None:
             raise self._failure
 

@@ -17,14 +17,12 @@ class SignalRelay:
     """While entered, signals that would end this process are passed on to the command instead."""
 
     def __init__(self) -> None:
-        """Changes nothing before it is entered."""
         self.received: signal.Signals | None = None
         """The last one that came."""
         self._command: TerminalProcess | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        """Installs the handlers."""
         # Handlers are the main thread's; a call from another one leaves them to their owner. What is ignored already
         # (nohup, a script's background job) stays so, here and in the command.
         if threading.current_thread() is threading.main_thread():
@@ -34,7 +32,6 @@ class SignalRelay:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Puts the earlier handlers back."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

@@ -26,12 +26,8 @@ def told_steps(
 ) -> tuple[pa.Table | None, dict[str, Any]]:
     """Returns the spans of a recording's steps, None where its figures are of no steps, and the facts that follow.
 
-    Args:
-        run: The command's run.
-        facts: The recording's facts, whose `window` is the command's.
-        manifest: The manifest of the node's sampler.
-        last_mono_ns: The time up to which the sensors were read, where the command's end was not seen. Its steps may
-            go on behind that, and do not count there.
+    `last_mono_ns` is the time up to which the sensors were read, where the command's end was not seen: its steps may go
+    on behind that, and do not count there.
     """
     ran, asked = facts["window"], facts["steps_asked"]
     end_ns = int(ran.get("end_mono_ns") or last_mono_ns or ran["start_mono_ns"])

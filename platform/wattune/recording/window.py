@@ -30,10 +30,8 @@ LEAST_STEPS: Final = 2
 def parse_window(text: str) -> tuple[Literal["steady", "command", "time", "steps"], float, float | None]:
     """Reads a choice: `steady`, `command`, `10s:50s`, `10s:`, `:50s`, `steps:20:100` or `steps:20:`.
 
-    Steps are counted from 0, and the end is left out, as in Python.
-
-    Returns:
-        Its kind; start and end, in seconds from the command's start or as numbers of steps; None is the command's end.
+    Steps are counted from 0, and the end is left out, as in Python. Returns its kind; start and end, in seconds from
+    the command's start or as numbers of steps; None is the command's end.
 
     Raises:
         PlanError: It is none of these, or ends before it begins.

@@ -19,9 +19,8 @@ _Entry = TypeVar("_Entry", bound=Entry)
 def keys_of(kind: type[Any], *, optional: Collection[str] = ()) -> Callable[[type[_Entry]], type[_Entry]]:
     """Gives an entry the keys of a dataclass that it does not declare itself.
 
-    Args:
-        kind: The dataclass. Its `source`, the origin of its figures, is no key.
-        optional: Keys that are None where they are not given, since another object has their values.
+    Its `source`, the origin of its figures, is no key; `optional` ones are None where they are not given, since another
+    object has their values.
     """
 
     def made(entry: type[_Entry]) -> type[_Entry]:

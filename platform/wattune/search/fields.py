@@ -94,7 +94,6 @@ class Entry(BaseModel):
 
 
 def _named(key: str | int, text: str) -> bool:
-    """Tells whether a text states a value of a key, or of one below it."""
     return re.search(rf"\b{re.escape(str(key))}(\.\w+)*=", text) is not None
 
 
@@ -118,11 +117,7 @@ def named_by(
 ) -> _Text:
     """Accepts a text that one of wattune's own functions accepts, else passes on its message.
 
-    Args:
-        parse: The function.
-        names: Names that it accepts, for completion.
-        pattern: What other texts look like; empty where only `names` are accepted.
-        examples: Texts that it accepts.
+    `names` complete it, `pattern` is what other texts look like, empty where only names are accepted.
     """
 
     def check(text: str) -> str:
@@ -214,14 +209,8 @@ def repaired(
 ) -> tuple[dict[str, Any], EntryPlaces] | None:
     """Returns a mapping without what is wrong in it, and where the rest of shortened lists was.
 
-    Args:
-        value: The mapping as the file has it.
-        wrong: Paths of what is wrong.
-        stand_ins: Values that required keys get instead.
-        inside: True leaves out the wrong keys of an entry; False leaves out the entry.
-
-    Returns:
-        None where nothing can be repaired: the value is not a mapping, or the mapping as a whole is wrong.
+    `wrong` are the paths of what is wrong, which `inside` takes out of an entry, else the entry goes; required keys get
+    `stand_ins`. None where nothing can be repaired: the value is no mapping, or is wrong as a whole.
     """
     if not isinstance(value, dict) or () in wrong:
         return None

@@ -73,11 +73,9 @@ class Unfitting(Sequence[Rejected]):
         self._kept, self._found, self._places = kept, found, places
 
     def __len__(self) -> int:
-        """Returns their number."""
         return len(self._places)
 
     def __getitem__(self, number: Any) -> Any:
-        """Returns one, or those of a slice."""
         if isinstance(number, slice):
             return [self[one] for one in range(len(self))[number]]
         place = int(self._places[number])

@@ -9,8 +9,7 @@ from wattune.workload import Workload
 def namer(workloads: Iterable[Workload]) -> Callable[[TrialSpec], str]:
     """Returns what names plans so that no two of other sizes share a name.
 
-    Args:
-        workloads: Those of all plans that are named together. A size that all of them share is left out.
+    A size that all of these workloads share is left out.
     """
     own = {id(one): one for one in workloads}.values()  # a million candidates share few
     several_lengths = len({one.seq_len for one in own}) > 1

@@ -99,10 +99,7 @@ def got(value: Any, allowed: str) -> str:
 def problems_of(error: ValidationError, document: Any, entry: type[BaseModel]) -> list[str]:
     """Puts every problem that pydantic found in a line, with its path in the file.
 
-    Args:
-        error: The error from validating `document` as `entry`.
-        document: The file's content.
-        entry: The model of the whole file, for the keys that are allowed where one is unknown.
+    `entry` is the model of the whole file, for the keys that are allowed where one is unknown.
     """
     lines = []
     for detail in error.errors(include_url=False):

@@ -204,8 +204,7 @@ def prune(study: StudySpec) -> Candidates:
 def _without_unused(study: StudySpec, spec: TrialSpec) -> tuple[TrialSpec, tuple[str, ...]]:
     """Drops what a trial's program does not use, where a study of several engines lists it for another one.
 
-    Returns:
-        The specification, and a text for every setting that does nothing in it.
+    Returns the specification, and a text for every setting that does nothing in it.
     """
     program = spec.program
     if program is None:

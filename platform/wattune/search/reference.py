@@ -58,9 +58,8 @@ def json_schema() -> JsonSchema:
 def schema_text(*, names_metrics: bool = True) -> str:
     """Returns the JSON Schema as text.
 
-    Args:
-        names_metrics: False leaves out the objectives that editors complete, as the file of this repository does: then
-            a new metric changes the table of metrics alone.
+    `names_metrics` False leaves out the objectives that editors complete, as the file of this repository does: then a
+    new metric changes the table of metrics alone.
     """
     schema = json_schema()
     if not names_metrics:

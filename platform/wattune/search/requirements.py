@@ -52,7 +52,6 @@ class Requirement:
     either: tuple[Clause, ...]
 
     def __str__(self) -> str:
-        """The text it was parsed from."""
         return self.text
 
     @property
@@ -71,9 +70,7 @@ class Requirement:
 def parse_requirement(text: str, fields: Mapping[str, Field]) -> Requirement:
     """Reads a requirement of a space.
 
-    Args:
-        text: Such as `micro_batch_size <= 8`, `tp * pp <= world_size` or `nccl_algo == Ring or tp == 1`.
-        fields: The fields of a configuration by name.
+    Such as `micro_batch_size <= 8`, `tp * pp <= world_size` or `nccl_algo == Ring or tp == 1`.
 
     Raises:
         SpaceError: The text has another form, names no field, or compares what cannot be compared.

@@ -98,10 +98,7 @@ def load_space(path: str | Path) -> StudySpec:
 def parse_space(document: Any, source: str = "space", folder: Path | None = None) -> StudySpec:
     """Reads the study that the content of a file describes.
 
-    Args:
-        document: The content: a mapping in the form of a search space.
-        source: Its name in messages.
-        folder: Folder that relative paths in it start in; None is this process's.
+    `source` names it in messages; relative paths in it start in `folder`, else in that of this process.
 
     Raises:
         SpaceError: It says something that cannot be used. Every problem is listed with its path.

@@ -67,13 +67,9 @@ def make_strategy(
 ) -> Strategy:
     """Makes a strategy over every kept candidate.
 
-    Args:
-        name: A key of `STRATEGIES`. A searcher of Ray's is made by `wattune.orchestrate.ray_searcher`.
-        specs: Every candidate.
-        seed: Seed of the proposals.
-        question: Metric to optimize, and bounds. `grid` and `random` need none.
-        estimates: Predicted metrics of the candidates, in their order; `model_guided` uses them.
-        warm: Results of earlier studies; `model_guided` uses those of the same kind of device.
+    It is a key of `STRATEGIES`; a searcher of Ray's is made by `wattune.orchestrate.ray_searcher`. `grid` and `random`
+    need no question. Estimates, in the candidates' order, and `warm` results of earlier studies on the same kind of
+    device are used by `model_guided`.
 
     Raises:
         SpaceError: No strategy has that name, or it needs an objective and there is none.

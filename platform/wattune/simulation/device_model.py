@@ -196,11 +196,8 @@ def device_model(device: DeviceSpec) -> DeviceModel:
 def run(model: DeviceModel, shares: Array, slots: list[int], noise: Array) -> DeviceTrace:
     """Computes power, clock and temperature of the devices of one node.
 
-    Args:
-        model: The devices' kind.
-        shares: Share of each cell that goes to each of `KINDS`, (devices, kinds, cells); their sum is at most 1.
-        slots: Slot of each device on its node.
-        noise: Relative deviation of intensity, (devices, cells), standard normal; scaled by the model.
+    `shares` of each cell go to each of `KINDS`, (devices, kinds, cells), with a sum of at most 1; `noise` is the
+    relative deviation of intensity, (devices, cells), standard normal: the model scales it.
     """
     parameters = model.power
     intensity = np.einsum("k,dkn->dn", np.asarray(parameters.intensity), shares)

@@ -85,14 +85,9 @@ class SimulatedNode:
 def simulate(spec: TrialSpec, spans: pa.Table, *, seed: int) -> dict[str, tuple[dict[str, pa.Table], dict[str, Any]]]:
     """Telemetry of every node and device that has spans, a pure function of its arguments.
 
-    Args:
-        spec: What ran; `cluster.sensed_device` is what is simulated.
-        spans: Spans of all ranks (`wattune.schema.SPANS`), warm-up steps included; order of rows does not matter.
-        seed: Seed of noise and jitter.
-
-    Returns:
-        By node, tables by tier (`ring`, `fast`, `counter`, `slow`) and the manifest. They run from `LEAD_S` before the
-        node's first span to `TAIL_S` after its last.
+    `cluster.sensed_device` is simulated. Spans are those of all ranks, warm-up included, in any order. Returns by node
+    the tables by tier (`ring`, `fast`, `counter`, `slow`) and the manifest, from `LEAD_S` before the node's first span
+    to `TAIL_S` after its last.
 
     Raises:
         TelemetryError: The sensed device has no power limit or peaks in the catalog, or two ranks share a device.

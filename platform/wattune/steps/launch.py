@@ -17,13 +17,10 @@ def environment(
 ) -> dict[str, str]:
     """Returns the environment of a command whose steps are read.
 
-    Args:
-        folder: Where its processes write their steps; made by the caller, for this user alone.
-        base: The environment it would have otherwise.
-        hooks: Also finds the steps of a program that does not tell them, by a `sitecustomize` on `PYTHONPATH`. One
-            that the program has already still runs. Without it only `wattune.spans` writes steps.
-        unbuffered: Has Python write each line of output at once, also into a pipe: a pattern tells the time of a step
-            by the arrival of its line.
+    Its processes write to `folder`, which the caller makes for this user alone. `hooks` find the steps of a program
+    that does not tell them, by a `sitecustomize` on `PYTHONPATH`; one that the program has already still runs. Without
+    them only `wattune.spans` writes steps. `unbuffered` has Python write each line at once, also into a pipe: a pattern
+    tells the time of a step by the arrival of its line.
     """
     found = {**base, FOLDER_VARIABLE: str(folder.absolute())}
     if unbuffered:

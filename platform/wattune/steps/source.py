@@ -39,7 +39,6 @@ class StepSource:
         return self.preset or f"pattern/{self.unit}:{self.pattern}"
 
     def __str__(self) -> str:
-        """Returns it in words, for results."""
         if self.kind != "pattern":
             return self.kind
         return f"pattern {self.preset}" if self.preset else f"pattern {self.pattern!r}"
@@ -86,9 +85,8 @@ _PATTERN: Final = re.compile(r"pattern(?:/(\w+))?:(.*)", re.DOTALL)
 def parse_source(value: Any) -> StepSource:
     """Reads a source as a space or a command line gives it.
 
-    Args:
-        value: A kind, the name of a preset, `pattern:REGULAR_EXPRESSION` or `pattern/ms:...`, `{pattern: ..., unit:
-            ...}`, or a `StepSource`; None is `auto`.
+    It is a kind, the name of a preset, `pattern:REGULAR_EXPRESSION` or `pattern/ms:...`, `{pattern: ..., unit: ...}`,
+    or a `StepSource`; None is `auto`.
 
     Raises:
         SpaceError: It is none of these, or its pattern cannot be used.

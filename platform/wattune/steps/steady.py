@@ -43,9 +43,8 @@ def most_warmup(asked: int) -> int:
 def warmup(times_s: Sequence[float], asked: int = 0, *, endless: bool = False) -> tuple[int | None, bool]:
     """Finds the end of warm-up in the times of all steps so far, from the program's first one.
 
-    Returns:
-        Steps of warm-up, None while it goes on, and whether step time was stable at its end. It ends after
-        `most_warmup` steps anyhow, unless it is `endless`.
+    Returns the steps of warm-up, None while it goes on, and whether step time was stable at its end. It ends after
+    `most_warmup` steps anyhow, unless it is `endless`.
     """
     most = len(times_s) if endless else most_warmup(asked)
     for number in range(least_warmup(asked), min(len(times_s), most) + 1):

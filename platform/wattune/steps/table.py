@@ -20,17 +20,9 @@ def spans_of(
 ) -> pa.Table:
     """Makes one `step` span of every step.
 
-    Args:
-        steps: Steps of each rank on the node, from `wattune.steps.reader.StepReader.poll`.
-        node: The node, by the name its telemetry uses.
-        devices: Device of each of the node's ranks, by the name its telemetry uses. A rank that told no steps is given
-            those of the lowest rank that did: the ranks of a training step wait for each other.
-        anchor: The node's two clocks.
-        first_index: Index of the first measured step. The steps before it are warm-up: the last is numbered -1.
-        end_index: Index after the last measured step; later steps are left out. None takes them all.
-
-    Returns:
-        The spans, by rank and step; empty without steps.
+    A rank that told no steps is given those of the lowest rank that did: the ranks of a training step wait for each
+    other. The step before `first_index` is numbered -1, as the last of warm-up; those from `end_index` on are left out.
+    Spans are by rank and step; empty without steps.
     """
     told = {rank: each for rank, each in steps.items() if each}
     lowest = told[min(told)] if told else ()

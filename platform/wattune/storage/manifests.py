@@ -1,7 +1,6 @@
 """The model of a node's manifest: what analysis reads of it, and of which kind that is."""
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -103,9 +102,3 @@ def device_facts(manifests: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, 
         for node, manifest in manifests.items()
         for name, facts in manifest.get("devices", {}).items()
     }
-
-
-def finite_number(value: Any) -> float | None:
-    """Returns a fact as a finite number above 0; None where it is none."""
-    known = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
-    return float(value) if known else None

@@ -218,7 +218,6 @@ class _Stalled:
         return self._clock_ns(), int(found[1])
 
     def read_frac(self) -> float | None:
-        """The fraction, None where no time passed."""
         (last_ns, last_us), self._last = self._last, self._total()
         now_ns, now_us = self._last
         if now_ns <= last_ns:

@@ -69,10 +69,7 @@ class StudyProgress:
     ) -> None:
         """Shows nothing before `__enter__`.
 
-        Args:
-            console: Output.
-            question: The metric of the best trial, and the bounds whose margins are shown.
-            clock_s: The clock of elapsed times.
+        The question's metric is that of the best trial; margins of its bounds are shown.
         """
         self._console, self._clock_s = console, clock_s
         self._tally = Tally(question)
@@ -93,7 +90,6 @@ class StudyProgress:
             self._live = Live(get_renderable=self.view, console=console, refresh_per_second=2, transient=True)
 
     def __enter__(self) -> "StudyProgress":
-        """Starts the view."""
         self._begun_s = self._clock_s()
         self._saying.start()
         self._is_shown = True
@@ -103,7 +99,6 @@ class StudyProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Removes the live view."""
         self._over.set()
         self._is_shown = False
         try:
@@ -140,7 +135,6 @@ class StudyProgress:
         self._console.print(line, highlight=False, soft_wrap=not self._console.is_terminal)
 
     def _name(self, event: TrialEvent) -> str:
-        """Returns the short name of a trial, padded to its column."""
         narrow = self._console.is_terminal and self._console.width < _NARROW
         return f"{described(event, self._plan):<{_NAME_WIDTHS[narrow]}}"
 
@@ -225,7 +219,6 @@ class StudyProgress:
         return line
 
     def _lines(self, event: Event) -> list[Text]:
-        """Returns the permanent lines of an event."""
         if isinstance(event, Preview):
             self._preview, self._plan = event, namer(event.workloads)
             return preview_lines(event)
@@ -245,7 +238,6 @@ class StudyProgress:
         return [self._trial_line(event)]
 
     def _duration_of(self, placement: Placement) -> str:
-        """Describes the expected duration of this call."""
         if placement.cut_short:
             most = f"at most {duration(placement.wall_s)} and {device_hours(placement.device_s)}"
             return f"{most} (--max-hours or --deadline)"

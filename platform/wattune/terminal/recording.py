@@ -127,10 +127,8 @@ class LiveView:
     def __init__(self, console: Console, clock_s: Callable[[], float] = time.monotonic) -> None:
         """Shows nothing before it is entered.
 
-        Args:
-            console: Output. On a terminal the command must write elsewhere, best to its recording's `LOG`, whose last
-                lines are shown below the table.
-            clock_s: The clock that paces the view.
+        On a terminal the command must write elsewhere, best to its recording's `LOG`, whose last lines are shown below
+        the table.
         """
         self._console, self._clock_s = console, clock_s
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
@@ -138,13 +136,11 @@ class LiveView:
         self._peaks_w: dict[DeviceKey, float] = {}
 
     def __enter__(self) -> "LiveView":
-        """Starts the view."""
         if self._live is not None:
             self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Removes the table."""
         if self._live is not None:
             self._live.stop()
 
@@ -205,14 +201,8 @@ class LiveView:
 def throttle_causes(reasons: float | None, clock_mhz: float | None, clock_max_mhz: float | None) -> str:
     """Returns the causes of a low clock in one reading.
 
-    Args:
-        reasons: Bits of `event_reasons`.
-        clock_mhz: The SM clock.
-        clock_max_mhz: The maximum SM clock.
-
-    Returns:
-        The active causes if the clock is below 0.98 of the maximum, `no` if it is not or there is no cause, `-` if a
-        reading is missing. `throttle_frac` also asks for power near the cap.
+    Returns the active ones of the bits of `event_reasons` if the clock is below 0.98 of the maximum, `no` if it is not
+    or there is no cause, `-` if a reading is missing. `throttle_frac` also asks for power near the cap.
     """
     if reasons is None or clock_mhz is None or clock_max_mhz is None:
         return "-"

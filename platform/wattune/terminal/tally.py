@@ -124,9 +124,8 @@ class Tally:
     def leaders(self, *, patient: bool = False) -> tuple[RankedTrial | None, RankedTrial | None]:
         """Returns `best` and `undecided`, ranked anew where results came since the last time.
 
-        Args:
-            patient: Takes earlier ones where a ranking costs much and is no older than `_WAITS` times that: a view
-                that is drawn twice a second then takes a small share of the time, however many trials there are.
+        A `patient` caller takes earlier ones where a ranking costs much and is no older than `_WAITS` times that: a
+        view that is drawn twice a second then takes a small share of the time, however many trials there are.
         """
         now_s = time.perf_counter()
         waits = patient and self._cost_s > _CHEAP_S and now_s - self._ranked_s < _WAITS * self._cost_s
@@ -177,10 +176,8 @@ class Tally:
     def _on_lanes_s(self, to_end_s: float, now_s: float, expected_s: Callable[["RunningTrialView"], float]) -> float:
         """Returns the time that trials take side by side, less what those that run have behind them.
 
-        Args:
-            to_end_s: Seconds of all trials that have not ended, one after another.
-            now_s: The time.
-            expected_s: Expected seconds of a running trial. It never counts for more, however long it has run.
+        `to_end_s` is of all trials that have not ended, one after another. A running trial never counts for more than
+        its expected seconds, however long it has run.
         """
         begun_s = sum(min(expected_s(one), now_s - one.begun_s) for one in self.running.values())
         return max(0.0, to_end_s - begun_s) / self.lanes

@@ -46,10 +46,8 @@ def section(title: str, *parts: str) -> Html:
 def table(found: Table, caption: str = "", *, name: Callable[[Any], str] | None = None) -> Html:
     """Makes a table that fits its page. On a narrow one each row is a card, with its columns below each other.
 
-    Args:
-        found: The table; a page has titles of its own and does not show its title.
-        caption: Text below it.
-        name: Returns the element id of a row.
+    Its title is not shown, as a page has titles of its own; the caption is below it, and `name` gives a row's element
+    id.
     """
     columns = found.columns
     brief = sum(bool(column.short) for column in columns) > MAX_WHOLE

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from wattune.catalog.models import MODELS
 from wattune.cost.flops import (
     forward_flop_per_token,
-    model_flop_per_step,
     model_flop_per_token,
     workload_flop_per_token,
 )
@@ -20,7 +19,7 @@ def test_gpt3_agrees_with_narayanan_equation_3_less_recomputation_and_half_its_a
     model = MODELS["gpt3_175b"]
     batch, s, l, h, v = 1536, 2048, model.num_layers, model.hidden_size, model.vocab_size  # noqa: E741
     expected = 72 * batch * s * l * h**2 * (1 + s / (12 * h) + v / (12 * l * h))
-    assert model_flop_per_step(model, seq_len=s, global_batch_size=batch) == pytest.approx(expected, rel=1e-12)
+    assert batch * s * model_flop_per_token(model, s) == pytest.approx(expected, rel=1e-12)
     assert expected == pytest.approx(3.34e18, rel=1e-3)
 
 
@@ -74,11 +73,9 @@ def test_a_prompt_asks_for_one_position_of_the_output():
     assert forward_flop_per_token(model, 1024) - found == pytest.approx(head * 1023 / 1024, rel=1e-12)
 
 
-@given(st.integers(1, 8), st.integers(1, 64), st.integers(1, 32_768))
-def test_a_step_is_linear_in_batch_and_layers(factor, layers, seq_len):
+@given(st.integers(1, 64), st.integers(1, 32_768))
+def test_a_token_is_linear_in_layers(layers, seq_len):
     model = replace(MODELS["mixtral_8x7b"], num_layers=layers)
-    one = model_flop_per_step(model, seq_len=seq_len, global_batch_size=1)
-    assert model_flop_per_step(model, seq_len=seq_len, global_batch_size=factor) == pytest.approx(factor * one)
     none = model_flop_per_token(replace(model, num_layers=0), seq_len)
     double = model_flop_per_token(replace(model, num_layers=2 * layers), seq_len)
     assert double - none == pytest.approx(2 * (model_flop_per_token(model, seq_len) - none))

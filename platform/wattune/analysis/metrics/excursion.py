@@ -137,7 +137,6 @@ class ExcursionFinder:
     """
 
     def __init__(self, limit_w: float) -> None:
-        """Takes the limit at the same sensor."""
         self._limit_w = limit_w
         self._inside, self._highest_w, self._span_s = False, -np.inf, 0.0
         # Begin, end, energy between their middles, and peak of every stretch. `found` joins those across parts.

@@ -135,10 +135,9 @@ def kernel_metrics(
 def parts(kernels: pa.Table, plan: Plan, *, num_micro_batches: int, replay: Replayed | None = None) -> dict[str, float]:
     """Divides the step into parts that sum to 1, finer than `kernel_metrics`.
 
-    Returns:
-        Shares of rank-time: `compute_<kind>` of `COMPUTE` and `compute_host`, `comm_<axis>_<fabric>` with the fabric
-        `node`, `network` or `unknown`, then `bubble`, `straggler` and `other`. Empty parts are left out, except the
-        last three. Empty if no step was profiled.
+    Shares of rank-time: `compute_<kind>` of `COMPUTE` and `compute_host`, `comm_<axis>_<fabric>` with the fabric
+    `node`, `network` or `unknown`, then `bubble`, `straggler` and `other`. Empty parts are left out, except the last
+    three. Empty if no step was profiled.
     """
     rows = _Rows(kernels)
     if not rows.spans:

@@ -61,7 +61,6 @@ class _Look:
         self._whole: EnergySum | None = None
 
     def add(self, trace: PowerTrace, series: Series) -> None:
-        """Adds the next trace."""
         if self._of_node and self._of_node[-1].node != trace.node:
             self._end_node()
         self._of_node.append(trace)
@@ -102,7 +101,6 @@ class _Look:
         self._node, self._of_node = None, []
 
     def found(self) -> Synchronous:
-        """Returns the figures of all traces."""
         self._end_node()
         assert self._whole is not None
         return Synchronous(

@@ -88,11 +88,7 @@ def settled_temperatures(
 ) -> dict[DeviceKey, Settled]:
     """Computes the settled temperature of every device; empty unless all have power and temperature in the window.
 
-    Args:
-        aligned: The window, with the readings before it.
-        powers: Power traces of the window.
-        device: What the telemetry describes; None for a recording.
-        limit_w: Lowest enforced limit of a device, in watts; None where unknown.
+    `aligned` holds the readings before the window too.
     """
     temps = dict(
         zip(aligned.devices, (one.series("gpu_temp_c") for one in aligned.readings("fast") or ()), strict=False)
@@ -132,12 +128,8 @@ def settle(
 ) -> dict[DeviceKey, Settled]:
     """Fits the devices of one node, empty where they have no cell of the window in common.
 
-    Args:
-        curves: Core temperature in degC and power in watts of each device. The window begins at time 0; what is before
-            it tells of stored heat.
-        end_s: End of the window.
-        ladder: Thermal coefficients.
-        limit_w: Power limit of a device.
+    Each curve is core temperature in degC and power in watts; the window begins at time 0, and what is before it tells
+    of stored heat.
     """
     both = [one for pair in curves.values() for one in pair]
     end_s = min(end_s, *(float(one.time_s[-1]) for one in both))

@@ -108,14 +108,10 @@ def host_bound_frac(busy_s: float, own_s: float, step_time_s: float, division: D
     """Computes the share of a step in which a device neither runs anything nor waits in its spans: for its host.
 
     Waiting that a collective's kernel does is in the busy time and in the spans, and counts once: what is accounted for
-    is the longer one of the busy time, and of its part without collectives with the waiting of the spans.
-
-    Args:
-        busy_s: Mean time of a step in which a device runs anything.
-        own_s: The same without collectives.
-        step_time_s: Median step time (`wattune.analysis.metrics.speed.speed_metrics`).
-        division: From `divide`; None where spans could not divide the steps. Its waits count as they are in the step of
-            that time, or in the two around it: in another one ranks may have waited for a checkpoint.
+    is the longer one of the busy time, and of its part without collectives with the waiting of the spans. `busy_s` and
+    `own_s` are the mean time of a step in which a device runs anything, and the same without collectives. The waits of
+    `division` count as they are in the step of `step_time_s`, the median, or in the two around it: in another one ranks
+    may have waited for a checkpoint.
     """
     waits_s = 0.0
     if division is not None:

@@ -107,17 +107,9 @@ def align(
     """Puts telemetry and spans on one axis, and finds the window and the devices that count.
 
     The window runs from the earliest start to the latest end of the measured steps over all ranks. Without spans it is
-    `window`.
-
-    Args:
-        tables: Telemetry by tier, all nodes together (`wattune.schema.TELEMETRY`), read as it is needed.
-        spans: Spans of all ranks (`wattune.schema.SPANS`), None where there are none.
-        manifests: The manifest of each node's sampler, by node.
-        measured_steps: The steps to count; None counts every step from 0 on, because warm-up steps are negative.
-        window: Start and end of a recorded command in common time (the reference node's wall clock), nanoseconds.
-
-    Returns:
-        The aligned data, None where neither spans nor `window` give a window of positive length.
+    `window`. `measured_steps` None counts every step from 0 on, because warm-up steps are negative; `window` is in
+    nanoseconds of the reference node's wall clock. None where neither spans nor `window` give a window of positive
+    length.
     """
     sources = {tier: as_source(table) for tier, table in tables.items()}
     spans = None if spans is None else with_values(spans, _SPAN_KEYS)

@@ -66,11 +66,7 @@ class Piece:
     def rises_j(self, width: int) -> tuple[int, Floats]:
         """Computes the energy of each `width`-step window that ends at a new grid point.
 
-        Args:
-            width: Steps of the window, at most `LONGEST_S` long.
-
-        Returns:
-            The point where the first window starts, and the energies of windows one step apart.
+        Windows are at most `LONGEST_S` long. Returns the point where the first one starts, and energies one step apart.
         """
         skipped = max(self.num_again - width, 0)
         energy_j = self.energy_j[skipped:]
@@ -102,7 +98,6 @@ class EnergySum:
     """The summed energy of several sensors, at the points of the grid that all of them cover."""
 
     def __init__(self, window_s: float) -> None:
-        """Starts empty."""
         self._energy_j: Floats = np.zeros(int(window_s / GRID_S + 1e-6) + 1)
         self._first, self._end = 0, len(self._energy_j)
         self._coarsest: tuple[float, tuple[float, ...]] = 0.0, ()

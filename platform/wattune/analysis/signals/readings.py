@@ -100,7 +100,6 @@ class Readings:
     """One tier's readings of one device: equally long columns, nulls as NaN."""
 
     def __init__(self, time_s: Floats, columns: Mapping[str, Floats]) -> None:
-        """Takes times and columns."""
         self.time_s, self.columns = time_s, columns
 
     @property
@@ -155,7 +154,6 @@ class ReadingsCache:
     """A least-recently-used cache of readings and of series made from them; shared by all tiers of a trial."""
 
     def __init__(self, most_bytes: int = CACHE_BYTES) -> None:
-        """Starts empty."""
         self._most_bytes, self._bytes = most_bytes, 0
         self._entries: OrderedDict[Hashable, Sized] = OrderedDict()
 

@@ -74,7 +74,6 @@ def moments(shapes: Shapes) -> list[PartSizes]:
 
 
 def _constant(s: Shapes) -> PartSizes:
-    """Returns what is there throughout a step."""
     item = s.item_bytes
     dense, experts = s.total
     everything, trained = dense + experts, np.add(*s.of_stage(s.trained))

@@ -40,8 +40,7 @@ were not measured."""
 def predict(batch: Batch, coefficients: MemoryCoefficients, *, padded_vocab_size: Ints | None = None) -> Memory:
     """Predicts peaks of allocated memory.
 
-    Returns:
-        Bytes by part on the fullest rank. `allocator` holds what libraries take beside the counted tensors.
+    In bytes by part on the fullest rank; `allocator` holds what libraries take beside the counted tensors.
     """
     found = []
     for start in range(0, len(batch), SLICE):

@@ -119,11 +119,8 @@ class Shapes:
 def shapes(batch: Batch, padded_vocab_size: Ints | None, *, splits_ends: bool, rounds_of_pp: bool) -> Shapes:
     """Computes the sizes of a batch.
 
-    Args:
-        batch: The candidates.
-        padded_vocab_size: Vocabulary of each candidate with its padding; None where nothing is padded.
-        splits_ends: True where tensor parallel also cuts embedding, head and the sequence between layers.
-        rounds_of_pp: True where a round of an interleaved schedule has `pp` micro-batches; else it may have more.
+    `splits_ends`: tensor parallel also cuts embedding, head and the sequence between layers. `rounds_of_pp`: a round of
+    an interleaved schedule has `pp` micro-batches; else it may have more.
     """
     tp, pp, dp = _column(batch.tp), _column(batch.pp), _column(batch.dp)
     stage, num_layers = _stages(batch)

@@ -145,7 +145,6 @@ class _Rank:
         ]
 
     def layers(self) -> list[PartSizes]:
-        """Returns the last layer's backward pass early and late, and the reductions of its units."""
         s, layer, item, row = self.shapes, self.layer, self.shapes.item_bytes, self.layer.input
         dense, experts = item * s.held.layer, item * s.held.experts
         # FSDP2 gathers the next unit ahead of its use.
@@ -217,7 +216,6 @@ class _Rank:
         ]
 
     def embedding(self) -> PartSizes:
-        """Returns the embedding's backward pass with its reduction, after every layer."""
         s = self.shapes
         embedding = s.trained.embedding * s.first
         at_end = np.where(self.several, self.before, np.where(self.on_the_way, self.shards, self.whole))

@@ -98,14 +98,8 @@ class Links:
     def collective_s(self, kind: str, group: RankGroups, size_bytes: Floats) -> Floats:
         """Predicts a collective.
 
-        Args:
-            kind: A key of `BUS_FRAC`.
-            group: The ranks.
-            size_bytes: The whole message, as NCCL's tests count it: of an all-gather the gathered result, of a
-                reduce-scatter the input, of an all-to-all what one rank sends to all.
-
-        Returns:
-            Seconds, 0 for groups of one.
+        In seconds, 0 for groups of one. `size_bytes` is the whole message, as NCCL's tests count it: of an all-gather
+        the gathered result, of a reduce-scatter the input, of an all-to-all what one rank sends to all.
         """
         c = self.coefficients
         inside = self.bandwidth_bytes_per_s * np.interp(

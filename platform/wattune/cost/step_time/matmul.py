@@ -75,16 +75,5 @@ def ratio(m: Floats, n: Floats, k: Floats) -> Floats:
 
 
 def matmul_s(m: Floats, n: Floats, k: Floats, *, flop_per_s: Floats | float, bytes_per_s: float) -> Floats:
-    """Predicts the time of bf16 products [m, k] x [k, n] at the highest clock, without the launch.
-
-    Args:
-        m: Rows.
-        n: Columns.
-        k: Inner width.
-        flop_per_s: Peak of the device.
-        bytes_per_s: Its memory bandwidth.
-
-    Returns:
-        Seconds, of the arguments' broadcast shape.
-    """
+    """Predicts the time of bf16 products [m, k] x [k, n] at the highest clock, without the launch."""
     return ratio(m, n, k) * roofline_s(m, n, k, flop_per_s=flop_per_s, bytes_per_s=bytes_per_s)

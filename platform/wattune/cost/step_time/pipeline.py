@@ -15,16 +15,8 @@ to 1 % where chunks differ threefold."""
 def pipeline_s(forward_s: Floats, backward_s: Floats, num_micro_batches: Ints, *, trains: bool) -> Floats:
     """Predicts the time from the first pass to the end of the last one, on any stage.
 
-    More micro-batches than `STEADY_ROUNDS` rounds add whole rounds of the steady state.
-
-    Args:
-        forward_s: Of every stage and chunk, [candidates, chunks, stages].
-        backward_s: Likewise.
-        num_micro_batches: Of each candidate.
-        trains: True if there are backward passes.
-
-    Returns:
-        Seconds of each candidate.
+    More micro-batches than `STEADY_ROUNDS` rounds add whole rounds of the steady state. Times are of every stage and
+    chunk, [candidates, chunks, stages].
     """
     _, _, num_stages = forward_s.shape
     if num_stages == 1:

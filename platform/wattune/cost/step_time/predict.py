@@ -162,8 +162,7 @@ class _Model:
     def predict(self, rows: Ints, parts: dict[str, Floats], stages: dict[str, Floats]) -> Floats:
         """Predicts candidates with one pipeline and writes their rows.
 
-        Returns:
-            How much longer their steps are, relative, where the host takes `SLOW_HOST` times its time.
+        Returns how much longer their steps are, relative, where the host takes `SLOW_HOST` times its time.
         """
         pipeline = _Pipeline(self, rows)
         for name, values in pipeline.parts().items():
@@ -200,7 +199,6 @@ class _Pipeline:
         return column
 
     def _spread(self, values: Floats) -> Floats:
-        """Gives each candidate the value of its shape."""
         spread: Floats = values[self.model.unique.of[self.rows]][:, None, None]
         return spread
 

@@ -72,10 +72,7 @@ class Weights:
 def hidden(communication_s: Floats, window_s: Floats, *, first_s: Floats) -> tuple[Floats, Floats]:
     """Divides communication that may run beside compute into exposed and overlapped seconds.
 
-    Args:
-        communication_s: All of it.
-        window_s: Compute that it may run beside.
-        first_s: The part that nothing can hide: the first gathering, or the last reduction.
+    `first_s` is the part that nothing can hide: the first gathering, or the last reduction.
     """
     exposed_s = np.minimum(np.maximum(communication_s - window_s, first_s), communication_s)
     return exposed_s, communication_s - exposed_s

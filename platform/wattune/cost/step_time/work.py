@@ -94,7 +94,6 @@ class Machine:
 
     flop_per_s: float
     bytes_per_s: float
-    link_bytes_per_s: float
     coefficients: StepTimeCoefficients
     item_bytes: int
     cast_bytes: int = 0
@@ -126,7 +125,6 @@ class Machine:
         return cls(
             flop_per_s=flop_per_s,
             bytes_per_s=memory,
-            link_bytes_per_s=link,
             coefficients=coefficients,
             item_bytes=ITEM_BYTES[dtype],
             cast_bytes=FP8_CAST_BYTES if dtype == "fp8" else 0,

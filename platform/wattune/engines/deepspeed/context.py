@@ -59,9 +59,7 @@ class DeepSpeedSession:
     def __init__(self, device: torch.device, local_rank: int) -> None:
         """Makes DeepSpeed ready to build on the default process group.
 
-        Args:
-            device: The device this rank drives.
-            local_rank: This rank among the workers of its node; on GPUs DeepSpeed takes the device's index for it.
+        On GPUs DeepSpeed takes the device's index for `local_rank`.
         """
         quieten()
         _choose_accelerator(device)

@@ -90,7 +90,6 @@ class _Running(Running):
         self._next = self._batches.at(0)
 
     def step(self) -> StepSpans:
-        """See `DeepSpeedEngine.step`."""
         batches = self._micro_batches()
         with self.recorder.phase("step"):
             loss, norm = self._prompt(batches) if self._spec.workload.mode == "prefill" else self._train(batches)
@@ -108,7 +107,6 @@ class _Running(Running):
 
     @torch.no_grad()
     def _prompt(self, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, float]:
-        """Forward only."""
         if self._pipeline is not None:
             return self._pipeline.prompt(batches), 0.0
         losses = []
@@ -121,7 +119,6 @@ class _Running(Running):
         return mean, 0.0
 
     def _train(self, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Any]:
-        """Forward, backward and update."""
         if self._pipeline is not None:
             return self._pipeline.run(batches)
         engine, phase = self.engine, self.recorder.phase

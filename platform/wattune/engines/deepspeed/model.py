@@ -27,7 +27,6 @@ class Trained(nn.Module):
     """The whole model and its loss."""
 
     def __init__(self, decoder: Decoder, model: ModelSpec) -> None:
-        """Takes the model, filled."""
         super().__init__()
         self.decoder = decoder
         # Where automatic expert parallelism looks for numbers, as in Hugging Face's Mixtral.
@@ -222,7 +221,6 @@ class LastPart(nn.Module):
     """
 
     def __init__(self, model: ModelSpec) -> None:
-        """Allocates without initialising."""
         super().__init__()
         self.head = Head(model)
         self.targets: Tensor | None = None
@@ -243,7 +241,6 @@ class Positions(nn.Module):
     """The half of `Embedding` that adds learned positions to embedded tokens [batch, sequence, hidden]."""
 
     def __init__(self, model: ModelSpec) -> None:
-        """Allocates without initialising."""
         super().__init__()
         self.positions = Embedding(model).positions
 
@@ -257,7 +254,6 @@ class FinalNorm(nn.Module):
     """The half of `Head` before the projection to logits."""
 
     def __init__(self, model: ModelSpec) -> None:
-        """Allocates without initialising."""
         super().__init__()
         self.norm = Head(model).norm
 

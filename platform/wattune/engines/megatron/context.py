@@ -23,7 +23,6 @@ class MegatronSession:
     """Megatron between the build and the close of one engine."""
 
     def __init__(self) -> None:
-        """Notes which process groups there are."""
         self._groups = set(_live_groups())
         self._has_user_buffers = False
 

@@ -122,7 +122,6 @@ class _Running(Running):
         dist.all_reduce(torch.zeros(1, device=device), group=parallel_state.get_pipeline_model_parallel_group())
 
     def step(self) -> StepSpans:
-        """See `MegatronEngine.step`."""
         with self._spans.step():
             loss, grad_norm = self._train() if self._trains else self._prompt()
         self._step += 1

@@ -46,7 +46,6 @@ class Norm(nn.Module):
     """RMSNorm or LayerNorm, whose weights say that tensor-parallel ranks see different tokens."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
-        """Allocates without initialising."""
         super().__init__()
         self.eps = eps
         self.centres = config.normalization == "LayerNorm"
@@ -87,13 +86,7 @@ class FusedAttention(nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
         """Attends within each sequence.
 
-        Args:
-            query: [S, B, N, D].
-            key: [S, B, G, D].
-            value: [S, B, G, D].
-
-        Returns:
-            [S, B, N * D].
+        Query [S, B, N, D], key and value [S, B, G, D]; the result is [S, B, N * D].
         """
         turned = (None, None) if self.rotation is None else (self.rotation.cos, self.rotation.sin)
         return self.compiler.run(_attend, query, key, value, *turned, self.is_grouped)
@@ -141,13 +134,9 @@ class GroupedExperts(nn.Module):
     def forward(self, tokens: Tensor, tokens_per_expert: Tensor, probs: Tensor, **_: Any) -> tuple[Tensor, None]:
         """Runs each expert over its tokens.
 
-        Args:
-            tokens: [R, H], grouped by expert.
-            tokens_per_expert: [e], summing to R; Megatron may have brought it to the host.
-            probs: The router's weight of each token [R].
-
-        Returns:
-            [R, H], weighted; with expert tensor parallelism this rank's addend of it. And no bias that is still to add.
+        Tokens [R, H] are grouped by expert; `tokens_per_expert` [e] sums to R, and Megatron may have brought it to the
+        host; `probs` [R] are the router's weights. The result [R, H] is weighted: under expert tensor parallelism this
+        rank's addend, without a bias still to add.
         """
         counts = tokens_per_expert.to(tokens.device, non_blocking=True)
         ends = counts.cumsum(0).to(torch.int32)
@@ -180,12 +169,8 @@ def _product(tokens: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 def chunk(spec: TrialSpec, config: TransformerConfig, number: int | None, *, first: bool, last: bool) -> nn.Module:
     """One model chunk of this rank, not initialised.
 
-    Args:
-        spec: The whole model and its plan.
-        config: The same in Megatron's words.
-        number: The chunk among those of this pipeline stage, None without interleaving.
-        first: Whether it holds the embedding.
-        last: Whether it holds the head and the loss.
+    `number` is the chunk among those of this pipeline stage, None without interleaving; the first holds the embedding,
+    the last head and loss.
 
     Raises:
         EngineError: The cluster says it has TransformerEngine, and here it cannot be imported.

@@ -35,11 +35,7 @@ class _Adapted(nn.Module):
     def __init__(self, base: nn.Module, shapes: Mapping[str, tuple[int, int]], rank: int, config: Any) -> None:
         """Allocates without initialising.
 
-        Args:
-            base: The layer.
-            shapes: What is adapted: outputs and inputs held here, by the torch engine's name.
-            rank: Inner width.
-            config: Megatron's.
+        `shapes` are outputs and inputs held here, by the torch engine's name; `rank` is the inner width.
         """
         super().__init__()
         self.base, self.adapted = base, tuple(shapes)
@@ -55,7 +51,6 @@ class _Adapted(nn.Module):
                 self.register_parameter(f"lora_{half}_{name}", value)
 
     def matrix(self, half: str, name: str) -> nn.Parameter:
-        """A or B of one adapter."""
         return self.get_parameter(f"lora_{half}_{name}")
 
 

@@ -23,11 +23,8 @@ class PhaseTimers:
     def __init__(self, recorder: Recorder, schedule: list[tuple[int, int]], num_chunks: int) -> None:
         """Starts before the first pass of a step.
 
-        Args:
-            recorder: Where phases are marked.
-            schedule: Micro-batch and chunk of every forward pass in the order Megatron runs them; backward passes
-                run in the same order with the chunks counted from the last (`get_model_chunk_id`).
-            num_chunks: Model chunks of this pipeline stage.
+        `schedule` has micro-batch and chunk of every forward pass in the order Megatron runs them; backward passes run
+        in the same order with the chunks counted from the last (`get_model_chunk_id`).
         """
         self._recorder = recorder
         interleaves = num_chunks > 1
@@ -82,11 +79,9 @@ class _Timer:
         self._start, self._stop = start, stop
 
     def start(self, *_: Any, **__: Any) -> None:
-        """Begins a phase."""
         self._start()
 
     def stop(self, *_: Any, **__: Any) -> None:
-        """Ends it."""
         self._stop()
 
 

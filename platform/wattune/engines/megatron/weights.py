@@ -88,12 +88,8 @@ Whole = Callable[..., Tensor]
 def weight(place: str, part: str, model: ModelSpec, holder: Holder, whole: Whole) -> Tensor:
     """Returns one rank's part of one parameter, fp32.
 
-    Args:
-        place: The layer by the torch engine's name, such as `layers.3`; empty outside of layers.
-        part: Megatron's name of the parameter inside the layer, or the whole name outside of layers.
-        model: The whole model.
-        holder: This rank.
-        whole: Where whole weights come from.
+    `place` is the layer by the torch engine's name, such as `layers.3`, and `part` Megatron's name inside it; outside
+    of layers `place` is empty and `part` the whole name.
 
     Raises:
         KeyError: There is no such parameter in the torch engine's model.
@@ -138,7 +134,6 @@ def _outside(name: str, model: ModelSpec, holder: Holder, whole: Whole) -> Tenso
 
 
 def _wide(model: ModelSpec) -> tuple[str, ...]:
-    """The projections to the inner width, in the order Megatron stacks them."""
     return ("gate", "up") if model.activation == "swiglu" else ("up",)
 
 

@@ -54,7 +54,6 @@ class Embedding(nn.Module):
     """Tokens to vectors, plus learned positions where the model has them."""
 
     def __init__(self, model: ModelSpec) -> None:
-        """Allocates without initialising."""
         super().__init__()
         self.tokens = nn.Embedding(model.vocab_size, model.hidden_size)
         learned = model.positions == "learned"
@@ -108,7 +107,6 @@ class FeedForward(nn.Module):
     """SwiGLU (Shazeer 2020, arXiv 2002.05202) or GELU feed-forward block."""
 
     def __init__(self, model: ModelSpec) -> None:
-        """Allocates without initialising."""
         super().__init__()
         hidden, inner = model.hidden_size, model.ffn_hidden_size
         self.gate = nn.Linear(hidden, inner, bias=model.bias) if model.activation == "swiglu" else None
@@ -134,12 +132,7 @@ class Layer(nn.Module):
     ) -> None:
         """Allocates without initialising.
 
-        Args:
-            model: The whole model.
-            rotation: Rotary positions, or None.
-            recompute: `none`, `selective` (attention without its linear layers) or `full`.
-            experts: Which experts this rank holds, where there are experts.
-            routing: How tokens are sent to them, where there are experts.
+        `recompute` is `none`, `selective` (attention without its linear layers) or `full`.
         """
         super().__init__()
         self.attention_norm = _norm(model)
@@ -176,7 +169,6 @@ class Head(nn.Module):
     """Final norm, projection to logits and, where targets are known, the loss."""
 
     def __init__(self, model: ModelSpec) -> None:
-        """Allocates without initialising."""
         super().__init__()
         self.norm = _norm(model)
         self.output = nn.Linear(model.hidden_size, model.vocab_size, bias=False)
@@ -235,9 +227,8 @@ class Decoder(nn.Module):
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """Tokens or activations in, activations or logits out, by what this part of the model holds.
 
-        Args:
-            x: int64 [batch, sequence] where this part holds the embedding, else [batch, sequence, hidden].
-            targets: Next tokens, alike; where this part holds the head, the sum of their losses is the result.
+        Where this part holds the embedding, `x` is int64 [batch, sequence], else [batch, sequence, hidden]. `targets`
+        are next tokens; where it holds the head, the sum of their losses is the result.
         """
         if self.embedding is not None:
             x = self.embedding(x)
@@ -258,13 +249,9 @@ class Decoder(nn.Module):
 def summed_loss(logits: Tensor, targets: Tensor, first_token: int = 0, vocab_size: int | None = None) -> Tensor:
     """Computes the cross-entropy in fp32, summed over all tokens, alike on every tensor parallel rank.
 
-    Shoeybi et al. 2019 (arXiv 1909.08053), section 3: ranks exchange three numbers a token, and no logits.
-
-    Args:
-        logits: Of all tokens, [..., vocabulary]; a DTensor where tensor parallel cuts them by the vocabulary.
-        targets: int64 [...].
-        first_token: The token of this rank's first logit.
-        vocab_size: Tokens there are; a DTensor's logits behind the last one are padding. None where nothing is padded.
+    Shoeybi et al. 2019 (arXiv 1909.08053), section 3: ranks exchange three numbers a token, and no logits. Logits are
+    [..., vocabulary], a DTensor where tensor parallel cuts them by the vocabulary, and targets int64 [...].
+    `first_token` is that of this rank's first logit; a DTensor's logits behind `vocab_size` are padding.
     """
     if not isinstance(logits, DTensor):
         return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), reduction="sum")

@@ -42,7 +42,6 @@ class Experts(nn.Module):
     """Dimension of one expert's full parameter that tensor parallel cuts."""
 
     def __init__(self, model: ModelSpec, shard: ExpertShard) -> None:
-        """Allocates without initialising."""
         super().__init__()
         self.shard = shard
         self.held = shard.held(model.num_experts)
@@ -58,12 +57,8 @@ class Experts(nn.Module):
     def forward(self, tokens: Tensor, counts: Tensor) -> Tensor:
         """Runs each expert over its tokens, all in one grouped matrix product per weight.
 
-        Args:
-            tokens: [R, H], grouped by expert.
-            counts: Tokens of each expert held here [e], on the device, summing to R.
-
-        Returns:
-            [R, H]; under tensor parallel this rank's addend of it.
+        Tokens [R, H] are grouped by expert, their numbers [e] on the device; the result is [R, H], under tensor
+        parallel an addend.
         """
         ends = counts.cumsum(0).to(torch.int32)
         numbers = torch.arange(counts.numel(), device=counts.device)

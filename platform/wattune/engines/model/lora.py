@@ -17,7 +17,6 @@ class AdaptedLinear(nn.Module):
     """
 
     def __init__(self, base: nn.Linear, rank: int) -> None:
-        """Puts adapters beside a layer, without initialising them."""
         super().__init__()
         self.base = base
         self.lora_a = nn.Linear(base.in_features, rank, bias=False)

@@ -100,12 +100,9 @@ class LayerRouting:
     ) -> None:
         """Takes what does not change while a trial runs.
 
-        Args:
-            num_per_token: k.
-            seq_len: P; where nothing is forced and nothing balanced it does not matter.
-            forced: The experts of every place held here [P, k]; None where the router chooses.
-            counts: Where tokens of each expert are counted, int64 [E]; None counts nothing.
-            loss_scale: Weight of one sequence's auxiliary loss in what is trained; 0 without one.
+        `num_per_token` is k, and `seq_len` P matters only where something is forced or balanced. `forced` are the
+        experts of every place held here [P, k], None where the router chooses; `counts` int64 [E], None where nothing
+        is counted; `loss_scale` the weight of one sequence's auxiliary loss, 0 without one.
         """
         self.forced, self._counts = forced, counts
         self.num_per_token, self._seq_len, self._loss_scale = num_per_token, seq_len, loss_scale
@@ -148,11 +145,8 @@ def auxiliary_loss(logits: Tensor, sent: Tensor) -> Tensor:
     f_e is the share of the sequence's assignments that expert e got, P_e its mean probability, a the coefficient: Fedus
     et al. 2022 (arXiv 2101.03961), equations 4 to 6, for top-k as in Megatron-Core's `switch_load_balancing_loss_func`.
     It is taken over a sequence (DeepSeek-V3, arXiv 2412.19437, equations 17 to 20) and not over a micro-batch, so that
-    it does not depend on the plan.
-
-    Args:
-        logits: The router's outputs [B, P, E], fp32.
-        sent: Tokens of each expert and sequence [B, E].
+    it does not depend on the plan. Logits are the router's outputs [B, P, E] in fp32, `sent` the tokens of each expert
+    and sequence [B, E].
     """
     shares = sent / sent.sum(1, keepdim=True)
     probabilities = logits.softmax(-1).mean(1)
@@ -187,12 +181,8 @@ class Routes:
     ) -> None:
         """Draws what is forced.
 
-        Args:
-            spec: A model with experts, and its workload.
-            seed: Of the trial.
-            device: Where tokens are.
-            sequence_loss_scale: Weight of one sequence's auxiliary loss, where routing is learned.
-            places: Places of a sequence this rank sees, in its order; None for all.
+        `places` are those of a sequence this rank sees, in its order; None for all. The scale is that of a learned
+        routing's loss.
         """
         model, routing = spec.model, spec.workload.routing
         self._num_per_token = model.num_experts_per_token

@@ -58,9 +58,7 @@ class FileSamples:
     def at(self, step: int, sample: int) -> Tensor:
         """One sequence and the token after it, int64 [seq_len + 1].
 
-        Args:
-            step: Optimizer step, from 0.
-            sample: Number in the global batch.
+        Steps count from 0, samples through the global batch.
 
         Raises:
             EngineError: It holds a token the model has no embedding of.
@@ -113,12 +111,8 @@ class Batches:
     def at(self, step: int) -> tuple[Tensor, Tensor]:
         """The inputs and the targets, each shifted by one token from the other.
 
-        Args:
-            step: Optimizer step, from 0.
-
-        Returns:
-            Two int64 tensors of shape [replica_batch_size, seq_len] on the device. Sample numbers count through the
-            global batch: replica `d` holds `d * replica_batch_size` and those that follow.
+        Both are int64 [replica_batch_size, seq_len] on the device. Steps count from 0, samples through the global
+        batch: replica `d` holds `d * replica_batch_size` and those that follow.
         """
         first = self.replica * self.replica_batch_size
         sample = self._drawn if self.samples is None else self.samples.at

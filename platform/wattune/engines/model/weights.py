@@ -75,11 +75,8 @@ def _initialise_experts(experts: Experts, name: str, parameter: Tensor, full_nam
 def draw(full_name: str, shape: torch.Size, seed: int, device: torch.device) -> Tensor:
     """A whole weight, fp32: zeros for biases, ones for norms, otherwise normally distributed.
 
-    Args:
-        full_name: In the whole model, such as `layers.3.attention.q.weight`; of an expert its number comes last.
-        shape: Of the whole weight, before anything cuts it.
-        seed: Seed of the trial.
-        device: Where it is drawn; processors and GPUs draw different values.
+    `full_name` is as in the whole model, such as `layers.3.attention.q.weight`; of an expert its number comes last.
+    Processors and GPUs draw different values.
     """
     owner, kind = full_name.split(".")[-2:]
     if "bias" in full_name or owner == "lora_b":

@@ -22,9 +22,6 @@ STALE_S: Final = 10.0
 
 _HZ_PER_MHZ: Final = 1e6
 
-DEVICE_LABELS: Final = ("node", "device", "uuid")
-NODE_LABELS: Final = ("node",)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExposedColumn:
@@ -221,11 +218,8 @@ class _Made:
 def families(snapshots: Sequence[Snapshot], now_mono_ns: int, *, num_failures: int = 0) -> list[Metric]:
     """Makes the metrics of the recordings that are followed.
 
-    Args:
-        snapshots: One of each, the newest recording first: of what several have, such as the node's processors, its
-            readings are exposed. Empty before a recording has begun.
-        now_mono_ns: This moment: a reading older than `STALE_S` is left out.
-        num_failures: Looks at the sampler's files that failed.
+    The newest recording comes first: of what several have, such as the node's processors, its readings are exposed. A
+    reading older than `STALE_S` is left out. Every family has a sample, and none is there twice.
 
     Returns:
         Families with at least one sample each, none twice.

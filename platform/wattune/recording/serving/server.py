@@ -56,9 +56,8 @@ _PAGE: Final = (
 def listening_socket(text: str, *, remote: bool = False) -> socket.socket:
     """Opens a listening socket.
 
-    Args:
-        text: `HOST:PORT`, or `[HOST]:PORT` for IPv6. Port 0 is any free one.
-        remote: True allows addresses that other machines can reach.
+    It is `HOST:PORT`, or `[HOST]:PORT` for IPv6, and port 0 is any free one. `remote` allows addresses that other
+    machines can reach.
 
     Raises:
         PlanError: The address cannot be used: as written, because other machines could reach it, or because it is
@@ -227,7 +226,6 @@ class MetricsServer:
         self._looker.follow(sampler_folder, start_mono_ns)
 
     def __enter__(self) -> Self:
-        """Begins to answer."""
         self._looker.start()
         self._thread.start()
         return self
@@ -235,7 +233,6 @@ class MetricsServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes the port and all connections."""
         with contextlib.suppress(RuntimeError):  # it has ended by itself
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(CLOSING_S)

@@ -153,8 +153,7 @@ class Features:
     def by_column(self, rows: NDArray[np.intp]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Computes kernels and squared distances of rows, column by column.
 
-        Returns:
-            Two arrays of shape (columns, rows, rows), whose sums are `similar` and `distances2`.
+        Both have the shape (columns, rows, rows); their sums are `similar` and `distances2`.
         """
         shape = (max(self.num_columns, 1), len(rows), len(rows))
         similar, distances2 = np.zeros(shape), np.zeros(shape)
@@ -174,9 +173,8 @@ def _factor(kernel: NDArray[np.float64]) -> NDArray[np.float64]:
 def make_features(specs: Sequence[TrialSpec], num_earlier: int = 0) -> Features:
     """Computes the features of candidates and of earlier observations.
 
-    Args:
-        specs: The candidates, then the specifications of earlier observations.
-        num_earlier: Number of earlier observations. A column tells them apart, as another day may have another level.
+    The last `num_earlier` specifications are those of the earlier observations. A column tells them apart, as another
+    day may have another level.
     """
     maps: list[NDArray[np.float64]] = []
     places: list[NDArray[np.float64]] = []

@@ -57,13 +57,9 @@ class Hyperprior:
     def of(cls, num_columns: int, num_rows: int, own: float, noise: float, noise_log_std: float) -> "Hyperprior":
         """Makes priors for outputs of unit scale.
 
-        Args:
-            num_columns: Columns that vary. Distances grow with their root, and so does the expected length
-                (Hvarfner et al. 2024, arXiv 2402.02229).
-            num_rows: Rows that were observed.
-            own: Expected standard deviation of what no column explains, in units of the scale.
-            noise: Expected standard deviation of one observation, in units of the scale.
-            noise_log_std: Uncertainty of its logarithm.
+        In units of the scale, `own` is the expected standard deviation of what no column explains, and `noise` that of
+        one observation. Distances grow with the root of the number of columns that vary, and so does the expected
+        length (Hvarfner et al. 2024, arXiv 2402.02229).
         """
         length = math.sqrt(max(num_columns, 1))
         expected = [0.7, 0.5, 1.5 * length, max(own, _LEAST_NOISE), max(noise, _LEAST_NOISE)]
@@ -111,8 +107,7 @@ class GaussianProcess:
     def predict(self, rows: Indices | slice) -> tuple[Vector, Vector]:
         """Predicts rows, noise left out.
 
-        Returns:
-            Means and standard deviations in the units of the output.
+        Returns means and standard deviations in the units of the output.
         """
         chosen = np.arange(len(self.scale))[rows]
         weights, inverse = self.weights.astype(np.float32), self.inverse.astype(np.float32)
@@ -170,7 +165,6 @@ class GaussianProcess:
 
     @property
     def _relevance(self) -> Vector:
-        """The weight of each column."""
         return np.asarray(np.exp(self.log_hyper[_NUM_COMMON:]))
 
     def _cross(self, rows: Indices) -> NDArray[np.float32]:
@@ -217,15 +211,9 @@ def fit(
 ) -> GaussianProcess:
     """Fits the hyperparameters to the mode of their posterior, and conditions on the observations.
 
-    Args:
-        features: Rows of all candidates and earlier observations.
-        rows: Observed rows, each once.
-        outputs: Mean of the observations of each observed row, in units of `scale`.
-        counts: Number of observations of each observed row.
-        scale: Prior standard deviation of every row of the features, in the units of the output.
-        constant: Prior standard deviation of the common level, in units of the scale.
-        prior: Priors of the hyperparameters.
-        start: Hyperparameters to begin with, such as those of the last fit; None begins at the prior's mode.
+    `outputs` are means of the observations of each observed row, once each, in units of `scale`, the prior standard
+    deviation of every row; `constant` is that of the common level, in units of the scale. It begins at `start`, such as
+    the last fit's, else at the prior's mode.
     """
     log_hyper = prior.log_mean if start is None else start
     if len(rows) > 1:

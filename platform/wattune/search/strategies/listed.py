@@ -14,7 +14,6 @@ class Grid:
     stopped_because: str | None = None
 
     def __init__(self, specs: Sequence[TrialSpec]) -> None:
-        """Takes every candidate."""
         self._waiting = dict.fromkeys(specs)
 
     def ask(self, n: int) -> list[TrialSpec]:
@@ -41,6 +40,5 @@ class Random(Grid):
     """
 
     def __init__(self, specs: Sequence[TrialSpec], *, seed: int) -> None:
-        """Draws the order."""
         places = {spec: draw(seed, spec.trial_id) for spec in specs}
         super().__init__(sorted(places, key=places.__getitem__))

@@ -77,10 +77,8 @@ class ModelGuided:
     def __init__(self, problem: Problem, *, models_constraints: bool = True, stops: bool = True) -> None:
         """Takes the problem.
 
-        Args:
-            problem: Candidates, question, estimates and earlier observations.
-            models_constraints: False leaves bounds and failures without a model, for comparison only.
-            stops: False goes on until no candidate is left.
+        Without `models_constraints` bounds and failures have no model, for comparison only; without `stops` it goes on
+        until no candidate is left.
         """
         assert problem.question is not None, "a strategy that learns has a question"
         self._question = problem.question
@@ -124,9 +122,7 @@ class ModelGuided:
     def ask_timed(self, n: int, expected_s: Callable[[TrialSpec], float]) -> list[TrialSpec]:
         """Returns up to `n` proposals by expected improvement per second (Snoek et al. 2012, arXiv 1206.2944).
 
-        Args:
-            n: The most proposals.
-            expected_s: Expected seconds of a trial, positive. Only the `MOST_TIMED` best are asked for.
+        Expected seconds are positive, and asked for of the `MOST_TIMED` best only.
         """
         return self._ask(n, expected_s)
 
@@ -198,9 +194,8 @@ class ModelGuided:
     def joint_gain(self, specs: Sequence[TrialSpec]) -> tuple[float, float] | None:
         """Computes by how much measuring all of some candidates is expected to improve on the best feasible trial.
 
-        Returns:
-            The gain, of the most promising of them, and the noise of one measurement, both as fractions. None while no
-            trial is known to be feasible.
+        Returns the gain, of the most promising of them, and the noise of one measurement, both as fractions. None while
+        no trial is known to be feasible.
         """
         if self._knows_nothing or not specs:
             return None
@@ -263,7 +258,6 @@ class ModelGuided:
         return _Bound(self._surrogate(_MEMORY, self._capacity), _MEMORY, 1.0, below=True)
 
     def _take(self, row: int, result: Run) -> None:
-        """Adds a result to the surrogates."""
         if result.status in TEACHES_NOTHING:
             return
         self._stale = True

@@ -93,7 +93,6 @@ class OptunaStrategy:
             self._failed_first.clear()
 
     def _add(self, row: int, value: float, constraints: dict[str, float]) -> None:
-        """Adds a completed trial to what the sampler knows."""
         self._study.add_trial(
             self._optuna.trial.create_trial(
                 params=self._axes.params[row],

@@ -12,7 +12,6 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def _install() -> None:
-    """Loads the hooks and installs them."""
     package = type(sys)("_wattune_steps")  # by hand: importlib.util takes longer to load than all the hooks
     package.__path__ = [os.path.join(os.path.dirname(_HERE), "process")]
     sys.modules["_wattune_steps"] = package

@@ -28,7 +28,6 @@ class TrainerSteps:
     __slots__ = ("_start_ns", "_tokens", "_writer", "num_ranks_of_batch")
 
     def __init__(self, writer: StepWriter) -> None:
-        """Starts outside of a step."""
         self._writer = writer
         self._start_ns = 0
         self._tokens = 0

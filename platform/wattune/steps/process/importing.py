@@ -23,7 +23,6 @@ class AfterImport:
     """
 
     def __init__(self, calls: Mapping[str, Callable[[ModuleType], None]]) -> None:
-        """Takes the function to call by the module's name."""
         self._calls = dict(calls)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -97,7 +96,6 @@ class LastResort:
     """
 
     def __init__(self, package: str) -> None:
-        """Takes the folder of the package `wattune`."""
         self._package = package
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002

@@ -70,11 +70,9 @@ class AmdSmiBackend:
     ) -> None:
         """Starts AMD SMI and reads every sensor once.
 
-        Args:
-            package: The module `amdsmi`; imported where None.
-            hip_bdfs: Gives the bus addresses of all devices in HIP's order, as hipDeviceGetPCIBusId does; where None
-                the library's own enumeration is asked, which heeds no `HIP_VISIBLE_DEVICES`.
-            clock_ns: The monotonic clock by which the age of metrics is known.
+        `package` is the module `amdsmi`, imported where None. `hip_bdfs` gives the bus addresses of all devices in
+        HIP's order, as hipDeviceGetPCIBusId does; where None the library's own enumeration is asked, which heeds no
+        `HIP_VISIBLE_DEVICES`.
 
         Raises:
             TelemetryError: AMD SMI cannot be loaded or started, does not belong to its wrapper, shows no device, or

@@ -225,11 +225,8 @@ class AmdSmiDevice:
     def __init__(self, library: Library, handle: Any, clock_ns: Callable[[], int], *, power: str) -> None:
         """Reads every sensor once and keeps those that answer.
 
-        Args:
-            library: The open library.
-            handle: The device's.
-            clock_ns: The monotonic clock by which the age of metrics is known.
-            power: `AVAILABLE` where the package's power is this device's to report, else why it is not.
+        `clock_ns` is the monotonic clock by which the age of metrics is known; `power` is `AVAILABLE` where the
+        package's power is this device's to report, else why it is not.
         """
         self._library, self._handle, self._clock_ns = library, handle, clock_ns
         self._metrics: Metrics | None = None

@@ -56,7 +56,6 @@ class SamplerCost:
     """Cost of sampling to this process from now on."""
 
     def __init__(self) -> None:
-        """Starts the account."""
         self._start_cpu_s, self._start_ns = time.process_time(), time.monotonic_ns()
 
     def to_json(self) -> dict[str, Any]:
@@ -77,7 +76,6 @@ class ClockWatch:
     """Notices when the wall clock is set; the driver stamps its power history with it."""
 
     def __init__(self, clock_ns: Callable[[], int], wall_ns: Callable[[], int]) -> None:
-        """Starts at the clocks' present distance."""
         self._clock_ns, self._wall_ns = clock_ns, wall_ns
         self._offset_ns: int | None = None
         self.steps: list[dict[str, int]] = []
@@ -101,7 +99,6 @@ class TierRecord:
     """Record of one tier: its pace, its calls, its failures."""
 
     def __init__(self, requested_hz: float, schedule: Schedule) -> None:
-        """Starts with nothing read."""
         self._requested_hz, self._schedule = requested_hz, schedule
         self._lateness, self._read = Histogram(), Histogram()
         self._errors: defaultdict[str, Counter[str]] = defaultdict(Counter)

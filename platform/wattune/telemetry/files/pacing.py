@@ -55,7 +55,6 @@ class Histogram:
     """Durations counted in bins a tenth of a decade wide, from 1 µs up."""
 
     def __init__(self) -> None:
-        """Starts empty."""
         self._counts: Counter[int] = Counter()
         self._max_s = 0.0
 

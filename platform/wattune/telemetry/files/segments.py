@@ -169,11 +169,8 @@ class SegmentStore:
     ) -> None:
         """Opens the first segment of every tier and starts the thread.
 
-        Args:
-            folder: Where files go; it is made if need be.
-            backends: Tier to the backend that reads it.
-            simulated: Whether any value is computed instead of measured.
-            segment_s: Length of a segment.
+        The folder is made if need be; `backends` has by tier the one that reads it, and `simulated` says that any value
+        is computed.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
@@ -278,16 +275,10 @@ def read_tables(
 ) -> tuple[dict[str, pa.Table], list[str]]:
     """Reads back what a sampler wrote, whether it ended well, was killed, or is still writing.
 
-    Args:
-        folder: The sampler's folder.
-        start_mono_ns: Rows read earlier are left out; None is from the beginning.
-        end_mono_ns: Rows read later are left out; None is to the end. A `ring` row is read up to a drain after its
-            `sensor_ns`.
-
-    Returns:
-        Tables by tier, each row once and in the order it was read on its device; and a note on every segment that
-        lacks its end mark, cannot be read to its end, or holds fewer rows than the manifest counts. A note is not
-        a failure: the last segments of a living or killed sampler have one each.
+    Rows read outside of the two times are left out; a `ring` row is read up to a drain after its `sensor_ns`. Returns
+    tables by tier, each row once and in the order it was read on its device; and a note on every segment that lacks its
+    end mark, cannot be read to its end, or holds fewer rows than the manifest counts. A note is not a failure: the last
+    segments of a living or killed sampler have one each.
 
     Raises:
         TelemetryError: The manifest exists and cannot be read.

@@ -51,10 +51,8 @@ _MEMBERS: Final[dict[int, str]] = {
 def decode(value_type: int, value: Any) -> int | float:
     """The number in an `nvmlValue_t`.
 
-    Args:
-        value_type: What the driver says it wrote: on H200 power is u32, energy u64, thresholds s32, and reading one as
-            another gives a plausible wrong number.
-        value: The union.
+    `value_type` is what the driver says it wrote: on H200 power is u32, energy u64, thresholds s32, and reading one as
+    another gives a plausible wrong number.
 
     Raises:
         TelemetryError: The type is not known; the text is a code for the row.
@@ -80,7 +78,6 @@ class Counter:
     """A cumulative count that never runs backwards, whatever its register does."""
 
     def __init__(self) -> None:
-        """Starts at the register's first value."""
         self._total = 0
         self._last: tuple[int, float] | None = None
 

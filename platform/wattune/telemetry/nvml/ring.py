@@ -31,7 +31,6 @@ class RingJoin:
     """
 
     def __init__(self) -> None:
-        """Has seen nothing."""
         self._seen: Sequence[Sample] = []
         self._drained_ns = 0
         self._drains = self._samples = self._gaps = self._depth = 0

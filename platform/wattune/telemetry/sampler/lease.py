@@ -35,7 +35,6 @@ class Lease:
     """A file that an owner keeps touching, as seen by the process that lives by it."""
 
     def __init__(self, path: Path, lease_s: float, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        """Counts the lease as renewed now."""
         self._path, self._lease_ns, self._clock_ns = path, s_to_ns(lease_s), clock_ns
         self._mtime_ns: int | None = None
         self._age_ns, self._looked_ns = 0, clock_ns()
@@ -186,9 +185,7 @@ class DeviceLocks:
             self._locks.pop().release()
 
     def __enter__(self) -> Self:
-        """The locks themselves."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Releases the devices."""
         self.release()

@@ -109,15 +109,9 @@ class Sampler:
     ) -> None:
         """Opens the files and writes the first manifest.
 
-        Args:
-            folder: Where segments and manifest go.
-            backends: What to read, by name, opened; closed when the recording ends.
-            node: This node's name in every row.
-            expired: Whether its owner is gone; asked once a batch.
-            wait: Sleeps so many seconds, and returns why to stop, or None.
-            rates_hz: Reads per second of every device, by tier.
-            clock_ns: The monotonic clock, which paces.
-            wall_ns: The wall clock, which only stamps.
+        Backends are open, and closed when the recording ends. `expired` says whether the owner is gone, once a batch;
+        `wait` sleeps so many seconds and returns why to stop, or None; `rates_hz` is by tier. The monotonic clock
+        paces, the wall clock only stamps.
 
         Raises:
             TelemetryError: Two backends have a device or a tier in common, or none has a tier.
@@ -150,8 +144,7 @@ class Sampler:
     def run(self) -> str:
         """Samples until `wait` or the lease ends it; then closes every file and backend, also after an error.
 
-        Returns:
-            The reason it ended: that of `wait`, or `lease expired`.
+        Returns the reason it ended: that of `wait`, or `lease expired`.
 
         Raises:
             TelemetryError: The store cannot be written.

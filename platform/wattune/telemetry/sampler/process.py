@@ -129,11 +129,7 @@ class SamplerProcess:
     def stop(self, timeout_s: float = 10.0) -> dict[str, Any]:
         """Has it close its files and end, and kills it where that takes too long. May be called twice.
 
-        Args:
-            timeout_s: Longest it may take to close.
-
-        Returns:
-            Its last manifest; `closed` is false where it was killed or had died before.
+        Returns its last manifest; `closed` is false where it was killed or had died before.
 
         Raises:
             TelemetryError: There is none: it ended before its sensors were open.
@@ -256,10 +252,7 @@ class Watchdog:
 def wait_for_signal(timeout_s: float) -> str | None:
     """Sleeps until a stop signal or a time-out.
 
-    The stop signals must be blocked, so that they interrupt nothing else.
-
-    Returns:
-        The signal's name, or None.
+    The stop signals must be blocked, so that they interrupt nothing else. Returns the signal's name, or None.
     """
     received = signal.sigtimedwait(_STOP_SIGNALS, timeout_s)
     # Continued after a stop past its deadline, CPython 3.11 returns a signal number that was never filled in.
@@ -279,8 +272,7 @@ def sample(
 ) -> str:
     """Opens backends, locks their devices, and samples until a stop signal comes or the lease in the folder expires.
 
-    Returns:
-        The reason it ended.
+    Returns the reason it ended.
 
     Raises:
         TelemetryError: A backend cannot be opened, another sampler reads one of its devices, or the disk failed.
@@ -318,8 +310,7 @@ def _pin(cpus: Sequence[int]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a sampler in this process.
 
-    Returns:
-        The exit code: 0 after a stop, that of the error otherwise, whose message is on standard error.
+    The exit code is 0 after a stop, that of the error otherwise, whose message is on standard error.
     """
     # Blocked before any thread is made, so that all inherit it and `wait_for_signal` gets every one.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)

@@ -13,7 +13,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.cost.batch import batches
 from wattune.cost.coefficients import PUBLISHED_STEP_TIME, PowerCoefficients
-from wattune.cost.flops import model_flop_per_step
+from wattune.cost.flops import model_flop_per_token
 from wattune.cost.step_time.facts import FACTS
 from wattune.cost.step_time.predict import FP8_ERROR_FRAC, PARTS, predict
 from wattune.cost.tables import StepTime
@@ -128,7 +128,7 @@ def test_the_bubble_falls_with_micro_batches(doublings):
 
 def test_no_step_is_faster_than_its_model_flops_at_the_peak():
     found = of(PLANS, limit_w=math.inf)
-    least_s = model_flop_per_step(model("llama3_70b"), seq_len=4096, global_batch_size=64) / (16 * 989.4e12)
+    least_s = 64 * 4096 * model_flop_per_token(model("llama3_70b"), 4096) / (16 * 989.4e12)
     assert (found.step_time_s > least_s).all()
 
 
