@@ -50,6 +50,7 @@ def row(spec: TrialSpec, result: Run) -> dict[str, Any]:
         **plan,
         "spec": json.dumps(spec.to_json(), sort_keys=True),
         "tags": json.dumps(dict(result.tags), sort_keys=True),
+        "numbers": json.dumps(result.numbers.known, sort_keys=True),
         **{name: result.metrics.get(name) for name in METRICS},
     }
 

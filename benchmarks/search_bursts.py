@@ -57,9 +57,9 @@ def costs_s(row: Mapping[str, Any], window_s: float | None) -> tuple[float, floa
     took_s, step_s = (row["end_wall_ns"] - row["start_wall_ns"]) / NS_PER_S, row.get("step_time_s")
     if step_s is None:
         return took_s, took_s
-    tags = json.loads(row["tags"])
+    numbers = json.loads(row["numbers"])
     warmup_s = SYNTHETIC_WARMUP_STEPS * step_s
-    own_s = float(tags["window_s"]) if "window_s" in tags else took_s - float(tags["build_time_s"]) - warmup_s
+    own_s = numbers["window_s"] if "window_s" in numbers else took_s - numbers["build_time_s"] - warmup_s
     full_s = own_s if window_s is None else max(window_s, step_s)
     return took_s - own_s + full_s, took_s - own_s + max(BURST_S, BURST_STEPS * step_s)
 

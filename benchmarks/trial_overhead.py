@@ -110,7 +110,7 @@ def one(root: Path, spec: TrialSpec, number: int, isolation: str, cluster: Clust
     spans = pq.read_table(folder / "spans.parquet")
     steps = spans.filter(pc.equal(spans["phase"].cast("string"), "step"))
     steps_s = (pc.max(steps["end_mono_ns"]).as_py() - pc.min(steps["start_mono_ns"]).as_py()) / 1e9
-    build_s = float(result.tags["build_time_s"])
+    build_s = result.numbers.build_time_s or 0.0
     return {
         "isolation": isolation,
         "wall_s": wall_s,

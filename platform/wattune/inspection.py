@@ -42,7 +42,8 @@ class Analysis:
         lost += [f"files that are missing: {', '.join(files.missing)}"] if files.missing else []
         lost += [f"files edited on purpose: {', '.join(files.accepted)}"] if files.accepted else []
         lost += [] if files.digested else ["files have no digests: damage to them is not seen"]
-        return [text.format(self.summary.tags[tag]) for tag, text in said.items() if tag in self.summary.tags] + lost
+        facts = {**self.summary.tags, **self.summary.numbers.known}
+        return [text.format(facts[name]) for name, text in said.items() if name in facts] + lost
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`."""
@@ -51,6 +52,7 @@ class Analysis:
             "quality": self.summary.quality,
             "quality_reasons": list(self.summary.quality_reasons),
             "tags": dict(self.summary.tags),
+            "numbers": self.summary.numbers.known,
             "unreadable": self.unreadable,
             "files": asdict(self.files),
             "detail": None if self.detail is None else self.detail.to_json(),

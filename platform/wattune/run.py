@@ -104,6 +104,47 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """Numbers of a run that are no metrics: what it measured, and how it came there. None is unknown."""
+
+    window_s: float | None = None
+    """Length of what the metrics describe."""
+    first_step: int | None = None
+    last_step: int | None = None
+    """First and last step of the window, by the order of the data."""
+    steady_from_step: int | None = None
+    """Measured steps that were left out before the steady state; None where none was."""
+    thermally_settled_from_s: float | None = None
+    """From here on, in the window, the last device was at rest."""
+    told_tokens_per_step: float | None = None
+    """Tokens of a step over all ranks, as a user's program told them."""
+    window_start_mono_ns: int | None = None
+    window_end_mono_ns: int | None = None
+    """The run of a command without steps, on the monotonic clock of the node in the tag `window_node`."""
+    warmup_steps: int | None = None
+    build_time_s: float | None = None
+    """Of the slowest rank."""
+    memory_peak_rank: int | None = None
+    """The rank that used most memory."""
+    memory_reserved_peak_bytes: int | None = None
+    """Most that the allocator of any rank held."""
+
+    @property
+    def known(self) -> dict[str, float]:
+        """The numbers that are known, by name."""
+        return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
+
+    @property
+    def steps(self) -> tuple[int, int] | None:
+        """First and last step; None where the window has no steps."""
+        return None if self.first_step is None or self.last_step is None else (self.first_step, self.last_step)
+
+
+NO_NUMBERS: Final = Numbers()
+"""Of a run that measured nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One run, of a trial or of a recorded command, and what was measured of it.
 
@@ -123,6 +164,7 @@ class Run:
     quality_reasons: tuple[str, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
     """Facts that are not numbers: engine, device, versions, commit, whether telemetry is simulated."""
+    numbers: Numbers = NO_NUMBERS
     start_wall_ns: int = 0
     end_wall_ns: int = 0
     recorded: Recorded | None = None
@@ -135,7 +177,7 @@ class Run:
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data for `run.json`."""
-        data = asdict(self) | {"quality_reasons": list(self.quality_reasons)}
+        data = asdict(self) | {"quality_reasons": list(self.quality_reasons), "numbers": self.numbers.known}
         if self.recorded is None:
             del data["recorded"]
         else:
@@ -153,6 +195,7 @@ class Run:
         result = cls(
             **{
                 **data,
+                "numbers": Numbers(**data.get("numbers", {})),
                 "recorded": recorded and Recorded(**{**recorded, "command": tuple(recorded["command"])}),
                 "status": RunStatus(data["status"]),
                 "quality_reasons": tuple(data.get("quality_reasons", ())),
@@ -173,6 +216,7 @@ class Run:
                 raise TypeError(f"{name}: got {str(getattr(self, name))[:60]}, allowed: {kind.__name__}")
         for name, own, kinds in (
             ("metrics", self.metrics.values(), _NUMBERS),
+            ("numbers", (numbers := self.numbers.known).values(), _NUMBERS),
             ("tags", self.tags.values(), _TEXTS),
             ("quality_reasons", self.quality_reasons, _TEXTS),
         ):
@@ -180,8 +224,9 @@ class Run:
                 wrong = next(value for value in own if type(value) not in kinds)
                 raise TypeError(f"{name}: got {str(wrong)[:60]}, allowed: {' or '.join(k.__name__ for k in kinds)}")
         # A number of 400 digits is an integer to JSON, and no float. Infinity counts as not measured.
-        if not max(map(abs, self.metrics.values()), default=0.0) <= LARGEST_METRIC:
-            large = [name for name, value in self.metrics.items() if LARGEST_METRIC < abs(value) != math.inf]
+        if not max(map(abs, (*self.metrics.values(), *numbers.values())), default=0.0) <= LARGEST_METRIC:
+            each = {**self.metrics, **numbers}
+            large = [name for name, value in each.items() if LARGEST_METRIC < abs(value) != math.inf]
             if large:
                 raise ValueError(f"{large[0]}: more than {LARGEST_METRIC:.0e}")
         for value in (self.repeat, self.start_wall_ns, self.end_wall_ns):

@@ -89,6 +89,6 @@ def test_two_ranks_under_torchrun(wattune, results, storage: Path, tmp_path: Pat
     ranking = json.loads(done.stdout)
     assert [row["flags"]["step_s"] for row in ranking["feasible"]] == [0.02, 0.04]
     best = results(storage / "own")[f"{ranking['feasible'][0]['trial_id']}-0"]
-    assert best["tags"]["told_tokens_per_step"] == "200"
+    assert best["numbers"]["told_tokens_per_step"] == 200
     (failed,) = ranking["failed"]
     assert re.search(r"rank [01]: .*the loss is no number", failed["reason"])

@@ -133,7 +133,7 @@ def test_a_shipped_example_runs_from_its_space(
     assert done.returncode == 0, done.stderr
     (result,) = results(storage / space["study"]).values()
     assert result["status"] == "completed" and result["tags"]["steps_source"].startswith(space["steps"])
-    assert result["tags"]["told_tokens_per_step"] == str(samples * 2 * 64), "samples of a step on each of two ranks"
+    assert result["numbers"]["told_tokens_per_step"] == samples * 2 * 64, "samples of a step on each of two ranks"
     assert result["metrics"]["tokens_per_s"] > 0 and result["metrics"]["energy_per_token_j"] > 0
     program = str(folder / f"{example}.py")
     assert not [one for one in psutil.process_iter(["cmdline"]) if program in (one.info["cmdline"] or ())]
@@ -243,7 +243,7 @@ def test_nodes_meet_and_have_their_numbers(wattune, results, storage: Path, tmp_
     done = wattune("run", space, "--json")
     assert done.returncode == 0, done.stderr
     ((name, result),) = results(storage / "nodes").items()
-    assert result["status"] == "completed" and result["tags"]["told_tokens_per_step"] == "200"
+    assert result["status"] == "completed" and result["numbers"]["told_tokens_per_step"] == 200
     outputs = storage / "nodes" / "trials" / name / "output"
     assert "node 0 met node 1" in (outputs / "node0.txt").read_text()
     assert "node 1 met node 0" in (outputs / "node1.txt").read_text()
@@ -272,6 +272,6 @@ def test_torchrun_spans_two_nodes(wattune, results, storage: Path, tmp_path: Pat
     done = wattune("run", space, "--json")
     assert done.returncode == 0, done.stderr
     (result,) = results(storage / "torchrun").values()
-    assert result["status"] == "completed" and result["tags"]["told_tokens_per_step"] == str(2 * 2 * 64)
+    assert result["status"] == "completed" and result["numbers"]["told_tokens_per_step"] == 2 * 2 * 64
     left = [one for one in psutil.process_iter(["cmdline"]) if program in (one.info["cmdline"] or ())]
     assert not left

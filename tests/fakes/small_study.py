@@ -11,14 +11,14 @@ from pathlib import Path
 
 from runs import run_data
 
-from wattune.analysis.run_data import WINDOW_TAGS
+from wattune.analysis.run_data import WINDOW_NODE
 from wattune.analysis.summary import Summary, summarize
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.plans.axes import Plan
 from wattune.ranking.order import Ranking, rank
-from wattune.run import Run, RunStatus
+from wattune.run import Numbers, Run, RunStatus
 from wattune.storage.files import write_json
 from wattune.storage.measured import MeasuredFolder
 from wattune.storage.study import StudyFolder
@@ -90,6 +90,7 @@ def make_study(storage: Path, name: str = "dense_h200x4", bound_w: float = 3000.
                 quality=found.quality,
                 quality_reasons=found.quality_reasons,
                 tags={**found.tags, "version.megatron": "0.19.2"},
+                numbers=found.numbers,
                 start_wall_ns=START_NS + number * 60_000_000_000,
                 end_wall_ns=START_NS + number * 60_000_000_000 + 20_000_000_000,
             )
@@ -118,10 +119,10 @@ def without_steps(study: StudyFolder, trial_id: str) -> Run:
     folder = study.trial(trial_id, 0)
     (folder.path / "spans.parquet").unlink()
     at_ns = folder.telemetry()["fast"]["mono_ns"].to_numpy()
-    window = zip(WINDOW_TAGS, ("node0", str(at_ns.min()), str(at_ns.max())), strict=True)
     result = folder.result()
     assert result is not None
-    folder.write_result(replace(result, tags={**result.tags, **dict(window)}))
+    numbers = Numbers(window_start_mono_ns=int(at_ns.min()), window_end_mono_ns=int(at_ns.max()))
+    folder.write_result(replace(result, tags={**result.tags, WINDOW_NODE: "node0"}, numbers=numbers))
     return folder.result() or result
 
 

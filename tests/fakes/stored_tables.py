@@ -9,7 +9,7 @@ import yaml
 
 from wattune.metrics import METRICS
 from wattune.objective import Question
-from wattune.run import Run, RunStatus
+from wattune.run import Numbers, Run, RunStatus
 from wattune.trial import TrialSpec
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data"
@@ -28,6 +28,7 @@ def results_of(table: str, *, without: tuple[str, ...] = ()) -> list[tuple[Trial
                 quality=row["quality"],
                 metrics={name: row[name] for name in METRICS.keys() - {*without} if row.get(name) is not None},
                 tags=json.loads(row["tags"]),
+                numbers=Numbers(**json.loads(row["numbers"])),
             ),
         )
         for row in pq.read_table(DATA / f"{table}.parquet").to_pylist()

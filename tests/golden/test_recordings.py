@@ -260,8 +260,8 @@ def test_an_uneven_pipeline_and_hot_slots_are_no_outliers():
 
 @pytest.mark.parametrize("recording", RECORDINGS)
 def test_nothing_is_called_saturated_or_unsteady_that_was_not(recording):
-    tags = summary(recording).tags
-    assert not {"saturated", "steady_from_step", "thermally_settled_from_s"} & tags.keys()
+    found = summary(recording)
+    assert not {"saturated", "steady_from_step", "thermally_settled_from_s"} & (found.tags | found.numbers.known).keys()
     nvlink = [one for one in details(recording).saturation if one.what == "nvlink"]
     assert all(0 < one.achieved_frac < 0.2 for one in nvlink)
 
@@ -277,6 +277,6 @@ def test_excursions_and_throttling_are_listed_as_they_are_counted():
         a * b
         for a, b in zip(throttles["duration_s"].to_pylist(), throttles["clock_lost_frac"].to_pylist(), strict=True)
     )
-    window_s = float(summary("tp2pp2").tags["window_s"])
+    window_s = summary("tp2pp2").numbers.window_s
     assert lost_s / 4 / window_s == pytest.approx(summary("tp2pp2").metrics["throttle_power_loss_frac"], rel=0.02)
     assert all(45 <= celsius <= 61 for celsius in throttles["onset_temp_c"].to_pylist())

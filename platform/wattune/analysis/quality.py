@@ -9,7 +9,7 @@ from wattune.analysis.metrics.outlier import BROKEN_FRAC, VARIES_FRAC
 from wattune.analysis.metrics.speed import step_times_s
 from wattune.analysis.metrics.step_breakdown import HOST_BOUND_FRAC
 from wattune.analysis.metrics.thermal import temperature_rise_c_per_min
-from wattune.analysis.run_data import WINDOW_TAGS, Examined
+from wattune.analysis.run_data import Examined
 from wattune.analysis.signals.readings import HOST
 from wattune.analysis.signals.steady_state import drift_frac
 from wattune.fidelity import BURST, FIDELITY, STOPPED_EARLY
@@ -152,7 +152,7 @@ THRESHOLDS: Final = (
     Threshold("warming", lambda run, _: temperature_rise_c_per_min(run.temperatures), 1.0, None, scope="thermal"),
     Threshold("step_unexplained", _metric("other_frac"), 0.05, None, scope="step_breakdown"),
     Threshold("host_bound", _metric("host_bound_frac"), HOST_BOUND_FRAC, None),
-    Threshold("start_up_counts", lambda run, _: WINDOW_TAGS[0] in run.data.tags, 0, None),
+    Threshold("start_up_counts", lambda run, _: run.data.numbers.window_start_mono_ns is not None, 0, None),
     Threshold(BURST, lambda run, _: run.data.tags.get(FIDELITY) == BURST, 0, None),
     Threshold(STOPPED_EARLY, lambda run, _: STOPPED_EARLY in run.data.tags, 0, None),
     Threshold("edited", lambda run, _: len(run.data.files.accepted), 0, None),

@@ -32,6 +32,7 @@ from wattune.catalog.hardware import DeviceSpec
 from wattune.errors import PlanError
 from wattune.metrics import METRICS
 from wattune.plans.parallel import num_micro_batches
+from wattune.run import NO_NUMBERS, Numbers
 from wattune.schema import BOUNDS, TELEMETRY, DeviceKey
 from wattune.steps.files import MOST_TOKENS
 from wattune.storage.digests import NO_DIGESTS, FileCheck
@@ -40,13 +41,10 @@ from wattune.storage.study import TrialFolder
 from wattune.trial import TrialSpec
 from wattune.units import ns_to_s
 
-TOLD_TOKENS: Final = "told_tokens_per_step"
-"""Tag with the tokens of a step that a trial's own program told."""
-
 NOTHING_TOLD: Final[Mapping[str, float]] = {}
 
-WINDOW_TAGS: Final = ("window_node", "window_start_mono_ns", "window_end_mono_ns")
-"""Tags of a trial whose window is the run of its command, on the clock of its first node."""
+WINDOW_NODE: Final = "window_node"
+"""Tag of a trial whose window is the run of its command: the first node, on whose clock the window is."""
 
 _HOST_GAUGES: Final = tuple(one.name for one in TELEMETRY[HOST] if (one.metadata or {}).get(b"kind") == b"gauge")
 
@@ -78,6 +76,8 @@ class RunData:
     """Metrics that only its processes know, by name."""
     tags: Mapping[str, str] = field(default_factory=dict)
     """Tags of a trial, which say how much of it was measured (`wattune.fidelity`)."""
+    numbers: Numbers = NO_NUMBERS
+    """Numbers that a trial told of itself."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """A recording's own manifest."""
     files: FileCheck = NO_DIGESTS
@@ -106,6 +106,7 @@ class RunData:
                 peak_bytes = result.metrics.get("memory_peak_bytes")
                 return data.of_trial(
                     result.tags,
+                    result.numbers,
                     memory_peak_bytes=data.memory_peak_bytes if peak_bytes is None else [int(peak_bytes)],
                     told=result.metrics,
                 )
@@ -133,20 +134,22 @@ class RunData:
     def of_trial(
         self,
         tags: Mapping[str, str],
+        numbers: Numbers,
         *,
         memory_peak_bytes: Sequence[int] = (),
         told: Mapping[str, float] = NOTHING_TOLD,
     ) -> Self:
         """Returns the same with what a trial's ranks told."""
-        tokens, window = tags.get(TOLD_TOKENS), self.window
-        if not self.problems and all(name in tags for name in WINDOW_TAGS):
-            node, start_ns, end_ns = (tags[name] for name in WINDOW_TAGS)
-            window = self._in_common_time(node, int(start_ns), int(end_ns))
+        tokens, window = numbers.told_tokens_per_step, self.window
+        start_ns, end_ns = numbers.window_start_mono_ns, numbers.window_end_mono_ns
+        if not self.problems and WINDOW_NODE in tags and start_ns is not None and end_ns is not None:
+            window = self._in_common_time(tags[WINDOW_NODE], start_ns, end_ns)
         return replace(
             self,
             tags=tags,
+            numbers=numbers,
             window=window,
-            told_tokens_per_step=self.told_tokens_per_step if tokens is None else float(tokens),
+            told_tokens_per_step=self.told_tokens_per_step if tokens is None else tokens,
             memory_peak_bytes=memory_peak_bytes,
             told={name: value for name, value in told.items() if name in METRICS and METRICS[name].is_told},
         )

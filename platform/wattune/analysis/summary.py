@@ -1,7 +1,7 @@
 """Summary of one trial or recording: from spans and readings to metrics and a verdict."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from wattune.analysis.figures import figures
@@ -19,7 +19,7 @@ from wattune.analysis.signals.energy_grid import SWING_BAND_HZ, EnergySum, piece
 from wattune.analysis.signals.series import Series
 from wattune.arrays import Floats
 from wattune.errors import ImpossibleValueError
-from wattune.run import INVALID
+from wattune.run import INVALID, NO_NUMBERS, Numbers
 from wattune.schema import DeviceKey
 
 NO_WINDOW: Final = "no_window"
@@ -44,10 +44,11 @@ class Summary:
     """Codes of `wattune.analysis.quality.THRESHOLDS`, of `wattune.analysis.signals.schema_check`, or `no_window` or
     `impossible_value`."""
     tags: Mapping[str, str] = field(default_factory=dict)
-    """Method of the measurement: `window_s`, `power_source`, `excursion_limit`, `power_swing_band_hz`, `simulated`,
-    `steps` (first and last, by the order of the data), `steady_from_step`, `thermally_settled_from_s`, `outlier`,
+    """Method of the measurement: `power_source`, `excursion_limit`, `power_swing_band_hz`, `simulated`, `outlier`,
     `saturated`, schema problems, and `quality_<group>` for a group of metrics (`thermal`, `step_breakdown`) of lower
     quality than the rest."""
+    numbers: Numbers = NO_NUMBERS
+    """The window, and what the run told of itself before."""
 
 
 def summarize(data: RunData) -> Summary:
@@ -70,13 +71,18 @@ def summary_of(examined: Examined) -> Summary:
     data, metrics = examined.data, figures(examined)
     verdict = quality_of(examined, metrics)
     tags = {
-        "window_s": f"{examined.aligned.duration_s:.3f}",
         "simulated": str(data.simulated).lower(),
         **_power_tags(examined, metrics),
         **_found_tags(examined),
         **{f"quality_{group}": quality for group, quality in verdict.groups.items()},
     }
-    return Summary(metrics=metrics, quality=verdict.quality, quality_reasons=verdict.reasons, tags=tags)
+    return Summary(
+        metrics=metrics,
+        quality=verdict.quality,
+        quality_reasons=verdict.reasons,
+        tags=tags,
+        numbers=_numbers(examined),
+    )
 
 
 def metrics_by_device(data: RunData) -> dict[DeviceKey, dict[str, float]]:
@@ -106,17 +112,26 @@ def node_power_series(aligned: Aligned, *, window_s: float = 0.1) -> dict[str, t
     return {node: total.energy.means_w(window_s) for node, total in sums.items()} if usable else {}
 
 
+def _numbers(examined: Examined) -> Numbers:
+    """Returns the numbers of the run with those of its window."""
+    steps, start, settled_s = (
+        examined.aligned.steps,
+        examined.data.first_step,
+        all_settled_from_s(examined.temperatures),
+    )
+    return replace(
+        examined.data.numbers,
+        window_s=round(examined.aligned.duration_s, 3),
+        first_step=None if steps is None else int(steps.number.min()) - start,
+        last_step=None if steps is None else int(steps.number.max()) - start,
+        steady_from_step=examined.num_unsteady_steps or None,
+        thermally_settled_from_s=None if settled_s is None else float(settled_s),
+    )
+
+
 def _found_tags(examined: Examined) -> dict[str, str]:
     """Returns findings that are not numbers, as tags."""
     tags = {}
-    if examined.aligned.steps is not None:
-        number, start = examined.aligned.steps.number, examined.data.first_step
-        tags["steps"] = f"{int(number.min()) - start}-{int(number.max()) - start}"
-    if examined.num_unsteady_steps:
-        tags["steady_from_step"] = str(examined.num_unsteady_steps)
-    settled_s = all_settled_from_s(examined.temperatures)
-    if settled_s is not None:
-        tags["thermally_settled_from_s"] = f"{settled_s:.0f}"
     if examined.outliers and examined.outliers[0].deviation_frac > VARIES_FRAC:
         tags["outlier"] = str(examined.outliers[0])
     saturated = [one.claim for one in examined.saturation if one.saturated]

@@ -7,12 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wattune.analysis.run_data import TOLD_TOKENS, WINDOW_TAGS
+from wattune.analysis.run_data import WINDOW_NODE
 from wattune.analysis.signals.readings import HOST
 from wattune.clock import ClockAnchor
 from wattune.orchestrate.lanes.messages import Place
 from wattune.orchestrate.telemetry_actor import NodeTelemetry
 from wattune.plans.program import is_command
+from wattune.run import Numbers
 from wattune.steps.files import Step
 from wattune.trial import TrialSpec
 from wattune.workers.command.program_run import ProgramOutcome, StepsByRank
@@ -96,18 +97,21 @@ def _spans(
     return pa.concat_tables(found).unify_dictionaries() if found else None
 
 
-def command_tags(outcomes: Sequence[RankOutcome], places: Sequence[Place], *, has_steps: bool) -> dict[str, str]:
-    """Returns the tags that the analysis needs: tokens that the program told, and the window where it has no steps."""
+def command_told(
+    outcomes: Sequence[RankOutcome], places: Sequence[Place], numbers: Numbers, *, has_steps: bool
+) -> tuple[dict[str, str], Numbers]:
+    """Returns tags and numbers that the analysis needs: tokens that the program told, or the window without steps."""
     lead = leading(outcomes)
     if lead is None:
-        return {}
-    tokens = sum(one.command.tokens_per_step for one in outcomes if one.command is not None)
-    tags = {TOLD_TOKENS: f"{tokens:.17g}"} if tokens and has_steps else {}
+        return {}, numbers
+    if has_steps:
+        tokens = sum(one.command.tokens_per_step for one in outcomes if one.command is not None)
+        return {}, replace(numbers, told_tokens_per_step=float(tokens) or None)
     node = next((place.node for place in places if place.rank == 0), "")
-    if not has_steps and node:
-        values = (node, str(lead.start_mono_ns), str(lead.end_mono_ns))
-        tags |= dict(zip(WINDOW_TAGS, values, strict=True))
-    return tags
+    if not node:
+        return {}, numbers
+    window = replace(numbers, window_start_mono_ns=lead.start_mono_ns, window_end_mono_ns=lead.end_mono_ns)
+    return {WINDOW_NODE: node}, window
 
 
 def of_devices(part: NodeTelemetry, places: Sequence[Place]) -> NodeTelemetry:

@@ -11,12 +11,12 @@ from wattune.analysis.summary import Summary, summarize
 from wattune.fidelity import STOPPED_EARLY
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Node
-from wattune.orchestrate.command_result import command_tags, leading, num_answers
+from wattune.orchestrate.command_result import command_told, leading, num_answers
 from wattune.orchestrate.failures import Cause, Failure
 from wattune.orchestrate.lanes.messages import Answer
 from wattune.orchestrate.power_limit import NODE_POWER, NODE_POWER_PEAK
 from wattune.plans.program import is_command
-from wattune.run import INVALID, Run, RunStatus
+from wattune.run import INVALID, Numbers, Run, RunStatus
 from wattune.storage.study import TrialFolder
 from wattune.trial import TrialSpec
 from wattune.workers.outcome import RankOutcome
@@ -71,13 +71,16 @@ def trial_result(attempt: Attempt, answer: Answer, spans: pa.Table | None, *, st
     """Assesses a trial whose spans, which are those of all ranks, and telemetry are in its folder."""
     spec, folder = attempt.spec, TrialFolder(attempt.folder)
     status, reason, failure = status_of(spec, answer, attempt.nodes)
-    summary = Summary(quality="")
+    numbers = rank_numbers(answer.outcomes)
     tags = {**attempt.tags, **_stopped_early(answer.outcomes)}
     if is_command(spec):
-        tags |= command_tags(answer.outcomes, answer.places, has_steps=spans is not None)
+        told, numbers = command_told(answer.outcomes, answer.places, numbers, has_steps=spans is not None)
+        tags |= told
+    summary = Summary(quality="", numbers=numbers)
     if status is RunStatus.COMPLETED:
-        peaks, told = _peaks(answer.outcomes), _told(answer.outcomes, spec.plan.ep)
-        summary = summarize(RunData.of(folder.path).of_trial(tags, memory_peak_bytes=peaks, told=told))
+        peaks, metrics = _peaks(answer.outcomes), _told(answer.outcomes, spec.plan.ep)
+        data = RunData.of(folder.path).of_trial(tags, numbers, memory_peak_bytes=peaks, told=metrics)
+        summary = summarize(data)
         status, reason = against_limits(summary, attempt.limits)
     facts = {
         "engine": spec.engine,
@@ -93,6 +96,7 @@ def trial_result(attempt: Attempt, answer: Answer, spans: pa.Table | None, *, st
         quality=summary.quality,
         quality_reasons=summary.quality_reasons,
         tags={**tags, **summary.tags, **facts, **rank_tags(answer.outcomes, answer.cause)},
+        numbers=summary.numbers,
         start_wall_ns=start_wall_ns,
         end_wall_ns=time.time_ns(),
     )
@@ -121,21 +125,26 @@ def _stopped_early(outcomes: Sequence[RankOutcome]) -> dict[str, str]:
     return {STOPPED_EARLY: proof} if proof else {}
 
 
+def rank_numbers(outcomes: Sequence[RankOutcome]) -> Numbers:
+    """Returns numbers of warm-up, build and memory."""
+    built = [outcome for outcome in outcomes if outcome.build_time_s]  # a rank that was stopped has no build time
+    fullest = max(outcomes, key=lambda outcome: outcome.memory_peak_bytes, default=None)
+    return Numbers(
+        warmup_steps=built[0].num_warmup_steps if built else None,
+        build_time_s=round(max(outcome.build_time_s for outcome in built), 3) if built else None,
+        memory_peak_rank=fullest.rank if fullest is not None and fullest.memory_peak_bytes else None,
+        memory_reserved_peak_bytes=max((one.memory_reserved_peak_bytes for one in outcomes), default=0) or None,
+    )
+
+
 def rank_tags(outcomes: Sequence[RankOutcome], cause: RankOutcome | None) -> dict[str, str]:
-    """Tags of warm-up, memory and profile; `cause` is the failure the lane heard of first, if there was one."""
+    """Tags of warm-up, engine and profile; `cause` is the failure the lane heard of first, if there was one."""
     if not outcomes:
         return {}
     tags: dict[str, str] = {}
     built = [outcome for outcome in outcomes if outcome.build_time_s]  # a rank that was stopped has no build time
     if built:
-        tags["warmup_steps"] = str(built[0].num_warmup_steps)
         tags["steady"] = str(all(outcome.steady for outcome in built)).lower()
-        tags["build_time_s"] = f"{max(outcome.build_time_s for outcome in built):.3f}"
-    fullest = max(outcomes, key=lambda outcome: outcome.memory_peak_bytes)
-    if fullest.memory_peak_bytes:
-        tags["memory_peak_rank"] = str(fullest.rank)
-    if reserved_bytes := max(outcome.memory_reserved_peak_bytes for outcome in outcomes):
-        tags["memory_reserved_peak_bytes"] = str(reserved_bytes)
     tags |= outcomes[0].facts
     tags |= agreed({outcome.rank: outcome.provenance for outcome in outcomes if outcome.provenance})
     if unprofiled := {outcome.rank: outcome for outcome in outcomes if "profile" in outcome.facts}:

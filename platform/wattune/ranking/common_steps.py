@@ -53,7 +53,7 @@ def of_folder(study: StudyFolder, results: Results) -> Results:
     def again(spec: TrialSpec, result: Run, steps: Range) -> Mapping[str, float]:
         try:
             data = replace(RunData.of(study.trial(result.trial_id, result.repeat).path), spec=spec)
-            return figures_over(data.of_trial(result.tags, told=result.metrics), *steps)
+            return figures_over(data.of_trial(result.tags, result.numbers, told=result.metrics), *steps)
         except WattuneError:  # without its files a trial is marked; `wattune analyze` says what they lack
             return {}
 
@@ -70,7 +70,7 @@ def over_common_steps(results: Results, again: Again | None = None) -> Results:
     ranges = {
         id(result): steps
         for _, result in results
-        if result.status is RunStatus.COMPLETED and not is_burst(result) and (steps := steps_of(result)) is not None
+        if result.status is RunStatus.COMPLETED and not is_burst(result) and (steps := result.numbers.steps) is not None
     }
     bound = [result for spec, result in results if id(result) in ranges and window_matters(spec, result)]
     if not bound or len(ranges) < 2:
@@ -93,12 +93,6 @@ def window_matters(spec: TrialSpec, result: Run) -> bool:
     routing = spec.workload.routing
     learned = spec.model.is_moe and (routing is None or routing.by == "learned")
     return learned or not set(_TRENDS).isdisjoint(result.quality_reasons)
-
-
-def steps_of(result: Run) -> Range | None:
-    """Returns the steps that a result is of; None where it does not say them, as before there was the tag."""
-    first, _, last = result.tags.get("steps", "").partition("-")
-    return (int(first), int(last)) if first.isdigit() and last.isdigit() else None
 
 
 def describe(results: Iterable[Run]) -> list[str]:

@@ -142,6 +142,7 @@ def measured_run(path: Path) -> Run:
         quality=summary.quality,
         quality_reasons=summary.quality_reasons,
         tags={**summary.tags, "nodes": str(facts.get("node") or "")},
+        numbers=summary.numbers,
         start_wall_ns=start_wall_ns,
         end_wall_ns=start_wall_ns,
         recorded=recorded,

@@ -63,11 +63,6 @@ def _runs(repeats: Sequence[Run]) -> str:
 
 def _windows(repeats: Sequence[Run]) -> str:
     """Returns the shortest and the longest window of runs; empty where none says it."""
-    windows_s = []
-    for result in repeats:
-        try:
-            windows_s.append(float(result.tags["window_s"]))
-        except (KeyError, ValueError):  # it failed
-            continue
+    windows_s = [result.numbers.window_s for result in repeats if result.numbers.window_s is not None]
     ends = (min(windows_s), max(windows_s)) if windows_s else ()
     return " to ".join(dict.fromkeys(worded("time_s", one) for one in ends))

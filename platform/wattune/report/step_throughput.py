@@ -5,7 +5,6 @@ from typing import Final
 
 import numpy as np
 
-from wattune.analysis.run_data import TOLD_TOKENS
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.common_steps import COMPARED
 from wattune.ranking.evidence import Evidence
@@ -91,5 +90,4 @@ def leaders(ranking: Ranking) -> Sequence[RankedTrial]:
 
 def _told_tokens(row: RankedTrial) -> float | None:
     """Returns the tokens of a step that a command's program told; None where it told none."""
-    told = next((run.tags[TOLD_TOKENS] for run in row.counted if TOLD_TOKENS in run.tags), None)
-    return None if told is None else float(told)
+    return next((told for run in row.counted if (told := run.numbers.told_tokens_per_step) is not None), None)

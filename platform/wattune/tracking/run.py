@@ -77,6 +77,7 @@ def run_tags(spec: TrialSpec, result: Run) -> dict[str, str]:
     commit = result.tags.get("git_commit")
     tags = {
         **result.tags,
+        **{name: f"{value:.17g}" for name, value in result.numbers.known.items()},
         FORMAT_TAG: str(FORMAT),
         "trial_id": result.trial_id,
         "repeat": str(result.repeat),

@@ -13,6 +13,7 @@ from wattune.analysis.summary import summarize
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.plans.axes import Plan
+from wattune.run import NO_NUMBERS
 from wattune.schema import KERNELS
 from wattune.trial import TrialSpec
 from wattune.workload import Workload
@@ -31,8 +32,8 @@ def test_steps_before_the_steady_state_are_left_out_of_the_window(bench):
         at_s += length_s
     ring = bench.ring({GPU: lambda t: np.where(t < 8, 100.0, 300.0)}, end_s=30.0)
     found = summarize(run_data(None, bench.spans(rows), {"ring": ring}, {}))
-    assert found.tags["steady_from_step"] == "4"
-    assert found.tags["window_s"] == "20.000"
+    assert found.numbers.steady_from_step == 4
+    assert found.numbers.window_s == 20.0
     assert found.metrics["device_power_mean_w"] == pytest.approx(300.0, rel=1e-3)
     assert found.metrics["step_time_s"] == pytest.approx(1.0)
     assert "no_steady_state" not in found.quality_reasons
@@ -45,8 +46,8 @@ def test_of_steps_that_were_chosen_none_is_left_out(bench):
     ]
     ring = bench.ring({GPU: lambda t: np.where(t < 8, 100.0, 300.0)}, end_s=30.0)
     found = summarize(run_data(None, bench.spans(rows), {"ring": ring}, {}, chosen=True, told_tokens_per_step=7.0))
-    assert found.tags["window_s"] == "28.000" and found.tags["steps"] == "0-23"
-    assert "steady_from_step" not in found.tags and "no_steady_state" not in found.quality_reasons
+    assert found.numbers.window_s == 28.0 and found.numbers.steps == (0, 23)
+    assert found.numbers.steady_from_step is None and "no_steady_state" not in found.quality_reasons
     assert found.metrics["tokens_per_s"] == pytest.approx(24 * 7 / 28)
     assert found.metrics["device_power_mean_w"] == pytest.approx((8 * 100 + 20 * 300) / 28, rel=1e-3)
 
@@ -58,7 +59,7 @@ def test_a_late_change_is_no_steady_state_and_nothing_is_left_out(bench):
         at_s += length_s
     found = summarize(run_data(None, bench.spans(rows), {"ring": bench.ring({GPU: constant(100)}, end_s=30.0)}, {}))
     assert {"no_steady_state"} <= set(found.quality_reasons)
-    assert found.tags["window_s"] == "23.600" and found.quality != "publishable"
+    assert found.numbers.window_s == 23.6 and found.quality != "publishable"
 
 
 def test_without_a_window_nothing_is_examined(bench):
@@ -191,6 +192,6 @@ def test_the_first_step_is_told_apart_and_what_it_compiled(bench):
 def test_what_only_its_processes_know_of_a_run_is_a_metric(bench):
     data = run_data(None, bench.steps([GPU]), {"ring": bench.ring({GPU: constant(100)})}, {})
     told = {"startup_s": 12.5, "overhead_frac": 0.25, "step_time_s": 9.0, "unheard_of": 1.0}
-    found = summarize(data.of_trial({}, told=told)).metrics
+    found = summarize(data.of_trial({}, NO_NUMBERS, told=told)).metrics
     assert (found["startup_s"], found["overhead_frac"], found["step_time_s"]) == (12.5, 0.25, pytest.approx(1.0))
     assert "unheard_of" not in found and "startup_s" not in summarize(data).metrics

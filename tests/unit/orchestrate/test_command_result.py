@@ -8,7 +8,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import OWN_MODEL
 from wattune.orchestrate.command_result import (
     command_spans,
-    command_tags,
+    command_told,
     num_answers,
     of_devices,
     run_spans,
@@ -17,7 +17,7 @@ from wattune.orchestrate.lanes.messages import Place
 from wattune.orchestrate.telemetry_actor import NodeTelemetry
 from wattune.plans.axes import Plan
 from wattune.plans.program import Program
-from wattune.run import RunStatus
+from wattune.run import NO_NUMBERS, Numbers, RunStatus
 from wattune.steps.files import Step
 from wattune.trial import TrialSpec
 from wattune.workers.command.program_run import ProgramOutcome
@@ -96,11 +96,8 @@ def test_copied_steps_are_at_the_same_moment_where_the_clocks_of_nodes_differ():
 def test_without_measured_steps_there_are_no_spans_and_the_run_is_the_window():
     outcomes = [outcome(0, (), first=0, end=None), outcome(1, (), first=0, end=None)]
     assert command_spans(outcomes, PLACES, {}) is None
-    assert command_tags(outcomes, PLACES, has_steps=False) == {
-        "window_node": "n0",
-        "window_start_mono_ns": "1000000000",
-        "window_end_mono_ns": "3000000000",
-    }
+    window = Numbers(window_start_mono_ns=1000000000, window_end_mono_ns=3000000000)
+    assert command_told(outcomes, PLACES, NO_NUMBERS, has_steps=False) == ({"window_node": "n0"}, window)
     run = run_spans(outcomes, PLACES)
     assert [row["rank"] for row in run.to_pylist()] == [0, 1, 2, 3]
     assert {row["end_mono_ns"] - row["start_mono_ns"] for row in run.to_pylist()} == {2 * 10**9}
@@ -109,7 +106,7 @@ def test_without_measured_steps_there_are_no_spans_and_the_run_is_the_window():
 
 def test_tokens_of_all_nodes_are_added_up():
     outcomes = [outcome(0, (0, 1)), outcome(1, (2, 3))]
-    assert command_tags(outcomes, PLACES, has_steps=True) == {"told_tokens_per_step": "32"}
+    assert command_told(outcomes, PLACES, NO_NUMBERS, has_steps=True) == ({}, Numbers(told_tokens_per_step=32.0))
 
 
 def test_devices_that_a_trial_did_not_use_are_left_out_of_its_telemetry():

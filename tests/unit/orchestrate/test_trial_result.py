@@ -13,9 +13,9 @@ from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Node
 from wattune.orchestrate.failures import CAUSE_TAG, NODES_TAG, Cause
 from wattune.orchestrate.lanes.messages import Answer, Death, Place
-from wattune.orchestrate.trial_result import against_limits, rank_tags, trial_result
+from wattune.orchestrate.trial_result import against_limits, rank_numbers, rank_tags, trial_result
 from wattune.plans.axes import Plan
-from wattune.run import Run, RunStatus
+from wattune.run import NO_NUMBERS, Numbers, Run, RunStatus
 from wattune.trial import Measure, TrialSpec
 from wattune.workers.outcome import RankOutcome
 from wattune.workload import Workload
@@ -148,18 +148,16 @@ def test_a_measurement_of_no_use_is_invalid_and_says_why_unless_the_limit_comes_
     assert against_limits(useless, {"node_device_power_w": 2950.0})[0] is RunStatus.INVALID, "at the limit is allowed"
 
 
-def test_the_tags_of_ranks_are_those_of_the_slowest_and_fullest() -> None:
+def test_tags_and_numbers_of_ranks_are_those_of_the_slowest_and_fullest() -> None:
     first = outcome(0, build_time_s=2.0, num_warmup_steps=6, steady=True, memory_peak_bytes=10)
     second = outcome(1, build_time_s=3.5, num_warmup_steps=6, steady=False, memory_peak_bytes=30)
     stopped = outcome(2, memory_reserved_peak_bytes=50)
-    assert rank_tags([first, second, stopped], None) == {
-        "warmup_steps": "6",
-        "steady": "false",
-        "build_time_s": "3.500",
-        "memory_peak_rank": "1",
-        "memory_reserved_peak_bytes": "50",
-    }
+    assert rank_tags([first, second, stopped], None) == {"steady": "false"}
+    assert rank_numbers([first, second, stopped]) == Numbers(
+        warmup_steps=6, build_time_s=3.5, memory_peak_rank=1, memory_reserved_peak_bytes=50
+    )
     assert rank_tags([outcome(0)], None) == {} == rank_tags([], None)
+    assert rank_numbers([outcome(0)]) == NO_NUMBERS == rank_numbers([])
 
 
 def test_tags_say_what_the_ranks_found_and_where_they_differ() -> None:

@@ -8,7 +8,7 @@ from made_trials import FASTEST, Pair, asked, trial
 from small_study import make_study, ranking_of
 
 from wattune.analysis.figures import figures_over
-from wattune.analysis.run_data import TOLD_TOKENS, RunData
+from wattune.analysis.run_data import RunData
 from wattune.catalog.models import model
 from wattune.objective import parse_constraint
 from wattune.ranking.common_steps import (
@@ -17,12 +17,11 @@ from wattune.ranking.common_steps import (
     Range,
     of_folder,
     over_common_steps,
-    steps_of,
     window_matters,
 )
 from wattune.ranking.order import rank
 from wattune.ranking.sources import Source
-from wattune.run import Run, RunStatus
+from wattune.run import NO_NUMBERS, Numbers, Run, RunStatus
 from wattune.storage.study import StudyFolder
 from wattune.trial import TrialSpec
 from wattune.workload import UNKNOWN_WORKLOAD, Routing
@@ -37,9 +36,14 @@ def mixture(pair: Pair, by: str | None) -> Pair:
     return spec, replace(result, trial_id=spec.trial_id)
 
 
+def of_steps(steps: str) -> Numbers:
+    first, _, last = steps.partition("-")
+    return Numbers(first_step=int(first), last_step=int(last)) if steps else NO_NUMBERS
+
+
 def measured(number: int, steps: str, reasons: tuple[str, ...] = (), by: str | None = "learned") -> Pair:
-    spec, result = mixture(trial(number, METRICS, tags={"steps": steps} if steps else {}), by)
-    return spec, replace(result, quality_reasons=reasons)
+    spec, result = mixture(trial(number, METRICS), by)
+    return spec, replace(result, quality_reasons=reasons, numbers=of_steps(steps))
 
 
 def again(_spec: TrialSpec, _result: Run, steps: Range) -> Mapping[str, float]:
@@ -70,7 +74,10 @@ def test_a_window_matters_where_the_router_chooses_or_steps_have_a_trend(
 
 
 def test_a_dense_model_without_a_trend_has_comparable_windows_of_any_length() -> None:
-    pairs = [trial(n, METRICS, tags={"steps": steps}) for n, steps in ((1, "5-40"), (2, "20-400"))]
+    pairs = [
+        (spec, replace(result, numbers=of_steps(steps)))
+        for steps, (spec, result) in (("5-40", trial(1, METRICS)), ("20-400", trial(2, METRICS)))
+    ]
     assert over_common_steps(pairs, again) is pairs
 
 
@@ -79,7 +86,7 @@ def test_speed_and_energy_are_of_the_steps_that_all_measured_and_bounds_of_the_w
     assert [one.tags.get(COMPARED) for one in found] == ["12-40", "12-40", None], "the last measured just these"
     assert [one.metrics["tokens_per_s"] for one in found] == [140.0, 140.0, 100.0]
     assert found[0].metrics == {**METRICS, "tokens_per_s": 140.0, "energy_per_token_j": 0.4}
-    assert found[0].tags["steps"] == "5-40" and found[0].quality_reasons == ()
+    assert found[0].numbers.steps == (5, 40) and found[0].quality_reasons == ()
 
 
 def test_of_balanced_trials_only_the_one_with_a_trend_changes() -> None:
@@ -116,18 +123,18 @@ def test_a_recorded_trial_with_a_trend_is_computed_again_from_its_folder(study: 
     """The shorter trial bounds the steps; the longer one has a trend."""
     ranking = ranking_of(study)
     rows = [ranking.feasible[0], ranking.infeasible[0]]
-    ranges = {row.trial_id: steps_of(row.counted[0]) for row in rows}
+    ranges = {row.trial_id: row.counted[0].numbers.steps for row in rows}
     first, ends = max(one[0] for one in ranges.values()), {trial_id: one[1] for trial_id, one in ranges.items()}
     longer = max(ends, key=lambda trial_id: ends[trial_id])
     last = min(ends.values()) - 5
     pairs = []
     for spec, result in study.results():
-        tags, reasons = dict(result.tags), result.quality_reasons
+        numbers, reasons = result.numbers, result.quality_reasons
         if result.trial_id == longer:
             reasons = (*reasons, "unsteady_steps")
-        elif "steps" in tags:
-            tags["steps"] = f"{first}-{last}"
-        pairs.append((spec, replace(result, tags=tags, quality_reasons=reasons)))
+        elif numbers.steps is not None:
+            numbers = replace(numbers, first_step=first, last_step=last)
+        pairs.append((spec, replace(result, numbers=numbers, quality_reasons=reasons)))
     before = {result.trial_id: result for _, result in pairs}
     after = {result.trial_id: result for _, result in of_folder(study, pairs)}
     assert after[longer].tags[COMPARED] == f"{first}-{last}"
@@ -144,16 +151,16 @@ def test_a_recorded_trial_with_a_trend_is_computed_again_from_its_folder(study: 
 
 def test_tokens_that_a_program_told_count_over_common_steps_too(study: StudyFolder) -> None:
     """Nobody described the data of a command: its program told the tokens of a step."""
-    pairs = {result.trial_id: (spec, result) for spec, result in study.results() if steps_of(result) is not None}
+    pairs = {result.trial_id: (spec, result) for spec, result in study.results() if result.numbers.steps is not None}
     (_, fixed), (spec, trending) = pairs.values()
-    first, last = steps_of(fixed)[0], steps_of(fixed)[1] - 5
+    first, last = fixed.numbers.steps[0], fixed.numbers.steps[1] - 5
     tokens = spec.tokens_per_step
     spec = replace(spec, workload=UNKNOWN_WORKLOAD)
     assert tokens is not None and spec.tokens_per_step is None
-    fixed = replace(fixed, tags={**fixed.tags, "steps": f"{first}-{last}"})
+    fixed = replace(fixed, numbers=replace(fixed.numbers, first_step=first, last_step=last))
     trending = replace(
         trending,
-        tags={**trending.tags, TOLD_TOKENS: str(tokens)},
+        numbers=replace(trending.numbers, told_tokens_per_step=float(tokens)),
         quality_reasons=(*trending.quality_reasons, "unsteady_steps"),
     )
     found = dict(zip(pairs, (result for _, result in of_folder(study, [(spec, fixed), (spec, trending)])), strict=True))

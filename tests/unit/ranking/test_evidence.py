@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from small_study import make_study, ranking_of, without_steps
 
-from wattune.analysis.run_data import WINDOW_TAGS
 from wattune.errors import PlanError
 from wattune.ranking.evidence import Compared, compare_trials, gather, split_reference
 from wattune.storage.study import StudyFolder
@@ -54,7 +53,7 @@ def test_evidence_is_what_the_folder_holds(study):
     assert found.highest_node == "node0"
     time_s, watts = found.power_w["node0"]
     assert watts.mean() == pytest.approx(best.counted[0].metrics["node_device_power_mean_w"], rel=0.01)
-    assert (time_s[0] >= 0) and (time_s[-1] <= float(best.counted[0].tags["window_s"]))
+    assert (time_s[0] >= 0) and (time_s[-1] <= best.counted[0].numbers.window_s)
     start_s, length_s = found.steps
     assert start_s[0] == pytest.approx(0.0, abs=1e-3)
     assert (length_s > 0).all()
@@ -68,7 +67,7 @@ def test_evidence_of_a_trial_without_steps_is_of_the_window_that_its_run_is(tmp_
     found = gather(study.trial(best.trial_id, 0), result)
     assert found is not None and not found.steps[0].size and found.breakdown is None
     (time_s, watts) = found.power_w["node0"]
-    start_ns, end_ns = (int(result.tags[name]) for name in WINDOW_TAGS[1:])
+    start_ns, end_ns = (result.numbers.window_start_mono_ns, result.numbers.window_end_mono_ns)
     assert 0 <= time_s[0] < time_s[-1] <= (end_ns - start_ns) / 1e9 and watts.max() > 2000
     side = Compared(study).side(best.trial_id)
     assert side.simulated is False and side.breakdown is None
