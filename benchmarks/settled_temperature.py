@@ -36,7 +36,7 @@ from wattune.objective import RISK, parse_constraint
 from wattune.ranking.bounds import Holds, margin
 from wattune.ranking.heat import HOTTEST, SETTLED, UNCERTAINTY
 from wattune.ranking.spreads import Spreads
-from wattune.run import Run, RunStatus
+from wattune.run import Numbers, Run, RunStatus
 from wattune.schema import DeviceKey
 
 WINDOWS_S: Final = (2.0, 5.0, 15.0, 60.0, 300.0)
@@ -145,8 +145,8 @@ def verdicts(case: Case, *, settled: bool) -> list[tuple[Holds, bool]]:
     metrics = {HOTTEST: case.read_c}
     if settled:
         metrics |= {SETTLED: case.hottest.settled_c, UNCERTAINTY: case.hottest.uncertainty_k}
-    tags = {} if settled else {"window_s": "1000"}
-    run = Run(trial_id="t", repeat=0, status=RunStatus.COMPLETED, metrics=metrics, quality="indicative", tags=tags)
+    window = Numbers() if settled else Numbers(window_s=1000.0)
+    run = Run(trial_id="t", repeat=0, status=RunStatus.COMPLETED, metrics=metrics, quality="indicative", numbers=window)
     spreads, found = Spreads([(None, run)]), []
     for away in range(-NEAR_K, NEAR_K):
         bound_c = case.truth_c + away + 0.5

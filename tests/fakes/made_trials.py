@@ -8,7 +8,7 @@ from wattune.catalog.models import model
 from wattune.objective import RISK, Constraint, Objective, Question, parse_constraint, parse_objective
 from wattune.plans.axes import Plan
 from wattune.ranking.assessment import RankedTrial
-from wattune.run import Run, RunStatus
+from wattune.run import Numbers, Run, RunStatus
 from wattune.trial import TrialSpec
 from wattune.workload import Workload
 
@@ -44,6 +44,7 @@ def trial(
     quality: str = "publishable",
     reason: str = "",
     tags: Mapping[str, str] | None = None,
+    window_s: float | None = None,
 ) -> Pair:
     """Trial `number`: each is another micro-batch size, so each has another identity."""
     spec = TrialSpec(
@@ -61,6 +62,7 @@ def trial(
         metrics=metrics or {},
         quality=quality if metrics else "",
         tags=tags or {},
+        numbers=Numbers(window_s=window_s),
     )
 
 

@@ -131,7 +131,4 @@ def _variance(runs: Sequence[Run]) -> float:
 
 
 def _window_s(run: Run) -> float:
-    try:
-        return float(run.tags.get("window_s", 0.0))
-    except ValueError:
-        return 0.0
+    return run.numbers.window_s or 0.0

@@ -43,7 +43,7 @@ def test_a_distance_in_kelvin_is_no_share_of_degrees():
     [(75.0, Verdict.FEASIBLE), (84.0, Verdict.UNDECIDED), (85.0, Verdict.UNDECIDED), (95.0, Verdict.INFEASIBLE)],
 )
 def test_a_whole_degree_below_a_bound_is_not_yet_within_it(temp_c, verdict):
-    measured = trial(1, {"tokens_per_s": 1.0, "device_temp_max_c": temp_c}, tags={"window_s": "90.0"})
+    measured = trial(1, {"tokens_per_s": 1.0, "device_temp_max_c": temp_c}, window_s=90.0)
     (row,) = rank([measured], asked(FASTEST, COOL)).trials
     assert row.verdict is verdict
     assert row.margins[0].holds is (temp_c < 85.0)

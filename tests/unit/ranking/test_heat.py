@@ -12,8 +12,8 @@ from wattune.ranking.order import rank
 BOUND = parse_constraint("device_temp_max_c <= 70")
 
 
-def judged(bound=BOUND, *, window_s="4.5", more=(), **metrics):
-    pairs = [trial(1, {"tokens_per_s": 1.0, **metrics}, tags={"window_s": window_s} if window_s else {}), *more]
+def judged(bound=BOUND, *, window_s=4.5, more=(), **metrics):
+    pairs = [trial(1, {"tokens_per_s": 1.0, **metrics}, window_s=window_s), *more]
     (row,) = rank(pairs, asked(FASTEST, bound)).trials
     return row
 
@@ -49,22 +49,20 @@ def test_a_reading_of_seconds_proves_nothing_near_the_bound():
     """A run without its curve, as of older tables: far away it decides, near it does not, and a minute decides."""
     short = {temp_c: judged(device_temp_max_c=temp_c).margins[0].verdict for temp_c in (50.0, 64.0, 72.0, 84.0)}
     assert list(short.values()) == [Holds.HOLDS, Holds.UNDECIDED, Holds.UNDECIDED, Holds.BREAKS]
-    assert judged(device_temp_max_c=64.0, window_s="75").margins[0].verdict is Holds.HOLDS
+    assert judged(device_temp_max_c=64.0, window_s=75.0).margins[0].verdict is Holds.HOLDS
     row = judged(device_temp_max_c=64.0)
     assert "not settled after 4 s of load: measure 60 s (measure.min_seconds)" in row.reason
-    assert "a run of unknown length" in judged(device_temp_max_c=64.0, window_s="").reason
+    assert "a run of unknown length" in judged(device_temp_max_c=64.0, window_s=None).reason
 
 
 def test_more_short_repeats_do_not_settle_it():
-    more = [
-        trial(1, {"tokens_per_s": 1.0, **settled(67.5, 5.0)}, repeat=n, tags={"window_s": "4"}) for n in range(1, 9)
-    ]
+    more = [trial(1, {"tokens_per_s": 1.0, **settled(67.5, 5.0)}, repeat=n, window_s=4.0) for n in range(1, 9)]
     assert judged(more=more, **settled(67.5, 5.0)).margins[0].verdict is Holds.UNDECIDED
 
 
 def test_a_soak_settles_it():
-    tags = {"window_s": "300", "soak": "true"}
-    long = trial(1, {"tokens_per_s": 1.0, **settled(66.0, 0.9)}, repeat=3000, tags=tags)
+    tags = {"soak": "true"}
+    long = trial(1, {"tokens_per_s": 1.0, **settled(66.0, 0.9)}, repeat=3000, tags=tags, window_s=300.0)
     assert judged(**settled(67.5, 5.0)).margins[0].verdict is Holds.UNDECIDED
     assert judged(more=[long], **settled(67.5, 5.0)).margins[0].verdict is Holds.HOLDS
 
@@ -78,7 +76,7 @@ def test_a_soak_settles_it():
     ],
 )
 def test_other_temperatures_move_with_the_hottest_device(bound, metric, value):
-    warms = judged(parse_constraint(bound), window_s="4", **settled(68.0, 2.0), **{metric: value}).margins[0]
+    warms = judged(parse_constraint(bound), window_s=4.0, **settled(68.0, 2.0), **{metric: value}).margins[0]
     assert warms.verdict is not Holds.HOLDS
     assert warms.holds_probability < 0.05
 
