@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from specs import trial_spec
 from warm_ranks import start_script
 
 from wattune.catalog.hardware import ClusterSpec
@@ -105,7 +106,7 @@ class Case:
         neutral = {"dtype": "fp32", "etp": self.axes.get("tp", 1)}
         cluster = ClusterSpec(device="cpu", devices_per_node=self.world_size)
         plan = Plan(**(neutral | dict(self.axes)))
-        return TrialSpec(model=self.model, cluster=cluster, engine=engine, workload=self.workload, plan=plan)
+        return trial_spec(self.model, on=cluster, engine=engine, workload=self.workload, plan=plan)
 
 
 def case(model: ModelSpec, world_size: int, **axes: Any) -> Case:

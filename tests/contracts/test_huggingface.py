@@ -18,17 +18,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from specs import trial_spec
 
-from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.huggingface import read_config
 from wattune.catalog.models import ModelSpec
 from wattune.engines.model import weights
 from wattune.engines.model.tokens import Batches
 from wattune.engines.torch.engine import TorchEngine
-from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec
 from wattune.workers.engine import Ranks
-from wattune.workload import Workload
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
@@ -81,13 +78,7 @@ def process_group() -> Iterator[None]:
 
 
 def ours(model: ModelSpec, **axes: Any) -> list[tuple[float, float]]:
-    spec = TrialSpec(
-        model=model,
-        cluster=ClusterSpec(device="cpu", devices_per_node=1),
-        engine="torch",
-        workload=Workload(seq_len=24, global_batch_size=4),
-        plan=Plan(**({"dtype": "fp32", "micro_batch_size": 2} | axes)),
-    )
+    spec = trial_spec(model, on="1x1 cpu", seq_len=24, batch=4, **({"dtype": "fp32", "micro_batch_size": 2} | axes))
     engine = TorchEngine()
     engine.build(spec, Ranks(rank=0, world_size=1, local_rank=0, device="cpu"), seed=SEED)
     steps = [engine.step() for _ in range(NUM_STEPS)]

@@ -4,22 +4,15 @@ import itertools
 import math
 from dataclasses import replace
 
-from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import MODELS
+from specs import trial_spec
+
 from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.plans.axes import Plan
 from wattune.run import Run, RunStatus
 from wattune.search.strategies.protocol import Problem
 from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
-BASE = TrialSpec(
-    model=MODELS["llama3_8b"],
-    cluster=ClusterSpec(device="h200_sxm", devices_per_node=8),
-    engine="torch",
-    workload=Workload(seq_len=4096, global_batch_size=64),
-    plan=Plan(),
-)
+BASE = trial_spec(on="1x8 h200_sxm", batch=64)
 SPECS = [
     replace(
         BASE, plan=Plan(tp=tp, etp=tp, micro_batch_size=size, sharding=sharding, recompute=recompute, overlap=overlap)

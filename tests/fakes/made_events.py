@@ -4,27 +4,20 @@ import math
 from collections import Counter
 from typing import Any
 
+from specs import trial_spec
+
 from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import model
 from wattune.objective import Question
 from wattune.orchestrate.events import Placement, Preview, TrialEvent
-from wattune.plans.axes import Plan
 from wattune.run import Run, RunStatus
 from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
 CLUSTER = ClusterSpec(device="cpu", devices_per_node=2)
 QUESTION = Question.of("maximize tokens_per_s", "node_device_power_peak_1s_w <= 1000")
 
 
 def spec(size: int) -> TrialSpec:
-    return TrialSpec(
-        model=model("llama3_8b"),
-        cluster=CLUSTER,
-        engine="torch",
-        workload=Workload(seq_len=8, global_batch_size=64),
-        plan=Plan(micro_batch_size=size),
-    )
+    return trial_spec(on=CLUSTER, seq_len=8, batch=64, micro_batch_size=size)
 
 
 def started(size: int, **more: Any) -> TrialEvent:

@@ -7,14 +7,12 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pyarrow as pa
+from specs import trial_spec
 
 from wattune.analysis.detail import EXCURSION_COLUMNS, SLOT_COLUMNS
 from wattune.analysis.metrics.saturation import Saturation
 from wattune.analysis.metrics.waterfall import Breakdown, StepPart
-from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import model
 from wattune.objective import Question, parse_constraint, parse_objective
-from wattune.plans.axes import Plan
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.comparison import Comparison, Side, compare
 from wattune.ranking.difference import Counted
@@ -24,7 +22,6 @@ from wattune.report.figure import Chart
 from wattune.report.page import draw, render_report
 from wattune.run import Run, RunStatus
 from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
 POWER = "node_device_power_peak_1s_w"
 
@@ -156,13 +153,7 @@ def trial(
     simulated: bool = False,
     tags: Mapping[str, str] | None = None,
 ) -> tuple[TrialSpec, Run]:
-    spec = TrialSpec(
-        model=model("llama3_8b"),
-        cluster=ClusterSpec(device="h200_sxm", devices_per_node=4),
-        engine="torch",
-        workload=Workload(seq_len=4096, global_batch_size=16),
-        plan=Plan(micro_batch_size=number),
-    )
+    spec = trial_spec(micro_batch_size=number)
     metrics = {"tokens_per_s": tokens_per_s, "sensor_period_s": 0.02} | ({} if power_w is None else {POWER: power_w})
     return spec, Run(
         trial_id=spec.trial_id,

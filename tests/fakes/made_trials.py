@@ -3,14 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import model
+from specs import trial_spec
+
 from wattune.objective import RISK, Constraint, Objective, Question, parse_constraint, parse_objective
-from wattune.plans.axes import Plan
 from wattune.ranking.assessment import RankedTrial
 from wattune.run import Numbers, Run, RunStatus
 from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
 FASTEST = parse_objective("maximize tokens_per_s")
 
@@ -47,13 +45,7 @@ def trial(
     window_s: float | None = None,
 ) -> Pair:
     """Trial `number`: each is another micro-batch size, so each has another identity."""
-    spec = TrialSpec(
-        model=model("llama3_8b"),
-        cluster=ClusterSpec(device="h200_sxm", devices_per_node=4),
-        engine="torch",
-        workload=Workload(seq_len=4096, global_batch_size=16),
-        plan=Plan(micro_batch_size=number, layout=(8, 8), rank_order=(1, 0)),
-    )
+    spec = trial_spec(micro_batch_size=number, layout=(8, 8), rank_order=(1, 0))
     return spec, Run(
         trial_id=spec.trial_id,
         repeat=repeat,

@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 
 from runs import run_data
+from specs import trial_spec
 
 from wattune.analysis.run_data import WINDOW_NODE
 from wattune.analysis.summary import Summary, summarize
-from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.plans.axes import Plan
@@ -23,7 +23,6 @@ from wattune.storage.files import write_json
 from wattune.storage.measured import MeasuredFolder
 from wattune.storage.study import StudyFolder
 from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "h200x4"
 START_NS = 1_790_000_000_000_000_000
@@ -36,13 +35,7 @@ PLANS = {
 
 def spec_of(plan: Plan) -> TrialSpec:
     """The dense slice the recordings are of."""
-    return TrialSpec(
-        model=replace(model("llama3_8b"), num_layers=8, vocab_size=32_000),
-        cluster=ClusterSpec(device="h200_sxm", devices_per_node=4),
-        engine="megatron",
-        workload=Workload(seq_len=4096, global_batch_size=16),
-        plan=plan,
-    )
+    return trial_spec(replace(model("llama3_8b"), num_layers=8, vocab_size=32_000), engine="megatron", plan=plan)
 
 
 @cache

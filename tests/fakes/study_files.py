@@ -3,24 +3,15 @@
 from pathlib import Path
 
 import pyarrow as pa
+from specs import trial_spec
 
-from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import model
 from wattune.plans.axes import Plan
 from wattune.run import Run, RunStatus
 from wattune.schema import SPANS
 from wattune.storage.study import StudyFolder, TrialFolder
-from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
 DOCUMENT = {"study": "mine", "objective": "maximize tokens_per_s", "constraints": []}
-SPEC = TrialSpec(
-    model=model("llama3_8b"),
-    cluster=ClusterSpec(device="h200_sxm", devices_per_node=2),
-    engine="torch",
-    workload=Workload(seq_len=64, global_batch_size=4),
-    plan=Plan(tp=2),
-)
+SPEC = trial_spec(on="1x2 h200_sxm", seq_len=64, batch=4, plan=Plan(tp=2))
 
 
 def result_of(status: RunStatus = RunStatus.COMPLETED, repeat: int = 0, tokens_per_s: float = 1.0) -> Run:

@@ -3,30 +3,21 @@
 from pathlib import Path
 
 import pyarrow as pa
+from specs import trial_spec
 
-from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import model
-from wattune.plans.axes import Plan
 from wattune.run import Run, RunStatus
 from wattune.schema import SPANS
 from wattune.storage.study import TrialFolder
 from wattune.tracking.tracker import Tracker
 from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S
-from wattune.workload import Workload
 
 START_NS = 1_790_000_000 * NS_PER_S
 
 
 def spec_of(micro_batch_size: int = 2, rank_order: str | tuple[int, ...] = "topology") -> TrialSpec:
-    return TrialSpec(
-        model=model("mixtral_8x7b"),
-        cluster=ClusterSpec(device="h200_sxm", devices_per_node=4),
-        engine="torch",
-        workload=Workload(seq_len=4096, global_batch_size=16),
-        plan=Plan(
-            tp=2, etp=2, micro_batch_size=micro_batch_size, sharding="zero1", layout=(3, 1), rank_order=rank_order
-        ),
+    return trial_spec(
+        "mixtral_8x7b", tp=2, micro_batch_size=micro_batch_size, sharding="zero1", layout=(3, 1), rank_order=rank_order
     )
 
 

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from specs import trial_spec
 
-from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import estimate
-from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec
-from wattune.workload import Routing, Workload
+from wattune.workload import Routing
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TABLE = BENCHMARKS / "data" / "dense_gpt_1b_h200.parquet"
@@ -41,14 +40,14 @@ def test_peaks_of_the_table_are_known_to_a_hundredth() -> None:
 
 def peak_bytes(name: str, engine: str, *, transformer_engine: bool, **axes: Any) -> float:
     """Predicts the peak of a case of `benchmarks/results/megatron_layers.md`."""
-    spec = TrialSpec(
-        model=MODELS[name],
-        cluster=ClusterSpec(device="h200_sxm", devices_per_node=1, transformer_engine=transformer_engine),
+    spec = trial_spec(
+        MODELS[name],
+        on="1x1 h200_sxm",
+        transformer_engine=transformer_engine,
         engine=engine,
-        workload=Workload(
-            seq_len=4096, global_batch_size=4, routing=Routing(by="balanced") if name == "Mixtral" else None
-        ),
-        plan=Plan(**{"micro_batch_size": 2, "dtype": "bf16"} | axes),
+        batch=4,
+        routing=Routing(by="balanced") if name == "Mixtral" else None,
+        **({"micro_batch_size": 2, "dtype": "bf16"} | axes),
     )
     return float(estimate([spec], default_coefficients).columns["memory_peak_bytes"].value[0])
 

@@ -11,24 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from specs import trial_spec
 
-from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.errors import PlanError, TelemetryError
 from wattune.inspection import inspect
-from wattune.plans.axes import Plan
 from wattune.storage.study import TrialFolder
-from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "h200x4" / "dp4"
-SPEC = TrialSpec(
-    model=replace(MODELS["llama3_8b"], num_layers=8),
-    cluster=ClusterSpec(device="h200_sxm", devices_per_node=4),
-    engine="megatron",
-    workload=Workload(seq_len=4096, global_batch_size=16),
-    plan=Plan(overlap="grad_param"),
-)
+SPEC = trial_spec(replace(MODELS["llama3_8b"], num_layers=8), engine="megatron", overlap="grad_param")
 POWER = {"device_power_mean_w", "node_device_power_peak_1s_w", "energy_per_step_j", "excursion_count"}
 
 

@@ -6,17 +6,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from runs import run_data
+from specs import trial_spec
 
 from wattune.analysis.run_data import clocks_and_temperatures
 from wattune.analysis.signals.align import align
 from wattune.analysis.summary import summarize
-from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import model
 from wattune.plans.axes import Plan
 from wattune.run import NO_NUMBERS
 from wattune.schema import KERNELS
-from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
 GPU, TWIN = ("n0", "gpu0"), ("n0", "gpu1")
 
@@ -66,13 +63,7 @@ def test_without_a_window_nothing_is_examined(bench):
     assert run_data(None, None, {"ring": bench.ring({GPU: constant(100)})}, {}).examined is None
 
 
-SPEC = TrialSpec(
-    model=model("llama3_8b"),
-    cluster=ClusterSpec(device="h200_sxm", devices_per_node=2),
-    engine="torch",
-    workload=Workload(seq_len=1024, global_batch_size=8),
-    plan=Plan(tp=2),
-)
+SPEC = trial_spec(on="1x2 h200_sxm", seq_len=1024, batch=8, plan=Plan(tp=2))
 
 
 def kernels() -> pa.Table:

@@ -9,26 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import run_data
+from specs import trial_spec
 
 from wattune.analysis.signals.align import align
 from wattune.analysis.summary import node_power_series, power_series, summarize
-from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import MODELS
 from wattune.metrics import METRICS
-from wattune.plans.axes import Plan
 from wattune.run import INDICATIVE, INVALID, PUBLISHABLE
 from wattune.schema import KERNELS, TELEMETRY, table_schema
-from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
 DEVICES = [("n0", "gpu0"), ("n0", "gpu1"), ("n1", "gpu0"), ("n1", "gpu1")]
-SPEC = TrialSpec(
-    model=MODELS["llama3_8b"],
-    cluster=ClusterSpec(device="h200_sxm", num_nodes=2, devices_per_node=2),
-    engine="torch",
-    workload=Workload(seq_len=4096, global_batch_size=16),
-    plan=Plan(),
-)
+SPEC = trial_spec(on="2x2 h200_sxm")
 MANIFESTS = {
     node: {
         "devices": {name: {"power_limit_w": 700.0, "sm_clock_max_mhz": 1980.0} for name in ("gpu0", "gpu1")},

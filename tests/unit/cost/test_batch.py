@@ -3,14 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from specs import trial_spec
 
 from wattune.catalog.hardware import parse_cluster_label
-from wattune.catalog.models import model
 from wattune.cost.batch import batches
 from wattune.plans.axes import AXES, Plan
 from wattune.plans.parallel import num_micro_batches, stage_layers
 from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
 CLUSTER = parse_cluster_label("2x8 h200_sxm")
 PLANS = (
@@ -23,11 +22,7 @@ PLANS = (
 
 @pytest.fixture
 def specs() -> list[TrialSpec]:
-    workload = Workload(seq_len=4096, global_batch_size=64)
-    return [
-        TrialSpec(model=model("llama3_70b"), cluster=CLUSTER, engine="megatron", workload=workload, plan=plan)
-        for plan in PLANS
-    ]
+    return [trial_spec("llama3_70b", on=CLUSTER, engine="megatron", batch=64, plan=plan) for plan in PLANS]
 
 
 def test_columns_are_those_of_the_plans(specs: list[TrialSpec]) -> None:

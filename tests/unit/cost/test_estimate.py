@@ -5,30 +5,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from specs import trial_spec
 
-from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.cost.batch import batches
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import ESTIMATED, LIMITS, EstimatedMetric, estimate, predict
 from wattune.errors import PlanError
-from wattune.plans.axes import Plan
 from wattune.search.prune import prune
 from wattune.search.space import load_space
-from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
 SPACES = sorted((Path(__file__).parents[3] / "search_spaces").glob("*.yaml"))
 
 
 def spec(device="h200_sxm", model="llama3_8b", engine="torch", nodes=1, **plan):
-    return TrialSpec(
-        model=MODELS[model],
-        cluster=ClusterSpec(device=device, num_nodes=nodes, devices_per_node=8),
-        engine=engine,
-        workload=Workload(seq_len=2048, global_batch_size=64),
-        plan=Plan(**{"etp": plan.get("tp", 1), **plan}),
-    )
+    return trial_spec(model, on=f"{nodes}x8 {device}", engine=engine, seq_len=2048, batch=64, **plan)
 
 
 @pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)

@@ -6,18 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from specs import trial_spec
 
-from wattune.catalog.hardware import DEVICES, parse_cluster_label
-from wattune.catalog.models import model
+from wattune.catalog.hardware import DEVICES
 from wattune.cost.batch import Batch, batches
 from wattune.cost.clock import clock_frac, dynamic_w
 from wattune.cost.coefficients import PowerCoefficients
 from wattune.cost.power import H200, H200_PRIOR, power_coefficients, predict
 from wattune.cost.step_time.matmul import matmul_s
 from wattune.cost.tables import Activity, Power, StepTime
-from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
 ROUND = PowerCoefficients(
     idle_w=100,
@@ -37,17 +34,7 @@ KINDS = ("matrix_s", "memory_s", "collective_s", "idle_s")
 
 
 def batch_of(*pps: int, cluster: str = "1x4 h200_sxm") -> Batch:
-    workload = Workload(seq_len=1000, global_batch_size=16)
-    specs = [
-        TrialSpec(
-            model=model("llama3_70b"),
-            cluster=parse_cluster_label(cluster),
-            engine="torch",
-            workload=workload,
-            plan=Plan(pp=pp),
-        )
-        for pp in pps
-    ]
+    specs = [trial_spec("llama3_70b", on=cluster, seq_len=1000, pp=pp) for pp in pps]
     ((_, batch),) = batches(specs)
     return batch
 

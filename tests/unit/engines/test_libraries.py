@@ -5,24 +5,16 @@ from dataclasses import replace
 from importlib.machinery import ModuleSpec
 
 import pytest
+from specs import trial_spec
 
-from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import MODELS
 from wattune.engines.registry import check_libraries, not_installed
 from wattune.errors import EngineError
 from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
 
 def spec(engine: str, *, transformer_engine: bool = False) -> TrialSpec:
-    return TrialSpec(
-        model=MODELS["llama3_8b"],
-        cluster=ClusterSpec(device="h200_sxm", devices_per_node=1, transformer_engine=transformer_engine),
-        engine=engine,
-        workload=Workload(seq_len=8, global_batch_size=4),
-        plan=Plan(),
-    )
+    return trial_spec(on="1x1 h200_sxm", transformer_engine=transformer_engine, engine=engine, seq_len=8, batch=4)
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from specs import trial_spec
 
-from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.cost.batch import batches
 from wattune.cost.coefficients import EngineMemory
@@ -14,7 +14,6 @@ from wattune.cost.memory.predict import predict
 from wattune.fitting.memory import LEAST_ERROR_FRAC, fit_memory, measured_excess
 from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
 PLANS = [
     Plan(micro_batch_size=size, sharding=sharding, recompute=recompute)
@@ -25,16 +24,7 @@ PLANS = [
 
 
 def specs(engine: str = "torch") -> list[TrialSpec]:
-    return [
-        TrialSpec(
-            model=replace(model("llama3_8b"), num_layers=4),
-            cluster=ClusterSpec(device="h200_sxm", devices_per_node=4),
-            engine=engine,
-            workload=Workload(seq_len=4096, global_batch_size=16),
-            plan=plan,
-        )
-        for plan in PLANS
-    ]
+    return [trial_spec(replace(model("llama3_8b"), num_layers=4), engine=engine, plan=plan) for plan in PLANS]
 
 
 def peaks(of: list[TrialSpec], engine: EngineMemory) -> list[float]:

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from specs import trial_spec
 
-from wattune.catalog.hardware import parse_cluster_label
-from wattune.catalog.models import model
 from wattune.cost.clock import compute_w, working_clock_frac
 from wattune.cost.power import predict
 from wattune.fitting.power import (
@@ -24,9 +23,6 @@ from wattune.fitting.power import (
     with_intervals,
     with_solved_clock,
 )
-from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
 TRUE = replace(H200_PRIOR, active_w=110.0, matrix_w=800.0, memory_w=430.0, link_w=60.0, wait_w=70.0, exponent=1.7)
 LIMIT_W = 700.0
@@ -36,13 +32,7 @@ def row(
     matrix: float, memory: float, collective: float, straggler: float, pp: int = 1, limit_w: float = LIMIT_W
 ) -> dict[str, Any]:
     """A trial's metrics, without power, from shares of its step."""
-    spec = TrialSpec(
-        model=model("llama3_70b"),
-        cluster=parse_cluster_label("1x4 h200_sxm"),
-        engine="torch",
-        workload=Workload(seq_len=4096, global_batch_size=8),
-        plan=Plan(pp=pp),
-    )
+    spec = trial_spec("llama3_70b", batch=8, pp=pp)
     work = {"matrix_s": np.array([matrix]), "memory_s": np.array([memory]), "overlapped_s": np.zeros(1)}
     dynamic_w = compute_w(TRUE, **work, matrix_frac=np.full(1, FULL_MATRIX_FRAC))
     clock = working_clock_frac(

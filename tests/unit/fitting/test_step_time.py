@@ -4,15 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from specs import trial_spec
 
-from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.cost.coefficients import PUBLISHED_STEP_TIME, PowerCoefficients, StepTimeCoefficients
 from wattune.errors import PlanError
 from wattune.fitting.step_time import fit, predicted_s
 from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
 POWER = PowerCoefficients(
     idle_w=80.0,
@@ -31,16 +29,7 @@ PLANS = [
     for sharding in ("zero1", "zero3")
     for recompute in ("none", "full")
 ]
-SPECS = [
-    TrialSpec(
-        model=replace(model("llama3_70b"), num_layers=4),
-        cluster=ClusterSpec(device="h200_sxm", devices_per_node=4),
-        engine="torch",
-        workload=Workload(seq_len=4096, global_batch_size=8),
-        plan=plan,
-    )
-    for plan in PLANS
-]
+SPECS = [trial_spec(replace(model("llama3_70b"), num_layers=4), batch=8, plan=plan) for plan in PLANS]
 
 
 def trials(coefficients, scatter=0.0):

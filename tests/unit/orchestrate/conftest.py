@@ -6,34 +6,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from specs import trial_spec
 
 from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import model
 from wattune.objective import Question
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster, Node
 from wattune.orchestrate.events import Event, TrialEvent
 from wattune.orchestrate.scheduling.controller import StudyController
 from wattune.orchestrate.scheduling.study_run import StudyRun
-from wattune.plans.axes import Plan
 from wattune.run import Run, RunStatus
 from wattune.search.search_entry import Finalists, LadderSettings, Search
 from wattune.search.strategy import Strategy, make_strategy
 from wattune.storage.study import StudyFolder
 from wattune.trial import Measure, TrialSpec
-from wattune.workload import Workload
 
 ONE = ClusterSpec(device="cpu", devices_per_node=1)
 
 
 def make_spec(size: int, cluster: ClusterSpec = ONE) -> TrialSpec:
-    return TrialSpec(
-        model=model("llama3_8b"),
-        cluster=cluster,
-        engine="torch",
-        workload=Workload(seq_len=8, global_batch_size=8),
-        plan=Plan(micro_batch_size=size),
-    )
+    return trial_spec(on=cluster, seq_len=8, batch=8, micro_batch_size=size)
 
 
 def make_node(name: str, **labels: str) -> Node:

@@ -6,27 +6,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from runs import run_data
+from specs import trial_spec
 
 from wattune.analysis.summary import summarize
-from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.clock import ClockAnchor
 from wattune.orchestrate.power_limit import WATCHED_TAG, PowerLimit, node_power_peak_w, simulated_power_w
-from wattune.plans.axes import Plan
 from wattune.simulation.sensors import simulate
-from wattune.trial import TrialSpec
 from wattune.workers.phases import Span, spans_table
-from wattune.workload import Workload
 
 S = 1_000_000_000
 ANCHOR = ClockAnchor(mono_ns=50 * S, wall_ns=1_700_000_000 * S)
-SPEC = TrialSpec(
-    model=replace(model("llama3_8b"), num_layers=8),
-    cluster=ClusterSpec(device="cpu", devices_per_node=2, simulate_sensors_of="h200_sxm"),
-    engine="torch",
-    workload=Workload(seq_len=4096, global_batch_size=16),
-    plan=Plan(),
-)
+SPEC = trial_spec(replace(model("llama3_8b"), num_layers=8), on="1x2 cpu", simulate_sensors_of="h200_sxm")
 
 
 def spans(rank: int, *, first: int = 0, steps: int = 80, step_s: float = 0.1, node: str = "n0") -> pa.Table:

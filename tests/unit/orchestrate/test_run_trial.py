@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from specs import trial_spec
 
-from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import model
 from wattune.errors import TelemetryError
 from wattune.orchestrate import run_trial as run_trial_module
 from wattune.orchestrate.attempt import Attempt
@@ -19,20 +18,12 @@ from wattune.orchestrate.lanes.messages import Answer, Assignment
 from wattune.orchestrate.run_trial import _limit, conclude
 from wattune.orchestrate.telemetry_actor import NodeTelemetry
 from wattune.orchestrate.trial_telemetry import TrialTelemetry
-from wattune.plans.axes import Plan
 from wattune.run import Run, RunStatus
 from wattune.storage.study import TrialFolder
-from wattune.trial import Measure, TrialSpec
+from wattune.trial import Measure
 from wattune.workers.outcome import RankOutcome
-from wattune.workload import Workload
 
-SPEC = TrialSpec(
-    model=model("llama3_8b"),
-    cluster=ClusterSpec(device="cpu", devices_per_node=2),
-    engine="torch",
-    workload=Workload(seq_len=8, global_batch_size=8),
-    plan=Plan(),
-)
+SPEC = trial_spec(on="1x2 cpu", seq_len=8, batch=8)
 
 
 def request(tmp_path: Path) -> Attempt:

@@ -5,28 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from specs import trial_spec
 
 from wattune.analysis.summary import Summary
-from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import model
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Node
 from wattune.orchestrate.failures import CAUSE_TAG, NODES_TAG, Cause
 from wattune.orchestrate.lanes.messages import Answer, Death, Place
 from wattune.orchestrate.trial_result import against_limits, rank_numbers, rank_tags, trial_result
-from wattune.plans.axes import Plan
 from wattune.run import NO_NUMBERS, Numbers, Run, RunStatus
-from wattune.trial import Measure, TrialSpec
+from wattune.trial import Measure
 from wattune.workers.outcome import RankOutcome
-from wattune.workload import Workload
 
-SPEC = TrialSpec(
-    model=model("llama3_8b"),
-    cluster=ClusterSpec(device="cpu", devices_per_node=2),
-    engine="torch",
-    workload=Workload(seq_len=8, global_batch_size=8),
-    plan=Plan(),
-)
+SPEC = trial_spec(on="1x2 cpu", seq_len=8, batch=8)
 
 
 def outcome(rank: int, status: RunStatus = RunStatus.COMPLETED, **fields: Any) -> RankOutcome:

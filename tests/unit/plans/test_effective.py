@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from specs import trial_spec
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
@@ -12,21 +13,12 @@ from wattune.plans.axes import AXES, Plan
 from wattune.plans.effective import effective
 from wattune.plans.engines import CAPABILITIES
 from wattune.plans.rules import violations
-from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
 DENSE, MOE = MODELS["llama3_8b"], MODELS["mixtral_8x7b"]
 
 
-def spec(model=DENSE, *, world=8, engine="torch", transformer_engine=False, **plan):
-    plan.setdefault("etp", plan.get("tp", 1))
-    return TrialSpec(
-        model=model,
-        cluster=ClusterSpec(device="h200_sxm", devices_per_node=world, transformer_engine=transformer_engine),
-        engine=engine,
-        workload=Workload(seq_len=4096, global_batch_size=64),
-        plan=Plan(**plan),
-    )
+def spec(model=DENSE, *, world=8, **more):
+    return trial_spec(model, on=f"1x{world} h200_sxm", batch=64, **more)
 
 
 @pytest.mark.parametrize(

@@ -4,30 +4,23 @@ import re
 from dataclasses import replace
 
 import pytest
+from specs import trial_spec
 
-from wattune.catalog.hardware import DEVICES, ClusterSpec
+from wattune.catalog.hardware import DEVICES
 from wattune.catalog.models import MODELS
 from wattune.errors import PlanError
-from wattune.plans.axes import AXES, Plan
+from wattune.plans.axes import AXES
 from wattune.plans.effective import effective
 from wattune.plans.engines import CAPABILITIES, capabilities
 from wattune.plans.rules import violations
 from wattune.plans.vocabulary import padding_of
-from wattune.trial import TrialSpec
 from wattune.workload import Lora, Workload
 
 DENSE, MOE = MODELS["llama3_8b"], MODELS["mixtral_8x7b"]
 
 
-def spec(model=DENSE, *, world=8, engine="torch", transformer_engine=False, **plan):
-    plan.setdefault("etp", plan.get("tp", 1))
-    return TrialSpec(
-        model=model,
-        cluster=ClusterSpec(device="h200_sxm", devices_per_node=world, transformer_engine=transformer_engine),
-        engine=engine,
-        workload=Workload(seq_len=4096, global_batch_size=64),
-        plan=Plan(**plan),
-    )
+def spec(model=DENSE, *, world=8, **more):
+    return trial_spec(model, on=f"1x{world} h200_sxm", batch=64, **more)
 
 
 def test_an_engine_is_found_by_its_name():

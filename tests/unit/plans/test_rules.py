@@ -3,39 +3,19 @@
 from dataclasses import replace
 
 import pytest
+from specs import trial_spec
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
-from wattune.plans.axes import Plan
 from wattune.plans.engines import CAPABILITIES
 from wattune.plans.rules import RULES, violations
-from wattune.trial import TrialSpec
-from wattune.workload import Lora, Routing, Workload
+from wattune.workload import Lora, Routing
 
 DENSE, MOE, LEARNED = MODELS["llama3_70b"], MODELS["mixtral_8x7b"], MODELS["gpt3_175b"]
 
 
-def spec(
-    model=DENSE,
-    *,
-    world=16,
-    device="h200_sxm",
-    engine="torch",
-    seq_len=2048,
-    batch=64,
-    mode="pretrain",
-    lora=None,
-    routing=None,
-    **plan,
-):
-    plan.setdefault("etp", plan.get("tp", 1))
-    return TrialSpec(
-        model=model,
-        cluster=ClusterSpec(device=device, devices_per_node=world),
-        engine=engine,
-        workload=Workload(mode=mode, seq_len=seq_len, global_batch_size=batch, lora=lora, routing=routing),
-        plan=Plan(**plan),
-    )
+def spec(model=DENSE, *, world=16, device="h200_sxm", seq_len=2048, batch=64, **more):
+    return trial_spec(model, on=f"1x{world} {device}", seq_len=seq_len, batch=batch, **more)
 
 
 def adapted(model=DENSE, *, rank=8, targets=("q", "v"), **plan):

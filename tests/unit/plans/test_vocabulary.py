@@ -3,14 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from specs import trial_spec
 
-from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.plans.axes import Plan
 from wattune.plans.rules import violations
 from wattune.plans.vocabulary import padded_vocab_size, padding_of
-from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
 GPT, LLAMA = MODELS["gpt3_175b"], MODELS["llama3_70b"]
 
@@ -34,13 +32,7 @@ def test_deepspeed_leaves_the_vocabulary_whole() -> None:
 
 
 def test_published_plans_of_gpt3_are_not_refused_and_keep_the_models_own_count() -> None:
-    spec = TrialSpec(
-        model=GPT,
-        cluster=ClusterSpec(device="h100_sxm", num_nodes=8, devices_per_node=8),
-        engine="megatron",
-        workload=Workload(seq_len=2048, global_batch_size=64),
-        plan=Plan(tp=8, etp=8, pp=8),
-    )
+    spec = trial_spec(GPT, on="8x8 h100_sxm", engine="megatron", seq_len=2048, batch=64, tp=8, pp=8)
     assert list(violations(spec)) == []
     assert padding_of(spec) == 943
     assert padding_of(replace(spec, plan=Plan(pp=8))) == 0

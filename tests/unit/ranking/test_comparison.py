@@ -4,26 +4,19 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from specs import trial_spec
 
 from wattune.analysis.metrics.waterfall import Breakdown, StepPart
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
-from wattune.plans.axes import Plan
 from wattune.ranking.comparison import Comparison, Side, compare
 from wattune.ranking.difference import Counted
 from wattune.ranking.evidence import recorded_side
 from wattune.ranking.spreads import Spreads
 from wattune.run import Recorded, Run, RunStatus
 from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
-SPEC = TrialSpec(
-    model=model("llama3_8b"),
-    cluster=ClusterSpec(device="h200_sxm", devices_per_node=4),
-    engine="torch",
-    workload=Workload(seq_len=4096, global_batch_size=16),
-    plan=Plan(),
-)
+SPEC = trial_spec()
 
 
 def broken_down(**parts_s: float) -> Breakdown:

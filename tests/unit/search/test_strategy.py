@@ -5,27 +5,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from specs import trial_spec
 
-from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import MODELS
 from wattune.errors import SpaceError
 from wattune.objective import Question
-from wattune.plans.axes import Plan
 from wattune.run import Run, RunStatus
 from wattune.search.strategy import STRATEGIES, check_strategy, make_strategy
-from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
-SPECS = [
-    TrialSpec(
-        model=MODELS["llama3_8b"],
-        cluster=ClusterSpec(device="cpu", devices_per_node=1),
-        engine="torch",
-        workload=Workload(seq_len=128, global_batch_size=64),
-        plan=Plan(micro_batch_size=size),
-    )
-    for size in range(1, 21)
-]
+SPECS = [trial_spec(on="1x1 cpu", seq_len=128, batch=64, micro_batch_size=size) for size in range(1, 21)]
 
 
 QUESTION = Question.of("maximize tokens_per_s")

@@ -6,15 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from specs import trial_spec
 
-from wattune.catalog.hardware import ClusterSpec, device
+from wattune.catalog.hardware import device
 from wattune.catalog.models import MODELS
 from wattune.cost.flops import forward_flop_per_token
-from wattune.plans.axes import Plan
 from wattune.simulation.activity import ROOFLINE, DeviceActivity, Part, phase_shares, planned_phases, stage_work
 from wattune.simulation.device_model import KINDS, device_model
-from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
 S = 1_000_000_000
 
@@ -26,13 +24,7 @@ MODEL = replace(MODELS["llama3_8b"], num_layers=8)
 
 
 def make_spec(*, model=MODEL, devices=4, nodes=1, batch=16, sensed="h200_sxm", mode="pretrain", **plan):
-    return TrialSpec(
-        model=model,
-        cluster=ClusterSpec(device="cpu", devices_per_node=devices, num_nodes=nodes, simulate_sensors_of=sensed),
-        engine="torch",
-        workload=Workload(mode=mode, seq_len=4096, global_batch_size=batch),
-        plan=Plan(**{"etp": plan.get("tp", 1), **plan}),
-    )
+    return trial_spec(model, on=f"{nodes}x{devices} cpu", simulate_sensors_of=sensed, batch=batch, mode=mode, **plan)
 
 
 def intensity(spec, phase="backward", stage=0):

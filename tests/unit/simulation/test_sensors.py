@@ -8,17 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pace import least_cpu_s
+from specs import trial_spec
 
-from wattune.catalog.hardware import ClusterSpec, device
+from wattune.catalog.hardware import device
 from wattune.catalog.models import MODELS
 from wattune.errors import TelemetryError
-from wattune.plans.axes import Plan
 from wattune.schema import SPANS, table_schema
 from wattune.simulation.activity import node_activities
 from wattune.simulation.device_model import KINDS, device_model, run
 from wattune.simulation.sensors import LEAD_S, TAIL_S, device_slots, simulate
-from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
 S = 1_000_000_000
 START_NS = 50 * S
@@ -29,12 +27,8 @@ MODEL = replace(MODELS["llama3_8b"], num_layers=8)
 
 
 def make_spec(*, model=MODEL, devices=4, nodes=1, batch=16, ran_on="cpu", sensed="h200_sxm", mode="pretrain", **plan):
-    return TrialSpec(
-        model=model,
-        cluster=ClusterSpec(device=ran_on, devices_per_node=devices, num_nodes=nodes, simulate_sensors_of=sensed),
-        engine="torch",
-        workload=Workload(mode=mode, seq_len=4096, global_batch_size=batch),
-        plan=Plan(**{"etp": plan.get("tp", 1), **plan}),
+    return trial_spec(
+        model, on=f"{nodes}x{devices} {ran_on}", simulate_sensors_of=sensed, batch=batch, mode=mode, **plan
     )
 
 

@@ -14,16 +14,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from specs import trial_spec
 
-from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import MODELS
 from wattune.errors import PlanError, SpaceError
-from wattune.plans.axes import Plan
 from wattune.run import Run, RunStatus
 from wattune.storage.digests import with_digest
 from wattune.storage.study import StudyFolder, check_study_name
-from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
 DOCUMENT = {
     "study": "x",
@@ -31,13 +27,7 @@ DOCUMENT = {
     "search": {"num_trials": 4, "seed": 0},
     "measure": {"timeout_s": 60.0},
 }
-SPEC = TrialSpec(
-    model=MODELS["llama3_8b"],
-    cluster=ClusterSpec(device="cpu", devices_per_node=1),
-    engine="torch",
-    workload=Workload(seq_len=128, global_batch_size=8),
-    plan=Plan(dtype="fp32"),
-)
+SPEC = trial_spec(on="1x1 cpu", seq_len=128, batch=8, dtype="fp32")
 RESULT = Run(
     trial_id=SPEC.trial_id,
     repeat=0,

@@ -5,10 +5,10 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+from specs import trial_spec
+
 from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import model
 from wattune.orchestrate.events import FirstTrial, Preview
-from wattune.plans.axes import Plan
 from wattune.run import RunStatus
 from wattune.terminal.preview import preview_lines
 from wattune.trial import TrialSpec
@@ -18,9 +18,7 @@ CLUSTER = ClusterSpec(device="h200_sxm", devices_per_node=4)
 
 
 def spec(size: int) -> TrialSpec:
-    workload = Workload(seq_len=8, global_batch_size=64)
-    plan = Plan(micro_batch_size=size)
-    return TrialSpec(model=model("llama3_8b"), cluster=CLUSTER, engine="torch", workload=workload, plan=plan)
+    return trial_spec(on=CLUSTER, seq_len=8, batch=64, micro_batch_size=size)
 
 
 def lines(**facts: Any) -> list[str]:

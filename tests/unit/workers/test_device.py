@@ -4,24 +4,22 @@ from dataclasses import replace
 
 import pytest
 import torch
+from specs import trial_spec
 
-from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.errors import EngineError
 from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec
 from wattune.workers.device import claim, device_memory, device_uuid
 from wattune.workers.engine import Ranks
-from wattune.workload import Workload
 
-SPEC = TrialSpec(
-    model=ModelSpec(
+SPEC = trial_spec(
+    ModelSpec(
         name="tiny", num_layers=2, hidden_size=64, ffn_hidden_size=128, num_heads=4, num_kv_heads=2, vocab_size=256
     ),
-    cluster=ClusterSpec(device="cpu", devices_per_node=2),
-    engine="torch",
-    workload=Workload(seq_len=32, global_batch_size=4),
-    plan=Plan(dtype="fp32"),
+    on="1x2 cpu",
+    seq_len=32,
+    batch=4,
+    dtype="fp32",
 )
 RANKS = Ranks(rank=1, world_size=2, local_rank=1, device="cpu")
 

@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from specs import trial_spec
 from warm_ranks import run_ranks
 
-from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import model
-from wattune.plans.axes import Plan
 from wattune.run import RunStatus
 from wattune.schema import KERNELS
 from wattune.trial import Measure, TrialSpec
@@ -21,15 +19,8 @@ from wattune.workers.engine import ExpertTokens, Ranks, StepSpans
 from wattune.workers.loop import is_stable, measure_trial
 from wattune.workers.outcome import RankOutcome
 from wattune.workers.phases import PhaseRecorder, Span
-from wattune.workload import Workload
 
-SPEC = TrialSpec(
-    model=model("llama3_8b"),
-    cluster=ClusterSpec(device="cpu", devices_per_node=1),
-    engine="torch",
-    workload=Workload(seq_len=8, global_batch_size=1),
-    plan=Plan(dtype="fp32"),
-)
+SPEC = trial_spec(on="1x1 cpu", seq_len=8, batch=1, dtype="fp32")
 RANKS = Ranks(rank=0, world_size=1, local_rank=0, device="cpu")
 
 

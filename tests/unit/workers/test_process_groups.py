@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from specs import trial_spec
 from torch.distributed.distributed_c10d import Store
 from warm_ranks import run_ranks
 
-from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.engines.torch.engine import TorchEngine
 from wattune.plans.axes import Plan
@@ -24,12 +24,11 @@ from wattune.workers import process_groups
 from wattune.workers.engine import Ranks, StepSpans
 from wattune.workers.loop import measure_trial
 from wattune.workers.process_groups import abort_groups, join_groups, leave_groups, meet, take_store
-from wattune.workload import Workload
 
 pytestmark = pytest.mark.timeout(240)
 
-SPEC = TrialSpec(
-    model=ModelSpec(
+SPEC = trial_spec(
+    ModelSpec(
         name="tiny",
         num_layers=2,
         hidden_size=64,
@@ -39,10 +38,10 @@ SPEC = TrialSpec(
         vocab_size=256,
         source="made up",
     ),
-    cluster=ClusterSpec(device="cpu", devices_per_node=2),
-    engine="torch",
-    workload=Workload(seq_len=32, global_batch_size=4),
-    plan=Plan(dtype="fp32"),
+    on="1x2 cpu",
+    seq_len=32,
+    batch=4,
+    dtype="fp32",
 )
 
 

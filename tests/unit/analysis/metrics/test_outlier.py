@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from runs import run_data
+from specs import trial_spec
 
 from wattune.analysis.metrics.outlier import BROKEN_FRAC, VARIES_FRAC
 from wattune.analysis.summary import summarize
@@ -12,21 +13,13 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.plans.axes import Plan
 from wattune.run import INDICATIVE, INVALID, PUBLISHABLE
-from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
 DEVICES = [("n0", f"gpu{index}") for index in range(4)]
 FAST_S = np.arange(-1.0, 21.0, 0.05)
 
 
 def spec(plan=None, num_devices=4):
-    return TrialSpec(
-        model=MODELS["llama3_8b"],
-        cluster=ClusterSpec(device="h200_sxm", devices_per_node=num_devices),
-        engine="torch",
-        workload=Workload(seq_len=4096, global_batch_size=16),
-        plan=plan or Plan(),
-    )
+    return trial_spec(on=f"1x{num_devices} h200_sxm", plan=plan or Plan())
 
 
 def trial(bench, *, clocks=(1900,) * 4, watts=(600.0,) * 4, busy_s=(0.7,) * 4, spec_=None):

@@ -3,15 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from specs import trial_spec
 
 from wattune.analysis.metrics.speed import speed_metrics, step_times_s, step_to_step_s
 from wattune.analysis.signals.align import align
-from wattune.catalog.hardware import ClusterSpec, device
-from wattune.catalog.models import model
+from wattune.catalog.hardware import device
 from wattune.cost.flops import workload_flop_per_token
 from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
 GPU, OTHER = ("n0", "gpu0"), ("n0", "gpu1")
 
@@ -40,13 +38,7 @@ def test_without_a_specification_there_are_step_times_alone(bench):
 
 
 def test_throughput_is_over_the_window_and_mfu_over_the_dense_peak(bench):
-    spec = TrialSpec(
-        model=model("llama3_8b"),
-        cluster=ClusterSpec(device="h200_sxm", devices_per_node=2),
-        engine="torch",
-        workload=Workload(seq_len=1024, global_batch_size=8),
-        plan=Plan(),
-    )
+    spec = trial_spec(on="1x2 h200_sxm", seq_len=1024, batch=8)
     found = speed_metrics(aligned(bench, (1.0, 1.0), (1.0, 1.0)), spec)
     # Two steps of 8 x 1,024 tokens in 2.5 s: the pause between them is in the window.
     assert found["tokens_per_s"] == pytest.approx(2 * 8192 / 2.5)

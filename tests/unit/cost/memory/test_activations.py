@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from specs import trial_spec
 from torch.autograd.graph import saved_tensors_hooks
 
-from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec, model
 from wattune.cost.batch import batches
 from wattune.cost.memory.activations import compiled_layer, eager_layer, mixture_layer, received_rows
@@ -17,9 +17,7 @@ from wattune.engines.model.compiler import EAGER, Compiler
 from wattune.engines.model.decoder import Decoder, Rotation
 from wattune.engines.model.experts import ExpertShard
 from wattune.engines.torch.float8 import convert_layers
-from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec
-from wattune.workload import Routing, Workload
+from wattune.workload import Routing
 
 SEQ_LEN = 256
 SMALL = {"num_layers": 2, "hidden_size": 256, "num_heads": 8, "vocab_size": 1000}
@@ -31,12 +29,14 @@ PARTITIONED = Compiler(backend="aot_eager_decomp_partition")
 
 
 def shapes_of(of: ModelSpec, recompute: str, device: str = "h200_sxm", dtype: str = "bf16") -> Shapes:
-    spec = TrialSpec(
-        model=of,
-        cluster=ClusterSpec(device=device, devices_per_node=1),
-        engine="torch",
-        workload=Workload(seq_len=SEQ_LEN, global_batch_size=1, routing=Routing(by="balanced") if of.is_moe else None),
-        plan=Plan(recompute=recompute, dtype=dtype),
+    spec = trial_spec(
+        of,
+        on=f"1x1 {device}",
+        seq_len=SEQ_LEN,
+        batch=1,
+        routing=Routing(by="balanced") if of.is_moe else None,
+        recompute=recompute,
+        dtype=dtype,
     )
     ((_, batch),) = batches([spec])
     return shapes(batch, None, splits_ends=True, rounds_of_pp=False)

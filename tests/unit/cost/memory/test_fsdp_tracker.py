@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
+from specs import trial_spec
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.cost.batch import batches
 from wattune.cost.memory.defaults import H200
@@ -20,7 +20,6 @@ from wattune.engines.torch.mesh import Meshes
 from wattune.engines.torch.optimizer import ShardedAdamW
 from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
 RANKS = 4
 REAL = replace(model("llama3_8b"), num_layers=4, vocab_size=32_000)
@@ -85,12 +84,15 @@ def _step(decoder: Decoder, optimizer: ShardedAdamW, tokens: torch.Tensor, plan:
     ("sharding", "copies"), [("none", 1), ("zero1", 1), ("zero2", 1), ("zero3", 1), ("zero2", 2), ("zero3", 2)]
 )
 def test_predicted_bytes_are_those_that_torch_counts(of, sharding: str, copies: int, recompute: str) -> None:  # type: ignore[no-untyped-def]
-    spec = TrialSpec(
-        model=of,
-        cluster=ClusterSpec(device="cpu", devices_per_node=RANKS),
-        engine="torch",
-        workload=Workload(seq_len=of.hidden_size, global_batch_size=8),
-        plan=Plan(sharding=sharding, dp_replicate=copies, recompute=recompute, overlap="grad"),
+    spec = trial_spec(
+        of,
+        on=f"1x{RANKS} cpu",
+        seq_len=of.hidden_size,
+        batch=8,
+        sharding=sharding,
+        dp_replicate=copies,
+        recompute=recompute,
+        overlap="grad",
     )
     counted = tracked(spec)
     ((_, batch),) = batches([spec])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from specs import trial_spec
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec, model
@@ -46,7 +47,7 @@ def spec_of(
     cluster = ClusterSpec(device="h200_sxm", devices_per_node=plan.tp * plan.pp * dp)
     routing = Routing(by="balanced") if of.is_moe else None
     work = workload or Workload(seq_len=seq_len, global_batch_size=64, routing=routing)
-    return TrialSpec(model=of, cluster=cluster, engine=engine, workload=work, plan=replace(plan, etp=plan.tp))
+    return trial_spec(of, on=cluster, engine=engine, workload=work, plan=replace(plan, etp=plan.tp))
 
 
 def predicted(*specs: TrialSpec) -> Memory:

@@ -4,25 +4,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from specs import trial_spec
 
-from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.cost.batch import batches
 from wattune.cost.memory.shapes import Shapes, shapes
 from wattune.plans.axes import Plan
 from wattune.plans.schedule import passes
-from wattune.trial import TrialSpec
 from wattune.workload import Lora, Routing, Workload
 
 
 def shapes_of(name: str = "llama3_8b", *, plan: Plan, ranks: int = 8, workload: Workload | None = None) -> Shapes:
     of = replace(model(name), vocab_size=32_000)
-    spec = TrialSpec(
-        model=of,
-        cluster=ClusterSpec(device="h200_sxm", devices_per_node=ranks),
-        engine="torch",
-        workload=workload or Workload(seq_len=4096, global_batch_size=64),
-        plan=plan,
+    spec = trial_spec(
+        of, on=f"1x{ranks} h200_sxm", workload=workload or Workload(seq_len=4096, global_batch_size=64), plan=plan
     )
     ((_, batch),) = batches([spec])
     return shapes(batch, None, splits_ends=True, rounds_of_pp=False)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from specs import trial_spec
 
-from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.cost.batch import batches
 from wattune.cost.coefficients import PUBLISHED_STEP_TIME, PowerCoefficients
@@ -21,8 +21,7 @@ from wattune.errors import PlanError
 from wattune.plans.axes import Plan
 from wattune.search.prune import prune
 from wattune.search.space import load_space
-from wattune.trial import TrialSpec
-from wattune.workload import Routing, Workload
+from wattune.workload import Routing
 
 SPACES = sorted((Path(__file__).parents[4] / "search_spaces").glob("*.yaml"))
 POWER = PowerCoefficients(
@@ -51,16 +50,7 @@ PLANS = tuple(
 def of(
     plans, *, engine="torch", name="llama3_70b", limit_w=700.0, global_batch_size=64, coefficients=PUBLISHED_STEP_TIME
 ):
-    specs = [
-        TrialSpec(
-            model=model(name),
-            cluster=ClusterSpec(device="h200_sxm", num_nodes=2, devices_per_node=8),
-            engine=engine,
-            workload=Workload(seq_len=4096, global_batch_size=global_batch_size),
-            plan=plan,
-        )
-        for plan in plans
-    ]
+    specs = [trial_spec(name, on="2x8 h200_sxm", engine=engine, batch=global_batch_size, plan=plan) for plan in plans]
     ((_, batch),) = batches(specs)
     return predict(batch, coefficients, POWER, limit_w=limit_w)
 
@@ -189,13 +179,7 @@ def test_deepspeed_reduces_beside_nothing_below_zero3():
 
 def test_a_skewed_routing_waits_for_the_busiest_experts():
     def times(routing):
-        spec = TrialSpec(
-            model=model("mixtral_8x7b"),
-            cluster=ClusterSpec(device="h200_sxm", devices_per_node=8),
-            engine="torch",
-            workload=Workload(seq_len=4096, global_batch_size=64, routing=routing),
-            plan=Plan(ep=8, sharding="zero1"),
-        )
+        spec = trial_spec("mixtral_8x7b", on="1x8 h200_sxm", batch=64, routing=routing, ep=8, sharding="zero1")
         ((_, batch),) = batches([spec])
         return predict(batch, PUBLISHED_STEP_TIME, POWER, limit_w=700.0)
 
@@ -204,13 +188,7 @@ def test_a_skewed_routing_waits_for_the_busiest_experts():
 
 
 def test_a_padded_vocabulary_costs_time():
-    spec = TrialSpec(
-        model=model("llama3_8b"),
-        cluster=ClusterSpec(device="h200_sxm", devices_per_node=8),
-        engine="torch",
-        workload=Workload(seq_len=4096, global_batch_size=64),
-        plan=Plan(),
-    )
+    spec = trial_spec(on="1x8 h200_sxm", batch=64)
     ((_, batch),) = batches([spec])
     plain, padded = (
         predict(batch, PUBLISHED_STEP_TIME, POWER, limit_w=700.0, padded_vocab_size=size)
@@ -226,13 +204,7 @@ def test_the_least_trusted_part_is_the_origin():
 
 
 def test_unknown_peaks_are_refused():
-    spec = TrialSpec(
-        model=model("llama3_8b"),
-        cluster=ClusterSpec(device="cpu", devices_per_node=2),
-        engine="torch",
-        workload=Workload(seq_len=128, global_batch_size=2),
-        plan=Plan(dtype="fp32"),
-    )
+    spec = trial_spec(on="1x2 cpu", seq_len=128, batch=2, dtype="fp32")
     ((_, batch),) = batches([spec])
     with pytest.raises(PlanError, match='the peaks of "cpu" are not in the catalog'):
         predict(batch, PUBLISHED_STEP_TIME, POWER, limit_w=700.0)

@@ -4,14 +4,12 @@ import re
 from dataclasses import replace
 
 import pytest
+from specs import trial_spec
 
-from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.engines.deepspeed.config import COLUMNS, ROWS, clips_outside, configuration
 from wattune.engines.model.hyperparameters import BETAS, CLIP_NORM, LEARNING_RATE, WEIGHT_DECAY
-from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
 LLAMA = ModelSpec(
     name="llama", num_layers=2, hidden_size=16, ffn_hidden_size=24, num_heads=4, num_kv_heads=2, vocab_size=40
@@ -20,13 +18,7 @@ MIXTRAL = replace(LLAMA, name="mixtral", num_experts=4, num_experts_per_token=2)
 
 
 def spec(model: ModelSpec = LLAMA, *, world: int = 1, **axes: object) -> TrialSpec:
-    return TrialSpec(
-        model=model,
-        cluster=ClusterSpec(device="cpu", devices_per_node=world),
-        engine="deepspeed",
-        workload=Workload(seq_len=8, global_batch_size=4),
-        plan=Plan(**({"dtype": "fp32", "etp": axes.get("tp", 1)} | axes)),
-    )
+    return trial_spec(model, on=f"1x{world} cpu", engine="deepspeed", seq_len=8, batch=4, **({"dtype": "fp32"} | axes))
 
 
 def test_what_the_configuration_says() -> None:

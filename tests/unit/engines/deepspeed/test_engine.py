@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from specs import trial_spec
 
-from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.engines.deepspeed.context import _choose_accelerator, real_accelerator
 from wattune.engines.deepspeed.engine import DeepSpeedEngine
@@ -21,10 +21,8 @@ from wattune.engines.deepspeed.model import compiler_of
 from wattune.engines.model.compiler import EAGER
 from wattune.engines.torch.engine import TorchEngine
 from wattune.errors import EngineError
-from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec
 from wattune.workers.engine import Ranks
-from wattune.workload import Workload
 
 SEED = 11
 RANKS = Ranks(rank=0, world_size=1, local_rank=0, device="cpu")
@@ -45,12 +43,8 @@ def process_group() -> Iterator[None]:
 
 
 def spec(model: ModelSpec = LLAMA, *, world: int = 1, device: str = "cpu", **axes: object) -> TrialSpec:
-    return TrialSpec(
-        model=model,
-        cluster=ClusterSpec(device=device, devices_per_node=world),
-        engine="deepspeed",
-        workload=Workload(seq_len=8, global_batch_size=4),
-        plan=Plan(**({"dtype": "fp32", "etp": axes.get("tp", 1)} | axes)),
+    return trial_spec(
+        model, on=f"1x{world} {device}", engine="deepspeed", seq_len=8, batch=4, **({"dtype": "fp32"} | axes)
     )
 
 

@@ -5,15 +5,13 @@ from dataclasses import fields, replace
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from specs import trial_spec
 
-from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.engines.megatron import config as megatron_config
 from wattune.engines.model.hyperparameters import BETAS, CLIP_NORM, LEARNING_RATE, WEIGHT_DECAY
-from wattune.plans.axes import Plan
 from wattune.plans.parallel import stage_layers
 from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
 LLAMA = replace(model("llama3_8b"), num_layers=8)
 GPT = replace(model("gpt3_175b"), num_layers=8)
@@ -21,12 +19,8 @@ MIXTRAL = replace(model("mixtral_8x7b"), num_layers=8)
 
 
 def spec(of=LLAMA, *, world=8, transformer_engine=False, **axes) -> TrialSpec:
-    return TrialSpec(
-        model=of,
-        cluster=ClusterSpec(device="h200_sxm", devices_per_node=world, transformer_engine=transformer_engine),
-        engine="megatron",
-        workload=Workload(seq_len=4096, global_batch_size=64),
-        plan=Plan(**{"etp": axes.get("tp", 1)} | axes),
+    return trial_spec(
+        of, on=f"1x{world} h200_sxm", transformer_engine=transformer_engine, engine="megatron", batch=64, **axes
     )
 
 

@@ -7,17 +7,15 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from specs import trial_spec
 
-from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.engines.megatron import config as megatron_config
 from wattune.engines.model.compiler import EAGER, Compiler
 from wattune.engines.model.decoder import Attention, Rotation
 from wattune.engines.registry import check_libraries
 from wattune.errors import EngineError
-from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed")
 
@@ -82,12 +80,8 @@ def test_context_parallel_ranks_share_a_sequence_evenly_and_fairly():
 
 
 def on(transformer_engine, model=GROUPED, **axes) -> TrialSpec:
-    return TrialSpec(
-        model=model,
-        cluster=ClusterSpec(device="h200_sxm", devices_per_node=2, transformer_engine=transformer_engine),
-        engine="megatron",
-        workload=Workload(seq_len=16, global_batch_size=4),
-        plan=Plan(**axes),
+    return trial_spec(
+        model, on="1x2 h200_sxm", transformer_engine=transformer_engine, engine="megatron", seq_len=16, batch=4, **axes
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from specs import trial_spec
 from torch import Tensor
 from torch._dynamo.utils import counters
 from warm_ranks import run_ranks
@@ -29,7 +30,6 @@ from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec
 from wattune.workers.engine import Ranks, StepSpans
 from wattune.workers.process_groups import join_groups, leave_groups, take_store
-from wattune.workload import Workload
 
 RANKS = Ranks(rank=0, world_size=1, local_rank=0, device="cpu")
 LLAMA = ModelSpec(
@@ -49,13 +49,7 @@ def process_group() -> Iterator[None]:
 
 
 def spec(seq_len: int = 8, **axes: object) -> TrialSpec:
-    return TrialSpec(
-        model=LLAMA,
-        cluster=ClusterSpec(device="cpu", devices_per_node=1),
-        engine="torch",
-        workload=Workload(seq_len=seq_len, global_batch_size=4),
-        plan=Plan(**({"dtype": "fp32"} | axes)),  # type: ignore[arg-type]
-    )
+    return trial_spec(LLAMA, on="1x1 cpu", seq_len=seq_len, batch=4, **({"dtype": "fp32"} | axes))
 
 
 def trained(compiler: Compiler, wanted: TrialSpec) -> list[StepSpans]:

@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from specs import trial_spec
 from torch import nn
 
-from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.engines.model.decoder import Decoder, Rotation
 from wattune.engines.model.experts import ExpertShard
@@ -18,10 +18,9 @@ from wattune.engines.model.lora import AdaptedLinear, adapt, freeze, lower_froze
 from wattune.engines.model.tokens import Batches, stable_seed
 from wattune.engines.model.weights import INIT_STD, initialise
 from wattune.engines.torch.engine import TorchEngine
-from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec
 from wattune.workers.engine import Ranks, StepSpans
-from wattune.workload import Lora, Workload
+from wattune.workload import Lora
 
 SEED, SEQ_LEN, BATCH = 11, 8, 4
 RANKS = Ranks(rank=0, world_size=1, local_rank=0, device="cpu")
@@ -39,12 +38,8 @@ def process_group() -> Iterator[None]:
 
 
 def spec(mode: str, lora: Lora | None = None, **axes: object) -> TrialSpec:
-    return TrialSpec(
-        model=LLAMA,
-        cluster=ClusterSpec(device="cpu", devices_per_node=1),
-        engine="torch",
-        workload=Workload(mode=mode, seq_len=SEQ_LEN, global_batch_size=BATCH, lora=lora),
-        plan=Plan(**({"dtype": "fp32"} | axes)),  # type: ignore[arg-type]
+    return trial_spec(
+        LLAMA, on="1x1 cpu", seq_len=SEQ_LEN, batch=BATCH, mode=mode, lora=lora, **({"dtype": "fp32"} | axes)
     )
 
 

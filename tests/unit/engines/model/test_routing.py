@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from specs import trial_spec
 
-from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.engines.model.routing import (
     AUXILIARY_LOSS_COEFFICIENT,
@@ -18,19 +18,15 @@ from wattune.engines.model.routing import (
 )
 from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec
-from wattune.workload import Routing, Workload
+from wattune.workload import Routing
 
 MODEL = replace(MODELS["mixtral_8x7b"], num_layers=3)
 CPU = torch.device("cpu")
 
 
 def spec(routing: Routing | None, *, seq_len: int = 64, mode: str = "pretrain", recompute: str = "none") -> TrialSpec:
-    return TrialSpec(
-        model=MODEL,
-        cluster=ClusterSpec(device="cpu", devices_per_node=1),
-        engine="torch",
-        workload=Workload(seq_len=seq_len, global_batch_size=2, routing=routing, mode=mode),
-        plan=Plan(dtype="fp32", recompute=recompute),
+    return trial_spec(
+        MODEL, on="1x1 cpu", seq_len=seq_len, batch=2, routing=routing, mode=mode, dtype="fp32", recompute=recompute
     )
 
 

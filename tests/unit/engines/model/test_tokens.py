@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from specs import trial_spec
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
@@ -14,7 +15,7 @@ from wattune.errors import EngineError
 from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec
 from wattune.workers.engine import Ranks
-from wattune.workload import TokenFile, Workload
+from wattune.workload import TokenFile
 
 
 def batches(replica: int, replica_batch_size: int, seed: int = 1) -> Batches:
@@ -68,12 +69,8 @@ TINY = ModelSpec(
 
 
 def reading(path: Path, dtype: str = "uint16", seq_len: int = 6) -> TrialSpec:
-    return TrialSpec(
-        model=TINY,
-        cluster=ClusterSpec(device="cpu", devices_per_node=1),
-        engine="torch",
-        workload=Workload(seq_len=seq_len, global_batch_size=4, tokens=TokenFile(path=str(path), dtype=dtype)),
-        plan=Plan(dtype="fp32"),
+    return trial_spec(
+        TINY, on="1x1 cpu", seq_len=seq_len, batch=4, tokens=TokenFile(path=str(path), dtype=dtype), dtype="fp32"
     )
 
 

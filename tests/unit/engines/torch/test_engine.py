@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from specs import trial_spec
 from torch import nn
 
-from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.engines.model.decoder import Decoder, Layer, Rotation
 from wattune.engines.model.experts import ExpertShard
@@ -19,11 +19,9 @@ from wattune.engines.model.tokens import Batches
 from wattune.engines.model.weights import initialise
 from wattune.engines.torch.engine import TorchEngine
 from wattune.errors import EngineError
-from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec
 from wattune.workers.engine import Ranks
 from wattune.workers.phases import failed_phase
-from wattune.workload import Workload
 
 SEED = 11
 RANKS = Ranks(rank=0, world_size=1, local_rank=0, device="cpu")
@@ -51,13 +49,7 @@ def process_group() -> Iterator[None]:
 
 
 def spec(model: ModelSpec, **axes: object) -> TrialSpec:
-    return TrialSpec(
-        model=model,
-        cluster=ClusterSpec(device="cpu", devices_per_node=1),
-        engine="torch",
-        workload=Workload(seq_len=8, global_batch_size=4),
-        plan=Plan(**({"dtype": "fp32"} | axes)),
-    )
+    return trial_spec(model, on="1x1 cpu", seq_len=8, batch=4, **({"dtype": "fp32"} | axes))
 
 
 def plain_loop(model: ModelSpec, num_steps: int) -> list[tuple[float, float]]:

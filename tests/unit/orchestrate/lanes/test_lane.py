@@ -6,10 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from specs import trial_spec
 from virtual_time import run_in_virtual_time
 
-from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import model
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Node
 from wattune.orchestrate.events import TrialProgress
@@ -17,19 +16,11 @@ from wattune.orchestrate.failures import Cause
 from wattune.orchestrate.lanes import lane as lane_module
 from wattune.orchestrate.lanes.lane import Lane
 from wattune.orchestrate.lanes.messages import Answer, Assignment, GroupKey, Place, RankAssignment, Report, WorkerPlace
-from wattune.plans.axes import Plan
 from wattune.run import RunStatus
-from wattune.trial import Measure, TrialSpec
+from wattune.trial import Measure
 from wattune.workers.outcome import RankOutcome
-from wattune.workload import Workload
 
-SPEC = TrialSpec(
-    model=model("llama3_8b"),
-    cluster=ClusterSpec(device="cpu", devices_per_node=2),
-    engine="torch",
-    workload=Workload(seq_len=8, global_batch_size=8),
-    plan=Plan(),
-)
+SPEC = trial_spec(on="1x2 cpu", seq_len=8, batch=8)
 CLEAN = Report(problem=None)
 HANGS_S = 1e6
 """Longer than a lane waits for anything. Time is virtual here: waiting is free, and no wait ends too early."""

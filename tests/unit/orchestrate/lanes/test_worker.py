@@ -3,16 +3,14 @@
 import time
 
 import pytest
+from specs import trial_spec
 
-from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.errors import EngineError, NodeError
 from wattune.orchestrate.lanes.worker import failed, sensed_name
-from wattune.plans.axes import Plan
 from wattune.run import RunStatus
 from wattune.trial import TrialSpec
 from wattune.workers.device import device_uuid
-from wattune.workload import Workload
 
 FIRST, SECOND = "GPU-163b45e6-75c7-fc2e-765c-f19788620a68", "GPU-00000000-0000-0000-0000-000000000001"
 NAMES = {FIRST: "gpu0", SECOND: "gpu1"}
@@ -29,13 +27,7 @@ def on(device: str) -> TrialSpec:
         vocab_size=8,
         source="made up",
     )
-    return TrialSpec(
-        model=model,
-        cluster=ClusterSpec(device=device, devices_per_node=2),
-        engine="torch",
-        workload=Workload(seq_len=8, global_batch_size=2),
-        plan=Plan(),
-    )
+    return trial_spec(model, on=f"1x2 {device}", seq_len=8, batch=2)
 
 
 def test_a_reordered_device_keeps_its_own_name() -> None:

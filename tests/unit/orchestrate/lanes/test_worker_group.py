@@ -5,9 +5,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from specs import trial_spec
 
 from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import model
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Node
 from wattune.orchestrate.lanes.messages import Assignment, GroupKey, Place, Report, WorkerPlace
@@ -16,15 +16,8 @@ from wattune.plans.axes import Plan
 from wattune.run import RunStatus
 from wattune.trial import Measure, TrialSpec
 from wattune.workers.outcome import RankOutcome
-from wattune.workload import Workload
 
-SPEC = TrialSpec(
-    model=model("llama3_8b"),
-    cluster=ClusterSpec(device="cpu", devices_per_node=2),
-    engine="torch",
-    workload=Workload(seq_len=8, global_batch_size=8),
-    plan=Plan(),
-)
+SPEC = trial_spec(on="1x2 cpu", seq_len=8, batch=8)
 
 
 def node(number: int) -> Node:

@@ -7,9 +7,9 @@ from functools import cache
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from specs import trial_spec
 
 from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import model
 from wattune.objective import Question
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster, Node
@@ -22,20 +22,13 @@ from wattune.run import Run, RunStatus
 from wattune.search.search_entry import Search
 from wattune.search.strategy import make_strategy
 from wattune.trial import Measure, TrialSpec
-from wattune.workload import Workload
 
 NS = 10**9
 
 
 @cache
 def spec_of(number: int, num_nodes: int, device: str = "cpu") -> TrialSpec:
-    return TrialSpec(
-        model=model("llama3_8b"),
-        cluster=ClusterSpec(device=device, num_nodes=num_nodes, devices_per_node=1),
-        engine="torch",
-        workload=Workload(seq_len=8, global_batch_size=8),
-        plan=Plan(micro_batch_size=number + 1),
-    )
+    return trial_spec(on=f"{num_nodes}x1 {device}", seq_len=8, batch=8, micro_batch_size=number + 1)
 
 
 def node_of(name: str, domain: str, device: str = "cpu") -> Node:

@@ -2,23 +2,15 @@
 
 import math
 
-from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import model
+from specs import trial_spec
+
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.durations import Pace
-from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
 
 def spec(size: int, *, engine: str = "torch") -> TrialSpec:
-    return TrialSpec(
-        model=model("llama3_8b"),
-        cluster=ClusterSpec(device="cpu", devices_per_node=1),
-        engine=engine,
-        workload=Workload(seq_len=8, global_batch_size=8),
-        plan=Plan(micro_batch_size=size),
-    )
+    return trial_spec(on="1x1 cpu", engine=engine, seq_len=8, batch=8, micro_batch_size=size)
 
 
 def test_a_budget_of_trials_and_of_hours() -> None:

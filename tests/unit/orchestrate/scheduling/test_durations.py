@@ -1,23 +1,15 @@
 """Expected times of trials: predictions, corrected by what trials took."""
 
-from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import model
+from specs import trial_spec
+
 from wattune.orchestrate.scheduling.durations import Durations, Pace
-from wattune.plans.axes import Plan
 from wattune.trial import Measure, TrialSpec
-from wattune.workload import Workload
 
 MEASURE = Measure(min_seconds=10, timeout_s=1000)
 
 
 def spec(size: int, *, engine: str = "torch") -> TrialSpec:
-    return TrialSpec(
-        model=model("llama3_8b"),
-        cluster=ClusterSpec(device="h200_sxm", devices_per_node=1),
-        engine=engine,
-        workload=Workload(seq_len=8, global_batch_size=8),
-        plan=Plan(micro_batch_size=size),
-    )
+    return trial_spec(on="1x1 h200_sxm", engine=engine, seq_len=8, batch=8, micro_batch_size=size)
 
 
 def predicted(one: TrialSpec, _measure: Measure) -> float | None:

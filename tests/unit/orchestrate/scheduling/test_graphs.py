@@ -3,24 +3,17 @@
 from dataclasses import replace
 
 import pytest
+from specs import trial_spec
 
-from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.orchestrate.scheduling.graphs import PLANS_KEPT, WarmGraphs, graphs_of, waited_for_workers
-from wattune.plans.axes import Plan
 from wattune.run import Run, RunStatus
 from wattune.trial import TrialSpec
 from wattune.workload import Workload
 
 
 def spec(engine: str = "torch", *, device: str = "h200_sxm", name: str = "llama3_8b", **axes) -> TrialSpec:
-    return TrialSpec(
-        model=model(name),
-        cluster=ClusterSpec(device=device, devices_per_node=4),
-        engine=engine,
-        workload=Workload(seq_len=4096, global_batch_size=8),
-        plan=Plan(**axes),
-    )
+    return trial_spec(name, on=f"1x4 {device}", engine=engine, batch=8, **axes)
 
 
 SHARED = [

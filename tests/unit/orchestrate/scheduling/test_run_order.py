@@ -5,23 +5,15 @@ import statistics
 from dataclasses import replace
 
 import pytest
+from specs import trial_spec
 
-from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import model
 from wattune.orchestrate.scheduling.run_order import BLOCK, run_order, workers_of
-from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec
 from wattune.workload import Workload
 
 
 def spec(size: int, *, device: str = "cpu", engine: str = "torch") -> TrialSpec:
-    return TrialSpec(
-        model=model("llama3_8b"),
-        cluster=ClusterSpec(device=device, devices_per_node=1),
-        engine=engine,
-        workload=Workload(seq_len=8, global_batch_size=8),
-        plan=Plan(micro_batch_size=size),
-    )
+    return trial_spec(on=f"1x1 {device}", engine=engine, seq_len=8, batch=8, micro_batch_size=size)
 
 
 def test_the_order_is_the_seeds_and_nothing_elses() -> None:

@@ -5,22 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from specs import trial_spec
 
-from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import MODELS
-from wattune.plans.axes import Plan
 from wattune.search.strategies.features import make_features
 from wattune.search.strategies.gaussian_process import NOISE, OWN, Hyperprior, _negative_log_posterior, condition, fit
-from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
-BASE = TrialSpec(
-    model=MODELS["llama3_8b"],
-    cluster=ClusterSpec(device="h200_sxm", devices_per_node=8),
-    engine="torch",
-    workload=Workload(seq_len=4096, global_batch_size=64),
-    plan=Plan(),
-)
+BASE = trial_spec(on="1x8 h200_sxm", batch=64)
 PLANS = [
     replace(BASE.plan, tp=tp, etp=tp, micro_batch_size=size, sharding=sharding, recompute=recompute)
     for tp, size, sharding, recompute in itertools.product(

@@ -2,21 +2,13 @@
 
 from dataclasses import replace
 
-from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import MODELS
+from specs import trial_spec
+
 from wattune.plans.axes import Plan
 from wattune.run import Run, RunStatus
 from wattune.search.strategies.listed import Grid, Random
-from wattune.trial import TrialSpec
-from wattune.workload import Workload
 
-BASE = TrialSpec(
-    model=MODELS["llama3_8b"],
-    cluster=ClusterSpec(device="cpu", devices_per_node=1),
-    engine="torch",
-    workload=Workload(seq_len=128, global_batch_size=64),
-    plan=Plan(),
-)
+BASE = trial_spec(on="1x1 cpu", seq_len=128, batch=64)
 SPECS = [replace(BASE, plan=Plan(micro_batch_size=size)) for size in range(1, 9)]
 
 
