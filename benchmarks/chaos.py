@@ -284,10 +284,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder that keeps the files of studies with a breach")
     parser.add_argument("--table", action="store_true", help="only print what --csv holds")
     options = parser.parse_args()
-    header(
-        "Whatever is killed, stopped or starved, a study loses nothing and ends.",
-        "no breach",
-    )
+    header("Whatever is killed, stopped or starved, a study loses nothing and ends.", "no breach")
     before = read(options.csv)
     if options.table:
         return 1 if show(before) else 0

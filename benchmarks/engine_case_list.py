@@ -117,194 +117,100 @@ def routing(ranks: int) -> Tier:
     }
 
 
-TIERS: dict[int, tuple[Tier, ...]] = {
+TIERS: dict[int, tuple[dict[str, str], ...]] = {
     2: (
         {
-            "torch/llama": {
-                "dp2": {},
-                "dp2-zero1": {"sharding": "zero1"},
-                "dp2-zero1-grad_param": GATHERED,
-                "dp2-zero3-grad_param": {"sharding": "zero3", "overlap": "grad_param"},
-                "tp2": {"tp": 2},
-                "pp2": {"pp": 2},
-                "pp2-vpp2": {"pp": 2, "vpp": 2},
-            },
-            "megatron/llama": {
-                "dp2-zero1-grad_param": GATHERED,
-                "dp2-zero1-grad_param-mbs4": {**GATHERED, "micro_batch_size": 4},
-                "tp2": {"tp": 2},
-                "pp2": {"pp": 2},
-                "pp2-vpp2": {"pp": 2, "vpp": 2},
-            },
-            "deepspeed/llama": {
-                "dp2-zero1": {"sharding": "zero1"},
-                "dp2-zero3-grad_param": {"sharding": "zero3", "overlap": "grad_param"},
-                "pp2": {"pp": 2},
-            },
-            "torch/mixtral": {"ep2-zero1": {"ep": 2, "sharding": "zero1"}},
-            "megatron/mixtral": {"ep2-zero1-grad_param": {"ep": 2, **GATHERED}},
-            "deepspeed/mixtral": {"ep2-zero1": {"ep": 2, "sharding": "zero1"}},
+            "torch/llama": "dp2 dp2-zero1 dp2-zero1-grad_param dp2-zero3-grad_param tp2 pp2 pp2-vpp2",
+            "megatron/llama": "dp2-zero1-grad_param dp2-zero1-grad_param-mbs4 tp2 pp2 pp2-vpp2",
+            "deepspeed/llama": "dp2-zero1 dp2-zero3-grad_param pp2",
+            "torch/mixtral": "ep2-zero1",
+            "megatron/mixtral": "ep2-zero1-grad_param",
+            "deepspeed/mixtral": "ep2-zero1",
         },
         {
-            "torch/llama": {
-                "dp2-mbs4": {"micro_batch_size": 4},
-                "dp2-overlap-grad": {"overlap": "grad"},
-                "dp2-zero2-grad": {"sharding": "zero2", "overlap": "grad"},
-                "dp2-zero3": {"sharding": "zero3"},
-                "dp2-full": {"recompute": "full"},
-                "dp2-selective": {"recompute": "selective"},
-                "pp2-layout": {"pp": 2, "layout": (3, 1)},
-            },
-            "megatron/llama": {
-                "dp2": {},
-                "dp2-overlap-grad": {"overlap": "grad"},
-                "dp2-zero1": {"sharding": "zero1"},
-                "dp2-full": {"recompute": "full"},
-                "dp2-selective": {"recompute": "selective"},
-                "tp2-mbs4": {"tp": 2, "micro_batch_size": 4},
-                "pp2-layout": {"pp": 2, "layout": (3, 1)},
-            },
-            "deepspeed/llama": {
-                "dp2": {},
-                "dp2-zero1-grad": {"sharding": "zero1", "overlap": "grad"},
-                "dp2-zero2-grad": {"sharding": "zero2", "overlap": "grad"},
-                "dp2-zero3": {"sharding": "zero3"},
-                "dp2-zero1-mbs4": {"sharding": "zero1", "micro_batch_size": 4},
-                "dp2-zero1-full": {"sharding": "zero1", "recompute": "full"},
-                "tp2": {"tp": 2},
-                "pp2-layout": {"pp": 2, "layout": (3, 1)},
-            },
-            "torch/mixtral": {"tp2": {"tp": 2}, "pp2": {"pp": 2}, "ep2-full": {"ep": 2, "recompute": "full"}},
-            "megatron/mixtral": {
-                "tp2": {"tp": 2},
-                "tp2-ep2-etp1": {"tp": 2, "ep": 2, "etp": 1},
-                "pp2": {"pp": 2},
-                "ep2-full": {"ep": 2, "recompute": "full", **GATHERED},
-            },
-            "deepspeed/mixtral": {"ep2-zero2": {"ep": 2, "sharding": "zero2"}},
+            "torch/llama": "dp2-mbs4 dp2-overlap-grad dp2-zero2-grad dp2-zero3 dp2-full dp2-selective pp2-layout",
+            "megatron/llama": "dp2 dp2-overlap-grad dp2-zero1 dp2-full dp2-selective tp2-mbs4 pp2-layout",
+            "deepspeed/llama": "dp2 dp2-zero1-grad dp2-zero2-grad dp2-zero3 "
+            "dp2-zero1-mbs4 dp2-zero1-full tp2 pp2-layout",
+            "torch/mixtral": "tp2 pp2 ep2-full",
+            "megatron/mixtral": "tp2 tp2-ep2-etp1 pp2 ep2-full+zero1+grad_param",
+            "deepspeed/mixtral": "ep2-zero2",
         },
         {
-            "torch/gpt": {"dp2": {}, "tp2": {"tp": 2}},
-            "megatron/gpt": {"tp2": {"tp": 2}, "pp2-vpp2": {"pp": 2, "vpp": 2}},
-            "deepspeed/gpt": {"dp2-zero2": {"sharding": "zero2"}},
-            "torch/llama": {
-                "dp2-fp32": {"sharding": "zero3", "dtype": "fp32"},
-                "lora-dp2": {"overlap": "grad", "mode": "lora"},
-                "prefill-dp2": {"mode": "prefill"},
-            },
-            "megatron/llama": {
-                "lora-dp2": {"overlap": "grad", "mode": "lora"},
-                "lora-tp2": {"tp": 2, "mode": "lora"},
-                "prefill-dp2": {"mode": "prefill"},
-            },
-            "deepspeed/llama": {
-                "lora-dp2": {"mode": "lora"},
-                "lora-zero3": {**ZERO_3, "mode": "lora"},
-                "prefill-dp2": {"mode": "prefill"},
-            },
+            "torch/gpt": "dp2 tp2",
+            "megatron/gpt": "tp2 pp2-vpp2",
+            "deepspeed/gpt": "dp2-zero2",
+            "torch/llama": "dp2-fp32+zero3 lora-dp2+grad prefill-dp2",
+            "megatron/llama": "lora-dp2+grad lora-tp2 prefill-dp2",
+            "deepspeed/llama": "lora-dp2 lora-zero3+grad_param prefill-dp2",
         },
     ),
     4: (
         {
-            "torch/llama": {
-                "dp4": {},
-                "dp4-zero1-grad_param": GATHERED,
-                "dp4-zero3-grad_param": {"sharding": "zero3", "overlap": "grad_param"},
-                "tp2-pp2": {"tp": 2, "pp": 2},
-                "pp2-vpp2-dp2": {"pp": 2, "vpp": 2},
-            },
-            "megatron/llama": {
-                "dp4-zero1-grad_param": GATHERED,
-                "dp4-zero1-grad_param-mbs4": {**GATHERED, "micro_batch_size": 4},
-                "tp2-pp2": {"tp": 2, "pp": 2},
-                "tp4": {"tp": 4},
-                "pp4": {"pp": 4},
-                "pp2-vpp2-dp2": {"pp": 2, "vpp": 2, **GATHERED},
-            },
-            "deepspeed/llama": {
-                "dp4-zero1": {"sharding": "zero1"},
-                "dp4-zero3-grad_param": {"sharding": "zero3", "overlap": "grad_param"},
-                "pp2-dp2-zero1": {"pp": 2, "sharding": "zero1"},
-            },
-            "torch/mixtral": {"ep4-zero1": {"ep": 4, "sharding": "zero1"}, "ep2-tp2": {"ep": 2, "tp": 2}},
-            "megatron/mixtral": {"ep4-zero1": {"ep": 4, **GATHERED}, "ep2-tp2-etp1": {"ep": 2, "tp": 2, "etp": 1}},
-            "deepspeed/mixtral": {"ep4-zero1": {"ep": 4, "sharding": "zero1"}},
+            "torch/llama": "dp4 dp4-zero1-grad_param dp4-zero3-grad_param tp2-pp2 pp2-vpp2-dp2",
+            "megatron/llama": "dp4-zero1-grad_param dp4-zero1-grad_param-mbs4 "
+            "tp2-pp2 tp4 pp4 pp2-vpp2-dp2+zero1+grad_param",
+            "deepspeed/llama": "dp4-zero1 dp4-zero3-grad_param pp2-dp2-zero1",
+            "torch/mixtral": "ep4-zero1 ep2-tp2",
+            "megatron/mixtral": "ep4-zero1+grad_param ep2-tp2-etp1",
+            "deepspeed/mixtral": "ep4-zero1",
         },
         {
-            "torch/llama": {
-                "dp4-mbs4": {"micro_batch_size": 4},
-                "dp4-overlap-grad": {"overlap": "grad"},
-                "dp4-zero2-grad": {"sharding": "zero2", "overlap": "grad"},
-                "dp4-zero3": {"sharding": "zero3"},
-                "dp4-full": {"recompute": "full"},
-                "dp4-selective": {"recompute": "selective"},
-                "tp4": {"tp": 4},
-                "tp2-dp2": {"tp": 2},
-                "pp4": {"pp": 4},
-                "pp2-dp2": {"pp": 2},
-                "pp2-dp2-layout": {"pp": 2, "layout": (5, 3)},
-            },
-            "megatron/llama": {
-                "dp4": {},
-                "dp4-overlap-grad": {"overlap": "grad"},
-                "dp4-zero1": {"sharding": "zero1"},
-                "dp4-full": {"recompute": "full"},
-                "dp4-selective": {"recompute": "selective"},
-                "tp2-dp2-zero1": {"tp": 2, "sharding": "zero1"},
-                "pp4-vpp2": {"pp": 4, "vpp": 2},
-                "pp2-dp2-layout": {"pp": 2, "layout": (5, 3)},
-            },
-            "deepspeed/llama": {
-                "dp4": {},
-                "dp4-zero1-grad": {"sharding": "zero1", "overlap": "grad"},
-                "dp4-zero2-grad": {"sharding": "zero2", "overlap": "grad"},
-                "dp4-zero3": {"sharding": "zero3"},
-                "dp4-zero1-mbs4": {"sharding": "zero1", "micro_batch_size": 4},
-                "dp4-zero1-full": {"sharding": "zero1", "recompute": "full"},
-                "tp2-dp2-zero1": {"tp": 2, "sharding": "zero1"},
-                "pp4": {"pp": 4},
-                "pp2-dp2-layout": {"pp": 2, "sharding": "zero1", "layout": (5, 3)},
-            },
-            "torch/mixtral": {"ep2-pp2": {"ep": 2, "pp": 2}, "ep4-full": {"ep": 4, "recompute": "full"}},
-            "megatron/mixtral": {
-                "ep2-pp2": {"ep": 2, "pp": 2},
-                "ep2-tp2": {"ep": 2, "tp": 2, "sharding": "zero1"},
-                "ep4-full": {"ep": 4, "recompute": "full", **GATHERED},
-            },
-            "deepspeed/mixtral": {"ep2-zero2": {"ep": 2, "sharding": "zero2"}},
+            "torch/llama": "dp4-mbs4 dp4-overlap-grad dp4-zero2-grad dp4-zero3 dp4-full "
+            "dp4-selective tp4 tp2-dp2 pp4 pp2-dp2 pp2-dp2-layout",
+            "megatron/llama": "dp4 dp4-overlap-grad dp4-zero1 dp4-full dp4-selective "
+            "tp2-dp2-zero1 pp4-vpp2 pp2-dp2-layout",
+            "deepspeed/llama": "dp4 dp4-zero1-grad dp4-zero2-grad dp4-zero3 dp4-zero1-mbs4 "
+            "dp4-zero1-full tp2-dp2-zero1 pp4 pp2-dp2-layout+zero1",
+            "torch/mixtral": "ep2-pp2 ep4-full",
+            "megatron/mixtral": "ep2-pp2 ep2-tp2+zero1 ep4-full+zero1+grad_param",
+            "deepspeed/mixtral": "ep2-zero2",
         },
         {
-            "torch/gpt": {"dp4": {}, "tp2-pp2": {"tp": 2, "pp": 2}},
-            "megatron/gpt": {"tp2-pp2-vpp2": {"tp": 2, "pp": 2, "vpp": 2}},
-            "deepspeed/gpt": {"dp4-zero2": {"sharding": "zero2"}},
-            "torch/llama": {
-                "dp4-fp32": {"sharding": "zero3", "dtype": "fp32"},
-                "lora-dp4": {"overlap": "grad", "mode": "lora"},
-                "prefill-dp4": {"mode": "prefill"},
-            },
-            "megatron/llama": {
-                "lora-dp4": {"overlap": "grad", "mode": "lora"},
-                "lora-tp2": {"tp": 2, "mode": "lora"},
-                "prefill-dp4": {"mode": "prefill"},
-            },
-            "deepspeed/llama": {
-                "lora-dp4": {"mode": "lora"},
-                "lora-zero3": {**ZERO_3, "mode": "lora"},
-                "prefill-dp4": {"mode": "prefill"},
-            },
+            "torch/gpt": "dp4 tp2-pp2",
+            "megatron/gpt": "tp2-pp2-vpp2",
+            "deepspeed/gpt": "dp4-zero2",
+            "torch/llama": "dp4-fp32+zero3 lora-dp4+grad prefill-dp4",
+            "megatron/llama": "lora-dp4+grad lora-tp2 prefill-dp4",
+            "deepspeed/llama": "lora-dp4 lora-zero3+grad_param prefill-dp4",
         },
     ),
 }
-"""By number of GPUs, importance, engine and model, and name: what differs from the neutral plan, and the mode.
+"""Cases by number of GPUs, importance, engine and model: what differs from the neutral plan, with a plus where the
+name of the case leaves it out. `speed`, `once` and `routing` follow."""
 
-`speed`, `once` and `routing` follow.
-"""
+AXES = {"mbs": "micro_batch_size", "zero": "sharding", "grad": "overlap", "fp": "dtype"}
+"""Axes by the letters that their word in a name begins with, where those are not the axis's own."""
+
+
+def axes_of(name: str, ranks: int) -> dict[str, Any]:
+    """Reads the axes of a plan, and the mode, out of a case's name."""
+    axes: dict[str, Any] = {}
+    for word in name.replace("+", "-").split("-"):
+        letters = word.rstrip("0123456789")
+        if letters in ("tp", "pp", "vpp", "ep", "etp", "mbs"):
+            axes[AXES.get(letters, letters)] = int(word.removeprefix(letters))
+        elif letters in ("zero", "grad", "grad_param", "fp"):
+            axes[AXES[letters.removesuffix("_param")]] = word
+        elif word in ("full", "selective"):
+            axes["recompute"] = word
+        elif word in ("lora", "prefill"):
+            axes["mode"] = word
+        elif word == "layout":
+            axes["layout"] = (3, 1) if ranks == 2 else (5, 3)
+        elif letters not in ("dp", "overlap"):
+            raise ValueError(f"{name}: {word} names no axis")
+    return axes
 
 
 def cases(ranks: int) -> list[Case]:
     """The cases of a number of GPUs, in order of importance."""
     found = []
-    for tier in (*TIERS[ranks], speed(ranks), once(ranks), routing(ranks)):
+    listed = (
+        {of: {name.partition("+")[0]: axes_of(name, ranks) for name in names.split()} for of, names in tier.items()}
+        for tier in TIERS[ranks]
+    )
+    for tier in (*listed, speed(ranks), once(ranks), routing(ranks)):
         for of, named in tier.items():
             engine, model = of.split("/")
             for name, chosen in named.items():

@@ -18,14 +18,7 @@ from harness import Found, Rows, benchmark
 from wattune.catalog.hardware import DEVICES
 from wattune.cost.coefficients import PowerCoefficients
 from wattune.cost.power import predict
-from wattune.fitting.power import (
-    H200_PRIOR,
-    fit_power,
-    has_activity,
-    measured_steps,
-    with_intervals,
-    with_solved_clock,
-)
+from wattune.fitting.power import H200_PRIOR, fit_power, has_activity, measured_steps, with_intervals, with_solved_clock
 
 Array = npt.NDArray[np.float64]
 Trials = Sequence[Mapping[str, Any]]

@@ -217,12 +217,7 @@ def replay(
     dice = np.random.default_rng(seed)
     trials = [case.trials[index] for index in dice.permutation(len(case.trials))]
     by_spec = {trial.spec: trial for trial in trials}
-    problem = Problem(
-        specs=list(by_spec),
-        seed=seed,
-        question=case.question,
-        estimates=estimates_of(trials),
-    )
+    problem = Problem(specs=list(by_spec), seed=seed, question=case.question, estimates=estimates_of(trials))
     strategy = make(problem)
     ladder = None if promote_frac is None else make_ladder(case.question, promote_frac)
     proposed: dict[TrialSpec, Prediction | None] = {}

@@ -168,10 +168,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--worlds", type=int, default=200, help="simulated runs in each row")
 
 
-SOURCES: Final = {
-    "worlds, own fit": (H200, 0.15, 4.0),
-    "worlds, scaled fit": (scaled(LIMIT_W), 0.4, 10.0),
-}
+SOURCES: Final = {"worlds, own fit": (H200, 0.15, 4.0), "worlds, scaled fit": (scaled(LIMIT_W), 0.4, 10.0)}
 
 
 @benchmark(

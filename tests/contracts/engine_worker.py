@@ -108,10 +108,7 @@ def join(store: dist.Store, number: int, rank: int, size: int, world_size: int, 
     """Makes the default group of one case: of all ranks, or of every rank alone."""
     alone = size < world_size
     ranks = Ranks(
-        rank=0 if alone else rank,
-        world_size=size,
-        local_rank=rank,
-        device=f"cuda:{rank}" if kind == "cuda" else "cpu",
+        rank=0 if alone else rank, world_size=size, local_rank=rank, device=f"cuda:{rank}" if kind == "cuda" else "cpu"
     )
     join_groups(
         dist.HashStore() if alone else store,

@@ -30,10 +30,7 @@ QUOTED = {
         "megatron_layers": ["0.909 to 0.938", "0.921 to 0.957"],
     },
     "docs/prediction.md": {"fp8": ["0.776", "0.778", "0.926", "0.928"]},
-    "docs/telemetry.md": {
-        "peak_agreement": ["972 W", "851 W", "449 W"],
-        "telemetry_energy": ["0.98", "0.20", "0.03"],
-    },
+    "docs/telemetry.md": {"peak_agreement": ["972 W", "851 W", "449 W"], "telemetry_energy": ["0.98", "0.20", "0.03"]},
     "docs/metrics/power.md": {"peak_agreement": ["972 W", "449 W"]},
     "docs/metrics/energy.md": {"nvml_check": ["2,939"]},
     "docs/tutorial.md": {"llama_slice_h200x4": ["2,781 W", "2,600 W"]},

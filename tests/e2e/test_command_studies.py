@@ -61,10 +61,7 @@ def test_a_killed_study_leaves_no_command_and_ends_as_any_other(
     assert (study / "trials" / done_before / "run.json").stat().st_mtime_ns == stamp_ns
     assert [
         one["tags"].get("attempt", "1") for name, one in sorted(found.items(), key=lambda it: it[0] != done_before)
-    ] == [
-        "1",
-        "2",
-    ]
+    ] == ["1", "2"]
     assert not commands(tmp_path)
 
     # A bound decides, and says by how much.

@@ -27,10 +27,7 @@ from wattune.trial import TrialSpec
 GOLDEN = Path(__file__).parents[1] / "golden" / "h200x4"
 START_NS = 1_790_000_000_000_000_000
 
-PLANS = {
-    "dp4": Plan(overlap="grad_param"),
-    "tp2pp2": Plan(tp=2, pp=2, etp=2),
-}
+PLANS = {"dp4": Plan(overlap="grad_param"), "tp2pp2": Plan(tp=2, pp=2, etp=2)}
 
 
 def spec_of(plan: Plan) -> TrialSpec:

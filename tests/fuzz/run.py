@@ -88,11 +88,7 @@ def main() -> int:
         found = sum_of(read(given.csv))
     else:
         found = fuzz(
-            given.seed,
-            spaces=given.spaces,
-            expressions=given.spaces,
-            folders=given.folders,
-            seconds=given.seconds / 3,
+            given.seed, spaces=given.spaces, expressions=given.spaces, folders=given.folders, seconds=given.seconds / 3
         )
         if given.csv is not None:
             append(given.csv, [one.cells(given.seed) for one in found if one.cases])

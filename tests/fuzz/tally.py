@@ -108,7 +108,7 @@ class Tally:
 
 
 HEADER = "\n".join(
-    ("| fuzzer | cases | refused | accepted | silent | tracebacks | slow | longest CPU s | all s |", "|---" * 9 + "|"),
+    ("| fuzzer | cases | refused | accepted | silent | tracebacks | slow | longest CPU s | all s |", "|---" * 9 + "|")
 )
 
 COLUMNS = ["seed", "fuzzer", "num_cases", "num_refused", "num_accepted", "num_silent", "num_tracebacks", "num_slow"]

@@ -12,11 +12,7 @@ from wattune.simulation.device_model import device_model
 
 # Largest relative error of: mean power of a device, 1 s peak of the node, rise of a slot's core temperature. A rise is
 # compared as shown, in whole degrees averaged over a second: 0.5 of 15 degrees, 3 %, is the sensor's own.
-BOUNDS = {
-    "dp4": (0.02, 0.02, 0.10),
-    "square_inphase": (0.08, 0.08, 0.15),
-    "tp2pp2": (0.05, 0.05, 0.10),
-}
+BOUNDS = {"dp4": (0.02, 0.02, 0.10), "square_inphase": (0.08, 0.08, 0.15), "tp2pp2": (0.05, 0.05, 0.10)}
 
 
 @pytest.fixture(scope="module", params=sorted(BOUNDS))

@@ -295,10 +295,7 @@ def test_files_of_somebody_else_are_not_called_another_version(
 
 
 def test_names_that_cannot_be_looked_for_are_exit_2(study: StudyFolder, wattune: Verb) -> None:
-    for name, said in (
-        ("a" * 5000, "File name too long"),
-        ("~nobody-of-this-machine/x", "in the home of a user"),
-    ):
+    for name, said in (("a" * 5000, "File name too long"), ("~nobody-of-this-machine/x", "in the home of a user")):
         code, out, err = wattune("rank", name)
         assert (code, out) == (2, "") and said in err
     (study.path / "trials").rename(study.path / "elsewhere")

@@ -144,10 +144,7 @@ def test_a_result_survives_json(result):
 
 
 def test_only_trials_that_say_nothing_about_their_plan_run_again():
-    assert [status for status in RunStatus if not status.is_final] == [
-        RunStatus.INTERRUPTED,
-        RunStatus.INFRA_FAILED,
-    ]
+    assert [status for status in RunStatus if not status.is_final] == [RunStatus.INTERRUPTED, RunStatus.INFRA_FAILED]
 
 
 def test_tokens_of_a_step():

@@ -7,11 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattune.catalog.models import MODELS
-from wattune.cost.flops import (
-    forward_flop_per_token,
-    model_flop_per_token,
-    workload_flop_per_token,
-)
+from wattune.cost.flops import forward_flop_per_token, model_flop_per_token, workload_flop_per_token
 from wattune.workload import Lora, Workload
 
 

@@ -107,11 +107,7 @@ class World:
         )
 
     def run(
-        self,
-        controller: StudyController,
-        running: Attempt,
-        tune_id: str,
-        status: RunStatus = RunStatus.COMPLETED,
+        self, controller: StudyController, running: Attempt, tune_id: str, status: RunStatus = RunStatus.COMPLETED
     ) -> None:
         """Ends a trial with a status."""
         self.write(running.spec, running.repeat, status, tags=dict(running.tags))

@@ -6,13 +6,7 @@ import pyarrow as pa
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import OWN_MODEL
-from wattune.orchestrate.command_result import (
-    command_spans,
-    command_told,
-    num_answers,
-    of_devices,
-    run_spans,
-)
+from wattune.orchestrate.command_result import command_spans, command_told, num_answers, of_devices, run_spans
 from wattune.orchestrate.lanes.messages import Place
 from wattune.orchestrate.telemetry_actor import NodeTelemetry
 from wattune.plans.axes import Plan

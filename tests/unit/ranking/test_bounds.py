@@ -54,11 +54,7 @@ def test_a_whole_degree_below_a_bound_is_not_yet_within_it(temp_c, verdict):
 
 @pytest.mark.parametrize(
     ("simulated", "bound", "verdict"),
-    [
-        (True, TRUE_POWER, Verdict.FEASIBLE),
-        (False, TRUE_POWER, Verdict.UNDECIDED),
-        (False, POWER, Verdict.FEASIBLE),
-    ],
+    [(True, TRUE_POWER, Verdict.FEASIBLE), (False, TRUE_POWER, Verdict.UNDECIDED), (False, POWER, Verdict.FEASIBLE)],
 )
 def test_the_sensors_gain_counts_where_a_bound_asks_for_it_and_a_sensor_measured(simulated, bound, verdict):
     spec, result = speed(1, 100.0, power_w=2650.0)

@@ -11,14 +11,7 @@ from wattune.analysis.figures import figures_over
 from wattune.analysis.run_data import RunData
 from wattune.catalog.models import model
 from wattune.objective import parse_constraint
-from wattune.ranking.common_steps import (
-    COMPARED,
-    STEPS_DIFFER,
-    Range,
-    of_folder,
-    over_common_steps,
-    window_matters,
-)
+from wattune.ranking.common_steps import COMPARED, STEPS_DIFFER, Range, of_folder, over_common_steps, window_matters
 from wattune.ranking.order import rank
 from wattune.ranking.sources import Source
 from wattune.run import NO_NUMBERS, Numbers, Run, RunStatus

@@ -127,11 +127,7 @@ def test_steps_of_other_devices_and_batches_are_compared_by_the_token():
     ("a", "b", "says"),
     [
         ([110.0], [100.0], "A trains 10.0 % more tokens a second (95 % interval 6.3 to 13.9 %): told apart"),
-        (
-            [100.0],
-            [103.0],
-            "B trains 3.0 % more tokens a second (95 % interval -0.5 to 6.6 %): not told apart",
-        ),
+        ([100.0], [103.0], "B trains 3.0 % more tokens a second (95 % interval -0.5 to 6.6 %): not told apart"),
         (
             [100.0, 100.1, 99.9, 100.0],
             [103.0, 103.1, 102.9, 103.0],

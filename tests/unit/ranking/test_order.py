@@ -165,10 +165,7 @@ def test_minimizing_turns_the_order():
 
 def test_what_runs_again_is_interrupted_and_not_failed_unless_another_repeat_failed():
     stopped = [trial(number, repeat=1, status=RunStatus.INTERRUPTED, reason="stopped") for number in (1, 2, 3)]
-    others = [
-        trial(1, status=RunStatus.INVALID, quality="invalid"),
-        trial(2, status=RunStatus.CRASHED, reason="died"),
-    ]
+    others = [trial(1, status=RunStatus.INVALID, quality="invalid"), trial(2, status=RunStatus.CRASHED, reason="died")]
     ranking = rank([*stopped, *others], asked(FASTEST, POWER))
     assert (numbers(ranking.interrupted), numbers(ranking.failed)) == ([3, 1], [2])
     assert ranking.interrupted[0].reason == "interrupted: stopped"

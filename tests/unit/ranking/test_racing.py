@@ -127,10 +127,7 @@ def test_the_order_in_which_results_are_read_changes_nothing() -> None:
 
 
 @settings(max_examples=25)
-@given(
-    st.lists(st.tuples(st.floats(900, 1100), st.floats(2400, 3000)), min_size=1, max_size=6),
-    st.integers(0, 5),
-)
+@given(st.lists(st.tuples(st.floats(900, 1100), st.floats(2400, 3000)), min_size=1, max_size=6), st.integers(0, 5))
 def test_every_draw_has_one_answer_and_the_next_run_is_of_a_finalist(
     trials: list[tuple[float, float]], repeated: int
 ) -> None:

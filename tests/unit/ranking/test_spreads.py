@@ -120,10 +120,7 @@ def test_repeats_of_a_plan_that_waits_say_nothing_of_one_that_does_not() -> None
 def test_steady_repeats_do_not_narrow_a_plan_that_waits() -> None:
     waits = with_host(0.5, 100.0)
     spec = speed(2, 100.0)
-    often = [
-        *waits,
-        *((spec[0], replace(one, repeat=number)) for number, one in enumerate([spec[1]] * 6, start=1)),
-    ]
+    often = [*waits, *((spec[0], replace(one, repeat=number)) for number, one in enumerate([spec[1]] * 6, start=1))]
     assert half_width(often) == pytest.approx(half_width(waits), rel=0.01)
 
 

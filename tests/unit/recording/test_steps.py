@@ -14,11 +14,7 @@ from wattune.inspection import inspect
 from wattune.recording import recorder
 from wattune.recording.recorder import record
 from wattune.recording.recording import load, run_of
-from wattune.recording.steps import (
-    FOLDER,
-    devices_of_ranks,
-    steps_of_open,
-)
+from wattune.recording.steps import FOLDER, devices_of_ranks, steps_of_open
 from wattune.steps.files import Step
 from wattune.steps.process.writer import StepWriter
 from wattune.steps.source import parse_source

@@ -42,10 +42,7 @@ def test_a_failure_is_shown_by_the_repeat_that_failed_and_not_by_one_that_was_st
 
 
 def test_rejected_combinations_are_counted_by_rule_with_the_first_reason(page):
-    assert page.tables[-1][1:] == [
-        ["3", "kv_heads", "rank 3 at 140 GiB 0"],
-        ["1", "layers", "rank 3 at 140 GiB"],
-    ]
+    assert page.tables[-1][1:] == [["3", "kv_heads", "rank 3 at 140 GiB 0"], ["1", "layers", "rank 3 at 140 GiB"]]
     assert "1 more do the same work" in page.text
 
 

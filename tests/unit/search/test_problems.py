@@ -55,10 +55,7 @@ def problems(document: Any) -> list[str]:
         ({"name": "a", 3: 1}, ["file: the key 3 is not a text; quote it if it is meant"]),
         (
             {"name": 1, "ratio": "2"},
-            [
-                "name: got 1, allowed: text",
-                'ratio: got the text "2", allowed: a number; this is text to YAML, write 2',
-            ],
+            ["name: got 1, allowed: text", 'ratio: got the text "2", allowed: a number; this is text to YAML, write 2'],
         ),
     ],
 )

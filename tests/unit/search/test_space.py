@@ -272,11 +272,7 @@ WRONG = [
         "maximize token_per_s",
         'unknown metric "token_per_s" in "maximize token_per_s"; did you mean "tokens_',
     ),
-    (
-        "constraints",
-        ["device_temp_c <= 85"],
-        'constraints[0]: unknown metric "device_temp_c" in "device_temp_c <= 85"',
-    ),
+    ("constraints", ["device_temp_c <= 85"], 'constraints[0]: unknown metric "device_temp_c" in "device_temp_c <= 85"'),
     ("constraints", ["device_temp_max_c == 85"], 'constraints[0]: "device_temp_max_c == 85" is not a constraint'),
 ]
 

@@ -214,8 +214,7 @@ def test_a_recording_and_a_single_trial_travel_too(url: str, here: StudyFolder, 
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
-    [("s4://bucket", "such as s3"), ("gss://a", 'did you mean "gs"'), ("dropbox://x", "install")],
+    ("url", "said"), [("s4://bucket", "such as s3"), ("gss://a", 'did you mean "gs"'), ("dropbox://x", "install")]
 )
 def test_a_url_of_no_known_store_is_said_before_anything_runs(url: str, said: str) -> None:
     with pytest.raises(PlanError, match=said):

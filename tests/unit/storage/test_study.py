@@ -29,11 +29,7 @@ DOCUMENT = {
 }
 SPEC = trial_spec(on="1x1 cpu", seq_len=128, batch=8, dtype="fp32")
 RESULT = Run(
-    trial_id=SPEC.trial_id,
-    repeat=0,
-    status=RunStatus.COMPLETED,
-    metrics={"step_time_s": 0.5},
-    tags={"engine": "torch"},
+    trial_id=SPEC.trial_id, repeat=0, status=RunStatus.COMPLETED, metrics={"step_time_s": 0.5}, tags={"engine": "torch"}
 )
 
 

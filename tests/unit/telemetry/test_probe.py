@@ -41,8 +41,7 @@ def test_products_are_named_as_the_driver_names_them(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("failing", "closes"),
-    [("nvmlInit_v2", False), ("nvmlDeviceGetCount_v2", True), ("nvmlDeviceGetName", True)],
+    ("failing", "closes"), [("nvmlInit_v2", False), ("nvmlDeviceGetCount_v2", True), ("nvmlDeviceGetName", True)]
 )
 def test_a_driver_that_does_not_answer_is_said_and_closed(
     monkeypatch: pytest.MonkeyPatch, failing: str, closes: bool

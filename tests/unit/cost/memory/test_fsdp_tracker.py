@@ -35,11 +35,7 @@ def tracked(spec: TrialSpec) -> dict[str, int]:
         with FakeTensorMode():
             rotation = Rotation.table(of, spec.workload.seq_len, torch.device("cpu"), torch.bfloat16)
             decoder = Decoder(
-                of,
-                range(of.num_layers),
-                rotation=rotation,
-                recompute=plan.recompute,
-                experts=meshes.expert_shard(plan),
+                of, range(of.num_layers), rotation=rotation, recompute=plan.recompute, experts=meshes.expert_shard(plan)
             )
             for part in (decoder.embedding, *decoder.layers.values(), decoder.head, decoder):
                 assert part is not None

@@ -27,13 +27,7 @@ def traffic(name="llama3_70b", engine="torch", overlaps=0.0, attention_s=0.0, **
     machine = Machine.of(device("h200_sxm"), "bf16", PUBLISHED_STEP_TIME)
     links = Links.of(CLUSTER, PUBLISHED_STEP_TIME.link)
     found = layer_traffic(
-        machine,
-        links,
-        model(name),
-        shapes(**degrees),
-        FACTS[engine],
-        np.array([attention_s]),
-        np.array([overlaps]),
+        machine, links, model(name), shapes(**degrees), FACTS[engine], np.array([attention_s]), np.array([overlaps])
     )
     return {kind: float(getattr(found, kind)[0]) for kind in found.__slots__}
 

@@ -112,9 +112,7 @@ def _tensor_parallel_trials(rank: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
     store = take_store()
     wanted = replace(
-        spec(tp=2, etp=2),
-        model=replace(LLAMA, num_layers=1),
-        cluster=ClusterSpec(device="cpu", devices_per_node=2),
+        spec(tp=2, etp=2), model=replace(LLAMA, num_layers=1), cluster=ClusterSpec(device="cpu", devices_per_node=2)
     )
     made, losses = [], []
     for trial, mine in enumerate((rank, rank, 1 - rank, rank)):

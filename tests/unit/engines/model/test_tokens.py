@@ -97,13 +97,7 @@ def test_replicas_share_what_a_file_holds(tmp_path_factory: pytest.TempPathFacto
 
     def part(replica: int, size: int) -> torch.Tensor:
         batches = Batches(
-            seed=1,
-            vocab_size=300,
-            seq_len=6,
-            replica_batch_size=size,
-            replica=replica,
-            device=device,
-            samples=samples,
+            seed=1, vocab_size=300, seq_len=6, replica_batch_size=size, replica=replica, device=device, samples=samples
         )
         return batches.at(step)[0]
 

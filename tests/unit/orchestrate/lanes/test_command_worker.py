@@ -31,11 +31,7 @@ SPEC = TrialSpec(
 NAMES = {f"GPU-{index}": f"gpu{index}" for index in range(4)}
 KEY = GroupKey.of(SPEC, {"CPU": 0.5, "GPU": 1.0})
 NODES = tuple(Node(node_id=f"id{n}", name=f"n{n}", address="", num_cpus=2, num_gpus=0) for n in range(2))
-ASSIGNMENT = Assignment(
-    attempt=Attempt(spec=SPEC, repeat=0, measure=Measure(), nodes=NODES),
-    key=KEY,
-    sensed={},
-)
+ASSIGNMENT = Assignment(attempt=Attempt(spec=SPEC, repeat=0, measure=Measure(), nodes=NODES), key=KEY, sensed={})
 
 
 def worker(number, node_id):
@@ -72,11 +68,7 @@ def test_nodes_are_ranks_in_the_plans_order_and_meet_at_the_first():
 
 @pytest.mark.parametrize(
     ("visible", "node", "expected"),
-    [
-        ("2,3", 0, {0: "gpu2", 1: "gpu3"}),
-        ("GPU-1,GPU-0", 1, {2: "gpu1", 3: "gpu0"}),
-        ("", 0, {0: "gpu0", 1: "gpu1"}),
-    ],
+    [("2,3", 0, {0: "gpu2", 1: "gpu3"}), ("GPU-1,GPU-0", 1, {2: "gpu1", 3: "gpu0"}), ("", 0, {0: "gpu0", 1: "gpu1"})],
 )
 def test_ranks_have_the_devices_that_ray_gave_the_command(monkeypatch, visible, node, expected):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

@@ -217,10 +217,7 @@ def test_the_reference_trial_is_measured_again_every_so_many_trials(world, make_
     ran = world.drain(world.controller(specs, measure=Measure(reference_every=5)))
     assert references(ran) == [5, 11]
     assert {one.spec for one in ran if one.role == "reference"} == {specs[0]}
-    assert [ran[index].repeat for index in references(ran)] == [
-        FIRST_REFERENCE_REPEAT,
-        FIRST_REFERENCE_REPEAT + 1,
-    ]
+    assert [ran[index].repeat for index in references(ran)] == [FIRST_REFERENCE_REPEAT, FIRST_REFERENCE_REPEAT + 1]
     assert ran[5].tags["reference"] == "true" and "reference" not in ran[4].tags
     world.controller(specs, measure=Measure(reference_every=5))
     skipped = [event.role for event in world.heard if getattr(event, "kind", "") == "skipped"]

@@ -63,11 +63,7 @@ def test_models_clusters_engines_and_layouts_fit_into_one_space():
 
 @pytest.mark.parametrize(
     "other",
-    [
-        {"transformer_engine": True},
-        {"nvlink_domain_size": 4},
-        {"device": "cpu", "simulate_sensors_of": "h100_sxm"},
-    ],
+    [{"transformer_engine": True}, {"nvlink_domain_size": 4}, {"device": "cpu", "simulate_sensors_of": "h100_sxm"}],
 )
 def test_the_same_plan_on_nodes_that_differ_is_not_the_same_point(other):
     """A study may list both nodes: their trials differ in speed or power, and a model must be able to say so."""

@@ -12,10 +12,7 @@ START_NS = 5_000_000_000
 
 
 @settings(deadline=None)
-@given(
-    rate_hz=st.floats(0.1, 1000),
-    delays_ns=st.lists(st.integers(0, 3 * NS_PER_S), min_size=1, max_size=50),
-)
+@given(rate_hz=st.floats(0.1, 1000), delays_ns=st.lists(st.integers(0, 3 * NS_PER_S), min_size=1, max_size=50))
 def test_every_deadline_is_served_once_or_counted_as_missed(rate_hz: float, delays_ns: list[int]) -> None:
     schedule = Schedule(rate_hz, START_NS)
     now_ns, indices = START_NS, []

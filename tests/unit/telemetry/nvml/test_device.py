@@ -7,10 +7,7 @@ from fake_nvml import GPU_IS_LOST, NOT_SUPPORTED, U64, FakeNvml, opened, row
 
 from wattune.telemetry.backend import OTHER_PROCESSES, FactsProvider, Row
 from wattune.telemetry.files.segments import read_tables
-from wattune.telemetry.nvml.fields import (
-    NEW_THROTTLE_FIELDS,
-    OLD_THROTTLE_FIELDS,
-)
+from wattune.telemetry.nvml.fields import NEW_THROTTLE_FIELDS, OLD_THROTTLE_FIELDS
 from wattune.telemetry.sampler.loop import Sampler
 
 

@@ -44,10 +44,7 @@ def test_a_narrow_counter_is_unwrapped(rises: Sequence[int], start: int) -> None
         assert counter.advance(total % 2**32, 32, 1.0) == total
 
 
-@given(
-    rises=st.lists(st.integers(0, 40 * 2**32), min_size=1, max_size=20),
-    error=st.floats(-0.04, 0.04),
-)
+@given(rises=st.lists(st.integers(0, 40 * 2**32), min_size=1, max_size=20), error=st.floats(-0.04, 0.04))
 def test_another_sensor_tells_how_often_a_counter_wrapped(rises: Sequence[int], error: float) -> None:
     counter, total = Counter(), 0
     counter.advance(0, 32, 0.0)

@@ -266,10 +266,7 @@ def test_a_backend_that_cannot_be_closed_costs_no_file_its_end(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("second", "message"),
-    [
-        ((["gpu0"], {"slow": 0}), "both name a device gpu0"),
-        ((["gpu1"], {"fast": 0}), "both fill the table fast"),
-    ],
+    [((["gpu0"], {"slow": 0}), "both name a device gpu0"), ((["gpu1"], {"fast": 0}), "both fill the table fast")],
 )
 def test_backends_with_something_in_common_are_refused(tmp_path: Path, second: Any, message: str) -> None:
     world = World(end_s=1)

@@ -63,10 +63,7 @@ def test_a_rank_that_somebody_killed_is_told_from_one_that_failed():
 
 def test_what_a_process_told_itself_is_believed_first():
     told = Told(errors={3: "KeyError: 'layers' at model.py:7", 0: "RuntimeError: peer"}, first_failed=3)
-    assert failure(1, TORCHRUN, told) == (
-        RunStatus.CRASHED,
-        "exit code 1: rank 3: KeyError: 'layers' at model.py:7",
-    )
+    assert failure(1, TORCHRUN, told) == (RunStatus.CRASHED, "exit code 1: rank 3: KeyError: 'layers' at model.py:7")
 
 
 @pytest.mark.parametrize(
