@@ -10,14 +10,12 @@ The controls change one thing in transformers' model and must be seen.
 """
 
 import importlib.util
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from specs import trial_spec
 
 from wattune.catalog.huggingface import read_config
@@ -68,13 +66,6 @@ MODELS["mixtral-of-3"] = replace(MIXTRAL, num_experts=8, num_experts_per_token=3
 @pytest.fixture(autouse=True)
 def wide_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "INIT_STD", 0.2)
-
-
-@pytest.fixture
-def process_group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def ours(model: ModelSpec, **axes: Any) -> list[tuple[float, float]]:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,8 @@ from wattune.workers.engine import ExpertTokens, Ranks, StepSpans
 from wattune.workers.loop import is_stable, measure_trial
 from wattune.workers.outcome import RankOutcome
 from wattune.workers.phases import PhaseRecorder, Span
+
+pytestmark = pytest.mark.usefixtures("process_group")
 
 SPEC = trial_spec(on="1x1 cpu", seq_len=8, batch=1, dtype="fp32")
 RANKS = Ranks(rank=0, world_size=1, local_rank=0, device="cpu")
@@ -54,13 +56,6 @@ class ScriptedEngine:
 
     def close(self) -> None:
         self.num_closed += 1
-
-
-@pytest.fixture(autouse=True)
-def process_group(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def run(engine: ScriptedEngine, **measure: float) -> RankOutcome:

@@ -5,16 +5,12 @@ from dataclasses import replace
 
 import pytest
 from specs import trial_spec
+from tiny_models import LLAMA, MIXTRAL
 
 from wattune.catalog.models import ModelSpec
 from wattune.engines.deepspeed.config import COLUMNS, ROWS, clips_outside, configuration
 from wattune.engines.model.hyperparameters import BETAS, CLIP_NORM, LEARNING_RATE, WEIGHT_DECAY
 from wattune.trial import TrialSpec
-
-LLAMA = ModelSpec(
-    name="llama", num_layers=2, hidden_size=16, ffn_hidden_size=24, num_heads=4, num_kv_heads=2, vocab_size=40
-)
-MIXTRAL = replace(LLAMA, name="mixtral", num_experts=4, num_experts_per_token=2)
 
 
 def spec(model: ModelSpec = LLAMA, *, world: int = 1, **axes: object) -> TrialSpec:

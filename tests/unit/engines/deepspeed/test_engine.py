@@ -4,7 +4,6 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from specs import trial_spec
+from tiny_models import LLAMA, MIXTRAL
 
 from wattune.catalog.models import ModelSpec
 from wattune.engines.deepspeed.context import _choose_accelerator, real_accelerator
@@ -26,20 +26,9 @@ from wattune.workers.engine import Ranks
 
 SEED = 11
 RANKS = Ranks(rank=0, world_size=1, local_rank=0, device="cpu")
-LLAMA = ModelSpec(
-    name="llama", num_layers=2, hidden_size=16, ffn_hidden_size=24, num_heads=4, num_kv_heads=2, vocab_size=40
-)
-MIXTRAL = replace(LLAMA, name="mixtral", num_experts=4, num_experts_per_token=2)
 TIED = replace(LLAMA, tied_embeddings=True)
 ODD = replace(LLAMA, name="odd", num_layers=1, ffn_hidden_size=25, activation="gelu", bias=True)
 """A model with an odd number of parameters."""
-
-
-@pytest.fixture
-def process_group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def spec(model: ModelSpec = LLAMA, *, world: int = 1, device: str = "cpu", **axes: object) -> TrialSpec:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tiny_models
 import torch
 import torch.distributed as dist
 from specs import trial_spec
@@ -14,7 +15,6 @@ from torch._dynamo.utils import counters
 from warm_ranks import run_ranks
 
 from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import ModelSpec
 from wattune.engines.model import compiler
 from wattune.engines.model.compiler import (
     EAGER,
@@ -32,19 +32,15 @@ from wattune.workers.engine import Ranks, StepSpans
 from wattune.workers.process_groups import join_groups, leave_groups, take_store
 
 RANKS = Ranks(rank=0, world_size=1, local_rank=0, device="cpu")
-LLAMA = ModelSpec(
-    name="llama", num_layers=3, hidden_size=16, ffn_hidden_size=24, num_heads=4, num_kv_heads=2, vocab_size=40
-)
+LLAMA = replace(tiny_models.LLAMA, num_layers=3)
 GRAPHS = Compiler(backend="aot_eager")
 
 
 @pytest.fixture(autouse=True)
-def process_group() -> Iterator[None]:
+def fresh_compiler(process_group: None) -> Iterator[None]:
     torch._dynamo.reset()
     counters.clear()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
-    dist.destroy_process_group()
     torch._dynamo.reset()
 
 

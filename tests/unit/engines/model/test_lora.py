@@ -1,16 +1,14 @@
 """Adapters against a plain loop that adds the product of thin matrices to the weights itself."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from specs import trial_spec
+from tiny_models import LLAMA
 from torch import nn
 
-from wattune.catalog.models import ModelSpec
 from wattune.engines.model.decoder import Decoder, Rotation
 from wattune.engines.model.experts import ExpertShard
 from wattune.engines.model.hyperparameters import BETAS, CLIP_NORM, LEARNING_RATE, WEIGHT_DECAY
@@ -24,17 +22,7 @@ from wattune.workload import Lora
 
 SEED, SEQ_LEN, BATCH = 11, 8, 4
 RANKS = Ranks(rank=0, world_size=1, local_rank=0, device="cpu")
-LLAMA = ModelSpec(
-    name="llama", num_layers=2, hidden_size=16, ffn_hidden_size=24, num_heads=4, num_kv_heads=2, vocab_size=40
-)
 ALL = ("q", "k", "v", "o", "gate", "up", "down")
-
-
-@pytest.fixture
-def process_group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def spec(mode: str, lora: Lora | None = None, **axes: object) -> TrialSpec:

@@ -1,14 +1,14 @@
 """The engine on one rank against a plain training loop that shares only the model, the data and the initial weights."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from specs import trial_spec
+from tiny_models import GPT, LLAMA, MIXTRAL
 from torch import nn
 
 from wattune.catalog.models import ModelSpec
@@ -25,27 +25,6 @@ from wattune.workers.phases import failed_phase
 
 SEED = 11
 RANKS = Ranks(rank=0, world_size=1, local_rank=0, device="cpu")
-LLAMA = ModelSpec(
-    name="llama", num_layers=2, hidden_size=16, ffn_hidden_size=24, num_heads=4, num_kv_heads=2, vocab_size=40
-)
-GPT = replace(
-    LLAMA,
-    num_kv_heads=4,
-    norm="layernorm",
-    activation="gelu",
-    positions="learned",
-    max_positions=8,
-    bias=True,
-    tied_embeddings=True,
-)
-MIXTRAL = replace(LLAMA, num_experts=4, num_experts_per_token=2)
-
-
-@pytest.fixture
-def process_group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def spec(model: ModelSpec, **axes: object) -> TrialSpec:

@@ -4,8 +4,8 @@ import time
 
 import pytest
 from specs import trial_spec
+from tiny_models import LLAMA
 
-from wattune.catalog.models import ModelSpec
 from wattune.errors import EngineError, NodeError
 from wattune.orchestrate.lanes.worker import failed, sensed_name
 from wattune.run import RunStatus
@@ -17,17 +17,7 @@ NAMES = {FIRST: "gpu0", SECOND: "gpu1"}
 
 
 def on(device: str) -> TrialSpec:
-    model = ModelSpec(
-        name="tiny",
-        num_layers=1,
-        hidden_size=8,
-        ffn_hidden_size=8,
-        num_heads=1,
-        num_kv_heads=1,
-        vocab_size=8,
-        source="made up",
-    )
-    return trial_spec(model, on=f"1x2 {device}", seq_len=8, batch=2)
+    return trial_spec(LLAMA, on=f"1x2 {device}", seq_len=8, batch=2)
 
 
 def test_a_reordered_device_keeps_its_own_name() -> None:
