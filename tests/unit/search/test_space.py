@@ -257,6 +257,44 @@ WRONG = [
     ("workload.tokens", {"path": "t.bin", "dtype": "int8"}, 'workload.tokens.dtype: unknown value "int8"; use one of'),
     ("workload.tokens", {"dtype": "int32"}, "workload.tokens.path: missing; add it"),
     ("measure.profile_steps", -1, "measure.profile_steps: got -1, allowed: at least 0"),
+    # adapters and routing
+    *(
+        ("workload", SMALL["workload"] | {"mode": "lora", "lora": lora}, words)
+        for lora, words in (
+            ({"rank": 0}, "workload.lora.rank: got 0, allowed: at least 1"),
+            ({"rank": 4, "targets": []}, "workload.lora.targets: got an empty list, allowed: at least 1 entry"),
+            (
+                {"rank": 4, "targets": ["q", "qq"]},
+                'workload.lora.targets[1]: unknown value "qq"; use one of: down, gate',
+            ),
+            ({"rank": 4, "targets": ["q", "q"]}, "workload.lora.targets[1]: the same as entry 0; remove one"),
+            ({"rank": 4, "alpha": 8}, "workload.lora.alpha: unknown key"),
+        )
+    ),
+    ("workload.routing", "balancd", 'workload.routing: unknown value "balancd"; did you mean "balanced"?'),
+    ("workload.routing", "uncontrolled", 'unknown value "uncontrolled"; use one of: balanced, learned'),
+    ("workload.routing", True, "got the boolean true, allowed: balanced | learned, or a mapping such as {skew: 1}"),
+    ("workload.routing", {}, "workload.routing.skew: got nothing, allowed: a number of at least 0"),
+    ("workload.routing", {"skew": -1}, "got -1, allowed: a number of at least 0, the exponent of Zipf's law"),
+    ("workload.routing", {"skew": "1"}, 'workload.routing.skew: got the text "1", allowed: a number'),
+    ("workload.routing", {"skew": float("inf")}, "workload.routing.skew: got inf, allowed: a number"),
+    ("workload.routing", {"zipf": 1}, "workload.routing.zipf: unknown key; use skew"),
+    # one entry against another
+    (
+        "model",
+        [{"name": "llama3_8b"}, {"name": "llama3_8b", "num_layers": 32}],
+        "model[1]: the same as entry 0; remove",
+    ),
+    (
+        "model",
+        {"name": "mixtral_8x7b", "scale_to": "1x4 cpu"},
+        'model.scale_to: the memory of "cpu" is not in the catalog; give num_layers instead',
+    ),
+    (
+        "cluster",
+        [SMALL["cluster"], {"device": "h200_sxm", "devices_per_node": 4, "simulate_sensors_of": "h100_sxm"}],
+        "cluster[1].simulate_sensors_of: got h100_sxm on device h200_sxm; only device cpu",
+    ),
     # empty
     ("space", {}, "space: empty; name at least one axis"),
     ("space.tp", [], "space.tp: empty; list values, or leave the axis out to take 1"),
@@ -285,22 +323,6 @@ def test_each_mistake_is_one_clear_message_at_its_place(place, value, words):
 
 
 @pytest.mark.parametrize(
-    ("lora", "words"),
-    [
-        ({"rank": 0}, "workload.lora.rank: got 0, allowed: at least 1"),
-        ({"rank": 4, "targets": []}, "workload.lora.targets: got an empty list, allowed: at least 1 entry"),
-        ({"rank": 4, "targets": ["q", "qq"]}, 'workload.lora.targets[1]: unknown value "qq"; use one of: down, gate'),
-        ({"rank": 4, "targets": ["q", "q"]}, "workload.lora.targets[1]: the same as entry 0; remove one"),
-        ({"rank": 4, "alpha": 8}, "workload.lora.alpha: unknown key"),
-    ],
-)
-def test_adapters_are_checked(lora, words):
-    found = problems(SMALL | {"workload": SMALL["workload"] | {"mode": "lora", "lora": lora}})
-    assert len(found) == 1
-    assert words in found[0]
-
-
-@pytest.mark.parametrize(
     ("size_bytes", "words"),
     [
         (129 * 2 + 1, "workload.tokens: {path} has 259 bytes, no multiple of the 2 of uint16"),
@@ -319,24 +341,6 @@ def test_a_token_file_that_can_be_seen_is_looked_at(tmp_path, size_bytes, words)
         assert words.format(path=path) in found
     else:
         assert parse_space(space).workloads[0].tokens == TokenFile(path=str(path))
-
-
-@pytest.mark.parametrize(
-    ("routing", "words"),
-    [
-        ("balancd", 'workload.routing: unknown value "balancd"; did you mean "balanced"?'),
-        ("uncontrolled", 'workload.routing: unknown value "uncontrolled"; use one of: balanced, learned'),
-        (True, "workload.routing: got the boolean true, allowed: balanced | learned, or a mapping such as {skew: 1}"),
-        ({}, "workload.routing.skew: got nothing, allowed: a number of at least 0"),
-        ({"skew": -1}, "workload.routing.skew: got -1, allowed: a number of at least 0, the exponent of Zipf's law"),
-        ({"skew": "1"}, 'workload.routing.skew: got the text "1", allowed: a number'),
-        ({"skew": float("inf")}, "workload.routing.skew: got inf, allowed: a number"),
-        ({"zipf": 1}, "workload.routing.zipf: unknown key; use skew"),
-    ],
-)
-def test_routing_is_checked(routing, words):
-    (found,) = problems(SMALL | {"workload": SMALL["workload"] | {"routing": routing}})
-    assert words in found
 
 
 def test_routing_of_models_without_experts_does_nothing_and_is_refused():
@@ -371,23 +375,6 @@ def test_adapters_and_token_files_are_read_and_spelled_out():
     assert study.workloads[0].tokens == TokenFile(path="corpus.bin", dtype="uint16")
     again = parse_space(dict(study.document))
     assert again.workloads == study.workloads and again.document == study.document
-
-
-def test_sensors_are_simulated_on_cpus_only():
-    cluster = {"device": "h200_sxm", "devices_per_node": 4, "simulate_sensors_of": "h100_sxm"}
-    found = problems(SMALL | {"cluster": [SMALL["cluster"], cluster]})
-    assert len(found) == 1
-    assert found[0].startswith("cluster[1].simulate_sensors_of: got h100_sxm on device h200_sxm; only device cpu")
-
-
-def test_a_model_listed_twice_in_other_words_is_a_slip():
-    models = [{"name": "llama3_8b"}, {"name": "llama3_8b", "num_layers": 32}]
-    assert problems(SMALL | {"model": models}) == ["model[1]: the same as entry 0; remove one"]
-
-
-def test_scaling_needs_a_device_whose_memory_is_known():
-    (found,) = problems(SMALL | {"model": {"name": "llama3_8b", "scale_to": "1x4 cpu"}})
-    assert found == 'model.scale_to: the memory of "cpu" is not in the catalog; give num_layers instead'
 
 
 def test_too_many_combinations_are_refused_before_they_are_made():
