@@ -4,6 +4,7 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +14,8 @@ import pyarrow.parquet as pq
 from wattune.catalog.hardware import DEVICES
 from wattune.cost.coefficients import PUBLISHED_STEP_TIME
 from wattune.cost.defaults import default_coefficients
-from wattune.cost.estimate import Coefficients
+from wattune.cost.estimate import Coefficients, estimate
+from wattune.errors import PlanError
 from wattune.fitting.device import MeasuredTrial, fit_device
 from wattune.fitting.power import H200_PRIOR
 from wattune.metrics import METRICS
@@ -96,3 +98,32 @@ def fitted_to(rest: Sequence[MeasuredTrial], studies: Sequence[str], device: str
     fit = fit_device(device, rest, start, studies=list(studies))
     found = {part: getattr(fit, part) or getattr(start, part) for part in ("memory", "step_time", "power")}
     return Coefficients(**found, thermal=start.thermal)
+
+
+@cache
+def held_out_estimates(table: Path, specs: tuple[TrialSpec, ...]) -> dict[str, dict[str, float]]:
+    """Predicts a table's trials with coefficients fitted, as `wattune fit` does, to the other tables beside it.
+
+    Args:
+        table: The table, of H200 trials.
+        specs: Its specifications.
+
+    Returns:
+        For each trial id, columns `estimated_METRIC` and `estimated_METRIC_log_std`.
+
+    Raises:
+        PlanError: The table is of another device, or of simulated sensors.
+    """
+    if any(spec.cluster.device != "h200_sxm" for spec in specs):
+        raise PlanError(f"{table}: held-out estimates are of h200_sxm only; leave `held_out` away")
+    others = [path for path in sorted(table.parent.glob("*_h200x4.parquet")) if path.name != table.name]
+    rest = [one for path in others for one in trials_of(path)]
+    fitted = fitted_to(rest, [path.stem for path in others])
+    found = estimate(specs, lambda _device: fitted)
+    rows: dict[str, dict[str, Any]] = {spec.trial_id: {} for spec in specs}
+    for name, column in found.columns.items():
+        log_std = column.log_std
+        for number, spec in enumerate(specs):
+            rows[spec.trial_id][f"estimated_{name}"] = float(column.value[number])
+            rows[spec.trial_id][f"estimated_{name}_log_std"] = float(log_std[number])
+    return rows

@@ -9,8 +9,6 @@ Rows and their sources are in `benchmarks/data` (`published_steps.py` reads them
 
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 from harness import Found, Rows, benchmark
@@ -21,15 +19,6 @@ from wattune.cost.batch import batches
 from wattune.cost.coefficients import PUBLISHED_STEP_TIME
 from wattune.cost.power import power_coefficients
 from wattune.cost.step_time.predict import predict
-
-DATA = Path(__file__).parent / "data"
-
-
-def errors_text(errors: Iterable[float]) -> str:
-    """Says median, 90th percentile and bias."""
-    known = np.array(list(errors))
-    size = np.abs(known)
-    return f"median {np.median(size):6.1%}  p90 {np.quantile(size, 0.9):6.1%}  bias {np.median(known):+6.1%}"
 
 
 def published(steps: list[Step]) -> np.ndarray:

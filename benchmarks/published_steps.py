@@ -130,15 +130,9 @@ def _model(h: int, layers: int, ffn: int, heads: int, kv: int, vocab: int, **mor
     )  # fmt: skip
 
 
-_GPT: dict[str, Any] = {
-    "norm": "layernorm",
-    "activation": "gelu",
-    "positions": "learned",
-    "bias": True,
-    "tied_embeddings": True,
-}
 _RELU2: dict[str, Any] = {"norm": "layernorm", "activation": "gelu"}
-_MPT: dict[str, Any] = {"norm": "layernorm", "activation": "gelu", "positions": "learned", "tied_embeddings": True}
+_MPT: dict[str, Any] = _RELU2 | {"positions": "learned", "tied_embeddings": True}
+_GPT: dict[str, Any] = _MPT | {"bias": True}
 
 MODELS_PUBLISHED: Mapping[str, ModelSpec] = {
     "llama3.1-8b": MODELS["llama3_8b"],

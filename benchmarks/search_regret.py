@@ -35,8 +35,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import yaml
 from harness import header
+from measured_tables import held_out_estimates
 from search_bursts import LADDERED, PROMOTE_FRAC, SUFFIX, burst_of, costs_s, make_ladder
-from search_estimates import held_out_estimates
 from search_regret_page import draw_regret, merge_rows, print_rows, write_tables
 
 from wattune.cost.estimate import EstimatedMetric

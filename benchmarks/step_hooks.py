@@ -39,7 +39,6 @@ AFTER_WORK_BELOW_US = 4.0
 STEPS_OF_WRITE = 33
 """Steps that a write holds where they take 1.5 ms each: those of 50 ms."""
 PLATFORM = Path(__file__).parents[1] / "platform"
-RESAMPLES = 4000
 WARMUP_ROUNDS = 50
 KINDS = ("none", "spans", "optimizer", "transformers")
 
