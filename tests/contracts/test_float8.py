@@ -10,28 +10,13 @@ which cut off the largest values, move them by 6e-2 to 9e-2. Scales far too smal
 (`tests/unit/engines/torch/test_float8.py`).
 """
 
-import importlib.util
-import sys
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
+from contract_cases import contract
 
-
-def _contract() -> Any:
-    """The module with the contract's models and its way to run cases."""
-    name = "wattune_contract_cases"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("test_engines.py"))
-        assert spec is not None and spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-contract = _contract()
 OF_BF16 = {"losses": 2e-3, "grad_norms": 1e-2}
 SAME = 1e-6
 OF_SPLIT = {"losses": 4e-4, "grad_norms": 4e-3}

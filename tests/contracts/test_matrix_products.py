@@ -4,31 +4,17 @@ A plan that computed its head or its loss in another type, or a product twice, w
 that and not by how it is laid out. Exceptions are named here, with what they cost.
 """
 
-import importlib.util
-import sys
 from collections import Counter
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
+from contract_cases import contract
 
 HERE = Path(__file__).parent
 
 
-def _contract() -> Any:
-    """The module with the contract's models and its way of running cases."""
-    name = "wattune_contract_cases"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, HERE / "test_engines.py")
-        assert spec is not None and spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-contract = _contract()
 case, routed, LLAMA, GPT, MIXTRAL = contract.case, contract.routed, contract.LLAMA, contract.GPT, contract.MIXTRAL
 BF16 = {"dtype": "bf16"}
 PLANS = {

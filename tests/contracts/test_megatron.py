@@ -7,13 +7,13 @@ that nothing is left behind. Kernels that only GPUs have are held to the same on
 """
 
 import importlib.util
-import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from contract_cases import contract
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.plans.rules import violations
@@ -22,18 +22,6 @@ from wattune.trial import TrialSpec
 HERE = Path(__file__).parent
 
 
-def _contract() -> Any:
-    """The module with the contract's models, whose cases these are some of."""
-    name = "wattune_contract_cases"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, HERE / "test_engines.py")
-        assert spec is not None and spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-contract = _contract()
 case, LLAMA, GPT, MIXTRAL, BIASED = contract.case, contract.LLAMA, contract.GPT, contract.MIXTRAL, contract.BIASED
 GATED, ROOMY, lora, prefill = contract.GATED, contract.ROOMY, contract.lora, contract.prefill
 routed = contract.routed

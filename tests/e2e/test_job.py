@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from pace import wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
@@ -102,7 +103,7 @@ def cluster(tmp_path: Path, settings: dict[str, str], num_head_cpus: int) -> Ite
 @pytest.fixture
 def two_more_nodes(cluster: dict[str, str], settings: dict[str, str], tmp_path: Path) -> Iterator[None]:
     """Two nodes that joined the head, with a power domain each."""
-    _wait_for(lambda: "node_id" in _listing(cluster, tmp_path, "nodes").stdout, 120)  # a head that is up
+    wait_for(lambda: "node_id" in _listing(cluster, tmp_path, "nodes").stdout, 120)  # a head that is up
     with ExitStack() as held:
         for number, name in enumerate(("a", "b"), start=1):
             options = (
@@ -111,7 +112,7 @@ def two_more_nodes(cluster: dict[str, str], settings: dict[str, str], tmp_path: 
             )  # fmt: skip
             held.enter_context(_started(settings, tmp_path / f"node-{name}.log", *options))
             # One after another: of two raylets that start on a machine at the same moment one may not come up.
-            _wait_for(lambda there=number: len(_listed(cluster, tmp_path, "nodes")) > there, 120)
+            wait_for(lambda there=number: len(_listed(cluster, tmp_path, "nodes")) > there, 120)
         yield
 
 
@@ -148,13 +149,6 @@ def project(tmp_path: Path, tiny_model: dict[str, Any]) -> Path:
     on_nodes["cluster"] = [one, one | {"num_nodes": 2}]
     (folder / "search_spaces" / "on_nodes.yaml").write_text(yaml.safe_dump(document | on_nodes))
     return folder
-
-
-def _wait_for(condition: Callable[[], object], timeout_s: float) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "not within the time it should take"
-        time.sleep(0.2)
 
 
 def _ray(settings: dict[str, str], cwd: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -236,7 +230,7 @@ def test_a_stopped_job_leaves_its_study_in_order_and_the_same_job_goes_on(
     done = _ray(cluster, tmp_path, *submit, "first", *entrypoint)
     assert done.returncode == 0, done.stdout + done.stderr
     measures = re.compile(r"^\[1/2\].* measure [1-9]", re.MULTILINE)
-    _wait_for(lambda: measures.search(_ray(cluster, tmp_path, "job", "logs", "first").stdout), 240)
+    wait_for(lambda: measures.search(_ray(cluster, tmp_path, "job", "logs", "first").stdout), 240)
     assert len(_samplers(str(tmp_path))) == 1
     stopped = _ray(cluster, tmp_path, "job", "stop", "first")
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from pace import wait_for
 
 from wattune.analysis.signals.align import align
 from wattune.storage.study import TrialFolder
@@ -126,7 +126,7 @@ def nodes(tmp_path: Path, environment: dict[str, str]):
                 started.append(
                     subprocess.Popen(command, cwd="/", env=environment, stdout=log, stderr=subprocess.STDOUT)
                 )
-            _wait_for(lambda index=index: "Ray runtime started" in (tmp_path / f"node{index}.log").read_text(), 300)
+            wait_for(lambda index=index: "Ray runtime started" in (tmp_path / f"node{index}.log").read_text(), 300)
         yield Nodes(f"{addresses[0]}:{PORT}", _prefix(0, separated=separated), started, separated)
     finally:
         trees = [psutil.Process(one.pid).children(recursive=True) for one in started if one.poll() is None]
@@ -145,13 +145,6 @@ def nodes(tmp_path: Path, environment: dict[str, str]):
         if separated:
             for index in (0, 1):
                 _ip("netns", "del", f"{NAMESPACE}{index}")
-
-
-def _wait_for(condition: Callable[[], object], timeout_s: float) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "not within the time it should take"
-        time.sleep(0.2)
 
 
 def _two_node_space(write_space: Callable[..., Path], name: str, **changes: Any) -> Path:

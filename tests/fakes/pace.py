@@ -30,3 +30,11 @@ def _reference() -> None:
     by_name = {str(number): (number % 97, number) for number in range(50_000)}
     sorted(by_name, key=by_name.__getitem__)
     sum(len(name) for name in by_name if name.endswith("7"))
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float) -> None:
+    """Waits until a condition holds."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "not within the time it should take"
+        time.sleep(0.2)

@@ -1,6 +1,7 @@
-"""Settings that every unit test may count on, and a store that those share which send something."""
+"""Settings that every unit test may count on, the command line, and a store that those share which send something."""
 
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,3 +29,20 @@ def store_in(empty_store: Path) -> Callable[[Path], str]:
         return default_uri(storage)
 
     return put
+
+
+@pytest.fixture
+def wattune(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command line in this process; gives its exit code, and what it printed on both streams."""
+    from wattune.cli import main
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["wattune", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+        return code, *capsys.readouterr()
+
+    return run

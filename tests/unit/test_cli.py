@@ -4,6 +4,7 @@ import gc
 import json
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ import pytest
 import yaml
 
 from wattune import __main__, api
-from wattune.cli import main
 from wattune.cli.shell import end_in_order
 
 SPACE: dict[str, Any] = {
@@ -32,21 +32,11 @@ SPACE: dict[str, Any] = {
 class Command:
     """Runs `wattune` in this process."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-        self._monkeypatch, self._capsys, self.folder = monkeypatch, capsys, folder
-        self.storage = folder / "storage"
-        monkeypatch.setenv("WATTUNE_STORAGE", str(self.storage))
-        monkeypatch.chdir(folder)
+    def __init__(self, run: Callable[..., tuple[int, str, str]], folder: Path) -> None:
+        self._run, self.folder, self.storage = run, folder, folder / "storage"
 
     def __call__(self, *arguments: object) -> tuple[int, str, str]:
-        self._monkeypatch.setattr(sys, "argv", ["wattune", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as leaving:
-            code = int(leaving.code or 0)
-        out, err = self._capsys.readouterr()
-        return code, out, err
+        return self._run(*arguments)
 
     def write(self, document: Any) -> Path:
         path = self.folder / "space.yaml"
@@ -55,8 +45,10 @@ class Command:
 
 
 @pytest.fixture
-def wattune(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    return Command(monkeypatch, capsys, tmp_path)
+def wattune(wattune: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+    monkeypatch.setenv("WATTUNE_STORAGE", str(tmp_path / "storage"))
+    monkeypatch.chdir(tmp_path)
+    return Command(wattune, tmp_path)
 
 
 BAD_SPACES: dict[str, tuple[Any, str]] = {

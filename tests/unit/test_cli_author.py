@@ -1,7 +1,6 @@
 """`init`, `schema`, `metrics` and `catalog` as used by a person: what is written plans, nothing is overwritten."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 import typer
 
-from wattune import cli
 from wattune.catalog.models import NOT_REPRESENTED
 from wattune.cli import author
 from wattune.metrics import METRICS
@@ -18,18 +16,10 @@ from wattune.search.reference import reference_page, schema_text
 Run = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture
-def wattune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+@pytest.fixture(autouse=True)
+def in_a_folder_without_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(author, "nvidia_products", list)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["wattune", *map(str, arguments)])
-        with pytest.raises(SystemExit) as leaving:
-            cli.main()
-        return int(leaving.value.code or 0), *capsys.readouterr()
-
-    return run
 
 
 def test_init_without_a_person_takes_defaults_and_what_it_writes_plans(wattune: Run) -> None:

@@ -1,14 +1,11 @@
 """The verbs `frontier` and `suggest`: what a person reads, what a program reads, and how they refuse."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from decided_study import POWER, write_study
-
-from wattune.cli import main
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -22,20 +19,9 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def wattune(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], storage: Path) -> Run:
+@pytest.fixture(autouse=True)
+def stored(monkeypatch: pytest.MonkeyPatch, storage: Path) -> None:
     monkeypatch.setenv("WATTUNE_STORAGE", str(storage))
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["wattune", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as leaving:
-            code = int(leaving.code or 0)
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def test_frontier_keeps_what_is_measured_and_what_is_predicted_in_two_tables(wattune: Run) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 from small_study import GOLDEN, make_study, ranking_of
 
-from wattune.cli import main
 from wattune.cli.shell import complete_stored, out
 from wattune.recording.recording import run_of
 from wattune.storage.study import StudyFolder
@@ -32,21 +30,10 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def wattune(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], storage: Path, tmp_path: Path) -> Run:
+@pytest.fixture(autouse=True)
+def stored(monkeypatch: pytest.MonkeyPatch, storage: Path, tmp_path: Path) -> None:
     monkeypatch.setenv("WATTUNE_STORAGE", str(storage))
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["wattune", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as leaving:
-            code = int(leaving.code or 0)
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def test_rank_prints_the_decision_with_its_distance_to_the_bound(wattune: Run) -> None:

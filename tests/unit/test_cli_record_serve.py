@@ -1,32 +1,20 @@
 """`wattune record --serve` on addresses that cannot be used: one line, exit code 2, nothing recorded."""
 
 import contextlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from wattune import cli
 from wattune.recording.serving.server import listening_socket
 
 Run = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture
-def wattune(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+def test_a_wrong_or_taken_address_is_one_line_and_nothing_is_recorded(
+    wattune: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WATTUNE_STORAGE", str(tmp_path / "storage"))
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["wattune", *map(str, arguments)])
-        with pytest.raises(SystemExit) as leaving:
-            cli.main()
-        return int(leaving.value.code or 0), *capsys.readouterr()
-
-    return run
-
-
-def test_a_wrong_or_taken_address_is_one_line_and_nothing_is_recorded(wattune: Run, tmp_path: Path) -> None:
     with contextlib.closing(listening_socket("127.0.0.1:0")) as taken:
         wrong = {
             f"127.0.0.1:{taken.getsockname()[1]}": "is taken",

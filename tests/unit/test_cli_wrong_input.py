@@ -36,17 +36,6 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyFolder:
     return make_study(tmp_path / "storage")
 
 
-@pytest.fixture
-def wattune(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Verb:
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["wattune", *map(str, arguments)])
-        with pytest.raises(SystemExit) as leaving:
-            cli.main()
-        return int(leaving.value.code or 0), *capsys.readouterr()
-
-    return run
-
-
 def measured(study: StudyFolder) -> TrialFolder:
     return next(folder for folder in study.trials() if folder.spans() is not None)
 

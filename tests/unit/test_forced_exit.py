@@ -92,13 +92,18 @@ AGAIN = "    for _ in range(12): time.sleep(0.4)"
 
 @pytest.mark.parametrize(("end", "most_s", "code"), [(STEPS, 60, 5), (STEPS, 3, 9), (AGAIN, 60, 9)])
 def test_an_end_that_gets_further_is_waited_for(end: str, most_s: float, code: int) -> None:
-    script = SLOW.replace("END", end).replace("MOST_S", str(most_s))
+    assert told_to_end(SLOW.replace("END", end).replace("MOST_S", str(most_s)))[0] == code
+
+
+def told_to_end(script: str) -> tuple[int, str]:
+    """Sends SIGTERM to a script once it is ready; its exit code, and what it prints from then on."""
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == code
+        said = process.communicate(timeout=60)[0]
+        return process.returncode, said
     finally:
         process.kill()
 
@@ -134,15 +139,7 @@ end_now(5)
 
 @pytest.mark.parametrize(("script", "code", "said"), [(HOLDS_THE_LOCK, 1, ""), (LEAVES, 5, "last line\n")])
 def test_neither_a_lock_that_is_held_nor_what_libraries_do_at_the_end_counts(script: str, code: int, said: str) -> None:
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGTERM)
-        assert process.communicate(timeout=60)[0] == said
-    finally:
-        process.kill()
-    assert process.returncode == code
+    assert told_to_end(script) == (code, said)
 
 
 def test_a_last_act_that_is_over_is_not_called() -> None:
