@@ -24,7 +24,7 @@ from wattune.metrics import METRICS
 from wattune.objective import Constraint
 from wattune.ranking.assessment import Verdict
 from wattune.ranking.bounds import Holds, margin
-from wattune.ranking.posterior import Posterior
+from wattune.ranking.order import rank
 from wattune.ranking.spreads import Spreads
 from wattune.run import Run, RunStatus
 from wattune.search.space import StudySpec, load_space
@@ -81,6 +81,12 @@ def held_out(results: Results, metric: str) -> Iterator[tuple[bool, Holds, bool]
                     yield waits, found.verdict, other.metrics[metric] <= bound
 
 
+def _open_fracs(found: Counter[Verdict]) -> tuple[float, float]:
+    """Returns the shares of plans that are undecided, and whose open bound changes no answer."""
+    num = max(found.total(), 1)
+    return found[Verdict.UNDECIDED] / num, found[Verdict.BEHIND] / num
+
+
 def _counts(run: Run, metric: str) -> bool:
     return run.status is RunStatus.COMPLETED and metric in run.metrics and not is_burst(run)
 
@@ -91,14 +97,13 @@ def _counts(run: Run, metric: str) -> bool:
 )
 def main(_given: Namespace) -> Found:
     """Counts both."""
-    rows = Rows("table", "metric", "plans", "num", "undecided_frac", "contradicted_frac")
+    rows = Rows("table", "metric", "plans", "num", "undecided_frac", "behind_frac", "contradicted_frac")
     verdicts: Counter[Verdict] = Counter()
     pooled: dict[tuple[str, str], Counter[str]] = {}
     for name, space, results in studies():
-        found = Counter(row.verdict for row in Posterior(results, space.question).rows)
-        ranked = sum(found[one] for one in (Verdict.FEASIBLE, Verdict.UNDECIDED, Verdict.INFEASIBLE))
+        found = Counter(row.verdict for row in rank(results, space.question).compared)
         verdicts.update(found)
-        rows.add(name, "own bounds", "all", ranked, found[Verdict.UNDECIDED] / max(ranked, 1), "")
+        rows.add(name, "own bounds", "all", found.total(), *_open_fracs(found), "")
         for metric in (PEAK, "tokens_per_s", "energy_per_token_j"):
             for waits, verdict, kept in held_out(results, metric):
                 count = pooled.setdefault((metric, "host-bound" if waits else "steady"), Counter())
@@ -107,13 +112,12 @@ def main(_given: Namespace) -> Found:
                 count.update(own)
                 if name == "dense_llama_repeats_h100x2":
                     pooled.setdefault((metric, "newest study"), Counter()).update(own)
-    ranked = sum(verdicts[one] for one in (Verdict.FEASIBLE, Verdict.UNDECIDED, Verdict.INFEASIBLE))
-    undecided_frac = verdicts[Verdict.UNDECIDED] / ranked
-    rows.add("all", "own bounds", "all", ranked, undecided_frac, "")
+    undecided_frac, behind_frac = _open_fracs(verdicts)
+    rows.add("all", "own bounds", "all", verdicts.total(), undecided_frac, behind_frac, "")
     missed = [f"{undecided_frac:.0%} undecided"] if undecided_frac > MOST_UNDECIDED_FRAC else []
     for (metric, plans), count in sorted(pooled.items()):
         wrong_frac = count["wrong"] / max(count["all"] - count["undecided"], 1)
-        rows.add("repeats", metric, plans, count["all"], count["undecided"] / count["all"], wrong_frac)
+        rows.add("repeats", metric, plans, count["all"], count["undecided"] / count["all"], "", wrong_frac)
         missed += [f"{metric}, {plans}: {wrong_frac:.1%} contradicted"] if wrong_frac > MOST_CONTRADICTED_FRAC else []
     return Found(rows, missed=missed)
 

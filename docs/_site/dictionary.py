@@ -98,8 +98,8 @@ OBJECTS: Final[dict[str, dict[str, str]]] = {
 
 COLUMNS: Final = {
     "rank": "1 plus the number of feasible trials that are told to be better. Null unless feasible.",
-    "best_probability": "Probability to be the best trial that keeps every bound. Null unless feasible or undecided.",
-    "verdict": "`feasible`, `undecided`, `infeasible`, `unknown`, `interrupted` or `failed`.",
+    "best_probability": "Probability to be the best trial that keeps every bound. Null where a bound breaks.",
+    "verdict": "`feasible`, `undecided`, `behind`, `infeasible`, `unknown`, `interrupted` or `failed`.",
     "study": "Name of the study where several are ranked together, else empty.",
     "trial_id": "The trial.",
     "label": "Short name of the plan, with the sizes of the workload where trials differ in them.",

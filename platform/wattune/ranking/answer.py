@@ -9,13 +9,11 @@ from statistics import median
 from typing import Any, Final, Literal
 
 from wattune.ranking.assessment import RankedTrial
+from wattune.ranking.best import MAY_BE_BEST
 from wattune.ranking.bounds import Margin
 from wattune.ranking.order import Ranking
 from wattune.ranking.work import compares
 from wattune.units import ns_to_s
-
-MAY_BE_BEST: Final = 0.01
-"""Least P(best) from which a plan could still be the best."""
 
 UNTIL_DECIDED: Final = "wattune run SPACE --until-decided"
 """The command that repeats the two most likely plans until the answer is known; SPACE is the study's file."""
@@ -50,6 +48,9 @@ class StudyAnswer:
     repeats_s: float | None = None
     """Seconds of these repeats, one after another, by their runs so far; None where runs say no time."""
 
+    num_behind: int = 0
+    """Plans with an open bound that are not the best even if they keep it: another one is better in any case."""
+
     num_candidates: int = 0
     """Plans of the space; 0 where it is not known."""
     num_unmeasured: int = 0
@@ -75,6 +76,7 @@ class StudyAnswer:
             "repeats": list(self.repeats),
             "repeats_s": self.repeats_s,
             "command": self.command,
+            "num_behind": self.num_behind,
             "num_candidates": self.num_candidates,
             "num_unmeasured": self.num_unmeasured,
         }
@@ -99,7 +101,7 @@ def answer_of(ranking: Ranking) -> StudyAnswer:
         and ((_lead(row, plan, ranking) or 0.0) > 0.0 or (row.best_probability or 0.0) >= MAY_BE_BEST)
     ]
     # The race ends at the same bars: at P(best), and at the probability that no plan keeps every bound.
-    none = 1.0 - sum(row.best_probability or 0.0 for row in able)
+    none = 1.0 - sum(row.best_probability or 0.0 for row in (*able, *ranking.behind))
     open_ones = (row.best_probability or 0.0 for row in able[:1])
     pair = able[:2] if max(none, *open_ones) < until else []
     state: State = "undecided" if ranking.best is None else "unsure" if rivals or likely < until else "sure"
@@ -114,6 +116,7 @@ def answer_of(ranking: Ranking) -> StudyAnswer:
         rivals=tuple((_name(row, ranking), _lead(row, plan, ranking), _holds(row)) for row in rivals),
         repeats=tuple(_name(row, ranking) for row in pair),
         repeats_s=_seconds(pair),
+        num_behind=len(ranking.behind),
         num_candidates=total,
         num_unmeasured=left,
     )

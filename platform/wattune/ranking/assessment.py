@@ -33,6 +33,8 @@ class Verdict(StrEnum):
     """Every bound holds at the stated risk."""
     UNDECIDED = "undecided"
     """No bound breaks, and the runs do not decide at least one: more repeats may."""
+    BEHIND = "behind"
+    """No bound breaks and one is open, but another plan is better in any case: whether it holds changes no answer."""
     INFEASIBLE = "infeasible"
     """A bound breaks at the stated risk."""
     UNKNOWN = "unknown"
@@ -61,7 +63,7 @@ class RankedTrial:
     rank: int | None
     """1 plus the number of feasible trials that are told to be better; None unless feasible."""
     best_probability: float | None
-    """Probability that it is the best trial that keeps every bound; None unless feasible or undecided."""
+    """Probability that it is the best trial that keeps every bound; None unless its bounds hold or are open."""
     objective: Interval | None
     """The objective's metric without drift and node offsets; None if a repeat did not measure it."""
     margins: tuple[Margin, ...]
@@ -78,6 +80,8 @@ class RankedTrial:
     """True if telemetry of any counted repeat was simulated instead of measured."""
     spreads: Spreads = field(repr=False, compare=False)
     """Scatter of its study."""
+    behind: str = ""
+    """Text that names the plan that is better in any case, such as `slower than dp2 mbs4 in any case`; else empty."""
     name: str = ""
     """Name of the plan among those it is ranked with; empty where the plan's own is one (`wattune.search.names`)."""
 
@@ -152,6 +156,7 @@ class RankedTrial:
             "margins": [margin.to_json() for margin in self.margins],
             "missing": list(self.missing),
             "reason": self.reason,
+            "behind": self.behind,
             "quality": self.quality,
             "simulated": self.simulated,
             "repeats": [

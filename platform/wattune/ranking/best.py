@@ -17,19 +17,22 @@ model output", Computer Physics Communications 181), times the share of its vari
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from statistics import fmean
 from typing import Final
 
 import numpy as np
 
 from wattune.arrays import Floats, Indices
 from wattune.intervals import CONFIDENCE_FRAC
+from wattune.metrics import METRICS
 from wattune.objective import Question
 from wattune.ranking.assessment import RankedTrial, Verdict
 from wattune.ranking.bounds import kept_in_draws
 from wattune.ranking.scatter import Scatter
 from wattune.ranking.spreads import ordinary
+from wattune.ranking.work import depends_on_work, work_of
 
 NUM_DRAWS: Final = 4000
 _SEED: Final = 20260302
@@ -39,13 +42,28 @@ MOST_FINALISTS: Final = 200
 """Most trials that are drawn. A trial beyond them is behind as many others."""
 
 FAR: Final = 8.0
-"""Standard errors behind the first feasible trial from which a trial is not drawn: it would win in no draw."""
+"""Standard errors behind the trial that surely keeps its bounds from which a trial is not drawn: it would win in no
+draw."""
+
+_SURELY: Final = 1e-3
+"""Probability that none of the first feasible trials truly keeps its bounds, below which the last of them stands for
+what others must beat."""
 
 HOPELESS: Final = 0.005
 """Probability that the next run keeps a bound below which a trial is not drawn. At a risk of 5 % such a trial truly
 keeps the bound with a probability of at most 0.005 / 0.95, by Markov's inequality."""
 
+MAY_BE_BEST: Final = 0.01
+"""Least P(best), given that it keeps every bound, from which a plan could still be the best."""
+
+_BY_TIME: Final = ("speed", "energy")
+"""Groups of metrics that a faster host makes better: by at most the share of a step that devices wait for it, since
+they draw no more power while they wait."""
+
 _ROWS_AT_ONCE: Final = 512
+_MOST_WAITING: Final = 0.95
+"""Largest share of a step by which a trial is taken to be faster without its host."""
+
 _ALIKENESS: Final = 20
 """Steps between correlations 0 and 1 for which critical values are kept."""
 
@@ -111,6 +129,9 @@ class Standings:
     on its own scale): the expected error of whichever feasible trial leads, if all were measured anew (a parametric
     bootstrap: Efron and Tibshirani 1993, An Introduction to the Bootstrap, sections 6.5 and 10.2)."""
     logarithmic: bool = True
+    behind: Mapping[tuple[str, str], RankedTrial] = field(default_factory=dict)
+    """Undecided trials that are not the best even if they keep every bound, by study and trial id, each with the trial
+    that leads most often where it does not."""
 
     @property
     def leader(self) -> Finalist | None:
@@ -204,7 +225,9 @@ def standings(rows: Sequence[RankedTrial], question: Question) -> Standings:
     if not able:
         return Standings()
     all_of_them = standing(able, question)
-    near = _near(all_of_them, able)
+    headroom = np.array([_headroom(row, question, logarithmic=all_of_them.logarithmic) for row in able])
+    distance = _distance_behind(all_of_them, headroom, able, question.risk)
+    near = _near(distance)
     one, drawn = all_of_them.of(near), [able[index] for index in near]
     rng = np.random.default_rng(_SEED)
     own, shared = drawn_errors(one, rng)
@@ -238,7 +261,75 @@ def standings(rows: Sequence[RankedTrial], question: Question) -> Standings:
         none_probability=float(shares[len(drawn)]),
         regression=lost,
         logarithmic=one.logarithmic,
+        behind=_behind(
+            able,
+            question,
+            near,
+            one.mean + headroom[near] + own + shared,
+            alone + shared,
+            far=np.flatnonzero(distance >= FAR),
+        ),
     )
+
+
+def _behind(
+    able: Sequence[RankedTrial],
+    question: Question,
+    near: Indices,
+    at_best: Floats,
+    figures: Floats,
+    *,
+    far: Indices,
+) -> dict[tuple[str, str], RankedTrial]:
+    """Finds the undecided trials that are not the best even if they keep every bound.
+
+    Trials of one work compare with one another alone.
+
+    Args:
+        able: The trials that could keep every bound.
+        question: The question.
+        near: The numbers of the drawn trials.
+        at_best: [draws, drawn] figures of the drawn trials, were their host without delay.
+        figures: [draws, drawn] their figures, minus infinity where a trial does not keep every bound.
+        far: The numbers of trials that are so far behind the first feasible one that they lead in no draw.
+    """
+    metric = question.objective.metric
+    works = [work_of(row.spec, metric) if depends_on_work(metric) else "" for row in able]
+    found: dict[tuple[str, str], RankedTrial] = {}
+    for work in sorted(set(works)):
+        places = [place for place, number in enumerate(near) if works[number] == work]
+        if not places:
+            continue
+        those, numbers = figures[:, places], near[places]
+        first, top = those.argmax(axis=1), np.sort(those, axis=1)[:, -2:]
+        leads = ~np.isneginf(top[:, -1])
+        for column, number in enumerate(numbers):
+            if able[number].verdict is not Verdict.UNDECIDED or len(places) < 2:
+                continue
+            others = np.where(first == column, top[:, 0], top[:, -1])
+            if (at_best[:, places[column]] > others).mean() < MAY_BE_BEST:
+                counts = np.bincount(first[leads & (first != column)], minlength=len(places))
+                found[able[number].study, able[number].trial_id] = able[numbers[counts.argmax()]]
+        if leads.mean() > 1.0 - MAY_BE_BEST:  # those that are far behind lead where none of these keeps its bounds
+            leader = able[numbers[np.bincount(first[leads], minlength=len(places)).argmax()]]
+            for row in (able[number] for number in far if works[number] == work):
+                if row.verdict is Verdict.UNDECIDED:
+                    found[row.study, row.trial_id] = leader
+    return found
+
+
+def _headroom(row: RankedTrial, question: Question, *, logarithmic: bool) -> float:
+    """Returns by how much a trial could be better at most if its devices never waited for their host.
+
+    A slow host is that of the run, not of the plan.
+    """
+    metric = question.objective.metric
+    waits = [run.metrics.get("host_bound_frac", 0.0) for run in ordinary(row.counted)]
+    frac = min(max(fmean(waits), 0.0), _MOST_WAITING) if METRICS[metric].group in _BY_TIME else 0.0
+    gain = -math.log1p(-frac)
+    if logarithmic or row.objective is None:
+        return gain
+    return abs(row.objective.value) * (math.expm1(gain) if question.objective.maximize else frac)
 
 
 def _may_be_best(row: RankedTrial) -> bool:
@@ -249,15 +340,30 @@ def _may_be_best(row: RankedTrial) -> bool:
     return not row.missing and all(one is not None and one >= HOPELESS for one in likely)
 
 
-def _near(one: Standing, rows: Sequence[RankedTrial]) -> Indices:
-    """Returns the numbers of trials that are not far behind the first feasible one."""
-    feasible = [index for index, row in enumerate(rows) if row.verdict is Verdict.FEASIBLE]
-    behind = -one.mean
-    if feasible:
-        first = max(feasible, key=lambda index: one.mean[index])
-        behind = (one.mean[first] - one.mean) / np.sqrt(_variance(one, np.array([first]))[0] + 1e-300)
-    near = np.argsort(behind, kind="stable")[:MOST_FINALISTS]
-    return np.sort(near[behind[near] < FAR] if feasible else near)
+def _distance_behind(one: Standing, headroom: Floats, rows: Sequence[RankedTrial], risk: float) -> Floats:
+    """Computes the standard errors by which each trial is at least behind one that surely keeps its bounds.
+
+    Of the feasible trials that is the first with which it is sure that it or one before it truly does. A trial whose
+    next run breaks its bounds with a probability of p truly breaks them at the risk r with at most p / r (Markov).
+    Without such a trial nothing is far behind: distances then tell the order, and all are below `FAR`.
+    """
+    at_best, unsure = one.mean + headroom, 1.0
+    for index in np.argsort(-one.mean, kind="stable"):
+        if rows[index].verdict is not Verdict.FEASIBLE:
+            continue
+        breaks = sum(1.0 - (margin.holds_probability or 0.0) for margin in rows[index].margins)
+        unsure *= min(breaks / risk, 1.0)
+        if unsure < _SURELY:
+            found: Floats = (one.mean[index] - at_best) / np.sqrt(_variance(one, np.array([index]))[0] + 1e-300)
+            return found
+    order: Floats = np.argsort(np.argsort(-at_best, kind="stable")) / len(at_best)
+    return order
+
+
+def _near(distance: Floats) -> Indices:
+    """Returns the numbers of the trials that are drawn: those that are not far behind, the first ones of them."""
+    near = np.argsort(distance, kind="stable")[:MOST_FINALISTS]
+    return np.sort(near[distance[near] < FAR])
 
 
 def drawn_errors(one: Standing, rng: np.random.Generator) -> tuple[Floats, Floats]:

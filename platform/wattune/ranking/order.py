@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from wattune.errors import SpaceError, closest
+from wattune.fidelity import DECIDED_BY_STEP_TIME
 from wattune.metrics import METRICS
 from wattune.objective import Condition, Constraint, Objective, Question
 from wattune.ranking.assessment import SIZES, RankedTrial, Verdict, completed, group_quality, start_up_text
@@ -65,7 +66,9 @@ class Ranking:
     feasible: tuple[RankedTrial, ...]
     """By objective: the first one leads, and `best_probability` tells how surely."""
     undecided: tuple[RankedTrial, ...]
-    """By objective: no bound breaks, and at least one is not decided."""
+    """By objective: no bound breaks, at least one is not decided, and it could be the best."""
+    behind: tuple[RankedTrial, ...]
+    """By objective: at least one bound is not decided, and another plan is better in any case."""
     infeasible: tuple[RankedTrial, ...]
     """By objective: the first one shows the price of the bounds."""
     unknown: tuple[RankedTrial, ...]
@@ -107,8 +110,12 @@ class Ranking:
     @property
     def trials(self) -> tuple[RankedTrial, ...]:
         """Every trial in the order of its listing."""
-        measured = self.feasible + self.undecided + self.infeasible + self.unknown
-        return measured + self.burst + self.interrupted + self.failed
+        return self.compared + self.unknown + self.burst + self.interrupted + self.failed
+
+    @property
+    def compared(self) -> tuple[RankedTrial, ...]:
+        """The trials with a verdict on every bound, in the order of their listing."""
+        return self.feasible + self.undecided + self.behind + self.infeasible
 
     @property
     def of_recordings(self) -> bool:
@@ -189,6 +196,11 @@ class Ranking:
         first = {work_of(row.spec, metric): row for row in reversed(self.feasible)}
         own = (row for row in self.feasible if first[work_of(row.spec, metric)] is row)
         return tuple(own) if len(self._sizes) > 1 else ()
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """The words for a trial that is ahead in the objective and for one that is not."""
+        return ("faster", "slower") if self.objective.metric in DECIDED_BY_STEP_TIME else ("better", "worse")
 
     def name_of(self, row: RankedTrial) -> str:
         """Names a trial's plan, with its model, cluster and engine where trials differ in them."""
@@ -317,19 +329,20 @@ def ranking_of(studies: Mapping[str, Posterior], *, where: Sequence[Where] = (),
     def those(verdict: Verdict, key: Callable[[RankedTrial, Objective], Any]) -> tuple[RankedTrial, ...]:
         return tuple(sorted((row for row in rows if row.verdict is verdict), key=lambda row: key(row, objective)))
 
-    leading, undecided = those(Verdict.FEASIBLE, _best_first), those(Verdict.UNDECIDED, _best_first)
+    leading = those(Verdict.FEASIBLE, _best_first)
     expected = None
     if leading and leading[0].objective is not None:
         first, lost = leading[0].objective.value, found.regression * (-1.0 if objective.maximize else 1.0)
         expected = first * factor(lost) if found.logarithmic else first + lost
     told = ranks(standing(leading, question)) if leading else ()
-    return Ranking(
+    ranking = Ranking(
         question=question,
         where=tuple(where),
         feasible=tuple(
             replace(row, rank=int(rank), best_probability=of(row)) for row, rank in zip(leading, told, strict=True)
         ),
-        undecided=tuple(replace(row, best_probability=of(row)) for row in undecided),
+        undecided=tuple(replace(row, best_probability=of(row)) for row in those(Verdict.UNDECIDED, _best_first)),
+        behind=(),
         infeasible=those(Verdict.INFEASIBLE, _best_first),
         unknown=those(Verdict.UNKNOWN, _best_first),
         burst=those(Verdict.BURST, _burst_first),
@@ -343,6 +356,24 @@ def ranking_of(studies: Mapping[str, Posterior], *, where: Sequence[Where] = (),
         corrections=tuple(corrections),
         expected=expected,
         unmet=tuple(unmet(where, (row.spec for row in assessed))),
+    )
+    return _without_those_behind(ranking, found.behind)
+
+
+def _without_those_behind(ranking: Ranking, leaders: Mapping[tuple[str, str], RankedTrial]) -> Ranking:
+    """Lists the undecided trials apart that are not the best in any case, and names what is better."""
+    rows = {(row.study, row.trial_id): row for row in ranking.trials}
+
+    def named(row: RankedTrial) -> RankedTrial:
+        leader = leaders[row.study, row.trial_id]
+        name = ranking.name_of(rows.get((leader.study, leader.trial_id), leader))
+        text = f"{ranking.words[1]} than {name} in any case"
+        return replace(row, verdict=Verdict.BEHIND, behind=text, reason=f"{text}; {row.reason}")
+
+    return replace(
+        ranking,
+        undecided=tuple(row for row in ranking.undecided if (row.study, row.trial_id) not in leaders),
+        behind=tuple(named(row) for row in ranking.undecided if (row.study, row.trial_id) in leaders),
     )
 
 

@@ -39,7 +39,7 @@ PART_LOOKS: Final = {
 Communication by parallel axis comes from a profiled pass."""
 
 
-_MARKS: Final = {Verdict.INFEASIBLE: "✕ ", Verdict.UNDECIDED: "? "}
+_MARKS: Final = {Verdict.INFEASIBLE: "✕ ", Verdict.UNDECIDED: "? ", Verdict.BEHIND: "? "}
 """Mark before the name of a trial that has no rank."""
 
 

@@ -45,7 +45,7 @@ def pareto(ranking: Ranking) -> Chart | None:
     labelled = _labelled(ranking, front)
     for rows, color, symbol in (
         (ranking.infeasible, INFEASIBLE_COLOR, "x"),
-        (ranking.undecided, INFEASIBLE_COLOR, "circle-open"),
+        (ranking.undecided + ranking.behind, INFEASIBLE_COLOR, "circle-open"),
         (ranking.feasible, FEASIBLE_COLOR, "circle"),
     ):
         points = [(row, x, row.objective) for row in rows if row.objective and (x := row.interval(across))]
@@ -82,19 +82,20 @@ def _across(ranking: Ranking) -> str | None:
     bounded = [bound.metric for bound in ranking.constraints if bound.metric != ranking.objective.metric]
     powers = [name for name in bounded if METRICS[name].group == "power"]
     wanted = [*powers, *bounded, *_FALLBACK_AXES]
-    rows = (*ranking.feasible, *ranking.undecided, *ranking.infeasible)
-    return next((name for name in wanted if any(row.objective and row.interval(name) for row in rows)), None)
+    return next(
+        (name for name in wanted if any(row.objective and row.interval(name) for row in ranking.compared)), None
+    )
 
 
 def _front(ranking: Ranking, metric: str, across: str) -> list[RankedTrial]:
     if "none" in (METRICS[metric].better, METRICS[across].better):
         return []
-    return pareto_front((*ranking.feasible, *ranking.undecided, *ranking.infeasible), metric, across)
+    return pareto_front(ranking.compared, metric, across)
 
 
 def _labelled(ranking: Ranking, front: Sequence[RankedTrial]) -> set[str]:
     """Returns ids of the trials that get a label: all if they are few, else the best by verdict and the front."""
-    shown = (*ranking.feasible, *ranking.undecided, *ranking.infeasible)
+    shown = ranking.compared
     if len(shown) > LABELLED:
         best = {
             row.trial_id: row for rows in (ranking.feasible, ranking.undecided, ranking.infeasible) for row in rows[:1]

@@ -100,6 +100,12 @@ def verdict_tables(ranking: Ranking) -> list[Html]:
             f"Best first; the runs do not decide the bounds with ? at a risk of {ranking.question.risk:g}. More "
             "repeats may.",
         ),
+        part(
+            ranking.behind,
+            measured,
+            "Best first; bounds with ? are open, and another plan is better whether they hold or not: no repeat of "
+            "these changes the answer.",
+        ),
         part(ranking.infeasible, measured, "Best first; ✕ marks the bounds that fail; point at one for the distance."),
         part(
             ranking.unknown,

@@ -52,8 +52,8 @@ _BYTES_A_TRIAL: Final = 20_000
 MOST_COMPARED: Final = 6
 """Most runs that the link on a study's page compares: so many columns fit on a screen."""
 
-_COMPARED: Final = ("feasible", "undecided", "infeasible")
-_VERDICTS: Final = ("feasible", "undecided", "infeasible", "unknown", "burst", "interrupted", "failed")
+_COMPARED: Final = ("feasible", "undecided", "behind", "infeasible")
+_VERDICTS: Final = ("feasible", "undecided", "behind", "infeasible", "unknown", "burst", "interrupted", "failed")
 
 
 class Tracker:

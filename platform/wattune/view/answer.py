@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from wattune.fidelity import DECIDED_BY_STEP_TIME
 from wattune.ranking.answer import StudyAnswer, answer_of
 from wattune.ranking.bounds import Margin
 from wattune.ranking.order import Ranking
@@ -30,6 +29,9 @@ def answer_lines(ranking: Ranking) -> list[str]:
         named = [_rival(one, ranking) for one in found.rivals[:2]]
         more = f", and {len(found.rivals) - 2} more" if len(found.rivals) > 2 else ""
         lines.append(f"Undecided, and could be better: {'; '.join(named)}{more}.")
+    if found.num_behind:
+        plans = "plan with an open bound is" if found.num_behind == 1 else "plans with an open bound are"
+        lines.append(f"{found.num_behind} {plans} {ranking.words[1]} in any case.")
     if (
         found.state == "unsure"
         and ranking.best is not None
@@ -99,8 +101,7 @@ def _over_next(found: StudyAnswer, ranking: Ranking) -> str:
 
 
 def _share(lead_frac: float, ranking: Ranking) -> str:
-    speed = ranking.objective.metric in DECIDED_BY_STEP_TIME
-    better, worse = ("faster", "slower") if speed else ("better", "worse")
+    better, worse = ranking.words
     return f"{100 * abs(lead_frac):.1f} % {better if lead_frac >= 0 else worse}"
 
 

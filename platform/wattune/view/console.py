@@ -14,6 +14,7 @@ from wattune.view.table import Cell, Column, Note, Table
 _STYLES: Final = {
     "feasible": "green",
     "undecided": "blue",
+    "behind": "bright_black",
     "infeasible": "yellow",
     "unknown": "magenta",
     "burst": "bright_black",

@@ -91,7 +91,7 @@ def price_text(ranking: Ranking) -> str:
 
 def ranking_view(ranking: Ranking, *, top: int | None = None) -> View:
     """Lays out the answer, feasible trials in order with their distance to each bound, and what the others lack."""
-    listed = (ranking.feasible, ranking.undecided, ranking.infeasible)
+    listed = (ranking.feasible, ranking.undecided, ranking.behind, ranking.infeasible)
     settings = setting_columns(ranking)
     rows = [row for rows in listed for row in rows[:top]]
     trial, plan = _named(ranking)
@@ -129,7 +129,7 @@ def front_table(rows: Sequence[RankedTrial], metrics: Sequence[str], *, of: str)
         Column("trial", lambda row: row.trial_id, place="lead"),
         Column("plan", lambda row: Cell(row.label, tone=str(row.verdict)), place="lead"),
         *columns_of({metric: metric for metric in metrics}, lambda row, metric: row.interval(metric)),
-        Column("verdict", lambda row: str(row.verdict)),
+        Column("verdict", lambda row: row.behind or str(row.verdict)),
     ]
     return Table(f"Pareto front of {' and '.join(metrics)}, {of}", columns, rows)
 
@@ -158,7 +158,7 @@ def _measured(ranking: Ranking, rows: Sequence[RankedTrial], settings: Sequence[
         plan,
         Column(metric, lambda row: row.objective, metric),
         *bound_columns(ranking.constraints),
-        Column("verdict", lambda row: str(row.verdict)),
+        Column("verdict", lambda row: row.behind or str(row.verdict)),
         Column("quality", lambda row: row.quality + (" (simulated)" if row.simulated else "")),
     ]
     return Table(str(ranking.objective), columns, rows)

@@ -16,6 +16,7 @@ from wattune.errors import SpaceError
 from wattune.fidelity import FIRST_BURST_REPEAT
 from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.ranking.assessment import Verdict
+from wattune.ranking.bounds import Holds
 from wattune.ranking.order import Ranking, pareto_front, rank
 from wattune.run import Run, RunStatus
 from wattune.view.files import ranking_csv, ranking_table
@@ -337,8 +338,11 @@ def test_ranks_and_probabilities_are_what_their_definition_says(pairs):
     assert values == sorted(values, reverse=True)
     for number, row in enumerate(ranking.feasible):
         assert 1 <= row.rank <= 1 + number
-        assert all(margin.holds for margin in row.margins)
-    able = (*ranking.feasible, *ranking.undecided)
+        assert all(margin.verdict is Holds.HOLDS for margin in row.margins)
+    able = (*ranking.feasible, *ranking.undecided, *ranking.behind)
+    if ranking.feasible and ranking.undecided and ranking.behind:
+        assert max(row.objective.value for row in ranking.behind) < max(values[0], ranking.undecided[0].objective.value)
+    assert all(row.behind and row.behind in row.reason for row in ranking.behind)
     assert sum(row.best_probability for row in able) <= 1.0 + 1e-9
     assert all(row.rank is None for row in ranking.trials if row.verdict != "feasible")
     assert all(row.best_probability is None for row in ranking.trials if row not in able)

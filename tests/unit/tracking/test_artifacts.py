@@ -15,7 +15,9 @@ from wattune.tracking.reader import read_study
 from wattune.tracking.store import default_uri, sqlite_file
 from wattune.tracking.tracker import Tracker
 
-RANKING = {name: [] for name in ("feasible", "undecided", "infeasible", "unknown", "burst", "interrupted", "failed")}
+RANKING = {
+    name: [] for name in ("feasible", "undecided", "behind", "infeasible", "unknown", "burst", "interrupted", "failed")
+}
 RANKING |= {"note": "", "simulated": False}
 
 
