@@ -78,11 +78,6 @@ def test_a_metric_missing_in_one_repeat_is_unknown_and_a_violation_elsewhere_wei
     assert rank([speed(1, 100.0, power_w=9e3), blind], asked(FASTEST, POWER)).trials[0].verdict is Verdict.INFEASIBLE
 
 
-def test_a_trial_without_the_objective_is_unknown():
-    (row,) = rank([trial(1, {"node_device_power_peak_1s_w": 1.0})], asked(FASTEST, POWER)).unknown
-    assert (row.objective, row.missing) == (None, ("tokens_per_s",))
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_figure_that_is_no_number_was_not_measured(value):
     ranking = rank([speed(1, value)], asked(FASTEST, POWER))

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_trials import FASTEST, LEAST_ENERGY, POWER, Pair, asked, reference_runs, speed, trial
+from made_trials import FASTEST, POWER, Pair, asked, reference_runs, speed, trial
 
 from wattune.fidelity import RACE_TAG
 from wattune.ranking.best import Standings
 from wattune.ranking.racing import history, race_standings
-from wattune.run import RunStatus
 
 
 def simulated(pairs: list[Pair]) -> list[Pair]:
@@ -27,12 +26,6 @@ def found(pairs: list[Pair]) -> Standings:
 
 def probabilities(one: Standings) -> dict[int, float]:
     return {each.row.spec.plan.micro_batch_size: each.best_probability for each in one.finalists}
-
-
-def test_probabilities_add_up_with_that_of_none() -> None:
-    one = found([speed(1, 1000.0, 2740.0), speed(2, 1005.0, 2745.0), speed(3, 990.0, 2730.0)])
-    assert sum(probabilities(one).values()) + one.none_probability == pytest.approx(1.0)
-    assert one.none_probability > 0.1  # all three are close to the bound
 
 
 def test_a_clear_winner_needs_no_race() -> None:
@@ -77,18 +70,6 @@ def test_none_keeps_every_bound() -> None:
     one = found([speed(1, 1000.0, 3200.0), speed(2, 1100.0, 3200.0)])
     assert one.leader is None and one.none_probability == 1.0
     assert one.told_apart(0.95) and one.next({}) is None
-
-
-def test_failed_trials_and_those_without_a_metric_are_not_in_it() -> None:
-    failed = trial(2, {}, status=RunStatus.OUT_OF_MEMORY)
-    blind = trial(3, {"tokens_per_s": 2000.0})
-    assert set(probabilities(found([speed(1, 1000.0), failed, blind]))) == {1}
-
-
-def test_the_least_is_the_best_where_less_is_better() -> None:
-    pairs = [trial(1, {"energy_per_token_j": 1.0}), trial(2, {"energy_per_token_j": 1.3})]
-    one = race_standings(pairs, asked(LEAST_ENERGY))
-    assert probabilities(one)[1] > 0.99
 
 
 def test_a_metric_that_was_always_zero_keeps_its_bound_in_every_draw() -> None:

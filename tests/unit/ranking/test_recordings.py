@@ -69,19 +69,6 @@ def test_the_same_command_is_never_taken_as_a_repeat() -> None:
     assert any("one command line, recorded several times" in one for one in ranking.warnings)
 
 
-def test_bounds_decide_as_they_do_for_trials() -> None:
-    powers = {"over": 4000.0, "near": 2570.0, "w": None, "far": 1000.0}  # 1 % below, where one run scatters by 1 %
-    runs = [recording(name, power_w=one) for name, one in powers.items()]
-    ranking = ranked(*runs, constraints=[f"{POWER} <= 2600"])
-    assert {row.trial_id: row.verdict for row in ranking.trials} == {
-        "far": Verdict.FEASIBLE,
-        "near": Verdict.UNDECIDED,
-        "over": Verdict.INFEASIBLE,
-        "w": Verdict.UNKNOWN,
-    }
-    assert ranking.best is not None and ranking.best.trial_id == "far"
-
-
 @pytest.mark.parametrize(
     ("other", "said"),
     [

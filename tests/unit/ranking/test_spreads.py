@@ -22,11 +22,6 @@ def test_a_long_run_counts_only_where_there_is_no_other() -> None:
     assert list(ordinary([long])) == [long]
 
 
-def test_without_repeats_the_prior_is_named() -> None:
-    text = Spreads([on_n0(speed(number, 100.0)) for number in (1, 2)]).scatter_text("tokens_per_s")
-    assert text == ("run-to-run scatter: 1 % by a prior of 1 %, 6 degrees of freedom; nothing was repeated")
-
-
 @pytest.mark.parametrize("error", [800.0, 2.0**63, 1e30])
 def test_an_uncertainty_beyond_all_bounds_is_an_interval_of_anything(error: float) -> None:
     """As a file may hold that somebody edited and accepted."""

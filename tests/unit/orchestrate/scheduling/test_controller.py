@@ -22,14 +22,6 @@ def sizes(trials) -> list[int]:
     return [one.spec.plan.micro_batch_size for one in trials]
 
 
-def test_the_budget_of_trials_counts_what_was_done_before(world, specs) -> None:
-    world.write(specs[0])
-    controller = world.controller(specs, num_trials=2)
-    assert sizes(world.drain(controller)) == [2]
-    assert world.kinds == ["skipped", "started", "finished"]
-    assert controller.ending == "finished"
-
-
 @pytest.mark.parametrize(
     ("status", "runs_again"),
     [

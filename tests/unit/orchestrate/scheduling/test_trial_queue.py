@@ -173,16 +173,11 @@ def test_a_preview_takes_times_from_estimates_and_names_the_first_trials(world, 
     assert [(one.spec, one.expected_s) for one in preview.first] == [(specs[0], 100), (specs[1], 200), (specs[2], 1000)]
 
 
-def test_repeats_of_a_trial_that_failed_are_not_run(world, specs) -> None:
-    controller = world.controller(specs[:1], measure=Measure(repeats=3))
-    world.run(controller, controller.next("t0"), "t0", RunStatus.OUT_OF_MEMORY)
-    assert controller.next("t1") is None and controller.ending == "finished"
-
-
-def test_a_measurement_that_is_invalid_is_repeated(world, specs) -> None:
+@pytest.mark.parametrize(("status", "repeats"), [(OUT_OF_MEMORY, False), (RunStatus.INVALID, True)])
+def test_repeats_of_a_trial_run_unless_it_failed(world, specs, status: RunStatus, repeats: bool) -> None:
     controller = world.controller(specs[:1], measure=Measure(repeats=2))
-    world.run(controller, controller.next("t0"), "t0", RunStatus.INVALID)
-    assert controller.next("t1").repeat == 1
+    world.run(controller, controller.next("t0"), "t0", status)
+    assert (controller.next("t1") is not None) is repeats and (controller.ending == "finished") is not repeats
 
 
 def test_a_busy_pool_does_not_hold_up_another(world, make_specs, new_node) -> None:
@@ -229,17 +224,6 @@ def test_the_reference_trial_is_measured_again_every_so_many_trials(world, make_
 def test_a_small_study_has_no_reference_trial_and_a_large_one_spends_a_tenth_on_it(world, make_specs) -> None:
     assert references(world.drain(world.controller(make_specs(10)))) == []
     assert len(references(world.drain(world.controller(make_specs(60))))) <= 6
-
-
-def test_a_study_may_do_without_reference_trials(world, make_specs) -> None:
-    assert references(world.drain(world.controller(make_specs(30), measure=Measure(reference_every=0)))) == []
-
-
-def test_the_reference_trial_is_the_first_that_completes(world, make_specs) -> None:
-    specs = make_specs(8)
-    world.write(specs[0], status=RunStatus.OUT_OF_MEMORY)
-    ran = world.drain(world.controller(specs, measure=Measure(reference_every=4)))
-    assert [one.spec for one in ran if one.role == "reference"] == [specs[1]]
 
 
 def test_the_reference_trial_can_be_named(world, make_specs) -> None:
@@ -409,10 +393,6 @@ def left_after_each(world: Any, specs: list[TrialSpec], *statuses: RunStatus, **
     return [event.num_left for event in world.heard if isinstance(event, TrialEvent) and event.kind == "finished"]
 
 
-def test_it_counts_down_to_nothing(world: Any, specs: list[TrialSpec]) -> None:
-    assert left_after_each(world, specs, measure=Measure(reference_every=0)) == [2, 1, 0]
-
-
 def test_repeats_of_failed_trials_are_not_expected(world: Any, specs: list[TrialSpec]) -> None:
     measure = Measure(repeats=3, reference_every=0)
     # Of nine, two are not run.
@@ -489,20 +469,6 @@ def test_a_race_that_was_stopped_goes_on_where_it_was(world, make_specs) -> None
     assert [one.role for one in third] == ["race"] * 2 and third[0].name == running.name
 
 
-def test_the_preview_says_how_many_repeats_the_race_may_take(world, make_specs) -> None:
-    world.controller(make_specs(10), race=finalists(0.3))
-    preview = next(event for event in world.heard if isinstance(event, Preview))
-    assert (preview.num_race, preview.num_left) == (3, 13)
-
-
-def test_a_clear_winner_is_not_repeated(world, make_specs) -> None:
-    world.measured = lambda spec, _repeat: {"tokens_per_s": 1000.0 + 300.0 * spec.plan.micro_batch_size}
-    ran = world.drain(world.controller(make_specs(4), race=finalists()))
-    assert [one.role for one in ran] == ["trial"] * 4
-    (step,) = told(world)
-    assert (step.ending, step.num_repeats) == ("the best is told apart", 0)
-
-
 def test_free_nodes_race_side_by_side(world, make_specs, new_node) -> None:
     world.measured = alike
     world.nodes.append(new_node("n1"))
@@ -515,13 +481,6 @@ def test_free_nodes_race_side_by_side(world, make_specs, new_node) -> None:
                 world.run(controller, running, tune_id)
     raced = [controller.next("a"), controller.next("b")]
     assert {(one.role, one.spec.plan.micro_batch_size) for one in raced} == {("race", 2), ("race", 3)}
-
-
-def test_a_strategy_that_learns_is_raced_too(world, make_specs, learner) -> None:
-    world.measured = alike
-    specs = make_specs(5)
-    ran = world.drain(world.controller(specs, strategy=learner(specs), race=finalists(0.4)))
-    assert [one.role for one in ran] == ["trial"] * 5 + ["race"] * 2
 
 
 def test_the_reference_trial_is_an_ordinary_one_and_is_measured_twice_at_the_start(world, make_specs) -> None:
