@@ -51,16 +51,12 @@ def test_every_topic_has_one_finding_in_the_order_of_the_page(storage: Path) -> 
     assert topics == ["python", "processors", "memory", *libraries, "nvml", "rapl", "storage"]
 
 
-def test_the_interpreter_is_named_by_its_version(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.platform, "python_version", lambda: "3.11.7")
-    monkeypatch.setattr(sys, "version_info", (3, 11, 7))
-    assert found("python") == Finding(topic="python", ok=True, have="3.11.7")
-
-
-def test_an_interpreter_that_is_too_old_is_not_ok(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.platform, "python_version", lambda: "3.10.14")
-    monkeypatch.setattr(sys, "version_info", (3, 10, 14))
-    assert found("python") == Finding(topic="python", ok=False, have="3.10.14", follows="wattune needs 3.11")
+@pytest.mark.parametrize(("release", "follows"), [((3, 11, 7), ""), ((3, 10, 14), "wattune needs 3.11")])
+def test_an_interpreter_that_is_too_old_is_not_ok(storage: Path, monkeypatch, release, follows: str) -> None:
+    version = ".".join(map(str, release))
+    monkeypatch.setattr(doctor.platform, "python_version", lambda: version)
+    monkeypatch.setattr(sys, "version_info", release)
+    assert found("python") == Finding(topic="python", ok=not follows, have=version, follows=follows)
 
 
 def test_processors_are_those_this_process_may_use(storage: Path) -> None:

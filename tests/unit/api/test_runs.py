@@ -165,11 +165,22 @@ def test_device_hours_come_from_estimates_and_trials_beyond_their_time_out_are_s
     assert chosen.estimated and chosen.device_s == pytest.approx(128 * 900)
 
 
-@pytest.mark.parametrize("bounds", [{"max_trials": 0}, {"max_trials": -3}, {"max_hours": -1.0}])
-def test_a_bound_that_is_none_is_refused_before_anything_is_written(tmp_path: Path, bounds: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        *(
+            (bounds, r"got -?[0-9.]+, allowed: ")
+            for bounds in ({"max_trials": 0}, {"max_trials": -3}, {"max_hours": -1.0})
+        ),
+        ({"retry": ["completed"]}, '--retry: got "completed", allowed: crashed, timed_out, out_of'),
+    ],
+)
+def test_a_bound_that_is_none_and_a_status_that_cannot_run_again_are_refused_before_anything_is_written(
+    tmp_path: Path, wrong: dict[str, Any], says: str
+) -> None:
     for call in (preview, wattune.run_study):
-        with pytest.raises(wattune.WattuneError, match=r"got -?[0-9.]+, allowed: "):
-            call(SPACE, storage=str(tmp_path / "storage"), **bounds)
+        with pytest.raises(wattune.WattuneError, match=says):
+            call(SPACE, storage=str(tmp_path / "storage"), **wrong)
     assert not (tmp_path / "storage").exists()
 
 
@@ -233,13 +244,6 @@ def test_the_commit_is_of_wattunes_own_checkout_or_absent(tmp_path: Path, monkey
     assert git_commit(package) == "", "not a part of that repository"
     monkeypatch.setenv("PATH", str(tmp_path))
     assert git_commit(package) == "", "no git"
-
-
-def test_a_status_that_cannot_run_again_is_refused(tmp_path: Path) -> None:
-    for call in (preview, wattune.run_study):
-        with pytest.raises(wattune.WattuneError, match='--retry: got "completed", allowed: crashed, timed_out, out_of'):
-            call(SPACE, storage=str(tmp_path / "storage"), retry=["completed"])
-    assert not (tmp_path / "storage").exists()
 
 
 def test_a_preview_counts_trials_that_are_asked_for_again(tmp_path: Path) -> None:

@@ -18,24 +18,20 @@ from wattune.view.ranking import distance
 TRUE_POWER = replace(POWER, sensor_gain_frac=0.05)
 
 
-def test_slack_is_in_the_metrics_unit_and_as_a_fraction_of_the_bound():
-    measured = {"tokens_per_s": 1.0, "device_power_peak_1s_w": 630.0, "device_power_limit_w": 700.0}
-    (margin,) = rank([trial(1, measured)], asked(FASTEST, CAPPED)).feasible[0].margins
-    assert (margin.got, margin.bound, margin.slack) == (630.0, 700.0, 70.0)
-    assert margin.slack_frac == pytest.approx(0.1)
-
-
-def test_a_bound_of_zero_has_no_fraction():
-    bound = parse_constraint("excursion_count <= 0")
-    row = rank([trial(1, {"tokens_per_s": 1.0, "excursion_count": 2.0})], asked(FASTEST, bound)).infeasible[0]
-    assert row.margins[0].slack_frac is None
-    assert row.margins[0].slack == -2.0
-
-
-def test_a_distance_in_kelvin_is_no_share_of_degrees():
-    bound = parse_constraint("device_temp_max_c <= 85")
-    row = rank([trial(1, {"tokens_per_s": 1.0, "device_temp_max_c": 60.0})], asked(FASTEST, bound)).feasible[0]
-    assert (row.margins[0].slack, row.margins[0].slack_frac) == (25.0, None)
+@pytest.mark.parametrize(
+    ("bound", "measured", "slack", "slack_frac"),
+    [
+        (CAPPED, {"device_power_peak_1s_w": 630.0, "device_power_limit_w": 700.0}, 70.0, pytest.approx(0.1)),
+        (parse_constraint("excursion_count <= 0"), {"excursion_count": 2.0}, -2.0, None),
+        (parse_constraint("device_temp_max_c <= 85"), {"device_temp_max_c": 60.0}, 25.0, None),
+    ],
+    ids=["of the bound", "of zero there is none", "of kelvins neither"],
+)
+def test_slack_is_in_the_metrics_unit_and_as_a_fraction_of_the_bound(bound, measured, slack, slack_frac):
+    (row,) = rank([trial(1, {"tokens_per_s": 1.0} | measured)], asked(FASTEST, bound)).trials
+    (margin,) = row.margins
+    assert (margin.slack, margin.slack_frac) == (slack, slack_frac)
+    assert margin.slack == margin.bound - margin.got
 
 
 @pytest.mark.parametrize(

@@ -58,18 +58,17 @@ def test_a_trial_too_long_for_a_tag_comes_back_from_its_artifact(tmp_path):
     assert read_run(client, run_of(spec, result)) == (spec, result)
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", '{"metrics": 1}', "no json"])
-def test_a_damaged_run_is_an_error_that_names_it(text):
-    run = run_of(spec_of(), result_of(spec_of()), **{"wattune.run": text})
-    with pytest.raises(TrackingError, match="run r1 is damaged"):
-        read_run(None, run)
-
-
-@pytest.mark.parametrize(("said", "text"), [("3", "written before 0.1.0"), ("5", "written by a newer wattune")])
-def test_a_run_of_another_format_is_a_line_that_says_which(said, text):
-    run = run_of(spec_of(), result_of(spec_of()), **{"wattune.format": said})
-    with pytest.raises(TrackingError, match=f"^run r1: .*{text}"):
-        read_run(None, run)
+@pytest.mark.parametrize(
+    ("tag", "value", "says"),
+    [
+        *(("run", text, "run r1 is damaged") for text in ("{}", "[]", '{"metrics": 1}', "no json")),
+        ("format", "3", "^run r1: .*written before 0.1.0"),
+        ("format", "5", "^run r1: .*written by a newer wattune"),
+    ],
+)
+def test_a_damaged_run_and_one_of_another_format_are_a_line_that_says_which(tag, value, says):
+    with pytest.raises(TrackingError, match=says):
+        read_run(None, run_of(spec_of(), result_of(spec_of()), **{f"wattune.{tag}": value}))
 
 
 @pytest.mark.parametrize(

@@ -84,14 +84,14 @@ def test_warm_up_is_negative_and_measured_steps_count_from_zero() -> None:
     assert outcome.memory_peak_bytes == 123 and engine.num_closed == 1
 
 
-def test_warm_up_goes_on_until_step_time_is_stable() -> None:
-    outcome = run(ScriptedEngine(lambda step: 1.0 if step < 2 else 0.1), warmup_steps=4, min_steps=1, min_seconds=0)
-    assert outcome.steady and outcome.num_warmup_steps == 6
-
-
-def test_warm_up_ends_in_the_end_and_says_so() -> None:
-    outcome = run(ScriptedEngine(lambda step: 0.1 * 1.2**step), warmup_steps=4, min_steps=1, min_seconds=0)
-    assert not outcome.steady and outcome.num_warmup_steps == 20
+@pytest.mark.parametrize(
+    ("step_time_s", "steady", "num_warmup_steps"),
+    [(lambda step: 1.0 if step < 2 else 0.1, True, 6), (lambda step: 0.1 * 1.2**step, False, 20)],
+    ids=["stable", "never"],
+)
+def test_warm_up_goes_on_until_step_time_is_stable_or_ends_and_says_so(step_time_s, steady, num_warmup_steps) -> None:
+    outcome = run(ScriptedEngine(step_time_s), warmup_steps=4, min_steps=1, min_seconds=0)
+    assert (outcome.steady, outcome.num_warmup_steps) == (steady, num_warmup_steps)
 
 
 @pytest.mark.parametrize("measured_s", [0.02, 0.1, 0.5])

@@ -23,12 +23,14 @@ def metrics_of(bench, tables, devices, manifests=None):
     return power_metrics(aligned, *powers_together(aligned))
 
 
-def test_a_square_wave_has_its_high_level_as_peak_and_half_way_as_mean(bench):
+def test_a_square_wave_has_its_high_level_as_peak_half_way_as_mean_and_its_edge_as_ramp(bench):
     metrics = metrics_of(bench, {"ring": bench.ring({GPU: square()})}, [GPU])
     for window in ("20ms", "100ms", "1s"):
         assert metrics[f"device_power_peak_{window}_w"] == pytest.approx(900.0)
     assert metrics["device_power_mean_w"] == pytest.approx(500.0, rel=1e-3)
     assert metrics["power_coincidence_frac"] == pytest.approx(1.0)
+    # Between neighbouring 100 ms means 800 W less 20 W on either side, as the edge takes one interval of 20 ms.
+    assert metrics["power_ramp_max_w_per_s"] == pytest.approx(760.0 / 0.1)
 
 
 def test_a_window_longer_than_the_pulse_averages_it(bench):
@@ -73,12 +75,6 @@ def test_a_shared_package_is_summed_once_and_split_between_its_devices(bench):
     assert metrics["node_device_power_peak_1s_w"] == pytest.approx(900.0)
     assert metrics["device_power_peak_1s_w"] == pytest.approx(450.0)
     assert metrics["device_power_limit_w"] == 250.0
-
-
-def test_the_ramp_is_between_neighbouring_100_ms_means(bench):
-    metrics = metrics_of(bench, {"ring": bench.ring({GPU: square()})}, [GPU])
-    # 800 W less 20 W on either side, as the edge takes one interval of 20 ms.
-    assert metrics["power_ramp_max_w_per_s"] == pytest.approx(760.0 / 0.1)
 
 
 @pytest.mark.parametrize(("frequency_hz", "inside"), [(0.5, True), (5.0, True), (15.0, True), (0.02, False)])

@@ -48,9 +48,9 @@ def with_flags(*flags):
     return replace(BASE, program=Program(environment=(("X", "{x}"),), flags=flags))
 
 
-def test_a_flag_with_numbers_and_names_is_a_choice():
-    axes = Axes([with_flags(("x", value)) for value in (25, "auto", 50)], seed=0)
-    assert axes.values == {"flags.x": ["25.0", "50.0", "auto"]}
+@pytest.mark.parametrize(("given", "values"), [((25, "auto", 50), ["25.0", "50.0", "auto"]), ((0, 1), [0, 1])])
+def test_a_flag_with_a_name_among_its_numbers_is_a_choice_and_one_of_0_and_1_an_axis(given, values):
+    assert Axes([with_flags(("x", value)) for value in given], seed=0).values == {"flags.x": values}
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -58,7 +58,3 @@ def test_a_flag_that_one_engine_lacks_tells_trials_of_the_other_apart(seed):
     specs = [with_flags(), *(with_flags(("x", value), ("y", name)) for value in (1, 2) for name in "ab")]
     axes = Axes(specs, seed=seed)  # the seed decides which one is first
     assert len({tuple(params.values()) for params in axes.params}) == len(specs)
-
-
-def test_a_flag_of_0_and_1_is_an_axis():
-    assert Axes([with_flags(("x", value)) for value in (0, 1)], seed=0).values == {"flags.x": [0, 1]}

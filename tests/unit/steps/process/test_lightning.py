@@ -31,16 +31,6 @@ def callback() -> Any:
     return lightning._callback(object)
 
 
-def test_gradients_accumulated_over_batches_make_one_step(steps: list[int | None]) -> None:
-    one, trainer = callback(), SimpleNamespace(global_step=0)
-    one.on_train_start(trainer, None)
-    for index in range(6):
-        one.on_train_batch_start(trainer, None, BATCH, index)
-        trainer.global_step = (index + 1) // 2
-        one.on_train_batch_end(trainer, None, None, BATCH, index)
-    assert steps == [128] * 3
-
-
 def test_validation_and_checkpoints_belong_to_no_step(steps: list[int | None]) -> None:
     one, trainer = callback(), SimpleNamespace(global_step=5)
     one.on_train_start(trainer, None)
@@ -51,7 +41,10 @@ def test_validation_and_checkpoints_belong_to_no_step(steps: list[int | None]) -
     assert steps == []
 
 
-def test_a_step_with_a_validation_between_its_batches_is_left_out(steps: list[int | None]) -> None:
+@pytest.mark.parametrize(("validated_after", "tokens"), [(None, [256] * 3), (5, [256, 256])])
+def test_accumulated_batches_make_one_step_and_one_with_a_validation_between_them_none(
+    steps: list[int | None], validated_after: int | None, tokens: list[int]
+) -> None:
     """`val_check_interval` counts batches: it need not be a multiple of `accumulate_grad_batches`."""
     one, trainer = callback(), SimpleNamespace(global_step=0)
     one.on_train_start(trainer, None)
@@ -59,9 +52,9 @@ def test_a_step_with_a_validation_between_its_batches_is_left_out(steps: list[in
         one.on_train_batch_start(trainer, None, BATCH, index)
         trainer.global_step = (index + 1) // 4
         one.on_train_batch_end(trainer, None, None, BATCH, index)
-        if index == 5:
+        if index == validated_after:
             one.on_validation_start(trainer, None)
-    assert steps == [256, 256]  # and no third one of two batches, as long as half a step
+    assert steps == tokens, "no step of two batches, as long as half a one"
 
 
 @pytest.mark.parametrize(("replicas", "tokens"), [(8, 64), (4, 32), (1, 8), (0, 64)])
