@@ -104,7 +104,7 @@ def main(_given: Namespace) -> Found:
         found = Counter(row.verdict for row in rank(results, space.question).compared)
         verdicts.update(found)
         rows.add(name, "own bounds", "all", found.total(), *_open_fracs(found), "")
-        for metric in (PEAK, "tokens_per_s", "energy_per_token_j"):
+        for metric in (PEAK, "tokens_per_s", "energy_per_token_j", "throttle_power_frac"):
             for waits, verdict, kept in held_out(results, metric):
                 count = pooled.setdefault((metric, "host-bound" if waits else "steady"), Counter())
                 own = Counter(all=1, undecided=verdict is Holds.UNDECIDED)

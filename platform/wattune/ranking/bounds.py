@@ -10,7 +10,7 @@ counts in the verdict where a bound asks for it (`Constraint.sensor_gain_frac`),
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import NormalDist
@@ -22,8 +22,9 @@ import numpy.typing as npt
 from wattune.intervals import t_cumulative
 from wattune.metrics import METRICS
 from wattune.objective import SENSOR_ACCURACY_FRAC, Constraint, is_sensed
+from wattune.ranking import shares
 from wattune.ranking.heat import stays_cool_probability, unsettled_text
-from wattune.ranking.spreads import NextRun, Spreads, resolution
+from wattune.ranking.spreads import NextRun, Spreads, by_length, resolution, waiting_share
 from wattune.run import Run
 
 _NORMAL: Final = NormalDist()
@@ -112,8 +113,16 @@ def margin(
     metric = constraint.metric
     below = constraint.operator.startswith("<")
     gain = 0.0 if simulated else _gain(constraint)
-    nexts = spreads.next_runs(repeats, metric)
-    likely = min((_probability(one, metric, bound, below=below, gain=gain) for one in nexts), default=None)
+    each: Iterable[float]
+    if shares.is_share(metric):
+        each = (
+            shares.keeps_probability(values, bound, below=below, waiting=waiting)
+            for values, waiting in _shares(repeats, metric)
+        )
+    else:
+        nexts = spreads.next_runs(repeats, metric)
+        each = (_probability(one, metric, bound, below=below, gain=gain) for one in nexts)
+    likely = min(each, default=None)
     if likely is not None and below:
         # Heat to come is a doubt, never a proof: a share that was kept does not break before heat is there.
         likely = max(likely * stays_cool_probability(metric, repeats), min(likely, risk))
@@ -168,6 +177,12 @@ def kept_in_draws(
         if (cool := stays_cool_probability(found.metric, repeats)) < 1.0:
             kept &= rng.random(num_draws) < cool
         below, gain = found.constraint.operator.startswith("<"), 0.0 if simulated else _gain(found.constraint)
+        if shares.is_share(found.metric):
+            for values, waiting in _shares(repeats, found.metric):
+                kept &= shares.kept_in_draws(
+                    values, found.bound, rng, num_draws, below=below, waiting=waiting, risk=risk
+                )
+            continue
         for one in spreads.next_runs(repeats, found.metric):
             if (one.num_zeros and (not found.bound or one.zero_everywhere)) or (one.logarithmic and found.bound <= 0.0):
                 kept &= found.holds  # no scatter to draw from: every run said the same
@@ -178,6 +193,13 @@ def kept_in_draws(
             room = (distance - error) * (1.0 if below else -1.0)
             kept &= room >= _NORMAL.inv_cdf(1.0 - risk) * np.sqrt(scatter + systematic)
     return kept
+
+
+def _shares(repeats: Sequence[Run], metric: str) -> list[tuple[list[float], float]]:
+    """Returns what a trial's runs of each length measured of a share, and by how much they wait for their host."""
+    if any(metric not in run.metrics for run in repeats):
+        return []
+    return [([run.metrics[metric] for run in runs], waiting_share(runs)) for runs in by_length(repeats).values()]
 
 
 def _distance(one: NextRun, metric: str, bound: float, gain: float) -> tuple[float, float]:
@@ -226,7 +248,7 @@ def true_text(margins: Sequence[Margin]) -> str:
 def _probability(one: NextRun, metric: str, bound: float, *, below: bool, gain: float) -> float:
     """Computes the probability that the next run keeps a bound."""
     if one.num_zeros and (not bound or one.zero_everywhere):
-        # A metric that was always 0 shows no scatter to model, and it scatters to one side only: Jeffreys' estimate of
+        # A count that was always 0 shows no scatter to model, and it scatters to one side only: Jeffreys' estimate of
         # a share that was never seen (Brown, Cai and DasGupta 2001, "Interval estimation for a binomial proportion").
         zero = (one.num_zeros + 0.5) / (one.num_zeros + 1.0)
         at_most = zero if bound >= 0.0 else 0.0

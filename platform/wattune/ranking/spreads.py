@@ -263,10 +263,7 @@ class Spreads:
         fitted = self._known[metric]
         assert fitted is not None, "a number has a model"
         found, nexts = fitted.scatter, []
-        by_length = {soak: [run for run in counted if is_soak(run) is soak] for soak in (False, True)}
-        for soak, runs in by_length.items():
-            if not runs:
-                continue
+        for soak, runs in by_length(counted).items():
             number = fitted.number[counted[0].trial_id, soak]
             mean, heat = _mean(runs, metric), heat_left(metric, runs)
             nexts.append(
@@ -341,6 +338,24 @@ class Spreads:
         return lines
 
 
+def by_length(counted: Sequence[Run]) -> dict[bool, list[Run]]:
+    """Returns ordinary runs by false and long ones by true, each only where there are some."""
+    found: dict[bool, list[Run]] = {}
+    for run in counted:
+        found.setdefault(is_soak(run), []).append(run)
+    return found
+
+
+def waiting_share(counted: Sequence[Run]) -> float:
+    """Returns by how much the host sets the pace of a trial's runs: 0 not at all, 1 in full."""
+    return float(_waiting_shares(counted).max(initial=0.0))
+
+
+def _waiting_shares(runs: Sequence[Run]) -> Floats:
+    share: Floats = np.clip((_host_bound_fracs(runs) - HOST_BOUND_FRAC) / (_ALL_HOST_FRAC - HOST_BOUND_FRAC), 0.0, 1.0)
+    return share
+
+
 def ordinary(counted: Sequence[Run]) -> Sequence[Run]:
     """Returns the runs that count for the objective: no long ones, unless there are no others."""
     return [result for result in counted if not is_soak(result)] or counted
@@ -391,8 +406,7 @@ def _fitted(runs: Sequence[Run], metric: str) -> Fitted:
     prior = PRIORS.get(described.group, PRIOR) if measured and logarithmic else PRIOR
     num_host_bound, wider = 0, np.zeros(len(runs))
     if described.group in HOST_SPREAD and metric != _WITHOUT_HOST:
-        hosts = _host_bound_fracs(runs)
-        share = np.clip((hosts - HOST_BOUND_FRAC) / (_ALL_HOST_FRAC - HOST_BOUND_FRAC), 0.0, 1.0)
+        share = _waiting_shares(runs)
         wider = HOST_SPREAD[described.group] * share
         num_host_bound = len({run.trial_id for run, own in zip(runs, share, strict=True) if own > 0})
     typical = _TYPICAL_TEMPERATURE_C if described.unit == _DEGREES else float(np.abs(value).mean()) or 1.0

@@ -136,10 +136,9 @@ def test_runs_that_pass_the_bound_more_often_than_the_risk_leave_it_open():
 @pytest.mark.parametrize(
     ("num_trials", "verdict"), [(1, Verdict.UNDECIDED), (8, Verdict.UNDECIDED), (9, Verdict.FEASIBLE)]
 )
-@pytest.mark.parametrize("text", ["throttle_thermal_frac <= 0.01", "excursion_count <= 0"])
-def test_a_metric_that_is_0_in_many_runs_keeps_its_bound(num_trials: int, verdict: Verdict, text: str) -> None:
+def test_a_count_that_is_0_in_many_runs_keeps_its_bound(num_trials: int, verdict: Verdict) -> None:
     """By Jeffreys' estimate nine runs without one that differs suffice for a risk of 5 %."""
-    bound = parse_constraint(text)
+    bound = parse_constraint("excursion_count <= 0")
     pairs = [trial(number, {"tokens_per_s": 1.0, bound.metric: 0.0}) for number in range(1, num_trials + 1)]
     assert {row.verdict for row in rank(pairs, asked(FASTEST, bound)).trials} == {verdict}
 
@@ -148,7 +147,7 @@ def test_one_trial_that_throttles_takes_the_others_their_zeros() -> None:
     bound = parse_constraint("throttle_thermal_frac <= 0.01")
     quiet = [trial(number, {"tokens_per_s": 1.0, bound.metric: 0.0}) for number in range(1, 10)]
     ranking = rank([*quiet, trial(99, {"tokens_per_s": 1.0, bound.metric: 0.2})], asked(FASTEST, bound))
-    assert len(ranking.feasible) == 9  # each is ten times the pooled scatter below the bound
+    assert len(ranking.feasible) == 9
     assert [row.margins[0].got for row in ranking.infeasible] == [0.2]
 
 

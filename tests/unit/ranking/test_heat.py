@@ -83,7 +83,7 @@ def test_other_temperatures_move_with_the_hottest_device(bound, metric, value):
 
 def test_a_share_of_throttling_waits_for_heat():
     bound = parse_constraint("throttle_thermal_frac <= 0.01")
-    share = {"throttle_thermal_frac": 0.004}
+    share = {"throttle_thermal_frac": 0.0}
     cool = judged(bound, **settled(66.0, 4.0, thermal_margin_min_c=25.0, **share))
     warm = judged(bound, **settled(86.0, 4.0, thermal_margin_min_c=25.0, **share))
     unread = judged(bound, **share)
