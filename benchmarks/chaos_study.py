@@ -51,15 +51,8 @@ STOPS = tuple(f"stop {kind}" for kind in ("driver", "worker", "lane actor", "tri
 HAZARDS = (*PROCESSES, *SERVERS, *DISK, *CLOCKS, *STOPS)
 
 SPACE: dict[str, Any] = {
-    "model": {
-        "name": "llama3_8b",
-        "num_layers": 2,
-        "hidden_size": 64,
-        "ffn_hidden_size": 128,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "vocab_size": 256,
-    },
+    "model": {"name": "llama3_8b", "num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 128, "num_heads": 4}
+    | {"num_kv_heads": 2, "vocab_size": 256},
     "cluster": {"device": "cpu", "num_nodes": 1, "devices_per_node": 2, "simulate_sensors_of": "h200_sxm"},
     "engine": "torch",
     "workload": {"mode": "pretrain", "seq_len": 32, "global_batch_size": 8},

@@ -32,14 +32,10 @@ def row(spec: TrialSpec, result: Run) -> dict[str, Any]:
     plan = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(spec.plan).items()}
     plan["rank_order"] = str(plan["rank_order"])
     return {
-        "trial_id": result.trial_id,
-        "repeat": result.repeat,
+        **{name: getattr(result, name) for name in ("trial_id", "repeat", "reason", "quality")},
         "status": str(result.status),
-        "reason": result.reason,
-        "quality": result.quality,
         "quality_reasons": list(result.quality_reasons),
-        "start_wall_ns": result.start_wall_ns,
-        "end_wall_ns": result.end_wall_ns,
+        **{name: getattr(result, name) for name in ("start_wall_ns", "end_wall_ns")},
         "model": spec.model.name,
         "num_layers": spec.model.num_layers,
         "engine": spec.engine,

@@ -95,25 +95,17 @@ def once(ranks: int) -> Tier:
 
 def routing(ranks: int) -> Tier:
     """Every way of routing in every engine: the same tokens to the same experts, and the same losses."""
-    plans: dict[str, dict[str, Mapping[str, Any]]] = {
-        "torch/mixtral": {f"ep{ranks}-zero1": {"ep": ranks, "sharding": "zero1"}},
-        "megatron/mixtral": {f"ep{ranks}-zero1": {"ep": ranks, **GATHERED}},
-        "deepspeed/mixtral": {f"ep{ranks}-zero1": {"ep": ranks, "sharding": "zero1"}},
-    }
+    plans = dict.fromkeys(("torch", "megatron", "deepspeed"), f"ep{ranks}-zero1")
+    plans["megatron"] += "+grad_param"
     if ranks == 4:
-        plans["torch/mixtral"] |= {"ep2-tp2": {"ep": 2, "tp": 2}, "ep2-pp2": {"ep": 2, "pp": 2}}
-        plans["megatron/mixtral"] |= {
-            "ep2-tp2-etp1": {"ep": 2, "tp": 2, "etp": 1},
-            "ep2-pp2": {"ep": 2, "pp": 2},
-            "ep4-full": {"ep": 4, "recompute": "full", **GATHERED},
-        }
-        plans["deepspeed/mixtral"] |= {
-            "ep2-tp2-etp1": {"ep": 2, "tp": 2, "etp": 1},
-            "ep2-pp2-zero1": {"ep": 2, "pp": 2, "sharding": "zero1"},
-        }
+        plans["torch"] += " ep2-tp2 ep2-pp2"
+        plans["megatron"] += " ep2-tp2-etp1 ep2-pp2 ep4-full+zero1+grad_param"
+        plans["deepspeed"] += " ep2-tp2-etp1 ep2-pp2-zero1"
     return {
-        of: {f"{how}-{name}": {**axes, "routing": how} for how in ROUTINGS for name, axes in named.items()}
-        for of, named in plans.items()
+        f"{engine}/mixtral": {
+            f"{how}-{name}": {**axes, "routing": how} for how in ROUTINGS for name, axes in named(names, ranks).items()
+        }
+        for engine, names in plans.items()
     }
 
 
@@ -203,17 +195,19 @@ def axes_of(name: str, ranks: int) -> dict[str, Any]:
     return axes
 
 
+def named(names: str, ranks: int) -> dict[str, dict[str, Any]]:
+    """Reads the axes of several cases by their names, without what a plus adds to these."""
+    return {name.partition("+")[0]: axes_of(name, ranks) for name in names.split()}
+
+
 def cases(ranks: int) -> list[Case]:
     """The cases of a number of GPUs, in order of importance."""
     found = []
-    listed = (
-        {of: {name.partition("+")[0]: axes_of(name, ranks) for name in names.split()} for of, names in tier.items()}
-        for tier in TIERS[ranks]
-    )
+    listed = ({of: named(names, ranks) for of, names in tier.items()} for tier in TIERS[ranks])
     for tier in (*listed, speed(ranks), once(ranks), routing(ranks)):
-        for of, named in tier.items():
+        for of, plans in tier.items():
             engine, model = of.split("/")
-            for name, chosen in named.items():
+            for name, chosen in plans.items():
                 axes = dict(chosen)
                 mode, batch, how = axes.pop("mode", "pretrain"), axes.pop("batch", 16), axes.pop("routing", "")
                 reference = REFERENCES[ranks][model] if (mode, batch) == ("pretrain", 16) else None

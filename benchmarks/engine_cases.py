@@ -36,7 +36,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from engine_case_list import ROUTINGS, TIERS, Case, cases
-from harness import header
+from harness import header, versions
 
 from wattune.analysis.metrics.exposed_comm import parts
 from wattune.analysis.metrics.utilization import expert_imbalance_frac
@@ -453,19 +453,12 @@ def main() -> int:
 
 def result(where: Where, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns a run as plain data, with the versions it ran on."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    versions = {}
-    for name in ("torch", "megatron-core", "deepspeed"):
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = ""
+    names = ("torch", "megatron-core", "deepspeed")
     return {
         "ranks": where.ranks,
         "device": where.kind,
         "python": sys.version.split()[0],
-        **versions,
+        **(dict.fromkeys(names, "") | versions(names)),
         "cases": rows,
         "ratios": ratios(rows),
     }

@@ -21,7 +21,9 @@ import inspect
 import json
 import os
 import platform
+import resource
 import sys
+import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -126,6 +128,22 @@ def turns(a: Callable[[], float], b: Callable[[], float], count: int) -> tuple[l
     return found
 
 
+def timed(action: Callable[[], Any], runs: int = 3) -> tuple[float, float, Any]:
+    """Returns the least wall and processor seconds of some runs, those of processes they start too, and the result."""
+
+    def cpu_s() -> float:
+        own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+    walls, processor, result = [], [], None
+    for _ in range(runs):
+        wall_s, before_s = time.perf_counter(), cpu_s()
+        result = action()
+        walls.append(time.perf_counter() - wall_s)
+        processor.append(cpu_s() - before_s)
+    return min(walls), min(processor), result
+
+
 def conditions() -> str:
     """Says when, on what, and by which versions something was measured."""
     said = [f"{datetime.now(UTC):%Y-%m-%d}", f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}"]
@@ -133,7 +151,7 @@ def conditions() -> str:
     if torch is not None and torch.cuda.is_available():
         driver = Path("/proc/driver/nvidia/version").read_text().split("\n")[0].split("Module")[-1].split()[0]
         said.append(f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}, driver {driver}")
-    return ", ".join([*said, f"Python {platform.python_version()}", *_versions(VERSIONS)])
+    return ", ".join([*said, f"Python {platform.python_version()}", *map(" ".join, versions(VERSIONS).items())])
 
 
 def header(claim: str, bar: str) -> None:
@@ -202,11 +220,12 @@ def _shown(cell: object) -> str:
     return "" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell)
 
 
-def _versions(names: Iterable[str]) -> list[str]:
-    found = []
+def versions(names: Iterable[str]) -> dict[str, str]:
+    """Returns the versions of those packages that are installed."""
+    found = {}
     for name in names:
         try:
-            found.append(f"{name} {version(name)}")
+            found[name] = version(name)
         except PackageNotFoundError:
             continue
     return found

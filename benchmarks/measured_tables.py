@@ -104,10 +104,6 @@ def fitted_to(rest: Sequence[MeasuredTrial], studies: Sequence[str], device: str
 def held_out_estimates(table: Path, specs: tuple[TrialSpec, ...]) -> dict[str, dict[str, float]]:
     """Predicts a table's trials with coefficients fitted, as `wattune fit` does, to the other tables beside it.
 
-    Args:
-        table: The table, of H200 trials.
-        specs: Its specifications.
-
     Returns:
         For each trial id, columns `estimated_METRIC` and `estimated_METRIC_log_std`.
 
@@ -122,8 +118,6 @@ def held_out_estimates(table: Path, specs: tuple[TrialSpec, ...]) -> dict[str, d
     found = estimate(specs, lambda _device: fitted)
     rows: dict[str, dict[str, Any]] = {spec.trial_id: {} for spec in specs}
     for name, column in found.columns.items():
-        log_std = column.log_std
-        for number, spec in enumerate(specs):
-            rows[spec.trial_id][f"estimated_{name}"] = float(column.value[number])
-            rows[spec.trial_id][f"estimated_{name}_log_std"] = float(log_std[number])
+        for spec, value, log_std in zip(specs, column.value, column.log_std, strict=True):
+            rows[spec.trial_id] |= {f"estimated_{name}": float(value), f"estimated_{name}_log_std": float(log_std)}
     return rows

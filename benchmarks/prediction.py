@@ -21,9 +21,8 @@ from harness import Found, Rows, benchmark
 from measured_tables import fitted_to, ordered, trials
 from step_time_baselines import at_rate, calculon_s, model_flop, roofline_s
 
-from wattune.catalog.hardware import DeviceSpec
 from wattune.cost.defaults import default_coefficients
-from wattune.cost.estimate import Coefficients, estimate
+from wattune.cost.estimate import estimate
 from wattune.fitting.device import MeasuredTrial
 from wattune.objective import parse_objective
 from wattune.search.forecast import forecast
@@ -137,7 +136,7 @@ def speed(num_nodes: int) -> str:
     begun_s = time.process_time()
     candidates = prune(space)
     enumerated_s = time.process_time() - begun_s
-    found = forecast(candidates, parse_objective("maximize tokens_per_s"), [], default_of)
+    found = forecast(candidates, parse_objective("maximize tokens_per_s"), [], default_coefficients)
     total_s = time.process_time() - begun_s
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     number = space.num_combinations
@@ -146,11 +145,6 @@ def speed(num_nodes: int) -> str:
         f"{number / total_s:,.0f} a second on one core (rules alone {number / enumerated_s:,.0f}, estimates "
         f"{len(candidates.kept) / (total_s - enumerated_s):,.0f} kept ones a second), peak {peak_bytes / 1e9:.2f} GB."
     )
-
-
-def default_of(device: DeviceSpec) -> Coefficients:
-    """Finds coefficients as a plan without a fit does."""
-    return default_coefficients(device)
 
 
 def write(path: Path, groups: dict[str, tuple[Sequence[MeasuredTrial], Sequence[Predicted]]]) -> None:

@@ -52,18 +52,11 @@ DATASHEET_DEVICES = {
 """Devices that published rows name and the catalog lacks, for this benchmark only."""
 
 _GPUS = {
-    "H100-SXM-80GB": "h100_sxm",
-    "H100": "h100_sxm",
-    "H100-80GB-700W": "h100_sxm",
-    "h100_80gb": "h100_sxm",
-    "A100-80GB": "a100_sxm_80gb",
-    "a100_80gb": "a100_sxm_80gb",
+    **dict.fromkeys(("H100-SXM-80GB", "H100", "H100-80GB-700W", "h100_80gb"), "h100_sxm"),
+    **dict.fromkeys(("A100-80GB", "a100_80gb"), "a100_sxm_80gb"),
     "a100_40gb": "a100_sxm_40gb",
-    "B200": "b200_sxm",
-    "GB200": "gb200",
-    "B300": "b300_sxm",
-    "GB300": "gb300",
-    "MI325X": "mi325x",
+    **{name: f"{name.lower()}_sxm" for name in ("B200", "B300")},
+    **{name: name.lower() for name in ("GB200", "GB300", "MI325X")},
 }
 _NVL72 = ("gb200", "gb300")
 

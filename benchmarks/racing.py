@@ -17,8 +17,8 @@ import math
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 from harness import Found, Rows, benchmark
@@ -72,19 +72,11 @@ CASES: Final = (
 )
 
 
-@dataclass(frozen=True)
-class Row:
-    """Counts for one kind of study and one way to give repeats."""
+COLUMNS: Final = ("case", "way", "num_studies", "told_frac", "named_frac", "num_repeats_mean", "num_repeats_median")
+"""Of a row, for one kind of study and one way to give repeats: `told_frac` is the share of the studies in which the
+best was told apart, `named_frac` the share of those in which it was the true one."""
 
-    case: str
-    way: str
-    num_studies: int
-    told_frac: float
-    """Share of the studies in which the best was told apart."""
-    named_frac: float
-    """Share of those in which it was the true one."""
-    num_repeats_mean: float
-    num_repeats_median: float
+Row = dict[str, Any]
 
 
 class Study:
@@ -195,28 +187,23 @@ def count(case: Case, name: str, num_studies: int, seed: int, most_repeats: int)
         ends.append(follow(study, WAYS[name], most_repeats))
     repeats = np.array([end[0] for end in ends], np.float64)
     stopped = [end for end in ends if end[1]]
-    return Row(
-        case=case.name,
-        way=name,
-        num_studies=num_studies,
-        told_frac=len(stopped) / num_studies,
-        named_frac=sum(end[2] for end in stopped) / len(stopped) if stopped else math.nan,
-        num_repeats_mean=float(repeats.mean()),
-        num_repeats_median=float(np.median(repeats)),
-    )
+    named_frac = sum(end[2] for end in stopped) / len(stopped) if stopped else math.nan
+    middle = float(repeats.mean()), float(np.median(repeats))
+    row = (case.name, name, num_studies, len(stopped) / num_studies, named_frac, *middle)
+    return dict(zip(COLUMNS, row, strict=True))
 
 
 def falls_short(rows: list[Row]) -> list[str]:
     """Names the kinds of studies in which the race misses its limits by more than chance."""
     found = []
-    for case in dict.fromkeys(row.case for row in rows):
-        of = {row.way: row for row in rows if row.case == case}
+    for case in dict.fromkeys(row["case"] for row in rows):
+        of = {row["way"]: row for row in rows if row["case"] == case}
         raced, turns = of["race"], of["all in turn"]
-        num_told = raced.told_frac * raced.num_studies
+        num_told = raced["told_frac"] * raced["num_studies"]
         room = SURE * math.sqrt(UNTIL * (1.0 - UNTIL) / num_told) if num_told else 1.0
-        if raced.named_frac < LEAST_NAMED_FRAC - room:
-            found.append(f"{case}: names the best in {raced.named_frac:.3f} of the studies it decides")
-        if raced.num_repeats_mean > turns.num_repeats_mean:
+        if raced["named_frac"] < LEAST_NAMED_FRAC - room:
+            found.append(f"{case}: names the best in {raced['named_frac']:.3f} of the studies it decides")
+        if raced["num_repeats_mean"] > turns["num_repeats_mean"]:
             found.append(f"{case}: needs more repeats than all in turn")
     return found
 
@@ -235,9 +222,9 @@ def _options(parser: ArgumentParser) -> None:
 def main(given: Namespace) -> Found:
     """Counts for every kind of study and way to give repeats."""
     found = [count(case, way, given.studies, given.seed, given.repeats) for case in CASES for way in WAYS]
-    rows = Rows(*(one.name for one in fields(Row)))
+    rows = Rows(*COLUMNS)
     for row in found:
-        rows.add(*asdict(row).values())
+        rows.add(*row.values())
     return Found(rows, missed=falls_short(found))
 
 

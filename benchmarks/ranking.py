@@ -10,7 +10,6 @@ the same study read run by run through MLflow's own search, a tenth of it, multi
 import json
 import os
 import random
-import resource
 import sqlite3
 import subprocess
 import sys
@@ -18,13 +17,13 @@ import tempfile
 import time
 import uuid
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
-from harness import Found, Rows, benchmark
+from harness import Found, Rows, benchmark, timed
 
 from wattune import api
 from wattune.catalog.hardware import ClusterSpec
@@ -167,22 +166,6 @@ def run_by_run(uri: str, name: str, most: int) -> float:
     return time.perf_counter() - start_s
 
 
-def timed(action: Callable[[], Any], runs: int = RUNS) -> tuple[float, float]:
-    """The least wall and processor seconds of some runs, of processes that they start too."""
-
-    def cpu_s() -> float:
-        own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
-
-    walls, processor = [], []
-    for _ in range(runs):
-        wall_s, before_s = time.perf_counter(), cpu_s()
-        action()
-        walls.append(time.perf_counter() - wall_s)
-        processor.append(cpu_s() - before_s)
-    return min(walls), min(processor)
-
-
 @benchmark(
     claim=f"{NUM_TRIALS:,} trials are ranked from a study folder in {TARGETS_S['folder']:g} s, from MLflow in "
     f"{TARGETS_S['mlflow']:g} s.",
@@ -204,7 +187,7 @@ def main(_: Namespace) -> Found:
             done = [*command[:4], study, *command[5:], *more]
             subprocess.run(done, env=environment, check=study != "none", capture_output=True)
 
-        timings: dict[str, tuple[float, float]] = {
+        timings: dict[str, tuple[float, float, Any]] = {
             "rank, from the study folder": timed(lambda: api.rank(study)),
             "of it: reading the folder": timed(study.results),
             "rank, from MLflow (sqlite)": timed(lambda: api.rank(study.name, tracking_uri=uri)),
@@ -216,8 +199,8 @@ def main(_: Namespace) -> Found:
         }
         peer_s = 10 * run_by_run(uri, study.name, NUM_TRIALS // 10)
     rows = Rows("what", "wall_s", "processor_s")
-    for name, times_s in timings.items():
-        rows.add(name, *times_s)
+    for name, (wall_s, cpu_s, _) in timings.items():
+        rows.add(name, wall_s, cpu_s)
     rows.add("peer: MLflow's search, run by run (a tenth, times 10)", peer_s, None)
     walls_s = {place: timings[f"rank, from {at}"][0] for place, at in PLACES.items()}
     many = f"{NUM_TRIALS:,} runs, {len(ranking.trials):,} trials, {len(METRICS)} metrics each"

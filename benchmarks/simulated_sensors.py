@@ -11,7 +11,7 @@ import json
 import math
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from harness import Found, Rows, benchmark
 
 from wattune.catalog.hardware import ClusterSpec, device
-from wattune.catalog.models import ModelSpec
+from wattune.catalog.models import model
 from wattune.plans.axes import Plan
 from wattune.simulation.activity import DeviceActivity, Part, node_activities
 from wattune.simulation.device_model import KINDS, device_model
@@ -40,16 +40,8 @@ HELD_OUT: Final = "tp2pp2"
 SEED: Final = 0
 MOST_OFF: Final = {"mean_w": 0.05, "peak_1s_w": 0.05, "rise_c": 0.10}
 
-DENSE: Final = ModelSpec(
-    name="dense",
-    num_layers=8,
-    hidden_size=4096,
-    ffn_hidden_size=14336,
-    num_heads=32,
-    num_kv_heads=8,
-    vocab_size=32000,
-    source="manifests of the recordings",
-)
+DENSE: Final = replace(model("llama3_8b"), name="dense", num_layers=8, vocab_size=32000)
+"""By the manifests of the recordings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,8 @@ nothing repeats that would not. Peers in the same run: the same rows as CSV, and
 
 import itertools
 import tempfile
-import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
-from harness import Found, Rows, benchmark
+from harness import Found, Rows, benchmark, timed
 
 from wattune.analysis.run_data import RunData
 from wattune.analysis.summary import Summary, summarize
@@ -176,16 +175,6 @@ def csv_bytes(path: Path, table: pa.Table) -> int:
     return path.stat().st_size
 
 
-def timed(work: Callable[[], Any], times: int = 3) -> tuple[float, Any]:
-    """The shortest of some runs, in seconds, and what it gave."""
-    shortest_s, result = float("inf"), None
-    for _ in range(times):
-        start_s = time.perf_counter()
-        result = work()
-        shortest_s = min(shortest_s, time.perf_counter() - start_s)
-    return shortest_s, result
-
-
 def summarise(folder: MeasuredFolder) -> Summary:
     """Does what `wattune analyze` does with a recording of an hour."""
     window = WALL_NS + s_to_ns(2), WALL_NS + s_to_ns(HOUR_S - 2)
@@ -203,14 +192,14 @@ def main(_: Namespace) -> Found:
         segment = recording(SEGMENT_S)
         per_hour = HOUR_S / SEGMENT_S / 1e6
         stream = {tier: size * per_hour for tier, size in stream_bytes(root, segment).items()}
-        read_s, (back, notes) = timed(lambda: read_tables(root), 1)
+        read_s, _, (back, notes) = timed(lambda: read_tables(root), 1)
         assert notes == [] and all(spelled_out(back[tier]) == spelled_out(segment[tier]) for tier in segment), notes
         plain = {tier: plain_stream_bytes(root / "plain", table) * per_hour for tier, table in segment.items()}
         csv = {tier: csv_bytes(root / "csv", table) * per_hour for tier, table in segment.items()}
         folder, hour = MeasuredFolder(root / "hour"), recording(HOUR_S)
-        write_s, _ = timed(lambda: folder.write_telemetry("node0", hour, {"node": "node0", "devices": {}}), 1)
+        write_s, *_ = timed(lambda: folder.write_telemetry("node0", hour, {"node": "node0", "devices": {}}), 1)
         parquet = {tier: (root / f"hour/telemetry/node0/{tier}.parquet").stat().st_size / 1e6 for tier in hour}
-        summary_s, summary = timed(lambda: summarise(folder))
+        summary_s, _, summary = timed(lambda: summarise(folder))
         assert summary.metrics["device_power_peak_20ms_w"] > 0
     kinds = {"stream": stream, "parquet": parquet, "uncompressed_arrow": plain, "csv": csv}
     rows = Rows("tier", "num_rows_an_hour", *(f"{kind}_mb" for kind in kinds))
