@@ -1,6 +1,5 @@
 """A whole study as a user runs it: real Ray, real workers, real files."""
 
-import contextlib
 import fcntl
 import json
 import os
@@ -14,7 +13,6 @@ import termios
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
@@ -72,30 +70,6 @@ def test_failures_are_statuses_and_the_study_goes_on(
     )
     assert from_mlflow.returncode == 0, from_mlflow.stderr
     assert len(json.loads(from_mlflow.stdout)["failed"]) == 2
-
-
-@pytest.mark.slow
-def test_a_killed_worker_and_a_trial_without_end(start_wattune, write_two_trials, results, storage: Path) -> None:
-    space = write_two_trials("killed", min_seconds=24.9, timeout_s=25)
-    running = start_wattune("run", space)
-    running.says(r"^\[0/2\].* measure [1-9]")
-    _worker(running.process.pid).kill()
-    assert running.ends(300) == 3, running.text  # both failed: nothing is feasible
-    found = [(one["status"], one["reason"]) for one in results(storage / "killed").values()]
-    assert [status for status, _ in found] == ["timed_out", "timed_out"], found
-    assert all("timeout_s = 25" in reason for _, reason in found)
-    (attempt,) = (storage / "killed").glob("trials/*/attempts/1/run.json")
-    assert json.loads(attempt.read_text())["status"] == "infra_failed"  # not the plan's fault, so it was tried again
-    assert "Traceback" not in running.text
-
-
-def _worker(driver_pid: int) -> psutil.Process:
-    """A Ray Train worker of the trial that runs."""
-    for process in psutil.Process(driver_pid).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if "RayTrainWorker" in process.name() or "RayTrainWorker" in " ".join(process.cmdline()):
-                return process
-    raise AssertionError("no worker runs")
 
 
 def test_an_unknown_cluster_is_one_clear_line(wattune, write_space) -> None:

@@ -9,6 +9,7 @@ from wattune.plans.axes import Plan
 from wattune.run import Run, RunStatus
 from wattune.schema import SPANS
 from wattune.storage.study import StudyFolder, TrialFolder
+from wattune.trial import TrialSpec
 
 DOCUMENT = {"study": "mine", "objective": "maximize tokens_per_s", "constraints": []}
 SPEC = trial_spec(on="1x2 h200_sxm", seq_len=64, batch=4, plan=Plan(tp=2))
@@ -27,15 +28,19 @@ def result_of(status: RunStatus = RunStatus.COMPLETED, repeat: int = 0, tokens_p
     )
 
 
-def measured(study: StudyFolder, result: Run) -> TrialFolder:
-    """A trial of the study as its run leaves it, and a file that a crash left."""
-    folder = study.trial(result.trial_id, result.repeat)
-    folder.write_spec(SPEC)
+def write_trial(folder: TrialFolder, spec: TrialSpec, result: Run) -> TrialFolder:
+    """Writes a trial as its run leaves it, and a file that a crash left."""
+    folder.write_spec(spec)
     folder.write_spans(SPANS.empty_table())
     folder.write_telemetry("node0", {"slow": pa.table({"device": ["gpu0"], "energy_j": [1.0]})}, {"closed": True})
     folder.write_result(result)
     (folder.path / ".run.json.17").write_text("left by a crash")
     return folder
+
+
+def measured(study: StudyFolder, result: Run) -> TrialFolder:
+    """A trial of the study, as files."""
+    return write_trial(study.trial(result.trial_id, result.repeat), SPEC, result)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

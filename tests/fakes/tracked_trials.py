@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-import pyarrow as pa
 from specs import trial_spec
+from study_files import write_trial
 
 from wattune.run import Run, RunStatus
-from wattune.schema import SPANS
 from wattune.storage.study import TrialFolder
 from wattune.tracking.tracker import Tracker
 from wattune.trial import TrialSpec
@@ -37,13 +36,7 @@ def result_of(spec: TrialSpec, status: RunStatus = RunStatus.COMPLETED, repeat: 
 
 
 def folder_of(path: Path, spec: TrialSpec, result: Run) -> Path:
-    folder = TrialFolder(path / f"{result.trial_id}-{result.repeat}")
-    folder.write_spec(spec)
-    folder.write_spans(SPANS.empty_table())
-    folder.write_telemetry("node0", {"slow": pa.table({"device": ["gpu0"], "energy_j": [1.0]})}, {"closed": True})
-    folder.write_result(result)
-    (folder.path / ".spec.json.17").write_text("left by a crash")
-    return folder.path
+    return write_trial(TrialFolder(path / f"{result.trial_id}-{result.repeat}"), spec, result).path
 
 
 def runs_of(client, tracker: Tracker, *, trials: bool = True) -> list:
