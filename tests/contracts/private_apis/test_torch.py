@@ -176,11 +176,17 @@ def test_param_groups() -> None:
     assert "_fused_adamw_" in called
 
 
-@pytest.mark.private_api("torch FSDP2-wrapped module")
-def test_module() -> None:
-    assert 'f"FSDP2-wrapped module ({cls}) returned a view tensor' in source(
-        "torch.distributed.fsdp._fully_shard._fsdp_state"
-    )
+@pytest.mark.private_api("torch.ops._c10d_functional")
+def test_functional_collectives() -> None:
+    with group_of_one():
+        ops, group = load("torch").ops._c10d_functional, load("torch.distributed").group.WORLD.group_name
+        ones = load("torch").ones(2)
+        made = (
+            ops.all_gather_into_tensor(ones, 1, group),
+            ops.reduce_scatter_tensor(ones, "sum", 1, group),
+            ops.all_reduce(ones, "max", group),
+        )
+        assert all(ops.wait_tensor(each).tolist() == [1.0, 1.0] for each in made)
 
 
 @pytest.mark.private_api("torchao TORCHAO_FORCE_SKIP_LOADING_SO_FILES")

@@ -1,9 +1,10 @@
 """A decoder transformer from a `ModelSpec`, in parts that pipeline stages can hold.
 
-The parts know nothing of ranks: tensor parallel rewrites their linear layers from outside (`torch_parallel`), and
-only the shapes they see differ. Activations between layers are [batch, sequence, hidden].
+Tensor parallel cuts their weights from outside (`wattune.engines.torch.parallel`); the parts join and cut activations
+where their `ranks` say so, which alone do nothing. Activations between layers are [batch, sequence, hidden].
 """
 
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -12,8 +13,6 @@ from typing import Final, cast
 import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.utils.checkpoint import checkpoint
 
 from wattune.catalog.models import ModelSpec
@@ -21,6 +20,7 @@ from wattune.engines.model.compiler import EAGER, Compiler
 from wattune.engines.model.experts import ExpertShard, MixtureOfExperts
 from wattune.engines.model.offload import Offload
 from wattune.engines.model.routing import LayerRouting, Routes
+from wattune.engines.model.tensor_ranks import ALONE, TensorRanks
 
 DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 """torch's types by a plan's `dtype`."""
@@ -58,14 +58,23 @@ class Embedding(nn.Module):
         self.tokens = nn.Embedding(model.vocab_size, model.hidden_size)
         learned = model.positions == "learned"
         self.positions = nn.Embedding(model.max_positions, model.hidden_size) if learned else None
+        self.ranks = ALONE
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Embeds int64 [batch, sequence]."""
-        x: Tensor = self.tokens(tokens)
+        x = self._rows(self.tokens, tokens)
         if self.positions is not None:
-            x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0))
-        # Tensor parallel gives a result still under way, through which a compiled layer sends no gradient.
-        return x if type(x) is Tensor else x.clone()
+            x = x + self._rows(self.positions, torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0))
+        return self.ranks.scatter(x)
+
+    def _rows(self, table: nn.Embedding, numbers: Tensor) -> Tensor:
+        """Rows of a table by number; zeros for those that another rank holds."""
+        if self.ranks.size == 1:
+            return cast(Tensor, table(numbers))
+        places = numbers - self.ranks.rank * math.ceil(table.num_embeddings / self.ranks.size)
+        held = (places >= 0) & (places < table.weight.shape[0])
+        rows = F.embedding(torch.where(held, places, 0), table.weight)
+        return torch.where(held.unsqueeze(-1), rows, 0.0)
 
 
 class Attention(nn.Module):
@@ -87,9 +96,11 @@ class Attention(nn.Module):
         self.is_grouped = model.num_kv_heads != model.num_heads
         self.rotation = rotation
         self.recompute = recompute
+        self.ranks = ALONE
 
     def forward(self, x: Tensor) -> Tensor:
         """Attends within each sequence."""
+        x = self.ranks.gather(x)
         q, k, v = self.q(x), self.k(x), self.v(x)
         mixed = _again(self._attend, q, k, v) if self.recompute else self._attend(q, k, v)
         return cast(Tensor, self.o(mixed))
@@ -112,9 +123,11 @@ class FeedForward(nn.Module):
         self.gate = nn.Linear(hidden, inner, bias=model.bias) if model.activation == "swiglu" else None
         self.up = nn.Linear(hidden, inner, bias=model.bias)
         self.down = nn.Linear(inner, hidden, bias=model.bias)
+        self.ranks = ALONE
 
     def forward(self, x: Tensor) -> Tensor:
         """Token by token."""
+        x = self.ranks.gather(x)
         up = self.up(x)
         return cast(Tensor, self.down(F.gelu(up) if self.gate is None else F.silu(self.gate(x)) * up))
 
@@ -175,8 +188,8 @@ class Head(nn.Module):
         self.compiler = EAGER
         self.last_only = False
         """Set where only the last position of a sequence is asked for, as after a prompt."""
-        self.first_token = 0
-        """First token of the piece of the vocabulary whose logits this rank computes."""
+        self.ranks = ALONE
+        """Those that hold the pieces of the vocabulary whose logits they compute."""
         self.vocab_size = model.vocab_size
         """Tokens there are. Logits behind the last one are padding and count in no loss."""
 
@@ -188,16 +201,16 @@ class Head(nn.Module):
         return self.compiler.run(Head.last_loss if self.last_only else Head.loss, self, x, targets)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Logits [batch, sequence, vocabulary]."""
-        return cast(Tensor, self.output(self.norm(x)))
+        """Logits [batch, sequence, vocabulary], of this rank's piece of the vocabulary."""
+        return cast(Tensor, self.output(self.ranks.gather(self.norm(x))))
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy summed over all tokens; one graph, so that logits are read once and never stored in fp32."""
-        return summed_loss(self.logits(x), targets, self.first_token, self.vocab_size)
+        return summed_loss(self.logits(x), targets, self.ranks, self.vocab_size)
 
     def last_loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy of the token after each sequence, summed over sequences."""
-        return summed_loss(self.logits(x[:, -1:])[:, -1], targets[:, -1], self.first_token, self.vocab_size)
+        return summed_loss(self.logits(x[:, -1:])[:, -1], targets[:, -1], self.ranks, self.vocab_size)
 
 
 class Decoder(nn.Module):
@@ -246,34 +259,28 @@ class Decoder(nn.Module):
                 part.compiler = compiler
 
 
-def summed_loss(logits: Tensor, targets: Tensor, first_token: int = 0, vocab_size: int | None = None) -> Tensor:
+def summed_loss(logits: Tensor, targets: Tensor, ranks: TensorRanks = ALONE, vocab_size: int | None = None) -> Tensor:
     """Computes the cross-entropy in fp32, summed over all tokens, alike on every tensor parallel rank.
 
     Shoeybi et al. 2019 (arXiv 1909.08053), section 3: ranks exchange three numbers a token, and no logits. Logits are
-    [..., vocabulary], a DTensor where tensor parallel cuts them by the vocabulary, and targets int64 [...].
-    `first_token` is that of this rank's first logit; a DTensor's logits behind `vocab_size` are padding.
+    [..., vocabulary], where `ranks` hold equal pieces of the vocabulary, and targets int64 [...]. Logits behind
+    `vocab_size` are padding; with None there is none.
     """
-    if not isinstance(logits, DTensor):
-        return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), reduction="sum")
-    mesh, mine = logits.device_mesh, logits.to_local().flatten(0, -2).float()
+    mine = logits.flatten(0, -2).float()
+    if ranks.size == 1:
+        return F.cross_entropy(mine, targets.flatten(), reduction="sum")
+    first_token = ranks.rank * mine.shape[-1]
     if vocab_size is not None and first_token + mine.shape[-1] > vocab_size:
         # The lowest number, not -inf: of a rank with nothing but padding the largest logit is taken away from itself.
         tokens = first_token + torch.arange(mine.shape[-1], device=mine.device)
         mine = torch.where(tokens < vocab_size, mine, torch.finfo(mine.dtype).min)
     places = targets.flatten() - first_token
     held = (places >= 0) & (places < mine.shape[-1])
-    largest = _over_ranks(mine.detach().amax(-1), mesh, "max")
-    shifted = mine - largest.unsqueeze(-1)
+    shifted = mine - ranks.largest(mine.amax(-1)).unsqueeze(-1)
     chosen = shifted.gather(-1, torch.where(held, places, 0).unsqueeze(-1)).squeeze(-1)
-    total, of_target = _over_ranks(torch.stack([shifted.exp().sum(-1), torch.where(held, chosen, 0.0)]), mesh, "sum")
+    total, of_target = ranks.sum(torch.stack([shifted.exp().sum(-1), torch.where(held, chosen, 0.0)]))
     loss: Tensor = (total.log() - of_target).sum()
     return loss
-
-
-def _over_ranks(addends: Tensor, mesh: DeviceMesh, operation: str) -> Tensor:
-    """Reduces over the ranks of a mesh; the gradient of a sum is that of every addend."""
-    partial = DTensor.from_local(addends, mesh, [Partial(operation)], run_check=False)
-    return partial.redistribute(placements=[Replicate()]).to_local()
 
 
 def _norm(model: ModelSpec) -> nn.Module:

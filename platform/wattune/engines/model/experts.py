@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from wattune.catalog.models import ModelSpec
 from wattune.engines.model.routing import LayerRouting
+from wattune.engines.model.tensor_ranks import ALONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class ExpertShard:
 
 
 class Experts(nn.Module):
-    """The feed-forward blocks of the experts one rank holds, stacked; plain tensors that are slices, not DTensors."""
+    """The feed-forward blocks of the experts one rank holds, stacked."""
 
     SHARD_DIMS: ClassVar = {"gate": 0, "gate_bias": 0, "up": 0, "up_bias": 0, "down": 1, "down_bias": 0}
     """Dimension of one expert's full parameter that tensor parallel cuts."""
@@ -98,25 +98,19 @@ class MixtureOfExperts(nn.Module):
         self.shard = shard
         self.router = nn.Linear(model.hidden_size, model.num_experts, bias=False)
         self.experts = Experts(model, shard)
+        self.ranks = ALONE
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mixes [batch, sequence, H]; under tensor parallel a DTensor cut along the sequence, and so the result."""
-        if not isinstance(x, DTensor):
-            return self._mix(x, self.router.weight)
-        # Every tensor-parallel rank routes all tokens and computes a slice of each expert: gradients of tokens and
-        # router are then addends too, which only the caller of to_local can know.
-        weight = self.router.weight
-        assert isinstance(weight, DTensor)
-        tokens = x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
-        mixed = self._mix(tokens, weight.to_local(grad_placements=[Partial()]))
-        mesh = x.device_mesh
-        return (
-            DTensor.from_local(mixed, mesh, [Partial()], run_check=False).redistribute(placements=[Shard(1)]).to_local()
-        )
+        """Mixes [batch, sequence, H]; under tensor parallel it takes and gives a piece of the sequence.
 
-    def _mix(self, x: Tensor, router_weight: Tensor) -> Tensor:
+        Every tensor parallel rank routes all tokens and computes a slice of each expert. Its results are addends, and
+        so are its gradients of tokens and router.
+        """
+        return self.ranks.scatter(self._mix(self.ranks.gather(x)))
+
+    def _mix(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, 1)
-        routed = self.routing(F.linear(tokens, router_weight))
+        routed = self.routing(self.router(tokens))
         gates = routed.gates.flatten()
         order, counts = self._assign(routed.experts.flatten(), routed.counts)
         sources = order // self.num_per_token

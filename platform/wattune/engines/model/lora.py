@@ -1,9 +1,9 @@
 """Weights that are not trained: low-rank adapters beside frozen ones, and models that only run forward."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, PrepareModuleOutput, RowwiseParallel
-from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
 from wattune.engines.model.decoder import Decoder, Layer
 from wattune.workload import Lora
@@ -21,10 +21,13 @@ class AdaptedLinear(nn.Module):
         self.base = base
         self.lora_a = nn.Linear(base.in_features, rank, bias=False)
         self.lora_b = nn.Linear(rank, base.out_features, bias=False)
+        self.between: Callable[[Tensor], Tensor] | None = None
+        """Joins or sums what A gives over tensor parallel ranks, before B takes it."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Token by token."""
-        out: Tensor = self.base(x) + self.lora_b(self.lora_a(x))
+        thin = self.lora_a(x)
+        out: Tensor = self.base(x) + self.lora_b(thin if self.between is None else self.between(thin))
         return out
 
 
@@ -57,29 +60,3 @@ def lower_frozen(part: nn.Module, dtype: torch.dtype) -> None:
         for name, parameter in module.named_parameters(recurse=False):
             if not parameter.requires_grad and parameter.is_floating_point() and parameter.dtype != dtype:
                 setattr(module, name, nn.Parameter(parameter.to(dtype), requires_grad=False))
-
-
-def columns(module: nn.Module, name: str) -> dict[str, ParallelStyle]:
-    """Cuts a linear layer, given its name, by its outputs for tensor parallel; adapters by their rank and outputs."""
-    if not isinstance(module, AdaptedLinear):
-        return {name: ColwiseParallel()}
-    return {
-        f"{name}.base": ColwiseParallel(),
-        f"{name}.lora_a": ColwiseParallel(output_layouts=Replicate()),
-        f"{name}.lora_b": ColwiseParallel(),
-    }
-
-
-def rows(module: nn.Module, name: str) -> dict[str, ParallelStyle]:
-    """Cuts a linear layer by its inputs for tensor parallel, and its result along the sequence."""
-    if not isinstance(module, AdaptedLinear):
-        return {name: RowwiseParallel(output_layouts=Shard(1))}
-    # Both addends are sums over ranks: added first and reduced once. A result of the base alone, still under way when
-    # a recomputation ends early at the adapter, would be waited for by nobody and kept for good.
-    return {
-        f"{name}.base": RowwiseParallel(output_layouts=Partial(), use_local_output=False),
-        # Sums of thin results are scattered by the rank, so that B is cut by it too.
-        f"{name}.lora_a": RowwiseParallel(output_layouts=Shard(-1)),
-        f"{name}.lora_b": RowwiseParallel(input_layouts=Shard(-1), output_layouts=Partial(), use_local_output=False),
-        name: PrepareModuleOutput(output_layouts=Partial(), desired_output_layouts=Shard(1)),
-    }

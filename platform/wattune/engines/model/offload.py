@@ -28,22 +28,12 @@ LEAST_BYTES: Final = 1024
 class _Kept:
     """One saved tensor: on the device, in host memory, or both."""
 
-    __slots__ = ("__weakref__", "call", "device", "host", "wrapped")
+    __slots__ = ("__weakref__", "call", "device", "host")
 
-    def __init__(self, call: "_Call", source: Tensor, wrapped: DTensor | None) -> None:
+    def __init__(self, call: "_Call", source: Tensor) -> None:
         self.call = call
         self.device: Tensor | None = source
-        self.wrapped = None if wrapped is None else (wrapped.device_mesh, wrapped.placements, wrapped.shape)
         self.host = torch.empty_like(source, device="cpu", pin_memory=source.device.type != "cpu")
-
-    def whole(self, local: Tensor) -> Tensor:
-        """The tensor as it was saved."""
-        if self.wrapped is None:
-            return local
-        mesh, placements, shape = self.wrapped
-        stride = torch.empty(shape, device="meta").stride() if local.is_contiguous() else None
-        made: Tensor = DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
-        return made
 
 
 class _Call:
@@ -60,16 +50,15 @@ class _Call:
 
     def keep(self, tensor: Tensor) -> _Kept:
         """Starts the copy to host memory; views that are saved twice are copied once."""
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        place = (local.untyped_storage().data_ptr(), local.storage_offset(), local.shape, local.stride(), local.dtype)
-        key = (*place, type(tensor), getattr(tensor, "placements", None))
+        place = tensor.untyped_storage().data_ptr()
+        key = (place, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, type(tensor))
         if key not in self._same:
             # A copy keeps the strides of what has no gaps: compiled graphs rely on them.
-            dense = local if torch.ops.aten.is_non_overlapping_and_dense(local) else local.contiguous()
-            kept = _Kept(self, dense, tensor if isinstance(tensor, DTensor) else None)
+            dense = tensor if torch.ops.aten.is_non_overlapping_and_dense(tensor) else tensor.contiguous()
+            kept = _Kept(self, dense)
             with self._beside():
                 kept.host.copy_(dense, non_blocking=True)
-            self._same[key] = kept, local
+            self._same[key] = kept, tensor
             self._kept.append(weakref.ref(kept))
         return self._same[key][0]
 
@@ -114,7 +103,7 @@ class _Call:
         if previous is not None:
             previous.fetch()
         assert kept.device is not None
-        return kept.whole(kept.device)
+        return kept.device
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
@@ -156,7 +145,7 @@ class Offload:
 
         @torch.no_grad()
         def pack(tensor: Tensor) -> "Tensor | _Kept":
-            if not _is_plain(tensor) or tensor.nbytes < LEAST_BYTES or 0 in tensor.stride():
+            if type(tensor) not in (Tensor, nn.Parameter) or tensor.nbytes < LEAST_BYTES or 0 in tensor.stride():
                 return tensor
             place = _place(tensor)
             return tensor if place in self._constant or weights.lie_at(place) else call.keep(tensor)
@@ -189,17 +178,7 @@ class _Weights:
         return any(place == _place(each) for each in experts)
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    """Tells whether a tensor has memory of its own.
-
-    A collective's result that is still under way has none, alone or in a DTensor. Adapters under tensor parallel save
-    such: their thin results stay on the device.
-    """
-    local = tensor.to_local() if type(tensor) is DTensor else tensor
-    return type(local) in (Tensor, nn.Parameter)
-
-
 def _place(tensor: Tensor) -> int:
-    """The address of a tensor's memory, gradients being off."""
+    """The address of a tensor's memory, gradients being off; of a shard's, where a weight is not gathered yet."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local.untyped_storage().data_ptr()

@@ -1,37 +1,52 @@
 """Initial weights: a pure function of seed and full parameter name, so that every plan starts from the same model."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from wattune.catalog.models import ModelSpec
 from wattune.engines.model.experts import Experts
+from wattune.engines.model.tensor_ranks import TensorRanks
 from wattune.engines.model.tokens import stable_seed
 
 INIT_STD = 0.02
 """Standard deviation of initial weights: GPT-2's `initializer_range`, also Llama's and Mixtral's."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A cut of tensor parallel: the shape before it, and the dimension of which this rank holds a piece."""
+
+    shape: torch.Size
+    dim: int
+    ranks: TensorRanks
+
+
 @torch.no_grad()
-def initialise(part: nn.Module, name: str, model: ModelSpec, seed: int) -> None:
+def initialise(part: nn.Module, name: str, model: ModelSpec, seed: int, cuts: Mapping[str, Cut] | None = None) -> None:
     """Fills a part of a model: each weight is drawn whole and then cut as tensor parallel has cut it.
 
-    The part is an embedding, a layer or a head, allocated and not yet sharded over data-parallel ranks. Its name is its
-    place in the whole model, such as `layers.3`.
+    Args:
+        part: An embedding, a layer or a head, allocated and not yet sharded over data-parallel ranks.
+        name: Its place in the whole model, such as `layers.3`.
+        model: The whole model.
+        seed: Seed of the trial.
+        cuts: Of the parameters that are cut, by their names as the module has them; experts know their own.
     """
     for module_name, module in part.named_modules(prefix=name):
         for short_name, parameter in module.named_parameters(recurse=False):
-            full_name = f"{module_name}.{short_name}".replace(".base.", ".")  # as without adapters
+            own_name = f"{module_name}.{short_name}"
+            full_name = ".".join(each for each in own_name.split(".") if each != "base")  # as without adapters
             if model.tied_embeddings and full_name == "head.output.weight":
                 full_name = "embedding.tokens.weight"
             if isinstance(module, Experts):
                 _initialise_experts(module, short_name, parameter, full_name, seed)
-            elif isinstance(parameter, DTensor):
-                whole = _draw_padded(full_name, parameter.shape, model, seed, parameter.device)
-                cut = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
-                parameter.copy_(cut)
+            elif cuts is not None and (cut := cuts.get(own_name)) is not None:
+                whole = _draw_padded(full_name, cut.shape, model, seed, parameter.device)
+                parameter.copy_(cut.ranks.piece(whole, cut.dim))
             else:
                 parameter.copy_(draw(full_name, parameter.shape, seed, parameter.device))
 

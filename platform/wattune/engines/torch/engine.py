@@ -93,7 +93,7 @@ class _Running(Running):
             # Every tensor parallel rank routes all tokens, and their gradients are summed.
             scale = 1 / (workload.global_batch_size * plan.tp)
             self.routes = Routes(spec, seed, device, sequence_loss_scale=scale)
-        decoders = _decoders(spec, meshes, device, seed, stage_layers(spec.model, plan)[here.pp], self.routes)
+        decoders, whole = _decoders(spec, meshes, device, seed, stage_layers(spec.model, plan)[here.pp], self.routes)
         for decoder in decoders:
             decoder.compile_with(compiler)
         self._tied = _tied_over_stages(decoders, spec) if plan.pp > 1 and workload.mode == "pretrain" else None
@@ -119,7 +119,9 @@ class _Running(Running):
         self._pipeline = Pipeline(
             stages, plan, num_micro_batches=micro_batches, recorder=self.recorder, trains=self._trains
         )
-        self._optimizer = ShardedAdamW((p for decoder in decoders for p in decoder.parameters()), self._tied)
+        parameters = (each for decoder in decoders for each in decoder.parameters())
+        tensor_ranks = meshes.dense("tp").get_group()
+        self._optimizer = ShardedAdamW(parameters, self._tied, whole=whole, group=tensor_ranks)
         self._batches = Batches.of(spec, ranks, seed=seed, device=device)
         self._step = 0
         self._next = self._batches.at(0)
@@ -153,13 +155,13 @@ class _Running(Running):
 
 def _decoders(
     spec: TrialSpec, meshes: Meshes, device: torch.device, seed: int, chunks: list[range], routes: Routes | None
-) -> list[Decoder]:
-    """This rank's parts of the model, initialised and sharded."""
+) -> tuple[list[Decoder], list[nn.Parameter]]:
+    """This rank's parts of the model, initialised and sharded, and the parameters tensor parallel leaves whole."""
     model, plan = spec.model, spec.plan
     rotation = None
     if model.positions == "rope":
         rotation = Rotation.table(model, spec.workload.seq_len, device, DTYPES[plan.held_dtype])
-    decoders = []
+    decoders, whole = [], []
     for layers in chunks:
         with torch.device("meta"):
             decoder = Decoder(
@@ -174,11 +176,11 @@ def _decoders(
                 adapt(decoder, spec.workload.lora)
         if decoder.head is not None:
             decoder.head.last_only = spec.workload.mode == "prefill"
-        materialise(decoder, spec, meshes, device, seed)
+        whole += materialise(decoder, spec, meshes, device, seed)
         if plan.offload == "activations":
             decoder.offload = Offload(device, () if rotation is None else (rotation.cos, rotation.sin))
         decoders.append(decoder)
-    return decoders
+    return decoders, whole
 
 
 def _tied_over_stages(decoders: list[Decoder], spec: TrialSpec) -> nn.Parameter | None:

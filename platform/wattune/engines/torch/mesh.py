@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from wattune.engines.model.experts import ExpertShard
+from wattune.engines.model.tensor_ranks import TensorRanks
 from wattune.plans.axes import Plan
 from wattune.plans.parallel import coordinates
 
@@ -62,6 +63,11 @@ class Meshes:
         """Dimensions `pp`, `replicate`, `shard`, `ep`, `tp` of the experts' mesh."""
         assert self._experts is not None
         return self._experts[tuple(dim + self._suffix for dim in dims)]
+
+    def tensor_ranks(self) -> TensorRanks:
+        """Returns the ranks that share this one's layers."""
+        tp = self.dense("tp")
+        return TensorRanks(size=tp.size(), rank=tp.get_local_rank(), group=tp.get_group().group_name)
 
     def expert_shard(self, plan: Plan) -> ExpertShard:
         """Returns the part of the experts that this rank holds."""

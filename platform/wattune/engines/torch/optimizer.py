@@ -20,29 +20,40 @@ class _Shard:
     piece: nn.Parameter
     replicas: int
     """Ranks that hold this same piece."""
+    is_summed: bool
+    """Tells that each tensor parallel rank has an addend of its gradient."""
 
 
 class ShardedAdamW:
     """AdamW works element by element, so each rank updates its pieces as plain tensors, fused into few kernels."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], tied: nn.Parameter | None = None) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        tied: nn.Parameter | None = None,
+        *,
+        whole: Iterable[nn.Parameter] = (),
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
         """Takes the sharded parameters of one rank.
 
         Args:
             parameters: Parameters of all model chunks of this rank; those that are trained are DTensors.
             tied: The one of them another pipeline stage holds too.
+            whole: Those of them that every tensor parallel rank holds, with an addend of their gradient.
+            group: The tensor parallel ranks.
         """
-        self._shards = []
-        for whole in parameters:
-            if not whole.requires_grad:
+        self._shards, self._group, summed = [], group, set(whole)
+        for each in parameters:
+            if not each.requires_grad:
                 continue
-            assert isinstance(whole, DTensor)
-            replicas = 2 if whole is tied else 1
-            for size, placement in zip(whole.device_mesh.shape, whole.placements, strict=True):
+            assert isinstance(each, DTensor)
+            replicas = (2 if each is tied else 1) * (dist.get_world_size(group) if each in summed else 1)
+            for size, placement in zip(each.device_mesh.shape, each.placements, strict=True):
                 replicas *= size if placement.is_replicate() else 1
-            piece = nn.Parameter(whole.to_local().detach())
+            piece = nn.Parameter(each.to_local().detach())
             if piece.numel() > 0:  # a dimension may be shorter than the ranks that share it
-                self._shards.append(_Shard(whole, piece, replicas))
+                self._shards.append(_Shard(each, piece, replicas, each in summed))
         self._adamw = None
         if self._shards:
             self._adamw = torch.optim.AdamW(
@@ -57,14 +68,19 @@ class ShardedAdamW:
     def reduce(self, loss: Tensor) -> tuple[Tensor, Tensor]:
         """Takes over the reduced gradients, and sums what each rank knows over all ranks, in one message.
 
+        Before that, tensor parallel ranks sum the gradients of what each of them holds whole, in one message too.
+
         `loss` is this rank's addend, an fp32 scalar. Returns the loss and the 2-norm of the gradient over all
         parameters, on the device, the same on every rank.
         """
-        by_replicas: dict[int, list[Tensor]] = defaultdict(list)
         for shard in self._shards:
             grad = shard.whole.grad
             assert isinstance(grad, DTensor), "gradients are reduced before the optimizer"
             shard.piece.grad = grad.to_local()
+        self._add_addends([shard.piece for shard in self._shards if shard.is_summed])
+        by_replicas: dict[int, list[Tensor]] = defaultdict(list)
+        for shard in self._shards:
+            assert shard.piece.grad is not None
             by_replicas[shard.replicas].append(shard.piece.grad)
         squares = [nn.utils.get_total_norm(grads) ** 2 / count for count, grads in by_replicas.items()]
         sums = torch.stack([loss, torch.stack(squares).sum() if squares else torch.zeros_like(loss)])
@@ -80,3 +96,13 @@ class ShardedAdamW:
         self._adamw.step()
         for shard in self._shards:
             shard.whole.grad = shard.piece.grad = None
+
+    def _add_addends(self, pieces: list[nn.Parameter]) -> None:
+        """Sums gradients over the tensor parallel ranks, which have the same pieces in the same order."""
+        addends = [piece.grad.flatten() for piece in pieces if piece.grad is not None]
+        if not addends:
+            return
+        sums = torch.cat(addends)
+        dist.all_reduce(sums, group=self._group)
+        for piece, own in zip(pieces, torch.split(sums, [each.numel() for each in addends]), strict=True):
+            piece.grad = own.view_as(piece)

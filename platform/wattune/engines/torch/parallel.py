@@ -1,4 +1,4 @@
-"""Cuts and shares a model by torch's own libraries: tensor parallel by DTensor, data parallel by FSDP2.
+"""Turns a decoder into a rank's shards: tensor parallel by pieces of weights, data parallel by torch's FSDP2.
 
 Data parallel is FSDP2 in every sharding, so that two trials differ by the sharding and by nothing else:
 
@@ -13,50 +13,43 @@ need another; it takes DTensors only by a transform torch calls temporary; and w
 again for every micro-batch.
 """
 
-import warnings
 from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
 
-from wattune.engines.model.decoder import Decoder, Embedding, FeedForward, Head, Layer
-from wattune.engines.model.experts import Experts, MixtureOfExperts
-from wattune.engines.model.lora import columns, freeze, lower_frozen, rows
-from wattune.engines.model.weights import initialise, round_values
+from wattune.engines.model.decoder import Decoder, Embedding, Head
+from wattune.engines.model.experts import Experts
+from wattune.engines.model.lora import freeze, lower_frozen
+from wattune.engines.model.weights import Cut, initialise, round_values
 from wattune.engines.torch.blocking_comm import HoldCompute, SerialAllGather, SerialReduceScatter
 from wattune.engines.torch.float8 import convert_layers
 from wattune.engines.torch.mesh import Meshes
+from wattune.engines.torch.tensor_parallel import cut_over, pad_vocabulary
 from wattune.plans.axes import Plan
 from wattune.plans.vocabulary import padded_vocab_size
 from wattune.trial import TrialSpec
 
-# Units do return views (the local part of a DTensor), but nothing here changes an activation in place.
-warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
-
-def materialise(decoder: Decoder, spec: TrialSpec, meshes: Meshes, device: torch.device, seed: int) -> None:
+def materialise(
+    decoder: Decoder, spec: TrialSpec, meshes: Meshes, device: torch.device, seed: int
+) -> list[nn.Parameter]:
     """Turns a decoder on the meta device into this rank's shards of the initial model, layer by layer.
 
     Each part is cut by tensor parallel, filled, and sharded before the next one is allocated, so that no more than one
     layer is ever whole. Seed and full name of a parameter decide its initial value.
+
+    Returns the parameters that every tensor parallel rank holds whole; none where there is one such rank.
     """
     model, plan = spec.model, spec.plan
     if plan.dtype == "fp8":
         convert_layers(decoder, device)
+    cuts: dict[str, Cut] = {}
     if plan.tp > 1:
-        _pad_vocabulary(decoder, padded_vocab_size(model, spec.engine, plan.tp))
-        _tensor_parallel(decoder, meshes.dense("tp"))
+        pad_vocabulary(decoder, padded_vocab_size(model, spec.engine, plan.tp))
+        cuts = cut_over(decoder, meshes.tensor_ranks())
     freeze(decoder, spec.workload.mode)
     is_tied = model.tied_embeddings and decoder.embedding is not None and decoder.head is not None
     parts: list[tuple[str, nn.Module | None]] = [("embedding", decoder.embedding)]
@@ -66,7 +59,7 @@ def materialise(decoder: Decoder, spec: TrialSpec, meshes: Meshes, device: torch
         if part is None:
             continue
         part.to_empty(device=device)
-        initialise(part, name, model, seed)
+        initialise(part, name, model, seed, cuts)
         if plan.held_dtype == "bf16":
             round_values(part, torch.bfloat16)
             lower_frozen(part, torch.bfloat16)
@@ -76,62 +69,15 @@ def materialise(decoder: Decoder, spec: TrialSpec, meshes: Meshes, device: torch
         assert decoder.embedding is not None and decoder.head is not None
         decoder.head.output.weight = decoder.embedding.tokens.weight
     _shard(decoder, plan, meshes)
+    if plan.tp == 1:
+        return []
+    cut_too = {each for part in decoder.modules() if isinstance(part, Experts) for each in part.parameters()}
+    return [each for name, each in decoder.named_parameters() if name not in cuts and each not in cut_too]
 
 
 def fsdp_modules(module: nn.Module) -> Iterator[FSDPModule]:
     """Every unit of sharding in a module, outermost first."""
     return (unit for unit in module.modules() if isinstance(unit, FSDPModule))
-
-
-def _pad_vocabulary(decoder: Decoder, num_rows: int) -> None:
-    """Gives embedding and head that many rows, on the meta device. What is behind the vocabulary is padding."""
-    if decoder.embedding is not None:
-        tokens = decoder.embedding.tokens
-        if num_rows != tokens.num_embeddings:
-            decoder.embedding.tokens = nn.Embedding(num_rows, tokens.embedding_dim, device="meta")
-    if decoder.head is not None:
-        output = decoder.head.output
-        if num_rows != output.out_features:
-            decoder.head.output = nn.Linear(output.in_features, num_rows, bias=False, device="meta")
-
-
-def _tensor_parallel(decoder: Decoder, mesh: DeviceMesh) -> None:
-    """Cuts linear layers over `mesh`, and everything between them along the sequence.
-
-    Korthikanti et al. 2022 (arXiv 2205.05198), section 4.2.2; embedding and logits are cut along the vocabulary.
-    """
-    by_rows = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
-    if decoder.embedding is not None:
-        plan: dict[str, Any] = {"tokens": by_rows}
-        if decoder.embedding.positions is not None:
-            plan["positions"] = by_rows
-        parallelize_module(decoder.embedding, mesh, plan, src_data_rank=None)
-    gather = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
-    for layer in decoder.layers.values():
-        assert isinstance(layer, Layer)
-        plan = {
-            "attention_norm": SequenceParallel(),
-            "attention": gather,
-            **columns(layer.attention.q, "attention.q"),
-            **columns(layer.attention.k, "attention.k"),
-            **columns(layer.attention.v, "attention.v"),
-            **rows(layer.attention.o, "attention.o"),
-            "ffn_norm": SequenceParallel(),
-        }
-        ffn = layer.ffn
-        if isinstance(ffn, MixtureOfExperts):
-            whole = distribute_tensor(ffn.router.weight, mesh, [Replicate()], src_data_rank=None)
-            ffn.router.weight = nn.Parameter(whole)
-        elif isinstance(ffn, FeedForward):
-            plan |= {"ffn": gather, **columns(ffn.up, "ffn.up"), **rows(ffn.down, "ffn.down")}
-            if ffn.gate is not None:
-                plan |= columns(ffn.gate, "ffn.gate")
-        parallelize_module(layer, mesh, plan, src_data_rank=None)
-    if decoder.head is not None:
-        logits = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
-        parallelize_module(decoder.head, mesh, {"norm": SequenceParallel(), "output": logits}, src_data_rank=None)
-        weight = decoder.head.output.weight
-        decoder.head.first_token = mesh.get_local_rank() * (weight.shape[0] // mesh.size())
 
 
 def _shard(module: nn.Module, plan: Plan, meshes: Meshes) -> None:

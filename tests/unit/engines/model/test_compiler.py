@@ -119,9 +119,9 @@ def _tensor_parallel_trials(rank: int, folder: Path) -> None:
         engine.close()
         assert leave_groups() == 0
         made.append(num_graphs())
-    # One of the layer and one of the head with its loss. The graph of a rank names that rank's groups: another rank
-    # needs its own, and an equal one none.
-    assert made == [2, 2, 4, 4]
+    # One of the layer and one of the head with its loss. That of the head knows the rank's piece of the vocabulary:
+    # another rank needs its own, and an equal one none.
+    assert made == [2, 2, 3, 3]
     assert all(each == losses[0] for each in losses)
 
 
