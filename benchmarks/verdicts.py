@@ -5,7 +5,8 @@
 
 The tables of `benchmarks/data` with measured sensors are ranked by the question that their spaces ask. Then, of every
 plan with repeats, each run in turn is the only one that its study has of the plan, and each other run is the truth, at
-13 bounds over the measured range of the study. `dense_llama_repeats_h100x2` is counted apart too: it was measured last,
+13 bounds over the measured range of the study. What a verdict costs is the named plan against the best one whose every
+run kept every bound. `dense_llama_repeats_h100x2` is counted apart too: it was measured last,
 and seen when the pooling of unlike trials was chosen.
 """
 

@@ -72,11 +72,28 @@ def test_none_keeps_every_bound() -> None:
     assert one.told_apart(0.95) and one.next({}) is None
 
 
-def test_a_metric_that_was_always_zero_keeps_its_bound_in_every_draw() -> None:
-    bound = replace(POWER, metric="throttle_thermal_frac", factor=0.01)
-    pairs = [trial(number, {"tokens_per_s": 1000.0 * number, "throttle_thermal_frac": 0.0}) for number in (1, 2)]
+def test_a_count_that_was_always_zero_keeps_its_bound_in_every_draw() -> None:
+    bound = replace(POWER, metric="excursion_count", factor=0.0)
+    pairs = [trial(number, {"tokens_per_s": 1000.0 * number, "excursion_count": 0.0}) for number in (1, 2)]
     one = race_standings(pairs, asked(FASTEST, bound))
     assert one.none_probability == 0.0 and one.best_probability > 0.99
+
+
+def test_a_share_of_zero_is_surer_with_each_run() -> None:
+    """One run at 0 cannot exclude a level just above it."""
+    bound = replace(POWER, metric="throttle_thermal_frac", factor=0.01)
+    likely = [
+        race_standings(
+            [
+                trial(number, {"tokens_per_s": 1000.0 * number, bound.metric: 0.0}, repeat=repeat)
+                for number in (1, 2)
+                for repeat in range(num_runs)
+            ],
+            asked(FASTEST, bound),
+        ).best_probability
+        for num_runs in (1, 2, 4)
+    ]
+    assert 0.8 < likely[0] < likely[1] < 0.95 < likely[2]
 
 
 def test_the_gain_of_a_real_sensor_is_no_matter_of_repeats() -> None:
