@@ -76,13 +76,8 @@ class Where:
         if self.quick:
             widths = {"hidden_size": 64, "ffn_hidden_size": 128, "num_heads": 4, "num_kv_heads": 4, "vocab_size": 256}
         if name == "gpt":
-            gpt = {
-                "num_layers": 2 * self.ranks,
-                "ffn_hidden_size": 16_384,
-                "num_kv_heads": 32,
-                "max_positions": 4096,
-            } | widths
-            return replace(model("gpt3_175b"), **gpt)
+            gpt = {"num_layers": 2 * self.ranks, "ffn_hidden_size": 16_384, "num_kv_heads": 32, "max_positions": 4096}
+            return replace(model("gpt3_175b"), **(gpt | widths))
         if name == "mixtral":
             return replace(model("mixtral_8x7b"), **({"num_layers": self.ranks} | widths))
         return replace(model("llama3_8b"), **({"num_layers": 2 * self.ranks} | widths))
@@ -90,21 +85,13 @@ class Where:
     def spec(self, case: Case) -> TrialSpec:
         """The trial of a case."""
         plan = {"etp": case.axes.get("tp", 1), "dtype": "fp32" if self.quick else "bf16"} | case.axes
-        lora = Lora(rank=16) if case.mode == "lora" else None
         by, skew = ROUTINGS.get(case.routing, ("", 0.0))
-        return TrialSpec(
-            model=self.model(case.model),
-            cluster=ClusterSpec(device="cpu" if self.quick else "h200_sxm", devices_per_node=self.ranks),
-            engine=case.engine,
-            workload=Workload(
-                mode=case.mode,
-                seq_len=32 if self.quick else 4096,
-                global_batch_size=case.batch,
-                lora=lora,
-                routing=Routing(by=by, skew=skew) if by else None,
-            ),
-            plan=Plan(**plan),
-        )
+        routing = Routing(by=by, skew=skew) if by else None
+        kind: dict[str, Any] = {"lora": Lora(rank=16) if case.mode == "lora" else None, "routing": routing}
+        seq_len, on = (32, "cpu") if self.quick else (4096, "h200_sxm")
+        work = Workload(mode=case.mode, seq_len=seq_len, global_batch_size=case.batch, **kind)
+        cluster, of = ClusterSpec(device=on, devices_per_node=self.ranks), self.model(case.model)
+        return TrialSpec(model=of, cluster=cluster, engine=case.engine, workload=work, plan=Plan(**plan))
 
 
 class Ranks:

@@ -126,13 +126,8 @@ class Study:
         self.results.append((spec, result))
 
 
-_SPEC: Final = TrialSpec(
-    model=model("llama3_8b"),
-    cluster=ClusterSpec(device="h200_sxm", devices_per_node=4),
-    engine="torch",
-    workload=Workload(seq_len=4096, global_batch_size=16),
-    plan=Plan(),
-)
+_CLUSTER, _WORK = ClusterSpec(device="h200_sxm", devices_per_node=4), Workload(seq_len=4096, global_batch_size=16)
+_SPEC: Final = TrialSpec(model=model("llama3_8b"), cluster=_CLUSTER, engine="torch", workload=_WORK, plan=Plan())
 
 Way = Callable[[Study, Standings], int | None]
 

@@ -60,13 +60,9 @@ DOCUMENT: Final = {
 def results() -> list[tuple[TrialSpec, Run]]:
     """Trials that differ in batch; every metric drawn, the reference trial's within one percent."""
     dice = random.Random(0)
-    base = TrialSpec(
-        model=model("llama3_8b"),
-        cluster=ClusterSpec(device="h200_sxm", devices_per_node=8),
-        engine="torch",
-        workload=Workload(seq_len=4096, global_batch_size=8),
-        plan=Plan(tp=2, etp=2),
-    )
+    cluster, work = ClusterSpec(device="h200_sxm", devices_per_node=8), Workload(seq_len=4096, global_batch_size=8)
+    plan = Plan(tp=2, etp=2)
+    base = TrialSpec(model=model("llama3_8b"), cluster=cluster, engine="torch", workload=work, plan=plan)
     found = []
     for number in range(NUM_TRIALS):
         is_reference = number % ANCHOR_EVERY == 0

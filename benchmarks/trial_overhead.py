@@ -88,13 +88,8 @@ def specification(given: Namespace, engine: str) -> TrialSpec:
     cluster = ClusterSpec(
         device=given.device, devices_per_node=given.ranks, simulate_sensors_of=None if gpu else "h200_sxm"
     )
-    return TrialSpec(
-        model=MODEL,
-        cluster=cluster,
-        engine=engine,
-        workload=Workload(seq_len=128, global_batch_size=4 * given.ranks),
-        plan=Plan(dtype="bf16" if gpu else "fp32"),
-    )
+    workload, plan = Workload(seq_len=128, global_batch_size=4 * given.ranks), Plan(dtype="bf16" if gpu else "fp32")
+    return TrialSpec(model=MODEL, cluster=cluster, engine=engine, workload=workload, plan=plan)
 
 
 def one(root: Path, spec: TrialSpec, number: int, isolation: str, cluster: Cluster, lanes: Lanes) -> dict[str, Any]:
