@@ -2,16 +2,18 @@
 """Counts plans that end undecided at the bounds of their own studies, and verdicts that a held-out repeat contradicts.
 
     python benchmarks/verdicts.py
+    python benchmarks/verdicts.py --studies 25
 
 The tables of `benchmarks/data` with measured sensors are ranked by the question that their spaces ask. Then, of every
 plan with repeats, each run in turn is the only one that its study has of the plan, and each other run is the truth, at
 13 bounds over the measured range of the study. What a verdict costs is the named plan against the best one whose every
-run kept every bound. `dense_llama_repeats_h100x2` is counted apart too: it was measured last,
-and seen when the pooling of unlike trials was chosen.
+run kept every bound. With `--studies` so many simulated studies of each world
+(`verdict_worlds.py`) are asked, whose truth is known. `dense_llama_repeats_h100x2` is counted apart too: it was
+measured last, and seen when the pooling of unlike trials was chosen.
 """
 
 import json
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 from harness import Found, Rows, benchmark
+from verdict_worlds import scores
 
 from wattune.fidelity import is_burst
 from wattune.metrics import METRICS
@@ -39,6 +42,8 @@ HOST_BOUND = 0.1
 MOST_UNDECIDED_FRAC = 34 / 276
 MOST_CONTRADICTED_FRAC = 0.05
 MOST_LOST_FRAC = 0.02
+LEAST_ANSWERED_FRAC = 0.95
+MOST_MISCALIBRATED = 0.05
 Results = list[tuple[TrialSpec, Run]]
 
 
@@ -111,13 +116,39 @@ def _counts(run: Run, metric: str) -> bool:
     return run.status is RunStatus.COMPLETED and metric in run.metrics and not is_burst(run)
 
 
+def _options(parser: ArgumentParser) -> None:
+    parser.add_argument("--studies", type=int, default=0, help="simulated studies of each world (default: %(default)s)")
+
+
+def of_worlds(num_studies: int, rows: Rows) -> list[str]:
+    """Adds a row for each simulated world, and returns what misses its bar."""
+    answered, missed = [], []
+    believed, true, broken = 0.0, 0.0, 0.0
+    for world, score in scores(num_studies):
+        rows.add(world.name, *(float(np.mean(each)) for each in score.columns))
+        answered += score.answered
+        broken = max(broken, float(np.mean(score.broken)))
+        believed, true = believed + sum(score.believed), true + sum(score.true)
+        if float(np.mean(score.answered)) < LEAST_ANSWERED_FRAC:
+            missed.append(f"{world.name}: {np.mean(score.answered):.0%} answered")
+    if broken > MOST_CONTRADICTED_FRAC:
+        missed.append(f"{broken:.1%} of promises broken")
+    if abs(believed - true) > MOST_MISCALIBRATED * len(answered):
+        missed.append(f"P(best) {believed / len(answered):.2f}, true {true / len(answered):.2f}")
+    return missed
+
+
 @benchmark(
     claim="Few plans end undecided at their study's own bounds, and the next run seldom contradicts a verdict.",
     bar=f"undecided <= {MOST_UNDECIDED_FRAC:.0%} of plans; contradicted <= {MOST_CONTRADICTED_FRAC:.0%} of decided; "
     f"lost <= {MOST_LOST_FRAC:.0%}",
+    options=_options,
 )
-def main(_given: Namespace) -> Found:
-    """Counts both."""
+def main(given: Namespace) -> Found:
+    """Counts them, of recorded tables or with `--studies` of simulated worlds."""
+    if given.studies:
+        rows = Rows("world", "answered_frac", "broken_frac", "P(best)", "best_frac", "num_runs", "undecided_frac")
+        return Found(rows, missed=of_worlds(given.studies, rows))
     rows = Rows("table", "metric", "plans", "num", "undecided_frac", "behind_frac", "contradicted_frac", "lost_frac")
     verdicts: Counter[Verdict] = Counter()
     losses: list[float] = []

@@ -1,0 +1,212 @@
+"""Simulated studies whose truth is known: plans with true speed and power, and runs that see them through a world.
+
+Each plan runs once, one of them again and again, and then the race repeats what tells most until the answer is known or
+half as many runs are used. Then it is asked whether the named plan is the truly best one that keeps the bound.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.models import model
+from wattune.objective import Question
+from wattune.plans.axes import Plan
+from wattune.ranking.order import ranking_of
+from wattune.ranking.posterior import Posterior
+from wattune.run import Run, RunStatus
+from wattune.trial import TrialSpec
+from wattune.units import NS_PER_S
+from wattune.workload import Workload
+
+POWER = "node_device_power_peak_1s_w"
+BOUND_W = 2750.0
+QUESTION = Question.of("maximize tokens_per_s", f"{POWER} <= {BOUND_W:g}")
+UNTIL = 0.95
+NEAR = 0.98
+NUM_TRUTHS = 4000
+Pairs = list[tuple[TrialSpec, Run]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """Distortion between the truth and a reading. Spreads, drifts and offsets are fractions."""
+
+    name: str
+    num_plans: int = 20
+    spread: float = 0.003
+    """Standard deviation of a run's power; speed scatters as much."""
+    unlike: float = 0.0
+    """Every second plan scatters by so much instead, unless it is 0."""
+    freedom: float = 0.0
+    """Degrees of freedom of Student's t for the scatter; 0 is the normal distribution."""
+    slow_share: float = 0.0
+    """Share of runs that are a tenth slower, and draw a twentieth less."""
+    drift: tuple[float, float] = (0.0, 0.0)
+    """Change of speed and power over the study."""
+    warming: float = 0.0
+    """Share that a cold machine draws less in its first run; it decays within a tenth of the study."""
+    offset: tuple[float, float] = (0.0, 0.0)
+    """Speed and power of a second node set."""
+    tied: bool = True
+    """The reference runs on both node sets."""
+    host_share: float = 0.0
+    """Share of plans that wait for their host: their speed scatters by 0.1, their power by 0.04."""
+    gain: float = 0.0
+    """Gain error of the sensor, in every reading."""
+    apart: float = 0.15
+    """Standard deviation of true speeds between plans."""
+
+
+WORLDS = (
+    World(name="plain"),
+    World(name="drift of power by 3 %", drift=(-0.01, 0.03)),
+    World(name="drift of speed by -5 %", drift=(-0.05, 0.0)),
+    World(name="two node sets, tied", offset=(-0.04, 0.02)),
+    World(name="two node sets, not tied", offset=(-0.04, 0.02), tied=False),
+    World(name="heavy tails", spread=0.004, freedom=3.0),
+    World(name="one run in twenty is slow", slow_share=0.05),
+    World(name="a machine that warms", warming=0.03),
+    World(name="a third waits for its host", host_share=0.33),
+    World(name="all wait for their host", host_share=1.0),
+    World(name="scatter of 2 %", spread=0.02),
+    World(name="scatter of 0.05 %", spread=0.0005),
+    World(name="a sensor that reads 5 % high", gain=0.05),
+    World(name="plans that scatter unlike", spread=0.002, unlike=0.015),
+    World(name="near ties", apart=0.005),
+    World(name="four plans", num_plans=4),
+)
+
+
+@dataclass(kw_only=True)
+class Score:
+    """Outcomes of many studies of one world."""
+
+    answered: list[bool] = field(default_factory=list)
+    """A plan was named, and it is the best or within 2 % of it; nothing was where nothing keeps the bound."""
+    broken: list[float] = field(default_factory=list)
+    """Probability that the next run of the named plan breaks the bound."""
+    believed: list[float] = field(default_factory=list)
+    """P(best) of the plan that is most likely the best."""
+    true: list[bool] = field(default_factory=list)
+    """It is."""
+    num_runs: list[int] = field(default_factory=list)
+    undecided: list[float] = field(default_factory=list)
+    """Share of plans that end undecided."""
+
+    @property
+    def columns(self) -> tuple[list[float] | list[bool] | list[int], ...]:
+        """Figures of a row, each in the mean."""
+        return self.answered, self.broken, self.believed, self.true, self.num_runs, self.undecided
+
+
+class Truth:
+    """One study of a world: the plans, and readings of them."""
+
+    def __init__(self, world: World, rng: np.random.Generator) -> None:
+        """Draws the plans: a faster one tends to draw more, and about half keep the bound."""
+        self.world, self._rng, num = world, rng, world.num_plans
+        self.speed = world.apart * rng.standard_normal(num)
+        power = 0.3 * self.speed + 0.03 * rng.standard_normal(num)
+        self.power = np.log(BOUND_W) + power - np.median(power) - 0.005
+        self.waits = np.arange(num) < world.host_share * num
+        rng.shuffle(self.waits)
+        self.frac = np.where(self.waits, rng.uniform(0.15, 0.5, num), 0.0)
+        draws = [self.read(np.full(NUM_TRUTHS, plan), rng.random(NUM_TRUTHS)) for plan in range(num)]
+        self.breaks = np.array([(power > np.log(BOUND_W)).mean() for _, power in draws])
+
+    def read(self, plan: np.ndarray, time: np.ndarray, second: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
+        """Returns the logarithms of speed and power that runs of plans read, at times from 0 to 1."""
+        world, rng, num = self.world, self._rng, len(plan)
+        second = rng.random(num) < 0.5 if second is None else second
+        spread = np.where((plan % 2 == 1) & (world.unlike > 0), world.unlike, world.spread)
+        slow = rng.random(num) < world.slow_share
+        found = []
+        for true, drift, offset, host, fall in (
+            (self.speed, world.drift[0], world.offset[0], 0.1, 0.1),
+            (self.power, world.drift[1], world.offset[1], 0.04, 0.05),
+        ):
+            noise = rng.standard_t(world.freedom, num) if world.freedom else rng.standard_normal(num)
+            error = np.where(self.waits[plan], host, spread) * noise
+            found.append(true[plan] + drift * (time - 0.5) + offset * second + error - fall * slow)
+        return found[0], found[1] + np.log1p(world.gain) - world.warming * np.exp(-10.0 * time)
+
+    @property
+    def best(self) -> int | None:
+        """The fastest plan whose next run keeps the bound at the risk; None without one."""
+        able = np.flatnonzero(self.breaks <= QUESTION.risk)
+        return int(able[self.speed[able].argmax()]) if len(able) else None
+
+
+def study(world: World, seed: int, score: Score) -> None:
+    """Simulates one study, and adds what came of it."""
+    truth = Truth(world, np.random.default_rng(seed))
+    order = np.random.default_rng(seed + 1).permutation(world.num_plans)
+    reference, pairs, specs = int(order[0]), Pairs(), [_spec(number) for number in range(world.num_plans)]
+    total = world.num_plans + world.num_plans // 5 + 2
+
+    def measure(plan: int, second: bool) -> None:
+        time = len(pairs) / total
+        speed, power = truth.read(np.array([plan]), np.array([time]), np.array([second]))
+        repeat = sum(run.trial_id == specs[plan].trial_id for _, run in pairs)
+        metrics = {"tokens_per_s": 1e4 * float(np.exp(speed[0])), POWER: float(np.exp(power[0]))}
+        run = Run(
+            trial_id=specs[plan].trial_id,
+            repeat=repeat,
+            status=RunStatus.COMPLETED,
+            metrics=metrics | {"host_bound_frac": float(truth.frac[plan])},
+            tags={"simulated": "false", "nodes": "b" if second else "a"},
+            start_wall_ns=int((1000.0 + 60.0 * len(pairs)) * NS_PER_S),
+        )
+        pairs.append((specs[plan], run))
+
+    several = world.offset != (0.0, 0.0)
+    for place, plan in enumerate(order):
+        measure(int(plan), several and place % 2 == 1)
+        if place % 5 == 0:
+            measure(reference, several and world.tied and place % 10 == 5)
+    found = Posterior(pairs, QUESTION)
+    while len(pairs) < 1.5 * total and not found.standings.told_apart(UNTIL):
+        row = found.standings.next({})
+        if row is None:
+            break
+        measure(specs.index(row.spec), several and len(pairs) % 2 == 1)
+        found = Posterior(pairs, QUESTION)
+    _judge(found, specs, truth, score)
+
+
+def _judge(found: Posterior, specs: list[TrialSpec], truth: Truth, score: Score) -> None:
+    ranking, best = ranking_of({"": found}), truth.best
+    named = None if ranking.best is None else specs.index(ranking.best.spec)
+    if named is None or best is None:
+        score.answered.append(named is None and best is None)
+    else:
+        score.answered.append(bool(np.exp(truth.speed[named] - truth.speed[best]) >= NEAR))
+    if named is not None:
+        score.broken.append(float(truth.breaks[named]))
+    leader = found.standings.leader
+    if leader is not None:
+        score.believed.append(leader.best_probability)
+        score.true.append(specs.index(leader.row.spec) == best)
+    score.num_runs.append(len(found.results))
+    score.undecided.append(len(ranking.undecided) / len(specs))
+
+
+def scores(num_studies: int) -> Iterator[tuple[World, Score]]:
+    """Simulates so many studies of each world."""
+    for number, world in enumerate(WORLDS):
+        score = Score()
+        for seed in range(num_studies):
+            study(world, 1000 * number + 2 * seed, score)
+        yield world, score
+
+
+def _spec(number: int) -> TrialSpec:
+    return TrialSpec(
+        model=model("llama3_8b"),
+        cluster=ClusterSpec(device="h200_sxm", devices_per_node=4),
+        engine="torch",
+        workload=Workload(seq_len=4096, global_batch_size=16),
+        plan=Plan(micro_batch_size=number + 1),
+    )
