@@ -39,8 +39,26 @@ NUM_DRAWN: Final = 3
 NUM_BEFORE_STOP: Final = 6
 """Least results before the search may stop. It also needs one for each column of features that varies."""
 
-PATIENCE: Final = 12
-"""Proposals in a row whose expected gain is below the noise until the search stops."""
+PATIENCE: Final = 16
+"""Proposals in a row whose expected gain is below the noise until the search stops, while calibration is unknown."""
+
+CALIBRATED_PATIENCE: Final = 8
+"""The same once `NUM_CALIBRATED` predictions came back."""
+
+NUM_CALIBRATED: Final = 6
+"""Predictions that came back from which on their calibration is known."""
+
+MOST_MISSED: Final = 1.5
+"""Calibration (`Surrogate.calibration`) above which the search does not stop: a gain of 0 is then no reason to."""
+
+MOST_BENT: Final = 0.5
+"""Distance of an estimate's learned slope from 1 up to which the estimate counts as one that orders plans rightly."""
+
+AUDIT_EVERY: Final = 2
+"""While nothing promises a gain, one proposal of so many is drawn from all candidates, whatever the model says.
+
+A model that is wrong everywhere promises nothing either. Only a trial that it would not have chosen can show that.
+"""
 
 MOST_TIMED: Final = 64
 """Best candidates among which the time of a trial may decide."""
@@ -335,10 +353,20 @@ class ModelGuided:
             if not chosen and self._gains_too_little(rows[order[:_MOST_FOR_STOP]], processes, bounds):
                 break
             rows = rows[order[:_SHORTLIST]]
-            best = 0 if expected_s is None else self._soonest(rows, score[order], expected_s)
+            if not chosen and self._num_idle % AUDIT_EVERY == 1:
+                best = self._drawn_one(rows)
+            else:
+                best = 0 if expected_s is None else self._soonest(rows, score[order], expected_s)
             chosen.append(int(rows[best]))
+            for surrogate in (self._objective, *(bound.surrogate for bound in bounds)):
+                surrogate.expect(chosen[-1])
             rows = np.delete(rows, best)
         return chosen
+
+    def _drawn_one(self, rows: Indices) -> int:
+        """Returns the place of the first of some candidates in the order drawn by the seed."""
+        places = {int(row): place for place, row in enumerate(rows)}
+        return next(places[row] for row in self._drawn if row in places)
 
     def _soonest(self, rows: Indices, score: Vector, expected_s: Callable[[TrialSpec], float]) -> int:
         """Returns the place of the candidate with the largest expected improvement per second among the best ones."""
@@ -380,7 +408,12 @@ class ModelGuided:
             return False
         gain, noise = self._joint_gain(best, rows, processes, bounds)
         self._num_idle = self._num_idle + 1 if gain < noise else 0
-        if self._num_idle < PATIENCE or not self._stops:
+        known = self._objective.num_returned >= NUM_CALIBRATED and all(
+            abs(one.slope - 1.0) <= MOST_BENT for one in (self._objective, *(bound.surrogate for bound in bounds))
+        )
+        missed = max(one.calibration for one in (self._objective, *(bound.surrogate for bound in bounds)))
+        patience = CALIBRATED_PATIENCE if known else PATIENCE
+        if self._num_idle < patience or missed > MOST_MISSED or not self._stops:
             return False
         left = int(self._free.sum())
         self.stopped_because = (
@@ -394,23 +427,15 @@ class ModelGuided:
         """Computes what measuring some rows is expected to gain over the best, and the noise, both as fractions."""
         dice = np.random.default_rng([self._seed, len(self._told)])
         shape = (len(rows), _NUM_SAMPLES)
-        drawn = self._sign * _samples(self._objective, processes[0], rows, dice.standard_normal(shape))
+        objective, normals = self._objective, dice.standard_normal(shape)
+        drawn = self._sign * objective.draws(processes[0], rows, normals, dice.standard_normal(_NUM_SAMPLES))
         common = dice.standard_normal(shape)
         for bound, process in zip(bounds, processes[1:], strict=True):
             mixed = math.sqrt(0.5) * (common + dice.standard_normal(shape))  # as in `_score`: half of one cause
-            values = _samples(bound.surrogate, process, rows, mixed if bound.below else -mixed)
+            mixed = mixed if bound.below else -mixed
+            values = bound.surrogate.draws(process, rows, mixed, dice.standard_normal(_NUM_SAMPLES))
             limit = bound.surrogate.transformed(bound.bound)
             drawn[(values > limit) if bound.below else (values < limit)] = -math.inf
         unit = 1.0 if self._objective.is_log else max(abs(best), 1e-12)
         gain = float(np.maximum(drawn.max(0) - best, 0.0).mean()) / unit
         return gain, self._objective.noise / unit
-
-
-def _samples(surrogate: Surrogate, process: GaussianProcess, rows: Indices, normals: Vector) -> Vector:
-    """Makes joint values of rows from a posterior and standard normals: one row each, one column a draw."""
-    belief = surrogate.believe(process, rows)
-    covariance = process.covariance(rows)
-    covariance[np.diag_indices_from(covariance)] += 1e-6 * float(np.diag(covariance).mean()) + 1e-12
-    values, vectors = np.linalg.eigh(covariance)
-    root = vectors * np.sqrt(np.maximum(values, 0.0))
-    return np.asarray(belief.mean[:, None] + root @ normals)

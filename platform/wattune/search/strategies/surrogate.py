@@ -30,6 +30,19 @@ _BURST_NOISE: Final = 2.0
 """Expected noise of a burst over that of a full measurement, until trials have both."""
 _BURST_LEVEL: Final = 2.0
 """Standard deviation of the level of bursts against full measurements, over the expected noise of one, likewise."""
+_SLOPE_STD: Final = 0.6
+"""Prior standard deviation of the slope of log measured on log estimated about 1.
+
+A share of estimates order plans the wrong way round. Their slope is negative, and a few results show that.
+"""
+_SLOPE_PSEUDO: Final = 4
+"""Observations that the stated standard deviation of the estimate counts as, beside those that were made."""
+_LATEST: Final = 8
+"""Latest predictions that calibration is judged by."""
+_CALIBRATION_PSEUDO: Final = 2
+"""Predictions as far off as was stated that count beside them."""
+_FARTHEST: Final = 5.0
+"""Standard deviations by which one prediction may count as missed: a single outlier says little of the others."""
 _REFIT_AT: Final = 1.1
 """Growth of the number of observations after which hyperparameters are fitted again."""
 
@@ -116,6 +129,52 @@ class _Bursts:
         return np.array(means), np.array(sums)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """Log measured as a line of log estimated: a slope that is learned, about a level that the process learns."""
+
+    slope: float
+    std: float
+    """Posterior standard deviation of the slope."""
+    centre: float
+    """Log estimate at which the slope says nothing: the mean of those that were measured."""
+    widened: float
+    """Standard deviation of what is left over the stated one."""
+
+    @classmethod
+    def of(cls, logs: Vector, stated: Vector, measured: Mapping[int, float]) -> "_Line":
+        """Fits a ridge of log(measured / estimated) on log(estimated), with a free level.
+
+        The slope is N(1, `_SLOPE_STD`^2) before. The stated deviation of the estimate counts as `_SLOPE_PSEUDO`
+        observations beside the measured ones (scaled inverse chi-squared, Gelman et al. 2013, section 3.2).
+
+        Args:
+            logs: Log estimates of all rows.
+            stated: Stated standard deviations of log(measured / estimated), of all rows.
+            measured: Measured logarithms by row.
+        """
+        if len(measured) < 2:  # one result tells a level, and no slope
+            centre = float(logs[[*measured]].mean()) if measured else float(np.median(logs))
+            return cls(slope=1.0, std=0.0, centre=centre, widened=1.0)
+        rows = np.array([*measured], dtype=np.intp)
+        weight = 1.0 / stated[rows] ** 2
+        centre = float(np.average(logs[rows], weights=weight))
+        x = logs[rows] - centre
+        off = np.array([*measured.values()]) - logs[rows]
+        y = off - np.average(off, weights=weight)
+        widened = 1.0
+        for _ in range(4):  # slope and deviation depend on one another; this many rounds settle both
+            precision = float((weight * x * x).sum()) / widened**2 + 1.0 / _SLOPE_STD**2
+            slope = float((weight * x * y).sum()) / widened**2 / precision
+            left = float((weight * (y - slope * x) ** 2).sum())
+            widened = math.sqrt((left + _SLOPE_PSEUDO) / (len(rows) - 1 + _SLOPE_PSEUDO))
+        return cls(slope=1.0 + slope, std=1.0 / math.sqrt(precision), centre=centre, widened=widened)
+
+    def value(self, logs: Vector) -> Vector:
+        """Computes the expected log measurement of log estimates, up to a level."""
+        return np.asarray(logs + (self.slope - 1.0) * (logs - self.centre))
+
+
 @dataclass(slots=True)
 class Surrogate:
     """Learns log(measured / estimated), or the plain value where some are not positive."""
@@ -135,6 +194,35 @@ class Surrogate:
     _is_log: bool = True
     _offset: Vector | None = None
     _noise: float = _EXPECTED_NOISE
+    _lever: Vector | None = None
+    """By how much each row's belief moves when the slope does by one standard deviation; None without estimates."""
+    slope: float = 1.0
+    """Learned slope of log measured on log estimated; 1 without estimates."""
+    _expected: dict[int, tuple[float, float]] = field(default_factory=dict)
+    _misses: list[float] = field(default_factory=list)
+    """Of each prediction that came back: by how many of its standard deviations it was off."""
+
+    @property
+    def num_returned(self) -> int:
+        """Number of predictions made at ask time whose measurement came back."""
+        return len(self._misses)
+
+    @property
+    def calibration(self) -> float:
+        """Root mean square of how many standard deviations the latest predictions were off; at least 1 is reported.
+
+        Predictions as far off as they say give 1. `_CALIBRATION_PSEUDO` such count beside those that were made.
+        """
+        latest = np.minimum(np.abs(self._misses[-_LATEST:]), _FARTHEST) ** 2
+        mean = (float(latest.sum()) + _CALIBRATION_PSEUDO) / (len(latest) + _CALIBRATION_PSEUDO)
+        return math.sqrt(max(mean, 1.0))
+
+    def expect(self, row: int) -> None:
+        """Keeps what is predicted of a row that is about to be measured, so that the measurement judges it."""
+        if not self._is_log or self._process is None:
+            return
+        belief = self._believe(self._process, np.array([row], dtype=np.intp), 1.0)
+        self._expected[row] = float(belief.mean[0]), float(np.hypot(belief.std[0], belief.noise))
 
     @property
     def knows(self) -> bool:
@@ -157,6 +245,9 @@ class Surrogate:
 
     def tell(self, row: int, value: float) -> None:
         """Adds a measured value of a row. Several values of a row are repeats."""
+        expected = self._expected.pop(row, None)
+        if expected is not None and value > 0:
+            self._misses.append((math.log(value) - expected[0]) / expected[1])
         self._values[row].append(value)
 
     def tell_burst(self, row: int, value: float) -> None:
@@ -173,15 +264,34 @@ class Surrogate:
         return self._process.with_beliefs(beliefs)
 
     def believe(self, process: GaussianProcess, rows: Indices | slice) -> Belief:
-        """Predicts rows by a posterior of this surrogate."""
+        """Predicts rows by a posterior of this surrogate, as surely as its latest predictions were right."""
+        return self._believe(process, rows, self.calibration)
+
+    def draws(self, process: GaussianProcess, rows: Indices, normals: Vector, slope: Vector) -> Vector:
+        """Makes joint values of rows from standard normals.
+
+        Args:
+            process: A posterior of this surrogate.
+            rows: Shape (R,).
+            normals: Shape (R, D): one column a draw.
+            slope: Shape (D,): of the slope of the estimate, which all rows share.
+        """
+        belief = self.believe(process, rows)
+        covariance = process.covariance(rows)
+        covariance[np.diag_indices_from(covariance)] += 1e-6 * float(np.diag(covariance).mean()) + 1e-12
+        values, vectors = np.linalg.eigh(covariance)
+        root = vectors * np.sqrt(np.maximum(values, 0.0))
+        away = root @ normals
+        if self._lever is not None:
+            away += self._lever[rows][:, None] * slope
+        return np.asarray(belief.mean[:, None] + self.calibration * away)
+
+    def _believe(self, process: GaussianProcess, rows: Indices | slice, widened: float) -> Belief:
         mean, std = process.predict(rows)
         assert self._offset is not None
-        return Belief(mean=mean + self._offset[rows], std=std, noise=self._noise, is_log=self._is_log)
-
-    def offset(self, rows: Indices) -> Vector:
-        """The prior mean of rows, which the posterior's means are added to."""
-        assert self._offset is not None
-        return self._offset[rows]
+        if self._lever is not None:
+            std = np.hypot(std, self._lever[rows])
+        return Belief(mean=mean + self._offset[rows], std=std * widened, noise=self._noise, is_log=self._is_log)
 
     def transformed(self, value: float) -> float:
         """Returns a value, such as a bound, in the units that the surrogate works in."""
@@ -199,7 +309,7 @@ class Surrogate:
         raw = [transform(np.asarray(values, dtype=np.float64)) for values in self._values.values()]
         full = {row: float(values.mean()) for row, values in zip(self._values, raw, strict=True)}
         bursts = {row: float(transform(value)) for row, value in self._bursts.items()}
-        offset, scale, constant = self._prior(num_rows, np.array([*full.values(), *bursts.values()]))
+        offset, scale, constant = self._prior(num_rows, {**bursts, **full})
         self._offset = offset
         typical = float(np.median(scale))
         pooled = sum(float(((values - values.mean()) ** 2).sum()) for values in raw)
@@ -225,7 +335,7 @@ class Surrogate:
             self._process = condition(self.features, rows, outputs, counts, scale, constant, last.log_hyper)
         self._take_in_bounds(rows, outputs, counts, scale, constant)
 
-    def _prior(self, num_rows: int, means: Vector) -> tuple[Vector, Vector, float]:
+    def _prior(self, num_rows: int, measured: Mapping[int, float]) -> tuple[Vector, Vector, float]:
         """Prior mean and standard deviation of every row, and of the common level in units of the latter."""
         if self.estimate is not None and self._is_log:
             known = np.isfinite(self.estimate) & (self.estimate > 0)
@@ -233,7 +343,13 @@ class Surrogate:
             logs[~known] = np.median(logs[known]) if known.any() else 0.0
             stated = np.full(num_rows, _ESTIMATE_LOG_STD) if self.log_std is None else self.log_std
             stated = np.where(np.isfinite(stated) & (stated > 0), stated, _ESTIMATE_LOG_STD)
-            return logs, np.where(known, stated, _NO_ESTIMATE_LOG_STD), 1.0
+            stated = np.where(known, stated, _NO_ESTIMATE_LOG_STD)
+            line = _Line.of(logs, stated, measured)
+            self.slope = line.slope
+            self._lever = line.std * (logs - line.centre)
+            return line.value(logs), stated * line.widened, 1.0
+        self._lever = None
+        means = np.array([*measured.values()])
         level = float(means.mean()) if len(means) else 0.0
         expected = _UNKNOWN_SPREAD if self._is_log or self.signed else 0.1 * max(abs(level), 1e-6)
         spread = math.sqrt((float(((means - level) ** 2).sum()) + 2 * expected**2) / (len(means) + 2))

@@ -14,7 +14,7 @@ from wattune.fidelity import FIRST_BURST_REPEAT
 from wattune.objective import parse_constraint, parse_objective
 from wattune.run import Run, RunStatus
 from wattune.search.strategies.model_guided import NUM_BEFORE_STOP, ModelGuided
-from wattune.search.strategies.protocol import Observation, TimedStrategy
+from wattune.search.strategies.protocol import Observation, TimedStrategy, draw
 
 
 def told(strategy, specs):
@@ -205,6 +205,33 @@ def test_it_stops_with_a_sentence_once_nothing_is_to_be_gained():
     assert "expected gain" in strategy.stopped_because and "below the measured noise" in strategy.stopped_because
     assert strategy.ask(3) == []
     assert found[-1] <= 0.02
+
+
+def turned(columns: dict[str, EstimatedMetric], *names: str) -> dict[str, EstimatedMetric]:
+    """Estimates mirrored about their middle: what they call the best of a metric is the worst."""
+    logs = {name: np.log(columns[name].value) for name in names}
+    return columns | {name: EstimatedMetric.of(np.exp(2 * log.mean() - log), 0.15) for name, log in logs.items()}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("names", [("tokens_per_s",), ("tokens_per_s", "node_device_power_peak_1s_w")])
+def test_an_estimate_that_orders_plans_the_wrong_way_neither_misleads_nor_stops_it_early(names, seed):
+    strategy = ModelGuided(problem(seed=seed, estimates=turned(estimates(0.05), *names)))
+    found = regrets(strategy, 60)
+    assert found[-1] <= 0.02
+    assert found[29] <= 0.02, "no estimate finds it within a tenth of the space, a wrong one at least as soon"
+
+
+def test_while_nothing_promises_a_gain_each_second_proposal_is_drawn():
+    """A model that is wrong everywhere promises nothing either: trials that it would not choose may tell it so."""
+
+    strategy, asked = ModelGuided(problem(estimates=estimates(0.05))), []
+    while one := strategy.ask(1):
+        asked += one
+        strategy.tell(one[0], result(one[0]))
+    assert strategy.stopped_because is not None
+    places = {spec: place for place, spec in enumerate(sorted(SPECS, key=lambda spec: draw(0, spec.trial_id)))}
+    assert sum(places[spec] < 12 for spec in asked) >= 3, "of 288 plans the first dozen drawn"
 
 
 def test_a_result_that_still_ran_when_it_stopped_may_make_it_go_on():

@@ -44,6 +44,46 @@ def test_a_wider_stated_error_is_corrected_more():
     assert 0 < moved(0.02) < moved(0.3)
 
 
+def test_an_estimate_that_orders_plans_the_wrong_way_is_turned_round():
+    """After eight trials plans are in their order, and the slope of measured on estimated is about -1."""
+    mirrored = np.exp(2 * np.log(SPEED).mean() - np.log(SPEED))
+    surrogate = Surrogate(FEATURES, mirrored)
+    rows = range(3, len(SPECS), len(SPECS) // 8)
+    for row in rows:
+        surrogate.tell(row, SPEED[row])
+    after = belief(surrogate)
+    assert -1.3 < surrogate.slope < -0.6
+    assert np.corrcoef(after.mean, np.log(SPEED))[0, 1] > 0.9 > np.corrcoef(np.log(mirrored), np.log(SPEED))[0, 1]
+
+
+def test_an_estimate_that_orders_plans_rightly_keeps_its_slope():
+    surrogate, dice = Surrogate(FEATURES, 0.8 * SPEED), np.random.default_rng(1)
+    for row in dice.choice(len(SPECS), 10, replace=False):
+        surrogate.tell(int(row), SPEED[row] * float(np.exp(0.05 * dice.standard_normal())))
+    assert belief(surrogate).mean is not None and 0.8 < surrogate.slope < 1.2
+
+
+def test_one_result_says_nothing_of_the_slope():
+    surrogate = Surrogate(FEATURES, SPEED)
+    surrogate.tell(7, 0.5 * SPEED[7])
+    assert belief(surrogate).mean is not None and surrogate.slope == 1.0
+
+
+@pytest.mark.parametrize(("off", "widens"), [(1.0, False), (2.0, True)])
+def test_predictions_that_miss_widen_those_to_come(off, widens):
+    """Eight predictions, each off by one or by half of what it states as its error; a wrong one counts no more."""
+    surrogate = Surrogate(FEATURES, np.full(len(SPECS), 1e5), np.full(len(SPECS), 0.1))
+    for count, row in enumerate(range(0, 64, 8)):
+        surrogate.update()
+        surrogate.expect(row)
+        mean, std = surrogate._expected[row]
+        surrogate.tell(row, float(np.exp(mean + off * (-1) ** count * std)))
+    assert surrogate.num_returned == 8
+    assert (surrogate.calibration > 1.5) is widens and surrogate.calibration == pytest.approx(
+        np.sqrt((8 * off**2 + 2) / 10), rel=1e-6
+    )
+
+
 def test_noise_is_that_of_the_repeats():
     surrogate, dice = Surrogate(FEATURES, SPEED), np.random.default_rng(0)
     assert belief(surrogate).mean is not None and surrogate.noise == pytest.approx(0.01)
