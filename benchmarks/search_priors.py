@@ -133,7 +133,9 @@ def guided(prior: str) -> Callable[[Problem], Strategy]:
 )
 def main(given: Namespace) -> Found:
     """Replays every case with every prior."""
-    rows = Rows("case", "prior", "num_runs", "found_after", "num_lost", "ended_after", "num_stops", "worst_stop_frac")
+    rows = Rows(
+        "case", "prior", "num_runs", "num_until_found", "num_lost", "num_trials", "num_stops", "worst_stop_frac"
+    )
     missed = []
     for case, _, _ in cases_of(given.cases, given.case, None):
         best = max(map(case.value, case.trials))
