@@ -27,10 +27,7 @@ class SpaceError(WattuneError):
 
     @classmethod
     def from_problems(cls, source: str, problems: Iterable[str]) -> "SpaceError":
-        """Makes one error of all problems of a file.
-
-        `source` is the file; each problem begins with the path inside it.
-        """
+        """Makes one error of all problems of a file; each problem begins with the path inside it."""
         listed = list(problems)
         count = "1 problem" if len(listed) == 1 else f"{len(listed)} problems"
         return cls("\n".join([f"{source}: {count}", *(f"  {problem}" for problem in listed)]))

@@ -50,10 +50,7 @@ def asked() -> bool:
 
 @contextlib.contextmanager
 def last_act(action: Callable[[], object], within_s: float = _ACT_S) -> Iterator[None]:
-    """Has an action called if the process is ended by force inside the body, such as ending other processes.
-
-    It is called from a thread, the latest one first.
-    """
+    """Has an action called, from a thread and the latest first, if the process is ended by force inside the body."""
     _last_acts.append((action, within_s))
     try:
         yield

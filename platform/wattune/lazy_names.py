@@ -7,10 +7,7 @@ from typing import Any
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Makes `__getattr__` and `__dir__` of a package.
-
-    `homes` has the names that it gives, parted by spaces, by the module that defines them.
-    """
+    """Makes `__getattr__` and `__dir__` of a package; `homes` has its names, parted by spaces, by their module."""
     home_of = {name: home for home, names in homes.items() for name in names.split()}
     module = sys.modules[package]
 

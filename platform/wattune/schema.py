@@ -198,10 +198,7 @@ THROTTLE_REASON_BITS: Final[dict[str, int]] = {
 
 
 def table_schema(tier: str, *, backend: str, simulated: bool) -> pa.Schema:
-    """Returns a tier's schema with the metadata of stored tables.
-
-    The tier is a key of `TELEMETRY`, or `spans`.
-    """
+    """Returns the schema, with the metadata of stored tables, of a tier: a key of `TELEMETRY`, or `spans`."""
     base = SPANS if tier == "spans" else TELEMETRY[tier]
     return base.with_metadata(
         {

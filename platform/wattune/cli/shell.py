@@ -279,10 +279,7 @@ STOP: Final = Stop()
 
 
 def end_in_order(text: str = "stopping") -> None:
-    """Ends on Ctrl-C, on a job's stop and on a closed terminal; `nohup` still keeps a terminal's end away.
-
-    `text` is said at once when it comes.
-    """
+    """Says `text` and ends on Ctrl-C, a job's stop and a closed terminal, which `nohup` still keeps away."""
     STOP.begin(text)
     if threading.current_thread() is not threading.main_thread():  # signals do not arrive here
         return

@@ -213,10 +213,7 @@ def _attention(model: ModelSpec, tp: int, shrink: int) -> Iterator[Case]:
 
 
 def read_rows(text: str) -> pa.Table:
-    """Reads what rank 0 wrote, one JSON object a line, as one table. A last line that was cut off is left out.
-
-    What a row does not have is null.
-    """
+    """Reads rank 0's JSON lines as one table, without a last line that was cut off; what a row lacks is null."""
     *lines, _cut_off = text.split("\n")
     rows = [json.loads(line) for line in lines if line]
     return pa.Table.from_pylist([{name: row.get(name) for name in COLUMNS.names} for row in rows], schema=COLUMNS)

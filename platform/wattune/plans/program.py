@@ -181,10 +181,7 @@ def shown_axes(names: Iterable[str]) -> frozenset[str]:
 
 
 def values_of(spec: Configuration, flags: Iterable[tuple[str, FlagValue]]) -> dict[str, Any]:
-    """Returns the values that a configuration gives its program, without those of `RUN_TIME`.
-
-    A model or workload that nobody named gives none.
-    """
+    """Returns the values a configuration gives its program, but `RUN_TIME`; an unnamed model or workload gives none."""
     plan: Plan = spec.plan
     cluster = spec.cluster
     values: dict[str, Any] = {name: getattr(plan, name) for name in AXES}

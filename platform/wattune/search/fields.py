@@ -182,10 +182,7 @@ ALONE: Final = (BeforeValidator(listed), Alone())
 
 @dataclass(frozen=True, eq=False)
 class Short:
-    """Lets a text stand for a mapping.
-
-    `expand` makes the mapping of it; `schema` describes the text.
-    """
+    """Lets a text stand for a mapping: `expand` makes the mapping of it; `schema` describes the text."""
 
     expand: Callable[[str], Any]
     schema: JsonSchema

@@ -7,10 +7,7 @@ from wattune.workload import Workload
 
 
 def namer(workloads: Iterable[Workload]) -> Callable[[TrialSpec], str]:
-    """Returns what names plans so that no two of other sizes share a name.
-
-    A size that all of these workloads share is left out.
-    """
+    """Returns what names plans so that none of other sizes share a name; a size that all share is left out."""
     own = {id(one): one for one in workloads}.values()  # a million candidates share few
     several_lengths = len({one.seq_len for one in own}) > 1
     several_batches = len({one.global_batch_size for one in own}) > 1

@@ -202,10 +202,7 @@ def prune(study: StudySpec) -> Candidates:
 
 
 def _without_unused(study: StudySpec, spec: TrialSpec) -> tuple[TrialSpec, tuple[str, ...]]:
-    """Drops what a trial's program does not use, where a study of several engines lists it for another one.
-
-    Returns the specification, and a text for every setting that does nothing in it.
-    """
+    """Drops what a trial's program does not use, in a study of several engines; with a text for every such setting."""
     program = spec.program
     if program is None:
         return spec, ()

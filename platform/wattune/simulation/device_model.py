@@ -235,10 +235,7 @@ def _clock(parameters: PowerModel, demand_w: Array, idle: npt.NDArray[np.bool_])
 
 
 def temperatures(thermal: ThermalModel, power_w: Array, slots: list[int]) -> tuple[Array, Array]:
-    """Core and memory temperature of the devices of one node, in thermal balance with the first cell at the start.
-
-    Power has shape (devices, cells).
-    """
+    """Core and memory temperature (devices, cells) of one node, in thermal balance with the first cell at the start."""
     die, sink, memory = lag(power_w, (thermal.die_tau_s, thermal.sink_tau_s, thermal.memory_tau_s))
     air = thermal.air_c_per_w * upstream_of(thermal, sink, slots)
     die_c_per_w = np.array([thermal.die_c_per_w[slot % len(thermal.die_c_per_w)] for slot in slots])[:, None]
@@ -261,10 +258,7 @@ def upstream_of(thermal: ThermalModel, heat: Array, slots: list[int]) -> Array:
 
 
 def lag(power_w: Array, taus_s: tuple[float, ...]) -> Array:
-    """First-order lags of power, exact for power constant over each cell; starts in balance with the first cell.
-
-    One series for each time constant: shape (taus, devices, cells).
-    """
+    """First-order lags, exact for power constant over each cell and begun in balance: (taus, devices, cells)."""
     keep = np.exp(-CELL_S / np.asarray(taus_s))[:, None]
     result = np.empty((len(taus_s), *power_w.shape))
     state = np.repeat(power_w[None, :, 0], len(taus_s), axis=0)

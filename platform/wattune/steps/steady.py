@@ -15,10 +15,7 @@ MOST_TIMES: Final = 4
 
 
 def is_stable(times_s: Sequence[float]) -> bool:
-    """Returns True where step times neither drift nor alternate: halves, and every other step, have medians alike.
-
-    Fewer than `WINDOW_STEPS` are too few to decide; they count as not stable.
-    """
+    """Returns True where halves, and every other step, have medians alike; fewer than `WINDOW_STEPS` never do."""
     if len(times_s) < WINDOW_STEPS:
         return False
     half = len(times_s) // 2

@@ -24,10 +24,7 @@ class SensorSource:
 
 
 def probe(procfs: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> list[SensorSource]:
-    """Looks for every source of readings wattune knows of.
-
-    Vendors' libraries are opened for a moment, their Python packages are not imported.
-    """
+    """Looks for every source of readings; opens vendors' libraries for a moment, imports none of their packages."""
     checks: dict[str, tuple[Callable[[], str], str]] = {
         "nvml": (_find_nvml, "no NVIDIA GPU is measured; it comes with the driver (in containers: capability utility)"),
         "amd_smi": (_find_amd_smi, "no AMD GPU is measured; library and Python package come with ROCm"),

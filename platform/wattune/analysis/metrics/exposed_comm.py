@@ -292,10 +292,7 @@ def _waits(rows: _Rows) -> dict[tuple[int, int, str], float]:
 
 
 def _durations(rows: _Rows, members: Sequence[list[int]]) -> Floats | None:
-    """Returns nanoseconds of each rank's collectives of one group in order, shape (ranks, collectives).
-
-    None where ranks have different numbers of them.
-    """
+    """Returns nanoseconds of collectives of one group by (ranks, collectives); None where their numbers differ."""
     if len({len(chosen) for chosen in members}) != 1:
         return None
     ordered = [sorted(chosen, key=lambda i: int(rows.start_ns[i])) for chosen in members]

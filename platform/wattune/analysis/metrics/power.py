@@ -40,10 +40,7 @@ class Synchronous:
 
 
 def powers_together(aligned: Aligned) -> tuple[Powers, Synchronous]:
-    """Finds the power traces of a trial, and computes every figure that needs their samples in one pass.
-
-    The figures are empty if the traces are not usable.
-    """
+    """Finds a trial's power traces, and in one pass every figure of their samples: empty unless they are usable."""
     look = _Look(aligned)
     found = powers(aligned, look.add)
     return found, look.found() if found.usable else Synchronous()

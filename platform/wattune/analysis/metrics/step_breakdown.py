@@ -34,10 +34,7 @@ UNDIVIDED_WAIT: Final = "wait"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """Seconds of every rank in every measured step by part, each of shape (steps, ranks).
-
-    Together they are the rank's own step time.
-    """
+    """Seconds of every rank in every measured step by part, each (steps, ranks): together the rank's own step time."""
 
     compute_s: Floats
     waits_s: Mapping[str, Floats]

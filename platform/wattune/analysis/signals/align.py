@@ -70,10 +70,7 @@ class Aligned:
     """The manifests' facts of each node's host, by node."""
 
     def readings(self, tier: str) -> "Each | None":
-        """Returns a tier's readings of every device in order, None unless every device has some.
-
-        A sum over only some of the devices would be wrong.
-        """
+        """Returns every device's readings in order; None unless all have some: a sum over only some would be wrong."""
         found = self.tiers.get(tier, {})
         if not self.devices or any(device not in found for device in self.devices):
             return None

@@ -78,10 +78,7 @@ class Piece:
 
 
 def pieces(series: Series) -> Iterator[Piece]:
-    """Yields the energy under a series of watts at every point of the grid it covers, in pieces.
-
-    A series shorter than a step of the grid has none.
-    """
+    """Yields the energy under watts at every point of the grid, in pieces; a series shorter than a step has none."""
     # The small addends keep times on a grid point there in spite of rounding.
     first = int(np.ceil(series.time_s[0] / GRID_S - 1e-6))
     last = int(np.floor(series.time_s[-1] / GRID_S + 1e-6))
@@ -103,10 +100,7 @@ class EnergySum:
         self._coarsest: tuple[float, tuple[float, ...]] = 0.0, ()
 
     def add(self, series: Iterable[Piece], sensor_period_s: float, smoothed_s: tuple[float, ...]) -> Iterator[Piece]:
-        """Adds one more sensor's pieces and passes them on.
-
-        `smoothed_s` are the lengths of the moving means in its series.
-        """
+        """Adds one more sensor's pieces and passes them on; `smoothed_s` are the lengths of its moving means."""
         first = end = None
         for piece in series:
             new = piece.first + piece.num_again

@@ -57,10 +57,7 @@ class DeepSpeedSession:
     """DeepSpeed between the build and the close of one engine."""
 
     def __init__(self, device: torch.device, local_rank: int) -> None:
-        """Makes DeepSpeed ready to build on the default process group.
-
-        On GPUs DeepSpeed takes the device's index for `local_rank`.
-        """
+        """Makes DeepSpeed ready on the default group; on GPUs it takes the device's index for `local_rank`."""
         quieten()
         _choose_accelerator(device)
         _leave_out_shared_memory()

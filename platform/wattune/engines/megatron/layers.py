@@ -84,10 +84,7 @@ class FusedAttention(nn.Module):
         self.compiler = EAGER
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Attends within each sequence.
-
-        Query [S, B, N, D], key and value [S, B, G, D]; the result is [S, B, N * D].
-        """
+        """Attends within each sequence: query [S, B, N, D], key and value [S, B, G, D] to [S, B, N * D]."""
         turned = (None, None) if self.rotation is None else (self.rotation.cos, self.rotation.sin)
         return self.compiler.run(_attend, query, key, value, *turned, self.is_grouped)
 

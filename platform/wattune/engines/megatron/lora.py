@@ -33,10 +33,7 @@ class _Adapted(nn.Module):
     """The half tensor parallelism cuts: `a` or `b`."""
 
     def __init__(self, base: nn.Module, shapes: Mapping[str, tuple[int, int]], rank: int, config: Any) -> None:
-        """Allocates without initialising.
-
-        `shapes` are outputs and inputs held here, by the torch engine's name; `rank` is the inner width.
-        """
+        """Allocates without initialising: `shapes` are outputs and inputs held here, `rank` the inner width."""
         super().__init__()
         self.base, self.adapted = base, tuple(shapes)
         self.splits_sequence: bool = config.sequence_parallel

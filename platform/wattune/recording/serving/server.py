@@ -202,10 +202,7 @@ class _Looker:
 
 
 class MetricsServer:
-    """Serves the metrics of recordings while entered, one after another or at once.
-
-    Call it as `wattune.recording.recorder.Watcher` of each.
-    """
+    """Serves metrics of recordings while entered; call it as `wattune.recording.recorder.Watcher` of each."""
 
     def __init__(self, address: str, *, remote: bool = False) -> None:
         """Opens the port as `listening_socket` does; nothing is answered before it is entered."""

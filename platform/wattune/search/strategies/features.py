@@ -151,10 +151,7 @@ class Features:
         return np.asarray(np.maximum(squares, 0.0, out=squares))
 
     def by_column(self, rows: NDArray[np.intp]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Computes kernels and squared distances of rows, column by column.
-
-        Both have the shape (columns, rows, rows); their sums are `similar` and `distances2`.
-        """
+        """Computes kernels and squared distances (columns, rows, rows), whose sums are `similar` and `distances2`."""
         shape = (max(self.num_columns, 1), len(rows), len(rows))
         similar, distances2 = np.zeros(shape), np.zeros(shape)
         maps, places = self.additive[rows].astype(np.float64), self.place[rows].astype(np.float64)

@@ -45,10 +45,7 @@ _MOST_ITERATIONS: Final = 30
 
 @dataclass(frozen=True, slots=True)
 class Hyperprior:
-    """Log-normal priors of the hyperparameters.
-
-    Additive and joint amplitude, length, own deviation and noise, then a weight for each column.
-    """
+    """Log-normal priors: additive and joint amplitude, length, own deviation, noise, and a weight for each column."""
 
     log_mean: Vector
     log_std: Vector
@@ -105,10 +102,7 @@ class GaussianProcess:
     weights: Vector
 
     def predict(self, rows: Indices | slice) -> tuple[Vector, Vector]:
-        """Predicts rows, noise left out.
-
-        Returns means and standard deviations in the units of the output.
-        """
+        """Predicts means and standard deviations of rows in the units of the output, noise left out."""
         chosen = np.arange(len(self.scale))[rows]
         weights, inverse = self.weights.astype(np.float32), self.inverse.astype(np.float32)
         mean, explained = np.zeros(len(chosen)), np.zeros(len(chosen))

@@ -21,10 +21,7 @@ SHORTEST_S: Final = 0.1
 
 
 class Gpm:
-    """Two sample buffers of one device that take turns: every pair of neighbouring samples gives one set of means.
-
-    Not for two threads: a sample buffer is not.
-    """
+    """Two sample buffers of one device that take turns, each pair one set of means; not for two threads."""
 
     def __init__(self, nvml: ModuleType, handle: Any, metrics: Sequence[int], clock_ns: Callable[[], int]) -> None:
         """Asks for support and allocates the buffers.
