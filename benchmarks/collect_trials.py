@@ -47,6 +47,7 @@ def row(spec: TrialSpec, result: Run) -> dict[str, Any]:
         "spec": json.dumps(spec.to_json(), sort_keys=True),
         "tags": json.dumps(dict(result.tags), sort_keys=True),
         "numbers": json.dumps(result.numbers.known, sort_keys=True),
+        "prediction": None if result.prediction is None else json.dumps(asdict(result.prediction)),
         **{name: result.metrics.get(name) for name in METRICS},
     }
 

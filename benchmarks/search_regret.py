@@ -42,9 +42,8 @@ from search_regret_page import draw_regret, merge_rows, print_rows, write_tables
 from wattune.cost.estimate import EstimatedMetric
 from wattune.metrics import METRICS
 from wattune.objective import Question, parse_constraint, parse_objective
-from wattune.run import Run, RunStatus
+from wattune.run import Prediction, Run, RunStatus
 from wattune.search.strategies.model_guided import ModelGuided
-from wattune.search.strategies.prediction import Prediction
 from wattune.search.strategies.protocol import Observation, Problem, Strategy
 from wattune.search.strategy import STRATEGIES
 from wattune.trial import TrialSpec

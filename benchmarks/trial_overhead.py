@@ -112,7 +112,7 @@ def one(root: Path, spec: TrialSpec, number: int, isolation: str, cluster: Clust
         "steps_s": steps_s,
         "build_s": build_s,
         "overhead_s": wall_s - steps_s - build_s,
-        "workers_s": float(result.tags["group_start_s"]),
+        "workers_s": result.numbers.group_start_s or 0.0,
         "lost": f"; its workers are replaced: {lost}" if (lost := result.tags.get("group_lost")) else "",
     }
 
@@ -172,7 +172,7 @@ def fail(given: Namespace, root: Path, cluster: Cluster, lanes: Lanes) -> list[s
             print(name, results[-1].status, results[-1].reason, f"{took_s[-1]:.1f} s", file=sys.stderr)
         bad, good = results
         lost = bad.tags.get("group_lost", "")
-        cost = f"its workers, {good.tags.get('group_restart_s', '?')} s" if lost else "nothing"
+        cost = f"its workers, {good.numbers.group_restart_s or '?'} s" if lost else "nothing"
         lines.append(
             f"| {name}: {bad.reason} | {bad.status} | {took_s[0]:.1f} s | {cost} | {good.status} | {took_s[1]:.1f} s |"
         )

@@ -67,6 +67,7 @@ OBJECTS: Final[dict[str, dict[str, str]]] = {
         "quality_reasons": "Codes of the thresholds it does not keep (telemetry.md).",
         "tags": "Facts that are no numbers: engine, device, versions, commit, `simulated`.",
         "numbers": "Numbers that are no metrics, such as `window_s` and `first_step`. One that nobody knows is absent.",
+        "prediction": "What the strategy expected: metric, value, 95 % interval, P(runs and holds). Absent if nothing.",
         "start_wall_ns": "Start, Unix time in nanoseconds.",
         "end_wall_ns": "End, likewise.",
         "recorded": "Of a recording: command, exit code, machine, windows, energy, steps, devices. Absent of a trial.",

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -128,6 +128,31 @@ class Numbers:
     """The rank that used most memory."""
     memory_reserved_peak_bytes: int | None = None
     """Most that the allocator of any rank held."""
+    space: int | None = None
+    """Number of the study's space that held when it ran (`wattune.storage.spaces`)."""
+    attempt: int | None = None
+    """From 2 on, the number of this attempt to run it; None is the first."""
+    cooldown_s: float | None = None
+    """Its wait for cool devices; the run's own times begin after it."""
+    start_temp_max_c: float | None = None
+    """The warmest device when that wait ended, in degrees Celsius."""
+    lane_trial: int | None = None
+    """Number of the trial among those of its warm workers, from 1."""
+    group_start_s: float | None = None
+    """Its wait for workers; 0 where they were there."""
+    group_restart_s: float | None = None
+    """Until its workers were replaced after it."""
+    limit_looks: int | None = None
+    """Looks at the power of its nodes since the first that read all of them, or all looks where none did; None without
+    a hard limit."""
+    limit_looks_seeing: int | None = None
+    """Those of `limit_looks` that read the power of every node."""
+    command_run_s: float | None = None
+    """Length of the whole command."""
+
+    def __or__(self, later: "Numbers") -> "Numbers":
+        """Joins two records; where both know a number, the later one counts."""
+        return replace(self, **later.known)  # type: ignore[arg-type]  # each of its own kind
 
     @property
     def known(self) -> dict[str, float]:
@@ -142,6 +167,19 @@ class Numbers:
 
 NO_NUMBERS: Final = Numbers()
 """Of a run that measured nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """The prediction of one trial's objective and feasibility, made before it ran."""
+
+    metric: str
+    value: float
+    low: float
+    high: float
+    """Ends of the 95 % interval of one measurement."""
+    feasible_probability: float
+    """Probability that it runs and holds every bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +203,8 @@ class Run:
     tags: Mapping[str, str] = field(default_factory=dict)
     """Facts that are not numbers: engine, device, versions, commit, whether telemetry is simulated."""
     numbers: Numbers = NO_NUMBERS
+    prediction: Prediction | None = None
+    """The strategy's expectation of the trial's first run; None where it had none."""
     start_wall_ns: int = 0
     end_wall_ns: int = 0
     recorded: Recorded | None = None
@@ -178,6 +218,8 @@ class Run:
     def to_json(self) -> dict[str, Any]:
         """Returns plain data for `run.json`."""
         data = asdict(self) | {"quality_reasons": list(self.quality_reasons), "numbers": self.numbers.known}
+        if self.prediction is None:
+            del data["prediction"]
         if self.recorded is None:
             del data["recorded"]
         else:
@@ -191,11 +233,12 @@ class Run:
         Raises:
             KeyError, TypeError, ValueError: It is none: a field is missing, unknown, or holds what it cannot.
         """
-        recorded = data.get("recorded")
+        recorded, predicted = data.get("recorded"), data.get("prediction")
         result = cls(
             **{
                 **data,
                 "numbers": Numbers(**data.get("numbers", {})),
+                "prediction": predicted and Prediction(**predicted),
                 "recorded": recorded and Recorded(**{**recorded, "command": tuple(recorded["command"])}),
                 "status": RunStatus(data["status"]),
                 "quality_reasons": tuple(data.get("quality_reasons", ())),
@@ -214,7 +257,10 @@ class Run:
         for name, kind in _RESULT_KINDS:
             if type(getattr(self, name)) is not kind:
                 raise TypeError(f"{name}: got {str(getattr(self, name))[:60]}, allowed: {kind.__name__}")
+        predicted = {} if self.prediction is None else asdict(self.prediction)
         for name, own, kinds in (
+            ("prediction", [value for name, value in predicted.items() if name != "metric"], _NUMBERS),
+            ("prediction.metric", [predicted.get("metric", "")], _TEXTS),
             ("metrics", self.metrics.values(), _NUMBERS),
             ("numbers", (numbers := self.numbers.known).values(), _NUMBERS),
             ("tags", self.tags.values(), _TEXTS),

@@ -60,8 +60,8 @@ def test_a_killed_study_leaves_no_command_and_ends_as_any_other(
     assert {one["status"] for one in found.values()} == {"completed"} and len(found) == 2
     assert (study / "trials" / done_before / "run.json").stat().st_mtime_ns == stamp_ns
     assert [
-        one["tags"].get("attempt", "1") for name, one in sorted(found.items(), key=lambda it: it[0] != done_before)
-    ] == ["1", "2"]
+        one["numbers"].get("attempt", 1) for name, one in sorted(found.items(), key=lambda it: it[0] != done_before)
+    ] == [1, 2]
     assert not commands(tmp_path)
 
     # A bound decides, and says by how much.
@@ -195,7 +195,7 @@ def test_what_somebody_killed_is_tried_again_and_what_failed_where_that_is_asked
     assert again.returncode == 0, again.stdout + again.stderr
     after = by_mode()
     assert {mode for mode, one in after.items() if one["end_wall_ns"] != before[mode]} == {"crash"}
-    assert after["crash"]["tags"]["attempt"] == "2" and after["crash"]["status"] == "crashed"
+    assert after["crash"]["numbers"]["attempt"] == 2 and after["crash"]["status"] == "crashed"
 
 
 @pytest.mark.slow

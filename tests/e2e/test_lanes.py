@@ -152,11 +152,11 @@ with connect() as cluster, Lanes() as lanes:
     assert found["killed"]["tags"]["infra_cause"] == "worker_killed", found["killed"]
     assert found["large"]["reason"].startswith("rank 1 in ")
     assert "4,503,599,627,370,496 bytes asked for" in found["large"]["reason"]
-    assert "group_lost" not in found["large"]["tags"] and found["profiled"]["tags"]["lane_trial"] > "2"
+    assert "group_lost" not in found["large"]["tags"] and found["profiled"]["numbers"]["lane_trial"] > 2
     assert "the profiled pass failed: out of memory, rank 1 in profile" in found["profiled"]["tags"]["profile"]
     assert "group_lost" not in found["profiled"]["tags"] and found["profiled"]["metrics"]["step_time_s"] > 0
     assert "ended without reporting" in found["killed"]["reason"]
-    assert found["after killed"]["tags"]["lane_trial"] == "1" and "group_restart_s" in found["after killed"]["tags"]
+    assert found["after killed"]["numbers"]["lane_trial"] == 1 and "group_restart_s" in found["after killed"]["numbers"]
     ranks = json.loads((Path(found["first"]["folder"]) / "ranks.json").read_text())["ranks"]
     assert [(one["rank"], one["device"], one["slot"]) for one in ranks] == [(0, "cpu0", 0), (1, "cpu1", 1)]
     assert len({one["pid"] for one in ranks}) == 2
@@ -179,7 +179,7 @@ def test_a_worker_killed_from_outside_is_a_repeat_and_one_that_aborts_is_not(
     assert "Traceback" not in running.text
     found = list(results(storage / "killed_worker").values())
     (repeated,) = (one for one in found if one["status"] == "completed")
-    assert repeated["tags"]["attempt"] == "2"
+    assert repeated["numbers"]["attempt"] == 2
     (attempt,) = (storage / "killed_worker").glob("trials/*/attempts/1/run.json")
     killed = json.loads(attempt.read_text())
     assert killed["status"] == "infra_failed" and killed["tags"]["infra_cause"] == "worker_killed"
@@ -223,7 +223,7 @@ with connect() as cluster, Lanes() as lanes:
     assert found["too long"]["status"] == "timed_out" and "measure.timeout_s = 8" in found["too long"]["reason"]
     for label in ("after hangs", "after leaks", "after raises", "after too long"):
         assert found[label]["status"] == "completed", found[label]
-        assert found[label]["tags"]["lane_trial"] == "1" and "group_restart_s" in found[label]["tags"]
+        assert found[label]["numbers"]["lane_trial"] == 1 and "group_restart_s" in found[label]["numbers"]
 
 
 @pytest.mark.slow
@@ -281,7 +281,7 @@ with connect() as cluster, Lanes() as lanes:
     )
     assert [found[label]["status"] for label in ("killed", "next")] == ["infra_failed", "completed"]
     assert "the process that holds the lanes ended" in found["killed"]["reason"]
-    assert found["next"]["tags"]["lane_trial"] == "1" and float(found["next"]["tags"]["group_start_s"]) < 60
+    assert found["next"]["numbers"]["lane_trial"] == 1 and found["next"]["numbers"]["group_start_s"] < 60
 
 
 @pytest.mark.slow
@@ -349,5 +349,5 @@ with connect() as cluster, HeardLanes() as lanes:
         for step, loss in one["losses"].items():
             losses.setdefault(step, set()).add(loss)
     assert len(losses) > 20 and {len(different) for different in losses.values()} == {1}
-    assert [found[f"fresh {number}"]["tags"]["lane_trial"] for number in range(3)] == ["1"] * 3
-    assert found["warm 4"]["tags"]["lane_trial"] == "5"
+    assert [found[f"fresh {number}"]["numbers"]["lane_trial"] for number in range(3)] == [1] * 3
+    assert found["warm 4"]["numbers"]["lane_trial"] == 5

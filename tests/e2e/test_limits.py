@@ -45,11 +45,11 @@ def test_a_trial_above_a_hard_limit_is_stopped_and_the_next_one_completes(
     assert LIMIT_W < float(said[1]) < 1400, "two H200s at their limits"
     assert aborted["reason"] in done.stdout
     # It cost nobody their workers: the next trials run on the same ones.
-    assert "group_lost" not in aborted["tags"] and aborted["tags"]["lane_trial"] == "1"
-    assert dp2["tags"]["lane_trial"] == "3", "between the two the ranks were asked to meet"
+    assert "group_lost" not in aborted["tags"] and aborted["numbers"]["lane_trial"] == 1
+    assert dp2["numbers"]["lane_trial"] == 3, "between the two the ranks were asked to meet"
     assert pp2["status"] == "completed", pp2
     assert pp2["metrics"]["node_device_power_peak_1s_w"] <= LIMIT_W
-    seeing, looks = map(int, pp2["tags"]["limit_looks"].split(" of "))
+    seeing, looks = pp2["numbers"]["limit_looks_seeing"], pp2["numbers"]["limit_looks"]
     assert 3 <= seeing <= looks, "it was watched, too"
 
 
@@ -100,7 +100,7 @@ def test_real_readings_above_a_limit_stop_a_trial_within_seconds(tmp_path: Path,
     said = re.search(r"was ([\d.]+) W over 1 s, the hard limit is 2000 W", hot["reason"])
     assert hot["status"] == "aborted" and said is not None, hot
     assert 2000 < float(said[1]) < 2980, "the highest 1 s mean that the recording holds is 2974 W"
-    assert hot["took_s"] - float(hot["tags"]["group_start_s"]) < 40, "its measured steps alone would have taken 60 s"
+    assert hot["took_s"] - hot["numbers"]["group_start_s"] < 40, "its measured steps alone would have taken 60 s"
     # What the sensors say is another machine's, so how good the measurement is, is not asked; it ran to its end.
-    assert cool["status"] != "aborted" and cool["tags"]["lane_trial"] == "4", cool
+    assert cool["status"] != "aborted" and cool["numbers"]["lane_trial"] == 4, cool
     assert "group_lost" not in hot["tags"]

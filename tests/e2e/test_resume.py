@@ -60,7 +60,7 @@ def test_ctrl_c_and_a_killed_driver_lose_nothing_that_was_finished(
     assert results(study).keys() == {finished, cut_off}
     assert (study / "trials" / finished / "run.json").stat().st_mtime_ns == written_ns
     again = results(study)[cut_off]
-    assert again["status"] == "completed" and again["tags"]["attempt"] == "3"
+    assert again["status"] == "completed" and again["numbers"]["attempt"] == 3
     attempts = [
         json.loads((study / "trials" / cut_off / "attempts" / number / "run.json").read_text()) for number in "12"
     ]
@@ -127,7 +127,7 @@ def test_a_node_killed_in_mid_trial_costs_one_repetition_and_what_needs_it_waits
     (attempt,) = study.glob("trials/*/attempts/1/run.json")
     lost = json.loads(attempt.read_text())
     assert lost["status"] == "infra_failed" and "left the cluster" in lost["reason"]
-    assert found[attempt.parents[2].name]["tags"]["attempt"] == "2"
+    assert found[attempt.parents[2].name]["numbers"]["attempt"] == 2
 
     raylets("add c")
     done = wattune("run", space, "--address", raylets.address, "--json", timeout_s=300)

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +11,7 @@ from wattune.catalog.hardware import DEVICES, ClusterSpec
 from wattune.catalog.models import MODELS
 from wattune.metrics import METRICS
 from wattune.plans.axes import AXES, Plan
-from wattune.run import Run, RunStatus
+from wattune.run import Numbers, Prediction, Run, RunStatus
 from wattune.trial import TRIAL_ID_DIGITS, TrialSpec
 from wattune.workload import Lora, Routing, TokenFile, Workload
 
@@ -141,6 +142,24 @@ def test_trials_from_before_routing_was_chosen_keep_their_ids():
 @given(result=RESULTS)
 def test_a_result_survives_json(result):
     assert Run.from_json(json.loads(json.dumps(result.to_json()))) == result
+
+
+def test_a_result_keeps_its_numbers_and_prediction_as_such_and_refuses_text_for_them() -> None:
+    made = Prediction(metric="tokens_per_s", value=123.456, low=100.0, high=150.0, feasible_probability=0.75)
+    first = Numbers(space=2, group_start_s=1.5)
+    result = Run(trial_id="0" * 12, repeat=0, status=RunStatus.COMPLETED, numbers=first, prediction=made)
+    stored = json.loads(json.dumps(result.to_json()))
+    assert Run.from_json(stored) == result and stored["numbers"] == {"space": 2, "group_start_s": 1.5}
+    assert first | Numbers(space=3, attempt=2) == Numbers(space=3, attempt=2, group_start_s=1.5)
+    for wrong in (
+        {"prediction": {**stored["prediction"], "low": "x"}},
+        {"prediction": {**stored["prediction"], "metric": 1}},
+        {"prediction": {"metric": "tokens_per_s"}},
+        {"prediction": "no mapping"},
+        {"numbers": {"attempt": "2"}},
+    ):
+        with pytest.raises((TypeError, ValueError)):
+            Run.from_json({**stored, **wrong})
 
 
 def test_only_trials_that_say_nothing_about_their_plan_run_again():

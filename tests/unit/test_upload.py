@@ -14,7 +14,7 @@ from wattune import upload
 from wattune.errors import PlanError, TrackingError
 from wattune.objective import Question
 from wattune.ranking.order import rank
-from wattune.run import Run, RunStatus
+from wattune.run import Numbers, Run, RunStatus
 from wattune.storage.measured import MeasuredFolder
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder
@@ -165,7 +165,7 @@ def test_a_later_attempt_replaces_the_one_that_was_sent(
     folder = measured(here, crashed)
     Tracker(uri, here.name, document=DOCUMENT).log_trial(SPEC, crashed, folder.path)
     folder.set_aside()
-    measured(here, replace(result_of(), tags={"attempt": "2"}))
+    measured(here, replace(result_of(), numbers=Numbers(attempt=2)))
     here.write_report("<html>")
     with Delivery(here, Tracker(uri, here.name, document=DOCUMENT), None) as delivery:
         delivery.conclude(rank(here.results(), Question.of(DOCUMENT["objective"])))

@@ -27,12 +27,12 @@ from wattune.orchestrate.scheduling.trial_queue import TrialQueue
 from wattune.ranking.order import Ranking, finalists
 from wattune.ranking.order import rank as rank_trials
 from wattune.ranking.sources import Source, collector_paused, rank_sources
-from wattune.run import Run, RunStatus
+from wattune.run import Numbers, Run, RunStatus
 from wattune.search.prune import Candidates
 from wattune.search.search_entry import Finalists
 from wattune.storage.files import find_storage, require_writable
 from wattune.storage.remote import RemoteStorage
-from wattune.storage.spaces import SPACE_TAG, space_number
+from wattune.storage.spaces import space_number
 from wattune.storage.study import StudyFolder
 from wattune.tracking.store import default_uri
 from wattune.tracking.tracker import Tracker
@@ -339,7 +339,8 @@ def _study_run(
         search=search,
         question=spec.question,
         limits=spec.limits,
-        tags={**environment_tags(), SPACE_TAG: str(study.number_of(spec.document))},
+        tags=environment_tags(),
+        numbers=Numbers(space=study.number_of(spec.document)),
         finalists=lambda: _finalists(planned, study),
         clusters=spec.clusters,
         isolation=spec.isolation,

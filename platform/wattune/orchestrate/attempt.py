@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wattune.fidelity import Role
+from wattune.run import NO_NUMBERS, Numbers, Prediction
 from wattune.trial import Measure, TrialSpec
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ class Attempt:
     role: Role = "trial"
     avoid: frozenset[str] = frozenset()
     """Names of nodes that failed it; others come first."""
-    predicted: str = ""
-    """The strategy's prediction when it proposed the trial, as a tag; empty where it made none."""
+    predicted: Prediction | None = None
+    """The strategy's prediction when it proposed the trial; None where it made none."""
     nodes: "tuple[Node, ...]" = ()
     """The nodes it runs on, in the plan's order."""
     folder: Path = Path()
@@ -34,6 +35,8 @@ class Attempt:
     """Hard limits of the study."""
     tags: Mapping[str, str] = field(default_factory=dict)
     """Facts of the study's environment and of this attempt, kept with the result."""
+    numbers: Numbers = NO_NUMBERS
+    """Numbers of this attempt, kept with the result."""
     isolation: str = "warm"
     """`warm`: on workers that ran other trials before. `fresh`: on new workers, which end with the trial."""
     stop_above_s: float | None = None

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from wattune.run import Run
+from wattune.run import Numbers, Run
 
 COOLDOWN_LOOK_S: Final = 2.0
 """Seconds between two readings of temperatures while a trial waits for its devices to cool."""
@@ -17,7 +17,7 @@ def wait_until_cool(
     max_s: float,
     clock_s: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> dict[str, str]:
+) -> tuple[dict[str, str], Numbers]:
     """Waits until no device is warmer than a temperature.
 
     Args:
@@ -28,30 +28,27 @@ def wait_until_cool(
         sleep: The function that waits.
 
     Returns:
-        Tags for the trial's result: the seconds waited, the temperature of the warmest device then, and what went wrong
-        (`too warm`, `no temperature`).
+        Tags for the trial's result: what went wrong (`too warm`, `no temperature`). Its numbers: the seconds waited,
+        and the temperature of the warmest device then.
     """
     begun_s = clock_s()
     while True:
         temperatures_c = read_c()
         waited_s = clock_s() - begun_s
         if not temperatures_c:
-            return {"cooldown": "no temperature", "cooldown_s": f"{waited_s:.1f}"}
+            return {"cooldown": "no temperature"}, Numbers(cooldown_s=round(waited_s, 1))
         warmest_c = max(temperatures_c.values())
-        tags = {"cooldown_s": f"{waited_s:.1f}", "start_temp_max_c": f"{warmest_c:.1f}"}
+        numbers = Numbers(cooldown_s=round(waited_s, 1), start_temp_max_c=round(warmest_c, 1))
         if warmest_c <= below_c:
-            return tags
+            return {}, numbers
         if waited_s >= max_s:
-            return {"cooldown": "too warm", **tags}
+            return {"cooldown": "too warm"}, numbers
         sleep(min(COOLDOWN_LOOK_S, max_s - waited_s))
 
 
 def waited_s(result: Run) -> float:
-    """Returns how long a trial held its nodes before it began, by the tag of `wait_until_cool`; 0 without a wait.
+    """Returns how long a trial held its nodes before it began, as `wait_until_cool` says; 0 without a wait.
 
     A result's own times begin after the wait.
     """
-    try:
-        return float(result.tags.get("cooldown_s", "0"))
-    except ValueError:  # written by hand
-        return 0.0
+    return result.numbers.cooldown_s or 0.0

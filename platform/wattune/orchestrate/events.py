@@ -6,8 +6,7 @@ from typing import Literal
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.fidelity import Role
-from wattune.run import Run, RunStatus
-from wattune.search.strategies.prediction import Prediction
+from wattune.run import Prediction, Run, RunStatus
 from wattune.storage.study import UnreadableTrial
 from wattune.trial import TrialSpec
 from wattune.workload import Workload

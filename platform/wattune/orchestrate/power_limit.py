@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wattune.analysis.run_data import RunData
+from wattune.run import NO_NUMBERS, Numbers
 from wattune.simulation.sensors import simulate
 from wattune.trial import TrialSpec
 
@@ -19,10 +20,6 @@ NODE_POWER: Final = "node_device_power_w"
 
 NODE_POWER_PEAK: Final = "node_device_power_peak_1s_w"
 """The metric that this limit bounds."""
-
-WATCHED_TAG: Final = "limit_looks"
-"""Tag of a result: the number of looks that saw the power of all nodes, and of all looks since the first one that did.
-If none did, all looks are counted."""
 
 
 def node_power_peak_w(
@@ -97,9 +94,9 @@ class PowerLimit:
         return None
 
     @property
-    def tags(self) -> dict[str, str]:
-        """Tags of the result about the watch; empty without a limit."""
+    def numbers(self) -> Numbers:
+        """Numbers of the result about the watch; none without a limit."""
         if self._limit_w is None:
-            return {}
+            return NO_NUMBERS
         num_looks = self._num_looks - (self._num_before if self._num_seeing else 0)
-        return {WATCHED_TAG: f"{self._num_seeing} of {num_looks}"}
+        return Numbers(limit_looks=num_looks, limit_looks_seeing=self._num_seeing)

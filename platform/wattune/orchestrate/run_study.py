@@ -179,10 +179,10 @@ def _trainable(config: dict[str, Any], *, cluster: Cluster, lanes: Lanes) -> Non
 def _run(attempt: Attempt, cluster: Cluster, lanes: Lanes) -> None:
     measure = attempt.measure
     if measure.cooldown_temp_c is not None:
-        waited = wait_until_cool(
+        tags, numbers = wait_until_cool(
             lambda: _temperatures_c(attempt, lanes), below_c=measure.cooldown_temp_c, max_s=measure.cooldown_max_s
         )
-        attempt = replace(attempt, tags={**attempt.tags, **waited})
+        attempt = replace(attempt, tags={**attempt.tags, **tags}, numbers=attempt.numbers | numbers)
     run_trial(attempt, cluster, lanes)
 
 
@@ -198,6 +198,8 @@ def _note_failure(attempt: Attempt, error: Exception) -> None:
         status=RunStatus.CRASHED,
         reason=f"wattune failed: {said}",
         tags=dict(attempt.tags),
+        numbers=attempt.numbers,
+        prediction=attempt.predicted,
         start_wall_ns=now_ns,
         end_wall_ns=now_ns,
     )

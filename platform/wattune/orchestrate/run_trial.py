@@ -22,7 +22,7 @@ from wattune.orchestrate.telemetry_actor import NodeTelemetry
 from wattune.orchestrate.trial_result import trial_result
 from wattune.orchestrate.trial_telemetry import TrialTelemetry, forget, sampling
 from wattune.plans.program import is_command
-from wattune.run import Run, RunStatus
+from wattune.run import NO_NUMBERS, Numbers, Run, RunStatus
 from wattune.simulation.sensors import simulate
 from wattune.storage.files import with_calibrations
 from wattune.storage.study import TrialFolder
@@ -60,9 +60,10 @@ def run_trial(attempt: Attempt, cluster: Cluster, lanes: Lanes | None = None) ->
         course = _Course(nodes=cluster)
         _measure(attempt, course, workers)
         spans = _write_measurements(attempt, folder, course.answer, course.recorded)
-        tags = {**attempt.tags, "isolation": isolation, **_lane_tags(course.nodes, course.answer)}
-        tags |= course.limit.tags if course.limit is not None else {}
-        ended = replace(attempt, nodes=course.nodes.nodes, tags=tags)
+        tags = {**attempt.tags, "isolation": isolation, "lane": ",".join(node.name for node in course.nodes.nodes)}
+        numbers = attempt.numbers | _lane_numbers(course.answer)
+        numbers |= course.limit.numbers if course.limit is not None else NO_NUMBERS
+        ended = replace(attempt, nodes=course.nodes.nodes, tags=tags, numbers=numbers)
         result = trial_result(ended, course.answer, spans, start_wall_ns=begun.wall_ns)
         if course.assignment is not None and (lost := workers.settle(course.assignment)):
             result = replace(result, tags={**result.tags, "group_lost": lost})
@@ -135,13 +136,12 @@ def _limit(attempt: Attempt, telemetry: TrialTelemetry, lanes: Lanes) -> PowerLi
     return PowerLimit(attempt.limits.get(NODE_POWER), spec.cluster.num_nodes, look)
 
 
-def _lane_tags(cluster: Cluster, answer: Answer) -> dict[str, str]:
-    tags = {"lane": ",".join(node.name for node in cluster.nodes)}
-    if answer.number:
-        tags |= {"lane_trial": str(answer.number), "group_start_s": f"{answer.group_start_s:.3f}"}
-    if answer.restart_s is not None:
-        tags["group_restart_s"] = f"{answer.restart_s:.3f}"
-    return tags
+def _lane_numbers(answer: Answer) -> Numbers:
+    return Numbers(
+        lane_trial=answer.number or None,
+        group_start_s=round(answer.group_start_s, 3) if answer.number else None,
+        group_restart_s=None if answer.restart_s is None else round(answer.restart_s, 3),
+    )
 
 
 def _spans(answer: Answer) -> pa.Table | None:

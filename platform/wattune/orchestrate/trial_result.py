@@ -71,7 +71,7 @@ def trial_result(attempt: Attempt, answer: Answer, spans: pa.Table | None, *, st
     """Assesses a trial whose spans, which are those of all ranks, and telemetry are in its folder."""
     spec, folder = attempt.spec, TrialFolder(attempt.folder)
     status, reason, failure = status_of(spec, answer, attempt.nodes)
-    numbers = rank_numbers(answer.outcomes)
+    numbers = attempt.numbers | rank_numbers(answer.outcomes)
     tags = {**attempt.tags, **_stopped_early(answer.outcomes)}
     if is_command(spec):
         told, numbers = command_told(answer.outcomes, answer.places, numbers, has_steps=spans is not None)
@@ -96,7 +96,8 @@ def trial_result(attempt: Attempt, answer: Answer, spans: pa.Table | None, *, st
         quality=summary.quality,
         quality_reasons=summary.quality_reasons,
         tags={**tags, **summary.tags, **facts, **rank_tags(answer.outcomes, answer.cause)},
-        numbers=summary.numbers,
+        numbers=numbers | summary.numbers,
+        prediction=attempt.predicted,
         start_wall_ns=start_wall_ns,
         end_wall_ns=time.time_ns(),
     )

@@ -17,9 +17,9 @@ from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.bounds import kept_in_draws
 from wattune.ranking.order import Ranking
 from wattune.ranking.work import compares
+from wattune.run import Prediction
 from wattune.search.names import namer
 from wattune.search.strategies.model_guided import ModelGuided
-from wattune.search.strategies.prediction import Prediction
 from wattune.trial import TrialSpec
 from wattune.units import format_probability
 

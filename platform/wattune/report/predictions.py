@@ -7,8 +7,7 @@ from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import Ranking
 from wattune.report.figure import DASHED, Chart, axis_title, blank, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
-from wattune.run import RunStatus
-from wattune.search.strategies.prediction import Prediction
+from wattune.run import Prediction, RunStatus
 from wattune.units import format_probability
 from wattune.view.decisions import predicted_text
 from wattune.view.table import worded
@@ -55,7 +54,7 @@ def _points(row: RankedTrial, metric: str) -> list[tuple[RankedTrial, Prediction
     """
     found = []
     for result in row.repeats:
-        predicted = Prediction.of_tags(result.tags)
+        predicted = result.prediction
         if predicted is None or predicted.metric != metric or result.status is not RunStatus.COMPLETED:
             continue
         if metric in result.metrics and not is_burst(result):

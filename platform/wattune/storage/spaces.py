@@ -43,9 +43,6 @@ SPACE_COLUMN: Final = "space"
 REMOVED: Final = "removed"
 """Status of trials that the space does not list any more; what was measured of them stays and is ranked."""
 
-SPACE_TAG: Final = "space"
-"""Tag of a result: the number of the space that held when its trial ran."""
-
 _RESTORE: Final = "restore it, or remove the study's folder and run the space again"
 _ANEW: Final = "`wattune run` of the space writes it anew"
 
@@ -57,8 +54,7 @@ def space_name(number: int) -> str:
 
 def space_number(result: Run) -> int:
     """Returns the number of the space that held when a trial ran; 1 where nobody says."""
-    text = result.tags.get(SPACE_TAG, "1")
-    return int(text) if text.isascii() and text.isdecimal() else 1
+    return result.numbers.space or 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -292,7 +292,7 @@ class Sent:
 
         A trial whose folder was moved out of its study is measured anew, and its attempts begin at 1 again.
         """
-        attempt, end_ms = attempt_of(result.tags), result.end_wall_ns // NS_PER_MS
+        attempt, end_ms = result.numbers.attempt or 1, result.end_wall_ns // NS_PER_MS
         if attempt > self.attempt or end_ms > self.end_ms:
             return False
         same = (attempt, end_ms) == (self.attempt, self.end_ms)
@@ -304,6 +304,6 @@ def _quality(tags: Mapping[str, str]) -> tuple[str, str]:
 
 
 def attempt_of(tags: Mapping[str, str]) -> int:
-    """Returns the number of the attempt a result is of; a failed trial may run again by `run --retry`."""
+    """Returns the number of the attempt that a run of MLflow's is of; a failed trial may run again by `run --retry`."""
     number = tags.get("attempt", "1")
     return int(number) if number.isdecimal() else 1

@@ -6,7 +6,7 @@ from typing import Any, Final
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.frontier import Frontier, FrontierPoint, PredictedPlan
 from wattune.ranking.suggestions import Suggestions
-from wattune.search.strategies.prediction import Prediction
+from wattune.run import Prediction
 from wattune.trial import TrialSpec
 from wattune.view.table import (
     PERCENT_CHANGE,

@@ -15,7 +15,7 @@ from wattune.orchestrate.cluster import Cluster, Node
 from wattune.orchestrate.events import Event, TrialEvent
 from wattune.orchestrate.scheduling.controller import StudyController
 from wattune.orchestrate.scheduling.study_run import StudyRun
-from wattune.run import Run, RunStatus
+from wattune.run import NO_NUMBERS, Numbers, Run, RunStatus
 from wattune.search.search_entry import Finalists, LadderSettings, Search
 from wattune.search.strategy import Strategy, make_strategy
 from wattune.storage.study import StudyFolder
@@ -87,6 +87,7 @@ class World:
         status: RunStatus = RunStatus.COMPLETED,
         *,
         tags: dict[str, str] | None = None,
+        numbers: Numbers = NO_NUMBERS,
         took_s: float = 10,
     ) -> None:
         """Writes a result as `run_trial` does."""
@@ -101,6 +102,7 @@ class World:
                 reason="" if status is RunStatus.COMPLETED else "made up",
                 metrics=self.measured(spec, repeat) if status is RunStatus.COMPLETED else {},
                 tags=tags or {},
+                numbers=numbers,
                 start_wall_ns=start_ns,
                 end_wall_ns=self.clock_ns,
             )
@@ -110,7 +112,7 @@ class World:
         self, controller: StudyController, running: Attempt, tune_id: str, status: RunStatus = RunStatus.COMPLETED
     ) -> None:
         """Ends a trial with a status."""
-        self.write(running.spec, running.repeat, status, tags=dict(running.tags))
+        self.write(running.spec, running.repeat, status, tags=dict(running.tags), numbers=running.numbers)
         controller.finish(tune_id, error=False)
 
     def drain(self, controller: StudyController) -> list[Attempt]:

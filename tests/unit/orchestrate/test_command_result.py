@@ -43,6 +43,7 @@ def outcome(node, told, *, count=20, first=5, end=15):
         end_index=end,
         start_mono_ns=10**9,
         end_mono_ns=3 * 10**9,
+        over_mono_ns=35 * 10**8,
         wall_minus_mono_ns=WALL_MINUS_MONO_NS[node],
         steps={rank: steps(count) for rank in told},
     )
@@ -90,7 +91,7 @@ def test_copied_steps_are_at_the_same_moment_where_the_clocks_of_nodes_differ():
 def test_without_measured_steps_there_are_no_spans_and_the_run_is_the_window():
     outcomes = [outcome(0, (), first=0, end=None), outcome(1, (), first=0, end=None)]
     assert command_spans(outcomes, PLACES, {}) is None
-    window = Numbers(window_start_mono_ns=1000000000, window_end_mono_ns=3000000000)
+    window = Numbers(window_start_mono_ns=1000000000, window_end_mono_ns=3000000000, command_run_s=2.5)
     assert command_told(outcomes, PLACES, NO_NUMBERS, has_steps=False) == ({"window_node": "n0"}, window)
     run = run_spans(outcomes, PLACES)
     assert [row["rank"] for row in run.to_pylist()] == [0, 1, 2, 3]
@@ -100,7 +101,10 @@ def test_without_measured_steps_there_are_no_spans_and_the_run_is_the_window():
 
 def test_tokens_of_all_nodes_are_added_up():
     outcomes = [outcome(0, (0, 1)), outcome(1, (2, 3))]
-    assert command_told(outcomes, PLACES, NO_NUMBERS, has_steps=True) == ({}, Numbers(told_tokens_per_step=32.0))
+    assert command_told(outcomes, PLACES, NO_NUMBERS, has_steps=True) == (
+        {},
+        Numbers(told_tokens_per_step=32.0, command_run_s=2.5),
+    )
 
 
 def test_devices_that_a_trial_did_not_use_are_left_out_of_its_telemetry():

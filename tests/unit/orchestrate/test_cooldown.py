@@ -3,6 +3,7 @@
 import pytest
 
 from wattune.orchestrate.cooldown import COOLDOWN_LOOK_S, wait_until_cool
+from wattune.run import Numbers
 
 
 class Cooling:
@@ -22,18 +23,18 @@ class Cooling:
 @pytest.mark.parametrize(
     ("max_s", "expected"),
     [
-        (60, {"cooldown_s": "10.0", "start_temp_max_c": "50.0"}),
-        (5, {"cooldown": "too warm", "cooldown_s": "5.0", "start_temp_max_c": "55.0"}),
+        (60, ({}, Numbers(cooldown_s=10.0, start_temp_max_c=50.0))),
+        (5, ({"cooldown": "too warm"}, Numbers(cooldown_s=5.0, start_temp_max_c=55.0))),
     ],
 )
-def test_a_trial_waits_for_its_devices_to_cool(max_s: float, expected: dict[str, str]) -> None:
+def test_a_trial_waits_for_its_devices_to_cool(max_s: float, expected: tuple[dict[str, str], Numbers]) -> None:
     device = Cooling(60)
-    tags = wait_until_cool(device.read_c, below_c=50, max_s=max_s, clock_s=lambda: device.now_s, sleep=device.sleep)
-    assert tags == expected
+    told = wait_until_cool(device.read_c, below_c=50, max_s=max_s, clock_s=lambda: device.now_s, sleep=device.sleep)
+    assert told == expected
 
 
 def test_without_a_temperature_nothing_is_waited_for_and_it_is_said() -> None:
-    tags = wait_until_cool(dict, below_c=50, max_s=60, clock_s=lambda: 0.0)
+    tags, _ = wait_until_cool(dict, below_c=50, max_s=60, clock_s=lambda: 0.0)
     assert tags["cooldown"] == "no temperature"
 
 
@@ -41,13 +42,13 @@ def test_a_device_that_is_cool_already_starts_at_once() -> None:
     def never(_seconds: float) -> None:
         pytest.fail("it is cool")
 
-    tags = wait_until_cool(lambda: {"gpu0": 50.0}, below_c=50, max_s=60, clock_s=lambda: 0.0, sleep=never)
-    assert tags == {"cooldown_s": "0.0", "start_temp_max_c": "50.0"}
+    told = wait_until_cool(lambda: {"gpu0": 50.0}, below_c=50, max_s=60, clock_s=lambda: 0.0, sleep=never)
+    assert told == ({}, Numbers(cooldown_s=0.0, start_temp_max_c=50.0))
 
 
 def test_the_last_pause_ends_at_the_longest_wait() -> None:
     device, slept = Cooling(60), []
-    tags = wait_until_cool(
+    tags, _ = wait_until_cool(
         device.read_c,
         below_c=50,
         max_s=COOLDOWN_LOOK_S + 0.5,

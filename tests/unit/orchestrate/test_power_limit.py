@@ -11,7 +11,8 @@ from specs import trial_spec
 from wattune.analysis.summary import summarize
 from wattune.catalog.models import model
 from wattune.clock import ClockAnchor
-from wattune.orchestrate.power_limit import WATCHED_TAG, PowerLimit, node_power_peak_w, simulated_power_w
+from wattune.orchestrate.power_limit import PowerLimit, node_power_peak_w, simulated_power_w
+from wattune.run import NO_NUMBERS
 from wattune.simulation.sensors import simulate
 from wattune.workers.phases import Span, spans_table
 
@@ -79,16 +80,17 @@ def test_a_limit_stops_at_what_is_above_it_and_says_how_much() -> None:
     power_w: dict[str, float] = {}
     limit = PowerLimit(2900.0, 2, lambda: power_w)
     assert limit() is None
-    assert limit.tags == {WATCHED_TAG: "0 of 1"}
+    assert limit.numbers.known == {"limit_looks": 1, "limit_looks_seeing": 0}
     power_w |= {"n0": 2899.0, "n1": 2900.0}
     assert limit() is None
     node_1_w = power_w.pop("n1")
     assert limit() is None
-    assert limit.tags == {WATCHED_TAG: "1 of 2"}, "a look that saw nothing is counted, not hidden; the start is not"
+    watched = {"limit_looks": 2, "limit_looks_seeing": 1}
+    assert limit.numbers.known == watched, "a look that saw nothing is counted, not hidden; the start is not"
     power_w["n1"] = node_1_w + 50.4
     reason = limit()
     assert reason is not None and "node n1 was 2950.4 W over 1 s, the hard limit is 2900 W" in reason
-    assert limit.tags == {WATCHED_TAG: "2 of 3"}
+    assert limit.numbers.known == {"limit_looks": 3, "limit_looks_seeing": 2}
 
 
 def test_without_a_limit_nobody_looks() -> None:
@@ -96,4 +98,4 @@ def test_without_a_limit_nobody_looks() -> None:
         raise AssertionError
 
     limit = PowerLimit(None, 1, never)
-    assert limit() is None and limit.tags == {}
+    assert limit() is None and limit.numbers == NO_NUMBERS

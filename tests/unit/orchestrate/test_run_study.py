@@ -15,6 +15,7 @@ from ray.tune import TuneError
 
 from wattune.errors import EngineError
 from wattune.orchestrate import lost_cluster, run_study
+from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.run_study import _Alive, _cause, _Progress, _StudySearcher, _trainable, require_libraries
@@ -218,13 +219,13 @@ def test_an_error_of_the_cluster_is_left_to_the_controller(world, specs, searche
 def test_a_trial_begins_when_its_devices_are_cool_and_says_how_warm_they_were(
     world, specs, reported, monkeypatch
 ) -> None:
-    seen: list[dict[str, str]] = []
-    monkeypatch.setattr(run_study, "run_trial", lambda attempt, _cluster, _lanes: seen.append(dict(attempt.tags)))
+    seen: list[Attempt] = []
+    monkeypatch.setattr(run_study, "run_trial", lambda attempt, _cluster, _lanes: seen.append(attempt))
     monkeypatch.setattr(run_study, "_temperatures_c", lambda _attempt, _lanes: {"n0/gpu0": 41.0, "n0/gpu1": 39.5})
     searcher = make_searcher(world, specs[:1], Measure(cooldown_temp_c=45))
     _trainable(searcher.suggest("t0"), cluster=cluster_of(world), lanes=FakeLanes())
-    assert seen[0]["start_temp_max_c"] == "41.0" and seen[0]["nodes"] == "n0"
-    assert seen[0]["ray.cluster"] == "own"
+    assert seen[0].numbers.start_temp_max_c == 41.0 and seen[0].tags["nodes"] == "n0"
+    assert seen[0].tags["ray.cluster"] == "own"
 
 
 def test_a_node_that_left_gets_no_trial_until_it_answers_again(world, new_node, monkeypatch) -> None:

@@ -28,9 +28,9 @@ def test_each_space_says_what_it_changed_and_each_trial_under_which_it_ran() -> 
     spaces = [stored(1), stored(2, space={"tp": [1, 2]}, measure={"min_seconds": 60})]
     kept = prune(parse_space(spaces[1].document)).kept
     runs = [
-        (kept[0].spec, _ran(kept[0].trial_id, 0, {}, 15.2)),
-        (kept[0].spec, _ran(kept[0].trial_id, 1, {"space": "2"}, 61.0)),
-        (kept[1].spec, _ran(kept[1].trial_id, 0, {"space": "2"}, 60.5)),
+        (kept[0].spec, _ran(kept[0].trial_id, 0, None, 15.2)),
+        (kept[0].spec, _ran(kept[0].trial_id, 1, 2, 61.0)),
+        (kept[1].spec, _ran(kept[1].trial_id, 0, 2, 60.5)),
     ]
     ranking = rank(runs, Question.of("maximize tokens_per_s"))
     html = str(spaces_section(spaces, ranking))
@@ -40,12 +40,11 @@ def test_each_space_says_what_it_changed_and_each_trial_under_which_it_ran() -> 
     assert str(spaces_section(spaces[:1], ranking)) == ""
 
 
-def _ran(trial_id: str, repeat: int, tags: dict[str, str], window_s: float) -> Run:
+def _ran(trial_id: str, repeat: int, space: int | None, window_s: float) -> Run:
     return Run(
         trial_id=trial_id,
         repeat=repeat,
         status=RunStatus.COMPLETED,
         metrics={"tokens_per_s": 100.0 + repeat},
-        tags=tags,
-        numbers=Numbers(window_s=window_s),
+        numbers=Numbers(window_s=window_s, space=space),
     )

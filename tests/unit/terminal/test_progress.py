@@ -13,8 +13,7 @@ from rich.text import Text
 
 from wattune.objective import Question
 from wattune.orchestrate.events import RaceStep, RowStopped, TrialProgress
-from wattune.run import Run, RunStatus
-from wattune.search.strategies.prediction import Prediction
+from wattune.run import Prediction, Run, RunStatus
 from wattune.storage.study import UnreadableTrial
 from wattune.terminal.progress import StudyProgress
 

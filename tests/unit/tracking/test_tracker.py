@@ -10,7 +10,7 @@ from tracked_trials import START_NS, folder_of, result_of, runs_of, spec_of
 from wattune.errors import TrackingError
 from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.ranking.order import rank
-from wattune.run import RunStatus
+from wattune.run import Numbers, RunStatus
 from wattune.tracking.reader import read_study
 from wattune.tracking.tracker import Tracker
 from wattune.units import NS_PER_S
@@ -131,7 +131,7 @@ def test_the_module_is_imported_without_mlflow():
 def test_a_trial_that_was_tried_again_takes_the_place_of_what_it_was(tracker, tmp_path):
     spec = spec_of()
     crashed = result_of(spec, RunStatus.CRASHED)
-    again = replace(result_of(spec), tags={"attempt": "2"}, end_wall_ns=crashed.end_wall_ns + 1)
+    again = replace(result_of(spec), numbers=Numbers(attempt=2), end_wall_ns=crashed.end_wall_ns + 1)
     assert tracker.log_trial(spec, crashed, tmp_path / "none")
     assert tracker.log_trial(spec, again, tmp_path / "none")
     assert not tracker.log_trial(spec, again, tmp_path / "none")
@@ -142,7 +142,7 @@ def test_a_trial_that_was_tried_again_takes_the_place_of_what_it_was(tracker, tm
 def test_a_trial_that_was_measured_anew_takes_the_place_of_the_run_that_was_sent(tracker, client, tmp_path):
     """Its folder was moved out of the study, as the message about a damaged one advises: attempts begin anew."""
     spec = spec_of()
-    retried = replace(result_of(spec), tags={"attempt": "2"})
+    retried = replace(result_of(spec), numbers=Numbers(attempt=2))
     anew = replace(result_of(spec), metrics={"tokens_per_s": 40_000.0}, end_wall_ns=retried.end_wall_ns + NS_PER_S)
     assert tracker.log_trial(spec, retried, tmp_path / "none")
     assert [tracker.log_trial(spec, anew, tmp_path / "none") for _ in range(2)] == [True, False]

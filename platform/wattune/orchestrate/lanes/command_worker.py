@@ -289,7 +289,7 @@ def _provenance(environment: Mapping[str, str], arguments: Sequence[str]) -> dic
 
 
 def _outcome(rank: int, found: ProgramOutcome, provenance: Mapping[str, str]) -> RankOutcome:
-    facts = {"steps_source": found.source, "command_run_s": f"{found.run_s:.3f}"}
+    facts = {"steps_source": found.source}
     if found.problems:
         facts["steps_problems"] = "; ".join(found.problems)[:1000]
     return RankOutcome(

@@ -29,8 +29,7 @@ from wattune.orchestrate.failures import (
 from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.orchestrate.scheduling.trial_queue import TrialQueue
-from wattune.run import Run, RunStatus
-from wattune.search.strategies.prediction import PREDICTED_TAG, Prediction
+from wattune.run import NO_NUMBERS, Numbers, Run, RunStatus
 from wattune.search.strategy import Strategy
 from wattune.storage.study import StudyFolder, TrialFolder, UnreadableTrial
 from wattune.trial import TrialSpec
@@ -70,7 +69,9 @@ _MAY_BE_A_DEAD_NODE: Final = (
 """Statuses of a trial whose node may have died."""
 
 
-def recover(study: StudyFolder, tags: Mapping[str, str]) -> tuple[list[tuple[TrialSpec, Run]], list[UnreadableTrial]]:
+def recover(
+    study: StudyFolder, tags: Mapping[str, str], numbers: Numbers = NO_NUMBERS
+) -> tuple[list[tuple[TrialSpec, Run]], list[UnreadableTrial]]:
     """Reads a study that no process runs, and marks trials that ran when its last process died as `interrupted`.
 
     Returns its results, and the trials whose files cannot be read: they are left as they are, and not run again.
@@ -90,6 +91,7 @@ def recover(study: StudyFolder, tags: Mapping[str, str]) -> tuple[list[tuple[Tri
                 status=RunStatus.INTERRUPTED,
                 reason=CUT_OFF,
                 tags=dict(tags),
+                numbers=numbers,
                 start_wall_ns=folder.begun_wall_ns(),
                 end_wall_ns=time.time_ns(),
             )
@@ -107,7 +109,7 @@ class StudyController:
         The listener is called from one thread at a time.
         """
         self._study, self._strategy, self._run, self._listener = study, strategy, run, listener
-        results, unreadable = recover(study, run.tags)
+        results, unreadable = recover(study, run.tags, run.numbers)
         self._unreadable = tuple(unreadable)
         self._queue = TrialQueue(strategy, run, results, unreadable=[one.name for one in self._unreadable])
         self._lock = threading.RLock()
@@ -275,12 +277,10 @@ class StudyController:
         tags = {**self._run.tags, "nodes": ",".join(node.name for node in nodes)}
         raced = self._run.search.finalists
         tags |= role_tags(queued.role, raced.until if raced is not None else None)
-        tags |= {PREDICTED_TAG: queued.predicted} if queued.predicted else {}
         folder, run = self._folder(queued), self._run
         num_attempts = len(folder.attempts())
         if folder.result() is not None:  # interrupted: it is set aside when this attempt begins
             num_attempts += 1
-        tags |= {"attempt": str(num_attempts + 1)} if num_attempts else {}
         return replace(
             queued,
             nodes=nodes,
@@ -288,6 +288,7 @@ class StudyController:
             seed=run.search.seed,
             limits=run.limits,
             tags=tags,
+            numbers=replace(run.numbers, attempt=num_attempts + 1 if num_attempts else None),
             isolation=run.isolation,
             stop_above_s=self._queue.stop_above_s(queued),
         )
@@ -381,6 +382,8 @@ class StudyController:
             status=status,
             reason=reason,
             tags=dict(running.tags),
+            numbers=running.numbers,
+            prediction=running.predicted,
             start_wall_ns=begun_ns,
             end_wall_ns=now_ns,
         )
@@ -408,7 +411,7 @@ class StudyController:
                 nodes=running.node_names,
                 progress=progress,
                 num_left=self._num_to_come,
-                predicted=Prediction.of_tags(running.tags),
+                predicted=running.predicted,
                 expected_s=self._queue.announced_s(running) if kind == "started" else 0.0,
             )
         )

@@ -71,8 +71,8 @@ def graphs_of(spec: TrialSpec) -> Hashable:
 
 
 def waited_for_workers(result: Run) -> bool:
-    """Returns whether workers were made for a trial, by its tag `group_start_s`; False where nothing says so."""
-    return result.tags.get("group_start_s", "").strip("0.") != ""
+    """Returns whether workers were made for a trial, by its number `group_start_s`; False where nothing says so."""
+    return bool(result.numbers.group_start_s)
 
 
 @lru_cache(maxsize=64)

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from wattune.fidelity import role_of
 from wattune.orchestrate.attempt import Attempt
-from wattune.run import Run, RunStatus
-from wattune.search.strategies.prediction import prediction_tag
+from wattune.run import Prediction, Run, RunStatus
+from wattune.search.strategies.prediction import prediction_of
 from wattune.search.strategy import Strategy, TimedStrategy
 from wattune.trial import TrialSpec
 
@@ -25,7 +25,7 @@ class Proposals:
         self._run_last: set[str] = set()
         self._first: deque[TrialSpec] = deque()
         self._last: deque[TrialSpec] = deque()
-        self._predicted: dict[str, str] = {}
+        self._predicted: dict[str, Prediction | None] = {}
 
     def add(self, spec: TrialSpec, result: Run, *, runs_last: bool) -> None:
         """Takes in a result of an earlier call that counts for nothing, if it is one of the search.
@@ -55,7 +55,7 @@ class Proposals:
         known.
         """
         found = self._next(room, expected_s)
-        self._predicted |= {spec.trial_id: prediction_tag(self._strategy, spec) for spec in found}
+        self._predicted |= {spec.trial_id: prediction_of(self._strategy, spec) for spec in found}
         return found
 
     def with_prediction(self, queued: Attempt) -> Attempt:
@@ -63,7 +63,7 @@ class Proposals:
 
         So the full measurement after a burst is told against what was known before the burst.
         """
-        return replace(queued, predicted=self._predicted.get(queued.trial_id, ""))
+        return replace(queued, predicted=self._predicted.get(queued.trial_id))
 
     def _next(self, room: int, expected_s: Callable[[TrialSpec], float] | None) -> list[TrialSpec]:
         if self._first:

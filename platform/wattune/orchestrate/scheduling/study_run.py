@@ -8,7 +8,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.cost.out_of_memory import LIKELY
 from wattune.objective import Question
 from wattune.orchestrate.scheduling.budget import Budget
-from wattune.run import Run, RunStatus
+from wattune.run import NO_NUMBERS, Numbers, Run, RunStatus
 from wattune.search.search_entry import Search
 from wattune.trial import Measure, TrialSpec
 
@@ -31,6 +31,8 @@ class StudyRun:
     """Returns the best trials so far, best first; called once, when all others have run."""
     clusters: tuple[ClusterSpec, ...]
     """Clusters that trials may run on."""
+    numbers: Numbers = NO_NUMBERS
+    """Kept with every result: the number of the space."""
     isolation: str = "warm"
     reference: TrialSpec | None = None
     """The trial that is measured again and again; None takes an ordinary one of `candidates` for each kind of

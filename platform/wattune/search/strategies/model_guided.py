@@ -13,11 +13,11 @@ import numpy as np
 from wattune.arrays import Indices
 from wattune.fidelity import is_burst, is_soak
 from wattune.objective import Constraint
-from wattune.run import Run, RunStatus
+from wattune.run import Prediction, Run, RunStatus
 from wattune.search.strategies.acquisition import log_expected_improvement, log_probability
 from wattune.search.strategies.features import make_features
 from wattune.search.strategies.gaussian_process import GaussianProcess, Vector
-from wattune.search.strategies.prediction import Prediction, Predictions, log_joint
+from wattune.search.strategies.prediction import Predictions, log_joint
 from wattune.search.strategies.protocol import FAILED, TEACHES_NOTHING, Observation, Problem, draw
 from wattune.search.strategies.surrogate import Belief, Quantity, Surrogate
 from wattune.trial import TrialSpec

@@ -1,21 +1,18 @@
 """Predicted measurements of candidates, in the metrics' own units: values, intervals, and probabilities of bounds."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Final, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from wattune.objective import Constraint
+from wattune.run import Prediction
 from wattune.search.strategies.acquisition import log_expected_improvement, log_probability
 from wattune.search.strategies.gaussian_process import Vector
 from wattune.search.strategies.surrogate import Belief, Quantity
 from wattune.trial import TrialSpec
-
-PREDICTED_TAG: Final = "predicted"
-"""Tag of a trial's result: the prediction of its first run, as `Prediction.tag` writes it."""
 
 
 def log_joint(logs: Sequence[Vector]) -> Vector:
@@ -27,34 +24,6 @@ def log_joint(logs: Sequence[Vector]) -> Vector:
     return np.asarray(0.5 * np.sum(logs, axis=0) + 0.5 * np.min(logs, axis=0))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """The prediction of one trial's objective and feasibility, made before it ran."""
-
-    metric: str
-    value: float
-    low: float
-    high: float
-    """Ends of the 95 % interval of one measurement."""
-    feasible_probability: float
-    """Probability that it runs and holds every bound."""
-
-    def tag(self) -> str:
-        """Returns it as the text of a tag."""
-        rounded = {key: float(f"{one:.6g}") if isinstance(one, float) else one for key, one in asdict(self).items()}
-        return json.dumps(rounded)
-
-    @classmethod
-    def of_tags(cls, tags: Mapping[str, str]) -> "Prediction | None":
-        """Reads the prediction among a result's tags; None where there is none that can be read."""
-        try:
-            found = json.loads(tags[PREDICTED_TAG])
-            numbers = {name: float(found[name]) for name in ("value", "low", "high", "feasible_probability")}
-            return cls(metric=str(found["metric"]), **numbers)
-        except (KeyError, TypeError, ValueError):
-            return None
-
-
 @runtime_checkable
 class Predicts(Protocol):
     """A strategy that can say what it expects of a candidate."""
@@ -64,10 +33,9 @@ class Predicts(Protocol):
         ...
 
 
-def prediction_tag(strategy: object, spec: TrialSpec) -> str:
-    """Returns a strategy's prediction of a trial that it has just proposed as a tag; empty where it makes none."""
-    found = strategy.prediction(spec) if isinstance(strategy, Predicts) else None
-    return "" if found is None else found.tag()
+def prediction_of(strategy: object, spec: TrialSpec) -> Prediction | None:
+    """Returns a strategy's prediction of a trial that it has just proposed; None where it makes none."""
+    return strategy.prediction(spec) if isinstance(strategy, Predicts) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

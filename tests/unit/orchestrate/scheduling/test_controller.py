@@ -12,7 +12,7 @@ from wattune.orchestrate.events import Placement, Preview, RowStopped, TrialEven
 from wattune.orchestrate.failures import CAUSE_TAG, MOST_ALIKE, MOST_TRIES, NODES_TAG, Cause, Failure
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.controller import STOPPED
-from wattune.run import Run, RunStatus
+from wattune.run import Numbers, Run, RunStatus
 from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import Measure, TrialSpec
 
@@ -48,7 +48,7 @@ def test_a_stopped_attempt_is_kept_aside_and_the_next_begins_empty(world, specs)
     (folder.path / "telemetry" / "n0" / "manifest.json").write_text("{}")
     controller = world.controller(specs)
     running = controller.next("t0")
-    assert running.tags["attempt"] == "2"
+    assert running.numbers.attempt == 2
     assert folder.result() is None and not (folder.path / "telemetry").exists()
     world.run(controller, running, "t0")
     assert world.result(specs[0]).status is RunStatus.COMPLETED
@@ -72,7 +72,7 @@ def test_a_trial_whose_driver_dies_is_tried_three_times_and_then_left_to_a_later
     controller = world.controller(specs, strategy=strategy)
     for number in range(MOST_TRIES):
         running = controller.next(f"t{number}")
-        assert running.spec == specs[0] and running.tags.get("attempt", "1") == str(number + 1)
+        assert running.spec == specs[0] and (running.numbers.attempt or 1) == number + 1
         controller.finish(f"t{number}", error=True)
         found = world.result(specs[0])
         assert found.status is RunStatus.INFRA_FAILED and found.tags[CAUSE_TAG] == Cause.HEAD
@@ -98,7 +98,7 @@ def test_a_later_call_tries_once_more_and_last_of_all(world, specs) -> None:
     second = controller.next("t1")
     world.run(controller, second, "t1")
     again = controller.next("t2")
-    assert sizes([second, again]) == [4, 1] and again.tags["attempt"] == str(MOST_TRIES + 1)
+    assert sizes([second, again]) == [4, 1] and again.numbers.attempt == MOST_TRIES + 1
     controller.finish("t2", error=True)
     assert controller.next("t3") is None and controller.ending == "failures"
 
@@ -196,7 +196,7 @@ def test_failed_trials_run_again_if_asked_and_what_they_left_stays(world, specs)
     preview = [one for one in world.heard if isinstance(one, Preview)][-1]
     assert (preview.num_again, preview.num_done) == (1, 2)
     (running,) = world.drain(controller)
-    assert running.spec == specs[0] and running.tags["attempt"] == "2"
+    assert running.spec == specs[0] and running.numbers.attempt == 2
     folder = world.study.trial(specs[0].trial_id, 0)
     assert [one.status for one in folder.attempts()] == [RunStatus.CRASHED]
     assert world.result(specs[0]).status is RunStatus.COMPLETED
@@ -463,14 +463,15 @@ def test_a_budget_of_hours_starts_nothing_that_would_end_too_late(world, specs) 
 
 
 def test_a_trial_rejected_by_its_estimate_keeps_what_it_measured_before(world, specs) -> None:
-    world.write(specs[0], status=RunStatus.ABORTED, tags={"limit_looks": "3 of 3"})
+    watched = Numbers(limit_looks=3, limit_looks_seeing=3)
+    world.write(specs[0], status=RunStatus.ABORTED, numbers=watched)
     measured = world.study.trial(specs[0].trial_id, 0)
     measured.write_output(0, "what it said")
     limits = {"node_device_power_w": 1000.0}
     above = {"estimate": lambda _spec: {"node_device_power_peak_1s_w": 1200.0}, "outdated": lambda _result: True}
     assert world.controller(specs[:1], limits=limits, **above).next("t0") is None
     assert world.result(specs[0]).status is RunStatus.REJECTED
-    assert [one.tags for one in measured.attempts()] == [{"limit_looks": "3 of 3"}]
+    assert [one.numbers for one in measured.attempts()] == [watched]
     assert not (measured.path / "output").exists(), "it is no output of the trial that was rejected"
 
 

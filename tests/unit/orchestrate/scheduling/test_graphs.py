@@ -7,7 +7,7 @@ from specs import trial_spec
 
 from wattune.catalog.models import model
 from wattune.orchestrate.scheduling.graphs import PLANS_KEPT, WarmGraphs, graphs_of, waited_for_workers
-from wattune.run import Run, RunStatus
+from wattune.run import Numbers, Run, RunStatus
 from wattune.trial import TrialSpec
 from wattune.workload import Workload
 
@@ -80,8 +80,7 @@ def test_after_so_many_plans_all_graphs_are_forgotten() -> None:
     assert warm.start_of(spec(micro_batch_size=1), "n0") == "new_graphs"
 
 
-@pytest.mark.parametrize(("tag", "waited"), [("23.290", True), ("0.000", False), (None, False), ("10.000", True)])
-def test_the_result_says_whether_workers_were_made(tag, waited) -> None:
-    tags = {} if tag is None else {"group_start_s": tag}
-    result = Run(trial_id="0" * 12, repeat=0, status=RunStatus.COMPLETED, tags=tags)
+@pytest.mark.parametrize(("start_s", "waited"), [(23.29, True), (0.0, False), (None, False), (10.0, True)])
+def test_the_result_says_whether_workers_were_made(start_s, waited) -> None:
+    result = Run(trial_id="0" * 12, repeat=0, status=RunStatus.COMPLETED, numbers=Numbers(group_start_s=start_s))
     assert waited_for_workers(result) is waited

@@ -12,9 +12,8 @@ from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT, FIRST_REFERENC
 from wattune.objective import Question
 from wattune.orchestrate.events import Preview, RaceStep, TrialEvent
 from wattune.orchestrate.scheduling.budget import Budget
-from wattune.run import RunStatus
+from wattune.run import Numbers, Prediction, RunStatus
 from wattune.search.search_entry import Burst, Finalists, LadderSettings
-from wattune.search.strategies.prediction import Prediction
 from wattune.search.strategy import make_strategy
 from wattune.trial import Measure, TrialSpec
 
@@ -116,7 +115,7 @@ def test_a_preview_counts_neither_runs_nor_interruptions_of_trials_that_the_spac
 def test_the_wait_for_cool_devices_is_a_part_of_the_time_a_trial_is_expected_to_take(world, make_specs) -> None:
     specs, measure = make_specs(3), Measure(reference_every=0, cooldown_temp_c=40)
     for spec in specs[:2]:
-        world.write(spec, took_s=60, tags={"cooldown_s": "240.0"})
+        world.write(spec, took_s=60, numbers=Numbers(cooldown_s=240.0))
     assert world.controller(specs, measure=measure, budget=Budget(max_hours=250 / 3600)).next("t0") is None
     assert world.controller(specs, measure=measure, budget=Budget(max_hours=310 / 3600)).next("t0") is not None
 
@@ -296,13 +295,13 @@ def test_a_prediction_is_kept_with_the_first_run_of_the_trial_that_it_proposed(w
     specs = make_specs(3)
     controller = world.controller(specs, strategy=Predicting(specs), num_trials=3, measure=Measure(repeats=2))
     ran = world.drain(controller)
-    values = {one.name: Prediction.of_tags(one.tags) for one in ran}
+    values = {one.name: one.predicted for one in ran}
     for one in ran:
         found = values[one.name]
         assert (found is None) == (one.repeat > 0)
         assert found is None or found.value == one.spec.plan.micro_batch_size
     plain = world.drain(world.controller(make_specs(2), strategy=learner(make_specs(2))))
-    assert all("predicted" not in one.tags for one in plain)
+    assert all(one.predicted is None for one in plain)
 
 
 def test_the_full_measurement_after_a_burst_keeps_what_was_predicted_before_it(world, make_specs, learner) -> None:
@@ -317,7 +316,7 @@ def test_the_full_measurement_after_a_burst_keeps_what_was_predicted_before_it(w
     ran = world.drain(world.controller(specs, strategy=Predicting(specs), num_trials=4, ladder=rule))
     values: dict[str, list[float]] = {}
     for one in ran:
-        values.setdefault(one.trial_id, []).append(Prediction.of_tags(one.tags).value)
+        values.setdefault(one.trial_id, []).append(one.predicted.value)
     assert len(values) == 4 and 2 in map(len, values.values())
     assert all(len(set(one)) == 1 for one in values.values())
 
@@ -551,8 +550,8 @@ def on_gpus(world, new_node) -> None:
 def ran_earlier(world, specs: list[TrialSpec], times_s: list[float]) -> None:
     """Trials of an earlier call: its first waited for workers."""
     for number, (spec, took_s) in enumerate(zip(specs, times_s, strict=True)):
-        tags = {"nodes": "g0", "group_start_s": "23.290" if not number else "0.000"}
-        world.write(spec, tags=tags, took_s=took_s)
+        start_s = Numbers(group_start_s=0.0 if number else 23.29)
+        world.write(spec, tags={"nodes": "g0"}, numbers=start_s, took_s=took_s)
 
 
 def sharded(spec: TrialSpec) -> list[TrialSpec]:

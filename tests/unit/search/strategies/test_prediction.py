@@ -7,9 +7,10 @@ import pytest
 from known_space import BEST, POWER, SPECS, is_feasible, metrics, problem, result
 
 from wattune.objective import parse_constraint
+from wattune.run import Prediction
 from wattune.search.strategies.listed import Random
 from wattune.search.strategies.model_guided import NUM_DRAWN, ModelGuided
-from wattune.search.strategies.prediction import Prediction, log_joint, prediction_tag
+from wattune.search.strategies.prediction import log_joint, prediction_of
 from wattune.search.strategies.surrogate import Belief
 
 
@@ -71,19 +72,11 @@ def test_a_looser_bound_is_never_less_likely_and_gains_are_of_better_plans() -> 
     assert found.log_beats(metrics(BEST)["tokens_per_s"] * 10).max() < math.log(0.05)
 
 
-def test_a_tag_keeps_a_prediction_and_anything_else_is_none() -> None:
-    made = Prediction(metric="tokens_per_s", value=123.456, low=100.0, high=150.0, feasible_probability=0.75)
-    assert Prediction.of_tags({"predicted": made.tag()}) == made
-    for text in ("", "[]", "{}", '{"metric": "tokens_per_s"}', made.tag().replace("100.0", '"x"')):
-        assert Prediction.of_tags({"predicted": text}) is None
-    assert Prediction.of_tags({}) is None
-
-
-def test_only_a_strategy_that_predicts_gives_a_tag() -> None:
+def test_only_a_strategy_that_predicts_gives_a_prediction() -> None:
     strategy, _ = searched(8)
-    found = Prediction.of_tags({"predicted": prediction_tag(strategy, BEST)})
+    found = prediction_of(strategy, BEST)
     assert found is not None and found.low < found.value < found.high
-    assert prediction_tag(Random(SPECS, seed=0), BEST) == ""
+    assert prediction_of(Random(SPECS, seed=0), BEST) is None
 
 
 def test_predicting_changes_no_proposal() -> None:
