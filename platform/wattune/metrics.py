@@ -287,7 +287,7 @@ METRICS: Final[dict[str, Metric]] = {
     **_metrics(
         "step_breakdown | lower | kernels spans",
         host_bound_frac=(
-            "share of a step in which devices run nothing and wait for their host",
+            "share of a step in which devices wait for their host, or in a collective for another rank's",
             lambda run, found: run.host_bound_frac(found["step_time_s"]),
         ),
     ),

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wattune.analysis.metrics.energy import Powers, enforced_limit_w, total_energy_j
-from wattune.analysis.metrics.exposed_comm import busy_s, kernel_metrics, parts
+from wattune.analysis.metrics.exposed_comm import busy_s, kernel_metrics, parts, waits_for_peers_s
 from wattune.analysis.metrics.outlier import Outlier, outliers
 from wattune.analysis.metrics.phases import Segments, segments, traces_by_device
 from wattune.analysis.metrics.power import Synchronous, powers_together
@@ -364,12 +364,13 @@ class Examined:
         return self._profile[1]
 
     def host_bound_frac(self, step_time_s: float) -> float | None:
-        """Share of a step in which devices wait for their host; None without a profiled pass."""
+        """Share of a step in which devices wait for a host, theirs or a peer's; None without a profiled pass."""
         kernels = self.data.kernels
         busy = None if kernels is None else busy_s(kernels)
         if kernels is None or busy is None or not step_time_s:
             return None
-        return host_bound_frac(busy, busy_s(kernels, collectives=False) or 0.0, step_time_s, self.division)
+        own = busy_s(kernels, collectives=False) or 0.0
+        return host_bound_frac(max(busy - waits_for_peers_s(kernels), own), own, step_time_s, self.division)
 
     @cached_property
     def outliers(self) -> tuple[Outlier, ...]:

@@ -5,7 +5,7 @@ Inductor kernels on H200). Names of AMD's libraries (Tensile, AOTriton, RCCL) co
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -271,18 +271,8 @@ def _waits(rows: _Rows) -> dict[tuple[int, int, str], float]:
     The same collective ends on all its ranks together, and the rank that comes last only transfers. The extra time of
     any other rank is waiting. No clocks are compared.
     """
-    by_group: dict[tuple[int, tuple[str, str, str]], dict[int, list[int]]] = {}
-    for (rank, step), chosen in rows.rows.items():
-        for i in chosen:
-            category, (_, ranks, _) = rows.category[i], rows.instance[i]
-            if category.startswith("comm_") and not category.startswith("comm_pp_") and ranks:
-                by_group.setdefault((step, rows.instance[i]), {}).setdefault(rank, []).append(i)
     spent: dict[tuple[int, int, str], list[float]] = {}
-    for (step, (_, ranks, _)), members in by_group.items():
-        expected = len(re.findall(r"\d+", ranks))
-        durations = _durations(rows, list(members.values()))
-        if len(members) != expected or expected < 2 or durations is None:
-            continue
+    for step, members, durations in _shared(rows):
         late = durations - durations.min(axis=0)
         for row, (rank, chosen) in enumerate(members.items()):
             sums = spent.setdefault((rank, step, rows.category[chosen[0]]), [0.0, 0.0])
@@ -291,10 +281,72 @@ def _waits(rows: _Rows) -> dict[tuple[int, int, str], float]:
     return {key: late / whole for key, (late, whole) in spent.items() if whole > 0}
 
 
-def _durations(rows: _Rows, members: Sequence[list[int]]) -> Floats | None:
-    """Returns nanoseconds of collectives of one group by (ranks, collectives); None where their numbers differ."""
-    if len({len(chosen) for chosen in members}) != 1:
-        return None
-    ordered = [sorted(chosen, key=lambda i: int(rows.start_ns[i])) for chosen in members]
-    result: Floats = np.array([rows.end_ns[chosen] - rows.start_ns[chosen] for chosen in ordered], np.float64)
-    return result
+def _shared(rows: _Rows) -> Iterator[tuple[int, dict[int, list[int]], Floats]]:
+    """Yields the collectives of each step and group whose ranks are all there, with as many of them each.
+
+    Rows by rank are in order of start; durations are nanoseconds of shape (ranks, collectives).
+    """
+    by_group: dict[tuple[int, tuple[str, str, str]], dict[int, list[int]]] = {}
+    for (rank, step), chosen in rows.rows.items():
+        for i in chosen:
+            category, (_, ranks, _) = rows.category[i], rows.instance[i]
+            if category.startswith("comm_") and not category.startswith("comm_pp_") and ranks:
+                by_group.setdefault((step, rows.instance[i]), {}).setdefault(rank, []).append(i)
+    for (step, (_, ranks, _)), found in by_group.items():
+        expected = len(re.findall(r"\d+", ranks))
+        if len(found) != expected or expected < 2 or len({len(chosen) for chosen in found.values()}) != 1:
+            continue
+        members = {rank: sorted(chosen, key=lambda i: int(rows.start_ns[i])) for rank, chosen in found.items()}
+        yield step, members, np.array([rows.end_ns[each] - rows.start_ns[each] for each in members.values()], float)
+
+
+class _Running:
+    """Time in which any of some kernels run."""
+
+    def __init__(self, rows: _Rows, chosen: Sequence[int]) -> None:
+        order = np.array(sorted(chosen, key=lambda i: int(rows.start_ns[i])), int)
+        starts, ended = rows.start_ns[order], np.maximum.accumulate(rows.end_ns[order])
+        is_first = np.ones(len(order), bool)
+        is_first[1:] = starts[1:] > ended[:-1]
+        lengths = ended[np.append(is_first[1:], True)[: len(order)]] - starts[is_first]
+        sums = np.cumsum(lengths)
+        self._edges = np.column_stack([starts[is_first], starts[is_first] + lengths]).ravel()
+        self._sums = np.column_stack([sums - lengths, sums]).ravel()
+
+    def idle_ns(self, start_ns: Floats, end_ns: Floats) -> Floats:
+        """Nanoseconds of intervals in which none of them runs."""
+        if not len(self._edges):
+            return end_ns - start_ns
+        ran = np.interp(end_ns, self._edges, self._sums) - np.interp(start_ns, self._edges, self._sums)
+        idle: Floats = np.maximum(end_ns - start_ns - ran, 0.0)
+        return idle
+
+
+def waits_for_peers_s(kernels: pa.Table) -> float:
+    """Returns the mean time of a profiled step in which a rank's collective waits for another rank's host.
+
+    The kernel of a rank that comes early runs until the latest rank has come. Of that wait counts what the latest
+    rank's device had nothing to run: its host had launched nothing. A wait for work that the latest rank still does is
+    none of the host's, nor is one beside other kernels of the rank that waits. A collective ends on all ranks together,
+    so that no clocks are compared.
+    """
+    rows = _Rows(kernels)
+    latest_runs = {cell: _Running(rows, chosen) for cell, chosen in rows.rows.items()}
+    compute_runs = {
+        cell: _Running(rows, [i for i in chosen if not rows.category[i].startswith("comm_")])
+        for cell, chosen in rows.rows.items()
+    }
+    total_ns = 0.0
+    for step, members, durations in _shared(rows):
+        shortest, latest = durations.min(axis=0), durations.argmin(axis=0)
+        ranks, order = list(members), np.array(list(members.values()))
+        for row, rank in enumerate(ranks):
+            start_ns = rows.start_ns[order[row]].astype(float)
+            alone_ns = compute_runs[rank, step].idle_ns(start_ns, start_ns + durations[row] - shortest)
+            for other in set(latest.tolist()) - {row}:
+                of = latest == other
+                came_ns = rows.start_ns[order[other]][of].astype(float)
+                idle_ns = latest_runs[ranks[other], step].idle_ns(came_ns - (durations[row] - shortest)[of], came_ns)
+                total_ns += float(np.minimum(alone_ns[of], idle_ns).sum())
+    profiled = sum(len(chosen) > 0 for chosen in rows.rows.values())
+    return total_ns / max(profiled, 1) / NS_PER_S

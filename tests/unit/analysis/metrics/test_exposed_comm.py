@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattune.analysis.metrics.exposed_comm import busy_s, kernel_metrics, parts
+from wattune.analysis.metrics.exposed_comm import busy_s, kernel_metrics, parts, waits_for_peers_s
 from wattune.plans.axes import Plan
 from wattune.schema import KERNELS
 
@@ -185,3 +185,52 @@ def test_a_processor_has_no_device_to_wait_for_it() -> None:
     assert busy_s(table(step_of(), row("aten::mm", 0, 400))) is None
     assert busy_s(table(step_of())) is None
     assert busy_s(table()) is None
+
+
+@pytest.mark.parametrize(
+    ("came_ns", "peer_runs", "mine_beside", "waited_ns"),
+    [
+        (800, [(0, 300)], [], 300),  # the peer's device ends at 300 and gets its collective at 800: all 300 after 500
+        (800, [(0, 800)], [], 0),  # it works until then
+        (800, [(0, 300), (600, 700)], [], 200),  # it works for 100 of them
+        (800, [(0, 300)], [(500, 650)], 150),  # beside the waiting there is work for 150
+        (500, [(0, 300)], [], 0),  # both come together
+    ],
+)
+def test_a_wait_for_a_peer_that_has_nothing_to_run_is_its_hosts(
+    came_ns: int, peer_runs: list[tuple[int, int]], mine_beside: list[tuple[int, int]], waited_ns: int
+) -> None:
+    """Rank 0 comes to the collective at 500 and both leave at 900; of the clock of rank 1 nothing is known."""
+    later_ns = 37
+    kernels = table(
+        step_of(),
+        row(GEMM, 0, 500),
+        reduce_of("mesh_tp_0", 500, 900),
+        *(row(GEMM, *each) for each in mine_beside),
+        step_of(rank=1, length_ns=STEP_NS + later_ns),
+        *(row(GEMM, start + later_ns, end + later_ns, rank=1) for start, end in peer_runs),
+        reduce_of("mesh_tp_0", came_ns + later_ns, 900 + later_ns, rank=1),
+    )
+    assert waits_for_peers_s(kernels) == pytest.approx(waited_ns / 2 / 1e9)
+
+
+def test_ranks_that_wait_for_each_others_host_in_turn_are_not_busy() -> None:
+    """Each of ten collectives one rank comes 80 late to, with nothing on its device: in turn rank 0 and rank 1.
+
+    Collectives take 10, products 10: of 100 each device is busy for 20 beside waiting, and one of both always waits.
+    """
+    rows = [step_of(), step_of(rank=1)]
+    for number in range(10):
+        start, late = 100 * number, number % 2
+        for rank in (0, 1):
+            came = start + (90 if rank == late else 10)
+            rows += [row(GEMM, start, start + 10, rank=rank), reduce_of("mesh_tp_0", came, start + 100, rank=rank)]
+    kernels = table(*rows)
+    assert busy_s(kernels) == pytest.approx((5 * 100 + 5 * 20) / 1e9)
+    assert busy_s(kernels, collectives=False) == pytest.approx(100 / 1e9)
+    assert busy_s(kernels) - waits_for_peers_s(kernels) == pytest.approx(200 / 1e9)
+
+
+def test_nobody_waits_for_a_peer_that_was_not_profiled() -> None:
+    assert waits_for_peers_s(table(step_of(), reduce_of("mesh_tp_0", 100, 900))) == 0.0
+    assert waits_for_peers_s(table()) == 0.0
