@@ -139,13 +139,13 @@ def parse_budget(budget: str | float) -> float:
     return seconds
 
 
-def measured(folder: StudyFolder) -> tuple[StudyPlan, Source]:
-    """Reads a study's space and results.
+def measured(folder: StudyFolder, source: Source | None = None) -> tuple[StudyPlan, Source]:
+    """Reads a study's space, and its results unless they are at hand.
 
     Raises:
         PlanError: It has no finished trial, or its space is not one of this version.
     """
-    source = Source.of_folder(folder)
+    source = source or Source.of_folder(folder)
     if not any(result.status.is_final for _, result in source.results):
         raise PlanError(f"{folder.path} has no finished trial; `wattune run` of its space measures some")
     try:

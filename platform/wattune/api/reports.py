@@ -1,18 +1,17 @@
 """The study's report and its figures."""
 
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from wattune.api.decisions import measured, price
-from wattune.api.results import folder_of, rank
+from wattune.api.results import folder_of
 from wattune.api.spaces import StudyPlan
 from wattune.api.studies import Study
 from wattune.errors import WattuneError
 from wattune.metrics import METRICS
 from wattune.ranking.frontier import Frontier
 from wattune.ranking.order import Ranking
-from wattune.ranking.sources import Source
+from wattune.ranking.sources import Source, collector_paused, rank_sources
 from wattune.report.write import write_figures, write_report
 from wattune.storage.files import named_path
 from wattune.storage.study import StudyFolder
@@ -22,20 +21,20 @@ from wattune.view.files import ranking_table
 def report(
     study: Study | StudyFolder,
     ranking: Ranking | None = None,
-    read: Callable[[StudyFolder], tuple[StudyPlan, Source]] = measured,
+    known: tuple[StudyPlan, Source] | None = None,
 ) -> Path:
     """Writes the study's `report.html`, and `ranking.parquet` which it names, and returns the report's path.
 
     Args:
         study: The study.
         ranking: Its ranking, if it was computed and written just now.
-        read: Returns its plan and results, if they are at hand.
+        known: Its plan and results, if they are at hand.
     """
-    folder = folder_of(study)
+    folder, source = folder_of(study), None
     if ranking is None:
-        ranking = rank(study)
+        ranking, source = _ranked(folder)
         folder.write_ranking(ranking_table(ranking))
-    return write_report(folder, ranking, _price(folder, ranking, read))
+    return write_report(folder, ranking, _price(folder, ranking, source, known))
 
 
 def figures(study: Study | StudyFolder, folder: str | Path) -> list[Path]:
@@ -44,12 +43,23 @@ def figures(study: Study | StudyFolder, folder: str | Path) -> list[Path]:
     Raises:
         WattuneError: The plotting library's exporter, or the browser it draws with, is not installed.
     """
-    own, ranking = folder_of(study), rank(study)
-    return write_figures(own, ranking, named_path(folder), _price(own, ranking))
+    own = folder_of(study)
+    ranking, source = _ranked(own)
+    return write_figures(own, ranking, named_path(folder), _price(own, ranking, source))
+
+
+def _ranked(folder: StudyFolder) -> tuple[Ranking, Source]:
+    """Reads a study's results, once for its ranking and its price."""
+    with collector_paused():
+        source = Source.of_folder(folder)
+        return rank_sources([source]), source
 
 
 def _price(
-    folder: StudyFolder, ranking: Ranking, read: Callable[[StudyFolder], tuple[StudyPlan, Source]] = measured
+    folder: StudyFolder,
+    ranking: Ranking,
+    source: Source | None,
+    known: tuple[StudyPlan, Source] | None = None,
 ) -> Frontier | None:
     """Computes what the study's bound on power costs; None without such a bound, or where nothing can be said.
 
@@ -58,5 +68,5 @@ def _price(
     if not any(METRICS[one.metric].group == "power" for one in ranking.constraints):
         return None
     with suppress(WattuneError):
-        return price(folder, *read(folder))
+        return price(folder, *(known or measured(folder, source)))
     return None

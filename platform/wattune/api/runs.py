@@ -431,7 +431,7 @@ def _ranked(study: StudyFolder, source: Source) -> Ranking:
 def _report(study: StudyFolder, ranking: Ranking, planned: StudyPlan, source: Source) -> str:
     """Writes the report; returns the reason it was not written, empty when it was."""
     try:
-        report(study, ranking, lambda _: (planned, source))
+        report(study, ranking, (planned, source))
     except WattuneError as error:  # the results are stored, and `wattune report` writes the page later
         return str(error)
     return ""

@@ -4,6 +4,7 @@ import pyarrow.parquet as pq
 from decided_study import POWER, write_study
 
 from wattune import api
+from wattune.storage.study import StudyFolder
 
 FIGURE = 'id="chart-price-of-the-bound"'
 
@@ -11,6 +12,14 @@ FIGURE = 'id="chart-price-of-the-bound"'
 def test_a_study_with_a_bound_on_power_draws_its_price(tmp_path) -> None:
     study = write_study(tmp_path, lambda spec: spec.plan.micro_batch_size < 8)
     assert FIGURE in api.report(study).read_text()
+
+
+def test_results_are_read_once_for_the_ranking_and_the_price(tmp_path, monkeypatch) -> None:
+    study, reads = write_study(tmp_path, lambda spec: spec.plan.micro_batch_size < 8), []
+    finished = StudyFolder.finished
+    monkeypatch.setattr(StudyFolder, "finished", lambda self: reads.append(self.path) or finished(self))
+    assert FIGURE in api.report(study).read_text()
+    assert reads == [study.path]
 
 
 def test_a_study_without_one_does_not(tmp_path) -> None:
