@@ -31,10 +31,6 @@ _BEGINS_S: Final = 60.0
 _GONE_WITHIN_S: Final = 2.0
 """Longest that killed processes may take to be gone."""
 
-_KERNELS: Final = "inductor"
-_KERNELS_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
-"""Read by torch. Its default is a folder of a known name in the machine's temporary folder, whoever made that."""
-
 KEPT_S: Final = 86_400.0
 """Time that the folder of a cluster stays whose study ended with an error."""
 
@@ -91,23 +87,18 @@ def scratch_place() -> Path | None:
 def temporary_files_in(folder: Path) -> Iterator[None]:
     """Lets processes that start inside the body put their temporary files into a cluster's folder.
 
-    Workers that are killed leave sockets and spools behind. There they go with the cluster. Compiled kernels go to a
-    folder of this user's that stays: compiling again costs each new shape 10 to 25 s on a GPU.
+    Workers that are killed leave sockets and spools behind. There they go with the cluster.
     """
     tempfile.gettempdir()  # this process has looked up its own by now, and keeps it
-    settings = {"TMPDIR": str(folder / _TEMPORARY)}
-    if _KERNELS_VARIABLE not in os.environ:
-        settings[_KERNELS_VARIABLE] = str(temporary_folder(_KERNELS))
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = str(folder / _TEMPORARY)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        if before is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before
 
 
 def remove_left(base: Path) -> None:

@@ -62,7 +62,7 @@ def run_study(study: StudyFolder, controller: StudyController, cluster: Cluster)
     """
     _quiet_ray()
     with (
-        Lanes() as lanes,
+        Lanes(study.path.parent) as lanes,
         tempfile.TemporaryDirectory(prefix="wattune-tune-", dir=scratch_place(), ignore_cleanup_errors=True) as scratch,
     ):
         alive, progress = _Alive(cluster, lanes), _Progress(lanes)

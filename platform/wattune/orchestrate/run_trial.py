@@ -56,7 +56,7 @@ def run_trial(attempt: Attempt, cluster: Cluster, lanes: Lanes | None = None) ->
     # Each command starts anew, though its lane stays.
     isolation = "fresh" if lanes is None or is_command(attempt.spec) else attempt.isolation
     with ExitStack() as held:
-        workers = lanes if lanes is not None else held.enter_context(Lanes())
+        workers = lanes if lanes is not None else held.enter_context(Lanes(attempt.storage))
         course = _Course(nodes=cluster)
         _measure(attempt, course, workers)
         spans = _write_measurements(attempt, folder, course.answer, course.recorded)

@@ -19,7 +19,7 @@ from wattune.plans.program import is_command
 from wattune.run import INVALID, Numbers, Run, RunStatus
 from wattune.storage.study import TrialFolder
 from wattune.trial import TrialSpec
-from wattune.workers.outcome import RankOutcome
+from wattune.workers.outcome import FRAGMENTATION, RankOutcome
 from wattune.workers.provenance import agreed
 
 _Ending = tuple[RunStatus, str, Failure | None]
@@ -146,6 +146,8 @@ def rank_tags(outcomes: Sequence[RankOutcome], cause: RankOutcome | None) -> dic
     built = [outcome for outcome in outcomes if outcome.build_time_s]  # a rank that was stopped has no build time
     if built:
         tags["steady"] = str(all(outcome.steady for outcome in built)).lower()
+    if cause is not None and cause.out_of_memory is not None and cause.out_of_memory.is_fragmentation:
+        tags["out_of_memory"] = FRAGMENTATION
     tags |= outcomes[0].facts
     tags |= agreed({outcome.rank: outcome.provenance for outcome in outcomes if outcome.provenance})
     if unprofiled := {outcome.rank: outcome for outcome in outcomes if "profile" in outcome.facts}:

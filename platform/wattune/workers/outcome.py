@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import pyarrow as pa
 
@@ -24,6 +25,10 @@ class DeviceMemory:
     """The device's memory."""
 
 
+FRAGMENTATION: Final = "fragmentation"
+"""Beginning of the reason, and value of the tag `out_of_memory`, where memory was free but in pieces too small."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
     """Place at which memory ran out. Bytes that are not counted there are None."""
@@ -38,9 +43,17 @@ class OutOfMemory:
     memory: DeviceMemory | None = None
     """Memory of the device at that time; None on processors."""
 
+    @property
+    def is_fragmentation(self) -> bool:
+        """True where torch's allocator held enough free memory, in pieces that were each too small."""
+        if self.memory is None or self.requested_bytes is None:
+            return False
+        return self.memory.reserved_bytes - self.memory.allocated_bytes >= self.requested_bytes
+
     def __str__(self) -> str:
         """Returns the text of a result's reason."""
-        parts = [f"rank {self.rank} in {self.phase}"]
+        parts = [FRAGMENTATION] if self.is_fragmentation else []
+        parts += [f"rank {self.rank} in {self.phase}"]
         if self.requested_bytes is not None:
             parts.append(f"{self.requested_bytes:,} bytes asked for")
         if self.memory is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from wattune.version import __version__
+from wattune.workers.environment import ALLOCATOR
 
 LIBRARIES: Final = (
     "ray",
@@ -22,8 +23,16 @@ LIBRARIES: Final = (
 )
 """Packages beside torch whose versions a trial's figures depend on."""
 
-SETTINGS: Final = ("NCCL_", "RCCL_", "TORCH_NCCL_", "NVTE_", "CUDA_DEVICE_MAX_CONNECTIONS", "NVIDIA_TF32_OVERRIDE")
-"""Beginnings of the names of variables that communication libraries and kernels read."""
+SETTINGS: Final = (
+    "NCCL_",
+    "RCCL_",
+    "TORCH_NCCL_",
+    "NVTE_",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "NVIDIA_TF32_OVERRIDE",
+    *ALLOCATOR,
+)
+"""Beginnings of the names of variables that communication libraries, kernels and torch's allocator read."""
 
 _DRIVERS: Final = ("sys/module/nvidia/version", "sys/module/amdgpu/version")
 """Files with the version of the device's kernel driver."""

@@ -20,6 +20,25 @@ def test_where_memory_ran_out_is_said_with_what_is_known() -> None:
     assert str(OutOfMemory(rank=0, phase="build", message="no more")) == "rank 0 in build: no more"
 
 
+def test_memory_that_is_free_in_pieces_too_small_is_a_failure_of_its_own_name() -> None:
+    """Memory that the allocator keeps for later counts as free; a device that is full has none."""
+
+    def failed(allocated_bytes: int, requested_bytes: int | None) -> OutOfMemory:
+        memory = DeviceMemory(
+            allocated_bytes=allocated_bytes,
+            reserved_bytes=80 * GIB,
+            reserved_peak_bytes=80 * GIB,
+            total_bytes=80 * GIB,
+        )
+        return OutOfMemory(rank=0, phase="forward", message="no", requested_bytes=requested_bytes, memory=memory)
+
+    fragmented = failed(63 * GIB, 3 * GIB)
+    assert fragmented.is_fragmentation and str(fragmented).startswith("fragmentation, rank 0 in forward, 3,221,225,472")
+    assert not failed(78 * GIB, 3 * GIB).is_fragmentation
+    assert not failed(63 * GIB, None).is_fragmentation
+    assert not OutOfMemory(rank=0, phase="build", message="no", requested_bytes=1).is_fragmentation
+
+
 def test_an_outcome_is_read_and_a_study_is_run_by_processes_without_torch() -> None:
     """Torch takes the study's own process, and Tune's for each lane, two seconds and 200 MB.
 
@@ -32,7 +51,7 @@ def test_an_outcome_is_read_and_a_study_is_run_by_processes_without_torch() -> N
         "import wattune.orchestrate.run_study, wattune.orchestrate.lanes.command_worker\n"
         "from ray.train import ScalingConfig\n"
         "from wattune.orchestrate.lanes.actor import _of_commands, _of_ranks\n"
-        "for trainer in (_of_commands, _of_ranks):\n"
+        "for trainer in (_of_commands, lambda: _of_ranks('h200_sxm', None)):\n"
         "    run = trainer()(train_loop_config={}, scaling_config=ScalingConfig(num_workers=2))\n"
         "    run._get_train_func(), run._create_default_callbacks()\n"
         "print('torch' in sys.modules)"

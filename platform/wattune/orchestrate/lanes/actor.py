@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import isawaitable
+from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
@@ -43,6 +44,7 @@ from wattune.orchestrate.lanes.messages import (
 from wattune.orchestrate.lanes.placement_groups import remove_orphans
 from wattune.orchestrate.telemetry_actor import telemetry_actor
 from wattune.plans.engines import runs_program
+from wattune.workers.environment import prepare_environment
 
 _log = logging.getLogger(__name__)
 
@@ -79,8 +81,8 @@ class LaneKeeper:
     A lane may be gone, with a node or with an earlier process of this actor.
     """
 
-    def __init__(self, scratch: str) -> None:
-        self._scratch = scratch
+    def __init__(self, scratch: str, storage: Path | None = None) -> None:
+        self._scratch, self._storage = scratch, storage
         self._lanes: dict[str, Lane] = {}
         self._born = uuid4().hex
         """Part of every lane's name, so that no worker takes a lane of a restarted actor for its own."""
@@ -142,7 +144,7 @@ class LaneKeeper:
     def _lane(self, nodes: tuple[str, ...]) -> Lane:
         name = f"{'+'.join(nodes)}@{self._born}"
         if name not in self._lanes:
-            launcher = _Launcher(self._self, name, self._scratch)
+            launcher = _Launcher(self._self, name, self._scratch, self._storage)
             self._lanes[name] = Lane(nodes, launcher.launch, _kill, _probe)
         return self._lanes[name]
 
@@ -215,8 +217,8 @@ class _Losses(UserCallback):  # type: ignore[misc]
 class _Launcher:
     """Starts the workers of one lane."""
 
-    def __init__(self, keeper: ActorHandle, lane: str, scratch: str) -> None:
-        self._keeper, self._lane, self._scratch = keeper, lane, scratch
+    def __init__(self, keeper: ActorHandle, lane: str, scratch: str, storage: Path | None) -> None:
+        self._keeper, self._lane, self._scratch, self._storage = keeper, lane, scratch, storage
 
     async def launch(self, key: GroupKey, nodes: tuple[str, ...], restarts: bool, number: int) -> None:
         """See `wattune.orchestrate.lanes.worker_group.Launch`."""
@@ -234,9 +236,10 @@ class _Launcher:
         runs_command = runs_program(key.engine)
         own = _NVIDIA_ENVIRONMENT if key.has_gpus and not runs_command else {}
         environment = {**own, **dict(key.environment)}
-        trainer = _of_commands() if runs_command else _of_ranks()
+        trainer = _of_commands() if runs_command else _of_ranks(key.device, self._storage)
+        config = {"keeper": self._keeper, "lane": self._lane, "run": number}
         trainer(
-            train_loop_config={"keeper": self._keeper, "lane": self._lane, "run": number},
+            train_loop_config={**config, "device": key.device, "storage": self._storage},
             scaling_config=ScalingConfig(
                 num_workers=key.world_size,
                 use_gpu=key.has_gpus,
@@ -291,8 +294,8 @@ def _of_commands() -> Callable[..., DataParallelTrainer]:
     return partial(_Trainer, _serve_commands)
 
 
-def _of_ranks() -> Callable[..., DataParallelTrainer]:
-    return partial(_Trainer, _serve_ranks, backend_config=_RanksMeet())
+def _of_ranks(device: str, storage: Path | None) -> Callable[..., DataParallelTrainer]:
+    return partial(_Trainer, _serve_ranks, backend_config=_RanksMeet(device, storage))
 
 
 class _RanksMeet(BackendConfig):  # type: ignore[misc]
@@ -300,14 +303,19 @@ class _RanksMeet(BackendConfig):  # type: ignore[misc]
 
     backend_cls = property(lambda _: _Meeting)
 
+    def __init__(self, device: str, storage: Path | None) -> None:
+        """Keeps what the environment of the workers depends on."""
+        self.device, self.storage = device, storage
+
 
 class _Meeting(Backend):  # type: ignore[misc]
     """Makes the process group that ranks meet in. They end it themselves as soon as they serve."""
 
     share_cuda_visible_devices = True
 
-    def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:  # noqa: ARG002
+    def on_start(self, worker_group: Any, backend_config: _RanksMeet) -> None:
         """Called by Train's controller once all workers are up."""
+        worker_group.execute(prepare_environment, backend_config.device, backend_config.storage)  # then they load torch
         address, port = worker_group.execute_single(0, get_address_and_port)
         count = len(worker_group)
         asked = [worker_group.execute_single_async(rank, _meet, address, port, rank, count) for rank in range(count)]
@@ -336,6 +344,7 @@ def _serve_ranks(config: dict[str, Any]) -> None:
 
 
 def _serve_commands(config: dict[str, Any]) -> None:
+    prepare_environment(config["device"], config["storage"], runs_program=True)
     from wattune.orchestrate.lanes.command_worker import serve_commands
 
     serve_commands(config)

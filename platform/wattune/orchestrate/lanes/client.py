@@ -5,6 +5,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Final, Self
 
 import pyarrow as pa
@@ -34,8 +35,11 @@ _KNOCK_EVERY_S: Final = 0.5
 class Lanes:
     """Warm workers for trials, on as many sets of nodes as trials ask for. Can be sent to other processes."""
 
-    def __init__(self) -> None:
-        """Starts the actor that holds them, on this node. It ends with this process."""
+    def __init__(self, storage: Path | None = None) -> None:
+        """Starts the actor that holds them, on this node. It ends with this process.
+
+        Workers keep compiled kernels in the storage; without one, in their machine's temporary files.
+        """
         remote_class = ray.remote(LaneKeeper)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         options = remote_class.options(
@@ -43,7 +47,7 @@ class Lanes:
         )
         # The actor may be ended before it has cleaned up.
         self._scratch = tempfile.mkdtemp(prefix="wattune-train-", dir=scratch_place())
-        self._keeper: ActorHandle = options.remote(self._scratch)
+        self._keeper: ActorHandle = options.remote(self._scratch, storage)
         self._addresses = own_addresses()
         self._closed = False
 

@@ -240,7 +240,11 @@ def test_a_probe_tells_a_dead_worker_from_one_that_lives() -> None:
     assert "died" in asyncio.run(actor._probe(place(ended)))
 
 
-@pytest.mark.parametrize("trainer", [actor._of_commands, actor._of_ranks])
+def of_ranks() -> Any:
+    return actor._of_ranks("h200_sxm", None)
+
+
+@pytest.mark.parametrize("trainer", [actor._of_commands, of_ranks])
 def test_no_process_for_datasets_or_places_is_started_beside_workers(trainer: Any) -> None:
     """Everything else that Train does about a group of workers stays."""
     run = trainer()(train_loop_config={}, scaling_config=ScalingConfig(num_workers=2))
@@ -250,7 +254,7 @@ def test_no_process_for_datasets_or_places_is_started_beside_workers(trainer: An
     assert len(kept) == len(rays) - 2
 
 
-@pytest.mark.parametrize("trainer", [actor._of_commands, actor._of_ranks])
+@pytest.mark.parametrize("trainer", [actor._of_commands, of_ranks])
 def test_no_process_is_started_to_ask_an_autoscaler(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller decides on workers as Train's own does, and needs no answer before they start."""
     given: dict[str, Any] = {}
@@ -276,6 +280,9 @@ def test_ranks_meet_before_they_serve_and_commands_do_not() -> None:
         def __len__(self) -> int:
             return 2
 
+        def execute(self, function: Any, *arguments: Any) -> None:
+            asked.append(("every worker", function.__name__, *arguments))
+
         def execute_single(self, number: int, function: Any) -> tuple[str, int]:
             assert (number, function.__name__) == (0, "get_address_and_port")
             return "10.0.0.1", 4711
@@ -293,5 +300,7 @@ def test_ranks_meet_before_they_serve_and_commands_do_not() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         assert start(actor._of_commands, patch) == [] and asked == []
-        assert start(actor._of_ranks, patch) == ["answer of 0", "answer of 1"]
-    assert asked == [(0, "_meet", "10.0.0.1", 4711, 0, 2), (1, "_meet", "10.0.0.1", 4711, 1, 2)]
+        assert start(of_ranks, patch) == ["answer of 0", "answer of 1"]
+    # Their environment is prepared before they load torch, which meeting does.
+    met = [(0, "_meet", "10.0.0.1", 4711, 0, 2), (1, "_meet", "10.0.0.1", 4711, 1, 2)]
+    assert asked == [("every worker", "prepare_environment", "h200_sxm", None), *met]
