@@ -93,7 +93,17 @@ def main(given: Namespace) -> Found:
     ways = {"torch before": ("torch", given.before.resolve()), "torch": ("torch", here)}
     if given.gpu and find_spec("megatron") is not None:
         ways["megatron"] = ("megatron", here)
-    rows = Rows("way", "layers", "micro_batch", "step_ms", "mfu_frac", "layer_ms", "memory_gib", "first_step_s", "loss")
+    rows = Rows(
+        "way",
+        "num_layers",
+        "num_micro_batch",
+        "step_ms",
+        "mfu_frac",
+        "layer_ms",
+        "memory_gib",
+        "first_step_s",
+        "loss_nats",
+    )
     steps: dict[tuple[str, int, int], float] = {}
     layer_ms: dict[str, float] = {}
     notes, missed = [], []
