@@ -50,7 +50,8 @@ def request(number, isolation="warm", fault=0, **measure):
 
 def say(label, result, **more):
     print("RESULT " + json.dumps({"label": label, "status": result.status.value, "reason": result.reason,
-                                  "tags": dict(result.tags), "metrics": dict(result.metrics), **more}), flush=True)
+                                  "tags": dict(result.tags), "metrics": dict(result.metrics),
+                                  "numbers": result.numbers.known, **more}), flush=True)
 
 class HeardLanes(Lanes):
     answers = []
