@@ -84,6 +84,7 @@ with connect() as cluster, Lanes() as lanes:
                         limits={"node_device_power_w": limit_w})
         result = run_trial(asked, cluster, lanes)
         print("RESULT " + json.dumps({"reason": result.reason, "status": result.status, "tags": dict(result.tags),
+                                      "numbers": result.numbers.known,
                                       "took_s": (result.end_wall_ns - result.start_wall_ns) / 1e9}), flush=True)
 """
 
