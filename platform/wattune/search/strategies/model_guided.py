@@ -218,7 +218,7 @@ class ModelGuided:
         if self._knows_nothing or not specs:
             return None
         bounds = self._updated_bounds()
-        processes = [one.process(_NO_ROWS) for one in (self._objective, *(bound.surrogate for bound in bounds))]
+        processes = [one.process(_NO_ROWS) for one in self._modelled(bounds)]
         best = self._best(processes[0])
         if best is None:
             return None
@@ -329,11 +329,15 @@ class ModelGuided:
             bounds.append(memory)
         return bounds
 
+    def _modelled(self, bounds: Sequence[_Bound]) -> list[Surrogate]:
+        """Returns the surrogates of the objective and of bounds, in this order."""
+        return [self._objective, *(bound.surrogate for bound in bounds)]
+
     def _updated_bounds(self) -> list[_Bound]:
         """Returns the bounds that something is known of, every surrogate up to date."""
         bounds = self._active_bounds()
         if self._stale:
-            for surrogate in (self._objective, *(bound.surrogate for bound in bounds)):
+            for surrogate in self._modelled(bounds):
                 surrogate.update()
             self._stale = False
         return bounds
@@ -345,7 +349,7 @@ class ModelGuided:
         chosen: list[int] = []
         while len(chosen) < n and len(rows):
             pending = np.array([*self._pending, *chosen], dtype=np.intp)
-            processes = [one.process(pending) for one in (self._objective, *(bound.surrogate for bound in bounds))]
+            processes = [one.process(pending) for one in self._modelled(bounds)]
             score, log_feasible = self._score(rows, processes, bounds)
             allowed = log_feasible >= math.log(LEAST_FEASIBLE)
             score = np.where(allowed | ~allowed.any(), score, score - 1e6)
@@ -358,7 +362,7 @@ class ModelGuided:
             else:
                 best = 0 if expected_s is None else self._soonest(rows, score[order], expected_s)
             chosen.append(int(rows[best]))
-            for surrogate in (self._objective, *(bound.surrogate for bound in bounds)):
+            for surrogate in self._modelled(bounds):
                 surrogate.expect(chosen[-1])
             rows = np.delete(rows, best)
         return chosen
@@ -408,10 +412,11 @@ class ModelGuided:
             return False
         gain, noise = self._joint_gain(best, rows, processes, bounds)
         self._num_idle = self._num_idle + 1 if gain < noise else 0
+        modelled = self._modelled(bounds)
         known = self._objective.num_returned >= NUM_CALIBRATED and all(
-            abs(one.slope - 1.0) <= MOST_BENT for one in (self._objective, *(bound.surrogate for bound in bounds))
+            abs(one.slope - 1.0) <= MOST_BENT for one in modelled
         )
-        missed = max(one.calibration for one in (self._objective, *(bound.surrogate for bound in bounds)))
+        missed = max(one.calibration for one in modelled)
         patience = CALIBRATED_PATIENCE if known else PATIENCE
         if self._num_idle < patience or missed > MOST_MISSED or not self._stops:
             return False
