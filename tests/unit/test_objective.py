@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from wattune.errors import SpaceError
 from wattune.metrics import METRICS
 from wattune.objective import Constraint, Objective, Question, parse_constraint, parse_objective, parse_varied
+from wattune.run import LARGEST_METRIC
 
 METRIC = st.sampled_from(sorted(METRICS))
 NUMBER = st.floats(allow_nan=False, allow_infinity=False)
@@ -123,11 +124,19 @@ def test_an_absent_metric_leaves_a_constraint_unknown():
     assert constraint.holds({"device_power_peak_1s_w": 771.0, "device_power_limit_w": 700.0}) is False
 
 
-@given(value=NUMBER, bound=NUMBER)
-def test_a_bound_and_its_opposite_never_hold_together(value, bound):
-    metrics = {"tokens_per_s": value}
+def both_ways(value: float, bound: float) -> tuple[bool | None, bool | None]:
     at_most, more = (Constraint(metric="tokens_per_s", operator=op, factor=bound) for op in ("<=", ">"))
-    assert at_most.holds(metrics) is not more.holds(metrics)
+    return at_most.holds({"tokens_per_s": value}), more.holds({"tokens_per_s": value})
+
+
+@given(value=st.floats(-LARGEST_METRIC, LARGEST_METRIC), bound=NUMBER)
+def test_a_bound_and_its_opposite_never_hold_together(value, bound):
+    assert sorted(both_ways(value, bound)) == [False, True]
+
+
+def test_a_distance_that_no_float_holds_leaves_both_unknown():
+    """No run has such a metric: it is refused where it is read."""
+    assert both_ways(1.7976931348623157e308, -1e292) == (None, None)
 
 
 _watched: list[str] | None = None
