@@ -1,6 +1,7 @@
 """Fidelity: how much of a trial a result measured, and what for.
 
-A burst measured a few steps, and never passes as a full result. The role of a run shows in its number and its tags.
+A burst measured a few steps, and never passes as a full result. The role of a run shows in the number of its repeat,
+its tags and its numbers.
 """
 
 from typing import Final, Literal
@@ -40,9 +41,6 @@ FIRST_SOAK_REPEAT: Final = 3000
 
 _SOAK: Final = "soak"
 
-RACE_TAG: Final = "race"
-"""Tag of a repeat of the race of finalists: the P(best) at which the race ends."""
-
 _TAGS: Final[dict[Role, dict[str, str]]] = {
     "reference": {"reference": "true"},
     "finalist": {_SOAK: "true"},
@@ -50,9 +48,9 @@ _TAGS: Final[dict[Role, dict[str, str]]] = {
 }
 
 
-def role_tags(role: Role, race_until: float | None = None) -> dict[str, str]:
-    """Returns the tags of a run with a role; of a race's with the P(best) at which it ends."""
-    return {RACE_TAG: f"{race_until:g}"} if role == "race" and race_until is not None else dict(_TAGS.get(role, {}))
+def role_tags(role: Role) -> dict[str, str]:
+    """Returns the tags of a run with a role."""
+    return dict(_TAGS.get(role, {}))
 
 
 def role_of(result: Run) -> Role:
@@ -63,12 +61,17 @@ def role_of(result: Run) -> Role:
         return "finalist"
     if is_reference_repeat(result.repeat):
         return "reference"
-    return "race" if RACE_TAG in result.tags else "trial"
+    return "race" if is_of_race(result) else "trial"
 
 
 def is_reference_repeat(repeat: int) -> bool:
     """Returns whether a repeat of this number is one of a reference trial."""
     return FIRST_REFERENCE_REPEAT <= repeat <= LAST_REFERENCE_REPEAT
+
+
+def is_of_race(result: Run) -> bool:
+    """Returns true for a repeat of the race of finalists."""
+    return result.numbers.race_until_probability is not None
 
 
 def is_soak(result: Run) -> bool:

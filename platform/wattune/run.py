@@ -132,6 +132,8 @@ class Numbers:
     """Number of the study's space that held when it ran (`wattune.storage.spaces`)."""
     attempt: int | None = None
     """From 2 on, the number of this attempt to run it; None is the first."""
+    race_until_probability: float | None = None
+    """P(best) at which the race ends that it is a repeat of; None of any other run."""
     cooldown_s: float | None = None
     """Its wait for cool devices; the run's own times begin after it."""
     start_temp_max_c: float | None = None

@@ -33,7 +33,9 @@ def test_finalists_are_repeated_until_the_share_is_used_and_not_again(
     assert steps(second.stdout) == [(1, 2, ""), (2, 2, "; its share of repeats is used")]
 
     found = results(storage / "raced")
-    raced = sorted(int(name.split("-")[1]) for name, one in found.items() if one["tags"].get("race") == "0.95")
+    raced = sorted(
+        int(name.split("-")[1]) for name, one in found.items() if one["numbers"].get("race_until_probability") == 0.95
+    )
     assert len(found) == 4 and raced == [1, 1]
     assert all(one["status"] == "completed" for one in found.values())
     assert 'id="chart-race-of-finalists"' in (storage / "raced" / "report.html").read_text()

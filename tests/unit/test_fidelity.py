@@ -15,7 +15,7 @@ from wattune.fidelity import (
     role_of,
     role_tags,
 )
-from wattune.run import INDICATIVE, Run, RunStatus
+from wattune.run import INDICATIVE, Numbers, Run, RunStatus
 
 
 def test_a_burst_is_told_by_its_tag():
@@ -38,8 +38,10 @@ def test_a_runs_role_shows_in_its_number_and_in_its_tags(role, repeat):
     tagged = Run(trial_id="0" * 12, repeat=repeat, status=RunStatus.COMPLETED, tags=role_tags(role))
     cut_off = Run(trial_id="0" * 12, repeat=repeat, status=RunStatus.INTERRUPTED)
     assert role_of(tagged) == role_of(cut_off) == role
-    raced = Run(trial_id="0" * 12, repeat=repeat, status=RunStatus.COMPLETED, tags=role_tags("race", 0.95))
-    assert (role_of(raced) == "race") == (role == "trial") and raced.tags == {"race": "0.95"}
+    raced = Run(
+        trial_id="0" * 12, repeat=repeat, status=RunStatus.COMPLETED, numbers=Numbers(race_until_probability=0.95)
+    )
+    assert (role_of(raced) == "race") == (role == "trial") and role_tags("race") == {}
 
 
 def test_however_long_a_burst_or_a_shortened_measurement_is_never_publishable():

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from wattune.fidelity import RACE_TAG, is_soak
+from wattune.fidelity import is_of_race, is_soak
 from wattune.objective import Question
 from wattune.ranking.best import Standings
 from wattune.ranking.posterior import Posterior
@@ -36,7 +36,7 @@ def history(results: Results, question: Question) -> list[tuple[int, Standings]]
         Repeats of the race so far and the standings then, in order; none without a repeat of a race.
     """
     ended = sorted(results, key=lambda pair: (pair[1].end_wall_ns, pair[1].trial_id, pair[1].repeat))
-    ends = [index + 1 for index, (_, result) in enumerate(ended) if RACE_TAG in result.tags]
+    ends = [index + 1 for index, (_, result) in enumerate(ended) if is_of_race(result)]
     if not ends:
         return []
     num_runs = [ends[0] - 1, *ends]

@@ -4,7 +4,6 @@ from typing import Any, Final
 
 import plotly.graph_objects as go
 
-from wattune.fidelity import RACE_TAG
 from wattune.ranking.order import Ranking
 from wattune.ranking.racing import history
 from wattune.report.figure import DASHED, Chart, blank, plain
@@ -28,7 +27,7 @@ _LOOKS: Final = (
 def race(ranking: Ranking) -> Chart | None:
     """Draws P(best) of the most likely trials after each repeat of the race. None without a race."""
     runs = [(row.spec, result) for row in ranking.trials for result in row.repeats]
-    untils = {result.tags[RACE_TAG] for _, result in runs if RACE_TAG in result.tags}
+    untils = {until for _, result in runs if (until := result.numbers.race_until_probability) is not None}
     if not untils or ranking.studies:
         return None
     moments = history(runs, ranking.question)
@@ -46,7 +45,7 @@ def race(ranking: Ranking) -> Chart | None:
         _draw(figure, repeats, nobody, "none keeps every bound", color=INFEASIBLE_COLOR, dash="dot", symbol="x")
     for until in sorted(untils):
         figure.add_hline(
-            y=float(until), line=DASHED, annotation={"text": f"told apart at {until}"}, annotation_position="top left"
+            y=until, line=DASHED, annotation={"text": f"told apart at {until:g}"}, annotation_position="top left"
         )
     figure.update_layout(margin_t=44)
     figure.update_xaxes(title="repeats of the race", rangemode="tozero")

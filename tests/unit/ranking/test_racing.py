@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_trials import FASTEST, POWER, Pair, asked, reference_runs, speed, trial
 
-from wattune.fidelity import RACE_TAG
 from wattune.ranking.best import Standings
 from wattune.ranking.racing import history, race_standings
 
@@ -146,8 +145,9 @@ def raced(pairs: list[Pair]) -> list[Pair]:
     """The pairs with ascending ends; those with a repeat of 1 and more are of a race."""
     made = []
     for index, (spec, result) in enumerate(pairs):
-        tags = {RACE_TAG: "0.95"} if 1 <= result.repeat < 1000 else {}
-        made.append((spec, replace(result, tags=tags, end_wall_ns=index + 1)))
+        until = 0.95 if 1 <= result.repeat < 1000 else None
+        numbers = replace(result.numbers, race_until_probability=until)
+        made.append((spec, replace(result, tags={}, numbers=numbers, end_wall_ns=index + 1)))
     return made
 
 

@@ -6,7 +6,6 @@ import pytest
 from made_report import figure_of
 from made_trials import FASTEST, POWER, Pair, asked, speed
 
-from wattune.fidelity import RACE_TAG
 from wattune.ranking.order import rank
 from wattune.report.race import race
 
@@ -15,8 +14,8 @@ def pairs(num_repeats: int) -> list[Pair]:
     runs = [speed(1, 1000.0), speed(2, 1004.0), speed(3, 700.0), *(speed(2, 1012.0, repeat=n) for n in range(1, 9))]
     made = []
     for index, (spec, result) in enumerate(runs[: 3 + num_repeats]):
-        tags = {RACE_TAG: "0.95", "simulated": "true"} if result.repeat else {"simulated": "true"}
-        made.append((spec, replace(result, tags=tags, end_wall_ns=index + 1)))
+        numbers = replace(result.numbers, race_until_probability=0.95 if result.repeat else None)
+        made.append((spec, replace(result, tags={"simulated": "true"}, numbers=numbers, end_wall_ns=index + 1)))
     return made
 
 

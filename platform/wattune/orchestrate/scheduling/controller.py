@@ -274,9 +274,7 @@ class StudyController:
         return False
 
     def _placed(self, queued: Attempt, nodes: "tuple[Node, ...]") -> Attempt:
-        tags = {**self._run.tags, "nodes": ",".join(node.name for node in nodes)}
-        raced = self._run.search.finalists
-        tags |= role_tags(queued.role, raced.until if raced is not None else None)
+        raced = self._run.search.finalists if queued.role == "race" else None
         folder, run = self._folder(queued), self._run
         num_attempts = len(folder.attempts())
         if folder.result() is not None:  # interrupted: it is set aside when this attempt begins
@@ -287,8 +285,12 @@ class StudyController:
             folder=folder.path,
             seed=run.search.seed,
             limits=run.limits,
-            tags=tags,
-            numbers=replace(run.numbers, attempt=num_attempts + 1 if num_attempts else None),
+            tags={**run.tags, "nodes": ",".join(node.name for node in nodes), **role_tags(queued.role)},
+            numbers=replace(
+                run.numbers,
+                attempt=num_attempts + 1 if num_attempts else None,
+                race_until_probability=None if raced is None else raced.until,
+            ),
             isolation=run.isolation,
             stop_above_s=self._queue.stop_above_s(queued),
         )

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Container
 
-from wattune.fidelity import FIRST_REFERENCE_REPEAT, RACE_TAG, role_of
+from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_of_race, role_of
 from wattune.objective import Question
 from wattune.orchestrate.events import RaceStep
 from wattune.ranking.best import Standings
@@ -98,7 +98,7 @@ class Race:
 
     def _is_its_own(self, result: Run) -> bool:
         """Returns whether a repeat is the race's. One from before the ordinary repeats grew is now one of those."""
-        return RACE_TAG in result.tags and self._first_repeat <= result.repeat < FIRST_REFERENCE_REPEAT
+        return is_of_race(result) and self._first_repeat <= result.repeat < FIRST_REFERENCE_REPEAT
 
     def _standings(self) -> Standings:
         if self._found is None:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from wattune.fidelity import FIRST_REFERENCE_REPEAT, RACE_TAG
+from wattune.fidelity import FIRST_REFERENCE_REPEAT
 from wattune.objective import Question
 from wattune.orchestrate.scheduling.race import Race
-from wattune.run import Run, RunStatus
+from wattune.run import Numbers, Run, RunStatus
 from wattune.search.search_entry import Finalists
 from wattune.trial import Measure, TrialSpec
 
@@ -34,7 +34,7 @@ def of(specs: list[TrialSpec], values: list[float], *, measure: Measure | None =
     return race
 
 
-RACED = {RACE_TAG: "0.95"}
+RACED = Numbers(race_until_probability=0.95)
 
 CLOSE = [1000.0, 1001.0, 1002.0, 700.0, 700.0]
 
@@ -44,7 +44,7 @@ def test_its_share_is_of_the_completed_runs_of_the_search(make_specs: MakeSpecs)
     race = of(specs, CLOSE, max_share=0.6)
     assert race.num_left == 3
     race.note(specs[3], ended(specs[3], 0.0, FIRST_REFERENCE_REPEAT))
-    race.note(specs[4], ended(specs[4], 0.0, 1, status=RunStatus.CRASHED, metrics={}, tags=RACED))
+    race.note(specs[4], ended(specs[4], 0.0, 1, status=RunStatus.CRASHED, metrics={}, numbers=RACED))
     assert race.num_left == 2, "a reference run adds nothing, and a repeat of the race that failed is used"
     assert race.num_expected(5) == 5
 
@@ -56,7 +56,7 @@ def test_it_is_over_once_the_share_is_used(make_specs: MakeSpecs) -> None:
         found = race.next(set())
         assert found is not None and not race.over
         race.start(found[0].trial_id, found[1])
-        race.note(found[0], ended(found[0], value, found[1], tags=RACED))
+        race.note(found[0], ended(found[0], value, found[1], numbers=RACED))
     step = race.news()
     assert race.over and race.next(set()) is None and step is not None
     assert step.ending == "its share of repeats is used" and (step.num_repeats, step.most_repeats) == (2, 2)
@@ -107,7 +107,7 @@ def test_every_change_is_told_once_with_the_probability_before(make_specs: MakeS
     race = of(specs, [1000.0, 1004.0, 1000.0, 700.0, 700.0])
     before = race.news()
     assert before is not None and before.before is None and race.news() is None
-    race.note(specs[1], ended(specs[1], 1012.0, 1, tags=RACED))
+    race.note(specs[1], ended(specs[1], 1012.0, 1, numbers=RACED))
     after = race.news()
     assert after is not None and race.news() is None
     assert after.before == before.best_probability < after.best_probability
@@ -121,9 +121,9 @@ def test_every_change_is_told_once_with_the_probability_before(make_specs: MakeS
 def test_a_race_that_goes_on_stands_where_it_stood(make_specs: MakeSpecs) -> None:
     specs = make_specs(5)
     first = of(specs, CLOSE)
-    first.note(specs[1], ended(specs[1], 1003.0, 1, tags=RACED))
+    first.note(specs[1], ended(specs[1], 1003.0, 1, numbers=RACED))
     second = Race(settings(), QUESTION, Measure())
-    second.note(specs[1], ended(specs[1], 1003.0, 1, tags=RACED))
+    second.note(specs[1], ended(specs[1], 1003.0, 1, numbers=RACED))
     for spec, value in list(zip(specs, CLOSE, strict=True))[::-1]:
         second.note(spec, ended(spec, value))
     assert second.next(set()) == first.next(set()) and second.num_left == first.num_left

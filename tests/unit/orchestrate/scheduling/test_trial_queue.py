@@ -436,7 +436,7 @@ def test_after_the_search_the_leaders_are_repeated_until_the_share_is_used(world
     assert [one.role for one in ran] == ["trial"] * 5 + ["race"] * 4 + ["finalist"]
     repeats = [(one.spec.plan.micro_batch_size, one.repeat) for one in ran[5:9]]
     assert sorted(repeats) == [(2, 1), (2, 2), (3, 1), (3, 2)], "long runs have numbers of their own"
-    assert all(one.tags["race"] == "0.95" for one in ran[5:9]) and "race" not in ran[0].tags
+    assert [one.numbers.race_until_probability for one in ran] == [None] * 5 + [0.95] * 4 + [None]
     steps = told(world)
     assert [step.num_repeats for step in steps] == [0, 1, 2, 3, 4] and steps[-1].ending
     assert all(later.before == earlier.best_probability for earlier, later in pairwise(steps))
