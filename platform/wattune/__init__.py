@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from wattune.api import StudyPlan as StudyPlan
     from wattune.api import Trial as Trial
     from wattune.api import compare as compare
+    from wattune.api import estimate as estimate
     from wattune.api import frontier as frontier
     from wattune.api import load_study as load_study
     from wattune.api import plan as plan
@@ -28,10 +29,13 @@ if TYPE_CHECKING:
     from wattune.ranking.order import Ranking as Ranking
     from wattune.ranking.suggestions import Suggestions as Suggestions
     from wattune.run import Run as Run
+    from wattune.search.forecast import Estimate as Estimate
     from wattune.trial import TrialSpec as TrialSpec
 
 _HOMES: Final = {
-    "wattune.api": "compare frontier load_study plan rank record run_study suggest Study StudyOutcome StudyPlan Trial",
+    "wattune.api": (
+        "compare estimate frontier load_study plan rank record run_study suggest Study StudyOutcome StudyPlan Trial"
+    ),
     "wattune.errors": "WattuneError",
     "wattune.ranking.assessment": "RankedTrial",
     "wattune.ranking.comparison": "Comparison",
@@ -39,11 +43,13 @@ _HOMES: Final = {
     "wattune.ranking.order": "Ranking",
     "wattune.ranking.suggestions": "Suggestions",
     "wattune.run": "Run",
+    "wattune.search.forecast": "Estimate",
     "wattune.trial": "TrialSpec",
 }
 
 __all__ = [
     "Comparison",
+    "Estimate",
     "Frontier",
     "RankedTrial",
     "Ranking",
@@ -57,6 +63,7 @@ __all__ = [
     "WattuneError",
     "__version__",
     "compare",
+    "estimate",
     "frontier",
     "load_study",
     "plan",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from wattune.api.estimates import beside_result as beside_result
     from wattune.api.estimates import estimate as estimate
     from wattune.api.estimates import fit as fit
+    from wattune.api.estimates import forecast as forecast
     from wattune.api.exports import export as export
     from wattune.api.recordings import analyze as analyze
     from wattune.api.recordings import calibrate as calibrate
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 _HOMES: Final = {
     "wattune.api.decisions": "frontier suggest",
-    "wattune.api.estimates": "beside_result estimate fit",
+    "wattune.api.estimates": "beside_result estimate fit forecast",
     "wattune.api.exports": "export",
     "wattune.api.recordings": "analyze calibrate calibrate_links record send_recording",
     "wattune.api.reports": "figures report",

@@ -1,9 +1,11 @@
 """Predictions before measuring: of a whole space, and of a trial that a hard limit may forbid."""
 
+import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,7 +18,7 @@ from wattune.catalog.hardware import device as catalog_device
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import Coefficients
 from wattune.cost.sweep import TABLE
-from wattune.errors import PlanError, TelemetryError
+from wattune.errors import PlanError, SpaceError, TelemetryError
 from wattune.fidelity import is_burst
 from wattune.fitting.device import MeasuredTrial, add_sweep, fit_device
 from wattune.fitting.estimate_and_result import Beside, beside
@@ -27,13 +29,76 @@ from wattune.orchestrate.scheduling.controller import LIMIT_METRICS
 from wattune.plans.engines import runs_program
 from wattune.plans.program import is_command
 from wattune.ranking.evidence import Compared, split_reference
-from wattune.search.forecast import CoefficientSource, Forecast, forecast
+from wattune.search.draft import usual_workload
+from wattune.search.forecast import CoefficientSource, Estimate, Forecast, estimate_one
+from wattune.search.forecast import forecast as forecast_of
+from wattune.search.grammar import WorkloadEntry
+from wattune.search.model_entry import model_in_short
+from wattune.search.space import parse_space
 from wattune.storage.files import named_path, require_writable, storage_path
 from wattune.storage.parquet import read_table
 from wattune.storage.study import TrialFolder
 
 
-def estimate(space: Space, *, storage: str | None = None) -> Forecast:
+def estimate(
+    *,
+    model: Any,
+    cluster: Any,
+    engine: str = "torch",
+    leave_out: Sequence[str] = (),
+    storage: str | None = None,
+    **settings: Any,
+) -> Estimate:
+    """Predicts memory, step time, power and temperature of one plan. Starts nothing, needs no GPU.
+
+    Args:
+        model: Catalog name, path of a `config.json`, or the mapping that a space has for a model.
+        cluster: A text such as `4x8 h200_sxm`, or the mapping that a space has for a cluster.
+        engine: Engine that trains.
+        leave_out: Features of the `config.json` to train without.
+        storage: The place whose stored fits are used; see `wattune.storage.files.find_storage`.
+        **settings: Axes of the plan (`tp=8, pp=2`) and keys of a space's `workload` (`seq_len`, `mode`). `seq_len` is
+            4,096 unless given, or the longest the model can have. `global_batch_size` is the least of 16 or more that
+            every rank gets in micro-batches of one and of two.
+
+    Raises:
+        SpaceError: Some of it cannot be used; every problem is in the message.
+        PlanError: The device has no estimates, or its stored fit cannot be read.
+    """
+    _refuse_command([engine])
+    entry = model_in_short(model, leave_out)
+    workload = {name: settings.pop(name) for name in [*settings] if name in WorkloadEntry.model_fields}
+    document = {
+        "study": "estimate",
+        "model": entry,
+        "cluster": cluster,
+        "engine": engine,
+        "workload": {"seq_len": 1, "global_batch_size": 1, **workload},
+        "space": {name: [value] for name, value in ({"tp": 1} | settings).items()},
+        "objective": "maximize tokens_per_s",
+    }
+    try:
+        spec = parse_space(document, "estimate")
+    except SpaceError as error:  # nobody wrote a file: an argument has no place in one
+        text = re.sub(r"^  (?:space|workload)\.([^:[]*)(?:\[0\])?", r"  \1", str(error), flags=re.MULTILINE)
+        raise SpaceError(text) from None
+    usual = usual_workload(spec.models[0], spec.clusters[0])
+    sizes: dict[str, Any] = {name: usual[name] for name in usual.keys() - workload.keys()}
+    spec = replace(spec, workloads=tuple(replace(one, **sizes) for one in spec.workloads))
+    if spec.num_combinations > 1:
+        raise SpaceError("estimate: got a list of values, allowed: one plan; `wattune plan --estimate` takes a space")
+    return estimate_one(spec, OtherStudies(storage_path(storage)).coefficients)
+
+
+def _refuse_command(engines: Iterable[str]) -> None:
+    if any(map(runs_program, engines)):
+        raise PlanError(
+            "engine: command has no analytic estimate: nobody knows what the command computes; estimate with a "
+            "built-in engine"
+        )
+
+
+def forecast(space: Space, *, storage: str | None = None) -> Forecast:
     """Predicts memory, step time, power and temperature of every plan of a space. Starts nothing, needs no GPU.
 
     Args:
@@ -46,17 +111,13 @@ def estimate(space: Space, *, storage: str | None = None) -> Forecast:
     """
     planned = plan(space)
     spec = planned.spec
-    if any(map(runs_program, spec.engines)):
-        raise PlanError(
-            "engine: command has no analytic estimate: nobody knows what the command computes; leave out --estimate, "
-            "or estimate the space with a built-in engine"
-        )
+    _refuse_command(spec.engines)
     limits = [
         Constraint(metric=LIMIT_METRICS[name], operator="<=", factor=bound) for name, bound in spec.limits.items()
     ]
     find = OtherStudies(storage_path(storage), apart_from=planned.name).coefficients
     bounds = dict.fromkeys([*spec.constraints, *limits])  # a bound that is a limit too counts once
-    return forecast(planned.candidates, spec.objective, list(bounds), find)
+    return forecast_of(planned.candidates, spec.objective, list(bounds), find)
 
 
 def fit(

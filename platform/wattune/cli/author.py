@@ -11,7 +11,7 @@ import typer
 from wattune import api
 from wattune.catalog.hardware import device_of_product
 from wattune.catalog.huggingface import read_config
-from wattune.catalog.models import MODELS, model
+from wattune.catalog.models import model
 from wattune.cli.shell import JsonOption, err, out, print_json, print_line
 from wattune.cli.verbs import app
 from wattune.errors import PlanError, TelemetryError, WattuneError, closest
@@ -20,7 +20,7 @@ from wattune.objective import parse_objective
 from wattune.plans.engines import CAPABILITIES, capabilities
 from wattune.search.draft import MOST_TRIALS, Wishes, check_bound, draft, planned
 from wattune.search.examples import example_names, example_text
-from wattune.search.model_entry import check_own_name
+from wattune.search.model_entry import own_name_of
 from wattune.search.reference import SCHEMA_NAME, reference_page, schema_line, schema_text
 from wattune.storage.study import check_study_name
 from wattune.telemetry.probe import nvidia_products
@@ -85,8 +85,7 @@ def init(
     name = check_study_name(study or re.sub(r"[^A-Za-z0-9._-]+", "_", path.stem))
     from_config = chosen if _is_config(chosen) else None
     if from_config is not None:
-        own = check_own_name(re.sub(r"[^A-Za-z0-9._-]+", "_", Path(chosen).resolve().parent.name) or "own_model")
-        own = f"{own}_own" if own in MODELS else own
+        own = own_name_of(Path(chosen))
         full = read_config(Path(chosen), own, leave_out or ()).model
         from_config = _relative(Path(chosen), path.parent)
     else:

@@ -1,7 +1,7 @@
 """`plan` and `run`: from a search space to a study."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -29,17 +29,20 @@ from wattune.cli.shell import (
     print_note,
 )
 from wattune.cli.verbs import app
-from wattune.errors import TrackingError
+from wattune.errors import SpaceError, TrackingError
 from wattune.forced_exit import ended_in_time
 from wattune.masking import without_secrets
 from wattune.orchestrate import lost_cluster
 from wattune.orchestrate.events import Preview
+from wattune.plans.axes import AXES
+from wattune.plans.engines import CAPABILITIES
 from wattune.ranking.answer import answer_of
+from wattune.storage.documents import yaml_tree
 from wattune.storage.files import write_table
 from wattune.terminal.progress import StudyProgress
 from wattune.tracking.store import ui_command, ui_url
 from wattune.view import console as screen
-from wattune.view.plans import candidates_view, forecast_view, rejections
+from wattune.view.plans import candidates_view, estimate_view, forecast_view, rejections
 from wattune.view.ranking import ranking_view
 
 _STOPPED: Final = "stopped before the end; the same command continues"
@@ -94,7 +97,7 @@ def plan(
 def _print_estimates(
     planned: api.StudyPlan, top: int | None, out_file: Path | None, storage: str | None, *, as_json: bool
 ) -> None:
-    found = api.estimate(planned, storage=storage)
+    found = api.forecast(planned, storage=storage)
     if out_file is not None:
         write_table(out_file, found.table())
     if as_json:
@@ -108,6 +111,71 @@ def _print_estimates(
     if not found.kept:
         err.print("nothing fits; use more devices, or add tp, pp, sharding or recompute to the space", style="yellow")
         raise typer.Exit(NOTHING_FEASIBLE)
+
+
+@app.command()
+def estimate(
+    model: Annotated[str, typer.Argument(help="Catalog model, or a config.json of Hugging Face.", show_default=False)],
+    cluster: Annotated[
+        str, typer.Argument(help='NODESxDEVICES and a device, e.g. "4x8 h200_sxm".', show_default=False)
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME=VALUE]...",
+            help="Axes of the plan, such as tp=8 pp=2, and the workload's seq_len, global_batch_size, mode.",
+            show_default=False,
+        ),
+    ] = None,
+    engine: Annotated[str, typer.Option(help=f"One of {', '.join(CAPABILITIES)}.")] = "torch",
+    leave_out: Annotated[
+        list[str] | None,
+        typer.Option(help="Feature of the config.json to train without; may be repeated.", show_default=False),
+    ] = None,
+    storage: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Predicts one plan's step, memory, power and temperature, with intervals and parts; needs no GPU."""
+    found = api.estimate(
+        model=model,
+        cluster=cluster,
+        engine=engine,
+        leave_out=leave_out or (),
+        storage=storage,
+        **settings_of(settings or ()),
+    )
+    if as_json:
+        print_json(found.to_json())
+    else:
+        screen.show(out, *estimate_view(found))
+    if found.rule:
+        raise typer.Exit(NOTHING_FEASIBLE)
+
+
+def settings_of(texts: Sequence[str]) -> dict[str, Any]:
+    """Reads `NAME=VALUE` arguments as a space has them: a number, a list, a mapping, or a name.
+
+    Raises:
+        SpaceError: One has another form, or a name comes twice.
+    """
+    pairs = [text.partition("=") for text in texts]
+    names = [name for name, _, _ in pairs]
+    wrong = [f"{name}: write NAME=VALUE, such as tp=8" for name, sign, value in pairs if not (sign and value)]
+    wrong += [
+        f"{name}: given {names.count(name)} times; keep one" for name in dict.fromkeys(names) if names.count(name) > 1
+    ]
+    if wrong:
+        raise SpaceError.from_problems("estimate", wrong)
+    return {name: _setting(name, value) for name, _, value in pairs}
+
+
+def _setting(name: str, text: str) -> Any:
+    if name in AXES and AXES[name].kind == "choice":  # YAML reads some names as truth values
+        return text
+    try:
+        return yaml_tree(text)[1]
+    except ValueError:
+        return text
 
 
 @app.command()

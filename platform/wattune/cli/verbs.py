@@ -64,6 +64,9 @@ VERBS: Final = {
     "plan": Verb(
         "study", "Lists what a search space would try, what a rule rejects, and which combinations are equivalent."
     ),
+    "estimate": Verb(
+        "study", "Predicts one plan's step, memory, power and temperature, with intervals and parts; needs no GPU."
+    ),
     "run": Verb(
         "study",
         "Runs a study: real steps of every candidate, measured and ranked. Run again, it continues, also with more.",

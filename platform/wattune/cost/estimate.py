@@ -151,6 +151,8 @@ class Estimates:
     """Columns by the names of `wattune.metrics.METRICS`."""
     memory_parts_bytes: Mapping[str, Reals]
     """Bytes of the fullest rank by part; they add up to `memory_peak_bytes`."""
+    step_parts_s: Mapping[str, Reals]
+    """Seconds of the average rank by part, such as `compute` or `exposed_comm_tp`; they add up to `step_time_s`."""
     stage: npt.NDArray[np.int16]
     """Pipeline stage of that rank."""
     limited_by: npt.NDArray[np.int8]
@@ -168,18 +170,33 @@ class Estimates:
             for name, c in self.columns.items()
         }
 
+    def whole(self, position: int) -> dict[str, Any]:
+        """Returns all of one candidate as plain data: figures, parts that are not 0, limit, origin."""
+
+        def parts(of: Mapping[str, Reals]) -> dict[str, float]:
+            return {name: float(part[position]) for name, part in of.items() if part[position]}
+
+        return {
+            "estimate": self.one(position),
+            "step_parts_s": parts(self.step_parts_s),
+            "memory_parts_bytes": parts(self.memory_parts_bytes),
+            "limited_by": LIMITS[self.limited_by[position]],
+            "origin": ORIGINS[self.origin[position]],
+        }
+
     def take(self, positions: Ints) -> "Estimates":
         """Returns the candidates at these positions, in that order."""
         return Estimates(
             columns={name: column.at(positions) for name, column in self.columns.items()},
             memory_parts_bytes={name: part[positions] for name, part in self.memory_parts_bytes.items()},
+            step_parts_s={name: part[positions] for name, part in self.step_parts_s.items()},
             stage=self.stage[positions],
             limited_by=self.limited_by[positions],
             origin=self.origin[positions],
         )
 
     def table(self) -> pa.Table:
-        """Returns all columns as Arrow: `estimate.<metric>`, `.low` and `.high`, parts of memory, limit and origin."""
+        """Returns all columns as Arrow: `estimate.<metric>`, `.low`, `.high`, parts, limit, origin."""
         columns: dict[str, Any] = {}
         for name, column in self.columns.items():
             columns |= {
@@ -188,6 +205,7 @@ class Estimates:
                 f"estimate.{name}.high": column.high,
             }
         columns |= {f"estimate.memory.{name}_bytes": part for name, part in self.memory_parts_bytes.items()}
+        columns |= {f"estimate.step.{name}_s": part for name, part in self.step_parts_s.items()}
         for name, places, texts in (("limited_by", self.limited_by, LIMITS), ("origin", self.origin, ORIGINS)):
             columns[f"estimate.{name}"] = pa.DictionaryArray.from_arrays(pa.array(places), pa.array(texts))
         return pa.table(columns)
@@ -211,7 +229,8 @@ def estimate(specs: Sequence[TrialSpec], find: Find) -> Estimates:
     """
     total = len(specs)
     columns = {name: _empty_column(total) for name in ESTIMATED}
-    parts: dict[str, Reals] = {}
+    memory_parts: dict[str, Reals] = {}
+    step_parts: dict[str, Reals] = {}
     stage, limited_by, origin = np.zeros(total, np.int16), np.zeros(total, np.int8), np.zeros(total, np.int8)
     for positions, batch in _pieces(specs):
         coefficients = find(batch.device).on(batch.cluster.num_nodes)
@@ -220,11 +239,20 @@ def estimate(specs: Sequence[TrialSpec], find: Find) -> Estimates:
             column = columns[name]
             column.value[positions], column.low[positions], column.high[positions] = value, low, high
         for name, size_bytes in found.memory.parts_bytes.items():
-            parts.setdefault(name, np.zeros(total, np.float32))[positions] = size_bytes
+            memory_parts.setdefault(name, np.zeros(total, np.float32))[positions] = size_bytes
+        for name, seconds in found.step.parts_s.items():
+            step_parts.setdefault(name.removesuffix("_s"), np.zeros(total, np.float32))[positions] = seconds
         stage[positions] = found.memory.stage
         limited_by[positions] = _limited_by(batch, found.step)
         origin[positions] = ORIGINS.index(coefficients.origin)
-    return Estimates(columns=columns, memory_parts_bytes=parts, stage=stage, limited_by=limited_by, origin=origin)
+    return Estimates(
+        columns=columns,
+        memory_parts_bytes=memory_parts,
+        step_parts_s=step_parts,
+        stage=stage,
+        limited_by=limited_by,
+        origin=origin,
+    )
 
 
 def predict(batch: Batch, coefficients: Coefficients) -> Parts:

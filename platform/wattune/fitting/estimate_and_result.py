@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from wattune.cost.batch import batches
-from wattune.cost.estimate import Coefficients, estimate, predict
+from wattune.cost.estimate import Coefficients, estimate
 from wattune.run import Run
 from wattune.trial import TrialSpec
 
@@ -84,10 +83,10 @@ def beside(
     Raises:
         PlanError: The device has no estimates.
     """
-    found = estimate([spec], lambda _device: coefficients).one(0)
+    found = estimate([spec], lambda _device: coefficients).whole(0)
     metrics = tuple(
         Figure(name=name, estimated=f["value"], low=f["low"], high=f["high"], measured=result.metrics.get(name))
-        for name, f in found.items()
+        for name, f in found["estimate"].items()
     )
     return Beside(
         trial=trial,
@@ -95,18 +94,16 @@ def beside(
         source=source,
         was_fitted=was_fitted,
         metrics=metrics,
-        parts=_parts(spec, result.metrics, coefficients),
+        parts=_parts(found["step_parts_s"], result.metrics),
     )
 
 
-def _parts(spec: TrialSpec, measured: Mapping[str, float], coefficients: Coefficients) -> tuple[Figure, ...]:
+def _parts(parts_s: Mapping[str, float], measured: Mapping[str, float]) -> tuple[Figure, ...]:
     """Returns the parts that either side has, in seconds. Shares of the result are of its own step."""
-    ((_, batch),) = batches([spec])
-    parts_s = {name: float(values[0]) for name, values in predict(batch, coefficients).step.parts_s.items()}
     step_s = measured.get(STEP)
     found = []
     for name in PARTS:
-        estimated, share = parts_s.get(f"{name}_s"), measured.get(f"{name}_frac")
+        estimated, share = parts_s.get(name), measured.get(f"{name}_frac")
         seconds = None if share is None or step_s is None else share * step_s
         if estimated or seconds:
             found.append(Figure(name=name, estimated=estimated, measured=seconds))

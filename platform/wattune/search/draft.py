@@ -79,7 +79,7 @@ def draft(wishes: Wishes, full: ModelSpec, *, schema: str) -> str:
         *_cluster_lines(cluster, on_cpu=on_cpu),
         f"engine: {wishes.engine}  # {' | '.join(CAPABILITIES)}; a list compares them",
         *(_command_lines(cluster, list(axes)) if runs_program(wishes.engine) else ()),
-        *_workload_lines(trained, batch, on_cpu=on_cpu, routed=not runs_program(wishes.engine)),
+        *_workload_lines(trained, cluster, routed=not runs_program(wishes.engine)),
         "",
         "# Every combination is kept, rejected by a named rule, or equivalent to another.",
         "# dp follows: ranks / (tp * pp * cp).",
@@ -169,13 +169,15 @@ def _command_lines(cluster: ClusterSpec, axes: list[str]) -> list[str]:
     ]
 
 
-def _workload_lines(model: ModelSpec, batch: int, *, on_cpu: bool, routed: bool) -> list[str]:
+def usual_workload(model: ModelSpec, cluster: ClusterSpec) -> dict[str, int]:
+    """Returns sizes of a step that every rank has a part in; short ones on processors."""
     longest = model.max_positions or 4096
-    entry: dict[str, object] = {
-        "mode": "pretrain",
-        "seq_len": min(128 if on_cpu else 4096, longest),
-        "global_batch_size": batch,
-    }
+    seq_len = min(128 if cluster.device == "cpu" else 4096, longest)
+    return {"seq_len": seq_len, "global_batch_size": _batch(cluster.world_size)}
+
+
+def _workload_lines(model: ModelSpec, cluster: ClusterSpec, *, routed: bool) -> list[str]:
+    entry: dict[str, object] = {"mode": "pretrain", **usual_workload(model, cluster)}
     if model.is_moe and routed:
         entry["routing"] = "balanced"
     return [f"workload: {_flow(entry)}  # lists of seq_len and global_batch_size compare them"]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -10,12 +10,13 @@ import pyarrow as pa
 
 from wattune.arrays import Floats, Ints
 from wattune.catalog.hardware import DeviceSpec
-from wattune.cost.coefficients import ORIGINS, Origin
-from wattune.cost.estimate import LIMITS, Coefficients, Estimates, Find, estimate
+from wattune.cost.coefficients import Origin
+from wattune.cost.estimate import Coefficients, Estimates, Find, estimate
 from wattune.cost.out_of_memory import CERTAIN, out_of_memory_probability, usable_bytes
 from wattune.objective import Constraint, Objective
 from wattune.search.names import namer
-from wattune.search.prune import Candidate, Candidates, Rejected
+from wattune.search.prune import Candidate, Candidates, Rejected, combinations, prune
+from wattune.search.space import StudySpec
 from wattune.steps.steady import least_warmup
 from wattune.trial import Measure, TrialSpec
 
@@ -137,9 +138,7 @@ class Forecast:
             "config": dict(candidate.config),
             "plan": name(candidate.spec),
             "notes": list(candidate.notes),
-            "estimate": found.one(position),
-            "limited_by": LIMITS[found.limited_by[position]],
-            "origin": ORIGINS[found.origin[position]],
+            **found.whole(position),
             "breaks": {bound: float(risk[position]) for bound, risk in self.risks.items()},
         }
 
@@ -161,6 +160,71 @@ class Forecast:
         for bound, risk in self.risks.items():
             names = names.append_column(f"estimate.breaks.{bound}", pa.array(risk))
         return names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """One plan before anything runs: figures, where time and memory go, and the rule that rejects it, if one does."""
+
+    spec: TrialSpec
+    """The plan as it would run, with model, cluster, engine and workload."""
+    figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """`value`, `low` and `high` of each predicted metric: a 95 % interval, in the metric's unit. Empty, with the parts,
+    where another rule than `memory` rejects the plan."""
+    step_parts_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of a step by part, on the average rank; they add up to `step_time_s`. A part that is 0 is left out."""
+    memory_parts_bytes: Mapping[str, float] = field(default_factory=dict)
+    """Bytes of the fullest rank by part; they add up to `memory_peak_bytes`. A part that is 0 is left out."""
+    limited_by: str = ""
+    """The largest use of the step's time, one of `wattune.cost.estimate.LIMITS`; empty without figures."""
+    source: str = ""
+    """The coefficients behind the figures, in words; empty without figures."""
+    rule: str = ""
+    """The first rule that rejects the plan; empty where none does."""
+    reason: str = ""
+    """Cause in words with its figures, and what to do."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain data, by the names of `wattune plan --estimate --json`."""
+        spec = self.spec
+        return {
+            "model": spec.model.name,
+            "cluster": spec.cluster.label,
+            "engine": spec.engine,
+            "seq_len": spec.workload.seq_len,
+            "global_batch_size": spec.workload.global_batch_size,
+            "plan": spec.label,
+            "estimate": dict(self.figures),
+            **{name: getattr(self, name) for name in ("step_parts_s", "memory_parts_bytes", "limited_by")},
+            **{name: getattr(self, name) for name in ("source", "rule", "reason")},
+        }
+
+
+def estimate_one(study: StudySpec, find: Find) -> Estimate:
+    """Estimates the only combination of a space.
+
+    Raises:
+        PlanError: Its device cannot be predicted.
+    """
+    candidates = prune(study)
+    if candidates.rejected:
+        (spec, _), first = next(combinations(study)), candidates.rejected[0]
+        return Estimate(spec=spec, rule=first.rule, reason=first.reason)
+    spec = candidates.kept[0].spec
+    found = estimate([spec], find)
+    over = np.flatnonzero(out_of_memory_probability([spec], found) > CERTAIN)
+    rejected = next(iter(Unfitting(candidates.kept, found, over)), None)
+    whole = found.whole(0)
+    return Estimate(
+        spec=spec,
+        figures=whole["estimate"],
+        step_parts_s=whole["step_parts_s"],
+        memory_parts_bytes=whole["memory_parts_bytes"],
+        limited_by=whole["limited_by"],
+        source=_sources([spec], find)[0].text,
+        rule=rejected.rule if rejected else "",
+        reason=rejected.reason if rejected else "",
+    )
 
 
 def forecast(candidates: Candidates, objective: Objective, bounds: Sequence[Constraint], find: Find) -> Forecast:

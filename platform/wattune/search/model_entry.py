@@ -2,7 +2,9 @@
 
 import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import MISSING, fields, replace
+from pathlib import Path as FilePath
 from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import Field, PrivateAttr
@@ -45,6 +47,27 @@ def check_own_name(text: str) -> str:
             "digit"
         )
     return text
+
+
+def own_name_of(config: FilePath) -> str:
+    """Returns a name for the model of a `config.json`: that of its folder, which no catalog model has.
+
+    Raises:
+        PlanError: The folder's name makes none.
+    """
+    own = check_own_name(re.sub(r"[^A-Za-z0-9._-]+", "_", config.resolve().parent.name) or "own_model")
+    return f"{own}_own" if own in MODELS else own
+
+
+def model_in_short(text: Any, leave_out: Sequence[str] = ()) -> Any:
+    """Returns the entry of a model that is named, or the path of a `config.json`; what is no text stays.
+
+    Raises:
+        PlanError: The path's folder makes no name.
+    """
+    if not isinstance(text, str | FilePath) or (isinstance(text, str) and not text.endswith(".json")):
+        return {"name": text, "leave_out": [*leave_out]} if leave_out else text
+    return {"name": own_name_of(FilePath(text)), "from_config": str(text), "leave_out": [*leave_out]}
 
 
 @keys_of(ModelSpec, optional=[each.name for each in fields(ModelSpec)])

@@ -174,7 +174,7 @@ def prune(study: StudySpec) -> Candidates:
     kept: dict[TrialSpec, tuple[Candidate, tuple[str, ...]]] = {}
     same: list[tuple[TrialSpec, Config, tuple[str, ...]]] = []
     rejected = []
-    for written, config in _combinations(study):
+    for written, config in combinations(study):
         plan, of_plan = effective(written)
         spec, equivalences = _without_unused(study, replace(written, plan=plan) if of_plan else written)
         equivalences = (*of_plan, *equivalences)
@@ -252,7 +252,7 @@ _SIZES: Final = ("seq_len", "global_batch_size")
 """Numbers of a workload that a space may list several of."""
 
 
-def _combinations(study: StudySpec) -> Iterator[tuple[TrialSpec, Config]]:
+def combinations(study: StudySpec) -> Iterator[tuple[TrialSpec, Config]]:
     """Yields the specification and configuration of every combination, as written and in the order of the file."""
     outer = list(
         itertools.product(

@@ -1,15 +1,15 @@
 """Views of a space before it runs: what is kept and what is not, with estimates, and what those were fitted to."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from wattune.cost.estimate import LIMITS
 from wattune.fitting.store import StoredFit
-from wattune.search.forecast import Forecast
+from wattune.search.forecast import Estimate, Forecast
 from wattune.search.prune import Candidate, Candidates, Rejected
 from wattune.trial import TrialSpec
-from wattune.view.table import COUNT, FIGURE, Column, Note, Table, View, columns_of, halved, reading
+from wattune.view.table import COUNT, FIGURE, PERCENT, Column, Note, Table, View, columns_of, halved, reading, worded
 
 SHOWN: Final = {
     "step": "step_time_s",
@@ -103,6 +103,41 @@ def forecast_view(forecast: Forecast, *, top: int = 10) -> View:
         first = forecast.rejected[0]
         parts.append(Note(f"\n{len(forecast.rejected)} rejected by rule {first.rule}, for example: {first.reason}"))
     return parts
+
+
+def estimate_view(found: Estimate) -> View:
+    """Lays out one plan's figures with intervals, the parts of its step and memory, and what rejects it."""
+    spec = found.spec
+    sizes = f"seq_len {spec.workload.seq_len}, global_batch_size {spec.workload.global_batch_size}"
+    title = f"{spec.model.name}, {spec.cluster.label}, {spec.engine}: {spec.label}, {sizes}"
+    figures = [
+        Column("", lambda one: one[0]),
+        Column("estimated", lambda one: worded(one[0], one[1]["value"]), FIGURE),
+        Column(
+            "95 % interval", lambda one: f"{worded(one[0], one[1]['low'])} to {worded(one[0], one[1]['high'])}", FIGURE
+        ),
+    ]
+    view: list[Table | Note] = [Note(title, is_long=True)]
+    view += [Table("", figures, list(found.figures.items()))] if found.figures else []
+    for name, quantity, parts in (
+        ("Parts of a step", "step_time_s", found.step_parts_s),
+        ("Memory of the fullest rank", "memory_peak_bytes", found.memory_parts_bytes),
+    ):
+        columns = [
+            Column("", lambda one: one[0]),
+            Column("estimated", lambda one: one[1], quantity),
+            Column("share", lambda one: one[2], PERCENT),
+        ]
+        view += [Table(name, columns, _shares(parts))] if parts else []
+    if found.figures:
+        view += [Note(f"limited by {found.limited_by}"), Note(f"estimated for {found.source}", is_long=True)]
+    return [*view, *([Note(f"rejected by rule {found.rule}: {found.reason}", "warning")] if found.rule else [])]
+
+
+def _shares(parts: Mapping[str, float]) -> list[tuple[str, float, float]]:
+    """Returns parts with their size and share, largest first."""
+    total = sum(parts.values())
+    return sorted(((name, size, size / total) for name, size in parts.items()), key=lambda one: -one[1])
 
 
 def fit_view(fit: StoredFit) -> View:

@@ -30,7 +30,7 @@ def test_limits_are_held_to_the_low_end_of_an_estimate(tmp_path) -> None:
     limited = replace(planned, spec=replace(planned.spec, limits={"node_device_power_w": 100.0}))
     lowest = Beforehand(limited, tmp_path).lowest_figures()
     one = planned.kept[0].spec
-    figure = api.estimate(planned, storage=str(tmp_path))
+    figure = api.forecast(planned, storage=str(tmp_path))
     place = [each.spec for each in figure.kept].index(one)
     expected = figure.estimates.one(place)["node_device_power_peak_1s_w"]
     assert (
@@ -72,7 +72,7 @@ def best_of(found: Forecast, num: int) -> set[str]:
 def test_a_guided_search_begins_with_what_is_estimated_to_be_good(tmp_path: Path) -> None:
     planned = guided(tmp_path, constraints=[])
     first = Beforehand(planned, tmp_path).strategy().ask(1)[0]
-    assert first.trial_id in best_of(api.estimate(planned, storage=str(tmp_path)), len(planned.kept) // 10)
+    assert first.trial_id in best_of(api.forecast(planned, storage=str(tmp_path)), len(planned.kept) // 10)
 
 
 def test_a_guided_search_learns_from_earlier_studies_of_the_same_device(tmp_path: Path) -> None:

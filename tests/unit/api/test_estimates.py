@@ -45,9 +45,9 @@ def stored(tmp_path: Path) -> None:
 
 
 def test_a_stored_fit_is_used_unasked_and_said(tmp_path) -> None:
-    before = api.estimate(SPACE, storage=str(tmp_path))
+    before = api.forecast(SPACE, storage=str(tmp_path))
     stored(tmp_path)
-    after = api.estimate(SPACE, storage=str(tmp_path))
+    after = api.forecast(SPACE, storage=str(tmp_path))
     assert before.sources[0].coefficients.fit == "" and "fit" not in before.sources[0].text
     assert "(fit 2026-11-22, 12 trials)" in after.sources[0].text
     step = after.estimates.columns["step_time_s"]
@@ -57,7 +57,7 @@ def test_a_stored_fit_is_used_unasked_and_said(tmp_path) -> None:
 def test_hard_limits_are_bounds_of_the_forecast(tmp_path) -> None:
     planned = api.plan(SPACE)
     limited = replace(planned, spec=replace(planned.spec, limits={"node_device_power_w": 100.0}))
-    found = api.estimate(limited, storage=str(tmp_path))
+    found = api.forecast(limited, storage=str(tmp_path))
     assert (found.risks["node_device_power_peak_1s_w <= 100"] > 0.99).all()
 
 
@@ -82,9 +82,9 @@ def h200_study(tmp_path: Path, name: str, more_bytes: float = 0.0) -> TrialSpec:
 
 
 def test_memory_that_earlier_trials_held_beyond_their_estimate_is_carried_over_and_said(tmp_path: Path) -> None:
-    before = api.estimate(SPACE, storage=str(tmp_path))
+    before = api.forecast(SPACE, storage=str(tmp_path))
     h200_study(tmp_path, "earlier", more_bytes=2e10)
-    after = api.estimate(SPACE, storage=str(tmp_path))
+    after = api.forecast(SPACE, storage=str(tmp_path))
     trial = before.kept[0].trial_id
     place = next(index for index, one in enumerate(after.kept) if one.trial_id == trial)
     peaks = before.estimates.columns["memory_peak_bytes"].value[0], after.estimates.columns["memory_peak_bytes"].value
@@ -132,12 +132,12 @@ def test_a_swept_table_is_fitted_unasked_and_said(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     write_table(folder / TABLE, pa.Table.from_pylist([{n: r.get(n) for n in COLUMNS.names} for r in rows], COLUMNS))
     stored(tmp_path)
-    before = api.estimate(SPACE, storage=str(tmp_path))
+    before = api.forecast(SPACE, storage=str(tmp_path))
     ((path, fit),) = api.fit(storage=str(tmp_path))
     assert path.exists()
     assert fit.num_trials == 12, "the trials of the earlier fit stay in it"
     assert fit.device_uuids == ("GPU-1",)
-    after = api.estimate(SPACE, storage=str(tmp_path))
+    after = api.forecast(SPACE, storage=str(tmp_path))
     assert "links of 2026-11-22" in after.sources[0].text
     slowest = [float(one.estimates.columns["step_time_s"].value.max()) for one in (before, after)]
     assert slowest[1] > 1.2 * slowest[0], "gathers at a tenth of the rate"

@@ -66,7 +66,7 @@ FULL: dict[str, Any] = {
 
 def test_a_study_runs_what_its_estimate_keeps(tmp_path: Path) -> None:
     planned = wattune.plan(FULL)
-    kept = {one.trial_id for one in wattune.api.estimate(planned, storage=str(tmp_path)).kept}
+    kept = {one.trial_id for one in wattune.api.forecast(planned, storage=str(tmp_path)).kept}
     found = preview(planned, storage=str(tmp_path))
     assert 0 < len(kept) < len(planned.kept) and found.num_kept == len(kept)
     assert preview(planned, storage=str(tmp_path), try_all=True).num_kept == len(planned.kept)
@@ -157,7 +157,7 @@ def test_device_hours_come_from_estimates_and_trials_beyond_their_time_out_are_s
     assert found.device_s == pytest.approx(2 * 128 * 900), "ended at the time-out"
     patient = preview({**large, "measure": {"timeout_s": 36000}}, storage=str(tmp_path))
     estimated = wattune.plan(large)
-    times_s = [wattune.api.estimate(estimated).estimates.columns["step_time_s"].value]
+    times_s = [wattune.api.forecast(estimated).estimates.columns["step_time_s"].value]
     steps = 5 + 20 + 2
     assert patient.num_timeouts == 0
     assert patient.device_s == pytest.approx(128 * steps * float(sum(times_s[0])), rel=1e-6)
