@@ -18,8 +18,8 @@ from wattune.inspection import inspect
 from wattune.metrics import METRICS
 from wattune.objective import RISK, SENSOR_ACCURACY_FRAC
 from wattune.ranking.best import NUM_DRAWS
-from wattune.ranking.scatter import DRIFT_SPREAD, NODE_SET_SPREAD
-from wattune.ranking.spreads import CLEAR_FRAC, PRIOR
+from wattune.ranking.scatter import NODE_SET_SPREAD
+from wattune.ranking.spreads import CLEAR_FRAC, PRIOR, PRIORS
 from wattune.run import INDICATIVE
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -55,7 +55,10 @@ def test_bounds_on_the_pages_are_those_that_judge() -> None:
     assert f"more than {CLEAR_FRAC * 100:g} %" in page("measurement_quality")
     assert f"a prior of {PRIOR.spread:.0%}".replace("%", " %") in page("measurement_quality")
     assert f"worth {PRIOR.degrees_of_freedom:g} degrees of freedom" in page("measurement_quality")
-    assert f"{DRIFT_SPREAD:.0%} for the drift".replace("%", " %") in page("measurement_quality")
+    assert f"{PRIOR.drift:.0%} for the drift".replace("%", " %") in page("measurement_quality")
+    assert {f"{prior.drift:.0%}" for prior in PRIORS.values()} == {"1%"} and "(1 % where" in page("measurement_quality")
+    others = {f"{100 * prior.elsewhere:g} % ({group})" for group, prior in PRIORS.items()}
+    assert all(other in page("measurement_quality") for other in others)
     assert f"{NODE_SET_SPREAD:.0%}\n  for a set of nodes".replace("%", " %") in page("measurement_quality")
     assert f"±{SENSOR_ACCURACY_FRAC:.0%}, uniform".replace("%", " %") in page("measurement_quality")
     assert f"(--risk` ({RISK:g} unless given)".lstrip("(") in page("measurement_quality")

@@ -78,7 +78,7 @@ class Standing:
     freedom: Floats
     """Degrees of freedom of that variance."""
     common: Floats
-    """[trials, effects]: drift and node offsets, scaled so that each effect has variance 1."""
+    """[trials, effects]: drift, node offsets and the day of the study, scaled so that each effect has variance 1."""
     shared_freedom: float
     """Degrees of freedom of what is known of scatter by all trials together."""
     logarithmic: bool = True
@@ -173,7 +173,8 @@ def on_one_scale(parts: Sequence[tuple[Scatter, Indices, Floats]], *, maximize: 
     """
     logarithmic = all(found.typical is None for found, _, _ in parts)
     sign = 1.0 if maximize else -1.0
-    effects, at = sum(found.shared.shape[1] for found, _, _ in parts), 0
+    several = int(len(parts) > 1)  # each study is of its own day and device then
+    effects, at = sum(found.shared.shape[1] + several for found, _, _ in parts), 0
     means, owns, freedoms, commons = [], [], [], []
     for found, numbers, values in parts:
         # A model on the logarithmic scale beside one that is not is taken to its metric's unit.
@@ -181,7 +182,8 @@ def on_one_scale(parts: Sequence[tuple[Scatter, Indices, Floats]], *, maximize: 
         root = np.linalg.cholesky(found.shared_covariance)
         common = np.zeros((len(numbers), effects))
         common[:, at : at + len(root)] = (found.shared[numbers] @ root) * size[:, None]
-        at += len(root)
+        common[:, at + len(root) : at + len(root) + several] = (found.elsewhere * size)[:, None]
+        at += len(root) + several
         means.append(sign * (np.log(values) if logarithmic else values))
         owns.append(size**2 / found.weight[numbers])
         freedoms.append(found.degrees_of_freedom[numbers])

@@ -59,6 +59,9 @@ class Margin:
     runs of a plan that keeps its bound at a risk of 5 % one passes it."""
     holds_probability: float | None
     """Probability that the next run keeps the bound; None if a repeat did not measure the metric."""
+    elsewhere_probability: float | None
+    """The same of a run on another day or device of the kind; None where it is not known, as for shares, and where
+    sensors are simulated."""
     verdict: Holds
     unsettled: str = ""
     """Text that says why an undecided bound waits for heat and what would settle it; empty where it does not."""
@@ -86,6 +89,7 @@ class Margin:
             "num_runs": self.num_runs,
             "num_past": self.num_past,
             "holds_probability": self.holds_probability,
+            "elsewhere_probability": self.elsewhere_probability,
             "verdict": self.verdict,
             **({"unsettled": self.unsettled} if self.unsettled else {}),
         }
@@ -114,6 +118,7 @@ def margin(
     below = constraint.operator.startswith("<")
     gain = 0.0 if simulated else _gain(constraint)
     each: Iterable[float]
+    nexts: Sequence[NextRun] = ()
     if shares.is_share(metric):
         each = (
             shares.keeps_probability(values, bound, below=below, waiting=waiting)
@@ -143,6 +148,11 @@ def margin(
         num_runs=len(known),
         num_past=num_past,
         holds_probability=likely,
+        elsewhere_probability=None
+        if simulated
+        else min(
+            (_probability(one, metric, bound, below=below, gain=gain, elsewhere=True) for one in nexts), default=None
+        ),
         verdict=verdict,
         unsettled=unsettled_text(metric, bound, repeats) if verdict is Holds.UNDECIDED else "",
     )
@@ -245,8 +255,10 @@ def true_text(margins: Sequence[Margin]) -> str:
     )
 
 
-def _probability(one: NextRun, metric: str, bound: float, *, below: bool, gain: float) -> float:
-    """Computes the probability that the next run keeps a bound."""
+def _probability(
+    one: NextRun, metric: str, bound: float, *, below: bool, gain: float, elsewhere: bool = False
+) -> float:
+    """Computes the probability that the next run keeps a bound: in the study, or on another day or device."""
     if one.num_zeros and (not bound or one.zero_everywhere):
         # A count that was always 0 shows no scatter to model, and it scatters to one side only: Jeffreys' estimate of
         # a share that was never seen (Brown, Cai and DasGupta 2001, "Interval estimation for a binomial proportion").
@@ -256,7 +268,7 @@ def _probability(one: NextRun, metric: str, bound: float, *, below: bool, gain: 
     if one.logarithmic and bound <= 0.0:
         return 0.0 if below else 1.0
     distance, systematic = _distance(one, metric, bound, gain)
-    variance = one.variance + systematic
+    variance = one.variance + systematic + (one.elsewhere_variance if elsewhere else 0.0)
     # Welch and Satterthwaite: the systematic part is known, the scatter is estimated.
     freedom = one.degrees_of_freedom * (variance / one.variance) ** 2
     at_most = t_cumulative(distance / math.sqrt(variance), freedom)

@@ -38,10 +38,6 @@ NODE_SET_SPREAD: Final = 0.05
 """Prior standard deviation of one node set against another, on the logarithmic scale. Our choice, beside the 8 %
 that GPUs of one kind differ by on average (Sinha et al., SC 2022)."""
 
-DRIFT_SPREAD: Final = 0.03
-"""Prior standard deviation of the machine's drift from the first to the last run, on the logarithmic scale. Our
-choice."""
-
 _MOST_LOG: Final = 700.0
 """Largest exponent that a float holds, rounded down."""
 
@@ -80,6 +76,12 @@ class Prior:
     """Standard deviation of one run, as a fraction of the value. Our choice."""
     degrees_of_freedom: float = 6.0
     """Number of observations the prior is worth."""
+    drift: float = 0.03
+    """Standard deviation of the machine's drift from the first to the last run of a study, as a fraction. Our choice.
+    It counts inside a study: for verdicts, ranks and the race."""
+    elsewhere: float = 0.02
+    """Standard deviation of a plan on one day and device against others of the kind, as a fraction. Our choice. It
+    counts between studies, and for a run outside of the study; no run of the study shows it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +158,8 @@ class Scatter:
     """By node set: true if a trial that ran on it also ran on a set that is tied to the base."""
     typical: float | None
     """See `Runs.typical`."""
+    elsewhere: float
+    """`Prior.elsewhere` on the model's scale."""
 
     spread_frac: float
     """Pooled standard deviation of one run that nothing widens, as a fraction of the value or of `typical`."""
@@ -191,7 +195,7 @@ def fit(runs: Runs, prior: Prior) -> Scatter:
     y = np.log(runs.value) if runs.typical is None else runs.value
     counts = np.bincount(runs.trial, minlength=num_trials)
     base = int(np.bincount(runs.node_set, minlength=num_sets).argmax())
-    design, precision = _shared_effects(runs, base, num_sets, scale)
+    design, precision = _shared_effects(runs, base, num_sets, np.array([prior.drift, NODE_SET_SPREAD]) * scale)
     floor = runs.within**2 + runs.resolution**2 / 12.0  # a rounded reading has the variance of its step
     wider = np.zeros(num_trials)
     if runs.wider is not None:
@@ -250,6 +254,7 @@ def fit(runs: Runs, prior: Prior) -> Scatter:
         node_offset_error=errors,
         tied=_tied(runs, base, num_sets),
         typical=runs.typical,
+        elsewhere=prior.elsewhere * scale,
     )
 
 
@@ -257,14 +262,16 @@ def _sums(values: Floats, group: Indices, num_groups: int) -> Floats:
     return np.bincount(group, weights=values, minlength=num_groups).astype(np.float64)
 
 
-def _shared_effects(runs: Runs, base: int, num_sets: int, scale: float) -> tuple[Floats, Floats]:
-    """Returns the columns of the effects that trials share, and their prior precision: drift, then node sets."""
+def _shared_effects(runs: Runs, base: int, num_sets: int, spreads: Floats) -> tuple[Floats, Floats]:
+    """Returns the columns of the effects that trials share, and their prior precision: drift, then node sets.
+
+    `spreads` are the prior standard deviations of the drift and of a node set, on the model's scale.
+    """
     span_s = float(np.ptp(runs.time_s))
     middle_s = float(runs.time_s.mean())
     drift = (runs.time_s - middle_s) / span_s if span_s > 0 else np.zeros(len(runs.value))
     others = [(runs.node_set == index).astype(np.float64) for index in range(num_sets) if index != base]
-    spreads = np.array([DRIFT_SPREAD, *[NODE_SET_SPREAD] * len(others)]) * scale
-    return np.stack([drift, *others], axis=1), 1.0 / spreads**2
+    return np.stack([drift, *others], axis=1), spreads[[0, *[1] * len(others)]] ** -2
 
 
 def _shared_posterior(

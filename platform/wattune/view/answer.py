@@ -47,6 +47,9 @@ def slack_text(margin: Margin) -> str:
     slack = f"{'+' if margin.slack > 0 else ''}{format_change(margin.metric, margin.slack)}{share}"
     likely = margin.holds_probability
     kept = "" if likely is None else f", the next run keeps it with probability {format_probability(likely)}"
+    other = margin.elsewhere_probability
+    if likely is not None and other is not None and (text := format_probability(other)) != format_probability(likely):
+        kept += f", on another day or device {text}"
     return f"{slack.replace('-', '−')}{_past(margin)}, {margin.verdict}{kept}"
 
 

@@ -11,8 +11,10 @@ from made_trials import CAPPED, COOL, FASTEST, POWER, asked, speed, trial
 from wattune.objective import parse_constraint
 from wattune.ranking.assessment import Verdict, assess_trial
 from wattune.ranking.bounds import Holds, kept_in_draws, true_text
-from wattune.ranking.order import rank
+from wattune.ranking.order import rank, ranking_of
+from wattune.ranking.posterior import Posterior
 from wattune.ranking.spreads import Spreads
+from wattune.view.answer import slack_text
 from wattune.view.ranking import distance
 
 TRUE_POWER = replace(POWER, sensor_gain_frac=0.05)
@@ -181,3 +183,34 @@ def test_a_least_bound_is_kept_from_above():
     least = parse_constraint("tokens_per_s >= 95")
     assert kept_share([2000.0], bound=least) > 0.95
     assert kept_share([2000.0], bound=replace(least, factor=105.0)) < 0.05
+
+
+@pytest.mark.parametrize(("power_w", "verdict"), [(2690.0, Holds.HOLDS), (2815.0, Holds.BREAKS)])
+def test_another_day_or_device_is_less_sure_and_decides_nothing(power_w, verdict):
+    real, fake = (
+        [
+            (spec, replace(run, tags={"simulated": simulated}, start_wall_ns=10**18 + number))
+            for number, (spec, run) in enumerate(speed(n, 100.0, power_w=power_w) for n in (1, 1, 2))
+        ]
+        for simulated in ("false", "true")
+    )
+    (found, *_), (of_fake, *_) = (
+        assess_trial("", pairs[0][0], (pairs[0][1],), Spreads(pairs), asked(FASTEST, POWER)).margins
+        for pairs in (real, fake)
+    )
+    assert found.verdict is verdict and of_fake.elsewhere_probability is None
+    assert abs(found.elsewhere_probability - 0.5) < abs(found.holds_probability - 0.5) - 0.02
+    assert found.to_json()["elsewhere_probability"] == found.elsewhere_probability
+    assert f"on another day or device {found.elsewhere_probability:.2f}" in slack_text(found)
+
+
+def test_studies_of_two_days_are_told_apart_less_surely_than_plans_of_one():
+    def measured(number: int, tokens_per_s: float):
+        spec, run = speed(number, tokens_per_s)
+        return spec, replace(run, tags={"simulated": "false"})
+
+    pairs = [measured(1, 100.0), measured(2, 103.0)]
+    asking = asked(FASTEST)
+    one = ranking_of({"": Posterior(pairs, asking)})
+    two = ranking_of({name: Posterior([pair], asking) for name, pair in zip("ab", pairs, strict=True)})
+    assert one.best.best_probability > two.best.best_probability + 0.05

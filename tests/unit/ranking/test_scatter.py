@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from wattune.ranking.scatter import DRIFT_SPREAD, Prior, Runs, fit
+from wattune.ranking.scatter import Prior, Runs, fit
 
 
 def runs(values, trial, node_set=None, time_s=None, **more) -> Runs:
@@ -26,9 +26,9 @@ def test_without_a_repeat_the_prior_is_all_there_is():
     assert list(found.degrees_of_freedom) == [6.0, 6.0]
     assert found.standard_error() == pytest.approx([0.01, 0.01])
     apart = fit(runs([100.0, 200.0, 300.0], [0, 1, 2], time_s=[0.0, 50.0, 100.0]), Prior())
-    assert (apart.drift, apart.drift_error) == (0.0, pytest.approx(DRIFT_SPREAD))
+    assert (apart.drift, apart.drift_error) == (0.0, pytest.approx(Prior().drift))
     assert list(np.exp(apart.mean)) == pytest.approx([100.0, 200.0, 300.0]), "nothing tells a drift, so none is removed"
-    assert apart.standard_error()[0] == pytest.approx(np.hypot(0.01, DRIFT_SPREAD / 2))
+    assert apart.standard_error()[0] == pytest.approx(np.hypot(0.01, Prior().drift / 2))
 
 
 def test_one_run_is_not_counted_as_many():
