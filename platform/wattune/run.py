@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from wattune.masking import printable
+from wattune.units import NS_PER_S
 
 PUBLISHABLE: Final = "publishable"
 INDICATIVE: Final = "indicative"
@@ -122,8 +123,25 @@ class Numbers:
     window_end_mono_ns: int | None = None
     """The run of a command without steps, on the monotonic clock of the node in the tag `window_node`."""
     warmup_steps: int | None = None
+    wait_time_s: float | None = None
+    """Its nodes had nothing to do before it began: the study's start, the choice of a trial, the wait for cool
+    devices."""
+    start_time_s: float | None = None
+    """Start of sensors and workers, until its ranks have met; of a command also the start of its program."""
     build_time_s: float | None = None
-    """Of the slowest rank."""
+    """Of the slowest rank, of which the parts below are too; of a command the time from its start to its first step."""
+    import_time_s: float | None = None
+    """The part of `build_time_s` in which a command's program loaded its modules."""
+    first_step_time_s: float | None = None
+    """The first step of warm-up, with the compiler's work."""
+    warmup_time_s: float | None = None
+    """The other steps of warm-up."""
+    measure_time_s: float | None = None
+    """The measured steps."""
+    profile_time_s: float | None = None
+    """The steps under the profiler."""
+    close_time_s: float | None = None
+    """From its last step until its nodes were free."""
     memory_peak_rank: int | None = None
     """The rank that used most memory."""
     memory_reserved_peak_bytes: int | None = None
@@ -166,6 +184,18 @@ class Numbers:
         """First and last step; None where the window has no steps."""
         return None if self.first_step is None or self.last_step is None else (self.first_step, self.last_step)
 
+
+TIME_PARTS: Final = {
+    "wait": "wait_time_s",
+    "start": "start_time_s",
+    "build": "build_time_s",
+    "first step": "first_step_time_s",
+    "warm-up": "warmup_time_s",
+    "window": "measure_time_s",
+    "profile": "profile_time_s",
+    "close": "close_time_s",
+}
+"""Parts of a run's time in their order, and the numbers that hold them. The first step is where graphs are compiled."""
 
 NO_NUMBERS: Final = Numbers()
 """Of a run that measured nothing."""
@@ -216,6 +246,17 @@ class Run:
         """Takes control characters out of the reason: it may quote what a program wrote, and terminals show it."""
         if isinstance(self.reason, str) and not self.reason.isprintable():
             object.__setattr__(self, "reason", printable(self.reason))
+
+    @property
+    def times_s(self) -> dict[str, float]:
+        """Seconds by part, as `TIME_PARTS` names them, and `other`: what nobody told of its length.
+
+        `wait` lies before its start; the rest sums to its length.
+        """
+        told = self.numbers.known
+        parts_s = {part: float(told[name]) for part, name in TIME_PARTS.items() if name in told}
+        length_s = (self.end_wall_ns - self.start_wall_ns) / NS_PER_S
+        return parts_s | {"other": max(length_s - (sum(parts_s.values()) - parts_s.get("wait", 0.0)), 0.0)}
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data for `run.json`."""

@@ -34,6 +34,7 @@ from wattune.view.machine import metrics_table
 from wattune.view.plans import fit_view
 from wattune.view.ranking import front_table, ranking_view
 from wattune.view.table import Note
+from wattune.view.times import times_json, times_view
 
 
 class FrontOf(StrEnum):
@@ -95,6 +96,9 @@ def rank(
         FrontOf, typer.Option(help="Trials the front is of: the feasible ones, or all measured ones.")
     ] = FrontOf.FEASIBLE,
     top: Annotated[int | None, typer.Option(min=1, help="Rows of each kind at most.", show_default=False)] = None,
+    time: Annotated[
+        bool, typer.Option("--time", help="Show the seconds of each run by part too: start, build, warm-up and so on.")
+    ] = False,
     csv: Annotated[
         Path | None,
         typer.Option(help="Write every trial to this file too, a line each; - is standard output.", show_default=False),
@@ -138,10 +142,11 @@ def rank(
             {"answer": answer_of(ranking).to_json()}
             | ranking.to_json()
             | (_front_json(front, metrics, pareto_of) if metrics else {})
+            | ({"time": times_json(ranking)} if time else {})
         )
     else:
         fronts = [front_table(front, metrics, of=f"{pareto_of} trials")] if metrics else []
-        show(out, *ranking_view(ranking, top=top), *fronts)
+        show(out, *ranking_view(ranking, top=top), *fronts, *(times_view(ranking) if time else []))
     raise typer.Exit(feasible_code(ranking))
 
 

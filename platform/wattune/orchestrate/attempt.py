@@ -35,6 +35,8 @@ class Attempt:
     """Hard limits of the study."""
     tags: Mapping[str, str] = field(default_factory=dict)
     """Facts of the study's environment and of this attempt, kept with the result."""
+    free_since_ns: int = 0
+    """Time since which its nodes had nothing to do, on the monotonic clock of the study's node; 0 where unknown."""
     numbers: Numbers = NO_NUMBERS
     """Numbers of this attempt, kept with the result."""
     isolation: str = "warm"

@@ -26,6 +26,7 @@ from wattune.run import NO_NUMBERS, Numbers, Run, RunStatus
 from wattune.simulation.sensors import simulate
 from wattune.storage.files import with_calibrations
 from wattune.storage.study import TrialFolder
+from wattune.units import ns_to_s
 
 
 @dataclass(slots=True)
@@ -38,6 +39,8 @@ class _Course:
     answer: Answer = field(default_factory=Answer)
     recorded: Sequence[NodeTelemetry] = ()
     limit: PowerLimit | None = None
+    asked_ns: int = 0
+    """Time at which its workers were asked for, on the monotonic clock."""
 
 
 def run_trial(attempt: Attempt, cluster: Cluster, lanes: Lanes | None = None) -> Run:
@@ -67,7 +70,7 @@ def run_trial(attempt: Attempt, cluster: Cluster, lanes: Lanes | None = None) ->
         result = trial_result(ended, course.answer, spans, start_wall_ns=begun.wall_ns)
         if course.assignment is not None and (lost := workers.settle(course.assignment)):
             result = replace(result, tags={**result.tags, "group_lost": lost})
-        result = replace(result, end_wall_ns=begun.to_wall_ns(time.monotonic_ns()))
+        result = _timed(result, attempt, course, begun)
         conclude(folder, result)
         if course.telemetry is not None:
             forget(attempt.key, course.telemetry)
@@ -88,6 +91,7 @@ def _measure(attempt: Attempt, course: _Course, workers: Lanes) -> None:
             key = GroupKey.of(spec, resources)
             course.assignment = Assignment(attempt=placed, key=key, sensed=telemetry.sensed)
             course.limit = _limit(attempt, telemetry, workers)
+            course.asked_ns = time.monotonic_ns()
             course.answer = answer = workers.run(course.assignment, course.limit)
             if answer.deaths:
                 deaths = telemetry.explained(answer.deaths, placed.nodes)
@@ -142,6 +146,22 @@ def _lane_numbers(answer: Answer) -> Numbers:
         group_start_s=round(answer.group_start_s, 3) if answer.number else None,
         group_restart_s=None if answer.restart_s is None else round(answer.restart_s, 3),
     )
+
+
+def _timed(result: Run, attempt: Attempt, course: _Course, begun: ClockAnchor) -> Run:
+    """Ends a result now, and adds to what its ranks told of time what its driver knows: before them and after them."""
+    now_ns, told = time.monotonic_ns(), result.numbers
+    before_s = ns_to_s(course.asked_ns - begun.mono_ns) + course.answer.group_start_s if course.asked_ns else None
+    numbers = replace(
+        told,
+        wait_time_s=round(ns_to_s(begun.mono_ns - attempt.free_since_ns), 3) if attempt.free_since_ns else None,
+        start_time_s=None if before_s is None else round(before_s + (told.start_time_s or 0.0), 3),
+    )
+    result = replace(result, numbers=numbers, end_wall_ns=begun.to_wall_ns(now_ns))
+    if told.close_time_s is None:  # no rank told how far it came, so the rest is nobody's
+        return result
+    closed = replace(numbers, close_time_s=round(told.close_time_s + result.times_s["other"], 3))
+    return replace(result, numbers=closed)
 
 
 def _spans(answer: Answer) -> pa.Table | None:

@@ -127,12 +127,20 @@ def _stopped_early(outcomes: Sequence[RankOutcome]) -> dict[str, str]:
 
 
 def rank_numbers(outcomes: Sequence[RankOutcome]) -> Numbers:
-    """Returns numbers of warm-up, build and memory."""
+    """Returns numbers of warm-up, memory and time; `start` and `close` are only the ranks' own parts of those."""
     built = [outcome for outcome in outcomes if outcome.build_time_s]  # a rank that was stopped has no build time
+    slowest = max(built or outcomes, key=lambda outcome: outcome.build_time_s, default=None)
+    parts_s = {} if slowest is None else {name: round(own_s, 3) for name, own_s in slowest.parts_s.items()}
     fullest = max(outcomes, key=lambda outcome: outcome.memory_peak_bytes, default=None)
     return Numbers(
         warmup_steps=built[0].num_warmup_steps if built else None,
-        build_time_s=round(max(outcome.build_time_s for outcome in built), 3) if built else None,
+        build_time_s=round(slowest.build_time_s, 3) if built and slowest else parts_s.get("build"),
+        start_time_s=parts_s.get("start"),
+        first_step_time_s=parts_s.get("compile"),
+        warmup_time_s=parts_s.get("warmup"),
+        measure_time_s=parts_s.get("measure"),
+        profile_time_s=parts_s.get("profile"),
+        close_time_s=parts_s.get("close"),
         memory_peak_rank=fullest.rank if fullest is not None and fullest.memory_peak_bytes else None,
         memory_reserved_peak_bytes=max((one.memory_reserved_peak_bytes for one in outcomes), default=0) or None,
     )

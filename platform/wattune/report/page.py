@@ -28,6 +28,7 @@ from wattune.report.sections import (
     rejections_section,
     repeats_text,
     saturation_section,
+    times_section,
     verdict_tables,
 )
 from wattune.report.spaces import spaces_section
@@ -126,6 +127,7 @@ def render_report(
         saturation_section(ranking, evidence),
         spaces_section(spaces, ranking),
         rejections_section(candidates),
+        times_section(ranking),
         method_section(ranking, document),
         section(
             "Search space",

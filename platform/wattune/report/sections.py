@@ -5,6 +5,7 @@ Every section is empty markup if it has nothing to show.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -17,7 +18,8 @@ from wattune.units import NS_PER_S
 from wattune.view.html import Html, fill, join, section, table
 from wattune.view.plans import rejections
 from wattune.view.ranking import STANDING, bound_columns, setting_columns
-from wattune.view.table import COUNT, PERCENT, Cell, Column, Table, worded
+from wattune.view.table import COUNT, PERCENT, Cell, Column, Note, Table, worded
+from wattune.view.times import times_view
 
 MAX_ROWS: Final = 50
 """Most rows in a table; the ranking file has all of them."""
@@ -189,6 +191,18 @@ def rejections_section(candidates: Sequence[Mapping[str, Any]]) -> Html:
         text = '<p class="note">{} more do the same work as one that is kept: not run twice.</p>'
         parts.append(fill(text, f"{num_equivalent:,}"))
     return section("Rejected and equivalent", *parts) if parts else Html()
+
+
+def times_section(ranking: Ranking) -> Html:
+    """Lists the seconds of each run by part, and their sum."""
+    found = times_view(ranking)
+    tables, notes = [one for one in found if isinstance(one, Table)], [one for one in found if isinstance(one, Note)]
+    if not tables:
+        return Html()
+    rows = [*tables[0].rows[-MAX_ROWS:], tables[0].total]
+    more = [f"the last {MAX_ROWS} of {len(tables[0].rows):,} runs"] if len(tables[0].rows) > MAX_ROWS else []
+    caption = ". ".join(text[0].upper() + text[1:] for text in [*more, *(note.text for note in notes)])
+    return section("Where the time went", table(replace(tables[0], title="", rows=rows), f"{caption}."))
 
 
 def method_section(ranking: Ranking, document: Mapping[str, Any]) -> Html:

@@ -111,6 +111,7 @@ def measure_trial(
         out_of_memory = out_of_memory_of(error, ranks)
         status, reason = RunStatus.OUT_OF_MEMORY, str(out_of_memory)
     end_mono_ns = time.monotonic_ns()
+    report("close", 0, 1)
     engine.close()
     # Not before: reading a large trace takes longer than a step, which a watchdog would take for a hang.
     kernels, problem = read_profile()
@@ -206,8 +207,9 @@ def _warm_up(
     least, most = least_warmup(measure.warmup_steps), most_warmup(measure.warmup_steps)
     times_s: list[float] = []
     gc.collect()
+    report("compile", 0, 1)
     while len(times_s) < most:
-        if not times_s or len(times_s) >= least:
+        if len(times_s) in (1, *range(least, most)):
             report("warmup", len(times_s), most)
         result = _checked(engine.step())
         times_s.append(_step_time_s(result))

@@ -79,6 +79,8 @@ class RankOutcome:
     stopped_early: str = ""
     """The proof that the trial loses, after which measuring ended early; empty where it did not."""
     build_time_s: float = 0.0
+    parts_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by part: `start build compile warmup measure profile close`. A part that it did not reach is missing."""
     memory_peak_bytes: int = 0
     """Highest memory the engine held: see `wattune.workers.engine.Engine.memory_peak_bytes`."""
     memory_reserved_peak_bytes: int = 0

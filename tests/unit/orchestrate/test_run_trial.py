@@ -208,3 +208,27 @@ def test_a_cluster_that_is_too_small_fails_the_trial_before_any_worker_starts(tm
     assert result.status is RunStatus.INFRA_FAILED and "needs 3 node(s)" in result.reason
     assert result.tags["infra_cause"] == "placement"
     assert not lanes.assigned and result.tags["lane"] == "n0,n1"
+
+
+@pytest.mark.usefixtures("telemetry")
+def test_the_parts_of_a_trials_time_sum_to_it(tmp_path: Path, cluster: Cluster) -> None:
+    """Ranks tell their own parts; what lies before them is its start, and what lies behind them its close."""
+    parts_s = {"start": 0.25, "build": 0.5, "compile": 0.125, "warmup": 0.0625, "measure": 0.0, "close": 0.0}
+    told = RankOutcome(rank=0, status=RunStatus.COMPLETED, build_time_s=0.5, parts_s=parts_s)
+
+    class Takes(FakeLanes):
+        def run(self, assignment: Assignment, over_limit: Callable[[], str | None]) -> Answer:
+            time.sleep(1.0)
+            return super().run(assignment, over_limit)
+
+    outcomes = (told, RankOutcome(rank=1, status=RunStatus.COMPLETED, build_time_s=0.25))
+    lanes = Takes(Answer(outcomes=outcomes, failure="a worker died", number=1))
+    since_ns = time.monotonic_ns() - 3 * 10**9
+    result = ran(tmp_path, cluster, lanes, free_since_ns=since_ns)
+    times_s = result.times_s
+    assert 3.0 <= times_s.pop("wait") < 60.0
+    assert 0.25 <= times_s["start"] < 1.0 and times_s["first step"] == 0.125 and times_s["build"] == 0.5
+    assert times_s["close"] > 0 and times_s["other"] == pytest.approx(0.0, abs=0.002)
+    assert sum(times_s.values()) == pytest.approx((result.end_wall_ns - result.start_wall_ns) / 1e9, abs=0.01)
+    silent = ran(tmp_path / "silent", cluster, Takes(Answer(failure="a worker died", number=1))).times_s
+    assert silent.keys() == {"start", "other"} and silent["other"] >= 1.0, "its length is nobody's"

@@ -11,6 +11,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -131,6 +132,7 @@ class _CommandWorker:
 
     def run(self, assigned: RankAssignment, assignment: Assignment) -> None:
         """Runs this node's part of a trial, and delivers what became of it."""
+        begun_s = time.monotonic()
         folder = Path(tempfile.mkdtemp(prefix="wattune-command-"))  # for this user alone
         places: tuple[Place, ...] = ()
         try:
@@ -139,6 +141,9 @@ class _CommandWorker:
             outcome = _failed(assigned.rank, error)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+        parts_s = {} if outcome.command is None else outcome.command.parts_s
+        start_s = max(time.monotonic() - begun_s - sum(parts_s.values()), 0.0)
+        outcome = replace(outcome, parts_s={"start": start_s, **parts_s})
         ray.get(self._keeper.call.remote(self._lane, "deliver", self._group, assigned.number, outcome, places))
 
     def _measured(

@@ -108,7 +108,7 @@ class _Worker:
         assert assigned.assignment is not None
         watch = _Watch(self._keeper, self._lane, self._group, assigned, self._device)
         outcome, place = self._measure(assigned, watch)
-        outcome = replace(outcome, provenance=provenance(self._device))
+        outcome = replace(outcome, provenance=provenance(self._device), parts_s=watch.parts_s())
         ray.get(self._keeper.call.remote(self._lane, "deliver", self._group, assigned.number, outcome, place))
         del outcome
         return self._settle()
@@ -207,7 +207,8 @@ class _Watch:
         self._engine: WatchedEngine | None = None
         self._part: tuple[str, int] = ("start", 0)
         self._part_began_at = 0
-        self._begun_s = time.monotonic()
+        self._begun_s = self._part_since_s = time.monotonic()
+        self._parts_s: dict[str, float] = {}
         self._stop_reason: str | None = None
         self._shows_spans = assigned.assignment.shows_spans
         self._place: Place | None = None
@@ -229,7 +230,13 @@ class _Watch:
 
     def progress(self, part: str, done: int, total: int) -> None:
         """Notes the part that the measuring loop begins."""
+        self._parts_s, self._part_since_s = self.parts_s(), time.monotonic()
         self._part, self._part_began_at = (part, total), (self._engine.num_steps if self._engine else 0) - done
+
+    def parts_s(self) -> dict[str, float]:
+        """Returns the seconds of every part so far, by its name."""
+        part, own_s = self._part[0], time.monotonic() - self._part_since_s
+        return {**self._parts_s, part: self._parts_s.get(part, 0.0) + own_s}
 
     def outcome(self, error: BaseException) -> RankOutcome:
         """Turns an error into the outcome that the lane gets."""
@@ -264,7 +271,7 @@ class _Watch:
     def _report_failing(self, error: BaseException) -> None:
         keeps_group = is_out_of_memory(error) or isinstance(error, WattuneError)
         outcome = failed(self._rank, error)
-        if self._part[0] == "profile":  # what was measured before stands
+        if "profile" in self.parts_s():  # what was measured before stands
             outcome = replace(outcome, status=RunStatus.COMPLETED)
         ray.get(self._call("failing", outcome, keeps_group=keeps_group))
 
@@ -280,7 +287,7 @@ class _Watch:
                 outcome = RankOutcome(
                     rank=self._rank, status=RunStatus.TIMED_OUT, reason=reason, end_mono_ns=time.monotonic_ns()
                 )
-                ray.get(self._call("hung", outcome, _stacks()))
+                ray.get(self._call("hung", replace(outcome, parts_s=self.parts_s()), _stacks()))
                 return  # the lane ends this process
             if self._rank == 0:
                 (part, total), engine = self._part, self._engine

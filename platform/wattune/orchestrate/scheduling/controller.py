@@ -108,6 +108,7 @@ class StudyController:
 
         The listener is called from one thread at a time.
         """
+        self._begun_ns = time.monotonic_ns()
         self._study, self._strategy, self._run, self._listener = study, strategy, run, listener
         results, unreadable = recover(study, run.tags, run.numbers)
         self._unreadable = tuple(unreadable)
@@ -146,7 +147,7 @@ class StudyController:
         `alive` returns the nodes that are alive now, `has_left` whether one that Ray counts as alive is gone.
         """
         with self._lock:
-            self._slots, self._alive, self._has_left = Slots(cluster), alive, has_left
+            self._slots, self._alive, self._has_left = Slots(cluster, self._begun_ns), alive, has_left
             self._emit(placement(self._queue.preview(), self._slots))
 
     @property
@@ -285,6 +286,7 @@ class StudyController:
             folder=folder.path,
             seed=run.search.seed,
             limits=run.limits,
+            free_since_ns=self._opened.free_since_ns(nodes),
             tags={**run.tags, "nodes": ",".join(node.name for node in nodes), **role_tags(queued.role)},
             numbers=replace(
                 run.numbers,

@@ -17,6 +17,7 @@ of the reservation leaves, and when a trial that the cluster failed is tried aga
 """
 
 import math
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
@@ -32,8 +33,12 @@ if TYPE_CHECKING:
 class Slots:
     """Free and taken nodes. Trials that share a power or thermal domain never overlap, so domains are taken."""
 
-    def __init__(self, cluster: "Cluster") -> None:
+    def __init__(self, cluster: "Cluster", begun_ns: int = 0) -> None:
         self._cluster = cluster
+        self._begun_ns = begun_ns or time.monotonic_ns()
+        """Time since which nodes without a trial before had nothing to do."""
+        self._freed_ns: dict[str, int] = {}
+        """Time of the latest release of each domain."""
         self._taken: dict[str, float] = {}
         """Domains with a trial on them, and the expected end of each."""
         self._sets: dict[tuple[str, int, int], list[tuple[Node, ...]]] = defaultdict(list)
@@ -90,6 +95,11 @@ class Slots:
         """Frees nodes that `take` returned."""
         for node in nodes:
             self._taken.pop(node.domain, None)
+            self._freed_ns[node.domain] = time.monotonic_ns()
+
+    def free_since_ns(self, nodes: tuple["Node", ...]) -> int:
+        """Returns the time since which nodes had nothing to do before they were taken, on the monotonic clock."""
+        return max(self._freed_ns.get(node.domain, self._begun_ns) for node in nodes)
 
     def is_free(self, spec: ClusterSpec, avoid: Set[str] = frozenset(), *, closed: Set[str] = frozenset()) -> bool:
         """Returns whether `take` would find nodes now."""

@@ -104,6 +104,22 @@ class ProgramOutcome:
         return ns_to_s(max(s.end_mono_ns for s in counted) - min(s.start_mono_ns for s in counted)) if counted else 0.0
 
     @property
+    def parts_s(self) -> dict[str, float]:
+        """Seconds by part, as of a rank (`wattune.workers.outcome.RankOutcome.parts_s`); they sum to `run_s`."""
+        steps = next((each for _, each in sorted(self.steps.items()) if each), ())
+        ends = {"build": steps[0].start_mono_ns, "compile": steps[0].end_mono_ns} if steps else {}
+        counted = [step for step in steps if self.first_index <= step.index < (self.end_index or 0)]
+        if counted:
+            ends |= {"warmup": counted[0].start_mono_ns, "measure": counted[-1].end_mono_ns}
+        ends |= {} if steps else {"measure": self.end_mono_ns}
+        ends["close"] = self.over_mono_ns
+        parts_s, since_ns = {}, self.start_mono_ns
+        for part, end_ns in ends.items():
+            parts_s[part] = ns_to_s(max(end_ns - since_ns, 0))
+            since_ns = max(since_ns, end_ns)
+        return parts_s
+
+    @property
     def run_s(self) -> float:
         """Seconds from the start of the program until nothing of it was left."""
         return ns_to_s(self.over_mono_ns - self.start_mono_ns)

@@ -1,0 +1,84 @@
+"""View of a study's time: each run's seconds by part, their sum, and the share in which steps were measured."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from wattune.ranking.order import Ranking
+from wattune.run import TIME_PARTS, Run
+from wattune.units import NS_PER_S
+from wattune.view.table import PERCENT, Cell, Column, Note, Table, View, columns_of, reading, worded
+
+_MEASURED: Final = "window"
+
+_Row = tuple[str, str, dict[str, float]]
+"""Trial, plan, and seconds by part."""
+
+
+def wall_s(runs: Sequence[Run]) -> float:
+    """Returns the seconds in which sets of nodes were a study's, one set after another, without pauses between calls.
+
+    Of each set it is the time that any of its runs covers, its wait before included.
+    """
+    covered_ns, end_ns = 0, {"": 0}
+    for run in sorted(runs, key=lambda one: one.start_wall_ns):
+        nodes = run.tags.get("nodes", "")
+        begun_ns = run.start_wall_ns - round((run.numbers.wait_time_s or 0.0) * NS_PER_S)
+        known_ns = max(end_ns.get(nodes, 0), begun_ns)
+        covered_ns += max(run.end_wall_ns - known_ns, 0)
+        end_ns[nodes] = max(end_ns.get(nodes, 0), run.end_wall_ns)
+    return covered_ns / NS_PER_S
+
+
+def _rows(ranking: Ranking) -> list[_Row]:
+    runs = [(row, run) for row in ranking.trials for run in row.repeats if run.end_wall_ns and run.recorded is None]
+    runs.sort(key=lambda one: one[1].start_wall_ns)
+    return [(f"{run.trial_id}-{run.repeat}", row.label, run.times_s) for row, run in runs]
+
+
+def _sums(rows: Sequence[_Row]) -> dict[str, float]:
+    return {part: sum(times_s.get(part, 0.0) for _, _, times_s in rows) for part in (*TIME_PARTS, "other")}
+
+
+def times_json(ranking: Ranking) -> dict[str, Any]:
+    """Returns plain data for `wattune rank --time --json`: seconds by part of every run in order, sums, wall time."""
+    rows = _rows(ranking)
+    sums_s = _sums(rows)
+    total_s = sum(sums_s.values())
+    return {
+        "runs": [{"run": name, "plan": plan, **times_s} for name, plan, times_s in rows],
+        "sum_s": sums_s,
+        "total_s": total_s,
+        "wall_s": wall_s([run for row in ranking.trials for run in row.repeats if run.recorded is None]),
+        "measured_frac": sums_s[_MEASURED] / total_s if total_s else None,
+    }
+
+
+def times_view(ranking: Ranking) -> View:
+    """Lays out each run's seconds by part, in the order they ran."""
+    found = times_json(ranking)
+    rows = _rows(ranking)
+    if not any(times_s.keys() - {"other"} for _, _, times_s in rows):
+        return [Note("No run tells where its time went.")]
+    sums_s = found["sum_s"]
+    shown = {part: part for part, whole_s in sums_s.items() if whole_s >= 0.05 or part == _MEASURED}
+    columns = [
+        Column("run", lambda row: row[0], place="lead"),
+        Column("plan", lambda row: row[1], place="lead"),
+        *columns_of(shown, lambda row, part: _seconds(row[2].get(part)), "time_s"),
+        Column("all", lambda row: _seconds(sum(row[2].values())), "time_s"),
+        Column("measured", lambda row: row[2].get(_MEASURED, 0.0) / (sum(row[2].values()) or 1.0), PERCENT),
+    ]
+    share = worded(PERCENT, found["measured_frac"] or 0.0)
+    other = "; other: what nobody told, such as of a run whose ranks ended without a word" if "other" in shown else ""
+    return [
+        Table("Seconds of each run by part", columns, rows, total=("", "sum", sums_s)),
+        reading(
+            f"steps were measured in {share} of {found['total_s']:.1f} s; the wall time of all sets of nodes is "
+            f"{found['wall_s']:.1f} s"
+        ),
+        reading(f"wait: its nodes had nothing to do before it; first step: with the compiler's work{other}"),
+    ]
+
+
+def _seconds(value_s: float | None) -> Cell:
+    return Cell(value_s, "" if value_s is None else f"{value_s:.1f}")
