@@ -37,9 +37,9 @@ def trials() -> list[dict[str, Any]]:
 def predicted(c: PowerCoefficients, rows: Trials, solve: bool) -> Array:
     """Predicts `METRICS` from measured activity, [trials, metrics]."""
     result = np.empty((len(rows), len(METRICS)))
-    for one in measured_steps(rows):
-        power = predict(one.batch, with_solved_clock(one.step, c, LIMIT_W) if solve else one.step, c, limit_w=LIMIT_W)
-        result[one.positions] = np.stack([getattr(power, name) for name in METRICS], axis=1)
+    for positions, batch, step in measured_steps(rows):
+        power = predict(batch, with_solved_clock(step, c, LIMIT_W) if solve else step, c, limit_w=LIMIT_W)
+        result[positions] = np.stack([getattr(power, name) for name in METRICS], axis=1)
     return result
 
 

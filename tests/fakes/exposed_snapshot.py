@@ -7,7 +7,7 @@ NOW_NS = 100_000_000_000
 
 
 def row(tier: str, **values: float) -> dict[str, Latest]:
-    return {tier: Latest(mono_ns=NOW_NS - 500_000_000, values=values)}
+    return {tier: {**values, "mono_ns": NOW_NS - 500_000_000}}
 
 
 def full_row(tier: str) -> dict[str, Latest]:

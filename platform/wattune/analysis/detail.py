@@ -120,6 +120,10 @@ def _together(columns: pa.Schema, parts: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables(parts) if parts else columns.empty_table()
 
 
+def _repeated(num_rows: int, **values: Any) -> dict[str, pa.Array]:
+    return {name: pa.repeat(value, num_rows) for name, value in values.items()}
+
+
 def _slots(examined: Examined, rows: list[dict[str, Any]]) -> pa.Table:
     aligned = examined.aligned
     traces = traces_by_device(aligned, examined.powers)
@@ -170,9 +174,7 @@ def _temperatures(aligned: Aligned, device: DeviceKey, slot: int | None, fast: R
     known = (edge_s[:-1] >= series.time_s[0]) & (edge_s[1:] <= series.time_s[-1])
     means_c = np.diff(series.cumulative(np.clip(edge_s, series.time_s[0], series.time_s[-1]))) / np.diff(edge_s)
     columns = {
-        "node": [device[0]] * NUM_TIMES,
-        "slot": pa.array([slot] * NUM_TIMES, pa.int64()),
-        "device": [device[1]] * NUM_TIMES,
+        **_repeated(NUM_TIMES, node=device[0], slot=pa.scalar(slot, pa.int64()), device=device[1]),
         "start_s": edge_s[:-1],
         "temp_mean_c": pa.array(means_c, mask=~known),
     }
@@ -189,19 +191,14 @@ def _throttles(examined: Examined, device: DeviceKey, fast: Readings | None) -> 
     parts = [
         pa.table(
             {
-                "node": pa.repeat(device[0], len(found.start_s)),
-                "device": pa.repeat(device[1], len(found.start_s)),
-                "cause": pa.repeat(cause, len(found.start_s)),
-                "start_s": found.start_s,
-                "duration_s": found.duration_s,
-                "clock_lost_frac": found.clock_lost_frac,
-                "onset_temp_c": pa.array(found.onset_temp_c, from_pandas=True),
+                **_repeated(len(found["start_s"]), node=device[0], device=device[1], cause=cause),
+                **{name: pa.array(values, from_pandas=True) for name, values in found.items()},
             },
             schema=THROTTLE_COLUMNS,
         )
         for cause, found in stretches(caused, maximum_mhz, aligned.duration_s).items()
     ]
-    return pa.concat_tables(parts) if parts else THROTTLE_COLUMNS.empty_table()
+    return _together(THROTTLE_COLUMNS, parts)
 
 
 def _excursions(examined: Examined) -> pa.Table:
@@ -211,13 +208,8 @@ def _excursions(examined: Examined) -> pa.Table:
         if found is not None and found.count:
             node, device = trace.devices[0]
             columns = {
-                "node": [node] * found.count,
-                "device": [device] * found.count,
-                "start_s": found.start_s,
-                "end_s": found.end_s,
-                "energy_j": found.energy_j,
-                "peak_w": found.peak_w,
-                "limit_w": [found.limit_w] * found.count,
+                **_repeated(found.count, node=node, device=device, limit_w=found.limit_w),
+                **{name: getattr(found, name) for name in ("start_s", "end_s", "energy_j", "peak_w")},
             }
             parts.append(pa.table(columns, schema=EXCURSION_COLUMNS))
-    return pa.concat_tables(parts) if parts else EXCURSION_COLUMNS.empty_table()
+    return _together(EXCURSION_COLUMNS, parts)

@@ -6,7 +6,7 @@ at its limit gives no two waves the same power. The energy counter is the refere
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
@@ -68,79 +68,6 @@ class Wave:
     """Times at which it ended."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignalFit:
-    """Properties of one power signal."""
-
-    sensor_period_s: float
-    """Usual time from one new value to the next."""
-    delay_s: float
-    """Time from the end of a window to the report of its mean."""
-    window_s: float
-    """Length of the window it is the mean of."""
-    gain_frac: float | None
-    """Its integral over that of the energy counter, over all waves; None without a counter."""
-    explained_frac: float
-    """Share of the signal's variance that the model explains (R squared): near 1 the load was square and the fit holds.
-    """
-
-    @property
-    def finest_window_s(self) -> float:
-        """Returns the shortest window whose mean the signal resolves: two of its periods, at least its own window."""
-        return max(2 * self.sensor_period_s, self.window_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaveFit:
-    """Figures of one wave."""
-
-    period_s: float
-    mean_w: float | None
-    """By the energy counter, rests before and after included."""
-    peaks_w: Mapping[str, float]
-    """Highest value by `20ms` (the ring's samples), `100ms` and `1s` (its moving means), `instant`, `average`."""
-    under_report_frac: Mapping[str, float]
-    """Share by which each of `peaks_w` falls short of the highest value of the finest signal."""
-    gain_frac: Mapping[str, float]
-    """Each signal's integral over the energy counter's rise."""
-
-    @property
-    def energy_error_frac(self) -> float | None:
-        """Returns the difference between the ring's integral and the counter, as a share of the counter."""
-        return abs(self.gain_frac["ring"] - 1) if "ring" in self.gain_frac else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
-    """All that a recording of waves shows of one device's sensors."""
-
-    signals: Mapping[str, SignalFit]
-    waves: tuple[WaveFit, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data; `limits` is what a study reads."""
-        return {
-            "limits": {
-                SIGNALS[name][0]: {"finest_window_s": fit.finest_window_s} for name, fit in self.signals.items()
-            },
-            "signals": {name: asdict(fit) for name, fit in self.signals.items()},
-            "waves": [{**asdict(wave), "energy_error_frac": wave.energy_error_frac} for wave in self.waves],
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overhead:
-    """Cost of sampling to a load: the ratio of its step times, on over off."""
-
-    ratio: float
-    low: float
-    """Lower end of the interval that holds the ratio with `CONFIDENCE_FRAC`."""
-    high: float
-    """Upper end."""
-    num_pairs: int
-    num_steps: int
-
-
 def origin_ns(spans: pa.Table) -> int:
     """The monotonic time from which a calibration counts seconds: its first span."""
     return int(pc.min(spans["start_mono_ns"]).as_py())
@@ -166,10 +93,24 @@ def waves_of(spans: pa.Table, plan: Sequence[tuple[float, int]]) -> list[Wave]:
     ]
 
 
-def fit(tables: Mapping[str, pa.Table], device: str, spans: pa.Table, plan: Sequence[tuple[float, int]]) -> Fit:
-    """Fits every power signal a recording has.
+def fit(
+    tables: Mapping[str, pa.Table], device: str, spans: pa.Table, plan: Sequence[tuple[float, int]]
+) -> dict[str, Any]:
+    """Fits every power signal a recording has. The tables begin before the first wave and end after the last one.
 
-    The tables begin before the first wave and end after the last one.
+    Returns plain data:
+
+    - `limits`, what a study reads: by tier the `finest_window_s` whose mean its signal resolves, which is two of its
+      periods, and at least its own window.
+    - `signals`, by name: `sensor_period_s`, the usual time from one new value to the next; `delay_s` from the end of a
+      window to the report of its mean; `window_s`, that window's length; `gain_frac`, the integral over that of the
+      energy counter over all waves, None without a counter; `explained_frac`, the share of the signal's variance that
+      the model explains (R squared): near 1 the load was square and the fit holds.
+    - `waves`, one after another: `period_s`; `mean_w` by the energy counter, rests before and after included;
+      `peaks_w`, the highest value by `20ms` (the ring's samples), `100ms` and `1s` (its moving means), `instant`,
+      `average`; `under_report_frac`, by how much each of them falls short of the highest value of the finest signal;
+      `gain_frac`, each signal's integral over the rise of the energy counter; `energy_error_frac`, how far that of
+      the ring is from 1.
 
     Raises:
         TelemetryError: No power signal was recorded, or the spans do not fit the plan.
@@ -191,11 +132,18 @@ def fit(tables: Mapping[str, pa.Table], device: str, spans: pa.Table, plan: Sequ
             f"no power signal of {device} moved while the load ran; see that the load ran on that device, and what "
             "the sampler's manifest says of its capabilities"
         )
-    return Fit(signals=signals, waves=tuple(_fit_wave(wave, readings, counter) for wave in waves))
+    finest_s = {name: max(2 * one["sensor_period_s"], one["window_s"]) for name, one in signals.items()}
+    return {
+        "limits": {SIGNALS[name][0]: {"finest_window_s": window_s} for name, window_s in finest_s.items()},
+        "signals": signals,
+        "waves": [_fit_wave(wave, readings, counter) for wave in waves],
+    }
 
 
-def fit_overhead(step_s: Sequence[tuple[Floats, Floats]], *, seed: int = 0) -> Overhead:
-    """Computes the ratio of mean step times with sampler on and off, and its interval.
+def fit_overhead(step_s: Sequence[tuple[Floats, Floats]], *, seed: int = 0) -> dict[str, float]:
+    """Computes the cost of sampling to a load: the `ratio` of mean step times with sampler on and off.
+
+    `low` and `high` are the ends of the interval that holds it with `CONFIDENCE_FRAC`, of `num_pairs` and `num_steps`.
 
     Each pair of neighbouring blocks gives one ratio, so that slow drift (warming) cancels; the estimate is their
     geometric mean and the interval the percentile bootstrap over pairs (Efron and Tibshirani, "An Introduction to the
@@ -211,13 +159,13 @@ def fit_overhead(step_s: Sequence[tuple[Floats, Floats]], *, seed: int = 0) -> O
     picks = np.random.default_rng(seed).integers(len(logs), size=(BOOTSTRAPS, len(logs)))
     outside = (1 - CONFIDENCE_FRAC) / 2
     low, high = np.quantile(logs[picks].mean(axis=1), [outside, 1 - outside])
-    return Overhead(
-        ratio=float(np.exp(logs.mean())),
-        low=float(np.exp(low)),
-        high=float(np.exp(high)),
-        num_pairs=len(whole),
-        num_steps=sum(len(off) + len(on) for off, on in whole),
-    )
+    return {
+        "ratio": float(np.exp(logs.mean())),
+        "low": float(np.exp(low)),
+        "high": float(np.exp(high)),
+        "num_pairs": len(whole),
+        "num_steps": sum(len(off) + len(on) for off, on in whole),
+    }
 
 
 def fit_link(tables: Mapping[str, pa.Table], device: str, columns: Sequence[str], spans: pa.Table) -> float | None:
@@ -288,7 +236,7 @@ def _moves(readings: TimedValues, waves: Sequence[Wave]) -> bool:
 
 def _fit_signal(
     time_s: Floats, value: Floats, waves: Sequence[Wave], counter: TimedValues, *, polled: bool
-) -> SignalFit:
+) -> dict[str, Any]:
     at_s, reported = _changes(time_s, value) if polled else (time_s, value)
     parts = []
     for wave in waves:
@@ -305,13 +253,13 @@ def _fit_signal(
     delay_s, window_s = _minimum(unexplained)
     spread = sum(float(((watts - watts.mean()) ** 2).sum()) for _, _, watts in parts)
     energies = [one for wave in waves if (one := _energies(wave, (time_s, value), counter)) is not None]
-    return SignalFit(
-        sensor_period_s=_period_s(at_s),
-        delay_s=delay_s,
-        window_s=window_s,
-        gain_frac=sum(one[0] for one in energies) / sum(one[1] for one in energies) if energies else None,
-        explained_frac=1 - unexplained(delay_s, window_s) / spread,
-    )
+    return {
+        "sensor_period_s": _period_s(at_s),
+        "delay_s": delay_s,
+        "window_s": window_s,
+        "gain_frac": sum(one[0] for one in energies) / sum(one[1] for one in energies) if energies else None,
+        "explained_frac": 1 - unexplained(delay_s, window_s) / spread,
+    }
 
 
 def _span(wave: Wave) -> tuple[float, float]:
@@ -379,7 +327,7 @@ def _energies(wave: Wave, signal: TimedValues, counter: TimedValues) -> tuple[fl
     return _integral(time_s, value, start_s, end_s), float(energy_j[last] - energy_j[first]), end_s - start_s
 
 
-def _fit_wave(wave: Wave, readings: Mapping[str, TimedValues], counter: TimedValues) -> WaveFit:
+def _fit_wave(wave: Wave, readings: Mapping[str, TimedValues], counter: TimedValues) -> dict[str, Any]:
     start_s, end_s = _span(wave)
     peaks_w: dict[str, float] = {}
     gains: dict[str, float] = {}
@@ -401,7 +349,14 @@ def _fit_wave(wave: Wave, readings: Mapping[str, TimedValues], counter: TimedVal
             gains[name], mean_w = signal_j / counter_j, counter_j / duration_s
     reference_w = peaks_w.get("20ms", peaks_w.get("instant"))
     short = {} if reference_w is None else {name: 1 - peak_w / reference_w for name, peak_w in peaks_w.items()}
-    return WaveFit(period_s=wave.period_s, mean_w=mean_w, peaks_w=peaks_w, under_report_frac=short, gain_frac=gains)
+    return {
+        "period_s": wave.period_s,
+        "mean_w": mean_w,
+        "peaks_w": peaks_w,
+        "under_report_frac": short,
+        "gain_frac": gains,
+        "energy_error_frac": abs(gains["ring"] - 1) if "ring" in gains else None,
+    }
 
 
 def _peak_w(time_s: Floats, value: Floats, window_s: float) -> float | None:

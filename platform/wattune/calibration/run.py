@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from wattune.arrays import Floats
-from wattune.calibration.fit import CONFIDENCE_FRAC, Overhead, fit, fit_link, fit_overhead
+from wattune.calibration.fit import CONFIDENCE_FRAC, fit, fit_link, fit_overhead
 from wattune.catalog.hardware import device as catalog_device
 from wattune.errors import SensorChoiceError, TelemetryError
 from wattune.simulation.activity import DeviceActivity, Part
@@ -182,10 +182,10 @@ def _calibrate(bench: _Bench) -> dict[str, Any]:
         "simulated": bench.simulated,
         "wall_ns": wall_ns,
         "versions": versions,
-        **seen.to_json(),
+        **seen,
         "link_peaks": {} if pcie_bytes_per_s is None else {"pcie": pcie_bytes_per_s},
         "overhead": {
-            **asdict(overhead),
+            **overhead,
             "confidence_frac": CONFIDENCE_FRAC,
             "backends": bench.sampled,
             "sampler_cpu_frac": cpu_frac,
@@ -267,12 +267,12 @@ def measure_overhead(
     *,
     simulated: bool = False,
     report: CalibrationListener = lambda _what, _done_frac: None,
-) -> tuple[Overhead, float]:
+) -> tuple[dict[str, float], float]:
     """Measures the cost of a sampler at its default rates to a steady load and of one processor.
 
     The sampler is paused by SIGSTOP in every other block, two blocks a pair, their order reversed from pair to pair. A
-    paused sampler calls no driver and uses no processor; pausing leaves no start-up in the comparison. Returns the
-    ratio of step times, and the sampler's share of one processor while it was on. Progress goes on from one half.
+    paused sampler calls no driver and uses no processor; pausing leaves no start-up in the comparison. Progress goes on
+    from one half. Returns the ratio of step times (`fit_overhead`), and the sampler's share of one processor while on.
 
     Raises:
         TelemetryError: The load or the sampler ended early.

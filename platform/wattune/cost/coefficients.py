@@ -88,11 +88,9 @@ class EngineMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCoefficients:
-    """Corrections to counted memory by engine, and what the allocator reserves beyond it."""
+    """Corrections to counted memory by engine."""
 
     engines: Mapping[str, EngineMemory]
-    reserved_frac: float
-    """Reserved over allocated bytes at the peak, median of trials; fragments are not predicted."""
     origin: Origin
     excess_bytes: Mapping[str, float] = field(default_factory=dict)
     """Bytes that measured trials held beyond the prediction, by `excess_key`; for engines and models without an entry
@@ -136,8 +134,6 @@ class MeasuredCollective:
     """Measured over predicted time of a collective alone, one for each size."""
     latency_s: float
     """Measured time of the smallest message."""
-    bus_bytes_per_s: float
-    """Measured bus bandwidth of the largest message, as nccl-tests count it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

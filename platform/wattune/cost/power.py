@@ -38,7 +38,7 @@ assumed. The errors hold 95 % of 99 configurations, held out in folds."""
 
 H200_PRIOR: Final = PowerCoefficients(
     idle_w=118.4,  # a process holds the device, highest clock: `tests/golden/h200x4`
-    active_w=82.0,  # this and the next two: `fit_kernels` on h200_gemm_bf16 of AIConfigurator 095f58a (Apache-2.0)
+    active_w=82.0,  # this and the next two: fitted to h200_gemm_bf16 of AIConfigurator 095f58a (Apache-2.0)
     matrix_w=687.0,
     memory_w=490.0,
     link_w=55.0,  # assumed, as the next

@@ -100,15 +100,8 @@ class Power:
 class Temperature:
     """Temperature of the warmest device."""
 
-    device_temp_60s_c: Floats
-    """After 60 s of load from idle."""
     device_temp_max_c: Floats
     """In the steady state."""
-    time_to_steady_s: Floats
-    """Until within 1 K of it."""
-    slows_down: Floats
-    """1 where the steady state is at or above the device's slowdown temperature, so that a soak would show throttling;
-    0 where it is not; NaN where that temperature is unknown."""
     error_k: Floats
     """Half width of the 95 % interval of the steady temperature."""
 

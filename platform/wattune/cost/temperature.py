@@ -1,4 +1,4 @@
-"""Temperature of a node's devices under a predicted power: steady state, after a minute, and whether it slows them."""
+"""Temperature of a node's devices under a predicted power, in the steady state."""
 
 from dataclasses import replace
 from typing import Final
@@ -10,12 +10,6 @@ from wattune.catalog.hardware import DeviceSpec
 from wattune.cost.batch import Batch
 from wattune.cost.coefficients import ThermalCoefficients
 from wattune.cost.tables import Power, Temperature
-
-SOON_S: Final = 60.0
-"""Time of `device_temp_60s_c`."""
-
-STEADY_WITHIN_K: Final = 1.0
-"""Distance from the steady state that counts as reached."""
 
 H200: Final = ThermalCoefficients(
     inlet_c=31.0,  # between 27.0 and 35.2 of two hosts: give a host's own
@@ -86,25 +80,14 @@ def predict(batch: Batch, power: Power, coefficients: ThermalCoefficients, *, li
     own_w = power.device_power_mean_max_w
     others = batch.cluster.devices_per_node > 1
     upstream_w = power.node_device_power_mean_w / batch.cluster.devices_per_node * others
-    steady_c, leaked_w = _steady(c, own_w, upstream_w, others, limit_w)
-    rises_k = _rises_k(c, own_w + leaked_w, (upstream_w + leaked_w) * others)
-    slowdown_c = batch.device.temp_slowdown_c
-    return Temperature(
-        device_temp_60s_c=steady_c - _left_k(c, rises_k, np.full(len(own_w), SOON_S)),
-        device_temp_max_c=steady_c,
-        time_to_steady_s=_time_to_steady_s(c, rises_k),
-        slows_down=np.full(len(own_w), np.nan) if slowdown_c is None else (steady_c >= slowdown_c).astype(np.float64),
-        error_k=np.full(len(own_w), c.error_k),
-    )
+    steady_c = _steady(c, own_w, upstream_w, others, limit_w)
+    return Temperature(device_temp_max_c=steady_c, error_k=np.full(len(own_w), c.error_k))
 
 
-def _steady(
-    c: ThermalCoefficients, own_w: Floats, upstream_w: Floats, others: bool, limit_w: float
-) -> tuple[Floats, Floats]:
+def _steady(c: ThermalCoefficients, own_w: Floats, upstream_w: Floats, others: bool, limit_w: float) -> Floats:
     """Solves T = inlet + R (P + leak) + preheat (P_up + leak), leak = leakage * (T - reference), for T.
 
-    It is linear in T. The leak is bounded by the room below the power limit. Returns the steady temperature, and the
-    leak of each device.
+    It is linear in T. The leak is bounded by the room below the power limit.
 
     Raises:
         ValueError: Each kelvin leaks more heat than one kelvin takes to carry off, so that no steady state exists.
@@ -116,28 +99,5 @@ def _steady(
     dry_c = c.inlet_c + sum(c.resistances_k_per_w) * own_w + c.preheat_k_per_w * upstream_w
     free_w = c.leakage_w_per_k * (dry_c - c.reference_c) / (1.0 - gain)
     leaked_w = np.minimum(free_w, np.maximum(limit_w - own_w, 0.0))
-    return dry_c + resistance * leaked_w, leaked_w
-
-
-def _rises_k(c: ThermalCoefficients, own_w: Floats, upstream_w: Floats) -> list[Floats]:
-    """Computes how much each stage warms between rest and the steady state; what is heated upstream is the last."""
-    own = [np.maximum(own_w - c.rest_w, 0.0) * each for each in c.resistances_k_per_w]
-    return [*own, np.maximum(upstream_w - c.rest_w, 0.0) * c.preheat_k_per_w]
-
-
-def _left_k(c: ThermalCoefficients, rises_k: list[Floats], time_s: Floats) -> Floats:
-    """Computes what is left to warm after a time."""
-    taus_s = (*c.time_constants_s, c.preheat_time_constant_s)
-    left: Floats = np.sum([rise * np.exp(-time_s / tau) for rise, tau in zip(rises_k, taus_s, strict=True)], axis=0)
-    return left
-
-
-def _time_to_steady_s(c: ThermalCoefficients, rises_k: list[Floats]) -> Floats:
-    """Finds by bisection when `STEADY_WITHIN_K` is left, to a hundredth of the slowest time constant."""
-    low = np.zeros_like(rises_k[0])
-    high = np.full_like(low, 8.0 * max(*c.time_constants_s, c.preheat_time_constant_s))
-    for _ in range(10):
-        middle = (low + high) / 2
-        warm = _left_k(c, rises_k, middle) > STEADY_WITHIN_K
-        low, high = np.where(warm, middle, low), np.where(warm, high, middle)
-    return np.where(_left_k(c, rises_k, np.zeros_like(low)) > STEADY_WITHIN_K, high, 0.0)
+    result: Floats = dry_c + resistance * leaked_w
+    return result

@@ -61,16 +61,15 @@ def fit_device(
                 ("node_device_power_peak_1s_w", power.peak_error_frac),
             ):
                 hold_out[metric] = HoldOut(median_frac=None, p95_frac=frac, num_configurations=configurations)
-    step = fit_step_time([(spec, result.metrics) for spec, result in usable], default.step_time, power)
-    _note(hold_out, "step_time_s", step.held_out_frac, usable)
+    step, _, errors = fit_step_time([(spec, result.metrics) for spec, result in usable], default.step_time, power)
+    _note(hold_out, "step_time_s", errors, usable)
     peaks = [
         (spec, result.metrics["memory_peak_bytes"]) for spec, result in usable if "memory_peak_bytes" in result.metrics
     ]
     memory = None
     if peaks:
-        found = fit_memory(peaks, default.memory)
-        memory = found.coefficients
-        _note(hold_out, "memory_peak_bytes", found.held_out_frac, usable)
+        memory, errors = fit_memory(peaks, default.memory)
+        _note(hold_out, "memory_peak_bytes", errors, usable)
     return StoredFit(
         device=device,
         device_uuids=tuple(sorted(set(device_uuids))),
@@ -79,7 +78,7 @@ def fit_device(
         num_trials=len(usable),
         num_configurations=len({spec.trial_id for spec, _ in usable}),
         memory=memory,
-        step_time=step.coefficients,
+        step_time=step,
         power=power if rows else None,
         hold_out=hold_out,
         sharpen=missing_data([_axes(spec) for spec, _ in usable], longest_s=max(map(_seconds, usable))),

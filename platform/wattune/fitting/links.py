@@ -35,7 +35,6 @@ class SweepFit:
     device_uuids: tuple[str, ...]
     date: str
     """Of the last row, ISO 8601."""
-    num_cases: int
     collectives: tuple[MeasuredCollective, ...]
     kernels: Mapping[str, float]
     """Fields of `KernelCoefficients` that were measured."""
@@ -78,7 +77,6 @@ def fit_sweep(table: pa.Table, device: DeviceSpec, prior: StepTimeCoefficients) 
         device=device.name,
         device_uuids=tuple(sorted({row["device_uuid"] for row in rows if row["device_uuid"]})),
         date=max(row["date"] for row in rows),
-        num_cases=len(rows),
         collectives=collectives,
         kernels=_kernels(rows, device, hold_out),
         hold_out=hold_out,
@@ -104,7 +102,6 @@ def _collectives(
         sizes, measured_s = np.array([*times_s]), np.array([*times_s.values()])
         ratio = measured_s / _formula_s(kind, size, nodes, sizes, Links.of(_cluster(device, size, nodes), alone))
         errors += [*_left_out(np.log(sizes), np.log(ratio))]
-        last = max(own, key=lambda row: row["size_bytes"])
         found.append(
             MeasuredCollective(
                 kind=kind,
@@ -113,7 +110,6 @@ def _collectives(
                 sizes_bytes=tuple(sizes.tolist()),
                 time_ratio=tuple(ratio.tolist()),
                 latency_s=float(measured_s[0]),
-                bus_bytes_per_s=float(last["bus_bytes_per_s"]),
             )
         )
     _note(hold_out, "collective_time_s", np.abs(np.array(errors)), len(errors))

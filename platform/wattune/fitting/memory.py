@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -34,41 +34,31 @@ LEAST_ERROR_FRAC: Final = 0.02
 """Least half width of the interval: no fit of a few configurations is trusted further."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryFit:
-    """Fitted corrections and how well they predict what they have not seen."""
-
-    coefficients: MemoryCoefficients
-    held_out_frac: Floats
-    """Predicted over measured less 1 of every measurement, its configuration left out of the fit; NaN where its engine
-    has too few to leave one out."""
-    unfitted: tuple[str, ...]
-    """Engines that keep the default, for want of configurations."""
-
-
 def fit_memory(
     measured: Sequence[tuple[TrialSpec, float]],
     default: MemoryCoefficients,
     *,
     versions: Mapping[str, str] | None = None,
-) -> MemoryFit:
+) -> tuple[MemoryCoefficients, Floats]:
     """Fits each engine's offset and share of activations to peaks of allocated bytes.
 
     Both are fitted to the mean relative error, errors below the measured peak weighted by `BELOW_WEIGHT`. A
     configuration is a specification: its repeats are left out together. `default` is taken for engines without enough
     configurations; `versions` name each engine's library and version.
+
+    Returns the corrections, and predicted over measured less 1 of every measurement, its configuration left out of the
+    fit; NaN where its engine has too few to leave one out.
     """
     peaks_bytes = np.array([peak for _, peak in measured], np.float64)
     counted = _counted(measured, default)
     _, configuration = np.unique([spec.trial_id for spec, _ in measured], return_inverse=True)
     engine_of = np.array([spec.engine for spec, _ in measured])
     held_out = np.full(len(measured), np.nan)
-    engines, unfitted = dict(default.engines), []
+    engines = dict(default.engines)
     for name, before in default.engines.items():
         own = engine_of == name
         groups = np.unique(configuration[own])
         if len(groups) < LEAST_CONFIGURATIONS:
-            unfitted.append(name)
             continue
         for group in groups:
             out = own & (configuration == group)
@@ -81,11 +71,7 @@ def fit_memory(
             activations_frac=float(FRACTIONS[place]),
             error_frac=max(half_width(held_out[own], configuration[own].tolist()) or 0.0, LEAST_ERROR_FRAC),
         )
-    return MemoryFit(
-        coefficients=replace(default, engines=engines, origin="measured here"),
-        held_out_frac=held_out,
-        unfitted=tuple(unfitted),
-    )
+    return replace(default, engines=engines, origin="measured here"), held_out
 
 
 def measured_excess(measured: Sequence[tuple[TrialSpec, float]], coefficients: MemoryCoefficients) -> dict[str, float]:

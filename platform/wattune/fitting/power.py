@@ -1,8 +1,8 @@
-"""Power coefficients of a device, fitted to measured trials with a table of measured kernels as prior."""
+"""Power coefficients of a device, fitted to measured trials, with a table of measured kernels as prior."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -61,17 +61,9 @@ MIN_CONFIGURATIONS: Final = 8
 
 MOST_FOLDS: Final = 10
 
-Shape = tuple[Floats, Floats, Floats]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredSteps:
-    """Trials of one batch: what was measured of their steps, in the form of a prediction."""
-
-    positions: Ints
-    """Of its trials among the rows they came from."""
-    batch: Batch
-    step: StepTime
+MeasuredSteps = tuple[Ints, Batch, StepTime]
+"""Trials of one batch: their positions among the rows they came from, the batch, and what was measured of their steps
+in the form of a prediction."""
 
 
 def has_activity(row: Mapping[str, Any]) -> bool:
@@ -90,8 +82,7 @@ def measured_steps(rows: Sequence[Mapping[str, Any]]) -> list[MeasuredSteps]:
     """
     specs = [TrialSpec.from_json(json.loads(row["spec"])) for row in rows]
     return [
-        MeasuredSteps(positions=positions, batch=batch, step=_step(batch, [rows[place] for place in positions]))
-        for positions, batch in batches(specs)
+        (positions, batch, _step(batch, [rows[place] for place in positions])) for positions, batch in batches(specs)
     ]
 
 
@@ -142,8 +133,8 @@ def fit_power(rows: Sequence[Mapping[str, Any]], prior: PowerCoefficients, *, li
     power is the prior's. It is also what to believe of work that the trials do not tell apart; `limit_w` is of devices
     of trials that did not measure theirs.
     """
-    steps = [(one, [rows[place] for place in one.positions]) for one in measured_steps(rows)]
-    activity = np.concatenate([_shares(one.step) for one, _ in steps], axis=1)
+    steps = [(step, [rows[place] for place in positions]) for positions, _, step in measured_steps(rows)]
+    activity = np.concatenate([_shares(step) for step, _ in steps], axis=1)
     matrix, memory, collective, idle, beside, clock = activity
     power_w = np.array([row["device_power_mean_w"] for _, each in steps for row in each])
     limits_w = np.array([_limit_w(row, limit_w) for _, each in steps for row in each])
@@ -199,13 +190,13 @@ def with_intervals(rows: Sequence[Mapping[str, Any]], prior: PowerCoefficients, 
         left_out = [row for row in rows if fold_of[row["trial_id"]] == fold]
         for own_w in sorted({_limit_w(row, limit_w) for row in left_out}):
             these = [row for row in left_out if _limit_w(row, limit_w) == own_w]
-            for one in measured_steps(these):
-                power = predict(one.batch, with_solved_clock(one.step, c, own_w), c, limit_w=own_w)
-                actual = [[these[place][key] for key in PREDICTED] for place in one.positions]
+            for positions, batch, step in measured_steps(these):
+                power = predict(batch, with_solved_clock(step, c, own_w), c, limit_w=own_w)
+                actual = [[these[place][key] for key in PREDICTED] for place in positions]
                 mean_w, peak_w = np.array(actual).T
                 mean.extend(power.device_power_mean_w / mean_w - 1)
                 peak.extend(power.node_device_power_peak_1s_w / peak_w - 1)
-                of.extend(these[place]["trial_id"] for place in one.positions)
+                of.extend(these[place]["trial_id"] for place in positions)
     return replace(
         found,
         error_frac=half_width(mean, of) or prior.error_frac,
@@ -227,42 +218,3 @@ def _shares(step: StepTime) -> Floats:
     seconds = (matrix_s, memory_s, collective_s + spin_s, idle_s - spin_s, overlapped_s)
     shares: Floats = np.stack([*(each / step.step_time_s for each in seconds), a.clock_frac[:, 0]])
     return shares
-
-
-def kernel_w(values: Floats, shape: Shape, time_s: Floats, *, peaks: tuple[float, float], idle_w: float) -> Floats:
-    """Computes power of kernels that repeat: min(cap, idle + busy * (active + matrix * u + memory * b)).
-
-    u and b are achieved over peak rate and bandwidth, busy = t / (t + pause).
-
-    Args:
-        values: Active, matrix and memory in watts, pause in microseconds, cap in watts.
-        shape: m, n and k of each product [m, k] x [k, n] of 2-byte numbers.
-        time_s: Of one product.
-        peaks: Matrix rate in FLOP/s and bandwidth in bytes/s.
-        idle_w: Power without work.
-    """
-    m, n, k = shape
-    active_w, matrix_w, memory_w, pause_us, cap_w = values
-    rate = 2.0 * m * n * k / time_s / peaks[0]
-    bandwidth = np.minimum(2.0 * (m * n + m * k + n * k) / time_s / peaks[1], 1.0)
-    busy = time_s / (time_s + pause_us * 1e-6)
-    return np.asarray(np.minimum(idle_w + busy * (active_w + matrix_w * rate + memory_w * bandwidth), cap_w))
-
-
-def fit_kernels(shape: Shape, time_s: Floats, power_w: Floats, *, peaks: tuple[float, float], idle_w: float) -> Floats:
-    """Fits the values of `kernel_w`. The table gives no clock: kernels at the cap say only that they would draw more.
-
-    Args:
-        shape: As of `kernel_w`, like the rest.
-        time_s: Of one product.
-        power_w: Mean while it repeats.
-        peaks: Matrix rate and bandwidth.
-        idle_w: Power without work.
-    """
-
-    def residuals(values: Floats) -> Floats:
-        found_w = kernel_w(values, shape, time_s, peaks=peaks, idle_w=idle_w)
-        return np.asarray(np.arcsinh((found_w / power_w - 1.0) / 0.1))  # far outliers are sensor averages
-
-    low, high = np.array([0.0, 0.0, 0.0, 0.0, 400.0]), np.array([700.0, 2000.0, 2000.0, 100.0, 800.0])
-    return least_squares(residuals, np.array([200.0, 500.0, 500.0, 10.0, 690.0]), low, high)

@@ -1,8 +1,8 @@
 """Fits the coefficients of step times to measured trials, with the error on configurations held out."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -25,66 +25,28 @@ _ROUNDS: Final = 6
 MOST_FOLDS: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
-class _Parameter:
-    """A factor on coefficients, 1 at the published ones."""
-
-    name: str
-    scatter: float
-    """Standard deviation of its log before anything is measured: how far the fit may easily move."""
-    apply: Callable[[StepTimeCoefficients, float], StepTimeCoefficients]
-
-
-def _kernel(*names: str) -> Callable[[StepTimeCoefficients, float], StepTimeCoefficients]:
-    def apply(one: StepTimeCoefficients, factor: float) -> StepTimeCoefficients:
-        return replace(one, kernel=replace(one.kernel, **{name: getattr(one.kernel, name) * factor for name in names}))
-
-    return apply
+_PARAMETERS: Final = {
+    "matrix products": (0.15, "kernel", ("matmul_frac",)),
+    "grouped products": (0.15, "kernel", ("grouped_frac",)),
+    "attention": (0.3, "kernel", ("attention_forward_frac", "attention_backward_frac")),
+    "memory-bound kernels": (0.2, "kernel", ("memory_frac",)),
+    "links": (0.2, "link", ("in_step_frac",)),
+    "slowdown under overlap": (0.5, "link", ("slowdown_frac",)),
+    "host": (1.0, "overhead", ("host_op_s",)),
+    "stragglers": (0.5, "overhead", ("straggler_frac",)),
+}
+"""Factors on coefficients, 1 at the published ones: the standard deviation of its log before anything is measured (how
+far the fit may easily move), and the coefficients it is on."""
 
 
-def _link(name: str) -> Callable[[StepTimeCoefficients, float], StepTimeCoefficients]:
-    return lambda one, factor: replace(one, link=replace(one.link, **{name: getattr(one.link, name) * factor}))
-
-
-def _overhead(name: str) -> Callable[[StepTimeCoefficients, float], StepTimeCoefficients]:
-    return lambda one, factor: replace(
-        one, overhead=replace(one.overhead, **{name: getattr(one.overhead, name) * factor})
-    )
-
-
-_PARAMETERS: Final = (
-    _Parameter("matrix products", 0.15, _kernel("matmul_frac")),
-    _Parameter("grouped products", 0.15, _kernel("grouped_frac")),
-    _Parameter("attention", 0.3, _kernel("attention_forward_frac", "attention_backward_frac")),
-    _Parameter("memory-bound kernels", 0.2, _kernel("memory_frac")),
-    _Parameter("links", 0.2, _link("in_step_frac")),
-    _Parameter("slowdown under overlap", 0.5, _link("slowdown_frac")),
-    _Parameter("host", 1.0, _overhead("host_op_s")),
-    _Parameter("stragglers", 0.5, _overhead("straggler_frac")),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimeFit:
-    """Coefficients from measured trials, and how well they predict configurations that they have not seen."""
-
-    coefficients: StepTimeCoefficients
-    factors: Mapping[str, float]
-    """Fitted values over those before."""
-    held_out_frac: Floats
-    """Predicted over measured, less 1, of every trial when its configuration was held out."""
-    num_configurations: int
-
-
-def configuration(spec: TrialSpec) -> str:
-    """Returns a text that is equal for repeats of one trial, so that they are held out together."""
-    return spec.trial_id
-
-
-def fit(trials: Sequence[TimedTrial], prior: StepTimeCoefficients, power: PowerCoefficients) -> StepTimeFit:
+def fit(
+    trials: Sequence[TimedTrial], prior: StepTimeCoefficients, power: PowerCoefficients
+) -> tuple[StepTimeCoefficients, Mapping[str, float], Floats]:
     """Fits few factors on the coefficients, held near 1 by their scatter, to the logs of step times.
 
-    The errors are those of as many fits as there are folds of whole configurations.
+    Returns the coefficients, the fitted values over those before, and predicted over measured, less 1, of every trial
+    when its configuration was held out: the errors are those of as many fits as there are folds of whole
+    configurations. Repeats of one trial are held out together.
 
     Raises:
         PlanError: No trial has a step time.
@@ -92,14 +54,14 @@ def fit(trials: Sequence[TimedTrial], prior: StepTimeCoefficients, power: PowerC
     usable = [one for one in trials if one[1].get("step_time_s")]
     if not usable:
         raise PlanError("no trial has a step time to fit coefficients to; give results of completed trials")
-    names = sorted({configuration(spec) for spec, _ in usable})
+    of = [spec.trial_id for spec, _ in usable]
+    names = sorted(set(of))
     fold_of = {name: index % min(MOST_FOLDS, len(names)) for index, name in enumerate(names)}
     start = _Start.of(usable, prior, power)
-    held_out = _held_out(usable, [fold_of[configuration(spec)] for spec, _ in usable], start)
+    held_out = _held_out(usable, [fold_of[name] for name in of], start)
     kinds = sorted({(spec.engine, spec.model.name) for spec, _ in usable})
     other = _held_out(usable, [kinds.index((spec.engine, spec.model.name)) for spec, _ in usable], start)
     coefficients, factors = _fitted(usable, start)
-    of = [configuration(spec) for spec, _ in usable]
     error_frac = half_width(held_out, of) or prior.error_frac
     other_frac = half_width(other, of) or max(prior.error_frac, prior.elsewhere_error_frac)
     coefficients = replace(
@@ -108,12 +70,7 @@ def fit(trials: Sequence[TimedTrial], prior: StepTimeCoefficients, power: PowerC
         elsewhere_error_frac=max(other_frac, error_frac),
         seen=tuple(sorted({_family(spec) for spec, _ in usable})),
     )
-    return StepTimeFit(
-        coefficients=_measured(coefficients, "measured here"),
-        factors=factors,
-        held_out_frac=held_out,
-        num_configurations=len(names),
-    )
+    return _measured(coefficients, "measured here"), factors, held_out
 
 
 def _family(spec: TrialSpec) -> str:
@@ -190,7 +147,7 @@ def _linear(
 
 def _fitted(trials: Sequence[TimedTrial], start: _Start) -> tuple[StepTimeCoefficients, dict[str, float]]:
     """Minimises Huber's loss plus the squares of the factors' logs over their scatter, by Gauss-Newton."""
-    scatter = np.array([one.scatter for one in _PARAMETERS])
+    scatter = np.array([each for each, _, _ in _PARAMETERS.values()])
     logs, errors, slopes = np.zeros(len(_PARAMETERS)), start.errors, start.slopes
     for number in range(_ROUNDS):
         if number:
@@ -199,14 +156,16 @@ def _fitted(trials: Sequence[TimedTrial], start: _Start) -> tuple[StepTimeCoeffi
         normal = slopes.T @ (weights * slopes) + np.diag(scatter**-2)
         right = -slopes.T @ (weights[:, 0] * errors) - logs / scatter**2
         logs = logs + np.clip(np.linalg.solve(normal, right), -0.4, 0.4)
-    factors = {one.name: float(np.exp(log)) for one, log in zip(_PARAMETERS, logs, strict=True)}
+    factors = dict(zip(_PARAMETERS, np.exp(logs).tolist(), strict=True))
     return _applied(start.prior, logs), factors
 
 
 def _applied(prior: StepTimeCoefficients, logs: Floats) -> StepTimeCoefficients:
     applied = prior
-    for parameter, log in zip(_PARAMETERS, logs, strict=True):
-        applied = parameter.apply(applied, float(np.exp(log)))
+    for (_, part, names), factor in zip(_PARAMETERS.values(), np.exp(logs).tolist(), strict=True):
+        before = getattr(applied, part)
+        changes: dict[str, Any] = {part: replace(before, **{name: getattr(before, name) * factor for name in names})}
+        applied = replace(applied, **changes)
     return applied
 
 

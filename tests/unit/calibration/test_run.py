@@ -152,9 +152,10 @@ def test_the_command_shows_what_was_found_and_where_it_is(
     found: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The verb and its tables over a calibration that was measured above; measuring it again would add nothing."""
-    from wattune import api, cli
+    from wattune import cli
+    from wattune.api import recordings
 
-    monkeypatch.setattr(api.recordings, "measure_sensors", lambda _backend, listener: [found])
+    monkeypatch.setattr(recordings, "measure_sensors", lambda _backend, listener: [found])
     path = tmp_path / "calibration" / f"{found['uuid']}.json"
     for options in ([], ["--json"]):
         monkeypatch.setattr(sys, "argv", ["wattune", "calibrate", "--storage", str(tmp_path), *options])

@@ -65,7 +65,6 @@ def test_a_graphs_latency_counts_and_not_the_hosts() -> None:
     graphs = [collective("all_reduce", size, in_graph=True, time_s=5e-6) for size in SIZES_BYTES[:6]]
     (found,) = fit_sweep(table(*SWEPT[: len(SIZES_BYTES)], *graphs), H100, PUBLISHED_STEP_TIME).collectives
     assert found.latency_s == 5e-6
-    assert found.bus_bytes_per_s == pytest.approx(RATE, rel=0.01)
 
 
 def test_the_error_is_that_of_sizes_left_out() -> None:

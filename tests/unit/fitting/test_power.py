@@ -15,10 +15,8 @@ from wattune.fitting.power import (
     FULL_MATRIX_FRAC,
     FULL_TENSOR_FRAC,
     H200_PRIOR,
-    fit_kernels,
     fit_power,
     has_activity,
-    kernel_w,
     measured_steps,
     with_intervals,
     with_solved_clock,
@@ -62,11 +60,11 @@ def made(limit_w: float, seed: int = 0) -> list[dict[str, Any]]:
     for _ in range(40):
         matrix, memory, collective, straggler, _ = rng.dirichlet([4, 2, 1, 1, 1])
         rows.append(row(matrix, memory, collective, straggler, limit_w=limit_w))
-    for one in measured_steps(rows):
-        power = predict(one.batch, one.step, TRUE, limit_w=limit_w)
-        for place, watts in zip(one.positions, power.device_power_mean_w, strict=True):
+    for positions, batch, step in measured_steps(rows):
+        power = predict(batch, step, TRUE, limit_w=limit_w)
+        for place, watts in zip(positions, power.device_power_mean_w, strict=True):
             rows[place]["device_power_mean_w"] = float(watts)
-        for place, watts in zip(one.positions, power.node_device_power_peak_1s_w, strict=True):
+        for place, watts in zip(positions, power.node_device_power_peak_1s_w, strict=True):
             rows[place]["node_device_power_peak_1s_w"] = float(watts)
     return rows
 
@@ -78,13 +76,13 @@ def trials() -> list[dict[str, Any]]:
 
 def test_shares_of_a_trial_become_seconds_of_every_stage() -> None:
     rows = [row(0.5, 0.2, 0.1, 0.05, pp=2), row(0.3, 0.3, 0.0, 0.0)]
-    (one,) = measured_steps(rows)
-    assert one.step.step_time_s == pytest.approx([0.5, 0.5])
-    a = one.step.activity
+    ((_, _, step),) = measured_steps(rows)
+    assert step.step_time_s == pytest.approx([0.5, 0.5])
+    a = step.activity
     assert a.matrix_s == pytest.approx(np.array([[0.25, 0.25], [0.15, 0.15]]))
     assert a.memory_s[:, 0] == pytest.approx([0.1, 0.15])
     assert a.collective_s[:, 0] == pytest.approx([0.05, 0])
-    assert one.step.parts_s["straggler_s"] == pytest.approx([0.025, 0])
+    assert step.parts_s["straggler_s"] == pytest.approx([0.025, 0])
     total = a.matrix_s + a.memory_s + a.collective_s + a.idle_s
     assert total == pytest.approx(np.full((2, 2), 0.5))
     assert (a.matrix_frac == FULL_MATRIX_FRAC).all()
@@ -95,18 +93,18 @@ def test_shares_of_a_trial_become_seconds_of_every_stage() -> None:
 def test_memory_traffic_outside_compute_is_work_too() -> None:
     quiet = row(0.3, 0.2, 0.1, 0.0) | {"bubble_frac": 0.1}
     busy = quiet | {"dram_active_frac": quiet["dram_active_frac"] + 0.1 * TRUE.memory_frac}
-    (one,) = measured_steps([quiet, busy])
-    assert np.diff(one.step.activity.memory_s[:, 0]) == pytest.approx(0.05)
-    assert np.diff(one.step.activity.idle_s[:, 0]) == pytest.approx(-0.05)
+    ((_, _, step),) = measured_steps([quiet, busy])
+    assert np.diff(step.activity.memory_s[:, 0]) == pytest.approx(0.05)
+    assert np.diff(step.activity.idle_s[:, 0]) == pytest.approx(-0.05)
 
 
 def test_a_fit_predicts_trials_that_it_never_saw(trials: list[dict[str, Any]]) -> None:
     found = fit_power(trials[:30], H200_PRIOR, limit_w=LIMIT_W)
     errors, before = [], []
-    for one in measured_steps(trials[30:]):
-        actual = np.array([trials[30 + place]["device_power_mean_w"] for place in one.positions])
+    for positions, batch, step in measured_steps(trials[30:]):
+        actual = np.array([trials[30 + place]["device_power_mean_w"] for place in positions])
         for c, each in ((found, errors), (H200_PRIOR, before)):
-            each.extend(np.abs(predict(one.batch, one.step, c, limit_w=LIMIT_W).device_power_mean_w / actual - 1))
+            each.extend(np.abs(predict(batch, step, c, limit_w=LIMIT_W).device_power_mean_w / actual - 1))
     assert max(errors) < 0.03
     assert np.median(errors) < np.median(before) / 3
     assert found.origin == "measured here" and found.idle_w == H200_PRIOR.idle_w
@@ -118,22 +116,10 @@ def test_without_trials_to_tell_the_prior_stays(trials: list[dict[str, Any]]) ->
         assert getattr(few, name) == pytest.approx(getattr(H200_PRIOR, name), rel=0.35)
 
 
-def test_kernels_give_back_the_power_of_rate_and_bandwidth() -> None:
-    rng = np.random.default_rng(0)
-    m, n, k = (2.0 ** rng.integers(6, 14, 400) for _ in range(3))
-    time_s = 2 * m * n * k / 6e14 + 2 * (m * n + m * k + n * k) / 4e12 + 4e-6
-    rate, bandwidth = 2 * m * n * k / time_s / 1e15, 2 * (m * n + m * k + n * k) / time_s / 5e12
-    true_w = np.minimum(100 + time_s / (time_s + 8e-6) * (90 + 700 * rate + 450 * bandwidth), 690)
-    found = fit_kernels((m, n, k), time_s, true_w, peaks=(1e15, 5e12), idle_w=100)
-    fitted_w = kernel_w(found, (m, n, k), time_s, peaks=(1e15, 5e12), idle_w=100)
-    assert found == pytest.approx([90, 700, 450, 8, 690], rel=0.02)
-    assert fitted_w == pytest.approx(true_w, rel=0.01)
-
-
 def test_the_clock_that_the_limit_leaves_is_the_measured_one(trials: list[dict[str, Any]]) -> None:
-    for one in measured_steps(trials):
-        found = with_solved_clock(one.step, TRUE, LIMIT_W).activity
-        assert found.clock_frac == pytest.approx(one.step.activity.clock_frac)
+    for _, _, step in measured_steps(trials):
+        found = with_solved_clock(step, TRUE, LIMIT_W).activity
+        assert found.clock_frac == pytest.approx(step.activity.clock_frac)
         assert found.clock_frac.min() < 0.9
 
 

@@ -242,9 +242,10 @@ def _against_counter_j(aligned: Aligned, device: DeviceKey, power: Series) -> tu
     # Compares over the span of the series only: parts that it misses at the window's ends are not a disagreement.
     ends_s = float(power.time_s[0]), float(power.time_s[-1])
     span = counter_span(readings, "energy_j", *ends_s) if readings is not None else None
-    if span is None or span.end_s - span.start_s < LEAST_COUNTER_SPAN_S:
+    if span is None or span[1] - span[0] < LEAST_COUNTER_SPAN_S:
         return None
-    return power.between(span.start_s, span.end_s), span.rise
+    start_s, end_s, rise_j = span
+    return power.between(start_s, end_s), rise_j
 
 
 def enforced_limit_w(aligned: Aligned, trace: PowerTrace) -> float | None:
@@ -262,22 +263,10 @@ def limit_readings_w(aligned: Aligned, trace: PowerTrace) -> Floats:
     return np.empty(0) if readings is None else readings.inside("power_limit_w", 0.0, aligned.duration_s)[1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CounterSpan:
-    """Rise of a cumulative counter between two readings."""
-
-    start_s: float
-    end_s: float
-    rise: float
-
-    @property
-    def per_s(self) -> float:
-        """Mean rise per second over the counter's own span."""
-        return self.rise / (self.end_s - self.start_s)
-
-
-def counter_span(readings: Readings, name: str, start_s: float, end_s: float) -> CounterSpan | None:
+def counter_span(readings: Readings, name: str, start_s: float, end_s: float) -> tuple[float, float, float] | None:
     """Computes the rise of a cumulative column between its first and last reading in an interval.
+
+    Returns the times of both in seconds, and the rise between them.
 
     A counter that falls was reset or wrapped. The longest stretch without a fall is used. The rise before and after it
     is left out, because its size is unknown.
@@ -293,7 +282,7 @@ def counter_span(readings: Readings, name: str, start_s: float, end_s: float) ->
     first, last = starts[longest], ends[longest]
     if time_s[last] <= time_s[first]:
         return None
-    return CounterSpan(start_s=float(time_s[first]), end_s=float(time_s[last]), rise=float(value[last] - value[first]))
+    return float(time_s[first]), float(time_s[last]), float(value[last] - value[first])
 
 
 def total_energy_j(powers: Powers, window_s: float) -> float:

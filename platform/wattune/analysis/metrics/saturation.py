@@ -45,14 +45,11 @@ _PARTS: Final = {
 """Parts of a rank's timeline (`wattune.analysis.metrics.phases.PARTS`) in each `Saturation.within` except `window`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkPeak:
-    """Peak rate of a link in one direction."""
+LinkPeak = tuple[float, str]
+"""Peak rate of a link in one direction in bytes a second, and its source: `measured` by a calibration, or that of the
+rating."""
 
-    bytes_per_s: float
-    source: str
-    """`measured` by a calibration, or the source of the rating."""
-    measured: bool
+MEASURED: Final = "measured"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,20 +97,19 @@ def link_peaks(aligned: Aligned, sensed: DeviceSpec | None) -> dict[str, LinkPea
     that of a bridge between PCIe boards, and a node's network has the negotiated speed of its ports' links
     (`nic_link_bytes_per_s` of the host in its manifest) on the slowest node.
     """
-    peaks = {}
+    peaks: dict[str, LinkPeak] = {}
     ports = [aligned.hosts.get(node, {}).get("nic_link_bytes_per_s") for node in {node for node, _ in aligned.devices}]
     speeds = [float(speed) for speed in ports if speed]
     if speeds and len(speeds) == len(ports):
         source = "rated: what the links of the node's ports were agreed at"
-        peaks["nic"] = LinkPeak(bytes_per_s=min(speeds), source=source, measured=False)
+        peaks["nic"] = min(speeds), source
     if sensed is not None and sensed.link_bandwidth_bytes_per_s and not sensed.is_linked_by_pcie:
-        source = f"rated: {sensed.source}"
-        peaks["nvlink"] = LinkPeak(bytes_per_s=sensed.link_bandwidth_bytes_per_s, source=source, measured=False)
+        peaks["nvlink"] = sensed.link_bandwidth_bytes_per_s, f"rated: {sensed.source}"
     for what in ("nvlink", "pcie", "nic"):
         found = [aligned.known.get(device, {}).get("link_peaks", {}).get(what) for device in aligned.devices]
         known = [float(one) for one in found if one]
         if known and len(known) == len(found):
-            peaks[what] = LinkPeak(bytes_per_s=min(known), source="measured", measured=True)
+            peaks[what] = min(known), MEASURED
     return peaks
 
 
@@ -137,14 +133,14 @@ def saturation(
     for what, columns in _LINKS.items():
         if what in peaks:
             rates = ((device, _rates(aligned, device, "counter", columns)) for device in aligned.devices)
-            found.append(_of_link(what, peaks[what], rates, ways, of_links))
+            found.append(_loaded(what, rates, ways, of_links, peaks[what]))
     if "nic" in peaks:
         nodes = sorted({node for node, _ in aligned.devices})
         rates = (((node, HOST), _rates(aligned, (node, HOST), HOST, _NIC)) for node in nodes)
-        found.append(_of_link("nic", peaks["nic"], rates, {}, "window"))
+        found.append(_loaded("nic", rates, {}, "window", peaks["nic"]))
     for what, column in _UNITS.items():
         shares = ((device, _shares(aligned, device, column)) for device in aligned.devices)
-        found.append(_of_unit(what, shares, ways, of_units))
+        found.append(_loaded(what, shares, ways, of_units, None))
     return tuple(one for one in found if one is not None)
 
 
@@ -152,15 +148,21 @@ _Rates = tuple[Floats, Floats]
 """Edges of intervals in seconds, and the value inside each."""
 
 
-def _of_link(
+def _loaded(
     what: str,
-    peak: LinkPeak,
     rates: Iterable[tuple[DeviceKey, _Rates | None]],
     ways: Mapping[DeviceKey, Segments],
     within: str,
+    peak: LinkPeak | None,
 ) -> Saturation | None:
-    threshold_frac = OF_MEASURED_FRAC if peak.measured else OF_RATED_FRAC
-    shares = ((device, None if each is None else (each[0], each[1] / peak.bytes_per_s)) for device, each in rates)
+    """Returns the load of a link by its rates over its peak, or without a peak of a unit by its shares."""
+    if peak is None:
+        threshold_frac, bytes_per_s, source = COUNTER_FRAC, None, "the counter is a share of the peak"
+    else:
+        bytes_per_s, source = peak
+        threshold_frac = OF_MEASURED_FRAC if source == MEASURED else OF_RATED_FRAC
+    over = bytes_per_s or 1.0
+    shares = ((device, None if each is None else (each[0], each[1] / over)) for device, each in rates)
     weighed = _weighed(shares, ways, within, threshold_frac)
     if weighed is None:
         return None
@@ -170,27 +172,9 @@ def _of_link(
         achieved_frac=weighed[0],
         above_frac=weighed[1],
         threshold_frac=threshold_frac,
-        peak=peak.bytes_per_s,
-        peak_source=peak.source,
-        measured=peak.measured,
-    )
-
-
-def _of_unit(
-    what: str, shares: Iterable[tuple[DeviceKey, _Rates | None]], ways: Mapping[DeviceKey, Segments], within: str
-) -> Saturation | None:
-    weighed = _weighed(shares, ways, within, COUNTER_FRAC)
-    if weighed is None:
-        return None
-    return Saturation(
-        what=what,
-        within=within,
-        achieved_frac=weighed[0],
-        above_frac=weighed[1],
-        threshold_frac=COUNTER_FRAC,
-        peak=None,
-        peak_source="the counter is a share of the peak",
-        measured=True,
+        peak=bytes_per_s,
+        peak_source=source,
+        measured=peak is None or source == MEASURED,
     )
 
 

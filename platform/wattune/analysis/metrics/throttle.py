@@ -157,21 +157,11 @@ def _computing_loss_frac(known: Readings, clock_max_mhz: float, timeline: Segmen
     return float(np.diff(lost.cumulative(edge_s))[chosen].sum()) / busy_s if busy_s > 0 else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stretches:
-    """Stretches in which every reading has clock lost for one cause; all arrays have the same length."""
-
-    start_s: Floats
-    """From the window's start."""
-    duration_s: Floats
-    clock_lost_frac: Floats
-    """Mean of 1 minus clock over maximum."""
-    onset_temp_c: Floats
-    """Core temperature at the start of each; NaN where it was not read."""
-
-
-def stretches(readings: Readings, clock_max_mhz: float, window_s: float) -> dict[str, Stretches]:
+def stretches(readings: Readings, clock_max_mhz: float, window_s: float) -> dict[str, dict[str, Floats]]:
     """Finds when each cause lowered the clock of one device, in order of time; empty without clock and reasons.
+
+    Each cause has arrays of one length: `start_s` from the window's start, `duration_s`, `clock_lost_frac`, the mean of
+    1 minus clock over maximum, and `onset_temp_c`, the core temperature at the start; NaN where it was not read.
 
     A reading holds until the next one, so a stretch shorter than the readings' interval may be missed. Causes that were
     not read are missing.
@@ -194,12 +184,12 @@ def stretches(readings: Readings, clock_max_mhz: float, window_s: float) -> dict
         begin, end = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
         until_s, until_lost_s = (np.append(0.0, np.cumsum(each)) for each in (width_s, width_s * deficit))
         duration_s = until_s[end] - until_s[begin]
-        found[cause] = Stretches(
-            start_s=readings.time_s[rows[begin]],
-            duration_s=duration_s,
-            clock_lost_frac=(until_lost_s[end] - until_lost_s[begin]) / np.where(duration_s > 0, duration_s, 1.0),
-            onset_temp_c=temp_c[begin],
-        )
+        found[cause] = {
+            "start_s": readings.time_s[rows[begin]],
+            "duration_s": duration_s,
+            "clock_lost_frac": (until_lost_s[end] - until_lost_s[begin]) / np.where(duration_s > 0, duration_s, 1.0),
+            "onset_temp_c": temp_c[begin],
+        }
     return found
 
 
@@ -262,7 +252,8 @@ def _active_frac(
     span = counter_span(slow[device], column, 0.0, window_s) if device in slow else None
     if span is None:
         return None
-    active_s, span_s = span.rise / NS_PER_S, span.end_s - span.start_s
+    start_s, end_s, rise_ns = span
+    active_s, span_s = rise_ns / NS_PER_S, end_s - start_s
     # A share above 1 is the counter's step, or a field that is not a time counter (IDs differ by driver). The first is
     # cut to 1, the second gives no figure.
     return min(active_s / span_s, 1.0) if active_s <= num_causes * (span_s + 2 * COUNTER_STEP_S) else None

@@ -47,9 +47,9 @@ def use_metrics(aligned: Aligned, peaks: Mapping[str, LinkPeak]) -> dict[str, fl
     known = [rate for rate in of_hosts if rate is not None]
     if known and len(known) == len(nodes):
         metrics["nic_bytes_per_s"] = float(np.mean(known))
-    for link, peak in peaks.items():
+    for link, (peak_bytes_per_s, _) in peaks.items():
         if f"{link}_bytes_per_s" in metrics:
-            metrics[f"{link}_of_peak_frac"] = metrics[f"{link}_bytes_per_s"] / (2 * peak.bytes_per_s)
+            metrics[f"{link}_of_peak_frac"] = metrics[f"{link}_bytes_per_s"] / (2 * peak_bytes_per_s)
     return metrics
 
 
@@ -102,5 +102,5 @@ def _mean_since(readings: Readings, column: str, window_s: float) -> float | Non
 def _rate(readings: Readings, columns: Sequence[str], window_s: float) -> float | None:
     """Sums the rates of several counters, None unless all of them are known."""
     spans = [counter_span(readings, column, 0.0, window_s) for column in columns]
-    known = [span.per_s for span in spans if span is not None]
+    known = [rise / (end_s - start_s) for start_s, end_s, rise in filter(None, spans)]
     return sum(known) if len(known) == len(spans) else None

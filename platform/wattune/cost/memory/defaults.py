@@ -15,7 +15,6 @@ H200: Final = MemoryCoefficients(
             version="deepspeed 0.19.8, torch 2.11.0", offset_bytes=113e6, activations_frac=1.01, error_frac=0.024
         ),
     },
-    reserved_frac=1.25,
     origin="measured here",
 )
 """Fitted by `wattune.fitting.memory` to the trials on H200 of `benchmarks/data`. Errors are of configurations left

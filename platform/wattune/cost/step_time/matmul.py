@@ -1,6 +1,5 @@
 """Matrix products by shape: a roofline in whole tiles, times a ratio learned from a table of measured products."""
 
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Final
@@ -24,19 +23,11 @@ _WAVE_SHARE: Final = 0.7
 """Part of the loss of an unfilled last wave that is paid: kernels also split along k."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Ratios:
-    """Log of measured over roofline time on a grid of (log2 m, log2 n, log2 k)."""
-
-    knots: tuple[Floats, Floats, Floats]
-    values: npt.NDArray[np.float32]
-    """[knots of m, of n, of k]."""
-
-
 @cache
-def _ratios() -> _Ratios:
+def _ratios() -> tuple[tuple[Floats, Floats, Floats], npt.NDArray[np.float32]]:
+    """Returns knots in log2 of m, n and k, and the log of measured over roofline time at them, [m, n, k]."""
     with resources.files(__package__).joinpath("matmul_h100.npz").open("rb") as file, np.load(file) as arrays:
-        return _Ratios((arrays["m"], arrays["n"], arrays["k"]), arrays["log_ratio"])
+        return (arrays["m"], arrays["n"], arrays["k"]), arrays["log_ratio"]
 
 
 def weights(knots: Floats, x: Floats) -> tuple[npt.NDArray[np.int64], Floats]:
@@ -63,14 +54,14 @@ def roofline_s(m: Floats, n: Floats, k: Floats, *, flop_per_s: Floats | float, b
 
 def ratio(m: Floats, n: Floats, k: Floats) -> Floats:
     """Returns measured over roofline time of a shape, interpolated between those measured; at least 1."""
-    table = _ratios()
+    grid, values = _ratios()
     total = np.zeros(np.broadcast(m, n, k).shape)
-    placed = [weights(knots, np.log2(x)) for knots, x in zip(table.knots, (m, n, k), strict=True)]
+    placed = [weights(knots, np.log2(x)) for knots, x in zip(grid, (m, n, k), strict=True)]
     (i, a), (j, b), (h, c) = placed
     for di, wi in ((0, 1 - a), (1, a)):
         for dj, wj in ((0, 1 - b), (1, b)):
             for dh, wh in ((0, 1 - c), (1, c)):
-                total += wi * wj * wh * table.values[i + di, j + dj, h + dh]
+                total += wi * wj * wh * values[i + di, j + dj, h + dh]
     return np.exp(np.maximum(total, 0.0))
 
 

@@ -5,7 +5,7 @@ quantity and never of a device: device, uuid and node are labels. What was not r
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import Metric
@@ -23,16 +23,9 @@ STALE_S: Final = 10.0
 _HZ_PER_MHZ: Final = 1e6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExposedColumn:
-    """A column of a tier that is exposed."""
-
-    tier: str
-    column: str
-    labels: Mapping[str, str] = field(default_factory=dict)
-    """Besides those of the device."""
-    scale: float = 1.0
-    """From the column's unit to the metric's."""
+ExposedColumn = tuple[str, str, float, Mapping[str, str]]
+"""A column that is exposed: its tier, its name, the factor from its unit to the metric's, and labels besides those of
+the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +41,11 @@ class Family:
     @property
     def labels(self) -> tuple[str, ...]:
         """Labels besides those of the device."""
-        return tuple(self.sources[0].labels)
+        return tuple(self.sources[0][-1])
 
 
 def _column(tier: str, column: str, scale: float = 1.0, **labels: str) -> ExposedColumn:
-    return ExposedColumn(tier=tier, column=column, labels=labels, scale=scale)
+    return tier, column, scale, labels
 
 
 DEVICE_FAMILIES: Final = (
@@ -256,7 +249,7 @@ def _of_recording(made: _Made, snapshot: Snapshot, now_mono_ns: int) -> None:
 
 
 def _fresh(latest: Mapping[str, Latest], now_mono_ns: int) -> dict[str, Latest]:
-    return {tier: one for tier, one in latest.items() if now_mono_ns - one.mono_ns <= s_to_ns(STALE_S)}
+    return {tier: one for tier, one in latest.items() if now_mono_ns - one["mono_ns"] <= s_to_ns(STALE_S)}
 
 
 def _recording(made: _Made, snapshot: Snapshot) -> None:
@@ -292,15 +285,15 @@ def _device_facts(made: _Made, view: DeviceView, labels: Mapping[str, str]) -> N
 
 def _columns(made: _Made, listed: tuple[Family, ...], fresh: Mapping[str, Latest], labels: Mapping[str, str]) -> None:
     for family in listed:
-        for source in family.sources:
-            value = fresh[source.tier].values.get(source.column) if source.tier in fresh else None
+        add = made.counter if family.counter else made.gauge
+        for tier, column, scale, own in family.sources:
+            value = fresh.get(tier, {}).get(column)
             if value is not None:
-                add = made.counter if family.counter else made.gauge
-                add(family.name, family.unit, family.help, {**labels, **source.labels}, value * source.scale)
+                add(family.name, family.unit, family.help, {**labels, **own}, value * scale)
 
 
 def _throttle_reasons(made: _Made, fresh: Mapping[str, Latest], labels: Mapping[str, str]) -> None:
-    reasons = fresh["fast"].values.get("event_reasons") if "fast" in fresh else None
+    reasons = fresh.get("fast", {}).get("event_reasons")
     for cause, bits in THROTTLE_REASON_BITS.items() if reasons is not None else ():
         made.gauge(
             "wattune_device_throttle_reason_active",
@@ -342,7 +335,7 @@ def _clock_lost(made: _Made, lost: ClockLost, labels: Mapping[str, str]) -> None
 def _ages(made: _Made, latest: Mapping[str, Latest], now_mono_ns: int, labels: Mapping[str, str]) -> None:
     for tier, one in latest.items():
         text = f"Age of the last reading. Readings older than {STALE_S:.0f} s are not exposed."
-        age_s = max(ns_to_s(now_mono_ns - one.mono_ns), 0.0)
+        age_s = max(ns_to_s(now_mono_ns - one["mono_ns"]), 0.0)
         made.gauge("wattune_reading_age_seconds", "seconds", text, {**labels, "tier": tier}, age_s)
 
 

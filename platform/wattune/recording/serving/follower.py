@@ -89,13 +89,8 @@ class ClockLost:
             self.lost_by_cause_s[cause] = self.lost_by_cause_s.get(cause, 0.0) + more_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Latest:
-    """The last row of one device in one tier."""
-
-    mono_ns: int
-    values: Mapping[str, float]
-    """By column; what could not be read is not in it."""
+Latest = Mapping[str, float]
+"""The last row of one device in one tier, by column; what could not be read is not in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,5 +238,4 @@ def _latest(measured: RunData, device: DeviceKey) -> dict[str, Latest]:
 
 def _last_row(table: pa.Table) -> Latest:
     (row,) = table.slice(table.num_rows - 1).to_pylist()
-    known = {name: float(value) for name, value in row.items() if isinstance(value, int | float)}
-    return Latest(mono_ns=row["mono_ns"], values=known)
+    return {name: value for name, value in row.items() if isinstance(value, int | float)}
