@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 from wattune.catalog.hardware import UNCOUNTED, ClusterSpec, DeviceSpec
 from wattune.catalog.models import OWN_MODEL, ModelSpec
+from wattune.catalog.networks import NetworkSpec
 from wattune.errors import SpaceError
 from wattune.field_types import Bounds, Count, CountOrZero, NotNegative, Positive, default_of, require_kinds
 from wattune.plans.axes import AXES, Plan
@@ -136,9 +137,11 @@ class TrialSpec:
         cluster = dict(data["cluster"])
         if cluster.get("own_device") is not None:
             cluster["own_device"] = DeviceSpec.from_json(cluster["own_device"])
+        if cluster.get("network") is not None:
+            cluster["network"] = NetworkSpec(**cluster["network"])
         spec = cls(
             model=_model(tuple(data["model"]), *data["model"].values()),
-            cluster=_cluster(_origin(cluster.get("own_device")), tuple(cluster), *cluster.values()),
+            cluster=_cluster(_origins(cluster), tuple(cluster), *cluster.values()),
             engine=data["engine"],
             workload=Workload.from_json(data["workload"]),
             plan=Plan(**plan),
@@ -261,14 +264,14 @@ def _model(names: tuple[str, ...], *values: Any) -> ModelSpec:
     return model
 
 
-def _origin(device: DeviceSpec | None) -> str:
-    return device.source if device is not None else ""
+def _origins(cluster: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(one.source for one in (cluster.get("own_device"), cluster.get("network")) if one is not None)
 
 
 @lru_cache(maxsize=64, typed=True)
-def _cluster(origin: str, names: tuple[str, ...], *values: Any) -> ClusterSpec:
+def _cluster(origins: tuple[str, ...], names: tuple[str, ...], *values: Any) -> ClusterSpec:
     """Makes one object for all trials of a cluster; another origin makes another, although it would be an equal key."""
-    del origin
+    del origins
     cluster = ClusterSpec(**dict(zip(names, values, strict=True)))
     require_kinds(cluster)
     return cluster

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from wattune.catalog.hardware import DEVICES, ClusterSpec
 from wattune.catalog.models import MODELS
+from wattune.catalog.networks import NETWORKS
 from wattune.metrics import METRICS
 from wattune.plans.axes import AXES, Plan
 from wattune.run import Numbers, Prediction, Run, RunStatus
@@ -26,6 +27,8 @@ SPECS = st.builds(
         devices_per_node=COUNT,
         nvlink_domain_size=st.none() | COUNT,
         transformer_engine=st.booleans(),
+        network=st.none() | st.sampled_from(sorted(NETWORKS.values(), key=lambda one: one.name)),
+        host_speed=st.sampled_from([0.5, 1.0]),
     ),
     engine=st.sampled_from(["torch", "megatron"]),
     workload=st.builds(

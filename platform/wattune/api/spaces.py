@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from wattune.catalog.hardware import DEVICES
 from wattune.catalog.models import MODELS, NOT_REPRESENTED
+from wattune.catalog.networks import FABRICS, HOST_CLOCKS_GHZ, NETWORKS
 from wattune.cost.estimate import EstimatedMetric
 from wattune.errors import SpaceError
 from wattune.plans.engines import runs_program
@@ -166,7 +167,7 @@ def plan(space: Space) -> StudyPlan:
 
 
 def catalog() -> dict[str, Any]:
-    """Lists the devices and models that spaces can name, as plain data, with parameter counts.
+    """Lists the devices, networks and models that spaces can name, as plain data, with parameter counts.
 
     `left_out` lists published models that the decoder cannot represent, with reasons.
     """
@@ -175,4 +176,14 @@ def catalog() -> dict[str, Any]:
         for model in MODELS.values()
     ]
     left_out = [{"name": name, "reason": reason} for name, reason in NOT_REPRESENTED.items()]
-    return {"devices": [asdict(device) for device in DEVICES.values()], "models": models, "left_out": left_out}
+    return {
+        "devices": [asdict(device) for device in DEVICES.values()],
+        "networks": [asdict(network) for network in NETWORKS.values()],
+        "fabrics": [
+            {"name": name, "num_devices": joined, "vendor": vendor, "source": source}
+            for name, (joined, vendor, source) in FABRICS.items()
+        ],
+        "hosts": [{"name": name, "clock_ghz": clock} for name, clock in HOST_CLOCKS_GHZ.items()],
+        "models": models,
+        "left_out": left_out,
+    }

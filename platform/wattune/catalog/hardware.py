@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Final
 
+from wattune.catalog.networks import NetworkSpec
 from wattune.errors import PlanError, closest
 from wattune.field_types import Bounds, OneOf, Positive
 
@@ -383,6 +384,15 @@ class ClusterSpec:
     """Devices that the fast fabric joins; None means the devices of one node."""
     own_device: DeviceSpec | None = None
     """A device of the space's own, which no catalog has: `device` or `simulate_sensors_of` is its name."""
+    network: NetworkSpec | None = None
+    """Network between nodes; None is that of the coefficients."""
+    host_speed: float = 1.0
+    """Speed of the hosts' threads over that of the coefficients' hosts."""
+
+    @property
+    def domain(self) -> int:
+        """Number of devices that the fast fabric joins; ranks of different domains meet over the network."""
+        return self.nvlink_domain_size or self.devices_per_node
 
     @property
     def world_size(self) -> int:
@@ -405,9 +415,10 @@ class ClusterSpec:
 
     @property
     def label(self) -> str:
-        """Short text such as `1x4 h200_sxm`, or `1x2 cpu simulating h200_sxm`."""
+        """Short text such as `1x4 h200_sxm`, `1x2 cpu simulating h200_sxm` or `2x8 h100_sxm over roce_400`."""
         simulating = f" simulating {self.simulate_sensors_of}" if self.simulate_sensors_of else ""
-        return f"{self.num_nodes}x{self.devices_per_node} {self.device}{simulating}"
+        over = f" over {self.network.name}" if self.network else ""
+        return f"{self.num_nodes}x{self.devices_per_node} {self.device}{simulating}{over}"
 
 
 _CLUSTER_LABEL: Final = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,5})\s+(\S+)", re.ASCII)

@@ -228,9 +228,8 @@ def metrics(search: SearchOption = None, as_json: JsonOption = False) -> None:
 
 @app.command()
 def catalog(search: SearchOption = None, as_json: JsonOption = False) -> None:
-    """Lists the devices and models search spaces can name, with sources."""
-    known = api.catalog()
-    lists = {"devices": known["devices"], "models": known["models"], "left_out": known["left_out"]}
+    """Lists the devices, networks and models search spaces can name, with sources."""
+    lists = api.catalog()
     everything = [one for rows in lists.values() for one in rows]
     chosen = _having(everything, search, [one["name"] for one in everything])
     if as_json:

@@ -27,7 +27,7 @@ VERBS: Final = {
         "author",
         "Lists every metric: its unit, what it means, which direction is better, and the tables it comes from.",
     ),
-    "catalog": Verb("author", "Lists the devices and models search spaces can name, with sources."),
+    "catalog": Verb("author", "Lists the devices, networks and models search spaces can name, with sources."),
     "frontier": Verb(
         "decide", "Shows what loosening a bound buys: the best measured plan at each value, and what is only predicted."
     ),

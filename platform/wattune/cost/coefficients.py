@@ -1,8 +1,10 @@
 """Numbers that predictions need beside the catalog, with their origin. A fit from measurements replaces defaults."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
+
+from wattune.catalog.networks import DEFAULT_NETWORK, NetworkSpec
 
 Origin = Literal["measured here", "same chip", "published kernels", "datasheet"]
 """Origin of a coefficient, best first. Each is trusted less than the one before, and its interval is wider."""
@@ -156,6 +158,20 @@ class LinkCoefficients:
     measured: tuple[MeasuredCollective, ...] = ()
     """From a sweep of this kind of device; empty where there was none."""
 
+    def over(self, network: NetworkSpec | None) -> "LinkCoefficients":
+        """Returns them for a network that a space names; what a sweep measured over another one says nothing of it."""
+        if network is None:
+            return self
+        found = replace(
+            self,
+            network_bytes_per_s=network.bandwidth_bytes_per_s * network.ports_per_device,
+            network_frac=network.achieved_frac,
+            network_latency_s=network.latency_s,
+        )
+        if found == self:
+            return self
+        return replace(found, measured=tuple(one for one in self.measured if one.num_nodes == 1))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverheadCoefficients:
@@ -164,7 +180,7 @@ class OverheadCoefficients:
     launch_s: float
     """Gap between two kernels on the device."""
     host_op_s: float
-    """Time of the host to issue one operation outside a compiled graph."""
+    """Time of a host of speed 1 to issue one operation outside a compiled graph."""
     straggler_frac: float
     """Wait for the slowest rank over compute time, where all ranks have equal work."""
     origin: Origin
@@ -195,6 +211,10 @@ class StepTimeCoefficients:
         known = not self.seen or family in self.seen
         return self.error_frac if known else max(self.error_frac, self.elsewhere_error_frac)
 
+    def with_host(self, speed: float) -> "StepTimeCoefficients":
+        """Returns them for hosts of another speed: each operation takes as much less time to issue."""
+        return replace(self, overhead=replace(self.overhead, host_op_s=self.overhead.host_op_s / speed))
+
     @property
     def origin(self) -> Origin:
         """The least trusted origin of its parts."""
@@ -213,10 +233,10 @@ PUBLISHED_STEP_TIME: Final = StepTimeCoefficients(
     ),
     link=LinkCoefficients(
         in_step_frac=0.9,
-        network_bytes_per_s=50e9,  # one 400 Gb/s port a device, as DGX H100
-        network_frac=0.8,
+        network_bytes_per_s=DEFAULT_NETWORK.bandwidth_bytes_per_s,
+        network_frac=DEFAULT_NETWORK.achieved_frac,
         latency_s=6e-6,  # NCCL tables of AIConfigurator 095f58a: 5.3 us at 2 devices, 10 us at 8
-        network_latency_s=4e-6,
+        network_latency_s=DEFAULT_NETWORK.latency_s,
         slowdown_frac=0.2,
         origin="published kernels",
     ),

@@ -1,15 +1,24 @@
-"""`cluster` of a search space: the machines, with a device of the catalog or one of the space's own."""
+"""`cluster` of a search space: the machines, with device and network of the catalog or of the space's own."""
 
 from dataclasses import asdict, fields, replace
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Discriminator, PrivateAttr, Tag
+from pydantic import Discriminator, Field, PrivateAttr, Tag
 
 from wattune.catalog.hardware import DEVICES, ClusterSpec, DeviceSpec, device, parse_cluster_label
+from wattune.catalog.networks import (
+    FABRICS,
+    HOST_CLOCKS_GHZ,
+    NETWORK_FIGURES,
+    NETWORKS,
+    NetworkSpec,
+    host_speed,
+    network,
+)
 from wattune.errors import WattuneError
-from wattune.field_types import LARGEST_WORLD, Count, Size
+from wattune.field_types import LARGEST_WORLD, Bounds, Count, Size
 from wattune.search.declared import keys_of
-from wattune.search.fields import Entry, named_by, one_of
+from wattune.search.fields import ALONE, Entry, Short, named_by, one_of
 from wattune.search.model_entry import OWN_NAME, check_own_name
 from wattune.search.problems import Path, refuse
 
@@ -83,30 +92,99 @@ Device = Annotated[
 """A catalog's device by name, or a mapping that describes another."""
 
 
+@keys_of(NetworkSpec, optional=NETWORK_FIGURES)
+class NetworkEntry(Entry):
+    """A network of your own: other adapters, another share of them, what your own test measured."""
+
+    name: Annotated[str, named_by(check_own_name, pattern=f"^{OWN_NAME}$", examples=["lab_fabric"])] | None = None
+    """Its name in results, needed where a figure is given; none of the catalog's."""
+    like: Annotated[str, named_by(network, names=tuple(NETWORKS))] | None = None
+    """Catalog network that it takes every figure from that is not given."""
+
+    def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
+        """Finds problems of keys that are valid one by one."""
+        del context
+        given = self.given()
+        if self.name in NETWORKS:
+            return [
+                (("name",), f"{self.name} is a catalog network; give yours a name of its own, and like: {self.name}")
+            ]
+        if self.like is None and "bandwidth_bytes_per_s" not in given:
+            return [(("bandwidth_bytes_per_s",), "missing; add it, or like: a catalog network")]
+        if given and self.name is None:
+            return [(("name",), f"missing for a network with a {next(iter(given))} of its own; add it")]
+        return []
+
+    def given(self) -> dict[str, Any]:
+        """Returns the figures that are its own."""
+        return {name: value for name in NETWORK_FIGURES if (value := getattr(self, name)) is not None}
+
+    def resolve(self) -> NetworkSpec:
+        """The network it describes."""
+        given = self.given()
+        if self.like is None:
+            return NetworkSpec(name=self.name or "", source="the space", **given)
+        found = network(self.like)
+        return found if self.name is None else replace(found, name=self.name, source=f"{_LIKE}{self.like}", **given)
+
+
+class HostEntry(Entry):
+    """The processors that issue the devices' work. Plans that wait for them depend on their speed."""
+
+    cpu: Annotated[str, one_of(HOST_CLOCKS_GHZ)] | None = None
+    """Processor of the catalog; its speed follows its highest clock."""
+    speed: Annotated[float, Bounds(ge=0.05, le=20)] | None = None
+    """Operations that a thread issues in a time, over those of a DGX H100's: `wattune doctor` measures it."""
+
+    def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
+        """Finds problems of keys that are valid one by one."""
+        del context
+        if self.cpu is None and self.speed is None:
+            return [(("cpu",), "missing; add it, or speed")]
+        return [(("speed",), "a cpu has a speed of its own; drop one of the two")] if self.cpu and self.speed else []
+
+    def resolve(self) -> float:
+        """The speed."""
+        return host_speed(self.cpu) if self.cpu is not None else self.speed or 1.0
+
+
 class ClusterEntry(Entry):
     """The machines, as far as planning needs to know them. A text such as `1x4 h200_sxm` says the same in short."""
 
     device: Device
     """Device that every rank drives: a catalog name (`wattune catalog`), or a mapping that describes your own."""
-    num_nodes: Size = 1
-    """Nodes that are used."""
-    devices_per_node: Size
-    """Devices that are used on each node, one by each rank."""
+    num_nodes: Size | None = None
+    """Nodes that are used. None is 1, or as many as `slots` lists."""
+    devices_per_node: Size | None = None
+    """Devices that are used on each node, one by each rank. None is all `slots`."""
+    slots: Annotated[list[Size], Field(min_length=1, examples=[[8, 8]]), *ALONE] | None = None
+    """Devices that each node has: one number, or one for each node as in a host file. None is those that are used."""
     simulate_sensors_of: Device | None = None
     """With `device: cpu`: the device whose sensors are simulated, by name or as a mapping."""
     transformer_engine: bool = False
     """True where the nodes have TransformerEngine."""
+    fabric: Annotated[str, one_of(FABRICS)] | None = None
+    """Fast fabric by its catalog name, in the place of `nvlink_domain_size`."""
     nvlink_domain_size: Count | None = None
     """Devices that the fast fabric joins. None is the devices of one node."""
+    network: Annotated[NetworkEntry, Short(lambda text: {"like": text}, {"enum": list(NETWORKS)})] | None = None
+    """Network between nodes: a catalog name, or a mapping. None is `ndr`, or what a sweep here measured."""
+    rails: Size | None = None
+    """Ports of that network on each node, shared by its `slots`. None is as the network has it."""
+    host: HostEntry | None = None
+    """Processors of the nodes. None is as fast as those that were measured."""
 
     _spec: ClusterSpec = PrivateAttr()
 
     def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
         """Finds problems of keys that are valid one by one."""
         del context
-        found: list[tuple[Path, str]] = []
-        if self.num_nodes * self.devices_per_node > LARGEST_WORLD:
-            text = f"{self.num_nodes:,} x {self.devices_per_node:,} ranks, allowed: {LARGEST_WORLD:,}; use fewer nodes"
+        slots = self.slots or []
+        num_nodes = self.num_nodes or max(len(slots), 1)
+        on_node = self.devices_per_node or (slots[0] if slots else 1)
+        found = [*self._uneven(slots, num_nodes, on_node), *self._fabric_problems(on_node)]
+        if num_nodes * on_node > LARGEST_WORLD:
+            text = f"{num_nodes:,} x {on_node:,} ranks, allowed: {LARGEST_WORLD:,}; use fewer nodes"
             found.append((("num_nodes",), text))
         named: dict[str, Any] = {}
         own: DeviceSpec | None = None
@@ -122,9 +200,76 @@ class ClusterEntry(Entry):
                 else f"got cpu, which has no sensors of its own; use one of: {', '.join(_REAL)}, or leave it out"
             )
             found.append((("simulate_sensors_of",), text))
-        rest: dict[str, Any] = self.model_dump(exclude={"device", "simulate_sensors_of"})
-        self._spec = ClusterSpec(**named, **rest, own_device=own)
+        between, problems = self._network(slots[0] if slots else on_node)
+        self._spec = ClusterSpec(
+            **named,
+            num_nodes=num_nodes,
+            devices_per_node=on_node,
+            transformer_engine=self.transformer_engine,
+            nvlink_domain_size=self.nvlink_domain_size or (FABRICS[self.fabric][0] if self.fabric else None),
+            own_device=own,
+            network=between,
+            host_speed=self.host.resolve() if self.host else 1.0,
+        )
+        return found + problems
+
+    def _uneven(self, slots: list[int], num_nodes: int, on_node: int) -> list[tuple[Path, str]]:
+        """Finds nodes that differ, and counts that contradict each other."""
+        if not slots:
+            return [] if self.devices_per_node else [(("devices_per_node",), "missing; add it, or slots")]
+        found: list[tuple[Path, str]] = []
+        if len(set(slots)) > 1:
+            text = (
+                f"nodes of {' and '.join(str(one) for one in sorted(set(slots), reverse=True))} devices: groups of "
+                "ranks span all nodes alike, and each step waits for the smallest; list nodes of one size, or write a "
+                "cluster for each size"
+            )
+            found.append((("slots",), text))
+        if len(slots) > 1 and len(slots) != num_nodes:
+            found.append((("slots",), f"lists {len(slots)} nodes, and num_nodes is {num_nodes}; drop one of the two"))
+        if on_node > min(slots):
+            text = f"got {on_node}, and a node has {min(slots)} slots; use at most {min(slots)}"
+            found.append((("devices_per_node",), text))
         return found
+
+    def _fabric_problems(self, on_node: int) -> list[tuple[Path, str]]:
+        """Finds a fast fabric that the devices do not have, or that their nodes do not fill."""
+        found: list[tuple[Path, str]] = []
+        domain = self.nvlink_domain_size
+        if self.fabric is not None:
+            joined, vendor, _ = FABRICS[self.fabric]
+            if domain not in (None, joined):
+                found.append(
+                    (("nvlink_domain_size",), f"got {domain}, and fabric {self.fabric} joins {joined}; drop one")
+                )
+            real = self.simulate_sensors_of or self.device
+            of = real.resolve() if isinstance(real, DeviceEntry) else device(real)
+            if of.vendor != vendor or of.is_linked_by_pcie:
+                links = "PCIe" if of.is_linked_by_pcie else f"a vendor of {of.vendor}"
+                allowed = [name for name, one in FABRICS.items() if one[1] == of.vendor and not of.is_linked_by_pcie]
+                text = f"{self.fabric} is of {vendor}, and {of.name} has {links}; "
+                found.append((("fabric",), text + (f"use one of: {', '.join(allowed)}" if allowed else "leave it out")))
+            domain = joined
+        if domain is not None and domain % on_node and on_node % domain:
+            text = f"{domain} devices of one fabric are no whole nodes of {on_node}; use a multiple or a divisor of it"
+            found.append((("fabric" if self.fabric else "nvlink_domain_size",), text))
+        return found
+
+    def _network(self, slots: int) -> tuple[NetworkSpec | None, list[tuple[Path, str]]]:
+        """Returns the network with the ports of a node, and what contradicts it."""
+        if self.network is None:
+            missing = f"{self.rails} ports of an unknown network; add network: a catalog name, or leave it out"
+            return None, [(("rails",), missing)] if self.rails else []
+        found = self.network.resolve()
+        if self.rails is None:
+            return found, []
+        share = self.rails / slots
+        if share == found.ports_per_device:
+            return found, []
+        if "ports_per_device" in self.network.given():
+            text = f"got {self.rails} for {slots} slots, and network.ports_per_device is {found.ports_per_device}"
+            return found, [(("rails",), f"{text}; drop one of the two")]
+        return replace(found, name=f"{found.name}_{self.rails}_rails", ports_per_device=share), []
 
     def resolve(self) -> ClusterSpec:
         """The cluster it describes."""
@@ -142,6 +287,13 @@ def plain_cluster(cluster: ClusterSpec) -> dict[str, Any]:
             lists["like"] = origin.removeprefix(_LIKE)
         key = "device" if cluster.device == own["name"] else "simulate_sensors_of"
         written[key] = lists
+    speed, between = written.pop("host_speed"), cluster.network
+    if speed != 1:
+        written["host"] = {"speed": speed}
+    if between is not None and between == NETWORKS.get(between.name):
+        written["network"] = between.name
+    elif between is not None:
+        del written["network"]["source"]
     return written
 
 

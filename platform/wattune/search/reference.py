@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from wattune.catalog.hardware import DEVICES
 from wattune.catalog.models import MODELS
+from wattune.catalog.networks import NETWORKS
 from wattune.search.fields import JsonSchema
 from wattune.search.grammar import SpaceFile
 from wattune.units import unit_of
@@ -24,6 +25,8 @@ SECTIONS: Final = {
     "ModelEntry": "model",
     "ClusterEntry": "cluster",
     "DeviceEntry": "cluster.device",
+    "NetworkEntry": "cluster.network",
+    "HostEntry": "cluster.host",
     "WorkloadEntry": "workload",
     "TokensEntry": "workload.tokens",
     "LoraEntry": "workload.lora",
@@ -204,7 +207,11 @@ def _first_example(spec: JsonSchema, schema: JsonSchema) -> Any:
     return None
 
 
-_EXAMPLES: Final = {"ModelEntry": MODELS["mixtral_8x7b"], "DeviceEntry": DEVICES["h200_sxm"]}
+_EXAMPLES: Final = {
+    "ModelEntry": MODELS["mixtral_8x7b"],
+    "DeviceEntry": DEVICES["h200_sxm"],
+    "NetworkEntry": NETWORKS["hdr"],
+}
 """Catalog entries whose figures are the examples of a section."""
 
 

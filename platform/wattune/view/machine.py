@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from wattune.catalog.hardware import DEVICES, DeviceSpec
 from wattune.catalog.models import MODELS, NOT_REPRESENTED
+from wattune.catalog.networks import FABRICS, HOST_CLOCKS_GHZ, NETWORKS
 from wattune.cost.sweep import COLLECTIVES
 from wattune.metrics import METRICS
 from wattune.view.table import COUNT, FIGURE, SIMULATED, Cell, Column, Note, Table, View, columns_of, worded
@@ -52,8 +53,8 @@ def findings_table(findings: Sequence[Any]) -> Table:
 
 
 def catalog_view(names: Collection[str] | None = None) -> View:
-    """Lays out devices and models with their sources: all, or those of some names; and models that are left out."""
-    chosen = {*DEVICES, *MODELS} if names is None else names
+    """Lays out devices, networks and models with their sources: all, or of some names; and models that are left out."""
+    chosen = {*DEVICES, *NETWORKS, *FABRICS, *HOST_CLOCKS_GHZ, *MODELS} if names is None else names
     figures = {
         "bf16 peak": "peak_bf16_flop_per_s",
         "fp8 peak": "peak_fp8_flop_per_s",
@@ -87,9 +88,25 @@ def catalog_view(names: Collection[str] | None = None) -> View:
         ),
         source,
     ]
+    networks = [
+        Column("name", lambda one: one.name),
+        Column("bandwidth", lambda one: one.bandwidth_bytes_per_s, "bandwidth_bytes_per_s"),
+        Column("ports a device", lambda one: f"{one.ports_per_device:g}", FIGURE),
+        Column("latency", lambda one: f"{1e6 * one.latency_s:g} us", FIGURE),
+        source,
+    ]
+    fabrics = [
+        Column("name", lambda one: one[0]),
+        Column("devices", lambda one: one[1][0], COUNT),
+        Column("source", lambda one: one[1][2], place="prose"),
+    ]
+    hosts = [Column("name", lambda one: one[0]), Column("clock", lambda one: f"{one[1]:g} GHz", FIGURE)]
     left_out = [name for name in NOT_REPRESENTED if names is None or name in chosen]
     return [
         Table("Devices", devices, [one for one in DEVICES.values() if one.name in chosen]),
+        Table("Networks between nodes", networks, [one for one in NETWORKS.values() if one.name in chosen]),
+        Table("Fabrics", fabrics, [one for one in FABRICS.items() if one[0] in chosen]),
+        Table("Processors of hosts", hosts, [one for one in HOST_CLOCKS_GHZ.items() if one[0] in chosen]),
         Table("Models", models, [one for one in MODELS.values() if one.name in chosen]),
         *(Note(f"left out: {name}: {NOT_REPRESENTED[name]}") for name in left_out),
     ]

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from wattune.catalog.hardware import DEVICES, ClusterSpec, DeviceSpec
+from wattune.catalog.networks import NETWORKS
 from wattune.errors import SpaceError
 from wattune.orchestrate.cluster import DEVICE_LABEL, Cluster, Node
 from wattune.search.prune import prune
@@ -183,3 +184,155 @@ def test_a_stored_device_holds_what_a_device_can() -> None:
             TrialSpec.from_json(damaged)
     assert DeviceSpec.from_json(spec["cluster"]["own_device"]).name == "h200_500w"
     assert ClusterSpec(device="cpu", devices_per_node=1).own_device is None
+
+
+OURS = {"name": "ours", "like": "hdr"}
+H100 = {"device": "h100_sxm", "devices_per_node": 8, "num_nodes": 2}
+
+
+def test_a_network_is_a_name_or_what_is_given_over_one() -> None:
+    named = study({**H100, "network": "roce_400"}).clusters[0]
+    assert named.network is NETWORKS["roce_400"] and named.label == "2x8 h100_sxm over roce_400"
+    slow = {"name": "ours", "like": "roce_400", "latency_s": 9e-6}
+    own = study({**H100, "network": slow}).clusters[0].network
+    assert own == replace(NETWORKS["roce_400"], name="ours", latency_s=9e-6)
+    assert study(H100).clusters[0].network is None
+
+
+@pytest.mark.parametrize(
+    ("cluster", "share"),
+    [
+        ({"network": "hdr"}, 1),
+        ({"network": "hdr", "rails": 4}, 0.5),
+        ({"network": "efa_p5"}, 4),
+        ({"network": "slingshot_11", "rails": 4, "slots": 8, "devices_per_node": 4}, 0.5),
+        ({"network": "slingshot_11", "rails": 4, "slots": 4, "devices_per_node": 4}, 1),
+    ],
+    ids=str,
+)
+def test_the_slots_of_a_node_share_its_rails(cluster: Any, share: float) -> None:
+    found = study({**H100, **cluster}).clusters[0].network
+    assert found is not None and found.ports_per_device == share
+
+
+@pytest.mark.parametrize(
+    ("cluster", "shape"),
+    [
+        ({"slots": 6, "num_nodes": 3}, (3, 6)),
+        ({"slots": [4, 4]}, (2, 4)),
+        ({"slots": [8, 8, 8], "devices_per_node": 6}, (3, 6)),
+        ({"devices_per_node": 5}, (1, 5)),
+    ],
+    ids=str,
+)
+def test_nodes_have_any_number_of_devices(cluster: Any, shape: tuple[int, int]) -> None:
+    found = study({"device": "h100_sxm", **cluster}).clusters[0]
+    assert (found.num_nodes, found.devices_per_node) == shape
+
+
+def test_a_fabric_joins_nodes() -> None:
+    rack = study({"device": "gb200", "slots": 4, "num_nodes": 18, "fabric": "nvlink_72"}).clusters[0]
+    assert rack.domain == rack.world_size == 72
+    assert study(H100).clusters[0].domain == 8
+
+
+@pytest.mark.parametrize(("host", "speed"), [({"cpu": "epyc_7742"}, 3.4 / 3.8), ({"speed": 0.8}, 0.8)], ids=str)
+def test_a_host_is_a_processor_or_a_speed(host: Any, speed: float) -> None:
+    assert study({**H100, "host": host}).clusters[0].host_speed == pytest.approx(speed)
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        {"network": "hdr"},
+        {"network": "hdr", "rails": 4},
+        {"network": {"name": "ours", "bandwidth_bytes_per_s": 12.5e9}, "host": {"cpu": "grace"}},
+        {"slots": [8, 8], "fabric": "nvlink_8"},
+    ],
+    ids=str,
+)
+def test_networks_and_hosts_survive_their_files(cluster: Any) -> None:
+    once = study({**H100, **cluster})
+    again = parse_space(yaml.safe_load(yaml.safe_dump(dict(once.document))))
+    assert again.document == once.document and again.clusters == once.clusters
+    spec = first(once)
+    stored = TrialSpec.from_json(json.loads(json.dumps(spec.to_json())))
+    assert stored == spec and stored.trial_id == spec.trial_id
+    assert stored.trial_id != first(study(H100)).trial_id
+
+
+def test_every_mistake_of_a_cluster_is_told_at_once() -> None:
+    wrong = {
+        **H100,
+        "slots": [8, 8, 4],
+        "devices_per_node": 8,
+        "fabric": "xgmi_8",
+        "nvlink_domain_size": 72,
+        "network": {"name": "ndr", "latency_s": -1},
+        "rails": 0,
+        "host": {"cpu": "epyc_7742", "speed": 2},
+    }
+    with pytest.raises(SpaceError) as caught:
+        study(wrong)
+    text = str(caught.value)
+    for words in (
+        "cluster.slots: nodes of 8 and 4 devices: groups of ranks span all nodes alike",
+        "cluster.slots: lists 3 nodes, and num_nodes is 2; drop one of the two",
+        "cluster.devices_per_node: got 8, and a node has 4 slots; use at most 4",
+        "cluster.fabric: xgmi_8 is of amd, and h100_sxm has a vendor of nvidia; use one of: nvlink_8",
+        "cluster.nvlink_domain_size: got 72, and fabric xgmi_8 joins 8; drop one",
+        "cluster.network.name: ndr is a catalog network",
+        "cluster.network.latency_s: got -1, allowed: more than 0",
+        "cluster.rails: got 0, allowed: at least 1",
+        "cluster.host.speed: a cpu has a speed of its own",
+    ):
+        assert words in text, text
+
+
+@pytest.mark.parametrize(
+    ("cluster", "words"),
+    [
+        ({"network": "infiniband"}, 'cluster.network: unknown network "infiniband"; '),
+        ({"network": {"latency_s": 1e-6}}, "cluster.network.bandwidth_bytes_per_s: missing; add it, or like"),
+        (
+            {"network": {"like": "hdr", "latency_s": 1e-6}},
+            "cluster.network.name: missing for a network with a",
+        ),
+        (
+            {"network": OURS | {"achieved_frac": 1.1}},
+            "achieved_frac: got 1.1, allowed: at most 1",
+        ),
+        (
+            {"network": OURS | {"bandwidth_bytes_per_s": "fast"}},
+            'got the text "fast", allowed: a number',
+        ),
+        ({"rails": 4}, "cluster.rails: 4 ports of an unknown network; add network"),
+        (
+            {"network": OURS | {"ports_per_device": 1.0}, "rails": 4},
+            "cluster.rails: got 4 for 8 slots, and network.ports_per_device is 1.0; drop one of the two",
+        ),
+        ({"nvlink_domain_size": 12}, "cluster.nvlink_domain_size: 12 devices of one fabric are no whole nodes of 8"),
+        (
+            {"device": "h100_pcie", "fabric": "nvlink_8"},
+            "fabric: nvlink_8 is of nvidia, and h100_pcie has PCIe",
+        ),
+        ({"devices_per_node": None}, "cluster.devices_per_node: missing; add it, or slots"),
+        ({"host": {}}, "cluster.host.cpu: missing; add it, or speed"),
+        ({"host": {"cpu": "z80"}}, 'cluster.host.cpu: unknown value "z80"'),
+    ],
+    ids=str,
+)
+def test_a_network_that_cannot_be_is_one_line(cluster: Any, words: str) -> None:
+    with pytest.raises(SpaceError) as caught:
+        study({**H100, **cluster})
+    lines = str(caught.value).split("\n")[1:]
+    assert any(words in line for line in lines), lines
+
+
+def test_a_stored_network_holds_what_a_network_can() -> None:
+    spec = first(study({**H100, "network": "hdr"})).to_json()
+    for key, value in (("latency_s", 0), ("bandwidth_bytes_per_s", "fast"), ("achieved_frac", float("nan"))):
+        damaged = json.loads(json.dumps(spec))
+        damaged["cluster"]["network"][key] = value
+        with pytest.raises((TypeError, ValueError), match=f"network.{key}"):
+            TrialSpec.from_json(damaged)

@@ -75,13 +75,13 @@ class Links:
 
     @classmethod
     def of(cls, cluster: ClusterSpec, coefficients: LinkCoefficients) -> "Links":
-        """Reads a cluster's fabric; the device's link bandwidth must be known."""
+        """Reads a cluster's fabric and network; the device's link bandwidth must be known."""
         bandwidth = cluster.sensed_device.link_bandwidth_bytes_per_s
         assert bandwidth is not None, "checked by the caller"
         return cls(
-            coefficients=coefficients,
+            coefficients=coefficients.over(cluster.network),
             bandwidth_bytes_per_s=bandwidth,
-            domain=cluster.nvlink_domain_size or cluster.devices_per_node,
+            domain=cluster.domain,
         )
 
     def group(self, size: Floats, stride: Floats) -> RankGroups:

@@ -111,7 +111,8 @@ class _Model:
         limit_w: float,
         vocabulary: Ints,
     ) -> None:
-        self.batch, self.coefficients, self.power, self.limit_w = batch, coefficients, power, limit_w
+        self.batch, self.power, self.limit_w = batch, power, limit_w
+        self.coefficients = coefficients = coefficients.with_host(batch.cluster.host_speed)
         self.facts: EngineFacts = FACTS[batch.engine]
         self.machine = Machine.of(batch.device, batch.dtype, coefficients)
         self.links = Links.of(batch.cluster, coefficients.link)

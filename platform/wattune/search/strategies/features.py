@@ -77,6 +77,8 @@ def categories_of(spec: TrialSpec) -> dict[str, str]:
         "sensors": str(spec.cluster.simulate_sensors_of),
         "transformer_engine": str(spec.cluster.transformer_engine),
         "nvlink_domain": str(spec.cluster.nvlink_domain_size),
+        "network": str(spec.cluster.network),
+        "host_speed": str(spec.cluster.host_speed),
         "mode": workload.mode,
         "routing": str(workload.routing),
         **{f"{_FLAG}{name}": str(value) for name, value in spec.flags if type(value) not in (int, float)},

@@ -1,0 +1,164 @@
+"""Networks between nodes, fabrics inside them, and processors of hosts: what a cluster is made of beside devices."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
+
+from wattune.errors import PlanError, closest
+from wattune.field_types import Bounds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSpec:
+    """One kind of network between nodes."""
+
+    name: str
+    """Catalog name, as search spaces write it."""
+    bandwidth_bytes_per_s: Annotated[float, Bounds(gt=0, le=1e13)]
+    """Of one port, one direction: 400 Gb/s are 50e9."""
+    ports_per_device: Annotated[float, Bounds(gt=0, le=64)] = 1.0
+    """Ports of a node over its devices: 0.5 where two devices share one."""
+    achieved_frac: Annotated[float, Bounds(gt=0, le=1)] = 0.8
+    """Achieved by large messages over that bandwidth."""
+    latency_s: Annotated[float, Bounds(gt=0, le=1)] = 4e-6
+    """Added by each further node of a ring."""
+    source: str = field(default="", compare=False)
+    """Origin of the numbers. Networks with equal numbers are equal."""
+
+    def __post_init__(self) -> None:
+        """Refuses figures that no network has, from files too.
+
+        Raises:
+            TypeError, ValueError: A figure is no number, or not above 0.
+        """
+        for name in NETWORK_FIGURES:
+            value: Any = getattr(self, name)
+            if type(value) not in (int, float):
+                raise TypeError(f"network.{name}: got {str(value)[:60]}, allowed: a number")
+            if not 0 < value < math.inf:
+                raise ValueError(f"network.{name}: got {value}, allowed: a finite number above 0")
+
+
+NETWORK_FIGURES: Final = ("bandwidth_bytes_per_s", "ports_per_device", "achieved_frac", "latency_s")
+"""Figures of a network."""
+
+_ASSUMED: Final = "; 0.8 of a port and 4 us a node assumed"
+"""NCCL has latencies of 2.7, 4 and 14 us of a network, by protocol (`tuning.cc`)."""
+
+NETWORKS: Final[dict[str, NetworkSpec]] = {
+    one.name: one
+    for one in (
+        NetworkSpec(
+            name="xdr",
+            bandwidth_bytes_per_s=100e9,
+            source=f"NVIDIA Quantum-X800 InfiniBand, 800 Gb/s a port; one a GPU as DGX GB300{_ASSUMED}; not measured",
+        ),
+        NetworkSpec(
+            name="ndr",
+            bandwidth_bytes_per_s=50e9,
+            source=f"NVIDIA Quantum-2 InfiniBand, 400 Gb/s a port; eight ports for eight GPUs as DGX H100{_ASSUMED}; "
+            "not measured",
+        ),
+        NetworkSpec(
+            name="hdr",
+            bandwidth_bytes_per_s=25e9,
+            source=f"NVIDIA Quantum InfiniBand, 200 Gb/s a port; eight ports for eight GPUs as DGX A100{_ASSUMED}; not "
+            "measured",
+        ),
+        NetworkSpec(
+            name="roce_400",
+            bandwidth_bytes_per_s=50e9,
+            source="RDMA over Ethernet of 400 Gb/s, one port a GPU, as 24,576 H100 of Gangidi et al. 2024 (SIGCOMM, "
+            f"RDMA over Ethernet for distributed AI training at Meta scale){_ASSUMED}; not measured",
+        ),
+        NetworkSpec(
+            name="roce_200",
+            bandwidth_bytes_per_s=25e9,
+            source=f"RDMA over Ethernet of 200 Gb/s, one port a GPU{_ASSUMED}; not measured",
+        ),
+        NetworkSpec(
+            name="roce_100",
+            bandwidth_bytes_per_s=12.5e9,
+            source=f"RDMA over Ethernet of 100 Gb/s, one port a GPU{_ASSUMED}; not measured",
+        ),
+        NetworkSpec(
+            name="efa_p5",
+            bandwidth_bytes_per_s=12.5e9,
+            ports_per_device=4,
+            latency_s=16e-6,
+            source="AWS Elastic Fabric Adapter, 3,200 Gb/s of p5.48xlarge: 32 of 100 Gb/s for eight H100; 0.8 of a "
+            "port and 16 us a node assumed; not measured",
+        ),
+        NetworkSpec(
+            name="efa_p4d",
+            bandwidth_bytes_per_s=12.5e9,
+            ports_per_device=0.5,
+            latency_s=16e-6,
+            source="AWS Elastic Fabric Adapter, 400 Gb/s of p4d.24xlarge: four of 100 Gb/s for eight A100; 0.8 of a "
+            "port and 16 us a node assumed; not measured",
+        ),
+        NetworkSpec(
+            name="slingshot_11",
+            bandwidth_bytes_per_s=25e9,
+            ports_per_device=0.5,
+            source="HPE Slingshot 11, 200 Gb/s a port; four ports for eight GCDs as Frontier (OLCF user guide). "
+            f"Perlmutter has four for four GPUs: `rails: 4`{_ASSUMED}; not measured",
+        ),
+    )
+}
+"""Every network by name."""
+
+DEFAULT_NETWORK: Final = NETWORKS["ndr"]
+"""The network of a cluster that names none."""
+
+FABRICS: Final[dict[str, tuple[int, str, str]]] = {
+    "nvlink_8": (8, "nvidia", "NVSwitch of an HGX or DGX board: A100, H100, H200 or B200 (datasheets)"),
+    "nvlink_32": (32, "nvidia", "NVLink switches over nodes, GH200 NVL32 (NVIDIA and AWS, November 2023)"),
+    "nvlink_72": (72, "nvidia", "NVLink switches of a rack, GB200 NVL72 datasheet: 18 trays of four GPUs"),
+    "xgmi_8": (8, "amd", "Infinity Fabric of a node: eight MI300X, or the eight GCDs of four MI250 (datasheets)"),
+}
+"""Devices that each fabric joins, their vendor, and the source. The bandwidth of a link is the device's."""
+
+HOST_CLOCKS_GHZ: Final[dict[str, float]] = {
+    "xeon_8480c": 3.8,
+    "xeon_8462y": 4.1,
+    "xeon_8570": 4.0,
+    "xeon_8358": 3.4,
+    "epyc_7742": 3.4,
+    "epyc_7763": 3.5,
+    "epyc_7a53": 3.5,
+    "epyc_9654": 3.7,
+    "epyc_9575f": 5.0,
+    "grace": 3.4,
+}
+"""Highest clock of one core, by processor (datasheets of Intel, AMD and NVIDIA)."""
+
+REFERENCE_HOST: Final = "xeon_8480c"
+"""Host that the coefficients' time of an operation stands for: that of a DGX H100."""
+
+
+def network(name: str) -> NetworkSpec:
+    """Returns the network of that name.
+
+    Raises:
+        PlanError: The catalog has no such network.
+    """
+    try:
+        return NETWORKS[name]
+    except KeyError:
+        raise PlanError(f'unknown network "{name}"; {closest(name, NETWORKS)}') from None
+
+
+def host_speed(cpu: str) -> float:
+    """Returns how fast a host issues operations, 1 for `REFERENCE_HOST`.
+
+    One thread issues them, so its highest clock counts; that a clock does equal work on all is an assumption. A speed
+    that `wattune doctor` measured is better.
+
+    Raises:
+        PlanError: The catalog has no such processor.
+    """
+    try:
+        return HOST_CLOCKS_GHZ[cpu] / HOST_CLOCKS_GHZ[REFERENCE_HOST]
+    except KeyError:
+        raise PlanError(f'unknown processor "{cpu}"; {closest(cpu, HOST_CLOCKS_GHZ)}') from None
