@@ -454,7 +454,7 @@ def parse_condition(text: str, fields: Mapping[str, Field]) -> Constraint | Cond
     return Condition(field=name, operator=sign, value=value)
 
 
-def field_of(values: Iterable[int | float | str | bool]) -> Field:
+def field_of(values: Iterable[object]) -> Field:
     """Returns the field that a flag is in conditions, by its values: a count, a number, or a name."""
     listed = list(values)
     kinds = {type(value) for value in listed}

@@ -9,14 +9,15 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from wattune.errors import SpaceError, closest
 from wattune.plans.axes import AXES, Plan
 from wattune.plans.engines import Configuration, runs_program
 from wattune.plans.parallel import num_micro_batches
 
-FlagValue = int | float | str | bool
+FlagValue = int | float | str | bool | tuple[str, ...]
+"""A value of a flag: a tuple is several arguments, where its fill-in stands alone."""
 
 RUN_TIME: Final = ("node_rank", "rendezvous", "output_dir", "trial")
 """Fill-ins that only a running trial has: the node's number, `host:port` of node 0 with a port of its own, a folder
@@ -43,10 +44,57 @@ FLAG_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
 """Pattern of a flag's name."""
 
 
+_QUOTED: Final = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\$`])*\"|\\.|\{\{|\}\}|\{\w[^{}]*\}", re.DOTALL)
+"""Text that a shell takes as it is, and fill-ins."""
+_SHELL: Final = re.compile(r"\$[\w({]|`|&&|\|\||[0-9&]?>>?(?:&[0-9])?|<<?|[|;&]|(?:^|(?<=\s))~(?=/)|\n(?=\s*\S)")
+_ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+_OF_SHELLS: Final = (
+    "cd",
+    "export",
+    "source",
+    ".",
+    "set",
+    "unset",
+    "ulimit",
+    "eval",
+    "exec",
+    "alias",
+    "module",
+    "if",
+    "for",
+)
+"""Words that a shell obeys itself, and no program has."""
+
+
+def shell_problem(command: str | Sequence[str]) -> str | None:
+    """Says which part of a command only a shell would obey, and how it is written instead; None where there is none.
+
+    A text is looked through outside of its quotes. Of a list, whose arguments are meant as they are, the first alone.
+    """
+    text = command if isinstance(command, str) else ""
+    first = next(iter(command.split() if isinstance(command, str) else command), "")
+    if _ASSIGNMENT.match(first):
+        name, value = first.split("=", 1)
+        return (
+            f'begins with "{first[:60]}", which sets a variable in a shell, and no shell sees it; write env: '
+            f"{{{name}: {value[:60] or '...'}}}, or env {first[:60]} before the program"
+        )
+    found = _SHELL.search(_QUOTED.sub(" _ ", text.replace("\\\n", " ").strip()))
+    part = first if first in _OF_SHELLS else found[0].replace("\n", "a second line") if found else None
+    if part is None:
+        return None
+    return (
+        f'has "{part}", which a shell would obey, and no shell sees it; write [bash, -c, TEXT] for a shell, '
+        "env: {NAME: VALUE} for a variable, or a list of arguments where it is meant as it stands"
+    )
+
+
 def text_of(value: Any) -> str:
-    """Writes a value as an argument: `true` and `false` as YAML has them, lists joined by commas."""
+    """Writes a value as an argument: `true` and `false` as YAML has them, numbers of a list joined by commas."""
     if isinstance(value, bool):
         return str(value).lower()
+    if is_arguments(value):
+        return shlex.join(value)
     if isinstance(value, tuple | list):
         return ",".join(map(text_of, value))
     return str(value)
@@ -92,12 +140,32 @@ def filled(template: str, values: Mapping[str, Any]) -> str:
 
 
 def filled_arguments(templates: Sequence[str], values: Mapping[str, Any]) -> list[str]:
-    """Fills the arguments of a command, each by itself; a choice that comes out empty is no argument."""
-    both = ((template, filled(template, values)) for template in templates)
-    return [text for template, text in both if text or not _is_choice(template)]
+    """Fills the arguments of a command, each by itself; a choice that comes out empty is no argument.
+
+    A fill-in that stands alone is as many arguments as its value has.
+    """
+    arguments: list[str] = []
+    for template in templates:
+        value = values.get(alone_in(template) or "")
+        if is_arguments(value):
+            arguments += value
+        elif (text := filled(template, values)) or not is_choice(template):
+            arguments.append(text)
+    return arguments
 
 
-def _is_choice(template: str) -> bool:
+def is_arguments(value: Any) -> TypeGuard[tuple[str, ...]]:
+    """Tells whether a value is several arguments, or none: a tuple of texts."""
+    return isinstance(value, tuple) and all(isinstance(one, str) for one in value)
+
+
+def alone_in(template: str) -> str | None:
+    """Returns the name of a fill-in that is a whole argument; None where there is more in it."""
+    found = _PART.fullmatch(template)
+    return found["name"] if found is not None and found["if"] is None else None
+
+
+def is_choice(template: str) -> bool:
     """Tells whether a template is one or more choices and nothing else."""
     return "?" in template and not _PART.sub(lambda found: "" if found["if"] else found[0], template)
 
@@ -106,15 +174,17 @@ def split_command(command: str | Sequence[str]) -> tuple[str, ...]:
     """Returns a command's arguments: a text is split once, as a shell would, before anything is filled in.
 
     Raises:
-        SpaceError: Quotes are not closed, or there is no program.
+        SpaceError: Quotes are not closed, there is no program, or a shell would have to obey a part.
     """
     try:
         # A backslash stays before braces; blanks inside of a choice need quotes, as anywhere.
-        arguments = shlex.split(command) if isinstance(command, str) else list(command)
+        arguments = shlex.split(command.replace("\\\n", " ")) if isinstance(command, str) else list(command)
     except ValueError as error:
         raise SpaceError(f"cannot be split into arguments ({error}); close the quote, or write a list") from None
     if not arguments or not arguments[0]:
         raise SpaceError("names no program; write it first, such as torchrun or python")
+    if problem := shell_problem(command):
+        raise SpaceError(problem)
     return tuple(arguments)
 
 
@@ -152,15 +222,17 @@ class Program:
             TypeError, ValueError: It is none.
         """
         given = dict(data)
-        for name in ("environment", "flags"):
-            given[name] = tuple((str(key), value) for key, value in given.get(name, ()))
+        given["environment"] = tuple((str(key), value) for key, value in given.get("environment", ()))
+        pairs = given.get("flags", ())
+        given["flags"] = tuple((str(key), tuple(value) if isinstance(value, list) else value) for key, value in pairs)
         given["command"] = tuple(given.get("command", ()))
         program = cls(**given)
-        texts = (*program.command, *(text for _, text in program.environment), program.steps)
+        several = [text for _, value in program.flags if isinstance(value, tuple) for text in value]
+        texts = (*program.command, *(text for _, text in program.environment), program.steps, *several)
         if not all(type(text) is str for text in texts):
             raise TypeError("program: commands, variables and steps are texts")
-        if not all(type(value) in (int, float, str, bool) for _, value in program.flags):
-            raise TypeError("program.flags: got a value that is no number, text or boolean")
+        if not all(type(value) in (int, float, str, bool, tuple) for _, value in program.flags):
+            raise TypeError("program.flags: got a value that is no number, text, boolean or list of texts")
         return program
 
 

@@ -79,7 +79,7 @@ def value_of(spec: TrialSpec, field: str) -> int | float | str | None:
         return _OTHERS[field][1](spec)
     if field not in FIELDS:
         flag = dict(spec.flags).get(field)
-        return text_of(flag) if isinstance(flag, bool) else flag
+        return text_of(flag) if isinstance(flag, bool | tuple) else flag
     value: int | str = getattr(spec.plan, field)
     return value
 

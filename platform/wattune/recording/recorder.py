@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, Self
 
 from wattune.errors import PlanError
 from wattune.masking import masked_arguments
+from wattune.plans.program import shell_problem
 from wattune.recording.recording import measured_run, sampled
 from wattune.recording.sensors import HOST, default_backends, split_simulated
 from wattune.recording.signals import SignalRelay
@@ -102,7 +103,9 @@ def record(
     if not command and seconds is None:
         raise PlanError("nothing to record: got neither a command nor seconds; give one, as in `record -- COMMAND`")
     if command and shutil.which(command[0]) is None:
-        raise PlanError(f"{command[0]} cannot be executed; check the name, or give its path")
+        words = command[0] if len(command) == 1 else command
+        why = shell_problem(words) or "check the name, or give its path"
+        raise PlanError(f"{command[0]} cannot be executed; {why}")
     parse_window(window)
     backends = list(backends) or default_backends()
     read, simulated = split_simulated(backends)

@@ -22,6 +22,9 @@ from wattune.plans.program import (
     PLACED,
     RUN_TIME,
     FlagValue,
+    alone_in,
+    is_arguments,
+    names_in,
     shown_names,
     split_command,
     template_problem,
@@ -62,63 +65,22 @@ _NAMES: Final = ("engine", "device", "mode")
 
 
 class SpaceLike(Protocol):
-    """The parts of a space that its command is checked against."""
+    """The parts of a space that its command is checked against; None where the file has no such key."""
 
-    @property
-    def format(self) -> int | None:
-        """Format of a stored study; None in a space written by hand."""
-
-    @property
-    def engine(self) -> list[str]:
-        """Engines of the space."""
-
-    @property
-    def command(self) -> Any:
-        """The command: a text, or a list of arguments; None without one."""
-
-    @property
-    def env(self) -> dict[str, Any]:
-        """Variables and their templates."""
-
-    @property
-    def flags(self) -> dict[str, Any]:
-        """Values by flag."""
-
-    @property
-    def requires(self) -> list[str]:
-        """Texts of requirements."""
-
-    @property
-    def steps(self) -> Any:
-        """Source of steps; None where the file has none."""
-
-    @property
-    def space(self) -> dict[str, Any] | None:
-        """Values by axis; None where the file has none."""
-
-    @property
-    def model(self) -> Any:
-        """Entries of models; None without any."""
-
-    @property
-    def workload(self) -> Any:
-        """The entry of the workload; None without one."""
-
-    @property
-    def cluster(self) -> Any:
-        """Entries of clusters."""
-
-    @property
-    def measure(self) -> Any:
-        """The entry of measuring."""
-
-    @property
-    def objective(self) -> Objective:
-        """The objective."""
-
-    @property
-    def constraints(self) -> list[Constraint]:
-        """The bounds."""
+    format: int | None
+    engine: list[str]
+    command: Any
+    env: dict[str, Any]
+    flags: dict[str, Any]
+    requires: list[str]
+    steps: Any
+    space: dict[str, Any] | None
+    model: Any
+    workload: Any
+    cluster: Any
+    measure: Any
+    objective: Objective
+    constraints: list[Constraint]
 
 
 def check_command(value: Any) -> Any:
@@ -155,7 +117,10 @@ def check_environment(value: dict[str, Any]) -> dict[str, str]:
 
 
 def check_flags(value: dict[str, Any]) -> dict[str, list[FlagValue]]:
-    """Accepts flags with lists of different numbers, texts or booleans; a single value may stand without a list."""
+    """Accepts flags with lists of different values: numbers, texts, booleans, and lists of arguments.
+
+    A single value that is no list may stand without one.
+    """
     found: list[tuple[Path, str]] = []
     for name, written in value.items():
         values = written if isinstance(written, list) else [written]
@@ -182,8 +147,14 @@ def check_flags(value: dict[str, Any]) -> dict[str, list[FlagValue]]:
 
 def _alike(values: list[FlagValue]) -> list[tuple[Path, str]]:
     """Finds values of a flag that an earlier one equals, as text or as number: 1 and 1.0 would be one trial."""
-    kinds = [(isinstance(one, bool), one) for one in values]
+    values = [flag_value(one) for one in values]
+    kinds = [(type(one) in (bool, tuple), one) for one in values]
     return repetitions([text_of(one) for one in values]) or repetitions([str(kinds.index(one)) for one in kinds])
+
+
+def flag_value(written: Any) -> FlagValue:
+    """Returns a value of a flag as a trial holds it: a list of arguments is a tuple of texts."""
+    return tuple(map(text_of, written)) if isinstance(written, list) else written
 
 
 def _flag_problem(value: Any) -> str | None:
@@ -193,7 +164,9 @@ def _flag_problem(value: Any) -> str | None:
         return None
     if isinstance(value, str) and len(value) <= LONGEST_TEXT and value.isprintable():
         return None
-    return got(value, "a number, a text of one line, true or false")
+    if isinstance(value, list) and not any(isinstance(one, bool | list) or _flag_problem(one) for one in value):
+        return None
+    return got(value, "a number, a text of one line, true or false, or a list of arguments")
 
 
 def check_steps(value: Any) -> Any:
@@ -219,11 +192,13 @@ ENVIRONMENT_SCHEMA: Final[JsonSchema] = {
     "examples": [{"NCCL_ALGO": "{nccl_algo}"}],
 }
 _SCALAR: Final = {"type": ["string", "number", "boolean"]}
+_ARGUMENTS: Final = {"type": "array", "items": {"type": ["string", "number"]}}
+_VALUE: Final = {"anyOf": [_SCALAR, _ARGUMENTS]}
 FLAGS_SCHEMA: Final[JsonSchema] = {
     "type": "object",
     "propertyNames": {"pattern": f"^{FLAG_NAME}$"},
-    "additionalProperties": {"anyOf": [{"type": "array", "items": _SCALAR, "minItems": 1}, _SCALAR]},
-    "examples": [{"lr": [0.001, 0.01]}],
+    "additionalProperties": {"anyOf": [{"type": "array", "items": _VALUE, "minItems": 1}, _SCALAR]},
+    "examples": [{"lr": [0.001, 0.01], "plan": [["--tp", "8"], ["--tp", "4", "--pp", "2"]]}],
 }
 STEPS_SCHEMA: Final[JsonSchema] = {
     "anyOf": [
@@ -269,7 +244,7 @@ def fields_of(space: SpaceLike) -> dict[str, Field]:
     found |= {name: Field(kind=int) for name in numbers}
     found |= {"engine": Field(kind=str, choices=tuple(CAPABILITIES)), "device": Field(kind=str)}
     found |= {"model": Field(kind=str)} if space.model else {}
-    return found | {name: field_of(values) for name, values in space.flags.items()}
+    return found | {name: field_of(map(flag_value, values)) for name, values in space.flags.items()}
 
 
 def command_problems(space: SpaceLike) -> list[tuple[Path, str]]:
@@ -277,6 +252,7 @@ def command_problems(space: SpaceLike) -> list[tuple[Path, str]]:
     return [
         *_missing(space),
         *_templates(space),
+        *_arguments(space),
         *_unused(space),
         *_without_effect(space),
         *_requirements(space),
@@ -320,6 +296,29 @@ def _templates(space: SpaceLike) -> Iterable[tuple[Path, str]]:
             yield path, problem
         elif path[0] == "env" and trained and (late := sorted(used_names([template]) & set(RUN_TIME))):
             yield path, f"{{{late[0]}}} is known to commands only, and engine {trained[0]} has it too; leave it out"
+
+
+def _arguments(space: SpaceLike) -> Iterable[tuple[Path, str]]:
+    """Finds values that reach the program as one argument and are meant as several, and several where one goes."""
+    flags = {name: [flag_value(one) for one in values] for name, values in space.flags.items()}
+    for path, template in templates_of(space):
+        for name in names_in(template):
+            several = any(map(is_arguments, flags.get(name, ())))
+            if several and (path[0] == "env" or alone_in(template) != name):
+                yield path, f"{{{name}}} is several arguments by flags.{name}, so it stands alone as one of command's"
+    arguments = () if space.command is None else split_command(space.command)
+    for before, template in zip(("", *arguments), arguments, strict=False):
+        for index, value in enumerate(flags.get(alone_in(template) or "", ())):
+            of_option = before.startswith("-") and "=" not in before and not str(value).startswith("-")
+            if isinstance(value, str) and len(value.split()) > 1 and not of_option:
+                text = f'"{value[:60]}" would reach the program as one argument with blanks; write the list '
+                text += f"[{', '.join(map(quoted, value.split()))}] for several, or [{quoted(value)}] for one"
+                yield ("flags", str(alone_in(template)), index), text
+
+
+def quoted(text: str) -> str:
+    """Writes a text as YAML takes it for one."""
+    return f'"{text}"' if re.search(r"[\s,\[\]{}\"]|^[^A-Za-z-]", text) else text
 
 
 def _unused(space: SpaceLike) -> Iterable[tuple[Path, str]]:

@@ -16,7 +16,7 @@ from wattune.objective import Constraint, Objective, Question
 from wattune.plans.axes import AXES, Plan
 from wattune.plans.program import FlagValue, Program, split_command
 from wattune.search.cluster_entry import plain_cluster
-from wattune.search.command_entry import fields_of
+from wattune.search.command_entry import fields_of, flag_value
 from wattune.search.fields import FOLDER
 from wattune.search.grammar import SpaceFile
 from wattune.search.problems import problems_of
@@ -145,7 +145,7 @@ def _resolved(file: SpaceFile) -> StudySpec:
         limits=limits,
         search=file.search,
         program=_program(file),
-        flags={name: tuple(values) for name, values in file.flags.items()},
+        flags={name: tuple(map(flag_value, values)) for name, values in file.flags.items()},
         requires=tuple(parse_requirement(text, fields_of(file)) for text in file.requires),
         document={
             "study": file.study,

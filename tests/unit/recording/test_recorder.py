@@ -55,6 +55,19 @@ def test_a_recording_reads_back(tmp_path: Path) -> None:
     assert run.metrics == stored["metrics"] == measured_run(path).metrics
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["NCCL_DEBUG=INFO", "torchrun"], "env NCCL_DEBUG=INFO before the program"),
+        (["sleep 1 | cat"], r"\[bash, -c, TEXT\]"),
+        (["no_such_program"], "check the name"),
+    ],
+)
+def test_a_command_that_cannot_run_says_what_to_write(tmp_path: Path, command: list[str], said: str) -> None:
+    with pytest.raises(PlanError, match=f"cannot be executed; .*{said}"):
+        record(command, storage=tmp_path, backends=["host"])
+
+
 def test_handlers_are_put_back_and_other_threads_keep_theirs(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
     record(["true"], storage=tmp_path, backends=["host"], name="a")

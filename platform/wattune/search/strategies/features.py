@@ -56,7 +56,11 @@ def numbers_of(spec: TrialSpec) -> dict[str, float]:
     columns["seq_len"] = math.log2(workload.seq_len)
     columns["batch"] = math.log2(workload.global_batch_size)
     columns["nodes"], columns["ranks"] = math.log2(cluster.num_nodes), math.log2(cluster.world_size)
-    flags = {f"{_FLAG}{name}": float(value) for name, value in spec.flags if type(value) in (int, float)}
+    flags = {
+        f"{_FLAG}{name}": float(value)
+        for name, value in spec.flags
+        if isinstance(value, int | float) and type(value) is not bool
+    }
     return columns | _of_model(spec.model) | flags
 
 
