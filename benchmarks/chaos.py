@@ -171,8 +171,8 @@ class Watched:
         statuses = Counter(json.loads(path.read_text())["status"] for path in study.glob("trials/*/run.json"))
         if set(statuses) - {"completed"}:
             self.breach("blamed", f"no plan is at fault, but: {dict(statuses)}")
-        for unreadable in StudyFolder(study).finished().unreadable:
-            self.breach("unreadable", str(unreadable))
+        for name, reason in StudyFolder(study).finished()[1].items():
+            self.breach("unreadable", f"{name}: {reason}")
         for path in study.glob("trials/*/attempts/*/run.json"):
             if json.loads(path.read_text())["status"] == "completed":
                 self.breach("twice", str(path.relative_to(study)))

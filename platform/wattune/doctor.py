@@ -68,7 +68,7 @@ def _library(name: str) -> Finding:
 
 
 def _sensors() -> list[Finding]:
-    return [Finding(topic=one.name, ok=one.available, have=one.detail, follows=one.follows) for one in probe()]
+    return [Finding(topic=name, ok=ok, have=have, follows=follows) for name, ok, have, follows in probe()]
 
 
 def _storage() -> Finding:

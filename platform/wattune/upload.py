@@ -131,12 +131,12 @@ def send_all(
     Raises:
         WattuneError: A place cannot be reached or refuses, or a trial cannot be read; all others were sent.
     """
-    finished = study.finished()
+    results, unreadable = study.finished()
     sent = dict.fromkeys(senders, 0)
     problems: list[WattuneError] = []
     for place, (send_trial, send_study) in senders.items():
         try:
-            for spec, result in finished.results:
+            for spec, result in results:
                 try:
                     now = send_trial(spec, result)
                 except (PlanError, TelemetryError) as error:  # this trial is damaged; the others are sent
@@ -148,7 +148,7 @@ def send_all(
             send_study()
         except WattuneError as error:
             problems.append(error)
-    problems += [PlanError(one.reason) for one in finished.unreadable]
+    problems += map(PlanError, unreadable.values())
     if problems:
         raise problems[0]
     return sent

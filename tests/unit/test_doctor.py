@@ -12,12 +12,11 @@ import pytest
 
 from wattune import doctor
 from wattune.doctor import Finding, examine
-from wattune.telemetry.probe import SensorSource
 
 INSTALLED = {"torch": "2.12.1", "ray": "2.60.0", "mlflow": "3.17.2"}
 SENSORS = [
-    SensorSource(name="nvml", available=True, detail="4 devices, driver 580.1"),
-    SensorSource(name="rapl", available=False, detail="no intel-rapl zone", follows="no CPU power"),
+    ("nvml", True, "4 devices, driver 580.1", ""),
+    ("rapl", False, "no intel-rapl zone", "no CPU power"),
 ]
 
 

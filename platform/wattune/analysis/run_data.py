@@ -471,7 +471,7 @@ def clocks_and_temperatures(
     """
     core: dict[DeviceKey, CoreTemperature] = {}
     throttles: dict[DeviceKey, Throttle] = {}
-    for where, readings in zip(aligned.devices, aligned.readings("fast") or (), strict=False):
+    for where, readings in aligned.readings("fast"):
         warm = temperature(readings, aligned.duration_s)
         maximum_mhz = clock_max_mhz(aligned, where, otherwise_mhz)
         lost = None

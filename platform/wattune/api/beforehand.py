@@ -79,7 +79,7 @@ class OtherStudies:
         found = []
         for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
             with suppress(PlanError):
-                results = StudyFolder(path).finished().results
+                results = StudyFolder(path).results()
                 found.append([one for one in results if one[1].metrics and not is_burst(one[1])])
         return found
 

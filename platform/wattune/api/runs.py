@@ -244,9 +244,8 @@ def preview(
     known = _fitting(planned, study, try_all=try_all)
     planned = known.planned
     run = replace(_study_run(planned, study, budget, known, until_decided=until_decided), retry=_statuses(retry))
-    finished = study.finished()
-    unreadable = tuple(finished.unreadable)
-    queue = TrialQueue(known.strategy(), run, finished.results, unreadable=[one.name for one in unreadable])
+    results, unreadable = study.finished()
+    queue = TrialQueue(known.strategy(), run, results, unreadable=unreadable)
     return _with_facts(replace(queue.preview(), unreadable=unreadable), planned, study, changes)
 
 

@@ -82,10 +82,9 @@ class Study:
         Raises:
             PlanError: There are finished trials, and not one of them can be read.
         """
-        finished = self.folder.finished()
-        unreadable = "\n".join(one.reason for one in finished.unreadable)
-        runs = [(spec, finite(result)) for spec, result in finished.results]
-        return repeats_table(runs, study=self.name, unreadable=unreadable)
+        results, unreadable = self.folder.finished()
+        runs = [(spec, finite(result)) for spec, result in results]
+        return repeats_table(runs, study=self.name, unreadable="\n".join(unreadable.values()))
 
     def dataset(self, tier: str) -> "ds.Dataset":
         """Opens one telemetry table of all trials without reading it, for queries on more than fits in memory.

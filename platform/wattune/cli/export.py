@@ -36,8 +36,8 @@ def export(
         raise typer.BadParameter("Parquet is no text for a terminal; give --out a file")
     found = api.load_study(study, storage=storage)
     content = api.export(found, cast(Format, to), rows=cast(Rows, rows))
-    for one in found.folder.finished().unreadable:
-        err.print(f"left out: {printable(one.reason)}", style="yellow", highlight=False, soft_wrap=True)
+    for reason in found.folder.finished()[1].values():
+        err.print(f"left out: {printable(reason)}", style="yellow", highlight=False, soft_wrap=True)
     if to_screen:
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()

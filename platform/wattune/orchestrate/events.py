@@ -7,7 +7,7 @@ from typing import Literal
 from wattune.catalog.hardware import ClusterSpec
 from wattune.fidelity import Role
 from wattune.run import Prediction, Run, RunStatus
-from wattune.storage.study import UnreadableTrial
+from wattune.storage.study import Unreadable
 from wattune.trial import TrialSpec
 from wattune.workload import Workload
 
@@ -43,7 +43,7 @@ class Preview:
     """The same for the trials this call starts at most."""
     most_s: float
     """Seconds this call has on the clock; infinite without a budget of hours."""
-    unreadable: tuple[UnreadableTrial, ...] = ()
+    unreadable: Unreadable = field(default_factory=dict)
     """Trials of earlier calls whose files cannot be read; they are neither counted nor run."""
     measured: bool
     """The times come from finished trials. Else from estimates (`estimated`), or they are the least the settings allow,

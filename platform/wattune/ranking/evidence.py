@@ -127,9 +127,8 @@ class Compared:
     def __init__(self, study: StudyFolder) -> None:
         """Reads the study's results."""
         self._study = study
-        finished = study.finished()
-        self._pairs = [(spec, finite(result)) for spec, result in of_folder(study, finished.results)]
-        self._unreadable = {one.name: one.reason for one in finished.unreadable}
+        results, self._unreadable = study.finished()
+        self._pairs = [(spec, finite(result)) for spec, result in of_folder(study, results)]
         self._spreads = Spreads(self._pairs)
 
     def side(self, wanted: str) -> Side:

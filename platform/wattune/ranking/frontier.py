@@ -24,7 +24,7 @@ from wattune.ranking.work import compares
 from wattune.run import Run
 from wattune.search.names import namer
 from wattune.search.strategies.prediction import Predictions
-from wattune.storage.study import UnreadableTrial
+from wattune.storage.study import Unreadable
 from wattune.trial import TrialSpec
 
 LIKELY: Final = 0.5
@@ -176,7 +176,7 @@ def frontier(
     *,
     unmeasured: Unmeasured | None = None,
     num_unmeasured: int = 0,
-    unreadable: tuple[UnreadableTrial, ...] = (),
+    unreadable: Unreadable | None = None,
 ) -> Frontier:
     """Finds the best plan at each value of a bound.
 
@@ -197,7 +197,7 @@ def frontier(
     for value in varied.values:
         bound = varied.at(value)
         moved = posterior.asking(replace(question, constraints=(*others, bound)))
-        ranking = replace(ranking_of({"": moved}), unreadable=unreadable)
+        ranking = replace(ranking_of({"": moved}), unreadable=unreadable or {})
         warnings |= dict.fromkeys(ranking.warnings)
         feasible, undecided = _named(ranking.feasible, name), _named(ranking.undecided, name)
         ranking = replace(ranking, feasible=feasible, undecided=undecided)

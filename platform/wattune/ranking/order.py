@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from typing import Any, Final
 
 from wattune.errors import SpaceError, closest
@@ -26,7 +27,7 @@ from wattune.ranking.spreads import Results
 from wattune.ranking.work import depends_on_work, work_of
 from wattune.run import QUALITIES, Run
 from wattune.search.names import namer
-from wattune.storage.study import UnreadableTrial
+from wattune.storage.study import Unreadable
 from wattune.trial import TrialSpec
 
 MOST_NAMED: Final = 10
@@ -90,7 +91,7 @@ class Ranking:
     """Messages about drift and node offsets in the objective."""
     expected: float | None = None
     """The first feasible trial's objective when it runs again: the largest of many figures is likely lucky."""
-    unreadable: tuple[UnreadableTrial, ...] = ()
+    unreadable: Unreadable = field(default_factory=dict)
     """Repeats that ended but cannot be read, with the study's name in front if there are several."""
     unmet: tuple[str, ...] = ()
     """Conditions of `where` with a name that no trial has."""
@@ -222,7 +223,7 @@ class Ranking:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings about rows that do not compare, or about an uncertain order; empty is good."""
-        found = [f"left out: {one.reason}" for one in self.unreadable[:MOST_NAMED]]
+        found = [f"left out: {reason}" for reason in islice(self.unreadable.values(), MOST_NAMED)]
         if len(self.unreadable) > MOST_NAMED:
             found.append(f"{len(self.unreadable) - MOST_NAMED} more cannot be read; --json and --csv list them all")
         found += self.unmet
@@ -265,7 +266,7 @@ class Ranking:
             "num_filtered": self.num_filtered,
             "space": [asdict(one) for one in self.space],
             "price": None if self.price is None else self.price.trial_id,
-            "unreadable": [asdict(one) for one in self.unreadable],
+            "unreadable": [{"name": name, "reason": reason} for name, reason in self.unreadable.items()],
             **{str(verdict): [row.to_json() for row in getattr(self, verdict)] for verdict in Verdict},
         }
 

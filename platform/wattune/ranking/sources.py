@@ -4,7 +4,7 @@ import gc
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypedDict, Unpack
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from wattune.ranking.recordings import judged, usual_metric
 from wattune.ranking.spreads import Results
 from wattune.run import Run, RunStatus
 from wattune.storage.spaces import CANDIDATES, candidates_table
-from wattune.storage.study import StudyFolder, UnreadableTrial
+from wattune.storage.study import StudyFolder, Unreadable
 from wattune.tracking.reader import read_study
 from wattune.trial import recorded_spec
 
@@ -37,7 +37,7 @@ class Source:
     constraints: tuple[str, ...]
     place: str
     """The folder or store it was read from, for messages."""
-    unreadable: tuple[UnreadableTrial, ...] = ()
+    unreadable: Unreadable = field(default_factory=dict)
     """Trials that ended but cannot be read, and so are not among the results."""
     candidates: frozenset[str] | None = None
     """Ids of the trials of its space; None where they are not known."""
@@ -45,19 +45,19 @@ class Source:
     @classmethod
     def of_folder(cls, study: StudyFolder) -> "Source":
         """Reads a study's folder."""
-        document, finished = study.document(), study.finished()
+        document, (results, unreadable) = study.document(), study.finished()
         objective, constraints = document.get("objective"), document.get("constraints", [])
         if not isinstance(objective, str | None) or not _is_texts(constraints):
             raise PlanError(f"{study.path / 'study.yaml'}: objective and constraints are not texts; restore it")
-        candidates, unreadable = None, list(finished.unreadable)
+        candidates = None
         try:
             candidates = _candidates(study)
         except PlanError as error:  # the trials say nothing less: how much of the space they are is unknown
-            unreadable.append(UnreadableTrial(name=CANDIDATES, reason=str(error)))
+            unreadable[CANDIDATES] = str(error)
         return cls(
             name=study.name,
-            results=of_folder(study, finished.results),
-            unreadable=tuple(unreadable),
+            results=of_folder(study, results),
+            unreadable=unreadable,
             candidates=candidates,
             objective=objective,
             constraints=tuple(constraints),
@@ -164,14 +164,13 @@ def rank_sources(sources: Sequence[Source], **asked: Unpack[Asked]) -> Ranking:
         where=[parse_where(text, flags) for text in asked.get("where", ())],
         least_quality=asked.get("least_quality", ""),
     )
-    named = [
-        replace(one, name=f"{source.name}:{one.name}") if len(sources) > 1 else one
-        for source in sources
-        for one in source.unreadable
-    ]
     return replace(
         ranking,
-        unreadable=tuple(named),
+        unreadable={
+            f"{source.name}:{name}" if len(sources) > 1 else name: reason
+            for source in sources
+            for name, reason in source.unreadable.items()
+        },
         space=tuple(_share(source) for source in sources if source.candidates is not None),
     )
 

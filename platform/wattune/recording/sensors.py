@@ -25,7 +25,7 @@ SIMULATED_DEVICE: Final = "h200_sxm"
 
 def default_backends() -> list[str]:
     """The host, and every backend whose devices are on this machine."""
-    return [HOST, *(source.name for source in probe() if source.available and source.name in BACKENDS)]
+    return [HOST, *(name for name, is_there, *_ in probe() if is_there and name in BACKENDS)]
 
 
 def split_simulated(backends: Sequence[str]) -> tuple[list[str], str | None]:

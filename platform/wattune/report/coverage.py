@@ -53,7 +53,7 @@ def coverage_of(ranking: Ranking, candidates: Sequence[Mapping[str, Any]]) -> Co
     }
     ran = {row.trial_id for row in ranking.trials}
     measured = ran.difference(*groups.values())
-    unreadable = {one.name.rpartition("-")[0] for one in ranking.unreadable} - ran
+    unreadable = {name.rpartition("-")[0] for name in ranking.unreadable} - ran
     return Coverage(
         measured=len(measured & kept),
         failed=len(groups["failed"] & kept),

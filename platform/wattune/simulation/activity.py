@@ -10,7 +10,7 @@ one phase, and nothing of the bubble is averaged.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,23 +29,19 @@ from wattune.simulation.device_model import KINDS, Array
 from wattune.trial import TrialSpec
 from wattune.units import s_to_ns
 
+GEMM_OF_PEAK_FRAC: Final = 0.677
+"""Share of the device's peak that kernels reach, as the next two; only their ratios matter: they split a phase's time.
+670 TFLOP/s of 989.4: bf16 8192^3 products without pause on one H200, power-capped."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Roofline:
-    """Shares of the device's peaks that kernels reach. Only their ratios matter: they split a phase's time."""
+BANDWIDTH_OF_PEAK_FRAC: Final = 0.9
+"""Assumed; `ACTIVATION_PASSES` is fitted on top of it."""
 
-    gemm_of_peak_frac: float = 0.677
-    """670 TFLOP/s of 989.4: bf16 8192^3 products without pause on one H200, power-capped."""
-    bandwidth_of_peak_frac: float = 0.9
-    """Assumed; `activation_passes` is fitted on top of it."""
-    link_of_peak_frac: float = 0.6
-    """Assumed for messages of some ten megabytes; not fitted."""
-    activation_passes: float = 10.1
-    """Times forward reads or writes each activation of a layer; backward does so twice as often.
-    Fitted to dp4, whose kernels are not fused."""
+LINK_OF_PEAK_FRAC: Final = 0.6
+"""Assumed for messages of some ten megabytes; not fitted."""
 
-
-ROOFLINE: Final = Roofline()
+ACTIVATION_PASSES: Final = 10.1
+"""Times forward reads or writes each activation of a layer; backward does so twice as often. Fitted to dp4, whose
+kernels are not fused."""
 
 PLANNED_STEP_S: Final = 0.2
 """Longest planned step that stands in for a host's, so that a mean over 1 s holds whole steps. The 1 s peak of a plan
@@ -56,43 +52,14 @@ OWN_CODE_SHARES: Final = np.array([0.6, 0.3, 0.1, 0.0, 0.0])
 that simulated power of two commands differs by their duty alone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seconds:
-    """Device time of one part of a step, by use; meaningful relative to other parts."""
-
-    tensor: float = 0.0
-    memory: float = 0.0
-    link: float = 0.0
-
-    def __add__(self, other: "Seconds") -> "Seconds":
-        return Seconds(
-            tensor=self.tensor + other.tensor, memory=self.memory + other.memory, link=self.link + other.link
-        )
-
-    def __mul__(self, factor: float) -> "Seconds":
-        return Seconds(tensor=self.tensor * factor, memory=self.memory * factor, link=self.link * factor)
-
-    @property
-    def total(self) -> float:
-        """All of it, nothing overlapping."""
-        return self.tensor + self.memory + self.link
-
-    @property
-    def shares(self) -> Array:
-        """Shares of `KINDS`; all zero where there is no work."""
-        return np.array([self.tensor, self.memory, self.link, 0.0, 0.0]) / (self.total or 1.0)
+StageWork = Mapping[str, Array]
+"""Work of one rank of a pipeline stage: device time by `KINDS` of a micro-batch's `forward` and `backward`,
+recomputation included, and of a step's `optimizer`; meaningful relative to one another, nothing overlapping."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageWork:
-    """Work of one rank of a pipeline stage."""
-
-    forward: Seconds
-    """One micro-batch."""
-    backward: Seconds
-    """One micro-batch, recomputation included."""
-    optimizer: Seconds
-    """One step."""
+def _seconds(kind: str, seconds: float) -> Array:
+    """Returns device time of one of `KINDS` alone."""
+    return np.array([seconds * (each == kind) for each in KINDS])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,14 +116,14 @@ def _elapsed_ns(moments_ns: Ints, at_ns: Ints) -> Ints:
     return np.asarray(before * at_ns - sums_ns[before])
 
 
-def stage_work(spec: TrialSpec, stage: int, roofline: Roofline = ROOFLINE) -> StageWork:
+def stage_work(spec: TrialSpec, stage: int) -> StageWork:
     """Time of the parts of a step on a rank of a pipeline stage, at the simulated device's peaks.
 
     Per layer and micro-batch of n tokens, forward:
 
     - tensor: 2 n active parameters, and 2 n seq_len hidden_size for causal attention, over tp (Narayanan et al. 2021,
       arXiv 2104.04473, appendix A, halved for the causal mask); the last stage adds the output projection;
-    - memory: weights once, and `activation_passes` times the widths a token passes (4 hidden, 3 feed-forward a chosen
+    - memory: weights once, and `ACTIVATION_PASSES` times the widths a token passes (4 hidden, 3 feed-forward a chosen
       expert) over tp: a larger micro-batch reads weights less often for the same tokens;
     - link: tensor parallel with sequence parallel two all-gathers and two reduce-scatters (Korthikanti et al. 2022,
       arXiv 2205.05198, section 4.2.2), experts one dispatch and one combine, context parallel the ring of keys and
@@ -187,8 +154,8 @@ def stage_work(spec: TrialSpec, stage: int, roofline: Roofline = ROOFLINE) -> St
     parameters = num_layers * (attention / plan.tp + held_ffn) + output / plan.tp
     width = num_layers * (4 * hidden + 3 * experts * model.ffn_hidden_size) / plan.tp
 
-    rates = _Rates(device, plan.dtype, roofline)
-    activations = rates.memory(rates.item_bytes * roofline.activation_passes * tokens * width)
+    rates = _Rates(device, plan.dtype)
+    activations = rates.memory(rates.item_bytes * ACTIVATION_PASSES * tokens * width)
     weights = rates.memory(rates.item_bytes * parameters)
     products = rates.narrow(layers_flop) + rates.tensor(output_flop)
     attends = rates.tensor(attention_flop)
@@ -202,7 +169,7 @@ def stage_work(spec: TrialSpec, stage: int, roofline: Roofline = ROOFLINE) -> St
 
     forward = products + attends + activations + weights + tensor_link + other_link
     if spec.workload.mode == "prefill":
-        return StageWork(forward=forward, backward=Seconds(), optimizer=Seconds())
+        return {"forward": forward, "backward": 0 * forward, "optimizer": 0 * forward}
     trained = parameters if spec.workload.mode == "pretrain" else 0.0
     num_micro = num_micro_batches(plan, spec.cluster.world_size, spec.workload.global_batch_size)
     passes = FROZEN_PASSES if spec.workload.mode == "lora" else TRAINING_PASSES
@@ -214,17 +181,17 @@ def stage_work(spec: TrialSpec, stage: int, roofline: Roofline = ROOFLINE) -> St
         + other_link
     )
     backward += rates.memory(8 * trained)
-    backward += {"none": Seconds(), "selective": attends, "full": forward}[plan.recompute]
+    backward += {"none": 0 * forward, "selective": attends, "full": forward}[plan.recompute]
     backward += rates.link(_exposed_data_parallel_bytes(spec, trained, num_micro) / num_micro)
     shards = plan.dp(spec.cluster.world_size) * plan.cp // plan.dp_replicate  # ranks of one context hold parts too
     owned = trained / (shards if plan.sharding != "none" else 1)
-    return StageWork(forward=forward, backward=backward, optimizer=rates.memory(30 * owned))
+    return {"forward": forward, "backward": backward, "optimizer": rates.memory(30 * owned)}
 
 
 class _Rates:
     """Turns work into device time."""
 
-    def __init__(self, device: DeviceSpec, dtype: str, roofline: Roofline) -> None:
+    def __init__(self, device: DeviceSpec, dtype: str) -> None:
         flop_per_s, narrow_flop_per_s = device.peak_flop_per_s(HELD_IN[dtype]), device.peak_flop_per_s(dtype)
         bandwidth, link = device.memory_bandwidth_bytes_per_s, device.link_bandwidth_bytes_per_s
         if flop_per_s is None or narrow_flop_per_s is None or bandwidth is None or link is None:
@@ -232,24 +199,24 @@ class _Rates:
                 f'the sensors of "{device.name}" cannot be simulated: a peak is not in the catalog; '
                 "set simulate_sensors_of to an accelerator, such as h200_sxm"
             )
-        self._flop_per_s = roofline.gemm_of_peak_frac * flop_per_s
-        self._narrow_flop_per_s = roofline.gemm_of_peak_frac * narrow_flop_per_s
-        self._bytes_per_s = roofline.bandwidth_of_peak_frac * bandwidth
-        self._link_bytes_per_s = roofline.link_of_peak_frac * link
+        self._flop_per_s = GEMM_OF_PEAK_FRAC * flop_per_s
+        self._narrow_flop_per_s = GEMM_OF_PEAK_FRAC * narrow_flop_per_s
+        self._bytes_per_s = BANDWIDTH_OF_PEAK_FRAC * bandwidth
+        self._link_bytes_per_s = LINK_OF_PEAK_FRAC * link
         self.item_bytes = ITEM_BYTES[dtype]
 
-    def narrow(self, work_flop: float) -> Seconds:
+    def narrow(self, work_flop: float) -> Array:
         """Products of the layers, in the plan's data type; all others are in the type that numbers are held in."""
-        return Seconds(tensor=work_flop / self._narrow_flop_per_s)
+        return _seconds("tensor", work_flop / self._narrow_flop_per_s)
 
-    def tensor(self, work_flop: float) -> Seconds:
-        return Seconds(tensor=work_flop / self._flop_per_s)
+    def tensor(self, work_flop: float) -> Array:
+        return _seconds("tensor", work_flop / self._flop_per_s)
 
-    def memory(self, moved_bytes: float) -> Seconds:
-        return Seconds(memory=moved_bytes / self._bytes_per_s)
+    def memory(self, moved_bytes: float) -> Array:
+        return _seconds("memory", moved_bytes / self._bytes_per_s)
 
-    def link(self, sent_bytes: float) -> Seconds:
-        return Seconds(link=sent_bytes / self._link_bytes_per_s)
+    def link(self, sent_bytes: float) -> Array:
+        return _seconds("link", sent_bytes / self._link_bytes_per_s)
 
 
 def _exposed_data_parallel_bytes(spec: TrialSpec, parameters: float, num_micro: int) -> float:
@@ -271,13 +238,13 @@ def _exposed_data_parallel_bytes(spec: TrialSpec, parameters: float, num_micro: 
     return inside + 2 * 4 * parameters / group * (plan.dp_replicate - 1) / plan.dp_replicate
 
 
-def node_activities(spec: TrialSpec, spans: pa.Table, roofline: Roofline = ROOFLINE) -> dict[str, list[DeviceActivity]]:
+def node_activities(spec: TrialSpec, spans: pa.Table) -> dict[str, list[DeviceActivity]]:
     """Derives the activity of every device in the spans, by node, devices in order of their names.
 
     Raises:
         TelemetryError: Two ranks share a device, or the simulated device's peaks are unknown.
     """
-    work = [] if is_command(spec) else [stage_work(spec, stage, roofline) for stage in range(spec.plan.pp)]
+    work = [] if is_command(spec) else [stage_work(spec, stage) for stage in range(spec.plan.pp)]
     text = {name: spans[name].cast(pa.string()) for name in ("node", "device", "phase")}
     plain = spans.select(["rank", "step", "start_mono_ns", "end_mono_ns"])
     for name, column in text.items():
@@ -354,12 +321,8 @@ def _device_activity(
 
 def phase_shares(work: StageWork) -> dict[str, Array]:
     """Shares of `KINDS` inside each phase but `step`."""
-    return {
-        "forward": work.forward.shares,
-        "backward": work.backward.shares,
-        "optimizer": work.optimizer.shares,
-        "wait": np.array([float(kind == "wait") for kind in KINDS]),
-    }
+    shares = {phase: seconds / (seconds.sum() or 1.0) for phase, seconds in work.items()}
+    return shares | {"wait": np.array([float(kind == "wait") for kind in KINDS])}
 
 
 def planned_phases(
@@ -373,15 +336,16 @@ def planned_phases(
     """
     plan, own, shares = spec.plan, work[stage], phase_shares(work[stage])
     num_micro = num_micro_batches(plan, spec.cluster.world_size, spec.workload.global_batch_size)
-    slowest = max(work, key=lambda each: each.forward.total + each.backward.total)
+    own_s, *each_s = ({phase: float(seconds.sum()) for phase, seconds in one.items()} for one in (own, *work))
+    slowest_s = max(each_s, key=lambda one: one["forward"] + one["backward"])
     ahead, behind = stage / plan.vpp, (plan.pp - 1 - stage) / plan.vpp
-    slow_f, slow_b = slowest.forward.total, slowest.backward.total
-    slack = slow_f + slow_b - own.forward.total - own.backward.total
+    slow_f, slow_b = slowest_s["forward"], slowest_s["backward"]
+    slack = slow_f + slow_b - own_s["forward"] - own_s["backward"]
     layout = [("wait", ahead * slow_f)]
     for micro in range(num_micro):
-        layout += [("forward", own.forward.total), ("wait", behind * (slow_f + slow_b) if micro == 0 else 0.0)]
-        layout += [("backward", own.backward.total), ("wait", slack)]
-    layout += [("wait", ahead * slow_b), ("optimizer", own.optimizer.total)]
+        layout += [("forward", own_s["forward"]), ("wait", behind * (slow_f + slow_b) if micro == 0 else 0.0)]
+        layout += [("backward", own_s["backward"]), ("wait", slack)]
+    layout += [("wait", ahead * slow_b), ("optimizer", own_s["optimizer"])]
     ends = np.cumsum([length for _, length in layout])
     starts = np.concatenate([[0.0], ends[:-1]])
     duration_ns = (end_ns - start_ns)[:, None]

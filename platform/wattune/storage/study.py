@@ -19,7 +19,6 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -196,24 +195,9 @@ class TrialFolder(MeasuredFolder):
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnreadableTrial:
-    """One repeat of a trial that ended and whose files cannot be read."""
-
-    name: str
-    """Name of its folder: the trial's id and the repeat. Or `candidates.parquet`, which is the study's own."""
-    reason: str
-    """The cause and the remedy, in a line."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """The trials of a study that ended."""
-
-    results: list[tuple[TrialSpec, Run]]
-    """Every repeat that can be read, with its specification."""
-    unreadable: list[UnreadableTrial]
-    """Those that cannot be read. Readers that leave them out must say so."""
+Unreadable = Mapping[str, str]
+"""The cause and the remedy, in a line, of each repeat that ended and whose files cannot be read, by the name of its
+folder. Or of `candidates.parquet`, which is the study's own. Readers that leave them out must say so."""
 
 
 class StudyFolder:
@@ -359,10 +343,12 @@ class StudyFolder:
 
     def results(self) -> list[tuple[TrialSpec, Run]]:
         """Reads every finished trial, with its specification. `finished` names those that cannot be read."""
-        return self.finished().results
+        return self.finished()[0]
 
-    def finished(self) -> Finished:
-        """Reads every finished trial. One that cannot be read does not affect the others.
+    def finished(self) -> tuple[list[tuple[TrialSpec, Run]], dict[str, str]]:
+        """Reads every finished trial, with its specification, and why others cannot be read (`Unreadable`).
+
+        One that cannot be read does not affect the others.
 
         Raises:
             PlanError: There are finished trials, and none of them can be read.
@@ -389,8 +375,7 @@ class StudyFolder:
                 problems[folder] = no_trial(folder, error)
         if problems and not results:
             raise next(iter(problems.values()))
-        unreadable = [UnreadableTrial(name=Path(where).name, reason=str(why)) for where, why in problems.items()]
-        return Finished(results=results, unreadable=unreadable)
+        return results, {Path(where).name: str(why) for where, why in problems.items()}
 
     def dataset(self, tier: str) -> "ds.Dataset":
         """Opens one table of all trials that can be read; see `wattune.storage.trial_tables.open_tables`."""

@@ -1,6 +1,5 @@
 """One telemetry table of all trials of a study as a dataset. A damaged trial is named and left out, it alone."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,14 +21,6 @@ UNREADABLE: Final = b"wattune.unreadable"
 
 _ADDED: Final = pa.schema([pa.field("trial", pa.string()), pa.field("simulated", pa.bool_())])
 _DAMAGE: Final = (TelemetryError, pa.ArrowException, OSError, ValueError)
-
-
-@dataclass(slots=True)
-class _Opened:
-    """The files that can be read, and the reason for each trial that cannot."""
-
-    schemas: dict[Path, pa.Schema] = field(default_factory=dict)
-    problems: dict[str, str] = field(default_factory=dict)
 
 
 def open_tables(study: Path, tier: str) -> "ds.Dataset":
@@ -54,30 +45,38 @@ def open_tables(study: Path, tier: str) -> "ds.Dataset":
     if tier not in (*TELEMETRY, "spans"):
         raise TelemetryError(f'"{tier}" is no table of a trial; {closest(tier, (*TELEMETRY, "spans"))}')
     trials = study / "trials"
-    found = _Opened()
+    schemas: dict[Path, pa.Schema] = {}
+    problems: dict[str, str] = {}
     for folder in sorted(path for path in trials.glob("*/") if not path.is_symlink()):
         paths = _files(folder, tier)
         if not paths:
             continue
         try:
             MeasuredFolder(folder).check()
-            found.schemas |= {path: _schema(path, tier) for path in paths}
+            schemas |= {path: _schema(path, tier) for path in paths}
         except _DAMAGE as error:
-            found.problems[folder.name] = f"{folder.name}: {' '.join(str(error).split())}"
-    whole = _joined(found, trials)
-    if not found.schemas:
-        if found.problems:
-            raise TelemetryError(f"a {tier} table cannot be read: {next(iter(found.problems.values()))}")
+            problems[folder.name] = f"{folder.name}: {' '.join(str(error).split())}"
+    whole = _ADDED
+    for path, schema in schemas.items():
+        try:
+            whole = pa.unify_schemas([whole, schema.remove_metadata()])
+        except (pa.ArrowException, ValueError) as error:
+            name = _trial(path, trials)
+            problems[name] = f"{name}: {path}: columns of other types than in other trials: {error}"
+    schemas = {path: one for path, one in schemas.items() if _trial(path, trials) not in problems}
+    if not schemas:
+        if problems:
+            raise TelemetryError(f"a {tier} table cannot be read: {next(iter(problems.values()))}")
         raise TelemetryError(f'no trial of {study} has a table "{tier}"; run trials whose sensors give it')
     checked = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
     parquet, disk = ds.ParquetFileFormat(default_fragment_scan_options=checked), LocalFileSystem()
     fragments = []
-    for path, schema in found.schemas.items():
+    for path, schema in schemas.items():
         simulated = (schema.metadata or {}).get(b"wattune.simulated") == b"true"
         belongs = (pc.field("trial") == _trial(path, trials)) & (pc.field("simulated") == simulated)
         fragments.append(parquet.make_fragment(str(path), disk, belongs))
-    if found.problems:
-        whole = whole.with_metadata({UNREADABLE: "\n".join(found.problems.values()).encode()})
+    if problems:
+        whole = whole.with_metadata({UNREADABLE: "\n".join(problems.values()).encode()})
     return ds.FileSystemDataset(fragments, whole, parquet, disk)
 
 
@@ -108,19 +107,6 @@ def _schema(path: Path, tier: str) -> pa.Schema:
     if wrong:
         raise TelemetryError(f"{path}: {', '.join(wrong)}; it was not written by wattune, or is damaged")
     return schema
-
-
-def _joined(found: _Opened, trials: Path) -> pa.Schema:
-    """Joins the schemas, without the metadata of single files. A trial whose columns contradict others is left out."""
-    whole = _ADDED
-    for path, schema in list(found.schemas.items()):
-        try:
-            whole = pa.unify_schemas([whole, schema.remove_metadata()])
-        except (pa.ArrowException, ValueError) as error:
-            name = _trial(path, trials)
-            found.problems[name] = f"{name}: {path}: columns of other types than in other trials: {error}"
-    found.schemas = {path: one for path, one in found.schemas.items() if _trial(path, trials) not in found.problems}
-    return whole
 
 
 def _trial(path: Path, trials: Path) -> str:

@@ -10,7 +10,6 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -48,17 +47,8 @@ def _read_int(path: Path) -> int:
     return int(path.read_text())
 
 
-@dataclass(frozen=True, slots=True)
-class RaplZone:
-    """One RAPL energy counter."""
-
-    folder: Path
-    range_uj: int
-    """The counter wraps to 0 after this value."""
-
-    def energy_uj(self) -> int:
-        """The counter."""
-        return _read_int(self.folder / "energy_uj")
+RaplZone = tuple[Path, int]
+"""The file of a RAPL energy counter, and the value after which it wraps to 0, both in microjoules."""
 
 
 def rapl_zones(sysfs: Path, kind: str) -> list[RaplZone]:
@@ -76,9 +66,8 @@ def rapl_zones(sysfs: Path, kind: str) -> list[RaplZone]:
     zones = []
     for folder in sorted((sysfs / "class/powercap").glob("intel-rapl:*")):
         if re.fullmatch(rf"{kind}(-\d+(-die-\d+)?)?", (folder / "name").read_text().strip()):
-            zone = RaplZone(folder, _read_int(folder / "max_energy_range_uj"))
-            zone.energy_uj()
-            zones.append(zone)
+            _read_int(folder / "energy_uj")
+            zones.append((folder / "energy_uj", _read_int(folder / "max_energy_range_uj")))
     return zones
 
 
@@ -91,7 +80,7 @@ class _RaplPower:
         self._last: tuple[int, list[int]] | None = self._counters()
 
     def _counters(self) -> tuple[int, list[int]]:
-        return self._clock_ns(), [zone.energy_uj() for zone in self._zones]
+        return self._clock_ns(), [_read_int(counter) for counter, _ in self._zones]
 
     def read_w(self) -> float | None:
         """Returns watts over all zones; None where a counter stood still, which is a missing reading and not 0 W."""
@@ -102,8 +91,8 @@ class _RaplPower:
             return None
         last_ns, last_uj = last
         deltas_uj = [
-            now - before + (zone.range_uj if now < before else 0)
-            for zone, before, now in zip(self._zones, last_uj, energies_uj, strict=True)
+            now - before + (range_uj if now < before else 0)
+            for (_, range_uj), before, now in zip(self._zones, last_uj, energies_uj, strict=True)
         ]
         return uj_to_j(sum(deltas_uj)) / ns_to_s(now_ns - last_ns) if all(deltas_uj) and now_ns > last_ns else None
 

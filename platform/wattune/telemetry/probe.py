@@ -5,26 +5,17 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from wattune.errors import TelemetryError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SensorSource:
-    """One source of readings, there or not."""
+def probe(procfs: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> list[tuple[str, bool, str, str]]:
+    """Looks for every source of readings; opens vendors' libraries for a moment, imports none of their packages.
 
-    name: str
-    available: bool
-    detail: str
-    """Findings, or the reason there are none."""
-    follows: str = ""
-    """Advice, or the readings that are missing without it; empty where it is there."""
-
-
-def probe(procfs: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> list[SensorSource]:
-    """Looks for every source of readings; opens vendors' libraries for a moment, imports none of their packages."""
+    Returns of each its name; whether it is there; what was found, or why there is nothing; and advice, or the readings
+    that are missing without it, empty where it is there.
+    """
     checks: dict[str, tuple[Callable[[], str], str]] = {
         "nvml": (_find_nvml, "no NVIDIA GPU is measured; it comes with the driver (in containers: capability utility)"),
         "amd_smi": (_find_amd_smi, "no AMD GPU is measured; library and Python package come with ROCm"),
@@ -36,9 +27,9 @@ def probe(procfs: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> list[Sens
     sources = []
     for name, (find, follows) in checks.items():
         try:
-            sources.append(SensorSource(name=name, available=True, detail=find()))
+            sources.append((name, True, find(), ""))
         except (TelemetryError, OSError) as error:
-            sources.append(SensorSource(name=name, available=False, detail=str(error), follows=follows))
+            sources.append((name, False, str(error), follows))
     return sources
 
 

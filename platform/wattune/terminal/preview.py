@@ -18,7 +18,7 @@ def preview_lines(preview: Preview) -> list[Text]:
     among = f", {', '.join(extra)} among them" if extra else ""
     how, basis = basis_of(preview)
     whole = f"{how} {device_hours(preview.device_s)} ({basis})"
-    lines = [Text(f"not read and not run: {one.reason}", style="yellow") for one in preview.unreadable]
+    lines = [Text(f"not read and not run: {reason}", style="yellow") for reason in preview.unreadable.values()]
     lines += [Text(f"space {preview.space_number}: {one}", style="cyan") for one in preview.changes]
     if preview.num_drawn < preview.num_kept:
         lines.append(Text(f"{preview.num_drawn} of {preview.num_kept} kept are tried (search.num_trials)"))

@@ -19,7 +19,7 @@ from wattune.ranking.bounds import Holds
 from wattune.run import RunStatus
 from wattune.search.names import namer
 from wattune.terminal.preview import basis_of, device_hours, duration, preview_lines
-from wattune.terminal.tally import RunningTrialView, Tally, key_of
+from wattune.terminal.tally import Tally, key_of
 from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S, format_probability
 from wattune.view.answer import place_text
@@ -73,6 +73,7 @@ class StudyProgress:
         """
         self._console, self._clock_s = console, clock_s
         self._tally = Tally(question)
+        self._progress: dict[tuple[str, int], TrialProgress | None] = {}
         self._preview: Preview | None = None
         self._plan = namer(())
         self._lock = threading.RLock()  # a Ctrl-C may come while it is held, and `stopping` draws the view
@@ -180,13 +181,13 @@ class StudyProgress:
         running = list(self._tally.running.values())
         rows = [
             (
-                Text(described(one.event, self._plan)),
-                Text(", ".join(one.event.nodes), style="dim"),
-                Text(_part(one.progress)),
-                Text(_predicted(one.event), style="magenta"),
-                Text(duration(now_s - one.begun_s), style="dim"),
+                Text(described(start, self._plan)),
+                Text(", ".join(start.nodes), style="dim"),
+                Text(_part(self._progress.get(key_of(start)))),
+                Text(_predicted(start), style="magenta"),
+                Text(duration(now_s - since_s), style="dim"),
             )
-            for one in running[:MOST_LANES]
+            for start, since_s in running[:MOST_LANES]
         ]
         widest = [max(row[place].cell_len for row in rows) for place in range(5)]
         narrow = len("running") + sum(widest) + 2 * len(widest) > self._console.width
@@ -295,24 +296,24 @@ class StudyProgress:
         while not self._over.wait(ASK_EVERY_S if self._live is not None else TELL_EVERY_S):
             with self._lock:
                 running = list(self._tally.running.values())[:MOST_LANES]
-            for one in running:
-                if one.event.progress is not None and not self._over.is_set():
-                    one.progress = one.event.progress()
+            for start, _ in running:
+                if start.progress is not None and not self._over.is_set():
+                    self._progress[key_of(start)] = start.progress()
             if self._live is None:
                 self._tell(running)
 
-    def _tell(self, running: Sequence[RunningTrialView]) -> None:
+    def _tell(self, running: Sequence[tuple[TrialEvent, float]]) -> None:
         """Prints a line for each trial that still runs, for outputs without a live view."""
         with self._lock:
             now_s, tally = self._clock_s(), self._tally
             lines = [
                 Text(
-                    f"[{tally.done}/{tally.total}] {now_s - self._begun_s:5.0f} s  {self._name(one.event)} "
-                    f"runs for {duration(now_s - one.begun_s)}  {_part(one.progress)}".rstrip(),
+                    f"[{tally.done}/{tally.total}] {now_s - self._begun_s:5.0f} s  {self._name(start)} "
+                    f"runs for {duration(now_s - since_s)}  {_part(self._progress.get(key_of(start)))}".rstrip(),
                     style="dim",
                 )
-                for one in running
-                if key_of(one.event) in tally.running
+                for start, since_s in running
+                if key_of(start) in tally.running
             ]
         for line in lines:
             self._print(line)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from wattune.objective import Question
-from wattune.orchestrate.events import Event, Placement, Preview, RaceStep, RowStopped, TrialEvent, TrialProgress
+from wattune.orchestrate.events import Event, Placement, Preview, RaceStep, RowStopped, TrialEvent
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import rank
 from wattune.run import Run, RunStatus
@@ -20,15 +20,6 @@ _CHEAP_S: Final = 0.1
 
 _WAITS: Final = 20.0
 """Times its own cost that a ranking is drawn before it is made anew: 5 % of the time at most."""
-
-
-@dataclass
-class RunningTrialView:
-    """A trial that runs now."""
-
-    event: TrialEvent
-    begun_s: float
-    progress: TrialProgress | None = None
 
 
 @dataclass
@@ -44,7 +35,8 @@ class Tally:
     done: int = 0
     skipped: int = 0
     failed: Counter[RunStatus] = field(default_factory=Counter)
-    running: dict[tuple[str, int], RunningTrialView] = field(default_factory=dict)
+    running: dict[tuple[str, int], tuple[TrialEvent, float]] = field(default_factory=dict)
+    """Starts of the trials that run now, and the seconds at which they came."""
     lanes: int = 1
     """Trials that run side by side."""
     took_s: list[float] = field(default_factory=list)
@@ -87,7 +79,7 @@ class Tally:
         elif isinstance(event, RaceStep):
             self.race = event
         elif event.kind == "started":
-            self.running[key_of(event)] = RunningTrialView(event, now_s)
+            self.running[key_of(event)] = event, now_s
         else:
             self._ended(event, now_s)
         if isinstance(event, TrialEvent) and event.num_left is not None:
@@ -98,8 +90,9 @@ class Tally:
         assert event.result is not None, "only a trial that started has none"
         begun = self.running.pop(key_of(event), None)
         if begun is not None:
-            self.took_s.append(now_s - begun.begun_s)
-            self.expected_ended_s += begun.event.expected_s
+            start, begun_s = begun
+            self.took_s.append(now_s - begun_s)
+            self.expected_ended_s += start.expected_s
         if not event.result.status.is_final:
             if event.result.status is RunStatus.INFRA_FAILED and not event.again:
                 self.failed[event.result.status] += 1
@@ -167,19 +160,19 @@ class Tally:
         planned_s = self.work_s * min(1.0, num_of_call / max(1, self.num_planned))
         slower = sum(self.took_s) / self.expected_ended_s
         to_end_s = (planned_s - self.expected_ended_s) * slower
-        return self._on_lanes_s(to_end_s, now_s, lambda running: running.event.expected_s * slower)
+        return self._on_lanes_s(to_end_s, now_s, lambda start: start.expected_s * slower)
 
     def _left_by_median_s(self, now_s: float) -> float:
         typical_s = statistics.median(self.took_s)
         return self._on_lanes_s((self.total - self.done) * typical_s, now_s, lambda _: typical_s)
 
-    def _on_lanes_s(self, to_end_s: float, now_s: float, expected_s: Callable[["RunningTrialView"], float]) -> float:
+    def _on_lanes_s(self, to_end_s: float, now_s: float, expected_s: Callable[[TrialEvent], float]) -> float:
         """Returns the time that trials take side by side, less what those that run have behind them.
 
         `to_end_s` is of all trials that have not ended, one after another. A running trial never counts for more than
         its expected seconds, however long it has run.
         """
-        begun_s = sum(min(expected_s(one), now_s - one.begun_s) for one in self.running.values())
+        begun_s = sum(min(expected_s(start), now_s - since_s) for start, since_s in self.running.values())
         return max(0.0, to_end_s - begun_s) / self.lanes
 
 

@@ -8,7 +8,7 @@ read one by one.
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -19,7 +19,7 @@ from wattune.errors import TelemetryError, TrackingError
 from wattune.run import Run
 from wattune.storage.files import write_table
 from wattune.storage.parquet import read_table
-from wattune.storage.study import UnreadableTrial
+from wattune.storage.study import Unreadable
 from wattune.tracking.run import NS_PER_MS, STUDY_TAG, TRIAL_TAG, read_run, require_format
 from wattune.tracking.store import READ_WITHIN_S, Store, check_alive, require_store, search
 from wattune.trial import TrialSpec
@@ -47,7 +47,7 @@ class TrackedStudy:
     objective: str | None
     """The study's own, None if the store does not have it."""
     constraints: tuple[str, ...]
-    unreadable: tuple[UnreadableTrial, ...] = ()
+    unreadable: Unreadable = field(default_factory=dict)
     """Repeats that were sent and cannot be read, and so are not among the results."""
 
 
@@ -90,7 +90,7 @@ def read_study(uri: str, name: str) -> TrackedStudy:
         tags = parent.data.tags if parent else {}
         return TrackedStudy(
             results=list(results.values()),
-            unreadable=tuple(UnreadableTrial(name=trial, reason=why) for trial, why in unreadable.items()),
+            unreadable=unreadable,
             objective=tags.get("objective"),
             constraints=tuple(json.loads(tags.get("wattune.constraints", "[]"))),
         )

@@ -133,7 +133,7 @@ def ranking_table(ranking: Ranking) -> pa.Table:
         "wattune.constraints": "\n".join(map(str, ranking.constraints)),
         "wattune.where": "\n".join(map(str, ranking.where)),
         "wattune.note": ranking.note,
-        "wattune.unreadable": "\n".join(one.reason for one in ranking.unreadable),
+        "wattune.unreadable": "\n".join(ranking.unreadable.values()),
         "wattune.simulated": str(ranking.simulated).lower(),
     }
     return arrow(ranking_columns(ranking), ranking.trials, metadata)
@@ -147,7 +147,7 @@ def ranking_csv(ranking: Ranking) -> str:
     """
     measured = measured_metrics(ranking)
     columns = [one for one in ranking_columns(ranking) if one.name not in METRICS or one.name in measured]
-    lost = [{"verdict": "unreadable", "trial_id": one.name, "reason": one.reason} for one in ranking.unreadable]
+    lost = [{"verdict": "unreadable", "trial_id": name, "reason": why} for name, why in ranking.unreadable.items()]
     return csv_text(arrow(columns, ranking.trials), lost)
 
 

@@ -21,7 +21,7 @@ from wattune.storage.study import check_study_name
 from wattune.telemetry.probe import probe
 
 QUICK = Protocol(waves=((0.5, 4), (2.0, 1)), num_pairs=2, block_s=1.2)
-HERE = {source.name for source in probe() if source.available}
+HERE = {name for name, is_there, *_ in probe() if is_there}
 
 
 @pytest.fixture(scope="module")

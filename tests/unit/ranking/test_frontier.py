@@ -11,7 +11,6 @@ from wattune.ranking.frontier import Unmeasured, frontier, usual_range
 from wattune.ranking.posterior import Posterior
 from wattune.search.strategies.prediction import Predictions
 from wattune.search.strategies.surrogate import Belief, Quantity
-from wattune.storage.study import UnreadableTrial
 
 VARIED = parse_varied("node_device_power_peak_1s_w <= 1800..2600 step 200")
 
@@ -126,8 +125,8 @@ def test_shares_compare_between_plans_of_different_work() -> None:
 
 
 def test_what_is_left_out_is_said() -> None:
-    lost = UnreadableTrial(name="0123456789ab-0", reason="trials/0123456789ab-0: no trial")
-    found = frontier(Posterior(RESULTS, asked(FASTEST, POWER)), VARIED, unreadable=(lost,))
+    lost = {"0123456789ab-0": "trials/0123456789ab-0: no trial"}
+    found = frontier(Posterior(RESULTS, asked(FASTEST, POWER)), VARIED, unreadable=lost)
     assert found.warnings[0] == "left out: trials/0123456789ab-0: no trial"
 
 

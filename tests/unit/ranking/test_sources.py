@@ -11,7 +11,6 @@ from wattune.ranking.order import MOST_NAMED
 from wattune.ranking.sources import Source, rank_sources
 from wattune.report.coverage import coverage_of
 from wattune.run import RunStatus
-from wattune.storage.study import UnreadableTrial
 from wattune.view.files import ranking_csv, ranking_table
 
 
@@ -45,7 +44,7 @@ def test_a_study_nobody_knows_the_objective_of_wants_one():
 
 
 def test_what_cannot_be_read_is_named_with_its_study_and_counted():
-    lost = tuple(UnreadableTrial(name=f"{number:012x}-0", reason=f"/there/{number}: gone") for number in range(12))
+    lost = {f"{number:012x}-0": f"/there/{number}: gone" for number in range(12)}
     ranking = rank_sources([source("a"), replace(source("b"), unreadable=lost)])
     assert [one["name"] for one in ranking.to_json()["unreadable"]] == [f"b:{number:012x}-0" for number in range(12)]
     assert ranking.warnings[0] == "left out: /there/0: gone"

@@ -9,7 +9,6 @@ from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT
 from wattune.report.coverage import coverage_of, coverage_section
 from wattune.report.page import render_report
 from wattune.run import RunStatus
-from wattune.storage.study import UnreadableTrial
 
 PAIRS = [
     trial(1, 100.0),
@@ -31,15 +30,15 @@ def candidates(*numbers: int, rejected: int = 0, equivalent: int = 0) -> list[di
 
 def test_every_trial_of_the_space_is_counted_once():
     ranking = ranked(PAIRS)
-    lost = UnreadableTrial(name=f"{trial(32, 1.0)[0].trial_id}-0", reason="gone")
-    found = coverage_of(replace(ranking, unreadable=(lost,)), candidates(1, 2, 4, 8, 16, 32, 64, 128, rejected=7))
+    lost = {f"{trial(32, 1.0)[0].trial_id}-0": "gone"}
+    found = coverage_of(replace(ranking, unreadable=lost), candidates(1, 2, 4, 8, 16, 32, 64, 128, rejected=7))
     assert (found.measured, found.failed, found.interrupted, found.unreadable, found.not_reached) == (3, 1, 1, 1, 2)
     assert (found.kept, found.rejected, found.elsewhere) == (8, 7, 0)
 
 
 def test_a_repeat_that_cannot_be_read_is_no_lost_trial_if_another_can():
-    lost = UnreadableTrial(name=f"{trial(1, 1.0)[0].trial_id}-5", reason="gone")
-    found = coverage_of(replace(ranked(PAIRS), unreadable=(lost,)), candidates(1, 2, 4, 8, 16))
+    lost = {f"{trial(1, 1.0)[0].trial_id}-5": "gone"}
+    found = coverage_of(replace(ranked(PAIRS), unreadable=lost), candidates(1, 2, 4, 8, 16))
     assert (found.unreadable, found.measured, found.kept) == (0, 3, 5)
 
 

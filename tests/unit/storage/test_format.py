@@ -127,10 +127,10 @@ def test_a_result_without_its_digest_is_damage_and_not_age(study: StudyFolder) -
     data["metrics"]["tokens_per_s"] *= 10
     del data["digest"], data["files"]
     (trial.path / "run.json").write_text(json.dumps(data))
-    found = study.finished()
-    assert trial.path.name not in {f"{one.trial_id}-{one.repeat}" for _, one in found.results}
-    (lost,) = found.unreadable
-    assert lost.name == trial.path.name and "it has no digest: damaged, or edited" in lost.reason
+    results, unreadable = study.finished()
+    assert trial.path.name not in {f"{one.trial_id}-{one.repeat}" for _, one in results}
+    ((lost, why),) = unreadable.items()
+    assert lost == trial.path.name and "it has no digest: damaged, or edited" in why
 
 
 def test_a_recording_that_ended_and_has_no_digests_is_damage(tmp_path: Path) -> None:

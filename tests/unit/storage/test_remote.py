@@ -151,9 +151,9 @@ def test_a_result_here_that_cannot_be_read_is_left_and_the_others_are_fetched(ur
     before = contents(broken.path)
     remote.fetch_study("mine", tmp_path / "other")
     assert contents(broken.path) == before
-    found = other.finished()
-    assert [result.repeat for _, result in found.results] == [1]
-    assert [lost.name for lost in found.unreadable] == [broken.path.name]
+    results, unreadable = other.finished()
+    assert [result.repeat for _, result in results] == [1]
+    assert list(unreadable) == [broken.path.name]
 
 
 def test_a_study_of_another_space_is_an_error_that_shows_the_difference(url, here, tmp_path) -> None:
@@ -300,7 +300,7 @@ def test_links_in_a_trial_send_nothing_from_elsewhere(url: str, here: StudyFolde
     elsewhere = here.path / "trials" / "000000000000-0"
     elsewhere.symlink_to(folder.path)
     assert [trial.path for trial in here.trials()] == [folder.path]
-    assert len(here.finished().results) == 1
+    assert len(here.results()) == 1
     remote = RemoteStorage(url)
     remote.send_study(here)
     remote.send_trial("mine", folder)

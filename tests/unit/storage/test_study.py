@@ -106,10 +106,10 @@ def test_a_trial_that_cannot_be_read_takes_no_other_with_it(study, damage):
         folder.write_result(replace(RESULT, repeat=repeat))
     content = damage.encode() if isinstance(damage, str) else with_digest(RESULT.to_json() | damage)
     (folder.path / "run.json").write_bytes(content)
-    found = study.finished()
-    assert found.results == [(SPEC, RESULT)]
-    (lost,) = found.unreadable
-    assert lost.name == f"{SPEC.trial_id}-1" and lost.reason.startswith(f"{folder.path}: no trial of this version")
+    results, unreadable = study.finished()
+    assert results == [(SPEC, RESULT)]
+    ((lost, why),) = unreadable.items()
+    assert lost == f"{SPEC.trial_id}-1" and why.startswith(f"{folder.path}: no trial of this version")
     with pytest.raises(PlanError, match="move the folder out"):
         folder.result()
     shutil.rmtree(study.trial(SPEC.trial_id, 0).path)

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from wattune.telemetry import host
 from wattune.telemetry.backend import AVAILABLE, Row
-from wattune.telemetry.host import HostBackend, RaplZone
+from wattune.telemetry.host import HostBackend
 
 
 class Machine:
@@ -143,11 +144,11 @@ def test_a_rapl_counter_that_stands_still_measured_nothing(machine: Machine) -> 
 def test_rapl_only_root_may_read_is_said_and_never_zero(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.zone("intel-rapl:0", "package-0", 5)
 
-    def refuse(_: RaplZone) -> int:
-        raise PermissionError(13, "Permission denied")
+    def refuse(path: Path) -> int:
+        raise PermissionError(13, "Permission denied", str(path))
 
     # Tests may run as root, whom no file mode refuses.
-    monkeypatch.setattr(RaplZone, "energy_uj", refuse)
+    monkeypatch.setattr(host, "_read_int", refuse)
     backend = machine.backend()
     assert backend.capabilities("host")["host"]["package_power_w"] == "unavailable: permission"
     assert "package_power_w" not in read(backend)

@@ -59,13 +59,13 @@ def test_the_probe_says_of_every_source_whether_it_is_there_or_why_not(tmp_path:
     (tmp_path / "class/infiniband/mlx5_0").mkdir(parents=True)
     (tmp_path / "pressure").mkdir()
     (tmp_path / "pressure/cpu").write_text("some\n")
-    sources = {source.name: source for source in probe(procfs=tmp_path, sysfs=tmp_path)}
+    sources = {name: source for name, *source in probe(procfs=tmp_path, sysfs=tmp_path)}
     assert list(sources) == ["nvml", "amd_smi", "rapl", "hwmon", "infiniband", "psi"]
-    assert sources["rapl"].available and sources["rapl"].detail == "1 zones"
-    assert sources["infiniband"].available and sources["infiniband"].detail == "mlx5_0"
-    assert sources["psi"].available
-    assert not sources["hwmon"].available and "class/hwmon" in sources["hwmon"].detail
-    assert all(source.detail and (source.available or source.follows) for source in sources.values())
+    assert sources["rapl"][0] and sources["rapl"][1] == "1 zones"
+    assert sources["infiniband"][0] and sources["infiniband"][1] == "mlx5_0"
+    assert sources["psi"][0]
+    assert not sources["hwmon"][0] and "class/hwmon" in sources["hwmon"][1]
+    assert all(detail and (available or follows) for available, detail, follows in sources.values())
 
 
 def test_the_probe_names_what_keeps_a_source_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,13 +73,13 @@ def test_the_probe_names_what_keeps_a_source_away(tmp_path: Path, monkeypatch: p
         raise PermissionError(13, "Permission denied", "energy_uj")
 
     monkeypatch.setattr(probe_module, "_find_rapl", refuse)
-    sources = {source.name: source for source in probe(procfs=tmp_path, sysfs=tmp_path)}
-    assert not sources["rapl"].available and "Permission denied" in sources["rapl"].detail
+    sources = {name: source for name, *source in probe(procfs=tmp_path, sysfs=tmp_path)}
+    assert not sources["rapl"][0] and "Permission denied" in sources["rapl"][1]
 
 
 def test_board_sensors_are_named_by_their_chips(tmp_path: Path) -> None:
     for number, name in enumerate(["nvme", "coretemp"]):
         (tmp_path / f"class/hwmon/hwmon{number}").mkdir(parents=True)
         (tmp_path / f"class/hwmon/hwmon{number}/name").write_text(f"{name}\n")
-    sources = {source.name: source for source in probe(procfs=tmp_path, sysfs=tmp_path)}
-    assert sources["hwmon"].available and sources["hwmon"].detail == "coretemp, nvme"
+    sources = {name: source for name, *source in probe(procfs=tmp_path, sysfs=tmp_path)}
+    assert sources["hwmon"][0] and sources["hwmon"][1] == "coretemp, nvme"

@@ -14,7 +14,6 @@ from rich.text import Text
 from wattune.objective import Question
 from wattune.orchestrate.events import RaceStep, RowStopped, TrialProgress
 from wattune.run import Prediction, Run, RunStatus
-from wattune.storage.study import UnreadableTrial
 from wattune.terminal.progress import StudyProgress
 
 
@@ -131,7 +130,7 @@ def test_the_live_view_shows_what_runs_what_failed_and_what_is_best() -> None:
     ):
         progress(event)
     now_s[0] = 30
-    next(iter(progress._tally.running.values())).progress = told
+    progress._progress[next(iter(progress._tally.running))] = told
     text = rendered(progress)
     assert "2/6 trials" in text and "30 s elapsed" in text
     assert "mbs4 reference trial" in text and "measure 12/20" in text and "n0" in text
@@ -237,8 +236,8 @@ def test_failures_of_the_cluster_are_told_apart_and_a_row_that_stops_is_said() -
 
 
 def test_trials_that_cannot_be_read_are_named_before_anything_starts() -> None:
-    damaged = UnreadableTrial(name="a-0", reason="trials/a-0: no trial of this version")
-    assert plain(preview(1, unreadable=(damaged,)))[0] == "not read and not run: trials/a-0: no trial of this version"
+    damaged = {"a-0": "trials/a-0: no trial of this version"}
+    assert plain(preview(1, unreadable=damaged))[0] == "not read and not run: trials/a-0: no trial of this version"
 
 
 def race_step(**more: Any) -> RaceStep:

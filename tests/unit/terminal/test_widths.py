@@ -232,7 +232,7 @@ def test_a_study_while_it_runs_fits(width: int) -> None:
     nodes = ("gpu-node-017.cluster.example", "gpu-node-018.cluster.example")
     event = TrialEvent(kind="started", spec=running, repeat=0, nodes=nodes, progress=lambda: progress)
     view(event)
-    view._tally.running[spec_key(event)].progress = progress
+    view._progress[spec_key(event)] = progress
     console.print(view.view())
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())
     assert all(cell_len(line.rstrip()) <= width for line in text.splitlines())

@@ -75,7 +75,7 @@ def test_a_damaged_row_or_run_costs_itself_alone(tracker, client, tmp_path):
     assert {result.trial_id for _, result in found.results} == {pairs[1][1].trial_id, pairs[4][1].trial_id}, (
         "the fourth is damaged in the log and whole as a run"
     )
-    reasons = {one.name: one.reason for one in found.unreadable}
+    reasons = found.unreadable
     assert reasons.keys() == {f"{pairs[size][1].trial_id}-0" for size in (2, 8)}
     assert all("is damaged" in reason for reason in reasons.values())
     assert len(Source.of_store(tracker.uri, tracker.study_name).unreadable) == 2

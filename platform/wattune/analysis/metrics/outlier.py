@@ -127,7 +127,7 @@ def _compared(what: str, devices: Sequence[DeviceKey], values: Mapping[DeviceKey
 
 def _mean_clocks_mhz(aligned: Aligned) -> dict[DeviceKey, float]:
     found = {}
-    for where, readings in zip(aligned.devices, aligned.readings("fast") or (), strict=False):
+    for where, readings in aligned.readings("fast"):
         whole = readings.series("sm_clock_mhz")
         inside = whole.clip(0.0, aligned.duration_s) if whole is not None else None
         if inside is not None:

@@ -90,9 +90,7 @@ def settled_temperatures(
 
     `aligned` holds the readings before the window too.
     """
-    temps = dict(
-        zip(aligned.devices, (one.series("gpu_temp_c") for one in aligned.readings("fast") or ()), strict=False)
-    )
+    temps = {where: one.series("gpu_temp_c") for where, one in aligned.readings("fast")}
     watts = _watts(aligned, powers)
     ladder = coefficients_of(device, limit_w)
     found: dict[DeviceKey, Settled] = {}

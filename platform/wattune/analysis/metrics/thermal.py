@@ -99,5 +99,5 @@ def _rise_c_per_min(late: Series | None) -> float | None:
 def _readings(aligned: Aligned, name: str) -> Floats | None:
     """Returns all devices' readings of a slow column in the window, None unless every device has one."""
     assert unit_of(name) == "degC", name
-    found = [readings.inside(name, 0.0, aligned.duration_s)[1] for readings in aligned.readings("slow") or ()]
+    found = [readings.inside(name, 0.0, aligned.duration_s)[1] for _, readings in aligned.readings("slow")]
     return np.concatenate(found) if found and all(len(values) for values in found) else None

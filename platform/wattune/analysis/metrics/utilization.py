@@ -28,10 +28,9 @@ def use_metrics(aligned: Aligned, peaks: Mapping[str, LinkPeak]) -> dict[str, fl
     peak of one direction, where there is one.
     """
     metrics: dict[str, float] = {}
-    counters = aligned.readings("counter")
     means: dict[str, list[float]] = {name: [] for name in _ACTIVE}
     rates: dict[str, list[float]] = {name: [] for name in _LINKS}
-    for readings in counters or ():
+    for _, readings in aligned.readings("counter"):
         for name in _ACTIVE:
             share = _mean_since(readings, name, aligned.duration_s)
             means[name] += [] if share is None else [share]

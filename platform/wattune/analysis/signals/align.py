@@ -6,7 +6,7 @@ node's own tables, less the `clock_offset_ns` of its manifest (this node's wall 
 single number, so that jitter between the two clock reads never moves readings of one node against each other.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -35,20 +35,6 @@ _CLOCKS: Final = ("mono_ns", "wall_ns")
 _ANCHOR_TIERS: Final = ("slow", HOST, "counter", "fast", "ring")
 
 
-@dataclass(frozen=True, slots=True)
-class Each(Iterable[Readings]):
-    """One tier's readings of some devices, one device in memory at a time."""
-
-    tier: Mapping[DeviceKey, Readings]
-    devices: Sequence[DeviceKey]
-
-    def __iter__(self) -> Iterator[Readings]:
-        return (self.tier[device] for device in self.devices)
-
-    def __len__(self) -> int:
-        return len(self.devices)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aligned:
     """A trial or recording on one time axis: 0 is the window's start."""
@@ -69,12 +55,14 @@ class Aligned:
     hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The manifests' facts of each node's host, by node."""
 
-    def readings(self, tier: str) -> "Each | None":
-        """Returns every device's readings in order; None unless all have some: a sum over only some would be wrong."""
+    def readings(self, tier: str) -> Iterator[tuple[DeviceKey, Readings]]:
+        """Yields every device's readings in order, one in memory at a time.
+
+        None unless all have some: a sum over only some would be wrong.
+        """
         found = self.tiers.get(tier, {})
-        if not self.devices or any(device not in found for device in self.devices):
-            return None
-        return Each(found, self.devices)
+        if all(device in found for device in self.devices):
+            yield from ((device, found[device]) for device in self.devices)
 
     def only(self, device: DeviceKey) -> "Aligned":
         """Returns the same of one device, as if it had been sampled alone in the same window."""

@@ -7,6 +7,7 @@ both already cut by tensor parallelism; the head's weight is the embedding's whe
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import torch
@@ -43,7 +44,7 @@ def initialise(chunk: nn.Module, model: ModelSpec, holder: Holder, seed: int, lo
     for full_name, parameter in chunk.named_parameters():
         found = _LAYER.match(full_name)
         place, part = (f"layers.{numbers[int(found[1])]}", found[2]) if found else ("", full_name)
-        whole = _Draw(seed, parameter.device)
+        whole = partial(_draw, seed, parameter.device)
         if lora is not None and (adapts := _ADAPTER.match(part)) is not None:
             block, half, name = adapts.groups()
             value = adapter(place, block, half, name, model, lora, holder, whole)
@@ -70,15 +71,8 @@ def adapter(
     return value.chunk(holder.tp, dim)[holder.tp_rank] if is_cut else value
 
 
-@dataclass(frozen=True, slots=True)
-class _Draw:
-    """Whole weights by the torch engine's names."""
-
-    seed: int
-    device: torch.device
-
-    def __call__(self, name: str, *shape: int) -> Tensor:
-        return draw(name, torch.Size(shape), self.seed, self.device)
+def _draw(seed: int, device: torch.device, name: str, *shape: int) -> Tensor:
+    return draw(name, torch.Size(shape), seed, device)
 
 
 Whole = Callable[..., Tensor]

@@ -31,7 +31,7 @@ from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.orchestrate.scheduling.trial_queue import TrialQueue
 from wattune.run import NO_NUMBERS, Numbers, Run, RunStatus
 from wattune.search.strategy import Strategy
-from wattune.storage.study import StudyFolder, TrialFolder, UnreadableTrial
+from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import TrialSpec
 
 if TYPE_CHECKING:
@@ -71,18 +71,19 @@ _MAY_BE_A_DEAD_NODE: Final = (
 
 def recover(
     study: StudyFolder, tags: Mapping[str, str], numbers: Numbers = NO_NUMBERS
-) -> tuple[list[tuple[TrialSpec, Run]], list[UnreadableTrial]]:
+) -> tuple[list[tuple[TrialSpec, Run]], dict[str, str]]:
     """Reads a study that no process runs, and marks trials that ran when its last process died as `interrupted`.
 
     Returns its results, and the trials whose files cannot be read: they are left as they are, and not run again.
     """
-    results, unreadable = [], []
+    results: list[tuple[TrialSpec, Run]] = []
+    unreadable: dict[str, str] = {}
     for folder in study.trials():
         try:
             spec, result = folder.read()
             trial_id, repeat = folder.key()
         except PlanError as error:
-            unreadable.append(UnreadableTrial(name=folder.path.name, reason=str(error)))
+            unreadable[folder.path.name] = str(error)
             continue
         if result is None:
             result = Run(
@@ -110,9 +111,8 @@ class StudyController:
         """
         self._begun_ns = time.monotonic_ns()
         self._study, self._strategy, self._run, self._listener = study, strategy, run, listener
-        results, unreadable = recover(study, run.tags, run.numbers)
-        self._unreadable = tuple(unreadable)
-        self._queue = TrialQueue(strategy, run, results, unreadable=[one.name for one in self._unreadable])
+        results, self._unreadable = recover(study, run.tags, run.numbers)
+        self._queue = TrialQueue(strategy, run, results, unreadable=self._unreadable)
         self._lock = threading.RLock()
         self._ending: Ending | None = None
         self._slots: Slots | None = None

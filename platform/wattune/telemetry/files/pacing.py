@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any, Final
 
 from wattune.units import NS_PER_S, ns_to_s
@@ -10,16 +9,6 @@ from wattune.units import NS_PER_S, ns_to_s
 _FINEST_S: Final = 1e-6
 """Durations up to this share the first bin: the clock and the calls around it cost about as much."""
 _BINS_PER_DECADE: Final = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """One deadline being served."""
-
-    index: int
-    """Deadlines since the start, missed ones counted."""
-    lateness_ns: int
-    """Time from its deadline to its service; always less than a period."""
 
 
 class Schedule:
@@ -41,14 +30,17 @@ class Schedule:
         """The next deadline."""
         return self._start_ns + self._next_index * self.period_ns
 
-    def take(self, now_ns: int) -> Tick:
-        """Serves the latest deadline that is due, and counts those before it as missed."""
+    def take(self, now_ns: int) -> int:
+        """Serves the latest deadline that is due, and counts those before it as missed.
+
+        Returns the time from that deadline in nanoseconds; always less than a period.
+        """
         assert now_ns >= self.next_ns
         index, lateness_ns = divmod(now_ns - self._start_ns, self.period_ns)
         self.missed += index - self._next_index
         self.taken += 1
         self._next_index = index + 1
-        return Tick(index, lateness_ns)
+        return lateness_ns
 
 
 class Histogram:

@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -245,20 +246,19 @@ class SegmentStore:
 def _salvage(path: Path) -> tuple[pa.Table | None, str | None]:
     """Every row of a segment and its tail that is as it was written, each once, and why there may have been more."""
     tail_path = path.with_suffix(_TAIL_SUFFIX)
-    try:
+    tail, unread_of_tail = None, 0
+    with suppress(FileNotFoundError):
         # The tail first: rows that move to the segment in between are in both, and never in neither.
-        tail = read_stream(tail_path)
-    except FileNotFoundError:
-        tail = None
-    segment = read_stream(path)
-    parts = [] if segment.table is None else [segment.table]
-    loss = segment.why and f"{segment.why}; {segment.unread_bytes} bytes behind the last whole batch were not read"
-    if tail is not None and tail.table is not None:
-        moved = sum(part.num_rows for part in parts) - int(tail.table.schema.metadata[_AFTER_ROWS])
-        metadata = {name: value for name, value in tail.table.schema.metadata.items() if name != _AFTER_ROWS}
-        parts.append(tail.table.slice(max(moved, 0)).replace_schema_metadata(metadata))
-    if tail is not None and tail.unread_bytes and loss is not None:
-        loss += f", nor {tail.unread_bytes} of {tail_path.name}"
+        tail, _, unread_of_tail = read_stream(tail_path)
+    table, why, unread_bytes = read_stream(path)
+    parts = [] if table is None else [table]
+    loss = why and f"{why}; {unread_bytes} bytes behind the last whole batch were not read"
+    if tail is not None:
+        moved = sum(part.num_rows for part in parts) - int(tail.schema.metadata[_AFTER_ROWS])
+        metadata = {name: value for name, value in tail.schema.metadata.items() if name != _AFTER_ROWS}
+        parts.append(tail.slice(max(moved, 0)).replace_schema_metadata(metadata))
+    if unread_of_tail and loss is not None:
+        loss += f", nor {unread_of_tail} of {tail_path.name}"
     return pa.concat_tables(parts) if parts else None, loss
 
 

@@ -10,7 +10,6 @@ import io
 import os
 import struct
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -99,30 +98,21 @@ def _write_all(file: io.FileIO, content: bytes) -> None:
         written += file.write(content[written:])
 
 
-@dataclass(frozen=True, slots=True)
-class Salvaged:
-    """The part of a stream that was read back."""
-
-    table: pa.Table | None
-    """Every batch that is as it was written; None where not even the schema is."""
-    why: str | None
-    """Reason there may have been more; None where the end mark proves that there was not."""
-    unread_bytes: int
-    """Length of what was not read, behind the last whole batch."""
-
-
-def read_stream(path: Path) -> Salvaged:
+def read_stream(path: Path) -> tuple[pa.Table | None, str | None, int]:
     """Reads back a stream whose writer ended well, was killed, or is still writing.
+
+    Returns every batch that is as it was written, None where not even the schema is; why there may have been more, None
+    where the end mark proves that there was not; and the bytes behind the last whole batch, which were not read.
 
     Raises:
         FileNotFoundError: There is no such stream.
     """
     data = path.read_bytes()
     if not checksums_of(path).exists():
-        return Salvaged(None, f"{checksums_of(path).name}, which proves its batches, is gone", len(data))
+        return None, f"{checksums_of(path).name}, which proves its batches, is gone", len(data)
     intact, why = _intact_bytes(data, checksums_of(path).read_bytes())
     table = pa.ipc.open_stream(pa.py_buffer(data).slice(0, intact)).read_all() if intact else None
-    return Salvaged(table, why, len(data) - intact)
+    return table, why, len(data) - intact
 
 
 def _intact_bytes(data: bytes, checksums: bytes) -> tuple[int, str | None]:

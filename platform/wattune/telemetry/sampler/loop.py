@@ -4,7 +4,7 @@ import contextlib
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +14,7 @@ from wattune.errors import TelemetryError
 from wattune.schema import TELEMETRY
 from wattune.telemetry.backend import Backend, FactsProvider
 from wattune.telemetry.files.manifest import ClockWatch, SamplerCost, TierRecord, software
-from wattune.telemetry.files.pacing import Schedule, Tick
+from wattune.telemetry.files.pacing import Schedule
 from wattune.telemetry.files.segments import SegmentStore, StoredRow
 from wattune.units import ns_to_s
 
@@ -51,45 +51,32 @@ class _TierReader:
         return self.devices[first : first + 1] if self._spread else self.devices[first:] + self.devices[:first]
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    schedule: Schedule
-    action: Callable[[Tick], None]
+_Tiers = dict[str, tuple[str, list[str]]]
+"""The one backend of each tier, and its devices."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Inventory:
-    """Devices and tiers there are to read."""
-
-    devices: dict[str, dict[str, Any]]
-    """The manifest's facts by device."""
-    tiers: dict[str, tuple[str, list[str]]]
-    """The one backend of each tier, and its devices."""
-
-    @classmethod
-    def of(cls, backends: Mapping[str, Backend]) -> "_Inventory":
-        devices: dict[str, dict[str, Any]] = {}
-        tiers: dict[str, tuple[str, list[str]]] = {}
-        for name, backend in backends.items():
-            for info in backend.devices():
-                capabilities = backend.capabilities(info.device)
-                facts = {"backend": name, **info.to_json(), "capabilities": capabilities}
-                if devices.setdefault(info.device, facts) is not facts:
-                    other = devices[info.device]["backend"]
-                    raise TelemetryError(f"backends {other} and {name} both name a device {info.device}; sample one")
-                for tier in capabilities:
-                    other, of_tier = tiers.setdefault(tier, (name, []))
-                    if other != name:
-                        raise TelemetryError(
-                            f"backends {other} and {name} both fill the table {tier}, which has one; sample one of "
-                            "them, or each in its own folder"
-                        )
-                    of_tier.append(info.device)
-        if not tiers:
-            raise TelemetryError(
-                f"backends {', '.join(backends)} have nothing to read on this node; see wattune doctor"
-            )
-        return cls(devices, {tier: tiers[tier] for tier in TELEMETRY if tier in tiers})
+def _inventory(backends: Mapping[str, Backend]) -> tuple[dict[str, dict[str, Any]], _Tiers]:
+    """Returns the manifest's facts of every device there is to read, and the tiers."""
+    devices: dict[str, dict[str, Any]] = {}
+    tiers: _Tiers = {}
+    for name, backend in backends.items():
+        for info in backend.devices():
+            capabilities = backend.capabilities(info.device)
+            facts = {"backend": name, **info.to_json(), "capabilities": capabilities}
+            if devices.setdefault(info.device, facts) is not facts:
+                other = devices[info.device]["backend"]
+                raise TelemetryError(f"backends {other} and {name} both name a device {info.device}; sample one")
+            for tier in capabilities:
+                other, of_tier = tiers.setdefault(tier, (name, []))
+                if other != name:
+                    raise TelemetryError(
+                        f"backends {other} and {name} both fill the table {tier}, which has one; sample one of "
+                        "them, or each in its own folder"
+                    )
+                of_tier.append(info.device)
+    if not tiers:
+        raise TelemetryError(f"backends {', '.join(backends)} have nothing to read on this node; see wattune doctor")
+    return devices, {tier: tiers[tier] for tier in TELEMETRY if tier in tiers}
 
 
 class Sampler:
@@ -121,10 +108,10 @@ class Sampler:
         self._clock_ns, self._wall_ns = clock_ns, wall_ns
         self._ended: str | None = None
         self._num_batches = 0
-        self._inventory = _Inventory.of(backends)
+        self._devices, tiers = _inventory(backends)
         self._add_facts("at_start")
         self._simulated = any(backend.simulated for backend in backends.values())
-        served_by = {tier: name for tier, (name, _) in self._inventory.tiers.items()}
+        served_by = {tier: name for tier, (name, _) in tiers.items()}
         self._rows: dict[str, list[StoredRow]] = {tier: [] for tier in served_by}
         self._store = SegmentStore(folder, served_by, simulated=self._simulated)
         # Opening files takes longer than a tick, so time begins here.
@@ -133,12 +120,12 @@ class Sampler:
         start_ns = clock_ns()
         self._readers = {
             tier: _TierReader(tier, backends[name], devices, rates_hz[tier], start_ns)
-            for tier, (name, devices) in self._inventory.tiers.items()
+            for tier, (name, devices) in tiers.items()
         }
-        self._tasks = [_Task(reader.schedule, partial(self._read, reader)) for reader in self._readers.values()]
         # The shortest period first: of tasks due at one moment, it can wait least.
-        self._tasks.sort(key=lambda task: task.schedule.period_ns)
-        self._tasks.append(_Task(Schedule(1 / HAND_OVER_S, start_ns), self._hand_over))
+        readers = sorted(self._readers.values(), key=lambda reader: reader.schedule.period_ns)
+        self._tasks: dict[Schedule, Callable[[int], None]] = {one.schedule: partial(self._read, one) for one in readers}
+        self._tasks[Schedule(1 / HAND_OVER_S, start_ns)] = self._hand_over
         self._store.put({}, self._manifest())
 
     def run(self) -> str:
@@ -154,11 +141,11 @@ class Sampler:
         gc.disable()
         try:
             while self._ended is None:
-                task = min(self._tasks, key=lambda task: task.schedule.next_ns)
-                self._ended = self._wait(ns_to_s(max(0, task.schedule.next_ns - self._clock_ns())))
+                schedule = min(self._tasks, key=lambda one: one.next_ns)
+                self._ended = self._wait(ns_to_s(max(0, schedule.next_ns - self._clock_ns())))
                 now_ns = self._clock_ns()
-                if self._ended is None and now_ns >= task.schedule.next_ns:
-                    task.action(task.schedule.take(now_ns))
+                if self._ended is None and now_ns >= schedule.next_ns:
+                    self._tasks[schedule](schedule.take(now_ns))
             self._read_last()
             self._add_facts("at_end")
         except BaseException as error:  # raised on: the manifest says why the files end, an interrupt too
@@ -169,8 +156,8 @@ class Sampler:
             self._close()
         return self._ended
 
-    def _read(self, reader: _TierReader, tick: Tick) -> None:
-        reader.record.add_tick(tick.lateness_ns)
+    def _read(self, reader: _TierReader, lateness_ns: int) -> None:
+        reader.record.add_tick(lateness_ns)
         for device in reader.due():
             self._read_device(reader, device)
 
@@ -196,7 +183,7 @@ class Sampler:
             reader.record.add_errors(row)
             self._rows[reader.tier].append({**keys, **row})
 
-    def _hand_over(self, _tick: Tick) -> None:
+    def _hand_over(self, _lateness_ns: int) -> None:
         self._clock_watch.look()
         rows, self._rows = self._rows, {tier: [] for tier in self._rows}
         self._store.put(rows, self._manifest() if self._num_batches % MANIFEST_EVERY == 0 else None)
@@ -206,11 +193,11 @@ class Sampler:
 
     def _add_facts(self, when: str) -> None:
         """Asks backends for facts no column holds, before the first tick and after the last, when calls may block."""
-        for device, facts in self._inventory.devices.items():
+        for device, facts in self._devices.items():
             backend = self._backends[facts["backend"]]
             if isinstance(backend, FactsProvider):
                 # The store's thread may be writing the old facts.
-                self._inventory.devices[device] = {**facts, when: dict(backend.facts(device))}
+                self._devices[device] = {**facts, when: dict(backend.facts(device))}
 
     def _close(self) -> None:
         with contextlib.ExitStack() as held:
@@ -226,7 +213,7 @@ class Sampler:
             "node": self._node,
             "simulated": self._simulated,
             **self._software,
-            "devices": dict(self._inventory.devices),
+            "devices": dict(self._devices),
             "tiers": {tier: reader.record.to_json() for tier, reader in self._readers.items()},
             "clock": {
                 "start": asdict(self._start_clocks),

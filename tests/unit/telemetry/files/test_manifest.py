@@ -63,7 +63,7 @@ def test_a_tier_s_record_counts_ticks_gaps_and_errors() -> None:
     record = TierRecord(5.0, schedule)
     assert "achieved_hz" not in record.to_json() and record.to_json()["read"] == {"bins": []}
     for now_ns in (0, 100_000_000, 350_000_000):
-        record.add_tick(schedule.take(now_ns).lateness_ns)
+        record.add_tick(schedule.take(now_ns))
         for device in ("gpu0", "gpu1"):
             record.add_read(device, now_ns, now_ns + 1_000_000)
     record.add_errors({"power_w": None, "power_w_error": "TIMEOUT", "gpu_temp_c": 40.0})
