@@ -174,7 +174,7 @@ def split_command(command: str | Sequence[str]) -> tuple[str, ...]:
     """Returns a command's arguments: a text is split once, as a shell would, before anything is filled in.
 
     Raises:
-        SpaceError: Quotes are not closed, there is no program, or a shell would have to obey a part.
+        SpaceError: Quotes are not closed, or there is no program.
     """
     try:
         # A backslash stays before braces; blanks inside of a choice need quotes, as anywhere.
@@ -183,8 +183,6 @@ def split_command(command: str | Sequence[str]) -> tuple[str, ...]:
         raise SpaceError(f"cannot be split into arguments ({error}); close the quote, or write a list") from None
     if not arguments or not arguments[0]:
         raise SpaceError("names no program; write it first, such as torchrun or python")
-    if problem := shell_problem(command):
-        raise SpaceError(problem)
     return tuple(arguments)
 
 

@@ -25,6 +25,7 @@ from wattune.plans.program import (
     alone_in,
     is_arguments,
     names_in,
+    shell_problem,
     shown_names,
     split_command,
     template_problem,
@@ -286,6 +287,8 @@ def _missing(space: SpaceLike) -> Iterable[tuple[Path, str]]:
 def _templates(space: SpaceLike) -> Iterable[tuple[Path, str]]:
     known = known_names(space)
     trained = _trained(space)
+    if space.command is not None and (problem := shell_problem(space.command)):
+        yield ("command",), problem
     for path, template in templates_of(space):
         problem = template_problem(template, known)
         if problem:

@@ -333,9 +333,9 @@ class SpaceFile(Entry):
     flags: Annotated[dict[str, Any], AfterValidator(check_flags), WithJsonSchema(FLAGS_SCHEMA)] = Field(default={})
     """Axes of your own, each with its values; `command` or `env` uses them by name."""
     requires: Annotated[list[str], AfterValidator(distinct)] = Field(
-        default=[], examples=[["tp * pp <= 8", "nccl_algo == Ring or tp == 1"]]
+        default=[], examples=[["tp * pp <= 8", "nccl_algo == Ring or tp == 1", "tp == 8 -> pp in [1, 2]"]]
     )
-    """Conditions on axes and flags that every trial keeps: `FIELD OP VALUE`, products, and `or` between them."""
+    """Conditions that every trial keeps: `FIELD OP VALUE`, `in [..]`, products, with `and`, `or`, `->`, parentheses."""
     steps: Annotated[Any, AfterValidator(check_steps), WithJsonSchema(STEPS_SCHEMA)] | None = None
     """With `engine: command`: where its steps come from. None is `auto`, the best source that is there."""
     workload: WorkloadEntry | None = None

@@ -1,117 +1,205 @@
-"""Requirements of a space: conditions that every trial keeps, with products on both sides, and alternatives.
+"""Requirements of a space: conditions that every trial keeps, in a small grammar of their own.
 
-Such as `tp * pp <= 8 or dtype == fp32`. They are parsed and never evaluated as code.
+Such as `tp * pp <= 8 or dtype == fp32`, `tp in [2, 4] and pp == 1` or `(tp == 8 or ep > 1) -> recompute == full`. From
+the loosest to the tightest: `->` (where the left side holds, the right one does too), `or`, `and`, comparisons, `*`.
+They are read by this module alone, and nothing of them is evaluated as code.
 """
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from wattune.errors import SpaceError, closest
-from wattune.objective import COMPARE, LONGEST_TEXT, NUMBER, Condition, Field, parse_condition
+from wattune.objective import COMPARE, NUMBER, Field
 
-_SIDES: Final = re.compile(r"(.+?)(<=|>=|==|!=|<|>)(.+)", re.ASCII)
-_FACTOR: Final = re.compile(r"[\w.\-+/]+", re.ASCII)
+LONGEST_TEXT: Final = 2000
+"""Most characters of one requirement."""
 
+DEEPEST: Final = 20
+"""Most parentheses inside one another."""
+
+_TOKEN: Final = re.compile(
+    r"\s*(?:(?P<sign>->|<=|>=|==|!=|<|>|[()\[\],*])|\"(?P<quoted>[^\"]*)\"|(?P<word>(?:[\w./+]|-(?!>))+)|(?P<other>\S))",
+    re.ASCII,
+)
+_RESERVED: Final = ("and", "or", "in", "->")
+_EXAMPLES: Final = 'write such as "tp * pp <= world_size", "algo in [Ring, Tree]" or "tp == 8 -> (pp == 1 or ep > 1)"'
+
+_Item = TypeVar("_Item")
 Value = int | float | str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clause:
-    """Two products that are compared, or a field and a name."""
-
-    left: tuple[Value, ...]
-    """Factors: numbers, and names of fields."""
-    operator: str
-    right: tuple[Value, ...]
-    name: str | None = None
-    """The name that the field on the left is compared with; None where both sides are products."""
-
-    def holds(self, values: Mapping[str, Value]) -> bool:
-        """Tells whether a configuration with these values keeps it."""
-        if self.name is not None:
-            return COMPARE[self.operator](str(values[str(self.left[0])]), self.name)
-        return COMPARE[self.operator](_product(self.left, values), _product(self.right, values))
-
-    def shown(self, values: Mapping[str, Value]) -> list[str]:
-        """Lists the fields it names with their values, such as `tp=2`."""
-        return [f"{factor}={values[factor]}" for factor in (*self.left, *self.right) if isinstance(factor, str)]
-
-
-def _product(factors: Sequence[Value], values: Mapping[str, Value]) -> float:
-    return math.prod(float(values[one]) if isinstance(one, str) else one for one in factors)
+Test = Callable[[Mapping[str, Value]], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requirement:
-    """A condition that every trial of a space keeps: one of several comparisons holds."""
+    """A condition that every trial of a space keeps."""
 
     text: str
-    either: tuple[Clause, ...]
+    fields: tuple[str, ...]
+    """The fields it names, in the order of the text."""
+    holds: Test
+    """Tells whether a configuration with these values keeps it."""
 
     def __str__(self) -> str:
         return self.text
 
-    @property
-    def fields(self) -> frozenset[str]:
-        """The fields it names."""
-        return frozenset(factor for one in self.either for factor in (*one.left, *one.right) if isinstance(factor, str))
-
     def problem(self, values: Mapping[str, Value]) -> str | None:
         """Says why a configuration does not keep it, with its numbers; None where it does."""
-        if any(one.holds(values) for one in self.either):
+        if self.holds(values):
             return None
-        shown = dict.fromkeys(text for one in self.either for text in one.shown(values))
-        return f'"{self.text}" does not hold at {", ".join(shown)}; change these values, or the requirement'
+        shown = ", ".join(f"{name}={values[name]}" for name in self.fields)
+        return f'"{self.text}" does not hold at {shown}; change these values, or the requirement'
 
 
 def parse_requirement(text: str, fields: Mapping[str, Field]) -> Requirement:
     """Reads a requirement of a space.
 
-    Such as `micro_batch_size <= 8`, `tp * pp <= world_size` or `nccl_algo == Ring or tp == 1`.
-
     Raises:
-        SpaceError: The text has another form, names no field, or compares what cannot be compared.
+        SpaceError: The text has another form, names no field, or compares what cannot be compared. The message names
+            the place.
     """
     if len(text) > LONGEST_TEXT:
         raise SpaceError(f'"{text[:60]}..." is longer than {LONGEST_TEXT} characters; write several requirements')
-    parts = re.split(r"\sor\s", text)
-    return Requirement(text=" ".join(text.split()), either=tuple(_clause(part, text, fields) for part in parts))
+    reader = _Reader(" ".join(text.split()), fields)
+    holds = reader.implication()
+    if reader.sign:
+        raise reader.refused("and, or, ->, or the end")
+    if not reader.named:
+        raise SpaceError(f'"{text}" names no field; {closest(text.split()[0], fields)}')
+    return Requirement(text=reader.text, fields=tuple(reader.named), holds=holds)
 
 
-def _clause(part: str, text: str, fields: Mapping[str, Field]) -> Clause:
-    found = _SIDES.fullmatch(part)
-    if found is None:
-        raise SpaceError(
-            f'"{text}" is not a requirement; write "FIELD OP VALUE" such as "micro_batch_size <= 8", '
-            '"tp * pp <= world_size" or "nccl_algo == Ring or tp == 1"'
-        )
-    left, sign, right = found.groups()
-    name, wanted = left.strip(), right.strip()
-    if name in fields and fields[name].kind is str:
-        condition = parse_condition(f"{name} {sign} {wanted}", {name: fields[name]})
-        assert isinstance(condition, Condition)
-        return Clause(left=(name,), operator=sign, right=(), name=str(condition.value))
-    sides = [_factors(side, text, fields) for side in (left, right)]
-    if not any(isinstance(factor, str) for side in sides for factor in side):
-        raise SpaceError(f'"{text}" names no field; {closest(name, fields)}')
-    return Clause(left=sides[0], operator=sign, right=sides[1])
+class _Reader:
+    """Reads a text from left to right; each method reads what its name says, and stops behind it."""
 
+    def __init__(self, text: str, fields: Mapping[str, Field]) -> None:
+        self.text, self.fields = text, fields
+        self.named: dict[str, None] = {}
+        self._tokens = [(found[found.lastgroup or 0], found.lastgroup, found) for found in _TOKEN.finditer(text)]
+        self._at = self._depth = 0
 
-def _factors(side: str, text: str, fields: Mapping[str, Field]) -> tuple[Value, ...]:
-    """Reads a product of numbers and fields that are numbers."""
-    factors: list[Value] = []
-    for word in (one.strip() for one in side.split("*")):
-        if re.fullmatch(NUMBER, word, re.ASCII):
-            factors.append(float(word) if any(sign in word for sign in ".eE") else int(word))
-        elif not _FACTOR.fullmatch(word):
-            raise SpaceError(f'"{text}" has "{word}" where a field or a number stands; write such as "tp * pp <= 8"')
-        elif word not in fields:
-            raise SpaceError(f'"{word}" in "{text}" is no field of a configuration; {closest(word, fields)}')
-        elif fields[word].kind is str:
-            raise SpaceError(f'"{text}": {word} is a name, which is no number; write such as "{word} == NAME"')
+    @property
+    def sign(self) -> str:
+        """The next token, if it is no quoted text; empty at the end."""
+        token, kind, _ = self._tokens[self._at] if self._at < len(self._tokens) else ("", "", None)
+        return "a text" if kind == "quoted" else token
+
+    def refused(self, allowed: str) -> SpaceError:
+        """Makes the error of a token that cannot stand where it does."""
+        if self._at >= len(self._tokens):
+            place = "ends too early"
         else:
-            factors.append(word)
-    return tuple(factors)
+            token, kind, found = self._tokens[self._at]
+            place = f'has "{token}" at character {found.start(kind or 0) + 1}'
+        return SpaceError(f'"{self.text}" is not a requirement: it {place}, allowed: {allowed}; {_EXAMPLES}')
+
+    def _take(self, *signs: str) -> str:
+        """Goes on behind the next token if it is one of some; returns it, or nothing."""
+        found = self.sign
+        self._at += found in signs
+        return found if found in signs else ""
+
+    def implication(self) -> Test:
+        """Reads alternatives, and what follows from them."""
+        left = self._joined("or", any)
+        if not self._take("->"):
+            return left
+        right = self.implication()
+        return lambda values: not left(values) or right(values)
+
+    def _joined(self, word: str, judge: Callable[[Iterable[bool]], bool]) -> Test:
+        """Reads parts between `or`, and inside them parts between `and`."""
+        tests = [self._part(word)]
+        while self._take(word):
+            tests.append(self._part(word))
+        return tests[0] if len(tests) == 1 else lambda values: judge(one(values) for one in tests)
+
+    def _part(self, word: str) -> Test:
+        if word == "or":
+            return self._joined("and", all)
+        if not self._take("("):
+            return self._comparison()
+        self._depth += 1
+        if self._depth > DEEPEST:
+            raise self.refused(f"at most {DEEPEST} parentheses inside one another")
+        inner = self.implication()
+        self._depth -= 1
+        if not self._take(")"):
+            raise self.refused("), and, or, ->")
+        return inner
+
+    def _comparison(self) -> Test:
+        name = self.sign
+        if name in self.fields and self.fields[name].kind is str:
+            return self._of_name(name)
+        left = self._product()
+        if self._take("in"):
+            several = self._listed(self._product)
+            return lambda values: left(values) in [one(values) for one in several]
+        if not (sign := self._take(*COMPARE)):
+            raise self.refused(f"*, {' '.join(COMPARE)}, or in")
+        right, compare = self._product(), COMPARE[sign]
+        return lambda values: compare(left(values), right(values))
+
+    def _of_name(self, name: str) -> Test:
+        """Reads a field that is a name, and the names that it is compared with."""
+        self.named[name] = None
+        self._at += 1
+        sign = self._take(*COMPARE, "in")
+        if sign not in ("==", "!=", "in"):
+            if sign:
+                raise SpaceError(f'"{self.text}": {name} is a name, which has no order; use ==, != or in')
+            raise self.refused(f"==, != or in, as {name} is a name")
+        wanted = self._listed(lambda: self._name(name)) if sign == "in" else [self._name(name)]
+        return lambda values: (str(values[name]) in wanted) is (sign != "!=")
+
+    def _name(self, field: str) -> str:
+        token, kind, _ = self._tokens[self._at] if self._at < len(self._tokens) else ("", "", None)
+        if kind not in ("word", "quoted") or (kind == "word" and token in _RESERVED):
+            raise self.refused("a name, in double quotes where it has other signs than letters, digits and . _ - + /")
+        choices = self.fields[field].choices
+        if choices and token not in choices:
+            raise SpaceError(f'"{self.text}": {field} is never "{token}"; {closest(token, choices)}')
+        self._at += 1
+        return token
+
+    def _listed(self, read: Callable[[], _Item]) -> list[_Item]:
+        """Reads a list in brackets."""
+        if not self._take("["):
+            raise self.refused("a list, such as [2, 4]")
+        found = [read()]
+        while self._take(","):
+            found.append(read())
+        if not self._take("]"):
+            raise self.refused("a comma or ]")
+        return found
+
+    def _product(self) -> Callable[[Mapping[str, Value]], float]:
+        """Reads numbers and fields with `*` between them."""
+        factors = [self._factor()]
+        while self._take("*"):
+            factors.append(self._factor())
+        number = math.prod(one for one in factors if not isinstance(one, str))
+        names: Sequence[str] = [one for one in factors if isinstance(one, str)]
+        if not names:
+            return lambda _values: number
+        if len(factors) == 1:
+            return lambda values: float(values[names[0]])
+        return lambda values: math.prod((float(values[one]) for one in names), start=number)
+
+    def _factor(self) -> float | str:
+        word = self.sign
+        if re.fullmatch(NUMBER, word, re.ASCII):
+            self._at += 1
+            return float(word)
+        if word in _RESERVED or not re.fullmatch(r"[\w.\-+/]+", word, re.ASCII):
+            raise self.refused("a field or a number")
+        if word not in self.fields:
+            raise SpaceError(f'"{word}" in "{self.text}" is no field of a configuration; {closest(word, self.fields)}')
+        if self.fields[word].kind is str:
+            raise SpaceError(f'"{self.text}": {word} is a name, which is no number; write such as "{word} == NAME"')
+        self.named[word] = None
+        self._at += 1
+        return word

@@ -130,7 +130,7 @@ def _resolved(file: SpaceFile) -> StudySpec:
     given = file.workload
     workloads = given.resolve(has_experts=file.has_experts) if given is not None else (UNKNOWN_WORKLOAD,)
     measure = file.measure.settings
-    limits, axes = file.limits.model_dump(exclude_none=True), file.space or {}
+    limits, axes, known = file.limits.model_dump(exclude_none=True), file.space or {}, fields_of(file)
     return StudySpec(
         name=file.study,
         models=models,
@@ -146,7 +146,7 @@ def _resolved(file: SpaceFile) -> StudySpec:
         search=file.search,
         program=_program(file),
         flags={name: tuple(map(flag_value, values)) for name, values in file.flags.items()},
-        requires=tuple(parse_requirement(text, fields_of(file)) for text in file.requires),
+        requires=tuple(parse_requirement(text, known) for text in file.requires),
         document={
             "study": file.study,
             **(
