@@ -144,6 +144,8 @@ class Numbers:
     """From its last step until its nodes were free."""
     memory_peak_rank: int | None = None
     """The rank that used most memory."""
+    memory_asked_bytes: int | None = None
+    """Bytes that a rank had when it ran out of memory, with those it asked for."""
     memory_reserved_peak_bytes: int | None = None
     """Most that the allocator of any rank held."""
     space: int | None = None

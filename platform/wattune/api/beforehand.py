@@ -16,7 +16,7 @@ from wattune.api.spaces import GUIDED, StudyPlan
 from wattune.catalog.hardware import DeviceSpec
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import Coefficients, Estimates, estimate
-from wattune.cost.out_of_memory import CERTAIN, out_of_memory_probability
+from wattune.cost.out_of_memory import CERTAIN, MemoryRisk
 from wattune.errors import PlanError
 from wattune.fidelity import is_burst, is_soak
 from wattune.fitting.device import MeasuredTrial
@@ -24,7 +24,7 @@ from wattune.fitting.memory import measured_excess
 from wattune.fitting.store import read_fit
 from wattune.plans.program import is_command
 from wattune.run import RunStatus
-from wattune.search.forecast import Unfitting, duration_s
+from wattune.search.forecast import MEMORY_RULE, Unfitting, duration_s
 from wattune.search.strategies.protocol import Observation, Strategy
 from wattune.storage.study import StudyFolder
 from wattune.trial import Measure, TrialSpec
@@ -157,14 +157,20 @@ class Beforehand:
         return {spec: place for place, spec in enumerate(self._specs)}
 
     @cached_property
-    def _out_of_memory(self) -> list[float]:
-        """Probability that each candidate runs out of memory; empty where one of them has no estimate."""
-        return [] if self.estimates is None else out_of_memory_probability(self._specs, self.estimates).tolist()
+    def out_of_memory(self) -> MemoryRisk:
+        """Probability that each candidate runs out of memory; 0 where it has no estimate."""
+        return MemoryRisk(self._specs, self.estimates)
 
-    def out_of_memory(self, spec: TrialSpec) -> float:
-        """Returns the probability that a candidate runs out of memory; 0 where it has no estimate."""
-        place = self._places.get(spec)
-        return self._out_of_memory[place] if place is not None and self._out_of_memory else 0.0
+    def rejects(self, spec: TrialSpec) -> str:
+        """Returns the reason not to start a candidate that trials of this study have shown not to fit; else empty."""
+        risk = self.out_of_memory
+        named = self.planned.spec.search.reference
+        if not risk.learned(spec) or spec.trial_id == named or (probability := risk(spec)) <= CERTAIN:
+            return ""
+        return (
+            f"{MEMORY_RULE}: by the trials of its engine and model that ran and that ran out of memory it would "
+            f"too, with a probability of {probability:.2f}; --try-all runs it"
+        )
 
     def fitting(self, began: Callable[[TrialSpec], bool]) -> "Beforehand":
         """Rejects the candidates that run out of memory with a probability above `CERTAIN`, by the rule `memory`.
@@ -176,7 +182,7 @@ class Beforehand:
             What is known of the others, and of the trial that `search.reference` names.
         """
         found, kept = self.estimates, self.planned.kept
-        over = [place for place, risk in enumerate(self._out_of_memory) if risk > CERTAIN]
+        over = np.flatnonzero(self.out_of_memory.estimated > CERTAIN).tolist()
         named = self.planned.spec.search.reference
         over = [place for place in over if kept[place].trial_id != named and not began(kept[place].spec)]
         if found is None or not over:

@@ -28,6 +28,7 @@ from wattune.ranking.order import Ranking, finalists
 from wattune.ranking.order import rank as rank_trials
 from wattune.ranking.sources import Source, collector_paused, rank_sources
 from wattune.run import Numbers, Run, RunStatus
+from wattune.search.forecast import MEMORY_RULE
 from wattune.search.prune import Candidates
 from wattune.search.search_entry import Finalists
 from wattune.storage.files import find_storage, require_writable
@@ -160,7 +161,7 @@ def run_study(
         changes = study.require_space(document)  # a URL may have brought a newer space, and trials that began
         known = _fitting(planned, study, try_all=try_all)
         planned = known.planned
-        run = _study_run(planned, study, budget, known, until_decided=until_decided)
+        run = _study_run(planned, study, budget, known, until_decided=until_decided, try_all=try_all)
         run, strategy = replace(run, retry=statuses), known.strategy()
         controller = StudyController(study, strategy, run, _passing_on(delivery, listener, planned, study, changes))
         needed = controller.begin().load_s.keys()
@@ -243,7 +244,8 @@ def preview(
     budget = _budget(max_hours, max_trials, max_gpu_hours, deadline)
     known = _fitting(planned, study, try_all=try_all)
     planned = known.planned
-    run = replace(_study_run(planned, study, budget, known, until_decided=until_decided), retry=_statuses(retry))
+    run = _study_run(planned, study, budget, known, until_decided=until_decided, try_all=try_all)
+    run = replace(run, retry=_statuses(retry))
     results, unreadable = study.finished()
     queue = TrialQueue(known.strategy(), run, results, unreadable=unreadable)
     return _with_facts(replace(queue.preview(), unreadable=unreadable), planned, study, changes)
@@ -326,7 +328,13 @@ def _statuses(names: Collection[str]) -> frozenset[RunStatus]:
 
 
 def _study_run(
-    planned: StudyPlan, study: StudyFolder, budget: Budget, known: Beforehand, *, until_decided: bool = False
+    planned: StudyPlan,
+    study: StudyFolder,
+    budget: Budget,
+    known: Beforehand,
+    *,
+    until_decided: bool = False,
+    try_all: bool = False,
 ) -> StudyRun:
     spec, search = planned.spec, planned.spec.search
     if until_decided:
@@ -346,10 +354,12 @@ def _study_run(
         reference=planned.reference,
         candidates=planned.candidates.specs,
         budget=budget,
-        outdated=_outdated(study, spec.limits),
+        outdated=_outdated(study, spec.limits, try_all=try_all),
         duration_s=known.durations(),
         waits=known.waits_for_host,
         out_of_memory=known.out_of_memory,
+        learns_memory=known.out_of_memory.note,
+        rejects=None if try_all else known.rejects,
         estimate=known.lowest_figures(),
     )
 
@@ -361,8 +371,8 @@ def _finalists(planned: StudyPlan, study: StudyFolder) -> list[TrialSpec]:
     return [spec for spec in finalists(ranking) if spec.trial_id in listed]
 
 
-def _outdated(study: StudyFolder, limits: Mapping[str, float]) -> Callable[[Run], bool]:
-    """Returns a test of earlier results: whether a hard limit stopped the trial that is looser or gone now."""
+def _outdated(study: StudyFolder, limits: Mapping[str, float], *, try_all: bool) -> Callable[[Run], bool]:
+    """Returns a test of earlier results: whether what kept a trial from its end, such as a limit, holds no more."""
     spaces = study.spaces() if study.exists else []
     before: dict[int, Mapping[str, float]] = {one.number: one.document.get("limits") or {} for one in spaces}
 
@@ -370,6 +380,8 @@ def _outdated(study: StudyFolder, limits: Mapping[str, float]) -> Callable[[Run]
         if result.status not in (RunStatus.ABORTED, RunStatus.REJECTED):
             return False
         then = before.get(space_number(result), {})
+        if try_all and result.reason.startswith(f"{MEMORY_RULE}:"):
+            return True
         return any(limits.get(name, math.inf) > bound for name, bound in then.items())
 
     return outdated

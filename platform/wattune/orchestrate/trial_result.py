@@ -142,6 +142,8 @@ def rank_numbers(outcomes: Sequence[RankOutcome]) -> Numbers:
         profile_time_s=parts_s.get("profile"),
         close_time_s=parts_s.get("close"),
         memory_peak_rank=fullest.rank if fullest is not None and fullest.memory_peak_bytes else None,
+        memory_asked_bytes=max((one.out_of_memory.needed_bytes for one in outcomes if one.out_of_memory), default=0)
+        or None,
         memory_reserved_peak_bytes=max((one.memory_reserved_peak_bytes for one in outcomes), default=0) or None,
     )
 

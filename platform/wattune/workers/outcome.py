@@ -44,6 +44,12 @@ class OutOfMemory:
     """Memory of the device at that time; None on processors."""
 
     @property
+    def needed_bytes(self) -> int:
+        """Bytes of tensors and of what was asked for; 0 where they are not known."""
+        known = self.memory is not None and self.requested_bytes is not None
+        return self.memory.allocated_bytes + self.requested_bytes if known else 0  # type: ignore[union-attr,operator]
+
+    @property
     def is_fragmentation(self) -> bool:
         """True where torch's allocator held enough free memory, in pieces that were each too small."""
         if self.memory is None or self.requested_bytes is None:

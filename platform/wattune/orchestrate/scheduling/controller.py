@@ -312,17 +312,21 @@ class StudyController:
             return replace(running, tags={**running.tags, NO_ESTIMATE_TAG: why}), {}
 
     def _rejected(self, running: Attempt, estimate: Mapping[str, float]) -> bool:
-        """Stores a trial as rejected if it is estimated above a hard limit; returns whether it was."""
+        """Stores a trial as rejected if results rule it out, or it is estimated above a hard limit; returns whether."""
+        reason = self._run.rejects(running.spec) if self._run.rejects is not None else ""
+        reason = reason or self._above_limit(estimate)
+        if reason:
+            self._opened.release(running.nodes)
+            self._conclude(running, self._write(running, RunStatus.REJECTED, reason))
+        return bool(reason)
+
+    def _above_limit(self, estimate: Mapping[str, float]) -> str:
+        """Names the hard limit that an estimate is above; empty where none is."""
         for limit, bound in self._run.limits.items():
             metric = LIMIT_METRICS[limit]
             if estimate.get(metric, -math.inf) > bound:
-                reason = (
-                    f"{metric} is estimated at {estimate[metric]:.6g} or more, the hard limit {limit} is {bound:.6g}"
-                )
-                self._opened.release(running.nodes)
-                self._conclude(running, self._write(running, RunStatus.REJECTED, reason))
-                return True
-        return False
+                return f"{metric} is estimated at {estimate[metric]:.6g} or more, the hard limit {limit} is {bound:.6g}"
+        return ""
 
     def _begun(self, tune_id: str, running: Attempt, progress: AskProgress | None) -> bool:
         """Begins a trial; returns whether the study's disk let it. If not, no other trial could begin either."""

@@ -50,6 +50,10 @@ class StudyRun:
     """Predicts whether a trial may wait for its host; None predicts nothing."""
     out_of_memory: Callable[[TrialSpec], float] | None = None
     """Predicts the probability that a trial runs out of memory; None predicts nothing."""
+    learns_memory: Callable[[TrialSpec, Run], bool] | None = None
+    """Takes a result; returns whether it changed `out_of_memory` of other trials."""
+    rejects: Callable[[TrialSpec], str] | None = None
+    """Returns the reason that results of the study rule a trial out; empty where nothing does."""
     estimate: Callable[[TrialSpec], Mapping[str, float]] | None = None
     """Predicts metrics of a trial: the low ends of their intervals. A trial that is estimated above a hard limit is
     rejected instead of run."""

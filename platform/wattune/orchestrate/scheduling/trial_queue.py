@@ -196,6 +196,8 @@ class TrialQueue:
         if role == "finalist":
             self._soaked.add(result.trial_id)
         self.done[result.trial_id, result.repeat] = result
+        if self._run.learns_memory is not None and self._run.learns_memory(spec, result):
+            self._waiting.put_last(self._run.runs_late)
         start = self._warm.ran(spec, nodes, new_workers=waited_for_workers(result))
         if self._ladder is not None and self._is_listed(result.trial_id):
             self._ladder.note(spec, result)

@@ -1,7 +1,7 @@
 """The trials that wait, in order, by workers and nodes; and those that this call does not start. No Ray here."""
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from operator import itemgetter
 from typing import Final
 
@@ -10,6 +10,7 @@ from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.run import Run, RunStatus
+from wattune.trial import TrialSpec
 
 WORTH_REPEATING: Final = (RunStatus.COMPLETED, RunStatus.INVALID)
 """Statuses of a first run after which a repeat is worth running."""
@@ -94,6 +95,14 @@ class Waiting:
         self._num_queued += 1
         self._lines[_line_of(queued)].appendleft((-self._num_queued, queued))
         self._count(queued)
+
+    def put_last(self, late: Callable[[TrialSpec], bool]) -> None:
+        """Moves trials to the end of their line, in their order."""
+        for line in self._lines.values():
+            for number, queued in [one for one in line if late(one[1].spec)]:
+                line.remove((number, queued))
+                line.append((self._num_queued, queued))
+                self._num_queued += 1
 
     def reconsider(self) -> None:
         """Queues stranded trials again: nodes have come or gone."""
