@@ -86,10 +86,11 @@ def ours(folder: Path, hours: float) -> dict[str, float]:
     assert aligned is not None
     node, most_w = EnergySum(aligned.duration_s), dict.fromkeys(WINDOWS_S, 0.0)
 
-    def look(trace: PowerTrace, series: Series) -> None:
+    def look(trace: PowerTrace, series: Series) -> PowerTrace:
         for piece in node.add(pieces(series), trace.sensor_period_s, trace.smoothed_s):
             for label, window_s in WINDOWS_S.items():
                 most_w[label] = max(most_w[label], piece.most_j(steps_of(window_s)) / window_s)
+        return trace
 
     traces = powers(aligned, look)
     energy_j = total_energy_j(traces, aligned.duration_s)

@@ -115,7 +115,7 @@ def test_a_trial_that_completes_while_its_study_is_stopped_is_tracked_as_complet
     ranking = rank([(SPEC, stopped)], Question.of(DOCUMENT["objective"]))
 
     def tracked() -> list[RunStatus]:
-        return [result.status for _, result in read_study(uri, here.name).results]
+        return [result.status for _, result in read_study(uri, here.name)[0]]
 
     measured(here, stopped)
     here.write_report("<html>")
@@ -154,7 +154,7 @@ def test_a_further_run_sends_what_a_killed_one_had_not(
             delivery.conclude(ranking)
         assert delivery.tracking_problem == ""
         assert attempts_sent(uri, here) == {(SPEC.trial_id, repeat): 1 for repeat in range(3)}
-    assert sorted(result.repeat for _, result in read_study(uri, here.name).results) == [0, 1, 2]
+    assert sorted(result.repeat for _, result in read_study(uri, here.name)[0]) == [0, 1, 2]
 
 
 def test_a_later_attempt_replaces_the_one_that_was_sent(
@@ -170,7 +170,7 @@ def test_a_later_attempt_replaces_the_one_that_was_sent(
     with Delivery(here, Tracker(uri, here.name, document=DOCUMENT), None) as delivery:
         delivery.conclude(rank(here.results(), Question.of(DOCUMENT["objective"])))
     assert attempts_sent(uri, here) == {(SPEC.trial_id, 0): 2}
-    assert [result.status for _, result in read_study(uri, here.name).results] == ["completed"]
+    assert [result.status for _, result in read_study(uri, here.name)[0]] == ["completed"]
 
 
 def test_what_is_sent_is_what_the_folder_holds_by_then(here: StudyFolder) -> None:

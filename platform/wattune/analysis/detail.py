@@ -127,10 +127,6 @@ def _repeated(num_rows: int, **values: Any) -> dict[str, pa.Array]:
 def _slots(examined: Examined, rows: list[dict[str, Any]]) -> pa.Table:
     aligned = examined.aligned
     traces = traces_by_device(aligned, examined.powers)
-    sensors = {
-        trace.devices[0]: sensor
-        for trace, sensor in zip(examined.powers.traces, examined.together.sensors, strict=False)
-    }
     for row in rows:
         device = row["node"], row["device"]
         if device in examined.temperatures:
@@ -141,10 +137,9 @@ def _slots(examined: Examined, rows: list[dict[str, Any]]) -> pa.Table:
             row |= {"clock_deficit_frac": throttle.deficit_frac, "throttle_frac": throttle.any_frac}
         if device in traces:
             trace, _ = traces[device]
-            peak_w = sensors[trace.devices[0]].peak_1s_w if trace.devices[0] in sensors else None
             row |= {
                 "power_mean_w": trace.mean_w / trace.share,
-                "power_peak_1s_w": None if peak_w is None else peak_w / trace.share,
+                "power_peak_1s_w": None if trace.peak_1s_w is None else trace.peak_1s_w / trace.share,
             }
     rows.sort(key=lambda row: (row["node"], row["slot"] is None, row["slot"] or 0, row["device"]))
     return pa.Table.from_pylist(rows, schema=SLOT_COLUMNS)
@@ -203,8 +198,8 @@ def _throttles(examined: Examined, device: DeviceKey, fast: Readings | None) -> 
 
 def _excursions(examined: Examined) -> pa.Table:
     parts = []
-    for trace, sensor in zip(examined.powers.traces, examined.together.sensors, strict=False):
-        found = sensor.excursions
+    for trace in examined.powers.traces if examined.powers.usable else ():
+        found = trace.excursions
         if found is not None and found.count:
             node, device = trace.devices[0]
             columns = {

@@ -6,9 +6,8 @@ from contextlib import suppress
 from typing import Final
 
 from wattune.analysis.metrics.energy import integral_error_frac
-from wattune.analysis.metrics.excursion import excursion_metrics
 from wattune.analysis.metrics.phases import step_energies_j
-from wattune.analysis.metrics.power import power_metrics
+from wattune.analysis.metrics.power import excursion_metrics, power_metrics
 from wattune.analysis.metrics.saturation import link_peaks
 from wattune.analysis.metrics.speed import speed_metrics, step_to_step_s
 from wattune.analysis.metrics.step_breakdown import decompose_metrics
@@ -96,12 +95,6 @@ def _trust(examined: Examined) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _excursions(examined: Examined) -> dict[str, float]:
-    sensors = examined.together.sensors
-    above_frac = [sensor.above_limit_frac for sensor in sensors]
-    return excursion_metrics(examined.powers, [sensor.excursions for sensor in sensors], above_frac)
-
-
 def _memory(examined: Examined) -> dict[str, float]:
     spec = examined.data.spec
     return memory_metrics(examined.data.memory_peak_bytes, None if spec is None else spec.cluster.rank_device)
@@ -109,8 +102,8 @@ def _memory(examined: Examined) -> dict[str, float]:
 
 GROUPS: Final[Mapping[str, Callable[[Examined], Mapping[str, float]]]] = {
     "speed": lambda run: speed_metrics(run.aligned, run.data.spec, run.data.tokens_per_step),
-    "power": lambda run: power_metrics(run.aligned, run.powers, run.together),
-    "excursion": _excursions,
+    "power": lambda run: power_metrics(run.aligned, run.powers),
+    "excursion": lambda run: excursion_metrics(run.powers),
     "throttle": lambda run: throttle_metrics(run.aligned, run.throttles),
     "thermal": lambda run: thermal_metrics(run.aligned, run.temperatures, run.settled),
     "utilization": lambda run: use_metrics(run.aligned, link_peaks(run.aligned, run.sensed)),

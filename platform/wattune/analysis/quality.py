@@ -174,16 +174,9 @@ THRESHOLDS: Final = (
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QualityVerdict:
-    """Quality of a measurement, with its reasons."""
-
-    quality: str
-    """Of the whole."""
-    reasons: tuple[str, ...]
-    """Codes of all bounds that were exceeded, those of groups included, in the table's order."""
-    groups: dict[str, str]
-    """Groups of metrics with a worse verdict than the whole."""
+QualityVerdict = tuple[str, tuple[str, ...], dict[str, str]]
+"""Quality of the whole; codes of all bounds that were exceeded, those of groups included, in the table's order; and the
+quality of each group of metrics that is worse than the whole."""
 
 
 def quality_of(examined: Examined, metrics: Found) -> QualityVerdict:
@@ -197,4 +190,4 @@ def assess_quality(facts: Mapping[str, float | None]) -> QualityVerdict:
     short = [(threshold, verdict) for threshold, verdict in found if verdict != PUBLISHABLE]
     quality = min((v for t, v in short if t.scope == "all"), key=QUALITIES.index, default=PUBLISHABLE)
     groups = {t.scope: v for t, v in short if t.scope != "all" and QUALITIES.index(v) < QUALITIES.index(quality)}
-    return QualityVerdict(quality=quality, reasons=tuple(threshold.code for threshold, _ in short), groups=groups)
+    return quality, tuple(threshold.code for threshold, _ in short), groups

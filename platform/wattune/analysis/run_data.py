@@ -15,7 +15,7 @@ from wattune.analysis.metrics.energy import Powers, enforced_limit_w, total_ener
 from wattune.analysis.metrics.exposed_comm import busy_s, kernel_metrics, parts, waits_for_peers_s
 from wattune.analysis.metrics.outlier import Outlier, outliers
 from wattune.analysis.metrics.phases import Segments, segments, traces_by_device
-from wattune.analysis.metrics.power import Synchronous, powers_together
+from wattune.analysis.metrics.power import powers_together
 from wattune.analysis.metrics.saturation import Saturation, link_peaks, saturation
 from wattune.analysis.metrics.settled import Settled, settled_temperatures
 from wattune.analysis.metrics.speed import step_times_s
@@ -300,18 +300,9 @@ class Examined:
         return None if self.data.spec is None else self.data.spec.cluster.sensed_device
 
     @cached_property
-    def _power(self) -> tuple[Powers, Synchronous]:
-        return powers_together(self.aligned)
-
-    @property
     def powers(self) -> Powers:
-        """The power traces."""
-        return self._power[0]
-
-    @property
-    def together(self) -> Synchronous:
-        """Figures of all power traces on one grid."""
-        return self._power[1]
+        """The power traces, with every figure of their samples."""
+        return powers_together(self.aligned)
 
     @cached_property
     def ways(self) -> Mapping[DeviceKey, Segments]:

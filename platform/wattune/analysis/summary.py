@@ -69,17 +69,17 @@ def impossible(error: ImpossibleValueError) -> Summary:
 def summary_of(examined: Examined) -> Summary:
     """Computes metrics and verdict of what is examined."""
     data, metrics = examined.data, figures(examined)
-    verdict = quality_of(examined, metrics)
+    quality, reasons, groups = quality_of(examined, metrics)
     tags = {
         "simulated": str(data.simulated).lower(),
         **_power_tags(examined, metrics),
         **_found_tags(examined),
-        **{f"quality_{group}": quality for group, quality in verdict.groups.items()},
+        **{f"quality_{group}": worse for group, worse in groups.items()},
     }
     return Summary(
         metrics=metrics,
-        quality=verdict.quality,
-        quality_reasons=verdict.reasons,
+        quality=quality,
+        quality_reasons=reasons,
         tags=tags,
         numbers=_numbers(examined),
     )
@@ -103,10 +103,11 @@ def node_power_series(aligned: Aligned, *, window_s: float = 0.1) -> dict[str, t
     """
     sums: dict[str, EnergySum] = {}
 
-    def add(trace: PowerTrace, series: Series) -> None:
+    def add(trace: PowerTrace, series: Series) -> PowerTrace:
         node = sums.setdefault(trace.node, EnergySum(aligned.duration_s))
         for _ in node.add(pieces(series), trace.sensor_period_s, trace.smoothed_s):
             pass
+        return trace
 
     usable = powers(aligned, add).usable
     return {node: total.energy.means_w(window_s) for node, total in sums.items()} if usable else {}

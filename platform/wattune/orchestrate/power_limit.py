@@ -37,7 +37,7 @@ def node_power_peak_w(
         Watts; None if the devices' power is not read, or the window is shorter than 1 s.
     """
     examined = RunData(tables=tables, manifests={node: manifest}, window=window).examined
-    nodes = () if examined is None else examined.together.nodes
+    nodes = () if examined is None else examined.powers.by_node
     return nodes[0][NODE_POWER_PEAK] if nodes else None
 
 

@@ -89,13 +89,13 @@ class Source:
         Raises:
             TrackingError: The store cannot be reached or has no such study.
         """
-        tracked = read_study(uri, name)
+        results, unreadable, goals = read_study(uri, name)
         return cls(
             name=name,
-            results=over_common_steps(tracked.results),
-            unreadable=tracked.unreadable,
-            objective=tracked.objective,
-            constraints=tracked.constraints,
+            results=over_common_steps(results),
+            unreadable=unreadable,
+            objective=goals["objective"],
+            constraints=tuple(goals["constraints"]),
             place=f"{uri}, study {name}",
         )
 

@@ -8,7 +8,6 @@ read one by one.
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -38,17 +37,9 @@ _COLUMNS: Final = pa.schema(
 TrackedResults = list[tuple[TrialSpec, Run]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrackedStudy:
-    """A study as an MLflow store holds it."""
-
-    results: TrackedResults
-    """Every repeat of a trial that was sent completely."""
-    objective: str | None
-    """The study's own, None if the store does not have it."""
-    constraints: tuple[str, ...]
-    unreadable: Unreadable = field(default_factory=dict)
-    """Repeats that were sent and cannot be read, and so are not among the results."""
+TrackedStudy = tuple[TrackedResults, Unreadable, dict[str, Any]]
+"""Every repeat of a trial that was sent completely; the reasons of those that were sent and cannot be read; and the
+study's `objective` and `constraints`, as its space has them. The objective is None where the store does not have it."""
 
 
 def read_study(uri: str, name: str) -> TrackedStudy:
@@ -88,12 +79,8 @@ def read_study(uri: str, name: str) -> TrackedStudy:
         if unreadable and not results:
             raise TrackingError(next(iter(unreadable.values())))
         tags = parent.data.tags if parent else {}
-        return TrackedStudy(
-            results=list(results.values()),
-            unreadable=unreadable,
-            objective=tags.get("objective"),
-            constraints=tuple(json.loads(tags.get("wattune.constraints", "[]"))),
-        )
+        constraints = json.loads(tags.get("wattune.constraints", "[]"))
+        return list(results.values()), unreadable, {"objective": tags.get("objective"), "constraints": constraints}
 
     return Store(uri, time.monotonic).do(f"read study {name}", read, moving_s=READ_WITHIN_S)
 

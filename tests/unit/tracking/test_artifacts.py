@@ -44,7 +44,7 @@ def test_what_a_copy_sends_stays_in_the_copy(tracker, tmp_path):
     before = contents(original)
 
     copy = Tracker(uri, tracker.study_name)
-    assert read_study(uri, tracker.study_name).results == sent
+    assert read_study(uri, tracker.study_name)[0] == sent
     second = spec, result_of(spec, repeat=1)
     assert copy.log_trial(*second, folder_of(tmp_path / "trials", *second))
     copy.log_study(DOCUMENT, RANKING, None, [*sent, second])
@@ -58,7 +58,7 @@ def test_what_a_copy_sends_stays_in_the_copy(tracker, tmp_path):
         assert {entry.path for entry in client.list_artifacts(run.info.run_id)} >= {"spec.json", "spans.parquet"}
         assert (inside / "telemetry" / "node0" / "slow.parquet").is_file()
     shutil.rmtree(original / ARTIFACTS / tracker.study_name)
-    assert len(read_study(uri, tracker.study_name).results) == 2, "without the original"
+    assert len(read_study(uri, tracker.study_name)[0]) == 2, "without the original"
 
 
 def test_a_moved_storage_reads_and_writes_where_it_is_now(tracker, client, tmp_path):

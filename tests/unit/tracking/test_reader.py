@@ -26,7 +26,7 @@ def test_results_are_read_back_as_they_were_sent(tracker, tmp_path):
     sent += [(spec_of(4), result_of(spec_of(4), RunStatus.CRASHED)), (long, result_of(long))]
     for spec, result in sent:
         tracker.log_trial(spec, result, folder_of(tmp_path, spec, result))
-    found = read_study(tracker.uri, tracker.study_name).results
+    found = read_study(tracker.uri, tracker.study_name)[0]
     key = lambda pair: (pair[1].trial_id, pair[1].repeat)  # noqa: E731
     assert sorted(found, key=key) == sorted(sent, key=key)
 
@@ -34,26 +34,26 @@ def test_results_are_read_back_as_they_were_sent(tracker, tmp_path):
 def test_a_study_says_from_its_first_trial_on_what_it_is_after(tracker, tmp_path):
     tracker = Tracker(tracker.uri, tracker.study_name, document=DOCUMENT)
     tracker.log_trial(spec_of(), result_of(spec_of()), tmp_path / "none")
-    found = read_study(tracker.uri, tracker.study_name)
-    assert found.objective == "maximize tokens_per_s"
-    assert [parse_constraint(text) for text in found.constraints] == [*map(parse_constraint, DOCUMENT["constraints"])]
-    assert len(found.results) == 1
+    results, _, goals = read_study(tracker.uri, tracker.study_name)
+    assert goals["objective"] == "maximize tokens_per_s"
+    assert [*map(parse_constraint, goals["constraints"])] == [*map(parse_constraint, DOCUMENT["constraints"])]
+    assert len(results) == 1
 
 
 def test_the_delivery_log_holds_all_results_and_later_runs_are_read_beside_it(tracker, tmp_path):
     ranking = rank([], Question.of("maximize tokens_per_s")).to_json()
     before = [(spec_of(n), result_of(spec_of(n))) for n in (1, 2, 4)]
     tracker.log_study(DOCUMENT, ranking, None, before)  # nothing was sent as a run: all comes from the delivery log
-    assert read_study(tracker.uri, tracker.study_name).results == before
+    assert read_study(tracker.uri, tracker.study_name)[0] == before
     late = replace(result_of(spec_of(8)), end_wall_ns=START_NS + 7200 * NS_PER_S)
     again = replace(before[0][1], metrics={"tokens_per_s": 1.0}, end_wall_ns=START_NS + 60 * NS_PER_S)
     tracker.log_trial(spec_of(8), late, tmp_path / "none")
     tracker.log_trial(before[0][0], again, tmp_path / "none")
-    found = {result.trial_id: result for _, result in read_study(tracker.uri, tracker.study_name).results}
+    found = {result.trial_id: result for _, result in read_study(tracker.uri, tracker.study_name)[0]}
     assert found == {late.trial_id: late, again.trial_id: again} | {r.trial_id: r for _, r in before[1:]}
     # Another folder of the same study adds to the delivery log; it removes nothing.
     tracker.log_study(DOCUMENT, ranking, None, [(spec_of(8), late)])
-    assert len(read_study(tracker.uri, tracker.study_name).results) == 4
+    assert len(read_study(tracker.uri, tracker.study_name)[0]) == 4
 
 
 def test_an_unknown_study_is_an_error_that_names_the_known_ones(tracker, tmp_path):
@@ -71,11 +71,10 @@ def test_a_damaged_row_or_run_costs_itself_alone(tracker, client, tmp_path):
     rewrite_log(client, tracker, {pairs[2][1].trial_id: "{", pairs[4][1].trial_id: '{"status": 7}'})
     (run,) = (one for one in runs_of(client, tracker) if one.data.tags.get("trial_id") == pairs[8][1].trial_id)
     client.set_tag(run.info.run_id, "wattune.run", "[]")
-    found = read_study(tracker.uri, tracker.study_name)
-    assert {result.trial_id for _, result in found.results} == {pairs[1][1].trial_id, pairs[4][1].trial_id}, (
+    results, reasons, _ = read_study(tracker.uri, tracker.study_name)
+    assert {result.trial_id for _, result in results} == {pairs[1][1].trial_id, pairs[4][1].trial_id}, (
         "the fourth is damaged in the log and whole as a run"
     )
-    reasons = found.unreadable
     assert reasons.keys() == {f"{pairs[size][1].trial_id}-0" for size in (2, 8)}
     assert all("is damaged" in reason for reason in reasons.values())
     assert len(Source.of_store(tracker.uri, tracker.study_name).unreadable) == 2
@@ -105,9 +104,9 @@ def test_a_damaged_delivery_log_is_made_up_for_by_the_runs(tracker, client, tmp_
     tracker.log_trial(*pair, tmp_path / "none")
     tracker.log_study(DOCUMENT, ranking, None, [pair])
     client.log_text(parent_of(client, tracker), "PAR1 and no more", "results.parquet")
-    assert read_study(tracker.uri, tracker.study_name).results == [pair]
+    assert read_study(tracker.uri, tracker.study_name)[0] == [pair]
     tracker.log_study(DOCUMENT, ranking, None, [pair])
-    assert read_study(tracker.uri, tracker.study_name).results == [pair]
+    assert read_study(tracker.uri, tracker.study_name)[0] == [pair]
 
 
 def runs_of(client, tracker):

@@ -83,7 +83,7 @@ def test_a_part_that_was_sent_is_replaced_and_a_refusal_delays_nobody(tracker, c
     with pytest.raises(TrackingError, match="refuses it"):
         tracker.log_trial(spec, result, tmp_path / "none", {"no (such) name": (times, values)})
     assert [run.info.status for run in runs_of(client, tracker)] == ["RUNNING"]
-    assert read_study(tracker.uri, tracker.study_name).results == []
+    assert read_study(tracker.uri, tracker.study_name)[0] == []
     assert tracker.log_trial(spec, result, tmp_path / "none")
     assert [run.info.status for run in runs_of(client, tracker)] == ["FINISHED"]
 
@@ -136,7 +136,7 @@ def test_a_trial_that_was_tried_again_takes_the_place_of_what_it_was(tracker, tm
     assert tracker.log_trial(spec, again, tmp_path / "none")
     assert not tracker.log_trial(spec, again, tmp_path / "none")
     assert not tracker.log_trial(spec, crashed, tmp_path / "none"), "an older copy of the study"
-    assert [result.status for _, result in read_study(tracker.uri, tracker.study_name).results] == [RunStatus.COMPLETED]
+    assert [result.status for _, result in read_study(tracker.uri, tracker.study_name)[0]] == [RunStatus.COMPLETED]
 
 
 def test_a_trial_that_was_measured_anew_takes_the_place_of_the_run_that_was_sent(tracker, client, tmp_path):

@@ -1,11 +1,12 @@
 """Power series of devices, the energy under them, and its agreement with the devices' own energy counters."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 
+from wattune.analysis.metrics.excursion import Excursions
 from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.readings import Readings
 from wattune.analysis.signals.series import Series
@@ -68,6 +69,13 @@ class PowerTrace:
     """Longest time of the window without a sample, its ends included."""
     stands_in: bool = False
     """True if a finer series was read too but covers too little of the window."""
+    peak_100ms_w: float | None = None
+    """Largest mean over 100 ms. It and the next ones are found by `wattune.analysis.metrics.power.powers_together`,
+    where the sensor resolves them."""
+    peak_1s_w: float | None = None
+    excursions: Excursions | None = None
+    above_limit_frac: float | None = None
+    """Share of time in which the raw samples are above the limit."""
 
     @property
     def series(self) -> Series:
@@ -100,6 +108,11 @@ class Powers:
     """Sensors there should be."""
     num_outside: int = 0
     """Sensors with readings, none of them inside the window: clocks or spans are wrong."""
+    by_node: tuple[Mapping[str, float | None], ...] = ()
+    """The metrics of the sum of each node's devices on one grid, over the time that all of them cover, by name; None
+    for one that the sensors do not resolve. Empty where traces are not usable, or nobody looked at their samples."""
+    cluster_peak_1s_w: float | None = None
+    """The same of all nodes together."""
 
     @property
     def usable(self) -> bool:
@@ -115,7 +128,7 @@ class Powers:
         return sorted({trace.node for trace in self.traces})
 
 
-def powers(aligned: Aligned, look: Callable[[PowerTrace, Series], None] | None = None) -> Powers:
+def powers(aligned: Aligned, look: Callable[[PowerTrace, Series], PowerTrace] | None = None) -> Powers:
     """Finds the power traces of every device that counts.
 
     The series of a device is the ring if that covers `LEAST_COVERAGE_FRAC` of the window, else fast instant power if
@@ -123,7 +136,8 @@ def powers(aligned: Aligned, look: Callable[[PowerTrace, Series], None] | None =
     one `power_domain` share a sensor: their power is counted once, from the first of them that has any (MI250: the
     package's power is read at one of its two GCDs).
 
-    `look` is called with every trace and its series, in order of nodes, while the series is in memory anyway.
+    `look` is called with every trace and its series, in order of nodes, while the series is in memory anyway; it
+    returns the trace with what it found.
     """
     domains: dict[tuple[str, str], list[DeviceKey]] = {}
     for device in sorted({*aligned.devices, *aligned.known}):
@@ -152,7 +166,7 @@ def _read_at_all(aligned: Aligned, devices: list[DeviceKey]) -> bool:
 
 
 def _best_trace(
-    aligned: Aligned, devices: list[DeviceKey], look: Callable[[PowerTrace, Series], None] | None
+    aligned: Aligned, devices: list[DeviceKey], look: Callable[[PowerTrace, Series], PowerTrace] | None
 ) -> PowerTrace | None:
     # If the ring was lost for a while, or its last drain is missing, the readings of another tier still count.
     best: tuple[PowerTrace, Series] | None = None
@@ -166,9 +180,7 @@ def _best_trace(
         falls_short = True
     if best is None:
         return None
-    if look is not None:
-        look(*best)
-    return best[0]
+    return best[0] if look is None else look(*best)
 
 
 def _traces(aligned: Aligned, devices: list[DeviceKey]) -> Iterator[tuple[PowerTrace, Series] | None]:

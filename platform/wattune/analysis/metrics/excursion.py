@@ -6,7 +6,6 @@ from typing import Final
 
 import numpy as np
 
-from wattune.analysis.metrics.energy import Powers
 from wattune.analysis.signals.series import Series
 from wattune.arrays import Floats, Ints
 
@@ -202,31 +201,3 @@ def time_above_frac(series: Series, level: float) -> float:
         share = (np.maximum(before, after) - level) / np.abs(after - before)
         above_s += float((share * width_s[crossed]).sum())
     return above_s / series.span_s
-
-
-def excursion_metrics(
-    powers: Powers, each: Sequence[Excursions | None], above_frac: Sequence[float | None]
-) -> dict[str, float]:
-    """Excursions of all devices above the enforced limit, or above a stated one.
-
-    `excursion_count`: of all devices. `excursion_time_frac`: device-time inside excursions over device-time.
-    `excursion_energy_j`: integral of power minus limit inside them, all devices. `excursion_peak_over_limit_frac`: the
-    worst device's largest 100 ms mean over its limit, minus 1, 0 where none is above.
-    `over_limit_20ms_time_frac`: share of device-time in which the raw series is above the limit, from a 20 ms ring.
-
-    Each group of them is there only if every sensor has it.
-    """
-    metrics: dict[str, float] = {}
-    shares = [trace.share for trace in powers.traces]
-    found = [one for one in each if one is not None]
-    if found and len(found) == len(each):
-        metrics |= {
-            "excursion_count": float(sum(one.count for one in found)),
-            "excursion_time_frac": float(np.average([one.time_frac for one in found], weights=shares)),
-            "excursion_energy_j": float(sum(one.energy_j.sum() for one in found)),
-            "excursion_peak_over_limit_frac": max(one.peak_over_limit_frac for one in found),
-        }
-    above = [one for one in above_frac if one is not None]
-    if above and len(above) == len(above_frac):
-        metrics["over_limit_20ms_time_frac"] = float(np.average(above, weights=shares))
-    return metrics

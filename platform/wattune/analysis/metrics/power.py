@@ -6,44 +6,22 @@ is not resolved and gives no metric.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
 from wattune.analysis.metrics.energy import Powers, PowerTrace, enforced_limit_w, powers
-from wattune.analysis.metrics.excursion import WINDOW_S, ExcursionFinder, Excursions, moving_means, time_above_frac
+from wattune.analysis.metrics.excursion import WINDOW_S, ExcursionFinder, moving_means, time_above_frac
 from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.energy_grid import LONGEST_S, EnergySum, pieces, resolves, steps_of
 from wattune.analysis.signals.series import Series
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SensorPower:
-    """Power of one trace; None for a figure that the sensor does not resolve."""
-
-    peak_100ms_w: float | None
-    peak_1s_w: float | None
-    excursions: Excursions | None
-    above_limit_frac: float | None
-    """Share of time in which the raw samples are above the limit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Synchronous:
-    """All traces on one grid: each over its own time in the window, sums over the time that all of them cover."""
-
-    sensors: tuple[SensorPower, ...] = ()
-    """In the order of the traces; empty if they are not usable."""
-    nodes: tuple[Mapping[str, float | None], ...] = ()
-    """The metrics of the sum of each node's devices, by name; None for one that the sensors do not resolve."""
-    cluster_peak_1s_w: float | None = None
-
-
-def powers_together(aligned: Aligned) -> tuple[Powers, Synchronous]:
-    """Finds a trial's power traces, and in one pass every figure of their samples: empty unless they are usable."""
+def powers_together(aligned: Aligned) -> Powers:
+    """Finds a trial's power traces, and in one pass every figure of their samples."""
     look = _Look(aligned)
     found = powers(aligned, look.add)
-    return found, look.found() if found.usable else Synchronous()
+    return look.joined(found) if found.usable else found
 
 
 class _Look:
@@ -51,13 +29,12 @@ class _Look:
 
     def __init__(self, aligned: Aligned) -> None:
         self._aligned = aligned
-        self._sensors: list[SensorPower] = []
         self._nodes: list[Mapping[str, float | None]] = []
         self._of_node: list[PowerTrace] = []
         self._node: EnergySum | None = None
         self._whole: EnergySum | None = None
 
-    def add(self, trace: PowerTrace, series: Series) -> None:
+    def add(self, trace: PowerTrace, series: Series) -> PowerTrace:
         if self._of_node and self._of_node[-1].node != trace.node:
             self._end_node()
         self._of_node.append(trace)
@@ -73,13 +50,12 @@ class _Look:
         for piece in self._node.add(pieces(series), trace.sensor_period_s, trace.smoothed_s):
             if long:
                 most_long_j = max(most_long_j, piece.most_j(steps_of(LONGEST_S)))
-        self._sensors.append(
-            SensorPower(
-                peak_100ms_w=most_short_w if most_short_w > -np.inf else None,
-                peak_1s_w=most_long_j / LONGEST_S if most_long_j > -np.inf else None,
-                excursions=finder.found if finder is not None and most_short_w > -np.inf else None,
-                above_limit_frac=time_above_frac(series, limit_w) if limit_w and trace.resolves_20ms else None,
-            )
+        return replace(
+            trace,
+            peak_100ms_w=most_short_w if most_short_w > -np.inf else None,
+            peak_1s_w=most_long_j / LONGEST_S if most_long_j > -np.inf else None,
+            excursions=finder.found if finder is not None and most_short_w > -np.inf else None,
+            above_limit_frac=time_above_frac(series, limit_w) if limit_w and trace.resolves_20ms else None,
         )
 
     def _end_node(self) -> None:
@@ -97,17 +73,13 @@ class _Look:
         self._whole = self._node if self._whole is None else self._whole.merge(self._node)
         self._node, self._of_node = None, []
 
-    def found(self) -> Synchronous:
+    def joined(self, powers: Powers) -> Powers:
         self._end_node()
         assert self._whole is not None
-        return Synchronous(
-            sensors=tuple(self._sensors),
-            nodes=tuple(self._nodes),
-            cluster_peak_1s_w=self._whole.energy.peak_w(LONGEST_S),
-        )
+        return replace(powers, by_node=tuple(self._nodes), cluster_peak_1s_w=self._whole.energy.peak_w(LONGEST_S))
 
 
-def power_metrics(aligned: Aligned, powers: Powers, together: Synchronous) -> dict[str, float]:
+def power_metrics(aligned: Aligned, powers: Powers) -> dict[str, float]:
     """Computes power of devices, nodes and cluster.
 
     `device_power_mean_w`: mean over devices of mean power. `device_power_peak_{20ms,100ms,1s}_w`: the worst device's
@@ -123,18 +95,46 @@ def power_metrics(aligned: Aligned, powers: Powers, together: Synchronous) -> di
     """
     metrics: dict[str, float | None] = {"device_power_limit_w": _lowest_limit_w(aligned, powers)}
     if powers.usable:
-        traces, sensors, nodes = powers.traces, together.sensors, together.nodes
+        traces, nodes = powers.traces, powers.by_node
         shares = [trace.share for trace in traces]
         metrics |= {
             "device_power_mean_w": sum(trace.mean_w for trace in traces) / sum(shares),
             "device_power_peak_20ms_w": _sample_peak_w(traces),
-            "device_power_peak_100ms_w": _shared_peak_w([one.peak_100ms_w for one in sensors], shares),
-            "device_power_peak_1s_w": _shared_peak_w([one.peak_1s_w for one in sensors], shares),
+            "device_power_peak_100ms_w": _shared_peak_w([trace.peak_100ms_w for trace in traces], shares),
+            "device_power_peak_1s_w": _shared_peak_w([trace.peak_1s_w for trace in traces], shares),
             **{name: _worst([node[name] for node in nodes]) for name in nodes[0]},
-            "cluster_device_power_peak_1s_w": together.cluster_peak_1s_w,
-            "power_coincidence_frac": _coincidence_frac(together),
+            "cluster_device_power_peak_1s_w": powers.cluster_peak_1s_w,
+            "power_coincidence_frac": _coincidence_frac(powers),
         }
     return {name: value for name, value in metrics.items() if value is not None}
+
+
+def excursion_metrics(powers: Powers) -> dict[str, float]:
+    """Excursions of all devices above the enforced limit, or above a stated one.
+
+    `excursion_count`: of all devices. `excursion_time_frac`: device-time inside excursions over device-time.
+    `excursion_energy_j`: integral of power minus limit inside them, all devices. `excursion_peak_over_limit_frac`: the
+    worst device's largest 100 ms mean over its limit, minus 1, 0 where none is above.
+    `over_limit_20ms_time_frac`: share of device-time in which the raw series is above the limit, from a 20 ms ring.
+
+    Each group of them is there only if every sensor has it.
+    """
+    metrics: dict[str, float] = {}
+    if not powers.usable:
+        return metrics
+    shares = [trace.share for trace in powers.traces]
+    found = [trace.excursions for trace in powers.traces if trace.excursions is not None]
+    if len(found) == len(shares):
+        metrics |= {
+            "excursion_count": float(sum(one.count for one in found)),
+            "excursion_time_frac": float(np.average([one.time_frac for one in found], weights=shares)),
+            "excursion_energy_j": float(sum(one.energy_j.sum() for one in found)),
+            "excursion_peak_over_limit_frac": max(one.peak_over_limit_frac for one in found),
+        }
+    above = [trace.above_limit_frac for trace in powers.traces if trace.above_limit_frac is not None]
+    if len(above) == len(shares):
+        metrics["over_limit_20ms_time_frac"] = float(np.average(above, weights=shares))
+    return metrics
 
 
 def _lowest_limit_w(aligned: Aligned, powers: Powers) -> float | None:
@@ -153,10 +153,10 @@ def _shared_peak_w(peaks_w: Sequence[float | None], shares: Sequence[int]) -> fl
     return _worst([_over(peak_w, share) for peak_w, share in zip(peaks_w, shares, strict=True)])
 
 
-def _coincidence_frac(together: Synchronous) -> float | None:
-    alone = [sensor.peak_1s_w for sensor in together.sensors]
+def _coincidence_frac(powers: Powers) -> float | None:
+    alone = [trace.peak_1s_w for trace in powers.traces]
     total = sum(peak for peak in alone if peak is not None)
-    peak_w = together.cluster_peak_1s_w
+    peak_w = powers.cluster_peak_1s_w
     return peak_w / total if peak_w is not None and None not in alone and total > 0 else None
 
 

@@ -71,8 +71,9 @@ def divide(spans: pa.Table, steps: Steps, plan: Plan, *, num_micro_batches: int)
     waits_s: dict[str, Floats] = {UNDIVIDED_WAIT: wait_s}
     idle = replayed(phases, steps, plan, num_micro_batches, model_s) if plan.pp > 1 else None
     if idle is not None:
-        explained_s = np.minimum(wait_s, idle.time_s)
-        bubble_s = idle.bubble_share * explained_s
+        idle_s, bubble_share = idle
+        explained_s = np.minimum(wait_s, idle_s)
+        bubble_s = bubble_share * explained_s
         waits_s = {
             "exposed_comm": wait_s - explained_s,
             "bubble": bubble_s,
@@ -118,16 +119,6 @@ def host_bound_frac(busy_s: float, own_s: float, step_time_s: float, division: D
     return max(1.0 - max(busy_s, own_s + waits_s) / step_time_s, 0.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Idle:
-    """Idle time of a replayed pipeline."""
-
-    time_s: Floats
-    """Of every rank in every step, shape (steps, ranks)."""
-    bubble_share: Floats
-    """Part of it that equal stages would idle too, shape (steps, 1)."""
-
-
 def replayed_shares(
     spans: pa.Table, steps: Steps, plan: Plan, *, num_micro_batches: int
 ) -> dict[int, tuple[float, float]] | None:
@@ -143,19 +134,25 @@ def replayed_shares(
     idle = replayed(phases, steps, plan, num_micro_batches, model_s) if np.all(model_s > 0) else None
     if idle is None:
         return None
+    idle_s, bubble_share = idle
     whole_s = steps.duration_s().sum(axis=0)
-    bubble = (idle.time_s * idle.bubble_share).sum(axis=0) / whole_s
-    rest = (idle.time_s * (1 - idle.bubble_share)).sum(axis=0) / whole_s
+    bubble = (idle_s * bubble_share).sum(axis=0) / whole_s
+    rest = (idle_s * (1 - bubble_share)).sum(axis=0) / whole_s
     return dict(zip(steps.rank.tolist(), zip(bubble.tolist(), rest.tolist(), strict=True), strict=True))
 
 
-def replayed(phases: "PhaseSpans", steps: Steps, plan: Plan, num_micro_batches: int, model_s: Floats) -> Idle | None:
+def replayed(
+    phases: "PhaseSpans", steps: Steps, plan: Plan, num_micro_batches: int, model_s: Floats
+) -> tuple[Floats, Floats] | None:
     """Replays every measured step's pipeline with each stage's own measured passes and free communication.
 
     The ranks at one place of their stages are a pipeline of their own: a replica, or a slice of one. They all end
     together, because they reduce gradients. A rank idles from its own passes to the end of the slowest
     replica. Of all ranks' idle time, the bubble is what the same schedule idles if every stage and replica takes the
     mean time of each pass. The rest comes from unequal stages and replicas. Every rank's idle time is divided alike.
+
+    Returns the idle time of every rank in every step, shape (steps, ranks), and the part of it that equal stages would
+    idle too, shape (steps, 1).
 
     `model_s` is every rank's forward and backward time, shape (steps, ranks). None if the marked passes are not those
     of a schedule: some are missing, or their order changes between steps or replicas.
@@ -188,7 +185,7 @@ def replayed(phases: "PhaseSpans", steps: Steps, plan: Plan, num_micro_batches: 
     bubble_s = np.maximum(equal_s * num_ranks - model_s.sum(axis=1, keepdims=True), 0.0)
     all_s = idle_s.sum(axis=1, keepdims=True)
     share = np.divide(bubble_s, all_s, out=np.zeros_like(all_s), where=all_s > 0)
-    return Idle(time_s=idle_s, bubble_share=np.minimum(share, 1.0))
+    return idle_s, np.minimum(share, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

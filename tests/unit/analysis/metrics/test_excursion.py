@@ -7,12 +7,11 @@ from hypothesis import strategies as st
 
 from wattune.analysis.metrics.excursion import (
     ExcursionFinder,
-    excursion_metrics,
     moving_means,
     stretches_inside,
     time_above_frac,
 )
-from wattune.analysis.metrics.power import powers_together
+from wattune.analysis.metrics.power import excursion_metrics, powers_together
 from wattune.analysis.signals.align import align
 from wattune.analysis.signals.series import Series, series
 
@@ -29,9 +28,7 @@ def plateau(time_s):
 
 def metrics_of(bench, waves, manifests=LIMITS, **ring):
     aligned = align({"ring": bench.ring(waves, start_s=-1.01, **ring)}, bench.steps(list(waves)), manifests)
-    found, together = powers_together(aligned)
-    sensors = together.sensors
-    return excursion_metrics(found, [one.excursions for one in sensors], [one.above_limit_frac for one in sensors])
+    return excursion_metrics(powers_together(aligned))
 
 
 def test_planted_excursions_are_found_with_their_closed_forms(bench):

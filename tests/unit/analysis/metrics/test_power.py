@@ -20,7 +20,7 @@ def square(phase_s=0.0, low=100.0, high=900.0, period_s=PERIOD_S):
 
 def metrics_of(bench, tables, devices, manifests=None):
     aligned = align(tables, bench.steps(devices), manifests or {})
-    return power_metrics(aligned, *powers_together(aligned))
+    return power_metrics(aligned, powers_together(aligned))
 
 
 def test_a_square_wave_has_its_high_level_as_peak_half_way_as_mean_and_its_edge_as_ramp(bench):
@@ -130,7 +130,7 @@ def test_one_coarse_sensor_hides_the_peaks_of_the_sum(bench):
 
 def test_a_window_shorter_than_the_metric_is_absent(bench):
     aligned = align({"ring": bench.ring({GPU: square()})}, bench.steps([GPU], num_steps=1, step_s=0.5), {})
-    metrics = power_metrics(aligned, *powers_together(aligned))
+    metrics = power_metrics(aligned, powers_together(aligned))
     assert "device_power_peak_1s_w" not in metrics
     assert "power_swing_rms_w" not in metrics
     assert metrics["device_power_peak_100ms_w"] == pytest.approx(900.0)
