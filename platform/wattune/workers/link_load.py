@@ -130,12 +130,8 @@ def tiled(world_size: int, size: int, stride: int) -> list[list[int]]:
     return [[start + place * stride for place in range(size)] for start in starts]
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Seconds a call of every repeat, and how many calls a repeat has."""
-
-    each_s: Sequence[float]
-    num_calls: int
+Times = tuple[Sequence[float], int]
+"""Seconds a call of every repeat, and how many calls a repeat has."""
 
 
 def timed(rank: Rank, call: Call, *, in_graph: bool = False) -> Times:
@@ -153,7 +149,7 @@ def timed(rank: Rank, call: Call, *, in_graph: bool = False) -> Times:
     if in_graph:
         return _replayed(rank, call, num_calls, num_repeats)
     each_s = [_once_s(rank, call, num_calls, lines_up=lines_up) / num_calls for _ in range(num_repeats)]
-    return Times(each_s, num_calls)
+    return each_s, num_calls
 
 
 def _once_s(rank: Rank, call: Call, num_calls: int, *, lines_up: bool = True) -> float:
@@ -195,7 +191,7 @@ def _replayed(rank: Rank, call: Call, num_calls: int, num_repeats: int) -> Times
         rank.least(0.0)  # ranks leave together: a replay has no call of its own to wait in
         call()
         found.append(_events_s(graph.replay) / num_calls)
-    return Times(found, num_calls)
+    return found, num_calls
 
 
 @contextmanager
@@ -296,13 +292,14 @@ def _fits(rank: Rank, case: Case) -> bool:
 
 def row_of(rank: Rank, case: Case, times: Times, num_groups: int) -> dict[str, Any]:
     """Returns a result's own columns."""
-    low_s, time_s, high_s = np.quantile(times.each_s, [0.25, 0.5, 0.75]).tolist()
+    each_s, num_calls = times
+    low_s, time_s, high_s = np.quantile(each_s, [0.25, 0.5, 0.75]).tolist()
     row: dict[str, Any] = {
         "kind": case.kind,
         "dtype": str(rank.dtype).removeprefix("torch."),
         "in_graph": case.in_graph,
-        "num_repeats": len(times.each_s),
-        "num_calls": times.num_calls,
+        "num_repeats": len(each_s),
+        "num_calls": num_calls,
         "time_s": time_s,
         "time_low_s": low_s,
         "time_high_s": high_s,
@@ -329,16 +326,16 @@ def measure(rank: Rank, case: Case) -> list[dict[str, Any]]:
         # A rank without a part still agrees on counts.
         times = timed(rank, call or (lambda: None), in_graph=case.in_graph and call is not None)
         if case.in_graph and call is None:
-            for _ in times.each_s:
+            for _ in times[0]:
                 rank.least(0.0)
     found = rank.gathered(times if call else None)
     if rank.rank:
         return []
     taking = [one for one in found if one is not None]
     if case.is_collective:
-        slowest = np.max([one.each_s for one in taking], axis=0).tolist()
+        slowest = np.max([each_s for each_s, _ in taking], axis=0).tolist()
         num_groups = len(tiled(rank.world_size, case.group_size, case.stride))
-        return [{"rank": 0, **row_of(rank, case, Times(slowest, taking[0].num_calls), num_groups)}]
+        return [{"rank": 0, **row_of(rank, case, (slowest, taking[0][1]), num_groups)}]
     return [{"rank": place, **row_of(rank, case, one, 0)} for place, one in enumerate(taking)]
 
 

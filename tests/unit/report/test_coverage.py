@@ -32,26 +32,32 @@ def test_every_trial_of_the_space_is_counted_once():
     ranking = ranked(PAIRS)
     lost = {f"{trial(32, 1.0)[0].trial_id}-0": "gone"}
     found = coverage_of(replace(ranking, unreadable=lost), candidates(1, 2, 4, 8, 16, 32, 64, 128, rejected=7))
-    assert (found.measured, found.failed, found.interrupted, found.unreadable, found.not_reached) == (3, 1, 1, 1, 2)
-    assert (found.kept, found.rejected, found.elsewhere) == (8, 7, 0)
+    assert (found["measured"], found["failed"], found["interrupted"], found["unreadable"], found["not_reached"]) == (
+        3,
+        1,
+        1,
+        1,
+        2,
+    )
+    assert (found["kept"], found["rejected"], found["elsewhere"]) == (8, 7, 0)
 
 
 def test_a_repeat_that_cannot_be_read_is_no_lost_trial_if_another_can():
     lost = {f"{trial(1, 1.0)[0].trial_id}-5": "gone"}
     found = coverage_of(replace(ranked(PAIRS), unreadable=lost), candidates(1, 2, 4, 8, 16))
-    assert (found.unreadable, found.measured, found.kept) == (0, 3, 5)
+    assert (found["unreadable"], found["measured"], found["kept"]) == (0, 3, 5)
 
 
 def test_trials_that_the_space_does_not_have_are_not_of_it():
     found = coverage_of(ranked(PAIRS), candidates(1, 64))
-    assert (found.measured, found.kept, found.elsewhere) == (1, 2, 2)
+    assert (found["measured"], found["kept"], found["elsewhere"]) == (1, 2, 2)
 
 
 def test_a_burst_is_no_measurement():
     bursts = [trial(number, 70.0, repeat=FIRST_BURST_REPEAT, tags={FIDELITY: BURST}) for number in (1, 32, 64)]
     ranking, listed = ranked([*PAIRS, *bursts]), candidates(1, 2, 4, 8, 16, 32, 64, 128)
     found = coverage_of(ranking, listed)
-    assert (found.measured, found.burst, found.not_reached, found.kept) == (3, 2, 1, 8)
+    assert (found["measured"], found["burst"], found["not_reached"], found["kept"]) == (3, 2, 1, 8)
     page = Page(render_report("moe", DOCUMENT, ranking, listed))
     assert "Measured 3 of 8 trials of the space (37.5 %)" in page.text
     assert "Not measured: 1 not reached, 2 only in a burst, 1 failed, 1 interrupted." in page.text

@@ -28,15 +28,19 @@ ExposedColumn = tuple[str, str, float, Mapping[str, str]]
 the device."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Family:
-    """A metric made of columns. Its unit is the last word of its name."""
+    """A metric made of columns."""
 
     name: str
-    unit: str
     help: str
     sources: tuple[ExposedColumn, ...]
     counter: bool = False
+
+    @property
+    def unit(self) -> str:
+        """The last word of its name."""
+        return self.name.rpartition("_")[2]
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -50,72 +54,62 @@ def _column(tier: str, column: str, scale: float = 1.0, **labels: str) -> Expose
 
 DEVICE_FAMILIES: Final = (
     Family(
-        name="wattune_device_power_watts",
-        unit="watts",
-        help="Power of the device, the last reading.",
-        sources=(_column("fast", "power_instant_w"),),
+        "wattune_device_power_watts",
+        "Power of the device, the last reading.",
+        (_column("fast", "power_instant_w"),),
     ),
     Family(
-        name="wattune_device_power_average_watts",
-        unit="watts",
-        help="Power as the driver averages it, on NVIDIA data-centre GPUs over 1 s.",
-        sources=(_column("slow", "power_average_w"),),
+        "wattune_device_power_average_watts",
+        "Power as the driver averages it, on NVIDIA data-centre GPUs over 1 s.",
+        (_column("slow", "power_average_w"),),
     ),
     Family(
-        name="wattune_device_power_limit_watts",
-        unit="watts",
-        help="Enforced power limit.",
-        sources=(_column("slow", "power_limit_w"),),
+        "wattune_device_power_limit_watts",
+        "Enforced power limit.",
+        (_column("slow", "power_limit_w"),),
     ),
     Family(
-        name="wattune_device_energy_joules",
-        unit="joules",
-        help="Energy by the device's own counter, which begins when the driver is loaded.",
-        sources=(_column("slow", "energy_j"),),
+        "wattune_device_energy_joules",
+        "Energy by the device's own counter, which begins when the driver is loaded.",
+        (_column("slow", "energy_j"),),
         counter=True,
     ),
     Family(
-        name="wattune_device_sm_clock_hertz",
-        unit="hertz",
-        help="SM clock, the last reading.",
-        sources=(_column("fast", "sm_clock_mhz", _HZ_PER_MHZ),),
+        "wattune_device_sm_clock_hertz",
+        "SM clock, the last reading.",
+        (_column("fast", "sm_clock_mhz", _HZ_PER_MHZ),),
     ),
     Family(
-        name="wattune_device_temperature_celsius",
-        unit="celsius",
-        help="Temperature of the core or of the memory.",
-        sources=(
+        "wattune_device_temperature_celsius",
+        "Temperature of the core or of the memory.",
+        (
             _column("fast", "gpu_temp_c", sensor="core"),
             _column("slow", "memory_temp_c", sensor="memory"),
         ),
     ),
     Family(
-        name="wattune_device_thermal_margin_celsius",
-        unit="celsius",
-        help="Distance of the core to the temperature at which the device slows down.",
-        sources=(_column("slow", "thermal_margin_c"),),
+        "wattune_device_thermal_margin_celsius",
+        "Distance of the core to the temperature at which the device slows down.",
+        (_column("slow", "thermal_margin_c"),),
     ),
     Family(
-        name="wattune_device_active_ratio",
-        unit="ratio",
-        help="Share of time in which a part of the device was active, since the reading before.",
-        sources=(
+        "wattune_device_active_ratio",
+        "Share of time in which a part of the device was active, since the reading before.",
+        (
             _column("counter", "sm_active_frac", part="sm"),
             _column("counter", "tensor_active_frac", part="tensor"),
             _column("counter", "dram_active_frac", part="dram"),
         ),
     ),
     Family(
-        name="wattune_device_memory_used_bytes",
-        unit="bytes",
-        help="Memory in use on the device.",
-        sources=(_column("slow", "memory_used_bytes"),),
+        "wattune_device_memory_used_bytes",
+        "Memory in use on the device.",
+        (_column("slow", "memory_used_bytes"),),
     ),
     Family(
-        name="wattune_device_link_bytes",
-        unit="bytes",
-        help="Bytes over all links of a kind, as the device counts them.",
-        sources=tuple(
+        "wattune_device_link_bytes",
+        "Bytes over all links of a kind, as the device counts them.",
+        tuple(
             _column("counter", f"{link}_{short}_bytes", link=link, direction=direction)
             for link in ("nvlink", "pcie")
             for short, direction in (("tx", "transmit"), ("rx", "receive"))
@@ -123,12 +117,9 @@ DEVICE_FAMILIES: Final = (
         counter=True,
     ),
     Family(
-        name="wattune_device_driver_throttle_seconds",
-        unit="seconds",
-        help="The driver's own count of time in which a cause was active. It also runs where no clock is lost.",
-        sources=tuple(
-            _column("slow", f"throttle_{cause}_ns", 1 / NS_PER_S, cause=cause) for cause in THROTTLE_REASON_BITS
-        ),
+        "wattune_device_driver_throttle_seconds",
+        "The driver's own count of time in which a cause was active. It also runs where no clock is lost.",
+        tuple(_column("slow", f"throttle_{cause}_ns", 1 / NS_PER_S, cause=cause) for cause in THROTTLE_REASON_BITS),
         counter=True,
     ),
 )
@@ -136,44 +127,38 @@ DEVICE_FAMILIES: Final = (
 
 NODE_FAMILIES: Final = (
     Family(
-        name="wattune_node_cpu_busy_ratio",
-        unit="ratio",
-        help="Share of the node's processors that were busy.",
-        sources=(_column(HOST, "cpu_busy_frac"),),
+        "wattune_node_cpu_busy_ratio",
+        "Share of the node's processors that were busy.",
+        (_column(HOST, "cpu_busy_frac"),),
     ),
     Family(
-        name="wattune_node_power_watts",
-        unit="watts",
-        help="Power of the processor packages, and of the node's memory, by RAPL.",
-        sources=(_column(HOST, "package_power_w", domain="package"), _column(HOST, "dram_power_w", domain="dram")),
+        "wattune_node_power_watts",
+        "Power of the processor packages, and of the node's memory, by RAPL.",
+        (_column(HOST, "package_power_w", domain="package"), _column(HOST, "dram_power_w", domain="dram")),
     ),
     Family(
-        name="wattune_node_memory_used_bytes",
-        unit="bytes",
-        help="Main memory in use.",
-        sources=(_column(HOST, "memory_used_bytes"),),
+        "wattune_node_memory_used_bytes",
+        "Main memory in use.",
+        (_column(HOST, "memory_used_bytes"),),
     ),
     Family(
-        name="wattune_node_network_bytes",
-        unit="bytes",
-        help="Bytes over all network ports of the node.",
-        sources=(
+        "wattune_node_network_bytes",
+        "Bytes over all network ports of the node.",
+        (
             _column(HOST, "nic_tx_bytes", direction="transmit"),
             _column(HOST, "nic_rx_bytes", direction="receive"),
         ),
         counter=True,
     ),
     Family(
-        name="wattune_node_cpu_temperature_celsius",
-        unit="celsius",
-        help="The hottest processor sensor.",
-        sources=(_column(HOST, "cpu_temp_max_c"),),
+        "wattune_node_cpu_temperature_celsius",
+        "The hottest processor sensor.",
+        (_column(HOST, "cpu_temp_max_c"),),
     ),
     Family(
-        name="wattune_node_pressure_ratio",
-        unit="ratio",
-        help="Share of time in which some task waited for a resource (Linux pressure stall information).",
-        sources=tuple(_column(HOST, f"psi_{each}_some_frac", resource=each) for each in ("cpu", "memory", "io")),
+        "wattune_node_pressure_ratio",
+        "Share of time in which some task waited for a resource (Linux pressure stall information).",
+        tuple(_column(HOST, f"psi_{each}_some_frac", resource=each) for each in ("cpu", "memory", "io")),
     ),
 )
 """Metrics of the node itself."""

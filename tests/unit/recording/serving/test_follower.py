@@ -75,8 +75,8 @@ def test_the_last_reading_is_the_last_row(living: LivingSampler, look_at: Callab
     seen = look_at(30.0)
     rows = [row for row in living.measured.tables["fast"].to_pylist() if row["mono_ns"] < living.at_ns(30.0)]
     last = [row for row in rows if row["device"] == "gpu2"][-1]
-    assert seen.devices["gpu2"].latest["fast"].mono_ns == last["mono_ns"]
-    assert seen.devices["gpu2"].latest["fast"].values["power_instant_w"] == last["power_instant_w"]
+    assert seen.devices["gpu2"].latest["fast"]["mono_ns"] == last["mono_ns"]
+    assert seen.devices["gpu2"].latest["fast"]["power_instant_w"] == last["power_instant_w"]
     assert seen.cpu_s == 0.0 and look_at(30.1).cpu_s > 0.0
 
 
