@@ -6,13 +6,13 @@ command, is a problem of the space and never a silent repetition of one trial.
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from wattune.errors import SpaceError, WattuneError
 from wattune.metrics import METRICS, PER_STEP_METRICS
 from wattune.objective import Constraint, Field, Objective, field_of
-from wattune.plans.axes import AXES
+from wattune.plans.axes import AXES, Plan
 from wattune.plans.engines import CAPABILITIES, runs_program
 from wattune.plans.program import (
     FILL_INS,
@@ -75,6 +75,7 @@ class SpaceLike(Protocol):
     flags: dict[str, Any]
     requires: list[str]
     steps: Any
+    plans: list[dict[str, Any]]
     space: dict[str, Any] | None
     model: Any
     workload: Any
@@ -216,6 +217,38 @@ STEPS_SCHEMA: Final[JsonSchema] = {
 }
 
 
+Products = list[tuple[dict[str, Sequence[Any]], dict[str, Sequence[Any]]]]
+
+
+def products(
+    axes: Mapping[str, Sequence[Any]], flags: Mapping[str, Sequence[Any]], plans: Sequence[Mapping[str, Any]]
+) -> Products:
+    """Returns the values by axis and by flag of each plan of a space: what it says itself, crossed with the rest.
+
+    A plan's own value stands in the place of those that `space` and `flags` list. Without plans there is one product.
+    """
+    return [
+        (
+            {**axes, **{name: [value] for name, value in plan.items() if name != "flags"}},
+            {**flags, **{name: [value] for name, value in plan.get("flags", {}).items()}},
+        )
+        for plan in plans or [{}]
+    ]
+
+
+def values_by_name(space: SpaceLike) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+    """Returns all values of axes, and of flags, in the plans of a space; where an axis is left out, the neutral one."""
+    found: tuple[dict[str, list[Any]], dict[str, list[Any]]] = ({}, {})
+    each = products(space.space or {}, space.flags, space.plans)
+    for product in each:
+        for kind, names in enumerate(product):
+            for name, values in names.items():
+                left = any(name not in other[kind] for other in each) and kind == 0
+                known = found[kind].setdefault(name, [getattr(Plan(), name)] if left else [])
+                known += [value for value in values if value not in known]
+    return found
+
+
 def templates_of(space: SpaceLike) -> list[tuple[Path, str]]:
     """Lists every template of a space with its path."""
     command = space.command
@@ -231,7 +264,7 @@ def known_names(space: SpaceLike) -> list[str]:
     unknown = {PLACED, *(() if space.model else ("model",)), *(() if space.workload else OF_WORKLOAD)}
     if not any(map(runs_program, space.engine)):
         unknown |= set(RUN_TIME)
-    return [name for name in (*FILL_INS, *space.flags) if name not in unknown]
+    return [name for name in (*FILL_INS, *values_by_name(space)[1]) if name not in unknown]
 
 
 def fields_of(space: SpaceLike) -> dict[str, Field]:
@@ -245,13 +278,14 @@ def fields_of(space: SpaceLike) -> dict[str, Field]:
     found |= {name: Field(kind=int) for name in numbers}
     found |= {"engine": Field(kind=str, choices=tuple(CAPABILITIES)), "device": Field(kind=str)}
     found |= {"model": Field(kind=str)} if space.model else {}
-    return found | {name: field_of(map(flag_value, values)) for name, values in space.flags.items()}
+    return found | {name: field_of(map(flag_value, values)) for name, values in values_by_name(space)[1].items()}
 
 
 def command_problems(space: SpaceLike) -> list[tuple[Path, str]]:
     """Finds problems of a space's command, environment, flags and requirements with the rest of it."""
     return [
         *_missing(space),
+        *_plans(space),
         *_templates(space),
         *_arguments(space),
         *_unused(space),
@@ -272,7 +306,7 @@ def _missing(space: SpaceLike) -> Iterable[tuple[Path, str]]:
     for key in ("model", "workload"):
         if trained and getattr(space, key) is None:
             yield (key,), "missing; add it"
-    if space.space is None and not space.flags:
+    if space.space is None and not space.flags and not space.plans:
         yield ("space",), "missing; add it"
     if runs and space.command is None:
         yield ("command",), 'missing; engine: command runs it, such as command: "torchrun train.py --tp {tp}"'
@@ -282,6 +316,21 @@ def _missing(space: SpaceLike) -> Iterable[tuple[Path, str]]:
             yield ("command",), f"does nothing with engine: {names}; use engine: command, or leave it out"
         if space.steps is not None:
             yield ("steps",), f"does nothing with engine: {names}, which times its steps itself; leave it out"
+
+
+def _plans(space: SpaceLike) -> Iterable[tuple[Path, str]]:
+    """Finds what plans leave open, and what they leave nothing of."""
+    if not space.plans:
+        return
+    each = products({}, {}, space.plans)
+    for key, kind in (("space", 0), ("flags", 1)):
+        for name in getattr(space, key) or {}:
+            if all(name in product[kind] for product in each):
+                yield (key, name), "does nothing, as each entry of plans has its own; leave it out"
+    for name in dict.fromkeys(name for _, flags in each for name in flags if name not in space.flags):
+        for index, (_, flags) in enumerate(each):
+            if name not in flags:
+                yield ("plans", index, "flags"), f"has no {name}, as other plans have; add it, or its value to flags"
 
 
 def _templates(space: SpaceLike) -> Iterable[tuple[Path, str]]:
@@ -303,7 +352,7 @@ def _templates(space: SpaceLike) -> Iterable[tuple[Path, str]]:
 
 def _arguments(space: SpaceLike) -> Iterable[tuple[Path, str]]:
     """Finds values that reach the program as one argument and are meant as several, and several where one goes."""
-    flags = {name: [flag_value(one) for one in values] for name, values in space.flags.items()}
+    flags = {name: [flag_value(one) for one in values] for name, values in values_by_name(space)[1].items()}
     for path, template in templates_of(space):
         for name in names_in(template):
             several = any(map(is_arguments, flags.get(name, ())))
@@ -311,12 +360,12 @@ def _arguments(space: SpaceLike) -> Iterable[tuple[Path, str]]:
                 yield path, f"{{{name}}} is several arguments by flags.{name}, so it stands alone as one of command's"
     arguments = () if space.command is None else split_command(space.command)
     for before, template in zip(("", *arguments), arguments, strict=False):
-        for index, value in enumerate(flags.get(alone_in(template) or "", ())):
+        for value in flags.get(alone_in(template) or "", ()):
             of_option = before.startswith("-") and "=" not in before and not str(value).startswith("-")
             if isinstance(value, str) and len(value.split()) > 1 and not of_option:
                 text = f'"{value[:60]}" would reach the program as one argument with blanks; write the list '
                 text += f"[{', '.join(map(quoted, value.split()))}] for several, or [{quoted(value)}] for one"
-                yield ("flags", str(alone_in(template)), index), text
+                yield ("flags", str(alone_in(template))), text
 
 
 def quoted(text: str) -> str:
@@ -328,14 +377,15 @@ def _unused(space: SpaceLike) -> Iterable[tuple[Path, str]]:
     """Finds flags and axes whose values would make trials that do the same."""
     names = used_names(template for _, template in templates_of(space))
     where = "command or env" if any(map(runs_program, space.engine)) else "env"
-    for name in space.flags:
+    axes, flags = values_by_name(space)
+    for name in flags:
         if name not in names:
             yield ("flags", name), f"nothing uses it; write {{{name}}} in {where}, or leave it out"
     if not any(map(runs_program, space.engine)) or space.command is None:
         return
     shown = shown_names(names)
     if not _trained(space):  # of several engines each has its own axes, and `prune` drops the idle ones
-        for axis, values in (space.space or {}).items():
+        for axis, values in axes.items():
             if axis == PLACED and values != ["topology"]:
                 yield ("space", axis), "places ranks, which a command's own launcher does; leave it out"
             elif axis not in shown and len(values) > 1:

@@ -10,6 +10,7 @@ from pathlib import Path as FilePath
 from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from wattune.errors import closest
 from wattune.field_types import LARGEST_COUNT, LARGEST_WORLD, Count, Positive
@@ -87,6 +88,30 @@ def _axes(space: dict[str, Any] | None) -> dict[str, list[Any]]:
     return space
 
 
+def _plan_entries(plans: list[Any]) -> list[Any]:
+    """Accepts plans: mappings of axes to one value each, with a mapping of flags."""
+    found: list[tuple[Path, str]] = []
+    for index, plan in enumerate(plans):
+        if not isinstance(plan, dict) or not plan:
+            found.append(((index,), got(plan, "a mapping of axes, such as {tp: 8, pp: 1}")))
+            continue
+        for name, value in plan.items():
+            if name == "flags" and not isinstance(value, dict):
+                found.append(((index, name), got(value, "a mapping of flags, each with its value")))
+            elif name == "flags":
+                try:
+                    check_flags({flag: [own] for flag, own in value.items()})
+                except PydanticCustomError as error:
+                    found += [((index, name, path[0]), text) for path, text in (error.context or {})["found"]]
+            elif name not in AXES:
+                found.append(((index, name), _not_an_axis(str(name))))
+            elif text := _axis_problem(AXES[name], value):
+                found.append(((index, name), text))
+    if found := found or repetitions([repr(sorted(plan.items())) for plan in plans]):
+        raise refuse(found)
+    return plans
+
+
 def _not_an_axis(name: str) -> str:
     if name in ("seq_len", "global_batch_size"):
         return f"is no axis of a plan; list its values in workload.{name}"
@@ -123,6 +148,14 @@ def _axes_schema() -> JsonSchema:
             "description": f"{axis.meaning[0].upper()}{axis.meaning[1:]}. Left out: {axis.neutral}.",
         }
     return {"type": "object", "properties": properties, "additionalProperties": False, "minProperties": 1}
+
+
+_PLAN_SCHEMA: Final[JsonSchema] = {
+    "type": "object",
+    "properties": {"flags": {"type": "object"}},  # the axes refer to those of `space`: `wattune.search.reference`
+    "additionalProperties": False,
+    "minProperties": 1,
+}
 
 
 @keys_of(TokenFile)
@@ -342,6 +375,12 @@ class SpaceFile(Entry):
     """The data and the kind of work. Only a command needs none."""
     space: Annotated[dict[str, Any] | None, AfterValidator(_axes), WithJsonSchema(_axes_schema())] = None
     """Axes to vary, each with its values. `dp` follows: ranks / (tp * pp * cp). Only flags can stand in for it."""
+    plans: Annotated[
+        list[Annotated[Any, WithJsonSchema(_PLAN_SCHEMA)]],
+        AfterValidator(_plan_entries),
+        Field(examples=[[{"tp": 8, "pp": 1}, {"tp": 4, "pp": 2, "sharding": "zero1"}]]),
+    ] = Field(default=[])
+    """Plans in mind: mappings of axes to a value, with `flags` of their own, crossed with `space` and `flags`."""
     measure: MeasureEntry = MeasureEntry()
     """Measurement of a trial."""
     isolation: Annotated[str, one_of(ISOLATIONS)] = "warm"

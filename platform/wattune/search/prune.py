@@ -15,6 +15,7 @@ from wattune.plans.engines import runs_program
 from wattune.plans.program import FlagValue, Program, is_command, shown_axes, text_of, values_of
 from wattune.plans.rules import Violation, violations
 from wattune.plans.vocabulary import padding_of
+from wattune.search.command_entry import Products
 from wattune.search.space import StudySpec, plain_value
 from wattune.trial import TrialSpec
 
@@ -174,9 +175,10 @@ def prune(study: StudySpec) -> Candidates:
     kept: dict[TrialSpec, tuple[Candidate, tuple[str, ...]]] = {}
     same: list[tuple[TrialSpec, Config, tuple[str, ...]]] = []
     rejected = []
+    products = study.products
     for written, config in combinations(study):
         plan, of_plan = effective(written)
-        spec, equivalences = _without_unused(study, replace(written, plan=plan) if of_plan else written)
+        spec, equivalences = _without_unused(products, replace(written, plan=plan) if of_plan else written)
         equivalences = (*of_plan, *equivalences)
         violation = next(violations(spec), None) or _unmet(study, written)
         if violation:
@@ -201,7 +203,7 @@ def prune(study: StudySpec) -> Candidates:
     )
 
 
-def _without_unused(study: StudySpec, spec: TrialSpec) -> tuple[TrialSpec, tuple[str, ...]]:
+def _without_unused(products: Products, spec: TrialSpec) -> tuple[TrialSpec, tuple[str, ...]]:
     """Drops what a trial's program does not use, in a study of several engines; with a text for every such setting."""
     program = spec.program
     if program is None:
@@ -214,19 +216,26 @@ def _without_unused(study: StudySpec, spec: TrialSpec) -> tuple[TrialSpec, tuple
         shown = shown_axes(names)
         neutral = Plan(dtype=spec.cluster.rank_device.dtypes[0])
         # One value says what the command does anyway; of several each would be a trial that does the same.
-        several = [axis for axis, values in study.axes.items() if len(values) > 1 and axis not in shown]
+        each = [axes for axes, _ in products]
+        spoken = dict.fromkeys(axis for axes in each for axis in axes)
+        several = [axis for axis in spoken if axis not in shown and not _is_same(axis, each)]
         written = [axis for axis in several if getattr(plan, axis) != getattr(neutral, axis)]
         notes += [
             f"{axis}={getattr(plan, axis)} does nothing in the command, which has no {{{axis}}}" for axis in written
         ]
         # Left out, `etp` has followed `tp`; a command that shows neither would run once for each.
-        followed = ["etp"] if "tp" in several and "etp" not in study.axes and "etp" not in shown else []
+        followed = ["etp"] if "tp" in several and "etp" not in spoken and "etp" not in shown else []
         plan = replace(plan, **{axis: getattr(neutral, axis) for axis in (*several, *followed)})
     flags = tuple((name, value) for name, value in program.flags if name in names)
     used: Program | None = replace(program, flags=flags)
     if not program.command and not program.environment:
         used = None
     return (replace(spec, plan=plan, program=used), tuple(notes)) if notes or used is None else (spec, ())
+
+
+def _is_same(axis: str, each: Sequence[Mapping[str, Sequence[Any]]]) -> bool:
+    """Tells whether an axis has one value in all plans of a space."""
+    return len({value for axes in each for value in axes.get(axis, (None,))}) < 2
 
 
 def _unmet(study: StudySpec, written: TrialSpec) -> Violation | None:
@@ -272,18 +281,21 @@ def combinations(study: StudySpec) -> Iterator[tuple[TrialSpec, Config]]:
             **{name: getattr(workload, name) for name in _SIZES if name in several},
         }
         neutral = {"dtype": cluster.rank_device.dtypes[0]}
-        names, outside = (*where, *study.axes, *study.flags), tuple(where.values())
-        plain = [[plain_value(value) for value in values] for values in study.axes.values()]
         program = _program(study, engine)
-        written = itertools.product(*plain, *study.flags.values())
-        for values in itertools.product(*study.axes.values()):
-            chosen = dict(zip(study.axes, values, strict=True))
-            plan = Plan(**{**neutral, "etp": chosen.get("tp", 1), **chosen})
-            spec = TrialSpec(model=model, cluster=cluster, engine=engine, workload=workload, plan=plan, program=program)
-            for flags in itertools.product(*study.flags.values()):
-                pairs = tuple(zip(study.flags, flags, strict=True))
-                own = spec if program is None else replace(spec, program=replace(program, flags=pairs))
-                yield own, _Combination(names, (*outside, *next(written)))
+        for axes, flags in study.products:
+            names, outside = (*where, *axes, *flags), tuple(where.values())
+            plain = [[plain_value(value) for value in values] for values in axes.values()]
+            written = itertools.product(*plain, *flags.values())
+            for values in itertools.product(*axes.values()):
+                chosen = dict(zip(axes, values, strict=True))
+                plan = Plan(**{**neutral, "etp": chosen.get("tp", 1), **chosen})
+                spec = TrialSpec(
+                    model=model, cluster=cluster, engine=engine, workload=workload, plan=plan, program=program
+                )
+                for own_flags in itertools.product(*flags.values()):
+                    pairs = tuple(zip(flags, own_flags, strict=True))
+                    own = spec if program is None else replace(spec, program=replace(program, flags=pairs))
+                    yield own, _Combination(names, (*outside, *next(written)))
 
 
 def _program(study: StudySpec, engine: str) -> Program | None:

@@ -54,6 +54,8 @@ def schema_line(path: str) -> str:
 def json_schema() -> JsonSchema:
     """Makes the JSON Schema of a search space."""
     made = SpaceFile.model_json_schema()
+    axes, plan = made["properties"]["space"]["properties"], made["properties"]["plans"]["items"]["properties"]
+    plan |= {name: {"$ref": f"#/properties/space/properties/{name}/items"} for name in axes}
     whole = {"$schema": DIALECT, "title": "wattune search space", **{k: v for k, v in made.items() if k != "title"}}
     return {key: _without_titles(value) if key != "title" else value for key, value in whole.items()}
 

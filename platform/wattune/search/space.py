@@ -16,7 +16,7 @@ from wattune.objective import Constraint, Objective, Question
 from wattune.plans.axes import AXES, Plan
 from wattune.plans.program import FlagValue, Program, split_command
 from wattune.search.cluster_entry import plain_cluster
-from wattune.search.command_entry import fields_of, flag_value
+from wattune.search.command_entry import Products, fields_of, flag_value, products
 from wattune.search.fields import FOLDER
 from wattune.search.grammar import SpaceFile
 from wattune.search.problems import problems_of
@@ -43,7 +43,7 @@ class StudySpec:
     workloads: tuple[Workload, ...]
     """Every sequence length with every batch that the file lists."""
     axes: Mapping[str, tuple[Any, ...]]
-    """Values by axis, as `Plan` holds them. An axis that is not here has its neutral value."""
+    """Values by axis, as `Plan` holds them. An axis that is neither here nor in a plan has its neutral value."""
     measure: Measure
     isolation: str
     """`warm`: workers run one trial after another. `fresh`: they start anew for each."""
@@ -55,6 +55,8 @@ class StudySpec:
     """The command, environment and source of steps, without values of flags; None where the file has none of them."""
     flags: Mapping[str, tuple[FlagValue, ...]]
     """Values by flag."""
+    plans: tuple[Mapping[str, Any], ...]
+    """Plans in mind: values by axis and, under `flags`, by flag, in the place of those of `axes` and `flags`."""
     requires: tuple[Requirement, ...]
     """Conditions that every trial keeps."""
     search: Search
@@ -69,8 +71,14 @@ class StudySpec:
     @property
     def num_combinations(self) -> int:
         """Number of combinations of models, clusters, engines, workloads, axis values and flags."""
-        outer = [self.models, self.clusters, self.engines, self.workloads]
-        return math.prod(map(len, [*outer, *self.axes.values(), *self.flags.values()]))
+        outer = math.prod(map(len, (self.models, self.clusters, self.engines, self.workloads)))
+        each = (math.prod(map(len, [*axes.values(), *flags.values()])) for axes, flags in self.products)
+        return outer * sum(each)
+
+    @property
+    def products(self) -> Products:
+        """Values by axis and by flag, crossed for each plan; one pair where there are no plans."""
+        return products(self.axes, self.flags, self.plans)
 
 
 def load_space(path: str | Path) -> StudySpec:
@@ -130,6 +138,7 @@ def _resolved(file: SpaceFile) -> StudySpec:
     given = file.workload
     workloads = given.resolve(has_experts=file.has_experts) if given is not None else (UNKNOWN_WORKLOAD,)
     measure = file.measure.settings
+    spoken = {*(file.space or ()), *(set.intersection(*map(set, file.plans)) if file.plans else ())}
     limits, axes, known = file.limits.model_dump(exclude_none=True), file.space or {}, fields_of(file)
     return StudySpec(
         name=file.study,
@@ -146,6 +155,7 @@ def _resolved(file: SpaceFile) -> StudySpec:
         search=file.search,
         program=_program(file),
         flags={name: tuple(map(flag_value, values)) for name, values in file.flags.items()},
+        plans=tuple(map(_plan_values, file.plans)),
         requires=tuple(parse_requirement(text, known) for text in file.requires),
         document={
             "study": file.study,
@@ -158,7 +168,7 @@ def _resolved(file: SpaceFile) -> StudySpec:
             "engine": list(file.engine),
             **_command_document(file),
             **({} if given is None else {"workload": given.plain(has_experts=file.has_experts)}),
-            "space": {**axes, **{name: [value] for name, value in _NEUTRAL.items() if name not in axes}},
+            "space": {**axes, **{name: [value] for name, value in _NEUTRAL.items() if name not in spoken}},
             "measure": asdict(measure),
             "isolation": file.isolation,
             "objective": str(file.objective),
@@ -179,11 +189,11 @@ def _program(file: SpaceFile) -> Program | None:
 
 
 def _command_document(file: SpaceFile) -> dict[str, Any]:
-    """Returns the keys of a command as the file has them; keys without a value are left out, as before there were any.
+    """Returns the keys of a command, and plans, as the file has them. Keys without a value are left out.
 
     Nothing else says what an axis that the file leaves out shows in the command, so none is added.
     """
-    keys = ("command", "env", "flags", "requires", "steps")
+    keys = ("command", "env", "flags", "plans", "requires", "steps")
     return {key: value for key in keys if (value := getattr(file, key)) not in (None, {}, [])}
 
 
@@ -195,6 +205,12 @@ def plain_value(value: Any) -> Any:
 def _plan_value(value: Any) -> Any:
     """Returns an axis value as `Plan` holds it."""
     return tuple(value) if isinstance(value, list) else () if value == "even" else value
+
+
+def _plan_values(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a plan with its values as `Plan` and trials hold them."""
+    own = {name: _plan_value(value) for name, value in plan.items() if name != "flags"}
+    return own | {"flags": {name: flag_value(value) for name, value in plan.get("flags", {}).items()}}
 
 
 _NEUTRAL: Final = {

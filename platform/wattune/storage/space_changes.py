@@ -21,7 +21,7 @@ from wattune.workload import Workload
 FREE: Final = ("study", "measure", "isolation", "objective", "constraints", "limits", "search", "requires")
 """Keys that change no measured result. Each trial says itself how long it was measured and in which workers."""
 
-LISTED: Final = ("engine", "space", "flags")
+LISTED: Final = ("engine", "space", "flags", "plans")
 """Keys whose values may come and go: they are a part of every trial's id."""
 
 _SIZES: Final = ("seq_len", "global_batch_size")

@@ -121,9 +121,13 @@ def view_tags(document: Mapping[str, Any], objective: Objective, constraints: Se
 def dimensions(document: Mapping[str, Any]) -> list[str]:
     """Returns the parameters that a study varies, in the search space's order."""
     space, workload, flags = (document.get(name) or {} for name in ("space", "workload", "flags"))
+    plans = document.get("plans") or ()  # what one of several plans says, the others say otherwise
+    spoken = {name for plan in plans for name in plan if len(plans) > 1}
     varied = {name for entry in (document, workload, space) for name, value in entry.items() if _is_varied(value)}
-    listed = [*_LISTS, *workload, *(name for name in AXES if name in space)]
-    own = [f"flags.{name}" for name, value in flags.items() if _is_varied(value)]
+    varied |= spoken
+    listed = [*_LISTS, *workload, *(name for name in AXES if name in space or name in spoken)]
+    of_plans = dict.fromkeys(name for plan in plans for name in plan.get("flags", ()))
+    own = [f"flags.{name}" for name in {**flags, **of_plans} if name in of_plans or _is_varied(flags[name])]
     return [*(name for name in listed if name in varied), *own]
 
 

@@ -59,7 +59,8 @@ def test_examples_of_the_schema_are_values_that_it_takes() -> None:
 
     def check(spec: dict[str, Any]) -> None:
         for example in spec.get("examples", ()):
-            jsonschema.validate(example, {**spec, "$defs": schema["$defs"]})
+            within = {} if "properties" in spec else {"properties": schema["properties"]}  # what plans refer to
+            jsonschema.validate(example, {**within, **spec, "$defs": schema["$defs"]})
         for one in (*spec.get("anyOf", ()), *spec.get("properties", {}).values(), *schema_parts(spec)):
             check(one)
 
@@ -76,6 +77,13 @@ def test_completion_knows_names_of_metrics_engines_and_devices() -> None:
     assert {one.split()[1] for one in objectives} == {name for name, one in METRICS.items() if one.better != "none"}
     assert "h200_sxm" in schema["$defs"]["ClusterEntry"]["properties"]["device"]["oneOf"][0]["enum"]
     assert set(schema["properties"]["space"]["properties"]) == set(AXES)
+    for plan, taken in (
+        ({"tp": 8, "recompute": "full", "flags": {"a": 1}}, True),
+        ({"tp": 0}, False),
+        ({"x": 1}, False),
+    ):
+        whole = yaml.safe_load(SPACES[0].read_text()) | {"plans": [plan]}
+        assert jsonschema.Draft202012Validator(schema).is_valid(whole) is taken, plan
     assert set(schema["properties"]) == set(SpaceFile.model_fields)
 
 

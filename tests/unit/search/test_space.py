@@ -33,7 +33,7 @@ SMALL = {
     "objective": "maximize tokens_per_s",
 }
 
-OF_COMMANDS = ("command", "env", "flags", "requires", "steps")
+OF_COMMANDS = ("command", "env", "flags", "plans", "requires", "steps")
 """Keys that a study has only where its space does: `tests/unit/search/test_command_entry.py`."""
 
 

@@ -1,0 +1,109 @@
+"""Plans in mind: a list of them in a space, alone or crossed with it."""
+
+import json
+
+import pytest
+import yaml
+
+from wattune.errors import SpaceError
+from wattune.search.prune import prune
+from wattune.search.space import parse_space
+from wattune.storage.space_changes import changes, contradictions
+from wattune.tracking.view import dimensions
+
+BUILT_IN = {
+    "study": "two_plans",
+    "model": "llama3_8b",
+    "cluster": "1x8 h200_sxm",
+    "engine": "megatron",
+    "workload": {"seq_len": 4096, "global_batch_size": 32},
+    "objective": "maximize tokens_per_s",
+}
+COMMAND = {
+    "study": "two_plans",
+    "cluster": "1x8 h200_sxm",
+    "engine": "command",
+    "command": "torchrun train.py --tp {tp} --pp {pp} --algo {algo}",
+    "objective": "minimize step_time_s",
+}
+TWO = [{"tp": 8, "pp": 1}, {"tp": 4, "pp": 2}]
+
+
+def kept(document):
+    study = parse_space(document)
+    assert parse_space(json.loads(json.dumps(study.document))).document == study.document
+    found = prune(study)
+    total = len(found.kept) + len(found.rejected) + len(found.equivalent)
+    assert total == study.num_combinations
+    return [one.spec for one in found.kept]
+
+
+def problems(document):
+    with pytest.raises(SpaceError) as caught:
+        parse_space(document)
+    return [line.strip() for line in str(caught.value).splitlines()[1:]]
+
+
+def test_plans_alone_are_the_trials():
+    specs = kept(BUILT_IN | {"plans": TWO})
+    assert [(one.plan.tp, one.plan.pp, one.plan.etp) for one in specs] == [(8, 1, 8), (4, 2, 4)]
+    as_axes = kept(BUILT_IN | {"space": {"tp": [8], "pp": [1]}})
+    assert as_axes[0].trial_id == specs[0].trial_id, "a plan is no other trial for how it was written"
+
+
+def test_plans_are_crossed_with_the_space_and_speak_before_it():
+    axes = {"recompute": ["none", "full"], "micro_batch_size": [1, 2]}
+    plans = [{"tp": 8}, {"tp": 4, "pp": 2, "micro_batch_size": 4}]
+    specs = kept(BUILT_IN | {"plans": plans, "space": axes, "requires": ["tp == 4 -> recompute == full"]})
+    found = {(one.plan.tp, one.plan.pp, one.plan.micro_batch_size, one.plan.recompute) for one in specs}
+    assert found == {(8, 1, size, kind) for size in (1, 2) for kind in ("none", "full")} | {(4, 2, 4, "full")}
+
+
+def test_flags_of_a_plan_stand_in_the_place_of_the_listed_ones():
+    plans = [{"tp": 8}, {"tp": 4, "pp": 2, "flags": {"algo": "Tree"}}]
+    specs = kept(COMMAND | {"plans": plans, "flags": {"algo": ["Ring", "NVLS"]}})
+    found = [(one.plan.tp, one.plan.pp, dict(one.flags)["algo"]) for one in specs]
+    assert found == [(8, 1, "Ring"), (8, 1, "NVLS"), (4, 2, "Tree")]
+    document = COMMAND | {
+        "command": "train.py {how}",
+        "plans": [{"flags": {"how": ["--tp", 8]}}, {"flags": {"how": []}}],
+    }
+    assert [dict(one.flags)["how"] for one in kept(document)] == [("--tp", "8"), ()]
+
+
+def test_all_mistakes_are_told_in_one_round():
+    plans = [{"tp": 8, "tpp": 2}, {"tp": 0}, 3, {"tp": 8, "flags": 1}, {"recompute": "most", "flags": {"tp": 1}}, {}]
+    found = problems(BUILT_IN | {"plans": plans, "requires": ["tp <"]})
+    for text in (
+        'plans[0].tpp: unknown axis; did you mean "tp"?',
+        "plans[1].tp: got 0",
+        "plans[2]: got 3, allowed: a mapping of axes",
+        "plans[3].flags: got 1, allowed: a mapping of flags",
+        "plans[4].recompute: unknown value",
+        "plans[4].flags.tp: means something already",
+        "plans[5]: got a mapping, allowed: a mapping of axes",
+        "requires[0]:",
+    ):
+        assert any(one.startswith(text) for one in found), (text, found)
+    assert problems(BUILT_IN | {"plans": [TWO[0], TWO[1], TWO[0]]}) == ["plans[2]: the same as entry 0; remove one"]
+    assert problems(BUILT_IN | {"plans": []}) == ["space: missing; add it"]
+
+
+def test_what_plans_leave_open_or_idle_is_said():
+    found = problems(COMMAND | {"plans": [{"tp": 8, "flags": {"algo": "Ring"}}, {"tp": 4}], "space": {"tp": [1, 2]}})
+    assert "plans[1].flags: has no algo, as other plans have; add it, or its value to flags" in found
+    assert "space.tp: does nothing, as each entry of plans has its own; leave it out" in found
+    found = problems(
+        COMMAND | {"plans": [{"tp": 8, "flags": {"algo": "Ring"}}, {"tp": 4, "cp": 2, "flags": {"algo": "Ring"}}]}
+    )
+    assert found == ["space.cp: has 2 values and the command uses none; write {cp} in it, or keep one value"]
+    found = problems(COMMAND | {"plans": [{"tp": 8, "flags": {"algo": "Ring", "lr": 1}}]})
+    assert found == ["flags.lr: nothing uses it; write {lr} in command or env, or leave it out"]
+
+
+def test_a_study_goes_on_with_more_plans_and_is_shown_by_what_they_vary():
+    before, after = (parse_space(BUILT_IN | {"plans": plans}).document for plans in (TWO, [*TWO, {"tp": 2, "pp": 4}]))
+    assert contradictions(before, after) == []
+    assert any(line.startswith("plans: adds") for line in changes(before, after))
+    assert {"tp", "pp"} <= set(dimensions(after)) and "cp" not in dimensions(after)
+    assert yaml.safe_load(yaml.safe_dump(dict(after)))["plans"][2] == {"tp": 2, "pp": 4}
