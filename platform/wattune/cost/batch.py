@@ -11,19 +11,23 @@ from wattune.catalog.hardware import ClusterSpec, DeviceSpec
 from wattune.catalog.models import ModelSpec
 from wattune.plans.axes import AXES, Plan
 from wattune.plans.parallel import num_micro_batches
+from wattune.plans.placement import RankOrder
 from wattune.trial import TrialSpec
 from wattune.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Candidates of one model, cluster, engine, workload and data type. Every column has one entry a candidate."""
+    """Candidates of one model, cluster, engine, workload, data type and order of ranks, a column entry for each."""
 
     model: ModelSpec
     cluster: ClusterSpec
     engine: str
     workload: Workload
     dtype: str
+    rank_order: RankOrder
+    """Of candidates whose fast fabrics are smaller than a node, so that the order decides which ranks share one; else
+    `topology`."""
     tp: Ints
     pp: Ints
     cp: Ints
@@ -69,17 +73,23 @@ class Batch:
 
 def batches(specs: Sequence[TrialSpec]) -> list[tuple[Ints, Batch]]:
     """Groups effective specifications that no rule rejects into batches, each with the positions of its candidates."""
-    groups: dict[tuple[ModelSpec, ClusterSpec, str, Workload, str], list[int]] = defaultdict(list)
+    groups: dict[_Key, list[int]] = defaultdict(list)
     for position, spec in enumerate(specs):
-        groups[spec.model, spec.cluster, spec.engine, spec.workload, spec.plan.dtype].append(position)
+        plan, cluster = spec.plan, spec.cluster
+        # Ranks move inside a node alone (`wattune.plans.rules.rank_order`).
+        order = plan.rank_order if cluster.domain < cluster.devices_per_node else "topology"
+        groups[spec.model, cluster, spec.engine, spec.workload, plan.dtype, order].append(position)
     return [
         (np.array(positions, np.int64), _batch(key, [specs[position].plan for position in positions]))
         for key, positions in groups.items()
     ]
 
 
-def _batch(key: tuple[ModelSpec, ClusterSpec, str, Workload, str], plans: Sequence[Plan]) -> Batch:
-    model, cluster, engine, workload, dtype = key
+_Key = tuple[ModelSpec, ClusterSpec, str, Workload, str, RankOrder]
+
+
+def _batch(key: _Key, plans: Sequence[Plan]) -> Batch:
+    model, cluster, engine, workload, dtype, order = key
     world = cluster.world_size
 
     def count(name: str) -> Ints:
@@ -95,6 +105,7 @@ def _batch(key: tuple[ModelSpec, ClusterSpec, str, Workload, str], plans: Sequen
         engine=engine,
         workload=workload,
         dtype=dtype,
+        rank_order=order,
         dp=np.fromiter((plan.dp(world) for plan in plans), np.int64, len(plans)),
         num_micro_batches=np.fromiter(
             (num_micro_batches(plan, world, workload.global_batch_size) for plan in plans), np.int64, len(plans)

@@ -134,7 +134,7 @@ def _cluster(device: DeviceSpec, size: int, nodes: int) -> ClusterSpec:
 
 def _formula_s(kind: str, size: int, nodes: int, sizes: Floats, links: Links) -> Floats:
     if kind == "send_recv":
-        return links.send_s(sizes, np.full(len(sizes), 1.0 if nodes == 1 else float(links.domain)))
+        return links.send_s(sizes, np.full(len(sizes), nodes > 1))
     group = links.group(np.full(len(sizes), float(size)), np.ones(len(sizes)))
     return links.collective_s(kind, group, sizes)
 

@@ -1,7 +1,12 @@
 """Places of ranks: the node and device slot of each, from the cluster's shape and a plan's rank order."""
 
+import math
 from dataclasses import dataclass
+from functools import lru_cache
 
+import numpy as np
+
+from wattune.arrays import Bools, Ints
 from wattune.catalog.hardware import ClusterSpec
 from wattune.errors import PlanError
 from wattune.plans.axes import Plan
@@ -17,7 +22,7 @@ class Slot:
     """Index among the node's devices, 0 <= device < devices_per_node."""
 
 
-def order_problem(rank_order: str | tuple[int, ...], world_size: int) -> str | None:
+def order_problem(rank_order: "RankOrder", world_size: int) -> str | None:
     """Says why a rank order, of device slots counted over all nodes, cannot be used; None where it can."""
     if isinstance(rank_order, str):
         return None if rank_order == "topology" else f'unknown rank_order "{rank_order}"; use topology, or list slots'
@@ -45,3 +50,46 @@ def place(plan: Plan, cluster: ClusterSpec) -> tuple[Slot, ...]:
         raise PlanError(f"{problem} (cluster {cluster.label})")
     slots = range(cluster.world_size) if isinstance(plan.rank_order, str) else plan.rank_order
     return tuple(Slot(node=s // cluster.devices_per_node, device=s % cluster.devices_per_node) for s in slots)
+
+
+RankOrder = str | tuple[int, ...]
+"""`topology`, or the slot of each rank, counted over all nodes."""
+
+
+def _domains(ranks: Ints, domain: int, rank_order: RankOrder) -> Ints:
+    """Returns the domain of the fast fabric that each rank sits in."""
+    slots: Ints = ranks if isinstance(rank_order, str) else np.array(rank_order, np.int64)[ranks]
+    return slots // domain
+
+
+@lru_cache(maxsize=4096)
+def spread_of_groups(
+    size: int, stride: int, *, domain: int, world_size: int, rank_order: RankOrder = "topology"
+) -> tuple[int, int]:
+    """Counts, over all groups of `size` ranks that are `stride` ranks apart, domains of the fast fabric that they span.
+
+    Returns the most domains of any group, and the fewest ranks that any group has in one of its domains: the ring
+    through all of them is as fast as there. Groups tile the ranks in blocks of `size * stride`; with `topology` they
+    lie on domains of `domain` ranks as those before, so that one period of both is looked at.
+    """
+    block = size * stride
+    length = math.lcm(block, domain) if isinstance(rank_order, str) else world_size
+    ranks = np.arange(min(length, world_size) // block * block, dtype=np.int64)
+    groups = ranks // block * stride + ranks % stride
+    pairs, counts = np.unique(np.stack([groups, _domains(ranks, domain, rank_order)]), axis=1, return_counts=True)
+    return int(np.bincount(pairs[0]).max()), int(counts.min())
+
+
+@lru_cache(maxsize=1024)
+def boundaries_that_cross(
+    num_stages: int, *, domain: int, world_size: int, rank_order: RankOrder = "topology"
+) -> Bools:
+    """Tells of each stage whether a rank of it sits in another domain than its partner in the next stage.
+
+    Stages are outermost on the mesh: a rank's partner is `world_size / num_stages` ranks further, that of the last
+    stage is in the first.
+    """
+    ranks = np.arange(world_size, dtype=np.int64)
+    own = _domains(ranks, domain, rank_order)
+    crosses: Bools = (own != np.roll(own, -(world_size // num_stages))).reshape(num_stages, -1).any(axis=1)
+    return crosses

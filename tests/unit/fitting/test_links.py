@@ -32,7 +32,8 @@ SWEPT = [collective(kind, size) for kind in ("all_reduce", "all_gather", "send_r
 
 
 def links(found_prior: object, size: int = 4) -> Links:
-    return Links.of(ClusterSpec(device="h100_sxm", devices_per_node=8), found_prior.link)  # type: ignore[attr-defined]
+    four_nodes = ClusterSpec(device="h100_sxm", num_nodes=4, devices_per_node=8)
+    return Links.of(four_nodes, found_prior.link)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather"])

@@ -5,9 +5,10 @@ from typing import Final
 
 import numpy as np
 
-from wattune.arrays import Floats
+from wattune.arrays import Bools, Floats
 from wattune.catalog.hardware import ClusterSpec
 from wattune.cost.coefficients import LinkCoefficients
+from wattune.plans.placement import RankOrder, spread_of_groups
 
 _SIZES: Final = np.array([1.0, 2.0, 3.0])
 """log2 of the devices of a node that were measured together."""
@@ -55,12 +56,9 @@ class RankGroups:
 
     size: Floats
     local: Floats
-    """Ranks of a group on one node."""
-
-    @property
-    def nodes(self) -> Floats:
-        """Nodes that a group spans."""
-        return self.size / self.local
+    """Ranks of a group on one node; where its nodes differ, the fewest."""
+    nodes: Floats
+    """Nodes that it spans; where groups differ, the most. A node is what one fast fabric joins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +70,11 @@ class Links:
     """Of one device to others of its node, one direction."""
     domain: int
     """Devices that the fast fabric joins."""
+    world_size: int
+    rank_order: RankOrder = "topology"
 
     @classmethod
-    def of(cls, cluster: ClusterSpec, coefficients: LinkCoefficients) -> "Links":
+    def of(cls, cluster: ClusterSpec, coefficients: LinkCoefficients, *, rank_order: RankOrder = "topology") -> "Links":
         """Reads a cluster's fabric and network; the device's link bandwidth must be known."""
         bandwidth = cluster.sensed_device.link_bandwidth_bytes_per_s
         assert bandwidth is not None, "checked by the caller"
@@ -82,12 +82,29 @@ class Links:
             coefficients=coefficients.over(cluster.network),
             bandwidth_bytes_per_s=bandwidth,
             domain=cluster.domain,
+            world_size=cluster.world_size,
+            rank_order=rank_order,
         )
 
     def group(self, size: Floats, stride: Floats) -> RankGroups:
-        """Places groups of `size` ranks that are `stride` ranks apart."""
-        local = np.clip(np.floor(self.domain / stride), 1, size)
-        return RankGroups(size=size, local=local)
+        """Places groups of `size` ranks that are `stride` ranks apart, as `spread_of_groups` counts."""
+        size, stride = np.broadcast_arrays(size, stride)
+        if self.world_size <= self.domain:
+            return RankGroups(size=size, local=size, nodes=np.ones_like(size))
+        block = size * stride
+        local = np.clip(self.domain // stride, 1, size)
+        fits = (self.domain % block == 0) | (
+            (block % self.domain == 0) & ((self.domain % stride == 0) | (stride % self.domain == 0))
+        )
+        nodes = size / local
+        # Groups that do not lie on nodes alike: few shapes of few candidates.
+        odd = np.flatnonzero(~fits.ravel()) if isinstance(self.rank_order, str) else np.arange(size.size)
+        if odd.size:
+            shapes, of = np.unique(np.stack([size.ravel()[odd], stride.ravel()[odd]]), axis=1, return_inverse=True)
+            where = {"domain": self.domain, "world_size": self.world_size, "rank_order": self.rank_order}
+            found = np.array([spread_of_groups(int(n), int(apart), **where) for n, apart in shapes.T], float)
+            nodes.flat[odd], local.flat[odd] = found[of.ravel()].T
+        return RankGroups(size=size, local=local, nodes=nodes)
 
     def latency_s(self, group: RankGroups) -> Floats:
         """Computes the time of an empty message. It grows with each doubling in a node, and each node of the ring."""
@@ -117,10 +134,10 @@ class Links:
         found = self.latency_s(group) + ramp_s + wire_s / c.in_step_frac
         return np.where(group.size > 1, found * self._ratio(kind, group.size, group.nodes, size_bytes), 0.0)
 
-    def send_s(self, size_bytes: Floats, distance: Floats) -> Floats:
-        """Predicts a message to the rank `distance` ranks away."""
+    def send_s(self, size_bytes: Floats, crosses: Bools) -> Floats:
+        """Predicts a message between two ranks, to another node where `crosses`."""
         c = self.coefficients
-        inside = distance < self.domain
+        inside = np.logical_not(crosses)
         rate = np.where(
             inside, self.bandwidth_bytes_per_s * BUS_FRAC["all_to_all"][0], c.network_bytes_per_s * c.network_frac
         )

@@ -17,6 +17,7 @@ from wattune.cost.step_time.replica import Weights, hidden
 from wattune.cost.step_time.traffic import LayerTraffic, expert_imbalance, layer_traffic
 from wattune.cost.step_time.work import KernelShapes, Machine, ModelPart, PassTimes, ends_work, layer_work
 from wattune.cost.tables import Activity, StepTime
+from wattune.plans.placement import boundaries_that_cross
 
 ROWS: Final = 8192
 """Candidates predicted together: as many as caches and memory hold."""
@@ -115,7 +116,7 @@ class _Model:
         self.coefficients = coefficients = coefficients.with_host(batch.cluster.host_speed)
         self.facts: EngineFacts = FACTS[batch.engine]
         self.machine = Machine.of(batch.device, batch.dtype, coefficients)
-        self.links = Links.of(batch.cluster, coefficients.link)
+        self.links = Links.of(batch.cluster, coefficients.link, rank_order=batch.rank_order)
         self.trains = batch.workload.mode != "prefill"
         self.updates = 1.0 if batch.workload.mode == "pretrain" else 0.0
         """Share of the weights that has gradients; adapters are too few to count."""
@@ -190,6 +191,7 @@ class _Pipeline:
         self.sharding = self._column(batch.sharding)
         self.overlap = self._column(batch.overlap)
         self.weights = self._weights()
+        self.send_s = self._send_s()
         self.forward, self.backward = self._work("forward"), self._work("backward")
         self._replicas()
         self._clock()
@@ -336,24 +338,26 @@ class _Pipeline:
             kind: self._spread(getattr(traffic, f"{kind}_{direction}_s")) * self.layers for kind in ("tp", "cp", "ep")
         }
         if direction == "forward":
-            return {**kinds, "dp": self.gather_forward_s, "pp": self._send_s() * (1 - self.is_first)}
+            return {**kinds, "dp": self.gather_forward_s, "pp": np.roll(self.send_s, 1, axis=2) * (1 - self.is_first)}
         return {
             **kinds,
             "dp": self.gather_backward_s + self.reduce_backward_s,
-            "pp": self._send_s() * (1 - self.is_last),
+            "pp": self.send_s * (1 - self.is_last),
         }
 
     def _send_s(self) -> Floats:
-        """Predicts the activations of a micro-batch on their way to the next stage."""
-        batch = self.model.batch
+        """Predicts the activations of a micro-batch on their way from each stage to the next, where both sit."""
+        batch, links = self.model.batch, self.model.links
         if self.pp == 1:
             return np.zeros_like(self.layers)
         split = self._column(batch.tp) if self.model.facts.splits_sequence else 1.0
         size_bytes = self._column(batch.local_tokens) * batch.model.hidden_size * self.model.machine.item_bytes / split
-        distance = self._column(batch.tp * batch.cp * batch.dp)
+        crosses = boundaries_that_cross(
+            self.pp, domain=links.domain, world_size=links.world_size, rank_order=links.rank_order
+        )
         # Interleaved stages of Megatron have work to do while they send.
         exposed = 0.2 if batch.engine == "megatron" and self.vpp > 1 else 1.0
-        return exposed * self.model.links.send_s(size_bytes, distance) * np.ones_like(self.layers)
+        return exposed * links.send_s(size_bytes, crosses)
 
     def _passes(self) -> None:
         """Predicts every pass at that clock, and the pipeline of them."""

@@ -64,7 +64,7 @@ def layer_traffic(
       arXiv 2205.05198, section 4.2.2), else two all-reduces forward and one for each product that reads the input
       backward (Shoeybi et al. 2019, arXiv 1909.08053, section 3). Overlapped with products, a fifth stays exposed.
     - Context parallel: keys and values travel a ring beside attention (Liu et al. 2023, arXiv 2310.01889); what is
-      longer than attention is exposed.
+      longer than attention is exposed. All ranks pass on at once, so a hop is as slow as one that leaves a node.
     - Expert parallel: two all-to-alls a pass. Where experts are split too and the engine `gathers_rows`, ranks exchange
       the rows of their own tokens, then the ranks of a split expert gather each other's and scatter the sums (Megatron-
       Core, `MoEAlltoAllTokenDispatcher`); of the pairs of tensor parallel, that of attention is left.
@@ -91,8 +91,9 @@ def layer_traffic(
     tp_backward_s = backward_s * exposed + again * tp_forward_s
 
     kv_bytes = 2 * tokens * model.num_kv_heads * model.head_size * width / shapes.tp
-    hops_s = np.where(shapes.cp > 1, (shapes.cp - 1) * links.send_s(kv_bytes, shapes.tp), 0.0)
-    first_s = np.where(shapes.cp > 1, links.send_s(kv_bytes, shapes.tp), 0.0)
+    hop_s = links.send_s(kv_bytes, links.group(shapes.cp, shapes.tp).nodes > 1)
+    first_s = np.where(shapes.cp > 1, hop_s, 0.0)
+    hops_s = (shapes.cp - 1) * first_s
     cp_forward_s = np.maximum(hops_s - attention_s, 0.0) + 0.2 * first_s
     cp_backward_s = np.maximum(2 * hops_s - 2.5 * attention_s, 0.0) + 0.4 * first_s + again * cp_forward_s
 
