@@ -138,6 +138,10 @@ class Beforehand:
         found = self._others.results(devices, each_once=True)
         return [(spec, result) for spec, result in found if _program(spec) in programs]
 
+    def earlier(self) -> list[MeasuredTrial]:
+        """Returns results of the storage's other studies on the same devices."""
+        return self._others.results([cluster.rank_device for cluster in self.planned.spec.clusters])
+
     def _predict(self, specs: Sequence[TrialSpec]) -> Estimates | None:
         """Predicts metrics of specifications; None where one of them runs on a device without estimates."""
         if any(spec.cluster.simulate_sensors_of is not None or is_command(spec) for spec in specs):

@@ -356,6 +356,7 @@ def _study_run(
         budget=budget,
         outdated=_outdated(study, spec.limits, try_all=try_all),
         duration_s=known.durations(),
+        earlier=known.earlier,
         waits=known.waits_for_host,
         out_of_memory=known.out_of_memory,
         learns_memory=known.out_of_memory.note,

@@ -285,9 +285,14 @@ def duration_s(step_time_s: float, measure: Measure, *, on_cpu: bool) -> float:
     The window has `min_steps` steps and `min_seconds` seconds at least, whichever takes longer. Warm-up may go on after
     its least, until step time is stable.
     """
-    profiled = measure.profile_steps if measure.profile_steps is not None else 0 if on_cpu else PROFILED_STEPS
     num_steps = max(measure.min_steps, math.ceil(measure.min_seconds / step_time_s)) if step_time_s > 0 else 0
-    return (least_warmup(measure.warmup_steps) + num_steps + profiled) * step_time_s
+    return num_steps * step_time_s + around_s(step_time_s, measure, on_cpu=on_cpu)
+
+
+def around_s(step_time_s: float, measure: Measure, *, on_cpu: bool) -> float:
+    """Computes how long a trial's steps outside of its measured window take: warm-up and profile."""
+    profiled = measure.profile_steps if measure.profile_steps is not None else 0 if on_cpu else PROFILED_STEPS
+    return (least_warmup(measure.warmup_steps) + profiled) * step_time_s
 
 
 def _order(found: Estimates, risks: Mapping[str, Floats], objective: Objective, fits: Ints) -> Ints:

@@ -54,7 +54,7 @@ def basis_of(preview: Preview) -> tuple[str, str]:
     if preview.measured:
         return "about", "by the trials that finished"
     if preview.estimated:
-        return "about", "by estimated step times; building models on top"
+        return "about", "by estimated step times, and starts as earlier trials took"
     return "at least", "measured steps alone; build and warm-up on top"
 
 

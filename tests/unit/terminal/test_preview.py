@@ -31,7 +31,7 @@ def lines(**facts: Any) -> list[str]:
 def test_times_say_what_they_come_from() -> None:
     assert lines() == ["5 trial(s) to run: at least 1 device-hours (measured steps alone; build and warm-up on top)"]
     assert lines(estimated=True) == [
-        "5 trial(s) to run: about 1 device-hours (by estimated step times; building models on top)"
+        "5 trial(s) to run: about 1 device-hours (by estimated step times, and starts as earlier trials took)"
     ]
     assert lines(estimated=True, measured=True) == [
         "5 trial(s) to run: about 1 device-hours (by the trials that finished)"

@@ -1,13 +1,23 @@
-"""Expected times of trials: predicted where there is an estimate, corrected by those that ran. No Ray here."""
+"""Expected times of trials: steps by their estimate, starts and builds by trials that ran. No Ray here."""
 
 import statistics
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from copy import deepcopy
+from typing import Final
 
-from wattune.orchestrate.scheduling.graphs import Start
+from wattune.orchestrate.scheduling.graphs import Start, WarmGraphs, waited_for_workers
 from wattune.orchestrate.scheduling.run_order import workers_of
+from wattune.run import Run, RunStatus
+from wattune.search.forecast import around_s, duration_s
 from wattune.trial import Measure, TrialSpec
+from wattune.units import ns_to_s
+
+BESIDE_STEPS_S: Final[Mapping[Start, float]] = {"new_workers": 40.0, "new_graphs": 8.0, "warm": 2.2}
+"""Seconds of a trial on GPUs beside its steps, by its start, before anything was measured: sensors, workers, build,
+compiling, profile and end. Medians of 83 trials of the torch engine on two H200 (`dense_llama_h200x2`, `moe_ep_h200x2`
+and its guided part in `benchmarks/data`)."""
 
 
 class Pace:
@@ -42,15 +52,57 @@ class Pace:
         return max(least_s, statistics.median(seen) if seen else self.typical_s)
 
 
+class BesideSteps:
+    """Seconds of trials beside their steps, by how they start; learned from trials that ran, in this study or others.
+
+    `BESIDE_STEPS_S` counts as one trial. Those of the same device, number of ranks and engine count, else all.
+    """
+
+    def __init__(self) -> None:
+        self._own_s: dict[Hashable, list[float]] = defaultdict(list)
+
+    def take(self, results: Iterable[tuple[TrialSpec, Run]]) -> None:
+        """Takes results of other studies, whatever their order."""
+        warm = WarmGraphs()
+        for spec, result in sorted(results, key=lambda one: one[1].start_wall_ns):
+            start = warm.ran(spec, result.tags.get("nodes", ""), new_workers=waited_for_workers(result))
+            self.add(spec, Measure(), result, start)
+
+    def add(self, spec: TrialSpec, measure: Measure, result: Run, start: Start) -> None:
+        """Takes a result. One that did not complete, or whose steps are not known, tells nothing."""
+        step_s, window_s = result.metrics.get("step_time_s"), result.numbers.window_s
+        if result.status is not RunStatus.COMPLETED or not step_s or not window_s:
+            return
+        own_s = ns_to_s(result.end_wall_ns - result.start_wall_ns) - window_s
+        own_s = max(own_s - around_s(step_s, measure, on_cpu=spec.cluster.device == "cpu"), 0.0)
+        for key in (_kind(spec, start), start):
+            self._own_s[key].append(own_s)
+
+    def expected_s(self, spec: TrialSpec, start: Start) -> float:
+        """Returns the expected seconds of a trial that starts so."""
+        own_s = self._own_s.get(_kind(spec, start)) or self._own_s.get(start, [])
+        return (BESIDE_STEPS_S[start] + sum(own_s)) / (1 + len(own_s))
+
+    def usual_s(self, spec: TrialSpec) -> float:
+        """Returns the expected seconds of a trial on warm workers that may hold its graphs or not."""
+        return (self.expected_s(spec, "new_graphs") + self.expected_s(spec, "warm")) / 2
+
+
+def _kind(spec: TrialSpec, start: Start) -> Hashable:
+    return spec.cluster.device, spec.cluster.world_size, spec.engine, start
+
+
 class Durations:
     """Expected seconds of trials, better with each one that ended."""
 
     def __init__(self, pace: Pace, predict: Callable[[TrialSpec, Measure], float | None] | None = None) -> None:
         self._pace, self._predict = pace, predict
+        self.beside = BesideSteps()
         self._ratios: dict[Hashable, list[float]] = defaultdict(list)
         self._all_ratios: list[float] = []
         self._waits_s: list[float] = []
         self._announced_wait_s = 0.0
+        self._announced_beside = self.beside
         self._announced: dict[Hashable, float] = {}
 
     @property
@@ -68,44 +120,49 @@ class Durations:
         """The median time that trials waited for their devices to cool; no prediction has it."""
         return statistics.median(self._waits_s) if self._waits_s else 0.0
 
-    def add(self, spec: TrialSpec, measure: Measure, took_s: float, wait_s: float = 0.0) -> None:
-        """Adds the time of a trial, and how long it waited before for its devices to cool."""
+    def add(self, spec: TrialSpec, measure: Measure, result: Run, start: Start, wait_s: float = 0.0) -> None:
+        """Adds a trial that completed, how it started, and how long it waited before for its devices to cool."""
         insort(self._waits_s, wait_s)
-        predicted_s = self.predicted_s(spec, measure)
-        if predicted_s:
-            insort(self._ratios[workers_of(spec)], took_s / predicted_s)
-            insort(self._all_ratios, took_s / predicted_s)
+        predicted_s, step_s = self.predicted_s(spec, measure), result.metrics.get("step_time_s")
+        if not predicted_s or not step_s:
+            return
+        ratio = duration_s(step_s, measure, on_cpu=spec.cluster.device == "cpu") / predicted_s
+        insort(self._ratios[workers_of(spec)], ratio)
+        insort(self._all_ratios, ratio)
+        self.beside.add(spec, measure, result, start)
 
     def predicted_s(self, spec: TrialSpec, measure: Measure) -> float | None:
-        """Predicts the seconds of a trial, without those that ran; None where nothing predicts it."""
+        """Predicts the seconds of a trial's steps, without those that ran; None where nothing predicts it."""
         return self._predict(spec, measure) if self._predict is not None else None
 
     def expected_s(self, spec: TrialSpec, measure: Measure, start: Start | None = None) -> float:
         """Returns the expected seconds of a trial.
 
-        A prediction is multiplied by the median of measured over predicted time, of trials for the same workers, else
-        of all. Without a prediction it is what such trials took, and at least `min_seconds`. Neither exceeds
-        `timeout_s`, at which the trial is ended. The wait until devices are cool comes on top of both.
+        A prediction of its steps is multiplied by the median of measured over predicted ones, of trials for the same
+        workers, else of all; it does not exceed `timeout_s`, at which the trial is ended. What trials take beside their
+        steps comes on top, by how they start. Without a prediction it is what such trials took, and at least
+        `min_seconds`. The wait until devices are cool comes on top of both.
         """
         predicted_s = self.predicted_s(spec, measure)
         if predicted_s is None:
             return self._pace.expected_s(spec, measure.min_seconds, start)
-        return (
-            max(measure.min_seconds, min(predicted_s * self.ratio(workers_of(spec)), measure.timeout_s)) + self.wait_s
-        )
+        steps_s = max(measure.min_seconds, min(predicted_s * self.ratio(workers_of(spec)), measure.timeout_s))
+        return steps_s + self.beside.expected_s(spec, start or "warm") + self.wait_s
 
     def announce(self) -> None:
         """Keeps the corrections of this moment: a preview shows times by them."""
         self._announced = {workers: self.ratio(workers) for workers in [*self._ratios, None]}
         self._announced_wait_s = self.wait_s
+        self._announced_beside = deepcopy(self.beside)
 
     def announced_s(self, spec: TrialSpec, measure: Measure) -> float:
-        """Returns the seconds of a trial that the last preview counted with; 0 where nothing predicts it."""
+        """Returns the seconds of a warm trial that the last preview counted with; 0 where nothing predicts it."""
         predicted_s = self.predicted_s(spec, measure)
         if predicted_s is None:
             return 0.0
         ratio = self._announced.get(workers_of(spec), self._announced.get(None, 1.0))
-        return max(measure.min_seconds, min(predicted_s * ratio, measure.timeout_s)) + self._announced_wait_s
+        steps_s = max(measure.min_seconds, min(predicted_s * ratio, measure.timeout_s))
+        return steps_s + self._announced_beside.expected_s(spec, "warm") + self._announced_wait_s
 
     def ratio(self, workers: Hashable = None) -> float:
         """Returns the median of measured over predicted time of these workers' trials, else of all; 1 before any."""

@@ -10,7 +10,7 @@ from wattune.fidelity import FIRST_REFERENCE_REPEAT
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.events import FirstTrial
 from wattune.orchestrate.scheduling.durations import Durations
-from wattune.orchestrate.scheduling.graphs import WarmGraphs
+from wattune.orchestrate.scheduling.graphs import Start, WarmGraphs
 from wattune.orchestrate.scheduling.ladder import Ladder
 from wattune.orchestrate.scheduling.references import References
 from wattune.orchestrate.scheduling.run_order import workers_of
@@ -30,6 +30,11 @@ def loads_s(costs: Iterable[tuple[ClusterSpec, float]]) -> dict[ClusterSpec, flo
     return dict(loads_s)
 
 
+def _start_after(warm: WarmGraphs, spec: TrialSpec) -> Start:
+    """Returns how a trial starts, one after another as on one set of nodes, and notes that it ran."""
+    return warm.ran(spec, "", new_workers=warm.start_of(spec, "") == "new_workers")
+
+
 class Outlook:
     """Times and order of the trials that wait."""
 
@@ -43,11 +48,19 @@ class Outlook:
     def usual_s(self, costs: Sequence[tuple[ClusterSpec, float]], *, learns: bool) -> float:
         """Returns the expected time of a trial that is not chosen yet: the median of those that may be."""
         known_s = [one for one in self._predicted_s(learns=learns) if one is not None] if learns else []
-        ratio, wait_s = self._durations.ratio(), self._durations.wait_s
-        times_s = [min(one * ratio, self._run.measure.timeout_s) + wait_s for one in known_s] or [
-            took_s for _, took_s in costs
-        ]
+        durations = self._durations
+        if known_s:  # it may find its graphs there or not
+            beside_s, ratio = durations.beside.usual_s(self._run.candidates[0]), durations.ratio()
+            steps_s = statistics.median(min(one * ratio, self._run.measure.timeout_s) for one in known_s)
+            return max(steps_s, self._run.measure.min_seconds) + beside_s + durations.wait_s
+        times_s = [took_s for _, took_s in costs]
         return max(statistics.median(times_s) if times_s else self._durations.typical_s, self._run.measure.min_seconds)
+
+    def starts_s(self) -> float:
+        """Returns the seconds that the first starts of each kind of workers take beyond usual ones."""
+        first = {workers_of(spec): spec for spec in self._run.candidates if self._run.duration_s is not None}
+        beside = self._durations.beside
+        return sum(max(beside.expected_s(spec, "new_workers") - beside.usual_s(spec), 0.0) for spec in first.values())
 
     def _predicted_s(self, *, learns: bool) -> list[float | None]:
         """Returns the predicted times of queued trials; of all candidates where a strategy chooses as it learns."""
@@ -65,16 +78,16 @@ class Outlook:
             "longest_s": max(known_s, default=0.0),
         }
 
-    def first(self, expected_s: Callable[[Attempt], float]) -> tuple[FirstTrial, ...]:
+    def first(self, expected_s: Callable[[Attempt, Start], float]) -> tuple[FirstTrial, ...]:
         """The trials that start first: the reference trial, if it opens the study, then the head of the queue."""
         waiting = self._waiting.in_order()[:SHOWN_FIRST]
         if not waiting:
             return ()
         workers = workers_of(waiting[0].spec)
         opening = [self._references.spec_of(workers)] * self._references.num_opening(workers)
-        head = [self._reference(spec) for spec in opening if spec]
+        head, warm = [self._reference(spec) for spec in opening if spec], WarmGraphs()
         return tuple(
-            FirstTrial(spec=one.spec, role=one.role, expected_s=expected_s(one))
+            FirstTrial(spec=one.spec, role=one.role, expected_s=expected_s(one, _start_after(warm, one.spec)))
             for one in [*head, *waiting][:SHOWN_FIRST]
         )
 
@@ -87,8 +100,7 @@ class Outlook:
         num_references = 0
         for queued in self._waiting.in_order():
             workers = workers_of(queued.spec)
-            changes = warm.start_of(queued.spec, "") == "new_workers"
-            start = warm.ran(queued.spec, "", new_workers=changes)  # one after another, as on one set of nodes
+            start = _start_after(warm, queued.spec)
             if self._ladder is not None and queued.role == "burst":  # no reference trial comes before it
                 burst_s = self._ladder.pace.expected_s(queued.spec, queued.measure.min_seconds, start)
                 costs.append((queued.spec.cluster, burst_s))
@@ -99,7 +111,8 @@ class Outlook:
             due += self._references.num_opening(workers) if not counts[workers] else 0
             num_references += due
             counts[workers] += 1
-            costs += [(queued.spec.cluster, expected_s)] * (1 + due)
+            costs += [(queued.spec.cluster, expected_s)]
+            costs += [(queued.spec.cluster, self._durations.expected_s(queued.spec, queued.measure, "warm"))] * due
         return costs, num_references
 
     def _reference(self, spec: TrialSpec) -> Attempt:

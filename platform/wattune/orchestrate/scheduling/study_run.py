@@ -1,7 +1,7 @@
 """Settings of a study. No Ray here."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from wattune.catalog.hardware import ClusterSpec
@@ -45,7 +45,9 @@ class StudyRun:
     outdated: Callable[[Run], bool] | None = None
     """Returns whether an earlier result says nothing under the space that holds now, so that its trial runs again."""
     duration_s: Callable[[TrialSpec, Measure], float | None] | None = None
-    """Predicts the seconds of a trial, or gives None; None predicts nothing."""
+    """Predicts the seconds of a trial's steps, or gives None; None predicts nothing."""
+    earlier: Callable[[], Iterable[tuple[TrialSpec, Run]]] = tuple
+    """Returns results of other studies on the same devices, which tell what trials take beside their steps."""
     waits: Callable[[TrialSpec], bool] | None = None
     """Predicts whether a trial may wait for its host; None predicts nothing."""
     out_of_memory: Callable[[TrialSpec], float] | None = None

@@ -16,7 +16,7 @@ from wattune.orchestrate.failures import MOST_ALIKE, FailuresInARow, may_end_cal
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.durations import Durations, Pace
 from wattune.orchestrate.scheduling.early_stop import EarlyStop
-from wattune.orchestrate.scheduling.graphs import WarmGraphs, graphs_of, waited_for_workers
+from wattune.orchestrate.scheduling.graphs import Start, WarmGraphs, graphs_of, waited_for_workers
 from wattune.orchestrate.scheduling.ladder import Ladder
 from wattune.orchestrate.scheduling.nodes import Reservation, Reservations, Slots, closed_domains
 from wattune.orchestrate.scheduling.outlook import Outlook, loads_s
@@ -73,6 +73,8 @@ class TrialQueue:
         self._soaked: set[str] = set()
         self._pace, self._warm = Pace(), WarmGraphs()
         self._durations = Durations(self._pace, run.duration_s)
+        if run.duration_s is not None:
+            self._durations.beside.take(run.earlier())
         every = run.measure.reference_every
         plans = (
             ordinary_plans(run.candidates, seed=run.search.seed, waits=run.waits, out_of_memory=run.out_of_memory)
@@ -208,7 +210,7 @@ class TrialQueue:
         if result.status is RunStatus.COMPLETED and role != "finalist":
             took_s, wait_s = (result.end_wall_ns - result.start_wall_ns) / NS_PER_S, waited_s(result)
             self._pace.add(spec, took_s + wait_s, start)
-            self._durations.add(spec, self._run.measure, took_s, wait_s)
+            self._durations.add(spec, self._run.measure, result, start, wait_s)
         if result.repeat == 0 and result.status not in WORTH_REPEATING:
             for repeat in range(1, self._run.measure.repeats):
                 self._waiting.uncount(result.trial_id, repeat)
@@ -339,9 +341,9 @@ class TrialQueue:
         """Returns how the race stands, once after each change; None while there is none."""
         return self._race.news() if self._race is not None and self._racing else None
 
-    def expected_s(self, queued: Attempt) -> float:
-        """Expected seconds of a trial, where the workers are that suit it best."""
-        start = self._warm.start_of(queued.spec)
+    def expected_s(self, queued: Attempt, start: Start | None = None) -> float:
+        """Expected seconds of a trial that starts so; else where the workers are that suit it best."""
+        start = start or self._warm.start_of(queued.spec)
         if self._ladder is not None and queued.role == "burst":
             return self._ladder.pace.expected_s(queued.spec, queued.measure.min_seconds, start)
         return self._durations.expected_s(queued.spec, queued.measure, start)
@@ -376,6 +378,8 @@ class TrialQueue:
         elif self._strategy.learns:
             num_searched = sum(one in self._asked and repeat < self._run.measure.repeats for one, repeat in self.done)
             num_asked = max(0, self._run.num_trials * measure.repeats - num_searched)
+        if num_asked and not costs:
+            costs, num_asked = [(first, usual_s + self._outlook.starts_s())], num_asked - 1
         costs += [(first, usual_s)] * num_asked
         num_finalists = measure.soak_finalists if costs else len(self._unsoaked())
         num_race = self._num_race(len(costs) - num_references)

@@ -1,11 +1,16 @@
 """Expected times of trials: predictions, corrected by what trials took."""
 
+from dataclasses import replace
+
+import pytest
 from specs import trial_spec
 
-from wattune.orchestrate.scheduling.durations import Durations, Pace
+from wattune.orchestrate.scheduling.durations import BESIDE_STEPS_S, Durations, Pace
+from wattune.run import Numbers, Run, RunStatus
 from wattune.trial import Measure, TrialSpec
 
-MEASURE = Measure(min_seconds=10, timeout_s=1000)
+MEASURE = Measure(warmup_steps=5, min_steps=10, min_seconds=10, timeout_s=1000, profile_steps=0)
+WARM_S, NEW_S = BESIDE_STEPS_S["warm"], BESIDE_STEPS_S["new_workers"]
 
 
 def spec(size: int, *, engine: str = "torch") -> TrialSpec:
@@ -13,34 +18,75 @@ def spec(size: int, *, engine: str = "torch") -> TrialSpec:
 
 
 def predicted(one: TrialSpec, _measure: Measure) -> float | None:
-    return 100.0 * one.plan.micro_batch_size if one.plan.micro_batch_size < 64 else None
+    return 150.0 * one.plan.micro_batch_size if one.plan.micro_batch_size < 64 else None
 
 
-def test_a_prediction_is_corrected_by_the_trials_that_ran() -> None:
+def ran(step_time_s: float, beside_s: float = WARM_S, start_s: float = 0.0) -> Run:
+    """A trial of 15 steps, of which 10 are its window."""
+    took_s = 15 * step_time_s + beside_s
+    return Run(
+        trial_id="a",
+        repeat=0,
+        status=RunStatus.COMPLETED,
+        metrics={"step_time_s": step_time_s},
+        numbers=Numbers(window_s=10 * step_time_s),
+        start_wall_ns=int(start_s * 1e9),
+        end_wall_ns=int((start_s + took_s) * 1e9),
+    )
+
+
+def test_predicted_steps_are_corrected_by_the_trials_that_ran() -> None:
     times = Durations(Pace(), predicted)
-    assert times.expected_s(spec(2), MEASURE) == 200
-    for took_s in (150.0, 160.0, 400.0):
-        times.add(spec(1), MEASURE, took_s)
-    assert times.expected_s(spec(2), MEASURE) == 320
-    assert times.expected_s(spec(4, engine="megatron"), MEASURE) == 640, "other workers: the ratio of all"
-    times.add(spec(1, engine="megatron"), MEASURE, 50.0)
-    assert times.expected_s(spec(4, engine="megatron"), MEASURE) == 200
+    assert times.expected_s(spec(2), MEASURE) == 300 + WARM_S
+    for step_s in (15.0, 16.0, 40.0):
+        times.add(spec(1), MEASURE, ran(step_s), "warm")
+    assert times.expected_s(spec(2), MEASURE) == pytest.approx(300 * 1.6 + WARM_S)
+    assert times.expected_s(spec(4, engine="megatron"), MEASURE) == pytest.approx(600 * 1.6 + WARM_S), (
+        "the ratio of all"
+    )
+    times.add(spec(1, engine="megatron"), MEASURE, ran(5.0), "warm")
+    assert times.expected_s(spec(4, engine="megatron"), MEASURE) == pytest.approx(300 + WARM_S)
+
+
+def test_what_a_trial_takes_beside_its_steps_is_learned_by_how_it_starts() -> None:
+    times = Durations(Pace(), predicted)
+    assert times.expected_s(spec(2), MEASURE, "new_workers") == 300 + NEW_S
+    for _ in range(3):
+        times.add(spec(1), MEASURE, ran(10.0, beside_s=20.0), "new_workers")
+    learned_s = (NEW_S + 3 * 20.0) / 4
+    assert times.expected_s(spec(2), MEASURE, "new_workers") == pytest.approx(300 + learned_s)
+    other = spec(2, engine="megatron")
+    assert times.expected_s(other, MEASURE, "new_workers") == pytest.approx(300 + learned_s), "nothing of its own yet"
+    assert times.expected_s(spec(2), MEASURE, "warm") == 300 + WARM_S
+    times.add(spec(1, engine="megatron"), MEASURE, ran(10.0, beside_s=80.0), "new_workers")
+    assert times.expected_s(other, MEASURE, "new_workers") == pytest.approx(300 + (NEW_S + 80.0) / 2)
+
+
+def test_other_studies_of_the_storage_teach_starts() -> None:
+    times = Durations(Pace(), predicted)
+    waited = replace(ran(1.0, beside_s=10.0, start_s=100.0), numbers=Numbers(window_s=10.0, group_start_s=7.0))
+    failed = replace(ran(1.0, beside_s=500.0, start_s=300.0), status=RunStatus.CRASHED, reason="made up")
+    times.beside.take([(spec(1), failed), (spec(1), ran(1.0, beside_s=4.0, start_s=200.0)), (spec(1), waited)])
+    profile_s = 2.0  # what other studies profiled is not known: as usual on GPUs
+    assert times.beside.expected_s(spec(1), "new_workers") == pytest.approx((NEW_S + 10.0 - profile_s) / 2)
+    assert times.beside.expected_s(spec(1), "warm") == pytest.approx((WARM_S + 4.0 - profile_s) / 2)
 
 
 def test_what_was_announced_stays_while_trials_correct_it() -> None:
     times = Durations(Pace(), predicted)
     times.announce()
-    times.add(spec(1), MEASURE, 300.0)
-    assert (times.announced_s(spec(2), MEASURE), times.expected_s(spec(2), MEASURE)) == (200, 600)
+    times.add(spec(1), MEASURE, ran(30.0, beside_s=3 * WARM_S), "warm")
+    announced_s, expected_s = times.announced_s(spec(2), MEASURE), times.expected_s(spec(2), MEASURE)
+    assert (announced_s, expected_s) == (300 + WARM_S, pytest.approx(900 + 2 * WARM_S))
     times.announce()
-    assert times.announced_s(spec(2), MEASURE) == 600
+    assert times.announced_s(spec(2), MEASURE) == expected_s
     assert times.announced_s(spec(64), MEASURE) == 0
 
 
-def test_a_trial_takes_no_longer_than_its_time_out_and_no_less_than_its_window() -> None:
+def test_steps_take_no_longer_than_the_time_out_and_no_less_than_the_window() -> None:
     times = Durations(Pace(), predicted)
-    assert times.expected_s(spec(32), MEASURE) == 1000 and times.predicted_s(spec(32), MEASURE) == 3200
-    assert times.expected_s(spec(1), Measure(min_seconds=500)) == 500
+    assert times.expected_s(spec(32), MEASURE) == 1000 + WARM_S and times.predicted_s(spec(32), MEASURE) == 4800
+    assert times.expected_s(spec(1), Measure(min_seconds=500)) == 500 + WARM_S
 
 
 def test_without_a_prediction_it_is_what_trials_took() -> None:
@@ -54,9 +100,9 @@ def test_without_a_prediction_it_is_what_trials_took() -> None:
 
 def test_the_wait_for_cool_devices_comes_on_top_of_predictions_and_of_the_time_out() -> None:
     times = Durations(Pace(), predicted)
-    for took_s, wait_s in ((200.0, 300.0), (200.0, 500.0)):
-        times.add(spec(1), MEASURE, took_s, wait_s)
-    assert times.expected_s(spec(2), MEASURE) == 400 + 400
-    assert times.expected_s(spec(32), MEASURE) == 1000 + 400
+    for wait_s in (300.0, 500.0):
+        times.add(spec(1), MEASURE, ran(20.0), "warm", wait_s)
+    assert times.expected_s(spec(2), MEASURE) == pytest.approx(600 + WARM_S + 400)
+    assert times.expected_s(spec(32), MEASURE) == pytest.approx(1000 + WARM_S + 400)
     times.announce()
-    assert times.announced_s(spec(2), MEASURE) == 800
+    assert times.announced_s(spec(2), MEASURE) == pytest.approx(1000 + WARM_S)

@@ -12,6 +12,7 @@ from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT, FIRST_REFERENC
 from wattune.objective import Question
 from wattune.orchestrate.events import Preview, RaceStep, TrialEvent
 from wattune.orchestrate.scheduling.budget import Budget
+from wattune.orchestrate.scheduling.durations import BESIDE_STEPS_S
 from wattune.run import Numbers, Prediction, RunStatus
 from wattune.search.search_entry import Burst, Finalists, LadderSettings
 from wattune.search.strategy import make_strategy
@@ -167,9 +168,12 @@ def test_a_preview_takes_times_from_estimates_and_names_the_first_trials(world, 
     world.controller(specs, measure=measure, **told)
     preview = next(event for event in world.heard if isinstance(event, Preview))
     assert preview.estimated and not preview.measured
-    assert preview.device_s == (100 + 200 + 1000) * specs[0].cluster.world_size
+    beside_s = BESIDE_STEPS_S["new_workers"] + 2 * BESIDE_STEPS_S["warm"]
+    assert preview.device_s == (100 + 200 + 1000 + beside_s) * specs[0].cluster.world_size
     assert (preview.num_timeouts, preview.longest_s) == (1, 4000.0)
-    assert [(one.spec, one.expected_s) for one in preview.first] == [(specs[0], 100), (specs[1], 200), (specs[2], 1000)]
+    new_s, warm_s = BESIDE_STEPS_S["new_workers"], BESIDE_STEPS_S["warm"]
+    first = [(one.spec, one.expected_s) for one in preview.first]
+    assert first == [(specs[0], 100 + new_s), (specs[1], 200 + warm_s), (specs[2], 1000 + warm_s)]
 
 
 @pytest.mark.parametrize(("status", "repeats"), [(OUT_OF_MEMORY, False), (RunStatus.INVALID, True)])
