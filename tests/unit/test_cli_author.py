@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import typer
 
-from wattune.catalog.models import NOT_REPRESENTED
+from wattune.catalog.models import NOT_REPRESENTED, model
 from wattune.cli import author
+from wattune.errors import NothingToTryError
 from wattune.metrics import METRICS
+from wattune.search.draft import Wishes
 from wattune.search.reference import reference_page, schema_text
 
 Run = Callable[..., tuple[int, str, str]]
@@ -133,3 +135,23 @@ def test_catalog_finds_devices_models_and_what_is_left_out(wattune: Run) -> None
     assert {one["name"] for one in everything["left_out"]} == set(NOT_REPRESENTED)
     code, out, _ = wattune("catalog", "--search", "qwen3")
     assert code == 0 and "qwen3_8b_like" in out and "left out: qwen3_32b" in out and "llama3_8b" not in out
+
+
+def test_a_space_of_a_config_json_plans_without_an_edit(wattune: Run, tmp_path: Path) -> None:
+    config = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+    config |= {"num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "rms_norm_eps": 1e-5}
+    config |= {"tie_word_embeddings": False, "max_position_embeddings": 8192, "hidden_act": "silu"}
+    Path("llama").mkdir()
+    Path("llama/config.json").write_text(json.dumps(config))
+    code, _, error = wattune("init", "--from", "llama/config.json", "--cluster", "1x8 h200_sxm")
+    assert code == 0, error
+    code, out, error = wattune("plan", "space.yaml", "--json")
+    assert code == 0 and json.loads(out)["kept"], error
+
+
+def test_another_engine_is_named_where_nobody_chose_one_that_can() -> None:
+    wishes = Wishes(study="a", model="llama3_8b", cluster="1x2 cpu", engine="megatron")
+    text, candidates = author._planning(wishes, model("llama3_8b"), Path(), any_engine=True)
+    assert "\nengine: torch  #" in text and candidates.kept
+    with pytest.raises(NothingToTryError, match="megatron"):
+        author._planning(wishes, model("llama3_8b"), Path(), any_engine=False)
