@@ -36,7 +36,8 @@ def killed_actor(cluster, num_kills=3, seconds=16.0):
     for _ in range(num_kills):
         time.sleep(seconds / num_kills)
         os.kill(ray.get(actor.__ray_call__.remote(lambda self: os.getpid())), signal.SIGKILL)
-    recorded = ray.get(actor.stop.remote("killed"), timeout=60)
+    ray.get(actor.stop.remote("killed"), timeout=60)
+    recorded = ray.get(actor.recording.remote("killed"), timeout=60)
     elapsed = time.monotonic() - begun
     stamps = sorted(recorded.tables["host"]["mono_ns"].to_pylist())
     gap = max(late - early for early, late in zip(stamps, stamps[1:])) / 1e9

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -135,3 +136,48 @@ def test_a_node_killed_in_mid_trial_costs_one_repetition_and_what_needs_it_waits
     statuses = [one["status"] for one in results(study).values()]
     assert statuses == ["completed"] * 4
     assert "2 skipped, done before: 2 completed" in done.stderr
+
+
+def being_concluded(study: Path) -> set[str]:
+    """Trials whose measurement is in the folder already, and whose result is not."""
+    return {name for name in in_flight(study) if (study / "trials" / name / "ranks.json").exists()}
+
+
+def soon(look: Callable[[], Any], within_s: float = 300) -> Any:
+    """Looks until there is something, at once: a result is made within a fraction of a second."""
+    end_s = time.monotonic() + within_s
+    while not (found := look()):
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
+    return found
+
+
+@pytest.mark.timeout(900)
+def test_a_kill_while_a_result_is_made_loses_no_result_and_measures_none_twice(
+    start_wattune, wattune, write_two_trials, results, storage: Path
+) -> None:
+    """First of the whole study, then of the processes that drive its trials: one makes a result, one may measure."""
+    space, study = write_two_trials("concluded", min_seconds=1, num_ranks=1, repeats=2), storage / "concluded"
+    running = start_wattune("run", space)
+    soon(lambda: being_concluded(study))
+    running.process.kill()
+    running.ends(30)
+    stored_ns = {name: (study / "trials" / name / "run.json").stat().st_mtime_ns for name in results(study)}
+    cut_off = in_flight(study)  # what was concluded, and the next one where it had begun; a result may still come
+
+    running = start_wattune("run", space)
+    running.says(r"^\[[1-4]/4\].* measure")
+    drivers = [process for process in psutil.process_iter() if process.name().startswith("ray::ImplicitFu")]
+    hit = soon(lambda: being_concluded(study))
+    for process in drivers:
+        process.kill()
+    assert running.ends(300) == 0, running.text
+    found = results(study)
+    assert len(found) == 4 and {one["status"] for one in found.values()} == {"completed"}
+    kept = {name: (study / "trials" / name / "run.json").stat().st_mtime_ns for name in stored_ns}
+    assert kept == stored_ns, "what was acknowledged is not measured again"
+    again = {name: one["numbers"]["attempt"] for name, one in found.items() if "attempt" in one["numbers"]}
+    assert len(again) <= len(cut_off | hit) + 1
+    for name in again:
+        attempts = [json.loads(path.read_text()) for path in (study / "trials" / name / "attempts").glob("*/run.json")]
+        assert {one["status"] for one in attempts} <= {"interrupted", "infra_failed"} and attempts

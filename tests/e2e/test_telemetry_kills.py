@@ -74,7 +74,8 @@ with connect() as cluster:
         stopping = actor.stop.remote(key)
         time.sleep(rng.uniform(0, 0.3))
         kill(victim)
-        home = ray.get(stopping, timeout=60)
+        ray.get(stopping, timeout=60)
+        home = ray.get(actor.recording.remote(key), timeout=60)
         away_s = max(away_s, time.monotonic() - died_s)
         rows = stamps(home.tables)
         found.append({

@@ -1,7 +1,8 @@
 """A study on Ray Tune: the controller chooses trials, Tune starts them, lanes of warm workers run them.
 
-Tune does little on purpose. Its trainable runs one trial and reports only that it is done. Results travel through the
-study folder, so a study continues from its folder whatever happened to Tune. Tune's own restore is not used.
+Tune does little on purpose. Its trainable runs one trial and reports only that its nodes are free, and that it is done.
+Results travel through the study folder, so a study continues from its folder whatever happened to Tune. Tune's own
+restore is not used.
 """
 
 import contextlib
@@ -40,7 +41,7 @@ from wattune.trial import TrialSpec
 _log = logging.getLogger(__name__)
 
 _DONE_METRIC: Final = "done_trials"
-"""The only metric the trainable reports; Tune needs one."""
+"""The only metric the trainable reports; Tune needs one. 0 where the trial's nodes are free, 1 where it is done."""
 
 _ASK_S: Final = 1.0
 """Longest time that known progress of running trials is used."""
@@ -183,7 +184,7 @@ def _run(attempt: Attempt, cluster: Cluster, lanes: Lanes) -> None:
             lambda: _temperatures_c(attempt, lanes), below_c=measure.cooldown_temp_c, max_s=measure.cooldown_max_s
         )
         attempt = replace(attempt, tags={**attempt.tags, **tags}, numbers=attempt.numbers | numbers)
-    run_trial(attempt, cluster, lanes)
+    run_trial(attempt, cluster, lanes, lambda: tune.report({_DONE_METRIC: 0}))
 
 
 def _note_failure(attempt: Attempt, error: Exception) -> None:
@@ -265,6 +266,10 @@ class _StudySearcher(Searcher):  # type: ignore[misc]
         if attempt is not None:
             return {"attempt": attempt}
         return str(Searcher.FINISHED) if self._controller.ending is not None else None
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        if not result[_DONE_METRIC]:
+            self._controller.free(trial_id)
 
     def on_trial_complete(
         self,

@@ -1,9 +1,18 @@
-"""One trial: telemetry on, a lane's workers train, telemetry off, analysis, result into the study folder."""
+"""One trial: telemetry on, a lane's workers train, telemetry off; then analysis, and the result into the study folder.
 
+Its nodes are free in between: the next trial starts, builds and compiles while this one's result is made. Its measured
+steps begin when that is done (`Lanes.run`), so no step is measured beside it. A trial counts once its result is stored:
+one whose driver dies before that is run again.
+"""
+
+import os
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import pyarrow as pa
 
@@ -19,14 +28,17 @@ from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.lanes.messages import Answer, Assignment, Death, GroupKey
 from wattune.orchestrate.power_limit import NODE_POWER, PowerLimit, simulated_power_w
 from wattune.orchestrate.telemetry_actor import NodeTelemetry
-from wattune.orchestrate.trial_result import trial_result
-from wattune.orchestrate.trial_telemetry import TrialTelemetry, forget, sampling
+from wattune.orchestrate.trial_result import status_of, trial_result
+from wattune.orchestrate.trial_telemetry import TrialTelemetry, sampling
 from wattune.plans.program import is_command
 from wattune.run import NO_NUMBERS, Numbers, Run, RunStatus
 from wattune.simulation.sensors import simulate
 from wattune.storage.files import with_calibrations
 from wattune.storage.study import TrialFolder
 from wattune.units import ns_to_s
+
+_NICENESS: Final = 10
+"""Of the thread that makes a result."""
 
 
 @dataclass(slots=True)
@@ -37,13 +49,22 @@ class _Course:
     assignment: Assignment | None = None
     telemetry: TrialTelemetry | None = None
     answer: Answer = field(default_factory=Answer)
-    recorded: Sequence[NodeTelemetry] = ()
     limit: PowerLimit | None = None
     asked_ns: int = 0
     """Time at which its workers were asked for, on the monotonic clock."""
+    lost: str | None = None
+    """The reason the trial cost its workers, empty if it did not; None until they have settled."""
+
+    def settle(self, workers: Lanes) -> str:
+        """Waits until the trial's workers are clean; returns the reason it cost them, empty if it did not."""
+        if self.lost is None:
+            self.lost = workers.settle(self.assignment) if self.assignment is not None else ""
+        return self.lost
 
 
-def run_trial(attempt: Attempt, cluster: Cluster, lanes: Lanes | None = None) -> Run:
+def run_trial(
+    attempt: Attempt, cluster: Cluster, lanes: Lanes | None = None, free: Callable[[], None] = lambda: None
+) -> Run:
     """Runs one repeat of one trial and leaves its result in the study folder.
 
     A failure of the trial becomes its status. Only errors of this program are raised.
@@ -52,6 +73,8 @@ def run_trial(attempt: Attempt, cluster: Cluster, lanes: Lanes | None = None) ->
         attempt: The trial. Its nodes are chosen here.
         cluster: The nodes. The first that fit the trial are used.
         lanes: The study's warm workers; None gives the trial workers of its own.
+        free: Called where the nodes are free before the result is made: the trial was measured to its end. What failed
+            keeps them until its result is there, on which the choice of the next trial depends.
     """
     begun = ClockAnchor.now()  # a wall clock that is set meanwhile makes no trial longer
     folder = TrialFolder(attempt.folder)
@@ -62,19 +85,51 @@ def run_trial(attempt: Attempt, cluster: Cluster, lanes: Lanes | None = None) ->
         workers = lanes if lanes is not None else held.enter_context(Lanes(attempt.storage))
         course = _Course(nodes=cluster)
         _measure(attempt, course, workers)
-        spans = _write_measurements(attempt, folder, course.answer, course.recorded)
         tags = {**attempt.tags, "isolation": isolation, "lane": ",".join(node.name for node in course.nodes.nodes)}
         numbers = attempt.numbers | _lane_numbers(course.answer)
         numbers |= course.limit.numbers if course.limit is not None else NO_NUMBERS
-        ended = replace(attempt, nodes=course.nodes.nodes, tags=tags, numbers=numbers)
-        result = trial_result(ended, course.answer, spans, start_wall_ns=begun.wall_ns)
-        if course.assignment is not None and (lost := workers.settle(course.assignment)):
-            result = replace(result, tags={**result.tags, "group_lost": lost})
-        result = _timed(result, attempt, course, begun)
-        conclude(folder, result)
-        if course.telemetry is not None:
-            forget(attempt.key, course.telemetry)
+        measured = replace(attempt, nodes=course.nodes.nodes, tags=tags, numbers=numbers)
+        ended_mono_ns, is_fresh = None, attempt.isolation == "fresh"
+        is_told = course.telemetry is not None and not course.telemetry.lost
+        if is_told and not is_fresh and status_of(attempt.spec, course.answer)[0] is RunStatus.COMPLETED:
+            held.enter_context(workers.concluding(attempt.name))
+            course.settle(workers)
+            ended_mono_ns = time.monotonic_ns()
+            free()
+        with ThreadPoolExecutor(1, initializer=_give_way) as aside:
+            return aside.submit(_conclude, measured, course, workers, begun, ended_mono_ns).result()
+
+
+def _give_way() -> None:
+    """Lets every other thread of this machine go first: the next trial may build and compile meanwhile."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
+
+def _conclude(measured: Attempt, course: _Course, workers: Lanes, begun: ClockAnchor, ended_mono_ns: int | None) -> Run:
+    """Makes and stores the result of a trial whose steps and sensors have ended; None is the end where it is now."""
+    folder, telemetry = TrialFolder(measured.folder), course.telemetry
+    if telemetry is not None:
+        telemetry.read()
+        course.answer = _with_losses(course.answer, telemetry)
+    spans = _write_measurements(measured, folder, course.answer, telemetry.recorded if telemetry is not None else ())
+    result = trial_result(measured, course.answer, spans, start_wall_ns=begun.wall_ns)
+    if lost := course.settle(workers):
+        result = replace(result, tags={**result.tags, "group_lost": lost})
+    result = _timed(result, measured, course, begun, ended_mono_ns or time.monotonic_ns())
+    conclude(folder, result)
+    if telemetry is not None:
+        telemetry.forget()
     return result
+
+
+def _with_losses(answer: Answer, telemetry: TrialTelemetry) -> Answer:
+    """Makes a failure of telemetry that was lost."""
+    told = answer.failure
+    lost = [one for one in telemetry.lost if not (told and one.startswith(KEEPER_ENDED))]  # it says so itself
+    if not telemetry.lost:
+        return answer
+    infra = answer.infra if told else Cause.TELEMETRY
+    return replace(answer, failure="; ".join(filter(None, (told, *lost))), infra=infra)
 
 
 def _measure(attempt: Attempt, course: _Course, workers: Lanes) -> None:
@@ -94,17 +149,10 @@ def _measure(attempt: Attempt, course: _Course, workers: Lanes) -> None:
             course.asked_ns = time.monotonic_ns()
             course.answer = answer = workers.run(course.assignment, course.limit)
             if answer.deaths:
-                deaths = telemetry.explained(answer.deaths, placed.nodes)
+                deaths = telemetry.explained(answer.deaths)
                 course.answer = replace(answer, deaths=deaths, stacks={**answer.stacks, **_words(deaths)})
             telemetry.places = course.answer.places
             telemetry.warm = course.answer.warm and not is_command(spec)  # a command's own processes are new
-        course.recorded = telemetry.recorded
-        if telemetry.lost:
-            told = course.answer.failure
-            lost = [one for one in telemetry.lost if not (told and one.startswith(KEEPER_ENDED))]  # it says so itself
-            failure = "; ".join(filter(None, (told, *lost)))
-            infra = course.answer.infra if told else Cause.TELEMETRY
-            course.answer = replace(course.answer, failure=failure, infra=infra)
     except (EngineError, TelemetryError) as error:
         kinds = ((NodeError, Cause.NODE_UNFIT), (TelemetryError, Cause.TELEMETRY))
         infra = next((infra for kind, infra in kinds if isinstance(error, kind)), Cause.PLACEMENT)
@@ -148,16 +196,16 @@ def _lane_numbers(answer: Answer) -> Numbers:
     )
 
 
-def _timed(result: Run, attempt: Attempt, course: _Course, begun: ClockAnchor) -> Run:
-    """Ends a result now, and adds to what its ranks told of time what its driver knows: before them and after them."""
-    now_ns, told = time.monotonic_ns(), result.numbers
+def _timed(result: Run, attempt: Attempt, course: _Course, begun: ClockAnchor, ended_ns: int) -> Run:
+    """Ends a result when its nodes were free, and adds to what its ranks told of time what its driver knows: before them and after them."""
+    told = result.numbers
     before_s = ns_to_s(course.asked_ns - begun.mono_ns) + course.answer.group_start_s if course.asked_ns else None
     numbers = replace(
         told,
         wait_time_s=round(ns_to_s(begun.mono_ns - attempt.free_since_ns), 3) if attempt.free_since_ns else None,
         start_time_s=None if before_s is None else round(before_s + (told.start_time_s or 0.0), 3),
     )
-    result = replace(result, numbers=numbers, end_wall_ns=begun.to_wall_ns(now_ns))
+    result = replace(result, numbers=numbers, end_wall_ns=begun.to_wall_ns(ended_ns))
     if told.close_time_s is None:  # no rank told how far it came, so the rest is nobody's
         return result
     closed = replace(numbers, close_time_s=round(told.close_time_s + result.times_s["other"], 3))

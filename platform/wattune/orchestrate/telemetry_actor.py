@@ -178,13 +178,21 @@ class TelemetryActor:
         shutil.rmtree(self._spool / key, ignore_errors=True)
         return SamplerProcess.start(self._spool / key, node=self._node, backends=self._backends, cpus=cpus)
 
-    def stop(self, key: str) -> NodeTelemetry:
-        """Ends sampling and reads the recording back, also if this actor was restarted in between."""
-        folder = self._spool / key
+    def stop(self, key: str) -> None:
+        """Ends a trial's sampling, also if this actor was restarted in between."""
         with self._lock:
-            sampler = self._sampler or SamplerProcess(folder)
-            manifest = sampler.stop(STOP_TIMEOUT_S)
-            self._sampler = None
+            SamplerProcess(self._spool / key).end(STOP_TIMEOUT_S)
+            if self._sampler is not None and self._sampler.folder == self._spool / key:
+                self._sampler = None
+
+    def recording(self, key: str) -> NodeTelemetry:
+        """Reads back what a trial's sampler recorded, while that of another may run.
+
+        Raises:
+            TelemetryError: It ended before its sensors were open.
+        """
+        folder = self._spool / key
+        manifest = SamplerProcess(folder).manifest()
         tables, losses = read_tables(folder)
         manifest["measured"] = measured_facts(tables)
         return NodeTelemetry(node=self._node, tables=tables, manifest=manifest, losses=tuple(losses))
@@ -308,6 +316,7 @@ def telemetry_actor(node: Node, backends: Sequence[str]) -> ActorHandle:
         num_cpus=0,
         max_restarts=-1,
         max_task_retries=2,
+        max_concurrency=2,  # a recording is read while the next one begins
         scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
     )
     return options.remote(name, node.name, list(backends))

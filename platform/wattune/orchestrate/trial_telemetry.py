@@ -43,23 +43,45 @@ _RAYS_MEMORY_MONITOR: Final = ("NODE_OUT_OF_MEMORY", "running low on memory")
 class TrialTelemetry:
     """A trial's sensors while it runs, and their recordings once it is over."""
 
+    key: str
+    """The trial's name on its nodes."""
     sensed: Mapping[str, Sensed]
     """By node."""
     node_power_w: Callable[[], dict[str, float]]
     """Reads every node: the highest 1 s mean of its device power in the last seconds, if power is read."""
-    actors: Sequence[ActorHandle] = ()
+    actors: Mapping[Node, ActorHandle] = field(default_factory=dict)
     """The actors that sample the nodes."""
     places: Sequence[Place] = ()
     """Places of the ranks; set before the trial is over."""
     warm: bool = False
     """True where the ranks' processes were on their devices before the sensors were read; set with the places."""
+    offsets: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """What is known of the clocks of nodes that are not this one, by node."""
     recorded: list[NodeTelemetry] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     """Nodes whose telemetry could not be fetched, and the reason."""
 
-    def explained(self, deaths: Sequence[Death], nodes: Sequence[Node]) -> tuple[Death, ...]:
+    def read(self) -> None:
+        """Reads what the nodes recorded, once the sensors are off."""
+        recorded, lost = _asked_all(self.actors, "recording", self.key, STOP_S)
+        self.lost = list(dict.fromkeys([*self.lost, *lost]))
+        for part in recorded.values():
+            pids: dict[str, list[int]] = {}
+            for place in self.places:
+                if place.node == part.node:
+                    pids.setdefault(place.device, []).extend((place.pid, *place.other_pids))
+            known: dict[str, Any] = without_own_processes(part.manifest, pids, warm=self.warm)
+            known |= self.offsets.get(part.node, NO_OFFSET)
+            self.recorded.append(replace(part, manifest=known))
+
+    def forget(self) -> None:
+        """Removes the trial's files from its nodes once they are in the study folder."""
+        asked = [actor.forget.remote(self.key) for actor in self.actors.values()]
+        ray.wait(asked, num_returns=len(asked), timeout=STOP_S)
+
+    def explained(self, deaths: Sequence[Death]) -> tuple[Death, ...]:
         """Adds to deaths of workers what their nodes know about them."""
-        actors = {node.node_id: (node, actor) for node, actor in zip(nodes, self.actors, strict=False)}
+        actors = {node.node_id: (node, actor) for node, actor in self.actors.items()}
         return tuple(
             _explained(death, *actors[death.node_id]) if death.node_id in actors else death for death in deaths
         )
@@ -90,19 +112,13 @@ def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: Lanes) -> Itera
     except Exception:  # also if a node has just died: the samplers of the others must not run on
         _stop(key, actors)
         raise
-    telemetry = TrialTelemetry(sensed=sensed, node_power_w=lambda: _look(key, actors), actors=tuple(actors.values()))
+    telemetry = TrialTelemetry(
+        key=key, sensed=sensed, node_power_w=lambda: _look(key, actors), actors=actors, offsets=offsets
+    )
     try:
         yield telemetry
     finally:
-        recorded, telemetry.lost = _stop(key, actors)
-        for part in recorded:
-            pids: dict[str, list[int]] = {}
-            for place in telemetry.places:
-                if place.node == part.node:
-                    pids.setdefault(place.device, []).extend((place.pid, *place.other_pids))
-            known: dict[str, Any] = without_own_processes(part.manifest, pids, warm=telemetry.warm)
-            known |= offsets.get(part.node, NO_OFFSET)
-            telemetry.recorded.append(replace(part, manifest=known))
+        telemetry.lost = _stop(key, actors)
 
 
 def _explained(death: Death, node: Node, actor: ActorHandle) -> Death:
@@ -112,12 +128,6 @@ def _explained(death: Death, node: Node, actor: ActorHandle) -> Death:
     except TelemetryError:  # the node is gone, which the study's controller finds out
         return replace(death, out_of_memory=starved)
     return replace(death, words=words, out_of_memory=starved or num_oom_kills > 0)
-
-
-def forget(key: str, telemetry: TrialTelemetry) -> None:
-    """Removes a trial's files from its nodes once they are in the study folder."""
-    asked = [actor.forget.remote(key) for actor in telemetry.actors]
-    ray.wait(asked, num_returns=len(asked), timeout=STOP_S)
 
 
 def _answer(node: Node, pending: Any, timeout_s: float) -> Any:
@@ -139,24 +149,26 @@ def _answer(node: Node, pending: Any, timeout_s: float) -> Any:
         ) from error
 
 
-def _stop(key: str, actors: Mapping[Node, ActorHandle]) -> tuple[list[NodeTelemetry], list[str]]:
-    recorded, lost = [], []
-    for node, pending in [(node, actor.stop.remote(key)) for node, actor in actors.items()]:
+def _stop(key: str, actors: Mapping[Node, ActorHandle]) -> list[str]:
+    """Ends the samplers; returns what kept some from it."""
+    return _asked_all(actors, "stop", key, STOP_S)[1]
+
+
+def _asked_all(
+    actors: Mapping[Node, ActorHandle], method: str, key: str, timeout_s: float
+) -> tuple[dict[Node, Any], list[str]]:
+    """Asks every node's actor at once; returns the answers by node, and what kept the other nodes from theirs."""
+    found, lost = {}, []
+    for node, pending in [(node, getattr(actor, method).remote(key)) for node, actor in actors.items()]:
         try:
-            recorded.append(_answer(node, pending, STOP_S))
-        except TelemetryError as error:  # recordings of other nodes are fetched all the same
+            found[node] = _answer(node, pending, timeout_s)
+        except TelemetryError as error:  # the other nodes are asked all the same
             lost.append(" ".join(str(error).split()))
-    return recorded, lost
+    return found, lost
 
 
 def _look(key: str, actors: Mapping[Node, ActorHandle]) -> dict[str, float]:
-    found = {}
-    for node, pending in [(node, actor.node_power_w.remote(key)) for node, actor in actors.items()]:
-        try:
-            power_w = _answer(node, pending, LOOK_S)
-        except TelemetryError as error:  # the trial goes on; its result counts such looks
-            _log.warning("the power of a running trial cannot be read: %s", error)
-            continue
-        if power_w is not None:
-            found[node.name] = power_w
-    return found
+    found, lost = _asked_all(actors, "node_power_w", key, LOOK_S)
+    for reason in lost:  # the trial goes on; its result counts such looks
+        _log.warning("the power of a running trial cannot be read: %s", reason)
+    return {node.name: power_w for node, power_w in found.items() if power_w is not None}

@@ -46,6 +46,7 @@ def measure_trial(
     seed: int,
     stop_above_s: float | None = None,
     progress: Progress | None = None,
+    await_window: Callable[[], None] = lambda: None,
 ) -> RankOutcome:
     """Runs one trial on one rank; every rank of the default process group calls it with the same arguments.
 
@@ -60,6 +61,8 @@ def measure_trial(
         stop_above_s: Mean step time above which the trial loses: measuring ends once the steps prove it on every
             rank (`wattune.workers.early_stop`). None measures to the end.
         progress: Called between the parts of the trial.
+        await_window: Returns once nothing beside the trial disturbs its measured steps any more. It is called after the
+            first step, which compiles, so that the steps which settle come after the wait.
 
     Returns:
         The outcome. Out of memory and a loss that is not finite are outcomes; the spans so far are kept. An error of
@@ -82,7 +85,7 @@ def measure_trial(
         start_ns = time.monotonic_ns()
         engine.build(spec, ranks, seed=seed)
         build_time_s = (time.monotonic_ns() - start_ns) / 1e9
-        num_warmup_steps, steady = _warm_up(engine, measure, steps, report)
+        num_warmup_steps, steady = _warm_up(engine, measure, steps, report, await_window)
         engine.expert_tokens()  # of warm-up
         done = 0
         while missing := _agree(_missing_steps([result for _, result in steps], done, measure), ranks):
@@ -201,7 +204,11 @@ def _starts_s(steps: Sequence[tuple[int, StepSpans]], num_measured: int) -> list
 
 
 def _warm_up(
-    engine: Engine, measure: Measure, steps: list[tuple[int, StepSpans]], report: Progress
+    engine: Engine,
+    measure: Measure,
+    steps: list[tuple[int, StepSpans]],
+    report: Progress,
+    await_window: Callable[[], None],
 ) -> tuple[int, bool]:
     """Runs warm-up steps until the latest are stable on every rank, or there were too many."""
     least, most = least_warmup(measure.warmup_steps), most_warmup(measure.warmup_steps)
@@ -211,6 +218,8 @@ def _warm_up(
     while len(times_s) < most:
         if len(times_s) in (1, *range(least, most)):
             report("warmup", len(times_s), most)
+        if len(times_s) == 1:
+            await_window()
         result = _checked(engine.step())
         times_s.append(_step_time_s(result))
         steps.append((-len(times_s), result))  # numbered from the end once the end is known

@@ -105,6 +105,12 @@ class WatchedEngine:
         self.num_steps += 1
         return result
 
+    def rest(self, until: Callable[[], None]) -> None:
+        """Lets a wait pass which is no step's, and in which nothing hangs."""
+        self._waiting_since_ns = None
+        until()
+        self._waiting_since_ns = time.monotonic_ns()
+
     def memory_peak_bytes(self) -> int:
         """See `Engine.memory_peak_bytes`."""
         return self._engine.memory_peak_bytes()

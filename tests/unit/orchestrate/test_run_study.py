@@ -192,6 +192,21 @@ def test_an_error_of_this_program_is_the_trials_result_with_its_stack(
     assert reported == [{"done_trials": 1}]
 
 
+def test_the_next_trial_starts_while_the_result_of_a_measured_one_is_made(
+    world, specs, searcher, reported, monkeypatch
+) -> None:
+    def measured(attempt: Attempt, _cluster: Any, _lanes: Any, free: Any) -> None:
+        free()
+        assert reported == [{"done_trials": 0}] and world.study.trial(attempt.trial_id, 0).result() is None
+        assert searcher.suggest("t1") is None, "its node is taken until Tune hands the report on"
+        searcher.on_trial_result("t0", reported[0])
+        assert searcher.suggest("t1")["attempt"].spec == specs[1]
+
+    monkeypatch.setattr(run_study, "run_trial", measured)
+    _trainable(searcher.suggest("t0"), cluster=cluster_of(world), lanes=FakeLanes())
+    assert [one["done_trials"] for one in reported] == [0, 1]
+
+
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(5, "I/O error"), MemoryError()])
 def test_a_full_disk_of_the_head_is_no_bad_configuration(
     world, specs, searcher, reported, monkeypatch, error: Exception
@@ -220,7 +235,7 @@ def test_a_trial_begins_when_its_devices_are_cool_and_says_how_warm_they_were(
     world, specs, reported, monkeypatch
 ) -> None:
     seen: list[Attempt] = []
-    monkeypatch.setattr(run_study, "run_trial", lambda attempt, _cluster, _lanes: seen.append(attempt))
+    monkeypatch.setattr(run_study, "run_trial", lambda attempt, *_: seen.append(attempt))
     monkeypatch.setattr(run_study, "_temperatures_c", lambda _attempt, _lanes: {"n0/gpu0": 41.0, "n0/gpu1": 39.5})
     searcher = make_searcher(world, specs[:1], Measure(cooldown_temp_c=45))
     _trainable(searcher.suggest("t0"), cluster=cluster_of(world), lanes=FakeLanes())

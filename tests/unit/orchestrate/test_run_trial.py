@@ -32,7 +32,7 @@ def request(tmp_path: Path) -> Attempt:
 
 
 def test_a_hard_limit_looks_at_the_sensors_or_at_what_the_ranks_did(tmp_path: Path) -> None:
-    telemetry = TrialTelemetry(sensed={}, node_power_w=lambda: {"n0": 2950.0})
+    telemetry = TrialTelemetry(key="", sensed={}, node_power_w=lambda: {"n0": 2950.0})
     limited = replace(request(tmp_path), limits={"node_device_power_w": 2900.0})
     asked: list[str] = []
 
@@ -73,6 +73,7 @@ class FakeLanes:
     error: Exception | None = None
     lost: str = ""
     assigned: list[Assignment] = field(default_factory=list)
+    concluded: list[str] = field(default_factory=list)
 
     def run(self, assignment: Assignment, over_limit: Callable[[], str | None]) -> Answer:
         self.assigned.append(assignment)
@@ -85,18 +86,22 @@ class FakeLanes:
         assert assignment is self.assigned[-1]
         return self.lost
 
+    @contextmanager
+    def concluding(self, name: str) -> Iterator[None]:
+        self.concluded.append(name)
+        yield
+
 
 @pytest.fixture
 def telemetry(monkeypatch: pytest.MonkeyPatch) -> TrialTelemetry:
     """Telemetry of every trial that runs, without actors."""
-    found = TrialTelemetry(sensed={}, node_power_w=lambda: {"n0": 100.0})
+    found = TrialTelemetry(key="", sensed={}, node_power_w=lambda: {"n0": 100.0})
 
     @contextmanager
     def sampled(*_: object) -> Iterator[TrialTelemetry]:
         yield found
 
     monkeypatch.setattr(run_trial_module, "sampling", sampled)
-    monkeypatch.setattr(run_trial_module, "forget", lambda key, _telemetry: None)
     return found
 
 
@@ -172,6 +177,31 @@ def test_steps_of_a_command_are_copied_by_the_clocks_that_its_nodes_were_found_t
     ]
     ran(tmp_path, cluster, FakeLanes(Answer(failure="a worker died")))
     assert seen == [{"n0": 5, "n1": 0}]
+
+
+@pytest.mark.parametrize(
+    ("answered", "isolation", "is_early"),
+    [("completed", "warm", True), ("completed", "fresh", False), ("crashed", "warm", False)],
+)
+@pytest.mark.usefixtures("telemetry")
+def test_the_nodes_of_a_trial_that_was_measured_are_free_before_its_result_is_there(
+    tmp_path: Path, cluster: Cluster, answered: str, isolation: str, is_early: bool
+) -> None:
+    outcomes = tuple(RankOutcome(rank=rank, status=RunStatus(answered)) for rank in range(2))
+    cause = None if answered == "completed" else outcomes[0]
+    lanes, asked = FakeLanes(Answer(outcomes=outcomes, cause=cause), lost="it leaked"), request(tmp_path)
+    freed: list[int] = []
+
+    def free() -> None:
+        assert TrialFolder(asked.folder).result() is None and lanes.concluded == [asked.name]
+        freed.append(time.time_ns())
+        time.sleep(0.01)
+
+    asked = replace(asked, isolation=isolation)
+    result = run_trial_module.run_trial(asked, cluster, lanes, free)  # type: ignore[arg-type]
+    assert TrialFolder(asked.folder).result() == result and bool(freed) is is_early
+    assert result.tags["group_lost"] == "it leaked"
+    assert not freed or result.end_wall_ns <= freed[0], "the next trial's time begins where this one's ends"
 
 
 @pytest.mark.parametrize("isolation", ["warm", "fresh"])

@@ -104,7 +104,8 @@ def test_power_and_temperatures_of_a_running_trial_are_read_from_the_samplers_fi
     assert power_w is not None and 1000 < power_w < 2900, "four H200s under load"
     assert temperatures_c.keys() == set(sensed.device_names.values())
     assert all(20 < value < 95 for value in temperatures_c.values())
-    recorded = actor.stop("trial")
+    actor.stop("trial")
+    recorded = actor.recording("trial")
     assert recorded.manifest["closed"] is True and recorded.tables["fast"].num_rows > 0
     after_c = actor.temperatures_c()
     assert after_c.keys() == temperatures_c.keys(), "a sampler runs for it where none does"
@@ -183,7 +184,8 @@ def test_a_sampler_that_was_still_starting_when_its_actor_died_holds_up_nothing(
     restarted = TelemetryActor("actor", "n0", actor._backends)
     if after == "start":
         assert restarted.start("trial").device_names
-        assert restarted.stop("trial").manifest["closed"] is True
+        restarted.stop("trial")
+        assert restarted.recording("trial").manifest["closed"] is True
     else:
         restarted.release()
         assert not starting.alive() and not starting.folder.exists()

@@ -31,7 +31,8 @@ class FakeActor:
     def __getattr__(self, name: str) -> Any:
         answers = {
             "start": Sensed(device_names={}, cpus=()),
-            "stop": NodeTelemetry(node=self.node, tables={}, manifest=self.manifest, losses=()),
+            "stop": None,
+            "recording": NodeTelemetry(node=self.node, tables={}, manifest=self.manifest, losses=()),
             "wall_ns": 10**18,
             "node_power_w": 500.0,
         }
@@ -104,10 +105,12 @@ def test_an_actor_that_died_is_not_told_as_slow(sampled: Any, why: str, said: st
     assert str(found.value).startswith(said) and "did not answer" not in str(found.value)
 
 
-def test_what_one_node_cannot_bring_home_does_not_cost_the_others_theirs(sampled: Any) -> None:
-    broken = FakeActor("n0", {"stop": RayTaskError("stop", "Traceback", OSError("disk full"))})
+@pytest.mark.parametrize("fails", [("stop", "recording"), ("recording",)])
+def test_what_one_node_cannot_bring_home_does_not_cost_the_others_theirs(sampled: Any, fails: tuple[str, ...]) -> None:
+    broken = FakeActor("n0", {call: RayTaskError(call, "Traceback", OSError("disk full")) for call in fails})
     with sampled(broken, FakeActor("n1")) as telemetry:
         pass
+    telemetry.read()
     assert [part.node for part in telemetry.recorded] == ["n1"]
     assert telemetry.lost == ["telemetry of node n0: OSError: disk full"]
 
@@ -122,6 +125,7 @@ def test_a_stranger_is_named_where_the_trials_processes_came_later(
     with sampled(FakeActor("n0", manifest=manifest), FakeActor("n1")) as telemetry:
         place = Place(rank=0, node="n0", slot=0, device="gpu0", device_uuid=None, pid=7, other_pids=(8,))
         telemetry.places, telemetry.warm = [place], warm
+    telemetry.read()
     device = telemetry.recorded[0].manifest["devices"]["gpu0"]
     assert [device[when]["other_processes"] for when in ("at_start", "at_end")] == [strangers, strangers]
 
@@ -133,7 +137,7 @@ def test_a_look_leaves_out_a_node_that_does_not_answer(sampled: Any, caplog: pyt
     assert "telemetry of node n1 did not answer within 5 s; check" in caplog.text
 
 
-def test_a_death_is_explained_by_its_own_node(sampled: Any, new_node: Any) -> None:
+def test_a_death_is_explained_by_its_own_node(sampled: Any) -> None:
     gone = FakeActor("n1", {"fate": RayActorError()})
     deaths = [
         Death(rank=0, node_id="n0", pid=7, why="it died"),
@@ -142,11 +146,11 @@ def test_a_death_is_explained_by_its_own_node(sampled: Any, new_node: Any) -> No
         Death(rank=3, node_id="n9", pid=7, why="it died"),
     ]
     with sampled(FakeActor("n0"), gone) as telemetry:
-        found = telemetry.explained(deaths, [new_node("n0"), new_node("n1")])
+        found = telemetry.explained(deaths)
     assert [one.words for one in found] == ["Fatal Python error: Aborted", "", "", ""]
     assert [one.out_of_memory for one in found] == [False, False, True, False]
     with sampled(FakeActor("n0", num_oom_kills=1), gone) as telemetry:
-        assert telemetry.explained(deaths[1:2], [new_node("n0"), new_node("n1")])[0].out_of_memory
+        assert telemetry.explained(deaths[1:2])[0].out_of_memory
 
 
 @pytest.mark.parametrize("name", DEVICES)

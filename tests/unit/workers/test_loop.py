@@ -94,6 +94,21 @@ def test_warm_up_goes_on_until_step_time_is_stable_or_ends_and_says_so(step_time
     assert (outcome.steady, outcome.num_warmup_steps) == (steady, num_warmup_steps)
 
 
+def test_the_window_is_waited_for_after_the_step_that_compiles_and_before_those_that_settle() -> None:
+    engine, waited_at = ScriptedEngine(lambda _: 0.1), []
+    outcome = measure_trial(
+        engine,
+        SPEC,
+        Measure(warmup_steps=1, min_steps=3, min_seconds=0, profile_steps=0),
+        RANKS,
+        node="n0",
+        device="cpu0",
+        seed=7,
+        await_window=lambda: waited_at.append(engine.num_steps),
+    )
+    assert waited_at == [1] and outcome.num_warmup_steps >= 5
+
+
 @pytest.mark.parametrize("measured_s", [0.02, 0.1, 0.5])
 def test_the_least_seconds_are_kept_whatever_warm_up_foretold(measured_s: float) -> None:
     outcome = run(

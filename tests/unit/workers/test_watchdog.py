@@ -123,3 +123,20 @@ def test_a_hang_is_told_by_how_long_steps_take(monkeypatch: pytest.MonkeyPatch) 
     engine.close()
     now_ns += 10**12
     assert engine.stall(1) is None
+
+
+def test_nothing_hangs_while_it_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _, _ = watched(0.0, 0.0)
+    now_ns = [0]
+    monkeypatch.setattr(watchdog.time, "monotonic_ns", lambda: now_ns[0])
+    engine.build(None, None, seed=0)  # type: ignore[arg-type]
+    engine.step()
+
+    def long_wait() -> None:
+        now_ns[0] = 10**12
+        assert engine.stall(1.0) is None
+
+    engine.rest(long_wait)
+    assert engine.stall(1.0) is None, "the next step begins now"
+    now_ns[0] += 2 * 10**9
+    assert engine.stall(1.0)

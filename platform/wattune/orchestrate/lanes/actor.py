@@ -108,6 +108,10 @@ class LaneKeeper:
         """See `Lane.settle`."""
         return await self._lane(nodes).settle()
 
+    async def open_window(self, nodes: tuple[str, ...], name: str) -> None:
+        """See `Lane.open_window`."""
+        self._lane(nodes).open_window(name)
+
     async def stop_trial(self, name: str, reason: str) -> bool:
         """See `Lane.stop_trial`."""
         lanes = [lane for lane in self._lanes.values() if lane.stop_trial(name, reason)]

@@ -1,10 +1,11 @@
 """The lanes of a study, seen from outside: the study's driver makes them, and drivers of trials use them."""
 
 import contextlib
+import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -21,6 +22,7 @@ from wattune.orchestrate.failures import Cause
 from wattune.orchestrate.lanes.actor import KEEPER_ENDED, KEEPER_REMEDY, MOST_CALLS, LaneKeeper, ray_words
 from wattune.orchestrate.lanes.messages import Answer, Assignment
 from wattune.orchestrate.ray_folder import scratch_place
+from wattune.telemetry.sampler.lease import FileLock, lock_holder
 
 _LOOK_S: Final = 1.0
 """Seconds between two checks of a trial's limit by its driver."""
@@ -30,6 +32,12 @@ _CLOSE_S: Final = 45.0
 STOPPED_S: Final = 6.0
 """Longest the lanes of a study that was stopped may take to end; then the cluster ends them or their actor's death."""
 _KNOCK_EVERY_S: Final = 0.5
+_CONCLUDING: Final = ".concluding"
+_CONCLUDED_S: Final = 60.0
+"""Longest a trial waits before its measured steps while others are concluded: a disk may hang."""
+_CONCLUDED_LOOK_S: Final = 0.01
+
+_log = logging.getLogger(__name__)
 
 
 class Lanes:
@@ -87,10 +95,13 @@ class Lanes:
     def run(self, assignment: Assignment, over_limit: Callable[[], str | None] = lambda: None) -> Answer:
         """Runs one trial; without outcomes if the actor that holds the lanes died meanwhile.
 
-        `over_limit` is called once a second while it runs. A reason it returns ends the trial as `aborted`.
+        Its measured steps begin once the trials are concluded that are being concluded now. `over_limit` is called once
+        a second while it runs. A reason it returns ends the trial as `aborted`.
         """
         pending = self._keeper.run.remote(assignment)
         try:
+            self._wait_for_conclusions()
+            self._keeper.open_window.remote(tuple(assignment.node_names), assignment.attempt.name)
             while not ray.wait([pending], timeout=_LOOK_S)[0]:
                 reason = over_limit()
                 if reason is not None and self.stop_trial(assignment.attempt.name, reason):
@@ -99,6 +110,30 @@ class Lanes:
         except RayActorError as error:
             return Answer(failure=_no_answer(error), infra=Cause.WORKERS_LOST)
         return answer
+
+    @contextlib.contextmanager
+    def concluding(self, name: str) -> Iterator[None]:
+        """Says while its body runs that a trial's result is made: no other's measured steps begin meanwhile.
+
+        A lock says it, which ends with this process however that ends.
+        """
+        path = Path(self._scratch) / f"{name}{_CONCLUDING}"
+        lock = FileLock.take(path)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            if lock is not None:
+                lock.release()
+
+    def _wait_for_conclusions(self) -> None:
+        end_s = time.monotonic() + _CONCLUDED_S
+        for path in Path(self._scratch).glob(f"*{_CONCLUDING}"):
+            while lock_holder(path) is not None:
+                if time.monotonic() > end_s:
+                    _log.warning("%s takes longer than %.0f s; trials are measured beside it", path.stem, _CONCLUDED_S)
+                    return
+                time.sleep(_CONCLUDED_LOOK_S)
 
     def telemetry_actors(self, nodes: Sequence[Node], backends: Sequence[str]) -> list[ActorHandle]:
         """Returns the telemetry actors of nodes, and starts those that do not run yet.

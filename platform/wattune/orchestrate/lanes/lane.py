@@ -84,6 +84,8 @@ class Lane:
         self._lost_reason = ""
         self._lost_s: float | None = None
         self._settling: asyncio.Task[str] | None = None
+        self._window_of = ""
+        """Name of the trial whose measured steps may begin."""
         self._closed: str | None = None
         self._interrupts = False
 
@@ -104,6 +106,7 @@ class Lane:
                 return Answer(failure=str(error), infra=infra, interrupted=self._interrupts, group_start_s=start_s)
             self._notify()
             await self._watch(group, trial)
+            self._window_of = "" if self._window_of == trial.name else self._window_of  # another attempt waits anew
             # The driver reads telemetry while the workers clean up: it is answered before they are done.
             self._settling = asyncio.create_task(self._settle(group, trial, fresh=assignment.fresh))
             return Answer(
@@ -124,6 +127,11 @@ class Lane:
     async def settle(self) -> str:
         """Waits until the last trial is cleaned up; returns the reason it cost its group, empty if it did not."""
         return "" if self._settling is None else await asyncio.shield(self._settling)
+
+    def open_window(self, name: str) -> None:
+        """Lets the measured steps of a trial begin, which may wait for its workers yet."""
+        self._window_of = name
+        self._notify()
 
     def stop_trial(self, name: str, reason: str) -> bool:
         """Ends a running trial as `aborted`; returns whether it was running."""
@@ -205,6 +213,16 @@ class Lane:
         group.taken[worker] = trial.number
         self._notify()
         return trial.ranks[worker]
+
+    async def await_window(self, group_number: int, number: int) -> None:
+        """Waits until a trial's measured steps may begin, or it is to end."""
+        trial, group = self._trial(group_number, number), self._known(group_number)
+        if trial is not None and group is not None:
+            await self._until(
+                lambda: (
+                    trial.name == self._window_of or bool(trial.stop_order) or trial.closed or group.lost is not None
+                )
+            )
 
     def failing(self, group_number: int, number: int, outcome: RankOutcome, *, keeps_group: bool) -> None:
         """Notes that a rank failed and has not left the trial yet: the others may be waiting for it."""

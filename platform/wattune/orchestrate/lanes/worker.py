@@ -138,6 +138,7 @@ class _Worker:
                 seed=attempt.seed,
                 stop_above_s=attempt.stop_above_s,
                 progress=watch.progress,
+                await_window=watch.await_window,
             )
         except Exception as error:
             outcome = watch.outcome(error)
@@ -237,6 +238,11 @@ class _Watch:
         """Returns the seconds of every part so far, by its name."""
         part, own_s = self._part[0], time.monotonic() - self._part_since_s
         return {**self._parts_s, part: self._parts_s.get(part, 0.0) + own_s}
+
+    def await_window(self) -> None:
+        """Waits until the lane lets the measured steps begin."""
+        assert self._engine is not None
+        self._engine.rest(lambda: ray.get(self._call("await_window")))
 
     def outcome(self, error: BaseException) -> RankOutcome:
         """Turns an error into the outcome that the lane gets."""

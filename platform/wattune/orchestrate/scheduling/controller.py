@@ -54,6 +54,10 @@ STOPPED: Final = f"stopped by the user{RUNS_AGAIN}"
 Written first: the study may be killed right after.
 """
 
+CONCLUDED_S: Final = 2.0
+"""Longest a study that is stopped waits for the result of a trial that is measured."""
+_RESULT_LOOK_S: Final = 0.05
+
 NO_ESTIMATE_TAG: Final = "no_estimate"
 """Tag of a result: the reason no estimate was compared with the hard limits before it ran."""
 
@@ -120,6 +124,8 @@ class StudyController:
         self._has_left: Callable[[Node], bool] = lambda _node: False
         self._looked_s = -math.inf
         self._running: dict[str, Attempt] = {}
+        self._measured: set[str] = set()
+        """Those that run whose steps are done, so that their nodes are free."""
         self.stopped: list[str] = []
         """Descriptions of what kept trials from starting that are left, if their nodes are there."""
 
@@ -192,6 +198,16 @@ class StudyController:
         if (step := self._queue.race_news()) is not None:
             self._emit(step)
 
+    def free(self, tune_id: str) -> None:
+        """Frees the nodes of a trial whose steps are done: another may start there while its result is made."""
+        with self._lock:
+            if (running := self._running.get(tune_id)) is None or tune_id in self._measured:
+                return
+            self._measured.add(tune_id)
+            self._opened.release(running.nodes)
+            if self._run.budget is not None:
+                self._run.budget.settle(tune_id)
+
     def finish(self, tune_id: str, *, error: bool) -> None:
         """Reads the result that a trial left in its folder, and passes it to strategy and listener.
 
@@ -202,9 +218,7 @@ class StudyController:
             running = self._running[tune_id]
             folder = self._folder(running)
             result = self._ended_as(running, folder, error=error)
-            self._opened.release(running.nodes)
-            if self._run.budget is not None:
-                self._run.budget.settle(tune_id)
+            self.free(tune_id)
             again = is_tried_again(result, folder.attempts()) or result.status is RunStatus.INTERRUPTED
             if again:
                 self._queue.again(replace(running, avoid=failed_nodes(result)))
@@ -214,6 +228,7 @@ class StudyController:
             if (stopped := self._queue.add_to_row(running.spec, result)) is not None:
                 self.stopped.append(str(stopped))
                 self._emit(stopped)
+            self._measured.discard(tune_id)
             del self._running[tune_id]
 
     def _ended_as(self, running: Attempt, folder: TrialFolder, *, error: bool) -> Run:
@@ -240,13 +255,22 @@ class StudyController:
         reason = cut_short(cause) if cause else STOPPED
         with self._lock:
             self._ending = "interrupted"
-            for tune_id, running in list(self._running.items()):
+            # First those whose steps run: whoever stops a study may kill it soon. The others are measured to their end.
+            for tune_id, running in sorted(self._running.items(), key=lambda one: one[0] in self._measured):
+                if tune_id in self._measured:
+                    self._await_result(running)
                 ended = self._ended(running, RunStatus.INTERRUPTED, reason)
                 stopped = self._folder(running).keep_result(ended)
                 if not stopped.status.is_final:
                     self._queue.again(running)  # for whoever continues the study: it counts as left
                 self._conclude(running, stopped)
                 del self._running[tune_id]
+
+    def _await_result(self, running: Attempt) -> None:
+        """Waits a little for the result of a trial whose steps are done."""
+        end_s = time.monotonic() + CONCLUDED_S
+        while self._folder(running).result() is None and time.monotonic() < end_s:
+            time.sleep(_RESULT_LOOK_S)
 
     @property
     def _num_to_come(self) -> int:

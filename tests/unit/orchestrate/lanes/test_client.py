@@ -1,5 +1,8 @@
 """The lanes of a study from outside, if the actor that holds them is busy, slow or gone. No Ray is started."""
 
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +39,7 @@ class Keeper:
 
 
 @pytest.fixture
-def lanes_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Lanes]:
+def lanes_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Lanes]:
     """Lanes over an actor with these answers; an exception among them is raised when it is fetched."""
 
     def get(pending: Callable[[], Any], timeout: float | None = None) -> Any:
@@ -50,6 +53,7 @@ def lanes_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Lanes]:
     def make(**answers: Any) -> Lanes:
         lanes = Lanes.__new__(Lanes)
         lanes._keeper = Keeper(**answers)
+        lanes._scratch = str(tmp_path)
         return lanes
 
     return make
@@ -122,7 +126,8 @@ def test_a_trial_is_checked_at_every_look_until_its_limit_is_broken(
     answer = Answer(number=7)
     lanes = lanes_of(run=answer, stop_trial=True)
     assert lanes.run(ASSIGNMENT, lambda: next(reasons)) is answer
-    assert lanes._keeper.calls == [("run", ASSIGNMENT), ("stop_trial", "a-0", "3000 W")]
+    opened = ("open_window", ("id0",), "a-0")
+    assert lanes._keeper.calls == [("run", ASSIGNMENT), opened, ("stop_trial", "a-0", "3000 W")]
 
 
 def test_a_stop_that_does_not_arrive_is_tried_again(
@@ -131,7 +136,7 @@ def test_a_stop_that_does_not_arrive_is_tried_again(
     monkeypatch.setattr(client.ray, "wait", Waits(3))
     lanes = lanes_of(run=Answer(), stop_trial=GetTimeoutError())
     lanes.run(ASSIGNMENT, lambda: "3000 W")
-    assert [name for name, *_ in lanes._keeper.calls] == ["run"] + ["stop_trial"] * 3
+    assert [name for name, *_ in lanes._keeper.calls] == ["run", "open_window"] + ["stop_trial"] * 3
 
 
 def test_an_actor_that_dies_is_a_failure_and_not_an_error(
@@ -166,3 +171,42 @@ def test_calls_name_the_trial_and_its_nodes(lanes_of: Callable[..., Lanes]) -> N
         ("stop_trial", "a-0", "3000 W"),
         ("forget_nodes", ("id0", "id1")),
     ]
+
+
+HOLDS = """
+import sys, time
+from wattune.orchestrate.lanes.client import Lanes
+lanes = Lanes.__new__(Lanes)
+lanes._scratch = sys.argv[1]
+with lanes.concluding("b-0"):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_window_opens_when_the_conclusions_have_ended_that_ran_when_it_was_asked_for(
+    lanes_of: Callable[..., Lanes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also of a driver that was killed: a lock ends with its process."""
+    lanes = lanes_of(run=Answer())
+    monkeypatch.setattr(client.ray, "wait", lambda pending, timeout: (pending, []))
+    with subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None and driver.stdout.readline() == "held\n"
+        done = threading.Thread(target=lanes.run, args=(ASSIGNMENT,), daemon=True)
+        done.start()
+        done.join(0.3)
+        assert done.is_alive() and [name for name, *_ in lanes._keeper.calls] == ["run"]
+        driver.kill()
+    done.join(30)
+    assert not done.is_alive() and lanes._keeper.calls[1] == ("open_window", ("id0",), "a-0")
+
+
+def test_a_conclusion_that_hangs_keeps_no_trial_for_ever(
+    lanes_of: Callable[..., Lanes], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(client, "_CONCLUDED_S", 0.05)
+    monkeypatch.setattr(client.ray, "wait", lambda pending, timeout: (pending, []))
+    lanes = lanes_of(run=Answer(number=3))
+    with lanes.concluding("b-0"):
+        assert lanes.run(ASSIGNMENT).number == 3
+    assert "b-0 takes longer than 0 s" in caplog.text and not list(Path(lanes._scratch).iterdir())

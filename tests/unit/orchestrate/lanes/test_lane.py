@@ -100,6 +100,11 @@ class Worker:
         return order.reason
 
 
+async def await_window(worker: Worker, assigned: RankAssignment) -> Report:
+    await worker.workers.lane.await_window(worker.group, assigned.number)
+    return await worker.deliver(assigned)
+
+
 async def obey(worker: Worker, assigned: RankAssignment) -> Report:
     return await worker.deliver(assigned)
 
@@ -244,6 +249,22 @@ async def test_the_reason_train_reports_first_is_the_answer_and_the_dead_are_not
     answer = await pending
     assert answer.failure == "worker 1 of the group: killed" and answer.infra is None
     assert [(one.rank, one.why) for one in answer.deaths] == [(1, "killed")] and workers.probed == []
+
+
+@lane_test(await_window)
+async def test_measured_steps_begin_when_the_driver_lets_them(workers: Workers) -> None:
+    for _ in range(2):  # another attempt at the trial waits anew
+        pending = asyncio.create_task(workers.lane.run(assignment()))
+        workers.lane.open_window("another-0")
+        await asyncio.sleep(1)
+        assert not pending.done()
+        workers.lane.open_window(assignment().attempt.name)
+        assert (await pending).number == len(workers.delivered) // 2
+    pending = asyncio.create_task(workers.lane.run(assignment()))
+    await asyncio.sleep(1)
+    assert workers.lane.stop_trial(assignment().attempt.name, "the sensors did not start")
+    answer = await pending
+    assert answer.cause is not None and answer.cause.status is RunStatus.ABORTED and len(answer.outcomes) == 2
 
 
 LARGE = RankOutcome(rank=1, status=RunStatus.OUT_OF_MEMORY, reason="rank 1: out of memory")

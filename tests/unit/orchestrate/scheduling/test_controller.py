@@ -10,6 +10,7 @@ import pytest
 from wattune.catalog.hardware import ClusterSpec
 from wattune.orchestrate.events import Placement, Preview, RowStopped, TrialEvent
 from wattune.orchestrate.failures import CAUSE_TAG, MOST_ALIKE, MOST_TRIES, NODES_TAG, Cause, Failure
+from wattune.orchestrate.scheduling import controller as controller_module
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.controller import STOPPED
 from wattune.run import Numbers, Run, RunStatus
@@ -65,6 +66,67 @@ def test_a_trial_that_left_no_result_is_crashed(world, specs) -> None:
     assert result.status is RunStatus.CRASHED and result.reason == "the trial left no result"
     assert result.tags["version.wattune"] == "x" and result.tags["nodes"] == "n0"
     assert controller.next("t1") is None
+
+
+def test_the_nodes_of_a_measured_trial_are_freed_once_and_its_result_counts_when_it_is_stored(world, specs) -> None:
+    controller = world.controller(specs)
+    first = controller.next("t0")
+    assert controller.next("t1") is None
+    controller.free("t0")
+    second = controller.next("t1")
+    assert second.nodes == first.nodes and controller.ending is None
+    finished = [event for event in world.heard if getattr(event, "kind", "") == "finished"]
+    assert not finished, "nothing is told before its result is stored"
+    world.run(controller, first, "t0")
+    assert world.heard[-1].spec == first.spec and world.heard[-1].kind == "finished"
+    assert controller.next("t2") is None, "its end does not free the nodes of the one that runs there now"
+    world.run(controller, second, "t1")
+    assert controller.next("t2").spec == specs[2]
+
+
+def test_a_study_does_not_end_before_the_result_of_its_last_trial(world, specs) -> None:
+    controller = world.controller(specs[:1])
+    running = controller.next("t0")
+    controller.free("t0")
+    assert controller.next("t1") is None and controller.ending is None
+    world.run(controller, running, "t0")
+    assert controller.next("t1") is None and controller.ending == "finished"
+
+
+def test_a_driver_that_dies_while_it_makes_a_result_costs_the_trial_a_second_run(world, specs) -> None:
+    controller = world.controller(specs)
+    first = controller.next("t0")
+    controller.free("t0")
+    second = controller.next("t1")
+    controller.finish("t0", error=True)
+    assert world.result(first.spec).tags[CAUSE_TAG] == Cause.HEAD and world.heard[-1].again
+    world.run(controller, second, "t1")
+    again = controller.next("t2")
+    assert again.spec == first.spec and again.numbers.attempt == 2
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_study_that_is_stopped_waits_a_little_for_a_result_that_is_being_made(
+    world, specs, monkeypatch, arrives: bool
+) -> None:
+    controller = world.controller(specs)
+    first = controller.next("t0")
+    controller.free("t0")
+    second = controller.next("t1")
+
+    def sleep(_: float) -> None:
+        assert world.result(second.spec).status is RunStatus.INTERRUPTED, "first what is lost if this process is killed"
+        if arrives:
+            world.write(first.spec)
+        else:
+            monkeypatch.setattr(controller_module, "CONCLUDED_S", 0.0)
+            clock_s[0] = math.inf
+
+    clock_s = [0.0]
+    monkeypatch.setattr(controller_module.time, "sleep", sleep)
+    monkeypatch.setattr(controller_module.time, "monotonic", lambda: clock_s[0])
+    controller.interrupt()
+    assert world.result(first.spec).status is (RunStatus.COMPLETED if arrives else RunStatus.INTERRUPTED)
 
 
 def test_a_trial_whose_driver_dies_is_tried_three_times_and_then_left_to_a_later_call(world, specs, learner) -> None:
