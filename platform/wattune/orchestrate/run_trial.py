@@ -197,7 +197,7 @@ def _lane_numbers(answer: Answer) -> Numbers:
 
 
 def _timed(result: Run, attempt: Attempt, course: _Course, begun: ClockAnchor, ended_ns: int) -> Run:
-    """Ends a result when its nodes were free, and adds to what its ranks told of time what its driver knows: before them and after them."""
+    """Ends a result when its nodes were free, and adds what its driver knows of time before and after its ranks."""
     told = result.numbers
     before_s = ns_to_s(course.asked_ns - begun.mono_ns) + course.answer.group_start_s if course.asked_ns else None
     numbers = replace(
