@@ -56,7 +56,7 @@ class TrialTelemetry:
     warm: bool = False
     """True where the ranks' processes were on their devices before the sensors were read; set with the places."""
     offsets: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """What is known of the clocks of nodes that are not this one, by node."""
+    """Offsets of the clocks of other nodes from that of this one, by node."""
     recorded: list[NodeTelemetry] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     """Nodes whose telemetry could not be fetched, and the reason."""
