@@ -77,7 +77,8 @@ class TrialTelemetry:
     def forget(self) -> None:
         """Removes the trial's files from its nodes once they are in the study folder."""
         asked = [actor.forget.remote(self.key) for actor in self.actors.values()]
-        ray.wait(asked, num_returns=len(asked), timeout=STOP_S)
+        if asked:
+            ray.wait(asked, num_returns=len(asked), timeout=STOP_S)
 
     def explained(self, deaths: Sequence[Death]) -> tuple[Death, ...]:
         """Adds to deaths of workers what their nodes know about them."""
