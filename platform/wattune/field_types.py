@@ -55,8 +55,12 @@ Size = Annotated[int, Bounds(ge=1, le=LARGEST_WORLD)]
 Positive = Annotated[float, Bounds(gt=0)]
 NotNegative = Annotated[float, Bounds(ge=0)]
 
-_FROM_ZERO: Final = ("num_experts", "num_experts_per_token", "max_positions")
-"""Counts that may be 0."""
+
+@lru_cache(maxsize=16)
+def _from_zero(kind: type[Any]) -> frozenset[str]:
+    """Returns the names of counts that may be 0."""
+    hints = get_type_hints(kind, include_extras=True)
+    return frozenset(name for name, hint in hints.items() if hint == CountOrZero)
 
 
 @lru_cache(maxsize=16)
@@ -83,11 +87,12 @@ def require_kinds(part: Any) -> None:
         TypeError: A field holds another type.
         ValueError: A number is not finite, negative, or larger than any real one.
     """
-    for name, kinds in _kinds(type(part)).items():  # type: ignore[arg-type]  # a class is hashable
+    from_zero = _from_zero(type(part))  # type: ignore[arg-type]  # a class is hashable
+    for name, kinds in _kinds(type(part)).items():  # type: ignore[arg-type]
         value = getattr(part, name)
         if type(value) not in kinds:
             raise TypeError(f"{name}: got {str(value)[:60]}, allowed: {' or '.join(kind.__name__ for kind in kinds)}")
-        if type(value) is int and not (name not in _FROM_ZERO) <= value <= LARGEST_COUNT:
+        if type(value) is int and not (name not in from_zero) <= value <= LARGEST_COUNT:
             raise ValueError(f"{name}: got {str(value)[:60]}, allowed: up to {LARGEST_COUNT:,}")
         if type(value) is float and not 0 <= value < math.inf:
             raise ValueError(f"{name}: got {value}, allowed: a finite number of at least 0")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import typer
 
-from wattune.catalog.models import NOT_REPRESENTED, model
+from wattune.catalog.models import model
 from wattune.cli import author
 from wattune.errors import NothingToTryError
 from wattune.metrics import METRICS
@@ -93,14 +93,15 @@ def test_a_person_is_asked_until_the_answer_is_right(wattune: Run, monkeypatch: 
 
 def test_a_model_of_a_file_is_named_after_its_folder_and_found_again(wattune: Run) -> None:
     Path("my_model").mkdir()
-    config = {"model_type": "gpt2", "n_layer": 4, "attn_pdrop": 0.1}
+    config = {"model_type": "gemma3", "text_config": {"num_hidden_layers": 4}, "vision_config": {"hidden_size": 8}}
     Path("my_model/config.json").write_text(json.dumps(config))
     arguments = ["init", "--model", "my_model/config.json", "--cluster", "1x4 h200_sxm"]
     code, _, err = wattune(*arguments)
-    assert code == 2 and 'add "leave_out: [attn_pdrop]"' in err
-    assert wattune(*arguments, "--leave-out", "attn_pdrop")[0] == 0
+    assert code == 2 and 'add "leave_out: [vision_config]"' in err
+    assert wattune(*arguments, "--leave-out", "vision_config")[0] == 0
     assert (
-        "{name: my_model, from_config: my_model/config.json, leave_out: [attn_pdrop]}" in Path("space.yaml").read_text()
+        "{name: my_model, from_config: my_model/config.json, leave_out: [vision_config]}"
+        in Path("space.yaml").read_text()
     )
     assert wattune("plan", "space.yaml")[0] == 0
 
@@ -128,13 +129,11 @@ def test_metrics_lists_all_and_finds_words(wattune: Run) -> None:
     assert wattune("metrics", "--search", "unicorns")[0] == 2
 
 
-def test_catalog_finds_devices_models_and_what_is_left_out(wattune: Run) -> None:
+def test_catalog_finds_devices_and_models(wattune: Run) -> None:
     found = json.loads(wattune("catalog", "--search", "h100", "--json")[1])
     assert {one["name"] for one in found["devices"]} == {"h100_sxm", "h100_pcie", "h100_nvl"}
-    everything = json.loads(wattune("catalog", "--json")[1])
-    assert {one["name"] for one in everything["left_out"]} == set(NOT_REPRESENTED)
     code, out, _ = wattune("catalog", "--search", "qwen3")
-    assert code == 0 and "qwen3_8b_like" in out and "left out: qwen3_32b" in out and "llama3_8b" not in out
+    assert code == 0 and "qwen3_8b_like" in out and "llama3_8b" not in out
 
 
 def test_a_space_of_a_config_json_plans_without_an_edit(wattune: Run, tmp_path: Path) -> None:

@@ -159,6 +159,8 @@ def run_study(
     _fitting(planned, study, try_all=try_all)  # where nothing fits, nothing is written
     with study.running(), Delivery(study, Tracker(uri, study.name, document=document), remote) as delivery:
         changes = study.require_space(document)  # a URL may have brought a newer space, and trials that began
+        if planned.untrained:
+            raise PlanError("\n".join(planned.untrained))
         known = _fitting(planned, study, try_all=try_all)
         planned = known.planned
         run = _study_run(planned, study, budget, known, until_decided=until_decided, try_all=try_all)

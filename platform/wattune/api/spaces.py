@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from wattune.catalog.hardware import DEVICES
-from wattune.catalog.models import MODELS, NOT_REPRESENTED
+from wattune.catalog.models import MODELS
 from wattune.catalog.networks import FABRICS, HOST_CLOCKS_GHZ, NETWORKS
 from wattune.cost.estimate import EstimatedMetric
 from wattune.errors import SpaceError
-from wattune.plans.engines import runs_program
+from wattune.plans.engines import runs_program, untrained
 from wattune.search.command_entry import NEEDS_TOKENS
 from wattune.search.prune import Candidate, Candidates, Equivalent, Rejected, prune
 from wattune.search.space import StudySpec, load_space, parse_space
@@ -85,7 +85,13 @@ class StudyPlan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings about settings that can be used and may not give what is asked."""
-        return (*self._unmeasured_peaks(), *self._unknown_work(), *self._unknown_tokens())
+        return (*self._unmeasured_peaks(), *self._unknown_work(), *self._unknown_tokens(), *self.untrained)
+
+    @property
+    def untrained(self) -> tuple[str, ...]:
+        """Models that an engine of the space cannot train, each with the reason: they can be estimated, and not run."""
+        texts = (untrained(engine, model) for model in self.spec.models for engine in self.spec.engines)
+        return tuple(f"model: {text}" for text in texts if text)
 
     def _unmeasured_peaks(self) -> tuple[str, ...]:
         windows = {bound.metric: _window_s(bound.metric) for bound in self.spec.constraints}
@@ -167,15 +173,11 @@ def plan(space: Space) -> StudyPlan:
 
 
 def catalog() -> dict[str, Any]:
-    """Lists the devices, networks and models that spaces can name, as plain data, with parameter counts.
-
-    `left_out` lists published models that the decoder cannot represent, with reasons.
-    """
+    """Lists the devices, networks and models that spaces can name, as plain data, with parameter counts."""
     models = [
         {**asdict(model), "num_parameters": model.num_parameters, "num_active_parameters": model.num_active_parameters}
         for model in MODELS.values()
     ]
-    left_out = [{"name": name, "reason": reason} for name, reason in NOT_REPRESENTED.items()]
     return {
         "devices": [asdict(device) for device in DEVICES.values()],
         "networks": [asdict(network) for network in NETWORKS.values()],
@@ -185,5 +187,4 @@ def catalog() -> dict[str, Any]:
         ],
         "hosts": [{"name": name, "clock_ghz": clock} for name, clock in HOST_CLOCKS_GHZ.items()],
         "models": models,
-        "left_out": left_out,
     }

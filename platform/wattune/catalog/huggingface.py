@@ -1,15 +1,18 @@
 """Reads a model from the `config.json` of a Hugging Face checkpoint, without a network and without transformers.
 
-Every key of the file is read, known to change no work, or refused by name. What the decoder of `wattune.engines.model`
-cannot represent is never approximated silently: a space trains the rest if it lists the feature as left out.
+A key that the file leaves out has the default of its model type (`model_types.json`, written from the configuration
+classes of transformers 5.23 and held to them by a test). A file is refused only where parameters or work would be
+counted wrong, by the name of the key. What changes neither, such as scaled rotary frequencies, is noted.
 
-Sources of the keys' meaning: `configuration_*.py` and `modeling_*.py` of transformers 4.57 for each model type.
+Sources of the keys' meaning: `configuration_*.py` and `modeling_*.py` of transformers 5.23 for each model type.
 """
 
+import difflib
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +27,11 @@ LARGEST_CONFIG_BYTES: Final = 2**20
 _LARGEST: Final = 10**9
 """Largest integer of a model, as in search spaces."""
 
+_TYPES: Final[dict[str, dict[str, dict[str, Any]]]] = json.loads(
+    resources.files(__package__).joinpath("model_types.json").read_text(encoding="utf-8")
+)
+"""Of each model type the defaults of the keys that are read, and other names of keys."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
@@ -32,29 +40,53 @@ class Reading:
     model: ModelSpec
     left_out: tuple[str, ...]
     """Features of the file that the space leaves out."""
+    noted: tuple[str, ...] = ()
+    """Keys of the file that change no count and are not trained."""
 
 
 @dataclass(slots=True)
 class _Found:
     """Problems and features met while a file is read."""
 
-    config: ConfigJson
+    kind: str
+    given: ConfigJson
+    """Keys that the file has."""
+    where: str = ""
+    """Begin of the names of its keys, where they lie in a part of the file."""
     problems: list[str] = field(default_factory=list)
     features: dict[str, str] = field(default_factory=dict)
-    """Features that the decoder lacks and that can be left out, each with a phrase for people."""
+    """Features that are not counted and can be left out, each with a phrase for people."""
     uncounted: set[str] = field(default_factory=set)
     """Keys whose counts cannot be used: nothing is checked against them."""
+    config: dict[str, Any] = field(init=False)
+    """Keys of the file, and the type's defaults of all others."""
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """Returns a positive integer; 1 where the file has none, which is then a problem."""
+    def __post_init__(self) -> None:
+        aliases = {name: key for name, key in _TYPES[self.kind].get("aliases", {}).items() if name in self.given}
+        named = {key: self.given[name] for name, key in aliases.items()}
+        self.config = {**_TYPES[self.kind]["defaults"], **named, **self.given}
+
+    def problem(self, key: str, text: str) -> None:
+        """Notes why a key cannot be used."""
+        self.problems.append(f"{self.where}{key}: {text}")
+
+    def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """Returns an integer; the least one where the file has none, which is then a problem."""
         value = self.config.get(key)
         value = default if value is None else value
-        if type(value) is int and 1 <= value <= _LARGEST:
+        if type(value) is int and least <= value <= _LARGEST:
             return value
         said = "missing" if value is None else f"got {str(value)[:40]}"
-        self.problems.append(f"{key}: {said}, allowed: an integer from 1 to {_LARGEST:,}")
+        self.problem(key, f"{said}, allowed: an integer from {least} to {_LARGEST:,}")
         self.uncounted.add(key)
-        return 1
+        return least
+
+    def flag(self, key: str) -> bool:
+        """Returns true or false; false where the file has neither, which is then a problem unless it is null."""
+        value = self.config.get(key)
+        if value is not None and type(value) is not bool:
+            self.problem(key, f"got {str(value)[:40]}, allowed: true or false")
+        return value is True
 
     def number(self, key: str, default: float) -> float:
         """Returns a positive number; the default where the file has none that can be used."""
@@ -62,45 +94,51 @@ class _Found:
         value = default if value is None else value
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
             return float(value)
-        self.problems.append(f"{key}: got {str(value)[:40]}, allowed: a number above 0")
+        self.problem(key, f"got {str(value)[:40]}, allowed: a number above 0")
         return default
 
-    def require(self, key: str, allowed: Collection[Any], default: Any) -> None:
-        """Notes a problem where a value is none of those that the decoder has."""
-        value = self.config.get(key, default)
-        if value not in allowed:
-            texts = " or ".join(map(str, allowed))
-            self.problems.append(f"{key}: got {str(value)[:40]}; the decoder has {texts} only")
+    def activation(self, gated: bool) -> str:
+        """Returns the activation as `ModelSpec` names it, of a block with or without a gate."""
+        known_keys = {*_TYPES[self.kind]["defaults"], "hidden_act"}
+        keys = [key for key in _ACTIVATION_KEYS if self.config.get(key) is not None and key in known_keys]
+        key = keys[0] if keys else "hidden_act"
+        value = self.config.get(key)
+        for names, known in ((_SILU, ("swiglu", "")), (_GELU, ("geglu", "gelu")), (("relu2",), ("", "relu2"))):
+            if value in names and known[not gated]:
+                return known[not gated]
+        allowed = " or ".join((*_SILU, *_GELU) if gated else (*_GELU, "relu2"))
+        self.problem(key, f"got {str(value)[:40]}, allowed: {allowed}")
+        return "swiglu" if gated else "gelu"
 
 
+_ACTIVATION_KEYS: Final = ("hidden_activation", "mlp_hidden_act", "activation_function", "activation", "hidden_act")
 _SILU: Final = ("silu", "swish")
 _GELU: Final = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python")
 """Forms of GELU. The decoder computes the exact one; the tanh forms differ by less than 1e-3 and do the same work."""
 
-_HARMLESS: Final = (
-    "_attn_implementation _attn_implementation_autoset _name_or_path activation_function architectures "
-    "attn_implementation auto_map bos_token_id chunk_size_feed_forward classifier_dropout "
-    "dtype eos_token_id finetuning_task gradient_checkpointing id2label initializer_range is_decoder "
-    "is_encoder_decoder label2id layer_norm_eps layer_norm_epsilon max_length max_position_embeddings "
-    "max_window_layers model_type n_ctx num_labels output_attentions output_hidden_states output_router_logits "
-    "pad_token_id pretraining_tp problem_type reorder_and_upcast_attn return_dict rms_norm_eps rope_scaling_factor "
-    "router_aux_loss_coef sep_token_id summary_activation summary_first_dropout "
-    "summary_proj_to_labels summary_type summary_use_proj task_specific_params tie_word_embeddings tokenizer_class "
-    "torch_dtype torchscript transformers_version unk_token_id use_cache use_return_dict vocab_size"
-)
-"""Keys that change neither shapes nor work of a training step, or that every model type reads."""
+_NEUTRAL: Final[dict[str, float | None]] = {
+    key: neutral
+    for neutral, keys in (
+        (0, "attention_dropout attn_pdrop dropout embd_pdrop embedding_dropout hidden_dropout hidden_dropout_prob"),
+        (0, "resid_pdrop residual_dropout router_jitter_noise num_nextn_predict_layers clip_qkv"),
+        (1, "embedding_multiplier logits_scaling residual_multiplier routed_scaling_factor n_group"),
+        (1, "partial_rotary_factor rotary_pct scale_attn_weights"),
+        (None, "rope_scaling attn_logit_softcapping final_logit_softcapping quantization_config alibi"),
+        (None, "use_parallel_residual scale_attn_by_inverse_layer_idx swiglu_limit use_bidirectional_attention"),
+    )
+    for key in keys.split()
+}
+"""Keys that change what is computed, and neither parameters nor, to first order, work; each with the value at which it
+changes nothing. Multi-token heads are among them, since transformers trains without: `num_mtp_layers` adds them."""
 
-_DROPOUTS: Final = (
-    "attention_dropout",
-    "attn_pdrop",
-    "dropout",
-    "embd_pdrop",
-    "hidden_dropout",
-    "hidden_dropout_prob",
-    "resid_pdrop",
-    "router_jitter_noise",
-)
-"""Keys of noise in training; the decoder has none."""
+_WITHOUT: Final[dict[str, tuple[str, ...]]] = {
+    "qkv_bias": ("biased_parts",),
+    "qk_norm": ("qk_norm",),
+    "sliding_window": ("sliding_window", "layer_kinds"),
+    "shared_expert": ("shared_ffn_hidden_size", "shared_expert_gate"),
+    "attention_sinks": ("attention_sinks",),
+}
+"""Features that are counted and can be left out all the same, for an engine that lacks them, by the fields they set."""
 
 
 def read_config(path: Path, name: str, leave_out: Collection[str] = ()) -> Reading:
@@ -109,31 +147,50 @@ def read_config(path: Path, name: str, leave_out: Collection[str] = ()) -> Readi
     `leave_out` are features to train without, by the names that a refusal gives them.
 
     Raises:
-        PlanError: The file cannot be read, is of a model type that is not known, or describes what the decoder cannot
-            represent and what is not left out. Every such key is named.
+        PlanError: The file cannot be read, is of a model type that is not known, or describes what would be counted
+            wrong and is not left out. Every such key is named.
     """
     config = _config(path)
+    beside = "a part beside the decoder, whose parameters and work are not counted"
+    vision = {key: beside for key in ("vision_config", "audio_config") if config.get(key)}
+    where, text = "", config.get("text_config")
     kind = config.get("model_type")
+    if isinstance(text, dict):
+        inherited = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
+        where, config, kind = "text_config.", inherited | text, text.get("model_type", f"{kind}_text")
     if not isinstance(kind, str) or kind not in _READERS:
-        said = f'model_type "{kind}"' if isinstance(kind, str) else "no model_type"
+        said = f'model_type "{str(kind)[:60]}"' if isinstance(kind, str) else "no model_type"
         raise PlanError(
-            f"{path}: {said}; readable: {', '.join(sorted(_READERS))}; describe another by `like` and the fields that "
-            "differ"
+            f"{path}: {said}; readable: {', '.join(MODEL_TYPES)}; describe another by `like` and the fields that differ"
         )
-    found = _Found(config)
-    reader = _READERS[kind]
-    spec = reader.read(found, name)
-    _common(found, spec, reader.keys)
+    found = _Found(kind, config, where, features=vision)
+    spec = _READERS[kind](found, name)
+    _check(found, spec)
+    counted = {
+        word: names for word, names in _WITHOUT.items() if any(getattr(spec, one) != _DEFAULT[one] for one in names)
+    }
+    noted = [
+        key
+        for key, neutral in _NEUTRAL.items()
+        if config.get(key) is not None and config[key] != neutral and (neutral == 1 or config[key])
+    ]
+    noted += ["rope_parameters"] if _scales_rotation(config.get("rope_parameters")) else []
     for feature, phrase in found.features.items():
         if feature not in leave_out:
             found.problems.append(f'{feature}: {phrase}; add "leave_out: [{feature}]" to train without')
+    known = [*found.features, *counted, *noted]
     for feature in leave_out:
-        if feature not in found.features:
-            known = f"; {closest(feature, found.features)}" if found.features else ""
-            found.problems.append(f'leave_out: the file has no "{feature}"{known}')
+        if feature not in known:
+            near = f"; {closest(feature, known)}" if known else ""
+            found.problems.append(f'leave_out: the file has no "{feature}"{near}')
     if found.problems:
         raise PlanError("\n".join(f"{path}: {problem}" for problem in found.problems))
-    return Reading(model=spec, left_out=tuple(sorted(leave_out)))
+    without = {one: _DEFAULT[one] for word in leave_out for one in counted.get(word, ())}
+    source = "config.json of a Hugging Face checkpoint" + (f"; not trained: {', '.join(noted)}" if noted else "")
+    return Reading(model=replace(spec, source=source, **without), left_out=tuple(sorted(leave_out)), noted=tuple(noted))
+
+
+_DEFAULT: Final[dict[str, Any]] = {name: each.default for name, each in ModelSpec.__dataclass_fields__.items()}
 
 
 def _config(path: Path) -> ConfigJson:
@@ -150,225 +207,357 @@ def _config(path: Path) -> ConfigJson:
     return config
 
 
-def _common(found: _Found, spec: ModelSpec, read: Collection[str]) -> None:
-    """Notes what every model type may say: shapes that do not divide, noise, windows, and keys that nobody read."""
-    config = found.config
-    width = found.count("head_dim") if config.get("head_dim") is not None else None
+def _scales_rotation(parameters: Any) -> bool:
+    """Tells whether rotary frequencies are scaled, as transformers 5 writes it: for all layers, or by their type."""
+    if not isinstance(parameters, dict):
+        return False
+    parts = [parameters, *(one for one in parameters.values() if isinstance(one, dict))]
+    return any(one.get("rope_type", "default") != "default" for one in parts)
+
+
+def _check(found: _Found, spec: ModelSpec) -> None:
+    """Notes shapes that cannot be, and keys that look like another one's name with a slip."""
+    heads = "n_head" if found.kind == "gpt2" else "num_attention_heads"
     if not found.uncounted:
-        if width is not None and width * spec.num_heads != spec.hidden_size:
-            found.problems.append(
-                f"head_dim: {spec.num_heads} heads of {width} are {spec.num_heads * width} wide together, "
-                f"hidden_size={spec.hidden_size}; the decoder has heads that divide the hidden size"
-            )
-        elif spec.hidden_size % spec.num_heads:
-            found.problems.append(f"num_attention_heads: {spec.num_heads} does not divide {spec.hidden_size}")
+        if not spec.head_dim and spec.has_attention and spec.hidden_size % spec.num_heads:
+            found.problem(heads, f"{spec.num_heads} does not divide hidden_size={spec.hidden_size}; give head_dim")
+        elif spec.positions == "rope" and (spec.rope_head_dim or spec.head_size) % 2:
+            found.problem("head_dim", f"heads are {spec.head_size} wide; rotary positions need an even width")
         if spec.num_heads % spec.num_kv_heads:
-            found.problems.append(f"num_key_value_heads: {spec.num_kv_heads} does not divide {spec.num_heads}")
-    for key in _DROPOUTS:
-        if config.get(key):
-            found.features[key] = f"got {str(config[key])[:40]}, and the decoder has no noise in training"
-    scaling = config.get("rope_scaling")
-    if scaling:
-        found.features["rope_scaling"] = "the decoder's rotary frequencies are not scaled"
-    window, used = config.get("sliding_window"), config.get("use_sliding_window", True)
-    layers = config.get("layer_types")
-    windowed = used and window is not None and (layers is None or any("sliding" in str(one) for one in layers))
-    if windowed:
-        found.features["sliding_window"] = f"got {str(window)[:40]}, and the decoder attends to all earlier tokens"
-    elif layers is not None and any(one != "full_attention" for one in layers):
-        found.features["layer_types"] = "the decoder has full attention only"
-    handled = {*_HARMLESS.split(), *_DROPOUTS, *read}
-    handled |= {"head_dim", "rope_scaling", "sliding_window", "use_sliding_window", "layer_types"}
-    for key in sorted(config.keys() - handled):
-        if config[key] not in (None, False, [], {}, 0, 0.0):
-            found.features[key] = f"got {json.dumps(config[key])[:40]}, a key that is not known for this model type"
+            found.problem("num_key_value_heads", f"{spec.num_kv_heads} does not divide {heads}={spec.num_heads}")
+        if spec.num_experts_per_token > spec.num_experts:
+            allowed = f"up to the number of experts, {spec.num_experts}"
+            found.problem("num_experts_per_tok", f"got {spec.num_experts_per_token}, allowed: {allowed}")
+    defaults = _TYPES[found.kind]["defaults"]
+    known = {*defaults, *_TYPES[found.kind].get("aliases", ()), *_NEUTRAL}
+    absent = [key for key in defaults if key not in found.given]
+    for key in sorted(found.given.keys() - known):
+        near = difflib.get_close_matches(key, absent, n=1, cutoff=0.92)
+        if near and near[0] not in _OTHER_NAMES:
+            found.problem(key, f'is no key of {found.kind}; did you mean "{near[0]}"?')
 
 
-def _biases(found: _Found) -> bool:
-    """Returns True where all linear layers have biases; notes those of a part, which the decoder cannot have."""
-    attention, feed_forward = bool(found.config.get("attention_bias")), bool(found.config.get("mlp_bias"))
-    if attention != feed_forward:
-        key = "attention_bias" if attention else "mlp_bias"
-        found.features[key] = "the decoder has biases in every linear layer or in none"
-    return attention and feed_forward
+_OTHER_NAMES: Final = ("num_experts", "hidden_activation", "activation", "hidden_act")
+"""Keys that another known one resembles."""
+
+
+def _letters(found: _Found, key: str, num_layers: int, letter_of: Mapping[str, str]) -> str | None:
+    """Returns the letters of a list that names each layer's type; None where it cannot be used, which is a problem."""
+    names = found.config[key]
+    if not isinstance(names, list) or len(names) != num_layers:
+        said = f"{len(names)} entries" if isinstance(names, list) else f"got {str(names)[:40]}"
+        found.problem(key, f"{said}, allowed: a list of num_hidden_layers={num_layers}")
+        return None
+    unknown = sorted({str(one)[:40] for one in names if not isinstance(one, str) or one not in letter_of})
+    if unknown:
+        found.problem(key, f"got {', '.join(unknown)}, allowed: {', '.join(letter_of)}")
+        return None
+    return "".join(letter_of[one] for one in names)
+
+
+def _pattern(letters: str) -> str:
+    """Returns the shortest pattern that gives the letters when it is repeated."""
+    lengths = (
+        size for size in range(1, len(letters) + 1) if (letters[:size] * len(letters))[: len(letters)] == letters
+    )
+    return letters[: next(lengths)] if letters else ""
+
+
+_LAYER_TYPES: Final = {"full_attention": "F", "attention": "F", "sliding_attention": "S"}
+
+
+def _windows(found: _Found, num_layers: int) -> dict[str, Any]:
+    """Reads which layers attend within a window, by the list of the file or as the type has it."""
+    config = found.config
+    if "sliding_window" not in config or found.kind in ("llama", "nemotron_h", "gpt2", "gpt_neox", "falcon"):
+        return {}
+    used = found.flag("use_sliding_window") if "use_sliding_window" in config else True
+    window = found.count("sliding_window") if config["sliding_window"] is not None and used else 0
+    letters: str | None = ("S" if window else "F") * num_layers
+    every = {"gemma2": 2, "gpt_oss": 2, "olmo3": 4, "gemma3_text": config.get("sliding_window_pattern", 6)}
+    if config.get("layer_types") is not None:
+        letters = _letters(found, "layer_types", num_layers, _LAYER_TYPES)
+    elif found.kind in every:
+        period = every[found.kind]
+        if type(period) is not int or period < 1:
+            found.problem("sliding_window_pattern", f"got {str(period)[:40]}, allowed: an integer of at least 1")
+            period = 1
+        letters = "".join("S" if (layer + 1) % period else "F" for layer in range(num_layers))
+    elif window and "max_window_layers" in config and found.kind != "qwen3_moe":
+        most = found.count("max_window_layers", least=0)
+        slides: Callable[[int], bool] = (
+            (lambda layer: layer % 2 == 0 and layer < most)
+            if found.kind == "qwen2_moe"
+            else (lambda layer: layer >= most)
+        )
+        letters = "".join("S" if slides(layer) else "F" for layer in range(num_layers))
+    pattern = _pattern(letters or "")
+    if not window or "S" not in pattern:
+        return {}
+    return {"sliding_window": window, "layer_kinds": "" if pattern == "S" else pattern}
 
 
 def _rope_theta(found: _Found) -> float:
-    """Returns the base of rotary frequencies where `rope_parameters` names it, as transformers 5 writes it."""
+    """Returns the base of rotary frequencies, of the full attention where layers differ in it."""
     own = found.config.get("rope_parameters")
-    if not isinstance(own, dict):
-        return 10_000.0
-    if own.get("rope_type", "default") != "default":
-        found.features["rope_scaling"] = "the decoder's rotary frequencies are not scaled"
-    theta = own.get("rope_theta", 10_000.0)
-    if isinstance(theta, int | float) and not isinstance(theta, bool) and 0 < theta < math.inf:
-        return float(theta)
-    found.problems.append(f"rope_parameters.rope_theta: got {str(theta)[:40]}, allowed: a number above 0")
-    return 10_000.0
+    key = "rotary_emb_base" if "rotary_emb_base" in found.given else "rope_theta"
+    if isinstance(own, dict) and found.given.get(key) is None:
+        own = own["full_attention"] if isinstance(own.get("full_attention"), dict) else own
+        theta = own.get("rope_theta", _TYPES[found.kind]["defaults"]["rope_theta"])
+        if isinstance(theta, int | float) and not isinstance(theta, bool) and 0 < theta < math.inf:
+            return float(theta)
+        found.problem("rope_parameters.rope_theta", f"got {str(theta)[:40]}, allowed: a number above 0")
+    return found.number(key, 10_000.0)
 
 
-def _llama(found: _Found, name: str) -> ModelSpec:
-    """Reads Llama and Mistral: RMSNorm, SwiGLU, rotary positions."""
-    found.require("hidden_act", _SILU, "silu")
+def _biases(found: _Found, attention: str) -> dict[str, Any]:
+    """Reads biases: those of attention's parts where `attention_bias` says so, and of the feed-forward block."""
+    parts = attention.split() if found.flag("attention_bias") else []
+    parts += ["o"] if found.flag("attention_out_bias") and "o" not in parts else []
+    parts += ["ffn"] if found.flag("mlp_bias") else []
+    return {"bias": True} if parts == ["qkv", "o", "ffn"] else {"biased_parts": " ".join(parts)}
+
+
+def _decoder(found: _Found, name: str, *, attention: str = "qkv o", gated: bool = True, **fields: Any) -> ModelSpec:
+    """Reads what most types share: RMSNorm, a gated block, rotary positions; `fields` are the type's own.
+
+    `attention` are the parts that `attention_bias` gives biases.
+    """
+    num_layers, hidden = found.count("num_hidden_layers"), found.count("hidden_size")
     heads = found.count("num_attention_heads")
-    return ModelSpec(
-        name=name,
-        num_layers=found.count("num_hidden_layers"),
-        hidden_size=found.count("hidden_size"),
-        ffn_hidden_size=found.count("intermediate_size"),
-        num_heads=heads,
-        num_kv_heads=found.count("num_key_value_heads", heads),
-        vocab_size=found.count("vocab_size"),
-        rope_base=found.number("rope_theta", _rope_theta(found)),
-        bias=_biases(found),
-        tied_embeddings=bool(found.config.get("tie_word_embeddings", False)),
-        source="config.json of a Hugging Face checkpoint",
+    width = found.count("head_dim") if found.config.get("head_dim") is not None else 0
+    own: dict[str, Any] = {
+        "num_layers": num_layers,
+        "hidden_size": hidden,
+        "ffn_hidden_size": 0 if "ffn_hidden_size" in fields else found.count("intermediate_size"),
+        "num_heads": heads,
+        "num_kv_heads": heads if "num_kv_heads" in fields else found.count("num_key_value_heads", heads),
+        "vocab_size": found.count("vocab_size"),
+        "rope_base": _rope_theta(found) if fields.get("positions") != "learned" else 10_000.0,
+        "tied_embeddings": found.flag("tie_word_embeddings"),
+        "activation": found.activation(gated),
+        "head_dim": 0 if width * heads == hidden else width,
+        **_biases(found, attention),
+        **_windows(found, num_layers),
+    }
+    return ModelSpec(name=name, **(own | fields))
+
+
+def _mixture(
+    found: _Found, name: str, *, experts: str, width: str = "moe_intermediate_size", dense: bool = False, **fields: Any
+) -> ModelSpec:
+    """Reads a mixture: `experts` and `width` are the keys of their number and inner width.
+
+    With `dense` the first layers are dense, and shared experts are as wide as so many others.
+    """
+    own: dict[str, Any] = {
+        "ffn_hidden_size": found.count(width),
+        "num_experts": found.count(experts),
+        "num_experts_per_token": found.count("num_experts_per_tok"),
+    }
+    if dense:
+        own["num_dense_layers"] = found.count("first_k_dense_replace", 0, least=0)
+        own["dense_ffn_hidden_size"] = found.count("intermediate_size") if own["num_dense_layers"] else 0
+        own["shared_ffn_hidden_size"] = found.count("n_shared_experts", 0, least=0) * own["ffn_hidden_size"]
+    return _decoder(found, name, **(own | fields))
+
+
+def _qwen_moe(found: _Found, name: str, **fields: Any) -> ModelSpec:
+    key = (
+        "num_local_experts"
+        if "num_local_experts" in found.given and "num_experts" not in found.given
+        else "num_experts"
     )
-
-
-def _qwen2(found: _Found, name: str) -> ModelSpec:
-    spec = _llama(found, name)
-    found.features["qkv_bias"] = "q, k and v have biases; the decoder has them in every linear layer or in none"
-    return spec
-
-
-def _qwen3(found: _Found, name: str) -> ModelSpec:
-    spec = _llama(found, name)
-    found.features["qk_norm"] = "queries and keys have norms, which the decoder lacks"
-    return spec
-
-
-def _with_experts(found: _Found, spec: ModelSpec, *, experts: str, width: str) -> ModelSpec:
-    num, chosen = found.count(experts), found.count("num_experts_per_tok")
-    if chosen > num and not found.uncounted & {experts, "num_experts_per_tok"}:
-        found.problems.append(f"num_experts_per_tok: got {chosen}, allowed: up to {experts}={num}")
-    return replace(spec, ffn_hidden_size=found.count(width), num_experts=num, num_experts_per_token=chosen)
-
-
-def _mixtral(found: _Found, name: str) -> ModelSpec:
-    return _with_experts(found, _llama(found, name), experts="num_local_experts", width="intermediate_size")
-
-
-def _qwen_moe(found: _Found, spec: ModelSpec) -> ModelSpec:
-    config = found.config
-    if not config.get("norm_topk_prob", False):
-        found.features["norm_topk_prob"] = "weights of the chosen experts do not add up to 1; the decoder's do"
-    if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
-        found.problems.append(
-            "decoder_sparse_step, mlp_only_layers: some layers are dense; the decoder's are all alike"
-        )
-    return _with_experts(found, spec, experts="num_experts", width="moe_intermediate_size")
+    spec = _mixture(found, name, experts=key, **fields)
+    step, only = found.count("decoder_sparse_step"), found.config.get("mlp_only_layers") or []
+    if not isinstance(only, list) or not all(type(one) is int for one in only):
+        found.problem("mlp_only_layers", f"got {str(only)[:40]}, allowed: a list of layers' numbers")
+        only = []
+    letters = "".join("D" if layer in only or (layer + 1) % step else "F" for layer in range(spec.num_layers))
+    if "D" not in letters:
+        return spec
+    if spec.sliding_window:
+        found.problem("use_sliding_window", "got true beside dense layers; no type of layer has both here")
+    return replace(spec, layer_kinds=_pattern(letters), dense_ffn_hidden_size=found.count("intermediate_size"))
 
 
 def _qwen2_moe(found: _Found, name: str) -> ModelSpec:
-    if found.config.get("shared_expert_intermediate_size"):
-        found.features["shared_expert"] = "each layer has an expert for all tokens, which the decoder lacks"
-    return _qwen_moe(found, _qwen2(found, name))
+    shared = found.count("shared_expert_intermediate_size", 0, least=0)
+    biases = "qkv" if found.flag("qkv_bias") else ""
+    return _qwen_moe(found, name, biased_parts=biases, shared_ffn_hidden_size=shared, shared_expert_gate=shared > 0)
 
 
-def _qwen3_moe(found: _Found, name: str) -> ModelSpec:
-    return _qwen_moe(found, _qwen3(found, name))
+def _latent(found: _Found, name: str) -> ModelSpec:
+    """Reads DeepSeek-V2 and V3: multi-head latent attention, dense layers first, shared experts."""
+    if found.flag("attention_bias"):
+        found.problem("attention_bias", "got true; biases of latent attention are not counted")
+    rope, nope = found.count("qk_rope_head_dim"), found.count("qk_nope_head_dim")
+    values = found.count("v_head_dim")
+    heads = found.count("num_attention_heads")
+    return _mixture(
+        found,
+        name,
+        experts="n_routed_experts",
+        dense=True,
+        biased_parts="",
+        num_kv_heads=heads,
+        head_dim=rope + nope,
+        value_head_dim=values if values != rope + nope else 0,
+        rope_head_dim=rope,
+        kv_lora_rank=found.count("kv_lora_rank"),
+        q_lora_rank=found.count("q_lora_rank", 0, least=0),
+    )
+
+
+def _glm4_moe(found: _Found, name: str) -> ModelSpec:
+    norm = "head" if found.flag("use_qk_norm") else "none"
+    return _mixture(found, name, experts="n_routed_experts", dense=True, attention="qkv", qk_norm=norm)
+
+
+def _gpt_oss(found: _Found, name: str) -> ModelSpec:
+    biases = "qkv o ffn router" if found.flag("attention_bias") else "ffn router"
+    own: dict[str, Any] = {"biased_parts": biases, "bias": False, "attention_sinks": True}
+    return _mixture(found, name, experts="num_local_experts", width="intermediate_size", **own)
+
+
+def _nemotron_h(found: _Found, name: str) -> ModelSpec:
+    """Reads Nemotron-H: each layer is one block, Mamba2, attention, a dense feed-forward block or experts."""
+    config, letters = found.config, {"M": "m", "*": "f", "-": "d", "E": "e"}
+    words = dict(zip(("mamba", "linear_attention", "attention", "full_attention", "mlp", "moe"), "mmffde", strict=True))
+    listed = next((key for key in ("layers_block_type", "layer_types") if found.given.get(key) is not None), None)
+    pattern = config.get("hybrid_override_pattern")
+    if listed is not None:
+        names = config[listed]
+        kinds = _letters(found, listed, len(names) if isinstance(names, list) else 0, words) or "m"
+    elif pattern is None:
+        kinds = "mefd"
+    elif isinstance(pattern, str) and pattern and set(pattern) <= letters.keys():
+        kinds = "".join(letters[one] for one in pattern)
+    else:
+        found.problem("hybrid_override_pattern", f"got {str(pattern)[:40]}, allowed: letters {' '.join(letters)}")
+        kinds = "m"
+    if found.given.get("num_hidden_layers") not in (None, len(kinds)):
+        got = str(found.given["num_hidden_layers"])[:40]
+        found.problem("num_hidden_layers", f"got {got}, and the list of layers has {len(kinds)}; leave one out")
+    config["num_hidden_layers"] = len(kinds)
+    for key, allowed in (("use_bias", False), ("use_conv_bias", True), ("moe_latent_size", None)):
+        if config.get(key) != allowed:
+            found.problem(key, f"got {str(config[key])[:40]}; parameters are counted for {json.dumps(allowed)} only")
+    own: dict[str, Any] = {
+        "layer_kinds": _pattern(kinds),
+        "ssm_num_heads": found.count("mamba_num_heads"),
+        "ssm_head_dim": found.count("mamba_head_dim"),
+        "ssm_state_size": found.count("ssm_state_size"),
+        "ssm_num_groups": found.count("n_groups"),
+        "ssm_conv_size": found.count("conv_kernel"),
+        "gated": False,
+    }
+    if "e" not in kinds:
+        return _decoder(found, name, **own)
+    own |= {"dense_ffn_hidden_size": found.count("intermediate_size")}
+    own |= {"shared_ffn_hidden_size": found.count("moe_shared_expert_intermediate_size")}
+    return _mixture(found, name, experts="n_routed_experts", **own)
 
 
 def _gpt2(found: _Found, name: str) -> ModelSpec:
     """Reads GPT-2: LayerNorm, GELU, learned positions, biases everywhere, one weight at both ends."""
-    found.require("activation_function", _GELU, "gelu_new")
-    for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
-        if found.config.get(key):
-            found.features[key] = "which the decoder lacks"
-    if not found.config.get("scale_attn_weights", True):
-        found.features["scale_attn_weights"] = "scores of attention are not scaled, in the decoder they are"
-    hidden, heads = found.count("n_embd", 768), found.count("n_head", 12)
-    return ModelSpec(
-        name=name,
-        num_layers=found.count("n_layer", 12),
-        hidden_size=hidden,
+    if found.flag("add_cross_attention"):
+        found.problem("add_cross_attention", "got true; parameters are counted for a decoder without")
+    config = found.config
+    for key, own in (("num_hidden_layers", "n_layer"), ("hidden_size", "n_embd"), ("num_attention_heads", "n_head")):
+        config[key] = found.count(own)
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    return _decoder(
+        found,
+        name,
+        gated=False,
         ffn_hidden_size=found.count("n_inner", min(4 * hidden, _LARGEST)),
-        num_heads=heads,
         num_kv_heads=heads,
-        vocab_size=found.count("vocab_size", 50257),
         norm="layernorm",
-        activation="gelu",
         positions="learned",
-        max_positions=found.count("n_positions", 1024),
+        max_positions=found.count("n_positions"),
         bias=True,
-        tied_embeddings=bool(found.config.get("tie_word_embeddings", True)),
-        source="config.json of a Hugging Face checkpoint",
+        biased_parts="",
     )
 
 
 def _gpt_neox(found: _Found, name: str) -> ModelSpec:
-    """Reads GPT-NeoX: LayerNorm, GELU, rotary positions on a part of each head, attention beside the feed-forward."""
-    found.require("hidden_act", _GELU, "gelu")
-    if found.config.get("use_parallel_residual", True):
-        found.features["use_parallel_residual"] = (
-            "attention runs beside the feed-forward block, in the decoder before it"
-        )
-    if found.number("rotary_pct", 0.25) != 1.0:
-        found.features["rotary_pct"] = "positions turn a part of each head, in the decoder all of it"
-    if not found.config.get("attention_bias", True):
-        found.problems.append("attention_bias: got False; the decoder has biases in every linear layer or in none")
+    """Reads GPT-NeoX: LayerNorm, GELU, rotary positions, as many heads of keys."""
+    has = found.flag("attention_bias")
+    own: dict[str, Any] = {"bias": has, "biased_parts": "" if has else "ffn norm"}
+    own["num_kv_heads"] = found.count("num_attention_heads")
+    return _decoder(found, name, gated=False, norm="layernorm", **own)
+
+
+def _phi(found: _Found, name: str) -> ModelSpec:
+    """Reads Phi-1.5 and 2: biases everywhere, the output's too, and one LayerNorm for both blocks."""
+    if found.flag("qk_layernorm"):
+        found.problem("qk_layernorm", "got true; parameters are counted for queries and keys without norms")
+    own: dict[str, Any] = {"bias": True, "biased_parts": "head", "norm_place": "shared"}
+    return _decoder(found, name, gated=False, norm="layernorm", **own)
+
+
+def _starcoder2(found: _Found, name: str) -> ModelSpec:
+    has = found.flag("use_bias")
+    own: dict[str, Any] = {"bias": has, "biased_parts": "" if has else "norm"}
+    return _decoder(found, name, gated=False, norm="layernorm", **own)
+
+
+def _falcon(found: _Found, name: str) -> ModelSpec:
+    """Reads Falcon: one LayerNorm for both blocks, or two; one head of keys, or groups."""
+    new, parallel = found.flag("new_decoder_architecture"), found.flag("parallel_attn")
     heads = found.count("num_attention_heads")
-    return ModelSpec(
-        name=name,
-        num_layers=found.count("num_hidden_layers"),
-        hidden_size=found.count("hidden_size"),
-        ffn_hidden_size=found.count("intermediate_size"),
-        num_heads=heads,
-        num_kv_heads=heads,
-        vocab_size=found.count("vocab_size"),
+    grouped = found.count("num_kv_heads", heads)
+    norms = found.count("num_ln_in_parallel_attn", 2 if new else 1)
+    hidden, has = found.count("hidden_size"), found.flag("bias")
+    return _decoder(
+        found,
+        name,
+        gated=False,
+        num_kv_heads=grouped if new else 1 if found.flag("multi_query") else heads,
+        ffn_hidden_size=found.count("ffn_hidden_size", min(4 * hidden, _LARGEST)),
         norm="layernorm",
-        activation="gelu",
-        rope_base=found.number("rotary_emb_base", 10_000.0),
-        bias=True,
-        tied_embeddings=bool(found.config.get("tie_word_embeddings", False)),
-        source="config.json of a Hugging Face checkpoint",
+        norm_place="shared" if parallel and norms == 1 else "before",
+        bias=has,
+        biased_parts="" if has else "norm",
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Reads the configurations of one model type."""
-
-    read: Callable[[_Found, str], ModelSpec]
-    keys: frozenset[str]
-    """Keys that it reads, besides those of every type."""
+def _of(read: Callable[..., ModelSpec], **fields: Any) -> Callable[[_Found, str], ModelSpec]:
+    return lambda found, name: read(found, name, **fields)
 
 
-_LLAMA_KEYS: Final = (
-    "hidden_act num_attention_heads num_hidden_layers hidden_size intermediate_size num_key_value_heads rope_theta "
-    "rope_parameters attention_bias mlp_bias"
-)
-_MOE_KEYS: Final = (
-    "num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob decoder_sparse_step mlp_only_layers "
-    "shared_expert_intermediate_size"
-)
-_GPT2_KEYS: Final = (
-    "activation_function n_embd n_head n_layer n_inner n_positions scale_attn_by_inverse_layer_idx "
-    "add_cross_attention scale_attn_weights"
-)
-_NEOX_KEYS: Final = (
-    "hidden_act num_attention_heads num_hidden_layers hidden_size intermediate_size rotary_emb_base rotary_pct "
-    "use_parallel_residual attention_bias rope_theta partial_rotary_factor"
-)
-
-
-def _reader(read: Callable[[_Found, str], ModelSpec], *keys: str) -> _Reader:
-    return _Reader(read, frozenset(" ".join(keys).split()))
-
-
-_READERS: Final[dict[str, _Reader]] = {
-    "llama": _reader(_llama, _LLAMA_KEYS),
-    "mistral": _reader(_llama, _LLAMA_KEYS),
-    "mixtral": _reader(_mixtral, _LLAMA_KEYS, "num_local_experts num_experts_per_tok"),
-    "qwen2": _reader(_qwen2, _LLAMA_KEYS),
-    "qwen2_moe": _reader(_qwen2_moe, _LLAMA_KEYS, _MOE_KEYS),
-    "qwen3": _reader(_qwen3, _LLAMA_KEYS),
-    "qwen3_moe": _reader(_qwen3_moe, _LLAMA_KEYS, _MOE_KEYS),
-    "gpt2": _reader(_gpt2, _GPT2_KEYS),
-    "gpt_neox": _reader(_gpt_neox, _NEOX_KEYS),
+_READERS: Final[dict[str, Callable[[_Found, str], ModelSpec]]] = {
+    "deepseek_v2": _latent,
+    "deepseek_v3": _latent,
+    "falcon": _falcon,
+    "gemma": _of(_decoder),
+    "gemma2": _of(_decoder, norm_place="both"),
+    "gemma3_text": _of(_decoder, norm_place="both", qk_norm="head"),
+    "glm4": _of(_decoder, attention="qkv", norm_place="both"),
+    "glm4_moe": _glm4_moe,
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+    "gpt_oss": _gpt_oss,
+    "granite": _of(_decoder),
+    "granitemoe": _of(_mixture, experts="num_local_experts", width="intermediate_size"),
+    "llama": _of(_decoder),
+    "mistral": _of(_decoder),
+    "mixtral": _of(_mixture, experts="num_local_experts", width="intermediate_size"),
+    "nemotron_h": _nemotron_h,
+    "olmo2": _of(_decoder, norm_place="after", qk_norm="width"),
+    "olmo3": _of(_decoder, norm_place="after", qk_norm="width"),
+    "phi": _phi,
+    "phi3": _of(_decoder),
+    "qwen2": _of(_decoder, biased_parts="qkv"),
+    "qwen2_moe": _qwen2_moe,
+    "qwen3": _of(_decoder, qk_norm="head"),
+    "qwen3_moe": _of(_qwen_moe, qk_norm="head"),
+    "seed_oss": _of(_decoder, attention="qkv"),
+    "smollm3": _of(_decoder),
+    "starcoder2": _starcoder2,
 }
 """Readers by `model_type`."""
 
-MODEL_TYPES: Final = tuple(sorted(_READERS))
+MODEL_TYPES: Final[Sequence[str]] = tuple(sorted([*_READERS, "gemma3"]))
 """Model types whose `config.json` can be read."""

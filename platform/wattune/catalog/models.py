@@ -1,15 +1,63 @@
 """Decoder transformers by their published configurations, their parameter counts, and scaled-down slices of them."""
 
+import json
+from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Final
+from functools import lru_cache
+from importlib import resources
+from typing import Annotated, Final, NamedTuple
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.errors import PlanError, closest
 from wattune.field_types import Count, CountOrZero, OneOf, Positive, Size
 
 NORMS: Final = ("rmsnorm", "layernorm")
-ACTIVATIONS: Final = ("swiglu", "gelu")
+ACTIVATIONS: Final = ("swiglu", "gelu", "geglu", "relu2")
 POSITIONS: Final = ("rope", "learned")
+PLAIN_ACTIVATIONS: Final = ("swiglu", "gelu")
+FEATURES: Final = (
+    "head widths of its own",
+    "norms of queries and keys",
+    "biases of single parts",
+    "norms in other places",
+    "sliding windows",
+    "attention sinks",
+    "latent attention",
+    "dense layers in a mixture",
+    "shared experts",
+    "Mamba2",
+    "layers of one block",
+    "another activation",
+    "multi-token heads",
+)
+"""Words for what models have beyond a plain decoder, and engines can train or cannot."""
+QK_NORMS: Final = ("none", "head", "width")
+NORM_PLACES: Final = {"before": 2, "after": 2, "both": 4, "shared": 1}
+"""Places of a layer's norms, and how many they are: of each block's input, of its output, of both, or one for two
+blocks that run beside each other."""
+BIASED: Final = ("qkv", "o", "ffn", "norm", "router", "head")
+"""Parts of a model that `biased_parts` can name."""
+LAYER_KINDS: Final = {
+    "F": "full attention and feed-forward",
+    "S": "attention with a sliding window, and feed-forward",
+    "D": "full attention and a dense feed-forward block, in a mixture",
+    "M": "Mamba2 and feed-forward",
+    "f": "full attention alone",
+    "m": "Mamba2 alone",
+    "d": "dense feed-forward alone",
+    "e": "experts alone",
+}
+"""Kinds of layers by the letter that stands for them in `layer_kinds`."""
+
+
+class Matrix(NamedTuple):
+    """Weight of a linear layer."""
+
+    name: str
+    inputs: int
+    outputs: int
+    cut: str
+    """What tensor parallel ranks share: its `outputs`, its `inputs`, or nothing (empty)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +98,53 @@ class ModelSpec:
     """True where every linear layer, and LayerNorm, has a bias."""
     tied_embeddings: bool = False
     """True where the output shares the embedding's weight."""
+    head_dim: CountOrZero = 0
+    """Width of a head of queries and keys; 0 is `hidden_size` / `num_heads`."""
+    value_head_dim: CountOrZero = 0
+    """Width of a head of values; 0 is that of queries and keys."""
+    qk_norm: Annotated[str, OneOf(QK_NORMS)] = "none"
+    """RMSNorm of queries and keys: of each `head` (Qwen3), or of all heads' `width` together (OLMo 2)."""
+    biased_parts: str = ""
+    """Parts with a bias beside those of `bias`, as words: `qkv`, `o`, `ffn`, `norm` (LayerNorm), `router`, `head`."""
+    norm_place: Annotated[str, OneOf(tuple(NORM_PLACES))] = "before"
+    """Norms of a layer: `before` each block, `after` it (OLMo 2), `both` (Gemma 2), or one `shared` by attention and a
+    feed-forward block beside it (Falcon 7B)."""
+    layer_kinds: str = ""
+    """Pattern of layer kinds, repeated over the layers, a letter each: `F` full attention, `S` sliding window, `D`
+    dense in a mixture, `M` Mamba2, and for one block alone `f` attention, `m` Mamba2, `d` dense feed-forward, `e`
+    experts. Gemma 3 is `SSSSSF`. Empty: all are alike."""
+    sliding_window: CountOrZero = 0
+    """Tokens that a token attends to at most, itself included, in layers `S`, or in all without kinds; 0: all."""
+    attention_sinks: bool = False
+    """True where the softmax of each attention head has a learned addend (GPT-OSS)."""
+    q_lora_rank: CountOrZero = 0
+    """Width that queries pass through in multi-head latent attention; 0: none."""
+    kv_lora_rank: CountOrZero = 0
+    """Width that keys and values pass through together: not 0 is multi-head latent attention (DeepSeek-V2, arXiv
+    2405.04434, section 2.1)."""
+    rope_head_dim: CountOrZero = 0
+    """Of `head_dim` the part that positions turn in multi-head latent attention; all heads share its keys."""
+    num_dense_layers: CountOrZero = 0
+    """First layers of a mixture that have a dense feed-forward block."""
+    dense_ffn_hidden_size: CountOrZero = 0
+    """Inner width of dense feed-forward blocks in a mixture; 0 is `ffn_hidden_size`."""
+    shared_ffn_hidden_size: CountOrZero = 0
+    """Inner width of all shared experts of a layer together, which every token meets; 0: none."""
+    shared_expert_gate: bool = False
+    """True where a gate weighs the shared experts (Qwen2-MoE)."""
+    ssm_num_heads: CountOrZero = 0
+    """Heads of a Mamba2 layer (Dao and Gu 2024, arXiv 2405.21060)."""
+    ssm_head_dim: CountOrZero = 0
+    """Width of a head of Mamba2."""
+    ssm_state_size: CountOrZero = 0
+    """Numbers that Mamba2 keeps for each channel."""
+    ssm_num_groups: CountOrZero = 0
+    """Groups of heads of Mamba2 that share inputs and outputs of their states."""
+    ssm_conv_size: CountOrZero = 0
+    """Tokens that the convolution before Mamba2 sees."""
+    num_mtp_layers: CountOrZero = 0
+    """Multi-token heads: layers after the last one that predict further tokens, with the same embedding and output
+    (DeepSeek-V3, arXiv 2412.19437, section 2.2)."""
     source: str = field(default="", compare=False)
     """Origin of the numbers. Models with equal numbers are equal: a study's file keeps the numbers alone."""
 
@@ -64,16 +159,161 @@ class ModelSpec:
         return self.num_experts > 0
 
     @property
+    def is_gated(self) -> bool:
+        """True where feed-forward blocks have a third matrix, whose output multiplies the inner one."""
+        return self.activation in ("swiglu", "geglu")
+
+    @property
+    def is_latent(self) -> bool:
+        """True where attention is multi-head latent attention."""
+        return self.kv_lora_rank > 0
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What the model has beyond the plain decoder that every engine trains, by the words of `FEATURES`."""
+        letters = set(self.layer_kinds)
+        has = (
+            bool(self.head_dim or (self.value_head_dim and not self.is_latent)),
+            self.qk_norm != "none",
+            bool(self.biased_parts),
+            self.norm_place != "before",
+            self.sliding_window > 0,
+            self.attention_sinks,
+            self.is_latent,
+            self.num_dense_layers > 0 or "D" in letters,
+            self.shared_ffn_hidden_size > 0,
+            bool(letters & set("Mm")),
+            bool(letters & set("fde")),
+            self.activation not in PLAIN_ACTIVATIONS,
+            self.num_mtp_layers > 0,
+        )
+        return tuple(word for word, one in zip(FEATURES, has, strict=True) if one)
+
+    @property
+    def kinds(self) -> "tuple[tuple[ModelSpec, int], ...]":
+        """Kinds of layers and their numbers, each as a model whose layers are all of that kind.
+
+        Properties of one layer (`mixer`, `query_width`, `layer_parameters` and the like) are those of such a model.
+        """
+        return _kinds(self)
+
+    @property
+    def shares(self) -> "tuple[tuple[ModelSpec, float], ...]":
+        """Kinds of layers and their shares of all layers."""
+        return tuple((kind, count / self.num_layers) for kind, count in _kinds(self))
+
+    @property
+    def has_attention(self) -> bool:
+        """True where the layers of this kind have attention."""
+        return self.layer_kinds not in ("M", "m", "d", "e")
+
+    @property
+    def has_ssm(self) -> bool:
+        """True where the layers of this kind have Mamba2."""
+        return self.layer_kinds in ("M", "m")
+
+    @property
+    def has_ffn(self) -> bool:
+        """True where the layers of this kind have a feed-forward block or experts."""
+        return self.layer_kinds not in ("f", "m")
+
+    @property
     def head_size(self) -> int:
-        """Width of one attention head."""
-        return self.hidden_size // self.num_heads
+        """Width of a head of queries and keys."""
+        return self.head_dim or self.hidden_size // self.num_heads
+
+    @property
+    def value_head_size(self) -> int:
+        """Width of a head of values."""
+        return self.value_head_dim or self.head_size
+
+    @property
+    def num_key_heads(self) -> int:
+        """Heads of keys and values as attention computes with them: latent attention has as many as of queries."""
+        return self.num_heads if self.is_latent else self.num_kv_heads
+
+    @property
+    def query_width(self) -> int:
+        """Width of all queries; of Mamba2 that of its inner channels."""
+        if self.has_ssm:
+            return self.ssm_num_heads * self.ssm_head_dim
+        return self.num_heads * self.head_size if self.has_attention else 0
+
+    @property
+    def kv_width(self) -> int:
+        """Width of all keys and values together; of Mamba2 that of all else that its input projection gives."""
+        if self.has_ssm:
+            inner, states = self.query_width, 2 * self.ssm_num_groups * self.ssm_state_size
+            return inner + states + self.ssm_num_heads
+        return self.num_key_heads * (self.head_size + self.value_head_size) if self.has_attention else 0
+
+    @property
+    def output_width(self) -> int:
+        """Width of the mixer's output, before its projection."""
+        if self.has_attention:
+            return self.num_heads * self.value_head_size
+        return self.query_width
+
+    @property
+    def mixer(self) -> tuple[Matrix, ...]:
+        """Linear layers of attention, or of Mamba2."""
+        h, q, kv = self.hidden_size, self.query_width, self.kv_width
+        if self.has_ssm:
+            return Matrix("in", h, q + kv, "outputs"), Matrix("out", q, h, "inputs")
+        if not self.has_attention:
+            return ()
+        o = Matrix("o", self.output_width, h, "inputs")
+        if not self.is_latent:
+            k = self.num_kv_heads * self.head_size
+            return Matrix("q", h, q, "outputs"), Matrix("k", h, k, "outputs"), Matrix("v", h, kv - k, "outputs"), o
+        rank, nope = self.q_lora_rank, self.head_size - self.rope_head_dim
+        queries: tuple[Matrix, ...] = (Matrix("q", h, q, "outputs"),)
+        if rank:
+            queries = (Matrix("q_a", h, rank, ""), Matrix("q_b", rank, q, "outputs"))
+        return (
+            *queries,
+            Matrix("kv_a", h, self.kv_lora_rank + self.rope_head_dim, ""),
+            Matrix("kv_b", self.kv_lora_rank, self.num_heads * (nope + self.value_head_size), "outputs"),
+            o,
+        )
+
+    @property
+    def mixer_rest(self) -> int:
+        """Parameters of the mixer that are in no matrix, biases apart: norms, sinks, and what Mamba2 has of its own."""
+        if self.has_ssm:  # convolution with bias, the step's bias, A and D of each head, and the norm of its output
+            q, convolved = self.query_width, self.query_width + 2 * self.ssm_num_groups * self.ssm_state_size
+            return convolved * (self.ssm_conv_size + 1) + 3 * self.ssm_num_heads + q
+        if not self.has_attention:
+            return 0
+        keys = self.num_kv_heads * self.head_size
+        norms = {"none": 0, "head": 2 * self.head_size, "width": self.query_width + keys}[self.qk_norm]
+        sinks = self.num_heads if self.attention_sinks else 0
+        return norms + sinks + self.q_lora_rank + self.kv_lora_rank
+
+    def has_bias(self, part: str) -> bool:
+        """Tells whether a part of `BIASED` has a bias."""
+        return part in self.biased_parts.split() or (self.bias and part not in ("router", "head"))
+
+    @property
+    def mixer_biases(self) -> tuple[int, int]:
+        """Biases of attention's first linear layers, and of its last one."""
+        first = self.query_width + self.kv_width if self.has_bias("qkv") else 0
+        return (first, self.hidden_size if self.has_bias("o") else 0) if self.has_attention else (0, 0)
+
+    @property
+    def every_ffn_width(self) -> int:
+        """Inner width of the block that every token meets: a dense one's, or that of shared experts; 0 without."""
+        return (self.shared_ffn_hidden_size if self.is_moe else self.ffn_hidden_size) * self.has_ffn
+
+    @property
+    def ffn_matrices(self) -> int:
+        """Matrices of a feed-forward block, or of one expert."""
+        return 3 if self.is_gated else 2
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of one decoder layer, all experts included."""
-        h, kv = self.hidden_size, self.num_kv_heads * self.head_size
-        attention = 2 * h * h + 2 * h * kv + (2 * h + 2 * kv if self.bias else 0)
-        return attention + self._ffn_parameters(self.num_experts) + 2 * self._norm_parameters
+        """Parameters of a layer, all experts included; of several kinds those of the largest."""
+        return max(_layer_parameters(kind, kind.num_experts) for kind, _ in self.kinds)
 
     @property
     def embedding_parameters(self) -> int:
@@ -83,27 +323,99 @@ class ModelSpec:
     @property
     def num_parameters(self) -> int:
         """Number of all parameters, computed from the fields."""
-        output = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
-        return self.num_layers * self.layer_parameters + self.embedding_parameters + self._norm_parameters + output
+        return _num_parameters(self, active=False)
 
     @property
     def num_active_parameters(self) -> int:
         """Parameters that one token meets: all of a dense model, with the chosen experts only of a mixture."""
-        if not self.is_moe:
-            return self.num_parameters
-        idle = self._ffn_parameters(self.num_experts) - self._ffn_parameters(self.num_experts_per_token)
-        router = (self.num_experts - self.num_experts_per_token) * self.hidden_size
-        return self.num_parameters - self.num_layers * (idle - router)
+        return _num_parameters(self, active=True)
 
     @property
-    def _norm_parameters(self) -> int:
-        return self.hidden_size * (2 if self.norm == "layernorm" and self.bias else 1)
+    def norm_parameters(self) -> int:
+        """Parameters of one norm between blocks."""
+        return self.hidden_size * (2 if self.norm == "layernorm" and self.has_bias("norm") else 1)
 
-    def _ffn_parameters(self, num_experts: int) -> int:
-        matrices = 3 if self.activation == "swiglu" else 2
-        inner_biases = (matrices - 1) * self.ffn_hidden_size
-        one = matrices * self.hidden_size * self.ffn_hidden_size + (inner_biases + self.hidden_size if self.bias else 0)
-        return one if not self.is_moe else num_experts * (one + self.hidden_size)  # the router has a row an expert
+    @property
+    def num_norms(self) -> int:
+        """Norms between blocks of a layer of this kind."""
+        return 1 if self.layer_kinds in tuple("fmde") else NORM_PLACES[self.norm_place]
+
+    @property
+    def shared_parameters(self) -> int:
+        """Parameters of a layer's shared experts and their gate."""
+        shared = self.shared_ffn_hidden_size
+        return (self.ffn_parameters(shared) if shared else 0) + self.shared_expert_gate * self.hidden_size
+
+    def ffn_parameters(self, width: int) -> int:
+        """Counts parameters of a dense block, or of one expert, of that inner width."""
+        biases = (self.ffn_matrices - 1) * width + self.hidden_size if self.has_bias("ffn") else 0
+        return self.ffn_matrices * self.hidden_size * width + biases
+
+
+@lru_cache(maxsize=64)
+def _kinds(model: ModelSpec) -> tuple[tuple[ModelSpec, int], ...]:
+    pattern = model.layer_kinds
+    if not pattern and not model.num_dense_layers:
+        return ((model, model.num_layers),)
+    pattern = pattern or ("S" if model.sliding_window else "F")
+    found: Counter[tuple[str, bool]] = Counter(
+        (pattern[layer % len(pattern)], layer < model.num_dense_layers) for layer in range(model.num_layers)
+    )
+    return tuple(
+        (_kind(model, letter, is_dense=is_dense, count=count), count) for (letter, is_dense), count in found.items()
+    )
+
+
+def _kind(model: ModelSpec, letter: str, *, is_dense: bool, count: int) -> ModelSpec:
+    """Returns a model with layers of one kind only."""
+    kind = replace(
+        model,
+        num_layers=count,
+        layer_kinds="" if letter in "FSD" else letter,
+        sliding_window=model.sliding_window if letter == "S" else 0,
+        num_dense_layers=0,
+        num_mtp_layers=0,
+    )
+    if not (is_dense or letter in "Ddfm"):
+        return kind
+    width = model.dense_ffn_hidden_size or model.ffn_hidden_size
+    return replace(
+        kind,
+        ffn_hidden_size=width,
+        num_experts=0,
+        num_experts_per_token=0,
+        expert_capacity_factor=None,
+        dense_ffn_hidden_size=0,
+        shared_ffn_hidden_size=0,
+        shared_expert_gate=False,
+    )
+
+
+def _layer_parameters(kind: ModelSpec, num_experts: int) -> int:
+    """Counts parameters of a layer of one kind, with so many of its experts."""
+    mixer = sum(each.inputs * each.outputs for each in kind.mixer) + sum(kind.mixer_biases) + kind.mixer_rest
+    rest = mixer + kind.num_norms * kind.norm_parameters
+    if not kind.has_ffn:
+        return rest
+    one = kind.ffn_parameters(kind.ffn_hidden_size)
+    if not kind.is_moe:
+        return rest + one
+    router = kind.num_experts * (kind.hidden_size + kind.has_bias("router"))
+    return rest + num_experts * one + router + kind.shared_parameters
+
+
+@lru_cache(maxsize=128)
+def _num_parameters(model: ModelSpec, *, active: bool) -> int:
+    h = model.hidden_size
+    sizes = [
+        (_layer_parameters(kind, kind.num_experts_per_token if active else kind.num_experts), count)
+        for kind, count in model.kinds
+    ]
+    layers = sum(size * count for size, count in sizes)
+    # A multi-token head has a layer, norms of both its inputs and of its output, and a projection of both to one.
+    layers += model.num_mtp_layers * (sizes[-1][0] + 3 * model.norm_parameters + 2 * h * h)
+    output = (0 if model.tied_embeddings else model.vocab_size * h) + model.has_bias("head") * model.vocab_size
+    return layers + model.embedding_parameters + model.norm_parameters + output
 
 
 OWN_CODE: Final = "own code"
@@ -121,197 +433,11 @@ OWN_MODEL: Final = ModelSpec(
 )
 """Stands for the model of a command that its space does not describe."""
 
-_GPT_OSS: Final = (
-    "{name} config.json; gpt-oss model card (arXiv 2508.10925), table 1. In place of 64 heads of 64, wider than the "
-    "hidden size: 40 heads of 72. Every layer attends to all tokens; half of them have a window of 128. Left out: all "
-    "biases, attention sinks, the clamp of SwiGLU, the scaling of rotary frequencies, and 4-bit storage of experts"
-)
-_WIDE: Final = (
-    "its {heads} heads of 128 are {width} wide together, its hidden size is {hidden}; the decoder has heads that "
-    "divide the hidden size"
-)
+_FILE: Final = resources.files(__package__).joinpath("models.json").read_text(encoding="utf-8")
 
-MODELS: Final[dict[str, ModelSpec]] = {
-    model.name: model
-    for model in (
-        ModelSpec(
-            name="gpt3_175b",
-            num_layers=96,
-            hidden_size=12288,
-            ffn_hidden_size=49152,
-            num_heads=96,
-            num_kv_heads=96,
-            vocab_size=50257,
-            norm="layernorm",
-            activation="gelu",
-            positions="learned",
-            max_positions=2048,
-            bias=True,
-            tied_embeddings=True,
-            source="Brown et al. 2020 (arXiv 2005.14165), table 2.1; vocabulary of the GPT-2 tokenizer",
-        ),
-        ModelSpec(
-            name="llama3_70b",
-            num_layers=80,
-            hidden_size=8192,
-            ffn_hidden_size=28672,
-            num_heads=64,
-            num_kv_heads=8,
-            vocab_size=128256,
-            rope_base=500_000.0,
-            source="Meta-Llama-3-70B config.json; Llama 3 report (arXiv 2407.21783), table 3",
-        ),
-        ModelSpec(
-            name="llama3_8b",
-            num_layers=32,
-            hidden_size=4096,
-            ffn_hidden_size=14336,
-            num_heads=32,
-            num_kv_heads=8,
-            vocab_size=128256,
-            rope_base=500_000.0,
-            source="Meta-Llama-3-8B config.json; Llama 3 report (arXiv 2407.21783), table 3",
-        ),
-        ModelSpec(
-            name="mixtral_8x7b",
-            num_layers=32,
-            hidden_size=4096,
-            ffn_hidden_size=14336,
-            num_heads=32,
-            num_kv_heads=8,
-            vocab_size=32000,
-            num_experts=8,
-            num_experts_per_token=2,
-            rope_base=1_000_000.0,
-            source="Mixtral-8x7B-v0.1 config.json; Jiang et al. 2024 (arXiv 2401.04088), table 1",
-        ),
-        ModelSpec(
-            name="mixtral_8x22b",
-            num_layers=56,
-            hidden_size=6144,
-            ffn_hidden_size=16384,
-            num_heads=48,
-            num_kv_heads=8,
-            vocab_size=32768,
-            num_experts=8,
-            num_experts_per_token=2,
-            rope_base=1_000_000.0,
-            source="Mixtral-8x22B-v0.3 config.json (v0.1 has 32,000 tokens)",
-        ),
-        ModelSpec(
-            name="llama3_1_405b",
-            num_layers=126,
-            hidden_size=16384,
-            ffn_hidden_size=53248,
-            num_heads=128,
-            num_kv_heads=8,
-            vocab_size=128256,
-            rope_base=500_000.0,
-            source="Meta-Llama-3.1-405B config.json; Llama 3 report (arXiv 2407.21783), table 3. Left out: the scaling "
-            "of rotary frequencies, which changes no weight and no work. Llama 3.1 8B is llama3_8b, 70B is llama3_70b",
-        ),
-        ModelSpec(
-            name="qwen2_5_7b_like",
-            num_layers=28,
-            hidden_size=3584,
-            ffn_hidden_size=18944,
-            num_heads=28,
-            num_kv_heads=4,
-            vocab_size=152064,
-            rope_base=1_000_000.0,
-            source="Qwen2.5-7B config.json; Qwen2.5 report (arXiv 2412.15115), table 1. Left out: the biases of q, k "
-            "and v (129,024 of 7.6 B parameters)",
-        ),
-        ModelSpec(
-            name="qwen2_5_72b_like",
-            num_layers=80,
-            hidden_size=8192,
-            ffn_hidden_size=29568,
-            num_heads=64,
-            num_kv_heads=8,
-            vocab_size=152064,
-            rope_base=1_000_000.0,
-            source="Qwen2.5-72B config.json; Qwen2.5 report (arXiv 2412.15115), table 1. Left out: the biases of q, k "
-            "and v (819,200 of 72.7 B parameters)",
-        ),
-        ModelSpec(
-            name="qwen3_8b_like",
-            num_layers=36,
-            hidden_size=4096,
-            ffn_hidden_size=12288,
-            num_heads=32,
-            num_kv_heads=8,
-            vocab_size=151936,
-            rope_base=1_000_000.0,
-            source="Qwen3-8B config.json; Qwen3 report (arXiv 2505.09388), table 1. Left out: the norms of queries and "
-            "keys (9,216 of 8.2 B parameters)",
-        ),
-        ModelSpec(
-            name="qwen3_14b_like",
-            num_layers=40,
-            hidden_size=5120,
-            ffn_hidden_size=17408,
-            num_heads=40,
-            num_kv_heads=8,
-            vocab_size=151936,
-            rope_base=1_000_000.0,
-            source="Qwen3-14B config.json; Qwen3 report (arXiv 2505.09388), table 1. Left out: the norms of queries "
-            "and keys (10,240 of 14.8 B parameters)",
-        ),
-        ModelSpec(
-            name="deepseek_v3_like",
-            num_layers=58,
-            hidden_size=7168,
-            ffn_hidden_size=2048,
-            num_heads=128,
-            num_kv_heads=128,
-            vocab_size=129280,
-            num_experts=256,
-            num_experts_per_token=8,
-            source="DeepSeek-V3 config.json; DeepSeek-V3 report (arXiv 2412.19437), section 4.2. Its 58 layers of "
-            "experts only. Left out: the 3 dense layers, the shared expert of each layer, multi-token prediction, "
-            "groups and bias of the router. In place of multi-head latent attention: 128 heads of 56 (205.5 M "
-            "parameters a layer for 187.1 M)",
-        ),
-        ModelSpec(
-            name="gpt_oss_20b_like",
-            num_layers=24,
-            hidden_size=2880,
-            ffn_hidden_size=2880,
-            num_heads=40,
-            num_kv_heads=8,
-            vocab_size=201088,
-            num_experts=32,
-            num_experts_per_token=4,
-            rope_base=150_000.0,
-            source=_GPT_OSS.format(name="gpt-oss-20b"),
-        ),
-        ModelSpec(
-            name="gpt_oss_120b_like",
-            num_layers=36,
-            hidden_size=2880,
-            ffn_hidden_size=2880,
-            num_heads=40,
-            num_kv_heads=8,
-            vocab_size=201088,
-            num_experts=128,
-            num_experts_per_token=4,
-            rope_base=150_000.0,
-            source=_GPT_OSS.format(name="gpt-oss-120b"),
-        ),
-    )
-}
-"""Every model by name. A name that ends in `_like` is of a model that the decoder cannot represent wholly: its source
-says what is left out and what stands in its place."""
-
-NOT_REPRESENTED: Final[dict[str, str]] = {
-    "qwen3_0_6b": _WIDE.format(heads=16, width=2048, hidden=1024),
-    "qwen3_4b": _WIDE.format(heads=32, width=4096, hidden=2560),
-    "qwen3_32b": _WIDE.format(heads=64, width=8192, hidden=5120),
-    "qwen3_30b_a3b": _WIDE.format(heads=32, width=4096, hidden=2048),
-    "qwen3_235b_a22b": _WIDE.format(heads=64, width=8192, hidden=4096),
-}
-"""Published models that are left out on purpose, each with the reason."""
+MODELS: Final[dict[str, ModelSpec]] = {fields["name"]: ModelSpec(**fields) for fields in json.loads(_FILE)}
+"""Every model by name, of `models.json`. A name that ends in `_like` is of a model that is not represented wholly: its
+source says what is left out and what stands in its place."""
 
 
 def model(name: str) -> ModelSpec:
@@ -323,8 +449,6 @@ def model(name: str) -> ModelSpec:
     try:
         return MODELS[name]
     except KeyError:
-        if name in NOT_REPRESENTED:
-            raise PlanError(f'model "{name}" is left out of the catalog: {NOT_REPRESENTED[name]}') from None
         raise PlanError(f'unknown model "{name}"; {closest(name, MODELS)}') from None
 
 

@@ -123,4 +123,5 @@ def _layers(model: ModelSpec, plans: Sequence[Plan]) -> Ints:
     for row, plan in enumerate(plans):
         num_virtual = plan.pp * plan.vpp
         layers[row, :num_virtual] = plan.layout or model.num_layers // num_virtual
+        layers[row, num_virtual - 1] += model.num_mtp_layers  # they stand before the output
     return layers

@@ -190,9 +190,9 @@ def _memory(sizes_bytes: Sequence[int]) -> Iterator[Case]:
 
 def _products(model: ModelSpec, tp: int, shrink: int) -> Iterator[Case]:
     """Lists a model's linear layers forward, and the two products of their gradients."""
-    h, kv, f = model.hidden_size, model.num_kv_heads * model.head_size, model.ffn_hidden_size
-    gated = 2 if model.activation == "swiglu" else 1
-    linears = [((h + 2 * kv) // tp, h), (h, h // tp), (gated * f // tp, h), (h, f // tp)]
+    h, f, gates = model.hidden_size, model.ffn_hidden_size, model.ffn_matrices - 1
+    widths = (model.query_width + model.kv_width) // tp, model.output_width // tp
+    linears = [(widths[0], h), (h, widths[1]), (gates * f // tp, h), (h, f // tp)]
     if tp == 1:
         linears.append((-(-model.vocab_size // 128) * 128, h))
     tokens = TOKENS // shrink

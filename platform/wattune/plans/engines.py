@@ -184,6 +184,8 @@ class Capabilities:
     """True where tensor parallel splits adapters by their rank."""
     interleaves_prompts: bool = False
     """True where stages of several chunks can run forward only."""
+    trains: frozenset[str] = frozenset()
+    """What it trains beyond the plain decoder, by the words of `wattune.catalog.models.FEATURES`."""
     exclusions: tuple[Exclusion, ...] = ()
     equivalences: tuple[Equivalence, ...] = ()
     """Settings that act as others there, in the order `wattune.plans.effective` applies them."""
@@ -373,6 +375,25 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
 def runs_program(engine: str) -> bool:
     """Tells whether an engine starts a program of the user's; an engine of one's own does not."""
     return engine in CAPABILITIES and CAPABILITIES[engine].runs_program
+
+
+def untrained(engine: str, model: ModelSpec) -> str:
+    """Says what of a model an engine cannot train, and which engine can; empty where it trains all of it.
+
+    Estimates need shapes alone, so this bars no plan from them.
+    """
+    if engine not in CAPABILITIES or runs_program(engine):
+        return ""
+    lacking = [word for word in model.features if word not in CAPABILITIES[engine].trains]
+    if not lacking:
+        return ""
+    able = [
+        name
+        for name, one in CAPABILITIES.items()
+        if set(model.features) <= one.trains and name != engine and not one.runs_program
+    ]
+    remedy = f"use engine {' or '.join(able)}" if able else "no engine here can, a command of your own may"
+    return f"engine {engine} cannot train {model.name}, which has {', '.join(lacking)}; it is estimated alone: {remedy}"
 
 
 def capabilities(name: str) -> Capabilities:

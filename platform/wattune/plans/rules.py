@@ -64,7 +64,7 @@ def adapters(c: Configuration) -> str | None:
         return None if c.workload.mode != "lora" else "mode=lora has no workload.lora; give its rank and targets"
     if c.model.is_moe and (wrong := [name for name in lora.targets if name in ("gate", "up", "down")]):
         return f"lora targets {_listed(wrong)} are inside experts of {c.model.name}, which take none; use q, k, v or o"
-    if "gate" in lora.targets and c.model.activation != "swiglu":
+    if "gate" in lora.targets and not c.model.is_gated:
         return f"lora target gate is none of {c.model.name}, whose activation is {c.model.activation}; leave it out"
     if lora.rank % c.plan.tp and CAPABILITIES[c.engine].splits_adapters:
         return f"tp={c.plan.tp} does not divide lora.rank={lora.rank}; use a rank that is a multiple of tp"
@@ -196,9 +196,15 @@ def kv_heads(c: Configuration) -> str | None:
 
 
 def feed_forward(c: Configuration) -> str | None:
-    """Feed-forward blocks, or experts, split evenly."""
+    """Feed-forward blocks, or experts, split evenly, and so do those beside experts and heads of Mamba2."""
     axis, degree = ("etp", c.plan.etp) if c.model.is_moe else ("tp", c.plan.tp)
-    return _indivisible(c, axis, degree, "ffn_hidden_size", c.model.ffn_hidden_size)
+    if reason := _indivisible(c, axis, degree, "ffn_hidden_size", c.model.ffn_hidden_size):
+        return reason
+    for name in ("dense_ffn_hidden_size", "shared_ffn_hidden_size", "ssm_num_heads", "ssm_num_groups"):
+        width = getattr(c.model, name)
+        if width % c.plan.tp:
+            return _indivisible(c, "tp", c.plan.tp, name, width)
+    return None
 
 
 def expert_rows(c: Configuration) -> str | None:

@@ -11,7 +11,7 @@ from pydantic import Field, PrivateAttr
 
 from wattune.catalog.hardware import parse_cluster_label
 from wattune.catalog.huggingface import read_config
-from wattune.catalog.models import MODELS, ModelSpec, model, scale_model
+from wattune.catalog.models import BIASED, LAYER_KINDS, MODELS, ModelSpec, model, scale_model
 from wattune.errors import PlanError, WattuneError
 from wattune.search.declared import keys_of
 from wattune.search.fields import Entry, folder_of, named_by
@@ -164,23 +164,65 @@ class ModelEntry(Entry):
 def _model_problems(spec: ModelSpec) -> list[tuple[Path, str]]:
     """Says why a model of these fields cannot exist, field by field."""
     found: list[tuple[Path, str]] = []
+
+    def wrong(when: bool, key: str, text: str) -> None:
+        if when:
+            found.append(((key,), text))
+
     heads, kv_heads, experts, chosen = spec.num_heads, spec.num_kv_heads, spec.num_experts, spec.num_experts_per_token
-    if spec.hidden_size % heads:
-        found.append((("num_heads",), f"{heads} does not divide hidden_size={spec.hidden_size}; use a divisor"))
-    elif spec.positions == "rope" and spec.head_size % 2:
-        found.append((("num_heads",), f"{heads} makes head_size={spec.head_size}; rotary positions need an even one"))
-    if heads % kv_heads:
-        found.append((("num_kv_heads",), f"{kv_heads} does not divide num_heads={heads}; use a divisor"))
+    turned, letters = spec.rope_head_dim or spec.head_size, set(spec.layer_kinds)
+    attends = not letters or bool(letters & set("FSDf"))
+    if attends and not spec.head_dim and spec.hidden_size % heads:
+        text = f"{heads} does not divide hidden_size={spec.hidden_size}; use a divisor"
+        found.append((("num_heads",), text))
+    elif attends and spec.positions == "rope" and turned % 2:
+        key = "rope_head_dim" if spec.rope_head_dim else "head_dim" if spec.head_dim else "num_heads"
+        given = f"{getattr(spec, key)} makes head_size={turned}"
+        found.append(((key,), f"{given}; rotary positions need an even one"))
+    wrong(heads % kv_heads > 0, "num_kv_heads", f"{kv_heads} does not divide num_heads={heads}; use a divisor")
     if bool(chosen) != spec.is_moe or chosen > experts:
         allowed = f"1 to num_experts={experts}" if spec.is_moe else "0, as num_experts=0"
         found.append((("num_experts_per_token",), f"got {chosen}, allowed: {allowed}"))
-    if spec.expert_capacity_factor is not None and not spec.is_moe:
-        found.append((("expert_capacity_factor",), f"{spec.name} has num_experts=0; leave it out"))
+    for key in ("expert_capacity_factor", "num_dense_layers", "dense_ffn_hidden_size", "shared_ffn_hidden_size"):
+        wrong(bool(getattr(spec, key)) and not spec.is_moe, key, f"{spec.name} has num_experts=0; leave it out")
     if (spec.positions == "learned") != (spec.max_positions > 0):
         allowed = "at least 1, as positions=learned" if spec.positions == "learned" else "0, as positions=rope"
         found.append((("max_positions",), f"got {spec.max_positions}, allowed: {allowed}"))
+    wrong(
+        not set(spec.biased_parts.split()) <= set(BIASED),
+        "biased_parts",
+        f'got "{spec.biased_parts[:60]}", allowed: words of {" ".join(BIASED)}',
+    )
+    unknown = sorted(letters - set(LAYER_KINDS))
+    meanings = ", ".join(f"{letter} ({meaning})" for letter, meaning in LAYER_KINDS.items())
+    wrong(bool(unknown), "layer_kinds", f"got {' '.join(unknown)[:40]}, allowed: letters of {meanings}")
+    wrong(len(spec.layer_kinds) > LARGEST_PATTERN, "layer_kinds", f"allowed: up to {LARGEST_PATTERN} letters")
+    wrong(
+        "S" in letters and not spec.sliding_window, "sliding_window", "got 0, allowed: 1 or more, as layer_kinds has S"
+    )
+    wrong(
+        bool(letters & set("De")) and not spec.is_moe, "num_experts", "got 0, and layer_kinds has layers of a mixture"
+    )
+    wrong(spec.num_dense_layers > spec.num_layers, "num_dense_layers", f"allowed: up to num_layers={spec.num_layers}")
+    wrong(
+        bool(spec.num_dense_layers) and bool(letters), "num_dense_layers", "layer_kinds names each kind; leave one out"
+    )
+    wrong(
+        bool(spec.rope_head_dim) != spec.is_latent or (spec.rope_head_dim >= max(spec.head_size, 1) and spec.is_latent),
+        "rope_head_dim",
+        f"got {spec.rope_head_dim}, allowed: below head_dim in latent attention (kv_lora_rank), else 0",
+    )
+    wrong(bool(spec.q_lora_rank) and not spec.is_latent, "q_lora_rank", "is of latent attention; give kv_lora_rank too")
+    for key in ("ssm_num_heads", "ssm_head_dim", "ssm_state_size", "ssm_num_groups", "ssm_conv_size"):
+        has = bool(letters & set("Mm"))
+        wrong(
+            bool(getattr(spec, key)) != has, key, "must be given with layers M or m of layer_kinds, and with them alone"
+        )
     return found
 
+
+LARGEST_PATTERN: Final = 512
+"""Most letters of a pattern of layers."""
 
 NAMES: Final = {"examples": [_EXAMPLE], "anyOf": [{"enum": sorted(MODELS)}]}
 """Description of a model that is a catalog's name alone."""

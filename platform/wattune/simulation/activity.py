@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from wattune.arrays import Ints
 from wattune.catalog.hardware import DeviceSpec
-from wattune.cost.flops import FROZEN_PASSES, TRAINING_PASSES
+from wattune.cost.flops import FROZEN_PASSES, TRAINING_PASSES, held_weights, mixing_flop
 from wattune.errors import TelemetryError
 from wattune.plans.axes import HELD_IN, ITEM_BYTES
 from wattune.plans.parallel import coordinates, num_micro_batches, stage_layers
@@ -141,13 +141,14 @@ def stage_work(spec: TrialSpec, stage: int) -> StageWork:
     num_layers = sum(len(chunk) for chunk in chunks)
     is_last = stage == plan.pp - 1
     tokens = plan.micro_batch_size * spec.workload.seq_len / plan.cp
-    hidden, kv = model.hidden_size, model.num_kv_heads * model.head_size
+    hidden, kv = model.hidden_size, sum(share * kind.kv_width for kind, share in model.shares)
     experts = max(model.num_experts_per_token, 1)
-    ffn = (3 if model.activation == "swiglu" else 2) * hidden * model.ffn_hidden_size
-    attention = 2 * hidden * hidden + 2 * hidden * kv
+    ffn = sum(share * kind.ffn_matrices * hidden * kind.ffn_hidden_size * kind.is_moe for kind, share in model.shares)
+    attention = sum(share * sum(held_weights(kind)) for kind, share in model.shares)
     output = model.vocab_size * hidden if is_last else 0
 
-    attention_flop = 2 * tokens * spec.workload.seq_len * hidden * num_layers / plan.tp
+    mixed = sum(share * mixing_flop(kind, spec.workload.seq_len) for kind, share in model.shares)
+    attention_flop = tokens * mixed * num_layers / plan.tp
     layers_flop = 2 * tokens * num_layers * (attention + experts * ffn) / plan.tp
     output_flop = 2 * tokens * output / plan.tp
     held_ffn = ffn * max(model.num_experts, 1) / (plan.ep * (plan.etp if model.is_moe else plan.tp))
@@ -163,7 +164,7 @@ def stage_work(spec: TrialSpec, stage: int) -> StageWork:
     sent = rates.item_bytes * tokens * hidden * num_layers
     tensor_link = rates.link(0.0 if plan.overlap == "tp" else 4 * sent * (plan.tp - 1) / plan.tp)
     expert_link = rates.link(2 * experts * sent * (plan.ep - 1) / plan.ep / plan.tp if model.is_moe else 0.0)
-    ring = 2 * rates.item_bytes * tokens * kv * num_layers * (plan.cp - 1) / plan.tp
+    ring = rates.item_bytes * tokens * kv * num_layers * (plan.cp - 1) / plan.tp
     hop = rates.item_bytes * tokens * hidden * len(chunks) / plan.tp if plan.pp > 1 else 0.0
     other_link = expert_link + rates.link(ring + hop)
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from wattune.catalog.hardware import DEVICES, DeviceSpec
-from wattune.catalog.models import MODELS, NOT_REPRESENTED
+from wattune.catalog.models import MODELS
 from wattune.catalog.networks import FABRICS, HOST_CLOCKS_GHZ, NETWORKS
 from wattune.cost.sweep import COLLECTIVES
 from wattune.metrics import METRICS
@@ -101,14 +101,12 @@ def catalog_view(names: Collection[str] | None = None) -> View:
         Column("source", lambda one: one[1][2], place="prose"),
     ]
     hosts = [Column("name", lambda one: one[0]), Column("clock", lambda one: f"{one[1]:g} GHz", FIGURE)]
-    left_out = [name for name in NOT_REPRESENTED if names is None or name in chosen]
     return [
         Table("Devices", devices, [one for one in DEVICES.values() if one.name in chosen]),
         Table("Networks between nodes", networks, [one for one in NETWORKS.values() if one.name in chosen]),
         Table("Fabrics", fabrics, [one for one in FABRICS.items() if one[0] in chosen]),
         Table("Processors of hosts", hosts, [one for one in HOST_CLOCKS_GHZ.items() if one[0] in chosen]),
         Table("Models", models, [one for one in MODELS.values() if one.name in chosen]),
-        *(Note(f"left out: {name}: {NOT_REPRESENTED[name]}") for name in left_out),
     ]
 
 

@@ -8,12 +8,14 @@ Legend: t tokens of a micro-batch, h hidden size, q and kv widths of queries and
 rows that the experts of a rank receive, T tensor parallel degree.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
 
 from wattune.arrays import Bools, Floats
+from wattune.catalog.models import ModelSpec
 from wattune.cost.memory.shapes import Shapes
 
 EAGER_LOGIT_BYTES: Final = 12
@@ -63,19 +65,20 @@ def compiled_layer(shapes: Shapes) -> LayerBytes:
     no such plan was measured in FP8.
     """
     model, item, t, tp = shapes.model, shapes.item_bytes, shapes.tokens, shapes.tp
-    h, kv = model.hidden_size, model.num_kv_heads * model.head_size
-    row = item * t * h
-    inner = (3 if model.activation == "swiglu" else 2) * item * t * model.ffn_hidden_size / tp
+    h, f = model.hidden_size, model.ffn_hidden_size * model.has_ffn
+    row, blocks = item * t * h, _blocks(model)
+    inner = model.ffn_matrices * item * t * f / tp
     # Tensor parallel cuts input and sums by the sequence. Norms' outputs are gathered before their products.
-    outside = 2 * row / tp + 2 * row
-    projections = (row + 2 * item * t * kv) / tp
-    attention = 2 * row / tp + 4 * t * model.num_heads / tp
-    one = item * t * model.ffn_hidden_size / tp
+    outside = blocks * row / tp + blocks * row
+    projections = _projections(shapes)
+    mixed = item * t * model.output_width
+    attention = 2 * mixed / tp + _statistics(shapes)
+    one = item * t * f / tp
     if shapes.casts_products:
-        attention = attention - row / tp
-        outside, inner = outside - np.where(tp > 1, 0, 2 * row), inner - one
+        attention = attention - mixed / tp
+        outside, inner = outside - np.where(tp > 1, 0, blocks * row), inner - one
     whole = outside + projections + attention + inner
-    if item == 4 and model.num_kv_heads != model.num_heads:
+    if item == 4 and model.num_key_heads != model.num_heads and model.has_attention:
         # No fused kernel of torch 2.11 takes fp32 with grouped queries, so scores are stored.
         scores = 4 * model.num_heads / tp * t * t / shapes.micro_batch_size
         whole, attention = whole + scores, attention + scores
@@ -98,16 +101,16 @@ def eager_layer(shapes: Shapes) -> LayerBytes:
     the activation and the product. Recomputing attention keeps queries and keys before their rotation instead.
     """
     model, item, t, tp = shapes.model, shapes.item_bytes, shapes.tokens, shapes.tp
-    h, kv = model.hidden_size, model.num_kv_heads * model.head_size
+    h, f = model.hidden_size, model.ffn_hidden_size * model.has_ffn
     row = item * t * h
-    inner = (4 if model.activation == "swiglu" else 2) * item * t * model.ffn_hidden_size / tp
-    statistics = 4 * t * model.num_heads / tp
-    whole = 4 * row + (2 * row + 2 * item * t * kv) / tp + inner + statistics
+    inner = (4 if model.is_gated else 2) * item * t * f / tp
+    statistics = _statistics(shapes)
+    whole = 2 * _blocks(model) * row + _projections(shapes) + item * t * model.output_width / tp + inner + statistics
     return _recomputed(
         shapes,
         whole=whole,
         selective=whole - statistics,
-        working=2 * row + 2 * item * t * model.ffn_hidden_size / tp,
+        working=2 * row + 2 * item * t * f / tp,
         late=2 * row,
     )
 
@@ -120,17 +123,18 @@ def mixture_layer(shapes: Shapes, *, compiled: bool, gathers: bool) -> LayerByte
     balanced.
     """
     model, item, t, tp = shapes.model, shapes.item_bytes, shapes.tokens, shapes.tp
-    h, kv = model.hidden_size, model.num_kv_heads * model.head_size
+    h, blocks = model.hidden_size, _blocks(model)
     row = item * t * h
     rows = received_rows(shapes)
     # DeepSpeed's own expert layer keeps one of the four less (measured on H200).
-    matrices = (4 if gathers else 3) if model.activation == "swiglu" else 2
+    matrices = (4 if gathers else 3) if model.is_gated else 2
     inner = matrices * item * rows * model.ffn_hidden_size / shapes.etp
     # Measured on H200: with expert parallel one more row of each assignment, with tensor parallel two of each token.
     experts = (2 + (shapes.ep > 1) * gathers) * item * rows * h + inner + 8 * 4 * rows
-    outside = 2 * row / tp + 2 * row + (2 * row * (tp > 1) if gathers else 0)
-    projections = (row + 2 * item * t * kv) / tp
-    attention = (2 if compiled else 1) * row / tp + 4 * t * model.num_heads / tp
+    experts = experts + matrices * item * t * model.shared_ffn_hidden_size / tp
+    outside = blocks * row / tp + blocks * row + (2 * row * (tp > 1) if gathers else 0)
+    projections = _projections(shapes)
+    attention = (2 if compiled else 1) * item * t * model.output_width / tp + _statistics(shapes)
     whole = outside + projections + attention + experts
     one = item * rows * model.ffn_hidden_size / shapes.etp
     return _recomputed(
@@ -157,26 +161,22 @@ def megatron_layer(shapes: Shapes) -> LayerBytes:
     (`benchmarks/data/dense_gpt_1b_h200.parquet`).
     """
     model, item, t, tp = shapes.model, shapes.item_bytes, shapes.tokens, shapes.tp
-    h, kv = model.hidden_size, model.num_kv_heads * model.head_size
-    row = item * t * h / tp
-    narrow = item * t * kv / tp
-    turned = row + narrow if model.positions == "rope" else np.zeros_like(row)
-    copied = row if model.num_kv_heads != model.num_heads else np.zeros_like(row)
-    statistics = 4 * t * model.num_heads / tp
-    if shapes.transformer_engine:
-        attention = 6 * row + 2 * narrow + turned + statistics - (row if shapes.casts_products else 0)
-    else:
-        attention = (
-            7 * row + 2 * narrow + turned + copied + statistics + (0 if model.num_kv_heads != model.num_heads else row)
-        )
-    gated = model.activation == "swiglu"
+    h, blocks = model.hidden_size, _blocks(model)
+    row, queries, mixed = (item * t * width / tp for width in (h, model.query_width, model.output_width))
+    narrow = item * t * model.kv_width / 2 / tp
+    turned = queries + narrow if model.positions == "rope" and model.has_attention else np.zeros_like(row)
+    attention = 2 * blocks * row + queries + mixed + 2 * narrow + turned + _statistics(shapes)
+    less = row if shapes.casts_products else 0
+    attention = attention - less if shapes.transformer_engine else attention + 2 * queries
+    gated = model.is_gated
     if model.is_moe:
         rows = received_rows(shapes) / tp * shapes.etp
         wide = item * rows * h
         inner = item * rows * model.ffn_hidden_size / shapes.etp
-        experts = 2 * wide + (3 if gated else 2) * inner + 3 * row
+        shared = item * t * model.every_ffn_width / tp
+        experts = 2 * wide + (3 if gated else 2) * (inner + shared) + 3 * row
     else:
-        inner = item * t * model.ffn_hidden_size / tp
+        inner = item * t * model.every_ffn_width / tp
         experts = (3 if gated else 2) * inner - (inner / 2 if shapes.casts_products else 0)
     whole = attention + experts - (inner if shapes.mode == "lora" else 0)
     d_first = (2 if gated else 1) * inner
@@ -188,6 +188,41 @@ def megatron_layer(shapes: Shapes) -> LayerBytes:
         late=2 * row - inner,
         experts=experts if model.is_moe else None,
     )
+
+
+def mean_layer(shapes: Shapes, layer_of: Callable[[Shapes], LayerBytes]) -> LayerBytes:
+    """Counts the mean layer of a model: what is kept by the shares of its kinds, what one holds at a time at most."""
+    found = [(layer_of(shapes.kind(kind)), share) for kind, share in shapes.model.shares]
+    if len(found) == 1:
+        return found[0][0]
+    columns = {each.name: [getattr(one, each.name) for one, _ in found] for each in fields(LayerBytes)}
+    mean = {
+        name: np.add.reduce([one * share for one, (_, share) in zip(columns[name], found, strict=True)])
+        for name in columns
+    }
+    most = {name: np.maximum.reduce(columns[name]) for name in ("whole", "working", "experts", "forward", "late")}
+    return LayerBytes(**(mean | most))
+
+
+def _blocks(model: ModelSpec) -> int:
+    """Returns blocks of a layer, each with a norm before it, or two halves: a norm's output and a sum are kept of each.
+
+    Norms behind a block keep one row more, their input.
+    """
+    return 1 if model.layer_kinds in tuple("fmde") else 3 if model.norm_place == "both" else 2
+
+
+def _projections(shapes: Shapes) -> Floats:
+    """Counts bytes of queries, keys and values, and of what latent attention passes them through."""
+    model, size = shapes.model, shapes.item_bytes * shapes.tokens
+    latent = model.q_lora_rank + model.kv_lora_rank + model.rope_head_dim if model.has_attention else 0
+    normed = (model.query_width + model.kv_width // 2) * (model.qk_norm != "none") * model.has_attention
+    return size * (model.query_width + model.kv_width + normed) / shapes.tp + 2 * size * latent
+
+
+def _statistics(shapes: Shapes) -> Floats:
+    """Counts bytes of attention's logarithms of sums, in fp32."""
+    return 4 * shapes.tokens * shapes.model.num_heads * shapes.model.has_attention / shapes.tp
 
 
 def received_rows(shapes: Shapes) -> Floats:

@@ -15,7 +15,14 @@ from typing import Final
 
 import numpy as np
 
-from wattune.cost.memory.activations import EAGER_LOGIT_BYTES, compiled_layer, eager_layer, mixture_layer
+from wattune.cost.memory.activations import (
+    EAGER_LOGIT_BYTES,
+    LayerBytes,
+    compiled_layer,
+    eager_layer,
+    mean_layer,
+    mixture_layer,
+)
 from wattune.cost.memory.moments import PartSizes, moment
 from wattune.cost.memory.shapes import ADAM_BYTES, MASTER_BYTES, Shapes
 
@@ -29,12 +36,16 @@ def moments(shapes: Shapes) -> list[PartSizes]:
     """Lists bytes by part at each moment, [candidates, stages]."""
     s, item = shapes, shapes.item_bytes
     eager = (s.tp > 1) | (not s.is_compiled) | ((s.sharding == 3) & s.model.is_moe)
-    one, other = (
-        (mixture_layer(s, compiled=True, gathers=False), mixture_layer(s, compiled=False, gathers=False))
-        if s.model.is_moe
-        else (compiled_layer(s), eager_layer(s))
-    )
-    layer = one.where(~eager, other)
+
+    def of_kind(kind: Shapes) -> LayerBytes:
+        one, other = (
+            (mixture_layer(kind, compiled=True, gathers=False), mixture_layer(kind, compiled=False, gathers=False))
+            if kind.model.is_moe
+            else (compiled_layer(kind), eager_layer(kind))
+        )
+        return one.where(~eager, other)
+
+    layer = mean_layer(s, of_kind)
     row = layer.input
     parts = _constant(s)
     if not s.trains:

@@ -12,7 +12,7 @@ each weight of a layer is there in FP8 too, as it is and transposed. Both as pea
 
 import numpy as np
 
-from wattune.cost.memory.activations import megatron_layer
+from wattune.cost.memory.activations import mean_layer, megatron_layer
 from wattune.cost.memory.moments import PartSizes, moment
 from wattune.cost.memory.shapes import ADAM_BYTES, MASTER_BYTES, Shapes
 
@@ -29,7 +29,7 @@ CAST_WEIGHT_BYTES = 2
 def moments(shapes: Shapes) -> list[PartSizes]:
     """Lists bytes by part at each moment, [candidates, stages]."""
     s, item = shapes, shapes.item_bytes
-    layer = megatron_layer(s)
+    layer = mean_layer(s, megatron_layer)
     dense, experts = s.total
     master = MASTER_BYTES if item == 2 else 0
     cast = CAST_WEIGHT_BYTES * s.num_layers * (s.held.layer + s.held.experts) if s.casts_products else 0

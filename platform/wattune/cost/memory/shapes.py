@@ -1,6 +1,6 @@
 """Sizes that every engine's memory is built from: stages, numbers of weights, and tokens, as columns."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -8,6 +8,7 @@ import numpy as np
 from wattune.arrays import Floats, Ints
 from wattune.catalog.models import ModelSpec
 from wattune.cost.batch import Batch
+from wattune.cost.flops import adapted, held_weights
 from wattune.plans.axes import AXES, ITEM_BYTES
 
 MASTER_BYTES: Final = 4
@@ -98,6 +99,10 @@ class Shapes:
     def total(self) -> tuple[Floats, Floats]:
         """Weights of a stage outside experts, and in experts."""
         return self.of_stage(self.held)
+
+    def kind(self, model: ModelSpec) -> "Shapes":
+        """Returns the same columns of a model whose layers are all of one kind."""
+        return replace(self, model=model)
 
     def of_stage(self, counts: Counts) -> tuple[Floats, Floats]:
         """Sums a stage's weights outside experts, and those in experts."""
@@ -236,23 +241,12 @@ def _in_flight(batch: Batch, stage: Ints, rounds_of_pp: bool) -> Floats:
 
 def _counts(batch: Batch, vocab: Floats, tp: Floats, splits_ends: bool) -> Counts:
     """Counts weights as `ModelSpec.layer_parameters` does, cut over tensor and expert parallel ranks."""
-    model = batch.model
-    h, f, kv = model.hidden_size, model.ffn_hidden_size, model.num_kv_heads * model.head_size
-    norm = h * (2 if model.norm == "layernorm" and model.bias else 1)
-    matrices = 3 if model.activation == "swiglu" else 2
-    biased = 1 if model.bias else 0
-    attention = (2 * h * h + 2 * h * kv) / tp + biased * ((h + 2 * kv) / tp + h)
-    one = matrices * h * f
+    model, h = batch.model, batch.model.hidden_size
     ends = tp if splits_ends else np.ones_like(tp)
-    if model.is_moe:
-        ffn = np.zeros_like(tp)
-        layer = attention + 2 * norm + h * model.num_experts
-        biases = biased * ((matrices - 1) * f + h)
-        experts = model.num_experts / _column(batch.ep) * (one + biases) / _column(batch.etp)
-    else:
-        ffn = one / tp + biased * ((matrices - 1) * f / tp + h)
-        layer = attention + ffn + 2 * norm
-        experts = np.zeros_like(tp)
+    layer, ffn, experts = (
+        np.add.reduce([share * sizes for sizes, share in zip(column, (one for _, one in model.shares), strict=True)])
+        for column in zip(*(_kind_counts(kind, batch, tp) for kind, _ in model.shares), strict=True)
+    )
     positions = model.max_positions if model.positions == "learned" else 0
     embedding = (vocab + positions) * h / ends
     shared = model.tied_embeddings & (_column(batch.pp) == 1)
@@ -261,25 +255,38 @@ def _counts(batch: Batch, vocab: Floats, tp: Floats, splits_ends: bool) -> Count
         ffn=ffn,
         experts=experts,
         embedding=embedding,
-        head=np.where(shared, 0.0, vocab * h / ends) + norm,
+        head=np.where(shared, 0.0, vocab * h / ends) + model.norm_parameters + model.has_bias("head") * vocab / ends,
     )
+
+
+def _kind_counts(kind: ModelSpec, batch: Batch, tp: Floats) -> tuple[Floats, Floats, Floats]:
+    """Counts weights of a layer of one kind without its experts, of these its dense block's, and its experts'."""
+    cut, whole = held_weights(kind)
+    h, f, biased = kind.hidden_size, kind.every_ffn_width, 1 if kind.has_bias("ffn") else 0
+    block = kind.ffn_matrices * h * f
+    first, last = kind.mixer_biases
+    mixer = (cut - block) / tp + whole + (first / tp + last) + kind.mixer_rest
+    ffn = block / tp + biased * ((kind.ffn_matrices - 1) * f / tp + h) * (f > 0)
+    layer = mixer + ffn + kind.num_norms * kind.norm_parameters
+    if not kind.is_moe:
+        return layer, ffn, np.zeros_like(tp)
+    one = kind.ffn_parameters(kind.ffn_hidden_size)
+    router = kind.num_experts * (h + kind.has_bias("router")) + kind.shared_expert_gate * h
+    return layer + router, ffn, kind.num_experts / _column(batch.ep) * one / _column(batch.etp)
 
 
 def _adapters(batch: Batch, tp: Floats) -> Counts:
     """Counts low-rank adapters (Hu et al. 2021, arXiv 2106.09685): r (inputs + outputs) beside each target."""
     model, lora = batch.model, batch.workload.lora
     assert lora is not None, "mode lora has adapters"
-    h, kv, inner = model.hidden_size, model.num_kv_heads * model.head_size, model.ffn_hidden_size
-    sides = {"q": (h, h), "k": (h, kv), "v": (h, kv), "o": (h, h)}
-    if not model.is_moe:
-        sides |= {"gate": (h, inner), "up": (h, inner), "down": (inner, h)}
-        if model.activation != "swiglu":
-            del sides["gate"]
     layer = np.zeros_like(tp)
-    for name in lora.targets:
-        if name in sides:
-            inputs, outputs = sides[name]
-            cut, whole = (outputs, inputs) if _REPLICATED_LORA[name] == "b" else (inputs, outputs)
-            layer = layer + lora.rank * (whole + cut / tp)
+    for kind, share in model.shares:
+        sides = adapted(kind)
+        inside = () if model.is_gated and not kind.is_moe else ("gate", "up", "down") if kind.is_moe else ("gate",)
+        for name in lora.targets:
+            if name in sides and name not in inside:
+                inputs, outputs = sides[name]
+                cut, whole = (outputs, inputs) if _REPLICATED_LORA[name] == "b" else (inputs, outputs)
+                layer = layer + share * lora.rank * (whole + cut / tp)
     nothing = np.zeros_like(tp)
     return Counts(layer=layer, ffn=nothing, experts=nothing, embedding=nothing, head=nothing)

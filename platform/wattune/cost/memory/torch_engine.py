@@ -12,7 +12,14 @@ import numpy as np
 
 from wattune.arrays import Bools, Floats, Ints
 from wattune.cost.batch import Batch
-from wattune.cost.memory.activations import EAGER_LOGIT_BYTES, LayerBytes, compiled_layer, eager_layer, mixture_layer
+from wattune.cost.memory.activations import (
+    EAGER_LOGIT_BYTES,
+    LayerBytes,
+    compiled_layer,
+    eager_layer,
+    mean_layer,
+    mixture_layer,
+)
 from wattune.cost.memory.moments import PartSizes, moment
 from wattune.cost.memory.shapes import ADAM_BYTES, MASTER_BYTES, Shapes
 from wattune.cost.memory.shapes import shapes as shapes_of
@@ -42,6 +49,10 @@ def offloaded_bytes(batch: Batch, vocabulary: Ints) -> Floats:
 
 
 def _layer(shapes: Shapes) -> LayerBytes:
+    return mean_layer(shapes, _layer_of_kind)
+
+
+def _layer_of_kind(shapes: Shapes) -> LayerBytes:
     if shapes.model.is_moe:
         return mixture_layer(shapes, compiled=shapes.is_compiled, gathers=True)
     return compiled_layer(shapes) if shapes.is_compiled else eager_layer(shapes)

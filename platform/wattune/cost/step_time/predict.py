@@ -1,6 +1,7 @@
 """Step time of candidates: passes of every stage, their pipeline, and what follows the last pass."""
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import Final
 
 import numpy as np
@@ -9,6 +10,7 @@ from wattune.arrays import Floats, Ints
 from wattune.cost.batch import Batch
 from wattune.cost.clock import clock_frac, dynamic_w
 from wattune.cost.coefficients import PowerCoefficients, StepTimeCoefficients
+from wattune.cost.flops import held_weights
 from wattune.cost.memory.torch_engine import offloaded_bytes
 from wattune.cost.step_time.facts import FACTS, EngineFacts
 from wattune.cost.step_time.links import Links, host_bytes_per_s
@@ -143,15 +145,14 @@ class _Model:
         shapes = KernelShapes(tp=tp, cp=cp, ep=ep, etp=etp, tokens=tokens, recompute=recompute, gathers=gathers)
         layer = layer_work(self.machine, batch.model, batch.workload, shapes, self.facts)
         ends = ends_work(self.machine, vocabulary, batch.model.hidden_size, batch.workload, shapes, self.facts)
-        traffic = layer_traffic(
-            self.machine,
-            self.links,
-            batch.model,
-            shapes,
-            self.facts,
-            layer.forward.matrix_s,
-            overlaps_tp,
-        )
+        of_kinds = [
+            (
+                layer_traffic(self.machine, self.links, kind, shapes, self.facts, layer.forward.matrix_s, overlaps_tp),
+                share,
+            )
+            for kind, share in batch.model.shares
+        ]
+        traffic = of_kinds[0][0] if len(of_kinds) == 1 else reduce(LayerTraffic.__add__, (a * b for a, b in of_kinds))
         return _Unique(
             of=of,
             layer=layer,
@@ -238,15 +239,18 @@ class _Pipeline:
         model = batch.model
         tp, cp, ep, etp, dp = (self._column(getattr(batch, name)) for name in ("tp", "cp", "ep", "etp", "dp"))
         vocabulary = self.model.vocabulary[self.rows].astype(float)[:, None, None]
-        h, kv = model.hidden_size, model.num_kv_heads * model.head_size
-        ffn = (3 if model.activation == "swiglu" else 2) * h * model.ffn_hidden_size
+        h = model.hidden_size
         split_ends = tp if self.model.facts.splits_ends else 1.0
-        dense = (2 * h * h + 2 * h * kv + (0 if model.is_moe else ffn)) / tp * self.layers
+        held = [(*held_weights(kind), share) for kind, share in model.shares]
+        dense = sum((cut / tp + whole) * share for cut, whole, share in held) * self.layers
         ends = self.is_first + self.is_last
         if model.tied_embeddings and self.pp == 1:
             ends = ends / 2
         dense = dense + vocabulary * h / split_ends * ends
-        experts = ffn * model.num_experts / (ep * etp) * self.layers
+        ffn = sum(
+            kind.ffn_matrices * h * kind.ffn_hidden_size * kind.num_experts * share for kind, share in model.shares
+        )
+        experts = ffn / (ep * etp) * self.layers
         copies = self._column(batch.dp_replicate)
         dense_ranks = dp * cp / copies
         expert_ranks = dp * cp * tp / (ep * etp) / copies
@@ -418,8 +422,10 @@ class _Pipeline:
         model = self.model.batch.model
         if not model.is_moe:
             return np.zeros(len(self.rows))
-        experts = 3 * model.ffn_hidden_size * model.num_experts_per_token
-        share = experts / (experts + 2 * model.hidden_size + 2 * model.num_kv_heads * model.head_size)
+        h = model.hidden_size
+        experts = sum(3 * kind.ffn_hidden_size * kind.num_experts_per_token * share for kind, share in model.shares)
+        others = sum(sum(held_weights(kind)) / h * share for kind, share in model.shares)
+        share = experts / (experts + others)
         matrix_s = (self.forward.matrix_s + self.backward.matrix_s) / self.clock[:, None, :]
         expert_s: Floats = share * matrix_s.sum(axis=1).mean(axis=1) * self.m
         return expert_s

@@ -23,6 +23,12 @@ class LayerTraffic:
     ep_forward_s: Floats
     ep_backward_s: Floats
 
+    def __add__(self, other: "LayerTraffic") -> "LayerTraffic":
+        return LayerTraffic(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+
+    def __mul__(self, factor: float) -> "LayerTraffic":
+        return LayerTraffic(*(getattr(self, name) * factor for name in self.__slots__))
+
     def at(self, rows: np.ndarray) -> "LayerTraffic":
         """Takes rows."""
         return LayerTraffic(*(getattr(self, name)[rows] for name in self.__slots__))
@@ -74,23 +80,24 @@ def layer_traffic(
     again = facts.recomputed_frac * (shapes.recompute == 2)
     whole = tokens * h * width
     gathers_rows = model.is_moe and facts.gathers_rows
+    one_block = model.layer_kinds in tuple("fmde")
     across = links.group(shapes.tp, ones)
     if facts.splits_sequence:
         gather_s = links.collective_s("all_gather", across, whole)
         pair_s = gather_s + links.collective_s("reduce_scatter", across, whole)
-        pairs = 1 if gathers_rows else 2
+        pairs = 1 if gathers_rows or one_block else 2
         forward_s, backward_s = pairs * pair_s, pairs * pair_s
         if facts.gathers_again:
             backward_s = backward_s + gather_s  # half of both hide behind the product for gradients of inputs
     else:
         reduce_s = links.collective_s("all_reduce", across, whole)
-        readers = 3 + (2 if model.activation == "swiglu" else 1)
-        forward_s, backward_s = 2 * reduce_s, readers * reduce_s
+        readers = (3 if model.has_attention else 1 * model.has_ssm) + (model.ffn_matrices - 1) * model.has_ffn
+        forward_s, backward_s = (1 if one_block else 2) * reduce_s, readers * reduce_s
     exposed = np.where(overlaps_tp > 0, 0.2, 1.0)
     tp_forward_s = forward_s * exposed
     tp_backward_s = backward_s * exposed + again * tp_forward_s
 
-    kv_bytes = 2 * tokens * model.num_kv_heads * model.head_size * width / shapes.tp
+    kv_bytes = tokens * (0 if model.has_ssm else model.kv_width) * width / shapes.tp
     hop_s = links.send_s(kv_bytes, links.group(shapes.cp, shapes.tp).nodes > 1)
     first_s = np.where(shapes.cp > 1, hop_s, 0.0)
     hops_s = (shapes.cp - 1) * first_s

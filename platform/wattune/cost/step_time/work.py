@@ -6,6 +6,7 @@ Bytes of memory-bound kernels count every read and write of a fused kernel's inp
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import reduce
 from typing import Final
 
 import numpy as np
@@ -14,6 +15,7 @@ from wattune.arrays import Floats
 from wattune.catalog.hardware import DeviceSpec
 from wattune.catalog.models import ModelSpec
 from wattune.cost.coefficients import StepTimeCoefficients
+from wattune.cost.flops import adapted, mixing_flop
 from wattune.cost.step_time.facts import EngineFacts
 from wattune.cost.step_time.matmul import matmul_s
 from wattune.errors import PlanError
@@ -53,7 +55,7 @@ class PassTimes:
     def __add__(self, other: "PassTimes") -> "PassTimes":
         return PassTimes(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
 
-    def __mul__(self, factor: Floats) -> "PassTimes":
+    def __mul__(self, factor: Floats | float) -> "PassTimes":
         return PassTimes(*(getattr(self, one.name) * factor for one in fields(self)))
 
     def at(self, rows: np.ndarray) -> "PassTimes":
@@ -67,6 +69,12 @@ class ModelPart:
 
     forward: PassTimes
     backward: PassTimes
+
+    def __add__(self, other: "ModelPart") -> "ModelPart":
+        return ModelPart(self.forward + other.forward, self.backward + other.backward)
+
+    def __mul__(self, factor: float) -> "ModelPart":
+        return ModelPart(self.forward * factor, self.backward * factor)
 
     def at(self, rows: np.ndarray) -> "ModelPart":
         """Takes rows."""
@@ -150,18 +158,17 @@ Linear = tuple[Floats, Floats]
 
 def _linears(model: ModelSpec, shapes: KernelShapes, facts: EngineFacts) -> tuple[list[Linear], list[Linear]]:
     """Lists the linear layers of attention and of the dense feed-forward block."""
-    h, kv, f, tp = model.hidden_size, model.num_kv_heads * model.head_size, model.ffn_hidden_size, shapes.tp
+    h, f, tp = model.hidden_size, model.every_ffn_width, shapes.tp
     one = np.ones_like(tp)
-    gated = model.activation == "swiglu"
-    if facts.fuses_linears:
-        attention = [((h + 2 * kv) / tp, h * one)]
-        ffn = [((2 if gated else 1) * f / tp, h * one)]
-    else:
-        attention = [(h / tp, h * one), (kv / tp, h * one), (kv / tp, h * one)]
-        ffn = [(f / tp, h * one)] * (2 if gated else 1)
-    attention.append((h * one, h / tp))
-    ffn.append((h * one, f / tp))
-    return attention, ffn
+    cuts = {"outputs": (tp, one), "inputs": (one, tp), "": (one, one)}
+    attention = [(each.outputs / cuts[each.cut][0], each.inputs / cuts[each.cut][1]) for each in model.mixer]
+    if facts.fuses_linears and len(model.mixer) == 4 and not model.is_latent:
+        attention = [((model.query_width + model.kv_width) / tp, h * one), attention[-1]]
+    if not f:
+        return attention, []
+    ins = model.ffn_matrices - 1
+    ffn = [(ins * f / tp, h * one)] if facts.fuses_linears else [(f / tp, h * one)] * ins
+    return attention, [*ffn, (h * one, f / tp)]
 
 
 def attention_fill(seq_len: int, head_size: int) -> float:
@@ -207,7 +214,7 @@ class _Layer:
     def attention(self) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
         """Predicts fused causal attention: 2 products forward, 5 backward (Dao 2023, arXiv 2307.08691, section 4.1)."""
         seq_len, model = self.workload.seq_len, self.model
-        flop = 2.0 * self.shapes.tokens * seq_len * model.hidden_size / self.shapes.tp
+        flop = self.shapes.tokens * mixing_flop(model, seq_len) / self.shapes.tp
         rate = self.machine.flop_per_s * attention_fill(seq_len, model.head_size) * self.facts.attention_rate
         forward_s = flop / (rate * self.kernel.attention_forward_frac)
         backward_s = 2.5 * flop / (rate * self.kernel.attention_backward_frac)
@@ -216,37 +223,43 @@ class _Layer:
     def element_wise(self) -> tuple[Floats, Floats]:
         """Counts bytes of norms, residuals, rotary positions and the activation, forward and backward."""
         model, shapes = self.model, self.shapes
-        h, kv, f, tokens = model.hidden_size, model.num_kv_heads * model.head_size, model.ffn_hidden_size, shapes.tokens
+        h, q, kv, o = model.hidden_size, model.query_width, model.kv_width, model.output_width
+        f, tokens = model.every_ffn_width, shapes.tokens
         cut = tokens / shapes.tp if self.facts.splits_sequence else tokens
-        rotated = 2 * (h + kv) * tokens / shapes.tp if model.positions == "rope" else 0.0
-        forward = 2 * 4 * h * cut + rotated
-        backward = 2 * 6 * h * cut + rotated
-        if not model.is_moe:
-            reads = 3 if model.activation == "swiglu" else 2
+        turned = model.positions == "rope" and model.has_attention
+        # Rotary positions read and write queries and keys; Mamba2's convolution all that its states take.
+        moved = 2 * (q + kv / 2) if turned or model.has_ssm else 0
+        moved += 2 * (q + kv / 2) * (model.qk_norm != "none") * model.has_attention
+        rotated = moved * tokens / shapes.tp
+        blocks = (model.num_norms + (model.norm_place == "shared")) if model.has_ffn else 1
+        forward = blocks * 4 * h * cut + rotated
+        backward = blocks * 6 * h * cut + rotated
+        if f:
+            reads = model.ffn_matrices
             forward = forward + reads * f * tokens / shapes.tp
             backward = backward + (2 * reads) * f * tokens / shapes.tp
         if self.workload.lora is not None:
             inner, outer = self.adapters()
             forward, backward = forward + inner + 3 * outer, backward + 2 * inner + 4 * outer
-        if model.bias:  # their gradients sum those of every linear layer's output over tokens
-            outputs = (h + 2 * kv) / shapes.tp + 2 * h + (0 if model.is_moe else f / shapes.tp)
-            backward = backward + tokens * outputs
+        first, last = model.mixer_biases
+        if first or last or model.has_bias("ffn"):  # their gradients sum those of the layer's output over tokens
+            within, behind = (f, h * model.has_ffn) if model.has_bias("ffn") else (0, 0)
+            backward = backward + tokens * ((first + within) / shapes.tp + last + behind)
         # Four collectives of the sequence a pass.
         placed = 4 * self.facts.copies_split * h * tokens * (shapes.tp > 1)
         width = self.machine.item_bytes
-        dense = 0 if model.is_moe else f
-        gates = 2 if model.activation == "swiglu" else 1
+        dense, gates = f, model.ffn_matrices - 1
         if self.machine.cast_bytes:
             # Inputs of the first products are gathered before they are cast, and so are gradients of the last ones'
             # outputs: tensor parallel cuts neither.
-            whole, cut_inputs, cut_gradients = 2 * h, h + dense, h + 2 * kv + gates * dense
+            whole, cut_inputs, cut_gradients = 2 * h, o + dense, q + kv + gates * dense
             inputs = self.machine.cast_bytes * tokens * (whole + cut_inputs / shapes.tp)
             gradients = inputs + self.machine.cast_bytes * tokens * (whole + cut_gradients / shapes.tp)
         else:
             # Norms write their result in the narrower type at no further cost; the other inputs, and all gradients, do
             # not.
-            inputs = self.narrowing_bytes((h + dense) * tokens / shapes.tp)
-            gradients = self.narrowing_bytes((3 * h + 2 * kv + gates * dense) * tokens / shapes.tp)
+            inputs = self.narrowing_bytes((o + dense) * tokens / shapes.tp)
+            gradients = self.narrowing_bytes((2 * h + q + kv + gates * dense) * tokens / shapes.tp)
         return (
             (forward * self.passes + placed) * width + inputs,
             (backward * self.passes + placed) * width + gradients,
@@ -256,10 +269,8 @@ class _Layer:
         """Counts inputs and outputs of low-rank adapters, whose products memory bounds."""
         model, shapes, lora = self.model, self.shapes, self.workload.lora
         assert lora is not None, "the caller asks where there are some"
-        h, kv, f = model.hidden_size, model.num_kv_heads * model.head_size, model.ffn_hidden_size
-        sizes = {"q": (h, h), "k": (h, kv), "v": (h, kv), "o": (h, h), "gate": (h, f), "up": (h, f), "down": (f, h)}
-        inner = sum(sizes[name][0] for name in lora.targets)
-        outer = sum(sizes[name][1] for name in lora.targets)
+        sizes = [adapted(model).get(name, (0, 0)) for name in lora.targets]
+        inner, outer = sum(one for one, _ in sizes), sum(other for _, other in sizes)
         return inner * shapes.tokens / shapes.tp, outer * shapes.tokens / shapes.tp
 
     def experts(self) -> tuple[PassTimes, PassTimes]:
@@ -269,9 +280,9 @@ class _Layer:
         rows = shapes.tokens * model.num_experts_per_token * shapes.etp / shapes.tp
         held = model.num_experts / shapes.ep
         each, f = rows / held, model.ffn_hidden_size / shapes.etp
-        gated = model.activation == "swiglu"
         wide = np.full_like(each, h)
-        ins = [(2 * f, wide)] if self.facts.fuses_linears and gated else [(f, wide)] * (2 if gated else 1)
+        gates = model.ffn_matrices - 1
+        ins = [(gates * f, wide)] if self.facts.fuses_linears else [(f, wide)] * gates
         forward = [(each, n, k) for n, k in [*ins, (wide, f)]]
         backward = [(m, k, n) for m, n, k in forward]
         if self.trained:
@@ -295,6 +306,8 @@ class _Layer:
         facts, shapes, machine = self.facts, self.shapes, self.machine
         one_s = machine.coefficients.overhead.host_op_s
         one = facts.host_ops_expert if self.model.is_moe else facts.host_ops
+        if self.model.layer_kinds in tuple("fmde"):  # one block where others have two
+            one = one / 2
         if machine.cast_bytes:
             one = one * facts.host_cast
         operations = np.where(shapes.tp > 1, one * facts.host_split, one)
@@ -306,7 +319,7 @@ class _Layer:
         """Adds the pieces; what is computed again counts in the backward pass."""
         machine, shapes = self.machine, self.shapes
         attention, ffn = _linears(self.model, shapes, self.facts)
-        linears = attention if self.model.is_moe else attention + ffn
+        linears = attention + ffn
         rows = shapes.tokens
         (linear_s, linear_flop), (linear_back_s, linear_back_flop) = self.linears(linears, rows)
         (mixed_s, mixed_flop), (mixed_back_s, mixed_back_flop) = self.attention()
@@ -336,8 +349,9 @@ class _Layer:
 def layer_work(
     machine: Machine, model: ModelSpec, workload: Workload, shapes: KernelShapes, facts: EngineFacts
 ) -> ModelPart:
-    """Predicts the work of one decoder layer."""
-    return _Layer(machine, model, workload, shapes, facts).build()
+    """Predicts the work of the mean decoder layer: kinds of layers count by their shares."""
+    parts = [(_Layer(machine, kind, workload, shapes, facts).build(), share) for kind, share in model.shares]
+    return parts[0][0] if len(parts) == 1 else reduce(ModelPart.__add__, (part * share for part, share in parts))
 
 
 def ends_work(
