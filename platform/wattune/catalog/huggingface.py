@@ -11,26 +11,16 @@ import difflib
 import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from importlib import resources
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from wattune.catalog.config_keys import LARGEST, TYPES, ConfigJson, Keys
 from wattune.catalog.models import ModelSpec
 from wattune.errors import PlanError, closest
 
-ConfigJson = Mapping[str, Any]
-
 LARGEST_CONFIG_BYTES: Final = 2**20
 """Largest file that is read. A real one has a few kilobytes."""
-
-_LARGEST: Final = 10**9
-"""Largest integer of a model, as in search spaces."""
-
-_TYPES: Final[dict[str, dict[str, dict[str, Any]]]] = json.loads(
-    resources.files(__package__).joinpath("model_types.json").read_text(encoding="utf-8")
-)
-"""Of each model type the defaults of the keys that are read, and other names of keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,78 +33,6 @@ class Reading:
     noted: tuple[str, ...] = ()
     """Keys of the file that change no count and are not trained."""
 
-
-@dataclass(slots=True)
-class _Found:
-    """Problems and features met while a file is read."""
-
-    kind: str
-    given: ConfigJson
-    """Keys that the file has."""
-    where: str = ""
-    """Begin of the names of its keys, where they lie in a part of the file."""
-    problems: list[str] = field(default_factory=list)
-    features: dict[str, str] = field(default_factory=dict)
-    """Features that are not counted and can be left out, each with a phrase for people."""
-    uncounted: set[str] = field(default_factory=set)
-    """Keys whose counts cannot be used: nothing is checked against them."""
-    config: dict[str, Any] = field(init=False)
-    """Keys of the file, and the type's defaults of all others."""
-
-    def __post_init__(self) -> None:
-        aliases = {name: key for name, key in _TYPES[self.kind].get("aliases", {}).items() if name in self.given}
-        named = {key: self.given[name] for name, key in aliases.items()}
-        self.config = {**_TYPES[self.kind]["defaults"], **named, **self.given}
-
-    def problem(self, key: str, text: str) -> None:
-        """Notes why a key cannot be used."""
-        self.problems.append(f"{self.where}{key}: {text}")
-
-    def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """Returns an integer; the least one where the file has none, which is then a problem."""
-        value = self.config.get(key)
-        value = default if value is None else value
-        if type(value) is int and least <= value <= _LARGEST:
-            return value
-        said = "missing" if value is None else f"got {str(value)[:40]}"
-        self.problem(key, f"{said}, allowed: an integer from {least} to {_LARGEST:,}")
-        self.uncounted.add(key)
-        return least
-
-    def flag(self, key: str) -> bool:
-        """Returns true or false; false where the file has neither, which is then a problem unless it is null."""
-        value = self.config.get(key)
-        if value is not None and type(value) is not bool:
-            self.problem(key, f"got {str(value)[:40]}, allowed: true or false")
-        return value is True
-
-    def number(self, key: str, default: float) -> float:
-        """Returns a positive number; the default where the file has none that can be used."""
-        value = self.config.get(key)
-        value = default if value is None else value
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
-            return float(value)
-        self.problem(key, f"got {str(value)[:40]}, allowed: a number above 0")
-        return default
-
-    def activation(self, gated: bool) -> str:
-        """Returns the activation as `ModelSpec` names it, of a block with or without a gate."""
-        known_keys = {*_TYPES[self.kind]["defaults"], "hidden_act"}
-        keys = [key for key in _ACTIVATION_KEYS if self.config.get(key) is not None and key in known_keys]
-        key = keys[0] if keys else "hidden_act"
-        value = self.config.get(key)
-        for names, known in ((_SILU, ("swiglu", "")), (_GELU, ("geglu", "gelu")), (("relu2",), ("", "relu2"))):
-            if value in names and known[not gated]:
-                return known[not gated]
-        allowed = " or ".join((*_SILU, *_GELU) if gated else (*_GELU, "relu2"))
-        self.problem(key, f"got {str(value)[:40]}, allowed: {allowed}")
-        return "swiglu" if gated else "gelu"
-
-
-_ACTIVATION_KEYS: Final = ("hidden_activation", "mlp_hidden_act", "activation_function", "activation", "hidden_act")
-_SILU: Final = ("silu", "swish")
-_GELU: Final = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python")
-"""Forms of GELU. The decoder computes the exact one; the tanh forms differ by less than 1e-3 and do the same work."""
 
 _NEUTRAL: Final[dict[str, float | None]] = {
     key: neutral
@@ -163,7 +81,7 @@ def read_config(path: Path, name: str, leave_out: Collection[str] = ()) -> Readi
         raise PlanError(
             f"{path}: {said}; readable: {', '.join(MODEL_TYPES)}; describe another by `like` and the fields that differ"
         )
-    found = _Found(kind, config, where, features=vision)
+    found = Keys(kind, config, where, features=vision)
     spec = _READERS[kind](found, name)
     _check(found, spec)
     counted = {
@@ -215,7 +133,7 @@ def _scales_rotation(parameters: Any) -> bool:
     return any(one.get("rope_type", "default") != "default" for one in parts)
 
 
-def _check(found: _Found, spec: ModelSpec) -> None:
+def _check(found: Keys, spec: ModelSpec) -> None:
     """Notes shapes that cannot be, and keys that look like another one's name with a slip."""
     heads = "n_head" if found.kind == "gpt2" else "num_attention_heads"
     if not found.uncounted:
@@ -228,8 +146,8 @@ def _check(found: _Found, spec: ModelSpec) -> None:
         if spec.num_experts_per_token > spec.num_experts:
             allowed = f"up to the number of experts, {spec.num_experts}"
             found.problem("num_experts_per_tok", f"got {spec.num_experts_per_token}, allowed: {allowed}")
-    defaults = _TYPES[found.kind]["defaults"]
-    known = {*defaults, *_TYPES[found.kind].get("aliases", ()), *_NEUTRAL}
+    defaults = TYPES[found.kind]["defaults"]
+    known = {*defaults, *TYPES[found.kind].get("aliases", ()), *_NEUTRAL}
     absent = [key for key in defaults if key not in found.given]
     for key in sorted(found.given.keys() - known):
         near = difflib.get_close_matches(key, absent, n=1, cutoff=0.92)
@@ -241,7 +159,7 @@ _OTHER_NAMES: Final = ("num_experts", "hidden_activation", "activation", "hidden
 """Keys that another known one resembles."""
 
 
-def _letters(found: _Found, key: str, num_layers: int, letter_of: Mapping[str, str]) -> str | None:
+def _letters(found: Keys, key: str, num_layers: int, letter_of: Mapping[str, str]) -> str | None:
     """Returns the letters of a list that names each layer's type; None where it cannot be used, which is a problem."""
     names = found.config[key]
     if not isinstance(names, list) or len(names) != num_layers:
@@ -266,7 +184,7 @@ def _pattern(letters: str) -> str:
 _LAYER_TYPES: Final = {"full_attention": "F", "attention": "F", "sliding_attention": "S"}
 
 
-def _windows(found: _Found, num_layers: int) -> dict[str, Any]:
+def _windows(found: Keys, num_layers: int) -> dict[str, Any]:
     """Reads which layers attend within a window, by the list of the file or as the type has it."""
     config = found.config
     if "sliding_window" not in config or found.kind in ("llama", "nemotron_h", "gpt2", "gpt_neox", "falcon"):
@@ -297,20 +215,20 @@ def _windows(found: _Found, num_layers: int) -> dict[str, Any]:
     return {"sliding_window": window, "layer_kinds": "" if pattern == "S" else pattern}
 
 
-def _rope_theta(found: _Found) -> float:
+def _rope_theta(found: Keys) -> float:
     """Returns the base of rotary frequencies, of the full attention where layers differ in it."""
     own = found.config.get("rope_parameters")
     key = "rotary_emb_base" if "rotary_emb_base" in found.given else "rope_theta"
     if isinstance(own, dict) and found.given.get(key) is None:
         own = own["full_attention"] if isinstance(own.get("full_attention"), dict) else own
-        theta = own.get("rope_theta", _TYPES[found.kind]["defaults"]["rope_theta"])
+        theta = own.get("rope_theta", TYPES[found.kind]["defaults"]["rope_theta"])
         if isinstance(theta, int | float) and not isinstance(theta, bool) and 0 < theta < math.inf:
             return float(theta)
         found.problem("rope_parameters.rope_theta", f"got {str(theta)[:40]}, allowed: a number above 0")
     return found.number(key, 10_000.0)
 
 
-def _biases(found: _Found, attention: str) -> dict[str, Any]:
+def _biases(found: Keys, attention: str) -> dict[str, Any]:
     """Reads biases: those of attention's parts where `attention_bias` says so, and of the feed-forward block."""
     parts = attention.split() if found.flag("attention_bias") else []
     parts += ["o"] if found.flag("attention_out_bias") and "o" not in parts else []
@@ -318,7 +236,7 @@ def _biases(found: _Found, attention: str) -> dict[str, Any]:
     return {"bias": True} if parts == ["qkv", "o", "ffn"] else {"biased_parts": " ".join(parts)}
 
 
-def _decoder(found: _Found, name: str, *, attention: str = "qkv o", gated: bool = True, **fields: Any) -> ModelSpec:
+def _decoder(found: Keys, name: str, *, attention: str = "qkv o", gated: bool = True, **fields: Any) -> ModelSpec:
     """Reads what most types share: RMSNorm, a gated block, rotary positions; `fields` are the type's own.
 
     `attention` are the parts that `attention_bias` gives biases.
@@ -344,7 +262,7 @@ def _decoder(found: _Found, name: str, *, attention: str = "qkv o", gated: bool 
 
 
 def _mixture(
-    found: _Found, name: str, *, experts: str, width: str = "moe_intermediate_size", dense: bool = False, **fields: Any
+    found: Keys, name: str, *, experts: str, width: str = "moe_intermediate_size", dense: bool = False, **fields: Any
 ) -> ModelSpec:
     """Reads a mixture: `experts` and `width` are the keys of their number and inner width.
 
@@ -362,7 +280,7 @@ def _mixture(
     return _decoder(found, name, **(own | fields))
 
 
-def _qwen_moe(found: _Found, name: str, **fields: Any) -> ModelSpec:
+def _qwen_moe(found: Keys, name: str, **fields: Any) -> ModelSpec:
     key = (
         "num_local_experts"
         if "num_local_experts" in found.given and "num_experts" not in found.given
@@ -381,13 +299,13 @@ def _qwen_moe(found: _Found, name: str, **fields: Any) -> ModelSpec:
     return replace(spec, layer_kinds=_pattern(letters), dense_ffn_hidden_size=found.count("intermediate_size"))
 
 
-def _qwen2_moe(found: _Found, name: str) -> ModelSpec:
+def _qwen2_moe(found: Keys, name: str) -> ModelSpec:
     shared = found.count("shared_expert_intermediate_size", 0, least=0)
     biases = "qkv" if found.flag("qkv_bias") else ""
     return _qwen_moe(found, name, biased_parts=biases, shared_ffn_hidden_size=shared, shared_expert_gate=shared > 0)
 
 
-def _latent(found: _Found, name: str) -> ModelSpec:
+def _latent(found: Keys, name: str) -> ModelSpec:
     """Reads DeepSeek-V2 and V3: multi-head latent attention, dense layers first, shared experts."""
     if found.flag("attention_bias"):
         found.problem("attention_bias", "got true; biases of latent attention are not counted")
@@ -409,18 +327,18 @@ def _latent(found: _Found, name: str) -> ModelSpec:
     )
 
 
-def _glm4_moe(found: _Found, name: str) -> ModelSpec:
+def _glm4_moe(found: Keys, name: str) -> ModelSpec:
     norm = "head" if found.flag("use_qk_norm") else "none"
     return _mixture(found, name, experts="n_routed_experts", dense=True, attention="qkv", qk_norm=norm)
 
 
-def _gpt_oss(found: _Found, name: str) -> ModelSpec:
+def _gpt_oss(found: Keys, name: str) -> ModelSpec:
     biases = "qkv o ffn router" if found.flag("attention_bias") else "ffn router"
     own: dict[str, Any] = {"biased_parts": biases, "bias": False, "attention_sinks": True}
     return _mixture(found, name, experts="num_local_experts", width="intermediate_size", **own)
 
 
-def _nemotron_h(found: _Found, name: str) -> ModelSpec:
+def _nemotron_h(found: Keys, name: str) -> ModelSpec:
     """Reads Nemotron-H: each layer is one block, Mamba2, attention, a dense feed-forward block or experts."""
     config, letters = found.config, {"M": "m", "*": "f", "-": "d", "E": "e"}
     words = dict(zip(("mamba", "linear_attention", "attention", "full_attention", "mlp", "moe"), "mmffde", strict=True))
@@ -459,7 +377,7 @@ def _nemotron_h(found: _Found, name: str) -> ModelSpec:
     return _mixture(found, name, experts="n_routed_experts", **own)
 
 
-def _gpt2(found: _Found, name: str) -> ModelSpec:
+def _gpt2(found: Keys, name: str) -> ModelSpec:
     """Reads GPT-2: LayerNorm, GELU, learned positions, biases everywhere, one weight at both ends."""
     if found.flag("add_cross_attention"):
         found.problem("add_cross_attention", "got true; parameters are counted for a decoder without")
@@ -471,7 +389,7 @@ def _gpt2(found: _Found, name: str) -> ModelSpec:
         found,
         name,
         gated=False,
-        ffn_hidden_size=found.count("n_inner", min(4 * hidden, _LARGEST)),
+        ffn_hidden_size=found.count("n_inner", min(4 * hidden, LARGEST)),
         num_kv_heads=heads,
         norm="layernorm",
         positions="learned",
@@ -481,7 +399,7 @@ def _gpt2(found: _Found, name: str) -> ModelSpec:
     )
 
 
-def _gpt_neox(found: _Found, name: str) -> ModelSpec:
+def _gpt_neox(found: Keys, name: str) -> ModelSpec:
     """Reads GPT-NeoX: LayerNorm, GELU, rotary positions, as many heads of keys."""
     has = found.flag("attention_bias")
     own: dict[str, Any] = {"bias": has, "biased_parts": "" if has else "ffn norm"}
@@ -489,7 +407,7 @@ def _gpt_neox(found: _Found, name: str) -> ModelSpec:
     return _decoder(found, name, gated=False, norm="layernorm", **own)
 
 
-def _phi(found: _Found, name: str) -> ModelSpec:
+def _phi(found: Keys, name: str) -> ModelSpec:
     """Reads Phi-1.5 and 2: biases everywhere, the output's too, and one LayerNorm for both blocks."""
     if found.flag("qk_layernorm"):
         found.problem("qk_layernorm", "got true; parameters are counted for queries and keys without norms")
@@ -497,13 +415,13 @@ def _phi(found: _Found, name: str) -> ModelSpec:
     return _decoder(found, name, gated=False, norm="layernorm", **own)
 
 
-def _starcoder2(found: _Found, name: str) -> ModelSpec:
+def _starcoder2(found: Keys, name: str) -> ModelSpec:
     has = found.flag("use_bias")
     own: dict[str, Any] = {"bias": has, "biased_parts": "" if has else "norm"}
     return _decoder(found, name, gated=False, norm="layernorm", **own)
 
 
-def _falcon(found: _Found, name: str) -> ModelSpec:
+def _falcon(found: Keys, name: str) -> ModelSpec:
     """Reads Falcon: one LayerNorm for both blocks, or two; one head of keys, or groups."""
     new, parallel = found.flag("new_decoder_architecture"), found.flag("parallel_attn")
     heads = found.count("num_attention_heads")
@@ -515,7 +433,7 @@ def _falcon(found: _Found, name: str) -> ModelSpec:
         name,
         gated=False,
         num_kv_heads=grouped if new else 1 if found.flag("multi_query") else heads,
-        ffn_hidden_size=found.count("ffn_hidden_size", min(4 * hidden, _LARGEST)),
+        ffn_hidden_size=found.count("ffn_hidden_size", min(4 * hidden, LARGEST)),
         norm="layernorm",
         norm_place="shared" if parallel and norms == 1 else "before",
         bias=has,
@@ -523,11 +441,11 @@ def _falcon(found: _Found, name: str) -> ModelSpec:
     )
 
 
-def _of(read: Callable[..., ModelSpec], **fields: Any) -> Callable[[_Found, str], ModelSpec]:
+def _of(read: Callable[..., ModelSpec], **fields: Any) -> Callable[[Keys, str], ModelSpec]:
     return lambda found, name: read(found, name, **fields)
 
 
-_READERS: Final[dict[str, Callable[[_Found, str], ModelSpec]]] = {
+_READERS: Final[dict[str, Callable[[Keys, str], ModelSpec]]] = {
     "deepseek_v2": _latent,
     "deepseek_v3": _latent,
     "falcon": _falcon,
