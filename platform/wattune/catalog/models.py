@@ -50,14 +50,14 @@ LAYER_KINDS: Final = {
 """Kinds of layers by the letter that stands for them in `layer_kinds`."""
 
 
-class Matrix(NamedTuple):
+class Projection(NamedTuple):
     """Weight of a linear layer."""
 
     name: str
     inputs: int
     outputs: int
     cut: str
-    """What tensor parallel ranks share: its `outputs`, its `inputs`, or nothing (empty)."""
+    """Side that tensor parallel ranks share: `outputs`, `inputs`, or neither (empty)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,7 @@ class ModelSpec:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What the model has beyond the plain decoder that every engine trains, by the words of `FEATURES`."""
+        """Words of `FEATURES` for all that the model has beyond the plain decoder that every engine trains."""
         letters = set(self.layer_kinds)
         has = (
             bool(self.head_dim or (self.value_head_dim and not self.is_latent)),
@@ -255,25 +255,30 @@ class ModelSpec:
         return self.query_width
 
     @property
-    def mixer(self) -> tuple[Matrix, ...]:
+    def mixer(self) -> tuple[Projection, ...]:
         """Linear layers of attention, or of Mamba2."""
         h, q, kv = self.hidden_size, self.query_width, self.kv_width
         if self.has_ssm:
-            return Matrix("in", h, q + kv, "outputs"), Matrix("out", q, h, "inputs")
+            return Projection("in", h, q + kv, "outputs"), Projection("out", q, h, "inputs")
         if not self.has_attention:
             return ()
-        o = Matrix("o", self.output_width, h, "inputs")
+        o = Projection("o", self.output_width, h, "inputs")
         if not self.is_latent:
             k = self.num_kv_heads * self.head_size
-            return Matrix("q", h, q, "outputs"), Matrix("k", h, k, "outputs"), Matrix("v", h, kv - k, "outputs"), o
+            return (
+                Projection("q", h, q, "outputs"),
+                Projection("k", h, k, "outputs"),
+                Projection("v", h, kv - k, "outputs"),
+                o,
+            )
         rank, nope = self.q_lora_rank, self.head_size - self.rope_head_dim
-        queries: tuple[Matrix, ...] = (Matrix("q", h, q, "outputs"),)
+        queries: tuple[Projection, ...] = (Projection("q", h, q, "outputs"),)
         if rank:
-            queries = (Matrix("q_a", h, rank, ""), Matrix("q_b", rank, q, "outputs"))
+            queries = (Projection("q_a", h, rank, ""), Projection("q_b", rank, q, "outputs"))
         return (
             *queries,
-            Matrix("kv_a", h, self.kv_lora_rank + self.rope_head_dim, ""),
-            Matrix("kv_b", self.kv_lora_rank, self.num_heads * (nope + self.value_head_size), "outputs"),
+            Projection("kv_a", h, self.kv_lora_rank + self.rope_head_dim, ""),
+            Projection("kv_b", self.kv_lora_rank, self.num_heads * (nope + self.value_head_size), "outputs"),
             o,
         )
 

@@ -185,7 +185,7 @@ class Capabilities:
     interleaves_prompts: bool = False
     """True where stages of several chunks can run forward only."""
     trains: frozenset[str] = frozenset()
-    """What it trains beyond the plain decoder, by the words of `wattune.catalog.models.FEATURES`."""
+    """Words of `wattune.catalog.models.FEATURES` for all that it trains beyond the plain decoder."""
     exclusions: tuple[Exclusion, ...] = ()
     equivalences: tuple[Equivalence, ...] = ()
     """Settings that act as others there, in the order `wattune.plans.effective` applies them."""
