@@ -99,9 +99,9 @@ class ModelSpec:
     tied_embeddings: bool = False
     """True where the output shares the embedding's weight."""
     head_dim: CountOrZero = 0
-    """Width of a head of queries and keys; 0 is `hidden_size` / `num_heads`."""
+    """Width of a head of queries and keys. 0 is `hidden_size` / `num_heads`."""
     value_head_dim: CountOrZero = 0
-    """Width of a head of values; 0 is that of queries and keys."""
+    """Width of a head of values. 0 is that of queries and keys."""
     qk_norm: Annotated[str, OneOf(QK_NORMS)] = "none"
     """RMSNorm of queries and keys: of each `head` (Qwen3), or of all heads' `width` together (OLMo 2)."""
     biased_parts: str = ""
@@ -114,22 +114,22 @@ class ModelSpec:
     dense in a mixture, `M` Mamba2, and for one block alone `f` attention, `m` Mamba2, `d` dense feed-forward, `e`
     experts. Gemma 3 is `SSSSSF`. Empty: all are alike."""
     sliding_window: CountOrZero = 0
-    """Tokens that a token attends to at most, itself included, in layers `S`, or in all without kinds; 0: all."""
+    """Tokens that a token attends to at most, itself included, in layers `S`, or in all without kinds. 0: all."""
     attention_sinks: bool = False
     """True where the softmax of each attention head has a learned addend (GPT-OSS)."""
     q_lora_rank: CountOrZero = 0
-    """Width that queries pass through in multi-head latent attention; 0: none."""
+    """Width that queries pass through in multi-head latent attention. 0: none."""
     kv_lora_rank: CountOrZero = 0
     """Width that keys and values pass through together: not 0 is multi-head latent attention (DeepSeek-V2, arXiv
     2405.04434, section 2.1)."""
     rope_head_dim: CountOrZero = 0
-    """Of `head_dim` the part that positions turn in multi-head latent attention; all heads share its keys."""
+    """Of `head_dim` the part that positions turn in multi-head latent attention. All heads share its keys."""
     num_dense_layers: CountOrZero = 0
     """First layers of a mixture that have a dense feed-forward block."""
     dense_ffn_hidden_size: CountOrZero = 0
-    """Inner width of dense feed-forward blocks in a mixture; 0 is `ffn_hidden_size`."""
+    """Inner width of dense feed-forward blocks in a mixture. 0 is `ffn_hidden_size`."""
     shared_ffn_hidden_size: CountOrZero = 0
-    """Inner width of all shared experts of a layer together, which every token meets; 0: none."""
+    """Inner width of all shared experts of a layer together, which every token meets. 0: none."""
     shared_expert_gate: bool = False
     """True where a gate weighs the shared experts (Qwen2-MoE)."""
     ssm_num_heads: CountOrZero = 0
