@@ -24,6 +24,7 @@ from wattune.metrics import METRICS
 from wattune.objective import SENSOR_ACCURACY_FRAC, Constraint, is_sensed
 from wattune.ranking import shares
 from wattune.ranking.heat import stays_cool_probability, unsettled_text
+from wattune.ranking.shares import normal_cumulative
 from wattune.ranking.spreads import NextRun, Spreads, by_length, resolution, waiting_share
 from wattune.run import Run
 
@@ -60,8 +61,8 @@ class Margin:
     holds_probability: float | None
     """Probability that the next run keeps the bound; None if a repeat did not measure the metric."""
     elsewhere_probability: float | None
-    """The same of a run on another day or device of the kind; None where it is not known, as for shares, and where
-    sensors are simulated."""
+    """The same of a run on another day or device of the kind, of a bound that holds; None where it is not known, as
+    for shares, and where sensors are simulated."""
     verdict: Holds
     unsettled: str = ""
     """Text that says why an undecided bound waits for heat and what would settle it; empty where it does not."""
@@ -149,7 +150,7 @@ def margin(
         num_past=num_past,
         holds_probability=likely,
         elsewhere_probability=None
-        if simulated
+        if simulated or verdict is not Holds.HOLDS
         else min(
             (_probability(one, metric, bound, below=below, gain=gain, elsewhere=True) for one in nexts), default=None
         ),
@@ -200,8 +201,12 @@ def kept_in_draws(
             distance, systematic = _distance(one, found.metric, found.bound, gain)
             scatter = one.run_variance * one.degrees_of_freedom / rng.chisquare(one.degrees_of_freedom, num_draws)
             error = np.sqrt(scatter / one.num_runs) * rng.standard_normal(num_draws)
-            room = (distance - error) * (1.0 if below else -1.0)
-            kept &= room >= _NORMAL.inv_cdf(1.0 - risk) * np.sqrt(scatter + systematic)
+            shifts = error[:, None] + one.scatter.drawn_away(one.number, rng, num_draws)
+            room = (distance - shifts) * (1.0 if below else -1.0) / np.sqrt(scatter + systematic)[:, None]
+            if len(one.scatter.place_share) == 1:
+                kept &= room[:, 0] >= _NORMAL.inv_cdf(1.0 - risk)
+            else:
+                kept &= normal_cumulative(room) @ one.scatter.place_share >= 1.0 - risk
     return kept
 
 
@@ -268,8 +273,11 @@ def _probability(
     if one.logarithmic and bound <= 0.0:
         return 0.0 if below else 1.0
     distance, systematic = _distance(one, metric, bound, gain)
-    variance = one.variance + systematic + (one.elsewhere_variance if elsewhere else 0.0)
-    # Welch and Satterthwaite: the systematic part is known, the scatter is estimated.
-    freedom = one.degrees_of_freedom * (variance / one.variance) ** 2
-    at_most = t_cumulative(distance / math.sqrt(variance), freedom)
+    systematic += one.elsewhere_variance if elsewhere else 0.0
+    at_most = 0.0
+    for away, unknown, share in one.places:
+        variance = one.own_variance + systematic + unknown
+        # Welch and Satterthwaite: the systematic part is known, the scatter is estimated.
+        freedom = one.degrees_of_freedom * (variance / one.own_variance) ** 2
+        at_most += share * t_cumulative((distance - away) / math.sqrt(variance), freedom)
     return at_most if below else 1.0 - at_most

@@ -146,11 +146,19 @@ class Scatter:
     is_widened: npt.NDArray[np.bool_]
     pooled_variance: Floats
     """Variance of one run of each trial by its pool alone."""
+    effects: Floats
+    """[effects]: drift over the study, then node sets against the base, as `shared` weighs them."""
     drift: float
     """b: change from the first to the last run."""
     drift_error: float
-    time_variance: float
-    """Variance of the runs' times, in units of the study's length; 0 where times are unknown."""
+    places: Floats
+    """[places, effects]: weights of the effects on runs like those of the study: at its times, on its node sets."""
+    place_share: Floats
+    """[places]: share of runs there; they sum to 1."""
+    away: Floats
+    """[trials, places]: change from a trial's runs, as they were measured, to a run there."""
+    away_variance: Floats
+    """[trials, places]: its variance by what is unknown of the effects."""
     node_offset: Floats
     """a_s by node set; 0 for the base."""
     node_offset_error: Floats
@@ -174,13 +182,20 @@ class Scatter:
         error: Floats = np.sqrt(1.0 / self.weight + np.maximum(spread, 0.0))
         return error
 
+    def drawn_away(self, number: int, rng: np.random.Generator, num_draws: int) -> Floats:
+        """Draws the change from a trial's runs to a run at each place, [draws, places]."""
+        root = np.linalg.cholesky(self.shared_covariance)
+        effects = self.effects + rng.standard_normal((num_draws, len(root))) @ root.T
+        found: Floats = effects @ (self.places - self.shared[number]).T
+        return found
+
     def next_run_variance(self, number: int, num_runs: int) -> float:
         """Returns the variance of a trial's next run about the mean of so many of its runs, as they were measured.
 
-        The next run may be at any time like those of the study, so the drift is scatter here.
+        The next run may be at any time and on any nodes like those of the study.
         """
-        drift = (self.drift**2 + self.drift_error**2) * self.time_variance
-        return (float(self.variance[number]) + drift) * (1.0 + 1.0 / num_runs)
+        away = self.away[number] ** 2 + self.away_variance[number]
+        return float(self.variance[number]) * (1.0 + 1.0 / num_runs) + float(self.place_share @ away)
 
 
 def fit(runs: Runs, prior: Prior) -> Scatter:
@@ -232,6 +247,7 @@ def fit(runs: Runs, prior: Prior) -> Scatter:
     np.maximum.at(floors, runs.trial, floor)
     offsets, errors = np.zeros(num_sets), np.zeros(num_sets)
     others = [index for index in range(num_sets) if index != base]
+    places, place_share = _places(design, np.bincount(runs.node_set, minlength=num_sets)[[base, *others]])
     offsets[others], errors[others] = effects[1:], np.sqrt(np.diag(covariance)[1:])
     return Scatter(
         mean=raw - shared @ effects,
@@ -247,9 +263,13 @@ def fit(runs: Runs, prior: Prior) -> Scatter:
         is_widened=is_widened,
         pooled_variance=pooled,
         spread_frac=prior.spread * math.sqrt(steady.ratio),
+        effects=effects,
         drift=float(effects[0]),
         drift_error=math.sqrt(covariance[0, 0]),
-        time_variance=float(design[:, 0].var()),
+        places=places,
+        place_share=place_share,
+        away=(places @ effects)[None, :] - (shared @ effects)[:, None],
+        away_variance=_apart(shared, places, covariance),
         node_offset=offsets,
         node_offset_error=errors,
         tied=_tied(runs, base, num_sets),
@@ -272,6 +292,26 @@ def _shared_effects(runs: Runs, base: int, num_sets: int, spreads: Floats) -> tu
     drift = (runs.time_s - middle_s) / span_s if span_s > 0 else np.zeros(len(runs.value))
     others = [(runs.node_set == index).astype(np.float64) for index in range(num_sets) if index != base]
     return np.stack([drift, *others], axis=1), spreads[[0, *[1] * len(others)]] ** -2
+
+
+def _places(design: Floats, counts: Indices) -> tuple[Floats, Floats]:
+    """Returns times and node sets of runs like those of the study, as weights of the effects, and their shares.
+
+    Three times stand for a uniform distribution with the variance of the runs' times (Gauss and Legendre's rule:
+    Abramowitz and Stegun 25.4.29). The node sets are those of `counts`, the base first.
+    """
+    reach = math.sqrt(1.8 * float(design[:, 0].var()))
+    times, weights = ([-reach, 0.0, reach], [5 / 18, 8 / 18, 5 / 18]) if reach else ([0.0], [1.0])
+    sets = np.eye(len(counts))[:, 1:]
+    rows = [[time, *one] for time in times for one in sets]
+    return np.array(rows), np.outer(weights, counts / counts.sum()).ravel()
+
+
+def _apart(shared: Floats, places: Floats, covariance: Floats) -> Floats:
+    """Computes the variance between each trial's runs and each place, [trials, places]."""
+    at_trials, at_places = ((rows @ covariance * rows).sum(axis=1) for rows in (shared, places))
+    found: Floats = np.maximum(at_trials[:, None] + at_places - 2.0 * shared @ covariance @ places.T, 0.0)
+    return found
 
 
 def _shared_posterior(

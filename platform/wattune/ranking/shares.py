@@ -69,7 +69,7 @@ def keeps_probability(values: Sequence[float], bound: float, *, below: bool, wai
         at_most = float(bound >= 1.0)
     else:
         scatter, weight = _posterior(tuple(sorted(values)), waiting)
-        inside = _cumulative((bound - _LEVEL[None, :]) / scatter[:, None])
+        inside = normal_cumulative((bound - _LEVEL[None, :]) / scatter[:, None])
         at_most = float((weight * inside).sum(axis=1).mean())
         num_kept, num_past = _clear(values, bound, waiting)
         most = len(values) + 1
@@ -145,11 +145,11 @@ def _log_cumulative(x: Floats) -> Floats:
     """
     far = np.minimum(x, -_TAIL)
     tail = -0.5 * far**2 - np.log(-far * math.sqrt(2.0 * math.pi)) + np.log1p(-(far**-2) + 3.0 * far**-4)
-    found: Floats = np.where(x < -_TAIL, tail, np.log(_cumulative(np.maximum(x, -_TAIL))))
+    found: Floats = np.where(x < -_TAIL, tail, np.log(normal_cumulative(np.maximum(x, -_TAIL))))
     return found
 
 
-def _cumulative(x: Floats) -> Floats:
+def normal_cumulative(x: Floats) -> Floats:
     """Computes the normal distribution from a table; it ends at 8 standard deviations."""
     found: Floats = np.interp(x, _TABLE_X, _TABLE)
     return found

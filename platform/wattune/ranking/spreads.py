@@ -6,7 +6,7 @@ there is no ordinary run.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, Final, TypeAlias
@@ -147,11 +147,12 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True)
 class NextRun:
-    """Distribution of what the next run of a trial measures: Student's t on the model's scale."""
+    """Distribution of what the next run of a trial measures: Student's t on the model's scale, at each place."""
 
     mean: float
-    variance: float
-    """Variance of the next run about `mean`: that of a run, and that of the mean of `num_runs`."""
+    """Mean of the runs, as they were measured."""
+    run_variance: float
+    """Variance of a run about the trial's true mean."""
     degrees_of_freedom: float
     num_runs: int
     num_zeros: int
@@ -163,11 +164,26 @@ class NextRun:
     """Variance of heat that the runs do not tell and no repeat of their length shows (`wattune.ranking.heat`)."""
     elsewhere_variance: float
     """Variance that a run on another day or device of the kind has beyond `variance`."""
+    scatter: Scatter
+    """The model of its study."""
+    number: int
+    """Number of the trial in it."""
 
     @property
-    def run_variance(self) -> float:
-        """Variance of a run about the trial's true mean."""
-        return self.variance / (1.0 + 1.0 / self.num_runs)
+    def own_variance(self) -> float:
+        """Variance of a run and of the mean of `num_runs`."""
+        return self.run_variance * (1.0 + 1.0 / self.num_runs)
+
+    @property
+    def places(self) -> Iterable[tuple[float, float, float]]:
+        """Change from `mean` to a run at each place like those of the study, its variance, and the share of runs."""
+        found, at = self.scatter, self.number
+        return zip(found.away[at].tolist(), found.away_variance[at].tolist(), found.place_share.tolist(), strict=True)
+
+    @property
+    def variance(self) -> float:
+        """Variance of the next run about `mean`, at any place like those of the study."""
+        return self.scatter.next_run_variance(self.number, self.num_runs)
 
 
 class Spreads:
@@ -276,7 +292,7 @@ class Spreads:
             nexts.append(
                 NextRun(
                     mean=math.log(mean) if fitted.logarithmic else mean + heat.left_k,
-                    variance=found.next_run_variance(number, len(runs)),
+                    run_variance=float(found.variance[number]),
                     degrees_of_freedom=float(found.degrees_of_freedom[number]),
                     num_runs=len(runs),
                     num_zeros=fitted.num_zeros or (0 if any(run.metrics[metric] for run in runs) else len(runs)),
@@ -284,6 +300,8 @@ class Spreads:
                     logarithmic=fitted.logarithmic,
                     heat_variance=heat.variance_k2,
                     elsewhere_variance=2.0 * found.elsewhere**2,
+                    scatter=found,
+                    number=number,
                 )
             )
         least = min((one.heat_variance for one in nexts), default=0.0)

@@ -39,7 +39,7 @@ def test_how_likely_a_bound_holds_follows_from_the_references_scatter():
     pairs = [*reference, on_n0(speed(1, 200.0, power_w=2740.0)), on_n0(speed(2, 210.0, power_w=2750.0))]
     ranking = rank([*pairs, on_n0(speed(3, 220.0, power_w=2990.0))], asked(FASTEST, POWER))
     likely = {row.spec.plan.micro_batch_size: row.margins[0].holds_probability for row in ranking.trials}
-    assert likely[2] == pytest.approx(0.5)
+    assert likely[2] == pytest.approx(0.45, abs=0.01), "the reference draws more later than at the start"
     assert 0.5 < likely[1] < likely[90]
     assert likely[90] > 0.999
     assert likely[3] < 0.05

@@ -70,7 +70,8 @@ def test_a_node_set_that_is_slower_or_faster_is_corrected_and_said(offset: float
 def test_the_next_run_scatters_like_a_run_about_a_mean_of_its_own_error() -> None:
     pairs = reference_runs([100.0, 103.0, 97.0, 104.0])
     (one,) = Spreads(pairs).next_runs([result for _, result in pairs], "tokens_per_s")
-    assert one.num_runs == 4 and one.variance == pytest.approx(one.run_variance * 1.25)
+    assert one.num_runs == 4 and one.own_variance == pytest.approx(one.run_variance * 1.25)
+    assert one.variance > one.own_variance, "it may be at another time of the drift"
 
 
 def with_host(frac: float, *values: float):
