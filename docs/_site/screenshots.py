@@ -118,7 +118,7 @@ def take_live(browser: Headless) -> None:
 
 def _shows_all(text: str) -> bool:
     """Tells whether a live view has each of its parts: what runs, who leads, and the time left."""
-    return "running  " in text and ("best  " in text or "undecided " in text) and " left" in text
+    return "running  " in text and "P(best)" in text and " left" in text
 
 
 @contextmanager

@@ -14,15 +14,13 @@ from rich.text import Text
 
 from wattune.objective import Question
 from wattune.orchestrate.events import Event, Placement, Preview, RaceStep, RowStopped, TrialEvent, TrialProgress
-from wattune.ranking.assessment import RankedTrial, Verdict
-from wattune.ranking.bounds import Holds
 from wattune.run import RunStatus
 from wattune.search.names import namer
 from wattune.terminal.preview import basis_of, device_hours, duration, preview_lines
 from wattune.terminal.tally import Tally, key_of
 from wattune.trial import TrialSpec
-from wattune.units import NS_PER_S, format_probability
-from wattune.view.answer import place_text
+from wattune.units import NS_PER_S
+from wattune.view.answer import answer_lines
 from wattune.view.table import between, worded
 
 ASK_EVERY_S: Final = 1.0
@@ -48,10 +46,8 @@ _NAME_WIDTHS: Final = (44, 24)
 _SAID_WITHIN_S: Final = 2.0
 """Longest a view waits at its end for the answer to a Ctrl-C to be printed."""
 
-_LEADERS: Final = {Verdict.FEASIBLE: "best     ", Verdict.UNDECIDED: "undecided "}
-"""First word of a leader's line by its verdict: only a trial that surely keeps every bound is called the best."""
-
-_INDENT: Final = " " * len(_LEADERS[Verdict.FEASIBLE])
+_INDENT: Final = " " * 9
+"""Before a line that goes on with the one above it."""
 
 _NARROW: Final = 120
 """Columns below which a terminal is narrow."""
@@ -152,11 +148,11 @@ class StudyProgress:
             parts += [Text(f"stopped  {one}", style="red") for one in tally.stopped]
             if tally.race is not None:
                 parts.append(Text(str(tally.race), style="magenta"))
-            leaders = [row for row in tally.leaders(patient=True) if row is not None]
-            if leaders:
-                parts += map(self._leader_line, leaders)
-            elif tally.done > tally.failed.total() - tally.failed[RunStatus.INFRA_FAILED]:
-                parts.append(Text.assemble(("best     ", "bold"), ("none measured so far keeps every bound", "yellow")))
+            if tally.done > tally.failed.total() - tally.failed[RunStatus.INFRA_FAILED] and (
+                ranking := tally.ranking(patient=True)
+            ):
+                first, *others = answer_lines(ranking, is_running=True)
+                parts += [Text(first, style="bold"), *map(Text, others)]
         return Group(*parts)
 
     def _head(self, now_s: float) -> Table:
@@ -200,24 +196,6 @@ class StudyProgress:
         if len(running) > MOST_LANES:
             grid.add_row("", Text(f"... and {len(running) - MOST_LANES} more", style="dim"))
         return grid
-
-    def _leader_line(self, row: RankedTrial) -> Text:
-        metric = self._tally.question.objective.metric
-        assert row.objective is not None, "a feasible or undecided trial has its objective"
-        name, figure = f"{row.spec.model.name} {self._plan(row.spec)}", f"{metric} {worded(metric, row.objective)}"
-        alone = len(_INDENT) + len(name) + len(figure) + 2 > self._console.width
-        line = Text.assemble((_LEADERS[row.verdict], "bold"), name, f"\n{_INDENT}" if alone else "  ")
-        line.append(figure, style="cyan")
-        for margin in row.margins:
-            line.append(f"\n{_INDENT}{margin.constraint}: {worded(margin.metric, margin.got)}, ")
-            if margin.verdict is Holds.UNDECIDED:
-                likely = (
-                    "" if margin.holds_probability is None else f", P {format_probability(margin.holds_probability)}"
-                )
-                line.append(f"undecided{likely}", style="yellow")
-            else:
-                line.append(place_text(margin), style="green")
-        return line
 
     def _lines(self, event: Event) -> list[Text]:
         if isinstance(event, Preview):

@@ -10,8 +10,7 @@ from typing import Final
 
 from wattune.objective import Question
 from wattune.orchestrate.events import Event, Placement, Preview, RaceStep, RowStopped, TrialEvent
-from wattune.ranking.assessment import RankedTrial
-from wattune.ranking.order import rank
+from wattune.ranking.order import Ranking, rank
 from wattune.run import Run, RunStatus
 from wattune.trial import TrialSpec
 
@@ -26,7 +25,7 @@ _WAITS: Final = 20.0
 class Tally:
     """State of a study from its events; each event costs the same, however many came before.
 
-    The best trial is that of the ranking of all results: one rule, as `wattune rank` says it afterwards.
+    The answer is that of the ranking of all results: one rule, as `wattune rank` says it afterwards.
     """
 
     question: Question
@@ -57,7 +56,7 @@ class Tally:
     """The latest step of the race of finalists."""
     _measured: bool = False
     _results: dict[tuple[str, int], tuple[TrialSpec, Run]] = field(default_factory=dict)
-    _leaders: tuple[RankedTrial | None, RankedTrial | None] = (None, None)
+    _ranking: Ranking | None = None
     _is_ranked: bool = True
     _ranked_s: float = 0.0
     _cost_s: float = 0.0
@@ -104,36 +103,19 @@ class Tally:
         self._results[event.result.trial_id, event.result.repeat] = event.spec, event.result
         self._is_ranked = False
 
-    @property
-    def best(self) -> RankedTrial | None:
-        """The best trial that surely keeps every bound: the first of the ranking of all results so far."""
-        return self.leaders()[0]
+    def ranking(self, *, patient: bool = False) -> Ranking | None:
+        """Returns the ranking of all results, made anew where results came since the last time; None without any.
 
-    @property
-    def undecided(self) -> RankedTrial | None:
-        """The best trial whose bounds the runs so far do not decide, if it is ahead of `best`."""
-        return self.leaders()[1]
-
-    def leaders(self, *, patient: bool = False) -> tuple[RankedTrial | None, RankedTrial | None]:
-        """Returns `best` and `undecided`, ranked anew where results came since the last time.
-
-        A `patient` caller takes earlier ones where a ranking costs much and is no older than `_WAITS` times that: a
-        view that is drawn twice a second then takes a small share of the time, however many trials there are.
+        A `patient` caller takes an earlier one where a ranking costs much and it is no older than `_WAITS` times that:
+        a view that is drawn twice a second then takes a small share of the time, however many trials there are.
         """
         now_s = time.perf_counter()
         waits = patient and self._cost_s > _CHEAP_S and now_s - self._ranked_s < _WAITS * self._cost_s
         if not self._is_ranked and not waits:
-            ranking = rank([*self._results.values()], self.question)
-            best, undecided = ranking.best, next(iter(ranking.undecided), None)
-            if best is not None and undecided is not None and not self._is_ahead(undecided, best):
-                undecided = None
-            self._leaders, self._is_ranked, self._ranked_s = (best, undecided), True, time.perf_counter()
+            self._ranking = rank([*self._results.values()], self.question)
+            self._is_ranked, self._ranked_s = True, time.perf_counter()
             self._cost_s = self._ranked_s - now_s
-        return self._leaders
-
-    def _is_ahead(self, one: RankedTrial, other: RankedTrial) -> bool:
-        assert one.objective is not None and other.objective is not None, "both were measured"
-        return (one.objective.value > other.objective.value) == self.question.objective.maximize
+        return self._ranking
 
     def left_s(self, now_s: float) -> float | None:
         """Returns expected seconds to the end, None if unknown.

@@ -15,14 +15,19 @@ def answer_view(ranking: Ranking) -> View:
     return [Note(first, "conclusion"), *map(Note, others), Note("")]
 
 
-def answer_lines(ranking: Ranking) -> list[str]:
-    """Returns the answer in sentences, the first of which names the plan."""
+def answer_lines(ranking: Ranking, *, is_running: bool = False) -> list[str]:
+    """Returns the answer in sentences, the first of which names the plan.
+
+    While the study is running it is that of the plans measured so far, and names nothing to do.
+    """
     found = answer_of(ranking)
-    left = _left(found)
+    left = "" if is_running else _left(found)
     if found.plan is None:
         # What is not measured may keep every bound, so nobody loosens one for it yet.
-        return [_NONE_YET, left] if left and found.state == "none" else [_WITHOUT[found.state]]
-    lines = [_first(found, ranking), *([left] if left else [])]
+        if found.state == "none" and (left or is_running):
+            return [_NONE_YET, *([left] if left else [])]
+        return [_WITHOUT[found.state]]
+    lines = [_first(found, ranking, is_running=is_running), *([left] if left else [])]
     if found.closest is not None:
         lines.append(f"Closest bound: {found.closest.constraint}: {slack_text(found.closest)}.")
     if found.rivals:
@@ -38,7 +43,7 @@ def answer_lines(ranking: Ranking) -> list[str]:
         and (ties := sum(r.rank == 1 for r in ranking.feasible) - 1)
     ):
         lines.append(f"Not told apart from {ties} more.")
-    return [*lines, *_to_do(found)]
+    return lines if is_running else [*lines, *_to_do(found)]
 
 
 def slack_text(margin: Margin) -> str:
@@ -83,11 +88,11 @@ def _left(found: StudyAnswer) -> str:
     )
 
 
-def _first(found: StudyAnswer, ranking: Ranking) -> str:
+def _first(found: StudyAnswer, ranking: Ranking, *, is_running: bool) -> str:
     likely = f"P(best) {format_probability(found.best_probability or 0.0)}"
     assert found.plan is not None, "there is a plan to name"
     figure = worded(ranking.objective.metric, found.plan.objective)
-    kept = " measured plan" if found.num_unmeasured else ""
+    kept = " plan so far" if is_running else " measured plan" if found.num_unmeasured else ""
     kept += " that keeps every bound" if ranking.constraints else ""
     if found.state == "undecided":
         return f"No plan is known to keep every bound. Most likely the best is {found.name}: {figure}, {likely}."

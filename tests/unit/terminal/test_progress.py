@@ -135,8 +135,14 @@ def test_the_live_view_shows_what_runs_what_failed_and_what_is_best() -> None:
     assert "2/6 trials" in text and "30 s elapsed" in text
     assert "mbs4 reference trial" in text and "measure 12/20" in text and "n0" in text
     assert "1 out_of_memory" in text
-    assert "best" in text and "tokens_per_s 100" in text
-    assert "node_device_power_peak_1s_w <= 1000" in text and "100 W within" in text
+    lines = [line.rstrip() for line in text.splitlines()]
+    (told,) = (
+        line for line in lines if line.startswith("The best plan so far that keeps every bound is dp2 mbs1: 100")
+    )
+    assert told.endswith("P(best) 1.00.")
+    assert any(
+        line.startswith("Closest bound: node_device_power_peak_1s_w <= 1000: +100 W (+10.0 %), holds") for line in lines
+    )
 
 
 def test_the_live_view_says_that_nothing_is_within_the_bounds() -> None:
@@ -145,13 +151,16 @@ def test_the_live_view_says_that_nothing_is_within_the_bounds() -> None:
     progress(ended(1, status=RunStatus.OUT_OF_MEMORY))
     assert "best" not in rendered(progress), "nothing was measured"
     progress(ended(2, 100, peak_w=1100))
-    assert "none measured so far keeps every bound" in rendered(progress)
+    assert "No plan that was measured keeps every bound." in rendered(progress)
     progress(ended(8, 70, peak_w=990))
     text = rendered(progress)
-    assert "undecided llama3_8b mbs8" in text.replace("dp2 ", "") and "best" not in text and "none measured" not in text
-    assert "node_device_power_peak_1s_w <= 1000: 990 W, undecided, P 0.75" in text
+    assert "No plan is known to keep every bound. Most likely the best is dp2 mbs8: 70" in text
+    assert (
+        "Closest bound: node_device_power_peak_1s_w <= 1000: +10 W (+1.0 %), undecided" in text and "Next:" not in text
+    )
     progress(ended(4, 50, peak_w=900))
-    assert "tokens_per_s 50" in rendered(progress) and "none measured" not in rendered(progress)
+    assert "Not decided. The best known plan so far that keeps every bound is dp2 mbs4" in rendered(progress)
+    assert "Undecided, and could be better: dp2 mbs8, 40.0 % faster, P(holds) 0.7" in rendered(progress)
 
 
 def test_a_log_is_told_from_time_to_time_how_far_trials_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,4 +295,4 @@ def test_trials_of_a_study_of_several_sizes_are_named_with_theirs() -> None:
     for event in (preview(8, workloads=workloads), ended(2, 250), started(4)):
         progress(event)
     shown = rendered(progress)
-    assert "llama3_8b dp2 mbs2 seq8 " in shown and "llama3_8b dp2 mbs4 seq8 " in shown
+    assert "best plan so far is dp2 mbs2: 250" in shown and "llama3_8b dp2 mbs4 seq8 " in shown
