@@ -15,8 +15,11 @@ from wattune.ranking.order import Ranking
 from wattune.ranking.work import compares
 from wattune.units import ns_to_s
 
-UNTIL_DECIDED: Final = "wattune run SPACE --until-decided"
-"""The command that repeats the two most likely plans until the answer is known; SPACE is the study's file."""
+UNTIL_DECIDED: Final = "--until-decided"
+"""Option of `wattune run` that repeats the two most likely plans until the answer is known."""
+
+_RUN: Final = "wattune run SPACE"
+"""The command where that of the one study is not known; SPACE is its file."""
 
 State = Literal["sure", "unsure", "undecided", "none", "failed", "unmeasured"]
 """State of knowledge: the best plan; one that holds, while another may be better; only plans whose bounds are open;
@@ -56,11 +59,14 @@ class StudyAnswer:
     num_unmeasured: int = 0
     """Those that were not tried in full: the answer does not rest on them."""
 
+    run_command: str = _RUN
+    """The command that goes on with the study."""
+
     @property
     def command(self) -> str:
         """The command that does the repeats; empty where there are none, and for recordings."""
         recorded = self.plan is not None and self.plan.recorded is not None
-        return UNTIL_DECIDED if self.repeats and not recorded else ""
+        return f"{self.run_command} {UNTIL_DECIDED}" if self.repeats and not recorded else ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -105,8 +111,10 @@ def answer_of(ranking: Ranking) -> StudyAnswer:
     open_ones = (row.best_probability or 0.0 for row in able[:1])
     pair = able[:2] if max(none, *open_ones) < until else []
     state: State = "undecided" if ranking.best is None else "unsure" if rivals or likely < until else "sure"
+    known = [one.run_command for one in ranking.space if one.run_command]
     return StudyAnswer(
         state=state,
+        run_command=known[0] if len(known) == 1 else _RUN,
         plan=plan,
         name=_name(plan, ranking),
         next_name="" if follower is None else _name(follower, ranking),

@@ -47,6 +47,8 @@ class SpaceShare:
     """Those that ran and did not complete, or of which a repeat failed: the ranking calls them failed too."""
     num_burst: int = 0
     """Those of which only a burst was measured."""
+    run_command: str = ""
+    """The command that goes on with the study: the study's own file is a space."""
 
     def __str__(self) -> str:
         """The share in words."""

@@ -1,10 +1,12 @@
 """One ranking of one or several studies, from their folders or from MLflow."""
 
 import gc
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypedDict, Unpack
 
 import pyarrow as pa
@@ -20,6 +22,7 @@ from wattune.ranking.order import Ranking, SpaceShare, rank
 from wattune.ranking.recordings import judged, usual_metric
 from wattune.ranking.spreads import Results
 from wattune.run import Run, RunStatus
+from wattune.storage.files import storage_path
 from wattune.storage.spaces import CANDIDATES, candidates_table
 from wattune.storage.study import StudyFolder, Unreadable
 from wattune.tracking.reader import read_study
@@ -194,6 +197,13 @@ def _candidates(study: StudyFolder) -> frozenset[str] | None:
         raise PlanError(f"{path}: {error}; `wattune run` of the space writes it anew") from error
 
 
+def _run_command(folder: Path) -> str:
+    """Returns the command that goes on with the study of a folder."""
+    elsewhere = folder.absolute().parent != storage_path()
+    storage = f" --storage {shlex.quote(str(folder.parent))}" if elsewhere else ""
+    return f"wattune run {shlex.quote(str(folder / 'study.yaml'))}{storage}"
+
+
 def _share(source: Source) -> SpaceShare:
     """Counts the trials of a source's space that were measured."""
     known = source.candidates or frozenset()
@@ -209,6 +219,7 @@ def _share(source: Source) -> SpaceShare:
         num_measured=len(measured),
         num_failed=len(failed),
         num_burst=len(known & {result.trial_id for result in completed} - measured - failed),
+        run_command=_run_command(Path(source.place)),
     )
 
 

@@ -65,8 +65,12 @@ def test_a_tie_asks_for_a_repeat_of_both_with_its_time_and_the_command() -> None
     found = answer_of(ranking)
     assert found.state == "unsure" and found.best_probability is not None and found.best_probability < 0.95
     assert set(found.repeats) == {row.label for row in ranking.feasible}
-    assert found.repeats_s == pytest.approx(40.0) and found.command == UNTIL_DECIDED
+    assert found.repeats_s == pytest.approx(40.0) and found.command == f"wattune run SPACE {UNTIL_DECIDED}"
     assert "2 repeats" in answer_lines(ranking)[-1] and "about 40 s" in answer_lines(ranking)[-1]
+    known = SpaceShare(
+        study="moe", num_candidates=2, num_measured=2, num_failed=0, run_command="wattune run 'a b/study.yaml'"
+    )
+    assert answer_lines(replace(ranking, space=(known,)))[-1].endswith("wattune run 'a b/study.yaml' --until-decided")
 
 
 def test_one_that_holds_is_not_called_sure_while_a_faster_one_is_undecided() -> None:
