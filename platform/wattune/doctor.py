@@ -1,17 +1,22 @@
 """Findings about this machine: what it has, what it lacks, and what follows for a study on it."""
 
+import json
 import os
 import platform
 import shutil
 import sys
+import time
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 import psutil
 
+from wattune.catalog.hardware import device_of_product
+from wattune.catalog.networks import NETWORKS
+from wattune.errors import TelemetryError
 from wattune.storage.files import nearest_existing, storage_path
-from wattune.telemetry.probe import probe
+from wattune.telemetry.probe import network_ports, nvidia_products, probe
 from wattune.view.table import worded
 
 _LIBRARIES: Final = {
@@ -42,8 +47,88 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Looks at interpreter, processors, memory, libraries, sensors and storage; starts nothing and writes nothing."""
-    return [_python(), *_host(), *map(_library, _LIBRARIES), *_sensors(), _storage()]
+    """Looks at interpreter, processors, memory, libraries, sensors, storage and network; writes nothing."""
+    return [_python(), *_host(), *map(_library, _LIBRARIES), *_sensors(), _storage(), _cluster()]
+
+
+REFERENCE_OPERATION_S: Final = 0.283e-6
+"""Result of `operation_s` on a host of speed 1, a DGX H100's, by assumption: 0.290 us were measured on an EPYC of the
+fourth generation, of 3.7 GHz at most, and clocks are taken to do equal work (`wattune.catalog.networks.host_speed`)."""
+
+
+def operation_s(tries: int = 7, operations: int = 20_000) -> float:
+    """Measures one thread's time for two calls with look-ups and tuples, as a framework makes for a kernel.
+
+    In CPU seconds, the least of several tries, so that other work on the machine counts little.
+    """
+    table = {"weight": 1.0, "bias": 2.0}
+
+    def operation(name: str, *sizes: int, scale: float = 1.0) -> tuple[float, ...]:
+        return (table[name] * scale, *sizes)
+
+    least_ns = sys.maxsize
+    for _ in range(tries):
+        start_ns = time.thread_time_ns()
+        for _ in range(operations):
+            operation("weight", 1, 2, scale=2.0)
+            operation("bias", 3)
+        least_ns = min(least_ns, time.thread_time_ns() - start_ns)
+    return least_ns / operations * 1e-9
+
+
+def own_devices() -> tuple[int, str]:
+    """Counts this machine's GPUs, with their catalog name; two ranks on its processors where the catalog has none."""
+    try:
+        products = nvidia_products()
+    except (TelemetryError, OSError):
+        products = []
+    kinds = {device_of_product(product) for product in products}
+    kind = kinds.pop() if len(kinds) == 1 else None
+    return (len(products), kind.name) if kind is not None else (2, "cpu")
+
+
+def _cluster() -> Finding:
+    """Writes the `cluster` of a space on machines like this one."""
+    slots, name = own_devices()
+    ports = network_ports()
+    entry: dict[str, Any] = {"device": name, "slots": slots}
+    follows = "as `cluster` of a space; add num_nodes"
+    if ports:
+        _, kind, rate = ports[0]
+        entry |= {"network": _network_of(kind, rate, len(ports) / slots), "rails": len(ports)}
+        follows += f"; ports: {', '.join(port for port, _, _ in ports)}, drop from rails those that serve storage"
+    else:
+        follows += "; no port to other nodes was found, so name the network"
+    entry["host"] = {"speed": round(REFERENCE_OPERATION_S / operation_s(), 2)}
+    return Finding(topic="cluster", ok=True, have=_flow(entry), follows=follows)
+
+
+_FAMILIES: Final = {
+    "InfiniBand": ("xdr", "ndr", "hdr"),
+    "Ethernet": ("roce_",),
+    "efa": ("efa_",),
+    "cxi": ("slingshot",),
+}
+"""Beginnings of the catalog's names of networks, by kind of link."""
+
+
+def _network_of(kind: str, bytes_per_s: float, ports_per_device: float) -> str | dict[str, Any]:
+    """Names the network of the catalog with such ports, the nearest by their number; else describes it."""
+    alike = [
+        one
+        for one in NETWORKS.values()
+        if one.name.startswith(_FAMILIES.get(kind, ())) and one.bandwidth_bytes_per_s == bytes_per_s
+    ]
+    if alike:
+        return min(alike, key=lambda one: abs(one.ports_per_device - ports_per_device)).name
+    return {"name": f"{kind.lower()}_{bytes_per_s * 8e-9:g}", "bandwidth_bytes_per_s": bytes_per_s}
+
+
+def _flow(entry: Any) -> str:
+    """Writes plain data as YAML in one line."""
+    if not isinstance(entry, dict):
+        return json.dumps(entry).strip('"')
+    return "{" + ", ".join(f"{name}: {_flow(value)}" for name, value in entry.items()) + "}"
 
 
 def _python() -> Finding:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import typer
 
+from wattune import doctor
 from wattune.catalog.models import model
 from wattune.cli import author
 from wattune.errors import NothingToTryError
@@ -21,7 +22,7 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture(autouse=True)
 def in_a_folder_without_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(author, "nvidia_products", list)
+    monkeypatch.setattr(doctor, "nvidia_products", list)
 
 
 def test_init_without_a_person_takes_defaults_and_what_it_writes_plans(wattune: Run) -> None:
@@ -33,7 +34,7 @@ def test_init_without_a_person_takes_defaults_and_what_it_writes_plans(wattune: 
 
 
 def test_init_takes_flags_and_this_machines_gpus(wattune: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(author, "nvidia_products", lambda: ["NVIDIA H200"] * 8)
+    monkeypatch.setattr(doctor, "nvidia_products", lambda: ["NVIDIA H200"] * 8)
     bound = "node_device_power_peak_1s_w <= 5000"
     assert wattune("init", "my space.yaml", "--model", "mixtral_8x7b", "--bound", bound, "--engine", "megatron")[0] == 0
     text = Path("my space.yaml").read_text()

@@ -9,9 +9,11 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import yaml
 
 from wattune import doctor
 from wattune.doctor import Finding, examine
+from wattune.search.cluster_entry import ClusterEntry
 
 INSTALLED = {"torch": "2.12.1", "ray": "2.60.0", "mlflow": "3.17.2"}
 SENSORS = [
@@ -31,6 +33,9 @@ def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(doctor, "version", version)
     monkeypatch.setattr(doctor, "probe", lambda: SENSORS)
+    monkeypatch.setattr(doctor, "nvidia_products", lambda: ["NVIDIA H100 80GB HBM3"] * 8)
+    monkeypatch.setattr(doctor, "network_ports", list)
+    monkeypatch.setattr(doctor, "operation_s", lambda: doctor.REFERENCE_OPERATION_S / 0.9)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2, 5, 7})
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=16 * 2**30))
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=300 * 2**30))
@@ -47,7 +52,7 @@ def found(topic: str) -> Finding:
 def test_every_topic_has_one_finding_in_the_order_of_the_page(storage: Path) -> None:
     topics = [each.topic for each in examine()]
     libraries = ["torch", "ray", "mlflow", "megatron-core", "deepspeed", "torchao", "transformer-engine"]
-    assert topics == ["python", "processors", "memory", *libraries, "nvml", "rapl", "storage"]
+    assert topics == ["python", "processors", "memory", *libraries, "nvml", "rapl", "storage", "cluster"]
 
 
 @pytest.mark.parametrize(("release", "follows"), [((3, 11, 7), ""), ((3, 10, 14), "wattune needs 3.11")])
@@ -141,3 +146,48 @@ def test_looking_writes_nothing(storage: Path, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "replace", refuse)
     examine()
     assert list(tmp_path.iterdir()) == []
+
+
+NDR = [(f"mlx5_{i}", "InfiniBand", 50e9) for i in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("ports", "written"),
+    [
+        (NDR, "network: ndr, rails: 8, "),
+        ([("mlx5_0", "Ethernet", 25e9)] * 4, "network: roce_200, rails: 4, "),
+        ([("rdmap0", "efa", 12.5e9)] * 32, "network: efa_p5, rails: 32, "),
+        ([("rdmap0", "efa", 12.5e9)] * 4, "network: efa_p4d, rails: 4, "),
+        ([("cxi0", "cxi", 25e9)] * 4, "network: slingshot_11, rails: 4, "),
+        (
+            [("mlx5_0", "InfiniBand", 7e9)],
+            "network: {name: infiniband_56, bandwidth_bytes_per_s: 7000000000.0}, rails: 1, ",
+        ),
+        ([], ""),
+    ],
+    ids=str,
+)
+def test_the_cluster_entry_can_be_pasted_into_a_space(storage: Path, monkeypatch, ports: list, written: str) -> None:
+    monkeypatch.setattr(doctor, "network_ports", lambda: ports)
+    one = found("cluster")
+    assert one.have == f"{{device: h100_sxm, slots: 8, {written}host: {{speed: 0.9}}}}"
+    cluster = ClusterEntry.model_validate(yaml.safe_load(one.have)).resolve()
+    assert (cluster.devices_per_node, cluster.host_speed) == (8, 0.9)
+    if ports:
+        assert cluster.network is not None
+        rate = cluster.network.bandwidth_bytes_per_s * cluster.network.ports_per_device
+        assert rate == pytest.approx(len(ports) * ports[0][2] / 8)
+    else:
+        assert "no port to other nodes was found" in one.follows
+
+
+def test_a_machine_without_gpus_is_two_ranks_on_its_processors(storage: Path, monkeypatch) -> None:
+    def no_driver() -> list[str]:
+        raise OSError("no driver")
+
+    monkeypatch.setattr(doctor, "nvidia_products", no_driver)
+    assert found("cluster").have.startswith("{device: cpu, slots: 2, ")
+
+
+def test_the_speed_of_the_host_is_measured() -> None:
+    assert 0.02e-6 < doctor.operation_s(tries=2, operations=2000) < 20e-6

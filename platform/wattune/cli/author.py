@@ -11,12 +11,12 @@ from typing import Annotated, Any, Final
 import typer
 
 from wattune import api
-from wattune.catalog.hardware import device_of_product
 from wattune.catalog.huggingface import read_config
 from wattune.catalog.models import ModelSpec, model
 from wattune.cli.shell import JsonOption, err, out, print_json, print_line
 from wattune.cli.verbs import app
-from wattune.errors import NothingToTryError, PlanError, TelemetryError, WattuneError, closest
+from wattune.doctor import own_devices
+from wattune.errors import NothingToTryError, PlanError, WattuneError, closest
 from wattune.metrics import METRICS
 from wattune.objective import parse_objective
 from wattune.plans.engines import CAPABILITIES, capabilities, runs_program
@@ -26,7 +26,6 @@ from wattune.search.model_entry import own_name_of
 from wattune.search.prune import Candidates
 from wattune.search.reference import SCHEMA_NAME, reference_page, schema_line, schema_text
 from wattune.storage.study import check_study_name
-from wattune.telemetry.probe import nvidia_products
 from wattune.view.console import show
 from wattune.view.machine import catalog_view, metric_list
 
@@ -76,7 +75,7 @@ def init(
     _refuse_existing(path)
     asks = _person_is_there()
     chosen = _answer(asks, "Model (wattune catalog lists them)", model_name, "llama3_8b", _check_model)
-    place = _answer(asks, "Cluster, as NODESxDEVICES device", cluster, _this_machine(), _check_cluster)
+    place = _answer(asks, "Cluster, as NODESxDEVICES device", cluster, "1x{} {}".format(*own_devices()), _check_cluster)
     trains = _answer(asks, f"Engine ({', '.join(CAPABILITIES)})", engine, "torch", capabilities)
     bounds = [check_bound(one, place) for one in bound or ()]
     if asks and bound is None:
@@ -172,17 +171,6 @@ def _check_cluster(text: str) -> None:
 
 def _bound(cluster: str) -> Callable[[str], object]:
     return lambda text: check_bound(text, cluster) if text else None
-
-
-def _this_machine() -> str:
-    """Describes this machine as a cluster: its GPUs where the catalog has them, else two ranks on its processors."""
-    try:
-        products = nvidia_products()
-    except (TelemetryError, OSError):
-        products = []
-    kinds = {device_of_product(product) for product in products}
-    kind = kinds.pop() if len(kinds) == 1 else None
-    return f"1x{len(products)} {kind.name}" if kind is not None else "1x2 cpu"
 
 
 def _relative(path: Path, folder: Path) -> str:

@@ -3,9 +3,12 @@
 import ctypes
 import importlib.util
 import os
-from collections.abc import Callable, Iterator
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from wattune.errors import TelemetryError
 
@@ -66,6 +69,71 @@ def _nvml() -> Iterator[tuple[ctypes.CDLL, Callable[[int], None]]]:
         yield library, check
     finally:
         library.nvmlShutdown()
+
+
+TOPOLOGY: Final = "/var/run/nvidia-topologyd/virtualTopology.xml"
+"""File of NCCL's topology on virtual machines, where `NCCL_TOPO_FILE` names none (NCCL's environment variables)."""
+
+
+def network_ports(
+    sysfs: Path = Path("/sys"), environ: Mapping[str, str] = os.environ, ibstat: str = "ibstat"
+) -> list[tuple[str, str, float]]:
+    """Finds the active ports by which this machine's devices reach others: name, kind of link, bytes a second.
+
+    The kernel lists them; where it shows none, `ibstat` is asked. Kinds are `InfiniBand`, `Ethernet`, `efa` and `cxi`
+    (Slingshot). Of those, `NCCL_IB_HCA` chooses as it does for NCCL, else NCCL's topology file, else the fastest
+    stand: slower ones serve storage and management.
+    """
+    ports = []
+    for port in sorted((sysfs / "class/infiniband").glob("*/ports/*")):
+        try:
+            state, rate, kind = ((port / name).read_text().strip() for name in ("state", "rate", "link_layer"))
+        except OSError:
+            continue
+        adapter = port.parent.parent
+        driver = (adapter / "device/driver").resolve().name
+        if "ACTIVE" in state:
+            ports.append((adapter.name, "efa" if driver == "efa" else kind, _bytes_per_s(rate)))
+    # 200 Gb/s each: `wattune.catalog.networks`.
+    ports += [(card.name, "cxi", 25e9) for card in sorted((sysfs / "class/cxi").glob("*"))]
+    ports = ports or _ports_of_ibstat(ibstat)
+    chosen = [port for port in ports if _is_chosen(port[0], environ)]
+    fastest = max((port[2] for port in chosen), default=0.0)
+    return [port for port in chosen if port[2] == fastest]
+
+
+def _bytes_per_s(rate: str) -> float:
+    """Reads the kernel's `400 Gb/sec (4X NDR)`, or the `400` of `ibstat`."""
+    found = re.match(r"[\d.]+", rate)
+    return float(found[0]) * 1e9 / 8 if found else 0.0
+
+
+def _ports_of_ibstat(ibstat: str) -> list[tuple[str, str, float]]:
+    try:
+        text = subprocess.run([ibstat], capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    ports = []
+    for adapter in re.split(r"^CA ", text, flags=re.MULTILINE)[1:]:
+        name = adapter.split("'")[1] if "'" in adapter else "?"
+        for port in re.split(r"Port \d+:", adapter)[1:]:
+            own = dict(re.findall(r"^\s*([\w ]+): (.+)$", port, re.MULTILINE))
+            if own.get("State") == "Active":
+                ports.append((name, own.get("Link layer", "InfiniBand"), _bytes_per_s(own.get("Rate", ""))))
+    return ports
+
+
+def _is_chosen(name: str, environ: Mapping[str, str]) -> bool:
+    """Tells whether NCCL uses an adapter: prefixes of `NCCL_IB_HCA`, `=` for whole names, `^` for all but those."""
+    if wanted := environ.get("NCCL_IB_HCA", "").strip():
+        exact = "=" in wanted[:2]
+        names = [one.split(":")[0] for one in wanted.lstrip("^=").split(",")]
+        return any(name == one if exact else name.startswith(one) for one in names) != wanted.startswith("^")
+    try:
+        nets = re.findall(r'<net [^>]*name="([^"]+)"', Path(environ.get("NCCL_TOPO_FILE", TOPOLOGY)).read_text())
+    except (OSError, UnicodeDecodeError):
+        return True
+    return name in nets or not nets
 
 
 def _find_nvml() -> str:
