@@ -44,6 +44,7 @@ class Batch:
     """Copies of what sharding shares."""
     recompute: Ints
     """Index in `AXES["recompute"].choices`: none, selective, full."""
+    loss_chunks: Ints
     offload: Ints
     """Index in `AXES["offload"].choices`: none, activations."""
     overlap: Ints
@@ -110,7 +111,7 @@ def _batch(key: _Key, plans: Sequence[Plan]) -> Batch:
         num_micro_batches=np.fromiter(
             (num_micro_batches(plan, world, workload.global_batch_size) for plan in plans), np.int64, len(plans)
         ),
-        **{name: count(name) for name in ("tp", "pp", "cp", "ep", "etp", "vpp", "micro_batch_size", "dp_replicate")},
+        **{name: count(name) for name, axis in AXES.items() if axis.kind == "count"},
         **{name: choice(name) for name in ("sharding", "recompute", "offload", "overlap")},
         layers=_layers(model, plans),
     )

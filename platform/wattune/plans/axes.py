@@ -59,6 +59,13 @@ AXES: Final[dict[str, Axis]] = {
             meaning="what waits in host memory, copied beside compute: what layers keep for the backward pass",
         ),
         Axis(
+            name="loss_chunks",
+            kind="count",
+            neutral="1",
+            meaning="parts of a micro-batch's tokens whose logits are held one after another: head and loss are "
+            "computed again in the backward pass",
+        ),
+        Axis(
             name="overlap",
             kind="choice",
             choices=("none", "grad", "grad_param", "tp"),
@@ -117,6 +124,7 @@ class Plan:
     """Groups of data-parallel ranks that hold the same shards: torchtitan's `data_parallel_replicate_degree`."""
     recompute: str = "none"
     offload: str = "none"
+    loss_chunks: int = 1
     overlap: str = "none"
     dtype: str = "bf16"
     layout: tuple[int, ...] = ()
@@ -143,6 +151,7 @@ class Plan:
         parts += [f"dp_replicate={self.dp_replicate}"] if self.dp_replicate != 1 else []
         parts += [f"recompute={self.recompute}"] if self.recompute != "none" else []
         parts += [f"offload={self.offload}"] if self.offload != "none" else []
+        parts += [f"loss_chunks={self.loss_chunks}"] if self.loss_chunks != 1 else []
         parts += [f"overlap={self.overlap}"] if self.overlap != "none" else []
         parts += ["fp8"] if self.dtype == "fp8" else []
         parts += [f"layout={'-'.join(map(str, self.layout))}"] if self.layout else []

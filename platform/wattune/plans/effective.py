@@ -98,6 +98,12 @@ def _offload_of_nothing(c: Configuration, plan: Plan) -> Change | None:
     return None if _trains(c) else ("offload", "none", "mode=prefill has no backward pass")
 
 
+def _loss_of_prompts(c: Configuration, plan: Plan) -> Change | None:
+    if _trains(c) or plan.loss_chunks == 1:
+        return None
+    return "loss_chunks", 1, "mode=prefill has the loss of each sequence's last token alone"
+
+
 def _sharding_of_prompts(c: Configuration, plan: Plan) -> Change | None:
     if _trains(c) or plan.sharding not in ("zero1", "zero2"):
         return None
@@ -120,6 +126,7 @@ _OF_EVERY_ENGINE: Final[tuple[Callable[[Configuration, Plan], Change | None], ..
     _overlap_of_nothing,
     _recompute_of_prompts,
     _offload_of_nothing,
+    _loss_of_prompts,
     _sharding_of_prompts,
     _overlap_of_prompts,
     _copies_of_the_whole,

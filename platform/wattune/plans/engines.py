@@ -277,6 +277,9 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
                     why="its cpu_offloading is TransformerEngine's, and takes neither stages nor recomputation",
                 ),
                 Exclusion(
+                    setting={"loss_chunks": ABOVE_1}, why="its own model computes the loss of all tokens at once"
+                ),
+                Exclusion(
                     setting={"sharding": _ZERO_2_3}, why="its distributed optimizer shards the optimizer state only"
                 ),
             ),
@@ -319,6 +322,9 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
                 Exclusion(
                     setting={"offload": ("activations",)},
                     why="its cpu_checkpointing moves what its own checkpointing keeps, and layers here use torch's",
+                ),
+                Exclusion(
+                    setting={"loss_chunks": ABOVE_1}, why="its pipeline and ZeRO take the loss of all tokens at once"
                 ),
                 Exclusion(
                     setting={"dp_replicate": ABOVE_1},

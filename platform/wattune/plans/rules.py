@@ -377,6 +377,17 @@ def batch(c: Configuration) -> str | None:
     return f"micro_batch_size*dp={size}*{dp}={size * dp} does not divide global_batch_size={global_batch}; {remedy}"
 
 
+def loss_chunks(c: Configuration) -> str | None:
+    """Parts of the loss have equally many tokens, so that one compiled graph serves them all."""
+    tokens = c.plan.micro_batch_size * c.workload.seq_len // c.plan.cp
+    if tokens % c.plan.loss_chunks == 0:
+        return None
+    return (
+        f"loss_chunks={c.plan.loss_chunks} does not divide the {tokens} tokens of a micro-batch; use loss_chunks in "
+        f"{_divisors(tokens)}"
+    )
+
+
 def micro_batches(c: Configuration) -> str | None:
     """Pipeline schedules have the micro-batches they are made of: whole rounds where chunks interleave."""
     pp, vpp, engine = c.plan.pp, c.plan.vpp, CAPABILITIES[c.engine]
@@ -441,6 +452,7 @@ RULES: Final[tuple[Rule, ...]] = (
     copies,
     batch,
     micro_batches,
+    loss_chunks,
     rank_order,
 )
 """Every rule, in the order of judging. A rejected configuration names the first that it breaks."""
@@ -451,7 +463,7 @@ _OF_MODEL: Final = frozenset(
 """Rules that need a model."""
 
 _OF_WORKLOAD: Final = frozenset(
-    (adapters, routing, fp8_tokens, positions, sequence, forward_only, batch, micro_batches)
+    (adapters, routing, fp8_tokens, positions, sequence, forward_only, batch, micro_batches, loss_chunks)
 )
 """Rules that need a workload."""
 

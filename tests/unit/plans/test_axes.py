@@ -11,7 +11,7 @@ from wattune.plans.axes import AXES, DEGREES, HELD_IN, ITEM_BYTES, Plan
 COUNT = st.integers(1, 12)
 PLANS = st.builds(
     Plan,
-    **dict.fromkeys((*DEGREES, "micro_batch_size", "dp_replicate"), COUNT),
+    **dict.fromkeys((*DEGREES, "micro_batch_size", "dp_replicate", "loss_chunks"), COUNT),
     **{name: st.sampled_from(AXES[name].choices) for name in ("sharding", "recompute", "offload", "overlap", "dtype")},
     layout=st.lists(COUNT, max_size=3).map(tuple),
     rank_order=st.one_of(st.just("topology"), st.permutations(range(4)).map(tuple)),
@@ -68,6 +68,7 @@ def test_a_label_changes_with_every_axis_but_between_bf16_and_fp32(plan: Plan, a
         (Plan(tp=2, etp=1, pp=2, micro_batch_size=4, sharding="zero1"), "tp2 pp2 etp1 mbs4 zero1"),
         (Plan(sharding="zero3", dp_replicate=2), "mbs1 zero3 dp_replicate=2"),
         (Plan(recompute="full", offload="activations"), "mbs1 recompute=full offload=activations"),
+        (Plan(micro_batch_size=4, loss_chunks=8), "mbs4 loss_chunks=8"),
         (Plan(recompute="full", overlap="grad"), "mbs1 recompute=full overlap=grad"),
         (Plan(pp=2, layout=(3, 1), rank_order=(1, 0)), "pp2 mbs1 layout=3-1 order=(1, 0)"),
     ],

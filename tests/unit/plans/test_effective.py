@@ -122,6 +122,7 @@ def test_what_is_effective_stays_so_and_every_change_has_a_reason(plan, moe, eng
     [
         ({"offload": "activations"}, {}, "offload=activations acts as none: mode=prefill has no backward pass"),
         ({"recompute": "full"}, {}, "recompute=full acts as none: mode=prefill has no backward pass"),
+        ({"loss_chunks": 4}, {}, "mode=prefill has the loss of each sequence's last token alone"),
         (
             {"sharding": "zero1"},
             {},

@@ -83,6 +83,11 @@ BROKEN = {
         "{1, 2, 4}",
     ),
     "micro_batches": (spec(pp=4, micro_batch_size=8), "2 micro-batches do not fill pp=4", "larger global_batch_size"),
+    "loss_chunks": (
+        spec(seq_len=1024, micro_batch_size=2, loss_chunks=3),
+        "loss_chunks=3 does not divide the 2048 tokens of a micro-batch",
+        "use loss_chunks in {1, 2, 4, 8",
+    ),
     "rank_order": (spec(rank_order=(0, 1)), "lists 2 slots for world_size=16", "one slot a rank"),
 }
 

@@ -80,6 +80,8 @@ class Shapes:
     sharding: Ints
     """0 for none, then the stage of ZeRO; 0 where nothing is shared."""
     recompute: Ints
+    loss_chunks: Floats
+    """Parts of a micro-batch whose logits are held one after another."""
     offloads: Floats
     """1 where what layers keep waits in host memory, else 0."""
     overlap: Ints
@@ -174,6 +176,7 @@ def shapes(batch: Batch, padded_vocab_size: Ints | None, *, splits_ends: bool, r
         num_micro_batches=_column(batch.num_micro_batches),
         sharding=np.where(replicas > 1, batch.sharding[:, None], 0),
         recompute=batch.recompute[:, None],
+        loss_chunks=_column(batch.loss_chunks),
         offloads=_column(batch.offload),
         overlap=batch.overlap[:, None],
         imbalance=_imbalance(batch),

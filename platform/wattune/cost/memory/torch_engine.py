@@ -132,15 +132,17 @@ class _Rank:
         head, split = s.trained.head * s.last, s.tp > 1
         dense = item * s.held.layer
         whole = item if s.is_compiled else EAGER_LOGIT_BYTES
-        logits = np.where(split, SPLIT_LOGIT_BYTES, whole) * s.tokens * s.vocab / s.tp * s.last
+        logits = np.where(split, SPLIT_LOGIT_BYTES, whole) * s.tokens / s.loss_chunks * s.vocab / s.tp * s.last
         inputs = (row + item * s.tokens * s.model.hidden_size) * s.last
+        # A later part of the loss has a gradient of the head's weight too, beside the sum of those before it.
+        twice = split | (s.loss_chunks > 1)
         # Where passes follow one another, what an earlier one gathered the last unit into is there twice. Measured:
         # ZeRO-3 in `benchmarks/data/dense_llama_h200x2.parquet`, with one, two and four micro-batches.
         return [
             moment(
                 self.constant,
                 activations=self.kept + inputs,
-                gradients=self.before + item * head * (1 + split),
+                gradients=self.before + item * head * (1 + twice),
                 gathered=np.where(
                     self.zero3, item * s.held.head * s.last + dense + 2 * self.leftover * self.several, self.gathered
                 ),

@@ -131,18 +131,21 @@ class _Model:
         batch = self.batch
         columns = (
             batch.tp, batch.cp, batch.ep, batch.etp, batch.micro_batch_size, batch.recompute,
-            (batch.sharding == 3) & (batch.dp * batch.cp > 1), batch.overlap == 3, self.vocabulary,
+            (batch.sharding == 3) & (batch.dp * batch.cp > 1), batch.loss_chunks > 1, batch.overlap == 3,
+            self.vocabulary,
         )  # fmt: skip
         key = np.zeros(len(batch), np.int64)
         for column in columns:
             _, codes = np.unique(column, return_inverse=True)
             key = key * (codes.max() + 1) + codes
         _, first, of = np.unique(key, return_index=True, return_inverse=True)
-        tp, cp, ep, etp, _, recompute, gathers, overlaps_tp, vocabulary = (
+        tp, cp, ep, etp, _, recompute, gathers, loss_again, overlaps_tp, vocabulary = (
             np.asarray(column[first], float) for column in columns
         )
         tokens = batch.local_tokens[first].astype(float)
-        shapes = KernelShapes(tp=tp, cp=cp, ep=ep, etp=etp, tokens=tokens, recompute=recompute, gathers=gathers)
+        shapes = KernelShapes(
+            tp=tp, cp=cp, ep=ep, etp=etp, tokens=tokens, recompute=recompute, gathers=gathers, loss_again=loss_again
+        )
         layer = layer_work(self.machine, batch.model, batch.workload, shapes, self.facts)
         ends = ends_work(self.machine, vocabulary, batch.model.hidden_size, batch.workload, shapes, self.facts)
         of_kinds = [

@@ -94,6 +94,8 @@ class KernelShapes:
     recompute: Floats
     gathers: Floats
     """1 where weights are gathered for each pass."""
+    loss_again: Floats
+    """1 where logits and loss are computed again in the backward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,10 +382,16 @@ def ends_work(
         backward.append((vocabulary, h * ones, rows))
     backward_s, backward_flop = machine.products(backward, frac)
     compiled = np.where(shapes.tp > 1, facts.compiles_split, facts.compiles)
-    passes = np.where(compiled, 1.0, 3.0)
+    passes, again = np.where(compiled, 1.0, 3.0), shapes.loss_again
     logit_bytes = rows * vocabulary * 5 * passes
     last = ModelPart(
         PassTimes(forward_s, machine.moving_s(logit_bytes, 8), host_s, nothing, forward_flop),
-        PassTimes(backward_s, machine.moving_s(logit_bytes, 8), host_s, nothing, backward_flop),
+        PassTimes(
+            backward_s + again * forward_s,
+            machine.moving_s(logit_bytes * (1 + again), 8),
+            host_s,
+            nothing,
+            backward_flop + again * forward_flop,
+        ),
     )
     return first, last

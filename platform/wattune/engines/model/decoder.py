@@ -186,6 +186,8 @@ class Head(nn.Module):
         self.norm = _norm(model)
         self.output = nn.Linear(model.hidden_size, model.vocab_size, bias=False)
         self.compiler = EAGER
+        self.loss_chunks = 1
+        """Parts of the tokens whose logits and loss are computed one after another, and again in the backward pass."""
         self.last_only = False
         """Set where only the last position of a sequence is asked for, as after a prompt."""
         self.ranks = ALONE
@@ -198,11 +200,34 @@ class Head(nn.Module):
         if targets is None:
             return self.logits(x)
         # Of a sequence that tensor parallel has cut, every rank gives its last position.
+        if self.loss_chunks > 1 and not self.last_only:
+            return self._loss_by_chunks(x, targets)
         return self.compiler.run(Head.last_loss if self.last_only else Head.loss, self, x, targets)
+
+    def _loss_by_chunks(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy summed over all tokens, with the logits of one part of them at a time.
+
+        As the chunked losses of torchtune and Liger-Kernel (Hsu et al. 2024, arXiv 2410.10989). Tokens are joined
+        from tensor parallel ranks once, before they are cut.
+        """
+        rows = self.compiler.run(Head.normed, self, x).flatten(0, 1)
+        parts = zip(rows.chunk(self.loss_chunks), targets.flatten().chunk(self.loss_chunks), strict=True)
+        return torch.stack([_again(self._loss_of_rows, *part) for part in parts]).sum()
+
+    def _loss_of_rows(self, rows: Tensor, targets: Tensor) -> Tensor:
+        return self.compiler.run(Head.loss_of_rows, self, rows, targets)
+
+    def normed(self, x: Tensor) -> Tensor:
+        """The inputs of the projection, [batch, sequence, hidden] on every tensor parallel rank."""
+        return self.ranks.gather(self.norm(x))
+
+    def loss_of_rows(self, rows: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy summed over some tokens, whose inputs of the projection are [tokens, hidden]."""
+        return summed_loss(self.output(rows), targets, self.ranks, self.vocab_size)
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits [batch, sequence, vocabulary], of this rank's piece of the vocabulary."""
-        return cast(Tensor, self.output(self.ranks.gather(self.norm(x))))
+        return cast(Tensor, self.output(self.normed(x)))
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy summed over all tokens; one graph, so that logits are read once and never stored in fp32."""

@@ -176,6 +176,7 @@ def _decoders(
                 adapt(decoder, spec.workload.lora)
         if decoder.head is not None:
             decoder.head.last_only = spec.workload.mode == "prefill"
+            decoder.head.loss_chunks = plan.loss_chunks
         whole += materialise(decoder, spec, meshes, device, seed)
         if plan.offload == "activations":
             decoder.offload = Offload(device, () if rotation is None else (rotation.cos, rotation.sin))

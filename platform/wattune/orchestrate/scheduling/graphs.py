@@ -52,6 +52,7 @@ def graphs_of(spec: TrialSpec) -> Hashable:
         plan.tp,
         plan.cp,
         plan.dtype,
+        plan.loss_chunks,
     )
     if engine == "torch":
         groups = (

@@ -48,6 +48,7 @@ def numbers_of(spec: TrialSpec) -> dict[str, float]:
     columns = {name: math.log2(getattr(plan, name)) for name in DEGREES}
     columns["dp"] = math.log2(dp)
     columns["dp_replicate"] = math.log2(plan.dp_replicate)
+    columns["loss_chunks"] = math.log2(plan.loss_chunks)
     columns["micro_batch_size"] = math.log2(plan.micro_batch_size)
     columns["micro_batches"] = math.log2(max(workload.global_batch_size / (dp * plan.micro_batch_size), 1.0))
     columns |= {name: float(steps.index(getattr(plan, name))) for name, steps in _STEPS.items()}

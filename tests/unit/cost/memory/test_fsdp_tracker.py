@@ -37,6 +37,8 @@ def tracked(spec: TrialSpec) -> dict[str, int]:
             decoder = Decoder(
                 of, range(of.num_layers), rotation=rotation, recompute=plan.recompute, experts=meshes.expert_shard(plan)
             )
+            assert decoder.head is not None
+            decoder.head.loss_chunks = plan.loss_chunks
             for part in (decoder.embedding, *decoder.layers.values(), decoder.head, decoder):
                 assert part is not None
                 parallel._shard(part, plan, meshes)
@@ -102,3 +104,21 @@ def test_predicted_bytes_are_those_that_torch_counts(of, sharding: str, copies: 
     held = 8 * of.hidden_size * of.vocab_size if recompute == "none" else 0
     total = sum(parts.values()) - parts["allocator"]
     assert total == pytest.approx(counted["Total"] - held, rel=0.06)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["zero1", "zero3"])
+@pytest.mark.parametrize("chunks", [4, 16])
+def test_a_loss_in_parts_holds_the_logits_of_one_part(sharding: str, chunks: int) -> None:
+    """A vocabulary of 128,256 tokens, of which the logits are most of the memory that is held."""
+    of = replace(SMALL, vocab_size=128_256)
+    totals = {}
+    for parts in (1, chunks):
+        spec = trial_spec(of, on=f"1x{RANKS} cpu", seq_len=2048, batch=8, sharding=sharding, loss_chunks=parts)
+        counted = tracked(spec)
+        ((_, batch),) = batches([spec])
+        found = {name: values[0] for name, values in predict(batch, H200).parts_bytes.items()}
+        totals[parts] = sum(found.values()) - found["allocator"], counted["Total"]
+    for predicted, counted_bytes in totals.values():
+        assert predicted == pytest.approx(counted_bytes, rel=0.04)
+    assert totals[chunks][1] < 0.6 * totals[1][1]

@@ -19,7 +19,16 @@ WORKLOAD = Workload(seq_len=4096, global_batch_size=8)
 
 
 def shapes(**degrees):
-    values = {"tp": 1, "cp": 1, "ep": 1, "etp": 1, "tokens": 4096, "recompute": 0, "gathers": 0} | degrees
+    values = {
+        "tp": 1,
+        "cp": 1,
+        "ep": 1,
+        "etp": 1,
+        "tokens": 4096,
+        "recompute": 0,
+        "gathers": 0,
+        "loss_again": 0,
+    } | degrees
     return KernelShapes(**{name: np.array([float(value)]) for name, value in values.items()})
 
 

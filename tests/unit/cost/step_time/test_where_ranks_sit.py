@@ -145,7 +145,16 @@ def test_the_ring_of_context_parallel_waits_for_its_slowest_hop(plan, shape):
             for ring in dense(plan, machines, "pp", "dp", "tp")
             for sender, receiver in zip(ring, ring[1:] + ring[:1], strict=True)
         )
-        degrees = {"tp": plan.tp, "cp": plan.cp, "ep": 1, "etp": 1, "tokens": 4096, "recompute": 0, "gathers": 0}
+        degrees = {
+            "tp": plan.tp,
+            "cp": plan.cp,
+            "ep": 1,
+            "etp": 1,
+            "tokens": 4096,
+            "recompute": 0,
+            "gathers": 0,
+            "loss_again": 0,
+        }
         found = layer_traffic(
             Machine.of(device("h100_sxm"), "bf16", PUBLISHED_STEP_TIME),
             Links.of(machines, LINK),

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from wattune.catalog.models import MODELS, ModelSpec
+from wattune.engines.model.compiler import Compiler
 from wattune.engines.model.decoder import Decoder, Rotation
 from wattune.engines.model.experts import ExpertShard
 from wattune.engines.model.weights import initialise
@@ -91,3 +92,25 @@ def test_rotation_keeps_lengths_and_depends_on_distance_alone() -> None:
     for offset in range(-7, 8):
         diagonal = products.diagonal(offset)
         assert torch.allclose(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("chunks", [2, 8])
+def test_a_loss_in_parts_is_the_loss_with_its_gradients_and_keeps_no_logits(chunks: int, backend: str | None) -> None:
+    tokens, targets = torch.arange(16).view(2, 8), (torch.arange(16).view(2, 8) * 7) % 40
+    found = {}
+    for parts in (1, chunks):
+        whole = decoder(TINY)
+        whole.head.loss_chunks = parts
+        whole.compile_with(Compiler(backend=backend))
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda each, kept=kept: kept.append(each) or each, lambda x: x):
+            loss = whole(tokens, targets)
+        loss.backward()
+        rows = sum(each.numel() // TINY.vocab_size for each in kept if each.ndim and each.shape[-1] == TINY.vocab_size)
+        found[parts] = loss, [each.grad for each in whole.parameters()], rows
+    (loss, gradients, rows), (again, others, fewer) = found[1], found[chunks]
+    assert torch.allclose(loss, again, rtol=1e-6, atol=0)
+    for one, other in zip(gradients, others, strict=True):
+        assert torch.allclose(one, other, rtol=1e-6, atol=1e-6)
+    assert rows >= tokens.numel() and fewer == 0
