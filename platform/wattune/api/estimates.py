@@ -14,9 +14,11 @@ from wattune.api.beforehand import OtherStudies
 from wattune.api.results import AnyStudy, folder_of
 from wattune.api.spaces import Space, plan
 from wattune.api.studies import find_recording, find_study
+from wattune.catalog.hardware import DeviceSpec
 from wattune.catalog.hardware import device as catalog_device
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import Coefficients
+from wattune.cost.step_time.facts import SOFTWARE
 from wattune.cost.sweep import TABLE
 from wattune.errors import PlanError, SpaceError, TelemetryError
 from wattune.fidelity import is_burst
@@ -54,7 +56,9 @@ def estimate(
     Args:
         model: Catalog name, path of a `config.json`, or the mapping that a space has for a model.
         cluster: A text such as `4x8 h200_sxm`, or the mapping that a space has for a cluster.
-        engine: Engine that trains.
+        engine: Engine that trains, or software that wattune estimates and does not run: `nemo` (NeMo and
+            Megatron-Bridge, by their performance recipes), `maxtext`, `automodel`, `llm_foundry`. Its plan follows the
+            rules of the engine in `wattune.cost.step_time.facts.SOFTWARE`, whose memory stands for its own.
         leave_out: Features of the `config.json` to train without.
         storage: The place whose stored fits are used; see `wattune.storage.files.find_storage`.
         **settings: Axes of the plan (`tp=8, pp=2`) and keys of a space's `workload` (`seq_len`, `mode`). `seq_len` is
@@ -66,13 +70,14 @@ def estimate(
         PlanError: The device has no estimates, or its stored fit cannot be read.
     """
     _refuse_command([engine])
+    software = engine if engine in SOFTWARE else ""
     entry = model_in_short(model, leave_out)
     workload = {name: settings.pop(name) for name in [*settings] if name in WorkloadEntry.model_fields}
     document = {
         "study": "estimate",
         "model": entry,
         "cluster": cluster,
-        "engine": engine,
+        "engine": SOFTWARE.get(engine, engine),
         "workload": {"seq_len": 1, "global_batch_size": 1, **workload},
         "space": {name: [value] for name, value in ({"tp": 1} | settings).items()},
         "objective": "maximize tokens_per_s",
@@ -87,7 +92,15 @@ def estimate(
     spec = replace(spec, workloads=tuple(replace(one, **sizes) for one in spec.workloads))
     if spec.num_combinations > 1:
         raise SpaceError("estimate: got a list of values, allowed: one plan; `wattune plan --estimate` takes a space")
-    return estimate_one(spec, OtherStudies(storage_path(storage)).coefficients)
+    if SOFTWARE.get(software) == "megatron":  # it always trains with that library, which allows plans of its own
+        spec = replace(spec, clusters=tuple(replace(one, transformer_engine=True) for one in spec.clusters))
+    known = OtherStudies(storage_path(storage)).coefficients
+
+    def find(device: DeviceSpec) -> Coefficients:
+        found = known(device)
+        return replace(found, step_time=replace(found.step_time, software=software))
+
+    return estimate_one(spec, find)
 
 
 def _refuse_command(engines: Iterable[str]) -> None:

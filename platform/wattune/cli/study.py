@@ -29,6 +29,7 @@ from wattune.cli.shell import (
     print_note,
 )
 from wattune.cli.verbs import app
+from wattune.cost.step_time.facts import SOFTWARE
 from wattune.errors import SpaceError, TrackingError
 from wattune.forced_exit import ended_in_time
 from wattune.masking import without_secrets
@@ -127,7 +128,9 @@ def estimate(
             show_default=False,
         ),
     ] = None,
-    engine: Annotated[str, typer.Option(help=f"One of {', '.join(CAPABILITIES)}.")] = "torch",
+    engine: Annotated[
+        str, typer.Option(help=f"{', '.join(CAPABILITIES)}; only to estimate: {', '.join(SOFTWARE)}.")
+    ] = "torch",
     leave_out: Annotated[
         list[str] | None,
         typer.Option(help="Feature of the config.json to train without; may be repeated.", show_default=False),

@@ -197,6 +197,8 @@ class StepTimeCoefficients:
     """Half width of the 95 % interval of a step time on held-out configurations, relative."""
     seen: tuple[str, ...] = ()
     """Models, engines and numbers of devices that were fitted to, as of `family`; empty where that is not known."""
+    software: str = ""
+    """Software whose habits the steps have, of `wattune.cost.step_time.facts.SOFTWARE`; empty for the engine's own."""
     elsewhere_error_frac: float = 0.0
     """The same on a model and engine that the fit did not see, for candidates outside of `seen`; never below
     `error_frac`."""

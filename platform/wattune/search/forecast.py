@@ -14,8 +14,10 @@ from wattune.cost.coefficients import Origin
 from wattune.cost.estimate import Coefficients, Estimates, Find, estimate
 from wattune.cost.out_of_memory import CERTAIN, out_of_memory_probability, usable_bytes
 from wattune.objective import Constraint, Objective
+from wattune.plans.effective import effective
+from wattune.plans.rules import engine_combination, violations
 from wattune.search.names import namer
-from wattune.search.prune import Candidate, Candidates, Rejected, combinations, prune
+from wattune.search.prune import Candidate, Candidates, Rejected, combinations
 from wattune.search.space import StudySpec
 from wattune.steps.steady import least_warmup
 from wattune.trial import Measure, TrialSpec
@@ -59,6 +61,7 @@ class CoefficientSource:
             kinds.setdefault(origin, []).append(kind)
         origins = "; ".join(f"{', '.join(of_origin)} from {_ORIGINS[origin]}" for origin, of_origin in kinds.items())
         fit = f" (fit {self.coefficients.fit})" if self.coefficients.fit else ""
+        fit += f", as {software} runs it" if (software := self.coefficients.step_time.software) else ""
         excess = "".join(
             f"; {name} {size_bytes / 1e9:+.2f} GB, as measured trials held"
             for name, size_bytes in self.coefficients.memory.excess_bytes.items()
@@ -177,6 +180,8 @@ class Estimate:
     """Bytes of the fullest rank by part; they add up to `memory_peak_bytes`. A part that is 0 is left out."""
     limited_by: str = ""
     """The largest use of the step's time, one of `wattune.cost.estimate.LIMITS`; empty without figures."""
+    engine: str = ""
+    """The engine, or the software that the plan is estimated for."""
     source: str = ""
     """The coefficients behind the figures, in words; empty without figures."""
     rule: str = ""
@@ -190,7 +195,7 @@ class Estimate:
         return {
             "model": spec.model.name,
             "cluster": spec.cluster.label,
-            "engine": spec.engine,
+            "engine": self.engine,
             "seq_len": spec.workload.seq_len,
             "global_batch_size": spec.workload.global_batch_size,
             "plan": spec.label,
@@ -201,22 +206,25 @@ class Estimate:
 
 
 def estimate_one(study: StudySpec, find: Find) -> Estimate:
-    """Estimates the only combination of a space.
+    """Estimates the only combination of a space; of software that wattune does not run, its engine's gaps are none.
 
     Raises:
         PlanError: Its device cannot be predicted.
     """
-    candidates = prune(study)
-    if candidates.rejected:
-        (spec, _), first = next(combinations(study)), candidates.rejected[0]
-        return Estimate(spec=spec, rule=first.rule, reason=first.reason)
-    spec = candidates.kept[0].spec
+    spec, config = next(combinations(study))
+    spec = replace(spec, plan=effective(spec)[0])
+    software = find(spec.cluster.sensed_device).step_time.software
+    engine = software or spec.engine
+    first = next((one for one in violations(spec) if not (software and one.rule == engine_combination.__name__)), None)
+    if first is not None:
+        return Estimate(spec=spec, engine=engine, rule=first.rule, reason=first.reason)
     found = estimate([spec], find)
     over = np.flatnonzero(out_of_memory_probability([spec], found) > CERTAIN)
-    rejected = next(iter(Unfitting(candidates.kept, found, over)), None)
+    rejected = next(iter(Unfitting([Candidate(spec=spec, config=config)], found, over)), None)
     whole = found.whole(0)
     return Estimate(
         spec=spec,
+        engine=engine,
         figures=whole["estimate"],
         step_parts_s=whole["step_parts_s"],
         memory_parts_bytes=whole["memory_parts_bytes"],

@@ -109,7 +109,7 @@ def estimate_view(found: Estimate) -> View:
     """Lays out one plan's figures with intervals, the parts of its step and memory, and what rejects it."""
     spec = found.spec
     sizes = f"seq_len {spec.workload.seq_len}, global_batch_size {spec.workload.global_batch_size}"
-    title = f"{spec.model.name}, {spec.cluster.label}, {spec.engine}: {spec.label}, {sizes}"
+    title = f"{spec.model.name}, {spec.cluster.label}, {found.engine}: {spec.label}, {sizes}"
     figures = [
         Column("", lambda one: one[0]),
         Column("estimated", lambda one: worded(one[0], one[1]["value"]), FIGURE),

@@ -93,3 +93,31 @@ def test_a_config_json_is_a_model(wattune, tmp_path):
     assert json.loads(out)["model"] == "llama"
     code, _, error = wattune("estimate", str(tmp_path / "no.json"), "1x8 h200_sxm")
     assert code == 2 and "from_config" in error
+
+
+def test_software_that_wattune_does_not_run_is_estimated_with_its_own_habits():
+    """A published row: DGXC benchmarking v25.04.01 (MIT), Llama 3.1 8B on 8 H100 in bf16, 12.27 s a step."""
+    cluster = {"device": "h100_sxm", "devices_per_node": 8, "transformer_engine": True}
+    row = {"model": "llama3_8b", "cluster": cluster, "cp": 2, "sharding": "zero1", "overlap": "grad_param"}
+    sizes = {"seq_len": 8192, "global_batch_size": 128}
+
+    def step_s(engine, dtype):
+        found = wattune.estimate(**row, **sizes, engine=engine, dtype=dtype)
+        return found.figures["step_time_s"]["value"], found
+
+    bf16_s, found = step_s("nemo", "bf16")
+    assert bf16_s == pytest.approx(12.27, rel=0.1) and "as nemo runs it" in found.source
+    assert found.to_json()["engine"] == "nemo"
+    own_s, own = step_s("megatron", "bf16")
+    assert own_s > 1.02 * bf16_s and "runs it" not in own.source and own.to_json()["engine"] == "megatron"
+    assert step_s("nemo", "fp8")[0] < 0.8 * bf16_s
+    with pytest.raises(wattune.WattuneError, match='unknown engine "nemoo"'):
+        step_s("nemoo", "bf16")
+
+
+def test_software_is_not_held_to_what_our_engine_lacks():
+    adapters = {"mode": "lora", "lora": {"rank": 16, "targets": ["q", "v"]}, "tp": 2}
+    asked = {"model": "llama3_8b", "cluster": {"device": "h200_sxm", "devices_per_node": 8, "transformer_engine": True}}
+    assert wattune.estimate(**asked, engine="megatron", **adapters).rule == "engine_combination"
+    assert wattune.estimate(**asked, engine="nemo", **adapters).figures
+    assert wattune.estimate(**asked, engine="nemo", tp=16).rule, "its plans are still plans"

@@ -1,6 +1,6 @@
 """Behaviour of each engine that decides its time, as data: read from `wattune.engines`, by version in docs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 
@@ -32,6 +32,8 @@ class EngineFacts:
     """The same of a layer with experts."""
     host_split: float
     """Factor on both under tensor parallel."""
+    casts_apart: bool
+    """True where numbers are cast to fp8 apart from what makes them, and their scales are found anew."""
     host_cast: float
     """Factor on both where linear layers run in fp8 and scales are found anew for each product. The torch engine's is
     from plans on one H200 that wait for their host, whose runs scatter by 40 %: 1.6 times the time of a layer and pass
@@ -76,6 +78,7 @@ FACTS: Final[dict[str, EngineFacts]] = {
         host_ops=30,
         host_ops_expert=110,
         host_split=2.2,
+        casts_apart=True,
         host_cast=1.6,
         host_ops_exchange=40,
         exchanges_always=False,
@@ -103,6 +106,7 @@ FACTS: Final[dict[str, EngineFacts]] = {
         host_ops=60,
         host_ops_expert=150,
         host_split=1.3,
+        casts_apart=True,  # Megatron's by the recipe `wattune.engines.megatron.config.FP8_RECIPE`
         host_cast=1.0,
         host_ops_exchange=50,
         exchanges_always=True,
@@ -130,6 +134,7 @@ FACTS: Final[dict[str, EngineFacts]] = {
         host_ops=40,
         host_ops_expert=150,
         host_split=1.5,
+        casts_apart=True,  # Megatron's by the recipe `wattune.engines.megatron.config.FP8_RECIPE`
         host_cast=1.0,
         host_ops_exchange=50,
         exchanges_always=True,
@@ -145,4 +150,33 @@ FACTS: Final[dict[str, EngineFacts]] = {
         update_bytes=52,
     ),
 }
-"""Every engine by name."""
+"""Every engine by name, and below the software of `SOFTWARE`."""
+
+SOFTWARE: Final = {"nemo": "megatron", "maxtext": "torch", "automodel": "torch", "llm_foundry": "torch"}
+"""Software that estimates know and wattune does not run, with the engine whose rules and memory stand for its own."""
+
+# Megatron with TransformerEngine: attention by cuDNN, faster on H100 than FlashAttention 2 (Shah et al. 2024, arXiv
+# 2407.08608, figures 5 and 6); products for gradients of weights add to fp32 sums themselves. NeMo and Megatron-Bridge
+# hide gathers and reductions between replicas, beside tensor parallel overlap too (`megatron_comm_overlap.py`,
+# `_get_optimizer_overlap_cfgs`). Their performance recipes reduce gradients in bf16 (`grad_reduce_in_fp32=False`,
+# `grad_sync_dtype: bf16`) and pad experts' inputs to a capacity (`MegatronTokenDropCallback`,
+# `moe_pad_expert_input_to_capacity`), so the host reads no counts of tokens.
+FACTS["nemo"] = replace(
+    FACTS["megatron"],
+    attention_rate=1.4,
+    grad_bytes=4,
+    hides_replicas_beside_tp=True,
+    sent_grad_bytes=2,
+    host_ops_exchange=0,
+    gathers_rows=True,
+    casts_apart=False,
+)
+# XLA compiles all of it; attention is cuDNN's. `remat_policy=save_qkv_proj` (dgxc-benchmarking, maxtext/configure.sh)
+# keeps queries, keys and values: attention, its output, gate and up are computed again, of Llama 2 70B's layer
+# 2 x 537 M + 134 M of 2 x 856 M + 134 M operations a token. The product after them is not.
+FACTS["maxtext"] = replace(FACTS["torch"], attention_rate=1.4, recomputed_frac=0.65, casts_apart=False)
+# FSDP2 with layers of TransformerEngine and Triton: nothing is compiled.
+FACTS["automodel"] = replace(FACTS["torch"], compiles=False, casts_apart=False)
+# In 2023: FSDP1, not compiled, FlashAttention 1 in Triton, half as fast as FlashAttention 2 (Dao 2023, arXiv
+# 2307.08691, abstract).
+FACTS["llm_foundry"] = replace(FACTS["automodel"], attention_rate=0.5)

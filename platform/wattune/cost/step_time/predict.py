@@ -116,7 +116,7 @@ class _Model:
     ) -> None:
         self.batch, self.power, self.limit_w = batch, power, limit_w
         self.coefficients = coefficients = coefficients.with_host(batch.cluster.host_speed)
-        self.facts: EngineFacts = FACTS[batch.engine]
+        self.facts: EngineFacts = FACTS[coefficients.software or batch.engine]
         self.machine = Machine.of(batch.device, batch.dtype, coefficients)
         self.links = Links.of(batch.cluster, coefficients.link, rank_order=batch.rank_order)
         self.trains = batch.workload.mode != "prefill"

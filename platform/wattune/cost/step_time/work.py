@@ -189,6 +189,7 @@ class _Layer:
         self.trained = workload.mode == "pretrain"
         compiled = np.where(shapes.tp > 1, facts.compiles_split, facts.compiles)
         self.passes = np.where(compiled, 1.0, EAGER_BYTES)
+        self.cast_bytes = machine.cast_bytes if facts.casts_apart else 0
 
     def linears(self, layers: list[Linear], rows: Floats) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
         """Predicts linear layers, forward and backward: gradients of inputs, and of weights where they are trained."""
@@ -251,12 +252,12 @@ class _Layer:
         placed = 4 * self.facts.copies_split * h * tokens * (shapes.tp > 1)
         width = self.machine.item_bytes
         dense, gates = f, model.ffn_matrices - 1
-        if self.machine.cast_bytes:
+        if self.cast_bytes:
             # Inputs of the first products are gathered before they are cast, and so are gradients of the last ones'
             # outputs: tensor parallel cuts neither.
             whole, cut_inputs, cut_gradients = 2 * h, o + dense, q + kv + gates * dense
-            inputs = self.machine.cast_bytes * tokens * (whole + cut_inputs / shapes.tp)
-            gradients = inputs + self.machine.cast_bytes * tokens * (whole + cut_gradients / shapes.tp)
+            inputs = self.cast_bytes * tokens * (whole + cut_inputs / shapes.tp)
+            gradients = inputs + self.cast_bytes * tokens * (whole + cut_gradients / shapes.tp)
         else:
             # Norms write their result in the narrower type at no further cost; the other inputs, and all gradients, do
             # not.
@@ -310,7 +311,7 @@ class _Layer:
         one = facts.host_ops_expert if self.model.is_moe else facts.host_ops
         if self.model.layer_kinds in tuple("fmde"):  # one block where others have two
             one = one / 2
-        if machine.cast_bytes:
+        if self.cast_bytes:
             one = one * facts.host_cast
         operations = np.where(shapes.tp > 1, one * facts.host_split, one)
         waits = np.full(shapes.ep.shape, facts.exchanges_always) | (shapes.ep > 1)
@@ -326,7 +327,7 @@ class _Layer:
         (linear_s, linear_flop), (linear_back_s, linear_back_flop) = self.linears(linears, rows)
         (mixed_s, mixed_flop), (mixed_back_s, mixed_back_flop) = self.attention()
         forward_bytes, backward_bytes = self.element_wise()
-        casts = machine.cast_bytes * sum((n * k for n, k in linears), np.zeros_like(rows))
+        casts = self.cast_bytes * sum((n * k for n, k in linears), np.zeros_like(rows))
         forward_bytes, backward_bytes = forward_bytes + casts, backward_bytes + casts
         host_s, stall_s = self.host_s()
         forward = PassTimes(
