@@ -240,7 +240,7 @@ def beside_result(trial: str, *, storage: str | None = None, metrics: Mapping[st
             f"{side.name} ran on processors with simulated sensors: its device has no estimate; name a measured trial"
         )
     device = spec.cluster.sensed_device
-    coefficients = OtherStudies(place, apart_from=study.name).coefficients(device).on(spec.cluster.num_nodes)
+    coefficients = OtherStudies(place, apart_from=study.name).coefficients(device).on(spec.cluster)
     fit = read_fit(place, device.name)
     return beside(
         side.name,

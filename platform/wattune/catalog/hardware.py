@@ -395,6 +395,11 @@ class ClusterSpec:
         return self.nvlink_domain_size or self.devices_per_node
 
     @property
+    def num_domains(self) -> int:
+        """Number of fast fabrics that its ranks are spread over, 1 where no rank needs the network."""
+        return max(self.world_size // self.domain, 1)
+
+    @property
     def world_size(self) -> int:
         """Number of ranks of a trial on this cluster."""
         return self.num_nodes * self.devices_per_node

@@ -13,12 +13,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from wattune.arrays import AnyFloats, Floats, Ints
-from wattune.catalog.hardware import DeviceSpec
+from wattune.catalog.hardware import ClusterSpec, DeviceSpec
 from wattune.cost import power, temperature
 from wattune.cost.batch import Batch, batches
 from wattune.cost.coefficients import (
     ORIGINS,
-    PUBLISHED_STEP_TIME,
     MemoryCoefficients,
     Origin,
     PowerCoefficients,
@@ -87,17 +86,9 @@ class Coefficients:
             "temperature": self.thermal.origin,
         }
 
-    def on(self, num_nodes: int) -> "Coefficients":
-        """Returns them for so many nodes: what was measured in one node says nothing of the network between several.
-
-        A stored fit stands, as it may come from several nodes.
-        """
-        step = self.step_time
-        if num_nodes == 1 or self.fit or step.origin not in ("measured here", "same chip"):
-            return self
-        link = replace(step.link, origin=PUBLISHED_STEP_TIME.origin)
-        error_frac = max(step.error_frac, PUBLISHED_STEP_TIME.error_frac)
-        return replace(self, step_time=replace(step, link=link, error_frac=error_frac))
+    def on(self, cluster: ClusterSpec) -> "Coefficients":
+        """Returns them for a cluster, as far as its nodes and its network were measured."""
+        return replace(self, step_time=self.step_time.across(cluster.num_domains, cluster.network))
 
     @property
     def origin(self) -> Origin:
@@ -233,7 +224,7 @@ def estimate(specs: Sequence[TrialSpec], find: Find) -> Estimates:
     step_parts: dict[str, Reals] = {}
     stage, limited_by, origin = np.zeros(total, np.int16), np.zeros(total, np.int8), np.zeros(total, np.int8)
     for positions, batch in _pieces(specs):
-        coefficients = find(batch.device).on(batch.cluster.num_nodes)
+        coefficients = find(batch.device).on(batch.cluster)
         found = predict(batch, coefficients)
         for name, (value, low, high) in _figures(batch, found).items():
             column = columns[name]

@@ -69,6 +69,8 @@ def fit(
         error_frac=error_frac,
         elsewhere_error_frac=max(other_frac, error_frac),
         seen=tuple(sorted({_family(spec) for spec, _ in usable})),
+        seen_domains=tuple(sorted({spec.cluster.num_domains for spec, _ in usable})),
+        seen_networks=tuple(sorted({_network(spec) for spec, _ in usable if spec.cluster.num_domains > 1})),
     )
     return _measured(coefficients, "measured here"), factors, held_out
 
@@ -76,6 +78,10 @@ def fit(
 def _family(spec: TrialSpec) -> str:
     model = spec.model
     return StepTimeCoefficients.family(spec.engine, model.name, model.num_layers, spec.cluster.world_size)
+
+
+def _network(spec: TrialSpec) -> str:
+    return spec.cluster.network.name if spec.cluster.network else ""
 
 
 def _held_out(trials: Sequence[TimedTrial], fold_of: Sequence[int], start: "_Start") -> Floats:

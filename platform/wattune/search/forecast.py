@@ -273,8 +273,9 @@ def _sources(specs: Sequence[TrialSpec], find: Find) -> tuple[CoefficientSource,
     clusters = {id(spec.cluster): spec.cluster for spec in specs}.values()
     found: list[CoefficientSource] = []
     for cluster in dict.fromkeys(clusters):
-        device, own = cluster.sensed_device, find(cluster.sensed_device).on(cluster.num_nodes)
-        place = next((n for n, one in enumerate(found) if (one.device, one.coefficients) == (device, own)), None)
+        device, own = cluster.sensed_device, find(cluster.sensed_device).on(cluster)
+        same = ((n, one) for n, one in enumerate(found) if (one.device, one.coefficients.fit) == (device, own.fit))
+        place = next((n for n, one in same if one.coefficients.origins == own.origins), None)
         if place is None:
             found.append(CoefficientSource(clusters=(cluster.label,), device=device, coefficients=own))
         else:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from wattune.catalog.hardware import DEVICES
+from wattune.catalog.hardware import DEVICES, parse_cluster_label
 from wattune.cost.defaults import WITH_CHIP_OF_H200, default_coefficients
 from wattune.errors import PlanError
 
@@ -29,5 +29,5 @@ def test_a_device_with_the_chip_of_a_measured_one_takes_its_fit_with_wider_inter
     assert found.step_time.error_frac_of("torch llama3_8b 8 layers, 2 devices") > measured.step_time.error_frac
     assert found.power.error_frac > measured.power.error_frac
     # Of the network between nodes a fit within one says nothing, on whichever device.
-    across = found.on(2).step_time
+    across = found.on(parse_cluster_label("2x8 h100_sxm")).step_time
     assert across.link.origin == "published kernels" and across.kernel.origin == "same chip"

@@ -175,7 +175,7 @@ class _Model:
             parts[name][rows] = values
         for name, by_stage in pipeline.activity().items():
             stages[name][rows, : by_stage.shape[1]] = by_stage
-        longer_frac: Floats = _mean(pipeline.slow_host_s.sum(axis=1)) * pipeline.m / sum(pipeline.parts_s.values())
+        longer_frac: Floats = _mean(pipeline.slow_host_s.sum(axis=1)) * pipeline.m / pipeline.held_s()
         return longer_frac
 
 
@@ -373,7 +373,7 @@ class _Pipeline:
         copied_bytes = self.model.offloaded_bytes[self.rows][:, None, None] * self.layers
         copy_s = copied_bytes / host_bytes_per_s(self.model.batch.device.name)
         self.compute_s, self.excess_s = np.zeros_like(self.layers), np.zeros_like(self.layers)
-        self.slow_host_s = np.zeros_like(self.layers)
+        self.slow_host_s, self.held_pass_s = np.zeros_like(self.layers), np.zeros_like(self.layers)
         durations: list[Floats] = []
         self.comm: dict[str, Floats] = {}
         for direction, work, over_s in (
@@ -386,7 +386,11 @@ class _Pipeline:
             # Copies of activations run beside all else, one layer behind the passes; those that take longer hold up.
             excess_s = np.maximum(np.maximum(work.host_s, copy_s) - device_s, work.stall_s)
             self.compute_s, self.excess_s = self.compute_s + compute_s, self.excess_s + excess_s
-            self.slow_host_s = self.slow_host_s + np.maximum(SLOW_HOST * work.host_s - device_s - excess_s, 0.0)
+            held_s = device_s + excess_s
+            if self.model.links.world_size > self.model.links.domain:  # waits for the network are no help: see `held_s`
+                held_s = np.maximum(np.maximum(work.matrix_s / clock + work.memory_s, work.host_s), copy_s)
+            self.held_pass_s = self.held_pass_s + held_s
+            self.slow_host_s = self.slow_host_s + np.maximum(SLOW_HOST * work.host_s - held_s, 0.0)
             for kind, seconds in traffic.items():
                 self.comm[kind] = self.comm[kind] + seconds if kind in self.comm else seconds
             durations.append(device_s + excess_s)
@@ -419,6 +423,17 @@ class _Pipeline:
             "other_s": _mean(self.excess_s.sum(axis=1)) * m,
         }
         return self.parts_s
+
+    def held_s(self) -> Floats:
+        """Returns the seconds of a step that a slower host is compared with.
+
+        Over several nodes those without what nodes wait for each other: a longer wait makes no host surer.
+        """
+        links = self.model.links
+        if links.world_size <= links.domain:
+            step_s: Floats = sum(self.parts_s.values(), np.zeros(len(self.rows)))
+            return step_s
+        return _mean(self.held_pass_s.sum(axis=1)) * self.m
 
     def _expert_s(self) -> Floats:
         """Estimates the time of experts in a step as the share of their parameters in a layer's products."""
