@@ -131,7 +131,7 @@ class Numbers:
     build_time_s: float | None = None
     """Of the slowest rank, of which the parts below are too; of a command the time from its start to its first step."""
     import_time_s: float | None = None
-    """The part of `build_time_s` in which a command's program loaded its modules."""
+    """The part of `build_time_s` until a command's program had loaded the library that trains."""
     first_step_time_s: float | None = None
     """The first step of warm-up, with the compiler's work."""
     warmup_time_s: float | None = None
@@ -190,6 +190,7 @@ class Numbers:
 TIME_PARTS: Final = {
     "wait": "wait_time_s",
     "start": "start_time_s",
+    "import": "import_time_s",
     "build": "build_time_s",
     "first step": "first_step_time_s",
     "warm-up": "warmup_time_s",
@@ -257,6 +258,8 @@ class Run:
         """
         told = self.numbers.known
         parts_s = {part: float(told[name]) for part, name in TIME_PARTS.items() if name in told}
+        if "import" in parts_s and "build" in parts_s:  # the number has both
+            parts_s["build"] = max(parts_s["build"] - parts_s["import"], 0.0)
         length_s = (self.end_wall_ns - self.start_wall_ns) / NS_PER_S
         return parts_s | {"other": max(length_s - (sum(parts_s.values()) - parts_s.get("wait", 0.0)), 0.0)}
 

@@ -104,7 +104,8 @@ def command_told(
     lead = leading(outcomes)
     if lead is None:
         return {}, numbers
-    numbers = replace(numbers, command_run_s=round(lead.run_s, 3) if lead.run_s > 0 else None)
+    import_s, run_s = lead.import_s, round(lead.run_s, 3) if lead.run_s > 0 else None
+    numbers = replace(numbers, command_run_s=run_s, import_time_s=None if import_s is None else round(import_s, 3))
     if has_steps:
         tokens = sum(one.command.tokens_per_step for one in outcomes if one.command is not None)
         return {}, replace(numbers, told_tokens_per_step=float(tokens) or None)

@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 HOOKS = {"torch.optim.optimizer": "optimizer", "transformers.trainer": "huggingface"}
 """The module of a library that trains, and the module here that attaches to it."""
 
+TIMED = ("lightning.pytorch", "pytorch_lightning")
+"""Libraries that train beside those of `HOOKS`: only the time at which they are loaded is noted."""
+
 
 @guarded("the hooks that find steps")
 def install() -> None:
     """Waits for the libraries that train; loads none of them."""
-    after = AfterImport({library: _attaching(name) for library, name in HOOKS.items()})
+    after = AfterImport({library: _attaching(HOOKS.get(library, "")) for library in (*HOOKS, *TIMED)})
     sys.meta_path.insert(0, after)
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     sys.meta_path.append(LastResort(package))
@@ -32,6 +35,8 @@ def _attaching(name: str) -> Callable[[ModuleType], None]:
     def attach(library: ModuleType) -> None:
         from importlib import import_module  # hooks load with their library, not at the start of every Python program
 
-        import_module(f"{__package__}.{name}").attach(library)
+        import_module(f"{__package__}.writer").note_loaded()
+        if name:
+            import_module(f"{__package__}.{name}").attach(library)
 
     return attach

@@ -173,6 +173,16 @@ def _step_line(index: int, step: tuple[int, int, int | None]) -> bytes:
     return b"%s %08x\n" % (body, zlib.crc32(body))
 
 
+_loaded_mono_ns = 0
+"""Time at which the latest library that trains was loaded; 0 before."""
+
+
+def note_loaded() -> None:
+    """Notes that a library that trains is loaded now."""
+    global _loaded_mono_ns
+    _loaded_mono_ns = time.monotonic_ns()
+
+
 def header_of(source: str) -> dict[str, Any]:
     """Returns the header of this process's file: its place among the ranks, and its device where CUDA is in use.
 
@@ -188,6 +198,7 @@ def header_of(source: str) -> dict[str, Any]:
         "world_size": _first(_WORLD_SIZE, None),
         "program": sys.argv[0].rpartition("/")[2] if getattr(sys, "argv", None) else "",
         "mono_ns": time.monotonic_ns(),
+        "loaded_mono_ns": _loaded_mono_ns or None,
     }
     distributed = sys.modules.get("torch.distributed")
     try:

@@ -97,6 +97,13 @@ class ProgramOutcome:
         return ns_to_s(max(min(starts_ns) - self.start_mono_ns, 0)) if starts_ns else None
 
     @property
+    def import_s(self) -> float | None:
+        """Seconds from the start of the program until its libraries that train were loaded; None where none told."""
+        told_ns = [header.get("loaded_mono_ns") or 0 for _, header in sorted(self.headers.items())]
+        loaded_ns = next((each for each in told_ns if isinstance(each, int) and each > self.start_mono_ns), None)
+        return None if loaded_ns is None else ns_to_s(loaded_ns - self.start_mono_ns)
+
+    @property
     def measured_s(self) -> float:
         """Seconds of the steps that count."""
         every = (step for each in self.steps.values() for step in each)

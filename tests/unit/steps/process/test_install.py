@@ -56,6 +56,20 @@ def test_steps_of_an_optimizer_are_found(tmp_path: Path) -> None:
     assert [step.index for step in reader.poll()[0]] == [0, 1, 2, 3] and reader.source.startswith("optimizer")
 
 
+def test_the_header_tells_when_the_library_that_trains_was_loaded(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    told.mkdir()
+    code = (
+        "import time; begun = time.monotonic_ns(); from torch.optim.optimizer import Optimizer\n"
+        "done = time.monotonic_ns(); one = Optimizer()\nfor _ in range(5): one.step()\nprint(begun, done)"
+    )
+    slow = TORCH + "\nimport time; time.sleep(0.2)\n"
+    begun_ns, done_ns = map(int, run(told, code, PYTHONPATH=library(tmp_path / "library", slow)).split())
+    reader = StepReader(told, AUTO)
+    reader.poll()
+    assert begun_ns + 2e8 <= reader.headers()[0]["loaded_mono_ns"] <= done_ns
+
+
 def test_a_library_of_another_form_is_told_and_works(tmp_path: Path) -> None:
     told = tmp_path / "told"
     told.mkdir()

@@ -34,6 +34,22 @@ def test_steps_before_and_after_those_that_count_are_in_no_figure():
     assert numbers[0] == numbers[1] == list(range(-2, 4))
 
 
+def test_parts_of_a_programs_time_sum_to_its_run():
+    counted = replace(RAN, first_index=2, end_index=6)
+    assert counted.parts_s == {"build": 1.0, "compile": 1.0, "warmup": 1.0, "measure": 4.0, "close": 13.0}
+    assert sum(counted.parts_s.values()) == counted.run_s
+    silent = replace(RAN, steps={}, end_mono_ns=25 * 10**9)
+    assert silent.parts_s == {"measure": 16.0, "close": 4.0}, "without steps its window is its run"
+    failed = replace(RAN, steps={0: STEPS[:1]})
+    assert failed.parts_s == {"build": 1.0, "compile": 1.0, "close": 18.0}
+
+
+def test_the_time_to_import_is_that_of_the_lowest_rank_that_told():
+    told = replace(RAN, headers={1: {"loaded_mono_ns": 10 * 10**9}, 0: {"loaded_mono_ns": None}})
+    assert told.import_s == 1.0 and RAN.import_s is None
+    assert replace(RAN, headers={0: {"loaded_mono_ns": 5}}).import_s is None, "of another clock"
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_lines_that_tell_steps_outlive_who_heard_them(tmp_path: Path, whole: bool):
     source = parse_source("pattern/ms:took ([0-9.]+) ms")
