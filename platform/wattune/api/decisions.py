@@ -16,7 +16,7 @@ from wattune.objective import Constraint, VariedBound, parse_varied
 from wattune.orchestrate.cooldown import waited_s
 from wattune.orchestrate.scheduling.durations import Pace
 from wattune.orchestrate.scheduling.run_order import workers_of
-from wattune.ranking.frontier import Frontier, Unmeasured, completed_pairs, usual_range
+from wattune.ranking.frontier import Frontier, completed_pairs, usual_range
 from wattune.ranking.frontier import frontier as frontier_of
 from wattune.ranking.order import rank
 from wattune.ranking.posterior import Posterior
@@ -82,7 +82,7 @@ def price(folder: StudyFolder, planned: StudyPlan, source: Source, varied: Varie
         return frontier_of(
             Posterior(results, spec.question),
             varied,
-            unmeasured=None if predictions is None else Unmeasured(specs=left, predictions=predictions),
+            unmeasured=None if predictions is None else (left, predictions),
             num_unmeasured=len(left),
             unreadable=source.unreadable,
         )

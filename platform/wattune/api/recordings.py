@@ -99,13 +99,13 @@ def record(
         named = ", ".join(name for name, given in of_a_command.items() if given)
         raise PlanError(f"{named}: a recording of the machine alone has no steps and is whole; give a command after --")
     source = parse_source(steps)
-    place = find_storage(storage)
-    if place.url:
-        RemoteStorage(place.url)  # a URL nothing can be sent to is said before the command runs, not after
+    folder, url = find_storage(storage)
+    if url:
+        RemoteStorage(url)  # a URL nothing can be sent to is said before the command runs, not after
     return run_of(
         record_command(
             command,
-            storage=place.folder,
+            storage=folder,
             seconds=seconds,
             name=name,
             backends=backends,
@@ -131,7 +131,7 @@ def send_recording(recording: Run, *, storage: str | None = None) -> bool:
     Raises:
         TrackingError: The URL cannot be reached or refuses; the recording is safe in the local folder.
     """
-    url = find_storage(storage).url
+    url = find_storage(storage)[1]
     if url and recording.recorded is not None:
         RemoteStorage(url).send_recording(Path(recording.recorded.place))
     return bool(url)

@@ -130,7 +130,7 @@ def sync(
         PlanError: A trial cannot be read; all others were sent.
     """
     local = folder_of(study)
-    url = find_storage(storage).url
+    url = find_storage(storage)[1]
     remote = RemoteStorage(url) if url else None
     tracker = Tracker(tracking_uri or default_uri(local.path.parent), local.name, document=local.document())
     ranking = rank(local).to_json()

@@ -31,7 +31,7 @@ from wattune.run import Numbers, Run, RunStatus
 from wattune.search.forecast import MEMORY_RULE
 from wattune.search.prune import Candidates
 from wattune.search.search_entry import Finalists
-from wattune.storage.files import find_storage, require_writable
+from wattune.storage.files import find_storage, require_writable, storage_path
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.spaces import space_number
 from wattune.storage.study import StudyFolder
@@ -150,12 +150,12 @@ def run_study(
         PlanError: The study is being run already, or nothing can be written in the storage.
         EngineError: The Ray cluster cannot be reached, or is too small, or an engine's library is not installed here.
     """
-    planned, place = _runnable(space), find_storage(storage)
+    planned, (folder, url) = _runnable(space), find_storage(storage)
     budget, statuses = _budget(max_hours, max_trials, max_gpu_hours, deadline), _statuses(retry)
-    remote = RemoteStorage(place.url) if place.url else None
-    study, document = StudyFolder(place.folder / planned.name), planned.spec.document
+    remote = RemoteStorage(url) if url else None
+    study, document = StudyFolder(folder / planned.name), planned.spec.document
     study.require_space(document)
-    uri = tracking_uri or default_uri(place.folder)
+    uri = tracking_uri or default_uri(folder)
     _fitting(planned, study, try_all=try_all)  # where nothing fits, nothing is written
     with study.running(), Delivery(study, Tracker(uri, study.name, document=document), remote) as delivery:
         changes = study.require_space(document)  # a URL may have brought a newer space, and trials that began
@@ -239,8 +239,8 @@ def preview(
         NothingToTryError: Every candidate is rejected.
         PlanError: Nothing could be written in the storage, or the study that is there cannot be read.
     """
-    planned, place = _runnable(space), find_storage(storage)
-    study = StudyFolder(place.folder / planned.name)
+    planned = _runnable(space)
+    study = StudyFolder(storage_path(storage) / planned.name)
     require_writable(study.path)
     changes = study.require_space(planned.spec.document)
     budget = _budget(max_hours, max_trials, max_gpu_hours, deadline)

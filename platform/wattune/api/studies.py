@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from wattune.errors import PlanError, TelemetryError, closest
 from wattune.ranking.assessment import finite
 from wattune.run import Run, RunStatus
-from wattune.storage.files import FOLDER_NAME, Storage, find_storage, named_path
+from wattune.storage.files import FOLDER_NAME, find_storage, named_path, storage_path
 from wattune.storage.measured import MANIFEST, RECORDINGS
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder, TrialFolder, check_study_name
@@ -166,7 +166,7 @@ def find_recording(name: str | Path, *, storage: str | None = None) -> Path | No
     text = str(name)
     if "://" in text:
         return None
-    place = find_storage(storage).folder
+    place = storage_path(storage)
     if FOLDER_NAME.fullmatch(text) and (place / text / "study.yaml").is_file():
         return None
     folders = [named_path(text), *([place / RECORDINGS / text] if FOLDER_NAME.fullmatch(text) else [])]
@@ -193,7 +193,7 @@ def find_measured(name: str | Path, *, storage: str | None = None) -> Path:
     study, colon, wanted = text.rpartition(":")
     if not colon or not study or not wanted:
         raise PlanError(
-            f"{text} is neither a folder nor a recording in {find_storage(storage).folder}; give a trial's or a "
+            f"{text} is neither a folder nor a recording in {storage_path(storage)}; give a trial's or a "
             "recording's folder, a recording's name, or STUDY:TRIAL_ID"
         )
     return _trial_folder(find_study(study, storage=storage, whole=True), wanted)
@@ -236,14 +236,14 @@ def find_study(name: str, *, storage: str | None, whole: bool = False) -> StudyF
     """Finds a study's folder, and fetches what it lacks where the storage is a URL; see `load_study`."""
     if "://" in name:
         url, _, name = name.rstrip("/").rpartition("/")
-        place = Storage(find_storage(storage).folder, url)
+        folder = storage_path(storage)
     else:
-        place = find_storage(storage)
-    if not place.url or (named_path(name) / "study.yaml").is_file():
-        return StudyFolder.open(name, place.folder)
-    remote = RemoteStorage(place.url)
-    local = StudyFolder(place.folder / check_study_name(name))
+        folder, url = find_storage(storage)
+    if not url or (named_path(name) / "study.yaml").is_file():
+        return StudyFolder.open(name, folder)
+    remote = RemoteStorage(url)
+    local = StudyFolder(folder / check_study_name(name))
     if not local.path.is_dir():
-        return remote.fetch_study(name, place.folder, whole=whole)
+        return remote.fetch_study(name, folder, whole=whole)
     with local.if_idle() as idle:
-        return remote.fetch_study(name, place.folder, whole=whole) if idle else local
+        return remote.fetch_study(name, folder, whole=whole) if idle else local

@@ -54,10 +54,10 @@ SpaceArgument = Annotated[Path, typer.Argument(help="Search space file.", show_d
 
 def complete_stored(incomplete: str) -> list[str]:
     """Lists the studies and recordings of the storage that begin with a text, for a shell to complete."""
-    from wattune.storage.files import find_storage
+    from wattune.storage.files import storage_path
 
     try:
-        folder = find_storage().folder
+        folder = storage_path()
         found = [one.parent.name for one in folder.glob("*/study.yaml")]
         found += [one.parent.name for one in folder.glob("recordings/*/manifest.json")]
     except (WattuneError, OSError):

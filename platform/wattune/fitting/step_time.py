@@ -1,7 +1,7 @@
 """Fits the coefficients of step times to measured trials, with the error on configurations held out."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -57,11 +57,11 @@ def fit(
     of = [spec.trial_id for spec, _ in usable]
     names = sorted(set(of))
     fold_of = {name: index % min(MOST_FOLDS, len(names)) for index, name in enumerate(names)}
-    start = _Start.of(usable, prior, power)
-    held_out = _held_out(usable, [fold_of[name] for name in of], start)
+    start = _linear(usable, prior, power, np.zeros(len(_PARAMETERS)))  # where every fit to some of the trials begins
+    held_out = _held_out(usable, [fold_of[name] for name in of], prior, power, start)
     kinds = sorted({(spec.engine, spec.model.name) for spec, _ in usable})
-    other = _held_out(usable, [kinds.index((spec.engine, spec.model.name)) for spec, _ in usable], start)
-    coefficients, factors = _fitted(usable, start)
+    other = _held_out(usable, [kinds.index((spec.engine, spec.model.name)) for spec, _ in usable], prior, power, start)
+    coefficients, factors = _fitted(usable, prior, power, start)
     error_frac = half_width(held_out, of) or prior.error_frac
     other_frac = half_width(other, of) or max(prior.error_frac, prior.elsewhere_error_frac)
     coefficients = replace(
@@ -84,15 +84,21 @@ def _network(spec: TrialSpec) -> str:
     return spec.cluster.network.name if spec.cluster.network else ""
 
 
-def _held_out(trials: Sequence[TimedTrial], fold_of: Sequence[int], start: "_Start") -> Floats:
+def _held_out(
+    trials: Sequence[TimedTrial],
+    fold_of: Sequence[int],
+    prior: StepTimeCoefficients,
+    power: PowerCoefficients,
+    start: "_Linear",
+) -> Floats:
     """Predicts each fold by a fit to the others; relative errors, NaN where there is one fold."""
     folds, errors = np.array(fold_of), np.full(len(trials), np.nan)
     if folds.max() > 0:
         for fold in range(folds.max() + 1):
             seen = [one for one, number in zip(trials, folds, strict=True) if number != fold]
-            coefficients, _ = _fitted(seen, start.only(folds != fold))
+            coefficients, _ = _fitted(seen, prior, power, (start[0][folds != fold], start[1][folds != fold]))
             hidden = [one for one, number in zip(trials, folds, strict=True) if number == fold]
-            errors[folds == fold] = np.exp(_log_errors(hidden, coefficients, start.power)) - 1
+            errors[folds == fold] = np.exp(_log_errors(hidden, coefficients, power)) - 1
     return errors
 
 
@@ -119,29 +125,13 @@ def _log_errors(trials: Sequence[TimedTrial], coefficients: StepTimeCoefficients
     return errors
 
 
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """Beginning of every fit to some of the trials: all begin at the prior, and share what is computed there."""
-
-    prior: StepTimeCoefficients
-    power: PowerCoefficients
-    errors: Floats
-    """Of each trial, in units of `_ERROR`."""
-    slopes: Floats
-    """Of the errors of each trial, along the log of each factor."""
-
-    @classmethod
-    def of(cls, trials: Sequence[TimedTrial], prior: StepTimeCoefficients, power: PowerCoefficients) -> "_Start":
-        return cls(prior, power, *_linear(trials, prior, power, np.zeros(len(_PARAMETERS))))
-
-    def only(self, chosen: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> "_Start":
-        return replace(self, errors=self.errors[chosen], slopes=self.slopes[chosen])
+_Linear = tuple[Floats, Floats]
+"""Errors of each trial in units of `_ERROR`, and their slopes along the log of each factor."""
 
 
 def _linear(
     trials: Sequence[TimedTrial], prior: StepTimeCoefficients, power: PowerCoefficients, logs: Floats
-) -> tuple[Floats, Floats]:
-    """Errors of all trials and their slopes, in units of `_ERROR`."""
+) -> _Linear:
 
     def residuals(at: Floats) -> Floats:
         return _log_errors(trials, _applied(prior, at), power) / _ERROR
@@ -151,19 +141,21 @@ def _linear(
     return errors, np.stack(slopes, axis=1)
 
 
-def _fitted(trials: Sequence[TimedTrial], start: _Start) -> tuple[StepTimeCoefficients, dict[str, float]]:
+def _fitted(
+    trials: Sequence[TimedTrial], prior: StepTimeCoefficients, power: PowerCoefficients, start: _Linear
+) -> tuple[StepTimeCoefficients, dict[str, float]]:
     """Minimises Huber's loss plus the squares of the factors' logs over their scatter, by Gauss-Newton."""
     scatter = np.array([each for each, _, _ in _PARAMETERS.values()])
-    logs, errors, slopes = np.zeros(len(_PARAMETERS)), start.errors, start.slopes
+    logs, (errors, slopes) = np.zeros(len(_PARAMETERS)), start
     for number in range(_ROUNDS):
         if number:
-            errors, slopes = _linear(trials, start.prior, start.power, logs)
+            errors, slopes = _linear(trials, prior, power, logs)
         weights = np.minimum(1.0, _HUBER / np.maximum(np.abs(errors), 1e-9))[:, None]
         normal = slopes.T @ (weights * slopes) + np.diag(scatter**-2)
         right = -slopes.T @ (weights[:, 0] * errors) - logs / scatter**2
         logs = logs + np.clip(np.linalg.solve(normal, right), -0.4, 0.4)
     factors = dict(zip(_PARAMETERS, np.exp(logs).tolist(), strict=True))
-    return _applied(start.prior, logs), factors
+    return _applied(prior, logs), factors
 
 
 def _applied(prior: StepTimeCoefficients, logs: Floats) -> StepTimeCoefficients:

@@ -145,14 +145,6 @@ class Equivalence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertLimits:
-    """Limits of an expert layer that takes whole SwiGLU experts without bias, and drops no token."""
-
-    why: str
-    """Names the layer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """Abilities and limits of one engine."""
 
@@ -172,8 +164,9 @@ class Capabilities:
     """True where interleaved stages take micro-batches in rounds of `pp`; else in equal rounds of `pp` or more."""
     expert_row_bytes: int = 1
     """Bytes that the width of an expert's matrices on one rank must be a multiple of."""
-    experts: ExpertLimits | None = None
-    """Limits of its own expert layer; None where it runs any expert of the catalog."""
+    experts_why: str = ""
+    """Names its own expert layer, which takes whole SwiGLU experts without bias, and drops no token; empty where it
+    runs any expert of the catalog."""
     least_experts_per_token: int = 1
     """Fewest experts that a token may be sent to."""
     splits_expert_bias: bool = True
@@ -292,7 +285,7 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
             vendors=("nvidia", "amd", "cpu"),
             etp_is_tp=False,
             expert_row_bytes=16,  # torch._grouped_mm: "strides should be multiple of 16 bytes"
-            experts=ExpertLimits(why="its AutoEP layer is made for Mixtral's"),
+            experts_why="its AutoEP layer is made for Mixtral's",
             splits_ends=False,
             splits_adapters=False,
             exclusions=(

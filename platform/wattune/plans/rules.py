@@ -153,7 +153,7 @@ def expert_tensor_parallel(c: Configuration) -> str | None:
 
 def expert_layer(c: Configuration) -> str | None:
     """The engine's expert layer is made for this model's experts, and for this way of splitting them."""
-    limits, plan, model = CAPABILITIES[c.engine].experts, c.plan, c.model
+    why, plan, model = CAPABILITIES[c.engine].experts_why, c.plan, c.model
     if not model.is_moe:
         return None
     least = CAPABILITIES[c.engine].least_experts_per_token
@@ -167,7 +167,7 @@ def expert_layer(c: Configuration) -> str | None:
             f"engine {c.engine} splits no experts with biases: {model.name} has bias=true and the plan etp={plan.etp}; "
             "use etp=1"
         )
-    if limits is None:
+    if not why:
         return None
     problem = ""
     if model.activation != "swiglu" or model.bias:
@@ -182,7 +182,7 @@ def expert_layer(c: Configuration) -> str | None:
         problem = f"it splits no expert over etp={plan.etp} ranks; use etp=1"
     elif plan.tp > 1 and plan.ep == 1:
         problem = f"with tp={plan.tp} it needs ep of at least 2, and ep=1; use tp=1 or a larger ep"
-    return (problem and f"engine {c.engine} cannot run these experts, {limits.why}: {problem}") or None
+    return (problem and f"engine {c.engine} cannot run these experts, {why}: {problem}") or None
 
 
 def heads(c: Configuration) -> str | None:

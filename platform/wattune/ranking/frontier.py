@@ -34,13 +34,8 @@ _MOST_STEPS: Final = 10
 """Most steps between the least and the largest measured value in a range that nobody chose."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unmeasured:
-    """Candidates that were never measured in full, with their predictions."""
-
-    specs: Sequence[TrialSpec]
-    predictions: Predictions
-    """One row each."""
+Unmeasured = tuple[Sequence[TrialSpec], Predictions]
+"""Candidates that were never measured in full, and their predictions, one row each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +186,7 @@ def frontier(
     objective = question.objective
     others = tuple(one for one in question.constraints if not varied.replaces(one))
     points: list[FrontierPoint] = []
-    specs = [*(spec for spec, _ in results), *(unmeasured.specs if unmeasured is not None else ())]
+    specs = [*(spec for spec, _ in results), *(unmeasured[0] if unmeasured is not None else ())]
     name = namer(spec.workload for spec in specs)
     warnings: dict[str, None] = {}
     for value in varied.values:
@@ -321,13 +316,13 @@ def _predicted(
     name: Callable[[TrialSpec], str],
 ) -> PredictedPlan | None:
     """Finds the likely feasible candidate with the best prediction; None where none is likely to be feasible."""
-    found = unmeasured.predictions
+    specs, found = unmeasured
     feasible = np.exp(found.log_feasible(constraints))
     score = np.where(feasible >= LIKELY, found.sign * found.objective.mean, -math.inf)
     row = int(score.argmax()) if len(score) else 0
     if not len(score) or score[row] == -math.inf:
         return None
-    within, spec = found.log_holds(bound), unmeasured.specs[row]
+    within, spec = found.log_holds(bound), specs[row]
     comparable = best is not None and compares(spec, best.spec, metric)
     beats = found.log_beats(best.objective.value) if comparable and best is not None and best.objective else None
     return PredictedPlan(

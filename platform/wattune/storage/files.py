@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,14 +30,9 @@ _NO_HARD_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 """Errors of a file system without hard links, such as FAT or a mounted bucket."""
 
 
-@dataclass(frozen=True, slots=True)
-class Storage:
-    """The place where studies are kept."""
-
-    folder: Path
-    """The local folder in which studies run."""
-    url: str = ""
-    """URL that finished trials are sent to as well, as whole objects; empty where there is none."""
+Storage = tuple[Path, str]
+"""The place where studies are kept: the local folder in which they run, and the URL that finished trials are sent to as
+well, as whole objects; empty where there is none."""
 
 
 def find_storage(storage: str | None = None) -> Storage:
@@ -55,7 +49,7 @@ def find_storage(storage: str | None = None) -> Storage:
     text = storage or own
     url = text if "://" in text else ""
     folder = next(one for one in (text, own, DEFAULT_STORAGE) if "://" not in one)
-    return Storage(named_path(folder).absolute(), url)
+    return named_path(folder).absolute(), url
 
 
 def named_path(text: str | Path) -> Path:
@@ -72,7 +66,7 @@ def named_path(text: str | Path) -> Path:
 
 def storage_path(storage: str | None = None) -> Path:
     """Returns the local folder of `find_storage`."""
-    return find_storage(storage).folder
+    return find_storage(storage)[0]
 
 
 def nearest_existing(folder: Path) -> tuple[Path, bool]:

@@ -8,7 +8,7 @@ another command, other variables of its environment, other steps, and any key th
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from typing import Any, Final
 
 from wattune.catalog.hardware import UNCOUNTED, ClusterSpec
@@ -36,22 +36,13 @@ _FOLLOWS: Final = frozenset({"etp", "dtype"})
 """Axes whose neutral value follows from the rest of the plan or the device: a space never spells it out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contradiction:
-    """One key of a space that cannot change, because results with the stored value are there."""
-
-    key: str
-    stored: str
-    given: str
-    remedy: str
-
-    def __str__(self) -> str:
-        """Says what, what was stored, what is given, and what to do, in a line."""
-        return f"{self.key}: stored {self.stored}, given {self.given}; {self.remedy}"
+def _contradiction(key: str, stored: str, given: str, remedy: str) -> str:
+    """Says which key of a space cannot change since results with the stored value are there, and what to do."""
+    return f"{key}: stored {stored}, given {given}; {remedy}"
 
 
-def contradictions(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[Contradiction]:
-    """Lists what keeps a study from going on with another space; nothing where it may.
+def contradictions(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """Lists what keeps a study from going on with another space, a line each; nothing where it may.
 
     Args:
         stored: The space of the study, with every default.
@@ -68,7 +59,7 @@ def contradictions(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[
         if old.get(key) != new.get(key):
             said = {name: _text(one[key]) if key in one else _ABSENT for name, one in (("s", old), ("g", new))}
             remedy = f"restore it, {_ANOTHER_NAME}"
-            found.append(Contradiction(key=key, stored=said["s"], given=said["g"], remedy=remedy))
+            found.append(_contradiction(key, said["s"], said["g"], remedy))
     return found
 
 
@@ -97,19 +88,17 @@ def changes(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _of_clusters(stored: Sequence[Any], given: Sequence[Any]) -> list[Contradiction]:
+def _of_clusters(stored: Sequence[Any], given: Sequence[Any]) -> list[str]:
     """Finds the fields that differ where no cluster is in both spaces."""
     if not stored or any(one in stored for one in given):
         return []
     if not given:
-        return [
-            Contradiction(key="cluster", stored=_text(stored), given=_ABSENT, remedy=f"restore it, {_ANOTHER_NAME}")
-        ]
+        return [_contradiction("cluster", _text(stored), _ABSENT, f"restore it, {_ANOTHER_NAME}")]
     remedy = f"keep a stored cluster and add this one as another entry, {_ANOTHER_NAME}"
     return _fields("cluster", _closest(given[0], stored), given[0], remedy)
 
 
-def _of_models(stored: Sequence[Any], given: Sequence[Any]) -> list[Contradiction]:
+def _of_models(stored: Sequence[Any], given: Sequence[Any]) -> list[str]:
     """Finds the fields that differ of models that kept their name and are none of the stored ones of that name."""
     found = []
     for name in dict.fromkeys(_name(one) for one in stored):
@@ -123,7 +112,7 @@ def _of_models(stored: Sequence[Any], given: Sequence[Any]) -> list[Contradictio
     return found
 
 
-def _of_workload(stored: Any, given: Any) -> list[Contradiction]:
+def _of_workload(stored: Any, given: Any) -> list[str]:
     """Finds the keys of a workload that differ; sizes may gain and lose values while one stays."""
     if not isinstance(stored, Mapping) or not isinstance(given, Mapping):
         return [] if stored == given else _fields("", {"workload": stored}, {"workload": given}, _ANOTHER_NAME[3:])
@@ -133,16 +122,15 @@ def _of_workload(stored: Any, given: Any) -> list[Contradiction]:
     return _fields("workload", old, new, "results of two workloads do not compare: give the study another name")
 
 
-def _fields(key: str, stored: Any, given: Any, remedy: str) -> list[Contradiction]:
+def _fields(key: str, stored: Any, given: Any, remedy: str) -> list[str]:
     """Lists the fields that differ between two entries."""
     before, after = _flatten(stored, key), _flatten(given, key)
+
+    def shown(entry: Mapping[str, Any], path: str) -> str:
+        return _text(entry[path]) if path in entry else _ABSENT
+
     return [
-        Contradiction(
-            key=path,
-            stored=_text(before[path]) if path in before else _ABSENT,
-            given=_text(after[path]) if path in after else _ABSENT,
-            remedy=remedy,
-        )
+        _contradiction(path, shown(before, path), shown(after, path), remedy)
         for path in sorted(before.keys() | after.keys())
         if before.get(path) != after.get(path)
     ]

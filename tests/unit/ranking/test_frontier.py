@@ -7,7 +7,7 @@ import pytest
 from made_trials import FASTEST, LEAST_ENERGY, POWER, asked, speed, trial
 
 from wattune.objective import Question, parse_constraint, parse_varied
-from wattune.ranking.frontier import Unmeasured, frontier, usual_range
+from wattune.ranking.frontier import frontier, usual_range
 from wattune.ranking.posterior import Posterior
 from wattune.search.strategies.prediction import Predictions
 from wattune.search.strategies.surrogate import Belief, Quantity
@@ -207,7 +207,7 @@ def test_predicted_plans_are_likely_feasible_ones_and_never_measured_ones() -> N
         },
         log_runs=(),
     )
-    unmeasured = Unmeasured(specs=specs, predictions=predictions)
+    unmeasured = (specs, predictions)
     found = frontier(Posterior(RESULTS, asked(FASTEST, POWER)), VARIED, unmeasured=unmeasured, num_unmeasured=3)
     chosen = [point.predicted.spec.plan.micro_batch_size if point.predicted else None for point in found.points]
     assert chosen == [5, 6, 6, 6, 6], "6 needs 2,000 W and 7 needs 3,000 W"
@@ -215,7 +215,7 @@ def test_predicted_plans_are_likely_feasible_ones_and_never_measured_ones() -> N
     assert last is not None and last.low < last.value < last.high and last.holds_probability > 0.99
     assert last.better_probability > 0.95, "1,300 against 1,201"
     longer = of_work([(spec, trial(1)[1]) for spec in specs], seq_len=8192)
-    unlike = Unmeasured(specs=[spec for spec, _ in longer], predictions=predictions)
+    unlike = ([spec for spec, _ in longer], predictions)
     other = (
         frontier(Posterior(RESULTS, asked(FASTEST, POWER)), VARIED, unmeasured=unlike, num_unmeasured=3)
         .points[-1]
@@ -245,7 +245,7 @@ def test_measured_and_predicted_plans_of_other_sizes_have_other_names() -> None:
         bounded={},
         log_runs=(),
     )
-    unmeasured = Unmeasured(specs=[spec], predictions=predictions)
+    unmeasured = ([spec], predictions)
     point = (
         frontier(Posterior(RESULTS, asked(FASTEST)), VARIED, unmeasured=unmeasured, num_unmeasured=1)
         .points[0]

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from wattune.errors import PlanError, TelemetryError
 from wattune.storage import files as module
 from wattune.storage.files import (
-    Storage,
     find_storage,
     is_file_of,
     is_hidden,
@@ -45,11 +44,11 @@ def test_storage_is_the_argument_then_the_variable_then_the_home(
 def test_with_a_url_work_happens_in_a_local_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WATTUNE_STORAGE", str(tmp_path / "variable"))
-    assert find_storage("s3://bucket/x") == Storage(tmp_path / "variable", "s3://bucket/x")
+    assert find_storage("s3://bucket/x") == (tmp_path / "variable", "s3://bucket/x")
     monkeypatch.setenv("WATTUNE_STORAGE", "s3://bucket/y")
-    assert find_storage() == Storage(tmp_path / "wattune-studies", "s3://bucket/y")
-    assert find_storage("s3://bucket/x") == Storage(tmp_path / "wattune-studies", "s3://bucket/x")
-    assert find_storage(str(tmp_path / "argument")) == Storage(tmp_path / "argument")
+    assert find_storage() == (tmp_path / "wattune-studies", "s3://bucket/y")
+    assert find_storage("s3://bucket/x") == (tmp_path / "wattune-studies", "s3://bucket/x")
+    assert find_storage(str(tmp_path / "argument")) == (tmp_path / "argument", "")
 
 
 def test_a_written_file_and_its_name_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

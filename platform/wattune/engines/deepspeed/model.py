@@ -117,8 +117,8 @@ def _routed(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Answers AutoEP as a router: weights and experts of tokens [T, H], and the number of tokens of each expert."""
     assert expert_bias is None, "no configuration of ours has one"
-    routed = routing(gate(x))
-    return routed.gates, routed.experts, routed.counts.to(torch.int32)
+    experts, gates, counts = routing(gate(x))
+    return gates, experts, counts.to(torch.int32)
 
 
 def _with_gradient(_layer: nn.Module, inputs: tuple[Tensor]) -> None:

@@ -110,9 +110,9 @@ class MixtureOfExperts(nn.Module):
 
     def _mix(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, 1)
-        routed = self.routing(self.router(tokens))
-        gates = routed.gates.flatten()
-        order, counts = self._assign(routed.experts.flatten(), routed.counts)
+        experts, weights, sent = self.routing(self.router(tokens))
+        gates = weights.flatten()
+        order, counts = self._assign(experts.flatten(), sent)
         sources = order // self.num_per_token
         results = self._exchange(tokens[sources], counts)
         weighted = results * gates[order].unsqueeze(-1).to(results.dtype)

@@ -10,7 +10,6 @@ token, E experts.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, cast
 
@@ -74,16 +73,9 @@ def layer_choices(spec: TrialSpec, layer: int, seed: int) -> Tensor | None:
     return torch.randperm(model.num_experts, generator=generator)[ranked]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Routed:
-    """The experts of tokens, and the weights of their results."""
-
-    experts: Tensor
-    """int64 [T, k]."""
-    gates: Tensor
-    """Weights of their results, fp32 [T, k]: a softmax over the chosen experts."""
-    counts: Tensor
-    """Tokens each expert is sent, int64 [E]."""
+Routed = tuple[Tensor, Tensor, Tensor]
+"""The experts of tokens, int64 [T, k]; the weights of their results, fp32 [T, k], a softmax over the chosen experts;
+and the tokens each expert is sent, int64 [E]."""
 
 
 class LayerRouting:
@@ -125,7 +117,7 @@ class LayerRouting:
             gates = cast(Tensor, _WithLoss.apply(gates, loss))  # type: ignore[no-untyped-call]
         counts = sent.sum(0)
         self.record(counts)
-        return Routed(experts=experts, gates=gates, counts=counts)
+        return experts, gates, counts
 
     @torch.no_grad()
     def record(self, counts: Tensor) -> None:

@@ -270,12 +270,10 @@ def _recorded_segments(folder: Path) -> dict[str, dict[str, Any]]:
     return {segment["file"]: segment for tier in tiers.values() for segment in tier.get("segments", [])}
 
 
-def read_tables(
-    folder: Path, *, start_mono_ns: int | None = None, end_mono_ns: int | None = None
-) -> tuple[dict[str, pa.Table], list[str]]:
+def read_tables(folder: Path, *, start_mono_ns: int | None = None) -> tuple[dict[str, pa.Table], list[str]]:
     """Reads back what a sampler wrote, whether it ended well, was killed, or is still writing.
 
-    Rows read outside of the two times are left out; a `ring` row is read up to a drain after its `sensor_ns`. Returns
+    Rows read before a time are left out; a `ring` row is read up to a drain after its `sensor_ns`. Returns
     tables by tier, each row once and in the order it was read on its device; and a note on every segment that lacks its
     end mark, cannot be read to its end, or holds fewer rows than the manifest counts. A note is not a failure: the last
     segments of a living or killed sampler have one each.
@@ -290,7 +288,8 @@ def read_tables(
         parts = []
         for path in sorted(folder.glob(f"{tier}-*{_SUFFIX}")):
             known = recorded.get(path.name, {})
-            if _outside(known, start_mono_ns, end_mono_ns):
+            if start_mono_ns is not None and known.get("closed") and known.get("end_mono_ns", 2**63) < start_mono_ns:
+                # An open segment may hold more than is known.
                 continue
             part, loss = _salvage(path)
             parts += [part] if part is not None else []
@@ -300,22 +299,7 @@ def read_tables(
                 notes.append(f"{path.name}: {rows} rows read; {loss or 'end mark found'}{missing}")
         if parts:
             table = pa.concat_tables(parts, promote_options="default").unify_dictionaries().combine_chunks()
-            tables[tier] = _between(table, start_mono_ns, end_mono_ns)
+            tables[tier] = (
+                table if start_mono_ns is None else table.filter(pc.greater_equal(table["mono_ns"], start_mono_ns))
+            )
     return tables, notes
-
-
-def _outside(segment: Mapping[str, Any], start_mono_ns: int | None, end_mono_ns: int | None) -> bool:
-    """Returns True where a finished segment holds no row of the window; an open one may hold more than is known."""
-    if not segment.get("closed") or "start_mono_ns" not in segment:
-        return False
-    return (start_mono_ns is not None and segment["end_mono_ns"] < start_mono_ns) or (
-        end_mono_ns is not None and segment["start_mono_ns"] > end_mono_ns
-    )
-
-
-def _between(table: pa.Table, start_mono_ns: int | None, end_mono_ns: int | None) -> pa.Table:
-    if start_mono_ns is not None:
-        table = table.filter(pc.greater_equal(table["mono_ns"], start_mono_ns))
-    if end_mono_ns is not None:
-        table = table.filter(pc.less_equal(table["mono_ns"], end_mono_ns))
-    return table

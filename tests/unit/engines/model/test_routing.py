@@ -90,28 +90,28 @@ def test_the_choice_follows_seed_and_layer_alone() -> None:
 def test_forced_tokens_are_weighed_by_the_router_and_train_it() -> None:
     routes = Routes(spec(BALANCED), 7, CPU)
     logits = torch.randn(128, 8, requires_grad=True)
-    routed = routes.layer(1)(logits)
-    assert torch.equal(routed.experts, layer_choices(spec(BALANCED), 1, 7).repeat(2, 1))
-    chosen = logits.gather(1, routed.experts)
-    assert torch.allclose(routed.gates, chosen.softmax(-1))
-    assert routed.counts.tolist() == [32] * 8
-    (grad,) = torch.autograd.grad((routed.gates * torch.randn_like(routed.gates)).sum(), logits)
-    sent = torch.zeros(128, 8, dtype=torch.bool).scatter(1, routed.experts, True)
+    experts, gates, counts = routes.layer(1)(logits)
+    assert torch.equal(experts, layer_choices(spec(BALANCED), 1, 7).repeat(2, 1))
+    chosen = logits.gather(1, experts)
+    assert torch.allclose(gates, chosen.softmax(-1))
+    assert counts.tolist() == [32] * 8
+    (grad,) = torch.autograd.grad((gates * torch.randn_like(gates)).sum(), logits)
+    sent = torch.zeros(128, 8, dtype=torch.bool).scatter(1, experts, True)
     assert (grad[sent] != 0).all() and (grad[~sent] == 0).all()
 
 
 def test_places_of_a_piece_of_the_sequence_are_routed_as_in_the_whole() -> None:
     whole, places = layer_choices(spec(SKEWED), 2, 7), torch.arange(16, 48)
     piece = Routes(spec(SKEWED), 7, CPU, places=places).layer(2)
-    assert torch.equal(piece(torch.zeros(32, 8)).experts, whole[places])
+    assert torch.equal(piece(torch.zeros(32, 8))[0], whole[places])
 
 
 def test_learned_routing_takes_the_most_probable_experts() -> None:
     logits = torch.randn(128, 8)
     for routing in (LEARNED, None):
-        routed = Routes(spec(routing), 7, CPU).layer(0)(logits)
-        assert torch.equal(routed.experts, logits.topk(2).indices)
-        assert torch.allclose(routed.gates, logits.topk(2).values.softmax(-1))
+        experts, gates, _ = Routes(spec(routing), 7, CPU).layer(0)(logits)
+        assert torch.equal(experts, logits.topk(2).indices)
+        assert torch.allclose(gates, logits.topk(2).values.softmax(-1))
 
 
 def test_the_auxiliary_loss_is_switchs_by_sequence() -> None:
@@ -131,9 +131,9 @@ def test_the_auxiliary_loss_is_switchs_by_sequence() -> None:
 def test_the_auxiliary_loss_reaches_the_router_alone(routing: Routing, mode: str, has_loss: bool) -> None:
     routes = Routes(spec(routing, mode=mode), 7, CPU, sequence_loss_scale=0.25)
     logits = torch.randn(128, 8, requires_grad=True)
-    routed = routes.layer(0)(logits)
-    (grad,) = torch.autograd.grad((routed.gates * 0).sum(), logits)
-    sent = torch.zeros(2, 64, 8).scatter(2, routed.experts.view(2, 64, 2), 1.0).sum(1)
+    experts, gates, _ = routes.layer(0)(logits)
+    (grad,) = torch.autograd.grad((gates * 0).sum(), logits)
+    sent = torch.zeros(2, 64, 8).scatter(2, experts.view(2, 64, 2), 1.0).sum(1)
     (wanted,) = torch.autograd.grad(0.25 * auxiliary_loss(logits.view(2, 64, 8), sent), logits)
     assert torch.allclose(grad, wanted if has_loss else torch.zeros_like(wanted)) and wanted.abs().sum() > 0
 
