@@ -6,7 +6,6 @@ at its limit gives no two waves the same power. The energy counter is the refere
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
@@ -57,15 +56,9 @@ BOOTSTRAPS: Final = 10_000
 CONFIDENCE_FRAC: Final = 0.95
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wave:
-    """One square wave, as its spans have it."""
-
-    period_s: float
-    start_s: Floats
-    """Times at which work began, on the recording's monotonic clock less its origin."""
-    end_s: Floats
-    """Times at which it ended."""
+Wave = tuple[float, Floats, Floats]
+"""One square wave, as its spans have it: its period in seconds, and the times at which work began and ended, on the
+recording's monotonic clock less its origin."""
 
 
 def origin_ns(spans: pa.Table) -> int:
@@ -88,7 +81,7 @@ def waves_of(spans: pa.Table, plan: Sequence[tuple[float, int]]) -> list[Wave]:
     start_s, end_s = ((spans[f"{end}_mono_ns"].to_numpy() - first_ns) / NS_PER_S for end in ("start", "end"))
     bounds = np.cumsum([0, *(count for _, count in plan)])
     return [
-        Wave(period_s=period_s, start_s=start_s[first:last], end_s=end_s[first:last])
+        (period_s, start_s[first:last], end_s[first:last])
         for (period_s, _), (first, last) in zip(plan, pairwise(bounds), strict=True)
     ]
 
@@ -263,13 +256,15 @@ def _fit_signal(
 
 
 def _span(wave: Wave) -> tuple[float, float]:
-    return float(wave.start_s[0]) - LEAD_S, float(wave.end_s[-1]) + TAIL_S
+    _, start_s, end_s = wave
+    return float(start_s[0]) - LEAD_S, float(end_s[-1]) + TAIL_S
 
 
 def _worked(wave: Wave, at_s: Floats, window_s: float) -> Floats:
     """The share of the window that ends at each time in which the load worked."""
-    edges_s = np.stack([wave.start_s, wave.end_s], axis=1).ravel()
-    worked_s = np.stack([np.zeros(len(wave.start_s)), wave.end_s - wave.start_s], axis=1).ravel().cumsum()
+    _, start_s, end_s = wave
+    edges_s = np.stack([start_s, end_s], axis=1).ravel()
+    worked_s = np.stack([np.zeros(len(start_s)), end_s - start_s], axis=1).ravel().cumsum()
     share: Floats = np.interp(at_s, edges_s, worked_s) - np.interp(at_s - window_s, edges_s, worked_s)
     return share / window_s
 
@@ -313,14 +308,14 @@ def _energies(wave: Wave, signal: TimedValues, counter: TimedValues) -> tuple[fl
     and the first after every signal has reported the end of it. Returns joules by each, and seconds; None where the
     counter or the signal does not span the wave.
     """
-    (time_s, value), (at_s, energy_j) = signal, counter
-    before = np.flatnonzero(at_s <= wave.start_s[0])
-    after = np.flatnonzero(at_s >= wave.end_s[-1] + ANSWERED_S)
+    (time_s, value), (at_s, energy_j), (_, begins_s, ends_s) = signal, counter, wave
+    before = np.flatnonzero(at_s <= begins_s[0])
+    after = np.flatnonzero(at_s >= ends_s[-1] + ANSWERED_S)
     if not len(before) or not len(after):
         return None
     first, last = before[-1], after[0]
     start_s, end_s = float(at_s[first]), float(at_s[last])
-    if start_s < wave.start_s[0] - TAIL_S or end_s > wave.end_s[-1] + 2 * TAIL_S:
+    if start_s < begins_s[0] - TAIL_S or end_s > ends_s[-1] + 2 * TAIL_S:
         return None  # another wave may lie in between
     if time_s[0] > start_s or time_s[-1] < end_s:
         return None
@@ -350,7 +345,7 @@ def _fit_wave(wave: Wave, readings: Mapping[str, TimedValues], counter: TimedVal
     reference_w = peaks_w.get("20ms", peaks_w.get("instant"))
     short = {} if reference_w is None else {name: 1 - peak_w / reference_w for name, peak_w in peaks_w.items()}
     return {
-        "period_s": wave.period_s,
+        "period_s": wave[0],
         "mean_w": mean_w,
         "peaks_w": peaks_w,
         "under_report_frac": short,

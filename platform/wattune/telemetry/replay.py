@@ -38,42 +38,32 @@ _TIERS: Final = ("ring", "fast", "counter", "slow")
 _KEYS: Final = ("node", "device", "mono_ns", "wall_ns")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Playback:
-    """A recording to play, and the way to play it."""
+Playback = tuple[Path, float, float, bool]
+"""A recording's folder, and the way to play it. First its speed, recorded seconds per second: rates stay those
+recorded, so that counters rise as many times less. Then the second of the recording at which play begins. And whether
+it begins again there when it is over, counters going on; else every read fails from then on."""
 
-    folder: Path
-    speed: float = 1.0
-    """Recorded seconds per second. Rates stay those recorded: counters rise `speed` times less."""
-    start_s: float = 0.0
-    """Position in the recording at which play begins."""
-    loop: bool = False
-    """Begins again at `start_s` when it is over, counters going on; else every read fails from then on."""
 
-    @classmethod
-    def parse(cls, text: str) -> "Playback":
-        """Reads `FOLDER[?speed=2&start_s=18&loop]`.
+def parse_playback(text: str) -> Playback:
+    """Reads `FOLDER[?speed=2&start_s=18&loop]`.
 
-        Raises:
-            TelemetryError: An option is unknown, or its value is out of range.
-        """
-        folder, _, query = text.partition("?")
-        options = dict(parse_qsl(query, keep_blank_values=True))
-        for name in options:
-            if name not in ("speed", "start_s", "loop"):
-                raise TelemetryError(
-                    f'replay option "{name}" is unknown; {closest(name, ("speed", "start_s", "loop"))}'
-                )
-        if options.get("loop", "") != "":
-            raise TelemetryError(
-                f'replay option "loop={options["loop"]}" takes no value; write "loop", or leave it out'
-            )
-        return cls(
-            folder=Path(folder).expanduser(),
-            speed=_number("speed", options.get("speed", "1"), least=0.01),
-            start_s=_number("start_s", options.get("start_s", "0"), least=0.0),
-            loop="loop" in options,
-        )
+    Raises:
+        TelemetryError: An option is unknown, or its value is out of range.
+    """
+    folder, _, query = text.partition("?")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    for name in options:
+        if name not in ("speed", "start_s", "loop"):
+            raise TelemetryError(f'replay option "{name}" is unknown; {closest(name, ("speed", "start_s", "loop"))}')
+    if options.get("loop", "") != "":
+        raise TelemetryError(f'replay option "loop={options["loop"]}" takes no value; write "loop", or leave it out')
+    speed = _number("speed", options.get("speed", "1"), least=0.01)
+    return (
+        Path(folder).expanduser(),
+        speed,
+        _number("start_s", options.get("start_s", "0"), least=0.0),
+        "loop" in options,
+    )
 
 
 def _number(name: str, text: str, *, least: float) -> float:
@@ -121,13 +111,13 @@ class ReplayBackend:
         Raises:
             TelemetryError: There is no device telemetry of exactly one node, or it is over before `start_s`.
         """
-        self._play = Playback.parse(playback)
-        recording = MeasuredFolder(self._play.folder)
+        self._folder, self._speed, start_s, self._loops = parse_playback(playback)
+        recording = MeasuredFolder(self._folder)
         recording.check()
         found = {tier: table for tier, table in recording.telemetry().items() if tier in _TIERS}
         wrong = [one for tier, table in found.items() for one in wrong_columns(table.schema, tier)]
         if wrong:
-            raise TelemetryError(f"{self._play.folder}: {'; '.join(wrong)}; give another recording")
+            raise TelemetryError(f"{self._folder}: {'; '.join(wrong)}; give another recording")
         tables = {tier: rows for tier, table in found.items() if (rows := _with_keys(table, tier)).num_rows}
         node = self._only_node(tables)
         manifest = recording.manifests().get(node, {})
@@ -142,11 +132,11 @@ class ReplayBackend:
         }
         names = sorted({device for device, _ in raw})
         self._devices = [_info(device, manifest.get("devices", {}).get(device, {})) for device in names]
-        begin_ns = max(rows["mono_ns"][0].as_py() for rows in raw.values()) + s_to_ns(self._play.start_s)
+        begin_ns = max(rows["mono_ns"][0].as_py() for rows in raw.values()) + s_to_ns(start_s)
         self._span_ns = min(rows["mono_ns"][-1].as_py() for rows in raw.values()) - begin_ns
         if self._span_ns <= 0:
             raise TelemetryError(
-                f"{self._play.folder} is over before start_s={self._play.start_s:g}; begin "
+                f"{self._folder} is over before start_s={start_s:g}; begin "
                 f"{-self._span_ns / NS_PER_S:.1f} s earlier or more"
             )
         self._tracks = {key: _track(rows, key[1], begin_ns) for key, rows in raw.items()}
@@ -158,7 +148,7 @@ class ReplayBackend:
         if len(nodes) != 1:
             found = f"of nodes {', '.join(sorted(nodes))}" if nodes else "of no device"
             raise TelemetryError(
-                f"{self._play.folder} holds telemetry {found}; give the folder of a trial or recording of one node"
+                f"{self._folder} holds telemetry {found}; give the folder of a trial or recording of one node"
             )
         return str(nodes.pop())
 
@@ -183,7 +173,7 @@ class ReplayBackend:
         track, now_ns = self._tracks[device, tier], self._now_ns()
         if tier == "ring":
             return self._drain(device, track, now_ns)
-        lap, at_ns = divmod(now_ns, self._span_ns) if self._play.loop else (0, now_ns)
+        lap, at_ns = divmod(now_ns, self._span_ns) if self._loops else (0, now_ns)
         if at_ns > self._span_ns:
             offered = [name for name in track.columns if not name.endswith(ERROR_SUFFIX)]
             return [dict.fromkeys(offered) | {f"{name}{ERROR_SUFFIX}": ENDED for name in offered}]
@@ -201,27 +191,27 @@ class ReplayBackend:
         """Nothing stays open."""
 
     def _now_ns(self) -> int:
-        return int((self._clock_ns() - self._opened.mono_ns) * self._play.speed)
+        return int((self._clock_ns() - self._opened.mono_ns) * self._speed)
 
     def _counted(self, track: _Track, name: str, lap: int, at_ns: int) -> int | float:
         times_ns, values = track.counters[name]
         start, now, end = np.interp([0, at_ns, self._span_ns], times_ns, values)
-        counted = float(start + (now - start + lap * (end - start)) / self._play.speed)
+        counted = float(start + (now - start + lap * (end - start)) / self._speed)
         return round(counted) if pa.types.is_integer(track.columns[name].type) else counted
 
     def _drain(self, device: str, track: _Track, now_ns: int) -> list[Row]:
         """The samples since the last drain, stamped with the wall time at which they are played."""
-        oldest_ns = now_ns - int(s_to_ns(HISTORY_S) * self._play.speed)
+        oldest_ns = now_ns - int(s_to_ns(HISTORY_S) * self._speed)
         since_ns = max(self._drained_ns.get(device, oldest_ns), oldest_ns)
         self._drained_ns[device] = now_ns
         rows: list[Row] = []
-        for lap in range(max(since_ns // self._span_ns, 0), now_ns // self._span_ns + 1 if self._play.loop else 1):
+        for lap in range(max(since_ns // self._span_ns, 0), now_ns // self._span_ns + 1 if self._loops else 1):
             shift_ns = lap * self._span_ns
             # What was recorded before play begins is history of the first lap alone.
             first_ns = max(since_ns - shift_ns, -1 if lap else since_ns)
-            last_ns = min(now_ns - shift_ns, self._span_ns - 1 if self._play.loop else self._span_ns)
+            last_ns = min(now_ns - shift_ns, self._span_ns - 1 if self._loops else self._span_ns)
             for row in range(*np.searchsorted(track.time_ns, [first_ns, last_ns], side="right")):
-                played_ns = self._opened.mono_ns + int((int(track.time_ns[row]) + shift_ns) / self._play.speed)
+                played_ns = self._opened.mono_ns + int((int(track.time_ns[row]) + shift_ns) / self._speed)
                 rows.append({"sensor_ns": self._opened.to_wall_ns(played_ns), "power_w": track.value("power_w", row)})
         return rows
 

@@ -7,13 +7,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from known_fit import stored_fit
 
 from wattune import api
 from wattune.catalog.hardware import DEVICES
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.sweep import COLUMNS, TABLE
 from wattune.errors import PlanError
-from wattune.fitting.store import LINKS, StoredFit, write_fit
+from wattune.fitting.store import LINKS, write_fit
 from wattune.metrics import METRICS
 from wattune.run import Run, RunStatus
 from wattune.storage.files import write_table
@@ -26,22 +27,7 @@ SPACE = SPACES / "moe_ep_h200x4.yaml"
 
 def stored(tmp_path: Path) -> None:
     default = default_coefficients(DEVICES["h200_sxm"])
-    write_fit(
-        tmp_path,
-        StoredFit(
-            device="h200_sxm",
-            device_uuids=(),
-            fitted_at="2026-11-22T12:00:00+00:00",
-            studies=("a",),
-            num_trials=12,
-            num_configurations=10,
-            memory=None,
-            step_time=replace(default.step_time, error_frac=0.01),
-            power=None,
-            hold_out={},
-            sharpen=(),
-        ),
-    )
+    write_fit(tmp_path, stored_fit(step_time=replace(default.step_time, error_frac=0.01)))
 
 
 def test_a_stored_fit_is_used_unasked_and_said(tmp_path) -> None:

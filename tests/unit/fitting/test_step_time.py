@@ -4,24 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from known_fit import POWER
 from specs import trial_spec
 
 from wattune.catalog.models import model
-from wattune.cost.coefficients import PUBLISHED_STEP_TIME, PowerCoefficients, StepTimeCoefficients
+from wattune.cost.coefficients import PUBLISHED_STEP_TIME, StepTimeCoefficients
 from wattune.errors import PlanError
 from wattune.fitting.step_time import fit, predicted_s
 from wattune.plans.axes import Plan
 
-POWER = PowerCoefficients(
-    idle_w=80.0,
-    active_w=120.0,
-    matrix_w=900.0,
-    memory_w=250.0,
-    link_w=60.0,
-    exponent=2.2,
-    origin="published kernels",
-    error_frac=0.3,
-)
 PLANS = [
     Plan(tp=tp, etp=tp, micro_batch_size=mbs, sharding=sharding, recompute=recompute)
     for tp in (1, 2)

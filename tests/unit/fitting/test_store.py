@@ -3,20 +3,17 @@
 import json
 
 import pytest
+from known_fit import stored_fit
 
 from wattune.catalog.hardware import DEVICES
 from wattune.cost.defaults import default_coefficients
 from wattune.errors import PlanError
-from wattune.fitting.store import HoldOut, StoredFit, fit_path, missing_data, read_fit, write_fit
+from wattune.fitting.store import HoldOut, fit_path, missing_data, read_fit, write_fit
 
 DEFAULT = default_coefficients(DEVICES["h200_sxm"])
-FIT = StoredFit(
-    device="h200_sxm",
+FIT = stored_fit(
     device_uuids=("GPU-1",),
-    fitted_at="2026-11-22T12:00:00+00:00",
     studies=("a", "b"),
-    num_trials=12,
-    num_configurations=10,
     memory=DEFAULT.memory,
     step_time=DEFAULT.step_time,
     power=DEFAULT.power,

@@ -14,7 +14,7 @@ from wattune.errors import TelemetryError
 from wattune.schema import table_schema
 from wattune.storage.measured import MeasuredFolder
 from wattune.telemetry.registry import load_backend
-from wattune.telemetry.replay import ENDED, HISTORY_S, Playback, ReplayBackend
+from wattune.telemetry.replay import ENDED, HISTORY_S, ReplayBackend, parse_playback
 
 SECONDS = 12
 POWER_W = {"gpu0": 100.0, "gpu1": 300.0}
@@ -180,13 +180,11 @@ def test_what_was_simulated_stays_simulated(tmp_path: Path, recording: Path) -> 
 )
 def test_options_out_of_range_are_refused(text: str, message: str) -> None:
     with pytest.raises(TelemetryError, match=message):
-        Playback.parse(text)
+        parse_playback(text)
 
 
 def test_options_are_read() -> None:
-    assert Playback.parse("a/b?speed=2&start_s=3.5&loop") == Playback(
-        folder=Path("a/b"), speed=2.0, start_s=3.5, loop=True
-    )
+    assert parse_playback("a/b?speed=2&start_s=3.5&loop") == (Path("a/b"), 2.0, 3.5, True)
 
 
 def test_what_cannot_be_played_is_refused(recording: Path, tmp_path: Path) -> None:

@@ -2,10 +2,11 @@
 
 import io
 
+from known_fit import stored_fit
 from rich.console import Console
 
 from wattune.cost.defaults import default_coefficients
-from wattune.fitting.store import HoldOut, StoredFit
+from wattune.fitting.store import HoldOut
 from wattune.objective import parse_constraint
 from wattune.search.forecast import forecast
 from wattune.search.prune import prune
@@ -54,16 +55,7 @@ def test_sizes_of_the_workload_are_told_apart() -> None:
 
 
 def test_a_fit_says_its_error_and_what_would_sharpen_it() -> None:
-    fit = StoredFit(
-        device="h200_sxm",
-        device_uuids=(),
-        fitted_at="2026-11-22T12:00:00+00:00",
-        studies=("a",),
-        num_trials=12,
-        num_configurations=10,
-        memory=None,
-        step_time=None,
-        power=None,
+    fit = stored_fit(
         hold_out={"step_time_s": HoldOut(median_frac=0.031, p95_frac=0.12, num_configurations=10)},
         sharpen=("trials with pp above 1: sends",),
     )

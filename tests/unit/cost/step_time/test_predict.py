@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from known_fit import POWER
 from specs import trial_spec
 
 from wattune.catalog.models import model
 from wattune.cost.batch import batches
-from wattune.cost.coefficients import PUBLISHED_STEP_TIME, PowerCoefficients
+from wattune.cost.coefficients import PUBLISHED_STEP_TIME
 from wattune.cost.flops import model_flop_per_token
 from wattune.cost.step_time.facts import FACTS
 from wattune.cost.step_time.predict import FP8_ERROR_FRAC, PARTS, predict
@@ -24,16 +25,6 @@ from wattune.search.space import load_space
 from wattune.workload import Routing
 
 SPACES = sorted((Path(__file__).parents[4] / "search_spaces").glob("*.yaml"))
-POWER = PowerCoefficients(
-    idle_w=80.0,
-    active_w=120.0,
-    matrix_w=900.0,
-    memory_w=250.0,
-    link_w=60.0,
-    exponent=2.2,
-    origin="published kernels",
-    error_frac=0.3,
-)
 PLANS = tuple(
     Plan(tp=tp, etp=tp, pp=pp, micro_batch_size=mbs, sharding=sharding, recompute=recompute, overlap=overlap)
     for tp, pp, mbs, sharding, recompute, overlap in (
