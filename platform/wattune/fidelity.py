@@ -4,6 +4,7 @@ A burst measured a few steps, and never passes as a full result. The role of a r
 its tags and its numbers.
 """
 
+from collections.abc import Sequence
 from typing import Final, Literal
 
 from wattune.run import Run
@@ -46,6 +47,21 @@ _TAGS: Final[dict[Role, dict[str, str]]] = {
     "finalist": {_SOAK: "true"},
     "burst": {FIDELITY: BURST},
 }
+
+
+UNPROFILED: Final = "left out: an earlier run of its plan was profiled, and did not wait for its host"
+"""Value of the tag `profile` of such a run."""
+
+
+def measuring(runs: Sequence[Run], metric: str) -> Sequence[Run]:
+    """Returns the runs that were to measure a metric: of figures of a profiled pass, those that had one."""
+    asked = [run for run in runs if metric in run.metrics or not is_unprofiled(run)]
+    return runs if len(asked) in (0, len(runs)) else asked
+
+
+def is_unprofiled(result: Run) -> bool:
+    """Returns true for a run without a profiled pass whose figures nothing would read."""
+    return result.tags.get("profile") == UNPROFILED
 
 
 def role_tags(role: Role) -> dict[str, str]:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from statistics import median
 from typing import Any, Final
 
-from wattune.fidelity import is_burst
+from wattune.fidelity import is_burst, measuring
 from wattune.intervals import Interval
 from wattune.metrics import METRICS
 from wattune.objective import Objective, Question
@@ -218,10 +218,13 @@ def assess_trial(
     counted = completed(repeats)
     bursts = [result for result in repeats if is_burst(result) and result.status is RunStatus.COMPLETED]
     simulated = any(is_simulated(result) for result in counted)
-    checked = (margin(one, counted, spreads, risk=question.risk, simulated=simulated) for one in question.constraints)
+    checked = (
+        margin(one, measuring(counted, one.metric), spreads, risk=question.risk, simulated=simulated)
+        for one in question.constraints
+    )
     margins = tuple(one for one in checked if one is not None)
     needed = question.needed
-    missing = [name for name in needed if any(name not in result.metrics for result in counted)]
+    missing = [name for name in needed if any(name not in result.metrics for result in measuring(counted, name))]
     groups = {METRICS[name].group for name in needed}
     verdict, reason = (
         _failed(repeats, counted, bursts)

@@ -25,6 +25,7 @@ from typing import Final
 import numpy as np
 
 from wattune.arrays import Floats, Indices
+from wattune.fidelity import measuring
 from wattune.intervals import CONFIDENCE_FRAC
 from wattune.metrics import METRICS
 from wattune.objective import Question
@@ -326,7 +327,7 @@ def _headroom(row: RankedTrial, question: Question, *, logarithmic: bool) -> flo
     A slow host is that of the run, not of the plan.
     """
     metric = question.objective.metric
-    waits = [run.metrics.get("host_bound_frac", 0.0) for run in ordinary(row.counted)]
+    waits = [run.metrics.get("host_bound_frac", 0.0) for run in measuring(ordinary(row.counted), "host_bound_frac")]
     frac = min(max(fmean(waits), 0.0), _MOST_WAITING) if METRICS[metric].group in _BY_TIME else 0.0
     gain = -math.log1p(-frac)
     if logarithmic or row.objective is None:

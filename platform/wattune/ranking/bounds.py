@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from wattune.fidelity import measuring
 from wattune.intervals import t_cumulative
 from wattune.metrics import METRICS
 from wattune.objective import SENSOR_ACCURACY_FRAC, Constraint, is_sensed
@@ -214,7 +215,10 @@ def _shares(repeats: Sequence[Run], metric: str) -> list[tuple[list[float], floa
     """Returns what a trial's runs of each length measured of a share, and by how much they wait for their host."""
     if any(metric not in run.metrics for run in repeats):
         return []
-    return [([run.metrics[metric] for run in runs], waiting_share(runs)) for runs in by_length(repeats).values()]
+    return [
+        ([run.metrics[metric] for run in runs], waiting_share(runs))
+        for runs in by_length(measuring(repeats, metric)).values()
+    ]
 
 
 def _distance(one: NextRun, metric: str, bound: float, gain: float) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from wattune.arrays import Floats
+from wattune.fidelity import measuring
 from wattune.intervals import CONFIDENCE_FRAC, Interval, t_cumulative, t_quantile
 from wattune.metrics import METRICS
 from wattune.ranking.scatter import factor
@@ -88,6 +89,7 @@ def difference(metric: str, a: Counted, b: Counted) -> Difference | None:
         a: Runs of the one.
         b: Runs of the other, of the same study or of another one.
     """
+    a, b = (replace(one, runs=measuring(one.runs, metric)) for one in (a, b))
     of_a, of_b = a.spreads.interval(a.runs, metric), b.spreads.interval(b.runs, metric)
     fitted_a, fitted_b = a.spreads.fitted(metric), b.spreads.fitted(metric)
     if of_a is None or of_b is None or fitted_a is None or fitted_b is None:

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, Final
 
 from wattune.errors import SpaceError, closest
-from wattune.fidelity import DECIDED_BY_STEP_TIME
+from wattune.fidelity import DECIDED_BY_STEP_TIME, measuring
 from wattune.metrics import METRICS
 from wattune.objective import Condition, Constraint, Objective, Question
 from wattune.ranking.assessment import SIZES, RankedTrial, Verdict, completed, group_quality, start_up_text
@@ -463,4 +463,8 @@ def _passes(
     counted = completed(repeats)
     qualities = (group_quality(result, groups) for result in counted)
     good = all(QUALITIES.index(quality) >= QUALITIES.index(least_quality) for quality in qualities)
-    return bool(counted) and good and all(bound.holds(result.metrics) for bound in bounds for result in counted)
+    return (
+        bool(counted)
+        and good
+        and all(bound.holds(result.metrics) for bound in bounds for result in measuring(counted, bound.metric))
+    )

@@ -15,7 +15,7 @@ import numpy as np
 
 from wattune.analysis.metrics.step_breakdown import HOST_BOUND_FRAC
 from wattune.arrays import Floats
-from wattune.fidelity import is_burst, is_soak
+from wattune.fidelity import is_burst, is_soak, is_unprofiled, measuring
 from wattune.intervals import NORMAL_95, Interval, t_quantile
 from wattune.metrics import METRICS
 from wattune.ranking.heat import heat_left, judged_metric
@@ -221,16 +221,18 @@ class Spreads:
         """
         if not counted:
             return None
-        soaks = True
+        soaks, is_measured = True, False
         for result in counted:  # one pass: a user waits for ten thousand trials
-            if metric not in result.metrics:
+            if metric in result.metrics:
+                soaks, is_measured = soaks and is_soak(result), True
+            elif not is_unprofiled(result):
                 return None
-            soaks = soaks and is_soak(result)
         fitted = self.fitted(metric)
-        return None if fitted is None else fitted.number[counted[0].trial_id, soaks]
+        return None if fitted is None or not is_measured else fitted.number[counted[0].trial_id, soaks]
 
     def middle(self, counted: Sequence[Run], metric: str) -> float | None:
         """Computes the middle of `interval` alone, in a fraction of its time: tables of all trials need no more."""
+        counted = measuring(counted, metric)
         number = self.number(counted, metric)
         if number is None:
             return None
@@ -250,6 +252,7 @@ class Spreads:
             counted: The repeats that completed.
             metric: Name of the metric.
         """
+        counted = measuring(counted, metric)
         number = self.number(counted, metric)
         if number is None:
             return None
@@ -281,6 +284,7 @@ class Spreads:
             metric: Name of the metric.
         """
         metric = judged_metric(metric, counted)
+        counted = measuring(counted, metric)
         if self.number(counted, metric) is None:
             return []
         fitted = self._known[metric]

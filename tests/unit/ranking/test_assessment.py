@@ -6,8 +6,12 @@ from dataclasses import replace
 
 import pytest
 from made_trials import COOL, FASTEST, POWER, asked, on_n0, reference_runs, speed, trial
+from study_files import SPEC, result_of
 
+from wattune.fidelity import UNPROFILED
+from wattune.objective import Question, parse_constraint
 from wattune.ranking.assessment import Verdict, assess_trial, is_simulated, start_up_text
+from wattune.ranking.difference import Counted, difference
 from wattune.ranking.order import rank
 from wattune.ranking.spreads import Spreads
 from wattune.run import RunStatus
@@ -140,3 +144,23 @@ def test_what_commands_cost_beside_their_steps_is_said_in_the_median():
     text = start_up_text(rows)
     assert text.startswith("each command started anew: 9") and "38 % of its run outside of measured steps" in text
     assert start_up_text(rank([speed(1, 99.0)], asked(FASTEST)).trials) == ""
+
+
+def test_repeats_without_a_profiled_pass_leave_its_figures_to_those_that_had_one() -> None:
+    """Asked afterwards, also as a bound and against another plan: the pass is of the plan, not of each repeat."""
+    other = replace(SPEC, plan=replace(SPEC.plan, micro_batch_size=2 * SPEC.plan.micro_batch_size))
+    pairs = []
+    for spec, frac in ((SPEC, 0.02), (other, 0.04)):
+        first = replace(result_of(), trial_id=spec.trial_id, metrics={"tokens_per_s": 100.0, "host_bound_frac": frac})
+        later = replace(first, repeat=1, metrics={"tokens_per_s": 101.0}, tags={"profile": UNPROFILED})
+        pairs += [(spec, first), (spec, later)]
+    bound = Question.of("minimize host_bound_frac", "host_bound_frac <= 0.5")
+    ranking = rank(pairs, bound)
+    assert [row.objective.value for row in ranking.feasible] == [0.02, 0.04] and not ranking.unknown
+    assert ranking.feasible[0].objective.num_runs == 1 and ranking.best.margins[0].verdict == "holds"
+    kept = rank(pairs, Question.of("maximize tokens_per_s"), where=(parse_constraint("host_bound_frac < 0.03"),))
+    assert [row.trial_id for row in kept.feasible] == [SPEC.trial_id]
+    sides = [Counted(row.counted, row.spreads) for row in ranking.feasible]
+    assert difference("host_bound_frac", *sides) is not None
+    failed = [(spec, replace(one, tags={})) for spec, one in pairs]
+    assert not rank(failed, bound).feasible, "one whose pass is missing for another reason is unknown as before"

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from wattune.errors import PlanError
-from wattune.fidelity import role_of, role_tags
+from wattune.fidelity import UNPROFILED, role_of, role_tags
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.events import Event, Listener, Placement, Preview, TrialEvent, TrialProgress
 from wattune.orchestrate.failures import (
@@ -304,14 +304,17 @@ class StudyController:
         num_attempts = len(folder.attempts())
         if folder.result() is not None:  # interrupted: it is set aside when this attempt begins
             num_attempts += 1
+        left_out = run.measure.profile_steps is None and not self._queue.is_profiled(queued)
+        tags = {**run.tags, "nodes": ",".join(node.name for node in nodes), **role_tags(queued.role)}
         return replace(
             queued,
+            measure=replace(queued.measure, profile_steps=0) if left_out else queued.measure,
             nodes=nodes,
             folder=folder.path,
             seed=run.search.seed,
             limits=run.limits,
             free_since_ns=self._opened.free_since_ns(nodes),
-            tags={**run.tags, "nodes": ",".join(node.name for node in nodes), **role_tags(queued.role)},
+            tags={**tags, "profile": UNPROFILED} if left_out else tags,
             numbers=replace(
                 run.numbers,
                 attempt=num_attempts + 1 if num_attempts else None,

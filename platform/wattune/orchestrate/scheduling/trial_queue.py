@@ -8,7 +8,9 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from wattune.analysis.metrics.step_breakdown import HOST_BOUND_FRAC
 from wattune.fidelity import FIRST_BURST_REPEAT, FIRST_SOAK_REPEAT, Role, role_of
+from wattune.metrics import METRICS
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cooldown import waited_s
 from wattune.orchestrate.events import Preview, RaceStep, RowStopped
@@ -71,6 +73,8 @@ class TrialQueue:
         self._soaks_queued = False
         self._listed = {spec.trial_id: spec for spec in run.candidates}
         self._soaked: set[str] = set()
+        self._host_bound: dict[str, float] = {}
+        """Largest share of a step in which devices waited for their host, of each trial that was profiled."""
         self._pace, self._warm = Pace(), WarmGraphs()
         self._durations = Durations(self._pace, run.duration_s)
         if run.duration_s is not None:
@@ -198,6 +202,8 @@ class TrialQueue:
         if role == "finalist":
             self._soaked.add(result.trial_id)
         self.done[result.trial_id, result.repeat] = result
+        if (waits := result.metrics.get("host_bound_frac")) is not None:
+            self._host_bound[result.trial_id] = max(waits, self._host_bound.get(result.trial_id, 0.0))
         if self._run.learns_memory is not None and self._run.learns_memory(spec, result):
             self._waiting.put_last(self._run.runs_late)
         start = self._warm.ran(spec, nodes, new_workers=waited_for_workers(result))
@@ -356,6 +362,19 @@ class TrialQueue:
     def knows_times(self) -> bool:
         """True if expected times come from trials that ran; else they are the least that settings allow."""
         return self._pace.typical_s > 0
+
+    def is_profiled(self, queued: Attempt) -> bool:
+        """Returns whether anything reads the figures of a run's profiled pass.
+
+        Breakdowns and expected scatter are of plans: the first run of each tells them, and repeat 0, which people look
+        at. A plan that waits for its host has a pass in every run, since that pace is taken out of it, and so has the
+        long run of a finalist.
+        """
+        read = (METRICS[name] for name in self._run.question.needed)
+        asked = any(one.group == "step_breakdown" or "kernels" in one.tables for one in read)
+        waits = self._host_bound.get(queued.trial_id)
+        always = queued.role == "finalist" or not queued.repeat
+        return asked or always or waits is None or waits >= HOST_BOUND_FRAC
 
     def stop_above_s(self, queued: Attempt) -> float | None:
         """Mean step time above which a trial's measurement ends early; None measures it to its end.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from wattune.catalog.hardware import DEVICES, ClusterSpec
-from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT, FIRST_REFERENCE_REPEAT, FIRST_SOAK_REPEAT
+from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT, FIRST_REFERENCE_REPEAT, FIRST_SOAK_REPEAT, UNPROFILED
 from wattune.objective import Question
 from wattune.orchestrate.events import Preview, RaceStep, TrialEvent
 from wattune.orchestrate.scheduling.budget import Budget
@@ -662,3 +662,33 @@ def test_only_trials_of_the_search_may_stop_early(world, make_specs) -> None:
     assert roles == {"trial"} and {one.role for one in ran} == {"trial", "reference", "finalist"}
     bars_s = [one.stop_above_s for one in ran if one.stop_above_s is not None]
     assert len(bars_s) >= 10 and bars_s[-1] < bars_s[0], "the best so far sets it"
+
+
+@pytest.mark.parametrize(
+    ("host_bound_frac", "objective", "profile_steps", "profiled"),
+    [
+        (0.0, "maximize tokens_per_s", None, [True, True, False, False]),
+        (0.3, "maximize tokens_per_s", None, [True, True, True, True]),
+        (0.0, "minimize host_bound_frac", None, [True, True, True, True]),
+        (0.0, "minimize exposed_comm_frac", None, [True, True, True, True]),
+        (0.0, "maximize tokens_per_s", 2, [True, True, True, True]),
+        (None, "maximize tokens_per_s", None, [True, True, True, True]),
+    ],
+)
+def test_a_repeat_is_profiled_only_where_something_reads_it(
+    world, make_specs, host_bound_frac: float | None, objective: str, profile_steps: int | None, profiled: list[bool]
+) -> None:
+    world.measured = lambda _spec, _repeat: {} if host_bound_frac is None else {"host_bound_frac": host_bound_frac}
+    measure = Measure(repeats=2, reference_every=0, profile_steps=profile_steps)
+    ran = world.drain(
+        world.controller(make_specs(2), measure=measure, order="shuffled", question=Question.of(objective))
+    )
+    assert [one.measure.profile_steps == profile_steps for one in ran] == profiled
+    assert [one.tags.get("profile") != UNPROFILED for one in ran] == profiled
+
+
+def test_the_long_run_of_a_finalist_is_profiled(world, specs) -> None:
+    world.measured = lambda _spec, _repeat: {"host_bound_frac": 0.0}
+    measure = Measure(soak_finalists=1, soak_seconds=60, reference_every=0)
+    ran = world.drain(world.controller(specs, measure=measure, finalists=[specs[1]]))
+    assert [one.measure.profile_steps for one in ran] == [None] * 4
