@@ -55,9 +55,7 @@ _LEAST_TYPICAL: Final = 3
 """Fewest repeated trials of which one can be told from the others. Our choice."""
 
 _SIMILAR_TRIALS: Final = 4.0
-_SIMILAR_DEGREES: Final = 24.0
-"""Before data, trials of a study scatter alike: as if four trials had shown variances that differ as a chi-square of 24
-degrees of freedom does. Our choice; `benchmarks/coverage.py` shows the coverage that follows."""
+"""Trials that a prior's `similar_degrees` count as. Our choice."""
 
 
 def factor(log_change: float) -> float:
@@ -76,6 +74,9 @@ class Prior:
     """Standard deviation of one run, as a fraction of the value. Our choice."""
     degrees_of_freedom: float = 6.0
     """Number of observations the prior is worth."""
+    similar_degrees: float = 24.0
+    """Trials of a study scatter alike: their variances differ as a chi-square of so many degrees of freedom does. Our
+    choice; `benchmarks/coverage.py` shows the coverage that follows."""
     drift: float = 0.03
     """Standard deviation of the machine's drift from the first to the last run of a study, as a fraction. Our choice.
     It counts inside a study: for verdicts, ranks and the race."""
@@ -344,7 +345,7 @@ def _pool(
     """
     degrees = prior.degrees_of_freedom + float(free[these].sum())
     ratio = (prior.degrees_of_freedom + float(squares[these].sum())) / degrees
-    alike = _alike(squares[these], free[these], ratio)
+    alike = _alike(squares[these], free[these], ratio, prior.similar_degrees)
     return Pool(
         ratio=min(ratio, _typical(squares[these], free[these], ratio, alike, prior)) if logarithmic else ratio,
         degrees_of_freedom=degrees,
@@ -366,7 +367,7 @@ def _typical(squares: Floats, free: Floats, pooled: float, alike: float, prior: 
     return math.exp(float((weights * logs).sum()) / total)
 
 
-def _alike(squares: Floats, free: Floats, pooled: float) -> float:
+def _alike(squares: Floats, free: Floats, pooled: float, similar_degrees: float) -> float:
     """Estimates how alike trials scatter: the degrees of freedom that the pooled variance is worth for one trial.
 
     Logarithms of sample variances scatter by trigamma(d/2) where trials scatter alike. What they scatter beyond that is
@@ -379,7 +380,7 @@ def _alike(squares: Floats, free: Floats, pooled: float) -> float:
         own = np.maximum(squares[known] / free[known], _LEAST_SHARE * pooled)
         logs = np.log(own) - _digamma(half) + np.log(half)
         excess = max(float(logs.var(ddof=1) - _trigamma(half).mean()), 0.0)
-    prior = _trigamma(_SIMILAR_DEGREES / 2.0)
+    prior = _trigamma(similar_degrees / 2.0)
     wanted = (_SIMILAR_TRIALS * prior + max(num - 1, 0) * excess) / (_SIMILAR_TRIALS + max(num - 1, 0))
     return max(2.0 * _inverse_trigamma(wanted), _LEAST_ALIKE)
 
