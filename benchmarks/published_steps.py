@@ -1,55 +1,30 @@
-"""Published training steps as specifications: what a row means, and which rows cannot be represented."""
+"""Published training steps as questions to `wattune.estimate`: what a row means, and which rows cannot be asked."""
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pyarrow.parquet as pq
+from step_time_baselines import at_rate, model_flop
 
-from wattune.catalog.hardware import DEVICES, ClusterSpec, DeviceSpec
+import wattune
 from wattune.catalog.models import MODELS, ModelSpec
-from wattune.cost.batch import batches
-from wattune.cost.coefficients import StepTimeCoefficients
-from wattune.cost.memory.defaults import default_coefficients as memory_coefficients
-from wattune.cost.memory.predict import predict as predict_memory
-from wattune.cost.step_time.facts import FACTS
-from wattune.plans.axes import Plan
-from wattune.trial import TrialSpec
-from wattune.workload import Lora, Routing, Workload
+from wattune.search.forecast import Estimate
 
 TABLE = Path(__file__).parent / "data" / "published_steps.parquet"
 
-_B200 = "NVIDIA Blackwell datasheets (B200, GB200, B300, GB300), dense"
-DATASHEET_DEVICES = {
-    name: DeviceSpec(
-        name=name,
-        vendor=vendor,
-        peak_bf16_flop_per_s=flop,
-        peak_fp32_flop_per_s=None,
-        memory_bytes=memory * 10**9,
-        memory_bandwidth_bytes_per_s=bandwidth,
-        link_bandwidth_bytes_per_s=link,
-        power_limit_w=limit,
-        sm_clock_max_mhz=None,
-        temp_slowdown_c=None,
-        source=source,
-    )
-    for name, vendor, flop, memory, bandwidth, link, limit, source in (
-        ("a100_sxm_80gb", "nvidia", 312e12, 80, 2.039e12, 300e9, 400.0, "NVIDIA A100 datasheet"),
-        ("a100_sxm_40gb", "nvidia", 312e12, 40, 1.555e12, 300e9, 400.0, "NVIDIA A100 datasheet"),
-        ("b200_sxm", "nvidia", 2250e12, 180, 7.7e12, 900e9, 1000.0, _B200),
-        ("gb200", "nvidia", 2500e12, 186, 8.0e12, 900e9, 1200.0, _B200),
-        ("b300_sxm", "nvidia", 2250e12, 270, 7.7e12, 900e9, 1100.0, _B200),
-        ("gb300", "nvidia", 2500e12, 279, 8.0e12, 900e9, 1400.0, _B200),
-        ("mi325x", "amd", 1307.4e12, 256, 6.0e12, 448e9, 1000.0, "AMD Instinct MI325X datasheet"),
-    )
-}
-"""Devices that published rows name and the catalog lacks, for this benchmark only."""
+_DEVICES: Mapping[str, Any] = {
+    # NVIDIA Blackwell datasheets, dense.
+    "b300_sxm": {
+        "name": "b300_published", "like": "b200_sxm", "memory_bytes": 270 * 10**9, "power_limit_w": 1100.0,
+    },
+    "gb300": {"name": "gb300_published", "like": "gb200", "memory_bytes": 279 * 10**9, "power_limit_w": 1400.0},
+}  # fmt: skip
+"""Devices that rows name and the catalog lacks, as a space describes them."""
 
 _GPUS = {
     **dict.fromkeys(("H100-SXM-80GB", "H100", "H100-80GB-700W", "h100_80gb"), "h100_sxm"),
@@ -60,60 +35,10 @@ _GPUS = {
 }
 _NVL72 = ("gb200", "gb300")
 
-_FACTS = {
-    # Megatron with TransformerEngine: attention by cuDNN, faster on H100 than FlashAttention 2 (Shah et al. 2024, arXiv
-    # 2407.08608, figures 5 and 6); products for gradients of weights add to fp32 sums themselves. NeMo and Megatron-
-    # Bridge hide gathers and reductions between replicas, beside tensor parallel overlap too
-    # (`megatron_comm_overlap.py`, `_get_optimizer_overlap_cfgs`). Their performance recipes reduce gradients in bf16
-    # (`grad_reduce_in_fp32=False`, `grad_sync_dtype: bf16`) and pad experts' inputs to a capacity
-    # (`MegatronTokenDropCallback`, `moe_pad_expert_input_to_capacity`), so the host reads no counts of tokens.
-    "nemo": replace(
-        FACTS["megatron"],
-        attention_rate=1.4,
-        grad_bytes=4,
-        hides_replicas_beside_tp=True,
-        sent_grad_bytes=2,
-        host_ops_exchange=0,
-        gathers_rows=True,
-    ),
-    # llm-foundry in 2023: FSDP1, not compiled, FlashAttention 1 in Triton, half as fast as FlashAttention 2 (Dao 2023,
-    # arXiv 2307.08691, abstract).
-    "composer": replace(FACTS["torch"], compiles=False, attention_rate=0.5),
-    # FSDP2 with layers of TransformerEngine and Triton, as the rows' notes say: nothing is compiled.
-    "automodel": replace(FACTS["torch"], compiles=False),
-    # XLA compiles all of it; attention is cuDNN's. `remat_policy=save_qkv_proj` (dgxc-benchmarking, maxtext/
-    # configure.sh) keeps queries, keys and values: attention, its output, gate and up are computed again, of Llama 2
-    # 70B's layer 2 x 537 M + 134 M of 2 x 856 M + 134 M operations a token. The product after them is not.
-    "maxtext": replace(FACTS["torch"], attention_rate=1.4, recomputed_frac=0.65),
-}
-"""Habits of software that published rows were run with and wattune does not run."""
-
-
-@contextmanager
-def published_world() -> Iterator[None]:
-    """Knows the devices and the software of published rows while the body runs, and forgets them after."""
-    devices = {name: one for name, one in DATASHEET_DEVICES.items() if name not in DEVICES}
-    with patch.dict(DEVICES, devices), patch.dict(FACTS, _FACTS):
-        yield
-
-
-def adjusted(coefficients: StepTimeCoefficients, step_device: str, precision: str) -> StepTimeCoefficients:
-    """Gives published coefficients the facts of a device and a precision."""
-    kernel = replace(coefficients.kernel, linear_speedup=SPEEDUP[precision])
-    link = coefficients.link
-    if step_device.startswith("a100"):
-        # FlashAttention 2 reaches 50 to 73 % of the peak of an A100 (the same abstract), on H100 some 35 to 45 %.
-        kernel = replace(kernel, attention_forward_frac=0.62, attention_backward_frac=0.52)
-        link = replace(link, network_bytes_per_s=25e9)  # one 200 Gb/s port a device, as DGX A100
-    return replace(coefficients, kernel=kernel, link=link)
-
-
 PRECISIONS = {
     "BF16": "bf16", "bf16": "bf16", "amp_bf16": "bf16", "mixed": "bf16",
-    "FP8": "fp8", "amp_fp8": "fp8", "FP8-CS": "fp8", "FP8-MX": "fp8", "MXFP8": "fp8", "NVFP4": "fp4",
+    "FP8": "fp8", "amp_fp8": "fp8", "FP8-CS": "fp8", "FP8-MX": "fp8", "MXFP8": "fp8",
 }  # fmt: skip
-SPEEDUP = {"bf16": 1.0, "fp8": 2.0, "fp4": 4.0}
-"""Dense peak of a precision over that of bf16 (datasheets). Quantisation is not modelled."""
 
 
 def _model(h: int, layers: int, ffn: int, heads: int, kv: int, vocab: int, **more: Any) -> ModelSpec:
@@ -169,10 +94,12 @@ MODELS_PUBLISHED: Mapping[str, ModelSpec] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A published row as a specification."""
+    """A published row and what the product says of it."""
 
     row: Mapping[str, Any]
-    spec: TrialSpec
+    asked: Mapping[str, Any]
+    """Arguments of `wattune.estimate`."""
+    found: Estimate
     precision: str
     source: str
     """Short name of the source."""
@@ -180,28 +107,52 @@ class Step:
 
     @property
     def configuration(self) -> str:
-        """Equal for rows that repeat a configuration, whatever the number of replicas in a weak-scaling series."""
-        plan, model = self.spec.plan, self.spec.model
-        return repr(
-            (self.source, self.precision, self.spec.cluster.device, model, self.spec.workload, plan, self.spec.cluster)
-        )
+        """Equal for rows that repeat a configuration."""
+        return repr((self.source, self.asked))
+
+    @property
+    def group(self) -> tuple[str, str, str, str]:
+        """Names the source, precision, device and kind of a row."""
+        spec = self.found.spec
+        kind = "lora" if spec.workload.mode == "lora" else "experts" if spec.model.is_moe else "dense"
+        return self.source, self.precision, _GPUS[self.row["gpu"]], kind
 
 
 def read() -> tuple[list[Step], dict[str, int]]:
-    """Reads the table; to be called, like what uses its result, inside `published_world`.
+    """Asks the product for every row of the table that can be asked for.
 
     Returns:
-        Rows that can be represented, and how many cannot be by reason.
+        Rows with their estimates, and how many have none by reason.
     """
     steps: list[Step] = []
-    reasons: dict[str, int] = {}
+    reasons: dict[str, int] = defaultdict(int)
     for row in pq.read_table(TABLE).to_pylist():
         found = _step(row)
         if isinstance(found, str):
-            reasons[found] = reasons.get(found, 0) + 1
+            reasons[found] += 1
         else:
             steps.append(found)
-    return steps, reasons
+    return steps, dict(reasons)
+
+
+def errors(steps: list[Step]) -> dict[tuple[str, ...], list[tuple[float, float]]]:
+    """Returns errors of each configuration by group: ours, and of a constant rate fitted to rows of other models."""
+    rates = [model_flop(one.found.spec) / (one.measured_s * one.found.spec.cluster.world_size) for one in steps]
+    groups: dict[tuple[str, ...], dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    for one in steps:
+        others = [
+            rate
+            for rate, two in zip(rates, steps, strict=True)
+            if two.group[1:3] == one.group[1:3] and two.found.spec.model.hidden_size != one.found.spec.model.hidden_size
+        ]
+        constant_s = at_rate(one.found.spec, float(np.median(others))) if others else np.nan
+        guesses_s = one.found.figures["step_time_s"]["value"], constant_s
+        both = tuple(guess_s / one.measured_s - 1 for guess_s in guesses_s)
+        groups[one.group][one.configuration].append((both[0], both[1]))
+    return {
+        group: [(float(np.mean([a for a, _ in one])), float(np.mean([b for _, b in one]))) for one in each.values()]
+        for group, each in sorted(groups.items())
+    }
 
 
 def _name(row: Mapping[str, Any]) -> str:
@@ -227,7 +178,7 @@ def _problem(row: Mapping[str, Any]) -> str | None:
     if row["gpu"] not in _GPUS:
         return f"no datasheet entry for {row['gpu']}"
     if row["precision"] not in PRECISIONS:
-        return "the precision is not printed"
+        return "the precision is not printed, or is fp4, which no plan can name"
     if not all(row[name] for name in ("gpus", "global_batch", "seq_len", "tp", "pp")):
         return "GPUs, batch, sequence length or degrees are not printed"
     if not (row["step_time_s"] or row["tokens_per_s_per_gpu"]):
@@ -241,7 +192,7 @@ def _step(row: Mapping[str, Any]) -> Step | str:
     problem, model = _problem(row), _shape(row)
     if problem is not None or model is None:
         return problem or ""
-    source, device = row["source"], _GPUS[row["gpu"]]
+    source, device, precision = row["source"], _GPUS[row["gpu"]], PRECISIONS[row["precision"]]
     world, batch, seq_len = (int(row[name]) for name in ("gpus", "global_batch", "seq_len"))
     tp, pp, cp, ep, vpp, mbs = (int(row[name] or 1) for name in ("tp", "pp", "cp", "ep", "vpp", "mbs"))
     replicas = world // (tp * pp * cp)
@@ -250,44 +201,63 @@ def _step(row: Mapping[str, Any]) -> Step | str:
         return "micro-batches do not divide the batch, or do not fill rounds of the pipeline, as printed"
     if layout is None:
         return "fewer layers than virtual stages"
-    plan = Plan(
-        tp=tp, pp=pp, cp=cp, ep=ep, etp=_etp(row, tp), vpp=vpp, micro_batch_size=mbs, layout=layout,
-        **_choices(row, tp),
-    )  # fmt: skip
+    degrees = {"tp": tp, "pp": pp, "cp": cp, "ep": ep, "etp": _etp(row, tp), "vpp": vpp}
     per_node = min(world, 64 if device in _NVL72 else 8)
-    cluster = ClusterSpec(device=device, num_nodes=max(1, world // per_node), devices_per_node=per_node)
-    lora = Lora(rank=16) if "LoRA" in row["model"] else None
-    workload = Workload(
-        mode="lora" if lora else "pretrain",
-        seq_len=seq_len,
-        global_batch_size=batch,
-        lora=lora,
-        routing=Routing(by="balanced") if model.is_moe else None,  # a capacity of 1.0: every expert gets as many rows
-    )
-    tokens = batch * seq_len
-    spec = TrialSpec(model=model, cluster=cluster, engine=_engine(source, device), workload=workload, plan=plan)
-    if spec.engine == "automodel" and not row["recompute"] and _overflows(spec):
-        spec = replace(spec, plan=replace(plan, recompute="full"))
+    cluster = {
+        "device": _DEVICES.get(device, device),
+        "num_nodes": max(1, world // per_node),
+        "devices_per_node": per_node,
+    }
+    if device.startswith("a100") and world > per_node:
+        cluster["network"] = "hdr"  # one 200 Gb/s port a device, as DGX A100
+    asked: dict[str, Any] = {
+        "model": _entry(model, seq_len),
+        "cluster": cluster,
+        "engine": _engine(source, device),
+        "seq_len": seq_len,
+        "global_batch_size": batch,
+        **degrees,
+        "micro_batch_size": mbs,
+        "dtype": precision,
+        "layout": list(layout) or "even",
+        **_choices(row, tp),
+    }
+    if "LoRA" in row["model"]:
+        asked |= {"mode": "lora", "lora": {"rank": 16}}
+    if model.is_moe:
+        asked["routing"] = "balanced"  # a capacity of 1.0: every expert gets as many rows
+    found = wattune.estimate(**asked, storage=_NOWHERE)
+    room = found.spec.cluster.sensed_device.memory_bytes or np.inf
+    overflows = bool(found.figures) and found.figures["memory_peak_bytes"]["value"] > room
+    if asked["engine"] == "automodel" and not row["recompute"] and overflows:  # it ran with recomputation
+        asked["recompute"] = "full"
+        found = wattune.estimate(**asked, storage=_NOWHERE)
+    if not found.figures:
+        return f"rule {found.rule}"
     return Step(
         row=row,
-        spec=spec,
-        precision=PRECISIONS[row["precision"]],
+        asked=asked,
+        found=found,
+        precision=precision,
         source=_short(source),
-        measured_s=row["step_time_s"] or tokens / (row["tokens_per_s_per_gpu"] * world),
+        measured_s=row["step_time_s"] or batch * seq_len / (row["tokens_per_s_per_gpu"] * world),
     )
+
+
+_NOWHERE = str(TABLE.parent / "no_studies")
+"""A storage without fits: nothing that this machine measured takes part."""
+
+
+def _entry(model: ModelSpec, seq_len: int) -> dict[str, Any]:
+    """Returns a model as a space describes it."""
+    given = {key: value for key, value in asdict(model).items() if value is not None and key != "source"}
+    return given | {"name": "published_model", "max_positions": seq_len if model.positions == "learned" else 0}
 
 
 def _etp(row: Mapping[str, Any], tp: int) -> int:
     """Reads the degree that splits an expert; Megatron's own choice is that of all tensors (`parallel_state.py`)."""
     printed = re.search(r"etp=(\d+)", row["notes"] or "")
     return int(printed[1]) if printed else tp
-
-
-def _overflows(spec: TrialSpec) -> bool:
-    """Tells whether all activations of FSDP2 would not fit the device: its row then ran with recomputation."""
-    ((_, batch),) = batches([replace(spec, engine="torch")])
-    peak_bytes = predict_memory(batch, memory_coefficients(spec.cluster.device)).peak_bytes
-    return bool(peak_bytes[0] > (batch.device.memory_bytes or np.inf))
 
 
 def _layout(num_layers: int, num_virtual: int) -> tuple[int, ...] | None:
@@ -301,9 +271,9 @@ def _layout(num_layers: int, num_virtual: int) -> tuple[int, ...] | None:
 
 
 def _engine(source: str, device: str) -> str:
-    """Names the software of a source; see the facts above."""
+    """Names the software of a source; its habits are in `wattune.cost.step_time.facts`."""
     if "llm-foundry" in source:
-        return "composer"
+        return "llm_foundry"
     if "AutoModel" in source:
         return "automodel"
     if "MaxT" in source:
@@ -323,7 +293,7 @@ def _choices(row: Mapping[str, Any], tp: int) -> dict[str, str]:
     if "llm-foundry" in source:
         sharding = "zero2" if "SHARD_GRAD_OP" in row["notes"] else "zero3"
         return {"sharding": sharding, "overlap": "grad_param", "recompute": recompute}
-    if "MaxT" in source:  # see the facts above
+    if "MaxT" in source:  # see its facts
         return {"sharding": "zero3", "overlap": "grad_param", "recompute": "full"}
     if "AutoModel" in source:
         return {"sharding": "zero3", "overlap": "grad_param", "recompute": recompute}

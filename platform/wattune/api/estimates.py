@@ -4,6 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,8 @@ from wattune.api.beforehand import OtherStudies
 from wattune.api.results import AnyStudy, folder_of
 from wattune.api.spaces import Space, plan
 from wattune.api.studies import find_recording, find_study
-from wattune.catalog.hardware import DeviceSpec
 from wattune.catalog.hardware import device as catalog_device
-from wattune.cost.defaults import default_coefficients
+from wattune.cost.defaults import coefficients_of_software, default_coefficients
 from wattune.cost.estimate import Coefficients
 from wattune.cost.step_time.facts import SOFTWARE
 from wattune.cost.sweep import TABLE
@@ -94,13 +94,9 @@ def estimate(
         raise SpaceError("estimate: got a list of values, allowed: one plan; `wattune plan --estimate` takes a space")
     if SOFTWARE.get(software) == "megatron":  # it always trains with that library, which allows plans of its own
         spec = replace(spec, clusters=tuple(replace(one, transformer_engine=True) for one in spec.clusters))
-    known = OtherStudies(storage_path(storage)).coefficients
-
-    def find(device: DeviceSpec) -> Coefficients:
-        found = known(device)
-        return replace(found, step_time=replace(found.step_time, software=software))
-
-    return estimate_one(spec, find)
+    if software:
+        return estimate_one(spec, partial(coefficients_of_software, software=software))
+    return estimate_one(spec, OtherStudies(storage_path(storage)).coefficients)
 
 
 def _refuse_command(engines: Iterable[str]) -> None:
