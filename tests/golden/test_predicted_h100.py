@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from measured_tables import completed, ordered, trial_of
+from measured_tables import completed, is_outdated, ordered, trial_of
 
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import estimate
@@ -53,7 +53,7 @@ def before(table: str) -> dict[str, dict[str, Any]]:
 
 
 def runs_of(table: str) -> list[Run]:
-    rows, blind = completed(DATA / f"{table}.parquet"), before(table)
+    rows, blind = [row for row in completed(DATA / f"{table}.parquet") if not is_outdated(row)], before(table)
     trials = [trial_of(row) for row in rows]
     columns = estimate([spec for spec, _ in trials], default_coefficients).columns
     found = []
@@ -109,7 +109,7 @@ def test_the_page_shows_the_errors_before_and_now(runs, metric: str, name: str, 
 
 def test_memory_was_known_before_an_h100_was_seen(runs) -> None:
     size = np.abs([run.error("before", "memory_peak_bytes") for of in runs.values() for run in of])
-    assert len(size) == 65 and np.median(size) <= 0.003 and size.max() <= 0.031
+    assert len(size) == 62 and np.median(size) <= 0.003 and size.max() <= 0.031
 
 
 def test_the_fit_to_the_same_chip_is_nearer_than_published_kernels_and_its_intervals_hold(runs) -> None:
@@ -120,7 +120,7 @@ def test_the_fit_to_the_same_chip_is_nearer_than_published_kernels_and_its_inter
         assert np.mean([run.inside("now", metric) for run in every]) >= 0.95, metric
     assert all(run.inside("now", "memory_peak_bytes") for run in every)
     right, total = ordered([run.trial for run in every], [run.predicted["now"]["step_time_s"][0] for run in every])
-    assert right / total >= 0.92
+    assert right / total >= 0.93
 
 
 def test_what_ran_out_of_memory_was_predicted_larger_than_what_did_not_but_for_a_plan_in_fragments(runs) -> None:

@@ -31,7 +31,9 @@ class EngineFacts:
     host_ops_expert: float
     """The same of a layer with experts."""
     host_split: float
-    """Factor on both under tensor parallel."""
+    """Factor on `host_ops` under tensor parallel. A layer with experts gets as many more: its experts are split by no
+    further operations. The torch engine's is Megatron-Core's times 0.64, the ratio of their layers where both wait for
+    one host (`benchmarks/results/tensor_parallel_host.md`)."""
     casts_apart: bool
     """True where numbers are cast to fp8 apart from what makes them, and their scales are found anew."""
     host_cast: float
@@ -77,7 +79,7 @@ FACTS: Final[dict[str, EngineFacts]] = {
         copies_split=2.0,
         host_ops=30,
         host_ops_expert=110,
-        host_split=2.2,
+        host_split=1.67,
         casts_apart=True,
         host_cast=1.6,
         host_ops_exchange=40,

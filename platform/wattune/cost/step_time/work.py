@@ -313,7 +313,7 @@ class _Layer:
             one = one / 2
         if self.cast_bytes:
             one = one * facts.host_cast
-        operations = np.where(shapes.tp > 1, one * facts.host_split, one)
+        operations = np.where(shapes.tp > 1, one + facts.host_ops * (facts.host_split - 1), one)
         waits = np.full(shapes.ep.shape, facts.exchanges_always) | (shapes.ep > 1)
         after: Floats = np.where(waits & self.model.is_moe, facts.host_ops_exchange, 0.0)
         return (operations + facts.host_ops_gather * shapes.gathers + after) * one_s, after * one_s
