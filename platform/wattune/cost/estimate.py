@@ -300,8 +300,11 @@ ESTIMATED: Final = (
     "energy_per_token_j",
     "device_power_mean_w",
     "device_power_peak_1s_w",
+    "device_power_peak_100ms_w",
+    "device_power_peak_20ms_w",
     "node_device_power_mean_w",
     "node_device_power_peak_1s_w",
+    "node_device_power_peak_100ms_w",
     "device_temp_max_c",
 )
 """Metrics that are predicted."""
@@ -332,6 +335,8 @@ def _figures(batch: Batch, found: Parts) -> dict[str, _Figure]:
         "node_device_power_peak_1s_w": _relative(found.power.node_device_power_peak_1s_w, found.power.peak_error_frac),
         "device_temp_max_c": (warm_c, warm_c - error_k, warm_c + error_k),
     }
+    for name in ("device_power_peak_100ms_w", "device_power_peak_20ms_w", "node_device_power_peak_100ms_w"):
+        figures[name] = _relative(getattr(found.power, name), found.power.short_peak_error_frac)
     peak, room = batch.device.peak_flop_per_s(batch.dtype), batch.device.memory_bytes
     if peak is None or room is None:
         raise PlanError(unpredictable(batch.device))

@@ -81,9 +81,12 @@ class Power:
     device_power_mean_max_w: Floats
     """Mean of the device that draws most."""
     device_power_peak_1s_w: Floats
+    device_power_peak_100ms_w: Floats
+    device_power_peak_20ms_w: Floats
     node_device_power_mean_w: Floats
     node_device_power_peak_1s_w: Floats
     """Sum of the devices of the worst node, averaged over its worst second."""
+    node_device_power_peak_100ms_w: Floats
     energy_per_token_j: Floats
     """Of all devices."""
     clock_deficit_frac: Floats
@@ -92,6 +95,8 @@ class Power:
     """Half width of the 95 % interval of the mean power, relative; peaks have `peak_error_frac`. Both hold the error of
     the power model and what a wrong step time adds."""
     peak_error_frac: Floats
+    short_peak_error_frac: Floats
+    """The same of peaks of 100 ms and 20 ms."""
     energy_error_frac: Floats
     """The same of the energy: time and power of the model err independently, so that they add in squares."""
 

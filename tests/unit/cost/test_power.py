@@ -87,6 +87,36 @@ def test_power_lies_between_idle_and_the_limit(seconds: np.ndarray, clock: float
     assert power.node_device_power_mean_w <= power.node_device_power_peak_1s_w + 1e-9
 
 
+@given(steps(), st.floats(0.4, 1), st.floats(150, 1200))
+def test_a_shorter_window_has_no_lower_peak_and_only_short_ones_pass_the_limit(
+    seconds: np.ndarray, clock: float, limit_w: float
+) -> None:
+    power = predict(batch_of(4), step_of(seconds, clock), ROUND, limit_w=limit_w)
+    second, tenth, short = (getattr(power, f"device_power_peak_{name}_w")[0] for name in ("1s", "100ms", "20ms"))
+    assert second <= min(tenth, short, limit_w) * (1 + 1e-9) and tenth <= short * (1 + 1e-9)
+    assert power.node_device_power_peak_1s_w <= power.node_device_power_peak_100ms_w + 1e-9
+
+
+def test_plans_at_the_limit_differ_in_their_short_peaks() -> None:
+    """Both are slowed to 690 W of 700; one would draw more without the limit, and does until the limit acts."""
+    hot, hotter = (
+        predict(batch_of(1), step_of(one_stage(matrix_s, 1 - matrix_s, 0, 0), 0.6), ROUND, limit_w=700)
+        for matrix_s in (0.8, 1.0)
+    )
+    assert hot.device_power_peak_1s_w == pytest.approx(hotter.device_power_peak_1s_w, rel=0.35)
+    assert hotter.device_power_peak_20ms_w > 1.02 * hot.device_power_peak_20ms_w
+    assert hotter.device_power_peak_100ms_w > 1.02 * hot.device_power_peak_100ms_w
+
+
+def test_waits_for_the_host_lie_in_a_short_window_and_waits_for_a_collective_do_not() -> None:
+    """Gaps between kernels are shorter than 20 ms, a reduction of all gradients is longer."""
+    step = step_of(one_stage(0.5, 0, 0, 0.5))
+    gaps = replace(step, parts_s={"compute_s": np.array([0.5]), "other_s": np.array([0.5])})
+    bubble = replace(step, parts_s={"compute_s": np.array([0.5]), "bubble_s": np.array([0.5])})
+    peaks = [predict(batch_of(1), one, ROUND, limit_w=np.inf).device_power_peak_20ms_w[0] for one in (gaps, bubble)]
+    assert peaks[0] < 0.8 * peaks[1]
+
+
 @given(steps())
 def test_a_limit_at_infinity_is_the_power_without_one(seconds: np.ndarray) -> None:
     free = predict(batch_of(4), step_of(seconds), ROUND, limit_w=np.inf)

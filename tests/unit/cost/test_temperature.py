@@ -36,13 +36,17 @@ def power_of(*watts: float, node_w: float | None = None) -> Power:
         device_power_mean_w=device_w,
         device_power_mean_max_w=device_w,
         device_power_peak_1s_w=device_w,
+        device_power_peak_100ms_w=device_w,
+        device_power_peak_20ms_w=device_w,
         node_device_power_mean_w=4 * device_w if node_w is None else other + node_w,
         node_device_power_peak_1s_w=4 * device_w,
+        node_device_power_peak_100ms_w=4 * device_w,
         energy_per_token_j=other,
         clock_deficit_frac=other,
         error_frac=other,
         energy_error_frac=other,
         peak_error_frac=other,
+        short_peak_error_frac=other,
     )
 
 
