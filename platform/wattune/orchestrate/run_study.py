@@ -164,7 +164,10 @@ class _Alive:
 
 def _trainable(config: dict[str, Any], *, cluster: Cluster, lanes: Lanes) -> None:
     """Runs one repeat of one trial for Tune."""
-    attempt: Attempt = config["attempt"]
+    attempt: Attempt | None = config["attempt"]
+    if attempt is None:  # only its process is wanted
+        tune.report({_DONE_METRIC: 1})
+        return
     attempt = replace(attempt, tags={**cluster.tags, **attempt.tags})
     try:
         _run(attempt, cluster.only(attempt.nodes), lanes)
@@ -260,12 +263,19 @@ class _StudySearcher(Searcher):  # type: ignore[misc]
     def __init__(self, controller: StudyController, progress: _Progress) -> None:
         super().__init__(metric=_DONE_METRIC, mode="max")
         self._controller, self._progress = controller, progress
+        self._spare: str | None = None
+        """Tune's name of a trial of nothing: its process takes over while that of a trial makes a result."""
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         attempt = self._controller.next(trial_id, self._progress.of)
         if attempt is not None:
             return {"attempt": attempt}
-        return str(Searcher.FINISHED) if self._controller.ending is not None else None
+        if self._controller.ending is not None:
+            return str(Searcher.FINISHED)
+        if self._spare is None:
+            self._spare = trial_id
+            return {"attempt": None}
+        return None
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         if not result[_DONE_METRIC]:
@@ -277,7 +287,8 @@ class _StudySearcher(Searcher):  # type: ignore[misc]
         result: dict[str, Any] | None = None,  # noqa: ARG002 - the study folder has it
         error: bool = False,
     ) -> None:
-        self._controller.finish(trial_id, error=error)
+        if trial_id != self._spare:
+            self._controller.finish(trial_id, error=error)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves the controller out: Tune pickles its arguments for a restore that is not used."""

@@ -1,8 +1,9 @@
 """One trial: telemetry on, a lane's workers train, telemetry off; then analysis, and the result into the study folder.
 
-Its nodes are free in between: the next trial starts, builds and compiles while this one's result is made. Its measured
-steps begin when that is done (`Lanes.run`), so no step is measured beside it. A trial counts once its result is stored:
-one whose driver dies before that is run again.
+The sensors open while the workers build, and are awaited before the steps that settle. The nodes are free as soon as
+the workers are clean: the next trial starts, builds and compiles while this one's sensors close and its result is made.
+Its measured steps begin when that is done (`Lanes.run`), so no step is measured beside it. A trial counts once its
+result is stored: one whose driver dies before that is run again.
 """
 
 import os
@@ -46,6 +47,8 @@ class _Course:
     """A trial on its way: the parts of it that exist so far, also after an error."""
 
     nodes: Cluster
+    sensing: ExitStack
+    """Ends the sensors when it is closed."""
     assignment: Assignment | None = None
     telemetry: TrialTelemetry | None = None
     answer: Answer = field(default_factory=Answer)
@@ -81,21 +84,24 @@ def run_trial(
     folder.write_spec(attempt.spec)
     # Each command starts anew, though its lane stays.
     isolation = "fresh" if lanes is None or is_command(attempt.spec) else attempt.isolation
-    with ExitStack() as held:
+    with ExitStack() as held, ExitStack() as sensing:
         workers = lanes if lanes is not None else held.enter_context(Lanes(attempt.storage))
-        course = _Course(nodes=cluster)
+        course = _Course(nodes=cluster, sensing=sensing)
         _measure(attempt, course, workers)
         tags = {**attempt.tags, "isolation": isolation, "lane": ",".join(node.name for node in course.nodes.nodes)}
         numbers = attempt.numbers | _lane_numbers(course.answer)
         numbers |= course.limit.numbers if course.limit is not None else NO_NUMBERS
         measured = replace(attempt, nodes=course.nodes.nodes, tags=tags, numbers=numbers)
-        ended_mono_ns, is_fresh = None, attempt.isolation == "fresh"
-        is_told = course.telemetry is not None and not course.telemetry.lost
-        if is_told and not is_fresh and status_of(attempt.spec, course.answer)[0] is RunStatus.COMPLETED:
+        ended_mono_ns = None
+        is_measured = status_of(attempt.spec, course.answer)[0] is RunStatus.COMPLETED
+        if is_measured and course.telemetry is not None and attempt.isolation == "warm":
+            if is_command(attempt.spec):
+                sensing.close()  # the next command's processes would seem strangers
             held.enter_context(workers.concluding(attempt.name))
             course.settle(workers)
             ended_mono_ns = time.monotonic_ns()
             free()
+        sensing.close()
         with ThreadPoolExecutor(1, initializer=_give_way) as aside:
             return aside.submit(_conclude, measured, course, workers, begun, ended_mono_ns).result()
 
@@ -140,19 +146,19 @@ def _measure(attempt: Attempt, course: _Course, workers: Lanes) -> None:
         course.nodes = cluster.only(cluster.fitting(spec.cluster)[: spec.cluster.num_nodes])
         if any(node.node_id == cluster.driver_node_id for node in course.nodes.nodes):
             check_libraries(spec)  # before workers start; on other nodes the workers check it
-        with sampling(attempt.key, spec, course.nodes, workers) as telemetry:
-            course.telemetry = telemetry
-            placed = replace(attempt, nodes=course.nodes.nodes)
-            key = GroupKey.of(spec, resources)
-            course.assignment = Assignment(attempt=placed, key=key, sensed=telemetry.sensed)
-            course.limit = _limit(attempt, telemetry, workers)
-            course.asked_ns = time.monotonic_ns()
-            course.answer = answer = workers.run(course.assignment, course.limit)
-            if answer.deaths:
-                deaths = telemetry.explained(answer.deaths)
-                course.answer = replace(answer, deaths=deaths, stacks={**answer.stacks, **_words(deaths)})
-            telemetry.places = course.answer.places
-            telemetry.warm = course.answer.warm and not is_command(spec)  # a command's own processes are new
+        telemetry = course.sensing.enter_context(sampling(attempt.key, spec, course.nodes, workers))
+        course.telemetry = telemetry
+        placed = replace(attempt, nodes=course.nodes.nodes)
+        key = GroupKey.of(spec, resources)
+        course.assignment = Assignment(attempt=placed, key=key, sensed=telemetry.sensed)
+        course.limit = _limit(attempt, telemetry, workers)
+        course.asked_ns = time.monotonic_ns()
+        course.answer = answer = workers.run(course.assignment, course.limit, telemetry.await_sensors)
+        if answer.deaths:
+            deaths = telemetry.explained(answer.deaths)
+            course.answer = replace(answer, deaths=deaths, stacks={**answer.stacks, **_words(deaths)})
+        telemetry.places = course.answer.places
+        telemetry.warm = course.answer.warm and not is_command(spec)  # a command's own processes are new
     except (EngineError, TelemetryError) as error:
         kinds = ((NodeError, Cause.NODE_UNFIT), (TelemetryError, Cause.TELEMETRY))
         infra = next((infra for kind, infra in kinds if isinstance(error, kind)), Cause.PLACEMENT)

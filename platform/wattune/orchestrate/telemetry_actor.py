@@ -147,6 +147,8 @@ class TelemetryActor:
         if self._sampler is not None:
             self._sampler.renew()
         self._num_oom_kills = num_oom_kills()
+        self._device_names: Mapping[str, str] | None = None
+        """Names of the devices that have a uuid, as its latest sampler found them."""
         self._power_checked_ns: dict[str, int] = {}
         """Wall time up to which the power of a running trial was checked."""
         self._lock = threading.Lock()
@@ -154,6 +156,8 @@ class TelemetryActor:
 
     def start(self, key: str, num_ranks: int = 0) -> Sensed:
         """Begins to sample for a trial, and removes files of an earlier attempt at it.
+
+        Where an earlier trial was sampled, the devices are known, and nobody waits here for the sensors: see `ready`.
 
         Args:
             key: The trial's name in the spool.
@@ -165,18 +169,28 @@ class TelemetryActor:
         cpus = spare_cpus(sorted(os.sched_getaffinity(0)), num_ranks)
         with self._lock:
             self._num_oom_kills = num_oom_kills()
-            self._sampler = self._start(key, cpus)
-            devices: Mapping[str, Mapping[str, Any]] = self._sampler.manifest()["devices"]
-        return Sensed(
-            device_names={facts["uuid"]: name for name, facts in devices.items() if "uuid" in facts}, cpus=cpus
-        )
+            self._sampler = self._begin(key, cpus)
+        names = self.ready(key) if self._device_names is None else self._device_names
+        return Sensed(device_names=names, cpus=cpus)
 
-    def _start(self, key: str, cpus: Sequence[int]) -> SamplerProcess:
+    def ready(self, key: str) -> Mapping[str, str]:
+        """Waits until a trial's sensors are open; returns the names of the devices that have a uuid, by uuid.
+
+        Raises:
+            TelemetryError: The sampler did not start; the message holds its last words.
+        """
+        sampler = SamplerProcess(self._spool / key)
+        sampler.wait_until_ready()
+        devices: Mapping[str, Mapping[str, Any]] = sampler.manifest()["devices"]
+        self._device_names = {facts["uuid"]: name for name, facts in devices.items() if "uuid" in facts}
+        return self._device_names
+
+    def _begin(self, key: str, cpus: Sequence[int]) -> SamplerProcess:
         if self._sampler is not None:
             self._sampler.end(STOP_TIMEOUT_S)
         self._power_checked_ns.clear()
         shutil.rmtree(self._spool / key, ignore_errors=True)
-        return SamplerProcess.start(self._spool / key, node=self._node, backends=self._backends, cpus=cpus)
+        return SamplerProcess.start(self._spool / key, node=self._node, backends=self._backends, cpus=cpus, timeout_s=0)
 
     def stop(self, key: str) -> None:
         """Ends a trial's sampling, also if this actor was restarted in between."""
@@ -227,8 +241,9 @@ class TelemetryActor:
         """
         with self._lock:
             running = self._sampler
-            sampler = running or self._start(_TEMPERATURES, ())
+            sampler = running or self._begin(_TEMPERATURES, ())
             if running is None:
+                sampler.wait_until_ready()
                 time.sleep(_TEMPERATURE_S)
                 sampler.stop(STOP_TIMEOUT_S)
             tables, _ = read_tables(sampler.folder)

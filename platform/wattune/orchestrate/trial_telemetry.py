@@ -61,6 +61,17 @@ class TrialTelemetry:
     lost: list[str] = field(default_factory=list)
     """Nodes whose telemetry could not be fetched, and the reason."""
 
+    def await_sensors(self) -> None:
+        """Waits until the sensors of every node are open.
+
+        Raises:
+            TelemetryError: Those of a node are not, or they see other devices than those of the trial before.
+        """
+        opening = [(node, actor.ready.remote(self.key)) for node, actor in self.actors.items()]
+        for node, pending in opening:
+            if _answer(node, pending, START_S) != self.sensed[node.name].device_names:
+                raise TelemetryError(f"the sensors of node {node.name} see other devices than before; try it again")
+
     def read(self) -> None:
         """Reads what the nodes recorded, once the sensors are off."""
         recorded, lost = _asked_all(self.actors, "recording", self.key, STOP_S)
@@ -95,7 +106,7 @@ def sensor_backends(spec: TrialSpec) -> list[str]:
 
 @contextmanager
 def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: Lanes) -> Iterator[TrialTelemetry]:
-    """Samples the trial's nodes while the body runs.
+    """Samples the trial's nodes while the body runs; `await_sensors` says from when on.
 
     Raises:
         TelemetryError: A sampler did not start.

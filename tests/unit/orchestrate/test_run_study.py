@@ -124,7 +124,9 @@ def test_the_searcher_speaks_tunes_language_and_survives_its_pickling(world, spe
     assert attempt.folder == world.study.trial(attempt.trial_id, 0).path
     assert pickle.loads(pickle.dumps(attempt)) == attempt
     assert attempt.nodes == tuple(world.nodes)
-    assert searcher.suggest("t1") is None
+    assert searcher.suggest("t1") == {"attempt": None}, "a process that takes over while another makes a result"
+    searcher.on_trial_complete("t1", {"done_trials": 1})
+    assert searcher.suggest("t2") is None and world.study.trial(attempt.trial_id, 0).result() is None
     world.write(specs[0])
     searcher.on_trial_complete("t0", {"done_trials": 1})
     assert searcher.suggest("t1") == "FINISHED"
@@ -195,16 +197,19 @@ def test_an_error_of_this_program_is_the_trials_result_with_its_stack(
 def test_the_next_trial_starts_while_the_result_of_a_measured_one_is_made(
     world, specs, searcher, reported, monkeypatch
 ) -> None:
+    seen: list[Any] = []
+
     def measured(attempt: Attempt, _cluster: Any, _lanes: Any, free: Any) -> None:
         free()
-        assert reported == [{"done_trials": 0}] and world.study.trial(attempt.trial_id, 0).result() is None
-        assert searcher.suggest("t1") is None, "its node is taken until Tune hands the report on"
+        seen.extend((list(reported), world.study.trial(attempt.trial_id, 0).result(), searcher.suggest("t1")))
         searcher.on_trial_result("t0", reported[0])
-        assert searcher.suggest("t1")["attempt"].spec == specs[1]
+        seen.append(searcher.suggest("t2")["attempt"].spec)
 
     monkeypatch.setattr(run_study, "run_trial", measured)
     _trainable(searcher.suggest("t0"), cluster=cluster_of(world), lanes=FakeLanes())
-    assert [one["done_trials"] for one in reported] == [0, 1]
+    assert seen == [[{"done_trials": 0}], None, {"attempt": None}, specs[1]]
+    _trainable({"attempt": None}, cluster=cluster_of(world), lanes=FakeLanes())
+    assert [one["done_trials"] for one in reported] == [0, 1, 1]
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(5, "I/O error"), MemoryError()])

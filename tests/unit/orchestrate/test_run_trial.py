@@ -75,8 +75,11 @@ class FakeLanes:
     assigned: list[Assignment] = field(default_factory=list)
     concluded: list[str] = field(default_factory=list)
 
-    def run(self, assignment: Assignment, over_limit: Callable[[], str | None]) -> Answer:
+    def run(
+        self, assignment: Assignment, over_limit: Callable[[], str | None], await_sensors: Callable[[], None]
+    ) -> Answer:
         self.assigned.append(assignment)
+        await_sensors()
         over_limit()
         if self.error is not None:
             raise self.error
@@ -126,9 +129,9 @@ def test_a_wall_clock_that_is_set_meanwhile_makes_no_trial_longer_or_shorter(
     monkeypatch.setattr(time, "time_ns", lambda: true_ns() + ahead_ns[0])
 
     class Jumps(FakeLanes):
-        def run(self, assignment: Assignment, over_limit: Callable[[], str | None]) -> Answer:
+        def run(self, assignment: Assignment, *given: Any) -> Answer:
             ahead_ns[0] = jump_s * 10**9
-            return super().run(assignment, over_limit)
+            return super().run(assignment, *given)
 
     result = ran(tmp_path, cluster, Jumps())
     stored = TrialFolder(request(tmp_path).folder).result()
@@ -247,9 +250,9 @@ def test_the_parts_of_a_trials_time_sum_to_it(tmp_path: Path, cluster: Cluster) 
     told = RankOutcome(rank=0, status=RunStatus.COMPLETED, build_time_s=0.5, parts_s=parts_s)
 
     class Takes(FakeLanes):
-        def run(self, assignment: Assignment, over_limit: Callable[[], str | None]) -> Answer:
+        def run(self, assignment: Assignment, *given: Any) -> Answer:
             time.sleep(1.0)
-            return super().run(assignment, over_limit)
+            return super().run(assignment, *given)
 
     outcomes = (told, RankOutcome(rank=1, status=RunStatus.COMPLETED, build_time_s=0.25))
     lanes = Takes(Answer(outcomes=outcomes, failure="a worker died", number=1))

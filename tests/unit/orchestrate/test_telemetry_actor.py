@@ -15,7 +15,13 @@ from wattune.clock import ClockAnchor
 from wattune.errors import TelemetryError
 from wattune.orchestrate import telemetry_actor
 from wattune.orchestrate.cluster import Node
-from wattune.orchestrate.telemetry_actor import TelemetryActor, actor_name, spare_cpus, without_own_processes
+from wattune.orchestrate.telemetry_actor import (
+    Sensed,
+    TelemetryActor,
+    actor_name,
+    spare_cpus,
+    without_own_processes,
+)
 from wattune.telemetry.sampler.process import SamplerProcess
 
 
@@ -109,7 +115,10 @@ def test_power_and_temperatures_of_a_running_trial_are_read_from_the_samplers_fi
     assert recorded.manifest["closed"] is True and recorded.tables["fast"].num_rows > 0
     after_c = actor.temperatures_c()
     assert after_c.keys() == temperatures_c.keys(), "a sampler runs for it where none does"
-    assert actor.start("next").cpus == ()
+    began_s = time.monotonic()
+    assert actor.start("next") == Sensed(device_names=sensed.device_names, cpus=())
+    assert not (actor._spool / "next" / "manifest.json").exists(), f"waited {time.monotonic() - began_s:.2f} s for it"
+    assert sorted(actor.ready("next").values()) == sorted(sensed.device_names.values()), "a replay draws new uuids"
     actor.stop("next")
 
 

@@ -26,11 +26,13 @@ class FakeActor:
     fails: dict[str, Exception] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     num_oom_kills: int = 0
+    sees: dict[str, str] = field(default_factory=dict)
     manifest: dict[str, Any] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> Any:
         answers = {
             "start": Sensed(device_names={}, cpus=()),
+            "ready": self.sees,
             "stop": None,
             "recording": NodeTelemetry(node=self.node, tables={}, manifest=self.manifest, losses=()),
             "wall_ns": 10**18,
@@ -103,6 +105,17 @@ def test_an_actor_that_died_is_not_told_as_slow(sampled: Any, why: str, said: st
     with pytest.raises(TelemetryError) as found:
         sampled(FakeActor("n0"), broken).__enter__()
     assert str(found.value).startswith(said) and "did not answer" not in str(found.value)
+
+
+def test_sensors_are_awaited_beside_the_workers_and_must_see_the_devices_they_saw_before(sampled: Any) -> None:
+    first, second = FakeActor("n0"), FakeActor("n1")
+    with sampled(first, second) as telemetry:
+        assert "ready" not in first.asked
+        telemetry.await_sensors()
+        assert first.asked[-1] == second.asked[-1] == "ready"
+        second.sees = {"GPU-1": "gpu0"}
+        with pytest.raises(TelemetryError, match="node n1 see other devices than before"):
+            telemetry.await_sensors()
 
 
 @pytest.mark.parametrize("fails", [("stop", "recording"), ("recording",)])

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import pyarrow as pa
 import ray
@@ -22,6 +22,7 @@ from wattune.orchestrate.failures import Cause
 from wattune.orchestrate.lanes.actor import KEEPER_ENDED, KEEPER_REMEDY, MOST_CALLS, LaneKeeper, ray_words
 from wattune.orchestrate.lanes.messages import Answer, Assignment
 from wattune.orchestrate.ray_folder import scratch_place
+from wattune.plans.program import is_command
 from wattune.telemetry.sampler.lease import FileLock, lock_holder
 
 _LOOK_S: Final = 1.0
@@ -92,15 +93,30 @@ class Lanes:
                 return False
         return True
 
-    def run(self, assignment: Assignment, over_limit: Callable[[], str | None] = lambda: None) -> Answer:
+    def run(
+        self,
+        assignment: Assignment,
+        over_limit: Callable[[], str | None] = lambda: None,
+        await_sensors: Callable[[], None] = lambda: None,
+    ) -> Answer:
         """Runs one trial; without outcomes if the actor that holds the lanes died meanwhile.
 
-        Its measured steps begin once the trials are concluded that are being concluded now. `over_limit` is called once
-        a second while it runs. A reason it returns ends the trial as `aborted`.
+        Its measured steps begin once `await_sensors` has returned and the trials are concluded that are being concluded
+        now. Nobody can hold the steps of a command: it begins then. `over_limit` is called once a second while it runs.
+        A reason it returns ends the trial as `aborted`.
+
+        Raises:
+            TelemetryError: `await_sensors` raised it; the trial has left its workers.
         """
+        is_held = not is_command(assignment.spec)
+        if not is_held:
+            await_sensors()
+            self._wait_for_conclusions()
         pending = self._keeper.run.remote(assignment)
         try:
-            self._wait_for_conclusions()
+            if is_held:
+                self._await_beside(pending, assignment, await_sensors)
+                self._wait_for_conclusions()
             self._keeper.open_window.remote(tuple(assignment.node_names), assignment.attempt.name)
             while not ray.wait([pending], timeout=_LOOK_S)[0]:
                 reason = over_limit()
@@ -110,6 +126,15 @@ class Lanes:
         except RayActorError as error:
             return Answer(failure=_no_answer(error), infra=Cause.WORKERS_LOST)
         return answer
+
+    def _await_beside(self, pending: Any, assignment: Assignment, await_sensors: Callable[[], None]) -> None:
+        """Waits for a trial's sensors while its workers begin; without sensors they are to leave it."""
+        try:
+            await_sensors()
+        except TelemetryError as error:
+            while not ray.wait([pending], timeout=_LOOK_S)[0]:
+                self.stop_trial(assignment.attempt.name, str(error))
+            raise
 
     @contextlib.contextmanager
     def concluding(self, name: str) -> Iterator[None]:

@@ -32,6 +32,8 @@ _LOCK: Final = "sampler.lock"
 _LOG: Final = "sampler.log"
 _LOG_TAIL_LINES: Final = 12
 _POLL_S: Final = 0.02
+READY_S: Final = 60.0
+"""Longest a sampler may take to open its sensors."""
 _HIGHEST_RATE_HZ: Final = 1000.0
 _STUCK_S: Final = 60.0
 """A sampler that a driver call has held for so long ends itself: it could never see its lease expire."""
@@ -62,7 +64,7 @@ class SamplerProcess:
         cpus: Sequence[int] = (),
         lease_s: float = LEASE_S,
         lock_wait_s: float = LEASE_S + 2,
-        timeout_s: float = 60.0,
+        timeout_s: float = READY_S,
     ) -> Self:
         """Starts a sampler and waits until its sensors are open.
 
@@ -74,7 +76,7 @@ class SamplerProcess:
             cpus: Processors it may run on, best such as nobody trains on; all where empty.
             lease_s: Seconds it lives without `renew`.
             lock_wait_s: Longest to wait for devices that another sampler reads; an orphan is gone after its lease.
-            timeout_s: Longest the start may take altogether.
+            timeout_s: Longest the start may take altogether; 0 does not wait: see `wait_until_ready`.
 
         Raises:
             TelemetryError: The folder is taken, a rate is wrong, or the sampler ended or was too slow; the message
@@ -91,7 +93,8 @@ class SamplerProcess:
         sampler._spawn(
             [sys.executable, "-P", "-m", "wattune.telemetry.sampler.process", str(folder.absolute()), *options]
         )
-        sampler._wait_until_ready(timeout_s)
+        if timeout_s:
+            sampler.wait_until_ready(timeout_s)
         return sampler
 
     @classmethod
@@ -172,7 +175,12 @@ class SamplerProcess:
         finally:
             lock.release()
 
-    def _wait_until_ready(self, timeout_s: float) -> None:
+    def wait_until_ready(self, timeout_s: float = READY_S) -> None:
+        """Waits until the sensors of a sampler that was started are open.
+
+        Raises:
+            TelemetryError: The sampler ended or was too slow; the message holds the end of its log.
+        """
         deadline_s = time.monotonic() + timeout_s
         while not (self.folder / MANIFEST).exists():
             if not self.alive():

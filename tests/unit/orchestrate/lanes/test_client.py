@@ -19,7 +19,9 @@ from wattune.orchestrate.lanes import client
 from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.lanes.messages import Answer
 
-ASSIGNMENT: Any = SimpleNamespace(attempt=SimpleNamespace(name="a-0"), node_names={"id0": "n0"})
+ASSIGNMENT: Any = SimpleNamespace(
+    attempt=SimpleNamespace(name="a-0"), node_names={"id0": "n0"}, spec=SimpleNamespace(engine="torch")
+)
 
 
 class Keeper:
@@ -199,6 +201,29 @@ def test_a_window_opens_when_the_conclusions_have_ended_that_ran_when_it_was_ask
         driver.kill()
     done.join(30)
     assert not done.is_alive() and lanes._keeper.calls[1] == ("open_window", ("id0",), "a-0")
+
+
+def test_sensors_that_do_not_open_end_the_trial_and_are_its_error(
+    lanes_of: Callable[..., Lanes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client.ray, "wait", Waits(2))
+    lanes = lanes_of(run=Answer(), stop_trial=True)
+
+    def fails() -> None:
+        assert [name for name, *_ in lanes._keeper.calls] == ["run"], "the workers have begun"
+        raise TelemetryError("no sensor")
+
+    with pytest.raises(TelemetryError, match="no sensor"):
+        lanes.run(ASSIGNMENT, await_sensors=fails)
+    assert lanes._keeper.calls[1:] == [("stop_trial", "a-0", "no sensor")] * 2
+
+
+def test_a_command_begins_when_its_window_may(lanes_of: Callable[..., Lanes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client.ray, "wait", Waits(0))
+    monkeypatch.setattr(client, "is_command", lambda _spec: True)
+    lanes, begun = lanes_of(run=Answer()), []
+    lanes.run(ASSIGNMENT, await_sensors=lambda: begun.append([name for name, *_ in lanes._keeper.calls]))
+    assert begun[0] == []
 
 
 def test_a_conclusion_that_hangs_keeps_no_trial_for_ever(
