@@ -194,10 +194,8 @@ def test_an_error_of_this_program_is_the_trials_result_with_its_stack(
     assert reported == [{"done_trials": 1}]
 
 
-def test_the_next_trial_starts_while_the_result_of_a_measured_one_is_made(
-    world, specs, searcher, reported, monkeypatch
-) -> None:
-    seen: list[Any] = []
+def test_the_next_trial_starts_while_the_result_of_a_measured_one_is_made(world, specs, reported, monkeypatch) -> None:
+    searcher, seen = make_searcher(world, specs), []
 
     def measured(attempt: Attempt, _cluster: Any, _lanes: Any, free: Any) -> None:
         free()
