@@ -79,5 +79,5 @@ def test_the_share_of_a_space_counts_failures_as_the_ranking_and_the_report_do()
     ranking = rank_sources([replace(source("a"), results=results, candidates=listed)])
     found = coverage_of(ranking, [{"status": "kept", "trial_id": one} for one in listed])
     (share,) = ranking.space
-    assert (share.num_measured, share.num_failed) == (found.measured, found.failed) == (2, 1)
+    assert (share.num_measured, share.num_failed) == (found["measured"], found["failed"]) == (2, 1)
     assert len(ranking.failed) == 1

@@ -237,7 +237,7 @@ def test_a_study_while_it_runs_fits(width: int) -> None:
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())
     assert all(cell_len(line.rstrip()) <= width for line in text.splitlines())
     assert "1 s node peak 2.4 kW  took 0.0 ms" in text
-    for whole in (running.label, "measure 117/320", "device_temp_max_c <= 85: 71.0 °C, 14.0 K within"):
+    for whole in (running.label, "measure 117/320", "Closest bound: throttle_thermal_frac <= 0.01: +0.6 points"):
         assert whole in text
 
 
