@@ -261,7 +261,7 @@ def _costs_itself_alone(study: StudyFolder, wattune: Verb, lost: Path) -> None:
     assert len(study.results()) == len(study.trials()) - 1
     code, _, err = wattune("report", STUDY)
     assert code == 0, err
-    assert [one.name for one in recover(study, {})[1]] == [lost.name]
+    assert list(recover(study, {})[1]) == [lost.name]
     assert "Traceback" not in wattune("analyze", lost)[2]
 
 
