@@ -1,5 +1,6 @@
 """The race of finalists as a user runs it: it goes on where it was stopped, it ends, and then a call runs nothing."""
 
+import json
 import re
 from pathlib import Path
 
@@ -28,6 +29,11 @@ def test_finalists_are_repeated_until_the_share_is_used_and_not_again(
 
     first = wattune("run", space, "--max-trials", "3")
     assert steps(first.stdout) == [(0, 2, ""), (1, 2, "")], first.stdout + first.stderr
+    # The live view counts from the announcement on, on a clock of its own.
+    told_s = [int(one) for one in re.findall(r"^\[\d+/\d+\] +(\d+) s .* took ", first.stdout, re.MULTILINE)]
+    time = json.loads(wattune("rank", storage / "raced", "--time", "--json").stdout)["time"]
+    assert len(time["runs"]) == 3 and abs(time["total_s"] - told_s[-1]) <= 0.02 * told_s[-1] + 0.5
+    assert time["sum_s"]["other"] < 0.01 * time["total_s"]
     second = wattune("run", space)
     assert second.returncode == 0, second.stderr
     assert steps(second.stdout) == [(1, 2, ""), (2, 2, "; its share of repeats is used")]

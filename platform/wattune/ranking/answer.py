@@ -13,6 +13,7 @@ from wattune.ranking.best import MAY_BE_BEST
 from wattune.ranking.bounds import Margin
 from wattune.ranking.order import Ranking
 from wattune.ranking.work import compares
+from wattune.run import Run
 from wattune.units import ns_to_s
 
 UNTIL_DECIDED: Final = "--until-decided"
@@ -49,7 +50,8 @@ class StudyAnswer:
     repeats: tuple[str, ...] = ()
     """Plans of which one repeat each tells most; empty where the answer is known, or where repeats cannot tell."""
     repeats_s: float | None = None
-    """Seconds of these repeats, one after another, by their runs so far; None where runs say no time."""
+    """Seconds of a call with these repeats, by their runs so far and the starts of their workers; None where runs say
+    no time."""
 
     num_behind: int = 0
     """Plans with an open bound that are not the best even if they keep it: another one is better in any case."""
@@ -123,7 +125,7 @@ def answer_of(ranking: Ranking) -> StudyAnswer:
         closest=_closest(plan.margins),
         rivals=tuple((_name(row, ranking), _lead(row, plan, ranking), _holds(row)) for row in rivals),
         repeats=tuple(_name(row, ranking) for row in pair),
-        repeats_s=_seconds(pair),
+        repeats_s=_seconds(pair, ranking.trials),
         num_behind=len(ranking.behind),
         num_candidates=total,
         num_unmeasured=left,
@@ -163,6 +165,18 @@ def _holds(row: RankedTrial) -> float | None:
     return None if found is None else found.holds_probability
 
 
-def _seconds(rows: Sequence[RankedTrial]) -> float | None:
-    taken = [[ns_to_s(run.end_wall_ns - run.start_wall_ns) for run in row.counted] for row in rows]
-    return sum(map(median, taken)) if taken and all(taken) and all(map(median, taken)) else None
+def _seconds(rows: Sequence[RankedTrial], every: Sequence[RankedTrial]) -> float | None:
+    """Returns the seconds of a call with one repeat of each plan: its runs, and one start of each kind of workers."""
+    taken = [[ns_to_s(run.end_wall_ns - run.start_wall_ns) - _start_s(run) for run in row.counted] for row in rows]
+    if not (taken and all(taken) and all(map(median, taken))):
+        return None
+    kinds = {(row.spec.cluster, row.spec.engine) for row in rows}
+    starts_s: dict[object, float] = {}
+    for row in every:
+        if (kind := (row.spec.cluster, row.spec.engine)) in kinds:
+            starts_s[kind] = max(starts_s.get(kind, 0.0), *map(_start_s, row.repeats))
+    return sum(map(median, taken)) + sum(starts_s.values())
+
+
+def _start_s(run: Run) -> float:
+    return run.numbers.group_start_s or 0.0

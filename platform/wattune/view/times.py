@@ -4,29 +4,13 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from wattune.ranking.order import Ranking
-from wattune.run import TIME_PARTS, Run
-from wattune.units import NS_PER_S
+from wattune.run import TIME_PARTS
 from wattune.view.table import PERCENT, Cell, Column, Note, Table, View, columns_of, reading, worded
 
 _MEASURED: Final = "window"
 
 _Row = tuple[str, str, dict[str, float]]
 """Trial, plan, and seconds by part."""
-
-
-def wall_s(runs: Sequence[Run]) -> float:
-    """Returns the seconds in which sets of nodes were a study's, one set after another, without pauses between calls.
-
-    Of each set it is the time that any of its runs covers, its wait before included.
-    """
-    covered_ns, end_ns = 0, {"": 0}
-    for run in sorted(runs, key=lambda one: one.start_wall_ns):
-        nodes = run.tags.get("nodes", "")
-        begun_ns = run.start_wall_ns - round((run.numbers.wait_time_s or 0.0) * NS_PER_S)
-        known_ns = max(end_ns.get(nodes, 0), begun_ns)
-        covered_ns += max(run.end_wall_ns - known_ns, 0)
-        end_ns[nodes] = max(end_ns.get(nodes, 0), run.end_wall_ns)
-    return covered_ns / NS_PER_S
 
 
 def _rows(ranking: Ranking) -> list[_Row]:
@@ -40,7 +24,7 @@ def _sums(rows: Sequence[_Row]) -> dict[str, float]:
 
 
 def times_json(ranking: Ranking) -> dict[str, Any]:
-    """Returns plain data for `wattune rank --time --json`: seconds by part of every run in order, sums, wall time."""
+    """Returns plain data for `wattune rank --time --json`: seconds by part of every run in order, and sums."""
     rows = _rows(ranking)
     sums_s = _sums(rows)
     total_s = sum(sums_s.values())
@@ -48,7 +32,6 @@ def times_json(ranking: Ranking) -> dict[str, Any]:
         "runs": [{"run": name, "plan": plan, **times_s} for name, plan, times_s in rows],
         "sum_s": sums_s,
         "total_s": total_s,
-        "wall_s": wall_s([run for row in ranking.trials for run in row.repeats if run.recorded is None]),
         "measured_frac": sums_s[_MEASURED] / total_s if total_s else None,
     }
 
@@ -73,8 +56,7 @@ def times_view(ranking: Ranking) -> View:
     return [
         Table("Seconds of each run by part", columns, rows, total=("", "sum", sums_s)),
         reading(
-            f"steps were measured in {share} of {found['total_s']:.1f} s; the wall time of all sets of nodes is "
-            f"{found['wall_s']:.1f} s"
+            f"steps were measured in {share} of {found['total_s']:.1f} s, the wall time of each set of nodes together"
         ),
         reading(f"wait: its nodes had nothing to do before it; first step: with the compiler's work{other}"),
     ]

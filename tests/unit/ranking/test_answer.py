@@ -11,7 +11,7 @@ from wattune.objective import Question
 from wattune.ranking.answer import UNTIL_DECIDED, answer_of
 from wattune.ranking.order import Ranking, SpaceShare, rank
 from wattune.report.page import render_report
-from wattune.run import RunStatus
+from wattune.run import Numbers, RunStatus
 from wattune.view.answer import answer_lines
 from wattune.view.console import show
 from wattune.view.ranking import ranking_view
@@ -67,6 +67,10 @@ def test_a_tie_asks_for_a_repeat_of_both_with_its_time_and_the_command() -> None
     assert set(found.repeats) == {row.label for row in ranking.feasible}
     assert found.repeats_s == pytest.approx(40.0) and found.command == f"wattune run SPACE {UNTIL_DECIDED}"
     assert "2 repeats" in answer_lines(ranking)[-1] and "about 40 s" in answer_lines(ranking)[-1]
+    pairs = [in_seconds(trial(1, 40_000.0, 2000.0), 45), in_seconds(trial(2, 40_010.0, 2000.0), 25)]
+    (spec, first), other = pairs
+    started = [(spec, replace(first, numbers=Numbers(group_start_s=30.0))), other]
+    assert answer_of(ranked(*started)).repeats_s == pytest.approx(15 + 25 + 30), "workers start once in a call"
     known = SpaceShare(
         study="moe", num_candidates=2, num_measured=2, num_failed=0, run_command="wattune run 'a b/study.yaml'"
     )

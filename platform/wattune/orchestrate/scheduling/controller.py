@@ -230,6 +230,7 @@ class StudyController:
                 self._emit(stopped)
             self._measured.discard(tune_id)
             del self._running[tune_id]
+            self._tell_race()  # the call may have ended before this result was made
 
     def _ended_as(self, running: Attempt, folder: TrialFolder, *, error: bool) -> Run:
         """Returns the result of a trial that ended, and writes it unless the trial has."""
