@@ -39,7 +39,7 @@ _NEUTRAL: Final[dict[str, float | None]] = {
     for neutral, keys in (
         (0, "attention_dropout attn_pdrop dropout embd_pdrop embedding_dropout hidden_dropout hidden_dropout_prob"),
         (0, "resid_pdrop residual_dropout router_jitter_noise num_nextn_predict_layers clip_qkv"),
-        (1, "embedding_multiplier logits_scaling residual_multiplier routed_scaling_factor n_group"),
+        (1, "embedding_multiplier logits_scaling residual_multiplier n_group"),
         (1, "partial_rotary_factor rotary_pct scale_attn_weights"),
         (None, "rope_scaling attn_logit_softcapping final_logit_softcapping quantization_config alibi"),
         (None, "use_parallel_residual scale_attn_by_inverse_layer_idx swiglu_limit use_bidirectional_attention"),
@@ -272,6 +272,7 @@ def _mixture(
         "ffn_hidden_size": found.count(width),
         "num_experts": found.count(experts),
         "num_experts_per_token": found.count("num_experts_per_tok"),
+        "router_scale": found.number("routed_scaling_factor", 1.0),
     }
     if dense:
         own["num_dense_layers"] = found.count("first_k_dense_replace", 0, least=0)
@@ -287,6 +288,7 @@ def _qwen_moe(found: Keys, name: str, **fields: Any) -> ModelSpec:
         else "num_experts"
     )
     spec = _mixture(found, name, experts=key, **fields)
+    spec = replace(spec, router_scores="chosen" if found.flag("norm_topk_prob") else "all")
     step, only = found.count("decoder_sparse_step"), found.config.get("mlp_only_layers") or []
     if not isinstance(only, list) or not all(type(one) is int for one in only):
         found.problem("mlp_only_layers", f"got {str(only)[:40]}, allowed: a list of layers' numbers")
@@ -324,12 +326,15 @@ def _latent(found: Keys, name: str) -> ModelSpec:
         rope_head_dim=rope,
         kv_lora_rank=found.count("kv_lora_rank"),
         q_lora_rank=found.count("q_lora_rank", 0, least=0),
+        router_scores="sigmoid" if found.kind == "deepseek_v3" else "all",
     )
 
 
 def _glm4_moe(found: Keys, name: str) -> ModelSpec:
     norm = "head" if found.flag("use_qk_norm") else "none"
-    return _mixture(found, name, experts="n_routed_experts", dense=True, attention="qkv", qk_norm=norm)
+    return _mixture(
+        found, name, experts="n_routed_experts", dense=True, attention="qkv", qk_norm=norm, router_scores="sigmoid"
+    )
 
 
 def _gpt_oss(found: Keys, name: str) -> ModelSpec:
@@ -373,7 +378,7 @@ def _nemotron_h(found: Keys, name: str) -> ModelSpec:
     if "e" not in kinds:
         return _decoder(found, name, **own)
     own |= {"dense_ffn_hidden_size": found.count("intermediate_size")}
-    own |= {"shared_ffn_hidden_size": found.count("moe_shared_expert_intermediate_size")}
+    own |= {"shared_ffn_hidden_size": found.count("moe_shared_expert_intermediate_size"), "router_scores": "sigmoid"}
     return _mixture(found, name, experts="n_routed_experts", **own)
 
 

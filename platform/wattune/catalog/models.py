@@ -27,10 +27,12 @@ FEATURES: Final = (
     "shared experts",
     "Mamba2",
     "layers of one block",
+    "other weights of experts",
     "another activation",
     "multi-token heads",
 )
 """Words for what models have beyond a plain decoder, and engines can train or cannot."""
+ROUTER_SCORES: Final = ("chosen", "all", "sigmoid")
 QK_NORMS: Final = ("none", "head", "width")
 NORM_PLACES: Final = {"before": 2, "after": 2, "both": 4, "shared": 1}
 """Places of a layer's norms, and how many they are: of each block's input, of its output, of both, or one for two
@@ -130,6 +132,11 @@ class ModelSpec:
     """Inner width of dense feed-forward blocks in a mixture. 0 is `ffn_hidden_size`."""
     shared_ffn_hidden_size: CountOrZero = 0
     """Inner width of all shared experts of a layer together, which every token meets. 0: none."""
+    router_scores: Annotated[str, OneOf(ROUTER_SCORES)] = "chosen"
+    """Weights of experts: a softmax over the `chosen` ones, one over `all`, or `sigmoid`s whose sum is 1 (DeepSeek-V3,
+    arXiv 2412.19437, equations 12 to 16)."""
+    router_scale: Positive = 1.0
+    """Factor of the weights of experts."""
     shared_expert_gate: bool = False
     """True where a gate weighs the shared experts (Qwen2-MoE)."""
     ssm_num_heads: CountOrZero = 0
@@ -184,6 +191,7 @@ class ModelSpec:
             self.shared_ffn_hidden_size > 0,
             bool(letters & set("Mm")),
             bool(letters & set("fde")),
+            self.router_scores != "chosen" or self.router_scale != 1.0,
             self.activation not in PLAIN_ACTIVATIONS,
             self.num_mtp_layers > 0,
         )
@@ -196,6 +204,13 @@ class ModelSpec:
         Properties of one layer (`mixer`, `query_width`, `layer_parameters` and the like) are those of such a model.
         """
         return _kinds(self)
+
+    def kind_of(self, layer: int) -> "ModelSpec":
+        """Returns the kind of one layer, as a model whose layers are all of that kind."""
+        if not self.layer_kinds and not self.num_dense_layers:
+            return self
+        pattern = self.layer_kinds or ("S" if self.sliding_window else "F")
+        return _kind(self, pattern[layer % len(pattern)], is_dense=layer < self.num_dense_layers, count=1)
 
     @property
     def shares(self) -> "tuple[tuple[ModelSpec, float], ...]":

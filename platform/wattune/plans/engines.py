@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import ModelSpec
+from wattune.catalog.models import FEATURES, ModelSpec
 from wattune.errors import PlanError, closest
 from wattune.plans.axes import Plan
 
@@ -171,6 +171,8 @@ class Capabilities:
     """Fewest experts that a token may be sent to."""
     splits_expert_bias: bool = True
     """True where tensor parallel can split experts with biases."""
+    splits_wide_norms: bool = True
+    """True where tensor parallel can split a norm over the width of all queries or keys."""
     splits_ends: bool = True
     """True where tensor parallel also splits the vocabulary (embedding, logits) and the sequence between layers."""
     splits_adapters: bool = True
@@ -191,6 +193,14 @@ class Capabilities:
 _ZERO_2_3: Final = ("zero2", "zero3")
 _OVERLAPS_DP: Final = ("grad", "grad_param")
 
+_NOT_OF_TORCH: Final = {
+    "attention sinks",
+    "Mamba2",
+    "layers of one block",
+    "another activation",
+    "multi-token heads",
+}
+
 CAPABILITIES: Final[dict[str, Capabilities]] = {
     engine.name: engine
     for engine in (
@@ -201,6 +211,8 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
             fp8_multiple=16,  # torch._scaled_mm: "trailing dimension of mat1 to be divisible by 16", "mat2 shape" alike
             fills_pipeline=True,
             rounds_of_pp=False,
+            splits_wide_norms=False,
+            trains=frozenset(FEATURES) - _NOT_OF_TORCH,
             expert_row_bytes=16,  # torch.nn.functional.grouped_mm: "strides should be multiple of 16 bytes"
             exclusions=(
                 Exclusion(setting={"cp": ABOVE_1}, why="its attention sees whole sequences"),

@@ -186,7 +186,12 @@ def expert_layer(c: Configuration) -> str | None:
 
 
 def heads(c: Configuration) -> str | None:
-    """Tensor parallel ranks hold whole attention heads."""
+    """Tensor parallel ranks hold whole attention heads, and the engine can split norms over all of them."""
+    if c.plan.tp > 1 and c.model.qk_norm == "width" and not CAPABILITIES[c.engine].splits_wide_norms:
+        return (
+            f"tp={c.plan.tp} would split the norms over all queries and keys of {c.model.name}, which engine "
+            f"{c.engine} cannot; use tp=1"
+        )
     return _indivisible(c, "tp", c.plan.tp, "num_heads", c.model.num_heads)
 
 

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from wattune.catalog.models import ModelSpec
 from wattune.engines.model.compiler import EAGER, Compiler
 from wattune.engines.model.experts import ExpertShard, MixtureOfExperts
+from wattune.engines.model.feed_forward import FeedForward
 from wattune.engines.model.offload import Offload
 from wattune.engines.model.routing import LayerRouting, Routes
 from wattune.engines.model.tensor_ranks import ALONE, TensorRanks
@@ -31,7 +32,7 @@ NORM_EPSILON = 1e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotation:
-    """Cosines and sines of rotary positions, each [sequence, head_size / 2]."""
+    """Cosines and sines of rotary positions, each [sequence, half the width of a head that turns]."""
 
     cos: Tensor
     sin: Tensor
@@ -39,7 +40,7 @@ class Rotation:
     @classmethod
     def table(cls, model: ModelSpec, seq_len: int, device: torch.device, dtype: torch.dtype) -> "Rotation":
         """Angles m * base^(-2i/d): Su et al. 2021 (arXiv 2104.09864), section 3.2.2."""
-        half = model.head_size // 2
+        half = (model.rope_head_dim or model.head_size) // 2
         frequency = model.rope_base ** (-torch.arange(half, device=device, dtype=torch.float32) / half)
         angle = torch.outer(torch.arange(seq_len, device=device, dtype=torch.float32), frequency)
         return cls(cos=angle.cos().to(dtype), sin=angle.sin().to(dtype))
@@ -87,53 +88,108 @@ class Attention(nn.Module):
         the backward pass.
         """
         super().__init__()
-        hidden, kv = model.hidden_size, model.num_kv_heads * model.head_size
-        self.q = nn.Linear(hidden, hidden, bias=model.bias)
-        self.k = nn.Linear(hidden, kv, bias=model.bias)
-        self.v = nn.Linear(hidden, kv, bias=model.bias)
-        self.o = nn.Linear(hidden, hidden, bias=model.bias)
         self.head_size = model.head_size
-        self.is_grouped = model.num_kv_heads != model.num_heads
+        self.is_grouped = model.num_key_heads != model.num_heads
         self.rotation = rotation
         self.recompute = recompute
+        self.window = model.sliding_window
+        self.norm_heads = model.qk_norm == "head"
+        self._project(model)
+        self.o = nn.Linear(model.output_width, model.hidden_size, bias=model.has_bias("o"))
         self.ranks = ALONE
+
+    def _project(self, model: ModelSpec) -> None:
+        """Allocates what makes queries, keys and values."""
+        hidden, keys, biased = model.hidden_size, model.num_kv_heads * model.head_size, model.has_bias("qkv")
+        self.q = nn.Linear(hidden, model.query_width, bias=biased)
+        self.k = nn.Linear(hidden, keys, bias=biased)
+        self.v = nn.Linear(hidden, keys, bias=biased)
+        widths = {"head": (self.head_size, self.head_size), "width": (model.query_width, keys)}.get(model.qk_norm)
+        self.q_norm = None if widths is None else nn.RMSNorm(widths[0], eps=NORM_EPSILON)
+        self.k_norm = None if widths is None else nn.RMSNorm(widths[1], eps=NORM_EPSILON)
+
+    @property
+    def columns(self) -> tuple[nn.Module, ...]:
+        """The linear layers that tensor parallel cuts by heads."""
+        return self.q, self.k, self.v
 
     def forward(self, x: Tensor) -> Tensor:
         """Attends within each sequence."""
-        x = self.ranks.gather(x)
-        q, k, v = self.q(x), self.k(x), self.v(x)
-        mixed = _again(self._attend, q, k, v) if self.recompute else self._attend(q, k, v)
-        return cast(Tensor, self.o(mixed))
+        made = self._made(self.ranks.gather(x))
+        return cast(Tensor, self.o(_again(self._attend, *made) if self.recompute else self._attend(*made)))
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _made(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What linear layers make of all tokens, and attention takes."""
+        return self.q(x), self.k(x), self.v(x)
+
+    def _heads(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values by head, [batch, heads, sequence, width], positions told."""
+        if self.q_norm is not None and self.k_norm is not None and not self.norm_heads:
+            q, k = self.q_norm(q), self.k_norm(k)
         # Heads are counted from the width, since tensor parallel leaves each rank its own ones.
-        q, k, v = (x.view(*x.shape[:2], -1, self.head_size).transpose(1, 2) for x in (q, k, v))
+        q, k, v = (each.view(*each.shape[:2], -1, self.head_size).transpose(1, 2) for each in (q, k, v))
+        if self.q_norm is not None and self.k_norm is not None and self.norm_heads:
+            q, k = self.q_norm(q), self.k_norm(k)
         if self.rotation is not None:
             q, k = self.rotation.apply(q), self.rotation.apply(k)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.is_grouped)
+        return q, k, v
+
+    def _attend(self, *made: Tensor) -> Tensor:
+        q, k, v = self._heads(*made)
+        length, mask = q.shape[2], None
+        if 0 < self.window < length:  # a mask hides what lies before the window; the products are computed all the same
+            mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril().triu(1 - self.window)
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.is_grouped
+        )
         return mixed.transpose(1, 2).flatten(2)
 
 
-class FeedForward(nn.Module):
-    """SwiGLU (Shazeer 2020, arXiv 2002.05202) or GELU feed-forward block."""
+class LatentAttention(Attention):
+    """Multi-head latent attention: keys and values of all heads come from one narrow vector of each token.
 
-    def __init__(self, model: ModelSpec) -> None:
-        super().__init__()
-        hidden, inner = model.hidden_size, model.ffn_hidden_size
-        self.gate = nn.Linear(hidden, inner, bias=model.bias) if model.activation == "swiglu" else None
-        self.up = nn.Linear(hidden, inner, bias=model.bias)
-        self.down = nn.Linear(inner, hidden, bias=model.bias)
-        self.ranks = ALONE
+    DeepSeek-V2 (arXiv 2405.04434), section 2.1: queries may pass through a narrow vector too, both are normed, and one
+    key with a position, which all heads share, stands behind each head's own.
+    """
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Token by token."""
-        x = self.ranks.gather(x)
-        up = self.up(x)
-        return cast(Tensor, self.down(F.gelu(up) if self.gate is None else F.silu(self.gate(x)) * up))
+    def _project(self, model: ModelSpec) -> None:
+        hidden, rank, turned = model.hidden_size, model.q_lora_rank, model.rope_head_dim
+        self.widths = model.head_size - turned, turned, model.value_head_size
+        """Of a head without a position, with one, and of a value."""
+        self.latent = model.kv_lora_rank
+        self.q = nn.Linear(rank or hidden, model.query_width, bias=False)
+        self.q_a = nn.Linear(hidden, rank, bias=False) if rank else None
+        self.q_a_norm = nn.RMSNorm(rank, eps=NORM_EPSILON) if rank else None
+        self.kv_a = nn.Linear(hidden, self.latent + turned, bias=False)
+        self.kv_a_norm = nn.RMSNorm(self.latent, eps=NORM_EPSILON)
+        self.kv = nn.Linear(self.latent, model.num_heads * (self.widths[0] + self.widths[2]), bias=False)
+
+    @property
+    def columns(self) -> tuple[nn.Module, ...]:
+        """The linear layers that tensor parallel cuts by heads."""
+        return self.q, self.kv
+
+    def _made(self, x: Tensor) -> tuple[Tensor, ...]:
+        q = self.q(x if self.q_a is None or self.q_a_norm is None else self.q_a_norm(self.q_a(x)))
+        latent, key = torch.split(self.kv_a(x), [self.latent, self.widths[1]], -1)
+        return q, self.kv(self.kv_a_norm(latent)), key
+
+    def _heads(self, q: Tensor, kv: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        own, turned, width = self.widths
+        q, kv = (
+            each.view(*each.shape[:2], -1, size).transpose(1, 2)
+            for each, size in ((q, own + turned), (kv, own + width))
+        )
+        plain, placed = torch.split(q, [own, turned], -1)
+        keys, v = torch.split(kv, [own, width], -1)
+        key = key.unsqueeze(1)
+        if self.rotation is not None:
+            placed, key = self.rotation.apply(placed), self.rotation.apply(key)
+        return torch.cat([plain, placed], -1), torch.cat([keys, key.expand(-1, keys.shape[1], -1, -1)], -1), v
 
 
 class Layer(nn.Module):
-    """One pre-norm decoder layer."""
+    """One decoder layer, with norms before its blocks, behind them, or both; or one for blocks beside each other."""
 
     def __init__(
         self,
@@ -148,9 +204,14 @@ class Layer(nn.Module):
         `recompute` is `none`, `selective` (attention without its linear layers) or `full`.
         """
         super().__init__()
-        self.attention_norm = _norm(model)
-        self.attention = Attention(model, rotation, recompute=recompute == "selective")
-        self.ffn_norm = _norm(model)
+        before, behind = model.norm_place != "after", model.norm_place in ("after", "both")
+        self.attention_norm = _norm(model) if before else None
+        kind = LatentAttention if model.is_latent else Attention
+        self.attention = kind(model, rotation, recompute=recompute == "selective")
+        self.attention_out_norm = _norm(model) if behind else None
+        self.shares_norm = model.norm_place == "shared"
+        self.ffn_norm = _norm(model) if before and not self.shares_norm else None
+        self.ffn_out_norm = _norm(model) if behind else None
         self.ffn: nn.Module = MixtureOfExperts(model, experts, routing) if model.is_moe else FeedForward(model)
         self.routing = routing
         self.recompute = recompute == "full"
@@ -164,18 +225,23 @@ class Layer(nn.Module):
     def _blocks(self, x: Tensor) -> Tensor:
         # Experts exchange tokens in numbers known at run time only, which no whole graph can hold.
         if not isinstance(self.ffn, FeedForward):
-            x = self.compiler.run(Layer.mix_tokens, self, x)
-            return cast(Tensor, x + self.ffn(self.ffn_norm(x)))
+            return self.mix_ffn(self.compiler.run(Layer.mix_tokens, self, x))
         return self.compiler.run(Layer.mix_all, self, x)
 
     def mix_tokens(self, x: Tensor) -> Tensor:
         """The attention block with its residual."""
-        return cast(Tensor, x + self.attention(self.attention_norm(x)))
+        return x + _through(self.attention_norm, self.attention, self.attention_out_norm, x)
+
+    def mix_ffn(self, x: Tensor) -> Tensor:
+        """The feed-forward block with its residual."""
+        return x + _through(self.ffn_norm, self.ffn, self.ffn_out_norm, x)
 
     def mix_all(self, x: Tensor) -> Tensor:
         """Both blocks with their residuals."""
-        x = self.mix_tokens(x)
-        return cast(Tensor, x + self.ffn(self.ffn_norm(x)))
+        if self.shares_norm and self.attention_norm is not None:
+            normed = self.attention_norm(x)
+            return cast(Tensor, x + self.attention(normed) + self.ffn(normed))
+        return self.mix_ffn(self.mix_tokens(x))
 
 
 class Head(nn.Module):
@@ -184,7 +250,7 @@ class Head(nn.Module):
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
         self.norm = _norm(model)
-        self.output = nn.Linear(model.hidden_size, model.vocab_size, bias=False)
+        self.output = nn.Linear(model.hidden_size, model.vocab_size, bias=model.has_bias("head"))
         self.compiler = EAGER
         self.loss_chunks = 1
         """Parts of the tokens whose logits and loss are computed one after another, and again in the backward pass."""
@@ -256,7 +322,7 @@ class Decoder(nn.Module):
         self.embedding = Embedding(model) if layers.start == 0 else None
         routing = {index: routes.layer(index) for index in layers if routes is not None}
         self.layers = nn.ModuleDict(
-            {str(index): Layer(model, rotation, recompute, experts, routing.get(index)) for index in layers}
+            {str(n): Layer(model.kind_of(n), rotation, recompute, experts, routing.get(n)) for n in layers}
         )
         self.head = Head(model) if layers.stop == model.num_layers else None
         self.offload: Offload | None = None
@@ -311,7 +377,13 @@ def summed_loss(logits: Tensor, targets: Tensor, ranks: TensorRanks = ALONE, voc
 def _norm(model: ModelSpec) -> nn.Module:
     if model.norm == "rmsnorm":
         return nn.RMSNorm(model.hidden_size, eps=NORM_EPSILON)
-    return nn.LayerNorm(model.hidden_size, eps=NORM_EPSILON, bias=model.bias)
+    return nn.LayerNorm(model.hidden_size, eps=NORM_EPSILON, bias=model.has_bias("norm"))
+
+
+def _through(before: nn.Module | None, block: nn.Module, behind: nn.Module | None, x: Tensor) -> Tensor:
+    """A block between the norms that it has."""
+    out = block(x if before is None else before(x))
+    return cast(Tensor, out if behind is None else behind(out))
 
 
 def _again(function: Callable[..., Tensor], *args: Tensor) -> Tensor:

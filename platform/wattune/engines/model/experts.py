@@ -14,6 +14,7 @@ import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor, nn
 
 from wattune.catalog.models import ModelSpec
+from wattune.engines.model.feed_forward import FeedForward
 from wattune.engines.model.routing import LayerRouting
 from wattune.engines.model.tensor_ranks import ALONE
 
@@ -46,13 +47,13 @@ class Experts(nn.Module):
         self.shard = shard
         self.held = shard.held(model.num_experts)
         num, hidden, inner = len(self.held), model.hidden_size, model.ffn_hidden_size // shard.tp
-        gated = model.activation == "swiglu"
+        gated, biased = model.activation == "swiglu", model.has_bias("ffn")
         self.gate = nn.Parameter(torch.empty(num, inner, hidden)) if gated else None
         self.up = nn.Parameter(torch.empty(num, inner, hidden))
         self.down = nn.Parameter(torch.empty(num, hidden, inner))
-        self.gate_bias = nn.Parameter(torch.empty(num, inner)) if gated and model.bias else None
-        self.up_bias = nn.Parameter(torch.empty(num, inner)) if model.bias else None
-        self.down_bias = nn.Parameter(torch.empty(num, hidden // shard.tp)) if model.bias else None
+        self.gate_bias = nn.Parameter(torch.empty(num, inner)) if gated and biased else None
+        self.up_bias = nn.Parameter(torch.empty(num, inner)) if biased else None
+        self.down_bias = nn.Parameter(torch.empty(num, hidden // shard.tp)) if biased else None
 
     def forward(self, tokens: Tensor, counts: Tensor) -> Tensor:
         """Runs each expert over its tokens, all in one grouped matrix product per weight.
@@ -96,8 +97,12 @@ class MixtureOfExperts(nn.Module):
         self.num_experts = model.num_experts
         self.capacity_factor = model.expert_capacity_factor
         self.shard = shard
-        self.router = nn.Linear(model.hidden_size, model.num_experts, bias=False)
+        self.router = nn.Linear(model.hidden_size, model.num_experts, bias=model.has_bias("router"))
         self.experts = Experts(model, shard)
+        shared = model.shared_ffn_hidden_size
+        self.shared = FeedForward(model, shared) if shared else None
+        """The experts that every token meets, as one block."""
+        self.shared_gate = nn.Linear(model.hidden_size, 1, bias=False) if model.shared_expert_gate else None
         self.ranks = ALONE
 
     def forward(self, x: Tensor) -> Tensor:
@@ -106,7 +111,12 @@ class MixtureOfExperts(nn.Module):
         Every tensor parallel rank routes all tokens and computes a slice of each expert. Its results are addends, and
         so are its gradients of tokens and router.
         """
-        return self.ranks.scatter(self._mix(self.ranks.gather(x)))
+        mixed = self.ranks.scatter(self._mix(self.ranks.gather(x)))
+        if self.shared is None:
+            return mixed
+        shared = self.shared(x)
+        gated = shared if self.shared_gate is None else torch.sigmoid(self.shared_gate(x)) * shared
+        return cast(Tensor, mixed + gated)
 
     def _mix(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, 1)

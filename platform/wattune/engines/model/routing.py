@@ -74,7 +74,7 @@ def layer_choices(spec: TrialSpec, layer: int, seed: int) -> Tensor | None:
 
 
 Routed = tuple[Tensor, Tensor, Tensor]
-"""The experts of tokens, int64 [T, k]; the weights of their results, fp32 [T, k], a softmax over the chosen experts;
+"""The experts of tokens, int64 [T, k]; the weights of their results, fp32 [T, k];
 and the tokens each expert is sent, int64 [E]."""
 
 
@@ -89,20 +89,25 @@ class LayerRouting:
         forced: Tensor | None = None,
         counts: Tensor | None = None,
         loss_scale: float = 0.0,
+        scores: str = "chosen",
+        scale: float = 1.0,
     ) -> None:
         """Takes what does not change while a trial runs.
 
         `num_per_token` is k, and `seq_len` P matters only where something is forced or balanced. `forced` are the
         experts of every place held here [P, k], None where the router chooses; `counts` int64 [E], None where nothing
-        is counted; `loss_scale` the weight of one sequence's auxiliary loss, 0 without one.
+        is counted; `loss_scale` the weight of one sequence's auxiliary loss, 0 without one. `scores` and `scale` are
+        those of `ModelSpec.router_scores` and `router_scale`.
         """
+        self._scores, self._scale = scores, scale
         self.forced, self._counts = forced, counts
         self.num_per_token, self._seq_len, self._loss_scale = num_per_token, seq_len, loss_scale
 
     def __call__(self, logits: Tensor) -> Routed:
         """Routes tokens by the router's outputs [T, E], sequence after sequence.
 
-        Mixtral's: softmax over the chosen experts (Jiang et al. 2024, arXiv 2401.04088, section 2.1).
+        Mixtral's: softmax over the chosen experts (Jiang et al. 2024, arXiv 2401.04088, section 2.1). Of a softmax over
+        all the chosen weights add up to less than 1, and sigmoids are divided by their sum (`ModelSpec.router_scores`).
         """
         logits = logits.float()
         if self.forced is None:
@@ -110,7 +115,14 @@ class LayerRouting:
         else:
             experts = self.forced.repeat(logits.shape[0] // self._seq_len, 1)
             top = logits.gather(1, experts)
-        gates = top.softmax(-1)
+        if self._scores == "chosen":
+            gates = top.softmax(-1)
+        elif self._scores == "all":
+            gates = logits.softmax(-1).gather(1, experts)
+        else:
+            weights = top.sigmoid()
+            gates = weights / weights.sum(-1, keepdim=True)
+        gates = gates if self._scale == 1.0 else gates * self._scale
         sent = self._by_sequence(experts, logits.shape[1])
         if self._loss_scale and torch.is_grad_enabled():
             loss = auxiliary_loss(logits.view(-1, self._seq_len, logits.shape[1]), sent) * self._loss_scale
@@ -176,7 +188,9 @@ class Routes:
         `places` are those of a sequence this rank sees, in its order; None for all. The scale is that of a learned
         routing's loss.
         """
-        model, routing = spec.model, spec.workload.routing
+        self._model = model = spec.model
+        routing = spec.workload.routing
+        self._routed = [number for number in range(model.num_layers) if model.kind_of(number).is_moe]
         self._num_per_token = model.num_experts_per_token
         self._seq_len = spec.workload.seq_len if places is None else places.numel()
         self._forced = [_held(layer_choices(spec, number, seed), places, device) for number in range(model.num_layers)]
@@ -194,11 +208,13 @@ class Routes:
             num_per_token=self._num_per_token,
             seq_len=self._seq_len,
             loss_scale=self._loss_scale,
+            scores=self._model.router_scores,
+            scale=self._model.router_scale,
         )
 
     def take_counts(self) -> tuple[tuple[int, ...], ...]:
-        """Tokens each expert of each layer was sent by this rank since the last call; waits for the device."""
-        counts = (self._counts // self._passes).tolist()
+        """Tokens each expert of each layer that has them was sent since the last call; waits for the device."""
+        counts = (self._counts[self._routed] // self._passes).tolist()
         self._counts.zero_()
         return tuple(map(tuple, counts))
 

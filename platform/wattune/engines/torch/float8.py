@@ -15,7 +15,8 @@ from typing import Any, Final
 
 import torch
 
-from wattune.engines.model.decoder import Decoder, FeedForward, Layer
+from wattune.engines.model.decoder import Decoder, Layer
+from wattune.engines.model.feed_forward import FeedForward
 from wattune.errors import EngineError
 
 LEAST_CAPABILITY: Final = (8, 9)

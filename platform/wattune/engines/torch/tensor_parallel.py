@@ -11,8 +11,9 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from wattune.engines.model.decoder import Decoder, FeedForward, Layer
+from wattune.engines.model.decoder import Decoder, Layer
 from wattune.engines.model.experts import MixtureOfExperts
+from wattune.engines.model.feed_forward import FeedForward
 from wattune.engines.model.lora import AdaptedLinear
 from wattune.engines.model.tensor_ranks import SummedRows, TensorRanks
 from wattune.engines.model.weights import Cut
@@ -27,7 +28,7 @@ def pad_vocabulary(decoder: Decoder, num_rows: int) -> None:
     if decoder.head is not None:
         output = decoder.head.output
         if num_rows != output.out_features:
-            decoder.head.output = nn.Linear(output.in_features, num_rows, bias=False, device="meta")
+            decoder.head.output = nn.Linear(output.in_features, num_rows, bias=output.bias is not None, device="meta")
 
 
 def cut_over(decoder: Decoder, ranks: TensorRanks) -> dict[str, Cut]:
@@ -47,11 +48,13 @@ def cut_over(decoder: Decoder, ranks: TensorRanks) -> dict[str, Cut]:
         attention, ffn = layer.attention, layer.ffn
         assert isinstance(ffn, FeedForward | MixtureOfExperts)
         attention.ranks = ffn.ranks = ranks
-        pieces.cut_columns(attention.q, attention.k, attention.v)
+        pieces.cut_columns(*attention.columns)
         attention.o = pieces.cut_rows(attention.o)
-        if isinstance(ffn, FeedForward):
-            pieces.cut_columns(*(each for each in (ffn.gate, ffn.up) if each is not None))
-            ffn.down = pieces.cut_rows(ffn.down)
+        block = ffn if isinstance(ffn, FeedForward) else ffn.shared
+        if block is not None:
+            block.ranks = ranks
+            pieces.cut_columns(*(each for each in (block.gate, block.up) if each is not None))
+            block.down = pieces.cut_rows(block.down)
     if decoder.head is not None:
         decoder.head.ranks = ranks
         pieces.cut(decoder.head.output, 0)

@@ -1,0 +1,240 @@
+"""The torch engine trains layers of other kinds as transformers does, read from its own `config.json`.
+
+Loss and gradient norm of three optimizer steps in fp32, from the same weights, drawn as in `test_huggingface.py`. The
+model is the one that `read_config` makes of the file, so a key that is read wrong is seen here too.
+"""
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from specs import trial_spec
+from torch import Tensor, nn
+
+from wattune.catalog.huggingface import read_config
+from wattune.catalog.models import ModelSpec
+from wattune.engines.model import weights
+from wattune.engines.model.tokens import Batches
+from wattune.engines.model.weights import draw
+from wattune.engines.torch.engine import TorchEngine
+from wattune.plans.engines import CAPABILITIES, untrained
+from wattune.workers.engine import Ranks
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
+)
+
+SEED, NUM_STEPS, TOLERANCE, SEEN, SEQ_LEN = 5, 3, 1e-5, 1e-3, 24
+SMALL: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    "tie_word_embeddings": False,
+}
+MOE: dict[str, Any] = {**SMALL, "moe_intermediate_size": 32, "num_experts_per_tok": 2}
+LATENT: dict[str, Any] = {
+    **MOE,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 24,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.5,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen3": {**SMALL, "head_dim": 20},
+    "qwen2": {**SMALL, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+    "mistral": {**SMALL, "sliding_window": 5, "head_dim": 16},
+    "olmo2": {**SMALL, "pad_token_id": None},  # a padding token's embedding has no gradient there
+    "glm4_moe": {
+        **MOE,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "use_qk_norm": True,
+        "attention_bias": True,
+        "first_k_dense_replace": 1,
+        "head_dim": 16,
+        "partial_rotary_factor": 1.0,
+    },
+    "qwen2_moe": {**MOE, "num_experts": 6, "shared_expert_intermediate_size": 40, "norm_topk_prob": False},
+    "deepseek_v3": {**LATENT, "q_lora_rank": 20, "norm_topk_prob": True},
+    "deepseek_v3_whole_queries": {**LATENT, "q_lora_rank": None, "norm_topk_prob": True},
+}
+QUICK = ("qwen3", "qwen2", "mistral", "olmo2", "qwen2_moe", "deepseek_v3")
+
+
+@pytest.fixture(autouse=True)
+def wide_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "INIT_STD", 0.2)
+
+
+def kind_of(name: str) -> str:
+    return name.removesuffix("_whole_queries")
+
+
+def theirs(name: str, **changes: Any) -> nn.Module:
+    import transformers
+
+    config = transformers.AutoConfig.for_model(kind_of(name), **(CONFIGS[name] | changes))
+    made: nn.Module = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager", dtype=torch.float32
+    )
+    return made
+
+
+def read(name: str, folder: Path) -> ModelSpec:
+    made: Any = theirs(name)
+    made.config.save_pretrained(folder)
+    return read_config(folder / "config.json", name).model
+
+
+NAMES = {
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attention.q",
+    "self_attn.q_b_proj": "attention.q",
+    "self_attn.q_a_proj": "attention.q_a",
+    "self_attn.q_a_layernorm": "attention.q_a_norm",
+    "self_attn.kv_a_proj_with_mqa": "attention.kv_a",
+    "self_attn.kv_a_layernorm": "attention.kv_a_norm",
+    "self_attn.kv_b_proj": "attention.kv",
+    "self_attn.k_proj": "attention.k",
+    "self_attn.v_proj": "attention.v",
+    "self_attn.o_proj": "attention.o",
+    "self_attn.q_norm": "attention.q_norm",
+    "self_attn.k_norm": "attention.k_norm",
+    "mlp.gate_proj": "ffn.gate",
+    "mlp.up_proj": "ffn.up",
+    "mlp.down_proj": "ffn.down",
+    "mlp.gate": "ffn.router",
+    "mlp.shared_expert_gate": "ffn.shared_gate",
+    "mlp.shared_expert.gate_proj": "ffn.shared.gate",
+    "mlp.shared_expert.up_proj": "ffn.shared.up",
+    "mlp.shared_expert.down_proj": "ffn.shared.down",
+    "mlp.shared_experts.gate_proj": "ffn.shared.gate",
+    "mlp.shared_experts.up_proj": "ffn.shared.up",
+    "mlp.shared_experts.down_proj": "ffn.shared.down",
+}
+"""Parts of a layer by their names in transformers, and in the torch engine."""
+AFTER = {"post_attention_layernorm": "attention_out_norm", "post_feedforward_layernorm": "ffn_out_norm"}
+ENDS = {"model.embed_tokens": "embedding.tokens", "model.norm": "head.norm", "lm_head": "head.output"}
+
+
+def weight(name: str, shape: torch.Size, model: ModelSpec) -> Tensor:
+    """The torch engine's first value of a weight of transformers' model, by its name there."""
+    module, kind = name.rsplit(".", 1)
+    if module in ENDS:
+        return draw(f"{ENDS[module]}.{kind}", shape, SEED, torch.device("cpu"))
+    _, _, layer, part = name.split(".", 3)
+    if part == "mlp.experts.gate_up_proj":
+        halves = [expert(layer, one, shape[1] // 2, shape) for one in ("gate", "up")]
+        return torch.cat(halves, 1)
+    if part == "mlp.experts.down_proj":
+        return expert(layer, "down", shape[1], shape)
+    module, kind = part.rsplit(".", 1)
+    known = NAMES | AFTER if model.norm_place == "after" else NAMES
+    own = draw(f"layers.{layer}.{known[module]}.{kind}", shape, SEED, torch.device("cpu"))
+    return interleaved(own, known[module], model) if model.is_latent else own
+
+
+def expert(layer: str, part: str, rows: int, shape: torch.Size) -> Tensor:
+    names = (f"layers.{layer}.ffn.experts.{part}.{number}" for number in range(shape[0]))
+    return torch.stack([draw(name, torch.Size([rows, shape[2]]), SEED, torch.device("cpu")) for name in names])
+
+
+def interleaved(own: Tensor, part: str, model: ModelSpec) -> Tensor:
+    """Rows of positions in the order of DeepSeek, whose pairs are neighbours: those here are two halves of a head."""
+    turned = model.rope_head_dim
+    if part == "attention.q":
+        heads = own.view(model.num_heads, model.head_size, -1).clone()
+    elif part == "attention.kv_a":
+        heads = own[None].clone()
+    else:
+        return own
+    heads[:, -turned:] = heads[:, -turned:].unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+    return heads.view_as(own)
+
+
+def trained(made: nn.Module, model: ModelSpec, num_steps: int = NUM_STEPS) -> list[tuple[float, float]]:
+    from huggingface_models import trained as train
+
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            parameter.copy_(weight(name, parameter.shape, model))
+    device = torch.device("cpu")
+    batches = Batches(
+        seed=SEED, vocab_size=model.vocab_size, seq_len=SEQ_LEN, replica_batch_size=4, replica=0, device=device
+    )
+    return train(made, batches, num_steps)
+
+
+def ours(model: ModelSpec, **axes: Any) -> list[tuple[float, float]]:
+    spec = trial_spec(
+        model, on="1x1 cpu", seq_len=SEQ_LEN, batch=4, **({"dtype": "fp32", "micro_batch_size": 2} | axes)
+    )
+    engine = TorchEngine()
+    engine.build(spec, Ranks(rank=0, world_size=1, local_rank=0, device="cpu"), seed=SEED)
+    steps = [engine.step() for _ in range(NUM_STEPS)]
+    engine.close()
+    return [(step.loss, step.grad_norm) for step in steps]
+
+
+def deviation(one: list[tuple[float, float]], other: list[tuple[float, float]]) -> float:
+    pairs = zip(torch.tensor(one).flatten().tolist(), torch.tensor(other).flatten().tolist(), strict=True)
+    return max(abs(a / b - 1) for a, b in pairs)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CONFIGS]
+)
+def test_trains_as_transformers_does(process_group: None, tmp_path: Path, name: str) -> None:
+    model = read(name, tmp_path)
+    assert model.features and not untrained("torch", model)
+    assert deviation(ours(model), trained(theirs(name), model)) < TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen2", "deepseek_v3"])
+def test_recomputing_changes_nothing(process_group: None, tmp_path: Path, name: str) -> None:
+    model = read(name, tmp_path)
+    for recompute in ("selective", "full"):
+        assert deviation(ours(model), ours(model, recompute=recompute)) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("qwen2", {"sliding_window": 8}),
+        ("qwen2_moe", {"norm_topk_prob": True}),
+        ("deepseek_v3", {"routed_scaling_factor": 1.0}),
+        ("deepseek_v3", {"rope_interleave": False}),
+    ],
+)
+def test_another_model_is_told_apart(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
+    model = read(name, tmp_path)
+    same, other = (trained(theirs(name, **each), model, 1) for each in ({}, changes))
+    assert deviation(same, other) > SEEN
+
+
+def test_an_engine_that_lacks_a_kind_says_which_one_has_it(tmp_path: Path) -> None:
+    model = replace(read("qwen3", tmp_path), name="mine")
+    assert untrained("megatron", model) == (
+        "engine megatron cannot train mine, which has head widths of its own, norms of queries and keys; it is "
+        "estimated alone: use engine torch"
+    )
+    sinks = replace(model, attention_sinks=True)
+    assert "no engine here can, a command of your own may" in untrained("torch", sinks)
+    assert CAPABILITIES["command"].runs_program and not untrained("command", sinks)
