@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import resources
@@ -14,24 +15,23 @@ from wattune.field_types import Count, CountOrZero, OneOf, Positive, Size
 NORMS: Final = ("rmsnorm", "layernorm")
 ACTIVATIONS: Final = ("swiglu", "gelu", "geglu", "relu2")
 POSITIONS: Final = ("rope", "learned")
-PLAIN_ACTIVATIONS: Final = ("swiglu", "gelu")
-FEATURES: Final = (
-    "head widths of its own",
-    "norms of queries and keys",
-    "biases of single parts",
-    "norms in other places",
-    "sliding windows",
-    "attention sinks",
-    "latent attention",
-    "dense layers in a mixture",
-    "shared experts",
-    "Mamba2",
-    "layers of one block",
-    "other weights of experts",
-    "another activation",
-    "multi-token heads",
-)
-"""Words for what models have beyond a plain decoder, and engines can train or cannot."""
+FEATURES: Final[dict[str, Callable[["ModelSpec"], object]]] = {
+    "head widths of its own": lambda m: m.head_dim or (m.value_head_dim and not m.is_latent),
+    "norms of queries and keys": lambda m: m.qk_norm != "none",
+    "biases of single parts": lambda m: m.biased_parts,
+    "norms in other places": lambda m: m.norm_place != "before",
+    "sliding windows": lambda m: m.sliding_window,
+    "attention sinks": lambda m: m.attention_sinks,
+    "latent attention": lambda m: m.is_latent,
+    "dense layers in a mixture": lambda m: m.num_dense_layers or "D" in m.layer_kinds,
+    "shared experts": lambda m: m.shared_ffn_hidden_size,
+    "Mamba2": lambda m: set(m.layer_kinds) & set("Mm"),
+    "layers of one block": lambda m: set(m.layer_kinds) & set("fde"),
+    "other weights of experts": lambda m: m.router_scores != "chosen" or m.router_scale != 1.0,
+    "another activation": lambda m: m.activation not in ("swiglu", "gelu"),
+    "multi-token heads": lambda m: m.num_mtp_layers,
+}
+"""Words for what models have beyond a plain decoder, and engines can train or cannot; each tells whether one has it."""
 ROUTER_SCORES: Final = ("chosen", "all", "sigmoid")
 QK_NORMS: Final = ("none", "head", "width")
 NORM_PLACES: Final = {"before": 2, "after": 2, "both": 4, "shared": 1}
@@ -178,24 +178,7 @@ class ModelSpec:
     @property
     def features(self) -> tuple[str, ...]:
         """Words of `FEATURES` for all that the model has beyond the plain decoder that every engine trains."""
-        letters = set(self.layer_kinds)
-        has = (
-            bool(self.head_dim or (self.value_head_dim and not self.is_latent)),
-            self.qk_norm != "none",
-            bool(self.biased_parts),
-            self.norm_place != "before",
-            self.sliding_window > 0,
-            self.attention_sinks,
-            self.is_latent,
-            self.num_dense_layers > 0 or "D" in letters,
-            self.shared_ffn_hidden_size > 0,
-            bool(letters & set("Mm")),
-            bool(letters & set("fde")),
-            self.router_scores != "chosen" or self.router_scale != 1.0,
-            self.activation not in PLAIN_ACTIVATIONS,
-            self.num_mtp_layers > 0,
-        )
-        return tuple(word for word, one in zip(FEATURES, has, strict=True) if one)
+        return tuple(word for word, has in FEATURES.items() if has(self))
 
     @property
     def kinds(self) -> "tuple[tuple[ModelSpec, int], ...]":
