@@ -119,7 +119,7 @@ class Attention(nn.Module):
         return cast(Tensor, self.o(_again(self._attend, *made) if self.recompute else self._attend(*made)))
 
     def _made(self, x: Tensor) -> tuple[Tensor, ...]:
-        """What linear layers make of all tokens, and attention takes."""
+        """Outputs of linear layers for all tokens, as attention takes them."""
         return self.q(x), self.k(x), self.v(x)
 
     def _heads(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
