@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from harness import Found, Rows, benchmark
 
-from wattune.arrays import Floats, Indices
+from wattune.arrays import Floats
 from wattune.intervals import t_cumulative, t_quantile
 from wattune.ranking.best import on_one_scale, ranks
 from wattune.ranking.scatter import Prior, Runs, Scatter, fit
@@ -97,8 +97,6 @@ class Study:
     spread: Floats
     offset: Floats
     drift: float
-    place: Indices
-    """Set of nodes of each trial."""
 
 
 def simulate(rng: np.random.Generator, case: Case, num_runs: int) -> Study:
@@ -122,7 +120,7 @@ def simulate(rng: np.random.Generator, case: Case, num_runs: int) -> Study:
     noise = rng.normal(size=len(trial)) * spread[trial]
     logs = mean[trial] + offset[node_set] + case.drift_frac * (time_s / 3600.0 - 0.5) + noise
     runs = Runs(value=np.exp(logs), trial=trial, node_set=node_set, time_s=time_s, within=np.zeros(len(trial)))
-    return Study(runs, mean, spread, offset, case.drift_frac, place)
+    return Study(runs, mean, spread, offset, case.drift_frac)
 
 
 def count(case: Case, num_runs: int, num_studies: int, seed: int) -> Row:
@@ -156,11 +154,15 @@ def count(case: Case, num_runs: int, num_studies: int, seed: int) -> Row:
 
 
 def _next_run(rng: np.random.Generator, study: Study, found: Scatter, trial: int) -> float:
-    """Returns the P that a next run at any time of the study had been given: uniform if P is right."""
-    drawn = study.mean[trial] + study.offset[study.place[trial]] + study.spread[trial] * rng.normal()
+    """Returns the P that a next run at any time and on any nodes of the study had been given: uniform if P is right."""
+    drawn = study.mean[trial] + study.offset[rng.choice(study.runs.node_set)] + study.spread[trial] * rng.normal()
     drawn += study.drift * (rng.random() - 0.5)
-    error = math.sqrt(found.next_run_variance(trial, int(found.num_runs[trial])))
-    return t_cumulative((drawn - found.raw_mean[trial]) / error, float(found.degrees_of_freedom[trial]))
+    own = float(found.variance[trial]) * (1.0 + 1.0 / int(found.num_runs[trial]))
+    errors = np.sqrt(own + found.away_variance[trial])
+    freedom = float(found.degrees_of_freedom[trial]) * (errors**2 / own) ** 2
+    apart = (drawn - found.raw_mean[trial] - found.away[trial]) / errors
+    each = [t_cumulative(float(one), float(free)) for one, free in zip(apart, freedom, strict=True)]
+    return float(found.place_share @ each)
 
 
 def coverage(num_studies: int, *, seed: int = 0, repeats: tuple[int, ...] = REPEATS) -> list[Row]:

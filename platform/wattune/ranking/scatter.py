@@ -190,14 +190,6 @@ class Scatter:
         found: Floats = effects @ (self.places - self.shared[number]).T
         return found
 
-    def next_run_variance(self, number: int, num_runs: int) -> float:
-        """Returns the variance of a trial's next run about the mean of so many of its runs, as they were measured.
-
-        The next run may be at any time and on any nodes like those of the study.
-        """
-        away = self.away[number] ** 2 + self.away_variance[number]
-        return float(self.variance[number]) * (1.0 + 1.0 / num_runs) + float(self.place_share @ away)
-
 
 def fit(runs: Runs, prior: Prior) -> Scatter:
     """Fits the model to all runs of one metric.

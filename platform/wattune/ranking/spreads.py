@@ -181,11 +181,6 @@ class NextRun:
         found, at = self.scatter, self.number
         return zip(found.away[at].tolist(), found.away_variance[at].tolist(), found.place_share.tolist(), strict=True)
 
-    @property
-    def variance(self) -> float:
-        """Variance of the next run about `mean`, at any place like those of the study."""
-        return self.scatter.next_run_variance(self.number, self.num_runs)
-
 
 class Spreads:
     """Scatter of every metric of one study, computed at first use."""
