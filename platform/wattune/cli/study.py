@@ -155,11 +155,21 @@ def estimate(
         raise typer.Exit(NOTHING_FEASIBLE)
 
 
+_OWN: Final = {
+    "model": "it first",
+    "cluster": "it second",
+    "engine": "--engine NAME",
+    "leave_out": "--leave-out FEATURE",
+    "storage": "--storage FOLDER",
+}
+"""Arguments of `estimate` that are no settings, and how to write them."""
+
+
 def settings_of(texts: Sequence[str]) -> dict[str, Any]:
     """Reads `NAME=VALUE` arguments as a space has them: a number, a list, a mapping, or a name.
 
     Raises:
-        SpaceError: One has another form, or a name comes twice.
+        SpaceError: One has another form, a name comes twice, or it is an argument of its own.
     """
     pairs = [text.partition("=") for text in texts]
     names = [name for name, _, _ in pairs]
@@ -167,6 +177,7 @@ def settings_of(texts: Sequence[str]) -> dict[str, Any]:
     wrong += [
         f"{name}: given {names.count(name)} times; keep one" for name in dict.fromkeys(names) if names.count(name) > 1
     ]
+    wrong += [f"{name}: an argument of its own; write {_OWN[name]}" for name, _, _ in pairs if name in _OWN]
     if wrong:
         raise SpaceError.from_problems("estimate", wrong)
     return {name: _setting(name, value) for name, _, value in pairs}

@@ -80,6 +80,8 @@ def test_the_verb_prints_figures_parts_and_json(wattune):
     assert code == 3 and json.loads(out)["rule"]
     code, _, error = wattune("estimate", "llama3_8b", "1x8 h200_sxm", "tp8", "pp=1", "pp=2")
     assert code == 2 and "tp8: write NAME=VALUE" in error and "pp: given 2 times" in error
+    code, _, error = wattune("estimate", "llama3_8b", "1x8 h200_sxm", "engine=megatron", "model=gpt")
+    assert code == 2 and "engine: an argument of its own; write --engine NAME" in error and "model: an arg" in error
 
 
 def test_a_config_json_is_a_model(wattune, tmp_path):
