@@ -9,11 +9,8 @@ import pytest
 import typer
 
 from wattune import doctor
-from wattune.catalog.models import model
 from wattune.cli import author
-from wattune.errors import NothingToTryError
 from wattune.metrics import METRICS
-from wattune.search.draft import Wishes
 from wattune.search.reference import reference_page, schema_text
 
 Run = Callable[..., tuple[int, str, str]]
@@ -137,21 +134,15 @@ def test_catalog_finds_devices_and_models(wattune: Run) -> None:
     assert code == 0 and "qwen3_8b_like" in out and "llama3_8b" not in out
 
 
-def test_a_space_of_a_config_json_plans_without_an_edit(wattune: Run, tmp_path: Path) -> None:
-    config = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
-    config |= {"num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "rms_norm_eps": 1e-5}
-    config |= {"tie_word_embeddings": False, "max_position_embeddings": 8192, "hidden_act": "silu"}
-    Path("llama").mkdir()
-    Path("llama/config.json").write_text(json.dumps(config))
-    code, _, error = wattune("init", "--from", "llama/config.json", "--cluster", "1x8 h200_sxm")
+CONFIGS = {path.stem: path for path in sorted((Path(__file__).parents[1] / "golden" / "model_configs").glob("*.json"))}
+
+
+@pytest.mark.parametrize("name", ["llama_3_1_405b", "deepseek_v3", "gpt_oss_20b", "nemotron_h_8b", "gemma_3_27b"])
+def test_a_space_of_a_config_json_plans_without_an_edit(wattune: Run, name: str) -> None:
+    Path(name).mkdir()
+    Path(f"{name}/config.json").write_text(CONFIGS[name].read_text())
+    vision = ["--leave-out", "vision_config"] if name == "gemma_3_27b" else []
+    code, _, error = wattune("init", "--from", f"{name}/config.json", "--cluster", "1x8 h200_sxm", *vision)
     assert code == 0, error
     code, out, error = wattune("plan", "space.yaml", "--json")
     assert code == 0 and json.loads(out)["kept"], error
-
-
-def test_another_engine_is_named_where_nobody_chose_one_that_can() -> None:
-    wishes = Wishes(study="a", model="llama3_8b", cluster="1x2 cpu", engine="megatron")
-    text, candidates = author._planning(wishes, model("llama3_8b"), Path(), any_engine=True)
-    assert "\nengine: torch  #" in text and candidates.kept
-    with pytest.raises(NothingToTryError, match="megatron"):
-        author._planning(wishes, model("llama3_8b"), Path(), any_engine=False)

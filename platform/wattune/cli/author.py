@@ -3,8 +3,6 @@
 import re
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -12,18 +10,17 @@ import typer
 
 from wattune import api
 from wattune.catalog.huggingface import read_config
-from wattune.catalog.models import ModelSpec, model
+from wattune.catalog.models import model
 from wattune.cli.shell import JsonOption, err, out, print_json, print_line
 from wattune.cli.verbs import app
 from wattune.doctor import own_devices
-from wattune.errors import NothingToTryError, PlanError, WattuneError, closest
+from wattune.errors import PlanError, WattuneError, closest
 from wattune.metrics import METRICS
 from wattune.objective import parse_objective
-from wattune.plans.engines import CAPABILITIES, capabilities, runs_program
+from wattune.plans.engines import CAPABILITIES, capabilities
 from wattune.search.draft import MOST_TRIALS, Wishes, check_bound, draft, planned
 from wattune.search.examples import example_names, example_text
 from wattune.search.model_entry import own_name_of
-from wattune.search.prune import Candidates
 from wattune.search.reference import SCHEMA_NAME, reference_page, schema_line, schema_text
 from wattune.storage.study import check_study_name
 from wattune.view.console import show
@@ -104,29 +101,13 @@ def init(
         from_config=from_config,
         leave_out=tuple(leave_out or ()),
     )
-    text, candidates = _planning(wishes, full, path.parent, any_engine=engine is None and not asks)
+    text = draft(wishes, full, schema=SCHEMA_NAME)
+    candidates = planned(text, path.parent)
     _write(path, text)
     kept, rejected = len(candidates.kept), len(candidates.rejected)
     print_line(
         f"{kept} trials to choose from, {rejected} combinations rejected; a search tries {min(kept, MOST_TRIALS)}"
     )
-
-
-def _planning(wishes: Wishes, full: ModelSpec, folder: Path, *, any_engine: bool) -> tuple[str, Candidates]:
-    """Drafts a space that keeps something: of an engine that nobody chose, another may train what the first cannot.
-
-    Raises:
-        NothingToTryError: None keeps anything; it says why the first does not.
-    """
-    text = draft(wishes, full, schema=SCHEMA_NAME)
-    try:
-        return text, planned(text, folder)
-    except NothingToTryError:
-        others = [name for name in CAPABILITIES if any_engine and name != wishes.engine and not runs_program(name)]
-        for name in others:
-            with suppress(NothingToTryError):
-                return _planning(replace(wishes, engine=name), full, folder, any_engine=False)
-        raise
 
 
 def _answer(asks: bool, question: str, given: str | None, default: str, check: Callable[[str], object]) -> str:
