@@ -20,6 +20,7 @@ from wattune.api.runs import _hours_until, environment_tags, git_commit
 from wattune.cli import app
 from wattune.cli.shell import exit_code_of
 from wattune.errors import NothingToTryError, PlanError
+from wattune.orchestrate.scheduling.durations import BESIDE_STEPS_S
 from wattune.run import Run, RunStatus
 from wattune.storage.study import StudyFolder
 
@@ -154,15 +155,16 @@ def test_device_hours_come_from_estimates_and_trials_beyond_their_time_out_are_s
     }
     found = preview(large, storage=str(tmp_path))
     assert found.estimated and found.num_timeouts == found.num_left == 2 and found.longest_s > 900
-    assert found.device_s == pytest.approx(2 * 128 * 900), "ended at the time-out"
+    start_s = BESIDE_STEPS_S["new_workers"] + BESIDE_STEPS_S["new_graphs"]
+    assert found.device_s == pytest.approx(128 * (2 * 900 + start_s)), "ended at the time-out"
     patient = preview({**large, "measure": {"timeout_s": 36000}}, storage=str(tmp_path))
     estimated = wattune.plan(large)
     times_s = [wattune.api.forecast(estimated).estimates.columns["step_time_s"].value]
     steps = 5 + 20 + 2
     assert patient.num_timeouts == 0
-    assert patient.device_s == pytest.approx(128 * steps * float(sum(times_s[0])), rel=1e-6)
+    assert patient.device_s == pytest.approx(128 * (steps * float(sum(times_s[0])) + start_s), rel=1e-6)
     chosen = preview({**large, "search": {"strategy": "model_guided", "num_trials": 1}}, storage=str(tmp_path))
-    assert chosen.estimated and chosen.device_s == pytest.approx(128 * 900)
+    assert chosen.estimated and chosen.device_s == pytest.approx(128 * (900 + BESIDE_STEPS_S["new_workers"]))
 
 
 @pytest.mark.parametrize(
