@@ -84,6 +84,33 @@ TIGHT = replace(MIXTRAL, name="mixtral", expert_capacity_factor=1.0)
 """Capacity for an even share and no more: nothing is dropped where routing is balanced."""
 BIASED = replace(MIXTRAL, name="biased", bias=True, activation="gelu")
 GATED = replace(BIASED, name="gated", activation="swiglu")
+LATENT = replace(
+    MIXTRAL,
+    name="latent",
+    num_kv_heads=4,
+    head_dim=12,
+    value_head_dim=8,
+    rope_head_dim=4,
+    kv_lora_rank=8,
+    q_lora_rank=12,
+    num_dense_layers=1,
+    dense_ffn_hidden_size=64,
+    shared_ffn_hidden_size=32,
+    shared_expert_gate=True,
+    router_scores="sigmoid",
+    router_scale=2.5,
+)
+"""DeepSeek's kinds of layers, and Qwen's gate."""
+WINDOWED = replace(
+    SHORT,
+    name="windowed",
+    head_dim=6,
+    qk_norm="head",
+    biased_parts="qkv head",
+    norm_place="both",
+    layer_kinds="SF",
+    sliding_window=5,
+)
 
 
 @dataclass(frozen=True)
@@ -128,7 +155,8 @@ def routed(each: Case, by: str, skew: float = 0.0) -> Case:
 DENSE_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 ATTENTION = ("q", "v", "o")
 
-REFERENCES = [case(model, 1, micro_batch_size=8) for model in (LLAMA, GPT, MIXTRAL, BIASED, GATED, ODD, ODD_TIED)]
+KINDS = (LLAMA, GPT, MIXTRAL, BIASED, GATED, ODD, ODD_TIED, LATENT, WINDOWED)
+REFERENCES = [case(model, 1, micro_batch_size=8) for model in KINDS]
 REFERENCES += [lora(REFERENCES[0]), lora(REFERENCES[1], "q", "up"), lora(REFERENCES[2], *ATTENTION)]
 REFERENCES += [prefill(each) for each in REFERENCES[:3]]
 REFERENCES += (SHORTS := [case(model, 1, micro_batch_size=8) for model in (SHORT, SHORT_GPT)])
@@ -161,6 +189,10 @@ PARITY = {
     "gated-tp2": case(GATED, 2, tp=2, micro_batch_size=4),
     "odd-tp2": case(ODD, 2, tp=2, micro_batch_size=4),
     "odd-tied-tp2-bf16": case(ODD_TIED, 2, tp=2, micro_batch_size=2, dtype="bf16"),
+    "latent-tp2": case(LATENT, 2, tp=2, micro_batch_size=4),
+    "latent-ep2": case(LATENT, 2, ep=2, micro_batch_size=2, sharding="zero3"),
+    "latent-pp2-full": case(LATENT, 2, pp=2, micro_batch_size=2, recompute="full"),
+    "windowed-tp2": case(WINDOWED, 2, tp=2, micro_batch_size=4, recompute="selective"),
     "odd-tied-tp2-pp2": case(ODD_TIED, 4, tp=2, pp=2, micro_batch_size=4),
     "odd-tp2-dp2-zero3": case(ODD, 4, tp=2, micro_batch_size=2, sharding="zero3"),
     "pp2": case(LLAMA, 2, pp=2),
