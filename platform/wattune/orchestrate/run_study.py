@@ -30,6 +30,7 @@ from wattune.orchestrate.cooldown import wait_until_cool
 from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.failures import Cause, Failure, is_of_the_machine
 from wattune.orchestrate.lanes.client import STOPPED_S, Lanes
+from wattune.orchestrate.lanes.messages import GroupKey
 from wattune.orchestrate.ray_folder import scratch_place
 from wattune.orchestrate.run_trial import conclude, run_trial
 from wattune.orchestrate.scheduling.controller import Ending, StudyController
@@ -68,6 +69,10 @@ def run_study(study: StudyFolder, controller: StudyController, cluster: Cluster)
     ):
         alive, progress = _Alive(cluster, lanes), _Progress(lanes)
         controller.open(cluster, alive, alive.has_left)
+        if (first := controller.first()) is not None:  # they start while Tune does
+            spec, nodes = first
+            resources = cluster.only(nodes).resources_per_rank(spec.cluster)
+            lanes.prepare(GroupKey.of(spec, resources), nodes, sensor_backends(spec))
         trainable = tune.with_resources(
             tune.with_parameters(_trainable, cluster=cluster, lanes=lanes), _here(cluster.driver_node)
         )

@@ -96,6 +96,11 @@ class LaneKeeper:
         await asyncio.gather(*(other.make_room() for other in rivals))
         return await lane.run(assignment)
 
+    async def prepare(self, key: GroupKey, nodes: Sequence[Node], backends: Sequence[str]) -> None:
+        """See `Lane.prepare`; starts the nodes' telemetry actors too."""
+        self._lane(tuple(node.node_id for node in nodes)).prepare(key)
+        await self.telemetry(nodes, backends)
+
     async def telemetry(self, nodes: Sequence[Node], backends: Sequence[str]) -> list[ActorHandle]:
         """The telemetry actors of nodes. They live as long as this actor, which holds their handles."""
         keys = [(node.node_id, tuple(backends)) for node in nodes]

@@ -20,7 +20,7 @@ from wattune.orchestrate.cluster import Node, is_answering, own_addresses
 from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.failures import Cause
 from wattune.orchestrate.lanes.actor import KEEPER_ENDED, KEEPER_REMEDY, MOST_CALLS, LaneKeeper, ray_words
-from wattune.orchestrate.lanes.messages import Answer, Assignment
+from wattune.orchestrate.lanes.messages import Answer, Assignment, GroupKey
 from wattune.orchestrate.ray_folder import scratch_place
 from wattune.plans.program import is_command
 from wattune.telemetry.sampler.lease import FileLock, lock_holder
@@ -159,6 +159,10 @@ class Lanes:
                     _log.warning("%s takes longer than %.0f s; trials are measured beside it", path.stem, _CONCLUDED_S)
                     return
                 time.sleep(_CONCLUDED_LOOK_S)
+
+    def prepare(self, key: GroupKey, nodes: Sequence[Node], backends: Sequence[str]) -> None:
+        """Starts workers and telemetry actors for a first trial on nodes, and waits for none of them."""
+        self._keeper.prepare.remote(key, nodes, backends)
 
     def telemetry_actors(self, nodes: Sequence[Node], backends: Sequence[str]) -> list[ActorHandle]:
         """Returns the telemetry actors of nodes, and starts those that do not run yet.

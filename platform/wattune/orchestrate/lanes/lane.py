@@ -84,8 +84,7 @@ class Lane:
         self._lost_reason = ""
         self._lost_s: float | None = None
         self._settling: asyncio.Task[str] | None = None
-        self._window_of = ""
-        """Name of the trial whose measured steps may begin."""
+        self._window_of = ""  # the name of the trial whose measured steps may begin
         self._closed: str | None = None
         self._interrupts = False
 
@@ -94,7 +93,7 @@ class Lane:
     async def run(self, assignment: Assignment) -> Answer:
         """Runs a trial, after those that were asked for before it."""
         async with self._one_at_a_time:
-            begun_s = time.monotonic()
+            begun_s, before = time.monotonic(), self._run
             try:
                 group = await self._group_for(assignment)
                 start_s = time.monotonic() - begun_s
@@ -121,8 +120,13 @@ class Lane:
                 group_start_s=start_s,
                 restart_s=restart_s,
                 number=trial.number,
-                warm=group.ready_s is not None and group.ready_s < begun_s,
+                warm=before is not None and before is self._run,
             )
+
+    def prepare(self, key: GroupKey) -> None:
+        """Starts workers for the first trial before it is there."""
+        if self._run is None and self._closed is None:
+            self._start_run(key, restarts=True)
 
     async def settle(self) -> str:
         """Waits until the last trial is cleaned up; returns the reason it cost its group, empty if it did not."""
@@ -323,7 +327,7 @@ class Lane:
         await self._end_unfit(assignment)
         tolerated = self._num_losses + MOST_LOSSES
         while self._closed is None and self._num_losses < tolerated:
-            run = self._run or self._start_run(assignment)
+            run = self._run or self._start_run(assignment.key, restarts=not assignment.fresh)
             group = await self._first_ready(run, tolerated)
             if group is not None:
                 return group
@@ -365,12 +369,10 @@ class Lane:
         """Seconds without workers after a loss; None if none were lost."""
         return None if self._lost_s is None or group.ready_s is None else max(group.ready_s - self._lost_s, 0.0)
 
-    def _start_run(self, assignment: Assignment) -> LaneRun:
-        self._num_runs += 1
-        number = self._num_runs
-        nodes = self.nodes[: assignment.key.num_nodes]
-        coroutine = self._follow(number, assignment.key, nodes, restarts=not assignment.fresh)
-        run = self._run = LaneRun(number=number, key=assignment.key, task=asyncio.create_task(coroutine))
+    def _start_run(self, key: GroupKey, *, restarts: bool) -> LaneRun:
+        number = self._num_runs = self._num_runs + 1
+        coroutine = self._follow(number, key, self.nodes[: key.num_nodes], restarts=restarts)
+        run = self._run = LaneRun(number=number, key=key, task=asyncio.create_task(coroutine))
         self._group = None
         return run
 

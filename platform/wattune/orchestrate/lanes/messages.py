@@ -208,4 +208,5 @@ class Answer:
     number: int = 0
     """Number of the trial in its group, from 1."""
     warm: bool = False
-    """True where its workers waited for a trial before this one was asked for."""
+    """True where its workers began to start before it was asked for: they may have been on their devices before its
+    sensors were read."""

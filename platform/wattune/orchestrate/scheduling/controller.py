@@ -7,7 +7,6 @@ import logging
 import math
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from wattune.errors import PlanError
 from wattune.fidelity import UNPROFILED, role_of, role_tags
 from wattune.orchestrate.attempt import Attempt
-from wattune.orchestrate.events import Event, Listener, Placement, Preview, TrialEvent, TrialProgress
+from wattune.orchestrate.events import Event, Listener, Preview, TrialEvent, TrialProgress
 from wattune.orchestrate.failures import (
     CUT_OFF,
     RUNS_AGAIN,
@@ -27,6 +26,8 @@ from wattune.orchestrate.failures import (
     is_tried_again,
 )
 from wattune.orchestrate.scheduling.nodes import Slots
+from wattune.orchestrate.scheduling.outlook import placement
+from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.orchestrate.scheduling.trial_queue import TrialQueue
 from wattune.run import NO_NUMBERS, Numbers, Run, RunStatus
@@ -155,6 +156,24 @@ class StudyController:
         with self._lock:
             self._slots, self._alive, self._has_left = Slots(cluster, self._begun_ns), alive, has_left
             self._emit(placement(self._queue.preview(), self._slots))
+
+    def first(self) -> "tuple[TrialSpec, tuple[Node, ...]] | None":
+        """Returns a trial of the kind that starts first, and its nodes, whose workers may start at once.
+
+        None where a strategy chooses the kind later, where its workers are new anyway, or the nodes are not there.
+        """
+        with self._lock:
+            waiting = [one.spec for one in self._queue.preview().first[:1]]
+            kinds = {workers_of(spec): spec for spec in waiting or self._run.candidates}
+            spec = next(iter(kinds.values()), None)
+            if (
+                spec is None
+                or len(kinds) > 1
+                or self._run.isolation == "fresh"
+                or not (waiting or spec.program is None)
+            ):
+                return None
+            return next(((spec, nodes) for nodes in self._opened.lanes(spec.cluster)), None)
 
     @property
     def ending(self) -> Ending | None:
@@ -459,34 +478,3 @@ class StudyController:
             Exception
         ):  # a listener shows or sends results that are safe on disk; Tune would end the study for its error
             _log.exception("a listener failed on %s", type(event).__name__)
-
-
-def placement(preview: Preview, slots: Slots) -> Placement:
-    """Computes the placement of a study's trials on free nodes.
-
-    Trials of one kind of device share its nodes, so their times add up. Kinds of devices run side by side.
-    """
-    walls_s: dict[str, float] = defaultdict(float)
-    devices_s: dict[str, float] = defaultdict(float)
-    at_once: dict[str, int] = defaultdict(int)
-    devices: dict[str, int] = defaultdict(int)
-    lanes: dict[str, None] = {}
-    missing = []
-    for spec in preview.load_s:
-        sets, load_s = slots.lanes(spec), preview.load_now_s.get(spec, 0.0)
-        num_lanes = max(1, len(sets))
-        walls_s[spec.device] += load_s / num_lanes
-        devices_s[spec.device] += load_s * spec.world_size
-        at_once[spec.device] = max(at_once[spec.device], len(sets))
-        devices[spec.device] = max(devices[spec.device], num_lanes * spec.world_size)
-        lanes |= {"+".join(node.name for node in nodes): None for nodes in sets}
-        missing += [] if sets else [slots.missing(spec)]
-    wall_s = max(walls_s.values(), default=0.0)
-    return Placement(
-        lanes=tuple(lanes),
-        num_at_once=sum(at_once.values()),
-        wall_s=min(wall_s, preview.most_s),
-        cut_short=wall_s > preview.most_s,
-        device_s=sum(min(devices_s[kind], preview.most_s * count) for kind, count in devices.items()),
-        missing=tuple(missing),
-    )

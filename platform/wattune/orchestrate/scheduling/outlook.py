@@ -3,20 +3,24 @@
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.fidelity import FIRST_REFERENCE_REPEAT
 from wattune.orchestrate.attempt import Attempt
-from wattune.orchestrate.events import FirstTrial
+from wattune.orchestrate.events import FirstTrial, Placement, Preview
 from wattune.orchestrate.scheduling.durations import Durations
 from wattune.orchestrate.scheduling.graphs import Start, WarmGraphs
 from wattune.orchestrate.scheduling.ladder import Ladder
+from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.references import References
 from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.orchestrate.scheduling.waiting import Waiting
 from wattune.trial import TrialSpec
+
+if TYPE_CHECKING:
+    pass
 
 SHOWN_FIRST: Final = 4
 """Most trials that a preview names as the first ones."""
@@ -123,3 +127,34 @@ class Outlook:
             measure=self._run.measure,
             role="reference",
         )
+
+
+def placement(preview: Preview, slots: Slots) -> Placement:
+    """Computes the placement of a study's trials on free nodes.
+
+    Trials of one kind of device share its nodes, so their times add up. Kinds of devices run side by side.
+    """
+    walls_s: dict[str, float] = defaultdict(float)
+    devices_s: dict[str, float] = defaultdict(float)
+    at_once: dict[str, int] = defaultdict(int)
+    devices: dict[str, int] = defaultdict(int)
+    lanes: dict[str, None] = {}
+    missing = []
+    for spec in preview.load_s:
+        sets, load_s = slots.lanes(spec), preview.load_now_s.get(spec, 0.0)
+        num_lanes = max(1, len(sets))
+        walls_s[spec.device] += load_s / num_lanes
+        devices_s[spec.device] += load_s * spec.world_size
+        at_once[spec.device] = max(at_once[spec.device], len(sets))
+        devices[spec.device] = max(devices[spec.device], num_lanes * spec.world_size)
+        lanes |= {"+".join(node.name for node in nodes): None for nodes in sets}
+        missing += [] if sets else [slots.missing(spec)]
+    wall_s = max(walls_s.values(), default=0.0)
+    return Placement(
+        lanes=tuple(lanes),
+        num_at_once=sum(at_once.values()),
+        wall_s=min(wall_s, preview.most_s),
+        cut_short=wall_s > preview.most_s,
+        device_s=sum(min(devices_s[kind], preview.most_s * count) for kind, count in devices.items()),
+        missing=tuple(missing),
+    )

@@ -211,6 +211,26 @@ async def test_one_group_runs_trial_after_trial(workers: Workers) -> None:
 
 
 @lane_test()
+async def test_workers_that_were_prepared_are_those_of_the_first_trial(workers: Workers) -> None:
+    workers.lane.prepare(assignment().key)
+    await asyncio.sleep(1)
+    assert len(workers.launches) == 1
+    answer = await workers.complete()
+    assert answer.number == 1 and answer.warm, "they were on their devices before its sensors were read"
+    workers.lane.prepare(assignment(engine="deepspeed").key)
+    assert (await workers.complete()).number == 2 and len(workers.launches) == 1, "running workers stay"
+    assert (await workers.complete(engine="deepspeed")).number == 1
+
+
+@lane_test()
+async def test_prepared_workers_of_another_kind_make_room(workers: Workers) -> None:
+    workers.lane.prepare(assignment(engine="deepspeed").key)
+    answer = await workers.complete()
+    assert answer.number == 1 and not answer.warm and not answer.failure
+    assert [key.engine for key, _ in workers.launches] == ["deepspeed", "torch"]
+
+
+@lane_test()
 async def test_another_engine_and_a_fresh_trial_get_their_own_workers(workers: Workers) -> None:
     await workers.complete()
     await workers.complete(engine="deepspeed")

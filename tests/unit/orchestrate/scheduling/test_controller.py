@@ -84,6 +84,20 @@ def test_the_nodes_of_a_measured_trial_are_freed_once_and_its_result_counts_when
     assert controller.next("t2").spec == specs[2]
 
 
+def test_workers_may_start_before_the_first_trial_where_its_kind_is_known(world, specs, make_specs, learner) -> None:
+    controller = world.controller(specs)
+    spec, nodes = controller.first()
+    first = controller.next("t0")
+    assert (spec.cluster, spec.engine, nodes) == (first.spec.cluster, first.spec.engine, first.nodes)
+    assert world.controller(specs, isolation="fresh").first() is None
+    asks = world.controller(specs, strategy=learner(specs), candidates=specs)
+    assert asks.first()[1] == tuple(world.nodes), "all candidates are of one kind"
+    both = [*specs, *(replace(one, engine="deepspeed") for one in specs)]
+    assert world.controller(both, strategy=learner(both), candidates=both).first() is None
+    large = make_specs(1, ClusterSpec(device="cpu", num_nodes=2, devices_per_node=1))
+    assert world.controller(large).first() is None, "its nodes are not there"
+
+
 def test_a_study_does_not_end_before_the_result_of_its_last_trial(world, specs) -> None:
     controller = world.controller(specs[:1])
     running = controller.next("t0")
