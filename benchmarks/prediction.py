@@ -55,7 +55,7 @@ LEAST_SPEED: Final = 20_000
 """Candidates a CPU second, enumerated and estimated."""
 CONFIGS: Final = HERE.parent / "tests" / "golden" / "model_configs"
 COLUMNS: Final = (
-    "what", "figure", "by", "num", "median_frac", "p90_frac", "p95_frac", "worst_frac", "inside_frac",
+    "what", "figure", "by", "num_cases", "median_frac", "p90_frac", "p95_frac", "worst_frac", "inside_frac",
     "half_width_frac",
 )  # fmt: skip
 BASELINES: Final = ("constant MFU", "datasheet roofline", "Calculon's equations")
