@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Final
 
-from wattune.catalog.networks import NetworkSpec
+from wattune.catalog.networks import NetworkSpec, network
 from wattune.errors import PlanError, closest
 from wattune.field_types import Bounds, OneOf, Positive
 
@@ -426,16 +426,21 @@ class ClusterSpec:
         return f"{self.num_nodes}x{self.devices_per_node} {self.device}{simulating}{over}"
 
 
-_CLUSTER_LABEL: Final = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,5})\s+(\S+)", re.ASCII)
+_CLUSTER_LABEL: Final = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,5})\s+(\S+)(?:\s+over\s+(\S+))?", re.ASCII)
 
 
 def parse_cluster_label(text: str) -> ClusterSpec:
-    """Reads a cluster from a text `"NODESxDEVICES device"`, such as `"1x4 h200_sxm"`.
+    """Reads a cluster from a text `"NODESxDEVICES device"`, such as `"1x4 h200_sxm"` or `"4x8 h100_sxm over roce_400"`.
 
     Raises:
-        PlanError: The text has another form, or names an unknown device.
+        PlanError: The text has another form, or names an unknown device or network.
     """
     match = _CLUSTER_LABEL.fullmatch(text.strip())
     if match is None:
         raise PlanError(f'"{text}" does not name a cluster; write NODESxDEVICES and a device, such as "1x4 h200_sxm"')
-    return ClusterSpec(device=device(match[3]).name, num_nodes=int(match[1]), devices_per_node=int(match[2]))
+    return ClusterSpec(
+        device=device(match[3]).name,
+        num_nodes=int(match[1]),
+        devices_per_node=int(match[2]),
+        network=network(match[4]) if match[4] else None,
+    )

@@ -307,4 +307,10 @@ def cluster_in_short(text: str) -> Any:
         cluster = parse_cluster_label(text)
     except WattuneError as error:
         raise refuse([((), str(error))]) from None
-    return {"device": cluster.device, "num_nodes": cluster.num_nodes, "devices_per_node": cluster.devices_per_node}
+    over = {"network": cluster.network.name} if cluster.network else {}
+    return {
+        "device": cluster.device,
+        "num_nodes": cluster.num_nodes,
+        "devices_per_node": cluster.devices_per_node,
+        **over,
+    }

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from wattune.catalog.hardware import DEVICES, ClusterSpec, DeviceSpec
+from wattune.catalog.hardware import DEVICES, ClusterSpec, DeviceSpec, parse_cluster_label
 from wattune.catalog.networks import NETWORKS
 from wattune.errors import SpaceError
 from wattune.orchestrate.cluster import DEVICE_LABEL, Cluster, Node
@@ -39,6 +39,14 @@ def first(spec: StudySpec) -> TrialSpec:
 def test_a_text_says_what_a_mapping_says() -> None:
     short, long = study("2x4 h200_sxm"), study({"device": "h200_sxm", "num_nodes": 2, "devices_per_node": 4})
     assert short.clusters == long.clusters and short.document == long.document
+
+
+def test_a_text_may_name_the_network() -> None:
+    short = study("2x8 h100_sxm over roce_400")
+    assert short.clusters == study({**H100, "network": "roce_400"}).clusters
+    assert parse_cluster_label(short.clusters[0].label) == short.clusters[0]
+    with pytest.raises(SpaceError, match='cluster: unknown network "roce"; use one of: efa_p4d'):
+        study("2x8 h100_sxm over roce")
 
 
 def test_a_device_like_another_differs_in_what_is_given() -> None:
