@@ -1,9 +1,13 @@
 """Traces made by hand: what counts as running, where, and in which step."""
 
+import json
+import re
 from typing import Any
 
+import torch
+
 from wattune.schema import KERNELS
-from wattune.workers.profiler import LONGEST_NAME, kernels_table
+from wattune.workers.profiler import LONGEST_NAME, device_trace, kernels_table
 
 BASE_NS = 10**15
 
@@ -111,3 +115,19 @@ def test_gloo_s_collectives_belong_to_who_called_them() -> None:
 def test_long_names_are_cut() -> None:
     (_, found) = rows(kernel("x" * 5000, 0, 1))
     assert found["name"] == "x" * LONGEST_NAME
+
+
+def test_of_a_trace_s_text_only_events_on_devices_are_read_and_all_of_them(tmp_path) -> None:
+    x = torch.ones(8, 8)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        for _ in range(20):
+            x = (x @ x).relu()
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    text = (tmp_path / "trace.json").read_text()
+    assert device_trace(text) == json.loads(text), "without one, it is read whole"
+    text = re.sub(r'"cat": "cpu_op",\n    "name": "aten::mm"', '"cat": "kernel",\n    "name": "gemm {\\\\n  {"', text)
+    whole = json.loads(text)
+    on_device = [event for event in whole["traceEvents"] if event.get("cat") == "kernel"]
+    assert len(on_device) == 20
+    assert device_trace(text) == {key: whole[key] for key in whole if key != "traceName"} | {"traceEvents": on_device}
+    assert device_trace(json.dumps(whole)) == whole, "another layout is read whole"
