@@ -244,8 +244,8 @@ def _unmet(study: StudySpec, written: TrialSpec) -> Violation | None:
         return None
     flags = () if written.program is None else written.program.flags
     values = {name: value if type(value) in (int, float) else text_of(value) for name, value in _fields(written, flags)}
-    found = (one.problem(values) for one in study.requires)
-    reason = next((text for text in found if text is not None), None)
+    broken = next((one for one in study.requires if not one.holds(values)), None)
+    reason = None if broken is None else broken.problem(values)
     return None if reason is None else Violation(rule=REQUIRES, reason=reason)
 
 

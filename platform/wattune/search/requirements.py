@@ -7,7 +7,7 @@ They are read by this module alone, and nothing of them is evaluated as code.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -71,6 +71,14 @@ def parse_requirement(text: str, fields: Mapping[str, Field]) -> Requirement:
     return Requirement(text=reader.text, fields=tuple(reader.named), holds=holds)
 
 
+def _either(left: Test, right: Test) -> Test:
+    return lambda values: left(values) or right(values)
+
+
+def _both(left: Test, right: Test) -> Test:
+    return lambda values: left(values) and right(values)
+
+
 class _Reader:
     """Reads a text from left to right; each method reads what its name says, and stops behind it."""
 
@@ -103,22 +111,22 @@ class _Reader:
 
     def implication(self) -> Test:
         """Reads alternatives, and what follows from them."""
-        left = self._joined("or", any)
+        left = self._joined("or")
         if not self._take("->"):
             return left
         right = self.implication()
         return lambda values: not left(values) or right(values)
 
-    def _joined(self, word: str, judge: Callable[[Iterable[bool]], bool]) -> Test:
+    def _joined(self, word: str) -> Test:
         """Reads parts between `or`, and inside them parts between `and`."""
-        tests = [self._part(word)]
+        found = self._part(word)
         while self._take(word):
-            tests.append(self._part(word))
-        return tests[0] if len(tests) == 1 else lambda values: judge(one(values) for one in tests)
+            found = _either(found, self._part(word)) if word == "or" else _both(found, self._part(word))
+        return found
 
     def _part(self, word: str) -> Test:
         if word == "or":
-            return self._joined("and", all)
+            return self._joined("and")
         if not self._take("("):
             return self._comparison()
         self._depth += 1
