@@ -113,9 +113,9 @@ class LaneKeeper:
         """See `Lane.settle`."""
         return await self._lane(nodes).settle()
 
-    async def open_window(self, nodes: tuple[str, ...], name: str) -> None:
+    async def open_window(self, nodes: tuple[str, ...], window: str) -> None:
         """See `Lane.open_window`."""
-        self._lane(nodes).open_window(name)
+        self._lane(nodes).open_window(window)
 
     async def stop_trial(self, name: str, reason: str) -> bool:
         """See `Lane.stop_trial`."""

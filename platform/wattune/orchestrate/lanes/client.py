@@ -117,7 +117,7 @@ class Lanes:
             if is_held:
                 self._await_beside(pending, assignment, await_sensors)
                 self._wait_for_conclusions()
-            self._keeper.open_window.remote(tuple(assignment.node_names), assignment.attempt.name)
+            self._keeper.open_window.remote(tuple(assignment.node_names), assignment.window)
             while not ray.wait([pending], timeout=_LOOK_S)[0]:
                 reason = over_limit()
                 if reason is not None and self.stop_trial(assignment.attempt.name, reason):

@@ -23,8 +23,9 @@ so nothing here needs a lock. Whatever happens to a trial, its driver gets an an
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final
 
 import pyarrow as pa
@@ -84,7 +85,7 @@ class Lane:
         self._lost_reason = ""
         self._lost_s: float | None = None
         self._settling: asyncio.Task[str] | None = None
-        self._window_of = ""  # the name of the trial whose measured steps may begin
+        self._window, self._num_next = "", 0  # whose measured steps may begin, and how many wait for the lane
         self._closed: str | None = None
         self._interrupts = False
 
@@ -92,20 +93,19 @@ class Lane:
 
     async def run(self, assignment: Assignment) -> Answer:
         """Runs a trial, after those that were asked for before it."""
-        async with self._one_at_a_time:
+        async with self._turn():
             begun_s, before = time.monotonic(), self._run
             try:
                 group = await self._group_for(assignment)
                 start_s = time.monotonic() - begun_s
-                restart_s, self._lost_s = self._restart_s(group), None
+                restart_s, self._lost_s = group.restart_s(self._lost_s), None
                 trial = group.begin(assignment)
             except WattuneError as error:
-                start_s = time.monotonic() - begun_s
                 infra = Cause.PLACEMENT if self._closed is None else Cause.NODE_LOST
-                return Answer(failure=str(error), infra=infra, interrupted=self._interrupts, group_start_s=start_s)
+                own_s = time.monotonic() - begun_s
+                return Answer(failure=str(error), infra=infra, interrupted=self._interrupts, group_start_s=own_s)
             self._notify()
             await self._watch(group, trial)
-            self._window_of = "" if self._window_of == trial.name else self._window_of  # another attempt waits anew
             # The driver reads telemetry while the workers clean up: it is answered before they are done.
             self._settling = asyncio.create_task(self._settle(group, trial, fresh=assignment.fresh))
             return Answer(
@@ -132,9 +132,9 @@ class Lane:
         """Waits until the last trial is cleaned up; returns the reason it cost its group, empty if it did not."""
         return "" if self._settling is None else await asyncio.shield(self._settling)
 
-    def open_window(self, name: str) -> None:
-        """Lets the measured steps of a trial begin, which may wait for its workers yet."""
-        self._window_of = name
+    def open_window(self, window: str) -> None:
+        """Lets measured steps begin, `Assignment.window`, whose trial may wait for its workers yet."""
+        self._window = window
         self._notify()
 
     def stop_trial(self, name: str, reason: str) -> bool:
@@ -150,9 +150,7 @@ class Lane:
     def progress(self) -> dict[str, TrialProgress]:
         """Progress of the running trial, by its name."""
         trial = self._group.trial if self._group is not None else None
-        if trial is None or trial.closed or trial.name is None:
-            return {}
-        return {trial.name: trial.progress}
+        return {} if trial is None or trial.closed or trial.name is None else {trial.name: trial.progress}
 
     def spans(self, name: str) -> dict[int, pa.Table]:
         """The last seconds of a running trial's ranks, by rank."""
@@ -160,7 +158,7 @@ class Lane:
 
     async def make_room(self) -> None:
         """Ends the workers once the running trial is done; the next trial here starts new ones."""
-        async with self._one_at_a_time:
+        async with self._turn():
             await self.settle()
             await self._end_run()
 
@@ -221,11 +219,10 @@ class Lane:
     async def await_window(self, group_number: int, number: int) -> None:
         """Waits until a trial's measured steps may begin, or it is to end."""
         trial, group = self._trial(group_number, number), self._known(group_number)
-        if trial is not None and group is not None:
+        if trial is not None and group is not None and trial.assignment is not None:
+            window = trial.assignment.window  # where another trial waits for the lane, this one's driver has died
             await self._until(
-                lambda: (
-                    trial.name == self._window_of or bool(trial.stop_order) or trial.closed or group.lost is not None
-                )
+                lambda: bool(window == self._window or self._num_next or trial.stop_order or trial.closed or group.lost)
             )
 
     def failing(self, group_number: int, number: int, outcome: RankOutcome, *, keeps_group: bool) -> None:
@@ -304,6 +301,14 @@ class Lane:
         trial = self._group.trial if self._group is not None else None
         return trial if trial is not None and not trial.closed and trial.name == name else None
 
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        self._num_next += 1
+        self._notify()
+        async with self._one_at_a_time:
+            self._num_next -= 1
+            yield
+
     def _notify(self) -> None:
         # A new event each time: everyone who waits looks once at each change, and nobody has to clear it.
         changed, self._changed = self._changed, asyncio.Event()
@@ -365,16 +370,11 @@ class Lane:
     def _gone(self, run: LaneRun, tolerated: int) -> bool:
         return run.over is not None or self._closed is not None or self._num_losses >= tolerated
 
-    def _restart_s(self, group: Group) -> float | None:
-        """Seconds without workers after a loss; None if none were lost."""
-        return None if self._lost_s is None or group.ready_s is None else max(group.ready_s - self._lost_s, 0.0)
-
     def _start_run(self, key: GroupKey, *, restarts: bool) -> LaneRun:
         number = self._num_runs = self._num_runs + 1
         coroutine = self._follow(number, key, self.nodes[: key.num_nodes], restarts=restarts)
-        run = self._run = LaneRun(number=number, key=key, task=asyncio.create_task(coroutine))
-        self._group = None
-        return run
+        self._group, self._run = None, LaneRun(number=number, key=key, task=asyncio.create_task(coroutine))
+        return self._run
 
     async def _follow(self, number: int, key: GroupKey, nodes: tuple[str, ...], *, restarts: bool) -> None:
         why = "the workers ended by themselves"

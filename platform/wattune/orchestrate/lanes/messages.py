@@ -82,6 +82,11 @@ class Assignment:
         return {node.node_id: node.name for node in self.attempt.nodes}
 
     @property
+    def window(self) -> str:
+        """Name of this attempt's measured steps, which its driver lets begin."""
+        return f"{self.attempt.name}#{self.attempt.numbers.attempt or 1}"
+
+    @property
     def fresh(self) -> bool:
         """True if the workers must be new, and end with the trial."""
         return self.attempt.isolation == "fresh"

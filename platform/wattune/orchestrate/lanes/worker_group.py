@@ -131,6 +131,10 @@ class Group:
         """True while all its workers wait for a trial."""
         return self.complete and len(self.reports) == self.key.world_size
 
+    def restart_s(self, lost_s: float | None) -> float | None:
+        """Seconds without workers since the loss of a group; None if none was lost."""
+        return None if lost_s is None or self.ready_s is None else max(self.ready_s - lost_s, 0.0)
+
     @property
     def problem(self) -> str | None:
         """The reason a waiting worker must not run another trial; None if all may."""

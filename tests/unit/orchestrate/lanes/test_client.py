@@ -20,7 +20,7 @@ from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.lanes.messages import Answer
 
 ASSIGNMENT: Any = SimpleNamespace(
-    attempt=SimpleNamespace(name="a-0"), node_names={"id0": "n0"}, spec=SimpleNamespace(engine="torch")
+    attempt=SimpleNamespace(name="a-0"), node_names={"id0": "n0"}, spec=SimpleNamespace(engine="torch"), window="a-0#1"
 )
 
 
@@ -128,7 +128,7 @@ def test_a_trial_is_checked_at_every_look_until_its_limit_is_broken(
     answer = Answer(number=7)
     lanes = lanes_of(run=answer, stop_trial=True)
     assert lanes.run(ASSIGNMENT, lambda: next(reasons)) is answer
-    opened = ("open_window", ("id0",), "a-0")
+    opened = ("open_window", ("id0",), "a-0#1")
     assert lanes._keeper.calls == [("run", ASSIGNMENT), opened, ("stop_trial", "a-0", "3000 W")]
 
 
@@ -200,7 +200,7 @@ def test_a_window_opens_when_the_conclusions_have_ended_that_ran_when_it_was_ask
         assert done.is_alive() and [name for name, *_ in lanes._keeper.calls] == ["run"]
         driver.kill()
     done.join(30)
-    assert not done.is_alive() and lanes._keeper.calls[1] == ("open_window", ("id0",), "a-0")
+    assert not done.is_alive() and lanes._keeper.calls[1] == ("open_window", ("id0",), "a-0#1")
 
 
 def test_sensors_that_do_not_open_end_the_trial_and_are_its_error(

@@ -16,7 +16,7 @@ from wattune.orchestrate.failures import Cause
 from wattune.orchestrate.lanes import lane as lane_module
 from wattune.orchestrate.lanes.lane import Lane
 from wattune.orchestrate.lanes.messages import Answer, Assignment, GroupKey, Place, RankAssignment, Report, WorkerPlace
-from wattune.run import RunStatus
+from wattune.run import Numbers, RunStatus
 from wattune.trial import Measure
 from wattune.workers.outcome import RankOutcome
 
@@ -273,18 +273,38 @@ async def test_the_reason_train_reports_first_is_the_answer_and_the_dead_are_not
 
 @lane_test(await_window)
 async def test_measured_steps_begin_when_the_driver_lets_them(workers: Workers) -> None:
-    for _ in range(2):  # another attempt at the trial waits anew
-        pending = asyncio.create_task(workers.lane.run(assignment()))
-        workers.lane.open_window("another-0")
+    for number in (1, 2):  # another attempt at the trial waits anew
+        asked = assignment()
+        asked = replace(asked, attempt=replace(asked.attempt, numbers=Numbers(attempt=number)))
+        pending = asyncio.create_task(workers.lane.run(asked))
+        workers.lane.open_window("another-0#1")
+        await asyncio.sleep(1)
+        workers.lane.open_window(replace(asked, attempt=replace(asked.attempt, numbers=Numbers(attempt=7))).window)
         await asyncio.sleep(1)
         assert not pending.done()
-        workers.lane.open_window(assignment().attempt.name)
-        assert (await pending).number == len(workers.delivered) // 2
+        workers.lane.open_window(asked.window)
+        assert (await pending).number == number
     pending = asyncio.create_task(workers.lane.run(assignment()))
     await asyncio.sleep(1)
     assert workers.lane.stop_trial(assignment().attempt.name, "the sensors did not start")
     answer = await pending
     assert answer.cause is not None and answer.cause.status is RunStatus.ABORTED and len(answer.outcomes) == 2
+
+
+@lane_test(await_window)
+async def test_a_trial_whose_driver_died_before_its_window_does_not_hold_the_lane(workers: Workers) -> None:
+    orphan = asyncio.create_task(workers.lane.run(assignment()))  # an actor's call goes on without its caller
+    await asyncio.sleep(1)
+    asked = assignment()
+    asked = replace(asked, attempt=replace(asked.attempt, numbers=Numbers(attempt=2)))
+    again = asyncio.create_task(workers.lane.run(asked))
+    workers.lane.open_window(asked.window)
+    assert (await asyncio.wait_for(orphan, 60)).number == 1
+    assert (await asyncio.wait_for(again, 60)).number == 2
+    orphan = asyncio.create_task(workers.lane.run(assignment()))
+    await asyncio.sleep(1)
+    await asyncio.wait_for(workers.lane.make_room(), 60)
+    assert orphan.done()
 
 
 LARGE = RankOutcome(rank=1, status=RunStatus.OUT_OF_MEMORY, reason="rank 1: out of memory")
