@@ -1,6 +1,6 @@
 """View of a study's time: each run's seconds by part, their sum, and the share in which steps were measured."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from wattune.ranking.order import Ranking
@@ -24,16 +24,23 @@ def _sums(rows: Sequence[_Row]) -> dict[str, float]:
 
 
 def times_json(ranking: Ranking) -> dict[str, Any]:
-    """Returns plain data for `wattune rank --time --json`: seconds by part of every run in order, and sums."""
+    """Returns plain data for `wattune rank --time --json`: seconds by part of every run in order, and sums.
+
+    Parts have the names of the run's numbers; `other_time_s` is what nobody told.
+    """
     rows = _rows(ranking)
     sums_s = _sums(rows)
     total_s = sum(sums_s.values())
     return {
-        "runs": [{"run": name, "plan": plan, **times_s} for name, plan, times_s in rows],
-        "sum_s": sums_s,
+        "runs": [{"run": name, "plan": plan, **_named(times_s)} for name, plan, times_s in rows],
+        "sum": _named(sums_s),
         "total_s": total_s,
         "measured_frac": sums_s[_MEASURED] / total_s if total_s else None,
     }
+
+
+def _named(times_s: Mapping[str, float]) -> dict[str, float]:
+    return {TIME_PARTS.get(part, "other_time_s"): time_s for part, time_s in times_s.items()}
 
 
 def times_view(ranking: Ranking) -> View:
@@ -42,7 +49,7 @@ def times_view(ranking: Ranking) -> View:
     rows = _rows(ranking)
     if not any(times_s.keys() - {"other"} for _, _, times_s in rows):
         return [Note("No run tells where its time went.")]
-    sums_s = found["sum_s"]
+    sums_s = _sums(rows)
     shown = {part: part for part, whole_s in sums_s.items() if whole_s >= 0.05 or part == _MEASURED}
     columns = [
         Column("run", lambda row: row[0], place="lead"),

@@ -45,14 +45,14 @@ def test_parts_sum_to_the_time_that_nodes_were_the_studys() -> None:
     assert [one["run"].rpartition("-")[2] for one in found["runs"]] in (["0", "2", "1", "3"], ["2", "0", "1", "3"])
     assert found["total_s"] == pytest.approx(4 * TOTAL_S)
     assert found["measured_frac"] == pytest.approx(4.0 / TOTAL_S)
-    assert found["sum_s"]["import"] == 1.0 and found["sum_s"]["build"] == 2.0
-    assert found["sum_s"]["other"] == pytest.approx(0.0, abs=1e-6)
+    assert found["sum"]["import_time_s"] == 1.0 and found["sum"]["build_time_s"] == 2.0
+    assert found["sum"]["other_time_s"] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_what_nobody_told_of_a_runs_time_is_named() -> None:
     lost = replace(run(0, 1000.0, 30.0, start_time_s=8.0), status=RunStatus.CRASHED, reason="a worker died")
     found = times_json(ranked(lost))
-    assert found["sum_s"]["start"] == 8.0 and found["sum_s"]["other"] == pytest.approx(22.0)
+    assert found["sum"]["start_time_s"] == 8.0 and found["sum"]["other_time_s"] == pytest.approx(22.0)
     assert found["total_s"] == pytest.approx(30.0) and found["measured_frac"] == 0.0
 
 
