@@ -29,6 +29,7 @@ SPECS = st.builds(
         transformer_engine=st.booleans(),
         network=st.none() | st.sampled_from(sorted(NETWORKS.values(), key=lambda one: one.name)),
         host_speed=st.sampled_from([0.5, 1.0]),
+        inlet_c=st.sampled_from([None, 27.0]),
     ),
     engine=st.sampled_from(["torch", "megatron"]),
     workload=st.builds(

@@ -388,6 +388,8 @@ class ClusterSpec:
     """Network between nodes; None is that of the coefficients."""
     host_speed: float = 1.0
     """Speed of the hosts' threads over that of the coefficients' hosts."""
+    inlet_c: float | None = None
+    """Temperature of the coolant that reaches the devices, in degrees Celsius; None is that of the coefficients."""
 
     @property
     def domain(self) -> int:

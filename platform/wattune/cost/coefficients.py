@@ -14,6 +14,11 @@ ORIGINS: Final[tuple[Origin, ...]] = ("measured here", "same chip", "published k
 """Every origin, best first."""
 
 
+INLET_ERROR_K: Final = 6.9
+"""Part that an unknown inlet has in `ThermalCoefficients.error_k`: inlets of two H200 hosts are 8.2 K apart, and of the
+8 K of a fit's 4 K remain where it is known (`tests/golden/test_inlet.py`), in squares."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThermalCoefficients:
     """Temperature of one device as a ladder of first-order stages, T = inlet + sum R_i L_i(P) + preheat * L(P_up).
@@ -39,6 +44,12 @@ class ThermalCoefficients:
     origin: Origin
     error_k: float
     """Half width of the 95 % interval of a steady temperature where the inlet is not known."""
+
+    def with_inlet(self, inlet_c: float | None) -> "ThermalCoefficients":
+        """Returns them for a known inlet, in degrees Celsius: its error leaves the interval. None is not known."""
+        if inlet_c is None:
+            return self
+        return replace(self, inlet_c=inlet_c, error_k=sqrt(self.error_k**2 - INLET_ERROR_K**2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

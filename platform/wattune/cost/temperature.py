@@ -57,6 +57,11 @@ def scaled(limit_w: float) -> ThermalCoefficients:
     )
 
 
+def inlet_at_rest(temp_c: float, power_w: float, coefficients: ThermalCoefficients) -> float:
+    """Computes a device's inlet where all devices of its node rest at that temperature and power."""
+    return temp_c - (sum(coefficients.resistances_k_per_w) + coefficients.preheat_k_per_w) * power_w
+
+
 def lagged(power_w: Floats, tau_s: float, cell_s: float) -> Floats:
     """Computes the first-order lag of a power that is constant over each cell, as the mean over each cell.
 
@@ -76,7 +81,7 @@ def lagged(power_w: Floats, tau_s: float, cell_s: float) -> Floats:
 
 def predict(batch: Batch, power: Power, coefficients: ThermalCoefficients, *, limit_w: float) -> Temperature:
     """Predicts the temperature of the warmest device: the one that draws most, in the slot that is heated most."""
-    c = coefficients
+    c = coefficients.with_inlet(batch.cluster.inlet_c)
     own_w = power.device_power_mean_max_w
     others = batch.cluster.devices_per_node > 1
     upstream_w = power.node_device_power_mean_w / batch.cluster.devices_per_node * others

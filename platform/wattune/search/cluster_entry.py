@@ -129,18 +129,20 @@ class NetworkEntry(Entry):
 
 
 class HostEntry(Entry):
-    """The processors that issue the devices' work. Plans that wait for them depend on their speed."""
+    """The nodes around the devices: processors that issue their work, and the air or water that cools them."""
 
     cpu: Annotated[str, one_of(HOST_CLOCKS_GHZ)] | None = None
     """Processor of the catalog; its speed follows its highest clock."""
     speed: Annotated[float, Bounds(ge=0.05, le=20)] | None = None
     """Operations that a thread issues in a time, over those of a DGX H100's: `wattune doctor` measures it."""
+    inlet_c: Annotated[float, Bounds(ge=0, le=70), Field(examples=[38])] | None = None
+    """Coolant that reaches the devices, in degrees Celsius: `wattune doctor` measures it at rest. None is 31."""
 
     def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
         """Finds problems of keys that are valid one by one."""
         del context
-        if self.cpu is None and self.speed is None:
-            return [(("cpu",), "missing; add it, or speed")]
+        if self.cpu is None and self.speed is None and self.inlet_c is None:
+            return [(("cpu",), "missing; add it, or speed, or inlet_c")]
         return [(("speed",), "a cpu has a speed of its own; drop one of the two")] if self.cpu and self.speed else []
 
     def resolve(self) -> float:
@@ -172,7 +174,7 @@ class ClusterEntry(Entry):
     rails: Size | None = None
     """Ports of that network on each node, shared by its `slots`. None is as the network has it."""
     host: HostEntry | None = None
-    """Processors of the nodes. None is as fast as those that were measured."""
+    """Processors and coolant of the nodes. None is as those that were measured."""
 
     _spec: ClusterSpec = PrivateAttr()
 
@@ -210,6 +212,7 @@ class ClusterEntry(Entry):
             own_device=own,
             network=between,
             host_speed=self.host.resolve() if self.host else 1.0,
+            inlet_c=self.host.inlet_c if self.host else None,
         )
         return found + problems
 
@@ -287,9 +290,10 @@ def plain_cluster(cluster: ClusterSpec) -> dict[str, Any]:
             lists["like"] = origin.removeprefix(_LIKE)
         key = "device" if cluster.device == own["name"] else "simulate_sensors_of"
         written[key] = lists
-    speed, between = written.pop("host_speed"), cluster.network
-    if speed != 1:
-        written["host"] = {"speed": speed}
+    speed, inlet_c, between = written.pop("host_speed"), written.pop("inlet_c"), cluster.network
+    host = ({"speed": speed} if speed != 1 else {}) | ({} if inlet_c is None else {"inlet_c": inlet_c})
+    if host:
+        written["host"] = host
     if between is not None and between == NETWORKS.get(between.name):
         written["network"] = between.name
     elif between is not None:

@@ -83,6 +83,15 @@ def test_a_device_alone_is_heated_by_no_other() -> None:
     assert alone.device_temp_max_c == pytest.approx(50)
 
 
+def test_a_known_inlet_takes_the_place_of_the_coefficients_and_its_error_leaves_the_interval() -> None:
+    known = batch_of(1)
+    known = replace(known, cluster=replace(known.cluster, inlet_c=38.0))
+    for coefficients, error_k in ((replace(DRY, error_k=8.0), 4.0), (replace(DRY, error_k=20.0), 18.8)):
+        found, usual = (of(500, coefficients=coefficients, batch=batch) for batch in (known, None))
+        assert found.device_temp_max_c == pytest.approx(usual.device_temp_max_c + 8)
+        assert found.error_k == pytest.approx(error_k, abs=0.1) and usual.error_k == coefficients.error_k
+
+
 def test_heat_that_feeds_itself_has_no_steady_state() -> None:
     with pytest.raises(ValueError, match="no steady state"):
         of(500, coefficients=replace(DRY, leakage_w_per_k=25))

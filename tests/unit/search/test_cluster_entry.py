@@ -249,9 +249,17 @@ def test_a_host_is_a_processor_or_a_speed(host: Any, speed: float) -> None:
     assert study({**H100, "host": host}).clusters[0].host_speed == pytest.approx(speed)
 
 
+def test_a_host_may_say_its_inlet_alone_or_with_its_speed() -> None:
+    alone, both = (study({**H100, "host": host}).clusters[0] for host in ({"inlet_c": 38}, {"speed": 2, "inlet_c": 38}))
+    assert (alone.inlet_c, alone.host_speed) == (38, 1) and (both.inlet_c, both.host_speed) == (38, 2)
+    assert study(H100).clusters[0].inlet_c is None
+    assert study({**H100, "host": {"speed": 1}}).clusters == study(H100).clusters
+
+
 @pytest.mark.parametrize(
     "cluster",
     [
+        {"host": {"inlet_c": 27.5}},
         {"network": "hdr"},
         {"network": "hdr", "rails": 4},
         {"network": {"name": "ours", "bandwidth_bytes_per_s": 12.5e9}, "host": {"cpu": "grace"}},
@@ -325,7 +333,7 @@ def test_every_mistake_of_a_cluster_is_told_at_once() -> None:
             "fabric: nvlink_8 is of nvidia, and h100_pcie has PCIe",
         ),
         ({"devices_per_node": None}, "cluster.devices_per_node: missing; add it, or slots"),
-        ({"host": {}}, "cluster.host.cpu: missing; add it, or speed"),
+        ({"host": {}}, "cluster.host.cpu: missing; add it, or speed, or inlet_c"),
         ({"host": {"cpu": "z80"}}, 'cluster.host.cpu: unknown value "z80"'),
     ],
     ids=str,

@@ -113,8 +113,8 @@ def test_overrides_and_scaling_give_another_model():
 @pytest.mark.parametrize(("key", "type_"), [("measure", Measure), ("workload", Workload), ("cluster", ClusterSpec)])
 def test_a_file_can_say_whatever_wattune_asks_of_it(key, type_):
     spelled = parse_space(SMALL).document[key]
-    # A device of its own is a mapping in the place of its name, and a host's speed is `host` where it is not the usual.
-    own = {field.name for field in fields(type_)} - {"own_device", "host_speed"}
+    # A device of its own is a mapping in the place of its name, and what is known of a host is `host`.
+    own = {field.name for field in fields(type_)} - {"own_device", "host_speed", "inlet_c"}
     assert (spelled[0] if isinstance(spelled, list) else spelled).keys() == own
     faster = SMALL | {"cluster": SMALL["cluster"] | {"host": {"speed": 2.0}}}
     assert parse_space(dict(parse_space(faster).document)).clusters[0].host_speed == 2.0

@@ -84,6 +84,7 @@ def categories_of(spec: TrialSpec) -> dict[str, str]:
         "nvlink_domain": str(spec.cluster.nvlink_domain_size),
         "network": str(spec.cluster.network),
         "host_speed": str(spec.cluster.host_speed),
+        "inlet_c": str(spec.cluster.inlet_c),
         "mode": workload.mode,
         "routing": str(workload.routing),
         **{f"{_FLAG}{name}": str(value) for name, value in spec.flags if type(value) not in (int, float)},

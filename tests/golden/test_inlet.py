@@ -1,0 +1,66 @@
+"""Temperatures predicted from power, with the inlet that devices at rest tell, against recorded series."""
+
+from dataclasses import fields, replace
+from typing import Final
+
+import numpy as np
+import pytest
+from host_temperature import HostFit, Trace, run, study_trace
+from specs import trial_spec
+
+from wattune.arrays import Floats
+from wattune.cost.batch import batches
+from wattune.cost.tables import Power
+from wattune.cost.temperature import H200, inlet_at_rest, predict
+
+REST: Final = 20
+"""Seconds of rest that each series begins with."""
+
+
+def inlet_of(trace: Trace) -> float:
+    """The median over devices, as `wattune doctor` takes it."""
+    rest = zip(trace.temp_c[:, :REST].mean(1), trace.power_w[:, :REST].mean(1), strict=True)
+    return float(np.median([inlet_at_rest(temp_c, power_w, H200) for temp_c, power_w in rest]))
+
+
+def warmest_error_k(trace: Trace, inlet_c: float) -> Floats:
+    """Computed less read temperature of the warmest device, second by second."""
+    known = replace(H200, inlet_c=inlet_c)
+    fit = HostFit(coefficients=known, preheat_k_per_w=(known.preheat_k_per_w,) * len(trace.power_w))
+    read = np.all(np.isfinite(trace.temp_c), axis=0)
+    return (run(fit, trace.power_w).max(0) - trace.temp_c.max(0))[read]
+
+
+def steady_c(trace: Trace, seconds: slice, inlet_c: float | None) -> float:
+    """Estimates from the mean power of some seconds."""
+    mean_w = trace.power_w[:, seconds].mean(1)
+    power = {"device_power_mean_max_w": mean_w.max(), "node_device_power_mean_w": mean_w.sum()}
+    ((_, batch),) = batches([trial_spec(on=f"1x{len(mean_w)} h200_sxm", inlet_c=inlet_c)])
+    drawn = Power(**{each.name: np.array([power.get(each.name, 0.0)]) for each in fields(Power)})
+    return float(predict(batch, drawn, H200, limit_w=700.0).device_temp_max_c[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "inlet_c", "without_k", "known_k"),
+    [("soak_llama_h200x2", 34.6, 4.2, 0.9), ("moe_ep_h200x4", 34.7, 5.3, 1.8)],
+)
+def test_an_h200_is_within_two_kelvin_second_by_second(name, inlet_c, without_k, known_k) -> None:
+    trace = study_trace(name)
+    assert inlet_of(trace) == pytest.approx(inlet_c, abs=0.1)
+    for inlet, p95_k in ((H200.inlet_c, without_k), (inlet_c, known_k)):
+        assert np.percentile(np.abs(warmest_error_k(trace, inlet)), 95) == pytest.approx(p95_k, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds", "read_c", "usual_k", "known_k"),
+    [
+        ("soak_llama_h200x2", slice(150, 210), 67.5, -2.4, 1.2),
+        ("soak_matmul_h100x2", slice(75, 90), 81.1, -15.8, -6.1),  # before its fans answer
+        ("soak_matmul_h100x2", slice(238, 248), 73.1, -7.8, 1.9),  # after
+    ],
+)
+def test_the_steady_estimate_with_the_inlet_at_rest(name, seconds, read_c, usual_k, known_k) -> None:
+    trace = study_trace(name)
+    assert np.nanmean(trace.temp_c[:, seconds], axis=1).max() == pytest.approx(read_c, abs=0.1)
+    for inlet_c, error_k in ((None, usual_k), (inlet_of(trace), known_k)):
+        assert steady_c(trace, seconds, inlet_c) - read_c == pytest.approx(error_k, abs=0.2)
