@@ -8,15 +8,17 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from statistics import median
 from typing import Any, Final
 
 import psutil
 
-from wattune.catalog.hardware import device_of_product
+from wattune.catalog.hardware import device, device_of_product
 from wattune.catalog.networks import NETWORKS
+from wattune.cost.temperature import inlet_at_rest, thermal_coefficients
 from wattune.errors import TelemetryError
 from wattune.storage.files import nearest_existing, storage_path
-from wattune.telemetry.probe import network_ports, nvidia_products, probe
+from wattune.telemetry.probe import network_ports, nvidia_heat, nvidia_products, probe
 from wattune.view.table import worded
 
 _LIBRARIES: Final = {
@@ -99,8 +101,29 @@ def _cluster() -> Finding:
         follows += f"; ports: {', '.join(port for port, _, _ in ports)}, drop from rails those that serve storage"
     else:
         follows += "; no port to other nodes was found, so name the network"
-    entry["host"] = {"speed": round(REFERENCE_OPERATION_S / operation_s(), 2)}
-    return Finding(topic="cluster", ok=True, have=_flow(entry), follows=follows)
+    heat, said = _inlet(name)
+    entry["host"] = {"speed": round(REFERENCE_OPERATION_S / operation_s(), 2), **heat}
+    return Finding(topic="cluster", ok=True, have=_flow(entry), follows=follows + said)
+
+
+MOST_BUSY_FRAC: Final = 0.03
+"""A device at rest is busy no more: a monitor's own calls show as some per cent."""
+
+
+def _inlet(name: str) -> tuple[dict[str, float], str]:
+    """Measures `inlet_c` where the devices of that name rest, the median over them; says what it needs where not."""
+    thermal = thermal_coefficients(device(name))
+    if thermal is None:
+        return {}, ""
+    try:
+        found = nvidia_heat()
+    except (TelemetryError, OSError) as error:
+        return {}, f"; no inlet_c: {error}"
+    busy = [index for index, (_, _, frac) in enumerate(found) if frac > MOST_BUSY_FRAC]
+    if busy:
+        return {}, f"; no inlet_c: device {', '.join(map(str, busy))} works, and the host must rest for five minutes"
+    inlet_c = median(inlet_at_rest(temp_c, power_w, thermal) for temp_c, power_w, _ in found)
+    return {"inlet_c": round(inlet_c, 1)}, "; inlet_c holds if the devices have rested for five minutes"
 
 
 _FAMILIES: Final = {

@@ -13,6 +13,7 @@ import yaml
 
 from wattune import doctor
 from wattune.doctor import Finding, examine
+from wattune.errors import TelemetryError
 from wattune.search.cluster_entry import ClusterEntry
 
 INSTALLED = {"torch": "2.12.1", "ray": "2.60.0", "mlflow": "3.17.2"}
@@ -34,6 +35,7 @@ def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(doctor, "version", version)
     monkeypatch.setattr(doctor, "probe", lambda: SENSORS)
     monkeypatch.setattr(doctor, "nvidia_products", lambda: ["NVIDIA H100 80GB HBM3"] * 8)
+    monkeypatch.setattr(doctor, "nvidia_heat", lambda: [(42.0, 71.0, 0.0)] * 7 + [(80.0, 71.0, 0.0)])
     monkeypatch.setattr(doctor, "network_ports", list)
     monkeypatch.setattr(doctor, "operation_s", lambda: doctor.REFERENCE_OPERATION_S / 0.9)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2, 5, 7})
@@ -170,9 +172,9 @@ NDR = [(f"mlx5_{i}", "InfiniBand", 50e9) for i in range(8)]
 def test_the_cluster_entry_can_be_pasted_into_a_space(storage: Path, monkeypatch, ports: list, written: str) -> None:
     monkeypatch.setattr(doctor, "network_ports", lambda: ports)
     one = found("cluster")
-    assert one.have == f"{{device: h100_sxm, slots: 8, {written}host: {{speed: 0.9}}}}"
+    assert one.have == f"{{device: h100_sxm, slots: 8, {written}host: {{speed: 0.9, inlet_c: 38.5}}}}"
     cluster = ClusterEntry.model_validate(yaml.safe_load(one.have)).resolve()
-    assert (cluster.devices_per_node, cluster.host_speed) == (8, 0.9)
+    assert (cluster.devices_per_node, cluster.host_speed, cluster.inlet_c) == (8, 0.9, 38.5)
     if ports:
         assert cluster.network is not None
         rate = cluster.network.bandwidth_bytes_per_s * cluster.network.ports_per_device
@@ -187,6 +189,26 @@ def test_a_machine_without_gpus_is_two_ranks_on_its_processors(storage: Path, mo
 
     monkeypatch.setattr(doctor, "nvidia_products", no_driver)
     assert found("cluster").have.startswith("{device: cpu, slots: 2, ")
+
+
+def silent() -> list[tuple[float, float, float]]:
+    raise TelemetryError("the driver does not answer: error 15")
+
+
+@pytest.mark.parametrize(
+    ("heat", "said"),
+    [
+        (
+            lambda: [(60.0, 690.0, 0.99), (42.0, 71.0, 0.03), (50.0, 300.0, 0.04)],
+            "device 0, 2 works, and the host must",
+        ),
+        (silent, "no inlet_c: the driver does not answer: error 15"),
+    ],
+)
+def test_without_rest_there_is_no_inlet_and_the_entry_says_why(storage: Path, monkeypatch, heat, said: str) -> None:
+    monkeypatch.setattr(doctor, "nvidia_heat", heat)
+    one = found("cluster")
+    assert "host: {speed: 0.9}" in one.have and said in one.follows
 
 
 def test_the_speed_of_the_host_is_measured() -> None:

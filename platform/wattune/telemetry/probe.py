@@ -43,15 +43,40 @@ def nvidia_products() -> list[str]:
         TelemetryError: The driver does not answer.
         OSError: There is no driver.
     """
-    names, count = [], ctypes.c_uint()
+    names = []
     with _nvml() as (library, check):
-        check(library.nvmlDeviceGetCount_v2(ctypes.byref(count)))
-        for index in range(count.value):
-            handle, name = ctypes.c_void_p(), ctypes.create_string_buffer(96)  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
-            check(library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)))
+        for handle in _handles(library, check):
+            name = ctypes.create_string_buffer(96)  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
             check(library.nvmlDeviceGetName(handle, name, len(name)))
             names.append(name.value.decode())
     return names
+
+
+def nvidia_heat() -> list[tuple[float, float, float]]:
+    """Returns degrees Celsius, watts and busy share of every NVIDIA GPU of this machine, in the driver's order.
+
+    Raises:
+        TelemetryError: The driver does not answer.
+        OSError: There is no driver.
+    """
+    found = []
+    with _nvml() as (library, check):
+        for handle in _handles(library, check):
+            celsius, milliwatts, percents = ctypes.c_uint(), ctypes.c_uint(), (ctypes.c_uint * 2)()  # core and memory
+            check(library.nvmlDeviceGetTemperature(handle, 0, ctypes.byref(celsius)))  # NVML_TEMPERATURE_GPU
+            check(library.nvmlDeviceGetPowerUsage(handle, ctypes.byref(milliwatts)))
+            check(library.nvmlDeviceGetUtilizationRates(handle, percents))
+            found.append((float(celsius.value), milliwatts.value / 1e3, percents[0] / 1e2))
+    return found
+
+
+def _handles(library: ctypes.CDLL, check: Callable[..., None]) -> Iterator[ctypes.c_void_p]:
+    count = ctypes.c_uint()
+    check(library.nvmlDeviceGetCount_v2(ctypes.byref(count)))
+    for index in range(count.value):
+        handle = ctypes.c_void_p()
+        check(library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)))
+        yield handle
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import pytest
 
 from wattune.errors import TelemetryError
 from wattune.telemetry import probe as probe_module
-from wattune.telemetry.probe import network_ports, nvidia_products, probe
+from wattune.telemetry.probe import network_ports, nvidia_heat, nvidia_products, probe
 
 
 class _Nvml:
@@ -28,6 +28,13 @@ class _Nvml:
                 arguments[1]._obj.value = arguments[0] + 1
             elif call == "nvmlDeviceGetName":
                 arguments[1].value = self.names[arguments[0].value - 1].encode()
+            elif call == "nvmlDeviceGetTemperature":
+                assert arguments[1] == 0, "of the core"
+                arguments[2]._obj.value = 40 + arguments[0].value
+            elif call == "nvmlDeviceGetPowerUsage":
+                arguments[1]._obj.value = 78_500
+            elif call == "nvmlDeviceGetUtilizationRates":
+                arguments[1][:] = 2, 50
             return 15 if call == self.failing else 0
 
         return answer
@@ -38,6 +45,18 @@ def test_products_are_named_as_the_driver_names_them(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: library)
     assert nvidia_products() == ["NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe"]
     assert library.calls[0] == "nvmlInit_v2" and library.calls[-1] == "nvmlShutdown"
+
+
+def test_heat_is_read_in_degrees_watts_and_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = _Nvml(["NVIDIA H200"] * 2)
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: library)
+    assert nvidia_heat() == [(41.0, 78.5, 0.02), (42.0, 78.5, 0.02)]
+    assert library.calls[-1] == "nvmlShutdown"
+    for failing in ("nvmlDeviceGetTemperature", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetUtilizationRates"):
+        library.failing = failing
+        with pytest.raises(TelemetryError, match="error 15"):
+            nvidia_heat()
+        assert library.calls[-1] == "nvmlShutdown"
 
 
 @pytest.mark.parametrize(
