@@ -26,7 +26,10 @@ case, LLAMA, GPT, MIXTRAL, BIASED = contract.case, contract.LLAMA, contract.GPT,
 GATED, ROOMY, lora, prefill = contract.GATED, contract.ROOMY, contract.lora, contract.prefill
 routed = contract.routed
 DEEP = replace(LLAMA, name="deep", num_layers=6)
-REFERENCES = [*contract.REFERENCES, case(DEEP, 1, micro_batch_size=8)]
+QWEN = replace(contract.SHORT, name="qwen", head_dim=6, qk_norm="head", biased_parts="qkv", tied_embeddings=True)
+"""Heads wider together than the model, normed queries and keys, biases of theirs alone, tied ends."""
+ON_ONE = [case(QWEN, 1, micro_batch_size=8)]
+REFERENCES = [*contract.REFERENCES, case(DEEP, 1, micro_batch_size=8), *ON_ONE, *map(lora, ON_ONE)]
 OVERLAPPED = {"sharding": "zero1", "overlap": "grad_param"}
 
 IN_CI = {
@@ -35,6 +38,9 @@ IN_CI = {
     "biased": case(BIASED, 1, micro_batch_size=4),
     "gated": case(GATED, 1, micro_batch_size=4),
     "mixtral-capacity-bf16": case(ROOMY, 1, micro_batch_size=4, dtype="bf16"),
+    "qwen": case(QWEN, 1, micro_batch_size=2, recompute="selective"),
+    "qwen-tp2": case(QWEN, 2, tp=2, micro_batch_size=4),
+    "lora-qwen-tp2": lora(case(QWEN, 2, tp=2, micro_batch_size=4)),
     "gpt-tp2": case(GPT, 2, tp=2, micro_batch_size=4),
     "odd-tp2": case(contract.ODD, 2, tp=2, micro_batch_size=4),
     "odd-tied-tp2-bf16": case(contract.ODD_TIED, 2, tp=2, micro_batch_size=2, dtype="bf16"),
@@ -97,6 +103,8 @@ SLOW = {
     "lora-gpt-tp2-full": lora(case(GPT, 2, tp=2, micro_batch_size=4, recompute="full"), "q", "up"),
     "lora-tp2-pp2": lora(case(LLAMA, 4, tp=2, pp=2, micro_batch_size=2)),
     "lora-tp2-dp2-zero1": lora(case(LLAMA, 4, tp=2, micro_batch_size=2, **OVERLAPPED)),
+    "qwen-pp2-dp2-zero1": case(QWEN, 4, pp=2, micro_batch_size=2, **OVERLAPPED),
+    "qwen-tp2-full-bf16": case(QWEN, 2, tp=2, micro_batch_size=4, recompute="full", dtype="bf16"),
     "prefill-bf16": prefill(case(LLAMA, 1, micro_batch_size=2, dtype="bf16")),
     "prefill-dp2": prefill(case(LLAMA, 2, micro_batch_size=2)),
     "prefill-gpt-pp2": prefill(case(GPT, 2, pp=2, micro_batch_size=2)),

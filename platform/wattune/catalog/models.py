@@ -16,9 +16,12 @@ NORMS: Final = ("rmsnorm", "layernorm")
 ACTIVATIONS: Final = ("swiglu", "gelu", "geglu", "relu2")
 POSITIONS: Final = ("rope", "learned")
 FEATURES: Final[dict[str, Callable[["ModelSpec"], object]]] = {
-    "head widths of its own": lambda m: m.head_dim or (m.value_head_dim and not m.is_latent),
-    "norms of queries and keys": lambda m: m.qk_norm != "none",
-    "biases of single parts": lambda m: m.biased_parts,
+    "head widths of its own": lambda m: m.head_dim,
+    "values of another width": lambda m: not m.is_latent and m.value_head_size != m.head_size,
+    "norms of queries and keys": lambda m: m.qk_norm != "none" and not _has_other_qk_norm(m),
+    "other norms of queries and keys": lambda m: _has_other_qk_norm(m),
+    "biases of queries, keys and values": lambda m: "qkv" in m.biased_parts.split(),
+    "biases of single parts": lambda m: set(m.biased_parts.split()) - {"qkv"},
     "norms in other places": lambda m: m.norm_place != "before",
     "sliding windows": lambda m: m.sliding_window,
     "attention sinks": lambda m: m.attention_sinks,
@@ -405,6 +408,11 @@ def _layer_parameters(kind: ModelSpec, num_experts: int) -> int:
         return rest + one
     router = kind.num_experts * (kind.hidden_size + kind.has_bias("router"))
     return rest + num_experts * one + router + kind.shared_parameters
+
+
+def _has_other_qk_norm(model: ModelSpec) -> bool:
+    """Tells whether queries and keys are normed over more than a head, or where the rest has another norm."""
+    return model.qk_norm == "width" or (model.qk_norm == "head" and model.norm != "rmsnorm")
 
 
 @lru_cache(maxsize=128)

@@ -193,7 +193,15 @@ class Capabilities:
 _ZERO_2_3: Final = ("zero2", "zero3")
 _OVERLAPS_DP: Final = ("grad", "grad_param")
 
+_OF_MEGATRON: Final = {
+    "head widths of its own",
+    "norms of queries and keys",
+    "biases of queries, keys and values",
+}
+"""Its `kv_channels`, `qk_layernorm` and `add_qkv_bias`."""
+
 _NOT_OF_TORCH: Final = {
+    "values of another width",
     "attention sinks",
     "Mamba2",
     "layers of one block",
@@ -245,6 +253,7 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
             expert_row_bytes=16,  # torch.nn.functional.grouped_mm: "strides should be multiple of 16 bytes"
             least_experts_per_token=2,  # transformer_config.py: the softmax over one has no gradient
             splits_expert_bias=False,
+            trains=frozenset(_OF_MEGATRON),
             exclusions=(
                 Exclusion(
                     setting={"cp": ABOVE_1},

@@ -41,6 +41,8 @@ def transformer(spec: TrialSpec) -> dict[str, Any]:
         "gated_linear_unit": swiglu,
         "activation_func": F.silu if swiglu else F.gelu,
         "add_bias_linear": model.bias,
+        "add_qkv_bias": model.has_bias("qkv"),
+        "qk_layernorm": model.qk_norm == "head",
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         "bf16": bf16,

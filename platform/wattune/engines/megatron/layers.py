@@ -58,7 +58,7 @@ class Norm(nn.Module):
         self.compiler = EAGER
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalises [S, B, H]."""
+        """Normalises the last dimension: [S, B, H], or heads of queries or keys [S, B, N, D]."""
         if self.centres:
             return self.compiler.run(_layer_norm, x, self.weight, self.bias, self.eps)
         return self.compiler.run(_rms_norm, x, self.weight, self.eps)
@@ -259,7 +259,10 @@ def _local_layer(spec: TrialSpec, config: TransformerConfig) -> tuple[Any, Any]:
     )
     parts = layer.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = Norm
-    parts.self_attention.submodules.core_attention = FusedAttention
+    attention = parts.self_attention.submodules
+    attention.core_attention = FusedAttention
+    if spec.model.qk_norm == "head":
+        attention.q_layernorm = attention.k_layernorm = Norm
     if spec.model.is_moe:
         mlp = parts.mlp  # 0.16.1 gives a ModuleSpec, 0.19.2 a partial call
         inside = mlp.keywords["submodules"] if isinstance(mlp, functools.partial) else mlp.submodules
@@ -276,6 +279,8 @@ def _engine_layer(spec: TrialSpec, config: TransformerConfig) -> tuple[Any, Any]
             "install it on every node, or set transformer_engine: false"
         )
     layer = specs.get_gpt_layer_with_transformer_engine_spec(
-        num_experts=spec.model.num_experts or None, moe_grouped_gemm=config.moe_grouped_gemm
+        num_experts=spec.model.num_experts or None,
+        moe_grouped_gemm=config.moe_grouped_gemm,
+        qk_layernorm=spec.model.qk_norm == "head",
     )
     return layer, specs.TENorm

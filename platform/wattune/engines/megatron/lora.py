@@ -115,7 +115,7 @@ def adapt(chunk: Any, model: ModelSpec, lora: Lora, config: TransformerConfig) -
             groups = model.num_kv_heads // tp
             attention.linear_qkv = AdaptedColumns(attention.linear_qkv, heads, groups, lora, config)
         if "o" in lora.targets:
-            attention.linear_proj = AdaptedRows(attention.linear_proj, "o", model.hidden_size // tp, lora, config)
+            attention.linear_proj = AdaptedRows(attention.linear_proj, "o", model.output_width // tp, lora, config)
         if not model.is_moe and wide.keys() & set(lora.targets):
             mlp.linear_fc1 = AdaptedColumns(mlp.linear_fc1, wide, 1, lora, config)
         if not model.is_moe and "down" in lora.targets:

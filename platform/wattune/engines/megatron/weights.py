@@ -62,8 +62,9 @@ def adapter(
 ) -> Tensor:
     """One half of an adapter; see `wattune.engines.megatron.lora` for which rank holds what."""
     hidden, inner, kv = model.hidden_size, model.ffn_hidden_size, model.num_kv_heads * model.head_size
-    outputs = {"q": hidden, "k": kv, "v": kv, "o": hidden, "gate": inner, "up": inner, "down": hidden}[name]
-    shape = (outputs, lora.rank) if half == "b" else (lora.rank, inner if name == "down" else hidden)
+    outputs = {"q": model.query_width, "k": kv, "v": kv, "gate": inner, "up": inner}.get(name, hidden)
+    inputs = {"o": model.output_width, "down": inner}.get(name, hidden)
+    shape = (outputs, lora.rank) if half == "b" else (lora.rank, inputs)
     owner = {"self_attention": "attention", "mlp": "ffn"}[block]
     value = whole(f"{place}.{owner}.{name}.lora_{half}.weight", *shape)
     dim = {"a": 1, "b": 0}[half]
@@ -98,7 +99,9 @@ def weight(place: str, part: str, model: ModelSpec, holder: Holder, whole: Whole
     if part.startswith("self_attention.linear_qkv"):
         return _attention_inputs(f"{place}.attention", kind, model, whole).chunk(holder.tp)[holder.tp_rank]
     if part.startswith("self_attention.linear_proj"):
-        return _rows(f"{place}.attention.o", kind, (hidden, hidden), holder, whole)
+        return _rows(f"{place}.attention.o", kind, (hidden, model.output_width), holder, whole)
+    if (norm := _HEAD_NORM.match(part)) is not None:
+        return whole(f"{place}.attention.{norm[1]}_norm.weight", model.head_size)
     if part.startswith("mlp.router"):
         return whole(f"{place}.ffn.router.weight", model.num_experts, hidden)
     if part.startswith("mlp.experts"):
@@ -112,6 +115,7 @@ def weight(place: str, part: str, model: ModelSpec, holder: Holder, whole: Whole
 
 
 _FUSED: Final = re.compile(r"(self_attention\.linear_qkv|mlp\.linear_fc1)\.layer_norm_(weight|bias)")
+_HEAD_NORM: Final = re.compile(r"self_attention\.([qk])_layernorm\.weight$")
 _NORM_OF: Final = {"self_attention.linear_qkv": "input_layernorm", "mlp.linear_fc1": "pre_mlp_layernorm"}
 
 

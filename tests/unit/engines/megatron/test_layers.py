@@ -43,7 +43,7 @@ def test_attention_is_the_torch_engines(layers, model, turns, compiler):
     reference = Attention(model, rotation, recompute=False)
     heads = {"q": model.num_heads, "k": model.num_kv_heads, "v": model.num_kv_heads}
     inputs = {name: torch.randn(batch, seq_len, count * size, requires_grad=True) for name, count in heads.items()}
-    expected = reference._attend(**inputs)
+    expected = reference._attend(*inputs.values())
     theirs = [inputs[name].detach().view(batch, seq_len, heads[name], size).transpose(0, 1) for name in "qkv"]
     theirs = [each.requires_grad_() for each in theirs]
     turned = (None, None) if rotation is None else (rotation.cos, rotation.sin)
@@ -101,7 +101,7 @@ def test_a_cluster_with_transformer_engine_gets_its_layers(layers, model, expert
         moe_grouped_gemm=megatron_config.transformer(on(True, model)).get("moe_grouped_gemm", False)
     )
     assert layers.layer_specs(on(True, model), config) == ("its layers", "its norm")
-    assert asked == [{"num_experts": experts, "moe_grouped_gemm": experts is not None}]
+    assert asked == [{"num_experts": experts, "moe_grouped_gemm": experts is not None, "qk_layernorm": False}]
 
 
 def test_without_it_layers_are_ours_and_a_cluster_that_claims_it_is_refused(layers):

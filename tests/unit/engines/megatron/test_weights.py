@@ -26,6 +26,7 @@ GPT = replace(
     num_kv_heads=4,
 )
 TIED = replace(GPT, name="tied", tied_embeddings=True)
+QWEN = replace(LLAMA, name="qwen", head_dim=6, qk_norm="head", biased_parts="qkv", tied_embeddings=True)
 MIXTRAL = replace(LLAMA, name="mixtral", num_experts=4, num_experts_per_token=2)
 BIASED = replace(MIXTRAL, name="biased", bias=True, activation="gelu")
 
@@ -57,8 +58,11 @@ def parts(model: ModelSpec) -> Iterator[tuple[str, str]]:
         yield "layers.0", f"input_layernorm.{kind}"
         yield "layers.0", f"pre_mlp_layernorm.{kind}"
         yield "", f"decoder.final_layernorm.{kind}"
-    for kind in kinds:
+    for kind in ("weight", "bias") if model.has_bias("qkv") else ("weight",):
         yield "layers.0", f"self_attention.linear_qkv.{kind}"
+    for name in "qk" if model.qk_norm == "head" else "":
+        yield "layers.0", f"self_attention.{name}_layernorm.weight"
+    for kind in kinds:
         yield "layers.0", f"self_attention.linear_proj.{kind}"
         if not model.is_moe:
             yield "layers.0", f"mlp.linear_fc1.{kind}"
@@ -78,7 +82,7 @@ def is_whole(part: str) -> bool:
     return any(word in part for word in ("norm", "position", "router", "linear_proj.bias", "linear_fc2.bias"))
 
 
-@pytest.mark.parametrize("model", [LLAMA, GPT, TIED, MIXTRAL, BIASED], ids=lambda each: each.name)
+@pytest.mark.parametrize("model", [LLAMA, GPT, TIED, QWEN, MIXTRAL, BIASED], ids=lambda each: each.name)
 @pytest.mark.parametrize(("tp", "etp", "ep"), [(1, 1, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2), (1, 1, 4)])
 def test_ranks_together_hold_every_number_once(model, tp, etp, ep):
     whole, held = Numbered(), Counter()
