@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 import pytest
-from host_temperature import HostFit, Trace, run, study_trace
+from host_temperature import HostFit, Trace, recording, run, study_trace
 from specs import trial_spec
 
 from wattune.arrays import Floats
@@ -17,10 +17,10 @@ REST: Final = 20
 """Seconds of rest that each series begins with."""
 
 
-def inlet_of(trace: Trace) -> float:
-    """The median over devices, as `wattune doctor` takes it."""
-    rest = zip(trace.temp_c[:, :REST].mean(1), trace.power_w[:, :REST].mean(1), strict=True)
-    return float(np.median([inlet_at_rest(temp_c, power_w, H200) for temp_c, power_w in rest]))
+def inlet_of(trace: Trace, rest: int = REST) -> float:
+    """Computes the median over devices, as `wattune doctor` does."""
+    means = zip(trace.temp_c[:, :rest].mean(1), trace.power_w[:, :rest].mean(1), strict=True)
+    return float(np.median([inlet_at_rest(temp_c, power_w, H200) for temp_c, power_w in means]))
 
 
 def warmest_error_k(trace: Trace, inlet_c: float) -> Floats:
@@ -49,6 +49,15 @@ def test_an_h200_is_within_two_kelvin_second_by_second(name, inlet_c, without_k,
     assert inlet_of(trace) == pytest.approx(inlet_c, abs=0.1)
     for inlet, p95_k in ((H200.inlet_c, without_k), (inlet_c, known_k)):
         assert np.percentile(np.abs(warmest_error_k(trace, inlet)), 95) == pytest.approx(p95_k, abs=0.1)
+
+
+@pytest.mark.parametrize(("name", "without_k"), [("dp4", 5.8), ("tp2pp2", 5.1), ("square_inphase", 4.4)])
+def test_another_h200_host_is_within_the_four_kelvin_that_an_estimate_states(name, without_k) -> None:
+    trace = recording(name)
+    inlet_c = inlet_of(trace, rest=1)  # it rests for a second only
+    assert 25 < inlet_c < 28
+    assert np.percentile(np.abs(warmest_error_k(trace, H200.inlet_c)), 95) == pytest.approx(without_k, abs=0.1)
+    assert np.percentile(np.abs(warmest_error_k(trace, inlet_c)), 95) < 3.5 < H200.with_inlet(inlet_c).error_k
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def _print_estimates(
 def estimate(
     model: Annotated[str, typer.Argument(help="Catalog model, or a config.json of Hugging Face.", show_default=False)],
     cluster: Annotated[
-        str, typer.Argument(help='NODESxDEVICES and a device, e.g. "4x8 h200_sxm".', show_default=False)
+        str, typer.Argument(help='Such as "4x8 h200_sxm", or as `wattune doctor` writes it.', show_default=False)
     ],
     settings: Annotated[
         list[str] | None,
@@ -141,7 +141,7 @@ def estimate(
     """Predicts one plan's step, memory, power and temperature, with intervals and parts; needs no GPU."""
     found = api.estimate(
         model=model,
-        cluster=cluster,
+        cluster=_setting("cluster", cluster) if cluster.startswith("{") else cluster,
         engine=engine,
         leave_out=leave_out or (),
         storage=storage,

@@ -76,6 +76,13 @@ def test_the_verb_prints_figures_parts_and_json(wattune):
     code, out, _ = wattune(*asked, "--json")
     found = json.loads(out)
     assert code == 0 and found["seq_len"] == 2048 and found["step_parts_s"]["compute"] > 0 and found["rule"] == ""
+    warm = "{device: h200_sxm, slots: 8, host: {speed: 1, inlet_c: 38}}"  # as `wattune doctor` writes it
+    code, out, _ = wattune(*("estimate", "llama3_8b", warm), *asked[3:], "--json")
+    usual, warmer = (one["estimate"]["device_temp_max_c"] for one in (found, json.loads(out)))
+    assert code == 0 and 7 <= warmer["value"] - usual["value"] < 8.5, "7 K above 31, and leakage"
+    assert (usual["high"] - usual["low"]) / (warmer["high"] - warmer["low"]) == pytest.approx(2, rel=0.03)
+    code, _, error = wattune("estimate", "llama3_8b", warm.replace("38", "380"))
+    assert code == 2 and "cluster.host.inlet_c: got 380, allowed: at most 70" in error
     code, out, _ = wattune("estimate", "llama3_8b", "1x8 h200_sxm", "tp=16", "--json")
     assert code == 3 and json.loads(out)["rule"]
     code, _, error = wattune("estimate", "llama3_8b", "1x8 h200_sxm", "tp8", "pp=1", "pp=2")
