@@ -1,9 +1,11 @@
 """Temperatures predicted from power, with the inlet that devices at rest tell, against recorded series."""
 
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Final
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from host_temperature import HostFit, Trace, recording, run, study_trace
 from specs import trial_spec
@@ -13,6 +15,7 @@ from wattune.cost.batch import batches
 from wattune.cost.tables import Power
 from wattune.cost.temperature import H200, inlet_at_rest, predict
 
+BENCHMARKS: Final = Path(__file__).parents[2] / "benchmarks"
 REST: Final = 20
 """Seconds of rest that each series begins with."""
 
@@ -33,7 +36,11 @@ def warmest_error_k(trace: Trace, inlet_c: float) -> Floats:
 
 def steady_c(trace: Trace, seconds: slice, inlet_c: float | None) -> float:
     """Estimates from the mean power of some seconds."""
-    mean_w = trace.power_w[:, seconds].mean(1)
+    return steady_of(trace.power_w[:, seconds].mean(1), inlet_c)
+
+
+def steady_of(mean_w: Floats, inlet_c: float | None) -> float:
+    """Estimates from the mean power of each device."""
     power = {"device_power_mean_max_w": mean_w.max(), "node_device_power_mean_w": mean_w.sum()}
     ((_, batch),) = batches([trial_spec(on=f"1x{len(mean_w)} h200_sxm", inlet_c=inlet_c)])
     drawn = Power(**{each.name: np.array([power.get(each.name, 0.0)]) for each in fields(Power)})
@@ -73,3 +80,24 @@ def test_the_steady_estimate_with_the_inlet_at_rest(name, seconds, read_c, usual
     assert np.nanmean(trace.temp_c[:, seconds], axis=1).max() == pytest.approx(read_c, abs=0.1)
     for inlet_c, error_k in ((None, usual_k), (inlet_of(trace), known_k)):
         assert steady_c(trace, seconds, inlet_c) - read_c == pytest.approx(error_k, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("table", "num_rows", "usual_k", "known_k"),
+    [
+        ("dense_llama_h100x2", 32, -10.1, -0.1),
+        ("moe_ep_h100x2", 33, -10.2, -0.3),
+        ("dense_llama_minute_h100x2", 1, -8.8, 1.0),
+        ("dense_llama_repeats_h100x2", 23, -4.7, 5.0),  # devices 4 K apart, not 10
+    ],
+)
+def test_the_inlet_of_two_h100s_explains_the_hottest_readings_of_other_tables(
+    table, num_rows, usual_k, known_k
+) -> None:
+    names = ["device_power_mean_w", "device_temp_max_c"]
+    found = pq.read_table(BENCHMARKS / "data" / f"{table}.parquet", columns=names).to_pandas().dropna().to_numpy()
+    inlet_at_rest_c = inlet_of(study_trace("soak_matmul_h100x2"))
+    assert len(found) == num_rows
+    for inlet_c, error_k in ((None, usual_k), (inlet_at_rest_c, known_k)):
+        errors = [steady_of(np.full(2, mean_w), inlet_c) - hottest_c for mean_w, hottest_c in found]
+        assert np.median(errors) == pytest.approx(error_k, abs=0.2)
