@@ -249,6 +249,9 @@ def test_an_engine_that_lacks_a_kind_says_which_one_has_it(tmp_path: Path) -> No
     for word, fields in OF_TORCH_ALONE.items():
         text = untrained("megatron", replace(model, **fields))
         assert text == f"engine megatron cannot train mine, which has {word}; it is estimated alone: use engine torch"
+    shared = replace(model, num_experts=8, num_experts_per_token=2, shared_ffn_hidden_size=32, num_dense_layers=1)
+    assert not untrained("megatron", replace(shared, router_scores="sigmoid", router_scale=2.5))
+    assert "which has biases of shared experts; " in untrained("megatron", replace(shared, bias=True))
     values = replace(model, value_head_dim=8)
     assert all("values of another width" in untrained(engine, values) for engine in ("torch", "megatron"))
     sinks = replace(model, attention_sinks=True)

@@ -28,8 +28,16 @@ routed = contract.routed
 DEEP = replace(LLAMA, name="deep", num_layers=6)
 QWEN = replace(contract.SHORT, name="qwen", head_dim=6, qk_norm="head", biased_parts="qkv", tied_embeddings=True)
 """Heads wider together than the model, normed queries and keys, biases of theirs alone, tied ends."""
+SHARING = replace(
+    MIXTRAL, name="sharing", num_layers=4, num_dense_layers=1, dense_ffn_hidden_size=64, shared_ffn_hidden_size=32
+)
+GLM = replace(SHARING, name="glm", head_dim=12, qk_norm="head", router_scores="sigmoid", router_scale=2.5)
+QWEN_MOE = replace(SHARING, name="qwen-moe", layer_kinds="FFD", router_scores="all", shared_expert_gate=True)
+"""Dense layers among mixtures, shared experts, and the other ways to weigh experts."""
 ON_ONE = [case(QWEN, 1, micro_batch_size=8)]
-REFERENCES = [*contract.REFERENCES, case(DEEP, 1, micro_batch_size=8), *ON_ONE, *map(lora, ON_ONE)]
+MIXED = [case(model, 1, micro_batch_size=8) for model in (GLM, QWEN_MOE)]
+REFERENCES = [*contract.REFERENCES, case(DEEP, 1, micro_batch_size=8), *ON_ONE, *map(lora, ON_ONE), *MIXED]
+REFERENCES += [routed(MIXED[0], *contract.LEARNED), routed(MIXED[1], *contract.SKEWED)]
 OVERLAPPED = {"sharding": "zero1", "overlap": "grad_param"}
 
 IN_CI = {
@@ -41,6 +49,10 @@ IN_CI = {
     "qwen": case(QWEN, 1, micro_batch_size=2, recompute="selective"),
     "qwen-tp2": case(QWEN, 2, tp=2, micro_batch_size=4),
     "lora-qwen-tp2": lora(case(QWEN, 2, tp=2, micro_batch_size=4)),
+    "glm-tp2": case(GLM, 2, tp=2, micro_batch_size=4),
+    "glm-learned-ep2": routed(case(GLM, 2, ep=2, micro_batch_size=2), *contract.LEARNED),
+    "qwen-moe": case(QWEN_MOE, 1, micro_batch_size=4),
+    "qwen-moe-skewed-pp2-uneven": routed(case(QWEN_MOE, 2, pp=2, micro_batch_size=2, layout=(3, 1)), *contract.SKEWED),
     "gpt-tp2": case(GPT, 2, tp=2, micro_batch_size=4),
     "odd-tp2": case(contract.ODD, 2, tp=2, micro_batch_size=4),
     "odd-tied-tp2-bf16": case(contract.ODD_TIED, 2, tp=2, micro_batch_size=2, dtype="bf16"),
@@ -103,6 +115,9 @@ SLOW = {
     "lora-gpt-tp2-full": lora(case(GPT, 2, tp=2, micro_batch_size=4, recompute="full"), "q", "up"),
     "lora-tp2-pp2": lora(case(LLAMA, 4, tp=2, pp=2, micro_batch_size=2)),
     "lora-tp2-dp2-zero1": lora(case(LLAMA, 4, tp=2, micro_batch_size=2, **OVERLAPPED)),
+    "glm-ep2-tp2-etp1-zero1": case(GLM, 4, ep=2, tp=2, etp=1, micro_batch_size=2, sharding="zero1"),
+    "qwen-moe-pp2-vpp2": case(QWEN_MOE, 2, pp=2, vpp=2, micro_batch_size=2),
+    "qwen-moe-tp2-full-bf16": case(QWEN_MOE, 2, tp=2, micro_batch_size=4, recompute="full", dtype="bf16"),
     "qwen-pp2-dp2-zero1": case(QWEN, 4, pp=2, micro_batch_size=2, **OVERLAPPED),
     "qwen-tp2-full-bf16": case(QWEN, 2, tp=2, micro_batch_size=4, recompute="full", dtype="bf16"),
     "prefill-bf16": prefill(case(LLAMA, 1, micro_batch_size=2, dtype="bf16")),

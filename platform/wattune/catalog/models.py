@@ -28,6 +28,7 @@ FEATURES: Final[dict[str, Callable[["ModelSpec"], object]]] = {
     "latent attention": lambda m: m.is_latent,
     "dense layers in a mixture": lambda m: m.num_dense_layers or "D" in m.layer_kinds,
     "shared experts": lambda m: m.shared_ffn_hidden_size,
+    "biases of shared experts": lambda m: m.shared_ffn_hidden_size and m.has_bias("ffn"),
     "Mamba2": lambda m: set(m.layer_kinds) & set("Mm"),
     "layers of one block": lambda m: set(m.layer_kinds) & set("fde"),
     "other weights of experts": lambda m: m.router_scores != "chosen" or m.router_scale != 1.0,

@@ -197,8 +197,12 @@ _OF_MEGATRON: Final = {
     "head widths of its own",
     "norms of queries and keys",
     "biases of queries, keys and values",
+    "dense layers in a mixture",
+    "shared experts",
+    "other weights of experts",
 }
-"""Its `kv_channels`, `qk_layernorm` and `add_qkv_bias`."""
+"""Of `transformer_config.py`: `kv_channels`, `qk_layernorm`, `add_qkv_bias`, `moe_layer_freq`, `moe_shared_expert_*`,
+`moe_router_*`. Its shared experts take no bias."""
 
 _NOT_OF_TORCH: Final = {
     "values of another width",

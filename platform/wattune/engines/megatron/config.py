@@ -32,7 +32,7 @@ def transformer(spec: TrialSpec) -> dict[str, Any]:
     options: dict[str, Any] = {
         "num_layers": model.num_layers,
         "hidden_size": model.hidden_size,
-        "ffn_hidden_size": model.ffn_hidden_size,
+        "ffn_hidden_size": model.dense_ffn_hidden_size or model.ffn_hidden_size,
         "num_attention_heads": model.num_heads,
         "num_query_groups": model.num_kv_heads,
         "kv_channels": model.head_size,
@@ -79,7 +79,7 @@ def transformer(spec: TrialSpec) -> dict[str, Any]:
 
 
 def _experts(spec: TrialSpec) -> dict[str, Any]:
-    """Routing as in Mixtral: softmax over the chosen experts, no token dropped but by capacity.
+    """Experts, the layers that have them, and routing: no token is dropped but by capacity.
 
     Only a learned routing has an auxiliary loss, taken over sequences: see `auxiliary_loss` of the torch engine.
     """
@@ -89,7 +89,12 @@ def _experts(spec: TrialSpec) -> dict[str, Any]:
         "num_moe_experts": model.num_experts,
         "moe_ffn_hidden_size": model.ffn_hidden_size,
         "moe_router_topk": model.num_experts_per_token,
-        "moe_router_pre_softmax": False,
+        "moe_router_pre_softmax": model.router_scores == "all",
+        "moe_router_score_function": "sigmoid" if model.router_scores == "sigmoid" else "softmax",
+        "moe_router_topk_scaling_factor": None if model.router_scale == 1.0 else model.router_scale,
+        "moe_layer_freq": [int(model.kind_of(layer).is_moe) for layer in range(model.num_layers)],
+        "moe_shared_expert_intermediate_size": model.shared_ffn_hidden_size or None,
+        "moe_shared_expert_gate": model.shared_expert_gate,
         "moe_router_load_balancing_type": "seq_aux_loss" if learns else "none",
         "moe_aux_loss_coeff": AUXILIARY_LOSS_COEFFICIENT if learns else 0.0,
         "moe_token_dispatcher_type": "alltoall",

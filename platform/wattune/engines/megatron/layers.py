@@ -28,13 +28,15 @@ with warnings.catch_warnings():  # that there is neither Apex nor TransformerEng
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.moe import moe_utils
     from megatron.core.transformer.moe.router import TopKRouter
-    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
+from wattune.catalog.models import ModelSpec
 from wattune.engines.megatron.config import uses_transformer_engine
 from wattune.engines.megatron.lora import adapt
 from wattune.engines.model.compiler import EAGER, Compiler
 from wattune.engines.model.decoder import Rotation
 from wattune.errors import EngineError
+from wattune.plans.parallel import stage_layers
 from wattune.plans.vocabulary import padded_vocab_size, padding_of
 from wattune.trial import TrialSpec
 
@@ -173,12 +175,14 @@ def chunk(spec: TrialSpec, config: TransformerConfig, number: int | None, *, fir
         EngineError: The cluster says it has TransformerEngine, and here it cannot be imported.
     """
     model, engine = spec.model, uses_transformer_engine(spec)
-    layer, norm = layer_specs(spec, config)
-    count = get_num_layers_to_build(config, vp_stage=number)
+    held = stage_layers(model, spec.plan)[parallel_state.get_pipeline_model_parallel_rank()][number or 0]
+    made = [layer_specs(spec, config, model.kind_of(layer)) for layer in held]
     rope = engine and model.positions == "rope"
     built = GPTModel(
         config=config,
-        transformer_layer_spec=TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=norm),
+        transformer_layer_spec=TransformerBlockSubmodules(
+            layer_specs=[layer for layer, _ in made], layer_norm=made[0][1]
+        ),
         vocab_size=padded_vocab_size(model, spec.engine, spec.plan.tp),
         max_sequence_length=model.max_positions or spec.workload.seq_len,
         pre_process=first,
@@ -244,26 +248,26 @@ def finish(chunks: list[nn.Module], rotation: Rotation | None, compiler: Compile
             module.rotation = rotation
 
 
-def layer_specs(spec: TrialSpec, config: TransformerConfig) -> tuple[Any, Any]:
-    """Returns the parts of a layer, and the final norm: TransformerEngine's, or Megatron's and ours.
+def layer_specs(spec: TrialSpec, config: TransformerConfig, kind: ModelSpec) -> tuple[Any, Any]:
+    """Returns the parts of a layer of one kind, and the final norm: TransformerEngine's, or Megatron's and ours.
 
     Raises:
         EngineError: The cluster says it has TransformerEngine, and here it cannot be imported.
     """
-    return _engine_layer(spec, config) if uses_transformer_engine(spec) else _local_layer(spec, config)
+    return _engine_layer(spec, config, kind) if uses_transformer_engine(spec) else _local_layer(config, kind)
 
 
-def _local_layer(spec: TrialSpec, config: TransformerConfig) -> tuple[Any, Any]:
+def _local_layer(config: TransformerConfig, kind: ModelSpec) -> tuple[Any, Any]:
     layer = specs.get_gpt_layer_local_spec(
-        num_experts=spec.model.num_experts or None, moe_grouped_gemm=False, normalization=config.normalization
+        num_experts=kind.num_experts or None, moe_grouped_gemm=False, normalization=config.normalization
     )
     parts = layer.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = Norm
     attention = parts.self_attention.submodules
     attention.core_attention = FusedAttention
-    if spec.model.qk_norm == "head":
+    if kind.qk_norm == "head":
         attention.q_layernorm = attention.k_layernorm = Norm
-    if spec.model.is_moe:
+    if kind.is_moe:
         mlp = parts.mlp  # 0.16.1 gives a ModuleSpec, 0.19.2 a partial call
         inside = mlp.keywords["submodules"] if isinstance(mlp, functools.partial) else mlp.submodules
         inside.experts = GroupedExperts
@@ -272,15 +276,15 @@ def _local_layer(spec: TrialSpec, config: TransformerConfig) -> tuple[Any, Any]:
     return layer, Norm
 
 
-def _engine_layer(spec: TrialSpec, config: TransformerConfig) -> tuple[Any, Any]:
+def _engine_layer(spec: TrialSpec, config: TransformerConfig, kind: ModelSpec) -> tuple[Any, Any]:
     if not specs.HAVE_TE:
         raise EngineError(
             f"{spec.cluster.label} says transformer_engine: true and transformer_engine cannot be imported here; "
             "install it on every node, or set transformer_engine: false"
         )
     layer = specs.get_gpt_layer_with_transformer_engine_spec(
-        num_experts=spec.model.num_experts or None,
+        num_experts=kind.num_experts or None,
         moe_grouped_gemm=config.moe_grouped_gemm,
-        qk_layernorm=spec.model.qk_norm == "head",
+        qk_layernorm=kind.qk_norm == "head",
     )
     return layer, specs.TENorm

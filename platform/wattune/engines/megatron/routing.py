@@ -41,7 +41,7 @@ def _forced(config: Any, routing: LayerRouting, logits: Tensor, padding_mask: An
     batch, num_experts = logits.shape[1:]
     logits = logits.reshape(-1, num_experts)
     experts = routing.forced.repeat_interleave(batch, 0)  # Megatron keeps a place of all sequences together
-    gates = logits.gather(1, experts).softmax(-1, dtype=torch.float32).type_as(logits)
+    gates = routing.weigh(logits.float(), experts).type_as(logits)
     weights = torch.zeros_like(logits).scatter(1, experts, gates)
     sent = torch.zeros_like(logits, dtype=torch.bool).scatter(1, experts, True)
     if config.moe_expert_capacity_factor is None:

@@ -44,12 +44,13 @@ def initialise(chunk: nn.Module, model: ModelSpec, holder: Holder, seed: int, lo
     for full_name, parameter in chunk.named_parameters():
         found = _LAYER.match(full_name)
         place, part = (f"layers.{numbers[int(found[1])]}", found[2]) if found else ("", full_name)
+        kind = model.kind_of(numbers[int(found[1])]) if found else model
         whole = partial(_draw, seed, parameter.device)
         if lora is not None and (adapts := _ADAPTER.match(part)) is not None:
             block, half, name = adapts.groups()
             value = adapter(place, block, half, name, model, lora, holder, whole)
         else:
-            value = weight(place, part.replace(".base.", "."), model, holder, whole)
+            value = weight(place, part.replace(".base.", "."), kind, holder, whole)
         parameter.copy_(value)
 
 
@@ -83,8 +84,8 @@ Whole = Callable[..., Tensor]
 def weight(place: str, part: str, model: ModelSpec, holder: Holder, whole: Whole) -> Tensor:
     """Returns one rank's part of one parameter, fp32.
 
-    `place` is the layer by the torch engine's name, such as `layers.3`, and `part` Megatron's name inside it; outside
-    of layers `place` is empty and `part` the whole name.
+    `model` is the kind of the layer, `place` the torch engine's name of it, such as `layers.3`, and `part` Megatron's
+    name inside it. Outside of layers `place` is empty and `part` the whole name.
 
     Raises:
         KeyError: There is no such parameter in the torch engine's model.
@@ -106,11 +107,17 @@ def weight(place: str, part: str, model: ModelSpec, holder: Holder, whole: Whole
         return whole(f"{place}.ffn.router.weight", model.num_experts, hidden)
     if part.startswith("mlp.experts"):
         return _experts(f"{place}.ffn.experts", part.removeprefix("mlp.experts."), model, holder, whole)
-    if part.startswith("mlp.linear_fc1"):
-        pieces = [_columns(f"{place}.ffn.{name}", kind, model, holder, whole) for name in _wide(model)]
-        return torch.cat(pieces)
-    if part.startswith("mlp.linear_fc2"):
-        return _rows(f"{place}.ffn.down", kind, (hidden, model.ffn_hidden_size), holder, whole)
+    if part == "mlp.shared_experts.gate_weight":
+        return whole(f"{place}.ffn.shared_gate.weight", 1, hidden)
+    for prefix, name, width in (
+        ("mlp.", "ffn", model.ffn_hidden_size),
+        ("mlp.shared_experts.", "ffn.shared", model.shared_ffn_hidden_size),
+    ):
+        if part.startswith(f"{prefix}linear_fc1"):
+            pieces = [_columns(f"{place}.{name}.{each}", kind, (width, hidden), holder, whole) for each in _wide(model)]
+            return torch.cat(pieces)
+        if part.startswith(f"{prefix}linear_fc2"):
+            return _rows(f"{place}.{name}.down", kind, (hidden, width), holder, whole)
     raise KeyError(f"{place}.{part}")
 
 
@@ -147,10 +154,9 @@ def _attention_inputs(name: str, kind: str, model: ModelSpec, whole: Whole) -> T
     return torch.cat(pieces, dim=1).flatten(0, 1)
 
 
-def _columns(name: str, kind: str, model: ModelSpec, holder: Holder, whole: Whole) -> Tensor:
+def _columns(name: str, kind: str, shape: tuple[int, int], holder: Holder, whole: Whole) -> Tensor:
     """A projection to the inner width, cut by what it gives."""
-    ends = (model.hidden_size,) if kind == "weight" else ()
-    return whole(f"{name}.{kind}", model.ffn_hidden_size, *ends).chunk(holder.tp)[holder.tp_rank]
+    return whole(f"{name}.{kind}", *shape[: 2 if kind == "weight" else 1]).chunk(holder.tp)[holder.tp_rank]
 
 
 def _rows(name: str, kind: str, shape: tuple[int, int], holder: Holder, whole: Whole) -> Tensor:

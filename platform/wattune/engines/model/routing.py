@@ -111,25 +111,29 @@ class LayerRouting:
         """
         logits = logits.float()
         if self.forced is None:
-            top, experts = logits.topk(self.num_per_token)
+            experts = logits.topk(self.num_per_token).indices
         else:
             experts = self.forced.repeat(logits.shape[0] // self._seq_len, 1)
-            top = logits.gather(1, experts)
-        if self._scores == "chosen":
-            gates = top.softmax(-1)
-        elif self._scores == "all":
-            gates = logits.softmax(-1).gather(1, experts)
-        else:
-            weights = top.sigmoid()
-            gates = weights / weights.sum(-1, keepdim=True)
-        gates = gates if self._scale == 1.0 else gates * self._scale
+        gates = self.weigh(logits, experts)
         sent = self._by_sequence(experts, logits.shape[1])
         if self._loss_scale and torch.is_grad_enabled():
-            loss = auxiliary_loss(logits.view(-1, self._seq_len, logits.shape[1]), sent) * self._loss_scale
+            by_sequence = logits.view(-1, self._seq_len, logits.shape[1])
+            loss = auxiliary_loss(by_sequence, sent, self._scores) * self._loss_scale
             gates = cast(Tensor, _WithLoss.apply(gates, loss))  # type: ignore[no-untyped-call]
         counts = sent.sum(0)
         self.record(counts)
         return experts, gates, counts
+
+    def weigh(self, logits: Tensor, experts: Tensor) -> Tensor:
+        """Weights of the results of chosen experts [T, k], by the router's outputs [T, E]; all fp32 but the choice."""
+        if self._scores == "all":
+            gates = logits.softmax(-1).gather(1, experts)
+        elif self._scores == "chosen":
+            gates = logits.gather(1, experts).softmax(-1)
+        else:
+            weights = logits.gather(1, experts).sigmoid()
+            gates = weights / weights.sum(-1, keepdim=True)
+        return gates if self._scale == 1.0 else gates * self._scale
 
     @torch.no_grad()
     def record(self, counts: Tensor) -> None:
@@ -143,18 +147,20 @@ class LayerRouting:
         return chosen.new_zeros(chosen.shape[0], num_experts).scatter_add_(1, chosen, torch.ones_like(chosen))
 
 
-def auxiliary_loss(logits: Tensor, sent: Tensor) -> Tensor:
+def auxiliary_loss(logits: Tensor, sent: Tensor, scores: str = "chosen") -> Tensor:
     """The loss that balances a learned routing, summed over sequences: a E sum_e f_e P_e of each.
 
     f_e is the share of the sequence's assignments that expert e got, P_e its mean probability, a the coefficient: Fedus
     et al. 2022 (arXiv 2101.03961), equations 4 to 6, for top-k as in Megatron-Core's `switch_load_balancing_loss_func`.
     It is taken over a sequence (DeepSeek-V3, arXiv 2412.19437, equations 17 to 20) and not over a micro-batch, so that
     it does not depend on the plan. Logits are the router's outputs [B, P, E] in fp32, `sent` the tokens of each expert
-    and sequence [B, E].
+    and sequence [B, E]. Of `scores` that are sigmoids, probabilities are those over their sum (DeepSeek-V3, equation
+    19), else a softmax.
     """
     shares = sent / sent.sum(1, keepdim=True)
-    probabilities = logits.softmax(-1).mean(1)
-    return AUXILIARY_LOSS_COEFFICIENT * logits.shape[-1] * (shares * probabilities).sum()
+    sigmoids = logits.sigmoid() if scores == "sigmoid" else None
+    probabilities = logits.softmax(-1) if sigmoids is None else sigmoids / sigmoids.sum(-1, keepdim=True)
+    return AUXILIARY_LOSS_COEFFICIENT * logits.shape[-1] * (shares * probabilities.mean(1)).sum()
 
 
 class _WithLoss(torch.autograd.Function):

@@ -118,6 +118,28 @@ def test_experts_are_routed_as_in_mixtral():
     assert megatron_config.transformer(spec(dropping, ep=4))["moe_expert_capacity_factor"] == 1.25
 
 
+def test_kinds_of_layers_in_megatrons_words():
+    deepseek = replace(
+        MIXTRAL,
+        num_dense_layers=3,
+        dense_ffn_hidden_size=512,
+        shared_ffn_hidden_size=256,
+        shared_expert_gate=True,
+        router_scores="sigmoid",
+        router_scale=2.5,
+        biased_parts="qkv",
+        qk_norm="head",
+    )
+    options = megatron_config.transformer(spec(deepseek))
+    assert (options["ffn_hidden_size"], options["moe_ffn_hidden_size"]) == (512, MIXTRAL.ffn_hidden_size)
+    assert options["moe_layer_freq"] == [0, 0, 0, 1, 1, 1, 1, 1]
+    assert (options["moe_shared_expert_intermediate_size"], options["moe_shared_expert_gate"]) == (256, True)
+    assert (options["moe_router_score_function"], options["moe_router_topk_scaling_factor"]) == ("sigmoid", 2.5)
+    assert options["add_qkv_bias"] and options["qk_layernorm"] and not options["add_bias_linear"]
+    over_all = megatron_config.transformer(spec(replace(MIXTRAL, router_scores="all")))
+    assert (over_all["moe_router_pre_softmax"], over_all["moe_router_score_function"]) == (True, "softmax")
+
+
 @pytest.mark.parametrize(
     ("plan", "switches"),
     [

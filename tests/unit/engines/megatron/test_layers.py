@@ -100,15 +100,15 @@ def test_a_cluster_with_transformer_engine_gets_its_layers(layers, model, expert
     config = SimpleNamespace(
         moe_grouped_gemm=megatron_config.transformer(on(True, model)).get("moe_grouped_gemm", False)
     )
-    assert layers.layer_specs(on(True, model), config) == ("its layers", "its norm")
+    assert layers.layer_specs(on(True, model), config, model) == ("its layers", "its norm")
     assert asked == [{"num_experts": experts, "moe_grouped_gemm": experts is not None, "qk_layernorm": False}]
 
 
 def test_without_it_layers_are_ours_and_a_cluster_that_claims_it_is_refused(layers):
-    layer, norm = layers.layer_specs(on(False), SimpleNamespace(normalization="RMSNorm"))
+    layer, norm = layers.layer_specs(on(False), SimpleNamespace(normalization="RMSNorm"), GROUPED)
     assert norm is layers.Norm and layer.submodules.self_attention.submodules.core_attention is layers.FusedAttention
     check_libraries(on(False))
-    for refusing in (check_libraries, lambda spec: layers.layer_specs(spec, None)):
+    for refusing in (check_libraries, lambda spec: layers.layer_specs(spec, None, GROUPED)):
         with pytest.raises(
             EngineError, match=r"1x2 h200_sxm says transformer_engine: true .*or set transformer_engine: false"
         ):

@@ -28,6 +28,7 @@ GPT = replace(
 TIED = replace(GPT, name="tied", tied_embeddings=True)
 QWEN = replace(LLAMA, name="qwen", head_dim=6, qk_norm="head", biased_parts="qkv", tied_embeddings=True)
 MIXTRAL = replace(LLAMA, name="mixtral", num_experts=4, num_experts_per_token=2)
+SHARING = replace(MIXTRAL, name="sharing", shared_ffn_hidden_size=8, shared_expert_gate=True)
 BIASED = replace(MIXTRAL, name="biased", bias=True, activation="gelu")
 
 
@@ -69,6 +70,8 @@ def parts(model: ModelSpec) -> Iterator[tuple[str, str]]:
             yield "layers.0", f"mlp.linear_fc2.{kind}"
     if model.is_moe:
         yield "layers.0", "mlp.router.weight"
+        shared = ("linear_fc1.weight", "linear_fc2.weight", "gate_weight") if model.shared_expert_gate else ()
+        yield from (("layers.0", f"mlp.shared_experts.{name}") for name in shared)
         for name in ("fc1", "fc2"):
             yield "layers.0", f"mlp.experts.{name}"
             if model.bias:
@@ -79,15 +82,17 @@ def parts(model: ModelSpec) -> Iterator[tuple[str, str]]:
 
 def is_whole(part: str) -> bool:
     """Returns True where every tensor parallel rank holds all of a parameter."""
-    return any(word in part for word in ("norm", "position", "router", "linear_proj.bias", "linear_fc2.bias"))
+    return any(
+        word in part for word in ("norm", "position", "router", "gate_weight", "linear_proj.bias", "linear_fc2.bias")
+    )
 
 
-@pytest.mark.parametrize("model", [LLAMA, GPT, TIED, QWEN, MIXTRAL, BIASED], ids=lambda each: each.name)
+@pytest.mark.parametrize("model", [LLAMA, GPT, TIED, QWEN, MIXTRAL, SHARING, BIASED], ids=lambda each: each.name)
 @pytest.mark.parametrize(("tp", "etp", "ep"), [(1, 1, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2), (1, 1, 4)])
 def test_ranks_together_hold_every_number_once(model, tp, etp, ep):
     whole, held = Numbered(), Counter()
     for place, part in parts(model):
-        if "experts" in part:
+        if "mlp.experts" in part:
             holders = [Holder(etp=etp, etp_rank=i, ep=ep, ep_rank=j) for i in range(etp) for j in range(ep)]
         else:
             holders = [Holder(tp=tp, tp_rank=rank) for rank in range(1 if is_whole(part) else tp)]
@@ -185,4 +190,4 @@ def test_transformer_engine_keeps_norms_in_its_linear_layers_and_experts_apart()
 
 def test_an_unknown_parameter_is_an_error():
     with pytest.raises(KeyError, match=r"layers\.0\.mlp\.shared_experts"):
-        weight("layers.0", "mlp.shared_experts.linear_fc1.weight", LLAMA, Holder(), Numbered())
+        weight("layers.0", "mlp.shared_experts.linear_fc3.weight", LLAMA, Holder(), Numbered())
