@@ -27,13 +27,12 @@ def test_get_gpt_layer_local_spec() -> None:
     layer = specs.get_gpt_layer_local_spec(num_experts=2, moe_grouped_gemm=False, normalization="RMSNorm")
     parts = layer.submodules
     assert {"input_layernorm", "pre_mlp_layernorm", "self_attention", "mlp"} <= vars(parts).keys()
-    assert "core_attention" in vars(parts.self_attention.submodules)
+    assert {"core_attention", "q_layernorm", "k_layernorm"} <= vars(parts.self_attention.submodules).keys()
     mlp = parts.mlp
     inside = mlp.keywords["submodules"] if isinstance(mlp, functools.partial) else mlp.submodules
-    assert "experts" in vars(inside)
+    assert {"experts", "shared_experts"} <= vars(inside).keys()
     block = load("megatron.core.transformer.transformer_block")
     assert {"layer_specs", "layer_norm"} <= set(parameters(block.TransformerBlockSubmodules))
-    assert parameters(block.get_num_layers_to_build)[:2] == ["config", "vp_stage"]
 
 
 @pytest.mark.private_api("megatron.core.transformer.moe.moe_utils.te_general_gemm")
