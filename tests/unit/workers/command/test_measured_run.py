@@ -106,7 +106,7 @@ def test_a_node_that_does_not_lead_says_whether_its_own_steps_were_steady(run, t
     ready = tmp_path / "ready"
     code = (
         "import os, pathlib, time\nfrom wattune.steps.process.writer import StepWriter\n"
-        "writer, at = StepWriter('spans'), 10**12\n"
+        "writer, at = StepWriter('spans'), time.monotonic_ns()  # long ago would be a stall\n"
         f"for n in range(40):\n end = at + round((0.1 + {growth}) * 1e9); writer.step(at, end); at = end\n"
         f"writer.flush(); pathlib.Path({str(ready)!r}).touch()\ntime.sleep(100)"
     )
