@@ -7,7 +7,6 @@ result is stored: one whose driver dies before that is run again.
 """
 
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +38,8 @@ from wattune.storage.study import TrialFolder
 from wattune.units import ns_to_s
 
 _NICENESS: Final = 10
-"""Of the thread that makes a result."""
+"""Added to that of the thread that makes a result, which Linux counts by thread: the next trial may build and compile
+meanwhile. Ray has made every process of its own nice, and only root may take that back."""
 
 
 @dataclass(slots=True)
@@ -102,13 +102,8 @@ def run_trial(
             ended_mono_ns = time.monotonic_ns()
             free()
         sensing.close()
-        with ThreadPoolExecutor(1, initializer=_give_way) as aside:
+        with ThreadPoolExecutor(1, initializer=os.nice, initargs=(_NICENESS,)) as aside:
             return aside.submit(_conclude, measured, course, workers, begun, ended_mono_ns).result()
-
-
-def _give_way() -> None:
-    """Lets every other thread of this machine go first: the next trial may build and compile meanwhile."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _conclude(measured: Attempt, course: _Course, workers: Lanes, begun: ClockAnchor, ended_mono_ns: int | None) -> Run:

@@ -1,5 +1,7 @@
 """One trial's request, limit and last write. No Ray is started."""
 
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -205,6 +207,24 @@ def test_the_nodes_of_a_trial_that_was_measured_are_free_before_its_result_is_th
     assert TrialFolder(asked.folder).result() == result and bool(freed) is is_early
     assert result.tags["group_lost"] == "it leaked"
     assert not freed or result.end_wall_ns <= freed[0], "the next trial's time begins where this one's ends"
+
+
+@pytest.mark.usefixtures("telemetry")
+def test_a_result_is_made_behind_all_else_though_ray_has_made_its_process_nice(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels: list[int] = []
+    monkeypatch.setattr(run_trial_module, "_conclude", lambda *_: levels.append(os.nice(0)))
+
+    def run() -> None:
+        os.nice(5)
+        run_trial_module.run_trial(request(tmp_path), cluster, FakeLanes())  # type: ignore[arg-type]
+        levels.append(os.nice(0))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert levels == [min(levels[-1] + 10, 19), levels[-1]], "nobody but root may set a level below that of the process"
 
 
 @pytest.mark.parametrize("isolation", ["warm", "fresh"])
