@@ -1,6 +1,7 @@
 """Decoder transformers by their published configurations, their parameter counts, and scaled-down slices of them."""
 
 import json
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -486,8 +487,8 @@ def scale_model(full: ModelSpec, cluster: ClusterSpec) -> ModelSpec:
     if memory_bytes is None:
         raise PlanError(f'scale_to: the memory of "{cluster.device}" is not in the catalog; give num_layers instead')
     budget = STATE_MEMORY_FRAC * memory_bytes * cluster.world_size / STATE_BYTES_PER_PARAMETER
-    outside_layers = full.num_parameters - full.num_layers * full.layer_parameters
-    num_layers = min(full.num_layers, int((budget - outside_layers) // full.layer_parameters))
+    sizes = range(1, full.num_layers + 1)
+    num_layers = bisect_right(sizes, budget, key=lambda size: replace(full, num_layers=size).num_parameters)
     if num_layers < 1:
         raise PlanError(f"scale_to: not one layer of {full.name} fits {cluster.label}; use a larger cluster")
     if num_layers > cluster.world_size:
