@@ -49,6 +49,8 @@ class Example:
     value: Any
 
 
+_NO_BOUNDS: Final = Bounds()
+
 Count = Annotated[int, Bounds(ge=1, le=LARGEST_COUNT)]
 CountOrZero = Annotated[int, Bounds(ge=0, le=LARGEST_COUNT)]
 Size = Annotated[int, Bounds(ge=1, le=LARGEST_WORLD)]
@@ -57,10 +59,12 @@ NotNegative = Annotated[float, Bounds(ge=0)]
 
 
 @lru_cache(maxsize=16)
-def _from_zero(kind: type[Any]) -> frozenset[str]:
-    """Returns the names of counts that may be 0."""
-    hints = get_type_hints(kind, include_extras=True)
-    return frozenset(name for name, hint in hints.items() if hint == CountOrZero)
+def _bounds(kind: type[Any]) -> dict[str, Bounds]:
+    """Returns the bounds that the annotations of a dataclass give its numbers."""
+    hints = {
+        name: getattr(hint, "__metadata__", ()) for name, hint in get_type_hints(kind, include_extras=True).items()
+    }
+    return {name: one for name, found in hints.items() for one in found if isinstance(one, Bounds)}
 
 
 @lru_cache(maxsize=16)
@@ -85,16 +89,17 @@ def require_kinds(part: Any) -> None:
 
     Raises:
         TypeError: A field holds another type.
-        ValueError: A number is not finite, negative, or larger than any real one.
+        ValueError: A number is not finite, negative, 0 where it may not be, or larger than any real one.
     """
-    from_zero = _from_zero(type(part))  # type: ignore[arg-type]  # a class is hashable
+    bounds = _bounds(type(part))  # type: ignore[arg-type]  # a class is hashable
     for name, kinds in _kinds(type(part)).items():  # type: ignore[arg-type]
-        value = getattr(part, name)
+        value, own = getattr(part, name), bounds.get(name, _NO_BOUNDS)
         if type(value) not in kinds:
             raise TypeError(f"{name}: got {str(value)[:60]}, allowed: {' or '.join(kind.__name__ for kind in kinds)}")
-        if type(value) is int and not (name not in from_zero) <= value <= LARGEST_COUNT:
+        if type(value) is int and not (own.ge != 0) <= value <= LARGEST_COUNT:
             raise ValueError(f"{name}: got {str(value)[:60]}, allowed: up to {LARGEST_COUNT:,}")
-        if type(value) is float and not 0 <= value < math.inf:
-            raise ValueError(f"{name}: got {value}, allowed: a finite number of at least 0")
+        if type(value) is float and (value == own.gt or not 0 <= value < math.inf):
+            least = "of at least" if own.gt is None else "above"
+            raise ValueError(f"{name}: got {value}, allowed: a finite number {least} 0")
         if type(value) is tuple and not all(type(one) is str or 0 <= one <= LARGEST_COUNT for one in value):
             raise ValueError(f"{name}: got {str(value)[:60]}, allowed: names, or integers of at least 0")

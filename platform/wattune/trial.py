@@ -139,6 +139,7 @@ class TrialSpec:
             cluster["own_device"] = DeviceSpec.from_json(cluster["own_device"])
         if cluster.get("network") is not None:
             cluster["network"] = NetworkSpec(**cluster["network"])
+            require_kinds(cluster["network"])
         spec = cls(
             model=_model(tuple(data["model"]), *data["model"].values()),
             cluster=_cluster(_origins(cluster), tuple(cluster), *cluster.values()),

@@ -399,7 +399,7 @@ class ClusterSpec:
     @property
     def num_domains(self) -> int:
         """Number of fast fabrics that its ranks are spread over, 1 where no rank needs the network."""
-        return max(self.world_size // self.domain, 1)
+        return -(-self.world_size // self.domain)
 
     @property
     def world_size(self) -> int:

@@ -1,8 +1,7 @@
 """Networks between nodes, fabrics inside them, and processors of hosts: what a cluster is made of beside devices."""
 
-import math
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from wattune.errors import PlanError, closest
 from wattune.field_types import Bounds
@@ -24,19 +23,6 @@ class NetworkSpec:
     """Added by each further node of a ring."""
     source: str = field(default="", compare=False)
     """Origin of the numbers. Networks with equal numbers are equal."""
-
-    def __post_init__(self) -> None:
-        """Refuses figures that no network has, from files too.
-
-        Raises:
-            TypeError, ValueError: A figure is no number, or not above 0.
-        """
-        for name in NETWORK_FIGURES:
-            value: Any = getattr(self, name)
-            if type(value) not in (int, float):
-                raise TypeError(f"network.{name}: got {str(value)[:60]}, allowed: a number")
-            if not 0 < value < math.inf:
-                raise ValueError(f"network.{name}: got {value}, allowed: a finite number above 0")
 
 
 NETWORK_FIGURES: Final = ("bandwidth_bytes_per_s", "ports_per_device", "achieved_frac", "latency_s")

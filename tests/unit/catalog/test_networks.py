@@ -14,6 +14,7 @@ from wattune.catalog.networks import (
 )
 from wattune.cost.coefficients import PUBLISHED_STEP_TIME
 from wattune.errors import PlanError
+from wattune.field_types import require_kinds
 
 
 @pytest.mark.parametrize(  # Gb/s of a node of eight devices: Quantum and ConnectX datasheets, AWS, OLCF
@@ -45,7 +46,7 @@ def test_names_that_nobody_has_are_refused() -> None:
     assert host_speed(REFERENCE_HOST) == 1 < host_speed("epyc_9575f") == HOST_CLOCKS_GHZ["epyc_9575f"] / 3.8
 
 
-@pytest.mark.parametrize("figures", [{"bandwidth_bytes_per_s": 0}, {"bandwidth_bytes_per_s": 1e9, "latency_s": True}])
+@pytest.mark.parametrize("figures", [{"bandwidth_bytes_per_s": 0.0}, {"bandwidth_bytes_per_s": 1e9, "latency_s": True}])
 def test_a_network_is_made_of_positive_numbers(figures: dict[str, float]) -> None:
-    with pytest.raises((TypeError, ValueError), match="network"):
-        NetworkSpec(name="ours", **figures)  # type: ignore[arg-type]
+    with pytest.raises((TypeError, ValueError), match=r"bandwidth_bytes_per_s: got 0|latency_s: got True"):
+        require_kinds(NetworkSpec(name="ours", **figures))  # type: ignore[arg-type]
