@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Final
 
-ConfigJson = Mapping[str, Any]
+from wattune.field_types import LARGEST_COUNT
 
-LARGEST: Final = 10**9
-"""Largest integer of a model, as in search spaces."""
+ConfigJson = Mapping[str, Any]
 
 TYPES: Final[dict[str, dict[str, dict[str, Any]]]] = json.loads(
     resources.files(__package__).joinpath("model_types.json").read_text(encoding="utf-8")
@@ -44,14 +43,14 @@ class Keys:
         """Notes why a key cannot be used."""
         self.problems.append(f"{self.where}{key}: {text}")
 
-    def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+    def count(self, key: str, default: int | None = None, *, least: int = 1, most: int = LARGEST_COUNT) -> int:
         """Returns an integer; the least one where the file has none, which is then a problem."""
         value = self.config.get(key)
         value = default if value is None else value
-        if type(value) is int and least <= value <= LARGEST:
+        if type(value) is int and least <= value <= most:
             return value
         said = "missing" if value is None else f"got {str(value)[:40]}"
-        self.problem(key, f"{said}, allowed: an integer from {least} to {LARGEST:,}")
+        self.problem(key, f"{said}, allowed: an integer from {least} to {most:,}")
         self.uncounted.add(key)
         return least
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from wattune.catalog.config_keys import LARGEST, TYPES, ConfigJson, Keys
+from wattune.catalog.config_keys import TYPES, ConfigJson, Keys
 from wattune.catalog.models import ModelSpec
 from wattune.errors import PlanError, closest
+from wattune.field_types import LARGEST_COUNT, LARGEST_WORLD
 
 LARGEST_CONFIG_BYTES: Final = 2**20
 """Largest file that is read. A real one has a few kilobytes."""
@@ -56,7 +57,8 @@ _WITHOUT: Final[dict[str, tuple[str, ...]]] = {
     "shared_expert": ("shared_ffn_hidden_size", "shared_expert_gate"),
     "attention_sinks": ("attention_sinks",),
 }
-"""Features that are counted and can be left out all the same, for an engine that lacks them, by the fields they set."""
+"""Features that are counted and can be left out all the same, for an engine that lacks them, by the fields they set.
+The first one tells whether a model has it. `qkv_bias` is the biases of attention; those of other parts stay."""
 
 
 def read_config(path: Path, name: str, leave_out: Collection[str] = ()) -> Reading:
@@ -84,9 +86,8 @@ def read_config(path: Path, name: str, leave_out: Collection[str] = ()) -> Readi
     found = Keys(kind, config, where, features=vision)
     spec = _READERS[kind](found, name)
     _check(found, spec)
-    counted = {
-        word: names for word, names in _WITHOUT.items() if any(getattr(spec, one) != _DEFAULT[one] for one in names)
-    }
+    plain = _DEFAULT | {"biased_parts": " ".join(one for one in spec.biased_parts.split() if one not in ("qkv", "o"))}
+    counted = {word: names for word, names in _WITHOUT.items() if getattr(spec, names[0]) != plain[names[0]]}
     noted = [
         key
         for key, neutral in _NEUTRAL.items()
@@ -103,7 +104,7 @@ def read_config(path: Path, name: str, leave_out: Collection[str] = ()) -> Readi
             found.problems.append(f'leave_out: the file has no "{feature}"{near}')
     if found.problems:
         raise PlanError("\n".join(f"{path}: {problem}" for problem in found.problems))
-    without = {one: _DEFAULT[one] for word in leave_out for one in counted.get(word, ())}
+    without = {one: plain[one] for word in leave_out for one in counted.get(word, ())}
     source = "config.json of a Hugging Face checkpoint" + (f"; not trained: {', '.join(noted)}" if noted else "")
     return Reading(model=replace(spec, source=source, **without), left_out=tuple(sorted(leave_out)), noted=tuple(noted))
 
@@ -175,10 +176,9 @@ def _letters(found: Keys, key: str, num_layers: int, letter_of: Mapping[str, str
 
 def _pattern(letters: str) -> str:
     """Returns the shortest pattern that gives the letters when it is repeated."""
-    lengths = (
-        size for size in range(1, len(letters) + 1) if (letters[:size] * len(letters))[: len(letters)] == letters
-    )
-    return letters[: next(lengths)] if letters else ""
+    return letters[
+        : next((size for size in range(1, len(letters)) if letters.startswith(letters[size:])), len(letters))
+    ]
 
 
 _LAYER_TYPES: Final = {"full_attention": "F", "attention": "F", "sliding_attention": "S"}
@@ -241,7 +241,7 @@ def _decoder(found: Keys, name: str, *, attention: str = "qkv o", gated: bool = 
 
     `attention` are the parts that `attention_bias` gives biases.
     """
-    num_layers, hidden = found.count("num_hidden_layers"), found.count("hidden_size")
+    num_layers, hidden = found.count("num_hidden_layers", most=LARGEST_WORLD), found.count("hidden_size")
     heads = found.count("num_attention_heads")
     width = found.count("head_dim") if found.config.get("head_dim") is not None else 0
     own: dict[str, Any] = {
@@ -394,7 +394,7 @@ def _gpt2(found: Keys, name: str) -> ModelSpec:
         found,
         name,
         gated=False,
-        ffn_hidden_size=found.count("n_inner", min(4 * hidden, LARGEST)),
+        ffn_hidden_size=found.count("n_inner", min(4 * hidden, LARGEST_COUNT)),
         num_kv_heads=heads,
         norm="layernorm",
         positions="learned",
@@ -438,7 +438,7 @@ def _falcon(found: Keys, name: str) -> ModelSpec:
         name,
         gated=False,
         num_kv_heads=grouped if new else 1 if found.flag("multi_query") else heads,
-        ffn_hidden_size=found.count("ffn_hidden_size", min(4 * hidden, LARGEST)),
+        ffn_hidden_size=found.count("ffn_hidden_size", min(4 * hidden, LARGEST_COUNT)),
         norm="layernorm",
         norm_place="shared" if parallel and norms == 1 else "before",
         bias=has,

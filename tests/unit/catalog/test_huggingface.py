@@ -166,6 +166,12 @@ def test_what_changes_no_count_is_read_and_noted(tmp_path, config, notes):
         (QWEN3, {"qk_norm": "head"}, "qk_norm", {"qk_norm": "none"}),
         (LLAMA | {"attention_bias": True}, {"biased_parts": "qkv o"}, "qkv_bias", {"biased_parts": ""}),
         (
+            {"model_type": "gpt_oss"},
+            {"biased_parts": "qkv o ffn router"},
+            "qkv_bias",
+            {"biased_parts": "ffn router"},
+        ),
+        (
             LLAMA | {"model_type": "mistral", "sliding_window": 4096},
             {"sliding_window": 4096, "layer_kinds": ""},
             "sliding_window",
@@ -184,7 +190,7 @@ def test_what_changes_no_count_is_read_and_noted(tmp_path, config, notes):
             {"shared_ffn_hidden_size": 0, "shared_expert_gate": False},
         ),
     ],
-    ids=["qkv_bias", "qk_norm", "attention_bias", "window", "windows", "shared_expert"],
+    ids=["qkv_bias", "qk_norm", "attention_bias", "attention_alone", "window", "windows", "shared_expert"],
 )
 def test_a_feature_is_a_field_and_can_be_left_out_by_its_word(tmp_path, config, fields, word, without):
     spec = read(tmp_path, config)
@@ -276,6 +282,9 @@ def test_all_problems_are_named_at_once(tmp_path):
 def test_what_is_left_out_must_be_there(tmp_path):
     with pytest.raises(PlanError, match='the file has no "qkv_bias"'):
         read(tmp_path, LLAMA, "qkv_bias")
+    for word, kind in (("qkv_bias", "phi"), ("sliding_window", "nemotron_h")):  # its other biases, its kinds of layers
+        with pytest.raises(PlanError, match=f'the file has no "{word}"'):
+            read(tmp_path, {"model_type": kind}, word)
     with pytest.raises(PlanError, match='the file has no "qvk_bias"; did you mean "qkv_bias"'):
         read(tmp_path, QWEN2, "qvk_bias")
 
