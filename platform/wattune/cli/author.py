@@ -11,7 +11,7 @@ import typer
 from wattune import api
 from wattune.catalog.huggingface import read_config
 from wattune.catalog.models import model
-from wattune.cli.shell import JsonOption, err, out, print_json, print_line
+from wattune.cli.shell import JsonOption, LeaveOutOption, err, out, print_json, print_line
 from wattune.cli.verbs import app
 from wattune.doctor import own_devices
 from wattune.errors import PlanError, WattuneError, closest
@@ -37,10 +37,7 @@ def init(
         str | None,
         typer.Option("--model", "--from", help="Catalog model, or a config.json of Hugging Face.", show_default=False),
     ] = None,
-    leave_out: Annotated[
-        list[str] | None,
-        typer.Option(help="Feature of the config.json to train without; may be repeated.", show_default=False),
-    ] = None,
+    leave_out: LeaveOutOption = None,
     cluster: Annotated[
         str | None,
         typer.Option(help='NODESxDEVICES and a device, e.g. "1x4 h200_sxm"; else this machine.', show_default=False),

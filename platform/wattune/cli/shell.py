@@ -69,6 +69,10 @@ StudyArgument = Annotated[
     str,
     typer.Argument(help="A study's name, folder or URL.", show_default=False, autocompletion=complete_stored),
 ]
+LeaveOutOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Feature of the config.json to train without; may be repeated.", show_default=False),
+]
 StorageOption = Annotated[
     str | None,
     typer.Option(

@@ -1,6 +1,7 @@
 """`plan` and `run`: from a search space to a study."""
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import partial
@@ -15,6 +16,7 @@ from wattune.cli.shell import (
     NOTHING_FEASIBLE,
     STOP,
     JsonOption,
+    LeaveOutOption,
     SpaceArgument,
     StorageOption,
     TrackingOption,
@@ -131,10 +133,7 @@ def estimate(
     engine: Annotated[
         str, typer.Option(help=f"{', '.join(CAPABILITIES)}; only to estimate: {', '.join(SOFTWARE)}.")
     ] = "torch",
-    leave_out: Annotated[
-        list[str] | None,
-        typer.Option(help="Feature of the config.json to train without; may be repeated.", show_default=False),
-    ] = None,
+    leave_out: LeaveOutOption = None,
     storage: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -172,11 +171,9 @@ def settings_of(texts: Sequence[str]) -> dict[str, Any]:
         SpaceError: One has another form, a name comes twice, or it is an argument of its own.
     """
     pairs = [text.partition("=") for text in texts]
-    names = [name for name, _, _ in pairs]
-    wrong = [f"{name}: write NAME=VALUE, such as tp=8" for name, sign, value in pairs if not (sign and value)]
-    wrong += [
-        f"{name}: given {names.count(name)} times; keep one" for name in dict.fromkeys(names) if names.count(name) > 1
-    ]
+    counts = Counter(name for name, _, _ in pairs if name not in _OWN)
+    wrong = [f"{''.join(one)}: write NAME=VALUE, such as tp=8" for one in pairs if one[0] in counts and not all(one)]
+    wrong += [f"{name}: given {count} times; keep one" for name, count in counts.items() if count > 1]
     wrong += [f"{name}: an argument of its own; write {_OWN[name]}" for name, _, _ in pairs if name in _OWN]
     if wrong:
         raise SpaceError.from_problems("estimate", wrong)

@@ -50,12 +50,14 @@ def check_own_name(text: str) -> str:
 
 
 def own_name_of(config: FilePath) -> str:
-    """Returns a name for the model of a `config.json`: that of its folder, which no catalog model has.
+    """Returns a name for the model of a `config.json`, which no catalog model has: its folder's, or a file's own one.
 
     Raises:
-        PlanError: The folder's name makes none.
+        PlanError: That makes no name.
     """
-    own = check_own_name(re.sub(r"[^A-Za-z0-9._-]+", "_", config.resolve().parent.name) or "own_model")
+    place = config.resolve()
+    text = place.parent.name if place.name == "config.json" else place.stem
+    own = check_own_name(re.sub(r"[^A-Za-z0-9._-]+", "_", text) or "own_model")
     return f"{own}_own" if own in MODELS else own
 
 
@@ -63,7 +65,7 @@ def model_in_short(text: Any, leave_out: Sequence[str] = ()) -> Any:
     """Returns the entry of a model that is named, or the path of a `config.json`; what is no text stays.
 
     Raises:
-        PlanError: The path's folder makes no name.
+        PlanError: The path makes no name.
     """
     if not isinstance(text, str | FilePath) or (isinstance(text, str) and not text.endswith(".json")):
         return {"name": text, "leave_out": [*leave_out]} if leave_out else text

@@ -85,8 +85,9 @@ def test_the_verb_prints_figures_parts_and_json(wattune):
     assert code == 2 and "cluster.host.inlet_c: got 380, allowed: at most 70" in error
     code, out, _ = wattune("estimate", "llama3_8b", "1x8 h200_sxm", "tp=16", "--json")
     assert code == 3 and json.loads(out)["rule"]
-    code, _, error = wattune("estimate", "llama3_8b", "1x8 h200_sxm", "tp8", "pp=1", "pp=2")
+    code, _, error = wattune("estimate", "llama3_8b", "1x8 h200_sxm", "tp8", "pp=1", "pp=2", "=3", "engine")
     assert code == 2 and "tp8: write NAME=VALUE" in error and "pp: given 2 times" in error
+    assert "=3: write NAME=VALUE" in error and "engine: write" not in error and "write --engine NAME" in error
     code, _, error = wattune("estimate", "llama3_8b", "1x8 h200_sxm", "engine=megatron", "model=gpt")
     assert code == 2 and "engine: an argument of its own; write --engine NAME" in error and "model: an arg" in error
 
@@ -100,6 +101,8 @@ def test_a_config_json_is_a_model(wattune, tmp_path):
     code, out, error = wattune("estimate", str(path), "1x8 h200_sxm", "tp=2", "--json")
     assert code == 0, error
     assert json.loads(out)["model"] == "llama"
+    code, out, error = wattune("estimate", str(path.rename(path.with_name("llama-2b.json"))), "1x8 h200_sxm", "--json")
+    assert code == 0 and json.loads(out)["model"] == "llama-2b", error
     code, _, error = wattune("estimate", str(tmp_path / "no.json"), "1x8 h200_sxm")
     assert code == 2 and "from_config" in error
 
