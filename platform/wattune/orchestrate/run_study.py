@@ -277,7 +277,7 @@ class _StudySearcher(Searcher):  # type: ignore[misc]
             return {"attempt": attempt}
         if self._controller.ending is not None:
             return str(Searcher.FINISHED)
-        if self._spare is None:
+        if self._spare is None and self._controller.hands_over:
             self._spare = trial_id
             return {"attempt": None}
         return None

@@ -109,9 +109,11 @@ def searcher(world, specs) -> _StudySearcher:
     return make_searcher(world, specs[:1])
 
 
-def make_searcher(world, specs, measure: Measure | None = None, lanes: Any = None) -> _StudySearcher:
+def make_searcher(
+    world, specs, measure: Measure | None = None, lanes: Any = None, isolation: str = "fresh"
+) -> _StudySearcher:
     limits = {"node_device_power_w": 9.0}
-    controller = world.controller(specs, measure=measure, seed=7, isolation="fresh", limits=limits)
+    controller = world.controller(specs, measure=measure, seed=7, isolation=isolation, limits=limits)
     return _StudySearcher(controller, _Progress(lanes or FakeLanes()))
 
 
@@ -124,8 +126,6 @@ def test_the_searcher_speaks_tunes_language_and_survives_its_pickling(world, spe
     assert attempt.folder == world.study.trial(attempt.trial_id, 0).path
     assert pickle.loads(pickle.dumps(attempt)) == attempt
     assert attempt.nodes == tuple(world.nodes)
-    assert searcher.suggest("t1") == {"attempt": None}, "a process that takes over while another makes a result"
-    searcher.on_trial_complete("t1", {"done_trials": 1})
     assert searcher.suggest("t2") is None and world.study.trial(attempt.trial_id, 0).result() is None
     world.write(specs[0])
     searcher.on_trial_complete("t0", {"done_trials": 1})
@@ -195,7 +195,7 @@ def test_an_error_of_this_program_is_the_trials_result_with_its_stack(
 
 
 def test_the_next_trial_starts_while_the_result_of_a_measured_one_is_made(world, specs, reported, monkeypatch) -> None:
-    searcher, seen = make_searcher(world, specs), []
+    searcher, seen = make_searcher(world, specs, isolation="warm"), []
 
     def measured(attempt: Attempt, _cluster: Any, _lanes: Any, free: Any) -> None:
         free()
@@ -206,8 +206,15 @@ def test_the_next_trial_starts_while_the_result_of_a_measured_one_is_made(world,
     monkeypatch.setattr(run_study, "run_trial", measured)
     _trainable(searcher.suggest("t0"), cluster=cluster_of(world), lanes=FakeLanes())
     assert seen == [[{"done_trials": 0}], None, {"attempt": None}, specs[1]]
+    searcher.on_trial_complete("t1", {"done_trials": 1})  # a process that takes over, and no trial of the study
     _trainable({"attempt": None}, cluster=cluster_of(world), lanes=FakeLanes())
     assert [one["done_trials"] for one in reported] == [0, 1, 1]
+
+
+@pytest.mark.parametrize(("num", "isolation"), [(1, "warm"), (3, "fresh")])
+def test_no_process_starts_that_no_trial_would_take_over(world, specs, num: int, isolation: str) -> None:
+    searcher = make_searcher(world, specs[:num], isolation=isolation)
+    assert searcher.suggest("t0")["attempt"] is not None and searcher.suggest("t1") is None
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(5, "I/O error"), MemoryError()])

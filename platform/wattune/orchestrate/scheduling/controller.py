@@ -187,6 +187,11 @@ class StudyController:
         return [self._opened.missing(spec) for spec in wanted]
 
     @property
+    def hands_over(self) -> bool:
+        """True if a trial is to start while the result of another one is made."""
+        return self._run.isolation == "warm" and self.num_left > 0
+
+    @property
     def num_left(self) -> int:
         """Trials that are left when nothing runs, as far as it is known: see `TrialQueue.num_left`."""
         return self._queue.num_left
