@@ -113,10 +113,9 @@ def answer_of(ranking: Ranking) -> StudyAnswer:
     open_ones = (row.best_probability or 0.0 for row in able[:1])
     pair = able[:2] if max(none, *open_ones) < until else []
     state: State = "undecided" if ranking.best is None else "unsure" if rivals or likely < until else "sure"
-    known = [one.run_command for one in ranking.space if one.run_command]
     return StudyAnswer(
         state=state,
-        run_command=known[0] if len(known) == 1 else _RUN,
+        run_command=ranking.run_command or _RUN,
         plan=plan,
         name=_name(plan, ranking),
         next_name="" if follower is None else _name(follower, ranking),

@@ -47,8 +47,6 @@ class SpaceShare:
     """Those that ran and did not complete, or of which a repeat failed: the ranking calls them failed too."""
     num_burst: int = 0
     """Those of which only a burst was measured."""
-    run_command: str = ""
-    """The command that goes on with the study: the study's own file is a space."""
 
     def __str__(self) -> str:
         """The share in words."""
@@ -99,6 +97,8 @@ class Ranking:
     """Conditions of `where` with a name that no trial has."""
     space: tuple[SpaceShare, ...] = ()
     """Share of each study's space that was measured; empty where the space is not known."""
+    run_command: str = ""
+    """The command that goes on with the one study: its own file is a space. Empty where there are several."""
 
     @property
     def objective(self) -> Objective:

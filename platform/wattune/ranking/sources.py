@@ -167,6 +167,7 @@ def rank_sources(sources: Sequence[Source], **asked: Unpack[Asked]) -> Ranking:
         where=[parse_where(text, flags) for text in asked.get("where", ())],
         least_quality=asked.get("least_quality", ""),
     )
+    spaces = [source for source in sources if source.candidates is not None]
     return replace(
         ranking,
         unreadable={
@@ -174,7 +175,8 @@ def rank_sources(sources: Sequence[Source], **asked: Unpack[Asked]) -> Ranking:
             for source in sources
             for name, reason in source.unreadable.items()
         },
-        space=tuple(_share(source) for source in sources if source.candidates is not None),
+        space=tuple(map(_share, spaces)),
+        run_command=_run_command(Path(spaces[0].place)) if len(spaces) == len(sources) == 1 else "",
     )
 
 
@@ -219,7 +221,6 @@ def _share(source: Source) -> SpaceShare:
         num_measured=len(measured),
         num_failed=len(failed),
         num_burst=len(known & {result.trial_id for result in completed} - measured - failed),
-        run_command=_run_command(Path(source.place)),
     )
 
 

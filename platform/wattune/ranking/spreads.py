@@ -164,7 +164,7 @@ class NextRun:
     heat_variance: float
     """Variance of heat that the runs do not tell and no repeat of their length shows (`wattune.ranking.heat`)."""
     elsewhere_variance: float
-    """Variance that a run on another day or device of the kind has beyond `variance`."""
+    """Variance that a run on another day or device of the kind has beyond one in the study."""
     scatter: Scatter
     """The model of its study."""
     number: int

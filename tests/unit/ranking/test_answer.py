@@ -71,10 +71,8 @@ def test_a_tie_asks_for_a_repeat_of_both_with_its_time_and_the_command() -> None
     (spec, first), other = pairs
     started = [(spec, replace(first, numbers=Numbers(group_start_s=30.0))), other]
     assert answer_of(ranked(*started)).repeats_s == pytest.approx(15 + 25 + 30), "workers start once in a call"
-    known = SpaceShare(
-        study="moe", num_candidates=2, num_measured=2, num_failed=0, run_command="wattune run 'a b/study.yaml'"
-    )
-    assert answer_lines(replace(ranking, space=(known,)))[-1].endswith("wattune run 'a b/study.yaml' --until-decided")
+    known = replace(ranking, run_command="wattune run 'a b/study.yaml'")
+    assert answer_lines(known)[-1].endswith("wattune run 'a b/study.yaml' --until-decided")
 
 
 def test_one_that_holds_is_not_called_sure_while_a_faster_one_is_undecided() -> None:
