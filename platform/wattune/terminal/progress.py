@@ -274,9 +274,11 @@ class StudyProgress:
         while not self._over.wait(ASK_EVERY_S if self._live is not None else TELL_EVERY_S):
             with self._lock:
                 running = list(self._tally.running.values())[:MOST_LANES]
-            for start, _ in running:
-                if start.progress is not None and not self._over.is_set():
-                    self._progress[key_of(start)] = start.progress()
+            self._progress = {
+                key_of(start): start.progress()
+                for start, _ in running
+                if start.progress is not None and not self._over.is_set()
+            }
             if self._live is None:
                 self._tell(running)
 

@@ -45,11 +45,11 @@ def _named(times_s: Mapping[str, float]) -> dict[str, float]:
 
 def times_view(ranking: Ranking) -> View:
     """Lays out each run's seconds by part, in the order they ran."""
-    found = times_json(ranking)
     rows = _rows(ranking)
     if not any(times_s.keys() - {"other"} for _, _, times_s in rows):
         return [Note("No run tells where its time went.")]
     sums_s = _sums(rows)
+    total_s = sum(sums_s.values())
     shown = {part: part for part, whole_s in sums_s.items() if whole_s >= 0.05 or part == _MEASURED}
     columns = [
         Column("run", lambda row: row[0], place="lead"),
@@ -58,13 +58,11 @@ def times_view(ranking: Ranking) -> View:
         Column("all", lambda row: _seconds(sum(row[2].values())), "time_s"),
         Column("measured", lambda row: row[2].get(_MEASURED, 0.0) / (sum(row[2].values()) or 1.0), PERCENT),
     ]
-    share = worded(PERCENT, found["measured_frac"] or 0.0)
+    share = worded(PERCENT, sums_s[_MEASURED] / (total_s or 1.0))
     other = "; other: what nobody told, such as of a run whose ranks ended without a word" if "other" in shown else ""
     return [
         Table("Seconds of each run by part", columns, rows, total=("", "sum", sums_s)),
-        reading(
-            f"steps were measured in {share} of {found['total_s']:.1f} s, the wall time of each set of nodes together"
-        ),
+        reading(f"steps were measured in {share} of {total_s:.1f} s, the wall time of each set of nodes together"),
         reading(f"wait: its nodes had nothing to do before it; first step: with the compiler's work{other}"),
     ]
 

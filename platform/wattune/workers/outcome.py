@@ -46,8 +46,9 @@ class OutOfMemory:
     @property
     def needed_bytes(self) -> int:
         """Bytes of tensors and of what was asked for; 0 where they are not known."""
-        known = self.memory is not None and self.requested_bytes is not None
-        return self.memory.allocated_bytes + self.requested_bytes if known else 0  # type: ignore[union-attr,operator]
+        if self.memory is None or self.requested_bytes is None:
+            return 0
+        return self.memory.allocated_bytes + self.requested_bytes
 
     @property
     def is_fragmentation(self) -> bool:

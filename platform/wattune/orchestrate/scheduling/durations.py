@@ -59,7 +59,8 @@ class BesideSteps:
     """
 
     def __init__(self) -> None:
-        self._own_s: dict[Hashable, list[float]] = defaultdict(list)
+        self._own_s: dict[Hashable, tuple[float, int]] = {}
+        """Sum and number: a trial costs the same however many there were."""
 
     def take(self, results: Iterable[tuple[TrialSpec, Run]]) -> None:
         """Takes results of other studies, whatever their order."""
@@ -76,12 +77,13 @@ class BesideSteps:
         own_s = ns_to_s(result.end_wall_ns - result.start_wall_ns) - window_s
         own_s = max(own_s - around_s(step_s, measure, on_cpu=spec.cluster.device == "cpu"), 0.0)
         for key in (_kind(spec, start), start):
-            self._own_s[key].append(own_s)
+            sum_s, num = self._own_s.get(key, (0.0, 0))
+            self._own_s[key] = sum_s + own_s, num + 1
 
     def expected_s(self, spec: TrialSpec, start: Start) -> float:
         """Returns the expected seconds of a trial that starts so."""
-        own_s = self._own_s.get(_kind(spec, start)) or self._own_s.get(start, [])
-        return (BESIDE_STEPS_S[start] + sum(own_s)) / (1 + len(own_s))
+        sum_s, num = self._own_s.get(_kind(spec, start)) or self._own_s.get(start, (0.0, 0))
+        return (BESIDE_STEPS_S[start] + sum_s) / (1 + num)
 
     def usual_s(self, spec: TrialSpec) -> float:
         """Returns the expected seconds of a trial on warm workers that may hold its graphs or not."""

@@ -3,7 +3,7 @@
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.fidelity import FIRST_REFERENCE_REPEAT
@@ -18,9 +18,6 @@ from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.orchestrate.scheduling.waiting import Waiting
 from wattune.trial import TrialSpec
-
-if TYPE_CHECKING:
-    pass
 
 SHOWN_FIRST: Final = 4
 """Most trials that a preview names as the first ones."""
