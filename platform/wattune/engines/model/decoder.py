@@ -223,10 +223,12 @@ class Layer(nn.Module):
         return _again(self._blocks, x) if self.recompute else self._blocks(x)
 
     def _blocks(self, x: Tensor) -> Tensor:
+        if isinstance(self.ffn, FeedForward):
+            return self.compiler.run(Layer.mix_all, self, x)
         # Experts exchange tokens in numbers known at run time only, which no whole graph can hold.
-        if not isinstance(self.ffn, FeedForward):
-            return self.mix_ffn(self.compiler.run(Layer.mix_tokens, self, x))
-        return self.compiler.run(Layer.mix_all, self, x)
+        if self.shares_norm:
+            return self.mix_all(x)
+        return self.mix_ffn(self.compiler.run(Layer.mix_tokens, self, x))
 
     def mix_tokens(self, x: Tensor) -> Tensor:
         """The attention block with its residual."""

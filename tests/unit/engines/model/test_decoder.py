@@ -5,7 +5,7 @@ import torch
 
 from wattune.catalog.models import MODELS, ModelSpec
 from wattune.engines.model.compiler import Compiler
-from wattune.engines.model.decoder import Decoder, Rotation
+from wattune.engines.model.decoder import Decoder, Layer, Rotation
 from wattune.engines.model.experts import ExpertShard
 from wattune.engines.model.weights import initialise
 
@@ -59,6 +59,15 @@ def test_order_of_tokens_matters(model: ModelSpec) -> None:
     tokens = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8], [2, 1, 3, 4, 5, 6, 7, 8]])
     first, second = whole(tokens)[:, -1]
     assert not torch.allclose(first, second, atol=1e-7)
+
+
+@pytest.mark.parametrize("model", [TINY, VARIANTS["mixtral"]], ids=["dense", "experts"])
+def test_blocks_beside_each_other_take_the_same_norm(model: ModelSpec) -> None:
+    (layer, _) = decoder(replace(model, norm_place="shared")).layers.values()
+    assert isinstance(layer, Layer) and layer.attention_norm is not None
+    x = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(1))
+    normed = layer.attention_norm(x)
+    assert torch.allclose(layer(x), x + layer.attention(normed) + layer.ffn(normed), atol=1e-6)
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
