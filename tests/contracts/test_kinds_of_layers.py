@@ -234,7 +234,7 @@ OF_TORCH_ALONE: dict[str, dict[str, Any]] = {
     "biases of single parts": {"biased_parts": "qkv o"},
     "norms in other places": {"norm_place": "after"},
     "sliding windows": {"sliding_window": 8},
-    "latent attention": {"kv_lora_rank": 16},
+    "latent attention": {"qk_norm": "none", "kv_lora_rank": 16},
 }
 """Kinds that Megatron does not train here, each on its own beyond Qwen 3."""
 
@@ -254,6 +254,10 @@ def test_an_engine_that_lacks_a_kind_says_which_one_has_it(tmp_path: Path) -> No
     assert "which has biases of shared experts; " in untrained("megatron", replace(shared, bias=True))
     values = replace(model, value_head_dim=8)
     assert all("values of another width" in untrained(engine, values) for engine in ("torch", "megatron"))
+    latent = replace(model, **OF_TORCH_ALONE["latent attention"])
+    assert not untrained("torch", latent)
+    for fields in ({"qk_norm": "head"}, {"biased_parts": "qkv"}, {"bias": True}):
+        assert "which has other norms or biases of latent attention; " in untrained("torch", replace(latent, **fields))
     sinks = replace(model, attention_sinks=True)
     assert "no engine here can, a command of your own may" in untrained("torch", sinks)
     assert CAPABILITIES["command"].runs_program and not untrained("command", sinks)

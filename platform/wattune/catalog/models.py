@@ -27,6 +27,7 @@ FEATURES: Final[dict[str, Callable[["ModelSpec"], object]]] = {
     "sliding windows": lambda m: m.sliding_window,
     "attention sinks": lambda m: m.attention_sinks,
     "latent attention": lambda m: m.is_latent,
+    "other norms or biases of latent attention": lambda m: m.is_latent and (m.qk_norm != "none" or m.has_bias("qkv")),
     "dense layers in a mixture": lambda m: m.num_dense_layers or "D" in m.layer_kinds,
     "shared experts": lambda m: m.shared_ffn_hidden_size,
     "biases of shared experts": lambda m: m.shared_ffn_hidden_size and m.has_bias("ffn"),

@@ -205,6 +205,7 @@ _OF_MEGATRON: Final = {
 `moe_router_*`. Its shared experts take no bias."""
 
 _NOT_OF_TORCH: Final = {
+    "other norms or biases of latent attention",
     "values of another width",
     "attention sinks",
     "Mamba2",

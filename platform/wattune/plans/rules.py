@@ -64,6 +64,8 @@ def adapters(c: Configuration) -> str | None:
         return None if c.workload.mode != "lora" else "mode=lora has no workload.lora; give its rank and targets"
     if c.model.is_moe and (wrong := [name for name in lora.targets if name in ("gate", "up", "down")]):
         return f"lora targets {_listed(wrong)} are inside experts of {c.model.name}, which take none; use q, k, v or o"
+    if c.model.is_latent and (wrong := [name for name in lora.targets if name in ("k", "v")]):
+        return f"lora targets {_listed(wrong)} are none of {c.model.name}, whose attention is latent; use q or o"
     if "gate" in lora.targets and not c.model.is_gated:
         return f"lora target gate is none of {c.model.name}, whose activation is {c.model.activation}; leave it out"
     if lora.rank % c.plan.tp and CAPABILITIES[c.engine].splits_adapters:
@@ -156,8 +158,7 @@ def expert_layer(c: Configuration) -> str | None:
     why, plan, model = CAPABILITIES[c.engine].experts_why, c.plan, c.model
     if not model.is_moe:
         return None
-    least = CAPABILITIES[c.engine].least_experts_per_token
-    if model.num_experts_per_token < least:
+    if model.num_experts_per_token < (least := CAPABILITIES[c.engine].least_experts_per_token):
         return (
             f"engine {c.engine} sends a token to at least {least} experts, since the weight of a single one is always "
             f"1, and {model.name} has num_experts_per_token={model.num_experts_per_token}; use {least} or more"
@@ -206,9 +207,8 @@ def feed_forward(c: Configuration) -> str | None:
     if reason := _indivisible(c, axis, degree, "ffn_hidden_size", c.model.ffn_hidden_size):
         return reason
     for name in ("dense_ffn_hidden_size", "shared_ffn_hidden_size", "ssm_num_heads", "ssm_num_groups"):
-        width = getattr(c.model, name)
-        if width % c.plan.tp:
-            return _indivisible(c, "tp", c.plan.tp, name, width)
+        if reason := _indivisible(c, "tp", c.plan.tp, name, getattr(c.model, name)):
+            return reason
     return None
 
 

@@ -12,6 +12,7 @@ from wattune.plans.rules import RULES, violations
 from wattune.workload import Lora, Routing
 
 DENSE, MOE, LEARNED = MODELS["llama3_70b"], MODELS["mixtral_8x7b"], MODELS["gpt3_175b"]
+LATENT = replace(DENSE, kv_lora_rank=512, rope_head_dim=64)
 
 
 def spec(model=DENSE, *, world=16, device="h200_sxm", seq_len=2048, batch=64, **more):
@@ -237,6 +238,7 @@ def test_several_rules_can_be_broken_at_once():
         (spec(MOE, routing=Routing(by="skew", skew=-1.0)), "workload.routing.skew=-1.0 is no exponent of Zipf's law"),
         (spec(mode="lora"), "mode=lora has no workload.lora; give its rank and targets"),
         (adapted(MOE, targets=("q", "up")), "lora targets {up} are inside experts of mixtral_8x7b"),
+        (adapted(LATENT, targets=("q", "v")), "lora targets {v} are none of llama3_70b, whose attention is latent"),
         (adapted(LEARNED, targets=("gate",)), "lora target gate is none of gpt3_175b, whose activation is gelu"),
         (spec(batch=24), "use a global_batch_size that is a multiple of dp=16"),
         (
