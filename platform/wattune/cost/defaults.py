@@ -58,8 +58,8 @@ MEASURED_STEP_TIME: Final = StepTimeCoefficients(
     ),
     elsewhere_error_frac=0.20,
 )
-"""Step time of H200 in one node: fitted to 119 trials of 97 configurations on two and on four of them
-(`benchmarks/prediction.py`, `tests/golden/test_predicted_step_time.py`). The error is
+"""Step time of H200 in one node: fitted to 119 trials of 96 configurations on two and on four of them
+(`benchmarks/prediction.py`, `tests/golden/test_predicted_step_time.py`). The error by
 `wattune.fitting.interval.half_width` of configurations held out in folds is 0.15, elsewhere 0.18. Both are 0.20 here:
 with less, the intervals of H100s and of models that wait for their host hold 92 to 94 % of runs that no fit has."""
 

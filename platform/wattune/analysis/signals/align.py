@@ -58,7 +58,7 @@ class Aligned:
     def readings(self, tier: str) -> Iterator[tuple[DeviceKey, Readings]]:
         """Yields every device's readings in order, one in memory at a time.
 
-        None unless all have some: a sum over only some would be wrong.
+        Yields none unless all have some: a sum over only some would be wrong.
         """
         found = self.tiers.get(tier, {})
         if all(device in found for device in self.devices):
