@@ -152,7 +152,7 @@ def _is_chosen(name: str, environ: Mapping[str, str]) -> bool:
     """Tells whether NCCL uses an adapter: prefixes of `NCCL_IB_HCA`, `=` for whole names, `^` for all but those."""
     if wanted := environ.get("NCCL_IB_HCA", "").strip():
         exact = "=" in wanted[:2]
-        names = [one.split(":")[0] for one in wanted.lstrip("^=").split(",")]
+        names = [one.split(":")[0] for one in wanted.lstrip("^=").split(",") if one]
         return any(name == one if exact else name.startswith(one) for one in names) != wanted.startswith("^")
     try:
         nets = re.findall(r'<net [^>]*name="([^"]+)"', Path(environ.get("NCCL_TOPO_FILE", TOPOLOGY)).read_text())

@@ -124,7 +124,7 @@ def test_active_ports_of_the_highest_rate_reach_other_nodes(tmp_path: Path) -> N
     adapter(tmp_path, "mlx5_5", rate="100 Gb/sec (4X EDR)", kind="Ethernet")
     ports = network_ports(tmp_path, {"NCCL_TOPO_FILE": str(tmp_path / "none")}, "no-ibstat")
     assert ports == [(f"mlx5_{i}", "InfiniBand", 50e9) for i in range(4)]
-    assert [name for name, _, _ in network_ports(tmp_path, {"NCCL_IB_HCA": "mlx5_1,mlx5_3"})] == ["mlx5_1", "mlx5_3"]
+    assert [name for name, _, _ in network_ports(tmp_path, {"NCCL_IB_HCA": "mlx5_1,mlx5_3,"})] == ["mlx5_1", "mlx5_3"]
     assert len(network_ports(tmp_path, {"NCCL_IB_HCA": "^=mlx5_1"})) == 3
     assert network_ports(tmp_path, {"NCCL_IB_HCA": "=mlx5_5:1"}) == [("mlx5_5", "Ethernet", 12.5e9)]
 
