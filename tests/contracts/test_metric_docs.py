@@ -59,7 +59,7 @@ def test_bounds_on_the_pages_are_those_that_judge() -> None:
     assert {f"{prior.drift:.0%}" for prior in PRIORS.values()} == {"1%"} and "(1 % where" in page("measurement_quality")
     others = {f"{100 * prior.elsewhere:g} % ({group})" for group, prior in PRIORS.items()}
     assert all(other in page("measurement_quality") for other in others)
-    assert f"{NODE_SET_SPREAD:.0%}\n  for a set of nodes".replace("%", " %") in page("measurement_quality")
+    assert f"{NODE_SET_SPREAD:.0%} for a set of nodes".replace("%", " %") in page("measurement_quality")
     assert f"±{SENSOR_ACCURACY_FRAC:.0%}, uniform".replace("%", " %") in page("measurement_quality")
     assert f"(--risk` ({RISK:g} unless given)".lstrip("(") in page("measurement_quality")
     assert f"{NUM_DRAWS:,} joint draws" in page("measurement_quality")
