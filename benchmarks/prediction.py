@@ -63,6 +63,8 @@ OTHERS: Final = "*_h200x2*.parquet"
 """Tables of trials on two devices."""
 ON_H100: Final = "*_h100x*.parquet"
 PARTS: Final = ("parameters", "published", "own", "speed")
+ENDS: Final = {"": "value", " low": "low", " high": "high"}
+"""What follows a metric's name in `Predicted`, and the estimate's field."""
 Predicted = dict[str, float]
 """Figures of one trial: predicted metrics, `<metric> low` and `<metric> high`, and baselines of the step time."""
 
@@ -124,16 +126,15 @@ def shipped(specs: Sequence[TrialSpec]) -> list[Predicted]:
 
 def _figures(found: Estimates, size: int) -> list[Predicted]:
     columns = {name: found.columns[name] for name in BARS}
-    ends = {"": "value", " low": "low", " high": "high"}
     return [
-        {f"{name}{end}": float(getattr(one, of)[at]) for name, one in columns.items() for end, of in ends.items()}
+        {f"{name}{end}": float(getattr(one, of)[at]) for name, one in columns.items() for end, of in ENDS.items()}
         for at in range(size)
     ]
 
 
 def waits(guess: Predicted) -> bool:
     """Tells whether a slower host would make a step longer: its interval is then wider above."""
-    value, low, high = (guess[f"step_time_s{end}"] for end in ("", " low", " high"))
+    value, low, high = (guess[f"step_time_s{end}"] for end in ENDS)
     return high - value > 1.01 * (value - low)
 
 
@@ -153,7 +154,7 @@ def judge(
     for metric, (median_bar, tail_bar, half_bar) in BARS.items():
         chosen = [place for place, (_, result) in enumerate(measured) if metric in result.metrics]
         actual = np.array([measured[place][1].metrics[metric] for place in chosen])
-        value, low, high = (np.array([predicted[place][f"{metric}{end}"] for place in chosen]) for end in _ENDS)
+        value, low, high = (np.array([predicted[place][f"{metric}{end}"] for place in chosen]) for end in ENDS)
         waiting = np.array([waits(predicted[place]) for place in chosen])
         parts = {"": np.full(len(chosen), True)}
         parts |= {", waits for its host": waiting, ", bound by its device": ~waiting} if by_class else {}
@@ -169,9 +170,6 @@ def judge(
         for by in BASELINES if metric == "step_time_s" and BASELINES[0] in predicted[0] else ():
             add(rows, group, metric, by, np.abs(np.array([predicted[place][by] for place in chosen]) / actual - 1))
     return missed
-
-
-_ENDS: Final = ("", " low", " high")
 
 
 def published(rows: Rows) -> tuple[list[str], list[str]]:
@@ -192,21 +190,26 @@ def published(rows: Rows) -> tuple[list[str], list[str]]:
     return [f"{len(steps)} of {len(steps) + sum(reasons.values())} published rows.", *left_out], missed
 
 
-def parameters(rows: Rows) -> list[str]:
-    """Adds parameters of public models by `wattune.estimate` against transformers; returns those that differ."""
+def allocated(config: dict[str, Any]) -> int:
+    """Counts the parameters of transformers' causal model of a `config.json`; of its text part where it has one."""
     import torch
     import transformers
 
+    own = {key: value for key, value in config.items() if key not in ("model_type", "auto_map", "quantization_config")}
+    made: Any = transformers.AutoConfig.for_model(config["model_type"], **own)
+    with torch.device("meta"):
+        model: Any = transformers.AutoModelForCausalLM.from_config(made.get_text_config())
+    return sum(one.numel() for one in model.parameters())
+
+
+def parameters(rows: Rows) -> list[str]:
+    """Adds parameters of public models by `wattune.estimate` against transformers; returns those that differ."""
     ratios: dict[str, float] = {}
     for path in sorted(CONFIGS.glob("*.json")):
         config = json.loads(path.read_text(encoding="utf-8"))
         left = ["vision_config"] if "vision_config" in config else []
         found = wattune.estimate(model=str(path), cluster="1x8 h200_sxm", leave_out=left).spec.model
-        own = {key: value for key, value in config.items() if key not in ("model_type", "quantization_config")}
-        made: Any = transformers.AutoConfig.for_model(config["model_type"], **own)
-        with torch.device("meta"):
-            model: Any = transformers.AutoModelForCausalLM.from_config(made.get_text_config())
-        ratios[path.stem] = found.num_parameters / sum(one.numel() for one in model.parameters())
+        ratios[path.stem] = found.num_parameters / allocated(config)
     add(rows, "public config.json", "num_parameters", "wattune", np.abs(np.array([*ratios.values()]) - 1))
     return [f"{name}: {ratio:.4f} of the parameters" for name, ratio in ratios.items() if ratio != 1]
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prediction import CONFIGS as FOLDER
+from prediction import allocated
 
 from wattune.catalog.huggingface import MODEL_TYPES, read_config
 from wattune.catalog.models import ModelSpec
@@ -20,7 +22,7 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
 )
 
-CONFIGS = {path.stem: path for path in sorted((Path(__file__).parents[1] / "golden" / "model_configs").glob("*.json"))}
+CONFIGS = {path.stem: path for path in sorted(FOLDER.glob("*.json"))}
 DEFAULTS = json.loads(
     (Path(__file__).parents[2] / "platform" / "wattune" / "catalog" / "model_types.json").read_text(encoding="utf-8")
 )
@@ -30,18 +32,6 @@ def read(tmp_path: Path, config: dict[str, Any]) -> ModelSpec:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
     return read_config(path, "own", ["vision_config"] if "vision_config" in config else []).model
-
-
-def allocated(config: dict[str, Any]) -> int:
-    """Parameters of transformers' model for causal language of a configuration; of its text part where it has one."""
-    import torch
-    import transformers
-
-    own = {key: value for key, value in config.items() if key not in ("model_type", "auto_map", "quantization_config")}
-    made: Any = transformers.AutoConfig.for_model(config["model_type"], **own)
-    with torch.device("meta"):
-        model: Any = transformers.AutoModelForCausalLM.from_config(made.get_text_config())
-    return sum(each.numel() for each in model.parameters())
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -167,7 +167,8 @@ def test_a_kill_while_a_result_is_made_loses_no_result_and_measures_none_twice(
 
     running = start_wattune("run", space)
     running.says(r"^\[[1-4]/4\].* (warmup|measure)")
-    drivers = [process for process in psutil.process_iter() if process.name().startswith("ray::ImplicitFu")]
+    tree = psutil.Process(running.process.pid).children(recursive=True)
+    drivers = [process for process in tree if process.name().startswith("ray::ImplicitFu")]
     hit = soon(lambda: being_concluded(study))
     for process in drivers:
         process.kill()

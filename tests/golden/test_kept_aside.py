@@ -47,7 +47,8 @@ def test_trials_that_do_not_wait_for_their_host_are_predicted(judged, metric: st
 
 
 def test_trials_that_wait_for_a_slow_host_are_told_too_fast_but_within_their_interval(judged) -> None:
-    assert np.all(errors(judged, "step_time_s", waits=True) < 0), "the host of the fit was faster"
+    too_fast = errors(judged, "step_time_s", waits=True) < 0
+    assert len(too_fast) >= 2 and np.all(too_fast), "the host of the fit was faster"
     rows, columns = judged
     step = columns["step_time_s"]
     inside = [step.low[place] <= row["step_time_s"] <= step.high[place] for place, row in enumerate(rows)]

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kernel_shapes import shapes
 
 from wattune.catalog.hardware import ClusterSpec, device
 from wattune.catalog.models import model
@@ -11,25 +12,11 @@ from wattune.cost.coefficients import PUBLISHED_STEP_TIME
 from wattune.cost.step_time.facts import FACTS
 from wattune.cost.step_time.links import Links
 from wattune.cost.step_time.traffic import expert_imbalance, layer_traffic
-from wattune.cost.step_time.work import KernelShapes, Machine
+from wattune.cost.step_time.work import Machine
 from wattune.workload import Routing, Workload
 
 CLUSTER = ClusterSpec(device="h200_sxm", devices_per_node=8)
 WORKLOAD = Workload(seq_len=4096, global_batch_size=8)
-
-
-def shapes(**degrees):
-    values = {
-        "tp": 1,
-        "cp": 1,
-        "ep": 1,
-        "etp": 1,
-        "tokens": 4096,
-        "recompute": 0,
-        "gathers": 0,
-        "loss_again": 0,
-    } | degrees
-    return KernelShapes(**{name: np.array([float(value)]) for name, value in values.items()})
 
 
 def traffic(name="llama3_70b", engine="torch", overlaps=0.0, attention_s=0.0, **degrees):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_shapes import shapes
 from specs import trial_spec
 
 from wattune.catalog.hardware import ClusterSpec, device
@@ -21,7 +22,7 @@ from wattune.cost.step_time.facts import FACTS
 from wattune.cost.step_time.links import BUS_FRAC, Links
 from wattune.cost.step_time.predict import predict
 from wattune.cost.step_time.traffic import layer_traffic
-from wattune.cost.step_time.work import KernelShapes, Machine
+from wattune.cost.step_time.work import Machine
 from wattune.plans.axes import Plan
 from wattune.plans.parallel import coordinates, expert_place
 from wattune.plans.placement import boundaries_that_cross, place, spread_of_groups
@@ -145,21 +146,11 @@ def test_the_ring_of_context_parallel_waits_for_its_slowest_hop(plan, shape):
             for ring in dense(plan, machines, "pp", "dp", "tp")
             for sender, receiver in zip(ring, ring[1:] + ring[:1], strict=True)
         )
-        degrees = {
-            "tp": plan.tp,
-            "cp": plan.cp,
-            "ep": 1,
-            "etp": 1,
-            "tokens": 4096,
-            "recompute": 0,
-            "gathers": 0,
-            "loss_again": 0,
-        }
         found = layer_traffic(
             Machine.of(device("h100_sxm"), "bf16", PUBLISHED_STEP_TIME),
             Links.of(machines, LINK),
             llama,
-            KernelShapes(**{name: np.array([float(value)]) for name, value in degrees.items()}),
+            shapes(tp=plan.tp, cp=plan.cp),
             FACTS["torch"],
             np.zeros(1),
             np.zeros(1),

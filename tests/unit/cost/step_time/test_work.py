@@ -4,32 +4,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kernel_shapes import shapes
 
 from wattune.catalog.hardware import device
 from wattune.catalog.models import model
 from wattune.cost.coefficients import PUBLISHED_STEP_TIME
 from wattune.cost.flops import forward_flop_per_token
 from wattune.cost.step_time.facts import FACTS
-from wattune.cost.step_time.work import KernelShapes, Machine, ends_work, layer_work
+from wattune.cost.step_time.work import Machine, ends_work, layer_work
 from wattune.errors import PlanError
 from wattune.workload import Lora, Workload
 
 MACHINE = Machine.of(device("h200_sxm"), "bf16", PUBLISHED_STEP_TIME)
 WORKLOAD = Workload(seq_len=4096, global_batch_size=8)
-
-
-def shapes(**degrees):
-    values = {
-        "tp": 1,
-        "cp": 1,
-        "ep": 1,
-        "etp": 1,
-        "tokens": 4096,
-        "recompute": 0,
-        "gathers": 0,
-        "loss_again": 0,
-    } | degrees
-    return KernelShapes(**{name: np.array([float(value)]) for name, value in values.items()})
 
 
 def layer(name="llama3_70b", engine="torch", workload=WORKLOAD, machine=MACHINE, **degrees):

@@ -196,6 +196,9 @@ def test_a_window_opens_when_the_conclusions_have_ended_that_ran_when_it_was_ask
         assert driver.stdout is not None and driver.stdout.readline() == "held\n"
         done = threading.Thread(target=lanes.run, args=(ASSIGNMENT,), daemon=True)
         done.start()
+        end_s = time.monotonic() + 30
+        while not lanes._keeper.calls and time.monotonic() < end_s:
+            time.sleep(0.01)
         done.join(0.3)
         assert done.is_alive() and [name for name, *_ in lanes._keeper.calls] == ["run"]
         driver.kill()
