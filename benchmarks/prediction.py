@@ -64,7 +64,7 @@ OTHERS: Final = "*_h200x2*.parquet"
 ON_H100: Final = "*_h100x*.parquet"
 PARTS: Final = ("parameters", "published", "own", "speed")
 ENDS: Final = {"": "value", " low": "low", " high": "high"}
-"""What follows a metric's name in `Predicted`, and the estimate's field."""
+"""Endings of a metric's name in `Predicted`, by the estimate's field."""
 Predicted = dict[str, float]
 """Figures of one trial: predicted metrics, `<metric> low` and `<metric> high`, and baselines of the step time."""
 

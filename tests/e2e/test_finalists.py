@@ -29,10 +29,10 @@ def test_finalists_are_repeated_until_the_share_is_used_and_not_again(
 
     first = wattune("run", space, "--max-trials", "3")
     assert steps(first.stdout) == [(0, 2, ""), (1, 2, "")], first.stdout + first.stderr
-    # The live view counts from the announcement on, on a clock of its own.
+    # The live view counts from the announcement to the stored result, in whole seconds, on a clock of its own.
     told_s = [int(one) for one in re.findall(r"^\[\d+/\d+\] +(\d+) s .* took ", first.stdout, re.MULTILINE)]
     time = json.loads(wattune("rank", storage / "raced", "--time", "--json").stdout)["time"]
-    assert len(time["runs"]) == 3 and abs(time["total_s"] - told_s[-1]) <= 0.02 * told_s[-1] + 0.5
+    assert len(time["runs"]) == 3 and abs(time["total_s"] - told_s[-1]) <= 0.1 * told_s[-1] + 3
     assert time["sum"]["other_time_s"] < 0.01 * time["total_s"]
     second = wattune("run", space)
     assert second.returncode == 0, second.stderr

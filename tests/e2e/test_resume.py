@@ -152,9 +152,9 @@ def soon(look: Callable[[], Any], within_s: float = 300) -> Any:
     return found
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_a_kill_while_a_result_is_made_loses_no_result_and_measures_none_twice(
-    start_wattune, wattune, write_two_trials, results, storage: Path
+    start_wattune, write_two_trials, results, storage: Path
 ) -> None:
     """First of the whole study, then of the processes that drive its trials: one makes a result, one may measure."""
     space, study = write_two_trials("concluded", min_seconds=4, num_ranks=1, repeats=2), storage / "concluded"
