@@ -100,11 +100,11 @@ def test_a_slice_keeps_every_width_and_fits(name, device, nodes, devices):
 
 def test_a_slice_of_unlike_layers_fits_too():
     """Its layers are not all as large as the largest kind."""
-    experts = {"num_experts": 64, "num_experts_per_token": 8, "num_dense_layers": 30, "dense_ffn_hidden_size": 4096}
+    experts = {"num_experts": 64, "num_experts_per_token": 8, "layer_kinds": "DF", "dense_ffn_hidden_size": 4096}
     full = replace(MODELS["llama3_8b"], num_layers=60, ffn_hidden_size=8192, **experts)
     cluster = parse_cluster_label("1x4 h200_sxm")
     part, budget_bytes = scale_model(full, cluster), STATE_MEMORY_FRAC * cluster.sensed_device.memory_bytes * 4
-    assert 30 < part.num_layers < 60 and part.num_parameters * STATE_BYTES_PER_PARAMETER <= budget_bytes
+    assert part.num_layers == 4 and part.num_parameters * STATE_BYTES_PER_PARAMETER <= budget_bytes
 
 
 def test_a_slice_grows_with_the_cluster():
