@@ -20,7 +20,7 @@ from wattune.cost.defaults import coefficients_of_software, default_coefficients
 from wattune.cost.estimate import Coefficients
 from wattune.cost.step_time.facts import SOFTWARE
 from wattune.cost.sweep import TABLE
-from wattune.errors import PlanError, SpaceError, TelemetryError
+from wattune.errors import PlanError, SpaceError, TelemetryError, closest
 from wattune.fidelity import is_burst
 from wattune.fitting.device import MeasuredTrial, add_sweep, fit_device
 from wattune.fitting.estimate_and_result import Beside, beside
@@ -28,7 +28,7 @@ from wattune.fitting.links import SweepFit, fit_sweep
 from wattune.fitting.store import FITS, LINKS, StoredFit, read_fit, write_fit
 from wattune.objective import Constraint
 from wattune.orchestrate.scheduling.controller import LIMIT_METRICS
-from wattune.plans.engines import runs_program
+from wattune.plans.engines import CAPABILITIES, runs_program
 from wattune.plans.program import is_command
 from wattune.ranking.evidence import Compared, split_reference
 from wattune.search.draft import usual_workload
@@ -70,6 +70,9 @@ def estimate(
         PlanError: The device has no estimates, or its stored fit cannot be read.
     """
     _refuse_command([engine])
+    if engine not in CAPABILITIES and engine not in SOFTWARE:
+        able = [name for name in (*CAPABILITIES, *SOFTWARE) if not runs_program(name)]
+        raise SpaceError.from_problems("estimate", [f'engine: unknown engine "{engine}"; {closest(engine, able)}'])
     software = engine if engine in SOFTWARE else ""
     entry = model_in_short(model, leave_out)
     workload = {name: settings.pop(name) for name in [*settings] if name in WorkloadEntry.model_fields}
