@@ -163,15 +163,12 @@ class StudyController:
         None where a strategy chooses the kind later, where its workers are new anyway, or the nodes are not there.
         """
         with self._lock:
-            waiting = [one.spec for one in self._queue.preview().first[:1]]
+            waiting = [one.spec for one in self._queue.first()[:1]]
             kinds = {workers_of(spec): spec for spec in waiting or self._run.candidates}
-            spec = next(iter(kinds.values()), None)
-            if (
-                spec is None
-                or len(kinds) > 1
-                or self._run.isolation == "fresh"
-                or not (waiting or spec.program is None)
-            ):
+            if len(kinds) != 1 or self._run.isolation == "fresh":
+                return None
+            (spec,) = kinds.values()
+            if not waiting and spec.program is not None:
                 return None
             return next(((spec, nodes) for nodes in self._opened.lanes(spec.cluster)), None)
 

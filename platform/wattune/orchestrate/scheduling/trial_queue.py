@@ -13,7 +13,7 @@ from wattune.fidelity import FIRST_BURST_REPEAT, FIRST_SOAK_REPEAT, Role, role_o
 from wattune.metrics import METRICS
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cooldown import waited_s
-from wattune.orchestrate.events import Preview, RaceStep, RowStopped
+from wattune.orchestrate.events import FirstTrial, Preview, RaceStep, RowStopped
 from wattune.orchestrate.failures import MOST_ALIKE, FailuresInARow, may_end_calls
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.durations import Durations, Pace
@@ -383,6 +383,10 @@ class TrialQueue:
         """
         return self._early_stop.stop_above_s(queued.spec) if self._early_stop and queued.role == "trial" else None
 
+    def first(self) -> tuple[FirstTrial, ...]:
+        """Returns the trials that start first, as far as they are known."""
+        return self._outlook.first(self.expected_s)
+
     def preview(self) -> Preview:
         """Previews the work that is left, as far as it is known now, and the part this call may do."""
         measure, budget = self._run.measure, self._run.budget or Budget()
@@ -418,7 +422,7 @@ class TrialQueue:
             load_now_s=loads_s(costs[:num_now]),
             most_s=budget.left_s,
             measured=self._durations.measured,
-            first=self._outlook.first(self.expected_s),
+            first=self.first(),
             **self._outlook.predicted(learns=self._strategy.learns),
         )
 
