@@ -23,7 +23,7 @@ whose rings hold 20 ms (`benchmarks/predict_power.py`); assumed for other device
 limit there, those of 100 ms reach 1.25 and those of 20 ms 1.40 times the limit."""
 
 SHORT_PEAK_ERROR_FRAC: Final = 0.2
-"""Half width of their 95 % interval: it holds 95 and 96 % of those trials, each family predicted by the others."""
+"""Half width of their 95 % interval: it holds 94 % of the 315 not outdated, each family predicted by others."""
 
 NODE_PEAK_FRAC: Final = 0.985
 """Peak of 100 ms of a node over the sum of its devices' own: not all are highest at once. From the same trials."""
