@@ -1,7 +1,7 @@
 """`cluster` of a search space: the machines, with device and network of the catalog or of the space's own."""
 
 from dataclasses import asdict, fields, replace
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Discriminator, Field, PrivateAttr, Tag
 
@@ -44,6 +44,8 @@ _REAL: Final = tuple(name for name in DEVICES if name != "cpu")
 @keys_of(DeviceSpec, optional=_FIGURES)
 class DeviceEntry(Entry):
     """A device of your own: another board, a lower limit, a prototype."""
+
+    decisive: ClassVar = frozenset({"like"})
 
     name: Annotated[str, named_by(check_own_name, pattern=f"^{OWN_NAME}$", examples=["h200_500w"])]
     """Its name in results; none of the catalog's."""
@@ -95,6 +97,8 @@ Device = Annotated[
 @keys_of(NetworkSpec, optional=NETWORK_FIGURES)
 class NetworkEntry(Entry):
     """A network of your own: other adapters, another share of them, what your own test measured."""
+
+    decisive: ClassVar = frozenset({"like"})
 
     name: Annotated[str, named_by(check_own_name, pattern=f"^{OWN_NAME}$", examples=["lab_fabric"])] | None = None
     """Its name in results, needed where a figure is given; none of the catalog's."""
@@ -261,7 +265,7 @@ class ClusterEntry(Entry):
     def _network(self, slots: int) -> tuple[NetworkSpec | None, list[tuple[Path, str]]]:
         """Returns the network with the ports of a node, and what contradicts it."""
         if self.network is None:
-            missing = f"{self.rails} ports of an unknown network; add network: a catalog name, or leave it out"
+            missing = f"{self.rails} ports, and network=null; add network: a catalog name, or leave it out"
             return None, [(("rails",), missing)] if self.rails else []
         found = self.network.resolve()
         if self.rails is None:
