@@ -11,15 +11,21 @@ import numpy as np
 import pytest
 from stored_tables import results_of
 
-from wattune.fidelity import is_burst
+from wattune.fidelity import is_burst, is_soak
 from wattune.intervals import t_quantile
 from wattune.objective import RISK, Question, parse_constraint, parse_objective
 from wattune.ranking.order import rank
-from wattune.ranking.spreads import Spreads
+from wattune.ranking.spreads import PRIORS, Spreads
 from wattune.run import RunStatus
 
 TABLES = ("dense_llama_1b_h200", "dense_llama_1b_h200_ladder")
 LATER = ("dense_gpt_1b_h200_before", "dense_gpt_1b_h200", "dense_gpt_1b_h200_guided")
+ELSEWHERE = (
+    LATER,
+    ("dense_llama_h100x2", "dense_llama_minute_h100x2", "dense_llama_repeats_h100x2"),
+    ("moe_ep_h200x2", "moe_ep_h200x2_guided"),
+)
+"""Studies of the same plans on other days or devices of the kind."""
 PEAK = "node_device_power_peak_1s_w"
 BOUNDS = (450, 500, 550, 600, 620, 640, 660)
 
@@ -78,6 +84,23 @@ def test_runs_of_another_study_are_inside_the_interval_of_the_next_run(metric: s
                 reach = t_quantile(next_run.degrees_of_freedom) * math.sqrt(variance)
                 inside.append(abs(math.log(run.metrics[metric]) - next_run.mean) < reach)
     assert len(inside) >= 26 and np.mean(inside) >= 0.88
+
+
+@pytest.mark.parametrize(("group", "metric"), [("power", PEAK), ("speed", "tokens_per_s"), ("energy", "tokens_per_j")])
+def test_plans_of_two_studies_differ_as_the_prior_says_of_another_day_and_device(group: str, metric: str) -> None:
+    away = []
+    for tables in ELSEWHERE:
+        levels = []
+        for table in tables:
+            found: dict[str, list[float]] = {}
+            for _, run in runs(table):
+                if not (is_burst(run) or is_soak(run) or run.metrics.get("host_bound_frac", 0.0) > 0.1):
+                    found.setdefault(run.trial_id, []).append(math.log(run.metrics[metric]))
+            levels.append({trial_id: np.mean(each) for trial_id, each in found.items()})
+        for one, other in itertools.combinations(levels, 2):
+            away += [one[trial_id] - other[trial_id] for trial_id in one.keys() & other.keys()]
+    assert len(away) == 30
+    assert math.sqrt(np.square(away).mean() / 2.0) == pytest.approx(PRIORS[group].elsewhere, rel=0.12)
 
 
 def test_a_plan_that_does_not_wait_breaks_a_bound_it_is_far_past() -> None:

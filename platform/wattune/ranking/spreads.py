@@ -45,9 +45,9 @@ freedom, and one tells little of another.
 
 The seven studies of `benchmarks/data` whose runs tell their drift to 0.5 % drifted by 0.35 % (power), 0.5 % (speed) and
 0.65 % (energy), root mean square, in 6 to 85 minutes: seven of them do not exclude 1 % (chi-square, 95 %). Plans that
-do not wait for their host and ran in two studies, on another day or device, differ by 1.1, 2.0 and 0.9 % a study, root
-mean square (31 pairs of `dense_gpt_1b_h200*`, `dense_llama_*h100x2`, `moe_ep_h200x2*`), with medians of 0.15, 0.42 and
-0.41 %."""
+do not wait for their host and ran in two studies, on another day or device, differ by 1.2, 2.0 and 0.8 % a study, root
+mean square, with medians of 0.14, 0.40 and 0.39 % (30 pairs of `dense_gpt_1b_h200*`, `dense_llama_*h100x2` and
+`moe_ep_h200x2*`: `tests/golden/test_host_bound.py`)."""
 
 _UNCERTAINTIES: Final = {
     **dict.fromkeys(
