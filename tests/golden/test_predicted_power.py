@@ -4,17 +4,22 @@ The bars are those the project set itself: half of the trials within 5 % in mean
 a token, temperatures within 2 K.
 """
 
+import json
 from pathlib import Path
 
+import measured_tables
 import numpy as np
 import predict_power as script
 import pytest
 from host_temperature import Trace, fit_temperature, recording, run, study_trace
 
+from wattune.cost.defaults import default_coefficients
+from wattune.cost.estimate import estimate
 from wattune.cost.power import H200 as POWER
 from wattune.cost.power import SHORT_PEAK_ERROR_FRAC, SHORT_WINDOWS
 from wattune.cost.temperature import H200 as THERMAL
 from wattune.fitting.power import FITTED, H200_PRIOR, fit_power
+from wattune.trial import TrialSpec
 
 ROOT = Path(__file__).parents[2]
 BARS = {"device_power_mean_w": 0.05, "node_device_power_peak_1s_w": 0.05, "energy_per_token_j": 0.06}
@@ -76,6 +81,15 @@ def test_shipped_factors_of_short_windows_are_the_fit(peaks):
     _, _, fitted = peaks
     for name, window_s in zip(script.SHORT, SHORT_WINDOWS, strict=True):
         assert fitted[name] == pytest.approx(SHORT_WINDOWS[window_s], abs=0.02)
+
+
+def test_short_peaks_pass_the_limit_and_those_of_nodes_are_right_in_the_median():
+    rows = [row for row in measured_tables.rows("*_h[12]00*.parquet") if all(row[name] for name in script.SHORT)]
+    most = [max(row[name] for row in rows) / 700 for name in ("device_power_peak_1s_w", *script.SHORT)]
+    assert len(rows) == 315 and most == pytest.approx([1.01, 1.25, 1.40], abs=0.005)
+    specs, node = [TrialSpec.from_json(json.loads(row["spec"])) for row in rows], "node_device_power_peak_100ms_w"
+    found = estimate(specs, default_coefficients).columns[node].value
+    assert abs(np.median(found / np.array([row[node] for row in rows]) - 1)) < 0.005
 
 
 def test_a_recording_left_out_is_within_two_kelvin():

@@ -56,6 +56,8 @@ LAYER_KINDS: Final = {
     "e": "experts alone",
 }
 """Kinds of layers by the letter that stands for them in `layer_kinds`."""
+ONE_BLOCK: Final = frozenset("fmde")
+"""Those of one block, where others have two."""
 
 
 class Projection(NamedTuple):
@@ -347,7 +349,7 @@ class ModelSpec:
     @property
     def num_norms(self) -> int:
         """Norms between blocks of a layer of this kind."""
-        return 1 if self.layer_kinds in tuple("fmde") else NORM_PLACES[self.norm_place]
+        return 1 if self.layer_kinds in ONE_BLOCK else NORM_PLACES[self.norm_place]
 
     @property
     def shared_parameters(self) -> int:

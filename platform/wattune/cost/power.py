@@ -18,15 +18,16 @@ PEAK_WINDOW_S: Final = 1.0
 
 SHORT_WINDOWS: Final = {0.1: (1.04, 0.21), 0.02: (1.20, 0.12)}
 """Factors by window in seconds: on the power of work under the limit, since kernels differ, and on what the limit took
-from it, since a device is slowed later than the window. Fitted to 324 trials of 9 models and engines on H100 and H200,
-whose rings hold 20 ms (`benchmarks/predict_power.py`); assumed for other devices. Peaks of 1 s stay within 1 % of the
+from it, since a device is slowed later than the window. Fitted to 315 trials of 9 models and engines on H100 and H200,
+whose rings hold 20 ms (`benchmarks/predict_power.py`); assumed for other devices. Peaks of 1 s reach 1.01 times the
 limit there, those of 100 ms reach 1.25 and those of 20 ms 1.40 times the limit."""
 
 SHORT_PEAK_ERROR_FRAC: Final = 0.2
 """Half width of their 95 % interval: it holds 94 % of the 315 not outdated, each family predicted by others."""
 
 NODE_PEAK_FRAC: Final = 0.985
-"""Peak of 100 ms of a node over the sum of its devices' own: not all are highest at once. From the same trials."""
+"""Peak of 100 ms of a node over the sum of its devices' own: not all are highest at once. With it estimates of the
+nodes of the same trials are right in the median."""
 
 FINE_GRAINED: Final = ("exposed_comm_tp_s", "exposed_comm_cp_s", "exposed_comm_ep_s")
 """Communication inside every layer: it alternates with compute within milliseconds."""

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from wattune.arrays import Bools, Floats
-from wattune.catalog.models import ModelSpec
+from wattune.catalog.models import ONE_BLOCK, ModelSpec
 from wattune.cost.memory.shapes import Shapes
 
 EAGER_LOGIT_BYTES: Final = 12
@@ -209,7 +209,7 @@ def _blocks(model: ModelSpec) -> int:
 
     Norms behind a block keep one row more, their input.
     """
-    return 1 if model.layer_kinds in tuple("fmde") else 3 if model.norm_place == "both" else 2
+    return 1 if model.layer_kinds in ONE_BLOCK else 3 if model.norm_place == "both" else 2
 
 
 def _projections(shapes: Shapes) -> Floats:

@@ -441,7 +441,10 @@ class _Pipeline:
         if not model.is_moe:
             return np.zeros(len(self.rows))
         h = model.hidden_size
-        experts = sum(3 * kind.ffn_hidden_size * kind.num_experts_per_token * share for kind, share in model.shares)
+        experts = sum(
+            kind.ffn_matrices * kind.ffn_hidden_size * kind.num_experts_per_token * share
+            for kind, share in model.shares
+        )
         others = sum(sum(held_weights(kind)) / h * share for kind, share in model.shares)
         share = experts / (experts + others)
         matrix_s = (self.forward.matrix_s + self.backward.matrix_s) / self.clock[:, None, :]

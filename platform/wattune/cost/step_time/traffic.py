@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wattune.arrays import Floats
-from wattune.catalog.models import ModelSpec
+from wattune.catalog.models import ONE_BLOCK, ModelSpec
 from wattune.cost.step_time.facts import EngineFacts
 from wattune.cost.step_time.links import Links
 from wattune.cost.step_time.work import KernelShapes, Machine
@@ -80,7 +80,7 @@ def layer_traffic(
     again = facts.recomputed_frac * (shapes.recompute == 2)
     whole = tokens * h * width
     gathers_rows = model.is_moe and facts.gathers_rows
-    one_block = model.layer_kinds in tuple("fmde")
+    one_block = model.layer_kinds in ONE_BLOCK
     across = links.group(shapes.tp, ones)
     if facts.splits_sequence:
         gather_s = links.collective_s("all_gather", across, whole)

@@ -13,7 +13,7 @@ import numpy as np
 
 from wattune.arrays import Floats
 from wattune.catalog.hardware import DeviceSpec
-from wattune.catalog.models import ModelSpec
+from wattune.catalog.models import ONE_BLOCK, ModelSpec
 from wattune.cost.coefficients import StepTimeCoefficients
 from wattune.cost.flops import adapted, mixing_flop
 from wattune.cost.step_time.facts import EngineFacts
@@ -309,7 +309,7 @@ class _Layer:
         facts, shapes, machine = self.facts, self.shapes, self.machine
         one_s = machine.coefficients.overhead.host_op_s
         one = facts.host_ops_expert if self.model.is_moe else facts.host_ops
-        if self.model.layer_kinds in tuple("fmde"):  # one block where others have two
+        if self.model.layer_kinds in ONE_BLOCK:
             one = one / 2
         if self.cast_bytes:
             one = one * facts.host_cast

@@ -178,6 +178,19 @@ def test_a_skewed_routing_waits_for_the_busiest_experts():
     assert skewed.parts_s["straggler_s"][0] > 2 * even.parts_s["straggler_s"][0]
 
 
+def test_experts_of_two_matrices_wait_as_those_of_three_that_are_as_large():
+    def waits_s(**fields):
+        own = replace(model("mixtral_8x7b"), **fields)
+        spec = trial_spec(
+            own, on="1x8 h200_sxm", batch=64, routing=Routing(by="skew", skew=1.2), ep=8, sharding="zero1"
+        )
+        ((_, batch),) = batches([spec])
+        return predict(batch, PUBLISHED_STEP_TIME, POWER, limit_w=700.0).parts_s["straggler_s"][0]
+
+    two, three = waits_s(activation="gelu", ffn_hidden_size=12288), waits_s(ffn_hidden_size=8192)
+    assert two == pytest.approx(three, rel=0.05)
+
+
 def test_a_padded_vocabulary_costs_time():
     spec = trial_spec(on="1x8 h200_sxm", batch=64)
     ((_, batch),) = batches([spec])
