@@ -285,9 +285,8 @@ def _adapters(batch: Batch, tp: Floats) -> Counts:
     layer = np.zeros_like(tp)
     for kind, share in model.shares:
         sides = adapted(kind)
-        inside = () if model.is_gated and not kind.is_moe else ("gate", "up", "down") if kind.is_moe else ("gate",)
         for name in lora.targets:
-            if name in sides and name not in inside:
+            if name in sides:
                 inputs, outputs = sides[name]
                 cut, whole = (outputs, inputs) if _REPLICATED_LORA[name] == "b" else (inputs, outputs)
                 layer = layer + share * lora.rank * (whole + cut / tp)
