@@ -199,8 +199,13 @@ def _model_problems(spec: ModelSpec) -> list[tuple[Path, str]]:
     meanings = ", ".join(f"{letter} ({meaning})" for letter, meaning in LAYER_KINDS.items())
     wrong(bool(unknown), "layer_kinds", f"got {' '.join(unknown)[:40]}, allowed: letters of {meanings}")
     wrong(len(spec.layer_kinds) > LARGEST_PATTERN, "layer_kinds", f"allowed: up to {LARGEST_PATTERN} letters")
+    allowed = "1 or more, as layer_kinds has S" if "S" in letters else "0, as layer_kinds has no S"
+    contradicts = bool(letters) and ("S" in letters) != bool(spec.sliding_window)
+    wrong(contradicts, "sliding_window", f"got {spec.sliding_window}, allowed: {allowed}")
     wrong(
-        "S" in letters and not spec.sliding_window, "sliding_window", "got 0, allowed: 1 or more, as layer_kinds has S"
+        spec.shared_expert_gate and not spec.shared_ffn_hidden_size,
+        "shared_expert_gate",
+        "weighs shared experts; give shared_ffn_hidden_size too, or leave it out",
     )
     wrong(
         bool(letters & set("De")) and not spec.is_moe, "num_experts", "got 0, and layer_kinds has layers of a mixture"

@@ -92,11 +92,23 @@ def test_fields_of_a_file_may_be_overridden(tmp_path: Path) -> None:
     assert model_of(entry).num_layers == 3
 
 
+LIKE = {"name": "mine", "like": "llama3_8b"}
+
+
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
         ({"name": "llama3_8b", "like": "llama3_70b"}, "model.name: llama3_8b is a catalog model; give yours"),
         ({"name": "mine", "like": "llama4"}, 'model.like: unknown model "llama4"'),
+        ({**LIKE, "layer_kinds": "SF"}, "model.sliding_window: got 0, allowed: 1 or more, as layer_kinds has S"),
+        (
+            {**LIKE, "layer_kinds": "f", "sliding_window": 9},
+            "model.sliding_window: got 9, allowed: 0, as layer_kinds has no S",
+        ),
+        ({**LIKE, "shared_expert_gate": True}, "model.shared_expert_gate: weighs shared experts; give shared_ffn"),
+        ({**LIKE, "layer_kinds": "de"}, "model.num_experts: got 0, and layer_kinds has layers of a mixture"),
+        ({**LIKE, "kv_lora_rank": 512}, "model.rope_head_dim: got 0, allowed: below head_dim in latent attention"),
+        ({**LIKE, "biased_parts": "qkv all"}, 'model.biased_parts: got "qkv all", allowed: words of qkv o'),
         ({"name": "mine", "like": "llama3_8b", "leave_out": ["qkv_bias"]}, "model.leave_out: names features"),
         ({"name": "mine", "from_config": "/nowhere.json"}, "model.from_config: /nowhere.json: cannot be read"),
         ({"name": "mine", "num_layers": 2}, "from_config: config.json, or hidden_size, ffn_hidden_size"),
