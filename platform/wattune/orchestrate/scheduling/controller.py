@@ -56,7 +56,7 @@ Written first: the study may be killed right after.
 """
 
 CONCLUDED_S: Final = 2.0
-"""Longest a study that is stopped waits for the result of a trial that is measured."""
+"""Longest a study that is stopped waits for the results of trials that are measured, of all node sets together."""
 _RESULT_LOOK_S: Final = 0.05
 
 NO_ESTIMATE_TAG: Final = "no_estimate"
@@ -274,13 +274,13 @@ class StudyController:
 
         `cause` is the reason this call ended by itself; empty where a user stopped it.
         """
-        reason = cut_short(cause) if cause else STOPPED
+        reason, end_s = cut_short(cause) if cause else STOPPED, time.monotonic() + CONCLUDED_S
         with self._lock:
             self._ending = "interrupted"
             # First those whose steps run: whoever stops a study may kill it soon. The others are measured to their end.
             for tune_id, running in sorted(self._running.items(), key=lambda one: one[0] in self._measured):
                 if tune_id in self._measured:
-                    self._await_result(running)
+                    self._await_result(running, end_s)
                 ended = self._ended(running, RunStatus.INTERRUPTED, reason)
                 stopped = self._folder(running).keep_result(ended)
                 if not stopped.status.is_final:
@@ -288,9 +288,8 @@ class StudyController:
                 self._conclude(running, stopped)
                 del self._running[tune_id]
 
-    def _await_result(self, running: Attempt) -> None:
+    def _await_result(self, running: Attempt, end_s: float) -> None:
         """Waits a little for the result of a trial whose steps are done."""
-        end_s = time.monotonic() + CONCLUDED_S
         while self._folder(running).result() is None and time.monotonic() < end_s:
             time.sleep(_RESULT_LOOK_S)
 
