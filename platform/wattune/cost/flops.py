@@ -99,7 +99,7 @@ def _adapters_flop(model: ModelSpec, lora: Lora) -> float:
 def adapted(kind: ModelSpec) -> dict[str, tuple[int, int]]:
     """Returns inputs and outputs of the linear layers of one kind that adapters can stand beside."""
     h, inner = kind.hidden_size, kind.ffn_hidden_size
-    found = {each.name: (each.inputs, each.outputs) for each in kind.mixer}
+    found = {each.name.removesuffix("_b"): (each.inputs, each.outputs) for each in kind.mixer}
     return {**found, "gate": (h, inner), "up": (h, inner), "down": (inner, h)} if kind.has_ffn else found
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattune.catalog.models import MODELS
-from wattune.cost.flops import forward_flop_per_token, model_flop_per_token, workload_flop_per_token
+from wattune.cost.flops import adapted, forward_flop_per_token, model_flop_per_token, workload_flop_per_token
 from wattune.workload import Lora, Workload
 
 
@@ -60,6 +60,12 @@ def test_all_targets_of_a_layer_count():
     none = workload_flop_per_token(model, workload("lora", lora=Lora(rank=0, targets=("q",))))
     together = workload_flop_per_token(model, workload("lora", lora=Lora(rank=4, targets=names)))
     assert together - none == pytest.approx(sum(one - none for one in each), rel=1e-6)
+
+
+def test_queries_of_latent_attention_are_adapted_behind_their_narrow_vector():
+    latent = replace(MODELS["llama3_8b"], kv_lora_rank=512, rope_head_dim=64)
+    assert adapted(latent)["q"] == (4096, 4096)
+    assert adapted(replace(latent, q_lora_rank=1536))["q"] == (1536, 4096)
 
 
 def test_a_prompt_asks_for_one_position_of_the_output():
