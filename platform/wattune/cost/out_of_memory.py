@@ -136,14 +136,14 @@ class MemoryRisk:
         need = math.log(held_bytes) if held_bytes else float(self._need[place])
         scale = _PLAN_SCALE if held_bytes else float(self._scale[place])
         exceeds = _t4_cumulative((need - _log_usable(spec) + _LOST) / scale)
-        self._weights[family] = self._weights[family] * (exceeds if failed else 1.0 - exceeds)
+        weights = self._weights[family] * (exceeds if failed else 1.0 - exceeds)
+        self._weights[family] = weights / np.sum(weights)  # else many results that disagree make each of them 0
         if failed:
             self._failed.add(family)
         return family in self._failed
 
     def _learned(self, family: Hashable, behind: float, scale: float) -> float:
-        weights = self._weights[family]
-        return float(np.sum(weights * _t4_cumulative((behind + _LOST) / scale)) / np.sum(weights))
+        return float(np.sum(self._weights[family] * _t4_cumulative((behind + _LOST) / scale)))
 
 
 def _family(spec: TrialSpec) -> Hashable:

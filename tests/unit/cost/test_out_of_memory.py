@@ -11,7 +11,8 @@ import pytest
 from wattune.catalog.hardware import DEVICES
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import EstimatedMetric, estimate
-from wattune.cost.out_of_memory import CERTAIN, LIKELY, out_of_memory_probability, usable_bytes
+from wattune.cost.out_of_memory import CERTAIN, LIKELY, MemoryRisk, out_of_memory_probability, usable_bytes
+from wattune.run import Numbers, Run, RunStatus
 from wattune.trial import TrialSpec
 
 DATA = Path(__file__).parents[3] / "benchmarks" / "data"
@@ -54,3 +55,20 @@ def test_trials_that_ran_out_of_memory_are_the_likeliest_to():
     failed = np.array([row["status"] == "out_of_memory" for _, row in trials])
     assert failed.sum() == 6 and (risk > 0.2).tolist().count(True) == 4, "fragmentation is not foretold"
     assert failed[risk > 0.2].all() and (risk[failed] > CERTAIN).any()
+
+
+def test_results_that_disagree_leave_a_probability():
+    """A thousand trials that need 0.6 of what there is and fail, and as many that hold all of it and run."""
+    fails, runs, other = [*dict.fromkeys(spec for spec, _ in measured("moe_ep_h100x2"))][:3]
+    usable = usable_bytes(DEVICES["h100_sxm"])
+    risk = MemoryRisk([fails, runs, other], estimate([fails, runs, other], default_coefficients))
+    failed = Run(
+        trial_id=fails.trial_id,
+        repeat=0,
+        status=RunStatus.OUT_OF_MEMORY,
+        numbers=Numbers(memory_asked_bytes=round(0.6 * usable)),
+    )
+    ran = Run(trial_id=runs.trial_id, repeat=0, status=RunStatus.COMPLETED, metrics={"memory_peak_bytes": usable})
+    for _ in range(1000):
+        assert risk.note(fails, failed) and risk.note(runs, ran)
+    assert 0 <= risk(other) <= 1
