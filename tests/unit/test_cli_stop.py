@@ -75,7 +75,10 @@ def test_ctrl_c_is_answered_at_once(tmp_path: Path) -> None:
         while text not in shown:
             assert time.monotonic() < deadline_s, shown
             if select.select([ours], [], [], 0.5)[0]:
-                shown += os.read(ours, 65536).decode(errors="replace")
+                try:
+                    shown += os.read(ours, 65536).decode(errors="replace")
+                except OSError as error:  # EIO: nobody has the other end any more
+                    raise AssertionError(f"it ended before {text!r}: {shown}") from error
 
     try:
         until("RUNS")

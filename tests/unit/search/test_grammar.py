@@ -134,4 +134,5 @@ def test_one_entry_may_stand_without_a_list_and_defaults_are_spelled_out() -> No
 @pytest.mark.parametrize("key", list(FILE))
 def test_keys_without_a_default_must_be_given(key: str) -> None:
     document = {name: value for name, value in FILE.items() if name != key}
-    assert problems(SpaceFile, document) == [f"{key}: missing; add it"]
+    remedy = "add axes, flags or plans" if key == "space" else "add it"
+    assert problems(SpaceFile, document) == [f"{key}: missing; {remedy}"]
