@@ -44,9 +44,17 @@ FLAG_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
 """Pattern of a flag's name."""
 
 
-_QUOTED: Final = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\$`])*\"|\\.|\{\{|\}\}|\{\w[^{}]*\}", re.DOTALL)
-"""Text that a shell takes as it is, and fill-ins."""
-_SHELL: Final = re.compile(r"\$[\w({]|`|&&|\|\||[0-9&]?>>?(?:&[0-9])?|<<?|[|;&]|(?:^|(?<=\s))~(?=/)|\n(?=\s*\S)")
+_QUOTED: Final = re.compile(
+    r"'[^']*'|\"(?:\\.|[^\"\\$`])*\"|\\.|\{\{|\}\}|(?<!\$)\{\w[^{}]*\}"
+    r"|(?:(?<=sh\s-c\s)|(?<=sh\s-lc\s))\"(?:\\.|[^\"\\])*\"",
+    re.DOTALL,
+)
+"""Text that a shell takes as it is, fill-ins, and `TEXT` of `bash -c "TEXT"`, which the inner shell obeys."""
+_SHELL: Final = re.compile(
+    r"\$[\w({$?@*!#]|`|&&|\|\||[0-9&]?>>?(?:&[0-9])?|<<?|[|;&]|(?:^|(?<=\s))~(?=/|\s|$)|\n(?=\s*\S)"
+    r"|(?<=\s)#|(?<=\s)(?!\S*(?:=|://))(?=\S*\*)(?:\*\.\w|[^\s-]\S*/|/)\S*"
+)
+"""Variables, operators, home folders, further lines, comments, and names of files by a pattern."""
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _OF_SHELLS: Final = (
     "cd",
@@ -62,6 +70,8 @@ _OF_SHELLS: Final = (
     "module",
     "if",
     "for",
+    "while",
+    "$",
 )
 """Words that a shell obeys itself, and no program has."""
 
@@ -69,18 +79,26 @@ _OF_SHELLS: Final = (
 def shell_problem(command: str | Sequence[str]) -> str | None:
     """Says which part of a command only a shell would obey, and how it is written instead; None where there is none.
 
-    A text is looked through outside of its quotes. Of a list, whose arguments are meant as they are, the first alone.
+    A text is looked through outside of its quotes. Of a list, whose arguments are meant as they are, the program alone,
+    and a text that is all of it.
     """
-    text = command if isinstance(command, str) else ""
-    first = next(iter(command.split() if isinstance(command, str) else command), "")
-    if _ASSIGNMENT.match(first):
+    text = command if isinstance(command, str) else command[0] if len(command) == 1 else ""
+    first = next(iter(text.split() or command), "")
+    if _ASSIGNMENT.match(first) and not _SHELL.search(first):
         name, value = first.split("=", 1)
         return (
             f'begins with "{first[:60]}", which sets a variable in a shell, and no shell sees it; write env: '
             f"{{{name}: {value[:60] or '...'}}}, or env {first[:60]} before the program"
         )
-    found = _SHELL.search(_QUOTED.sub(" _ ", text.replace("\\\n", " ").strip()))
-    part = first if first in _OF_SHELLS else found[0].replace("\n", "a second line") if found else None
+    bare = _QUOTED.sub(lambda quoted: "{" if quoted[0] == "{{" else "_", text.replace("\\\n", " ").strip())
+    found = _SHELL.search(bare)
+    part = (
+        first
+        if first in _OF_SHELLS or _ASSIGNMENT.match(first)
+        else found[0].replace("\n", "a second line")
+        if found
+        else None
+    )
     if part is None:
         return None
     return (

@@ -103,8 +103,7 @@ def record(
     if not command and seconds is None:
         raise PlanError("nothing to record: got neither a command nor seconds; give one, as in `record -- COMMAND`")
     if command and shutil.which(command[0]) is None:
-        words = command[0] if len(command) == 1 else command
-        why = shell_problem(words) or "check the name, or give its path"
+        why = shell_problem(command) or "check the name, or give its path"
         raise PlanError(f"{command[0]} cannot be executed; {why}")
     parse_window(window)
     backends = list(backends) or default_backends()

@@ -1,11 +1,17 @@
 """Text that only a shell obeys is told from arguments, and a flag's value from several of them."""
 
-import pytest
+from pathlib import Path
 
+import pytest
+import yaml
+
+import wattune
 from wattune.errors import SpaceError
 from wattune.plans.program import Program, filled_arguments, shell_problem, split_command, text_of
 from wattune.search.prune import prune
 from wattune.search.space import parse_space
+
+CASES = Path(__file__).parents[2] / "fixtures" / "cases"
 
 
 @pytest.mark.parametrize(
@@ -28,12 +34,23 @@ from wattune.search.space import parse_space
         ("python ~/train.py", '"~"'),
         ("python train.py < input", '"<"'),
         ("python a.py\npython b.py", "second line"),
+        ("python train.py --out ${SCRATCH}/run", '"${"'),
+        ("python train.py --out ${{SCRATCH}}/run", '"${"'),
+        ("PYTHONPATH=src:$PYTHONPATH python train.py", "[bash, -c, TEXT]"),
+        ("python train.py --id $$", '"$$"'),
+        ("python train.py --data data/*.bin", '"data/*.bin"'),
+        ("python train.py --data *.bin", '"*.bin"'),
+        ("python train.py # the small one", '"#"'),
+        ("$ torchrun train.py", '"$"'),
+        (["torchrun train.py | tee log.txt"], '"|"'),
+        (["NCCL_DEBUG=INFO", "torchrun", "train.py"], "env: {NCCL_DEBUG: INFO}"),
     ],
 )
 def test_shell_text_is_refused_with_what_to_write(command, part):
     told = shell_problem(command)
     assert told is not None and part in told and "no shell sees it" in told
-    assert part in refused(command=f"{command} {{plan}}", flags={"plan": [1]})
+    written = f"{command} {{plan}}" if isinstance(command, str) else command
+    assert part in refused(command=written, env={"PLAN": "{plan}"}, flags={"plan": [1]})
 
 
 @pytest.mark.parametrize(
@@ -43,12 +60,25 @@ def test_shell_text_is_refused_with_what_to_write(command, part):
         "python train.py {overlap=grad?--a>b} --re a\\|b {{x}}",
         ["bash", "-c", "NCCL_DEBUG=INFO torchrun train.py | tee log"],
         "bash -c 'cd /job && torchrun train.py > log'",
+        'bash -c "torchrun train.py --out $SCRATCH | tee log"',
+        "python train.py --re .*attn.* --freeze layers.*.w --data s3://bucket/*.bin --each=/data/*.bin 'b/*' a#b {{*}}",
+        ["/opt/my program/train"],
         "env NCCL_DEBUG=INFO torchrun train.py --lr={lr} --a.b=c --x=~/y",
         ["python", "train.py", "|", "a;b", "$HOME"],
     ],
 )
 def test_what_reaches_the_program_as_meant_is_kept(command):
     assert shell_problem(command) is None
+
+
+def test_case_command_pipe_and_prefix_is_refused_by_every_door():
+    """`plan` and `run` read a space as `wattune.plan` does; the exit code is the error's."""
+    with pytest.raises(SpaceError) as told:
+        wattune.plan(CASES / "command" / "pipe_and_prefix.yaml")
+    assert told.value.exit_code == 2 and "env: {NCCL_DEBUG: INFO}" in str(told.value)
+    document = yaml.safe_load((CASES / "command" / "pipe_and_prefix.yaml").read_text())
+    shell = {**document, "command": ["bash", "-c", document["command"]]}
+    assert [one.spec.program.command[2] for one in prune(parse_space(shell)).kept] == [document["command"]] * 2
 
 
 def test_a_command_of_several_lines_goes_on_behind_a_backslash():
