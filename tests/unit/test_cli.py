@@ -302,6 +302,10 @@ def test_estimates_are_one_object_with_every_rejection_and_a_file_of_all(wattune
     assert found["kept"][0]["estimate"]["step_time_s"]["value"] > 0
     assert {one["rule"] for one in found["rejected"]} == {"world_size", "kv_heads", "memory"}
     assert pq.read_table(wattune.folder / "all.parquet").num_rows == found["num_kept"]
+    link = wattune.folder / "nowhere"
+    link.symlink_to("/dev/null")
+    assert wattune("plan", space, "--estimate", "--out", link)[0] == 0
+    assert link.is_symlink()  # a device or a link keeps its place; a root user once lost /dev/null
     code, out, _ = wattune("plan", space, "--estimate")
     assert code == 0 and "h200_sxm: memory" in out and "rejected by rule memory" in out
 

@@ -307,7 +307,8 @@ def _missing(space: SpaceLike) -> Iterable[tuple[Path, str]]:
         if trained and getattr(space, key) is None:
             yield (key,), "missing; add it"
     if space.space is None and not space.flags and not space.plans:
-        yield ("space",), "missing; add axes, flags or plans"
+        # The keys named as KEY=VALUE make it silent where they are wrong: then it would only follow from that.
+        yield ("space",), "missing, with flags={} and plans=[]; add axes, flags or plans"
     if runs and space.command is None:
         yield ("command",), 'missing; engine: command runs it, such as command: "torchrun train.py --tp {tp}"'
     if not runs:

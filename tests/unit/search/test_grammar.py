@@ -134,5 +134,5 @@ def test_one_entry_may_stand_without_a_list_and_defaults_are_spelled_out() -> No
 @pytest.mark.parametrize("key", list(FILE))
 def test_keys_without_a_default_must_be_given(key: str) -> None:
     document = {name: value for name, value in FILE.items() if name != key}
-    remedy = "add axes, flags or plans" if key == "space" else "add it"
-    assert problems(SpaceFile, document) == [f"{key}: missing; {remedy}"]
+    said = "missing, with flags={} and plans=[]; add axes, flags or plans" if key == "space" else "missing; add it"
+    assert problems(SpaceFile, document) == [f"{key}: {said}"]

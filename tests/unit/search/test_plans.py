@@ -86,7 +86,7 @@ def test_all_mistakes_are_told_in_one_round():
     ):
         assert any(one.startswith(text) for one in found), (text, found)
     assert problems(BUILT_IN | {"plans": [TWO[0], TWO[1], TWO[0]]}) == ["plans[2]: the same as entry 0; remove one"]
-    assert problems(BUILT_IN | {"plans": []})[0].startswith("space: missing; add axes, flags or plans")
+    assert problems(BUILT_IN | {"plans": []})[0].startswith("space: missing, with flags={} and plans=[]; add axes")
     assert problems(BUILT_IN | {"plans": [{"tp": 0}]}) == [
         "plans[0].tp: got 0, allowed: an integer from 1 to 1,000,000"
     ]
