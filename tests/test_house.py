@@ -24,7 +24,7 @@ PURE = (
     "units errors clock field_types schema metrics intervals objective trial run workload fidelity storage "
     "steps steps.process spans catalog plans cost cost.memory cost.step_time fitting analysis analysis.metrics "
     "analysis.signals search search.strategies ranking telemetry telemetry.files telemetry.sampler telemetry.nvml "
-    "telemetry.amd_smi simulation recording recording.serving workers.command terminal.recording"
+    "telemetry.amd_smi simulation foreign recording recording.serving workers.command terminal.recording"
 )
 VENDORS = ("ray", "torch", "mlflow", "plotly", "pynvml", "amdsmi", "optuna", "deepspeed", "megatron", "torchao")
 

@@ -74,6 +74,7 @@ TELEMETRY: Final[dict[str, pa.Schema]] = {
             _column("cpu_busy_frac", pa.float32()),
             _column("package_power_w", pa.float32()),
             _column("dram_power_w", pa.float32()),
+            _column("node_power_w", pa.float32()),
             _column("memory_used_bytes", pa.int64()),
             _column("nic_tx_bytes", pa.int64(), "cumulative"),
             _column("nic_rx_bytes", pa.int64(), "cumulative"),
@@ -154,6 +155,7 @@ BOUNDS: Final[dict[str, Bound]] = {
     "power_limit_w": Bound(least=0, most=10_000),
     "package_power_w": Bound(least=0, most=10_000),
     "dram_power_w": Bound(least=0, most=10_000),
+    "node_power_w": Bound(least=0, most=1_000_000),
     "sm_clock_mhz": Bound(least=0, most=10_000, fact="sm_clock_max_mhz", times=1.25),
     # Silicon fails above 150 degrees; a liquid or a room below freezing cools no data centre.
     **dict.fromkeys(("gpu_temp_c", "memory_temp_c", "cpu_temp_max_c"), Bound(least=0, most=150)),

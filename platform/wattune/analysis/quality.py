@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from wattune.analysis.metrics.energy import LEAST_COVERAGE_FRAC
+from wattune.analysis.metrics.energy import COVERED_PERIODS, LEAST_COVERAGE_FRAC
 from wattune.analysis.metrics.outlier import BROKEN_FRAC, VARIES_FRAC
 from wattune.analysis.metrics.speed import step_times_s
 from wattune.analysis.metrics.step_breakdown import HOST_BOUND_FRAC
@@ -69,6 +69,16 @@ def _num_missing_ranks(run: Examined, _: Found) -> int:
 def _num_missing_devices(run: Examined, _: Found) -> int:
     missing = len(run.aligned.missing)
     return 0 if missing == len(run.aligned.devices) else missing
+
+
+def _largest_gap_s(run: Examined, _: Found) -> float | None:
+    """Returns the longest time without a sample; a mean is of the time before it, so its usual interval is no gap."""
+    gaps_s = [
+        one.largest_gap_s
+        for one in run.powers.traces
+        if not one.averaged or one.largest_gap_s > COVERED_PERIODS * one.spacing_s
+    ]
+    return max(gaps_s, default=None)
 
 
 def _num_stand_ins(run: Examined, _: Found) -> int:
@@ -138,7 +148,8 @@ THRESHOLDS: Final = (
     Threshold("few_steps", lambda run, _: run.num_steps, 20, 2, at_least=True),
     Threshold("low_coverage", _metric("sample_coverage_frac"), 0.98, LEAST_COVERAGE_FRAC, at_least=True),
     Threshold("ring_incomplete", _num_stand_ins, 0, None),
-    Threshold("gap", lambda run, _: max((trace.largest_gap_s for trace in run.powers.traces), default=None), 0.5, 3.0),
+    Threshold("power_averaged", lambda run, _: any(trace.averaged for trace in run.powers.traces), 0, None),
+    Threshold("gap", _largest_gap_s, 0.5, 3.0),
     Threshold("energy_disagrees", _metric("energy_integral_error_frac"), 0.005, 0.05),
     Threshold("energy_unchecked", _energy_checked, 1, None, at_least=True),
     Threshold("slow_sampling", _rate_frac, 0.95, None, at_least=True),

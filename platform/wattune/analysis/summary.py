@@ -144,7 +144,8 @@ def _found_tags(examined: Examined) -> dict[str, str]:
 def _power_tags(examined: Examined, metrics: Mapping[str, float]) -> dict[str, str]:
     aligned, traces, tags = examined.aligned, examined.powers, {}
     if traces.traces:
-        tags["power_source"] = "+".join(sorted({"ring" if trace.from_ring else "fast" for trace in traces.traces}))
+        sources = {"ring" if one.from_ring else "average" if one.averaged else "fast" for one in traces.traces}
+        tags["power_source"] = "+".join(sorted(sources))
     if "excursion_count" in metrics or "over_limit_20ms_time_frac" in metrics:
         read = all(len(limit_readings_w(aligned, trace)) for trace in traces.traces)
         tags["excursion_limit"] = "enforced" if read else "manifest"

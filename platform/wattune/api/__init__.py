@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from wattune.api.recordings import analyze as analyze
     from wattune.api.recordings import calibrate as calibrate
     from wattune.api.recordings import calibrate_links as calibrate_links
+    from wattune.api.recordings import import_logs as import_logs
     from wattune.api.recordings import record as record
     from wattune.api.recordings import send_recording as send_recording
     from wattune.api.reports import figures as figures
@@ -42,7 +43,7 @@ _HOMES: Final = {
     "wattune.api.decisions": "frontier suggest",
     "wattune.api.estimates": "beside_result estimate fit forecast",
     "wattune.api.exports": "export",
-    "wattune.api.recordings": "analyze calibrate calibrate_links record send_recording",
+    "wattune.api.recordings": "analyze calibrate calibrate_links import_logs record send_recording",
     "wattune.api.reports": "figures report",
     "wattune.api.results": "compare rank sync",
     "wattune.api.runs": "RETRIABLE StudyOutcome preview run_study",

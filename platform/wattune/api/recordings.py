@@ -12,10 +12,11 @@ from wattune.calibration.run import CalibrationListener
 from wattune.calibration.run import calibrate as measure_sensors
 from wattune.errors import PlanError
 from wattune.fitting.store import LINKS
+from wattune.foreign.recording import import_logs as read_foreign
 from wattune.inspection import Analysis, inspect
 from wattune.recording.recorder import OutputPlace, Watcher
 from wattune.recording.recorder import record as record_command
-from wattune.recording.recording import run_of
+from wattune.recording.recording import measured_run, run_of
 from wattune.run import Run
 from wattune.steps.files import MOST_TOKENS
 from wattune.steps.source import parse_source
@@ -26,7 +27,9 @@ from wattune.storage.files import (
     storage_path,
     write_calibration,
 )
+from wattune.storage.measured import RecordingFolder
 from wattune.storage.remote import RemoteStorage
+from wattune.storage.study import TrialFolder
 
 
 def analyze(folder: str | Path, *, storage: str | None = None, accept: bool = False) -> Analysis:
@@ -135,6 +138,37 @@ def send_recording(recording: Run, *, storage: str | None = None) -> bool:
     if url and recording.recorded is not None:
         RemoteStorage(url).send_recording(Path(recording.recorded.place))
     return bool(url)
+
+
+def import_logs(
+    files: Sequence[Path],
+    *,
+    storage: str | None = None,
+    name: str | None = None,
+    node: str | None = None,
+    timezone: str | None = None,
+) -> tuple[Run, dict[str, Any]]:
+    """Makes a recording of logs that other tools wrote; see `wattune.foreign.recording.import_logs`.
+
+    Args:
+        files: The logs of one run.
+        storage: Folder recordings are kept in, under `recordings`; see `wattune.storage.files.find_storage`.
+        name: The recording's name; None is that of the first file.
+        node: Node of the logs that name none.
+        timezone: Zone of times that name none; None is UTC.
+
+    Returns:
+        The recording, and what was read of the logs: `imported`, a file each, and `energies`, what the logs say of
+        energy by themselves.
+
+    Raises:
+        PlanError: A file cannot be read, is of no known format or contradicts another, or the name is taken.
+    """
+    folder = read_foreign(files, storage=storage_path(storage), name=name, node=node, zone=timezone)
+    run = measured_run(folder)
+    TrialFolder(folder).write_result(run)
+    facts = RecordingFolder(folder).facts()
+    return run_of(folder), {key: facts[key] for key in ("imported", "energies")}
 
 
 def calibrate(

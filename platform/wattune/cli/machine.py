@@ -134,7 +134,7 @@ def record(
             tokens_per_step=tokens_per_step,
         )
     if as_json:
-        print_json(_json_of(recording))
+        print_json(recording_json(recording))
     else:
         print_recording(console, recording)
     try:
@@ -144,7 +144,7 @@ def record(
     raise typer.Exit((recording.recorded and recording.recorded.exit_code) or 0)
 
 
-def _json_of(run: Run) -> dict[str, Any]:
+def recording_json(run: Run) -> dict[str, Any]:
     """Returns a recording as plain data; what was not measured is not in it."""
     facts = asdict(run.recorded or Recorded())
     return {

@@ -57,6 +57,7 @@ VERBS: Final = {
         "machine",
         "Records any command's energy, peaks and throttling, without Ray; ends with the command's exit code.",
     ),
+    "import": Verb("foreign", "Makes a recording of other tools' logs: power, energy, temperatures, clocks."),
     "calibrate": Verb(
         "machine",
         "Measures what this machine's power sensors can resolve and what reading them costs; two minutes a GPU.",
@@ -79,6 +80,7 @@ PANELS: Final = {
     "export": "Decide",
     "results": "Decide",
     "machine": "Look at this machine",
+    "foreign": "Look at this machine",
     "study": "Run a study",
 }
 """The heading over the verbs of each module."""

@@ -22,6 +22,12 @@ The H200's 20 ms ring has single intervals to 46 ms (measured on four of them, d
 _POWER: Final = (("ring", "power_w"), ("fast", "power_instant_w"))
 """Tiers and columns that may hold a device's power, the finest first."""
 
+_AVERAGE: Final = ("slow", "power_average_w")
+"""The driver's own mean of power: it has the energy and no peaks. It counts where nothing finer was read."""
+
+AVERAGE_S: Final = 1.0
+"""Length of that mean on Ampere and later parts (nvml.h, nvmlDeviceGetPowerUsage). Other tools name none."""
+
 LEAST_COVERAGE_FRAC: Final = 0.9
 """Share of the window that a power series must cover; below it there are no metrics of power or energy."""
 
@@ -53,6 +59,8 @@ class PowerTrace:
     """The largest sample."""
     from_ring: bool
     """True if the driver's own history was read, false for instant power."""
+    averaged: bool
+    """True if it is the driver's mean of power over `AVERAGE_S`."""
     spacing_s: float
     """Median interval between samples."""
     sensor_period_s: float
@@ -132,9 +140,9 @@ def powers(aligned: Aligned, look: Callable[[PowerTrace, Series], PowerTrace] | 
     """Finds the power traces of every device that counts.
 
     The series of a device is the ring if that covers `LEAST_COVERAGE_FRAC` of the window, else fast instant power if
-    that does. If neither does, it is the finest one, and there are no metrics of power. Devices whose manifest names
-    one `power_domain` share a sensor: their power is counted once, from the first of them that has any (MI250: the
-    package's power is read at one of its two GCDs).
+    that does. If neither does, it is the finest one, and there are no metrics of power. Where neither was read at all,
+    it is the driver's mean. Devices whose manifest names one `power_domain` share a sensor: their power is counted
+    once, from the first of them that has any (MI250: the package's power is read at one of its two GCDs).
 
     `look` is called with every trace and its series, in order of nodes, while the series is in memory anyway; it
     returns the trace with what it found.
@@ -160,7 +168,7 @@ def _read_at_all(aligned: Aligned, devices: list[DeviceKey]) -> bool:
     """Returns true if any power of a sensor was read, at any time."""
     return any(
         device in aligned.tiers.get(tier, {}) and aligned.tiers[tier][device].series(column) is not None
-        for tier, column in _POWER
+        for tier, column in (*_POWER, _AVERAGE)
         for device in devices
     )
 
@@ -185,11 +193,13 @@ def _best_trace(
 
 def _traces(aligned: Aligned, devices: list[DeviceKey]) -> Iterator[tuple[PowerTrace, Series] | None]:
     """Yields every trace of a sensor's power with its series, the finest first; None for one outside the window."""
-    for tier, column in _POWER:
-        for device in devices:
+    finer = False
+    for tier, column in (*_POWER, _AVERAGE):
+        for device in devices if not (finer and tier == "slow") else ():
             readings = aligned.tiers.get(tier, {}).get(device)
             raw = readings.series(column) if readings is not None else None
             clipped = raw.clip(0.0, aligned.duration_s) if raw is not None else None
+            finer = finer or raw is not None
             if raw is not None and clipped is not None:
                 yield _trace(aligned, tier, column, device, devices, raw, clipped), clipped
             elif raw is not None:
@@ -208,7 +218,9 @@ def _trace(
         # signal therefore looks like a slow sensor, which makes peaks absent but never wrong.
         changed = np.flatnonzero(np.diff(raw.value)) + 1
         held_s = max(spacing_s, float(np.median(np.diff(raw.time_s[changed]))) if len(changed) > 2 else raw.span_s)
-    finest_s = known.get("sensor_limits", {}).get(tier, {}).get("finest_window_s")
+    averaged = tier == "slow"
+    finest_s = None if averaged else known.get("sensor_limits", {}).get(tier, {}).get("finest_window_s")
+    held_s = max(held_s, AVERAGE_S) if averaged else held_s
     # A calibration used known waves, so it can show more of the sensor than this load does.
     period_s = held_s if finest_s is None else max(spacing_s, finest_s / 2)
     # Linear interpolation between held readings is two moving means: sinc squared if every reading is new. Power from
@@ -237,6 +249,7 @@ def _trace(
         mean_w=clipped.mean(),
         max_w=float(clipped.value.max()),
         from_ring=tier == "ring",
+        averaged=averaged,
         spacing_s=spacing_s,
         sensor_period_s=period_s,
         smoothed_s=smoothed_s,

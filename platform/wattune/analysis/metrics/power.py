@@ -14,6 +14,7 @@ from wattune.analysis.metrics.energy import Powers, PowerTrace, enforced_limit_w
 from wattune.analysis.metrics.excursion import WINDOW_S, ExcursionFinder, moving_means, time_above_frac
 from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.energy_grid import LONGEST_S, EnergySum, pieces, resolves, steps_of
+from wattune.analysis.signals.readings import HOST
 from wattune.analysis.signals.series import Series
 
 
@@ -89,11 +90,11 @@ def power_metrics(aligned: Aligned, powers: Powers) -> dict[str, float]:
     `power_coincidence_frac`: the cluster's 1 s peak over the sum of the devices' 1 s peaks. `power_ramp_max_w_per_s`:
     the largest change between neighbouring 100 ms means of a node, per second. `power_swing_rms_w`: RMS of a node's
     power in 0.1 Hz to min(20 Hz, Nyquist); for both the worst node. Devices that share a package's sensor have equal
-    parts of it; sums count the package once.
+    parts of it; sums count the package once. `node_power_*`: of the meter of a node's chassis, the worst node.
 
     There are only limits unless every sensor covers the window.
     """
-    metrics: dict[str, float | None] = {"device_power_limit_w": _lowest_limit_w(aligned, powers)}
+    metrics: dict[str, float | None] = {"device_power_limit_w": _lowest_limit_w(aligned, powers), **_of_meters(aligned)}
     if powers.usable:
         traces, nodes = powers.traces, powers.by_node
         shares = [trace.share for trace in traces]
@@ -135,6 +136,22 @@ def excursion_metrics(powers: Powers) -> dict[str, float]:
     if len(above) == len(shares):
         metrics["over_limit_20ms_time_frac"] = float(np.average(above, weights=shares))
     return metrics
+
+
+def _of_meters(aligned: Aligned) -> dict[str, float | None]:
+    """Returns mean and 1 s peak of the meters of chassis; their peak only where they are read twice a second."""
+    read = [readings.series("node_power_w") for readings in aligned.tiers.get(HOST, {}).values()]
+    found = [one.clip(0.0, aligned.duration_s) for one in read if one is not None]
+    whole = [one for one in found if one is not None]
+    peaks_w = [
+        max((piece.most_j(steps_of(LONGEST_S)) for piece in pieces(one)), default=-np.inf) / LONGEST_S
+        for one in whole
+        if resolves(LONGEST_S, float(np.median(np.diff(one.time_s)))) and one.span_s > LONGEST_S
+    ]
+    return {
+        "node_power_mean_w": max((one.mean() for one in whole), default=None),
+        "node_power_peak_1s_w": max(peaks_w) if peaks_w and len(peaks_w) == len(whole) else None,
+    }
 
 
 def _lowest_limit_w(aligned: Aligned, powers: Powers) -> float | None:

@@ -1,0 +1,52 @@
+"""`import`: a recording of logs that other tools wrote."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from wattune import api
+from wattune.cli.machine import recording_json
+from wattune.cli.shell import JsonOption, StorageOption, out, print_json, print_line
+from wattune.cli.verbs import app
+from wattune.terminal.recording import print_recording
+
+
+@app.command("import")
+def import_logs(
+    file: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Logs of one run: of several tools, several nodes, or one after another.", show_default=False
+        ),
+    ],
+    name: Annotated[
+        str | None, typer.Option(help="The recording's name; else that of the first file.", show_default=False)
+    ] = None,
+    node: Annotated[
+        str | None, typer.Option(help="Node of the logs that name none; else node0.", show_default=False)
+    ] = None,
+    timezone: Annotated[
+        str | None,
+        typer.Option(help="Zone of times that name none, such as Europe/Berlin; else UTC.", show_default=False),
+    ] = None,
+    storage: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Makes a recording of other tools' logs: power, energy, temperatures, clocks.
+
+    For example:
+
+      wattune import gpus.csv
+
+      wattune import node0.csv node1.csv --name baseline
+    """
+    run, imported = api.import_logs(file, storage=storage, name=name, node=node, timezone=timezone)
+    if as_json:
+        print_json(recording_json(run) | imported)
+        return
+    print_recording(out, run)
+    for one in imported["imported"]:
+        print_line(f"{one['file']}: {one['format']}, {one['num_rows']} rows: {', '.join(one['columns'])}")
+        for note in one["notes"]:
+            print_line(f"  {note}")

@@ -1,0 +1,204 @@
+"""A recording of foreign logs: files joined by node, and written as a sampler's would be."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from wattune.arrays import Floats, Ints
+from wattune.errors import PlanError
+from wattune.foreign.formats import read_log
+from wattune.foreign.sampled import ForeignLog, Sampled, tier_of
+from wattune.schema import table_schema
+from wattune.storage.measured import RecordingFolder
+from wattune.telemetry.files.coverage import measured_facts
+from wattune.units import NS_PER_S, ns_to_s
+from wattune.version import __version__
+
+NODE: Final = "node0"
+"""Node of a log that names none."""
+
+_POWERS: Final = ("power_instant_w", "power_average_w", "node_power_w", "package_power_w")
+
+
+def import_logs(
+    files: Sequence[Path], *, storage: Path, name: str | None = None, node: str | None = None, zone: str | None = None
+) -> Path:
+    """Makes a recording of logs that other tools wrote.
+
+    Args:
+        files: The logs, of one run: of several sources, several nodes, or one after another.
+        storage: Where recordings are kept, under `recordings/<name>`.
+        name: The recording's name; None is the first file's.
+        node: Node of the logs that name none; None is `NODE`, or each file's own name where they are of several.
+        zone: Zone of times without one, such as `Europe/Berlin`; None is UTC.
+
+    Returns:
+        The recording's folder.
+
+    Raises:
+        PlanError: A file is none that can be read, or two contradict each other, or the name is taken. Nothing was
+            written.
+    """
+    logs, problems = [], []
+    for file in files:
+        try:
+            logs.append(read_log(file, zone))
+        except PlanError as error:
+            problems.append(str(error))
+    if problems:
+        raise PlanError("\n".join(problems))
+    sampled, facts = _joined(logs, node)
+    tables, manifests = _tables(sampled), _manifests(sampled, facts, logs)
+    window = _window(sampled)
+    folder = RecordingFolder.create(storage, name or _plain(files[0].stem))
+    try:
+        for one, each in tables.items():
+            folder.write_telemetry(one, each, manifests[one] | {"measured": measured_facts(each)})
+        start_s = ns_to_s(min(int(wall[0]) for _, wall, _ in sampled.values()))
+        folder.write_facts(
+            {
+                "kind": "recording",
+                "command": [],
+                "backends": sorted({log.format for log in logs}),
+                "simulated_device": None,
+                "node": min(tables),
+                "recorded": datetime.fromtimestamp(start_s, UTC).isoformat(timespec="seconds"),
+                "wattune": __version__,
+                "closed": True,
+                "window": window,
+                "window_why": "from the first reading of power to the last",
+                "imported": [_told(log) for log in logs],
+                "energies": energies(sampled),
+            }
+        )
+    except BaseException:  # such as a full disk: nothing stays
+        shutil.rmtree(folder.path)
+        raise
+    return folder.path
+
+
+def _plain(stem: str) -> str:
+    text = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "-" for char in stem).strip("._-")
+    return (text or "imported")[:100]
+
+
+def _joined(logs: Sequence[ForeignLog], node: str | None) -> tuple[Sampled, dict[tuple[str, str], dict[str, Any]]]:
+    """Joins the logs of a node: different values, or the same ones one after another."""
+    found: Sampled = {}
+    facts: dict[tuple[str, str], dict[str, Any]] = {}
+    clash = node is None and any(
+        _overlap(one.sampled[key], other.sampled[key])
+        for place, one in enumerate(logs)
+        for other in logs[:place]
+        for key in one.sampled.keys() & other.sampled.keys()
+    )
+    for log in logs:
+        here = node or (_plain(Path(log.file).stem) if clash else NODE)
+        for (own, device, column), series in log.sampled.items():
+            key = own or here, device, column
+            if key in found and _overlap(found[key], series):
+                raise PlanError(
+                    f"{log.file}: {key[0]}/{device} has {column} at the same times from another file; leave --node out "
+                    "where they are of several nodes"
+                )
+            parts = sorted([found[key], series] if key in found else [series], key=lambda one: int(one[0][0]))
+            found[key] = (
+                np.concatenate([one[0] for one in parts]), np.concatenate([one[1] for one in parts]),
+                np.concatenate([one[2] for one in parts]),
+            )  # fmt: skip
+        facts |= {(own or here, device): {"backend": log.format, **known} for (own, device), known in log.facts.items()}
+    return found, facts
+
+
+def _overlap(one: tuple[Ints, Ints, Floats], other: tuple[Ints, Ints, Floats]) -> bool:
+    return bool(one[0][0] <= other[0][-1] and other[0][0] <= one[0][-1])
+
+
+def _tables(sampled: Sampled) -> dict[str, dict[str, pa.Table]]:
+    """Returns tables by node and tier; values read at one time are one row."""
+    groups: dict[tuple[str, str], dict[str, dict[str, tuple[Ints, Ints, Floats]]]] = {}
+    for (node, device, column), series in sampled.items():
+        groups.setdefault((node, tier_of(device, column)), {}).setdefault(device, {})[column] = series
+    found: dict[str, dict[str, pa.Table]] = {}
+    for (node, tier), devices in groups.items():
+        parts = [_rows(node, device, tier, columns) for device, columns in devices.items()]
+        found.setdefault(node, {})[tier] = pa.concat_tables(parts).unify_dictionaries()
+    return found
+
+
+def _rows(node: str, device: str, tier: str, columns: Mapping[str, tuple[Ints, Ints, Floats]]) -> pa.Table:
+    schema = table_schema(tier, backend="imported", simulated=False)
+    mono_ns, first = np.unique(np.concatenate([one[0] for one in columns.values()]), return_index=True)
+    wall = np.concatenate([one[1] for one in columns.values()])[first]
+    arrays = {"node": [node] * len(mono_ns), "device": [device] * len(mono_ns), "mono_ns": mono_ns, "wall_ns": wall}
+    kept = [field for field in schema if field.name in (*arrays, *columns)]
+    for name, (times_ns, _, values) in columns.items():
+        whole = np.full(len(mono_ns), np.nan)
+        whole[np.searchsorted(mono_ns, times_ns[::-1])] = values[::-1]  # the first of one time counts
+        missing = np.isnan(whole)
+        kind = schema.field(name).type
+        number = np.where(missing, 0, whole).astype(kind.to_pandas_dtype())
+        arrays[name] = pa.array(number, kind, mask=missing)
+    return pa.table(
+        [pa.array(arrays[field.name], field.type) for field in kept], schema=pa.schema(kept, schema.metadata)
+    )
+
+
+def _manifests(
+    sampled: Sampled, facts: Mapping[tuple[str, str], Mapping[str, Any]], logs: Sequence[ForeignLog]
+) -> dict[str, dict[str, Any]]:
+    steps = [step for log in logs for step in log.clock_steps]
+    formats = ", ".join(sorted({log.format for log in logs}))
+    found: dict[str, dict[str, Any]] = {}
+    for node, device, _ in sampled:
+        clock = {"clock": {"steps": steps}}
+        manifest = found.setdefault(
+            node, {"node": node, "simulated": False, "closed": True, "devices": {}, "tiers": {}, **clock}
+        )
+        manifest["devices"].setdefault(device, {"device": device, "backend": formats, **facts.get((node, device), {})})
+    return found
+
+
+def _window(sampled: Sampled) -> dict[str, int]:
+    """Returns the time over which power was read; of any value where it was not."""
+    every = [
+        times[~np.isnan(values)]
+        for (_, _, name), (times, _, values) in sampled.items()
+        if name in (*_POWERS, "energy_j")
+    ]
+    read = [times for times in every if len(times)] or [times for times, _, _ in sampled.values()]
+    start, end = min(int(one.min()) for one in read), max(int(one.max()) for one in read)
+    if end <= start:
+        raise PlanError("the logs hold a single reading; give one of a run, with two or more")
+    return {"start_mono_ns": start, "end_mono_ns": end}
+
+
+def energies(sampled: Sampled) -> dict[str, dict[str, float]]:
+    """Returns what a log says of energy by itself, by node, device and column: under power, or a counter's rise."""
+    found = {}
+    for (node, device, column), (times_ns, _, values) in sorted(sampled.items()):
+        read = ~np.isnan(values)
+        time_s, value = (times_ns[read] - times_ns[0]) / NS_PER_S, values[read]
+        if len(value) < 2 or column not in (*_POWERS, "dram_power_w", "energy_j"):
+            continue
+        rise = np.diff(value)
+        energy_j = float(rise[rise > 0].sum()) if column == "energy_j" else float(np.trapezoid(value, time_s))
+        found[f"{node}/{device}/{column}"] = {
+            "energy_j": energy_j,
+            "span_s": float(time_s[-1] - time_s[0]),
+            "num_readings": len(value),
+        }
+    return found
+
+
+def _told(log: ForeignLog) -> dict[str, Any]:
+    columns = sorted({column for _, _, column in log.sampled})
+    return {
+        "file": log.file, "format": log.format, "num_rows": log.rows, "columns": columns, "left_out": log.left_out,
+        "notes": log.notes,
+    }  # fmt: skip

@@ -1,0 +1,153 @@
+"""Tables of texts as sampled values: by node, device and column, on clocks that never run back."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from wattune.arrays import Floats, Ints
+from wattune.errors import PlanError
+from wattune.foreign.columns import HOST_VALUES, known_names, meaning, values
+from wattune.foreign.times import NOT_A_TIME, monotonic_ns, wall_ns
+from wattune.schema import TELEMETRY
+
+HOST: Final = "host"
+
+ValueKey: TypeAlias = tuple[str, str, str]
+"""Node (empty where the log names none), device and column."""
+
+Sampled: TypeAlias = dict[ValueKey, tuple[Ints, Ints, Floats]]
+"""Monotonic times, wall times and values in our units; not-a-number where nothing was read."""
+
+_REASONS: Final = {
+    "gpu_idle": 0x1, "applications_clocks_setting": 0x2, "sw_power_cap": 0x4, "hw_slowdown": 0x8, "sync_boost": 0x10,
+    "sw_thermal_slowdown": 0x20, "hw_thermal_slowdown": 0x40, "hw_power_brake_slowdown": 0x80,
+}  # fmt: skip
+"""Columns of single reasons in `nvidia-smi --help-query-gpu`, and their bits in nvml.h."""
+
+
+@dataclass(kw_only=True)
+class ForeignLog:
+    """Values of one file, and what else it tells."""
+
+    file: str
+    format: str
+    sampled: Sampled = field(default_factory=dict)
+    facts: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    """Facts of devices: `name` and `uuid`."""
+    clock_steps: list[dict[str, int]] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    """Columns that mean nothing here."""
+    notes: list[str] = field(default_factory=list)
+    rows: int = 0
+
+
+def sampled_of(table: pa.Table, file: str, format_: str, notes: list[str], zone: str | None) -> ForeignLog:
+    """Reads the values of a table whose columns are known by their names.
+
+    Raises:
+        PlanError: It has no time, no value that is known, or a value that cannot be.
+    """
+    log = ForeignLog(file=file, format=format_, notes=notes, rows=table.num_rows)
+    names = table.column_names
+    first = [meaning(name, of_devices=True) for name in names]
+    device_named = any(one is not None and one[0] in ("device", "uuid") for one in first)
+    said = {name: found for name in names if (found := meaning(name, of_devices=device_named)) is not None}
+    keys = {found[0]: name for name, found in reversed(said.items()) if found[0] in _KEYS}
+    reasons = {
+        name: bit
+        for name in names
+        for word, bit in _REASONS.items()
+        if name.strip().rpartition(".")[2].startswith(word) and "reasons" in name
+    }
+    log.left_out = [name for name in names if name not in said and name not in reasons]
+    given = [name for name, found in said.items() if found[0] not in _KEYS]
+    if "time" not in keys and "date" not in keys:
+        raise PlanError(
+            f"{file}: recognised as {format_}, and it has no column of times ({', '.join(names)[:200]}); log them too"
+        )
+    if not given and not reasons:
+        raise PlanError(
+            f"{file}: recognised as {format_}, and a recording has none of its columns ({', '.join(names)[:200]}); "
+            f"log one of: {', '.join(known_names())}"
+        )
+    texts = table[keys["time"]] if "time" in keys else table[keys["date"]]
+    if "date" in keys and "time" in keys:
+        texts = pc.binary_join_element_wise(
+            table[keys["date"]].cast(pa.string()), table[keys["time"]].cast(pa.string()), " "
+        )
+    unit = said[keys["time"]][1] if "time" in keys else ""
+    ns, more = wall_ns(texts, unit, zone, f"{file}: {keys.get('time') or keys['date']}")
+    log.notes += more
+    good = np.flatnonzero(ns != NOT_A_TIME)
+    if len(good) < len(ns):
+        log.notes.append(f"{len(ns) - len(good)} row without a time was left out")
+    read = {name: values(table[name], said[name][0], said[name][1], f"{file}: {name}") for name in given}
+    if reasons:
+        read["event_reasons"] = _bits(table, reasons)
+        said["event_reasons"] = "event_reasons", "", None
+    dated, zoned = (not any(word in one for one in more) for word in ("no date", "no zone"))
+    for (node, device), rows in _groups(table, keys, good):
+        own, steps = monotonic_ns(ns[rows], has_date=dated, has_zone=zoned, where=f"{file}: {device or HOST}")
+        log.clock_steps += [step for step in steps if step not in log.clock_steps]
+        facts: dict[str, Any] = {
+            key: str(table[keys[key]][int(rows[0])].as_py()).strip() for key in ("name", "uuid") if key in keys
+        }
+        for name, column in read.items():
+            ours, _, number = said[name]
+            host = ours in _HOST_COLUMNS
+            at = HOST if host else f"gpu{int(number)}" if number is not None else device or "gpu0"
+            log.sampled[node, at, ours] = own, ns[rows], column[rows]
+            if not host and facts:
+                log.facts.setdefault((node, at), facts)
+    return log
+
+
+_KEYS: Final = ("time", "date", "device", "uuid", "name", "node")
+_HOST_COLUMNS: Final = set(HOST_VALUES)
+
+
+def _groups(table: pa.Table, keys: Mapping[str, str], good: Ints) -> Iterator[tuple[tuple[str, str], Ints]]:
+    """Yields node, device and rows. A device is the same under another number where its identifier is."""
+    texts = {key: _texts(table[keys[key]]) for key in ("node", "device", "uuid") if key in keys}
+    if not texts:
+        yield ("", ""), good
+        return
+    joined = list(zip(*(texts.get(key, [""] * table.num_rows) for key in ("node", "device", "uuid")), strict=True))
+    names: dict[tuple[str, str], str] = {}
+    rows: dict[tuple[str, str], list[int]] = {}
+    for row in good.tolist():
+        node, device, uuid = joined[row]
+        identity = node, uuid or device
+        if identity not in names:
+            number = "".join(char for char in device.rpartition(" ")[2] if char.isdigit()) if device else ""
+            taken = set(names.values())
+            wanted = f"gpu{int(number)}" if number else f"gpu{len(names)}"
+            names[identity] = wanted if wanted not in taken or node else f"gpu{len(names)}"
+        rows.setdefault((node, names[identity]), []).append(row)
+    for key, each in rows.items():
+        yield key, np.array(each, np.int64)
+
+
+def _texts(column: pa.ChunkedArray) -> list[str]:
+    return [text or "" for text in pc.utf8_trim_whitespace(column.cast(pa.string())).to_pylist()]
+
+
+def _bits(table: pa.Table, reasons: Mapping[str, int]) -> Floats:
+    """Joins columns of single reasons, `Active` or `Not Active`; not-a-number where none was read."""
+    bits, read = np.zeros(table.num_rows), np.zeros(table.num_rows, bool)
+    for name, bit in reasons.items():
+        text = pc.utf8_lower(pc.utf8_trim_whitespace(table[name].cast(pa.string()))).fill_null("")
+        active, idle = np.asarray(pc.equal(text, "active")), np.asarray(pc.equal(text, "not active"))
+        bits += np.where(active, float(bit), 0.0)
+        read |= active | idle
+    return np.where(read, bits, np.nan)
+
+
+def tier_of(device: str, column: str) -> str:
+    """Returns the tier that holds a column of a device, or of the host."""
+    tiers = [HOST] if device == HOST else [tier for tier in TELEMETRY if tier not in (HOST, "ring")]
+    return next(tier for tier in tiers if column in TELEMETRY[tier].names)

@@ -1,0 +1,98 @@
+"""Logs of other tools become recordings: units, marks of what was not read, clocks, and what a source cannot show."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+Verb = Callable[..., tuple[int, str, str]]
+
+CASES = Path(__file__).parents[2] / "fixtures" / "cases" / "import"
+
+
+def imported(wattune: Verb, *files: Path, storage: Path, name: str = "N", more: tuple[str, ...] = ()) -> dict[str, Any]:
+    code, out, err = wattune("import", *files, "--storage", storage, "--name", name, "--json", *more)
+    assert code == 0, err
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def rows(found: dict[str, Any], tier: str, node: str = "node0") -> list[dict[str, Any]]:
+    read: list[dict[str, Any]] = pq.read_table(
+        Path(found["folder"]) / "telemetry" / node / f"{tier}.parquet"
+    ).to_pylist()
+    return read
+
+
+def test_the_case_of_nvidia_smi(wattune: Verb, tmp_path: Path) -> None:
+    found = imported(wattune, CASES / "nvidia_smi.csv", storage=tmp_path)
+    assert Path(found["folder"]) == tmp_path / "recordings" / "N"
+    slow, fast = rows(found, "slow"), rows(found, "fast")
+    assert [(row["device"], row["power_average_w"]) for row in slow] == [
+        ("gpu0", pytest.approx(512.33)), ("gpu0", pytest.approx(518.9)), ("gpu1", None), ("gpu1", pytest.approx(499.1)),
+    ]  # fmt: skip
+    assert [row["event_reasons"] for row in fast] == [4, 4, 4, 0]
+    assert [row["gpu_temp_c"] for row in fast] == [61, 61, 60, None]
+    assert [row["sm_clock_mhz"] for row in fast] == [1605, 1605, 1605, 1620]
+    assert wattune("analyze", "N", "--storage", tmp_path)[0] == 0
+
+
+def nvidia_smi(path: Path, *, seconds: int = 60, period_s: float = 1.0, power: str = "power.draw [W]") -> float:
+    """Writes a log of two GPUs whose power changes; returns the trapezoid under it in joules."""
+    lines, energy_j, before = [f"timestamp, index, {power}, temperature.gpu"], 0.0, [0.0, 0.0]
+    for at in range(int(seconds / period_s)):
+        for gpu in range(2):
+            watts = 400.0 + 100 * gpu + (at * 37 % 200)
+            energy_j += 0.0 if at == 0 else (watts + before[gpu]) / 2 * period_s
+            before[gpu] = watts
+            clock = 10 * 3600 + at * period_s
+            stamp = f"{int(clock // 3600):02d}:{int(clock // 60 % 60):02d}:{clock % 60:06.3f}"
+            lines.append(f"2026/01/02 {stamp}, {gpu}, {watts:.2f} W, 60")
+    path.write_text("\n".join(lines) + "\n")
+    return energy_j
+
+
+def test_a_mean_of_a_second_gives_energy_and_no_peak(wattune: Verb, tmp_path: Path) -> None:
+    energy_j = nvidia_smi(tmp_path / "a.csv")
+    found = imported(wattune, tmp_path / "a.csv", storage=tmp_path)
+    assert found["metrics"]["total_energy_j"] == pytest.approx(energy_j, rel=0.005)
+    assert sum(one["energy_j"] for one in found["energies"].values()) == pytest.approx(energy_j, rel=1e-6)
+    assert not [name for name in found["metrics"] if "peak" in name or "ramp" in name or "excursion" in name]
+    assert "power_averaged" in found["quality_reasons"] and found["quality"] == "indicative"
+
+
+@pytest.mark.parametrize(("period_s", "shown"), [(0.02, {"100ms", "1s"}), (0.2, {"1s"}), (10.0, set())])
+def test_instants_give_the_peaks_that_they_resolve(
+    wattune: Verb, tmp_path: Path, period_s: float, shown: set[str]
+) -> None:
+    energy_j = nvidia_smi(tmp_path / "a.csv", period_s=period_s, power="power.draw.instant [W]")
+    metrics = imported(wattune, tmp_path / "a.csv", storage=tmp_path)["metrics"]
+    assert metrics["total_energy_j"] == pytest.approx(energy_j, rel=0.005)
+    assert {name.split("_")[-2] for name in metrics if name.startswith("device_power_peak")} == shown
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b"\x7fELF\x00\x01", "is no text"),
+        (b"hello world\nhow are you\n", "of no format that is known"),
+        (b"index, power.draw [W]\n0, 71.2 W\n", "of no format that is known"),
+        (b"timestamp, name\n2026/01/02 10:00:00.101, NVIDIA H100\n", "a recording has none of its columns"),
+        (b"timestamp, index, power.draw [W]\n", "a header and no row"),
+        (b"timestamp, index, power.draw [W]\n2026/01/02 10:00:00.101, 0, 512000 W\n", "which is 512000 W"),
+        (b"timestamp, index, power.draw [W]\n2026/01/02 10:00:00.101, 0, fast\n", 'got "fast"'),
+        (b"timestamp, index, power.draw [W]\nsoon, 0, 5 W\nlater, 0, 5 W\n", 'got "soon"'),
+        (b"timestamp, index, power.draw [W]\n2026/01/02 10:00:00.101, 0, 5 W\n", "a single reading"),
+    ],
+)
+def test_what_is_no_log_is_one_line_and_leaves_nothing(
+    wattune: Verb, tmp_path: Path, content: bytes, said: str
+) -> None:
+    (tmp_path / "log").write_bytes(content)
+    code, _, err = wattune("import", tmp_path / "log", "--storage", tmp_path / "s")
+    assert code == 2 and said in err and "Traceback" not in err
+    assert not list((tmp_path / "s").rglob("*.json"))
