@@ -15,7 +15,8 @@ from wattune.objective import Question
 from wattune.plans.axes import Plan
 from wattune.ranking.order import ranking_of
 from wattune.ranking.posterior import Posterior
-from wattune.run import Run, RunStatus
+from wattune.ranking.spreads import learned_scatter
+from wattune.run import NO_NUMBERS, Numbers, Run, RunStatus
 from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S
 from wattune.workload import Workload
@@ -26,6 +27,7 @@ QUESTION = Question.of("maximize tokens_per_s", f"{POWER} <= {BOUND_W:g}")
 UNTIL = 0.95
 NEAR = 0.98
 NUM_TRUTHS = 4000
+FIRST_EARLIER = 77000
 Pairs = list[tuple[TrialSpec, Run]]
 
 
@@ -139,8 +141,8 @@ class Truth:
         return int(able[self.speed[able].argmax()]) if len(able) else None
 
 
-def study(world: World, seed: int, score: Score) -> None:
-    """Simulates one study, and adds what came of it."""
+def study(world: World, seed: int, known: Numbers = NO_NUMBERS) -> tuple[Posterior, list[TrialSpec], Truth]:
+    """Simulates one study, with what was known of scatter before; returns what it found, its plans, and the truth."""
     truth = Truth(world, np.random.default_rng(seed))
     order = np.random.default_rng(seed + 1).permutation(world.num_plans)
     reference, pairs, specs = int(order[0]), Pairs(), [_spec(number) for number in range(world.num_plans)]
@@ -151,12 +153,14 @@ def study(world: World, seed: int, score: Score) -> None:
         speed, power = truth.read(np.array([plan]), np.array([time]), np.array([second]))
         repeat = sum(run.trial_id == specs[plan].trial_id for _, run in pairs)
         metrics = {"tokens_per_s": 1e4 * float(np.exp(speed[0])), POWER: float(np.exp(power[0]))}
+        metrics["step_time_s"] = 65_536.0 / metrics["tokens_per_s"]
         run = Run(
             trial_id=specs[plan].trial_id,
             repeat=repeat,
             status=RunStatus.COMPLETED,
             metrics=metrics | {"host_bound_frac": float(truth.frac[plan])},
             tags={"simulated": "false", "nodes": "b" if second else "a"},
+            numbers=known,
             start_wall_ns=int((1000.0 + 60.0 * len(pairs)) * NS_PER_S),
         )
         pairs.append((specs[plan], run))
@@ -173,10 +177,11 @@ def study(world: World, seed: int, score: Score) -> None:
             break
         measure(specs.index(row.spec), several and len(pairs) % 2 == 1)
         found = Posterior(pairs, QUESTION)
-    _judge(found, specs, truth, score)
+    return found, specs, truth
 
 
-def _judge(found: Posterior, specs: list[TrialSpec], truth: Truth, score: Score) -> None:
+def judge(found: Posterior, specs: list[TrialSpec], truth: Truth, score: Score) -> None:
+    """Adds what came of a study."""
     ranking, best = ranking_of({"": found}), truth.best
     named = None if ranking.best is None else specs.index(ranking.best.spec)
     if named is None or best is None:
@@ -193,12 +198,14 @@ def _judge(found: Posterior, specs: list[TrialSpec], truth: Truth, score: Score)
     score.undecided.append(len(ranking.undecided) / len(specs))
 
 
-def scores(num_studies: int) -> Iterator[tuple[World, Score]]:
-    """Simulates so many studies of each world."""
+def scores(num_studies: int, num_earlier: int = 0) -> Iterator[tuple[World, Score]]:
+    """Simulates so many studies of each world, in a storage with so many earlier studies of it."""
     for number, world in enumerate(WORLDS):
         score = Score()
+        earlier = [study(world, FIRST_EARLIER + 1000 * number + 2 * seed)[0].results for seed in range(num_earlier)]
+        known = learned_scatter(earlier)
         for seed in range(num_studies):
-            study(world, 1000 * number + 2 * seed, score)
+            judge(*study(world, 1000 * number + 2 * seed, known), score)
         yield world, score
 
 

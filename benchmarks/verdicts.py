@@ -2,13 +2,17 @@
 """Counts plans that end undecided at the bounds of their own studies, and verdicts that a held-out repeat contradicts.
 
     python benchmarks/verdicts.py
+    python benchmarks/verdicts.py --learned
     python benchmarks/verdicts.py --studies 25
+    python benchmarks/verdicts.py --studies 25 --earlier 6
 
 The tables of `benchmarks/data` with measured sensors are ranked by the question that their spaces ask. Then, of every
 plan with repeats, each run in turn is the only one that its study has of the plan, and each other run is the truth, at
 13 bounds over the measured range of the study. What a verdict costs is the named plan against the best one whose every
 run kept every bound. With `--studies` so many simulated studies of each world
-(`verdict_worlds.py`) are asked, whose truth is known. `dense_llama_repeats_h100x2` is counted apart too: it was
+(`verdict_worlds.py`) are asked, whose truth is known. With `--learned` each table is ranked as in a storage that holds
+the other tables of its device, and with `--earlier` each simulated study as in one with so many others of its world:
+what they tell of scatter stands in for the shipped priors. `dense_llama_repeats_h100x2` is counted apart too: it was
 measured last, and seen when the pooling of unlike trials was chosen.
 """
 
@@ -16,6 +20,7 @@ import json
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +34,7 @@ from wattune.objective import Constraint
 from wattune.ranking.assessment import Verdict
 from wattune.ranking.bounds import Holds, margin
 from wattune.ranking.order import Ranking, rank
-from wattune.ranking.spreads import Spreads
+from wattune.ranking.spreads import Spreads, learned_scatter
 from wattune.run import Run, RunStatus
 from wattune.search.space import StudySpec, load_space
 from wattune.trial import TrialSpec
@@ -118,13 +123,26 @@ def _counts(run: Run, metric: str) -> bool:
 
 def _options(parser: ArgumentParser) -> None:
     parser.add_argument("--studies", type=int, default=0, help="simulated studies of each world (default: %(default)s)")
+    parser.add_argument("--earlier", type=int, default=0, help="earlier studies of each world (default: %(default)s)")
+    parser.add_argument("--learned", action="store_true", help="scatter learned from the other tables of the device")
 
 
-def of_worlds(num_studies: int, rows: Rows) -> list[str]:
+def with_learned(tables: list[tuple[str, StudySpec, Results]]) -> list[tuple[str, StudySpec, Results]]:
+    """Gives the runs of each table the scatter that the other tables of its device lead to expect."""
+    found = []
+    for name, space, results in tables:
+        device = results[0][0].cluster.device
+        others = [one for other, _, one in tables if other != name and one[0][0].cluster.device == device]
+        known = learned_scatter(others)
+        found.append((name, space, [(spec, replace(run, numbers=known)) for spec, run in results]))
+    return found
+
+
+def of_worlds(num_studies: int, num_earlier: int, rows: Rows) -> list[str]:
     """Adds a row for each simulated world, and returns what misses its bar."""
     answered, missed = [], []
     believed, true, broken = 0.0, 0.0, 0.0
-    for world, score in scores(num_studies):
+    for world, score in scores(num_studies, num_earlier):
         rows.add(world.name, *(float(np.mean(each)) for each in score.columns))
         answered += score.answered
         broken = max(broken, float(np.mean(score.broken)))
@@ -148,12 +166,13 @@ def main(given: Namespace) -> Found:
     """Counts them, of recorded tables or with `--studies` of simulated worlds."""
     if given.studies:
         rows = Rows("world", "answered_frac", "broken_frac", "P(best)", "best_frac", "num_runs", "undecided_frac")
-        return Found(rows, missed=of_worlds(given.studies, rows))
+        return Found(rows, missed=of_worlds(given.studies, given.earlier, rows))
     rows = Rows("table", "metric", "plans", "num", "undecided_frac", "behind_frac", "contradicted_frac", "lost_frac")
     verdicts: Counter[Verdict] = Counter()
     losses: list[float] = []
     pooled: dict[tuple[str, str], Counter[str]] = {}
-    for name, space, results in studies():
+    tables = list(studies())
+    for name, space, results in with_learned(tables) if given.learned else tables:
         ranking = rank(results, space.question)
         found = Counter(row.verdict for row in ranking.compared)
         verdicts.update(found)

@@ -171,6 +171,14 @@ class Numbers:
     """Those of `limit_looks` that read the power of every node."""
     command_run_s: float | None = None
     """Length of the whole command."""
+    power_spread_frac: float | None = None
+    speed_spread_frac: float | None = None
+    energy_spread_frac: float | None = None
+    """Standard deviation from run to run that the storage's other studies led to expect when it ran."""
+    power_similar_degrees: float | None = None
+    speed_similar_degrees: float | None = None
+    energy_similar_degrees: float | None = None
+    """Degrees of freedom of a chi-square by which the variances of their trials differ."""
 
     def __or__(self, later: "Numbers") -> "Numbers":
         """Joins two records; where both know a number, the later one counts."""

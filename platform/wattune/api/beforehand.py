@@ -23,7 +23,8 @@ from wattune.fitting.device import MeasuredTrial
 from wattune.fitting.memory import measured_excess
 from wattune.fitting.store import read_fit
 from wattune.plans.program import is_command
-from wattune.run import RunStatus
+from wattune.ranking.spreads import learned_scatter
+from wattune.run import Numbers, RunStatus
 from wattune.search.forecast import MEMORY_RULE, Unfitting, duration_s
 from wattune.search.strategies.protocol import Observation, Strategy
 from wattune.storage.study import StudyFolder
@@ -73,7 +74,7 @@ class OtherStudies:
         )
 
     @cached_property
-    def _studies(self) -> list[list[MeasuredTrial]]:
+    def studies(self) -> list[list[MeasuredTrial]]:
         """The full measurements of each study, newest first. One that cannot be read is left out: it is another's."""
         paths = [path.parent for path in self._storage.glob("*/study.yaml") if path.parent.name != self._apart_from]
         found = []
@@ -94,7 +95,7 @@ class OtherStudies:
         found: list[MeasuredTrial] = []
         places: dict[TrialSpec, int] = {}
         names, wanted = {one.name for one in devices}, {one.counted for one in devices}
-        for results in self._studies:
+        for results in self.studies:
             for spec, result in results:
                 if spec.cluster.device not in names or (each_once and is_soak(result)):
                     continue
@@ -141,6 +142,12 @@ class Beforehand:
     def earlier(self) -> list[MeasuredTrial]:
         """Returns results of the storage's other studies on the same devices."""
         return self._others.results([cluster.rank_device for cluster in self.planned.spec.clusters])
+
+    def scatter(self) -> Numbers:
+        """Returns the scatter that the storage's other studies on the same devices lead to expect."""
+        devices = {cluster.device for cluster in self.planned.spec.clusters}
+        each = self._others.studies
+        return learned_scatter([one for one in results if one[0].cluster.device in devices] for results in each)
 
     def _predict(self, specs: Sequence[TrialSpec]) -> Estimates | None:
         """Predicts metrics of specifications; None where one of them runs on a device without estimates."""

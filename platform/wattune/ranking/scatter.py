@@ -23,7 +23,8 @@ Given the variances, a and b have Gaussian priors and the rest is a linear regre
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, TypeVar
 
@@ -147,6 +148,10 @@ class Scatter:
     is_widened: npt.NDArray[np.bool_]
     pooled_variance: Floats
     """Variance of one run of each trial by its pool alone."""
+    squares: Floats
+    """Squared residuals of each trial's runs."""
+    free: Floats
+    """Degrees of freedom of each trial's `squares`."""
     effects: Floats
     """[effects]: drift over the study, then node sets against the base, as `shared` weighs them."""
     drift: float
@@ -255,6 +260,8 @@ def fit(runs: Runs, prior: Prior) -> Scatter:
         widened=widened,
         is_widened=is_widened,
         pooled_variance=pooled,
+        squares=squares,
+        free=free,
         spread_frac=prior.spread * math.sqrt(steady.ratio),
         effects=effects,
         drift=float(effects[0]),
@@ -269,6 +276,17 @@ def fit(runs: Runs, prior: Prior) -> Scatter:
         typical=runs.typical,
         elsewhere=prior.elsewhere * scale,
     )
+
+
+def learned(prior: Prior, earlier: Sequence[Scatter]) -> Prior:
+    """Returns what a prior and the steady trials of earlier studies lead to expect of the next study.
+
+    Scale and likeness are estimated from all trials at once, on the logarithmic scale (Smyth 2004, section 6.2).
+    """
+    squares = np.concatenate([one.squares[~one.is_widened] for one in earlier]) / prior.spread**2
+    free = np.concatenate([one.free[~one.is_widened] for one in earlier])
+    found = _pool(squares, free, np.ones(len(free), np.intp), free >= 0.0, prior, logarithmic=True)
+    return replace(prior, spread=prior.spread * math.sqrt(found.ratio), similar_degrees=found.alike_degrees)
 
 
 def _sums(values: Floats, group: Indices, num_groups: int) -> Floats:

@@ -7,7 +7,7 @@ there is no ordinary run.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any, Final, TypeAlias
 
@@ -19,8 +19,8 @@ from wattune.fidelity import is_burst, is_soak, is_unprofiled, measuring
 from wattune.intervals import NORMAL_95, Interval, t_quantile
 from wattune.metrics import METRICS
 from wattune.ranking.heat import heat_left, judged_metric
-from wattune.ranking.scatter import Prior, Runs, Scatter, factor, fit
-from wattune.run import Run, RunStatus
+from wattune.ranking.scatter import Prior, Runs, Scatter, factor, fit, learned
+from wattune.run import NO_NUMBERS, Numbers, Run, RunStatus
 from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S, format_quantity
 
@@ -48,6 +48,11 @@ The seven studies of `benchmarks/data` whose runs tell their drift to 0.5 % drif
 do not wait for their host and ran in two studies, on another day or device, differ by 1.2, 2.0 and 0.8 % a study, root
 mean square, with medians of 0.14, 0.40 and 0.39 % (30 pairs of `dense_gpt_1b_h200*`, `dense_llama_*h100x2` and
 `moe_ep_h200x2*`: `tests/golden/test_host_bound.py`)."""
+
+_TELLING: Final = {"power": "node_device_power_peak_1s_w", "speed": "step_time_s", "energy": "energy_per_step_j"}
+"""Metric by which studies tell the scatter of each group of `PRIORS`: those that the priors come from."""
+
+_LEAST_SPREAD: Final = 1e-6
 
 _UNCERTAINTIES: Final = {
     **dict.fromkeys(
@@ -317,11 +322,12 @@ class Spreads:
             size = f"{100 * found.spread_frac:.2g} %"
             if found.typical is not None:
                 size = format_quantity(metric, found.spread_frac * found.typical)
-            texts.append(_scatter_text(size, fitted.prior, fitted.prior.spread, found.steady.num_repeats))
+            learned = fitted.prior not in (PRIOR, PRIORS.get(fitted.group))
+            expected = f"{'earlier studies' if learned else 'a prior'} of {100 * fitted.prior.spread:.2g} %"
+            texts.append(_scatter_text(size, fitted.prior, expected, found.steady.num_repeats))
         if (frac := fitted.host_bound_spread_frac) is not None:
-            text = _scatter_text(
-                f"{100 * frac:.2g} %", fitted.prior, HOST_SPREAD[fitted.group], found.widened.num_repeats
-            )
+            expected = f"a prior of {100 * HOST_SPREAD[fitted.group]:g} %"
+            text = _scatter_text(f"{100 * frac:.2g} %", fitted.prior, expected, found.widened.num_repeats)
             texts.append(f"where devices wait for their host {text}")
         return f"run-to-run scatter: {'; '.join(texts)}"
 
@@ -364,6 +370,34 @@ class Spreads:
         return lines
 
 
+def learned_scatter(studies: Iterable[Results]) -> Numbers:
+    """Learns from studies how runs with measured sensors scatter, as the numbers that the runs of a next study carry.
+
+    So a study's answer rests on what was known when it ran: a storage that grows, or a copy elsewhere, changes none.
+    """
+    each = [Spreads([(spec, run) for spec, run in one if _is_measured(run)]) for one in studies]
+    found: dict[str, float] = {}
+    for group, metric in _TELLING.items():
+        fits = [fitted.scatter for one in each if (fitted := one.fitted(metric)) is not None and fitted.logarithmic]
+        if any(one.free.any() for one in fits):
+            prior = learned(PRIORS[group], fits)
+            found |= {f"{group}_spread_frac": prior.spread, f"{group}_similar_degrees": prior.similar_degrees}
+    return replace(NO_NUMBERS, **found)  # type: ignore[arg-type]  # these are fractions and degrees of freedom
+
+
+def _expected(runs: Sequence[Run], group: str) -> Prior:
+    """Returns what was expected of scatter when the last run began: by the storage's other studies, else as shipped."""
+    shipped, known = PRIORS.get(group, PRIOR), max(runs, key=lambda run: run.start_wall_ns).numbers.known
+    spread, alike = known.get(f"{group}_spread_frac"), known.get(f"{group}_similar_degrees")
+    if spread is None or alike is None or not (_LEAST_SPREAD < spread < 1.0 < alike < math.inf):
+        return shipped  # a file may be edited
+    return replace(shipped, spread=spread, similar_degrees=alike)
+
+
+def _is_measured(run: Run) -> bool:
+    return run.tags.get("simulated") == "false"
+
+
 def by_length(counted: Sequence[Run]) -> dict[bool, list[Run]]:
     """Returns ordinary runs by false and long ones by true, each only where there are some."""
     found: dict[bool, list[Run]] = {}
@@ -387,9 +421,9 @@ def ordinary(counted: Sequence[Run]) -> Sequence[Run]:
     return [result for result in counted if not is_soak(result)] or counted
 
 
-def _scatter_text(size: str, prior: Prior, expected: float, num_repeats: int) -> str:
+def _scatter_text(size: str, prior: Prior, expected: str, num_repeats: int) -> str:
     """Describes the scatter of runs of one kind and what it rests on."""
-    rests = f"a prior of {100 * expected:g} %, {prior.degrees_of_freedom:g} degrees of freedom"
+    rests = f"{expected}, {prior.degrees_of_freedom:g} degrees of freedom"
     if num_repeats:
         return f"{size} pooled from {num_repeats} repeats and {rests}"
     return f"{size} by {rests}; nothing was repeated"
@@ -428,8 +462,7 @@ def _fitted(runs: Sequence[Run], metric: str) -> Fitted:
     logarithmic = described.group in _LOGARITHMIC and float(value.min()) > 0.0
     steps = _UNCERTAINTIES.get(metric, "")
     within = np.array([run.metrics.get(steps, 0.0) for run in runs], np.float64) / NORMAL_95
-    measured = all(run.tags.get("simulated") == "false" for run in runs)
-    prior = PRIORS.get(described.group, PRIOR) if measured and logarithmic else PRIOR
+    prior = _expected(runs, described.group) if logarithmic and all(map(_is_measured, runs)) else PRIOR
     num_host_bound, wider = 0, np.zeros(len(runs))
     if described.group in HOST_SPREAD and metric != _WITHOUT_HOST:
         share = _waiting_shares(runs)

@@ -12,7 +12,7 @@ from pytest import MonkeyPatch
 from wattune import api
 from wattune.api import beforehand
 from wattune.api.beforehand import Beforehand
-from wattune.run import Run, RunStatus
+from wattune.run import NO_NUMBERS, Run, RunStatus
 from wattune.search.forecast import Forecast
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.protocol import Problem
@@ -210,3 +210,30 @@ def test_other_strategies_and_simulated_sensors_get_no_estimates(tmp_path: Path)
     cluster = {"device": "cpu", "num_nodes": 1, "devices_per_node": 4, "simulate_sensors_of": "h200_sxm"}
     planned = guided(tmp_path, cluster=cluster)
     assert Beforehand(planned, tmp_path).strategy().ask(3) == planned.strategy().ask(3)
+
+
+def test_scatter_is_learned_from_the_other_studies_of_the_same_device(tmp_path: Path) -> None:
+    planned = guided(tmp_path, constraints=[])
+    spec = planned.kept[0].spec
+    assert Beforehand(planned, tmp_path).scatter() == NO_NUMBERS
+    for name, repeated in (
+        (planned.name, spec),
+        ("elsewhere", replace(spec, cluster=replace(spec.cluster, device="h100_sxm"))),
+        ("earlier", spec),
+    ):
+        assert Beforehand(planned, tmp_path).scatter() == NO_NUMBERS, "its own runs, and another device's"
+        study = StudyFolder.create(tmp_path, name, {"study": name})
+        for repeat, step_time_s in enumerate((1.0, 1.1, 0.9)):
+            folder = study.trial(repeated.trial_id, repeat)
+            folder.write_spec(repeated)
+            folder.write_result(
+                Run(
+                    trial_id=repeated.trial_id,
+                    repeat=repeat,
+                    status=RunStatus.COMPLETED,
+                    quality="indicative",
+                    metrics={"step_time_s": step_time_s},
+                    tags={"simulated": "false"},
+                )
+            )
+    assert Beforehand(planned, tmp_path).scatter().speed_spread_frac > 0.01

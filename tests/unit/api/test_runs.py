@@ -15,13 +15,14 @@ from without_plotly import hide_plotly
 import wattune
 import wattune.api
 from wattune.api import preview
-from wattune.api.beforehand import known_before
-from wattune.api.runs import _hours_until, environment_tags, git_commit
+from wattune.api.beforehand import Beforehand, known_before
+from wattune.api.runs import StudyController, StudyRun, _hours_until, environment_tags, git_commit
 from wattune.cli import app
 from wattune.cli.shell import exit_code_of
 from wattune.errors import NothingToTryError, PlanError
 from wattune.orchestrate.scheduling.durations import BESIDE_STEPS_S
-from wattune.run import Run, RunStatus
+from wattune.run import Numbers, Run, RunStatus
+from wattune.search.strategies.protocol import Strategy
 from wattune.storage.study import StudyFolder
 
 ROOT = Path(__file__).parents[3]
@@ -196,6 +197,21 @@ def test_a_run_of_no_hours_ranks_what_is_there(tmp_path: Path) -> None:
     assert [one.trial_id for one in again.kept] == [one.trial_id for one in before.kept]
     shutil.rmtree(outcome.study.path / "trials", ignore_errors=True)
     assert wattune.load_study("cpu_smoke", storage=str(tmp_path)).trials() == []
+
+
+def test_trials_carry_the_scatter_that_earlier_studies_led_to_expect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def controller(study: StudyFolder, strategy: Strategy, run: StudyRun, listener: Any) -> StudyController:
+        seen.append(run.numbers)
+        return StudyController(study, strategy, run, listener)
+
+    monkeypatch.setattr("wattune.api.runs.StudyController", controller)
+    monkeypatch.setattr(Beforehand, "scatter", lambda _: Numbers(power_spread_frac=0.02))
+    wattune.run_study(SPACE, storage=str(tmp_path), max_hours=0.0)
+    assert seen == [Numbers(space=1, power_spread_frac=0.02)]
 
 
 def test_a_run_without_plotly_keeps_its_results_and_says_in_one_line_how_to_get_the_report(

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from made_trials import on_n0, reference_runs, speed
+from made_trials import on_n0, reference_runs, speed, trial
 
 from wattune.fidelity import is_soak
-from wattune.ranking.spreads import Spreads, ordinary, resolution
+from wattune.ranking.spreads import PRIORS, Results, Spreads, learned_scatter, ordinary, resolution
+from wattune.run import NO_NUMBERS, Numbers
 
 
 def test_temperatures_are_whole_degrees_and_power_is_fine() -> None:
@@ -143,3 +144,40 @@ def test_a_long_run_of_a_trial_is_no_second_trial() -> None:
         "tokens_per_s"
     )
     assert line.startswith("1 trial(s)")
+
+
+def repeated(spread_frac: float, *, simulated: str = "false", told: Numbers = NO_NUMBERS) -> Results:
+    """Four plans, each in three runs that lie `spread_frac` apart."""
+    runs = []
+    for number in range(1, 5):
+        for repeat, off in enumerate((-1.0, 0.0, 1.0)):
+            metrics = {"step_time_s": 1.0 + off * spread_frac * number, "tokens_per_s": 100.0}
+            spec, run = trial(number, metrics, repeat=repeat, tags={"nodes": "n0", "simulated": simulated})
+            runs.append((spec, replace(run, numbers=told)))
+    return runs
+
+
+def test_the_storage_s_studies_tell_how_runs_scatter_and_how_alike_plans_do() -> None:
+    noisy, quiet = learned_scatter([repeated(0.02)] * 3), learned_scatter([repeated(1e-4)] * 3)
+    assert noisy.speed_spread_frac > 0.02 > PRIORS["speed"].spread > quiet.speed_spread_frac > 1e-4
+    plan = [repeated(0.01)[0]]
+    assert learned_scatter([]) == learned_scatter([plan]) == NO_NUMBERS, "nothing was repeated"
+    assert learned_scatter([repeated(0.02, simulated="true")]) == NO_NUMBERS
+    assert noisy.power_spread_frac is None, "no study measured it"
+    uneven = repeated(1e-4)[:6] + repeated(0.02)[6:]
+    assert learned_scatter([uneven] * 3).speed_similar_degrees < noisy.speed_similar_degrees
+
+
+def test_a_run_says_what_was_expected_of_its_scatter_when_it_ran() -> None:
+    noisy = learned_scatter([repeated(0.02)] * 3)
+    told, untold = ([repeated(0.0, told=one)[1]] for one in (noisy, NO_NUMBERS))
+    widths = [Spreads(one).interval([one[0][1]], "step_time_s").half_width_frac for one in (told, untold)]
+    assert widths[0] > 4 * widths[1]
+    assert f"by earlier studies of {100 * noisy.speed_spread_frac:.2g} %" in Spreads(told).scatter_text("step_time_s")
+    assert "by a prior of 0.37 %" in Spreads(untold).scatter_text("step_time_s")
+
+
+@pytest.mark.parametrize("spread", [0.0, -1.0, 1e30])
+def test_an_expectation_that_a_file_cannot_mean_is_left_out(spread: float) -> None:
+    told = Numbers(speed_spread_frac=spread, speed_similar_degrees=4.0)
+    assert "a prior of 0.37 %" in Spreads(repeated(0.01, told=told)).scatter_text("step_time_s")
