@@ -156,7 +156,7 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     storage = tmp_path_factory.mktemp("store")
     store = Store(default_uri(storage))
-    assert len(store.do("make a store", lambda client: client.search_experiments())) == 1  # MLflow's own
+    assert len(store.ask("make a store", lambda client: client.search_experiments())) == 1  # MLflow's own
     return storage / "mlflow.db"
 
 

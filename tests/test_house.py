@@ -26,7 +26,20 @@ PURE = (
     "analysis.signals search search.strategies ranking telemetry telemetry.files telemetry.sampler telemetry.nvml "
     "telemetry.amd_smi simulation foreign recording recording.serving workers.command terminal.recording"
 )
-VENDORS = ("ray", "torch", "mlflow", "plotly", "pynvml", "amdsmi", "optuna", "deepspeed", "megatron", "torchao")
+VENDORS = (
+    "ray",
+    "torch",
+    "mlflow",
+    "plotly",
+    "pynvml",
+    "amdsmi",
+    "optuna",
+    "deepspeed",
+    "megatron",
+    "torchao",
+    "wandb",
+    "tensorboardX",
+)
 
 
 def test_every_folder_is_a_package_and_every_file_says_what_it_is() -> None:

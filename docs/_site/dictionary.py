@@ -46,6 +46,8 @@ STORAGE_FILES: Final = {
     "calibration/<device_uuid>.json": "What `wattune calibrate` measured of one device's sensors.",
     "mlflow.db": "MLflow's copy of all studies, which names no path of this machine.",
     "mlartifacts/<study>/<run>/artifacts/...": "Files of MLflow's runs. Copy this folder together with `mlflow.db`.",
+    "wandb/sent-<study>-<place>.json": "With `--wandb`: what that project has of a study. `sync` sends the rest.",
+    "wandb/...": "What `wandb` itself keeps of its runs.",
 }
 
 OBJECTS: Final[dict[str, dict[str, str]]] = {

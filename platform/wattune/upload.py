@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
@@ -26,9 +28,9 @@ from wattune.run import Run
 from wattune.storage.measured import MeasuredFolder
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder
+from wattune.tracking.copies import StudyTracker
 from wattune.tracking.picture import trial_picture
 from wattune.tracking.run import Curves
-from wattune.tracking.tracker import Tracker
 from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S
 from wattune.view.table import worded
@@ -98,7 +100,7 @@ def _steps_of(aligned: Aligned) -> tuple[NDArray[np.float64], NDArray[np.float64
     return (start_ns - aligned.start_ns) / NS_PER_S, (end_ns - start_ns) / NS_PER_S
 
 
-def to_tracking(study: StudyFolder, tracker: Tracker) -> SendTrial:
+def to_tracking(study: StudyFolder, tracker: StudyTracker) -> SendTrial:
     """Returns a function that sends trials of a study to a tracking store.
 
     It sends the result that is in the folder at that time.
@@ -111,6 +113,11 @@ def to_tracking(study: StudyFolder, tracker: Tracker) -> SendTrial:
         return tracker.log_trial(spec, kept, folder.path, *charts_of(folder, spec, kept))
 
     return send
+
+
+def conclude_study(study: StudyFolder, tracker: StudyTracker, ranking: Ranking, report_path: Path | None) -> None:
+    """Sends facts of the whole study to a tracking store."""
+    tracker.log_study(study.document(), ranking.to_json(), report_path, study.results())
 
 
 def to_storage(study: StudyFolder, remote: RemoteStorage) -> SendTrial:
@@ -208,28 +215,30 @@ class Uploader:
 class Delivery:
     """All destinations of a running study."""
 
-    def __init__(self, study: StudyFolder, tracker: Tracker, remote: RemoteStorage | None) -> None:
-        self._study, self._tracker, self._remote = study, tracker, remote
-        self._tracking = Uploader("tracking", to_tracking(study, tracker))
+    def __init__(
+        self,
+        study: StudyFolder,
+        tracker: StudyTracker,
+        remote: RemoteStorage | None,
+        further: Mapping[str, StudyTracker] = MappingProxyType({}),
+    ) -> None:
+        self._study, self._remote = study, remote
+        self._trackers = {
+            name: (one, Uploader(name, to_tracking(study, one)))
+            for name, one in {"tracking": tracker, **further}.items()
+        }
         self._storage = Uploader("storage", to_storage(study, remote)) if remote else None
         self._fetch_problem = ""
 
     @property
     def tracking_problem(self) -> str:
-        """Reason of the first failure to send to the tracking store; empty without one."""
-        return self._tracking.problem
+        """Reason of the first failure to send to each tracking store, a line each; empty without one."""
+        return "\n".join(filter(None, (uploader.problem for _, uploader in self._trackers.values())))
 
     @property
     def storage_problem(self) -> str:
         """Reason of the first failure to fetch from or send to the storage's URL; empty without one."""
         return self._fetch_problem or (self._storage.problem if self._storage else "")
-
-    def tracking_page(self) -> str:
-        """Returns the path of the study's page in the tracking store's UI; empty if the store cannot be reached."""
-        try:
-            return self._tracker.page()
-        except TrackingError:
-            return ""  # `tracking_problem` has the reason
 
     def __enter__(self) -> Self:
         """Fetches finished trials that other machines sent, and starts to send.
@@ -244,7 +253,8 @@ class Delivery:
                 self._fetch_problem = str(error)
             self._storage.__enter__()
         self.send_study()
-        self._tracking.__enter__()
+        for _, uploader in self._trackers.values():
+            uploader.__enter__()
         return self
 
     def __exit__(self, error: type[BaseException] | None = None, *_: object) -> None:
@@ -254,7 +264,7 @@ class Delivery:
 
     def _stop(self, within_s: float) -> None:
         end_s = time.monotonic() + within_s
-        for uploader in filter(None, (self._storage, self._tracking)):
+        for uploader in (*filter(None, (self._storage,)), *(one for _, one in self._trackers.values())):
             uploader.stop(max(end_s - time.monotonic(), 0.0))
 
     def send_study(self) -> None:
@@ -264,7 +274,8 @@ class Delivery:
 
     def send(self, spec: TrialSpec, result: Run) -> None:
         """Queues the result of a trial that has just finished; returns at once."""
-        self._tracking.send(spec, result)
+        for _, uploader in self._trackers.values():
+            uploader.send(spec, result)
         self.send_again(spec, result)
 
     def send_again(self, spec: TrialSpec, result: Run) -> None:
@@ -279,21 +290,20 @@ class Delivery:
         """
         study = self._study
         self.send_study()
-        self._tracking.call(self._complete)
         report_path = study.report_path if study.report_path.exists() else None
-        self._tracking.call(
-            lambda: self._tracker.log_study(study.document(), ranking.to_json(), report_path, study.results())
-        )
+        for tracker, uploader in self._trackers.values():
+            uploader.call(functools.partial(self._complete, tracker))
+            uploader.call(functools.partial(conclude_study, study, tracker, ranking, report_path))
         self._stop(STOPPED_WITHIN_S if stopped else STOP_WITHIN_S)
 
-    def _complete(self) -> None:
-        """Sends what the tracking store lacks of the study's finished trials, or has as interrupted or older.
+    def _complete(self, tracker: StudyTracker) -> None:
+        """Sends what a tracking store lacks of the study's finished trials, or has as interrupted or older.
 
         A process that was killed after a trial, a store that was down and a trial that completed while its study was
         being stopped all leave such a gap, in this call or an earlier one.
         """
-        send = to_tracking(self._study, self._tracker)
-        delivered = self._tracker.delivered()
+        send = to_tracking(self._study, tracker)
+        delivered = tracker.delivered()
         for spec, result in self._study.results():
             sent = delivered.get((result.trial_id, result.repeat))
             if result.status.is_final and (sent is None or not sent.holds(result)):

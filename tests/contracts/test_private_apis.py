@@ -26,6 +26,8 @@ LIBRARIES: Final = (
     "amdsmi",
     "transformer_engine",
     "torchao",
+    "wandb",
+    "tensorboardX",
 )
 
 

@@ -122,7 +122,7 @@ def test_a_trial_that_completes_while_its_study_is_stopped_is_tracked_as_complet
     with Delivery(here, Tracker(uri, here.name, document=DOCUMENT), None) as delivery:
         delivery.send(SPEC, stopped)
         sent = threading.Event()
-        delivery._tracking.call(sent.set)
+        delivery._trackers["tracking"][1].call(sent.set)
         assert sent.wait(60)
         if call == "next":
             delivery.conclude(ranking)
@@ -198,6 +198,17 @@ def test_a_dead_place_is_a_problem_of_its_own(here: StudyFolder, tmp_path: Path,
     assert (delivery.tracking_problem == "no server") is (dead == "tracking")
     assert ("wattune sync" in delivery.storage_problem) is (dead == "storage")
     assert tracker.studies == 1
+
+
+def test_a_further_tracker_gets_what_the_first_gets_whatever_becomes_of_either(here: StudyFolder) -> None:
+    dead, alive = FakeTracker("no server"), FakeTracker()
+    measured(here, result_of())
+    for first, further in ((dead, alive), (alive, dead)):
+        with Delivery(here, first, None, {"wandb": further}) as delivery:
+            delivery.send(SPEC, result_of())
+            delivery.conclude(Ranking())
+        assert delivery.tracking_problem == "no server"
+    assert set(alive.trials) == {0} and alive.studies == 2 and dead.studies == 2
 
 
 def test_what_an_earlier_run_could_not_store_is_stored_and_what_others_did_is_fetched(here, tmp_path) -> None:

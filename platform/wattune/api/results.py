@@ -1,6 +1,7 @@
 """Decisions from results: rank, compare; and sending results on."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
@@ -17,9 +18,11 @@ from wattune.run import Run
 from wattune.storage.files import find_storage
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder
+from wattune.tracking.copies import StudyTracker
+from wattune.tracking.destinations import trackers_of
 from wattune.tracking.store import default_uri
 from wattune.tracking.tracker import Tracker
-from wattune.upload import send_all, to_storage, to_tracking
+from wattune.upload import SendTrial, conclude_study, send_all, to_storage, to_tracking
 
 AnyStudy = Study | StudyFolder | str | Path
 """A study, its name, or its folder."""
@@ -112,6 +115,8 @@ def sync(
     *,
     storage: str | None = None,
     tracking_uri: str | None = None,
+    wandb: str | None = None,
+    tensorboard: str | None = None,
     on_trial: Callable[[bool], None] | None = None,
 ) -> dict[str, int]:
     """Sends every finished trial that the tracking store, and the storage's URL, do not have yet.
@@ -120,26 +125,30 @@ def sync(
         study: The study to send.
         storage: The place studies are kept in; a URL is sent to as well.
         tracking_uri: The tracking store; None is `mlflow.db` beside the study.
+        wandb: Project of Weights & Biases to send to as well.
+        tensorboard: Folder to write to for TensorBoard as well.
         on_trial: Called after each trial with true where it was sent now.
 
     Returns:
-        How many trials were sent now: `sent` to the tracking store and, with a URL, `stored` there.
+        How many trials were sent now: `sent` to the tracking store, with a URL `stored` there, and `wandb` and
+        `tensorboard` where they are asked for.
 
     Raises:
-        TrackingError: One of the two cannot be reached or refuses; what was sent stays sent, to the other one too.
+        TrackingError: One of them cannot be reached or refuses; what was sent stays sent, to the others too.
         PlanError: A trial cannot be read; all others were sent.
     """
     local = folder_of(study)
     url = find_storage(storage)[1]
     remote = RemoteStorage(url) if url else None
-    tracker = Tracker(tracking_uri or default_uri(local.path.parent), local.name, document=local.document())
-    ranking = rank(local).to_json()
+    tracker: StudyTracker = Tracker(
+        tracking_uri or default_uri(local.path.parent), local.name, document=local.document()
+    )
+    ranking = rank(local)
     report_path = local.report_path if local.report_path.exists() else None
-    senders = {
-        "sent": (
-            to_tracking(local, tracker),
-            lambda: tracker.log_study(local.document(), ranking, report_path, local.results()),
-        ),
+    trackers = {"sent": tracker, **trackers_of(local.name, local.path.parent, wandb, tensorboard)}
+    senders: dict[str, tuple[SendTrial, Callable[[], object]]] = {
+        name: (to_tracking(local, one), partial(conclude_study, local, one, ranking, report_path))
+        for name, one in trackers.items()
     }
     if remote is not None:
         senders["stored"] = (to_storage(local, remote), lambda: remote.send_study(local))

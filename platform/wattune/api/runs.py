@@ -17,7 +17,7 @@ from wattune.api.spaces import Space, StudyPlan, plan
 from wattune.api.studies import Study
 from wattune.catalog.hardware import ClusterSpec
 from wattune.deadline import within
-from wattune.errors import PlanError, WattuneError
+from wattune.errors import PlanError, TrackingError, WattuneError
 from wattune.forced_exit import last_act
 from wattune.orchestrate.events import Event, Listener, Preview, TrialEvent
 from wattune.orchestrate.scheduling.budget import Budget
@@ -35,6 +35,7 @@ from wattune.storage.files import find_storage, require_writable, storage_path
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.spaces import space_number
 from wattune.storage.study import StudyFolder
+from wattune.tracking.destinations import trackers_of
 from wattune.tracking.store import default_uri
 from wattune.tracking.tracker import Tracker
 from wattune.trial import TrialSpec
@@ -106,6 +107,8 @@ def run_study(
     storage: str | None = None,
     address: str | None = None,
     tracking_uri: str | None = None,
+    wandb: str | None = None,
+    tensorboard: str | None = None,
     max_hours: float | None = None,
     max_trials: int | None = None,
     max_gpu_hours: float | None = None,
@@ -127,6 +130,8 @@ def run_study(
         storage: The place studies are kept in, a folder or a URL; see `wattune.storage.files.find_storage`.
         address: Ray cluster to use; None is the environment's, else one of our own on this machine.
         tracking_uri: MLflow store; None is `mlflow.db` in the storage folder.
+        wandb: Project of Weights & Biases, as `PROJECT` or `ENTITY/PROJECT`, that results are sent to as well.
+        tensorboard: Folder that results are written to for TensorBoard as well.
         max_hours: Hours of this call on the wall clock: no trial starts that is expected to end later. 0 starts none
             and only ranks what is there.
         max_trials: Trials this call starts at most, repeats and references counted.
@@ -147,7 +152,8 @@ def run_study(
         SpaceError: The space is not valid, names a reference trial it does not have, or contradicts the results of
             the study.
         NothingToTryError: Every candidate is rejected, also by its memory; nothing was written.
-        PlanError: The study is being run already, or nothing can be written in the storage.
+        PlanError: The study is being run already, nothing can be written in the storage, or the library of a tracker
+            is not installed.
         EngineError: The Ray cluster cannot be reached, or is too small, or an engine's library is not installed here.
     """
     planned, (folder, url) = _runnable(space), find_storage(storage)
@@ -157,7 +163,8 @@ def run_study(
     study.require_space(document)
     uri = tracking_uri or default_uri(folder)
     _fitting(planned, study, try_all=try_all)  # where nothing fits, nothing is written
-    with study.running(), Delivery(study, Tracker(uri, study.name, document=document), remote) as delivery:
+    mlflow, further = Tracker(uri, study.name, document=document), trackers_of(study.name, folder, wandb, tensorboard)
+    with study.running(), Delivery(study, mlflow, remote, further) as delivery:
         changes = study.require_space(document)  # a URL may have brought a newer space, and trials that began
         if planned.untrained:
             raise PlanError("\n".join(planned.untrained))
@@ -215,7 +222,7 @@ def run_study(
             ranking = _ranked(study, source)
             report_problem = _report(study, ranking, planned, source)
             delivery.conclude(ranking, stopped=controller.ending == "interrupted")
-    return outcome(ranking, delivery.tracking_page(), delivery.tracking_problem, report_problem)
+    return outcome(ranking, _page(mlflow), delivery.tracking_problem, report_problem)
 
 
 def preview(
@@ -252,6 +259,14 @@ def preview(
     results, unreadable = study.finished()
     queue = TrialQueue(known.strategy(), run, results, unreadable=unreadable)
     return _with_facts(replace(queue.preview(), unreadable=unreadable), planned, study, changes)
+
+
+def _page(mlflow: Tracker) -> str:
+    """Returns the path of the study's page in MLflow's UI; empty if the store cannot be reached."""
+    try:
+        return mlflow.page()
+    except TrackingError:
+        return ""  # `tracking_problem` has the reason
 
 
 def _with_facts(preview: Preview, planned: StudyPlan, study: StudyFolder, changes: Sequence[str]) -> Preview:

@@ -12,7 +12,9 @@ from wattune.cli.shell import (
     JsonOption,
     StorageOption,
     StudyArgument,
+    TensorboardOption,
     TrackingOption,
+    WandbOption,
     complete_stored,
     feasible_code,
     out,
@@ -314,13 +316,24 @@ def sync(
     study: StudyArgument,
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
+    wandb: WandbOption = None,
+    tensorboard: TensorboardOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Sends every finished trial the tracking store, and the storage's URL, do not have yet."""
-    sent = api.sync(api.load_study(study, storage=storage, whole=True), storage=storage, tracking_uri=tracking_uri)
+    sent = api.sync(
+        api.load_study(study, storage=storage, whole=True),
+        storage=storage,
+        tracking_uri=tracking_uri,
+        wandb=wandb,
+        tensorboard=tensorboard,
+    )
     if as_json:
         print_json(sent)
         return
     out.print(f"{sent['sent']} trial(s) sent")
     if "stored" in sent:
         out.print(f"{sent['stored']} trial(s) stored")
+    for name in ("wandb", "tensorboard"):
+        if name in sent:
+            out.print(f"{sent[name]} trial(s) sent to {name}")

@@ -82,6 +82,26 @@ StorageOption = Annotated[
 TrackingOption = Annotated[
     str | None, typer.Option(help="MLflow store; else mlflow.db in the storage folder.", show_default=False)
 ]
+WandbOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PROJECT",
+        envvar="WATTUNE_WANDB",
+        show_envvar=False,
+        help="Send results to this project of Weights & Biases too; else $WATTUNE_WANDB.",
+        show_default=False,
+    ),
+]
+TensorboardOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FOLDER",
+        envvar="WATTUNE_TENSORBOARD",
+        show_envvar=False,
+        help="Write results there for TensorBoard too; else $WATTUNE_TENSORBOARD.",
+        show_default=False,
+    ),
+]
 
 
 class _Answer:

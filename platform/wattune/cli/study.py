@@ -19,7 +19,9 @@ from wattune.cli.shell import (
     LeaveOutOption,
     SpaceArgument,
     StorageOption,
+    TensorboardOption,
     TrackingOption,
+    WandbOption,
     end_in_order,
     err,
     failed,
@@ -44,6 +46,7 @@ from wattune.storage.documents import yaml_tree
 from wattune.storage.files import write_asked_bytes
 from wattune.storage.parquet import encoded
 from wattune.terminal.progress import StudyProgress
+from wattune.tracking.destinations import out_of_reach
 from wattune.tracking.store import ui_command, ui_url
 from wattune.view import console as screen
 from wattune.view.plans import candidates_view, estimate_view, forecast_view, rejections
@@ -199,6 +202,8 @@ def run(
         typer.Option(help="Ray cluster; else $RAY_ADDRESS, else one on this machine.", show_default=False),
     ] = None,
     tracking_uri: TrackingOption = None,
+    wandb: WandbOption = None,
+    tensorboard: TensorboardOption = None,
     max_hours: Annotated[
         float | None,
         typer.Option(
@@ -270,12 +275,16 @@ def run(
             if as_json:
                 print_json({"dry_run": True, "study": planned.name, **_as_json(found)})
             return
+        for problem in out_of_reach(tracking_uri, wandb):
+            print_note(problem)
         with stray, view:
             outcome = api.run_study(
                 planned,
                 storage=storage,
                 address=address,
                 tracking_uri=tracking_uri,
+                wandb=wandb,
+                tensorboard=tensorboard,
                 max_hours=max_hours,
                 max_trials=max_trials,
                 max_gpu_hours=gpu_hours,

@@ -82,7 +82,7 @@ def read_study(uri: str, name: str) -> TrackedStudy:
         constraints = json.loads(tags.get("wattune.constraints", "[]"))
         return list(results.values()), unreadable, {"objective": tags.get("objective"), "constraints": constraints}
 
-    return Store(uri, time.monotonic).do(f"read study {name}", read, moving_s=READ_WITHIN_S)
+    return Store(uri, time.monotonic).ask(f"read study {name}", read, moving_s=READ_WITHIN_S)
 
 
 def write_delivery_log(client: Any, parent_id: str, results: Sequence[tuple[TrialSpec, Run]]) -> None:

@@ -93,6 +93,24 @@ def run_tags(spec: TrialSpec, result: Run) -> dict[str, str]:
     return {name: text for name, text in tags.items() if text}
 
 
+def shown_params(spec: TrialSpec) -> dict[str, str | float]:
+    """Returns the parameters for stores that draw numbers on an axis: numbers as such, all others as text."""
+    return {name: _number_of(text) for name, text in run_params(spec).items()}
+
+
+def _number_of(text: str) -> str | float:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def shown_tags(spec: TrialSpec, result: Run) -> dict[str, str]:
+    """Returns the tags that are for people: without whole files, and without those that MLflow alone knows."""
+    tags = run_tags(spec, result)
+    return {name: text for name, text in tags.items() if name not in _WHOLE and not name.startswith("mlflow.")}
+
+
 def quality_tags(result: Run) -> dict[str, str]:
     """Returns the tags that say how far a result can be trusted."""
     return {"quality": result.quality, "quality_reasons": ", ".join(result.quality_reasons)}

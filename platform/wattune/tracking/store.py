@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from wattune.deadline import within
 from wattune.errors import StoreNotWritableError, TrackingError
 from wattune.masking import without_secrets
 from wattune.storage.files import nearest_existing
+from wattune.tracking.access import ANSWER_WITHIN_S, Access, one_line
 from wattune.tracking.locations import ARTIFACTS
 
 _T = TypeVar("_T")
@@ -26,15 +26,8 @@ _T = TypeVar("_T")
 Point = tuple[str, float, int, int]
 """A value of a metric as MLflow stores it: name, value, wall-clock milliseconds, step."""
 
-RETRY_AFTER_S: Final = 60.0
-"""Seconds without another attempt after a store could not be reached."""
-
-ANSWER_WITHIN_S: Final = 60.0
-"""Longest time of a call, besides the time for moving data. MLflow's own limit is for each part of an answer: a server
-that sends a byte now and then keeps to it."""
-
 TABLES_WITHIN_S: Final = 120.0
-"""The same for a database: the first call makes its tables, and another process may be making them."""
+"""Longest time of a call of a database: the first one makes its tables, and another process may be making them."""
 
 READ_WITHIN_S: Final = 300.0
 """Longest time to read all trials of a study, page by page."""
@@ -85,7 +78,7 @@ def ui_url(uri: str, page: str = "") -> str:
     return f"{(uri if uri.startswith(_SERVER) else _LOCAL_UI).rstrip('/')}/{page}"
 
 
-class Store:
+class Store(Access):
     """One store's client, which remembers the last failure to reach the store."""
 
     def __init__(self, uri: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -96,59 +89,36 @@ class Store:
             clock: Monotonic seconds, for the wait after a failure.
         """
         self.uri = uri
-        self._clock = clock
+        mend = "start the server" if sqlite_file(uri) is None else "restore it"
+        answer_s = ANSWER_WITHIN_S if uri.startswith(_SERVER) else TABLES_WITHIN_S
+        super().__init__(uri, f"{mend} or give another tracking URI", clock, answer_s)
         self._client: Any = None
-        self._closed_until_s = 0.0
-        self._cause = ""
 
-    def do(self, action: str, operation: Callable[[Any], _T], *, moving_s: float = 0.0) -> _T:
-        """Calls an operation with the client, and turns every error into a `TrackingError`.
-
-        Args:
-            action: Its name in messages.
-            operation: Is called with the client, in a thread of its own.
-            moving_s: Longest time that its data may take to move, besides the time of an answer.
+    def ask(self, action: str, operation: Callable[[Any], _T], *, moving_s: float = 0.0) -> _T:
+        """Calls an operation with the client, as `do` does without one.
 
         Raises:
-            TrackingError: With the action, the cause and the remedy; `StoreNotWritableError` where the file may not be
-                written. It is raised without an attempt if the store could
-                not be reached within the last `RETRY_AFTER_S`.
+            TrackingError: As that of `do`; `StoreNotWritableError` where the file may not be written.
         """
-        if self._cause and self._clock() < self._closed_until_s:
-            raise TrackingError(f"cannot {action}: {self._cause}; not tried again for {RETRY_AFTER_S:g} s")
 
         def speak() -> _T:
             if self._client is None:
                 self._client = _make_client(self.uri)
             return operation(self._client)
 
-        answer_s = ANSWER_WITHIN_S if self.uri.startswith(_SERVER) else TABLES_WITHIN_S
-        try:
-            value = within(answer_s + moving_s, speak, name="tracking request")
-        except TrackingError:
-            raise
-        except Exception as error:
-            # Stores raise the errors of their libraries (requests, SQLAlchemy, boto3): no narrower class covers them
-            # all. Our own work is done before a request, so all errors caught here are the store's.
-            if _is_refusal(error):
-                raise TrackingError(
-                    f"cannot {action}: {without_secrets(self.uri)} refuses it: {_one_line(error)}"
-                ) from error
-            database = sqlite_file(self.uri)
-            if database is not None and not _may_write(database):
-                raise StoreNotWritableError(
-                    f"cannot {action}: {database} cannot be written; results stay in the study folder, make it and its "
-                    "folder writable or give another tracking URI, then run `wattune sync`"
-                ) from error
-            self._closed_until_s = self._clock() + RETRY_AFTER_S
-            self._cause = f"{without_secrets(self.uri)} cannot be reached ({_one_line(_first_cause(error))})"
-            raise TrackingError(
-                f"cannot {action}: {self._cause}; results stay in the study folder, "
-                f"{'start the server' if database is None else 'restore it'} or give another tracking URI, then run "
-                "`wattune sync`"
-            ) from error
-        self._cause = ""
-        return value
+        return self.do(action, speak, moving_s=moving_s)
+
+    def refusal(self, action: str, error: Exception) -> TrackingError | None:
+        """Returns what to raise where the store refuses, or its file may not be written."""
+        if _is_refusal(error):
+            return TrackingError(f"cannot {action}: {without_secrets(self.uri)} refuses it: {one_line(error)}")
+        database = sqlite_file(self.uri)
+        if database is not None and not _may_write(database):
+            return StoreNotWritableError(
+                f"cannot {action}: {database} cannot be written; results stay in the study folder, make it and its "
+                "folder writable or give another tracking URI, then run `wattune sync`"
+            )
+        return None
 
 
 def _make_client(uri: str) -> Any:
@@ -224,17 +194,6 @@ def _is_refusal(error: Exception) -> bool:
 
     out_of_reach = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "DEADLINE_EXCEEDED")
     return isinstance(error, MlflowException) and error.error_code not in out_of_reach
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    """Returns the first error of a chain: `Connection refused` under three layers of retries."""
-    while (cause := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
-        error = cause
-    return error
-
-
-def _one_line(error: BaseException) -> str:
-    return without_secrets(" ".join(str(error).split()))[:500] or type(error).__name__
 
 
 def check_alive(experiment: Any, uri: str) -> None:

@@ -6,7 +6,6 @@ If a store could not be reached or refused a trial, a later `log_trial` of the s
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ from wattune.objective import parse_constraint, parse_objective
 from wattune.run import Run
 from wattune.storage.files import is_file_of
 from wattune.storage.format import FORMAT, FORMAT_TAG
+from wattune.tracking.copies import Delivered, Sent, facts_of, goals_of, quality_of
 from wattune.tracking.locations import location
 from wattune.tracking.picture import PICTURE
 from wattune.tracking.reader import write_delivery_log
@@ -24,7 +24,6 @@ from wattune.tracking.run import (
     TRIAL_TAG,
     Curves,
     is_over,
-    quality_tags,
     require_format,
     run_params,
     run_points,
@@ -53,7 +52,6 @@ MOST_COMPARED: Final = 6
 """Most runs that the link on a study's page compares: so many columns fit on a screen."""
 
 _COMPARED: Final = ("feasible", "undecided", "behind", "infeasible")
-_VERDICTS: Final = ("feasible", "undecided", "behind", "infeasible", "unknown", "burst", "interrupted", "failed")
 
 
 class Tracker:
@@ -118,7 +116,7 @@ class Tracker:
             parent_id = self._parent(client)
             for run in search(client, self._experiment_id, identity):
                 whole = is_over(run) or (run.info.status != "RUNNING" and not result.status.is_final)
-                if whole and Sent.of(run).holds(result):
+                if whole and sent_of(run).holds(result):
                     return False
                 client.delete_run(run.info.run_id)
             run_id = client.create_run(
@@ -142,7 +140,7 @@ class Tracker:
             return True
 
         moving_s = sum(path.stat().st_size for path in files) / SLOWEST_BYTES_PER_S
-        return self._store.do(f"send trial {name} of study {self.study_name}", send, moving_s=moving_s)
+        return self._store.ask(f"send trial {name} of study {self.study_name}", send, moving_s=moving_s)
 
     def log_study(
         self,
@@ -162,13 +160,6 @@ class Tracker:
         Raises:
             TrackingError: The store cannot be reached or refuses.
         """
-        counts = {f"num_{verdict}": str(len(ranking[verdict])) for verdict in _VERDICTS}
-        known = {
-            **counts,
-            "note": ranking["note"],
-            "simulated": str(ranking["simulated"]).lower(),
-            "best": " ".join(f"{row['label']} ({row['trial_id']})" for row in ranking["feasible"][:1]) or "none",
-        }
         self._document = document
 
         def send(client: Any) -> None:
@@ -180,31 +171,31 @@ class Tracker:
                 client.log_artifact(parent_id, str(report_path))
             if results:
                 write_delivery_log(client, parent_id, results)
-            log(client, parent_id, tags=known)
+            log(client, parent_id, tags=facts_of(ranking))
             self._link(client, ranking)
             client.set_terminated(parent_id)
 
         moving_s = len(results) * _BYTES_A_TRIAL / SLOWEST_BYTES_PER_S
-        self._store.do(f"send study {self.study_name}", send, moving_s=moving_s)
+        self._store.ask(f"send study {self.study_name}", send, moving_s=moving_s)
 
-    def delivered(self) -> dict[tuple[str, int], "Sent"]:
+    def delivered(self) -> Delivered:
         """Returns what was sent completely and is final, the latest of each trial and repeat.
 
         Raises:
             TrackingError: The store cannot be reached.
         """
 
-        def find(client: Any) -> dict[tuple[str, int], Sent]:
+        def find(client: Any) -> Delivered:
             self._parent(client)
-            latest: dict[tuple[str, int], Sent] = {}
+            latest: Delivered = {}
             for run in search(client, self._experiment_id, {}):
                 trial_id, _, repeat = run.data.tags.get(TRIAL_TAG, "").rpartition("-")
                 if repeat.isdecimal() and is_over(run):
-                    key, sent = (trial_id, int(repeat)), Sent.of(run)
+                    key, sent = (trial_id, int(repeat)), sent_of(run)
                     latest[key] = max(latest.get(key, sent), sent, key=lambda one: (one.attempt, one.end_ms))
             return latest
 
-        return self._store.do(f"list trials of study {self.study_name}", find, moving_s=READ_WITHIN_S)
+        return self._store.ask(f"list trials of study {self.study_name}", find, moving_s=READ_WITHIN_S)
 
     def page(self) -> str:
         """Returns the path of the page that compares this study's trials, after the server's address.
@@ -212,7 +203,7 @@ class Tracker:
         Raises:
             TrackingError: The store cannot be reached.
         """
-        self._store.do(f"find study {self.study_name}", self._parent)
+        self._store.ask(f"find study {self.study_name}", self._parent)
         return view_path(self._experiment_id)
 
     def _parent(self, client: Any) -> str:
@@ -237,13 +228,8 @@ class Tracker:
             return
         objective = parse_objective(self._document["objective"])
         constraints = [parse_constraint(text) for text in self._document.get("constraints", ())]
-        texts = [str(bound) for bound in constraints]
-        goals = {
-            "objective": str(objective),
-            "constraints": ", ".join(texts) or "none",
-            "wattune.constraints": json.dumps(texts),
-        }
-        log(client, self._parent_id, tags=goals)
+        texts = json.dumps([str(bound) for bound in constraints])
+        log(client, self._parent_id, tags=goals_of(self._document) | {"wattune.constraints": texts})
         for name, text in view_tags(self._document, objective, constraints).items():
             client.set_experiment_tag(self._experiment_id, name, text)
 
@@ -271,36 +257,10 @@ class Tracker:
         return str(experiment.experiment_id)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
-    """One repeat of a trial as a store has it."""
-
-    attempt: int
-    end_ms: int
-    """End of its measurement, in milliseconds of the wall clock."""
-    quality: tuple[str, str]
-    """Quality and its reasons, as tags."""
-
-    @classmethod
-    def of(cls, run: Any) -> "Sent":
-        """Reads it from a run of MLflow's."""
-        tags = run.data.tags
-        return cls(attempt=attempt_of(tags), end_ms=run.info.end_time or 0, quality=_quality(tags))
-
-    def holds(self, result: Run) -> bool:
-        """Returns whether it is a result, or a later one: else the store lacks the result.
-
-        A trial whose folder was moved out of its study is measured anew, and its attempts begin at 1 again.
-        """
-        attempt, end_ms = result.numbers.attempt or 1, result.end_wall_ns // NS_PER_MS
-        if attempt > self.attempt or end_ms > self.end_ms:
-            return False
-        same = (attempt, end_ms) == (self.attempt, self.end_ms)
-        return not same or self.quality == _quality(quality_tags(result))
-
-
-def _quality(tags: Mapping[str, str]) -> tuple[str, str]:
-    return tags.get("quality", ""), tags.get("quality_reasons", "")
+def sent_of(run: Any) -> Sent:
+    """Reads what the store has of a trial from a run of MLflow's."""
+    tags = run.data.tags
+    return Sent(attempt=attempt_of(tags), end_ms=run.info.end_time or 0, quality=quality_of(tags))
 
 
 def attempt_of(tags: Mapping[str, str]) -> int:

@@ -18,8 +18,9 @@ from small_study import make_study
 from tracked_trials import result_of, spec_of
 
 from wattune.errors import TrackingError
+from wattune.tracking.access import RETRY_AFTER_S
 from wattune.tracking.reader import read_study
-from wattune.tracking.store import RETRY_AFTER_S, default_uri, log, search, ui_command, ui_url
+from wattune.tracking.store import default_uri, log, search, ui_command, ui_url
 from wattune.tracking.tracker import Tracker
 
 

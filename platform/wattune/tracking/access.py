@@ -1,0 +1,78 @@
+"""Calls of a tracking store: each ends in time, and after a failure none is tried for a minute."""
+
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from wattune.deadline import within
+from wattune.errors import TrackingError
+from wattune.masking import without_secrets
+
+_T = TypeVar("_T")
+
+RETRY_AFTER_S: Final = 60.0
+"""Seconds without another attempt after a store could not be reached."""
+
+ANSWER_WITHIN_S: Final = 60.0
+"""Longest time of a call, besides the time for moving data. A library's own limit is for each part of an answer: a
+server that sends a byte now and then keeps to it."""
+
+
+class Access:
+    """The way to one store, which remembers the last failure to reach it."""
+
+    def __init__(
+        self, place: str, remedy: str, clock: Callable[[], float] = time.monotonic, answer_s: float = ANSWER_WITHIN_S
+    ) -> None:
+        """Names a store and what to do where it cannot be reached; `clock` gives monotonic seconds."""
+        self._place, self._remedy, self._clock, self._answer_s = without_secrets(place), remedy, clock, answer_s
+        self._closed_until_s = 0.0
+        self._cause = ""
+
+    def do(self, action: str, operation: Callable[[], _T], *, moving_s: float = 0.0) -> _T:
+        """Calls an operation, and turns every error into a `TrackingError`.
+
+        Args:
+            action: Its name in messages.
+            operation: Is called in a thread of its own.
+            moving_s: Longest time that its data may take to move, besides the time of an answer.
+
+        Raises:
+            TrackingError: With the action, the cause and the remedy. It is raised without an attempt if the store could
+                not be reached within the last `RETRY_AFTER_S`.
+        """
+        if self._cause and self._clock() < self._closed_until_s:
+            raise TrackingError(f"cannot {action}: {self._cause}; not tried again for {RETRY_AFTER_S:g} s")
+        try:
+            value = within(self._answer_s + moving_s, operation, name="tracking request")
+        except TrackingError:
+            raise
+        except Exception as error:
+            # Stores raise the errors of their libraries (requests, SQLAlchemy, boto3): no narrower class covers them
+            # all. Our own work is done before a request, so all errors caught here are the store's.
+            if (refused := self.refusal(action, error)) is not None:
+                raise refused from error
+            self._closed_until_s = self._clock() + RETRY_AFTER_S
+            self._cause = f"{self._place} cannot be reached ({one_line(first_cause(error))})"
+            raise TrackingError(
+                f"cannot {action}: {self._cause}; results stay in the study folder, {self._remedy}, then run "
+                "`wattune sync`"
+            ) from error
+        self._cause = ""
+        return value
+
+    def refusal(self, action: str, error: Exception) -> TrackingError | None:  # noqa: ARG002 - of stores that answer
+        """Returns what to raise where a store answered and refused: then waiting does not help."""
+        return None
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """Returns the first error of a chain: `Connection refused` under three layers of retries."""
+    while (cause := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
+        error = cause
+    return error
+
+
+def one_line(error: BaseException) -> str:
+    """Returns an error's message as one line without secrets."""
+    return without_secrets(" ".join(str(error).split()))[:500] or type(error).__name__

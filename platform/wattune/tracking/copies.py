@@ -1,0 +1,165 @@
+"""The form of every tracker, what its store has of a study, and receipts of that where no store can be asked."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from wattune.objective import parse_constraint, parse_objective
+from wattune.run import Run
+from wattune.storage.files import write_whole
+from wattune.tracking.access import Access
+from wattune.tracking.run import NS_PER_MS, Curves, quality_tags
+from wattune.trial import TrialSpec
+
+Delivered: TypeAlias = "dict[tuple[str, int], Sent]"
+"""The repeats that a store has, by trial and repeat."""
+
+_VERDICTS = ("feasible", "undecided", "behind", "infeasible", "unknown", "burst", "interrupted", "failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """One repeat of a trial as a store has it."""
+
+    attempt: int
+    end_ms: int
+    """End of its measurement, in milliseconds of the wall clock."""
+    quality: tuple[str, str]
+    """Quality and its reasons, as tags."""
+    final: bool = True
+    """False of a trial that runs again."""
+
+    @classmethod
+    def of(cls, result: Run) -> "Sent":
+        """Describes a result that is sent now."""
+        attempt, end_ms = result.numbers.attempt or 1, result.end_wall_ns // NS_PER_MS
+        return cls(
+            attempt=attempt, end_ms=end_ms, quality=quality_of(quality_tags(result)), final=result.status.is_final
+        )
+
+    def holds(self, result: Run) -> bool:
+        """Returns whether it is a result, or a later one: else the store lacks the result.
+
+        A trial whose folder was moved out of its study is measured anew, and its attempts begin at 1 again.
+        """
+        new = Sent.of(result)
+        if new.attempt > self.attempt or new.end_ms > self.end_ms:
+            return False
+        same = (new.attempt, new.end_ms) == (self.attempt, self.end_ms)
+        return not same or self.quality == new.quality
+
+
+def quality_of(tags: Mapping[str, str]) -> tuple[str, str]:
+    """Returns quality and its reasons from a run's tags."""
+    return tags.get("quality", ""), tags.get("quality_reasons", "")
+
+
+class StudyTracker(Protocol):
+    """Sends one study to one store. A later call sends what an earlier one could not, and nothing twice."""
+
+    def log_trial(
+        self, spec: TrialSpec, result: Run, folder: Path, series: Curves | None = None, picture: str = ""
+    ) -> bool:
+        """Sends one repeat of a trial; returns true if it was sent now, raises `TrackingError` where it cannot be."""
+
+    def log_study(
+        self,
+        document: Mapping[str, Any],
+        ranking: Mapping[str, Any],
+        report_path: Path | None,
+        results: Sequence[tuple[TrialSpec, Run]] = (),
+    ) -> None:
+        """Sends facts of the whole study; may be called again after every change."""
+
+    def delivered(self) -> Delivered:
+        """Returns what was sent completely and is final."""
+
+
+class WithReceipts:
+    """A tracker of a store that keeps what it is given and is never asked: a file beside it says what it has."""
+
+    def __init__(self, study_name: str, access: Access, receipts: Path) -> None:
+        """Names a study, the way to the store, and the file of receipts; nothing is written yet."""
+        self.study_name = study_name
+        self._access, self._receipts = access, receipts
+
+    def log_trial(
+        self, spec: TrialSpec, result: Run, folder: Path, series: Curves | None = None, picture: str = ""
+    ) -> bool:
+        """Sends one repeat of a trial, unless there is a receipt for it; the rest is as in `StudyTracker`.
+
+        Raises:
+            TrackingError: The store cannot be reached or refuses.
+        """
+        del folder, picture  # files stay in the study folder
+        name = f"{result.trial_id}-{result.repeat}"
+
+        def send() -> bool:
+            known = self._read()
+            sent = known.get((result.trial_id, result.repeat))
+            if sent is not None and (sent.final or not result.status.is_final) and sent.holds(result):
+                return False
+            self.send_trial(name, spec, result, series or {})
+            known[result.trial_id, result.repeat] = Sent.of(result)
+            rows = [[*key, asdict(one)] for key, one in known.items()]
+            write_whole(self._receipts, json.dumps(rows).encode())
+            return True
+
+        return self._access.do(f"send trial {name} of study {self.study_name}", send)
+
+    def log_study(
+        self,
+        document: Mapping[str, Any],
+        ranking: Mapping[str, Any],
+        report_path: Path | None,
+        results: Sequence[tuple[TrialSpec, Run]] = (),
+    ) -> None:
+        """Sends facts of the whole study.
+
+        Raises:
+            TrackingError: The store cannot be reached or refuses.
+        """
+        del report_path, results
+        facts = goals_of(document) | facts_of(ranking)
+        self._access.do(f"send study {self.study_name}", lambda: self.send_study(facts, document, ranking))
+
+    def delivered(self) -> Delivered:
+        """Returns what there are receipts for and is final.
+
+        Raises:
+            TrackingError: The receipts cannot be read.
+        """
+        known = self._access.do(f"list trials of study {self.study_name}", self._read)
+        return {key: sent for key, sent in known.items() if sent.final}
+
+    def _read(self) -> Delivered:
+        if not self._receipts.exists():
+            return {}
+        rows = json.loads(self._receipts.read_text())
+        return {(one, repeat): Sent(**{**sent, "quality": tuple(sent["quality"])}) for one, repeat, sent in rows}
+
+    def send_trial(self, name: str, spec: TrialSpec, result: Run, series: Curves) -> None:
+        """Puts a trial into the store, in the place of what it had of it."""
+        raise NotImplementedError
+
+    def send_study(self, facts: Mapping[str, str], document: Mapping[str, Any], ranking: Mapping[str, Any]) -> None:
+        """Puts the study's goal, ranking and answer into the store."""
+        raise NotImplementedError
+
+
+def goals_of(document: Mapping[str, Any]) -> dict[str, str]:
+    """Returns a study's objective and constraints, as they are read."""
+    bounds = [str(parse_constraint(text)) for text in document.get("constraints", ())]
+    return {"objective": str(parse_objective(document["objective"])), "constraints": ", ".join(bounds) or "none"}
+
+
+def facts_of(ranking: Mapping[str, Any]) -> dict[str, str]:
+    """Returns what a ranking says in short: how many plans have each verdict, and the best one."""
+    return {
+        **{f"num_{verdict}": str(len(ranking[verdict])) for verdict in _VERDICTS},
+        "note": ranking["note"],
+        "simulated": str(ranking["simulated"]).lower(),
+        "best": " ".join(f"{row['label']} ({row['trial_id']})" for row in ranking["feasible"][:1]) or "none",
+    }

@@ -1,0 +1,86 @@
+"""Trackers of a study beside MLflow, by the option that asks for each."""
+
+import os
+import socket
+from contextlib import suppress
+from importlib.util import find_spec
+from netrc import NetrcParseError, netrc
+from pathlib import Path
+from typing import Final
+from urllib.parse import SplitResult, urlsplit
+
+from wattune.errors import PlanError
+from wattune.masking import without_secrets
+from wattune.storage.files import named_path, nearest_existing
+from wattune.tracking.copies import StudyTracker
+from wattune.tracking.tensorboard import TensorBoardTracker
+from wattune.tracking.weights_and_biases import WandbTracker, is_offline, server
+
+_CONNECT_WITHIN_S: Final = 5.0
+
+
+def trackers_of(study_name: str, storage: Path, wandb: str | None, tensorboard: str | None) -> dict[str, StudyTracker]:
+    """Returns the trackers that are asked for, by option; nothing is written and nobody asked.
+
+    Args:
+        study_name: The study.
+        storage: The local folder of studies.
+        wandb: `PROJECT` or `ENTITY/PROJECT` of Weights & Biases.
+        tensorboard: A folder.
+
+    Raises:
+        PlanError: A library is not installed, a name is none, or a folder cannot be written to.
+    """
+    problems, found = [], dict[str, StudyTracker]()
+    if wandb is not None:
+        if find_spec("wandb") is None:
+            problems.append("--wandb: wandb is not installed; pip install 'wattune[wandb]', or leave --wandb out")
+        if not all(wandb.split("/")) or wandb.count("/") > 1:
+            problems.append(f'--wandb: got "{wandb}", allowed: PROJECT or ENTITY/PROJECT')
+        found["wandb"] = WandbTracker(wandb, study_name, storage)
+    if tensorboard is not None:
+        if find_spec("tensorboardX") is None:
+            problems.append("--tensorboard: tensorboardX is not installed; pip install tensorboardX")
+        folder = named_path(tensorboard).absolute() / study_name
+        if not nearest_existing(folder)[1]:
+            problems.append(f"--tensorboard: {folder} cannot be written; give a folder that can")
+        found["tensorboard"] = TensorBoardTracker(tensorboard, study_name)
+    if problems:
+        raise PlanError("\n".join(problems))
+    return found
+
+
+def out_of_reach(tracking_uri: str | None = None, wandb: str | None = None) -> list[str]:
+    """Returns why the servers that results will be sent to cannot be reached now, a line each; none where they can.
+
+    A study runs all the same, and `wattune sync` sends its results later.
+    """
+    places = {"MLflow": tracking_uri} if tracking_uri else {}
+    if wandb is not None and not is_offline():
+        places["Weights & Biases"] = server()
+    found = {name: _refused(urlsplit(address)) for name, address in places.items() if address.startswith("http")}
+    if "Weights & Biases" in places and not found["Weights & Biases"] and not _has_key(server()):
+        found["Weights & Biases"] = "there is no key: run `wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline"
+    return [
+        f"{name}: {without_secrets(places[name])}: {why}; results stay in the study folder, `wattune sync` sends them"
+        for name, why in found.items()
+        if why
+    ]
+
+
+def _refused(address: SplitResult) -> str:
+    """Returns why a server takes no connection; empty where it does."""
+    try:
+        port = address.port or {"http": 80}.get(address.scheme, 443)
+        with socket.create_connection((address.hostname or "", port), _CONNECT_WITHIN_S):
+            return ""
+    except (OSError, ValueError) as error:
+        return f"cannot be reached ({error})"
+
+
+def _has_key(address: str) -> bool:
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    with suppress(OSError, NetrcParseError):
+        return netrc(os.environ.get("NETRC")).authenticators(urlsplit(address).hostname or "") is not None
+    return False
