@@ -1,55 +1,174 @@
 """Texts made fit to be shown or kept: without secrets, and without control characters."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Final
 
 MASK: Final = "***"
 
-_USER: Final = re.compile(r"(://[^/@:\s]*):(?!\d+/)[^@\s]+@")
+_USER: Final = re.compile(r"(://[^/@:\s]{0,200}):(?!\d+/)[^@\s]{1,200}@")
 """The password before a URL's host. SQLAlchemy takes one with a slash; digits and a slash are a port and a path."""
 
-_NAMING: Final = "token|password|passwd|secret|(?:api|access|private|wandb)[_-]?key|credential|signature"
-_OPTION: Final = rf"[\w.-]*(?:{_NAMING})[\w.-]*|sig|pwd"
-_QUERY: Final = re.compile(rf"([?&](?:{_OPTION})=)[^&#\s\"']+", re.IGNORECASE)
-_ASSIGNED: Final = re.compile(rf"((?:--?)?(?:{_OPTION})=).+", re.IGNORECASE | re.DOTALL)
-_FLAG: Final = re.compile(rf"--?(?:{_OPTION})", re.IGNORECASE)
+_QUERY: Final = re.compile(r"([?&]([\w.-]+)=)([^&#\s\"']+)")
 
-_KNOWN: Final = re.compile(r"\b(?:hf_|ghp_|gho_|ghs_|github_pat_|glpat-|sk-|xox[abp]-|AKIA|ASIA)[\w-]{12,}")
-"""Tokens that show by their beginning what they are: Hugging Face, GitHub, GitLab, OpenAI, Slack, AWS."""
-
-_NOT_SECRET: Final = re.compile(
-    r"[\w-]*(?:tokens|tokeni[sz])[\w-]*|(?:num|max|min|pad|eos|bos|unk|mask|sep|cls)[_-]token[\w-]*", re.IGNORECASE
+_KNOWN: Final = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{12,}|gh[opsur]_[A-Za-z0-9]{12,}|(?:github_pat_|glpat-|xox[abeprs]-|npm_|nvapi-|AIza)[\w-]{12,}"
+    r"|sk[-_](?:[A-Za-z0-9]{12,}|(?=[\w-]*\d)[\w-]{12,})|(?:AKIA|ASIA)[A-Z0-9]{12,}|eyJ[\w-]{6,}\.[\w-]{6,}\.[\w-]*)"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?s:.{,9999}?)(?:-----END [A-Z ]*-----|\Z)"
 )
-"""Options of training programs that speak of tokens of text, such as `--max-tokens` or `--tokenizer`."""
+"""Secrets that show by themselves what they are: Hugging Face, GitHub, GitLab, Slack, npm, NVIDIA, Google, OpenAI, AWS,
+JSON web tokens (RFC 7519) and private keys (RFC 7468)."""
+
+_HEADER: Final = re.compile(
+    r"\b((?:authorization|(?:x-)?api-?key|[\w-]{1,40}-token)\"?\s*:\s*\"?(?:(?:bearer|basic|token|digest)\s+)?"
+    r"|bearer\s+(?=[\w.~+/=-]{12})|cookie:\s*(?=.))(?:(?<=\w:)|(?<=\s)|(?<=\"))(?:(?<=ookie: )[^\"'\n]+|[^\s\"',]+)",
+    re.IGNORECASE,
+)
+
+_WORD: Final = re.compile(r"(?:[^\s\"'|;&]|\"[^\"\n]*\"?|'[^'\n]*'?)+|[|;&]+")
+_NAMED: Final = re.compile(r"(?s)[{(\[,]*(-{0,2})[\"']?([A-Za-z_][\w.-]*)[\"']?(?:([=:])(.*))?")
+
+_PASSWORD_OF: Final = {
+    "-p": re.compile(r"(?:mysql|mariadb|mongo|7z)[\w-]*|sshpass|login"),
+    "-a": re.compile(r"redis-cli"),
+    "-w": re.compile(r"ldap\w+"),
+    "-P": re.compile(r"(?:un)?zip|sqlcmd|bcp"),
+    "-u": re.compile(r"curl|wget"),
+}
+"""Options that are a password to some programs, and a port or a path to others. `-u` has the user before a colon."""
+
+_HINT: Final = re.compile(
+    r"pass|pwd|secret|token(?!s\b|i[sz])|key|credential|[?&]sig|mysql|mariadb|mongo|7z|login|redis|ldap|zip|sqlcmd|bcp|curl|wget",
+    re.IGNORECASE,
+)
+"""Parts of a line that is looked at word by word: an output may be of megabytes."""
+
+_PARTS: Final = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
+_SECRET: Final = re.compile(r"\w*(?:password|passwd|passphrase|secret|credentials?|pwd)|sig|signature")
+_OF_KEYS: Final = re.compile(
+    r"access|account|api|auth|client|encryption|license|master|openai|private|secret|service|signing|ssh|wandb"
+)
+"""Words before `key` that make it a secret: other keys sort, or belong to an attention."""
+_OF_TEXT: Final = re.compile(
+    r"num|n|max|min|pad|eos|bos|unk|mask|sep|cls|special|image|audio|video|per|new|stop|end|start|begin|next"
+    r"|first|last|each|single|prefix|suffix|eot|eod|user|system|assistant|tool|think"
+)
+"""Words before `token` that speak of tokens of text."""
+_HARMLESS_ENDS: Final = re.compile(
+    r"file|path|dir|size|len|length|dim|heads|head|type|name|names|bits|bytes|count|budget|ids|dropout|rate"
+    r"|ratio|level|index|pos|stdin|policy|limit|url|parallelism"
+)
+_HARMLESS: Final = re.compile(r"|true|false|none|null|yes|no|auto|\$\{?\w+\}?|\*\*\*", re.IGNORECASE)
+_NUMBER: Final = re.compile(r"-?[\d.]+(?:e-?\d+)?")
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
+def _is_secret(name: str, value: str, kind: str) -> bool:
+    """Tells by a name whether its value is a secret; `kind` is `-` of an option, `=` or `:` of others."""
+    parts = [part.lower() for part in _PARTS.split(name) if part]
+    if not parts or _HARMLESS_ENDS.fullmatch(parts[-1]) or _HARMLESS.fullmatch(value):
+        return False
+    if any(map(_SECRET.fullmatch, parts)) and not (kind == ":" and parts[-1] in ("sig", "signature")):
+        return not value.startswith("/") or "pwd" not in parts
+    numeric, variable = _NUMBER.fullmatch(value) is not None, kind == "=" and name.isupper()
+    for before, part in zip(["", *parts], parts, strict=False):
+        last = variable or part is parts[-1]
+        if (
+            part.endswith("token")
+            and not _OF_TEXT.fullmatch(before)
+            and last
+            and (kind == "-" or variable or not numeric)
+        ):
+            return kind != ":" or before != ""
+        if (part == "key" and _OF_KEYS.fullmatch(before)) or part == "apikey":
+            return True
+        if variable and not numeric and (part in ("key", "pass") or part.endswith("apikey")):
+            return True
+    return False
+
+
 def without_secrets(text: str) -> str:
-    """Returns a text whose URLs show neither passwords nor tokens: `http://user:***@host/?token=***`."""
-    return _QUERY.sub(rf"\1{MASK}", _KNOWN.sub(MASK, _USER.sub(rf"\1:{MASK}@", text)))
+    """Returns a text without the secrets in it, such as `http://user:***@host/?token=***` or `--password ***`.
+
+    It may be a message, a command line for a shell, or a program's output.
+    """
+    text = _HEADER.sub(rf"\1{MASK}", _KNOWN.sub(MASK, _USER.sub(rf"\1:{MASK}@", text)))
+    text = _QUERY.sub(lambda found: f"{found[1]}{MASK}" if _is_secret(found[2], found[3], "-") else found[0], text)
+    return "\n".join(map(_masked_line, text.split("\n")))
+
+
+def _masked_line(line: str) -> str:
+    if not _HINT.search(line):
+        return line
+    found = list(_WORD.finditer(line))
+    masked = _masked_words([each[0] for each in found], _inside)
+    for each, new in zip(reversed(found), reversed(masked), strict=True):
+        line = line if new == each[0] else line[: each.start()] + new + line[each.end() :]
+    return line
+
+
+def _inside(word: str) -> str:
+    """Masks what a word of a line quotes, such as the text for a shell."""
+    start = min((at for at in (word.find('"'), word.find("'")) if at >= 0), default=len(word)) + 1
+    return word[:start] + _masked_line(word[start:]) if any(map(str.isspace, word)) else word
 
 
 def masked_arguments(arguments: Sequence[str]) -> list[str]:
     """Returns a command's arguments with the values of secret ones masked, such as `--hf-token ***`.
 
-    `--token VALUE`, `--token=VALUE`, `TOKEN=VALUE` (as after `env`), URLs and values that begin as known tokens do are
-    masked. Nobody knows every program's options.
+    `--token VALUE`, `--token=VALUE`, `TOKEN=VALUE` (as after `env`), `-p VALUE` of programs whose password it is,
+    headers, URLs and values that show what they are. Nobody knows every program's options.
     """
+    return _masked_words(arguments, without_secrets)
+
+
+def masked_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Returns variables with the values of secret ones masked."""
+    return {
+        name: MASK if _is_secret(name.upper(), value, "=") else without_secrets(value)
+        for name, value in variables.items()
+    }
+
+
+def _masked_words(words: Sequence[str], otherwise: Callable[[str], str]) -> list[str]:
+    """Masks words by the names before them, and by the program that they are given to."""
     masked: list[str] = []
-    secret_next = False
-    for argument in arguments:
-        name = argument.lstrip("-").partition("=")[0]
-        if secret_next and not argument.startswith("--"):
-            masked.append(MASK)
-            secret_next = False
+    letters: set[str] = set()
+    secret_next = ""
+    for word in words:
+        before, secret_next = secret_next, ""
+        if before and not word.startswith("--") and re.fullmatch(r"-[A-Za-z]", word) is None:
+            masked.append(_masked_value(before, word, otherwise))
             continue
-        about_text = _NOT_SECRET.fullmatch(name) is not None
-        secret_next = not about_text and _FLAG.fullmatch(argument) is not None
-        assigned = None if about_text else _ASSIGNED.fullmatch(argument)
-        masked.append(f"{assigned[1]}{MASK}" if assigned else without_secrets(argument))
+        if word.strip("|;&") == "":
+            letters.clear()
+        program = PurePath(word).name
+        letters |= {letter for letter, programs in _PASSWORD_OF.items() if programs.fullmatch(program)}
+        named = _NAMED.fullmatch(word)
+        dashes, name, sign, value = (named[1], named[2], named[3], named[4] or "") if named else ("", "", None, "")
+        kind = "-" if dashes else sign or ""
+        if word in letters or (word in ("--user", "--proxy-user") and "-u" in letters):
+            secret_next = "-u" if "-u" in letters and word != "-p" else word
+            masked.append(word)
+        elif (letter := word[:2]) in letters - {"-u"} and not word.startswith("--"):
+            masked.append(f"{letter}{MASK}")
+        elif sign and value and kind and _is_secret(name, value.strip("\"'"), "-" if dashes else sign):
+            masked.append(f"{word[: word.index(sign) + 1]}{MASK}")
+        else:
+            if kind and not value and _is_secret(name, "?", kind):
+                secret_next = kind
+            masked.append(otherwise(word))
     return masked
+
+
+def _masked_value(before: str, word: str, otherwise: Callable[[str], str]) -> str:
+    """Masks the word after an option: all of it, of `-u` what follows the colon, and nothing harmless."""
+    user, colon, _ = word.partition(":") if before == "-u" else ("", "", "")
+    if (before == "-u" and not colon) or _HARMLESS.fullmatch(word.strip("\"',")):
+        return otherwise(word)
+    return f"{user}{colon}{MASK}"
 
 
 def printable(text: str) -> str:

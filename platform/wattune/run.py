@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from wattune.masking import printable
+from wattune.masking import printable, without_secrets
 from wattune.units import NS_PER_S
 
 PUBLISHABLE: Final = "publishable"
@@ -254,9 +254,9 @@ class Run:
     """The recorded command; None for a trial."""
 
     def __post_init__(self) -> None:
-        """Takes control characters out of the reason: it may quote what a program wrote, and terminals show it."""
-        if isinstance(self.reason, str) and not self.reason.isprintable():
-            object.__setattr__(self, "reason", printable(self.reason))
+        """Takes secrets and control characters out of the reason: it may quote what a program wrote."""
+        if isinstance(self.reason, str) and self.reason:
+            object.__setattr__(self, "reason", printable(without_secrets(self.reason)))
 
     @property
     def times_s(self) -> dict[str, float]:

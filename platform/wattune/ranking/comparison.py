@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from wattune.analysis.metrics.waterfall import OTHER, UNDIVIDED, Breakdown
 from wattune.intervals import Interval
+from wattune.masking import masked_arguments, masked_environment
 from wattune.metrics import METRICS
 from wattune.ranking.common_steps import describe
 from wattune.ranking.difference import Counted, Difference, difference, tell_apart
@@ -354,10 +355,9 @@ def _fields(spec: TrialSpec) -> dict[str, Any]:
         del data["program"]
         return data
     program = data.pop("program")
-    command = " ".join(spec.program.command)
     data |= {
-        "command": command,
-        "env": dict(program["environment"]),
+        "command": " ".join(masked_arguments(spec.program.command)),
+        "env": masked_environment(dict(program["environment"])),
         "flags": dict(spec.flags),
         "steps": spec.program.steps,
     }

@@ -4,6 +4,7 @@ from functools import cache
 from typing import Final
 
 from wattune.catalog.models import ModelSpec
+from wattune.masking import masked_arguments
 from wattune.metrics import METRICS, PER_STEP_METRICS
 from wattune.trial import TrialSpec
 from wattune.units import format_quantity
@@ -30,7 +31,7 @@ def work_of(spec: TrialSpec, metric: str) -> str:
 
 def _program(spec: TrialSpec) -> str:
     """Returns the command of a trial before anything is filled in, shortened."""
-    text = "" if spec.program is None else " ".join(spec.program.command)
+    text = "" if spec.program is None else " ".join(masked_arguments(spec.program.command))
     return text if len(text) <= _LONGEST_COMMAND else f"{text[:_LONGEST_COMMAND]}..."
 
 

@@ -1,6 +1,7 @@
 """Recording a command: the sampler begins before it and ends after it, so that every sensor's readings enclose it."""
 
 import contextlib
+import os
 import shutil
 import signal
 import socket
@@ -9,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import IO, Any, Final, Literal, Self
 
 from wattune.errors import PlanError
 from wattune.masking import masked_arguments
@@ -50,6 +51,10 @@ OutputPlace = Literal["own", "stderr", "log"]
 
 Watcher = Callable[[Path, int], None]
 """Called with the sampler's folder, and the window's start on the monotonic clock."""
+
+
+def _private(path: Path) -> IO[bytes]:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
 
 
 def default_name(command: Sequence[str]) -> str:
@@ -219,7 +224,7 @@ class _Session:
         assert self._run is not None, "there is a command"
         stdout = stderr = None
         if output == "log":
-            stdout = stderr = held.enter_context((self._folder.path / LOG).open("wb")).fileno()
+            stdout = stderr = held.enter_context(_private(self._folder.path / LOG)).fileno()
         elif output == "stderr":
             stdout = _STDERR_FD
         try:

@@ -119,7 +119,7 @@ def is_file_of(folder: Path, path: Path) -> bool:
     return path.is_file() and not path.is_symlink() and path.resolve().is_relative_to(folder.resolve())
 
 
-def write_whole(path: Path, content: bytes, *, over: bool = True) -> bool:
+def write_whole(path: Path, content: bytes, *, over: bool = True, private: bool = False) -> bool:
     """Writes a file so that a crash leaves either the old content or the new, never a part.
 
     Args:
@@ -127,6 +127,7 @@ def write_whole(path: Path, content: bytes, *, over: bool = True) -> bool:
         content: Its whole content.
         over: Replaces a file that is there. Where it is false, one of several processes that write at the same moment
             succeeds: the first, or on a file system without hard links the last.
+        private: Lets its owner alone read it, such as a command line.
 
     Returns:
         True where the file was written.
@@ -135,6 +136,8 @@ def write_whole(path: Path, content: bytes, *, over: bool = True) -> bool:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(partial, "wb") as file:
+            if private:
+                os.fchmod(file.fileno(), 0o600)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -188,9 +191,9 @@ def write_json(path: Path, data: Mapping[str, Any], *, over: bool = True) -> boo
     return write_whole(path, f"{text}\n".encode(), over=over)
 
 
-def write_digested(path: Path, data: Mapping[str, Any], *, over: bool = True) -> bool:
+def write_digested(path: Path, data: Mapping[str, Any], *, over: bool = True, private: bool = False) -> bool:
     """Writes one JSON file with its format and its own digest, whole or not at all. See `write_whole`."""
-    return write_whole(path, with_digest(data), over=over)
+    return write_whole(path, with_digest(data), over=over, private=private)
 
 
 def write_table(path: Path, table: pa.Table) -> None:

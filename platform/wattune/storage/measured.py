@@ -207,14 +207,14 @@ class RecordingFolder(MeasuredFolder):
             )
         path = make_folder(storage / RECORDINGS) / name
         try:
-            path.mkdir()
+            path.mkdir(mode=0o700)
         except FileExistsError:
             raise PlanError(f"{path} is there already; give another name, or remove it") from None
         return cls(path)
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
-        """Writes the facts of the recording as a whole."""
-        write_digested(self.path / MANIFEST, facts)
+        """Writes the facts of the recording as a whole. They have a command line: nobody else reads them."""
+        write_digested(self.path / MANIFEST, facts, private=True)
 
     def facts(self) -> dict[str, Any]:
         """Reads the facts of the recording as a whole; empty for a trial.

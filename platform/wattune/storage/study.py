@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from wattune.errors import PlanError, SpaceError
+from wattune.masking import without_secrets
 from wattune.run import Run
 from wattune.storage import spaces
 from wattune.storage.digests import object_of
@@ -127,12 +128,12 @@ class TrialFolder(MeasuredFolder):
             write_whole(self.path / "stacks" / f"rank{rank}.txt", text.encode())
 
     def write_output(self, node: int, text: str) -> None:
-        """Writes what a command wrote on a node, by the node's number."""
-        write_whole(self.path / "output" / f"node{node}.txt", text.encode())
+        """Writes what a command wrote on a node, by the node's number, without secrets."""
+        write_whole(self.path / "output" / f"node{node}.txt", without_secrets(text).encode())
 
     def write_result(self, result: Run) -> None:
         """Writes the result, and the digests of all files, in one rename. From then on the trial is done."""
-        write_digested(self.path / RUN, with_digests(self.path, result))
+        write_digested(self.path / RUN, with_digests(self.path, result), private=result.recorded is not None)
 
     def result(self) -> Run | None:
         """Reads the result; None while there is none.

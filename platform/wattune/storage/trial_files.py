@@ -172,5 +172,5 @@ def accept(folder: Path) -> tuple[str, ...]:
         quality_reasons=tuple(dict.fromkeys((*result.quality_reasons, EDITED))),
     )
     accepted = sorted({*found.accepted, *edited})
-    write_digested(path, {**with_digests(folder, result), ACCEPTED: accepted})
+    write_digested(path, {**with_digests(folder, result), ACCEPTED: accepted}, private=result.recorded is not None)
     return edited

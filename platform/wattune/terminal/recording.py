@@ -14,6 +14,7 @@ from rich.text import Text
 from wattune.analysis.run_data import RunData
 from wattune.analysis.signals.readings import HOST
 from wattune.analysis.summary import metrics_by_device, summarize
+from wattune.masking import without_secrets
 from wattune.ranking.assessment import is_simulated
 from wattune.recording.recorder import LOG
 from wattune.recording.recording import look
@@ -248,4 +249,4 @@ def _last_lines(log: Path) -> list[str]:
             text = file.read().decode(errors="replace")
     except FileNotFoundError:
         return []
-    return [line for line in text.splitlines() if line.strip()][-LOG_LINES:]
+    return [without_secrets(line) for line in text.splitlines() if line.strip()][-LOG_LINES:]

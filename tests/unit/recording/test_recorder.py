@@ -55,6 +55,18 @@ def test_a_recording_reads_back(tmp_path: Path) -> None:
     assert run.metrics == stored["metrics"] == measured_run(path).metrics
 
 
+def test_what_keeps_a_command_line_is_its_owner_s_alone_and_has_no_secret(tmp_path: Path) -> None:
+    script = "import os; os.write(1, b'said')"
+    command = [sys.executable, "-c", script, "--password", "s3cr3t0", "-H", "Authorization: Bearer s3cr3t0"]
+    path = record(command, storage=tmp_path, backends=["host"], name="a", output="log")
+    kept = {each.name: each.stat().st_mode & 0o777 for each in path.iterdir() if each.is_file()}
+    assert kept == {"manifest.json": 0o600, "run.json": 0o600, "command.log": 0o600}
+    assert path.stat().st_mode & 0o777 == 0o700
+    assert not [each for each in path.rglob("*") if each.is_file() and b"s3cr3t0" in each.read_bytes()]
+    recorded = run_of(path).recorded
+    assert recorded is not None and recorded.command[3:] == ("--password", "***", "-H", "Authorization: Bearer ***")
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [

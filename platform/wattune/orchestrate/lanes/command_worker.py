@@ -21,7 +21,7 @@ from ray.train import get_context
 
 from wattune.clock import ClockAnchor
 from wattune.errors import NodeError, WattuneError
-from wattune.masking import masked_arguments
+from wattune.masking import masked_arguments, masked_environment
 from wattune.orchestrate.failures import is_of_the_machine
 from wattune.orchestrate.lanes.messages import (
     FINISH,
@@ -288,7 +288,8 @@ def _devices(spec: TrialSpec, node_rank: int, names: Mapping[str, str]) -> dict[
 def _provenance(environment: Mapping[str, str], arguments: Sequence[str]) -> dict[str, str]:
     """Returns what a command runs with, as far as anybody knows from outside."""
     found = {"version.wattune": __version__, "command": " ".join(masked_arguments(arguments))}
-    found |= {f"env.{name}": value for name, value in sorted(environment.items()) if name.startswith(SETTINGS)}
+    shown = masked_environment({name: value for name, value in environment.items() if name.startswith(SETTINGS)})
+    found |= {f"env.{name}": value for name, value in sorted(shown.items())}
     driver = driver_version()
     return found | ({"version.driver": driver} if driver else {})
 

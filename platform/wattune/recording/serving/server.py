@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
+import re
 import socket
 import threading
 import time
@@ -210,6 +211,8 @@ class MetricsServer:
         host, port = self._socket.getsockname()[:2]
         self.loopback = ipaddress.ip_address(host).is_loopback
         """Tells whether only this machine can reach it."""
+        names = ["localhost", socket.gethostname(), address.rpartition(":")[0]]
+        self._names = {name.lower() for name in (names if self.loopback else [*names, socket.getfqdn()])}
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}{PATH}"
         """Address of the metrics."""
         self._looker = _Looker()
@@ -285,6 +288,10 @@ class MetricsServer:
         method, target, _ = words
         fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         bodiless = method == "HEAD"
+        if not self._is_here(fields.get("host", "")):
+            return _message(
+                "421 Misdirected Request", b"this host is not served here; ask by address, or as localhost\n"
+            )
         if method not in ("GET", "HEAD"):
             return _message("405 Method Not Allowed", b"only GET\n", extra="Allow: GET, HEAD\r\n")
         path = target.partition("?")[0]
@@ -295,6 +302,16 @@ class MetricsServer:
         found = families(await self._looker.fresh(), time.monotonic_ns(), num_failures=self._looker.num_failures)
         text, kind = encode(found, fields.get("accept", ""))
         return _message("200 OK", text, kind=kind, bodiless=bodiless)
+
+    def _is_here(self, host: str) -> bool:
+        """Tells whether a client asked for this machine, by address or name.
+
+        A page of the web that has its own name lead to 127.0.0.1 (DNS rebinding) has that name here.
+        """
+        name = re.sub(r":\d*$", "", host).strip("[]").rstrip(".").lower()
+        with contextlib.suppress(ValueError):
+            return bool(ipaddress.ip_address(name))
+        return not name or name in self._names
 
 
 def _message(

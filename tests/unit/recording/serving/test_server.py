@@ -115,6 +115,30 @@ def test_other_requests_have_the_usual_answers(server: MetricsServer) -> None:
     assert get(server)[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:9400", 200),
+        ("127.0.0.1:9400", 200),
+        ("[::1]:9400", 200),
+        ("10.0.0.7", 200),
+        (socket.gethostname(), 200),
+        ("evil.example", 421),
+        ("evil.example:9400", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("localhost.evil.example", 421),
+        ("localhost:9400@evil.example", 421),
+        ("[::1].evil.example", 421),
+        ("metadata.internal", 421),
+    ],
+)
+def test_a_page_whose_name_leads_here_is_told_nothing(server: MetricsServer, host: str, status: int) -> None:
+    """DNS rebinding: a browser then sends the page's own name as the host."""
+    assert get(server, Host=host)[0] == status
+    assert get(server, "/", Host=host)[0] == status
+
+
 def test_a_slow_client_is_cut_off_and_holds_nobody_up(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "DEADLINE_S", 0.6)
     with socket.create_connection(("127.0.0.1", port_of(server)), timeout=10) as slow:
