@@ -82,7 +82,9 @@ def body_of(content: bytes) -> bytes:
     return body
 
 
-def object_of(content: bytes, *, bare: bool = False, accept: bool = False, any_depth: bool = False) -> dict[str, Any]:
+def object_of(
+    content: bytes, *, bare: bool = False, accept: bool = False, any_depth: bool = False, elsewhere: bool = False
+) -> dict[str, Any]:
     """Reads a JSON object of this format and checks its digest.
 
     Args:
@@ -90,6 +92,7 @@ def object_of(content: bytes, *, bare: bool = False, accept: bool = False, any_d
         bare: Takes an object without a digest: such a file is written before others, one of which has its digest.
         accept: Takes an object that has no digest, or does not agree with it.
         any_depth: See `wattune.storage.documents.parse_json`.
+        elsewhere: Takes an object of another tool, which says no format.
 
     Returns:
         The object without its digest and its format.
@@ -106,7 +109,7 @@ def object_of(content: bytes, *, bare: bool = False, accept: bool = False, any_d
     has_digest = data.pop(DIGEST, None) is not None
     if has_digest and not (accept or agrees(content)):
         raise DigestError(DISAGREES)
-    data = without_format(data)
+    data = without_format(data, elsewhere=elsewhere)
     if not (has_digest or accept or bare):
         raise DigestError(LACKS)
     return data

@@ -218,19 +218,22 @@ def write_asked_bytes(path: Path, content: bytes) -> None:
         raise PlanError(f"{path} cannot be written: {error.strerror}; give a file in a folder that is there") from error
 
 
-def read_json_object(path: Path, writer: str = "a sampler", *, bare: bool = True) -> dict[str, Any]:
+def read_json_object(
+    path: Path, writer: str = "a sampler", *, bare: bool = True, elsewhere: bool = False
+) -> dict[str, Any]:
     """Reads an object that `write_json` or `write_digested` wrote.
 
     Args:
         path: The file.
         writer: The program part that writes such files, for the error.
         bare: See `wattune.storage.digests.object_of`.
+        elsewhere: See there too.
 
     Raises:
         TelemetryError: The file is not a JSON object of this format, or does not agree with its digest.
     """
     try:
-        return object_of(path.read_bytes(), bare=bare)
+        return object_of(path.read_bytes(), bare=bare, elsewhere=elsewhere)
     except DigestError as error:
         raise TelemetryError(f"{path}: {error}; {RESTORE}") from error
     except FormatError as error:

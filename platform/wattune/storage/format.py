@@ -43,11 +43,12 @@ def check_format(found: Any) -> None:
     raise FormatError(f"format: got {text[:40]}, allowed: {FORMAT}; restore the file")
 
 
-def without_format(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns an object without its format, which this code reads.
+def without_format(data: Mapping[str, Any], *, elsewhere: bool = False) -> dict[str, Any]:
+    """Returns an object without its format, which this code reads. One made `elsewhere` need not say any.
 
     Raises:
         FormatError: It is of another format.
     """
-    check_format(data.get(FORMAT_KEY))
+    if FORMAT_KEY in data or not elsewhere:
+        check_format(data.get(FORMAT_KEY))
     return {name: value for name, value in data.items() if name != FORMAT_KEY}

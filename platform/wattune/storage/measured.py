@@ -67,6 +67,13 @@ class MeasuredFolder:
         """Names a folder. Nothing is read or made."""
         self.path = path
 
+    @property
+    def elsewhere(self) -> bool:
+        """True for a folder of another tool, whose files need not say a format: wattune's own hold one of its words."""
+        own = (self.path / RUN, self.path / "spec.json")
+        facts = self.path / MANIFEST
+        return not any(map(Path.exists, own)) and not (facts.is_file() and b'"closed"' in facts.read_bytes())
+
     def write_spans(self, spans: pa.Table) -> None:
         """Writes the spans of all ranks."""
         write_table(self.path / "spans.parquet", spans)
@@ -123,7 +130,7 @@ class MeasuredFolder:
         path = self.path / f"{name}.parquet"
         if not path.exists():
             return None
-        table = read_table(path)
+        table = read_table(path, elsewhere=self.elsewhere)
         return table.cast(typed(table.schema, name))
 
     def write_telemetry(self, node: str, tables: Mapping[str, pa.Table], manifest: Mapping[str, Any]) -> None:
@@ -147,7 +154,7 @@ class MeasuredFolder:
         tables, facts = {}, self._facts()
         for tier in TELEMETRY:
             try:
-                parts = [read_table(path, facts) for path in self._tier_paths(tier)]
+                parts = [read_table(path, facts, elsewhere=self.elsewhere) for path in self._tier_paths(tier)]
                 if parts:
                     whole = pa.concat_tables(parts, promote_options="permissive").unify_dictionaries()
                     tables[tier] = whole.cast(typed(whole.schema, tier))
@@ -170,7 +177,7 @@ class MeasuredFolder:
             TelemetryError: A file is not a Parquet table.
         """
         found, facts = {tier: self._tier_paths(tier) for tier in TELEMETRY}, self._facts()
-        return {tier: ParquetTier(paths, facts) for tier, paths in found.items() if paths}
+        return {tier: ParquetTier(paths, facts, elsewhere=self.elsewhere) for tier, paths in found.items() if paths}
 
     def manifests(self) -> dict[str, dict[str, Any]]:
         """Reads the manifest of each node: the node's own file, else its part of the recording's.
@@ -181,11 +188,11 @@ class MeasuredFolder:
         found: dict[str, dict[str, Any]] = {}
         whole = self.path / "manifest.json"
         if whole.exists():
-            nodes = read_json_object(whole, "a recording").get("nodes", {})
+            nodes = read_json_object(whole, "a recording", elsewhere=self.elsewhere).get("nodes", {})
             parts = nodes.items() if isinstance(nodes, dict) else [("?", nodes)]
             found = {node: checked_manifest(part, f"{whole}: nodes.{node}") for node, part in parts}
         for path in sorted((self.path / "telemetry").glob("*/manifest.json")):
-            found[path.parent.name] = checked_manifest(read_json_object(path), str(path))
+            found[path.parent.name] = checked_manifest(read_json_object(path, elsewhere=self.elsewhere), str(path))
         return found
 
 
@@ -223,7 +230,7 @@ class RecordingFolder(MeasuredFolder):
             TelemetryError: The file is not a JSON object, or its window has another form.
         """
         path = self.path / "manifest.json"
-        facts = read_json_object(path, "a recording") if path.exists() else {}
+        facts = read_json_object(path, "a recording", elsewhere=self.elsewhere) if path.exists() else {}
         if facts.get("closed") is False and not {"node", "simulated_device"} <= facts.keys():
             raise TelemetryError(f"{path}: it is not closed, and has no node or simulated_device; {RESTORE}")
         for name, kinds in _FACT_KINDS.items():

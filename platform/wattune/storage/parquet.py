@@ -72,25 +72,28 @@ def _codes(table: pa.Table, name: str) -> tuple[np.ndarray[Any, np.dtype[np.int6
     return whole.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64), whole.dictionary.to_pylist()
 
 
-def require_format(schema: pa.Schema, path: Path) -> None:
-    """Makes sure that a file's schema says the format that this code reads.
+def require_format(schema: pa.Schema, path: Path, *, elsewhere: bool = False) -> None:
+    """Makes sure that a file's schema says the format that this code reads. One made `elsewhere` need not say any.
 
     Raises:
         TelemetryError: It says another one, or none.
     """
     said = (schema.metadata or {}).get(FORMAT_TAG.encode())
+    if said is None and elsewhere:
+        return
     try:
         check_format(None if said is None else said.decode(errors="replace"))
     except FormatError as error:
         raise TelemetryError(f"{path}: {error}") from error
 
 
-def read_table(path: Path, facts: DeviceFacts | None = None) -> pa.Table:
+def read_table(path: Path, facts: DeviceFacts | None = None, *, elsewhere: bool = False) -> pa.Table:
     """Reads a whole table, its pages checked against their checksums and its values against their bounds.
 
     Args:
         path: The Parquet file.
         facts: Facts of the devices of a telemetry table.
+        elsewhere: See `require_format`.
 
     Raises:
         TelemetryError: It is not a Parquet table of this format, or is damaged.
@@ -98,7 +101,7 @@ def read_table(path: Path, facts: DeviceFacts | None = None) -> pa.Table:
     """
     try:
         schema = pq.read_schema(path)
-        require_format(schema, path)
+        require_format(schema, path, elsewhere=elsewhere)
         require_schema(schema, str(path))
         table = pq.read_table(path, page_checksum_verification=True, partitioning=None)
         table.validate(full=True)
@@ -138,12 +141,13 @@ def in_a_line(error: BaseException) -> str:
 class ParquetTier:
     """One tier of one or several nodes, read from its files on demand, a device at a time."""
 
-    def __init__(self, paths: Sequence[Path], facts: DeviceFacts | None = None) -> None:
+    def __init__(self, paths: Sequence[Path], facts: DeviceFacts | None = None, *, elsewhere: bool = False) -> None:
         """Opens the files and reads no rows.
 
         Args:
             paths: One file or more.
             facts: Facts of their devices, which bound values more closely than the schema.
+            elsewhere: See `require_format`.
 
         Raises:
             TelemetryError: A file is not a Parquet table, or its columns contradict another file's.
@@ -153,7 +157,7 @@ class ParquetTier:
             self._files = [pq.ParquetFile(path, page_checksum_verification=True) for path in paths]
             schemas = [file.schema_arrow for file in self._files]
             for path, schema in zip(paths, schemas, strict=True):
-                require_format(schema, path)
+                require_format(schema, path, elsewhere=elsewhere)
                 require_schema(schema, str(path))
             unified = pa.unify_schemas([schema.remove_metadata() for schema in schemas], promote_options="permissive")
         except DAMAGE as error:
