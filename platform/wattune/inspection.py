@@ -43,6 +43,8 @@ class Analysis:
         lost += [f"files edited on purpose: {', '.join(files.accepted)}"] if files.accepted else []
         lost += [] if files.digested else ["files have no digests: damage to them is not seen"]
         facts = {**self.summary.tags, **self.summary.numbers.known}
+        doubts = [one for one in self.summary.quality_reasons if one in self.summary.tags and one not in said]
+        lost = [f"{one}: {facts[one]}" for one in doubts] + lost
         return [text.format(facts[name]) for name, text in said.items() if name in facts] + lost
 
     def to_json(self) -> dict[str, Any]:

@@ -4,12 +4,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from wattune.analysis.metrics.doubts import AVERAGED, MILDER, OF_POWER, TIME_ZONE
 from wattune.analysis.metrics.energy import COVERED_PERIODS, LEAST_COVERAGE_FRAC
 from wattune.analysis.metrics.outlier import BROKEN_FRAC, VARIES_FRAC
 from wattune.analysis.metrics.speed import step_times_s
 from wattune.analysis.metrics.step_breakdown import HOST_BOUND_FRAC
 from wattune.analysis.metrics.thermal import temperature_rise_c_per_min
 from wattune.analysis.run_data import Examined
+from wattune.analysis.signals.clock_check import clock_step_s
 from wattune.analysis.signals.readings import HOST
 from wattune.analysis.signals.steady_state import drift_frac
 from wattune.fidelity import BURST, FIDELITY, STOPPED_EARLY
@@ -76,7 +78,7 @@ def _largest_gap_s(run: Examined, _: Found) -> float | None:
     gaps_s = [
         one.largest_gap_s
         for one in run.powers.traces
-        if not one.averaged or one.largest_gap_s > COVERED_PERIODS * one.spacing_s
+        if not one.averaged_s or one.largest_gap_s > COVERED_PERIODS * one.spacing_s
     ]
     return max(gaps_s, default=None)
 
@@ -108,10 +110,14 @@ def _rate_frac(run: Examined, _: Found) -> float | None:
 
 
 def _clock_step_s(run: Examined, _: Found) -> float | None:
-    """Returns the largest jump of any node's wall clock; None if no sampler checked."""
+    """Returns the largest jump of any node's wall clock, as samplers told; where none did, as the stamps tell."""
     clocks = [manifest.get("clock", {}) for manifest in run.data.manifests.values()]
     looked = [clock["steps"] for clock in clocks if "steps" in clock]
-    return max((ns_to_s(abs(step["step_ns"])) for steps in looked for step in steps), default=0.0) if looked else None
+    return (
+        max((ns_to_s(abs(step["step_ns"])) for steps in looked for step in steps), default=0.0)
+        if looked
+        else clock_step_s(run.data.sources)
+    )
 
 
 def _clock_uncertainty_s(run: Examined, _: Found) -> float | None:
@@ -138,17 +144,23 @@ def _num_other_processes(run: Examined, _: Found) -> int | None:
     return max(counts, default=None)
 
 
+def _doubted(code: str) -> Fact:
+    return lambda run, _: code in run.doubts
+
+
 THRESHOLDS: Final = (
     Threshold("rank_missing", _num_missing_ranks, 0, 0),
     Threshold("device_missing", _num_missing_devices, 0, 0),
     Threshold("outside_window", lambda run, _: run.powers.num_outside, 0, 0),
+    *(Threshold(code, _doubted(code), 0, 0) for code in (*OF_POWER, TIME_ZONE)),
+    *(Threshold(code, _doubted(code), 0, None) for code in MILDER),
     Threshold("no_device_power", lambda run, _: bool(run.powers.traces), 1, None, at_least=True),
     Threshold("simulated", lambda run, _: run.data.simulated, 0, None),
     Threshold("replayed", lambda run, _: run.data.read_by("replay"), 0, None),
     Threshold("few_steps", lambda run, _: run.num_steps, 20, 2, at_least=True),
     Threshold("low_coverage", _metric("sample_coverage_frac"), 0.98, LEAST_COVERAGE_FRAC, at_least=True),
     Threshold("ring_incomplete", _num_stand_ins, 0, None),
-    Threshold("power_averaged", lambda run, _: any(trace.averaged for trace in run.powers.traces), 0, None),
+    Threshold(AVERAGED, lambda run, _: any(trace.averaged_s for trace in run.powers.traces), 0, None),
     Threshold("gap", _largest_gap_s, 0.5, 3.0),
     Threshold("energy_disagrees", _metric("energy_integral_error_frac"), 0.005, 0.05),
     Threshold("energy_unchecked", _energy_checked, 1, None, at_least=True),

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from wattune.analysis.metrics.doubts import OF_POWER, OF_TEMPERATURE, doubts
 from wattune.analysis.metrics.energy import Powers, enforced_limit_w, total_energy_j
 from wattune.analysis.metrics.exposed_comm import busy_s, kernel_metrics, parts, waits_for_peers_s
 from wattune.analysis.metrics.outlier import Outlier, outliers
@@ -23,6 +24,7 @@ from wattune.analysis.metrics.step_breakdown import UNDIVIDED_WAIT, Division, di
 from wattune.analysis.metrics.thermal import CoreTemperature, temperature
 from wattune.analysis.metrics.throttle import CAP_WINDOW_S, Throttle, clock_max_mhz, device_throttle, with_cap_causes
 from wattune.analysis.signals.align import Aligned, align, clock_anchors_ns
+from wattune.analysis.signals.clock_check import clock_problems
 from wattune.analysis.signals.energy_grid import resolves
 from wattune.analysis.signals.readings import HOST, Readings, Tables, TierSource, as_source
 from wattune.analysis.signals.schema_check import schema_problems
@@ -160,8 +162,8 @@ class RunData:
 
     @cached_property
     def problems(self) -> Mapping[str, str]:
-        """Problems of unusable tables, by code (`wattune.analysis.signals.schema_check`); empty without any."""
-        return schema_problems(self.tables, self.spans)
+        """Problems of unusable tables, by code (`wattune.analysis.signals.schema_check`, `clock_check`); else empty."""
+        return schema_problems(self.tables, self.spans) or clock_problems(self.sources, self.spans)
 
     @property
     def tokens_per_step(self) -> float | None:
@@ -300,9 +302,18 @@ class Examined:
         return None if self.data.spec is None else self.data.spec.cluster.sensed_device
 
     @cached_property
-    def powers(self) -> Powers:
-        """The power traces, with every figure of their samples."""
+    def _powers(self) -> Powers:
         return powers_together(self.aligned)
+
+    @cached_property
+    def doubts(self) -> Mapping[str, str]:
+        """Readings that cannot be, a sentence a code (`wattune.analysis.metrics.doubts`)."""
+        return doubts(self.aligned, self._powers)
+
+    @property
+    def powers(self) -> Powers:
+        """The power traces, with every figure of their samples; not usable where one of them is doubted."""
+        return self._powers if self.doubts.keys().isdisjoint(OF_POWER) else replace(self._powers, doubted=True)
 
     @cached_property
     def ways(self) -> Mapping[DeviceKey, Segments]:
@@ -316,14 +327,16 @@ class Examined:
 
     @property
     def temperatures(self) -> Mapping[DeviceKey, CoreTemperature]:
-        """Temperature of every device; empty unless all have it."""
-        return self._clocks[0]
+        """Temperature of every device; empty unless all have it, and where one is doubted."""
+        return self._clocks[0] if self.doubts.keys().isdisjoint(OF_TEMPERATURE) else {}
 
     @cached_property
     def settled(self) -> Mapping[DeviceKey, Settled]:
         """Settled temperature of every device; empty unless all have temperature and power."""
         limits_w = [(enforced_limit_w(self.aligned, trace), trace.share) for trace in self.powers.traces]
         known_w = [limit_w / share for limit_w, share in limits_w if limit_w]
+        if not self.doubts.keys().isdisjoint(OF_TEMPERATURE):
+            return {}
         return settled_temperatures(self.aligned, self.powers, self.sensed, min(known_w, default=None))
 
     @property

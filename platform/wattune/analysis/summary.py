@@ -74,6 +74,7 @@ def summary_of(examined: Examined) -> Summary:
         "simulated": str(data.simulated).lower(),
         **_power_tags(examined, metrics),
         **_found_tags(examined),
+        **examined.doubts,
         **{f"quality_{group}": worse for group, worse in groups.items()},
     }
     return Summary(
@@ -144,7 +145,7 @@ def _found_tags(examined: Examined) -> dict[str, str]:
 def _power_tags(examined: Examined, metrics: Mapping[str, float]) -> dict[str, str]:
     aligned, traces, tags = examined.aligned, examined.powers, {}
     if traces.traces:
-        sources = {"ring" if one.from_ring else "average" if one.averaged else "fast" for one in traces.traces}
+        sources = {"ring" if one.from_ring else "average" if one.averaged_s else "fast" for one in traces.traces}
         tags["power_source"] = "+".join(sorted(sources))
     if "excursion_count" in metrics or "over_limit_20ms_time_frac" in metrics:
         read = all(len(limit_readings_w(aligned, trace)) for trace in traces.traces)

@@ -9,6 +9,7 @@ import numpy as np
 from wattune.analysis.metrics.excursion import Excursions
 from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.readings import Readings
+from wattune.analysis.signals.sensor_check import averaged_over_s, longest_hold, unwrapped_j
 from wattune.analysis.signals.series import Series
 from wattune.arrays import Floats
 from wattune.schema import DeviceKey
@@ -30,6 +31,9 @@ AVERAGE_S: Final = 1.0
 
 LEAST_COVERAGE_FRAC: Final = 0.9
 """Share of the window that a power series must cover; below it there are no metrics of power or energy."""
+
+_FIRST: Final = 2**11
+_LEAST_REST: Final = 50
 
 MOST_INTERVALS: Final = 2**13
 """Most intervals used to find the usual interval of a series."""
@@ -59,8 +63,8 @@ class PowerTrace:
     """The largest sample."""
     from_ring: bool
     """True if the driver's own history was read, false for instant power."""
-    averaged: bool
-    """True if it is the driver's mean of power over `AVERAGE_S`."""
+    averaged_s: float
+    """Seconds over which it is a mean: `AVERAGE_S` of the driver's own, else what instants turn out as; else 0."""
     spacing_s: float
     """Median interval between samples."""
     sensor_period_s: float
@@ -75,6 +79,14 @@ class PowerTrace:
     over at least `LEAST_COUNTER_SPAN_S`, and where the power was derived from the counter."""
     largest_gap_s: float
     """Longest time of the window without a sample, its ends included."""
+    first: Series = field(repr=False, compare=False)
+    """Its first samples, enough to tell whether another sensor tells the same."""
+    num_zeros: int = 0
+    """Samples of exactly 0 W."""
+    hold: tuple[float, float, float, int] = (0.0, 0.0, 0.0, 0)
+    """Its longest run of one value: start and end [s], value [W], samples."""
+    hold_is_odd: bool = False
+    """True if it is far longer than the others, at a value like theirs."""
     stands_in: bool = False
     """True if a finer series was read too but covers too little of the window."""
     peak_100ms_w: float | None = None
@@ -114,6 +126,8 @@ class Powers:
     """One per sensor, whatever it covers."""
     num_sensors: int
     """Sensors there should be."""
+    doubted: bool = False
+    """True if a sensor tells what cannot be (`wattune.analysis.metrics.doubts`)."""
     num_outside: int = 0
     """Sensors with readings, none of them inside the window: clocks or spans are wrong."""
     by_node: tuple[Mapping[str, float | None], ...] = ()
@@ -124,9 +138,10 @@ class Powers:
 
     @property
     def usable(self) -> bool:
-        """True if every sensor covers enough of the window; sums and worst cases over fewer would be wrong."""
+        """True if no sensor is doubted, and every one covers enough of the window; else sums would be wrong."""
         return (
             0 < self.num_sensors == len(self.traces)
+            and not self.doubted
             and min(t.coverage_frac for t in self.traces) >= LEAST_COVERAGE_FRAC
         )
 
@@ -218,9 +233,9 @@ def _trace(
         # signal therefore looks like a slow sensor, which makes peaks absent but never wrong.
         changed = np.flatnonzero(np.diff(raw.value)) + 1
         held_s = max(spacing_s, float(np.median(np.diff(raw.time_s[changed]))) if len(changed) > 2 else raw.span_s)
-    averaged = tier == "slow"
-    finest_s = None if averaged else known.get("sensor_limits", {}).get(tier, {}).get("finest_window_s")
-    held_s = max(held_s, AVERAGE_S) if averaged else held_s
+    finest_s = None if tier == "slow" else known.get("sensor_limits", {}).get(tier, {}).get("finest_window_s")
+    averaged_s = AVERAGE_S if tier == "slow" else averaged_over_s(raw) if finest_s is None else 0.0
+    held_s = max(held_s, averaged_s)
     # A calibration used known waves, so it can show more of the sensor than this load does.
     period_s = held_s if finest_s is None else max(spacing_s, finest_s / 2)
     # Linear interpolation between held readings is two moving means: sinc squared if every reading is new. Power from
@@ -249,7 +264,10 @@ def _trace(
         mean_w=clipped.mean(),
         max_w=float(clipped.value.max()),
         from_ring=tier == "ring",
-        averaged=averaged,
+        averaged_s=averaged_s,
+        first=Series(clipped.time_s[:_FIRST], clipped.value[:_FIRST]),
+        num_zeros=int(np.count_nonzero(clipped.value == 0)),
+        **_hold(clipped),
         spacing_s=spacing_s,
         sensor_period_s=period_s,
         smoothed_s=smoothed_s,
@@ -257,6 +275,19 @@ def _trace(
         against_counter_j=_against_counter_j(aligned, device, clipped),
         largest_gap_s=max(longest_s, start_s, aligned.duration_s - end_s),
     )
+
+
+def _hold(power: Series) -> dict[str, Any]:
+    """Finds the longest run of one value, and tells whether it is odd."""
+    time_s, value = power.time_s, power.value
+    start, end = longest_hold(power)
+    rest = np.concatenate([value[:start], value[end + 1 :]])
+    found = {"hold": (float(time_s[start]), float(time_s[end]), float(value[start]), end - start + 1)}
+    if len(rest) < _LEAST_REST:
+        return found
+    low, high = np.quantile(rest, (0.01, 0.99))
+    usual_s = (power.span_s - time_s[end] + time_s[start]) / max(np.count_nonzero(np.diff(rest)), 1)
+    return found | {"hold_is_odd": bool(low < value[start] < high and time_s[end] - time_s[start] > 30 * usual_s)}
 
 
 def _against_counter_j(aligned: Aligned, device: DeviceKey, power: Series) -> tuple[float, float] | None:
@@ -293,14 +324,16 @@ def counter_span(readings: Readings, name: str, start_s: float, end_s: float) ->
 
     Returns the times of both in seconds, and the rise between them.
 
-    A counter that falls was reset or wrapped. The longest stretch without a fall is used. The rise before and after it
-    is left out, because its size is unknown.
+    A counter of energy that wraps is put together (`unwrapped_j`). Of others that fall, reset or wrapped, the longest
+    stretch without a fall is used. The rise before and after it is left out, because its size is unknown.
 
     None with fewer than two readings in one stretch.
     """
     time_s, value = readings.inside(name, start_s, end_s)
     if len(value) < 2:
         return None
+    if name == "energy_j":
+        value, _ = unwrapped_j(time_s, value)
     starts = np.concatenate([[0], np.flatnonzero(np.diff(value) < 0) + 1])
     ends = np.concatenate([starts[1:] - 1, [len(value) - 1]])
     longest = int(np.argmax(time_s[ends] - time_s[starts]))

@@ -174,7 +174,7 @@ def step_energies_j(aligned: Aligned, powers: Powers) -> Floats | None:
     Shape (steps,); None without steps or usable power, or where power is a mean, which mixes neighbouring steps.
     """
     steps = aligned.steps
-    if steps is None or not powers.usable or any(trace.averaged for trace in powers.traces):
+    if steps is None or not powers.usable or any(trace.averaged_s for trace in powers.traces):
         return None
     start_s = (np.sort(steps.start_ns.min(axis=1)) - aligned.start_ns) / NS_PER_S
     edge_s = np.append(start_s, aligned.duration_s)

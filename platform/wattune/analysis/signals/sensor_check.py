@@ -1,0 +1,90 @@
+"""Checks of one sensor's series: whether it sticks, and whether its values are means of longer than it says."""
+
+from typing import Final
+
+import numpy as np
+
+from wattune.analysis.signals.series import Series
+from wattune.arrays import Floats
+
+_ROWS: Final = 2**14
+_FEWEST_CHANGES: Final = 8
+_AVERAGE_S: Final = 1.0
+"""Window of the averages that are sold as instants: NVML's GetPowerUsage, and most loggers."""
+_TREND: Final = 9
+_EVEN_FRAC: Final = 0.25
+"""Spread of the times between changes up to which a sensor, and not the rounding of its values, sets them."""
+
+
+def longest_hold(series: Series) -> tuple[int, int]:
+    """Returns the first and the last sample of the longest run of exactly one value."""
+    edges = np.flatnonzero(np.diff(series.value) != 0) + 1
+    starts, ends = np.append(0, edges), np.append(edges - 1, len(series.value) - 1)
+    longest = int(np.argmax(series.time_s[ends] - series.time_s[starts]))
+    return int(starts[longest]), int(ends[longest])
+
+
+def averaged_over_s(series: Series) -> float:
+    """Returns the seconds over which values are means, where they were read more finely than that; else 0.
+
+    A mean that is told once a period changes at even intervals much longer than those of reading. A moving mean changes
+    by a small part of its range from reading to reading, also at edges. Its noise is that of a sum: neighbouring
+    differences, less their trend, do not correlate (a random walk); of readings that are independent by -1/2. One sine
+    does neither, and is no load.
+    """
+    time_s, value = series.time_s[:_ROWS], series.value[:_ROWS]
+    changed = np.append(0, np.flatnonzero(np.diff(value) != 0) + 1)
+    if len(changed) < _FEWEST_CHANGES:
+        return 0.0
+    apart_s, read_s = np.diff(time_s[changed])[1:], float(np.median(np.diff(time_s)))
+    held_s = float(np.median(apart_s))
+    if held_s >= _AVERAGE_S / 2:
+        even = float(np.median(np.abs(apart_s - held_s))) < _EVEN_FRAC * held_s
+        return held_s if even and held_s > 4 * read_s else 0.0
+    return _AVERAGE_S if held_s < _AVERAGE_S / 4 and _moves_slowly(time_s[changed], value[changed], held_s) else 0.0
+
+
+def _moves_slowly(time_s: Floats, value: Floats, held_s: float) -> bool:
+    width = round(_AVERAGE_S / held_s)
+    step = np.diff(value)
+    step = step[np.abs(np.diff(time_s) - held_s) < held_s / 2]
+    spread = float(np.ptp(np.quantile(value, (0.001, 0.999))))
+    if len(step) < 10 * width or spread <= 0.05 * abs(float(np.mean(value))):
+        return False
+    noise = step[_TREND // 2 : -(_TREND // 2)] - np.convolve(step, np.full(_TREND, 1 / _TREND), "valid")
+    alike = float(np.mean(noise[1:] * noise[:-1]) / (np.mean(noise**2) or 1.0))
+    slow = alike > -0.3 and np.abs(step).max() < spread * min(3 / width, 0.5)
+    return bool(slow and not _is_one_wave(time_s, value, float(np.abs(step[step != 0]).min())))
+
+
+def _is_one_wave(time_s: Floats, value: Floats, rounding: float) -> bool:
+    """Tells whether one sine explains values but for 1 % and their rounding; a triangle leaves 1.5 %."""
+    even = np.interp(np.linspace(time_s[0], time_s[-1], len(time_s)), time_s, value)
+    peak = max(2, int(np.argmax(np.abs(np.fft.rfft(even - even.mean())))))
+    left = []
+    for cycles in peak + np.linspace(-1, 1, 81):
+        phase = 2 * np.pi * cycles * (time_s - time_s[0]) / (time_s[-1] - time_s[0])
+        waves = np.stack([np.sin(phase), np.cos(phase), np.ones(len(phase))], axis=1)
+        left.append(float(np.var(value - waves @ np.linalg.solve(waves.T @ waves, waves.T @ value))))
+    return min(left) < 0.01 * float(np.var(value)) + rounding**2 / 6
+
+
+_REGISTERS_J: Final = (2**32 / 1e3, 2**32 * 15.2587890625e-6, 2**32 / 1e6, 262_143.328850)
+"""Energy after which registers of 32 bits begin anew: NVML's mJ, AMD's 15.26 uJ, uJ, and RAPL's usual range."""
+
+
+def unwrapped_j(time_s: Floats, energy_j: Floats) -> tuple[Floats, float]:
+    """Puts the rise of a counter together that begins anew, where a register explains every fall.
+
+    The register holds more than any reading, and the power across each fall is that of the readings around it.
+    """
+    rise_j, took_s = np.diff(energy_j), np.diff(time_s)
+    falls = rise_j < 0
+    if not falls.any() or not (~falls & (rise_j > 0)).any():
+        return energy_j, 0.0
+    usual_w = np.quantile(rise_j[~falls] / took_s[~falls], (0.0, 0.5, 1.0))
+    for per in sorted(_REGISTERS_J):
+        across_w = (rise_j[falls] + per) / took_s[falls]
+        if energy_j.max() <= per and np.all((across_w > 0.7 * usual_w[0]) & (across_w < 1.3 * usual_w[2])):
+            return energy_j + per * np.append(0, np.cumsum(falls)), per
+    return energy_j, 0.0
