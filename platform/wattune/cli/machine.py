@@ -26,6 +26,7 @@ from wattune.ranking.assessment import is_simulated
 from wattune.recording.recorder import OutputPlace, Watcher
 from wattune.recording.serving.server import MetricsServer
 from wattune.run import Recorded, Run
+from wattune.steps.source import PRESETS
 from wattune.terminal.recording import LiveView, print_recording
 from wattune.view.console import show
 from wattune.view.machine import calibration_view, findings_table, links_view
@@ -74,8 +75,8 @@ def record(
     steps: Annotated[
         str,
         typer.Option(
-            help="How the command's steps are found: auto, spans, transformers, lightning, optimizer, megatron, "
-            'torchtitan, nemo, tqdm, "pattern/ms:step time: ([0-9.]+)", none.'
+            help="How the command's steps are found: auto, spans, transformers, lightning, optimizer, none, lines of "
+            f'output as of {", ".join(PRESETS)}, or "pattern/ms:step time: ([0-9.]+)".'
         ),
     ] = "auto",
     window: Annotated[

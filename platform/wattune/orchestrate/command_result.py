@@ -108,6 +108,7 @@ def command_told(
     numbers = replace(numbers, command_run_s=run_s, import_time_s=None if import_s is None else round(import_s, 3))
     if has_steps:
         tokens = sum(one.command.tokens_per_step for one in outcomes if one.command is not None)
+        tokens = lead.tokens_per_step * len(places) if lead.per_device else tokens
         return {}, replace(numbers, told_tokens_per_step=float(tokens) or None)
     node = next((place.node for place in places if place.rank == 0), "")
     if not node:

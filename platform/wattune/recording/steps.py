@@ -42,9 +42,12 @@ def told_steps(
     if unnamed and outcome.end_index is not None:
         problems.insert(0, _also_of(unnamed))
     tokens = asked.get("tokens_per_step")
-    tokens = tokens if isinstance(tokens, int | float) else outcome.tokens_per_step or None
+    if not isinstance(tokens, int | float):
+        num_devices = max(len(manifest.get("devices", {}).keys() - {HOST}), 1) if outcome.per_device else 1
+        tokens = outcome.tokens_per_step * num_devices or None
     found: dict[str, Any] = {
         "source": outcome.source,
+        **({} if not outcome.confidence else {"confidence": outcome.confidence}),
         "num_steps": min((len(each) for each in steps.values()), default=0),
         "ranks": sorted(steps),
         **({} if tokens is None else {"tokens_per_step": float(tokens)}),

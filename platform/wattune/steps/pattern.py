@@ -2,21 +2,19 @@
 
 import math
 import re
-from dataclasses import dataclass, field
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from wattune.steps.files import MOST_NS, MOST_TOKENS, Step
+from wattune.steps.lines import NUMBER, number_in, plain, token_rate_in, total_tokens_in
 from wattune.steps.source import UNITS_NS, StepSource
-
-_ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-"""Colours of terminals, which programs also write into pipes."""
-
-LONGEST_LINE: Final = 4096
-"""Characters of a line that are searched, so that no pattern takes long on a line without end."""
+from wattune.units import ns_to_s
 
 MOST_STEPS: Final = 10_000
 """Most steps that one line can end. A larger number is not a number of steps."""
-
 
 LEAST_TOLD: Final = 10
 """Fewest steps whose told times are held against the time that passed."""
@@ -24,45 +22,29 @@ LEAST_TOLD: Final = 10
 MOST_TOLD_FRAC: Final = 1.5
 """Told time over passed time beyond which lines are not those of one process's steps: two of them tell twice of it."""
 
-_ENDS: Final = re.compile(rb"(?<=[\r\n])")
+LEAST_TOLD_FRAC: Final = 0.3
+"""The same below which told times are of something else, or in another unit: no program waits so long beside them."""
+
+PAUSE_FRAC: Final = 1.3
+"""Time of a step over the median beyond which an evaluation or a checkpoint that was printed meanwhile made it."""
+
+JUMP_FRAC: Final = 20
+"""So many times more steps than usual, each so many times shorter, are skipped: a run goes on from a checkpoint."""
+
+_JUDGED: Final = 4
+"""Lines after which it is known whether the first of them went on from a checkpoint."""
+
+_LATEST: Final = 25
+"""Steps and lines whose median is the usual."""
 
 
-class OutputLines:
-    """Lines of one stream of output, each with the arrival of its last character.
-
-    A carriage return ends a line too: progress bars write no other end, and each of their lines has a time of its own.
-    It stays at the line's end, so that who shows lines knows that the next one overwrites it.
-    """
-
-    def __init__(self, longest_bytes: int) -> None:
-        """Has read nothing yet; a line of more than `longest_bytes` is given in parts."""
-        self._longest, self._rest, self._rest_ns = longest_bytes, b"", 0
-
-    def take(self, data: bytes, mono_ns: int) -> list[tuple[str, int]]:
-        """Takes what was read, with its arrival on the monotonic clock; nothing at the end of the stream.
-
-        Returns the lines that are complete. At the end of the stream that is what is left, too.
-        """
-        before, before_ns = len(self._rest), self._rest_ns
-        *whole, rest = _ENDS.split(self._rest + data)
-        if rest and (not data or len(rest) > self._longest):
-            whole, rest = [*whole, rest], b""
-        # The end of a bar's line is the beginning of its next one: the line itself was there before.
-        arrived_ns = [
-            before_ns if at == 0 and len(line) <= before + 1 and before else mono_ns for at, line in enumerate(whole)
-        ]
-        self._rest = rest
-        if len(rest) > before or whole:
-            self._rest_ns = mono_ns
-        return [
-            (line.removesuffix(b"\n").decode(errors="replace"), at_ns)
-            for line, at_ns in zip(whole, arrived_ns, strict=True)
-        ]
+_OF: Final = re.compile(rf"\s*(?:/|of)\s*({NUMBER})")
+"""The number of all steps, after that of a step."""
 
 
 def found_in(line: str, source: StepSource) -> re.Match[str] | None:
     """Returns what a source's pattern finds in a line of output."""
-    return re.search(source.pattern, _ESCAPES.sub("", line[:LONGEST_LINE]))
+    return re.search(source.pattern, plain(line))
 
 
 @dataclass(slots=True)
@@ -71,66 +53,192 @@ class PatternSteps:
 
     The group `time` (or the first group, where none has a name) is the time of a step in the source's unit. The group
     `step` is the number of the step: where it rises by several, the line ends so many. The group `tokens` is the tokens
-    of a step. Without a time the steps divide the time between two lines equally.
+    of a step; `tokens_per_s` and `tokens_per_s_per_device` are its rate. Without a time the steps divide the time
+    between two lines equally.
     """
 
     source: StepSource
     steps: list[Step] = field(default_factory=list)
     num_lines: int = 0
     """Lines that matched."""
+    num_ended: int = 0
+    """Steps that they ended."""
+    per_device: bool = False
+    """True where its tokens are those of one device."""
     _told_ns: int = 0
     """Time that lines told after the first arrival, and that arrival."""
     _first_ns: int | None = None
     _last_ns: int | None = None
     _last_number: float | None = None
+    _base: float | None = None
+    """The first number of all."""
+    _number_of_all: float | None = None
+    """The last number that will come, where its lines tell it."""
+    _counts: deque[int] = field(default_factory=lambda: deque(maxlen=_LATEST))
+    """Steps that the latest lines ended."""
+    _behind: list[float] = field(default_factory=list)
+    """Numbers that came after a higher one and did not fall by much: another rank's, or a run that began anew."""
+    _total_tokens: float | None = None
+    _paused: bool = False
+    _num_paused: int = 0
     _before_ns: int | None = None
     """Arrival of the last line that came before the one at `_last_ns`."""
     _num_before: int = 0
     """Steps up to then."""
-    _together: list[tuple[int, int | None, int | None]] = field(default_factory=list)
-    """Lines that came at `_last_ns`: steps they end, time of each in nanoseconds, tokens of each."""
+    _together: list[tuple[int, int | None, float | None, float | None]] = field(default_factory=list)
+    """Lines that came at `_last_ns`: steps they end; of each its time in nanoseconds, tokens, tokens a second."""
 
-    def feed(self, line: str, mono_ns: int) -> None:
-        """Takes a line of output with the time of its arrival."""
+    def feed(self, line: str, mono_ns: int) -> bool:
+        """Takes a line of output with the time of its arrival; returns True where it ends or begins a step."""
         found = found_in(line, self.source)
-        if found is None:
-            return
-        named = found.groupdict()
+        return found is not None and self.take(found, mono_ns)
+
+    def take(self, found: re.Match[str], mono_ns: int) -> bool:
+        """Takes what the pattern found in a line, as `feed` does."""
+        named: Mapping[str, str | None] = found.groupdict()
         if not named and found.re.groups:
             named = {"time": found[1]}
-        number, time, tokens = (_number(named.get(name)) for name in ("step", "time", "tokens"))
-        if ("step" in named and number is None) or ("time" in named and time is None):
-            return
-        time_ns = None if time is None else time * UNITS_NS[self.source.unit]
+        read = {name: number_in(text) for name, text in named.items() if text is not None}
+        if any(name in read and read[name] is None for name in ("step", "time")):
+            return False
+        name = next((name for name in ("step", "iteration", "batch") if name in read), "")
+        number = read.get(name)
+        of = _OF.match(found.string, found.end(name)) if name else None
+        time = read.get("time")
+        if "step" in named and number is None:
+            return False
+        time_ns = None if time is None else time[0] * UNITS_NS[self.source.unit]
         if time_ns is not None and time_ns > MOST_NS:  # infinite where the float overflowed
-            return
-        if tokens is not None and tokens > MOST_TOKENS:
-            tokens = None
+            return False
+        tokens, rate, of_device = read.get("tokens"), read.get("tokens_per_s"), read.get("tokens_per_s_per_device")
+        told = (of_device, True) if of_device else (rate, False)
+        per_s = told if told[0] else (None, False)
+        total = None
+        if self.source.preset and not tokens and not per_s[0]:
+            bare = token_rate_in(found.string)
+            per_s = ((bare[0], 0.0), bare[1]) if bare else per_s
+            total = total_tokens_in(found.string)
+        self.per_device |= per_s[1] and tokens is None
+        each = None if tokens is None or tokens[0] > MOST_TOKENS else tokens[0]
+        end = number_in(of[1]) if of else None
+        self._number_of_all = end[0] if end else None
+        self.mark(number, mono_ns, time_ns=time_ns, tokens=each, per_s=per_s[0] and per_s[0][0], total=total)
+        return True
+
+    def mark(
+        self,
+        number: tuple[float, float] | None,
+        mono_ns: int,
+        *,
+        time_ns: float | None = None,
+        tokens: float | None = None,
+        per_s: float | None = None,
+        total: float | None = None,
+    ) -> None:
+        """Ends the steps up to a number, as `number_in` reads it, at a time; without a number one step.
+
+        `tokens` are those of a step, `per_s` tokens a second, `total` those of all steps so far.
+        """
         self.num_lines += 1
         count = 1
-        if number is not None and self._last_number is not None:
-            count = int(number - self._last_number)
-        if count == 0:  # the same step again, as a progress bar repeats it
-            return
-        if count < 0 or count > MOST_STEPS:  # it began anew
+        if number is not None:
+            at = self._exact(*number)
+            ended = self._ended_by(at)
+            if ended is None:
+                return
+            count, self._last_number, self._behind = ended, at, []
+            self._base = at if self._base is None else self._base
+        if count > JUMP_FRAC * self._usual and self._is_jump(count, mono_ns):
             count = 0
         if mono_ns != self._last_ns:
             self._before_ns, self._num_before, self._together = self._last_ns, len(self.steps), []
-        self._last_ns, self._last_number = mono_ns, number
+        self._last_ns = mono_ns
+        if total is not None:
+            if self._total_tokens is not None and count and total > self._total_tokens:
+                tokens = (total - self._total_tokens) / count
+            self._total_tokens = total
         if count:
+            self.num_ended += count
+            if self._before_ns is not None:
+                self._counts.append(count)
             step_ns = None if time_ns is None else round(time_ns)
             self._first_ns = mono_ns if self._first_ns is None else self._first_ns
             self._told_ns += count * step_ns if step_ns is not None and mono_ns > self._first_ns else 0
             if self._before_ns is None:
                 self._together = []  # of the first lines together nobody knows how long they were held back
-            self._together.append((count, step_ns, None if tokens is None else int(tokens)))
+            self._num_paused += self._paused
+            self._together.append((count, step_ns, tokens, per_s))
             self._lay_out(mono_ns)
+            if len(self._counts) == _JUDGED:
+                self._drop_jump()
+        self._paused = False
+
+    def pause(self) -> None:
+        """Notes that the program did something else since the line before, such as an evaluation."""
+        self._paused = True
 
     @property
     def told_frac(self) -> float:
         """The time that its lines told over the time that passed meanwhile; 0 while there are few."""
         passed_ns = (self._last_ns or 0) - (self._first_ns or 0)
         return self._told_ns / passed_ns if passed_ns > 0 and len(self.steps) >= LEAST_TOLD else 0.0
+
+    @property
+    def tells_time(self) -> bool:
+        """True where its lines tell the time of a step."""
+        return self._told_ns > 0
+
+    @property
+    def step_s(self) -> float:
+        """Median time of its steps; 0 without any."""
+        return ns_to_s(statistics.median(step.duration_ns for step in self.steps)) if self.steps else 0.0
+
+    @property
+    def _usual(self) -> float:
+        """Number of steps that a line usually ends."""
+        return statistics.median(self._counts) if self._counts else 1.0
+
+    def _exact(self, value: float, off: float) -> float:
+        """Returns the number that a rounded one stands for: the next one, as far as its digits allow."""
+        if not off or self._last_number is None:
+            return value
+        return math.floor(min(max(self._last_number + self._usual, value - off), value + off))
+
+    def _ended_by(self, at: float) -> int | None:
+        """Returns the number of steps between the last number and this one; None where the line is none of its own."""
+        if self._last_number is None:
+            return 1
+        count = int(at - self._last_number)
+        if count == 0:  # the same step again, as a progress bar repeats it
+            return None
+        if count > 0:
+            return count if count <= MOST_STEPS else 0
+        base, usual = self._base or 0.0, self._usual
+        if at == 0 and self.source.preset == "tqdm":  # a bar is drawn before its first step
+            self._paused = True
+            return 0
+        if -count <= 1.5 * usual and at > base:  # another rank that prints a little later; or it began anew
+            self._behind.append(at)
+            rising = len(self._behind) >= 3 and self._behind[-1] > self._behind[-2] > self._behind[-3]
+            return 0 if rising else None
+        self._paused = True  # what comes between two epochs is of no step
+        if not base <= at <= base + usual:
+            return 0
+        left = at - base + usual if self._number_of_all is None else self._number_of_all - self._last_number + at
+        return max(round(left), 0)
+
+    def _is_jump(self, count: int, mono_ns: int) -> bool:
+        passed_s = ns_to_s(mono_ns - (self._last_ns or mono_ns))
+        return len(self.steps) >= 3 and passed_s * JUMP_FRAC < count * self.step_s
+
+    def _drop_jump(self) -> None:
+        """Takes back the steps of the first line where they were not run: its bar began at 0 and not where it was."""
+        first, *others = self._counts
+        rest = self.steps[first:]
+        usual_ns = statistics.median(step.duration_ns for step in rest) if rest else 0
+        if first > JUMP_FRAC * statistics.median(others) and self.steps[0].duration_ns * JUMP_FRAC < usual_ns:
+            self.steps[:] = [replace(step, index=at) for at, step in enumerate(rest)]
+            self._num_before = max(self._num_before - first, 0)
 
     def _lay_out(self, mono_ns: int) -> None:
         """Puts the steps of all lines that came at one moment before it.
@@ -140,26 +248,27 @@ class PatternSteps:
         del self.steps[self._num_before :]
         shared_ns = 0
         if self._before_ns is not None:
-            shared_ns = (mono_ns - self._before_ns) // sum(count for count, _, _ in self._together)
-        each = [(count, shared_ns if time_ns is None else time_ns, tokens) for count, time_ns, tokens in self._together]
-        all_ns = sum(count * step_ns for count, step_ns, _ in each)
+            shared_ns = (mono_ns - self._before_ns) // sum(count for count, *_ in self._together)
+        longest_ns = MOST_NS
+        if self._paused and len(self.steps) >= 3 and 2 * self._num_paused < self.num_lines:
+            usual_ns = int(statistics.median(step.duration_ns for step in self.steps[-_LATEST:]))
+            longest_ns = usual_ns if max(shared_ns, self._together[-1][1] or 0) > PAUSE_FRAC * usual_ns else MOST_NS
+        each = [
+            (count, min(shared_ns if time_ns is None else time_ns, longest_ns), tokens, per_s)
+            for count, time_ns, tokens, per_s in self._together
+        ]
+        all_ns = sum(count * step_ns for count, step_ns, *_ in each)
         # Lines arrive late by varying times: no step begins before the one before it ended.
         free_ns = max(mono_ns - (self.steps[-1].end_mono_ns if self.steps else 0), 0)
         if all_ns > free_ns:
-            each = [(count, step_ns * free_ns // all_ns, tokens) for count, step_ns, tokens in each]
-        end_ns = mono_ns - sum(count * step_ns for count, step_ns, _ in each)
-        for count, step_ns, tokens in each:
+            each = [(count, step_ns * free_ns // all_ns, tokens, per_s) for count, step_ns, tokens, per_s in each]
+        end_ns = mono_ns - sum(count * step_ns for count, step_ns, *_ in each)
+        for count, step_ns, known, per_s in each:
+            tokens = per_s * ns_to_s(step_ns) if known is None and per_s is not None else known
+            if tokens is not None and tokens > MOST_TOKENS:
+                tokens = None
             for _ in range(count if step_ns > 0 else 0):
                 end_ns += step_ns
-                self.steps.append(Step(len(self.steps), end_ns - step_ns, end_ns, tokens))
-
-
-def _number(text: str | None) -> float | None:
-    """Returns a number as programs print it, with commas between thousands; None if it is not one."""
-    if text is None:
-        return None
-    try:
-        value = float(text.replace(",", ""))
-    except ValueError:
-        return None
-    return value if math.isfinite(value) and value >= 0 else None
+                self.steps.append(
+                    Step(len(self.steps), end_ns - step_ns, end_ns, None if tokens is None else round(tokens))
+                )

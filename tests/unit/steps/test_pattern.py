@@ -4,7 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from wattune.steps.pattern import OutputLines, PatternSteps
+from wattune.steps.lines import OutputLines
+from wattune.steps.pattern import PatternSteps
 from wattune.steps.source import PRESETS, StepSource, parse_source
 from wattune.steps.table import tokens_per_step
 

@@ -40,7 +40,7 @@ def test_a_source_is_read_back_from_its_text(value: str) -> None:
         ({"pattern": "a", "unit": "h"}, "use one of s, ms, us"),
         ({"pattern": "", "unit": "s"}, "give a regular expression"),
         ({"pattern": "(a", "unit": "s"}, "not a regular expression"),
-        ({"pattern": "(?P<speed>[0-9]+)"}, "use the groups step, time and tokens"),
+        ({"pattern": "(?P<speed>[0-9]+)"}, "use the groups step, time, tokens, tokens_per_s, tokens_per_s_per_device"),
     ],
 )
 def test_what_is_no_source_is_refused(value: Any, said: str) -> None:

@@ -1,10 +1,12 @@
 """A command's process: in the user's terminal or under a supervisor, its output line by line, and its end."""
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
-from wattune.steps.pattern import OutputLines
+from wattune.steps.lines import OutputLines
 from wattune.workers.command import supervisor
 
 GRACE_S: Final = 10.0
@@ -29,7 +31,7 @@ _OVER_S: Final = 5.0
 
 OnLine = Callable[[str, int], None]
 """Is called from a thread with every line of a command's output, and its arrival on the monotonic clock in ns; see
-`wattune.steps.pattern.OutputLines`."""
+`wattune.steps.lines.OutputLines`."""
 
 
 class _Heard:
@@ -51,17 +53,42 @@ class _Heard:
         """Hears a pipe until it is closed; what it reads is passed on at once to another descriptor."""
         assert self._on_line is not None, "a pipe is for somebody who hears it"
         lines, data = OutputLines(LONGEST_LINE_BYTES), b"-"
+        resized = passed_to is not None and os.isatty(stream.fileno())
         with stream, suppress(OSError):  # of reading: the pipe is gone
             while data:
                 data = os.read(stream.fileno(), LONGEST_LINE_BYTES)
                 mono_ns = time.monotonic_ns()
                 if passed_to is not None:
                     _write(passed_to, data)
+                    if resized:
+                        _resize(passed_to, stream.fileno())
                 try:
                     for line, at_ns in lines.take(data, mono_ns) if self.unheard is None else ():
                         self._on_line(line, at_ns)
                 except Exception as error:  # raised where the run ends: the command must be drained here too
                     self.unheard = error
+
+
+def _between(target: int) -> tuple[int, int]:
+    """Opens what stands between a command and where it writes: the end to read, and the end it writes to.
+
+    It is a terminal where the target is one: programs then colour, draw bars and empty their buffers as if alone. It
+    changes nothing on the way, since the target does. Keys and signals stay those of the user's terminal.
+    """
+    if not os.isatty(target):
+        return os.pipe()
+    read, written = os.openpty()
+    how = termios.tcgetattr(target)
+    how[1] &= ~termios.OPOST
+    termios.tcsetattr(written, termios.TCSANOW, how)
+    _resize(target, read)
+    return read, written
+
+
+def _resize(target: int, own: int) -> None:
+    """Gives a terminal in between the size of the user's, which may be changed at any time."""
+    with suppress(OSError):
+        fcntl.ioctl(own, termios.TIOCSWINSZ, fcntl.ioctl(target, termios.TIOCGWINSZ, bytes(8)))
 
 
 def _write(descriptor: int, data: bytes) -> None:
@@ -90,20 +117,25 @@ class TerminalProcess(_Heard):
             stdout: The descriptor it writes to; None is this process's.
             stderr: The same for its errors.
             environment: All of its variables; None is those of this process.
-            on_line: Hears every line. The command then writes to pipes, and what it writes is passed on at once.
+            on_line: Hears every line. The command then writes to a pipe, or to a terminal of its own where it would
+                write to one, and what it writes is passed on at once.
         """
         super().__init__(on_line)
-        pipe = None if on_line is None else subprocess.PIPE
-        self._process = subprocess.Popen(
-            arguments,
-            stdout=stdout if pipe is None else pipe,
-            stderr=stderr if pipe is None else pipe,
-            env=None if environment is None else dict(environment),
-        )
-        for source, target, own in ((self._process.stdout, stdout, 1), (self._process.stderr, stderr, 2)):
-            if source is not None:
-                passed_to = own if target is None else target
-                self._threads.append(self._begin("output", self._read_output, source, passed_to))
+        targets = [1 if stdout is None else stdout, 2 if stderr is None else stderr]
+        heard = [] if on_line is None else [_between(target) for target in targets]
+        given: list[int | None] = [written for _, written in heard] or [stdout, stderr]
+        try:
+            variables = None if environment is None else dict(environment)
+            self._process = subprocess.Popen(arguments, stdout=given[0], stderr=given[1], env=variables)
+        except BaseException:
+            for read, _ in heard:
+                os.close(read)
+            raise
+        finally:
+            for _, written in heard:
+                os.close(written)
+        for (read, _), target in zip(heard, targets, strict=False):
+            self._threads.append(self._begin("output", self._read_output, os.fdopen(read, "rb"), target))
         self.end_mono_ns = self.start_mono_ns
         # A thread that does nothing but wait sees the end at once; polling would see it late.
         self._waiter = self._begin("command", self._wait)

@@ -22,7 +22,7 @@ from wattune.clock import ClockAnchor
 from wattune.run import RunStatus
 from wattune.steps.files import Step
 from wattune.steps.launch import environment as with_steps
-from wattune.steps.pattern import LONGEST_LINE, found_in
+from wattune.steps.lines import LONGEST_LINE
 from wattune.steps.process.writer import FOLDER_VARIABLE, line_of
 from wattune.steps.reader import StepReader
 from wattune.steps.source import StepSource
@@ -55,6 +55,10 @@ class ProgramOutcome:
     steps: StepsByRank = field(default_factory=dict)
     source: str = "none"
     """Source of the steps, in words."""
+    confidence: str = ""
+    """Degree of certainty; see `wattune.steps.reader.StepReader.confidence`."""
+    per_device: bool = False
+    """True where the tokens of its steps are those of one device."""
     first_index: int = 0
     """Index of the first step that counts: steps of warm-up before it."""
     end_index: int | None = None
@@ -87,7 +91,7 @@ class ProgramOutcome:
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens that the node's ranks told of a step that counts; 0 where none did."""
+        """Tokens that the node's ranks told of a step that counts, of one device where `per_device`; 0 if none did."""
         return tokens_per_step(self.steps, first_index=self.first_index, end_index=self.end_index)
 
     @property
@@ -185,13 +189,16 @@ class ProgramRun:
     def in_terminal(
         self, arguments: Sequence[str], *, stdout: int | None = None, stderr: int | None = None
     ) -> TerminalProcess:
-        """Starts it as if it had been started alone. Its output is heard only where a pattern is looked for in it."""
-        heard, told = self._source.kind == "pattern", self._source.kind != "none"
+        """Starts it as if it had been started alone. Its output is heard only where steps are looked for in it."""
+        kind = self._source.kind
+        heard, told = kind not in ("none", "spans", "optimizer"), kind != "none"
         return TerminalProcess(
             arguments,
             stdout=stdout,
             stderr=stderr,
-            environment=with_steps(self._folder, os.environ, hooks=not heard, unbuffered=heard) if told else None,
+            environment=with_steps(self._folder, os.environ, hooks=kind != "pattern", unbuffered=heard)
+            if told
+            else None,
             on_line=self.hear if heard else None,
         )
 
@@ -216,8 +223,7 @@ class ProgramRun:
             self.output.add(line)
             if not line:
                 return
-            self.reader.feed(line, mono_ns, None)
-            if self._keeps_lines and found_in(line, self._source):
+            if self.reader.feed(line, mono_ns, None) and self._keeps_lines:
                 with contextlib.suppress(OSError):  # without the copy the steps are here all the same
                     self._keep(line, mono_ns)
 
@@ -252,6 +258,8 @@ class ProgramRun:
         return ProgramOutcome(
             steps=steps,
             source=self.reader.source,
+            confidence=self.reader.confidence,
+            per_device=self.reader.per_device,
             problems=self.reader.problems,
             errors=self.reader.errors(),
             peaks=self.reader.peaks(),

@@ -1,9 +1,12 @@
 """A command's process: its lines, its end, and nothing of it left, however it or its owner ends."""
 
+import fcntl
 import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -192,3 +195,23 @@ def test_a_listener_that_fails_holds_up_no_command(tmp_path: Path) -> None:
         assert command.ended_within(60) and command.exit_code == 0
     assert (tmp_path / "out").read_text().splitlines()[-1] == "100000"
     assert heard == ["1"] and isinstance(command.unheard, OverflowError)
+
+
+def test_a_command_in_a_terminal_keeps_one_and_is_heard(tmp_path: Path) -> None:
+    """Its output goes through a terminal of its own, unchanged and of the same size."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 111, 0, 0))
+    script = "import os, sys; print(*os.get_terminal_size(), sys.stdout.isatty(), sys.stderr.isatty())"
+    heard: list[str] = []
+    with (tmp_path / "err").open("wb") as err:
+        command = TerminalProcess(
+            [sys.executable, "-c", script],
+            stdout=theirs,
+            stderr=err.fileno(),
+            on_line=lambda line, _: heard.append(line),
+        )
+        assert command.ended_within(20) and command.exit_code == 0
+    assert heard == ["111 33 True False"]
+    assert os.read(ours, 100) == b"111 33 True False\r\n"
+    os.close(ours)
+    os.close(theirs)

@@ -1,0 +1,184 @@
+"""Progress bars of a program's output: the one of the training among those of downloads, evaluation and saving."""
+
+import re
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+from typing import Final
+
+from wattune.steps.lines import NUMBER, number_in, token_rate_in
+from wattune.steps.pattern import PatternSteps
+from wattune.steps.source import EVALUATION, PRESETS
+from wattune.units import ns_to_s
+
+_BAR: Final = re.compile(
+    rf"(?P<n>{NUMBER})(?:/(?P<total>{NUMBER}|\?)|(?P<endless>it)) "
+    rf"(?:\[(?P<elapsed>\d[\d:]*)(?:<[^,\]]*)?(?P<told>[^\]]*)\]?|(?P<keras>\[[=>.]+\]|━+)(?P<more>.*(?:ETA|/step).*))"
+)
+"""A bar of tqdm (tqdm/std.py, format_meter) or of Keras (keras/src/utils/progbar.py, Progbar.update)."""
+
+_UNIT: Final = re.compile(r"(?:[\d.?]+ ?(?P<a>[A-Za-z]+)/s|s/(?P<b>[A-Za-z]+))")
+_UNITS_OF_STEPS: Final = re.compile(r"(?i)(?:it|iters?|iterations?|steps?|batch(?:es)?|updates?)$")
+_OTHER_WORK: Final = re.compile(
+    r"(?i)download|load|fetch|\bmap\b|mapping|filter|tokeni|pars(?:e|ing)|encod|embed|predict|infer|sav(?:e|ing)|writ"
+    r"|upload|push|generat|creat|resolv|process|prepar|convert|pack|sanity|shard|captur|compil|warm|quanti|calibrat"
+    r"|sampl|rollout|copy|read|extract|collect|comput|build|index|cach|scor|search|check|verif|merg|export|group"
+    r"|shuffl|concat|flatten|split|decod|transcrib|render|simulat|install|mAP\d|\bclass\b"
+)
+_EVALUATES: Final = re.compile(rf"(?i){EVALUATION}(?!\W*(?:loss|acc|ppl))")
+_TRAINING: Final = re.compile(r"(?i)train|epoch|\bsteps?\b|\biter|finetun|fine-tun|\bfit|optimi|updat")
+_LOSS: Final = re.compile(r"(?i)(?<!val_)(?<!val )(?<!eval_)(?<!test_)(?<!valid_)loss|\blr\b|grad_?norm|v_num|\bppl\b")
+
+_MOST_BARS: Final = 200
+"""Bars that are kept apart; a program that names each of thousands of files in a bar trains with none of them."""
+
+DOMINANT_FRAC: Final = 1.5
+"""Time of a bar over that of the next one, from which it is taken where nothing else tells them apart."""
+
+INSIDE_FRAC: Final = 0.7
+"""Share of a bar's steps that hold another bar, from which the inner one counts the steps."""
+
+
+@dataclass(slots=True, eq=False)
+class _Bar:
+    """All bars of one description and total, such as those of each epoch."""
+
+    words: str
+    total: str
+    label: tuple[int, ...]
+    of_steps: bool = True
+    """Its unit can be steps."""
+    has_loss: bool = False
+    marks: PatternSteps = field(default_factory=lambda: PatternSteps(PRESETS["tqdm"]))
+    arrived_ns: list[int] = field(default_factory=list)
+    told_s: float = 0.0
+    """Time that passed by its own clock, and what that showed last."""
+    last_s: float = 0.0
+
+    @property
+    def trains(self) -> bool | None:
+        """True where words or a loss say so, False where they say that it does other work; None where nothing does."""
+        if not self.of_steps or _EVALUATES.search(self.words):
+            return False
+        training = _TRAINING.search(self.words) is not None
+        if _OTHER_WORK.search(self.words) and not (training and self.has_loss):
+            return False
+        return True if training or self.has_loss else None
+
+    @property
+    def active_ns(self) -> int:
+        return sum(step.duration_ns for step in self.marks.steps)
+
+    @property
+    def name(self) -> str:
+        return f'bar "{self.words}" of {self.total}' if self.words else f"bar of {self.total}"
+
+    @property
+    def disagrees(self) -> str:
+        """The time it tells where that is not the time that passed, as of a log that is printed again; else empty."""
+        passed_s = ns_to_s(self.arrived_ns[-1] - self.arrived_ns[0])
+        return f"{self.told_s:.0f} s" if self.told_s > 2 * passed_s + 3 else ""
+
+    def holds(self, other: "_Bar") -> float:
+        """Returns the share of its steps that hold lines of another bar; 0 where that is not inside of it."""
+        steps = self.marks.steps
+        if not steps or not other.arrived_ns:
+            return 0.0
+        inside = bisect_right(other.arrived_ns, self.arrived_ns[-1]) - bisect_left(other.arrived_ns, self.arrived_ns[0])
+        if inside < 0.8 * len(other.arrived_ns):
+            return 0.0
+        starts = {bisect_left(self.arrived_ns, at_ns) for at_ns in other.arrived_ns}
+        return len(starts) / len(self.arrived_ns)
+
+
+class Bars:
+    """The progress bars of one stream of output."""
+
+    def __init__(self) -> None:
+        """Has seen none yet."""
+        self._bars: dict[tuple[tuple[int, ...], str, str], _Bar] = {}
+
+    def feed(self, line: str, mono_ns: int, label: tuple[int, ...], rate: tuple[float, bool] | None = None) -> bool:
+        """Takes a plain line without its label; returns True where it shows a bar.
+
+        `rate` is the last one of tokens that was printed beside it, as `token_rate_in` reads it.
+        """
+        begin = 0
+        for found in _BAR.finditer(line):
+            before, begin = line[begin : found.start()], found.end()
+            # What was printed before the bar in the same line is no description of it: at most six words are.
+            words = re.sub(r"\{.*?\}|\d*%?\|[^|]*\|\s*$", " ", before)
+            words = " ".join(re.findall(r"[A-Za-z][\w.-]*", words)[-6:])
+            shape = re.sub(r"\d+", "", words).lower()
+            key = label, shape, found["total"] or "?"
+            if key not in self._bars and len(self._bars) >= _MOST_BARS:
+                continue
+            bar = self._bars.setdefault(key, _Bar(words=words, total=key[2], label=label))
+            told = found["told"] or found["more"] or ""
+            unit = _UNIT.search(told)
+            bar.of_steps &= unit is None or _UNITS_OF_STEPS.match(unit["a"] or unit["b"]) is not None
+            bar.has_loss |= _LOSS.search(told + before) is not None
+            if found["more"] and "val_" in told:
+                bar.marks.pause()
+            num_before = bar.marks.num_ended
+            per_s, of_device = token_rate_in(told) or rate or (None, False)
+            bar.marks.per_device |= of_device
+            bar.marks.mark(number_in(found["n"]), mono_ns, per_s=per_s)
+            if bar.marks.num_ended != num_before or not bar.arrived_ns:
+                bar.arrived_ns.append(mono_ns)
+            if found["elapsed"]:
+                shown_s = _seconds(found["elapsed"])
+                bar.told_s += max(shown_s - bar.last_s, 0.0) if len(bar.arrived_ns) > 1 else 0.0
+                bar.last_s = shown_s
+            self.pause(but=bar)
+        return begin > 0
+
+    def pause(self, but: object = None) -> None:
+        """Notes that the program did something else."""
+        for bar in self._bars.values():
+            if bar is not but:
+                bar.marks.pause()
+
+    def best(self, *, surely: bool, checked: bool) -> tuple[PatternSteps | None, str]:
+        """Returns the steps of the bar that trains, and which it is or why there is none.
+
+        With `surely` a bar counts only where its words or a loss beside it say that it trains, and `checked` only where
+        the time it tells is not more than passed.
+        """
+        bars = [bar for bar in self._bars.values() if bar.marks.steps and bar.trains is not False]
+        if not bars:
+            return None, ""
+        lowest = min(bar.label or (10**9,) for bar in bars)
+        bars = [bar for bar in bars if (bar.label or (10**9,)) == lowest]
+        for outer in list(bars):
+            for inner in [bar for bar in bars if bar is not outer and outer in bars]:
+                share = outer.holds(inner)
+                if share >= INSIDE_FRAC and (inner.trains or not outer.has_loss):
+                    bars.remove(outer)  # it counts epochs, or loops of which each trains
+                elif share > 0:
+                    bars.remove(inner)  # an evaluation between steps, or a part of each step
+        if surely:
+            unsure = [bar.name for bar in bars if not bar.trains]
+            bars = [bar for bar in bars if bar.trains]
+            if not bars:
+                return None, (
+                    f"a {unsure[0]} is shown, and nothing says that it trains; if it counts steps, give --steps tqdm"
+                )
+        bars.sort(key=lambda bar: (bar.trains is True, bar.active_ns), reverse=True)
+        first, *others = bars
+        rival = next((bar for bar in others if bar.trains == first.trains), None)
+        if rival is not None and first.active_ns < DOMINANT_FRAC * rival.active_ns:
+            return (
+                None,
+                f"a {first.name} and a {rival.name} cannot be told apart; give --steps a pattern of one of them",
+            )
+        if checked and (told := first.disagrees):
+            return None, f"a {first.name} is refused: it tells {told} where less passed"
+        return first.marks, first.name
+
+
+def _seconds(text: str) -> float:
+    """Reads a time as `[H:]MM:SS`."""
+    total = 0.0
+    for part in filter(None, text.split(":")):
+        total = 60 * total + int(part)
+    return total

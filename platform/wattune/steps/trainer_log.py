@@ -1,0 +1,60 @@
+"""Lines of Hugging Face's Trainer without its bar: its losses by epoch, and its run time and speed at the end."""
+
+import re
+from typing import Final
+
+from wattune.steps.lines import token_rate_in
+from wattune.steps.pattern import PatternSteps
+from wattune.steps.source import PRESETS
+
+# transformers/trainer_callback.py, ProgressCallback.on_log and PrinterCallback.on_log print the dict of
+# transformers/trainer.py, _maybe_log_save_evaluate: "{'loss': 2.31, 'grad_norm': 1.2, 'learning_rate': 5e-05,
+# 'epoch': 0.5}", since version 5 with quotes around numbers; transformers/trainer_utils.py, speed_metrics, the last
+# one: "{'train_runtime': 12.3, 'train_samples_per_second': 8.1, 'train_steps_per_second': 2.0, 'train_loss': 1.9,
+# 'epoch': 3.0}".
+_EPOCH: Final = re.compile(r"'loss': '?[\d.].*'epoch': '?([\d.]+)")
+_END: Final = re.compile(r"'train_runtime': '?([\d.]+).*'train_steps_per_second': '?([\d.]+).*'epoch': '?([\d.]+)")
+# hiyouga/LLaMA-Factory, src/llamafactory/train/callbacks.py, LogCallback.on_log, adds the tokens a second so far.
+_THROUGHPUT: Final = re.compile(r"'loss': .*'throughput': '?([\d.]+)")
+_LOSS: Final = re.compile(
+    r"(?i)(?<![a-z])(?<!val[ _/])(?<!eval[ _/])(?<!test[ _/])(?<!valid[ _/])(?<!validation[ _/])loss['\"]?\W{0,4}\d"
+)
+
+
+class TrainerLog:
+    """The losses that a program printed."""
+
+    def __init__(self) -> None:
+        """Has seen none yet."""
+        self._epochs: list[tuple[float, int]] = []
+        self._end: tuple[float, float, float, int] | None = None
+        self.rate: tuple[float, bool] | None = None
+        """Tokens a second that it told last, as `token_rate_in` reads them."""
+        self.trains = False
+        """True once a loss was printed that is of no evaluation."""
+
+    def feed(self, line: str, mono_ns: int) -> bool:
+        """Takes a plain line; returns True where it has a loss."""
+        if found := _EPOCH.search(line):
+            self._epochs.append((float(found[1]), mono_ns))
+        if found := _END.search(line):
+            self._end = float(found[1]), float(found[2]), float(found[3]), mono_ns
+        if found := _THROUGHPUT.search(line):
+            self.rate = float(found[1]), False
+        else:
+            self.rate = token_rate_in(line) or self.rate
+        loss = _LOSS.search(line) is not None
+        self.trains |= loss or self._end is not None
+        return loss or self._end is not None
+
+    def steps(self) -> PatternSteps | None:
+        """Returns the steps of a run that has ended, as many as its speed says; None where nothing says how many."""
+        if self._end is None:
+            return None
+        runtime_s, per_s, epochs, end_ns = self._end
+        number, marks = round(runtime_s * per_s), PatternSteps(PRESETS["tqdm"])
+        marks.mark((0.0, 0.0), end_ns - round(runtime_s * 1e9))
+        told = [(number * epoch / epochs, at_ns) for epoch, at_ns in self._epochs if 0 < epoch < epochs]
+        for at, at_ns in [*told, (number, end_ns)]:
+            marks.mark((float(round(at)), 0.0), at_ns)
+        return marks

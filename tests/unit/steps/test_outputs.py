@@ -1,0 +1,113 @@
+"""Steps in outputs of other people's programs, each by name, and none where nothing trains; on a clock of their own."""
+
+import runpy
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from program_outputs import NOTHING, TRAINS, Output, play, printed_again
+
+from wattune.steps.lines import OutputLines
+from wattune.steps.reader import StepReader
+from wattune.steps.source import parse_source
+from wattune.steps.table import tokens_per_step
+
+CASES = Path(__file__).parents[2] / "fixtures" / "cases" / "steps"
+
+
+def told(written: Sequence[tuple[float, str]], source: str = "auto") -> StepReader:
+    """Reads what was written at times in seconds."""
+    reader, lines = StepReader(Path("/nowhere"), parse_source(source)), OutputLines(65536)
+    for at_s, text in [*written, (written[-1][0] + 0.1, "")]:
+        for line, mono_ns in lines.take(text.encode(), 10**9 + round(at_s * 1e9)):
+            reader.feed(line, mono_ns, None)
+    return reader
+
+
+def heard(function: Callable[[Output], None]) -> StepReader:
+    return told(play(function))
+
+
+@pytest.mark.parametrize("function", TRAINS, ids=lambda function: function.__name__)
+def test_steps_of_a_program_that_trains(function: Callable[[Output], None]) -> None:
+    number, step_s, per_s = TRAINS[function]
+    reader = heard(function)
+    steps = reader.poll().get(0, ())
+    assert abs(len(steps) - number) <= 2, (len(steps), reader.source, reader.problems)
+    counted = steps[len(steps) // 5 :]
+    mean_s = sum(step.duration_ns for step in counted) / len(counted) / 1e9
+    assert mean_s == pytest.approx(step_s, rel=0.1), reader.source
+    tokens = tokens_per_step({0: steps}, first_index=counted[0].index) or None
+    assert tokens == (per_s and pytest.approx(per_s * mean_s, rel=0.05))
+
+
+@pytest.mark.parametrize("function", NOTHING, ids=lambda function: function.__name__)
+def test_no_steps_of_a_program_that_trains_nothing(function: Callable[[Output], None]) -> None:
+    reader = heard(function)
+    assert reader.poll() == {} and (reader.source, reader.confidence) == ("none", ""), reader.source
+
+
+def played_case(name: str, monkeypatch: pytest.MonkeyPatch, source: str) -> StepReader:
+    """Runs a case as it is, on a clock of its own."""
+    out = Output()
+    stream = SimpleNamespace(write=lambda text: out.say(text, end=""), flush=lambda: None)
+    monkeypatch.setattr(time, "sleep", lambda seconds: setattr(out, "now_s", out.now_s + seconds))
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+    try:
+        runpy.run_path(str(CASES / name))
+    finally:
+        monkeypatch.undo()
+    return told(out.written, source)
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "number", "step_s"),
+    [
+        ("bars.py", "tqdm", 60, 0.2),
+        ("labelled_ranks.py", "torchtitan", 60, 0.1),
+        ("labelled_ranks.py", "auto", 60, 0.1),
+        ("nemo_past_1000.py", "nemo", 50, 0.1),
+        ("nemo_past_1000.py", "auto", 50, 0.1),
+    ],
+)
+def test_case(name: str, source: str, number: int, step_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = played_case(name, monkeypatch, source)
+    steps = reader.poll()[0]
+    assert abs(len(steps) - number) <= 2 and reader.confidence in ("high", "medium")
+    assert sum(step.duration_ns for step in steps) / len(steps) / 1e9 == pytest.approx(step_s, rel=0.02)
+
+
+def test_case_bars_has_no_steps_for_sure_without_a_word_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = played_case("bars.py", monkeypatch, "auto")
+    assert reader.poll() == {} and "bar of 60 is shown" in reader.problems[-1]
+
+
+@pytest.mark.parametrize("source", ["torchtitan", "auto"])
+def test_case_tokens_in_lines(source: str) -> None:
+    line = (CASES / "tokens_in_lines.txt").read_text().splitlines()[-1]
+    written = [(float(at), f"{line.replace('step: 10', f'step: {at}')}\n") for at in range(1, 21)]
+    reader = told(written, source)
+    (steps,) = reader.poll().values()
+    assert reader.per_device and tokens_per_step({0: steps}) == pytest.approx(6150, rel=0.01)
+
+
+def test_a_source_that_disagrees_with_the_clock_is_refused_with_the_reason() -> None:
+    reader = heard(printed_again)
+    assert reader.poll() == {}
+    assert "pattern megatron is refused" in reader.problems[0] and "times the time that passed" in reader.problems[0]
+
+
+def test_two_sources_that_agree_are_sure_and_two_that_do_not_are_said() -> None:
+    def written(each: int) -> list[tuple[float, str]]:
+        bars = [(0.1 * n, f"\rTraining: 10%|#   | {n}/100 [00:01<00:09, 10.0it/s, loss=2.1]") for n in range(101)]
+        lines = [(n / 10 + 0.05, f"\nstep {n // each} loss 2.1\n") for n in range(4, 100, 4)]
+        return sorted([*bars, *lines])
+
+    alike, other = told(written(1)), told(written(4))
+    assert len(alike.poll()[0]) == len(other.poll()[0]) == 100
+    assert (alike.confidence, other.confidence) == ("high", "low")
+    assert not alike.problems and "name one of them with --steps" in other.problems[0]
