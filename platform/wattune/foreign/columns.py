@@ -44,12 +44,10 @@ _BLANKS: Final = (-1.0, 65535.0, 2.0**31 - 1, 2.0**32 - 1, 2.0**47, 2.0**63, 2.0
 _NUMBER: Final = r"^(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(?P<unit>[A-Za-z%°/ ]*)\.?$"
 
 
-def _table(text: str) -> dict[str, tuple[str, str]]:
+def _table(text: str) -> list[tuple[str, str, str]]:
     """Reads lines of: our name, the source's unit where it says none, its names as patterns."""
-    found: dict[str, tuple[str, str]] = {}
-    for ours, unit, *names in map(str.split, text.strip().splitlines()):
-        found[ours] = unit, "|".join([*found.get(ours, (unit,))[1:], *names])
-    return found
+    lines = [line.split() for line in text.strip().splitlines()]
+    return [(ours, unit, "|".join(names)) for ours, unit, *names in lines]
 
 
 _KEYS: Final = _table(r"""
@@ -68,32 +66,41 @@ power_instant_w   w   power_draw_instant instant(aneous)?_power_draw powinst pow
 power_limit_w     w   ((enforced|current|requested)_)?power_limit power_mgmt_limit max_graphics_package_power power_cap
 power_average_w   w   (average_)?power_draw(_average)? pwr power_usage ((average|current|power)_)?socket_power gpu_power
 power_average_w   w   (average|current_socket)_graphics_package_power power(_average)? powe?r
-energy_j          j   totec total_energy_consumption (energy_)?total_energy gpu_energy energy(_(consumed|counter))?
-gpu_temp_c        c   temperature_gpu gpu_temp(erature)? gtemp tmptr temp(erature)?
+energy_j          mj  totec dcgm_fi_dev_total_energy_consumption
+energy_j          j   (energy_)?total_energy(_consumption)? gpu_energy energy(_(consumed|counter))?
+gpu_temp_c        c   temperature_gpu gpu_(current_)?temp(erature)? gtemp tmptr temp(erature)?
 gpu_temp_c        c   ((temperature|temp)_)?(sensor_)?(junction|hotspot)(_temperature)?
-memory_temp_c     c   temperature_mem(ory)? mem(ory)?_temp(erature)? mtemp mmtmp temperature_sensor_memory
+memory_temp_c     c   temperature_mem(ory)? mem(ory)?_(current_)?temp(erature)? mtemp mmtmp temperature_sensor_memory
 sm_clock_mhz      mhz clocks_(current_)?sm sm_clock smclk pclk (clock_)?gfx(_0)?_(clk|clock) sclk_clock_speed
 event_reasons     -   clocks?_(throttle|event)_reasons(_active)?
 memory_used_bytes mib memory_used fb_used fbusd vram_used memory_allocated
 """)
 """Columns of a device."""
 
+KEYS: Final = ("time", "date", "device", "uuid", "name", "node")
+
 UNSURE: Final = r"power(_usage)?|pwr|powe?r|energy.*|temp(erature)?"
 """Names that are a device's only where a column says which device; elsewhere they may be of anything."""
 
 HOST_VALUES: Final = _table(r"""
-package_power_w w (cpu_)?package(_\d+)?_power cpu_power rapl_package.*
-dram_power_w    w dram_power ram_power
-node_power_w    w instantaneous_power_reading power_consumed pwr_consumption real_power
-node_power_w    w (system|chassis|node|server|total|active|input|wall|ac)_((input|active|total)_)*power(_\w+)?
-node_power_w    w (outlet|pdu|inlet|rack)_?(\d+_?)?((input|active|total)_)*power(_\w+)?
+package_power_w  w (cpu_)?package(_\d+)?_power cpu_power
+dram_power_w     w dram_power ram_power
+node_power_w     w instantaneous_power_reading power_consumed pwr_consumption real_power power_watts_reading
+node_power_w     w (system|chassis|node|server|total|active|input|wall|ac)_((input|active|total)_)*power(_\w+)?
+node_power_w     w (outlet|pdu|inlet|rack)_?(\d+_?)?((input|active|total)_)*power(_\w+)?
+package_energy_j j (cpu_)?package(_\d+)?_energy cpu_energy
+dram_energy_j    j dram_energy ram_energy
+node_energy_j    j (node|chassis|outlet|pdu|system|active|total)_((input|active|total)_)*energy
 """)
-"""Columns of a host, or of the meter of its chassis or rack."""
+"""Columns of a host, or of the meter of its chassis or rack; of energies only their rise, as power, is kept."""
 
-_OF_DEVICE: Final = re.compile(
-    r"(?:.* - )?(?:system[_./])?(?:gpu|card|device)[_. ]?(?P<device>\d+)(?:[_. ]+(?P<rest>.+))?", re.IGNORECASE
-)
-_PREFIX: Final = re.compile(r"(dcgm_fi_dev|nvidia_smi|nvidia_gpu|amd_gpu|amd_smi)_")
+_OF_DEVICE: Final = re.compile(r"(?:.*_)?(?:gpu|card|device)_?(?P<device>\d+)(?:_(?P<rest>.+))?")
+_PREFIX: Final = re.compile(r"(dcgm_fi_dev(?!_total_energy)|nvidia_smi|nvidia_gpu|amd_gpu|amd_smi)_")
+
+
+def is_unit(word: str) -> bool:
+    """Tells whether a word is a unit that is known."""
+    return word.lower() in _UNITS
 
 
 def named(column: str) -> tuple[str, str]:
@@ -114,14 +121,14 @@ def meaning(column: str, *, of_devices: bool) -> tuple[str, str, str | None] | N
     """Says what a column means: one of ours or of the keys, its unit, and the device its name has; None if unknown."""
     plain, unit = named(column)
     if not unit or unit in _SCALES["s"]:
-        for key, (_, pattern) in _KEYS.items():
+        for key, _, pattern in _KEYS:
             if re.fullmatch(pattern, plain):
                 return key, unit, None
-    if found := _OF_DEVICE.fullmatch(column.strip()):
+    if found := _OF_DEVICE.fullmatch(plain):
         # A number alone is Zeus's: the power of that device in watts.
         rest = meaning(found["rest"], of_devices=True) if found["rest"] else ("power_average_w", "w", None)
-        return None if rest is None or rest[0] in _KEYS else (rest[0], rest[1], found["device"])
-    for ours, (otherwise, pattern) in (_DEVICE | HOST_VALUES).items():
+        return None if rest is None or rest[0] in KEYS else (rest[0], unit or rest[1], found["device"])
+    for ours, otherwise, pattern in (*_DEVICE, *HOST_VALUES):
         if re.fullmatch(pattern, plain) and (of_devices or not re.fullmatch(UNSURE, plain)):
             return ours, unit or otherwise, None
     return None
@@ -155,7 +162,7 @@ def _value(text: str, ours: str, unit: str, where: str) -> float:
     if found is None or (said not in scales and target):
         raise PlanError(f'{where}: got "{text[:60]}", allowed: a number in {" ".join(scales)}, or N/A')
     number = float(found["number"])
-    bound, value = BOUNDS[ours], number * scales.get(said, 1.0)
+    bound, value = BOUNDS.get(ours, BOUNDS["energy_j"]), number * scales.get(said, 1.0)
     if bound.least <= value <= bound.most:
         return value
     if number in _BLANKS or 2.0**63 - 1024 <= number <= 2.0**64 or 2.0**47 <= number < 2.0**47 + 16:
@@ -168,4 +175,4 @@ def _value(text: str, ours: str, unit: str, where: str) -> float:
 
 def known_names() -> Sequence[str]:
     """Returns our names of all values that a log may hold."""
-    return sorted(_DEVICE | HOST_VALUES)
+    return sorted({ours for ours, _, _ in (*_DEVICE, *HOST_VALUES)})

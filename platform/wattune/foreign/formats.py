@@ -1,19 +1,41 @@
-"""Formats that are known: each is recognised from the content of a file."""
+"""Formats that are known: each is recognised from the content of a file.
 
+Their shapes are those of nvidia-smi(1), `dcgmi dmon` (dcgm_fields.cpp has its short names), dcgm-exporter and the HTTP
+API of Prometheus, amd-smi and rocm-smi, Zeus, CodeCarbon, Weights & Biases, MLflow, perf-stat(1), ipmitool(1), and the
+Power, EnvironmentMetrics and MetricReport resources of Redfish.
+"""
+
+import re
 from pathlib import Path
 from typing import Final
 
 from wattune.errors import PlanError
 from wattune.foreign.columns import named
+from wattune.foreign.documents import documents, emissions, exposition, metric_file, perf, rows_of, widened
 from wattune.foreign.sampled import ForeignLog, sampled_of
-from wattune.foreign.tables import csv_table, plain_text
+from wattune.foreign.tables import TextTable, aligned, blocks, plain_text, separated, stamped, table_of, unheaded
 
-KNOWN: Final = "nvidia-smi --query-gpu=timestamp,index,... --format=csv"
-
-_TABLES: Final = (
-    ("nvidia-smi csv", ("power_draw", "clocks_current", "temperature_gpu", "utilization_gpu", "clocks_")),
+KNOWN: Final = (
+    "nvidia-smi (csv, dmon, -q), dcgmi dmon, dcgm-exporter and Prometheus, amd-smi, rocm-smi, Zeus, CodeCarbon, W&B, "
+    "MLflow, perf stat, ipmitool, Redfish, CSV of a PDU"
 )
-"""Tools by the beginnings of their columns."""
+
+_TOOLS: Final = {
+    "CodeCarbon": r"country_name|emissions_rate",
+    "W&B": r"_runtime|system\.gpu|system/gpu\.|_wandb",
+    "MLflow": r"system/|gpu_\d+_power_usage_watts",
+    "dcgm-exporter": r"DCGM_FI_",
+    "Redfish": r"PowerConsumedWatts|PowerWatts|MetricId|@odata",
+    "rocm-smi": r"Graphics Package Power",
+    "amd-smi": r"socket_power|power_usage|hotspot|gfx_0",
+    "dcgmi": r"Entity|TOTEC",
+    "perf": r"(package|dram|node)_energy",
+    "ipmitool": r"Instantaneous power reading|Pwr Consumption|IPMI",
+    "nvidia-smi": r"power\.draw|[Pp]ower Draw|clocks\.|temperature\.gpu|\bpwr\b|gtemp",
+    "Zeus": r"\b(gpu|GPU)\d",
+    "PDU": r"[Oo]utlet|pdu|PDU|[Ii]nlet",
+}
+"""Tools by words of their columns; the first that fits. It is told, and changes nothing."""
 
 MOST_BYTES: Final = 2 * 2**30
 """Largest file: a day of eight GPUs at ten readings a second has some 700 MB."""
@@ -34,10 +56,33 @@ def read_log(path: Path, zone: str | None) -> ForeignLog:
         text = plain_text(path.read_bytes(), where)
     except OSError as error:
         raise PlanError(f"{path} cannot be read: {error.strerror}") from error
-    if (found := csv_table(text, where)) is not None:
+    found = _table(text, where)
+    if found is None:
+        first = next(line for line in text.split("\n") if line.strip()).strip()
+        raise PlanError(f'{where} is of no format that is known; it begins "{first[:80]}"; known are: {KNOWN}')
+    table, notes = found
+    said = " ".join(table.column_names)
+    tool = next((tool for tool, words in _TOOLS.items() if re.search(words, said)), "table")
+    if tool == "CodeCarbon":
+        table = emissions(table, where)
+    return sampled_of(table, where, tool, notes, zone)
+
+
+def _table(text: str, where: str) -> TextTable | None:
+    if (parsed := documents(text, where)) is not None:
+        rows = widened([row for one in parsed for row in rows_of(one)])
+        return table_of(rows) if rows else None
+    lines, times = stamped(text)
+    if not lines:
+        return None
+    if (
+        found := metric_file(text.strip().split("\n"), where) or perf(lines) or exposition(text, times, lines)
+    ) is not None:
+        return found
+    if (found := separated(lines, times, where)) is not None:
         table, notes = found
-        names = [named(name)[0] for name in table.column_names]
-        tool = next((tool for tool, heads in _TABLES if any(name.startswith(heads) for name in names)), "CSV")
-        return sampled_of(table, where, tool, notes, zone)
-    first = next(line for line in text.split("\n") if line.strip()).strip()
-    raise PlanError(f'{where} is of no format that is known; it begins "{first[:80]}"; known are: {KNOWN}')
+        keys = {named(name)[0] for name in table.column_names}
+        if {"key", "value"} <= keys or {"metric", "value"} <= keys:
+            return table_of(widened(table.to_pylist()))[0], notes
+        return found
+    return aligned(lines, times) or unheaded(lines, where) or blocks(lines, times)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from wattune.arrays import Floats, Ints
 from wattune.errors import PlanError
 from wattune.foreign.formats import read_log
-from wattune.foreign.sampled import ForeignLog, Sampled, tier_of
+from wattune.foreign.sampled import ForeignLog, Sampled, plain_name, tier_of
 from wattune.schema import table_schema
 from wattune.storage.measured import RecordingFolder
 from wattune.telemetry.files.coverage import measured_facts
@@ -55,7 +55,7 @@ def import_logs(
     sampled, facts = _joined(logs, node)
     tables, manifests = _tables(sampled), _manifests(sampled, facts, logs)
     window = _window(sampled)
-    folder = RecordingFolder.create(storage, name or _plain(files[0].stem))
+    folder = RecordingFolder.create(storage, name or plain_name(files[0].stem) or "imported")
     try:
         for one, each in tables.items():
             folder.write_telemetry(one, each, manifests[one] | {"measured": measured_facts(each)})
@@ -82,11 +82,6 @@ def import_logs(
     return folder.path
 
 
-def _plain(stem: str) -> str:
-    text = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "-" for char in stem).strip("._-")
-    return (text or "imported")[:100]
-
-
 def _joined(logs: Sequence[ForeignLog], node: str | None) -> tuple[Sampled, dict[tuple[str, str], dict[str, Any]]]:
     """Joins the logs of a node: different values, or the same ones one after another."""
     found: Sampled = {}
@@ -98,7 +93,7 @@ def _joined(logs: Sequence[ForeignLog], node: str | None) -> tuple[Sampled, dict
         for key in one.sampled.keys() & other.sampled.keys()
     )
     for log in logs:
-        here = node or (_plain(Path(log.file).stem) if clash else NODE)
+        here = node or (plain_name(Path(log.file).stem) if clash else NODE)
         for (own, device, column), series in log.sampled.items():
             key = own or here, device, column
             if key in found and _overlap(found[key], series):
@@ -139,7 +134,8 @@ def _rows(node: str, device: str, tier: str, columns: Mapping[str, tuple[Ints, I
     kept = [field for field in schema if field.name in (*arrays, *columns)]
     for name, (times_ns, _, values) in columns.items():
         whole = np.full(len(mono_ns), np.nan)
-        whole[np.searchsorted(mono_ns, times_ns[::-1])] = values[::-1]  # the first of one time counts
+        read = ~np.isnan(values)  # of several at one time the first counts
+        whole[np.searchsorted(mono_ns, times_ns[read][::-1])] = values[read][::-1]
         missing = np.isnan(whole)
         kind = schema.field(name).type
         number = np.where(missing, 0, whole).astype(kind.to_pandas_dtype())

@@ -1,5 +1,6 @@
 """Tables of texts as sampled values: by node, device and column, on clocks that never run back."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
@@ -10,9 +11,11 @@ import pyarrow.compute as pc
 
 from wattune.arrays import Floats, Ints
 from wattune.errors import PlanError
-from wattune.foreign.columns import HOST_VALUES, known_names, meaning, values
+from wattune.foreign.columns import HOST_VALUES, KEYS, known_names, meaning, named, values
 from wattune.foreign.times import NOT_A_TIME, monotonic_ns, wall_ns
+from wattune.masking import printable
 from wattune.schema import TELEMETRY
+from wattune.units import NS_PER_S
 
 HOST: Final = "host"
 
@@ -56,15 +59,18 @@ def sampled_of(table: pa.Table, file: str, format_: str, notes: list[str], zone:
     first = [meaning(name, of_devices=True) for name in names]
     device_named = any(one is not None and one[0] in ("device", "uuid") for one in first)
     said = {name: found for name in names if (found := meaning(name, of_devices=device_named)) is not None}
-    keys = {found[0]: name for name, found in reversed(said.items()) if found[0] in _KEYS}
+    # Where several columns say when, a whole date is preferred to seconds since some start; else the first counts.
+    order = [*said][::-1]
+    order.sort(key=lambda name: "stamp" in name.lower() or "host" in name.lower())
+    keys = {said[name][0]: name for name in order if said[name][0] in KEYS}
     reasons = {
         name: bit
         for name in names
         for word, bit in _REASONS.items()
         if name.strip().rpartition(".")[2].startswith(word) and "reasons" in name
     }
-    log.left_out = [name for name in names if name not in said and name not in reasons]
-    given = [name for name, found in said.items() if found[0] not in _KEYS]
+    log.left_out = [name for name in names if name.strip(" #0123456789") and name not in said and name not in reasons]
+    given = [name for name, found in said.items() if found[0] not in KEYS]
     if "time" not in keys and "date" not in keys:
         raise PlanError(
             f"{file}: recognised as {format_}, and it has no column of times ({', '.join(names)[:200]}); log them too"
@@ -90,24 +96,100 @@ def sampled_of(table: pa.Table, file: str, format_: str, notes: list[str], zone:
         read["event_reasons"] = _bits(table, reasons)
         said["event_reasons"] = "event_reasons", "", None
     dated, zoned = (not any(word in one for one in more) for word in ("no date", "no zone"))
+    several = Counter(said[name][0] for name in read if said[name][0] in ("node_power_w", "node_energy_j"))
     for (node, device), rows in _groups(table, keys, good):
         own, steps = monotonic_ns(ns[rows], has_date=dated, has_zone=zoned, where=f"{file}: {device or HOST}")
-        log.clock_steps += [step for step in steps if step not in log.clock_steps]
+        if not device and any(said[name][2] is None and said[name][0] not in _HOST_COLUMNS for name in read):
+            _require_one_device(own, file)
+        log.clock_steps += [one for one in steps if all(_apart(one, other) for other in log.clock_steps)]
         facts: dict[str, Any] = {
-            key: str(table[keys[key]][int(rows[0])].as_py()).strip() for key in ("name", "uuid") if key in keys
+            key: printable(str(table[keys[key]][int(rows[0])].as_py()).strip())
+            for key in ("name", "uuid")
+            if key in keys
         }
         for name, column in read.items():
             ours, _, number = said[name]
             host = ours in _HOST_COLUMNS
             at = HOST if host else f"gpu{int(number)}" if number is not None else device or "gpu0"
-            log.sampled[node, at, ours] = own, ns[rows], column[rows]
+            where = plain_name(named(name)[0]) if several[ours] > 1 else node  # an outlet is a meter of its own
+            _add(log.sampled, (where, at, ours), (own, ns[rows], column[rows]))
             if not host and facts:
                 log.facts.setdefault((node, at), facts)
+    _add_powers(log)
     return log
 
 
-_KEYS: Final = ("time", "date", "device", "uuid", "name", "node")
-_HOST_COLUMNS: Final = set(HOST_VALUES)
+def _apart(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
+    return abs(one["mono_ns"] - other["mono_ns"]) > 60 * NS_PER_S
+
+
+def _require_one_device(times_ns: Ints, file: str) -> None:
+    """Refuses readings that come several at a time: they are of several devices, and nothing says of which."""
+    between = np.diff(times_ns)
+    if len(between) > 3 and np.mean(between < 0.2 * np.mean(between)) > 0.3:
+        raise PlanError(
+            f"{file}: several readings come at a time, and no column says of which device; log an index or uuid too"
+        )
+
+
+def _add(sampled: Sampled, key: ValueKey, series: tuple[Ints, Ints, Floats]) -> None:
+    """Adds a column. Of two that mean the same that with more readings counts; sockets of a host are summed."""
+    if key not in sampled:
+        sampled[key] = series
+    elif key[2].startswith(("package", "dram")):
+        sampled[key] = *series[:2], sampled[key][2] + series[2]
+    elif np.isnan(series[2]).sum() < np.isnan(sampled[key][2]).sum():
+        sampled[key] = series
+
+
+def plain_name(text: str) -> str:
+    """Returns a text as a name of a node, which is a folder: letters, digits, `.`, `_` and `-`."""
+    plain = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "-" for char in text)
+    return plain.strip("._-")[:100]
+
+
+def _add_powers(log: ForeignLog) -> None:
+    """Adds the power that is the rise of a counter of energy, where none was read."""
+    for (node, device, column), (mono_ns, wall, counter_j) in list(log.sampled.items()):
+        power = _FROM_ENERGY.get(column)
+        if power is None:
+            continue
+        if not {(node, device, power), (node, device, "power_instant_w")} & log.sampled.keys():
+            times_ns, watts = mean_powers(mono_ns, counter_j)
+            if len(watts):
+                log.sampled[node, device, power] = times_ns, times_ns + (wall[0] - mono_ns[0]), watts
+                log.facts.setdefault((node, device), {})["power_from_energy_counter"] = True
+        if column != "energy_j":
+            del log.sampled[node, device, column]
+
+
+def mean_powers(times_ns: Ints, counter_j: Floats) -> tuple[Ints, Floats]:
+    """Returns the mean power between readings of a counter of energy, at their middles and at both ends.
+
+    The trapezoid under it is the counter's rise where readings are regular. A counter that falls began anew: the
+    power of that interval is not known.
+    """
+    read = ~np.isnan(counter_j)
+    at, counter_j = times_ns[read], counter_j[read]
+    new = np.concatenate([[True], np.diff(at) > 0])[: len(at)]
+    at, counter_j = at[new], counter_j[new]
+    if len(at) < 2:
+        return np.empty(0, np.int64), np.empty(0)
+    rise = np.diff(counter_j)
+    watts = np.where(rise >= 0, rise / (np.diff(at) / NS_PER_S), np.nan)
+    times = np.concatenate([at[:1], at[:-1] + np.diff(at) // 2, at[-1:]])
+    return times, np.concatenate([watts[:1], watts, watts[-1:]])
+
+
+_HOST_COLUMNS: Final = {ours for ours, _, _ in HOST_VALUES}
+
+_FROM_ENERGY: Final = {
+    "energy_j": "power_average_w",
+    "package_energy_j": "package_power_w",
+    "dram_energy_j": "dram_power_w",
+    "node_energy_j": "node_power_w",
+}
+"""Power by the counter whose rise it is, where the log has no power itself."""
 
 
 def _groups(table: pa.Table, keys: Mapping[str, str], good: Ints) -> Iterator[tuple[tuple[str, str], Ints]]:
@@ -121,6 +203,7 @@ def _groups(table: pa.Table, keys: Mapping[str, str], good: Ints) -> Iterator[tu
     rows: dict[tuple[str, str], list[int]] = {}
     for row in good.tolist():
         node, device, uuid = joined[row]
+        node = plain_name(node)
         identity = node, uuid or device
         if identity not in names:
             number = "".join(char for char in device.rpartition(" ")[2] if char.isdigit()) if device else ""

@@ -1,19 +1,31 @@
-"""Logs as tables of texts, whatever their layout; the columns keep the names that the tool gave them."""
+"""Logs of lines as tables of texts: separated values, aligned columns, blocks of `name : value`.
+
+The columns keep the names that the tool gave them. Times that a shell put before each line (`ts` of moreutils), or
+between outputs (`date`), are a column like any other.
+"""
 
 import csv
 import io
 import re
 from collections import Counter
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.csv
 
 from wattune.errors import PlanError
-from wattune.foreign.columns import meaning
+from wattune.foreign.columns import is_unit, meaning
+from wattune.foreign.times import STAMP
 
-_LOOK: Final = 40
+TextTable: TypeAlias = tuple[pa.Table, list[str]]
+"""A table whose columns are all texts, and notes for whoever reads it."""
+
+_LOOK: Final = 60
 """Lines at the front of a file among which its header is."""
+
+_ALONE: Final = re.compile(rf"#?\s*({STAMP})\s*")
+_BEFORE: Final = re.compile(rf"\[?((?>{STAMP}))\]?[ \t]+(?=[^,;\s])")
 
 
 def plain_text(content: bytes, where: str) -> str:
@@ -34,39 +46,60 @@ def plain_text(content: bytes, where: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def csv_table(text: str, where: str) -> tuple[pa.Table, list[str]] | None:
-    """Reads comma, semicolon or tab separated values under a header that names a time; None without such a header.
+def stamped(text: str) -> tuple[list[str], list[str]]:
+    """Returns the lines that say anything, and the time before each: on the line, or alone on one above; else empty."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    before = sum(_BEFORE.match(line) is not None for line in lines[:_LOOK]) * 2 > len(lines[:_LOOK])
+    found, times, now = [], [], ""
+    for line in lines:
+        if (alone := _ALONE.fullmatch(line)) is not None:
+            now = alone[1]
+            continue
+        if before and (own := _BEFORE.match(line)) is not None:
+            now, line = own[1], line[own.end() :]
+        found.append(line)
+        times.append(now)
+    return found, times if any(times) else []
+
+
+def separated(lines: Sequence[str], times: Sequence[str], where: str) -> TextTable | None:
+    """Reads comma, semicolon or tab separated values under a header; None without one.
 
     The header may come again. A row of another length is left out, and a note says so.
 
     Raises:
         PlanError: More than one row in a hundred is of another length, or a later header has other columns.
     """
-    lines = text.split("\n", _LOOK + 1)[:_LOOK]
-    for at, line in enumerate(lines):
+    for at, line in enumerate(lines[:_LOOK]):
         for mark in (",", ";", "\t"):
-            names = [name.strip() for name in next(csv.reader([line], delimiter=mark, skipinitialspace=True), [])]
-            if len(names) > 1 and _is_header(names):
-                return _rows_under(text, at, line, names, mark, where)
+            names = _cells(line, mark)
+            if len(names) > 1 and _is_header(names, has_time=bool(times)):
+                return _under(lines[at + 1 :], times[at + 1 :], names, mark, where)
     return None
 
 
-def _is_header(names: list[str]) -> bool:
+def _cells(line: str, mark: str) -> list[str]:
+    return [name.strip() for name in next(csv.reader([line], delimiter=mark, skipinitialspace=True), [])]
+
+
+def _is_header(names: Sequence[str], *, has_time: bool) -> bool:
     said = [meaning(name, of_devices=True) for name in names]
-    return any(one is not None and one[0] in ("time", "date") for one in said) and not any(
-        re.fullmatch(r"[-+]?\d[\d.:/ -]*", name) for name in names
-    )
+    found = {one[0] for one in said if one is not None}
+    wanted = found - {"name"} if has_time else found & {"time", "date"}
+    return bool(wanted) and not any(re.fullmatch(r"[-+]?\d[\d.:/ -]*", name) for name in names)
 
 
-def _rows_under(text: str, at: int, header: str, names: list[str], mark: str, where: str) -> tuple[pa.Table, list[str]]:
-    body = "\n".join(text.split("\n")[at + 1 :])
-    begin = header.split(mark)[0].strip()
-    kept = [line for line in body.split("\n") if line.strip()]
-    rows = [
-        line for line in kept if not (begin and line.lstrip().startswith(begin)) or _other(line, names, mark, where)
+def _under(lines: Sequence[str], times: Sequence[str], names: list[str], mark: str, where: str) -> TextTable:
+    begin = names[0]
+    keep = [
+        at
+        for at, line in enumerate(lines)
+        if not line.startswith("#") and (not line.lstrip(' "').startswith(begin) or _is_row(line, names, mark, where))
     ]
+    rows = [f"{times[at]}{mark}{lines[at]}" if times else lines[at] for at in keep]
+    names = ["timestamp", *names] if times else names
     count = Counter(names)
-    unique = [name if count[name] == 1 else f"{name} ({place})" for place, name in enumerate(names)]
+    unique = [name if count[name] == 1 and name else f"{name} #{place}" for place, name in enumerate(names)]
     bad: list[str] = []
 
     def skip(row: pyarrow.csv.InvalidRow) -> str:
@@ -89,13 +122,111 @@ def _rows_under(text: str, at: int, header: str, names: list[str], mark: str, wh
     return table, [f"{len(bad)} row of another length was left out"] if bad else []
 
 
-def _other(line: str, names: list[str], mark: str, where: str) -> bool:
-    """Refuses a later header of other columns; a row that only begins like one is a row."""
-    again = [name.strip() for name in next(csv.reader([line], delimiter=mark, skipinitialspace=True))]
+def _is_row(line: str, names: list[str], mark: str, where: str) -> bool:
+    """Tells a row that begins like the header from the header come again; refuses another header."""
+    again = _cells(line, mark)
     if again == names:
         return False
-    if _is_header(again):
+    if _is_header(again, has_time=False):
         raise PlanError(
             f"{where}: its header comes again with other columns ({line.strip()[:80]}); give one file a table"
         )
     return True
+
+
+def aligned(lines: Sequence[str], times: Sequence[str]) -> TextTable | None:
+    """Reads columns under a header with `#`, and perhaps their units in a line below: dmon of nvidia-smi and dcgmi.
+
+    `nvidia-smi dmon -o DT` prints `#Date Time gpu pwr` over `#YYYYMMDD HH:MM:SS Idx W`, `dcgmi dmon -e 155` prints
+    `#Entity POWER` over `ID W`, and rows such as `GPU 0 71.5`.
+    """
+    names: list[str] = []
+    rows: list[dict[str, str]] = []
+    under_header = False
+    for at, line in enumerate(lines):
+        words = re.sub(r"\b(GPU|CPU|Switch|Instance|GPU-I) (\d+)", r"\1\2", line.strip().lstrip("#")).split()
+        words = [word for word in words if not times or word.lower() not in ("date", "time", "yyyymmdd", "hh:mm:ss")]
+        said = [meaning(word, of_devices=True) for word in words]
+        if under_header and len(words) == len(names) and not re.search(r"\d", "".join(words)):
+            names = [f"{name} [{unit}]" if is_unit(unit) else name for name, unit in zip(names, words, strict=True)]
+        elif line.lstrip().startswith("#") or not names:
+            under_header = line.lstrip().startswith("#") and any(one is not None and one[0] == "device" for one in said)
+            names = words if under_header else names
+            continue
+        elif len(words) == len(names):
+            rows.append({**({"timestamp": times[at]} if times else {}), **dict(zip(names, words, strict=True))})
+        under_header = False
+    return table_of(rows) if rows else None
+
+
+def blocks(lines: Sequence[str], times: Sequence[str]) -> TextTable | None:
+    """Reads blocks of `name : value`, or `name | value`: `nvidia-smi -q`, `ipmitool dcmi power reading` and `sdr`.
+
+    A block ends where its first name comes again, at a GPU's heading, and at a time. The first value of a name counts:
+    nvidia-smi gives a module's power behind the device's.
+    """
+    rows: list[dict[str, str]] = []
+    shared: dict[str, str] = {}
+    row: dict[str, str] = {}
+    for at, line in enumerate(lines):
+        time = times[at] if times else ""
+        found = re.match(r"\s*([^:|]+?)\s*(?::\s|\|)(.*)", line)
+        if heading := re.fullmatch(r"GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+)\s*", line):
+            rows, row = [*rows, row], {**shared, "pci_bus_id": heading[1]}
+        elif found is not None:
+            name, value = found[1], found[2].split("|")[-1].strip()
+            if "|" in line:  # the cell with a unit is the value: `77h | ok | 7.1 | 220 Watts`, `220 Watts | ok`
+                value = next((cell.strip() for cell in found[2].split("|") if re.search(r"\d+ \w", cell)), value)
+            if name == "Timestamp":
+                rows, row, shared = [*rows, row], {}, {"timestamp": value}
+                continue
+            if name == next(iter(row), None) or (time and row.get("timestamp", time) != time):
+                rows, row = [*rows, row], {}
+            if time:
+                row.setdefault("timestamp", time)
+            row.setdefault(name, value)
+    kept = [one for one in [*rows, row] if any(meaning(name, of_devices=True) for name in one)]
+    return table_of(kept) if kept else None
+
+
+def table_of(rows: Sequence[dict[str, str]]) -> TextTable:
+    """Makes a table of rows, those columns that mean anything; the first rows need not have all."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    kept = [name for name in names if meaning(name, of_devices=True) is not None] or list(names)
+    return pa.table({name: pa.array([row.get(name) for row in rows], pa.string()) for name in kept}), []
+
+
+def unheaded(lines: Sequence[str], where: str) -> TextTable | None:
+    """Reads `nvidia-smi --format=csv,noheader`, whose columns tell by their values what they are; None for others.
+
+    Only power is printed with decimals (`%.2f W`), only reasons as 0x and 16 digits. The power that changes is the
+    draw; a number behind the time that begins with 0 is the index.
+
+    Raises:
+        PlanError: Several columns may be the power, or none.
+    """
+    first = _cells(lines[0], ",")
+    if len(first) < 2 or not re.fullmatch(STAMP, first[0]):
+        return None
+    columns = list(zip(*(_cells(line, ",") for line in lines[:2000] if line.count(",") == len(first) - 1), strict=True))
+    names = ["timestamp"]
+    for place, values in enumerate(columns[1:], 1):
+        read = [value for value in values if re.search(r"\d", value)] or [""]
+        kinds = {
+            "power.draw": r"\d+\.\d+( W)?",
+            "clocks_event_reasons.active": r"0x[0-9a-fA-F]{16}",
+            "uuid": r"GPU-[0-9a-f-]{8,}",
+            "pci.bus_id": r"[0-9A-Fa-f]{8}:[0-9A-Fa-f:.]+",
+            "index": r"\d|[0-3]\d" if place == 1 and "0" in read else r"(?!)",
+        }
+        names.append(next((kind for kind, form in kinds.items() if all(re.fullmatch(form, one) for one in read)), ""))
+    powers = [place for place, name in enumerate(names) if name == "power.draw"]
+    powers = [place for place in powers if len(set(columns[place])) > 1] or powers
+    if len(powers) != 1:
+        raise PlanError(
+            f"{where}: {len(powers)} of its columns may be the power, and no header says which; log with a header, or "
+            "put the names of --query-gpu before the first line"
+        )
+    names = ["" if name == "power.draw" and place != powers[0] else name for place, name in enumerate(names)]
+    table, notes = _under(lines, [], names, ",", where)
+    return table, [*notes, f"no header: column {powers[0] + 1} was taken as power.draw, by how it is printed"]

@@ -18,13 +18,20 @@ _MONTH: Final = r"(?P<month>[A-Z][a-z]{2})"
 _ZONE: Final = r"\s*(?P<zone>Z|UTC|GMT|[A-Z]{3,4}|[+-]\d{2}:?\d{2})?"
 _FORMS: Final = (
     rf"^(?P<y>\d{{4}})[-/.]?(?P<mon>\d{{2}})[-/.]?(?P<d>\d{{2}})[T ,_]+{_CLOCK}{_ZONE}$",
-    rf"^(?P<mon>\d{{1,2}})[-/.](?P<d>\d{{1,2}})[-/.](?P<y>\d{{4}})[T ,]+{_CLOCK}{_ZONE}$",
+    rf"^(?P<mon>\d{{1,2}})(?P<sep>[-/.])(?P<d>\d{{1,2}})[-/.](?P<y>\d{{4}})[T ,]+{_CLOCK}{_ZONE}$",
     rf"^{_WEEKDAY}{_MONTH} +(?P<d>\d{{1,2}}) +{_CLOCK}(?: (?P<zone>[A-Z]{{3,4}}))? (?P<y>\d{{4}})$",
     rf"^{_WEEKDAY}(?P<d>\d{{1,2}}) {_MONTH} (?P<y>\d{{4}}) {_CLOCK}{_ZONE}$",
     rf"^{_MONTH} +(?P<d>\d{{1,2}}) {_CLOCK}$",
     rf"^{_CLOCK}$",
 )
 """Dates as tools write them: ISO 8601 and nvidia-smi, month or day first, ctime, RFC 2822, syslog, and a time alone."""
+
+_HMS: Final = r"\d{1,2}:\d{2}:\d{2}(?:[.,]\d+)?(?: ?[AP]M)?"
+STAMP: Final = (
+    rf"(?:\d{{10}}(?:\.\d+)?|\d{{13}}|\d{{4}}[-/]?\d{{2}}[-/]?\d{{2}}[T ]+{_HMS}(?: ?(?:Z|UTC|[+-]\d{{2}}:?\d{{2}}))?"
+    rf"|(?:[A-Z][a-z]{{2}},? )?[A-Z][a-z]{{2}} +\d{{1,2}} +{_HMS}(?: [A-Z]{{3,4}})?(?: \d{{4}})?|{_HMS})"
+)
+"""A time that a shell wrote on a line, in any of these forms."""
 
 _MONTHS: Final = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 _HOURS: Final = {
@@ -100,12 +107,15 @@ def _dates(found: pa.StructArray, zone: str | None, where: str) -> tuple[Ints, l
             month = np.asarray(pc.index_in(part["month"], pa.array(_MONTHS)).fill_null(0)).astype(np.int64) + 1
         else:
             month = _ints(part["mon"])
-        if month.max(initial=1) > 12 >= day.max(initial=1):
-            month, day = day, month
         year = _ints(part["y"]) if "y" in part else np.full(len(ns), 1970)
-        good = good & (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31) & (year >= 1970)
-        months = np.where(good, (year - 1970) * 12 + month - 1, 0)
-        ns += months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) * _DAY_NS + (day - 1) * _DAY_NS
+        days = _days(year, month, day)
+        if "sep" in part:  # 02.01.2026 and 1/2/2026: the order by which the log is the shorter one, a dot's day first
+            other, dotted = _days(year, day, month), part["sep"][0].as_py() == "."
+            spans = [np.ptp(one[good & (one >= 0)]) if (good & (one >= 0)).any() else np.inf for one in (days, other)]
+            wrong = [int((one[good] < 0).sum()) for one in (days, other)]
+            days = other if (wrong[1], spans[1], not dotted) < (wrong[0], spans[0], dotted) else days
+        good = good & (days >= 0)
+        ns += days * _DAY_NS
     if "y" not in part:
         notes.append(
             "its times have no date: it begins on 1 January 1970" if "d" not in part else "its times have no year"
@@ -121,6 +131,14 @@ def _dates(found: pa.StructArray, zone: str | None, where: str) -> tuple[Ints, l
         notes.append("its times name no zone: they are taken as UTC; --timezone names another")
     ns[~good] = NOT_A_TIME
     return ns, notes
+
+
+def _days(year: Ints, month: Ints, day: Ints) -> Ints:
+    """Returns days since 1970; -1 for a date that cannot be."""
+    can = (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31) & (year >= 1970)
+    months = np.where(can, (year - 1970) * 12 + month - 1, 0).astype("datetime64[M]")
+    result: Ints = np.where(can, months.astype("datetime64[D]").astype(np.int64) + day - 1, -1)
+    return result
 
 
 def _offset_ns(name: str) -> int | None:

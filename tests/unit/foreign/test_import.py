@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from foreign_logs import LOGS
 
 Verb = Callable[..., tuple[int, str, str]]
 
@@ -96,3 +97,22 @@ def test_what_is_no_log_is_one_line_and_leaves_nothing(
     code, _, err = wattune("import", tmp_path / "log", "--storage", tmp_path / "s")
     assert code == 2 and said in err and "Traceback" not in err
     assert not list((tmp_path / "s").rglob("*.json"))
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_each_format_has_the_energy_of_its_own_integral(wattune: Verb, tmp_path: Path, name: str) -> None:
+    log = LOGS[name]
+    (tmp_path / name).write_bytes(log.text if isinstance(log.text, bytes) else log.text.encode())
+    if log.note:
+        code, _, err = wattune("import", tmp_path / name, "--storage", tmp_path)
+        assert code == 2 and log.note in err
+        return
+    found = imported(wattune, tmp_path / name, storage=tmp_path)
+    energies = {key: one["energy_j"] for key, one in found["energies"].items()}
+    assert {key: energies.get(key) for key in log.energies_j} == pytest.approx(log.energies_j, rel=0.005)
+    powers = [joules for key, joules in log.energies_j.items() if "/gpu" in key and "_w" in key]
+    if powers and "instant" not in str(log.energies_j):
+        assert found["metrics"]["total_energy_j"] == pytest.approx(sum(powers), rel=0.005)
+    assert not [one for one in found["metrics"] if "peak_20ms" in one or "peak_100ms" in one or "peak_1s" in one]
+    assert found["quality"] == "indicative"
+    assert wattune("analyze", "N", "--storage", tmp_path, "--json")[0] == 0
