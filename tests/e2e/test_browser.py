@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from first_screens import FIRST_SCREENS
 from headless import Headless, chromium
 from mlflow_server import free_port, mlflow_server
 from small_study import make_study, ranking_of
@@ -107,6 +108,10 @@ CUT_OFF = """[...document.querySelectorAll('.main-svg text')]
 BEYOND_THE_WINDOW = """[...document.querySelectorAll('main *')]
   .filter(one => !one.closest('.main-svg, thead') && one.getBoundingClientRect().right > innerWidth + 1)
   .map(one => one.tagName + '.' + one.className)"""
+SMALLEST_PX = """Math.min(...[...document.querySelectorAll('.headline *')]
+  .filter(one => !one.closest('.plotly-graph-div') && one.innerText)
+  .map(one => parseFloat(getComputedStyle(one).fontSize)))"""
+PARTS = (".banner", ".figure", ".next", ".picture", ".meters")
 NAMES_THAT_MEET = """(() => {
   const boxes = [...document.querySelectorAll('#chart-throughput-against-power .textpoint text')]
     .filter(one => one.textContent).map(one => [one.textContent, one.getBoundingClientRect()]);
@@ -132,22 +137,31 @@ def test_nothing_needs_sideways_scrolling(browser: Headless, tmp_path: Path, wid
     if width == 1400:
         assert browser.evaluate("document.querySelectorAll('.textpoint text').length") >= 1
         assert browser.evaluate(NAMES_THAT_MEET) == []
-        top = browser.evaluate("document.querySelector('.coverage').getBoundingClientRect().bottom")
-        assert top <= 900, "what was not measured is on the first screen"
     else:
         browser.wait_for("document.querySelector('.plotly-graph-div').dataset.narrow === 'true'")
         assert browser.evaluate("getComputedStyle(document.querySelector('td')).display") == "grid"
         browser.shows("the next run keeps it", "rank")
 
 
-def test_the_small_study_fits_both_widths(browser: Headless, study: StudyFolder) -> None:
+@pytest.mark.parametrize("kind", FIRST_SCREENS)
+def test_the_first_screen_is_the_answer(browser: Headless, tmp_path: Path, kind: str) -> None:
+    """Plan, gain, ties, bounds, what to do and the picture on 1,400 pixels; plan, figure and gain on a phone."""
+    (write, parts), path = FIRST_SCREENS[kind], tmp_path / "report.html"
+    path.write_text(write(tmp_path))
     for width in (1400, 420):
         browser.resize(width, 900)
-        browser.open(study.report_path.as_uri())
-        browser.shows("Throughput against power")
+        browser.open(path.as_uri())
+        if ".picture" in parts:
+            browser.wait_for("document.querySelectorAll('.picture svg.main-svg').length > 0")
         browser.wait_for(f"document.documentElement.scrollWidth <= {width}")
-        assert browser.evaluate(WIDER_THAN_THEIR_PLACE) == []
         browser.wait_for(f"{CUT_OFF}.length === 0", within_s=10)
+        assert browser.evaluate(WIDER_THAN_THEIR_PLACE) == browser.evaluate(BEYOND_THE_WINDOW) == []
+        there = browser.evaluate(f"{json.dumps(PARTS)}.filter(part => document.querySelector(part))")
+        assert there == [part for part in PARTS if part in parts]
+        first = (".label", ".answer", ".picture .plotly-graph-div", ".meters") if width == 1400 else (".label", ".lead")
+        ends = f"{json.dumps(first)}.map(one => document.querySelector(one)?.getBoundingClientRect().bottom ?? 0)"
+        assert max(browser.evaluate(ends)) <= 900, browser.evaluate(ends)
+        assert browser.evaluate(SMALLEST_PX) >= 12
 
 
 def test_two_trials_side_by_side(browser: Headless, study: StudyFolder, tmp_path: Path) -> None:

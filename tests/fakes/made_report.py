@@ -203,10 +203,10 @@ def whole(simulated: bool = False, text: str = "rank 3 at 140 GiB") -> tuple[Ran
 
 def render(simulated: bool = False, text: str = "rank 3 at 140 GiB") -> str:
     ranking, candidates, evidence = whole(simulated, text)
-    document, pair = {**DOCUMENT, "study": text}, comparison_of(ranking, evidence)
-    return render_report(text, document, ranking, candidates, evidence, pair, [text])
+    document, pairs = {**DOCUMENT, "study": text}, {"price": comparison_of(ranking, evidence)}
+    return render_report(text, document, ranking, candidates, evidence, pairs, [text])
 
 
 def all_charts(simulated: bool = False) -> list[Chart]:
     ranking, _, evidence = whole(simulated=simulated)
-    return draw(ranking, evidence, comparison_of(ranking, evidence), {})
+    return draw(ranking, evidence, {"price": comparison_of(ranking, evidence)}, {})

@@ -59,5 +59,7 @@ def write_wide_report(path: Path, num_bounds: int = 5, simulated: bool = True) -
     shown = [*ranking.feasible[:4], *ranking.infeasible[:4]]
     evidence = {row.trial_id: evidence_of(row, slow=1.0 + number / 10) for number, row in enumerate(shown)}
     pair = comparison_of(ranking, evidence) if ranking.feasible and ranking.infeasible else None
-    path.write_text(render_report("moe_expert_parallel_h200", DOCUMENT, ranking, kept, evidence, pair))
+    path.write_text(
+        render_report("moe_expert_parallel_h200", DOCUMENT, ranking, kept, evidence, pair and {"price": pair})
+    )
     return path

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final, Literal
 
+from wattune.fidelity import role_of
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.best import MAY_BE_BEST
 from wattune.ranking.bounds import Margin
@@ -36,12 +37,19 @@ class StudyAnswer:
     """The best plan that holds every bound; in the state `undecided` the one that most likely is."""
     name: str = ""
     """Its name among the ranked ones."""
+    next_plan: RankedTrial | None = None
+    """The next plan of the same work that holds too."""
     next_name: str = ""
-    """The next plan of the same work that holds too; empty without one."""
+    """Its name; empty without one."""
+    reference: RankedTrial | None = None
+    """The study's reference trial of the same work: an ordinary plan. None if it is the plan itself, or was not
+    measured."""
     lead_frac: float | None = None
     """Lead of the plan over that one, as a fraction of that one's figure; negative if it is worse."""
     best_probability: float | None = None
     """P(best) of the plan."""
+    ties: tuple[str, ...] = ()
+    """Other plans that hold and are not told apart from the best."""
     closest: Margin | None = None
     """The plan's bound that its next run keeps least surely; None without a bound."""
     rivals: tuple[tuple[str, float | None, float | None], ...] = ()
@@ -79,6 +87,8 @@ class StudyAnswer:
             "next_plan": self.next_name,
             "lead_frac": self.lead_frac,
             "best_probability": self.best_probability,
+            "reference_trial_id": None if self.reference is None else self.reference.trial_id,
+            "ties": list(self.ties),
             "closest_bound": None if self.closest is None else self.closest.to_json(),
             "rivals": [{"plan": name, "lead_frac": lead, "holds_probability": p} for name, lead, p in self.rivals],
             "repeats": list(self.repeats),
@@ -102,6 +112,7 @@ def answer_of(ranking: Ranking) -> StudyAnswer:
     metric = ranking.objective.metric
     alike = [row for row in able if row is not plan and compares(row.spec, plan.spec, metric)]
     follower = next((row for row in ranking.feasible if row in alike), None)
+    measured = [row for row in ranking.compared if row is not plan and compares(row.spec, plan.spec, metric)]
     rivals = [
         row
         for row in sorted(alike, key=lambda row: (-(row.best_probability or 0.0), -(_holds(row) or 0.0)))
@@ -118,7 +129,10 @@ def answer_of(ranking: Ranking) -> StudyAnswer:
         run_command=ranking.run_command or _RUN,
         plan=plan,
         name=_name(plan, ranking),
+        next_plan=follower,
         next_name="" if follower is None else _name(follower, ranking),
+        reference=max(filter(_num_references, measured), key=_num_references, default=None),
+        ties=tuple(_name(row, ranking) for row in ranking.feasible if row.rank == 1 and row is not plan),
         lead_frac=None if follower is None else _lead(plan, follower, ranking),
         best_probability=likely,
         closest=_closest(plan.margins),
@@ -137,6 +151,10 @@ def _without_any(ranking: Ranking) -> State:
     return (
         "failed" if ranking.failed and not (ranking.unknown or ranking.burst or ranking.interrupted) else "unmeasured"
     )
+
+
+def _num_references(row: RankedTrial) -> int:
+    return sum(role_of(run) == "reference" for run in row.counted)
 
 
 def _name(row: RankedTrial, ranking: Ranking) -> str:

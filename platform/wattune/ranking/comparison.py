@@ -182,17 +182,22 @@ class Comparison:
     @property
     def conclusion(self) -> str:
         """Conclusion in one sentence: the side with more, by how much, and whether the two are told apart."""
+        return self.conclude("A", "B")
+
+    def conclude(self, name_a: str, name_b: str) -> str:
+        """Returns the conclusion with names of the two."""
         found = next((one for one in self.tested if one.metric == self.asked), None)
         if found is None:
             return f"{self.asked} was not measured on both sides"
-        name, more, less = ("A", found.a, found.b) if found.a.value >= found.b.value else ("B", found.b, found.a)
+        leads = found.a.value >= found.b.value
+        name, more, less = (name_a, found.a, found.b) if leads else (name_b, found.b, found.a)
         if found.change_frac is None or not less.value:
             size = f"{format_change(found.metric, abs(found.change))} more {self.asked}"
         else:
             what = "more tokens a second" if self.asked == SPEED else f"more {self.asked}"
             size = f"{100 * (more.value / less.value - 1):.1f} % {what}"
         verb = "trains" if self.asked == SPEED else "has"
-        return f"{name} {verb} {size}{_interval_text(found, turned=name == 'A')}: {found.verdict}"
+        return f"{name} {verb} {size}{_interval_text(found, turned=leads)}: {found.verdict}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`."""

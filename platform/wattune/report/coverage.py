@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from wattune.ranking.assessment import Verdict
 from wattune.ranking.order import Ranking
 from wattune.view.html import Html, fill, join
 
@@ -32,9 +33,13 @@ def _are(count: int) -> str:
 
 
 def coverage_section(ranking: Ranking, candidates: Sequence[Mapping[str, Any]]) -> Html:
-    """Shows what was measured and what was not, of how many. Empty without candidates."""
+    """Shows how many trials have each verdict, and what was measured and what was not, of how many."""
+    figures = [(str(verdict), len(getattr(ranking, verdict))) for verdict in Verdict]
+    item = "<li><strong>{}</strong> {}</li>"
+    counts = join(fill(item, f"{number:,}", name) for name, number in figures if number)
+    tiles = fill('<ul class="counts">{}</ul>', counts) if counts else Html()
     if not candidates:
-        return Html()
+        return fill('<section class="coverage">{}</section>\n', tiles) if counts else Html()
     found = coverage_of(ranking, candidates)
     kept, rejected, equivalent, elsewhere = (found[name] for name in ("kept", "rejected", "equivalent", "elsewhere"))
     share = f" ({100 * found['measured'] / kept:.1f} %)" if kept else ""
@@ -56,10 +61,11 @@ def coverage_section(ranking: Ranking, candidates: Sequence[Mapping[str, Any]]) 
     bar = join(fill('<b class="{}" style="width:{}%"></b>', look, f"{width:.2f}") for width, look in widths)
     return fill(
         '<section class="coverage"><p><strong>Measured {} of {} trials of the space{}</strong></p>'
-        '<i class="meter" aria-hidden="true">{}</i><p class="note">{}</p></section>\n',
+        '<i class="meter" aria-hidden="true">{}</i><p class="note">{}</p>{}</section>\n',
         f"{found['measured']:,}",
         f"{kept:,}",
         share,
         bar,
         " ".join(lines),
+        tiles,
     )

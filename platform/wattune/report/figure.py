@@ -51,12 +51,17 @@ class Chart:
 
     def html(self) -> Html:
         """Returns the figure as a section of the page."""
+        return section(self.title, self.body())
+
+    def body(self) -> Html:
+        """Returns the figure with its caption."""
         config = {"displayModeBar": False, "responsive": True}
         drawn = _styled(self).to_html(full_html=False, include_plotlyjs=False, div_id=self.name, config=config)
-        return section(
-            self.title,
-            fill('<figure><div role="img" aria-label="{}">{}</div>', f"{self.title}. {self.caption}", Html(drawn)),
-            fill("<figcaption>{}</figcaption></figure>", self.caption),
+        return fill(
+            '<figure><div role="img" aria-label="{}">{}</div><figcaption>{}</figcaption></figure>',
+            f"{self.title}. {self.caption}",
+            Html(drawn),
+            self.caption,
         )
 
 

@@ -33,7 +33,7 @@ def frontier_chart(found: Frontier) -> Chart | None:
         _draw_measured(figure, best, metric, "measured, holds every bound", color=FEASIBLE_COLOR, symbol="circle")
     figure.update_layout(margin_t=44)
     limit = f" * {found.varied.limit_metric}" if found.varied.limit_metric else ""
-    figure.update_xaxes(title=f"bound: {axis_title(found.varied.metric)} {found.varied.operator} ...{limit}")
+    figure.update_xaxes(title=f"{axis_title(found.varied.metric)} {found.varied.operator} ...{limit}")
     figure.update_yaxes(title=axis_title(metric))
     caption = (
         "The best measured plan at each value of the bound, all others as they are. A ring is a trial that measured "

@@ -9,6 +9,7 @@ FEASIBLE_COLOR: Final = "#0072B2"
 INFEASIBLE_COLOR: Final = "#D55E00"
 INK: Final = "#1b2430"
 LINE: Final = "#dfe4ea"
+MONO: Final = 'ui-monospace, "SF Mono", Menlo, "Liberation Mono", monospace'
 FONT: Final = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Liberation Sans", sans-serif'
 
 POLICY: Final = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -18,34 +19,51 @@ STYLE: Final = f"""
 :root {{ color-scheme: light; --ink: {INK}; --soft: #566172; --line: {LINE};
   --good: {FEASIBLE_COLOR}; --bad: #b34700; }}
 * {{ box-sizing: border-box; margin: 0; }}
+html {{ overflow-y: scroll; }}
 body {{ background: #f6f7f9; color: var(--ink); overflow-wrap: break-word; font: 15px/1.5 {FONT}; }}
-main {{ max-width: 1240px; margin: 0 auto; padding: 40px 24px 80px; display: grid; gap: 24px; }}
+main {{ max-width: 1320px; margin: 0 auto; padding: 20px 24px 80px; display: grid; gap: 20px; }}
 main > * {{ min-width: 0; }}
-section, .counts li {{ background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: 24px 28px; }}
-h1 {{ font-size: 32px; line-height: 1.2; letter-spacing: -.01em; overflow-wrap: anywhere; }}
+section {{ background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: 24px 28px; }}
+h1 {{ font-size: 28px; line-height: 1.2; letter-spacing: -.01em; overflow-wrap: anywhere; }}
 h2 {{ font-size: 18px; margin-bottom: 14px; }}
 ul {{ list-style: none; padding: 0; }}
 small, caption, figcaption, .note, .eyebrow, dt {{ color: var(--soft); }}
 small, .eyebrow, .pill {{ font-size: 12.5px; }}
-.banner {{ background: var(--bad); color: #fff; border-radius: 10px; padding: 20px 28px; }}
-.banner strong {{ display: block; font-size: 28px; letter-spacing: .06em; }}
+.banner {{ background: var(--bad); color: #fff; border-radius: 10px; padding: 12px 28px;
+  display: flex; flex-wrap: wrap; gap: 0 24px; align-items: center; }}
+.banner strong {{ font-size: 22px; letter-spacing: .06em; }}
+.banner span {{ flex: 1 1 400px; }}
+.study {{ display: flex; flex-wrap: wrap; justify-content: space-between; align-items: end; gap: 10px 32px; }}
+.study .chips {{ margin: 0; }}
 .chips {{ display: flex; flex-wrap: wrap; gap: 8px; margin-top: 14px; font-size: 13.5px; }}
 .chips li {{ border: 1px solid var(--line); border-radius: 99px; padding: 3px 12px; background: #fff; }}
 .chips .goal {{ background: var(--ink); border-color: var(--ink); color: #fff; }}
-.headline {{ display: grid; grid-template-columns: 1fr auto; gap: 20px 40px; border-top: 5px solid var(--good); }}
-.headline.none {{ display: block; border-top-color: var(--bad); }}
-.label {{ font-size: 25px; font-weight: 650; line-height: 1.3; margin: 2px 0 6px; }}
-.figure {{ font-size: 34px; font-weight: 650; line-height: 1.2; white-space: nowrap; }}
+.headline {{ display: grid; gap: 16px 32px; border-top: 5px solid var(--good); }}
+.headline > * {{ min-width: 0; }}
+.headline.none {{ border-top-color: var(--bad); }}
+.label {{ font-size: 24px; font-weight: 650; line-height: 1.3; margin: 2px 0 6px; }}
+.figure {{ font-size: 34px; font-weight: 650; line-height: 1.2; }}
+.figure small {{ font-size: 15px; font-weight: 400; }}
+.about {{ color: var(--soft); margin: 4px 0 10px; }}
+.answer li {{ margin-top: 7px; }}
+.next {{ margin-top: 12px; padding: 10px 14px; border-left: 4px solid var(--good); background: #eef4f9; }}
+.picture h2 {{ margin-bottom: 0; }}
+code {{ display: inline-block; font: 13px/1.5 {MONO}; background: #fff; padding: 2px 6px; border-radius: 4px;
+  overflow-wrap: anywhere; }}
+@media (width >= 1240px) {{
+  .pictured {{ grid-template: auto 1fr / minmax(0, 20fr) minmax(0, 23fr); }}
+  .pictured .answer {{ grid-row: 1 / span 2; }}
+}}
 .note {{ margin-top: 10px; max-width: 70ch; }}
-.kept {{ padding: 16px 28px; }}
-.meters {{ display: grid; gap: 8px; margin-top: 8px; }}
-.meters li {{ display: grid; grid-template-columns: 4fr 3fr 4fr; gap: 18px; align-items: center; }}
+.meters {{ display: grid; gap: 8px; align-content: start; border-top: 1px solid var(--line); padding-top: 14px; }}
+.meters li {{ display: grid; grid-template: auto 1fr / 80px 1fr; gap: 0 16px; font-size: 14px; }}
+.meters p {{ grid-area: 1 / 2 / 3; }}
+.meters .meter {{ margin-top: 6px; }}
 .meters li > * {{ min-width: 0; overflow-wrap: anywhere; }}
 .meter {{ display: block; height: 10px; border-radius: 5px; background: #e6e9ee; overflow: hidden; }}
 .meter b {{ display: block; height: 100%; background: var(--good); }}
-.counts {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(110px, 1fr)); gap: 12px; }}
-.counts li {{ padding: 12px 16px; display: grid; }}
-.counts strong {{ font-size: 24px; line-height: 1.25; }}
+.counts {{ display: flex; flex-wrap: wrap; gap: 4px 28px; }}
+.counts strong {{ font-size: 20px; }}
 .coverage {{ padding: 16px 28px; }}
 .coverage .meter {{ display: flex; margin-top: 8px; }}
 .coverage .note {{ max-width: none; margin-top: 8px; }}
@@ -77,15 +95,12 @@ input[type=search] {{ font: inherit; font-size: 14px; padding: 6px 12px; margin-
 figcaption {{ font-size: 13px; max-width: 90ch; margin-top: 8px; }}
 dl {{ display: grid; grid-template-columns: max-content 1fr; gap: 8px 24px; }}
 dd {{ overflow-wrap: anywhere; }}
-pre {{ font: 12.5px/1.5 ui-monospace, "SF Mono", Menlo, "Liberation Mono", monospace; white-space: pre-wrap; }}
+pre {{ font: 12.5px/1.5 {MONO}; white-space: pre-wrap; }}
 @media (max-width: 720px) {{
-  .headline, .meters li, dl {{ grid-template-columns: 1fr; }}
-  .figure {{ white-space: normal; }}
+  dl {{ grid-template-columns: 1fr; }}
   main {{ padding: 20px 12px 40px; gap: 14px; }}
-  section, .kept, .warnings, .banner {{ padding: 16px; }}
-  .counts li, .coverage {{ padding: 10px 12px; }}
-  .counts {{ grid-template-columns: repeat(auto-fit, minmax(96px, 1fr)); gap: 8px; }}
-  h1 {{ font-size: 26px; }}
+  section, .coverage, .warnings, .banner {{ padding: 16px; }}
+  h1 {{ font-size: 24px; }}
   .figure {{ font-size: 28px; }}
   /* A row becomes a card: each cell on a line of its own, with the name of its column. */
   thead {{ position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }}
@@ -105,7 +120,8 @@ pre {{ font: 12.5px/1.5 ui-monospace, "SF Mono", Menlo, "Liberation Mono", monos
   body {{ background: #fff; font-size: 11pt; }}
   main {{ max-width: none; padding: 0; display: block; }}
   main > * {{ margin-bottom: 14px; }}
-  figure, .headline, .banner, .counts, tr {{ break-inside: avoid; }}
+  .headline {{ display: block; }}
+  figure, .banner, .counts, tr {{ break-inside: avoid; }}
   h2 {{ break-after: avoid; }}
   .scroll {{ overflow: visible; }}
   .modebar, input[type=search] {{ display: none; }}
@@ -157,7 +173,7 @@ const shorten = narrow => document.querySelectorAll(".plotly-graph-div").forEach
   own.texts.forEach((text, number) => {
     const size = own.annotation_sizes[number];
     fonts[`annotations[${number}].font.size`] = narrow ? size * (size > 40 ? 0.5 : 0.75) : size;
-    fonts[`annotations[${number}].text`] = narrow ? broken(text) : text;
+    fonts[`annotations[${number}].text`] = narrow ? text.replace(/(.{14,22}[ _])(?=....)/g, "$1<br>") : text;
   });
   for (const axis of Object.keys(chart.layout).filter(name => /^[xy]axis/.test(name)))
     if (chart.layout[axis].title?.text) fonts[axis + ".title.font.size"] = narrow ? 12 : own.title_size;

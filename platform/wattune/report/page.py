@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import yaml
 
-from wattune.ranking.assessment import Verdict
-from wattune.ranking.bounds import Margin
+from wattune.ranking.answer import StudyAnswer, answer_of
+from wattune.ranking.bounds import Holds, Margin
 from wattune.ranking.comparison import Comparison
 from wattune.ranking.evidence import Evidence
 from wattune.ranking.frontier import Frontier
@@ -19,7 +19,7 @@ from wattune.report.coverage import coverage_section
 from wattune.report.figure import Chart, script
 from wattune.report.frontier import frontier_chart
 from wattune.report.markup import POLICY, SCRIPT, STYLE
-from wattune.report.pareto import pareto
+from wattune.report.pareto import BESIDE_PX, pareto
 from wattune.report.predictions import predictions
 from wattune.report.race import race
 from wattune.report.sections import (
@@ -36,8 +36,8 @@ from wattune.report.step_throughput import TITLE as STEP_THROUGHPUT
 from wattune.report.step_throughput import not_drawn, step_throughput
 from wattune.report.traces import power
 from wattune.storage.spaces import StoredSpace
-from wattune.view.answer import answer_lines, slack_text
-from wattune.view.comparison import differing, others, tested
+from wattune.view.answer import answer_notes, bound_text
+from wattune.view.comparison import differing, others, reason_text, tested
 from wattune.view.html import Html, fill, join, section, table
 from wattune.view.ranking import price_text
 from wattune.view.table import worded
@@ -56,7 +56,7 @@ MAX_TRACES: Final = 2
 def draw(
     ranking: Ranking,
     evidence: Mapping[str, Evidence],
-    comparison: Comparison | None = None,
+    comparisons: Mapping[str, Comparison] | None = None,
     limits: Mapping[str, float] | None = None,
     price: Frontier | None = None,
 ) -> list[Chart]:
@@ -65,19 +65,31 @@ def draw(
     Args:
         ranking: Every assessed trial.
         evidence: Evidence of the trials shown in detail, by trial id.
-        comparison: The best feasible trial against the best one that breaks a bound.
+        comparisons: The answer's plan as B, by what A is: the `next`, the `reference` trial, the `price` of a bound.
         limits: Hard limits by metric name.
         price: The best plan at each value of a bound.
     """
+    answer = pareto(ranking)
+    details = _details(ranking, evidence, comparisons or {}, limits, price)
+    return [answer, *details] if answer is not None else details
+
+
+def _details(
+    ranking: Ranking,
+    evidence: Mapping[str, Evidence],
+    comparisons: Mapping[str, Comparison],
+    limits: Mapping[str, float] | None,
+    price: Frontier | None,
+) -> list[Chart]:
+    """Draws every figure but the one that stands beside the answer."""
     others = ranking.infeasible[:1] or ranking.undecided[:1]
     closely = (*ranking.feasible[:1], *others, *ranking.feasible[1:])
     shown = [row for row in closely if row.trial_id in evidence][:MAX_TRACES]
     drawn = [
-        pareto(ranking),
         frontier_chart(price) if price is not None else None,
         predictions(ranking),
         race(ranking),
-        waterfall(comparison) if comparison is not None else None,
+        next(filter(None, map(waterfall, comparisons.values())), None),
         step_parts(ranking, evidence),
         step_throughput(ranking, evidence),
         power(ranking, shown, evidence, limits or {}),
@@ -92,7 +104,7 @@ def render_report(
     ranking: Ranking,
     candidates: Sequence[Mapping[str, Any]],
     evidence: Mapping[str, Evidence] | None = None,
-    comparison: Comparison | None = None,
+    comparisons: Mapping[str, Comparison] | None = None,
     problems: Sequence[str] = (),
     price: Frontier | None = None,
     spaces: Sequence[StoredSpace] = (),
@@ -105,24 +117,22 @@ def render_report(
         ranking: Every assessed trial.
         candidates: Rows of `candidates.parquet`: `status` (kept, rejected, equivalent), `rule`, `reason`.
         evidence: Evidence of the trials shown in detail, by trial id.
-        comparison: The best feasible trial against the best one that breaks a bound.
+        comparisons: The answer's plan as B, by what A is; see `draw`.
         problems: Messages about evidence that could not be read.
         price: The best plan at each value of a bound.
         spaces: Every space of the study, the first one first.
     """
-    evidence = evidence or {}
-    charts = draw(ranking, evidence, comparison, document.get("limits"), price)
+    evidence, comparisons = evidence or {}, comparisons or {}
+    picture = pareto(ranking, BESIDE_PX)
+    charts = _details(ranking, evidence, comparisons, document.get("limits"), price)
     body = [
         _banner(ranking.simulated),
         _heading(study_name, ranking),
-        _headline(ranking),
-        coverage_section(ranking, candidates),
-        _kept_bounds(ranking),
-        _counts(ranking),
+        _headline(ranking, comparisons, picture),
         _warnings((*ranking.warnings, *problems)),
-        *(chart.html() for chart in charts[:1]),
+        coverage_section(ranking, candidates),
         *verdict_tables(ranking),
-        *(chart.html() for chart in charts[1:]),
+        *(chart.html() for chart in charts),
         _not_drawn(ranking, evidence),
         saturation_section(ranking, evidence),
         spaces_section(spaces, ranking),
@@ -134,7 +144,7 @@ def render_report(
             fill("<pre>{}</pre>", yaml.safe_dump(dict(document), sort_keys=False, default_flow_style=None)),
         ),
     ]
-    return _page(study_name, body, drawn=bool(charts))
+    return _page(study_name, body, drawn=bool(picture or charts))
 
 
 def render_comparison(comparison: Comparison) -> str:
@@ -182,16 +192,17 @@ def _banner(simulated: bool) -> Html:
     if not simulated:
         return Html()
     return Html(
-        '<div class="banner" role="alert"><strong>SIMULATED TELEMETRY</strong>Power, temperature, clocks and energy on '
+        '<div class="banner" role="alert"><strong>SIMULATED TELEMETRY</strong>'
+        "<span>Power, temperature, clocks and energy on "
         "this page were computed from a model of the device, not measured. They show how the tools work and prove "
-        "nothing about hardware.</div>\n"
+        "nothing about hardware.</span></div>\n"
     )
 
 
 def _heading(study_name: str, ranking: Ranking) -> Html:
     bounds = [*map(str, ranking.constraints)] or ["no constraints"]
     return fill(
-        '<header><p class="eyebrow">wattune study</p><h1>{}</h1>'
+        '<header class="study"><div><p class="eyebrow">wattune study</p><h1>{}</h1></div>'
         '<ul class="chips"><li class="goal">{}</li>{}</ul></header>\n',
         study_name,
         str(ranking.objective),
@@ -199,31 +210,77 @@ def _heading(study_name: str, ranking: Ranking) -> Html:
     )
 
 
-def _headline(ranking: Ranking) -> Html:
-    best = ranking.best
-    if best is None:
-        return fill(
-            '<section class="headline none"><p class="eyebrow">Best feasible configuration</p>'
-            '<p class="label">None: no trial is known to keep every bound.</p>{}<p class="note">{}</p></section>\n',
-            _answer(ranking),
-            price_text(ranking),
-        )
+def _headline(ranking: Ranking, comparisons: Mapping[str, Comparison], picture: Chart | None) -> Html:
+    """Writes the answer: the plan, its gain and why, what to do next, the picture beside it, and every bound."""
+    found, notes = answer_of(ranking), answer_notes(ranking)
+    kind = "recording" if ranking.of_recordings else "configuration"
+    title = f"Best feasible {kind}" if found.state != "undecided" else f"Most likely the best {kind}, its bounds open"
+    to_do = [_code(note.text, found.command) for note in notes if note.tone == "next"]
+    said = [*_why(found, ranking, comparisons), *(note.text for note in notes if not note.tone)]
+    more = _expected(ranking) + _priced(ranking, comparisons) + _others(ranking)
+    parts = [
+        _plan(found, ranking, notes[0].text),
+        fill("<ul>{}</ul>", join(fill("<li>{}</li>", text) for text in said)) if said else Html(),
+        fill('<div class="next">{}</div>', join(to_do)) if to_do else Html(),
+        fill('<p class="note">{}</p>', more) if more else Html(),
+    ]
     return fill(
-        '<section class="headline"><div><p class="eyebrow">Best feasible configuration</p><p class="label">{}</p>'
-        '<p>{}, {}, {}, trial {}</p>{}<p class="note">{}</p></div>'
-        '<div><p class="eyebrow">{}</p><p class="figure">{}</p><p>{} {}</p></div></section>\n',
-        best.label,
-        best.spec.model.name,
-        best.spec.cluster.label,
-        best.spec.engine,
-        best.trial_id,
-        _answer(ranking),
-        _expected(ranking) + price_text(ranking) + _others(ranking),
-        ranking.objective.metric,
-        worded(ranking.objective.metric, best.objective),
-        repeats_text(best),
-        quality_pill(best),
+        '<section class="headline{}"><div class="answer"><p class="eyebrow">{}</p>{}</div>{}{}</section>\n',
+        (" pictured" if picture else "") + ("" if ranking.best else " none"),
+        title,
+        join(parts),
+        fill('<div class="picture"><h2>{}</h2>{}</div>', picture.title, picture.body()) if picture else Html(),
+        _bounds(found),
     )
+
+
+def _plan(found: StudyAnswer, ranking: Ranking, answer: str) -> Html:
+    """Names the answer's plan with its figure, what both rest on, and how much better it is; else says why none is."""
+    row = found.plan
+    if row is None:
+        return fill('<h2 class="label">{}</h2>', answer)
+    about = row.label if row.recorded else f"{row.spec.model.name}, {row.spec.cluster.label}, {row.spec.engine}"
+    return fill(
+        '<h2 class="label">{}</h2><p class="figure">{} <small>{}</small></p><p class="about">{} {}, {}{}</p>'
+        '<p class="lead">{}</p>',
+        row.trial_id if row.recorded else row.label,
+        worded(ranking.objective.metric, row.objective),
+        ranking.objective.metric,
+        quality_pill(row),
+        repeats_text(row),
+        about,
+        Html() if row.recorded else f", trial {row.trial_id}",
+        answer,
+    )
+
+
+def _why(found: StudyAnswer, ranking: Ranking, comparisons: Mapping[str, Comparison]) -> list[str]:
+    """Compares the plan with the next one and with the reference trial, and names the parts of a step that differ."""
+    titles, row = {"next": "the next"}, found.reference
+    if row is not None and row is found.next_plan:
+        titles = {"next": "the next, the reference trial"}
+    elif row is not None:
+        verdict = "" if row in ranking.feasible else f", {row.verdict}"
+        titles["reference"] = f"the reference trial, {ranking.name_of(row)}{verdict}"
+    said = []
+    for role, one in comparisons.items():
+        if title := titles.get(role):
+            reason = reason_text(one)
+            said.append(f"Against {title}: {one.conclude('that', 'it')}{reason and f'; {reason}'}.")
+    return said
+
+
+def _priced(ranking: Ranking, comparisons: Mapping[str, Comparison]) -> str:
+    """Describes what the bounds cost, and the parts of a step that the plan loses by keeping them."""
+    reason = reason_text(comparisons["price"]) if "price" in comparisons else ""
+    return price_text(ranking) + (reason and f" Against it: {reason}.")
+
+
+def _code(text: str, command: str) -> Html:
+    """Writes what to do, its command to copy."""
+    if not command or not text.endswith(command):
+        return fill("<p>{}</p>", text)
+    return fill("<p>{}<code>{}</code></p>", text.removesuffix(command), command)
 
 
 def _expected(ranking: Ranking) -> str:
@@ -233,30 +290,14 @@ def _expected(ranking: Ranking) -> str:
     return f"Expected when run again: {worded(ranking.objective.metric, ranking.expected)}. "
 
 
-def _answer(ranking: Ranking) -> Html:
-    """Writes the answer, in the words of the terminal."""
-    return join(fill("<p>{}</p>", line) for line in answer_lines(ranking))
-
-
-def _kept_bounds(ranking: Ranking) -> Html:
-    """Draws how much of each bound the best trial uses. Empty without a best trial or a bound."""
-    if ranking.best is None or not ranking.best.margins:
-        return Html()
+def _bounds(found: StudyAnswer) -> Html:
+    """Draws how much of each bound the plan uses, the closest first. Empty without a plan or a bound."""
+    margins = sorted(found.plan.margins if found.plan else (), key=lambda margin: margin is not found.closest)
     meters = [
-        fill(
-            "<li><span>{}</span>{}<span>{}, slack {}</span></li>",
-            str(margin.constraint),
-            _meter(margin),
-            worded(margin.metric, margin.got),
-            slack_text(margin),
-        )
-        for margin in ranking.best.margins
+        fill("<li>{}<span>{}</span><p>{}</p></li>", _meter(one), worded(one.metric, one.got), bound_text(one, found))
+        for one in margins
     ]
-    return fill(
-        '<section class="kept"><p class="eyebrow">Bounds of {}</p><ul class="meters">{}</ul></section>\n',
-        ranking.best.label,
-        join(meters),
-    )
+    return fill('<ul class="meters">{}</ul>', join(meters)) if meters else Html()
 
 
 def _others(ranking: Ranking) -> str:
@@ -275,10 +316,5 @@ def _meter(margin: Margin) -> Html:
     low, high = sorted((margin.got, margin.bound))
     if low < 0 or high <= 0:
         return Html("<i></i>")
-    return Html(f'<i class="meter" aria-hidden="true"><b style="width:{100 * low / high:.1f}%"></b></i>')
-
-
-def _counts(ranking: Ranking) -> Html:
-    figures = [(str(verdict), len(getattr(ranking, verdict))) for verdict in Verdict]
-    item = "<li><strong>{}</strong><span>{}</span><small>trials</small></li>"
-    return fill('<ul class="counts">{}</ul>\n', join(fill(item, f"{number:,}", name) for name, number in figures))
+    look = "" if margin.verdict is Holds.HOLDS else ' class="lost"'
+    return Html(f'<i class="meter" aria-hidden="true"><b{look} style="width:{100 * low / high:.1f}%"></b></i>')

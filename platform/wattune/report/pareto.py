@@ -21,7 +21,10 @@ LABELLED: Final = 10
 """Most trials that a scatter labels: of more, the best by verdict, and the front at even distances."""
 
 PLOT_PX: Final = (840.0, 400.0)
-"""Pixels between the axes on a window of 1,000 pixels, below which the page shows no names; a wider one has more."""
+"""Pixels between the axes of an image."""
+
+BESIDE_PX: Final = (480.0, 320.0)
+"""The same on a page where names are shown: at least so many beside the answer, on a window of 1,240 pixels."""
 
 _MOST_BAR: Final = 0.5
 """Most room that intervals take beyond the points, of the width between the outermost ones."""
@@ -29,8 +32,12 @@ _MOST_BAR: Final = 0.5
 _FALLBACK_AXES: Final = ("node_device_power_peak_1s_w", "node_device_power_mean_w", "energy_per_token_j")
 
 
-def pareto(ranking: Ranking) -> Chart | None:
+def pareto(ranking: Ranking, plot_px: tuple[float, float] = PLOT_PX) -> Chart | None:
     """Draws the objective over power: feasible and infeasible trials, the bounds, and the Pareto front.
+
+    Args:
+        ranking: Every assessed trial.
+        plot_px: Width and height between the axes, in which names are placed.
 
     Returns:
         None without a trial that measured both.
@@ -61,7 +68,7 @@ def pareto(ranking: Ranking) -> Chart | None:
     figure.update_yaxes(title=axis_title(metric))
     _leave_room(figure)
     _place_bounds(figure)
-    _place_names(figure, [str(bound) for bound in ranking.constraints if bound.metric == across])
+    _place_names(figure, [str(bound) for bound in ranking.constraints if bound.metric == across], plot_px)
     caption = (
         "Every trial that measured both. A circle keeps every bound, a cross breaks at least one, and of a ring the "
         "runs do not decide it. Bars are 95 % intervals. The dotted line joins the trials that no other beats in both. "
@@ -73,7 +80,7 @@ def pareto(ranking: Ranking) -> Chart | None:
         caption=caption,
         figure=figure,
         simulated=ranking.simulated,
-        height=500,
+        height=430,
     )
 
 
@@ -213,9 +220,9 @@ def _place_bounds(figure: go.Figure) -> None:
             note.update(xanchor="right" if right else "left", xshift=-4 if right else 4)
 
 
-def _place_names(figure: go.Figure, bounds: Sequence[str]) -> None:
+def _place_names(figure: go.Figure, bounds: Sequence[str], plot_px: tuple[float, float]) -> None:
     """Puts each name beside its point where it covers nothing, and leaves it out where there is no such place."""
-    width, height = PLOT_PX
+    width, height = plot_px
     low_x, high_x = figure.layout.xaxis.range
     low_y, high_y = figure.layout.yaxis.range
     named = [
@@ -251,7 +258,7 @@ def _place_names(figure: go.Figure, bounds: Sequence[str]) -> None:
     sides = placed(
         spots,
         plain_texts,
-        PLOT_PX,
+        plot_px,
         taken,
         avoided=avoided,
         bold=[text.startswith("<b>") for *_, text in named],

@@ -1,16 +1,16 @@
 """Writes a study's report and its figures, and a comparison of two trials."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from wattune.errors import PlanError, WattuneError
+from wattune.ranking.answer import answer_of
 from wattune.ranking.comparison import Comparison, compare
 from wattune.ranking.evidence import Evidence, gather_all, side_of_row
 from wattune.ranking.frontier import Frontier
 from wattune.ranking.order import Ranking
-from wattune.ranking.work import work_of
 from wattune.storage.files import write_asked
 from wattune.storage.study import StudyFolder
 
@@ -55,7 +55,7 @@ def write_report(study: StudyFolder, ranking: Ranking, price: Frontier | None = 
         ranking,
         study.candidates(),
         evidence,
-        _telling_pair(study, ranking, evidence),
+        _comparisons(study, ranking, evidence),
         problems,
         price,
         spaces,
@@ -74,8 +74,8 @@ def write_figures(study: StudyFolder, ranking: Ranking, folder: Path, price: Fro
         from wattune.report.page import draw
 
     evidence, _ = _closely(study, ranking)
-    pair = _telling_pair(study, ranking, evidence)
-    charts = draw(ranking, evidence, pair, study.document().get("limits"), price)
+    pairs = _comparisons(study, ranking, evidence)
+    charts = draw(ranking, evidence, pairs, study.document().get("limits"), price)
     return write_images(charts, folder)
 
 
@@ -95,17 +95,20 @@ def write_comparison(comparison: Comparison, path: Path) -> Path:
 
 def _closely(study: StudyFolder, ranking: Ranking) -> tuple[dict[str, Evidence], list[str]]:
     listed = (ranking.feasible, ranking.undecided, ranking.infeasible)
-    return gather_all(study, [row for rows in listed for row in rows[:SHOWN_CLOSELY]])
+    rows = [row for rows in listed for row in rows[:SHOWN_CLOSELY]]
+    reference = answer_of(ranking).reference
+    return gather_all(study, [*rows, *([reference] if reference is not None and reference not in rows else [])])
 
 
-def _telling_pair(study: StudyFolder, ranking: Ranking, evidence: dict[str, Evidence]) -> Comparison | None:
-    """Compares the best feasible trial with the best of the same work that breaks a bound, else the next feasible."""
-    best, metric = ranking.best, ranking.objective.metric
-    if best is None:
-        return None
-    others = (*ranking.infeasible[:SHOWN_CLOSELY], *ranking.feasible[1:SHOWN_CLOSELY])
-    own = work_of(best.spec, metric)
-    alike = [row for row in others if work_of(row.spec, metric) == own and row.trial_id in evidence]
-    if not alike or best.trial_id not in evidence:
-        return None
-    return compare(*(side_of_row(study, row, evidence[row.trial_id]) for row in (best, alike[0])))
+def _comparisons(study: StudyFolder, ranking: Ranking, evidence: Mapping[str, Evidence]) -> dict[str, Comparison]:
+    """Compares the next plan, the reference trial, and the best one that breaks a bound (A) with the answer's (B)."""
+    found = answer_of(ranking)
+    if found.plan is None:
+        return {}
+    others = {"next": found.next_plan, "reference": found.reference, "price": ranking.price if ranking.best else None}
+    own = side_of_row(study, found.plan, evidence.get(found.plan.trial_id))
+    return {
+        role: compare(side_of_row(study, row, evidence.get(row.trial_id)), own)
+        for role, row in others.items()
+        if row is not None
+    }

@@ -1,6 +1,7 @@
 """View of the answer: the lines that come first on a terminal and in a report."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from wattune.ranking.answer import StudyAnswer, answer_of
 from wattune.ranking.bounds import Margin
@@ -11,25 +12,29 @@ from wattune.view.table import Note, View, worded
 
 def answer_view(ranking: Ranking) -> View:
     """Lays out the answer: what is known in bold, then what it rests on, what could be wrong, and what to do."""
-    first, *others = answer_lines(ranking)
-    return [Note(first, "conclusion"), *map(Note, others), Note("")]
+    return [*answer_notes(ranking), Note("")]
 
 
 def answer_lines(ranking: Ranking, *, is_running: bool = False) -> list[str]:
-    """Returns the answer in sentences, the first of which names the plan.
+    """Returns the sentences of `answer_notes`."""
+    return [note.text for note in answer_notes(ranking, is_running=is_running)]
+
+
+def answer_notes(ranking: Ranking, *, is_running: bool = False) -> list[Note]:
+    """Returns the answer in sentences, the first of which names the plan. Others have the tone `bound`, `next` or none.
 
     While the study is running it is that of the plans measured so far, and names nothing to do.
     """
     found = answer_of(ranking)
-    left = "" if is_running else _left(found)
+    text = "" if is_running else _left(found)
+    left = [Note(text, "next")] if text else []
     if found.plan is None:
         # What is not measured may keep every bound, so nobody loosens one for it yet.
         if found.state == "none" and (left or is_running):
-            return [_NONE_YET, *([left] if left else [])]
-        return [_WITHOUT[found.state]]
-    lines = [_first(found, ranking, is_running=is_running), *([left] if left else [])]
-    if found.closest is not None:
-        lines.append(f"Closest bound: {found.closest.constraint}: {slack_text(found.closest)}.")
+            return [Note(_NONE_YET, "conclusion"), *left]
+        return [Note(_WITHOUT[found.state], "conclusion")]
+    bound = [] if found.closest is None else [Note(bound_text(found.closest, found), "bound")]
+    lines = []
     if found.rivals:
         named = [_rival(one, ranking) for one in found.rivals[:2]]
         more = f", and {len(found.rivals) - 2} more" if len(found.rivals) > 2 else ""
@@ -37,13 +42,16 @@ def answer_lines(ranking: Ranking, *, is_running: bool = False) -> list[str]:
     if found.num_behind:
         plans = "plan with an open bound is" if found.num_behind == 1 else "plans with an open bound are"
         lines.append(f"{found.num_behind} {plans} {ranking.words[1]} in any case.")
-    if (
-        found.state == "unsure"
-        and ranking.best is not None
-        and (ties := sum(r.rank == 1 for r in ranking.feasible) - 1)
-    ):
-        lines.append(f"Not told apart from {ties} more.")
-    return lines if is_running else [*lines, *_to_do(found)]
+    if found.state == "unsure" and found.ties:
+        lines.append(f"Not told apart from {_listed(found.ties)}.")
+    first = Note(_first(found, ranking, is_running=is_running), "conclusion")
+    to_do = [] if is_running else [Note(text, "next") for text in _to_do(found)]
+    return [first, *left, *bound, *map(Note, lines), *to_do]
+
+
+def bound_text(margin: Margin, found: StudyAnswer) -> str:
+    """Returns a bound of the answer's plan with its distance, and marks the one that is closest."""
+    return f"{'Closest bound: ' if margin is found.closest else ''}{margin.constraint}: {slack_text(margin)}."
 
 
 def slack_text(margin: Margin) -> str:
@@ -68,6 +76,9 @@ def _past(margin: Margin) -> str:
     """Says how many runs passed the bound; empty where all of them say the same."""
     return f", {margin.num_past} of {margin.num_runs} runs past it" if 0 < margin.num_past < margin.num_runs else ""
 
+
+_MOST_NAMED: Final = 3
+"""Most plans that a sentence names."""
 
 _NONE_YET = "No plan that was measured keeps every bound."
 
@@ -131,4 +142,6 @@ def _to_do(found: StudyAnswer) -> list[str]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return " and ".join(names)
+    """Lists names, of many the first ones."""
+    shown = [*names[:_MOST_NAMED], *([f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else [])]
+    return ", ".join(shown[:-1]) + (" and " if shown[1:] else "") + shown[-1]

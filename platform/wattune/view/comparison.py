@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from wattune.fitting.estimate_and_result import Beside, Figure
+from wattune.metrics import METRICS
 from wattune.ranking.comparison import Comparison, PartChange, Waterfall
 from wattune.ranking.difference import Difference
 from wattune.view.table import (
@@ -21,6 +22,11 @@ from wattune.view.table import (
 )
 
 _WHOLE: Final = "whole"
+_QUANTITY: Final = {"s": ("time_s", "Time"), "J": ("energy_j", "Energy")}
+"""Quantity and word of a waterfall's unit."""
+
+_LEAST_TOLD: Final = 0.1
+"""Least share of all parts' changes, without signs, of a part that a sentence names."""
 
 
 def comparison_view(comparison: Comparison) -> View:
@@ -36,6 +42,26 @@ def comparison_view(comparison: Comparison) -> View:
         reading(comparison.error_note),
         *warnings(comparison.warnings),
     ]
+
+
+def reason_text(comparison: Comparison) -> str:
+    """Returns from A to B the parts of a step that made the difference in the asked metric, greatest first.
+
+    Of an energy in joules, else in time. Empty without spans on both sides.
+    """
+    fall = comparison.energy if METRICS[comparison.asked].group == "energy" else comparison.time
+    if fall is None:
+        return ""
+    parts = sorted(fall.parts, key=lambda part: -abs(part.change))
+    least = _LEAST_TOLD * sum(abs(part.change) for part in parts)
+    told = [f"{part.name.replace('_', ' ')} {_change(fall, part)}" for part in parts if abs(part.change) > least]
+    of = ", of it " if told else ""
+    whole = PartChange(name=_WHOLE, a=fall.a, b=fall.b)
+    return f"{_QUANTITY[fall.unit][1].lower()} of a {fall.per} {_change(fall, whole)}{of}{', '.join(told)}"
+
+
+def _change(fall: Waterfall, part: PartChange) -> str:
+    return signed(_QUANTITY[fall.unit][0], part.change).replace("-", "−")
 
 
 def differing(comparison: Comparison) -> Table:
@@ -87,7 +113,7 @@ DIFFERENCE: Final = (
 
 
 def _parts(fall: Waterfall) -> list[Table | Note]:
-    name, title = ("time_s", "Time") if fall.unit == "s" else ("energy_j", "Energy")
+    name, title = _QUANTITY[fall.unit]
 
     def share(part: PartChange) -> Cell:
         if part.name == _WHOLE:

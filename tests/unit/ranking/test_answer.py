@@ -129,3 +129,14 @@ def test_a_page_says_what_a_tied_leader_is_expected_to_measure_again() -> None:
     assert "Expected when run again: 39.89 k/s" in Page(render_report("moe", DOCUMENT, ranking, [])).text
     sure = ranked(trial(1, 44_000.0, 2000.0), trial(2, 40_000.0, 2000.0))
     assert "Expected when run again" not in Page(render_report("moe", DOCUMENT, sure, [])).text
+
+
+def test_ties_and_the_reference_trial_are_named() -> None:
+    reference = [trial(8, speed, 2000.0, repeat=1000 + n) for n, speed in enumerate((30_000.0, 30_050.0))]
+    ranking = ranked(*(trial(n, 40_000.0 + n, 2000.0) for n in (1, 2, 4, 5, 6)), *reference)
+    found = answer_of(ranking)
+    assert found.reference is not None and found.reference.label == "dp4 mbs8"
+    assert set(found.ties) == {row.label for row in ranking.feasible[1:5]}
+    assert f"Not told apart from {', '.join(found.ties[:3])} and 1 more." in answer_lines(ranking)
+    assert found.to_json()["ties"] == list(found.ties)
+    assert answer_of(ranked(*reference)).reference is None, "the plan itself"

@@ -1,4 +1,4 @@
-"""The first screen says of how many trials nothing was measured, and why."""
+"""The page says right after the answer of how many trials nothing was measured, and why."""
 
 from dataclasses import replace
 
@@ -63,10 +63,10 @@ def test_a_burst_is_no_measurement():
     assert "Not measured: 1 not reached, 2 only in a burst, 1 failed, 1 interrupted." in page.text
 
 
-def test_it_is_said_before_any_figure():
+def test_it_is_said_before_any_table():
     listed = candidates(1, 2, 4, 8, 16, *(2**n for n in range(5, 12)), rejected=1204, equivalent=96)
     page = Page(render_report("moe", DOCUMENT, ranked(PAIRS), listed))
-    before = page.text[: page.text.index("Throughput against power")]
+    before = page.text[: page.text.index("P(best) is the probability")]
     assert "Measured 3 of 12 trials of the space (25.0 %)" in before
     assert "Not measured: 7 not reached, 1 failed, 1 interrupted." in before
     assert "1,204 combinations are rejected by rules and 96 do the same work" in before
@@ -86,5 +86,8 @@ def test_the_ends_read_well(listed, said):
     assert said in Page(coverage_section(ranked(PAIRS[:4]), listed)).text
 
 
-def test_without_candidates_nothing_is_claimed():
-    assert coverage_section(ranked(PAIRS), []) == ""
+def test_trials_are_counted_by_verdict_where_there_are_any():
+    assert Page(coverage_section(ranked(PAIRS), [])).text.split() == [
+        *("1", "feasible", "1", "infeasible", "1", "unknown", "1", "interrupted", "1", "failed")
+    ]
+    assert coverage_section(ranked([]), []) == ""

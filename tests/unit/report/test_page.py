@@ -1,6 +1,8 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from first_screens import recordings
 from made_report import (
     DOCUMENT,
     HOSTILE,
@@ -8,6 +10,7 @@ from made_report import (
     Page,
     all_charts,
     comparison_of,
+    evidence_of,
     figure_of,
     ranked,
     render,
@@ -15,8 +18,11 @@ from made_report import (
     whole,
 )
 
+from wattune.ranking.comparison import Side, compare
+from wattune.ranking.difference import Counted
 from wattune.report.page import render_comparison, render_report
 from wattune.report.pareto import pareto
+from wattune.view.comparison import reason_text
 
 
 @pytest.fixture(scope="module")
@@ -25,15 +31,46 @@ def page() -> Page:
 
 
 def test_the_headline_is_the_best_feasible_trial_with_its_slack_and_its_price(page):
-    head = page.text[: page.text.index("Throughput against power")]
+    head = page.text[: page.text.index("Before you compare")]
     for shown in (
         "Best feasible configuration\ndp4 mbs1\n",
         "40.5 k/s ±0.66 %",
         "2 repeats, interval by its repeats and all others",
-        "2.39 kW, slack +360 W (+13.1 %), holds, the next run keeps it with probability 1.00",
+        f"2.39 kW\nClosest bound: {POWER} <= 2750: +360 W (+13.1 %), holds, the next run keeps it with probability 1",
     ):
         assert shown in head
-    assert f"dp4 mbs2 is 8.6 % better, with 44 k/s, but fails {POWER} <= 2750 by 438 W." in head
+    assert f"dp4 mbs2 is 8.6 % better, with 44 k/s, but fails {POWER} <= 2750 by 438 W. Against it: time of a" in head
+
+
+def test_the_next_plan_and_the_reference_trial_are_compared_with_the_parts_that_differ():
+    pairs = [trial(1, 40_400.0), trial(2, 38_000.0), *(trial(4, 30_000.0 + n, repeat=1000 + n) for n in range(3))]
+    ranking = ranked(pairs)
+    sides = [
+        Side(
+            name=row.trial_id,
+            spec=row.spec,
+            result=row.counted[0],
+            breakdown=evidence_of(row, slow=slow).breakdown,
+            counted=Counted(row.counted, row.spreads),
+            simulated=False,
+        )
+        for row, slow in zip(ranking.feasible, (1.0, 1.3, 2.0), strict=True)
+    ]
+    compared = {role: compare(side, sides[0]) for role, side in zip(("next", "reference"), sides[1:], strict=True)}
+    text = Page(render_report("moe", DOCUMENT, ranking, [], comparisons=compared)).text
+    assert "\nAgainst the next: it trains 6.3 % more tokens a second (95 % interval " in text
+    assert "\nAgainst the reference trial, dp4 mbs4: it trains 34.7 % more tokens a second (95 % interval " in text
+    assert ": told apart; time of a step −100.0 ms, of it exposed comm −100.0 ms.\n" in text
+    assert reason_text(compared["next"]) == "time of a step −30.0 ms, of it exposed comm −30.0 ms"
+    assert reason_text(replace(compared["next"], asked="energy_per_token_j")).startswith("energy of a step −78 J")
+    assert reason_text(replace(compared["next"], time=None)) == ""
+
+
+def test_an_open_bound_is_marked_and_a_recording_has_its_own_name():
+    page = render_report("moe", DOCUMENT, ranked([trial(1, 40_000.0, 2745.0)]), [])
+    assert "Most likely the best configuration, its bounds open" in page and '<b class="lost"' in page
+    text = Page(recordings(Path())).text
+    assert "Best feasible recording\nsecond\n1 kJ" in text and "python train.py --lr second" in text
 
 
 def of_shorter_sequences(pair):
@@ -77,9 +114,9 @@ def test_measured_figures_do_not():
         assert "SIMULATED" not in str(figure_of(chart)[1])
 
 
-def test_warnings_and_what_could_not_be_read_stand_before_the_figures(page):
-    before = page.text[: page.text.index("Throughput against power")]
-    assert "Before you compare" in before
+def test_warnings_and_what_could_not_be_read_stand_right_after_the_answer(page):
+    before = page.text[: page.text.index("P(best) is the probability")]
+    assert before.index("Throughput against power") < before.index("Before you compare") < before.index("Measured ")
     assert "rank 3 at 140 GiB." in before
 
 
@@ -96,7 +133,7 @@ def test_two_trials_side_by_side_are_a_page():
 
 def test_nothing_feasible_says_what_came_closest():
     page = Page(render_report("s", DOCUMENT, ranked([trial(2, 44_000.0, 3188.0)]), []))
-    assert "None: no trial is known to keep every bound." in page.text
+    assert "Best feasible configuration\nNo plan keeps every bound; loosen a bound or widen the space.\n" in page.text
     assert f"dp4 mbs2, reaches 44 k/s and fails {POWER} <= 2750 by 438 W" in page.text
 
 
@@ -104,7 +141,7 @@ def test_nothing_feasible_says_what_came_closest():
 def test_an_empty_study_is_a_small_page(bound):
     html = render_report("s", DOCUMENT, ranked([], bound), [])
     assert len(html) < 20_000  # no chart, no plotly.js
-    assert "None: no trial" in html
+    assert "No answer yet: nothing was measured" in html
 
 
 def test_no_two_plans_of_a_page_share_a_name():
