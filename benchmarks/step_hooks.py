@@ -163,7 +163,7 @@ def after_work(work: Work, versions: dict[str, Any], device: str, num_steps: int
             hooks, steps = versions[version]
             before, after = steps["pieces"]["none" if kind == "write" else kind]
             if kind == "write":
-                teller, after = hooks.spans._WRITER, hooks.spans._WRITER.flush
+                teller, after = hooks.spans.WRITER, hooks.spans.WRITER.flush
                 teller.flush()
                 for step in range(STEPS_OF_WRITE):
                     teller.step(step, step + 1, 4096)

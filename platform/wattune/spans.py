@@ -20,11 +20,12 @@ from wattune.steps.process.writer import FOLDER_VARIABLE, StepWriter
 if TYPE_CHECKING:
     from types import TracebackType
 
-_WRITER: Final = StepWriter("spans") if os.environ.get(FOLDER_VARIABLE) else None
+WRITER: Final = StepWriter("spans") if os.environ.get(FOLDER_VARIABLE) else None
+"""The writer of this process's steps; None where wattune does not listen."""
 
 # Bound once: right after a step of real work caches hold none of the objects that a look-up goes through.
 _now_ns: Final = time.monotonic_ns
-_take: Final = None if _WRITER is None else _WRITER.step
+_take: Final = None if WRITER is None else WRITER.step
 
 
 class _Step:
@@ -77,4 +78,4 @@ def step(tokens: int | None = None) -> _Step | _Nothing:
     Returns:
         A context manager.
     """
-    return _NOTHING if _WRITER is None else _Step(tokens)
+    return _NOTHING if WRITER is None else _Step(tokens)

@@ -74,6 +74,6 @@ def test_it_loads_the_standard_library_alone() -> None:
 
 
 def test_without_a_listener_the_context_is_shared() -> None:
-    if spans._WRITER is not None:
+    if spans.WRITER is not None:
         pytest.skip("these tests run under `wattune record`")
     assert spans.step() is spans.step(tokens=3)

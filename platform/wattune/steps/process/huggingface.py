@@ -64,9 +64,14 @@ def attach(module: ModuleType) -> None:
     transformers has no entry point for callbacks. `DEFAULT_CALLBACKS` is the list that each Trainer copies. Adding to
     it changes no code, and reaches subclasses. Only `Trainer.training_step` sees the tokens of a micro-batch.
     """
-    steps = TrainerSteps(StepWriter("transformers"))
+    module.DEFAULT_CALLBACKS.append(telling(module.TrainerCallback, module.Trainer, StepWriter("transformers")))
 
-    class WattuneSteps(module.TrainerCallback):  # type: ignore[name-defined, misc]
+
+def telling(base: Any, trainer: Any, writer: StepWriter) -> Any:
+    """Returns a class of callbacks, of the Trainer's own base class, that tells the steps and tokens of any Trainer."""
+    steps = TrainerSteps(writer)
+
+    class WattuneSteps(base):  # type: ignore[misc]
         """Tells wattune the steps."""
 
     def on(event: str, call: Any) -> None:
@@ -82,8 +87,8 @@ def attach(module: ModuleType) -> None:
         on(event, call)
     for event in ("on_train_begin", "on_train_end", "on_evaluate", "on_predict", "on_save"):
         on(event, steps.interrupt)
-    module.DEFAULT_CALLBACKS.append(WattuneSteps)
-    _count_tokens(module.Trainer, steps)
+    _count_tokens(trainer, steps)
+    return WattuneSteps
 
 
 def _count_tokens(trainer: Any, steps: TrainerSteps) -> None:

@@ -36,14 +36,15 @@ def _callbacks(package: str) -> list[Any]:
     try:
         import importlib
 
-        return [_callback(importlib.import_module(package).Callback)]
+        return [telling(importlib.import_module(package).Callback, _STEPS)()]
     except Exception as error:
         tell_problem(WHAT, error)
         return []
 
 
-def _callback(base: Any) -> Any:
-    steps, steps_done, under_way = _STEPS, [0], [False]
+def telling(base: Any, steps: TrainerSteps) -> Any:
+    """Returns a class of callbacks, of Lightning's own base class, that tells the steps and tokens of any Trainer."""
+    steps_done, under_way = [0], [False]
 
     def begin(trainer: Any, batch: Any) -> None:
         # Not with every batch: a step whose batches have a validation between them has no time of its own.
@@ -91,7 +92,7 @@ def _callback(base: Any) -> Any:
         def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:  # noqa: ARG002
             interrupt(trainer, None)
 
-    return WattuneSteps()
+    return WattuneSteps
 
 
 def _ranks_of_batch(trainer: Any) -> int:

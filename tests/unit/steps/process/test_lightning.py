@@ -28,7 +28,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
 
 
 def callback() -> Any:
-    return lightning._callback(object)
+    return lightning.telling(object, lightning._STEPS)()
 
 
 def test_validation_and_checkpoints_belong_to_no_step(steps: list[int | None]) -> None:
