@@ -48,7 +48,7 @@ class RunStatus(StrEnum):
     """It was stopped at a hard limit."""
     INTERRUPTED = "interrupted"
     INFRA_FAILED = "infra_failed"
-    """The cluster failed it, not its configuration (`wattune.orchestrate.failures`)."""
+    """The cluster, or what surrounds every plan, failed it and not its configuration: see `Cause`."""
     INVALID = "invalid"
     """It ran, but its measurement fails the quality checks."""
 
@@ -56,6 +56,30 @@ class RunStatus(StrEnum):
     def is_final(self) -> bool:
         """True where a resumed study does not run this trial again."""
         return self not in (RunStatus.INTERRUPTED, RunStatus.INFRA_FAILED)
+
+
+class Cause(StrEnum):
+    """The part of the cluster that failed a trial."""
+
+    PLACEMENT = "placement"
+    """Its workers did not start in time, or not where they were wanted."""
+    NODE_LOST = "node_lost"
+    WORKER_KILLED = "worker_killed"
+    """A signal from outside ended a rank's process."""
+    WORKERS_LOST = "workers_lost"
+    """Its workers, or the process that holds them, ended for another reason."""
+    NODE_UNFIT = "node_unfit"
+    """A library is missing on a node, a disk there is full, or its sensors do not see a device."""
+    TELEMETRY = "telemetry"
+    """A node's sensors did not start, or what they recorded was lost."""
+    HEAD = "head"
+    """The trial's driver process ended, or could not write or allocate."""
+    DEVICE = "device"
+    """A device of a command is broken or gone."""
+    NETWORK = "network"
+    """Ranks of a command did not find each other, or lost each other, and none of them said why."""
+    SURROUNDINGS = "surroundings"
+    """A command lacks what every plan of it needs: rights, files, space, libraries, versions."""
 
 
 _LONGEST_COMMAND: Final = 100

@@ -8,10 +8,10 @@ import errno
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Final
 
 from wattune.errors import NodeError
+from wattune.run import Cause as Cause
 from wattune.run import Run, RunStatus
 
 MOST_TRIES: Final = 3
@@ -44,24 +44,6 @@ _OF_THE_MACHINE: Final = frozenset(
     (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 )
 """Errors of the operating system that no plan asks for: a full, broken or vanished disk, no memory, no files."""
-
-
-class Cause(StrEnum):
-    """The part of the cluster that failed a trial."""
-
-    PLACEMENT = "placement"
-    """Its workers did not start in time, or not where they were wanted."""
-    NODE_LOST = "node_lost"
-    WORKER_KILLED = "worker_killed"
-    """A signal from outside ended a rank's process."""
-    WORKERS_LOST = "workers_lost"
-    """Its workers, or the process that holds them, ended for another reason."""
-    NODE_UNFIT = "node_unfit"
-    """A library is missing on a node, a disk there is full, or its sensors do not see a device."""
-    TELEMETRY = "telemetry"
-    """A node's sensors did not start, or what they recorded was lost."""
-    HEAD = "head"
-    """The trial's driver process ended, or could not write or allocate."""
 
 
 @dataclass(frozen=True, slots=True)

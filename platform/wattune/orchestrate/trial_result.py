@@ -43,7 +43,8 @@ def status_of(spec: TrialSpec, answer: Answer, nodes: Sequence[Node] = ()) -> _E
         said = "" if stands or cause.status is RunStatus.TIMED_OUT else lost
         reason = "; ".join(filter(None, (said, cause.reason)))
         at_fault = tuple(place.node for place in answer.places if place.rank == cause.rank)
-        unfit = Failure(Cause.NODE_UNFIT, reason, at_fault)
+        told = cause.command and cause.command.cause
+        unfit = Failure(told or Cause.NODE_UNFIT, reason, at_fault)
         return cause.status, reason, unfit if cause.status is RunStatus.INFRA_FAILED else None
     if silent or answer.failure:
         reason = "; ".join(filter(None, (lost, answer.failure))) or "no rank reported"

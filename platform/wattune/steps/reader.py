@@ -200,17 +200,18 @@ class StepReader:
         return {rank: peak for rank, (_, peak) in found.items()}
 
     def errors(self) -> Mapping[int, str]:
-        """Returns the exception that ended each rank, where its process told it: class, message and place."""
-        return {rank: str(one["text"]) for rank, one in sorted(self._events("error"), key=_last_first)}
+        """Returns the exception that ended each rank, where its process told it: class, message and place.
+
+        The rank that failed first comes first.
+        """
+        found: dict[int, str] = {}
+        for rank, one in sorted(self._events("error"), key=lambda event: (int(event[1].get("mono_ns", 0)), event[0])):
+            found.setdefault(rank, str(one["text"]))
+        return found
 
     def out_of_memory(self) -> Sequence[int]:
         """Returns the ranks whose last exception means that memory ran out."""
         return sorted({rank for rank, one in self._events("error") if one.get("out_of_memory")})
-
-    def first_failed(self) -> int | None:
-        """Returns the rank that failed first; None where no process told an exception."""
-        failed = sorted((int(one.get("mono_ns", 0)), rank) for rank, one in self._events("error"))
-        return failed[0][1] if failed else None
 
     def headers(self) -> Mapping[int, Mapping[str, Any]]:
         """Returns what each rank's process told of itself: `local_rank`, `world_size`, `device_uuid` and more."""
@@ -267,8 +268,3 @@ def _together_ns(one: StepFile, other: StepFile) -> int:
     """Returns how long two processes told steps side by side; not above 0 where one ended before the other began."""
     ends_ns = min(one.steps[-1].end_mono_ns, other.steps[-1].end_mono_ns)
     return ends_ns - max(one.steps[0].start_mono_ns, other.steps[0].start_mono_ns)
-
-
-def _last_first(event: tuple[int, Mapping[str, Any]]) -> int:
-    """Orders events so that each rank's first one is taken last, and stays."""
-    return -int(event[1].get("mono_ns", 0))

@@ -1,4 +1,8 @@
-"""Reasons of a command's failure: from what its processes told, from its output, and from its end."""
+"""The judgement of a failed command: by its last exception, signal or exit code, not by words before it.
+
+A rank's own exception counts before its launcher's. Of several ranks the first that failed counts, and before those
+that only say that another has gone.
+"""
 
 import re
 import signal
@@ -6,47 +10,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from wattune.run import RunStatus
+from wattune.workers.command.causes import (
+    DEVICE_MEMORY,
+    HOST_MEMORY,
+    KILLED,
+    NETWORK,
+    PLAN,
+    SURROUNDINGS,
+    Kind,
+    kind_of,
+)
+from wattune.workers.command.printed import NO_FLAG, Words, last_line, plain, printed_words
 
 INVALID_FLAG: Final = "invalid flag"
 """Beginning of the reason where a program does not take one of its arguments."""
 
-_NO_MEMORY: Final = re.compile(
-    r"(can't|cannot) allocate memory|out of memory|OutOfMemoryError|std::bad_alloc|^MemoryError\b"
-    r"|STATUS_\w*ALLOC_FAILED|miopenStatusAllocFailed|failed to (cuda|hip) (host )?[cm]alloc",
-    re.IGNORECASE,
-)
-"""Words of allocators, drivers and the libraries beside torch; as `wattune.workers.out_of_memory.is_out_of_memory`."""
-
-_NO_FLAG: Final = tuple(
-    re.compile(pattern)
-    for pattern in (
-        # argparse and what stands on it (torchrun's own arguments, transformers, Megatron's scripts).
-        r"error: (?:argument \S+|unrecognized arguments|the following arguments are required|ambiguous option): .+",
-        r"Some specified arguments are not used by the HfArgumentParser: .+",  # transformers/hf_argparser.py
-        r"Unrecognized (?:options|arguments): .+",  # tyro, as torchtitan uses it
-        r"(?:Error: )?No such option: .+",  # click and typer
-        r"Invalid value for '?-.+",
-        r"FATAL Flags parsing error: .+",  # absl
-        r"Unknown command line flag .+",
-        r"Key '\S+' is not in struct.*|Could not override '.+'",  # hydra
-    )
-)
-
-_RANK: Final = re.compile(r"^\s*\[(?:rank|default)(\d{1,9})\]:\s?(?P<said>.*)")
-"""Beginning of a line that torch's exception hook, or torchrun with --tee, marks with its rank."""
-
 _ROOT: Final = re.compile(r"Root Cause \(first observed failure\)")
 _ROOT_RANK: Final = re.compile(r"^\s*rank\s*:\s*(\d{1,9})\s")
 _ROOT_CODE: Final = re.compile(r"^\s*exitcode\s*:\s*(-?\d{1,9})\s")
-_RAISED: Final = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning)\b.*")
-"""The last line of a traceback."""
 
-_OUTSIDE: Final = (-signal.SIGKILL, -signal.SIGTERM)
-"""Endings by signals that others send: operators, schedulers, a node that goes down."""
+_SIGNALLED: Final = re.compile(
+    r"return code = -(?P<code>\d{1,2})\b|[Ss]ignals?[ .:]+SIG(?P<name>[A-Z]+)|exited on signal (?P<on>\d{1,2})"
+    r"|(?:task \d+|: line \d+:\s+\d+|^\d*)\s*:? (?P<word>Killed|Terminated|Segmentation fault|Bus error|Aborted)\b"
+    r"|^(?P<alone>Killed)$"
+)
+"""The signal that ended a rank, as DeepSpeed, Python, MPI, Slurm and shells write it."""
 
-_LAUNCHERS: Final = re.compile(r"ChildFailedError|torch\.distributed\.elastic|torch/distributed/(?:run|launch)")
-"""Lines of torchrun about the failure of a rank: they are never its cause."""
+_WORDS: Final = {"Killed": 9, "Terminated": 15, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6}
+
+_OUTSIDE: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that others send: operators, schedulers, a node that goes down."""
 
 _LONGEST: Final = 400
 """Characters of a line that a reason quotes."""
@@ -57,82 +50,118 @@ class Told:
     """Words of a command's processes about their failure (`wattune.steps.reader.StepReader`)."""
 
     errors: Mapping[int, str] = field(default_factory=dict)
-    """Exceptions by rank."""
+    """Exceptions that ended ranks, the first one first."""
     out_of_memory: Sequence[int] = ()
-    """Ranks whose memory ran out."""
-    first_failed: int | None = None
+    """Ranks whose exception is of a class that means that memory ran out, or says so."""
 
 
 def failure(
-    exit_code: int | None, lines: Sequence[str], told: Told, *, num_oom_kills: int = 0
-) -> tuple[RunStatus, str]:
-    """Returns the status and the reason of a command that failed.
+    exit_code: int | None, lines: Sequence[str], told: Told, *, num_oom_kills: int = 0, starved: bool = False
+) -> tuple[Kind, str]:
+    """Returns the kind of end of a command that failed, and the reason with its evidence.
 
     Args:
         exit_code: Its exit code, negative for a signal; None where nobody saw its end.
         lines: Its output.
         told: What its processes told.
-        num_oom_kills: Processes of the node that the kernel ended for want of memory while it ran.
+        num_oom_kills: Processes of the container or machine that the kernel ended for want of memory while it ran.
+        starved: True where the node had next to no memory left at some time.
     """
-    end = ending(exit_code)
-    rank, line = _cause(lines, told)
-    if refused := next((found[0] for text in lines for one in _NO_FLAG if (found := one.search(text))), None):
-        return RunStatus.CRASHED, f"{INVALID_FLAG}: {refused[:_LONGEST].strip()} ({end})"
-    if told.out_of_memory:
-        first = told.out_of_memory[0] if told.first_failed not in told.out_of_memory else told.first_failed
-        return RunStatus.OUT_OF_MEMORY, f"rank {first}: {told.errors.get(first or 0, line)[:_LONGEST]}"
-    starved = next((_RANK.sub(r"\g<said>", text) for text in lines if _NO_MEMORY.search(text)), "")
-    if starved:
-        of = "" if rank is None else f"rank {rank}: "
-        return RunStatus.OUT_OF_MEMORY, f"{of}{starved.strip()[:_LONGEST]}"
-    if num_oom_kills:
-        killed = f"the kernel ended {num_oom_kills} process(es)"
-        return RunStatus.OUT_OF_MEMORY, f"{end}; {killed}: the node's memory ran out"
-    of = "" if rank is None else f"rank {rank}: "
-    said = f": {of}{line[:_LONGEST]}" if line else ", without a word"
-    return RunStatus.CRASHED, f"{end}{said}"
-
-
-def killed_from_outside(exit_code: int | None, lines: Sequence[str], told: Told) -> str:
-    """Returns who was ended by a signal that no program sends itself, in words; empty where nobody was.
-
-    Args:
-        exit_code: Exit code of the command; torchrun ends with 1 where a rank was killed, and reports that rank.
-        lines: Its output.
-        told: What its processes told. Other ranks raise when one is gone; only its own exception is a cause.
-    """
-    if exit_code in _OUTSIDE:
-        return ending(exit_code)
-    rank, code = _root_cause(lines)
-    if code in _OUTSIDE and rank not in told.errors:
-        return f"rank {rank}, {ending(code)}"
-    return ""
+    own = [Words(rank, text, _told_kind(rank, text, told)) for rank, text in told.errors.items()]
+    printed = printed_words(lines)
+    first = next((one for one in own if one.kind is not NETWORK), None)
+    if first is not None and first.kind is PLAN:  # only its traceback says of what it is the consequence
+        same = [one for one in printed if one.kind is not PLAN and _message(one.text) in first.text]
+        first = next((one for one in same if one.rank in (None, first.rank)), first)
+    root, code = _root_cause(lines)
+    number = -code if code is not None and code < 0 else _signal_of(exit_code)
+    if number in _OUTSIDE and (first is None or (root is not None and root not in told.errors)):
+        starving = [one for one in printed if one.kind is HOST_MEMORY and number == signal.SIGKILL]
+        if not starving:
+            return _of_signal(number, root, exit_code, num_oom_kills, starved)
+        first = starving[0]
+    first = first or _first([one for one in printed if one.kind is not NETWORK], root)
+    if first is None:
+        number = number or _reported(lines) or (signal.SIGKILL if num_oom_kills else None)
+        if number is not None and not (number == signal.SIGABRT and (own or printed)):
+            return _of_signal(number, root, exit_code, num_oom_kills, starved)
+    first = first or next(iter(own or printed), None) or last_line(lines)
+    if first is None:
+        kind = SURROUNDINGS if exit_code in (126, 127) else PLAN
+        return kind, f"{kind.words}{ending(exit_code)}, without a word"
+    said = first.text[:_LONGEST].strip()
+    if refused := NO_FLAG.search(said):
+        return PLAN, f"{INVALID_FLAG}: {refused[0]} ({ending(exit_code)})"
+    rank = root if first.rank is None else first.rank
+    return first.kind, f"{first.kind.words}{ending(exit_code)}: {'' if rank is None else f'rank {rank}: '}{said}"
 
 
 def ending(exit_code: int | None) -> str:
     """Says how a command ended."""
     if exit_code is None:
         return "its end was not seen"
-    if exit_code >= 0:
+    number = _signal_of(exit_code)
+    if number is None:
         return f"exit code {exit_code}"
     try:
-        return f"ended by {signal.Signals(-exit_code).name}"
+        name = signal.Signals(number).name
     except ValueError:
-        return f"ended by signal {-exit_code}"
+        name = f"signal {number}"
+    return f"ended by {name}" if exit_code < 0 else f"exit code {exit_code}, as {name} gives it"
 
 
-def _cause(lines: Sequence[str], told: Told) -> tuple[int | None, str]:
-    """Returns the rank that failed first, None where nobody knows, and its words."""
-    if told.first_failed is not None and told.first_failed in told.errors:
-        return told.first_failed, told.errors[told.first_failed]
-    rank, code = _root_cause(lines)
-    own = [found["said"] for text in lines if (found := _RANK.match(text)) and rank in (None, int(found[1]))]
-    raised = _last(own, _RAISED) or _last([text for text in lines if not _LAUNCHERS.search(text)], _RAISED)
-    if raised:
-        return rank, raised
-    if code is not None:
-        return rank, ending(code)
-    return rank, next((text.strip() for text in reversed(lines) if text.strip()), "")
+def _signal_of(exit_code: int | None) -> int | None:
+    """Returns the signal that ended a process: shells and containers add 128 to its number."""
+    if exit_code is None or 0 <= exit_code <= 128:
+        return None
+    number = -exit_code if exit_code < 0 else exit_code - 128
+    return number if exit_code < 0 or number in (*_OUTSIDE, *_WORDS.values(), signal.SIGILL, signal.SIGFPE) else None
+
+
+def _of_signal(
+    number: int, rank: int | None, exit_code: int | None, num_oom_kills: int, starved: bool
+) -> tuple[Kind, str]:
+    """Judges a signal that ended the command, or one of its ranks, and about which nobody has a word."""
+    who = ending(-number) if rank is None else f"rank {rank}, {ending(-number)}"
+    if number == signal.SIGKILL and (num_oom_kills or starved):
+        why = f"the kernel ended {num_oom_kills} process(es) for memory" if num_oom_kills else "the node had none left"
+        return HOST_MEMORY, f"{HOST_MEMORY.words}{who}; {why}"
+    if number in _OUTSIDE:
+        return KILLED, f"{KILLED.words}{who}"
+    if number in (signal.SIGBUS, signal.SIGILL):
+        why = (
+            "shared memory (/dev/shm) is too small"
+            if number == signal.SIGBUS
+            else "this processor lacks an instruction"
+        )
+        return SURROUNDINGS, f"{SURROUNDINGS.words}{who}: {why}"
+    return PLAN, f"{ending(exit_code)}: {who}" if exit_code != -number else f"{who}, without a word"
+
+
+def _told_kind(rank: int, text: str, told: Told) -> Kind:
+    kind = kind_of(text)
+    by_class = rank in told.out_of_memory and kind is PLAN and kind_of(text.partition(":")[2]) is not PLAN
+    return DEVICE_MEMORY if by_class and not text.startswith(("Assertion", "Value", "Type", "Key")) else kind
+
+
+def _message(text: str) -> str:
+    return text.partition(" (after ")[0].partition(": ")[2][:60]
+
+
+def _first(words: Sequence[Words], root: int | None) -> Words | None:
+    """Returns the last words of the rank that failed first: torchrun's first, else the first that has any."""
+    return next((one for one in words if one.rank is not None and one.rank == root), None) or next(iter(words), None)
+
+
+def _reported(lines: Sequence[str]) -> int | None:
+    """Returns the signal that a launcher or a shell says has ended a process."""
+    for line in reversed(lines):
+        if found := _SIGNALLED.search(plain(line).strip()):
+            if found["name"]:
+                return int(getattr(signal, f"SIG{found['name']}", 0)) or None
+            word = found["word"] or found["alone"]
+            return _WORDS[word] if word else int(found["code"] or found["on"])
+    return None
 
 
 def _root_cause(lines: Sequence[str]) -> tuple[int | None, int | None]:
@@ -144,7 +173,3 @@ def _root_cause(lines: Sequence[str]) -> tuple[int | None, int | None]:
     ranks = [found[1] for text in block if (found := _ROOT_RANK.match(text))]
     codes = [found[1] for text in block if (found := _ROOT_CODE.match(text))]
     return (int(ranks[0]) if ranks else None), (int(codes[0]) if codes else None)
-
-
-def _last(lines: Sequence[str], pattern: re.Pattern[str]) -> str:
-    return next((text.strip() for text in reversed(lines) if pattern.match(text.strip())), "")

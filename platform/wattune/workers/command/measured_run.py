@@ -14,13 +14,13 @@ from typing import Final
 
 from wattune.clock import ClockAnchor
 from wattune.errors import NodeError
-from wattune.run import RunStatus
+from wattune.run import Cause, RunStatus
 from wattune.steps.files import Step
 from wattune.steps.source import StepSource
 from wattune.steps.steady import warmup
 from wattune.trial import Measure
 from wattune.units import ns_to_s
-from wattune.workers.command.failure import Told, failure, killed_from_outside
+from wattune.workers.command.failure import Told, failure
 from wattune.workers.command.measuring import LEAST_MEASURED, Look, Measuring
 from wattune.workers.command.process import GRACE_S
 from wattune.workers.command.program_run import ProgramOutcome, ProgramRun, StepsByRank
@@ -92,6 +92,7 @@ class MeasuredRun:
         self._steps: StepsByRank = {}
         self._pids: set[int] = set()
         self._oom_kills = num_oom_kills()
+        self._cause: Cause | None = None
         self._anchor = ClockAnchor.now()
         self._process = self._run.supervised(arguments, environment, cwd=cwd, grace_s=grace_s)
 
@@ -122,6 +123,7 @@ class MeasuredRun:
             found,
             status=end[0],
             reason=end[1],
+            cause=self._cause,
             start_mono_ns=self._process.start_mono_ns,
             end_mono_ns=end_ns,
             over_mono_ns=time.monotonic_ns(),
@@ -158,11 +160,7 @@ class MeasuredRun:
                 next_s = now_s + 1.0
             if reason := self._hung(ns_to_s(time.monotonic_ns() - start_ns)):
                 # A rank that failed and whose launcher has not ended yet is no hang.
-                return (
-                    self._failure(None)
-                    if self._run.reader.first_failed() is not None
-                    else (RunStatus.TIMED_OUT, reason)
-                )
+                return self._failure(None) if self._run.reader.errors() else (RunStatus.TIMED_OUT, reason)
         return None
 
     def _leading(self) -> Sequence[Step]:
@@ -226,12 +224,7 @@ class MeasuredRun:
 
     def _failure(self, code: int | None) -> tuple[RunStatus, str]:
         kills = num_oom_kills() - self._oom_kills
-        told = Told(
-            errors=self._run.reader.errors(),
-            out_of_memory=self._run.reader.out_of_memory(),
-            first_failed=self._run.reader.first_failed(),
-        )
-        status, reason = failure(code, self._run.lines(), told, num_oom_kills=max(kills, 0))
-        if status is RunStatus.CRASHED and (who := killed_from_outside(code, self._run.lines(), told)):
-            return RunStatus.INFRA_FAILED, f"killed from outside: {who}"
-        return status, reason
+        told = Told(errors=self._run.reader.errors(), out_of_memory=self._run.reader.out_of_memory())
+        kind, reason = failure(code, self._run.lines(), told, num_oom_kills=max(kills, 0))
+        self._cause = kind.cause
+        return kind.status, reason

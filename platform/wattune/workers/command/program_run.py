@@ -19,7 +19,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from wattune.clock import ClockAnchor
-from wattune.run import RunStatus
+from wattune.run import Cause, RunStatus
 from wattune.steps.files import Step
 from wattune.steps.launch import environment as with_steps
 from wattune.steps.lines import LONGEST_LINE
@@ -44,6 +44,8 @@ class ProgramOutcome:
 
     status: RunStatus = RunStatus.COMPLETED
     reason: str = ""
+    cause: Cause | None = None
+    """The part of the cluster that failed it, or what surrounds it, with status `infra_failed`."""
     start_mono_ns: int = 0
     end_mono_ns: int = 0
     """Time at which it ended, or was told to; of an open recording that up to which the sensors were read."""

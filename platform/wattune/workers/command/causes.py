@@ -1,0 +1,142 @@
+"""The cause that a program's last words name: memory, its plan, the machine, or what surrounds every plan.
+
+The words are those of public reports; each end of `tests/fixtures/ends` has its source.
+"""
+
+import re
+from typing import Final, NamedTuple
+
+from wattune.run import Cause, RunStatus
+
+
+class Kind(NamedTuple):
+    """A kind of end."""
+
+    status: RunStatus
+    cause: Cause | None = None
+    """The part of the cluster that failed it."""
+    words: str = ""
+    """Beginning of the reason."""
+
+
+PLAN: Final = Kind(RunStatus.CRASHED)
+DEVICE_MEMORY: Final = Kind(RunStatus.OUT_OF_MEMORY)
+HOST_MEMORY: Final = Kind(RunStatus.OUT_OF_MEMORY, None, "the host's memory ran out: ")
+DEVICE: Final = Kind(RunStatus.INFRA_FAILED, Cause.DEVICE, "a device failed: ")
+NETWORK: Final = Kind(RunStatus.INFRA_FAILED, Cause.NETWORK, "ranks lost each other: ")
+"""Also what the other ranks of one that failed say: it decides only where no rank says anything else."""
+KILLED: Final = Kind(RunStatus.INFRA_FAILED, Cause.WORKER_KILLED, "killed from outside: ")
+SURROUNDINGS: Final = Kind(RunStatus.INFRA_FAILED, Cause.SURROUNDINGS, "any plan would meet this: ")
+
+_OWN: Final = re.compile(
+    r"(?:\w+\.)*(?:Assertion|Value|Type|Key|Index|Attribute|Name|UnboundLocal|ZeroDivision|NotImplemented|Recursion"
+    r"|Argument|Validation|Syntax|Config\w*|Misconfiguration)(?:Error|Exception)\b"
+)
+"""Exceptions that a program raises about itself, whatever their message says of memory or machines."""
+
+
+def _compiled(*kinds: tuple[Kind, str]) -> list[tuple[Kind, re.Pattern[str]]]:
+    """Compiles patterns, of which each line holds some alternatives."""
+    return [(kind, re.compile("|".join(map(str.strip, text.split("\n"))).strip("|"))) for kind, text in kinds]
+
+
+_ALWAYS: Final = _compiled(
+    (
+        SURROUNDINGS,
+        r"""
+        No module named|cannot import name|undefined symbol|cannot open shared object file|`?(?:GLIBC|CXXABI)\w*_\d
+        NVIDIA driver on your system|driver version is insufficient|no kernel image is available|NoBinaryForGpu
+        invalid device function|ERROR_INVALID_ISA|not compiled with (?:CUDA|ROCm|NCCL)|CUDA_HOME|Ninja is required
+        [Ee]rror (?:building|compiling) (?:extension|objects)|compiled with different CUDA|used to compile PyTorch
+        (?:Version|ContextualVersion)Conflict|Failed to import \S+ because|insufficient shared memory
+        out of shared memory(?! \()|shared memory object|signal: Bus error|ibv_\w+\b.*Cannot allocate memory
+        """,
+    ),
+    (
+        SURROUNDINGS,
+        r"""
+        No space left on device|[Dd]isk quota exceeded|Read-only file system|Too many open files|Stale file handle
+        \[Errno 5\]|[Aa]ddress already in use|EADDRINUSE|already exists and is not empty|PytorchStreamReader failed
+        deserializing header|(?:/\S+|\.\w{2,5}['"]?) (?:does not exist|not found)
+        \b40[13]\b.*(?:[Cc]lient|Forbidden|Unauthorized)|gated repo|Repository ?Not ?Found|valid model identifier
+        couldn't connect to|[Cc]ouldn't reach|offline mode|outgoing traffic|LocalEntryNotFound|Max retries exceeded
+        HTTPS?ConnectionPool|name resolution|Name or service not known|CERTIFICATE_VERIFY|DatasetNotFound
+        does not appear to have a file named|[Ll]icen[cs]e .*(?:expired|invalid|fail|not (?:found|valid)|denied)
+        api[_ ]?key|AuthenticationError|NoCredentials|AccessDenied|[Ii]nvalid (?:user )?token|huggingface-cli login
+        """,
+    ),
+    (DEVICE_MEMORY, r"No available memory for the cache blocks"),
+)
+"""Words that no program says of a plan, whatever the class of the exception."""
+
+_ELSE: Final = _compiled(
+    (PLAN, r"[Ii]nvalid ?[Uu]sage|Duplicate GPU|larger than max|out of resource"),
+    (
+        DEVICE_MEMORY,
+        r"""
+        RESOURCE_EXHAUSTED|ResourceExhausted|OutOfMemoryError|ERROR_OUT_OF_(?:MEMORY|RESOURCES)|hipErrorOutOfMemory
+        cudaErrorMemoryAllocation|STATUS_\w*ALLOC_FAILED|AllocFailed|OOM when allocating|executable batch size found
+        [Ff]ailed to (?:CUDA|HIP|cuda|hip) [cm]alloc|(?:CUDA|HIP|ROCm|XPU|MPS|NPU|GPU)\w*(?: backend)? out of memory
+        (?:error|failure|failed)\W{1,3}(?:\d+ )?'?out of memory
+        """,
+    ),
+    (
+        HOST_MEMORY,
+        r"""
+        MemoryError\b|(?:can't|[Cc]annot) allocate memory|bad_alloc|not enough memory: you tried|oom.kill|OOM.Killed
+        task\w* [\d,-]+: Out Of Memory|[Ee]xceeded (?:step|job) memory|Out of memory: Killed|running low on memory
+        Unable to allocate [\d.]+ [KMGTP]iB|(?:HostAlloc|[Hh]ost [cm]alloc|pinned)\b.*(?:fail|memory)
+        DataLoader worker .*signal: Killed|out of memory
+        """,
+    ),
+    (
+        DEVICE,
+        r"""
+        \bECC\b|NVLink error|NVLINK_UNCORRECTABLE|ECC_?(?:UN|NOT)\w+|off the bus|(?:GPU|[Dd]evice) (?:is )?lost|Xid
+        (?:error|failure|UDA)\W{1,3}(?:\d+ )?'?unknown error|hipErrorUnknown|busy or unavailable|GPU Hang
+        device handle|no (?:CUDA|ROCm)-capable device|No (?:CUDA |HIP )?GPUs are available|system not yet initialized
+        ERROR_NO_DEVICE|[Hh]ardware [Ee]rror|launch timed out
+        """,
+    ),
+    (
+        KILLED,
+        r"""
+        DUE TO (?:PREEMPTION|TIME LIMIT|NODE)|NODE_FAIL|[Pp]reempted|got signal: (?:1|2|9|15)\b|[Rr]eceived SIGTERM
+        SIGTERM received|KeyboardInterrupt|signal: Terminated
+        """,
+    ),
+    (
+        NETWORK,
+        r"""
+        [NR]CCL\b|nccl\w*Error|DistBackend|DistNetwork|DistStore|collective operation timeout|watchdog|Rendezvous
+        [Cc]onnection (?:was )?(?:likely )?(?:closed|reset|refused|aborted|timed out)|Connection\w*Error
+        [Bb]roken ?[Pp]ipe|[Ss]ocket (?:closed|timeout|Timeout)|socket has timed out|recvVector|got 0 bytes
+        pair closure|ibv_|NET/IB|[Tt]imed out (?:waiting|after)|\bUNAVAILABLE\b|DEADLINE_EXCEEDED
+        coordination service|No route to host|lost communication|(?:[Nn]etwork|[Hh]ost) is unreachable
+        """,
+    ),
+    (
+        SURROUNDINGS,
+        r"""
+        (?:ModuleNotFound|Import|FileNotFound|Permission|NotADirectory|PackageNotFound)Error|[Pp]ermission denied
+        No such file or directory|command not found|\[Errno 1\]
+        """,
+    ),
+)
+_INNER: Final = re.compile(r"terminated with exception:\s*(?:\[[^\]]*\]\s*)?(?P<said>.+)")
+"""A watchdog's words of another error, which counts."""
+
+
+_ADVICE: Final = re.compile(
+    r"\b(?:avoid|prevent|risk|cause|runs?|running|would|may|might|could|otherwise)\b[^.;:\n]{0,40}?out of memory",
+    re.IGNORECASE,
+)
+"""Memory that may run out, and has not."""
+
+
+def kind_of(words: str) -> Kind:
+    """Returns the kind of end that an exception, or another last line, names."""
+    inner = _INNER.search(words)
+    text = _ADVICE.sub("", inner["said"] if inner else words)
+    kinds = _ALWAYS if _OWN.match(text) else [*_ALWAYS, *_ELSE]
+    return next((kind for kind, pattern in kinds if pattern.search(text)), PLAN)
