@@ -2,8 +2,8 @@
 
 Run `python docs/_site/screenshots.py` where Chromium or Chrome is installed; name pictures (`report`, `mlflow`,
 `commands`, `live`) to take only these. Report and MLflow show the study of the tests: two trials measured on four
-H200s. Commands show the demo, a stored run of it; the live view is that of a new run. Each picture stays below
-`MOST_BYTES`.
+H200s; the first screen of a report is also that of a stored study of 19 trials. Commands show the demo, a stored run of
+it; the live view is that of a new run. Each picture stays below `MOST_BYTES`.
 """
 
 import io
@@ -21,6 +21,7 @@ from PIL import Image
 ROOT: Final = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "fakes"), str(Path(__file__).parent)]
 
+from first_screens import of_table  # noqa: E402
 from headless import Headless, chromium  # noqa: E402
 from mlflow_server import free_port, mlflow_server  # noqa: E402
 from small_study import make_study, ranking_of  # noqa: E402
@@ -63,17 +64,30 @@ def main(names: list[str]) -> None:
 
 
 def take_report(browser: Headless) -> None:
-    """Takes the first screen of the report at each width."""
+    """Takes the first screen of the report at each width and of a stored study, and the figures of its traces."""
     with TemporaryDirectory() as folder:
         study = make_study(Path(folder))
         write_report(study, ranking_of(study))
-        for width in WIDTHS_PX:
-            browser.resize(width, 1500)
-            browser.open(study.report_path.as_uri())
-            browser.shows("Throughput against power")
-            browser.wait_for("document.querySelectorAll('.plotly-graph-div svg.main-svg').length > 0")
-            browser.wait_for(f"document.documentElement.scrollWidth <= {width}")
+        for width, height in zip(WIDTHS_PX, (900, 1400), strict=True):
+            _open_report(browser, study.report_path, width, height)
             _take(browser, f"report_{width}.png")
+        _open_report(browser, study.report_path, 1100, 1240)
+        browser.evaluate(
+            "document.getElementById('chart-power-against-the-step-timeline').closest('section').scrollIntoView()"
+        )
+        _take(browser, "report_traces_h200x4.png")
+        stored = Path(folder) / "stored.html"
+        stored.write_text(of_table("moe_ep_h200x4")(Path(folder) / "stored"))
+        _open_report(browser, stored, WIDTHS_PX[0], 900)
+        _take(browser, "report_h200x4.png")
+
+
+def _open_report(browser: Headless, page: Path, width: int, height: int) -> None:
+    browser.resize(width, height)
+    browser.open(page.as_uri())
+    browser.shows("Throughput against power")
+    browser.wait_for("document.querySelectorAll('.plotly-graph-div svg.main-svg').length > 0")
+    browser.wait_for(f"document.documentElement.scrollWidth <= {width}")
 
 
 def take_mlflow(browser: Headless) -> None:

@@ -24,7 +24,7 @@ TABLES = ("moe_ep_h200x2", "moe_ep_h200x4", "dense_llama_h200x2", "dense_llama_1
 
 def written(storage: Path, document: dict[str, Any], pairs: Iterable[tuple[TrialSpec, Run]]) -> str:
     """The report of a study of these results, whose telemetry is gone."""
-    study = StudyFolder.create(storage, "moe", document)
+    study = StudyFolder.create(storage, document.get("study", "own"), document)
     for spec, run in pairs:
         folder = study.trial(spec.trial_id, run.repeat)
         folder.write_spec(spec)
