@@ -16,7 +16,8 @@ from wattune.foreign.recording import import_logs as read_foreign
 from wattune.inspection import Analysis, inspect
 from wattune.recording.recorder import OutputPlace, Watcher
 from wattune.recording.recorder import record as record_command
-from wattune.recording.recording import measured_run, run_of
+from wattune.recording.recording import run_of
+from wattune.recording.window import STEADY
 from wattune.run import Run
 from wattune.steps.files import MOST_TOKENS
 from wattune.steps.source import parse_source
@@ -29,7 +30,6 @@ from wattune.storage.files import (
 )
 from wattune.storage.measured import RecordingFolder
 from wattune.storage.remote import RemoteStorage
-from wattune.storage.study import TrialFolder
 
 
 def analyze(folder: str | Path, *, storage: str | None = None, accept: bool = False) -> Analysis:
@@ -147,6 +147,9 @@ def import_logs(
     name: str | None = None,
     node: str | None = None,
     timezone: str | None = None,
+    steps: Path | None = None,
+    window: str = STEADY,
+    tokens_per_step: float | None = None,
 ) -> tuple[Run, dict[str, Any]]:
     """Makes a recording of logs that other tools wrote; see `wattune.foreign.recording.import_logs`.
 
@@ -156,6 +159,9 @@ def import_logs(
         name: The recording's name; None is that of the first file.
         node: Node of the logs that name none.
         timezone: Zone of times that name none; None is UTC.
+        steps: The log of the training run, with times, or a CSV of step and time.
+        window: The part that the figures are of, as for `record`.
+        tokens_per_step: Tokens of a step over all ranks.
 
     Returns:
         The recording, and what was read of the logs: `imported`, a file each, and `energies`, what the logs say of
@@ -164,9 +170,10 @@ def import_logs(
     Raises:
         PlanError: A file cannot be read, is of no known format or contradicts another, or the name is taken.
     """
-    folder = read_foreign(files, storage=storage_path(storage), name=name, node=node, zone=timezone)
-    run = measured_run(folder)
-    TrialFolder(folder).write_result(run)
+    folder = read_foreign(
+        files, storage=storage_path(storage), name=name, node=node, zone=timezone, steps=steps, window=window,
+        tokens_per_step=tokens_per_step,
+    )  # fmt: skip
     facts = RecordingFolder(folder).facts()
     return run_of(folder), {key: facts[key] for key in ("imported", "energies")}
 

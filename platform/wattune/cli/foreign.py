@@ -9,6 +9,7 @@ from wattune import api
 from wattune.cli.machine import recording_json
 from wattune.cli.shell import JsonOption, StorageOption, out, print_json, print_line
 from wattune.cli.verbs import app
+from wattune.recording.window import STEADY
 from wattune.terminal.recording import print_recording
 
 
@@ -30,6 +31,23 @@ def import_logs(
         str | None,
         typer.Option(help="Zone of times that name none, such as Europe/Berlin; else UTC.", show_default=False),
     ] = None,
+    steps: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Log of the training run with times on its lines, or a CSV of step and time: its steps count.",
+            show_default=False,
+        ),
+    ] = None,
+    window: Annotated[
+        str, typer.Option(help="With --steps: what the figures are of, as for record: steady, command, steps:20:100.")
+    ] = STEADY,
+    tokens_per_step: Annotated[
+        float | None,
+        typer.Option(
+            help="With --steps: tokens of a step over all ranks, where the log does not tell.", show_default=False
+        ),
+    ] = None,
     storage: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -39,9 +57,20 @@ def import_logs(
 
       wattune import gpus.csv
 
-      wattune import node0.csv node1.csv --name baseline
+      wattune import node0.csv node1.csv --name baseline --steps train.log
     """
-    run, imported = api.import_logs(file, storage=storage, name=name, node=node, timezone=timezone)
+    if steps is None and (window != STEADY or tokens_per_step is not None):
+        raise typer.BadParameter("--window and --tokens-per-step are of steps; give --steps FILE too")
+    run, imported = api.import_logs(
+        file,
+        storage=storage,
+        name=name,
+        node=node,
+        timezone=timezone,
+        steps=steps,
+        window=window,
+        tokens_per_step=tokens_per_step,
+    )
     if as_json:
         print_json(recording_json(run) | imported)
         return

@@ -12,9 +12,13 @@ import pyarrow as pa
 from wattune.arrays import Floats, Ints
 from wattune.errors import PlanError
 from wattune.foreign.formats import read_log
-from wattune.foreign.sampled import ForeignLog, Sampled, plain_name, tier_of
+from wattune.foreign.sampled import HOST, ForeignLog, Sampled, plain_name, tier_of
+from wattune.foreign.steps import steps_beside
+from wattune.recording.recording import measured_run
+from wattune.recording.window import STEADY, parse_window
 from wattune.schema import table_schema
 from wattune.storage.measured import RecordingFolder
+from wattune.storage.study import TrialFolder
 from wattune.telemetry.files.coverage import measured_facts
 from wattune.units import NS_PER_S, ns_to_s
 from wattune.version import __version__
@@ -26,7 +30,15 @@ _POWERS: Final = ("power_instant_w", "power_average_w", "node_power_w", "package
 
 
 def import_logs(
-    files: Sequence[Path], *, storage: Path, name: str | None = None, node: str | None = None, zone: str | None = None
+    files: Sequence[Path],
+    *,
+    storage: Path,
+    name: str | None = None,
+    node: str | None = None,
+    zone: str | None = None,
+    steps: Path | None = None,
+    window: str = STEADY,
+    tokens_per_step: float | None = None,
 ) -> Path:
     """Makes a recording of logs that other tools wrote.
 
@@ -36,6 +48,9 @@ def import_logs(
         name: The recording's name; None is the first file's.
         node: Node of the logs that name none; None is `NODE`, or each file's own name where they are of several.
         zone: Zone of times without one, such as `Europe/Berlin`; None is UTC.
+        steps: The log of the training run, whose steps are then the recording's (`wattune.foreign.steps`).
+        window: The part that the figures are of, where there are steps (`wattune.recording.window.parse_window`).
+        tokens_per_step: Tokens of a step over all ranks, for a log that does not tell them.
 
     Returns:
         The recording's folder.
@@ -54,28 +69,36 @@ def import_logs(
         raise PlanError("\n".join(problems))
     sampled, facts = _joined(logs, node)
     tables, manifests = _tables(sampled), _manifests(sampled, facts, logs)
-    window = _window(sampled)
+    facts_of_all: dict[str, Any] = {
+        "kind": "recording",
+        "command": [],
+        "backends": sorted({log.format for log in logs}),
+        "simulated_device": None,
+        "node": min(tables),
+        "recorded": datetime.fromtimestamp(ns_to_s(min(int(one[1][0]) for one in sampled.values())), UTC).isoformat(),
+        "wattune": __version__,
+        "closed": True,
+        "window": _window(sampled),
+        "window_why": "from the first reading of power to the last",
+        "imported": [_told(log) for log in logs],
+        "energies": energies(sampled),
+    }
+    spans = None
+    if steps is not None:
+        parse_window(window)
+        facts_of_all["steps_asked"] = {"source": "auto", "window": window, "tokens_per_step": tokens_per_step}
+        names = {one: [name for name in each["devices"] if name != HOST] for one, each in manifests.items()}
+        has_date = not any("date" in note for log in logs for note in log.notes)
+        spans, found = steps_beside(steps, facts_of_all, names, zone, has_date=has_date)
+        facts_of_all |= found
     folder = RecordingFolder.create(storage, name or plain_name(files[0].stem) or "imported")
     try:
         for one, each in tables.items():
             folder.write_telemetry(one, each, manifests[one] | {"measured": measured_facts(each)})
-        start_s = ns_to_s(min(int(wall[0]) for _, wall, _ in sampled.values()))
-        folder.write_facts(
-            {
-                "kind": "recording",
-                "command": [],
-                "backends": sorted({log.format for log in logs}),
-                "simulated_device": None,
-                "node": min(tables),
-                "recorded": datetime.fromtimestamp(start_s, UTC).isoformat(timespec="seconds"),
-                "wattune": __version__,
-                "closed": True,
-                "window": window,
-                "window_why": "from the first reading of power to the last",
-                "imported": [_told(log) for log in logs],
-                "energies": energies(sampled),
-            }
-        )
+        if spans is not None:
+            folder.write_spans(spans)
+        folder.write_facts(facts_of_all)
+        TrialFolder(folder.path).write_result(measured_run(folder.path))
     except BaseException:  # such as a full disk: nothing stays
         shutil.rmtree(folder.path)
         raise

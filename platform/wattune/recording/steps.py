@@ -22,12 +22,16 @@ MOST_PROBLEMS: Final = 20
 
 
 def told_steps(
-    run: ProgramRun, facts: Mapping[str, Any], manifest: Mapping[str, Any], last_mono_ns: int | None = None
+    run: ProgramRun,
+    facts: Mapping[str, Any],
+    manifest: Mapping[str, Any],
+    last_mono_ns: int | None = None,
+    anchor: ClockAnchor | None = None,
 ) -> tuple[pa.Table | None, dict[str, Any]]:
     """Returns the spans of a recording's steps, None where its figures are of no steps, and the facts that follow.
 
     `last_mono_ns` is the time up to which the sensors were read, where the command's end was not seen: its steps may go
-    on behind that, and do not count there.
+    on behind that, and do not count there. `anchor` is that of another machine or boot.
     """
     ran, asked = facts["window"], facts["steps_asked"]
     end_ns = int(ran.get("end_mono_ns") or last_mono_ns or ran["start_mono_ns"])
@@ -59,7 +63,7 @@ def told_steps(
     kept = {"window": window, "window_why": outcome.window_why, "command_window": ran, "steps": found}
     if outcome.end_index is None:
         return None, kept
-    return outcome.spans(node=facts["node"], devices=devices, anchor=ClockAnchor.now()), kept
+    return outcome.spans(node=facts["node"], devices=devices, anchor=anchor or ClockAnchor.now()), kept
 
 
 def steps_of_open(

@@ -116,3 +116,53 @@ def test_each_format_has_the_energy_of_its_own_integral(wattune: Verb, tmp_path:
     assert not [one for one in found["metrics"] if "peak_20ms" in one or "peak_100ms" in one or "peak_1s" in one]
     assert found["quality"] == "indicative"
     assert wattune("analyze", "N", "--storage", tmp_path, "--json")[0] == 0
+
+
+def megatron(path: Path, *, zone_s: int = 0) -> None:
+    """Writes fifty steps of a second, the first ten of them slower, beside `nvidia_smi`."""
+    lines, clock = [], 10 * 3600 + 2.0 + zone_s
+    for step in range(1, 41):
+        clock += 2.0 if step < 10 else 1.0
+        stamp = f"{int(clock // 3600):02d}:{int(clock // 60 % 60):02d}:{int(clock % 60):02d}"
+        lines.append(
+            f" [2026-01-02 {stamp}.000000] iteration {step:8d}/ 40 | consumed samples: {step * 8} | loss: 1.2E+00"
+        )
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_a_training_log_gives_the_steps(wattune: Verb, tmp_path: Path) -> None:
+    nvidia_smi(tmp_path / "a.csv")
+    megatron(tmp_path / "train.log")
+    more = ("--steps", str(tmp_path / "train.log"), "--tokens-per-step", "1000")
+    found = imported(wattune, tmp_path / "a.csv", storage=tmp_path, more=more)
+    assert found["metrics"]["step_time_s"] == pytest.approx(1.0)
+    assert found["metrics"]["tokens_per_s"] == pytest.approx(1000, rel=0.01)
+    mean_w = found["metrics"]["node_device_power_mean_w"]
+    assert found["metrics"]["energy_per_step_j"] == pytest.approx(mean_w, rel=0.01)
+    (tmp_path / "steps.csv").write_text(
+        "step,time\n" + "".join(f"{at},2026-01-02T10:00:{at:02d}Z\n" for at in range(5, 55))
+    )
+    more = ("--steps", str(tmp_path / "steps.csv"))
+    assert imported(wattune, tmp_path / "a.csv", storage=tmp_path, name="M", more=more)["metrics"]["step_time_s"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("step 1\nstep 2\n", "has no times on its lines"),
+        ("2026-01-02 10:00:01 hello\n2026-01-02 10:00:02 world\n", "no steps were found"),
+        ("10:00:01 iteration 1\n10:00:02 iteration 2\n", "tell no date"),
+    ],
+)
+def test_what_has_no_steps_is_refused(wattune: Verb, tmp_path: Path, text: str, said: str) -> None:
+    nvidia_smi(tmp_path / "a.csv")
+    (tmp_path / "train.log").write_text(text)
+    code, _, err = wattune("import", tmp_path / "a.csv", "--storage", tmp_path, "--steps", tmp_path / "train.log")
+    assert code == 2 and said in err.replace("tells", "tell")
+
+
+def test_logs_of_two_zones_are_not_joined(wattune: Verb, tmp_path: Path) -> None:
+    nvidia_smi(tmp_path / "a.csv")
+    megatron(tmp_path / "train.log", zone_s=3600)
+    code, _, err = wattune("import", tmp_path / "a.csv", "--storage", tmp_path, "--steps", tmp_path / "train.log")
+    assert code == 2 and "begin +36" in err and "--timezone" in err

@@ -1,0 +1,101 @@
+"""Steps of a training log with times, beside the logs of sensors: found by the patterns of `wattune record`."""
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from wattune.clock import ClockAnchor
+from wattune.errors import PlanError
+from wattune.foreign.columns import named
+from wattune.foreign.tables import plain_text, separated
+from wattune.foreign.times import STAMP, monotonic_ns, wall_ns
+from wattune.recording.steps import told_steps
+from wattune.steps.source import AUTO, parse_source
+from wattune.units import ns_to_s
+from wattune.workers.command.program_run import ProgramRun
+
+_FRONT: Final = 100
+"""Characters of a line among which its time is."""
+
+_STEP_WORDS: Final = ("step", "global_step", "iteration", "iter")
+
+
+def steps_beside(
+    path: Path, facts: dict[str, Any], devices: dict[str, list[str]], zone: str | None, *, has_date: bool
+) -> tuple[pa.Table, dict[str, Any]]:
+    """Returns the spans of a log's steps, for every device of every node, and the facts of the recording that follow.
+
+    The log has lines with times, or is a CSV with the columns step and time, the end of the step.
+
+    Args:
+        path: The log.
+        facts: Facts of the recording: `window` of the sensors, `steps_asked`, `node`.
+        devices: Names of the devices by node.
+        zone: Zone of times without one.
+        has_date: True where the times of the sensors have a date.
+
+    Raises:
+        PlanError: It has no times or no steps, or is of another time than the sensors.
+    """
+    where, text = path.name, plain_text(path.read_bytes(), path.name)
+    source, lines, stamps = AUTO, *_stamped(text)
+    found = separated(text.split("\n"), [], where)
+    words = {named(name)[0]: name for name in (found[0].column_names if found else ())}
+    step = next((words[word] for word in _STEP_WORDS if word in words), None)
+    if found is not None and step is not None:
+        time = next(name for word, name in words.items() if "time" in word or word == "ts")
+        source = parse_source(r"pattern/s:^step (?P<step>\d+)$")
+        lines = [f"step {number}" for number in pc.utf8_trim_whitespace(found[0][step]).to_pylist()]
+        stamps = found[0][time].to_pylist()
+    if len(stamps) < 2:
+        raise PlanError(f"--steps: {where} has no times on its lines; log them, or give a CSV of step and time")
+    ns, notes = wall_ns(pa.chunked_array([stamps], pa.string()), "", zone, f"--steps: {where}")
+    dated, zoned = (not any(word in one for one in notes) for word in ("date", "no zone"))
+    if dated != has_date:
+        raise PlanError(f"--steps: {'the sensors' if dated else where} tell no date, so the two cannot be joined")
+    mono_ns, _ = monotonic_ns(ns, has_date=dated, has_zone=zoned, where=f"--steps: {where}")
+    run = ProgramRun(path.parent / ".no-step-files", source)
+    for line, at in zip(lines, mono_ns.tolist(), strict=True):
+        run.hear(line, at)
+    names: dict[str, dict[str, Any]] = {name: {} for name in devices[facts["node"]]}
+    anchor = ClockAnchor(mono_ns=0, wall_ns=0)
+    spans, found_facts = told_steps(run, facts, {"devices": names}, anchor=anchor)
+    if spans is None:
+        raise PlanError(f"--steps: no steps were found in {where}; give a CSV of step and time")
+    window, read = found_facts["window"], facts["window"]
+    if window["start_mono_ns"] >= read["end_mono_ns"] or window["end_mono_ns"] <= read["start_mono_ns"]:
+        apart_s = ns_to_s(window["start_mono_ns"] - read["start_mono_ns"])
+        raise PlanError(
+            f"--steps: the steps of {where} begin {apart_s:+.0f} s from the sensors and none is among them; give "
+            "logs of one run, or --timezone where one of them is in local time"
+        )
+    return _of_all_nodes(spans, facts["node"], devices), found_facts
+
+
+def _stamped(text: str) -> tuple[list[str], list[str]]:
+    """Returns the lines that have a time, and the times, those of the most common form."""
+    found = [(line, match[0]) for line in text.split("\n") if (match := re.search(STAMP, line[:_FRONT]))]
+    forms = [re.sub(r"\d+", "0", re.sub(r"[A-Za-z]+", "A", stamp)) for _, stamp in found]
+    usual = Counter(forms).most_common(1)[0][0] if forms else ""
+    kept = [pair for pair, form in zip(found, forms, strict=True) if form == usual]
+    return [line for line, _ in kept], [stamp for _, stamp in kept]
+
+
+def _of_all_nodes(spans: pa.Table, node: str, devices: dict[str, list[str]]) -> pa.Table:
+    """Gives the devices of other nodes the steps of the first: the ranks of a step wait for each other."""
+    first = spans.filter(pc.equal(spans["rank"], pc.min(spans["rank"])))
+    parts, rank = [spans], int(pc.max(spans["rank"]).as_py())
+    for other, name in ((one, name) for one in devices if one != node for name in devices[one]):
+        rank += 1
+        one = first
+        for column, value in (("node", other), ("device", name), ("rank", rank)):
+            field = spans.schema.field(column)
+            one = one.set_column(
+                spans.schema.get_field_index(column), field, pa.array([value] * len(one)).cast(field.type)
+            )
+        parts.append(one)
+    return pa.concat_tables(parts).unify_dictionaries()
