@@ -80,21 +80,10 @@ class Margin:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`."""
-        return {
-            "constraint": str(self.constraint),
-            "metric": self.metric,
-            "got": self.got,
-            "bound": self.bound,
-            "slack": self.slack,
-            "slack_frac": self.slack_frac,
-            "repeat": self.repeat,
-            "num_runs": self.num_runs,
-            "num_past": self.num_past,
-            "holds_probability": self.holds_probability,
-            "elsewhere_probability": self.elsewhere_probability,
-            "verdict": self.verdict,
-            **({"unsettled": self.unsettled} if self.unsettled else {}),
+        known = {
+            name: getattr(self, name) for name in self.__dataclass_fields__ if name != "unsettled" or self.unsettled
         }
+        return {**known, "constraint": str(self.constraint), "metric": self.metric}
 
 
 def margin(

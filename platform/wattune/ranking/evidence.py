@@ -109,13 +109,16 @@ def gather_all(study: StudyFolder, rows: Iterable[RankedTrial]) -> tuple[dict[st
 
 def side_of_row(study: StudyFolder, row: RankedTrial, evidence: Evidence | None) -> Side:
     """Makes one side of a comparison from a ranked trial, by its first completed repeat."""
-    result = row.counted[0]
+    return _side(study, row.spec, Counted(row.counted, row.spreads), row.counted[0], evidence)
+
+
+def _side(study: StudyFolder, spec: TrialSpec, counted: Counted, result: Run, evidence: Evidence | None) -> Side:
     return Side(
         name=f"{study.name}:{result.trial_id}-{result.repeat}",
-        spec=row.spec,
+        spec=spec,
         result=result,
         breakdown=None if evidence is None else evidence.breakdown,
-        counted=Counted(row.counted, row.spreads),
+        counted=counted,
         simulated=is_simulated(result),
         objective=_objective(study),
     )
@@ -144,15 +147,7 @@ class Compared:
         spec, repeats = self._found(wanted)
         result = min(repeats, key=lambda one: one.repeat)
         evidence = gather(self._study.trial(result.trial_id, result.repeat), result)
-        return Side(
-            name=f"{self._study.name}:{result.trial_id}-{result.repeat}",
-            spec=spec,
-            result=result,
-            breakdown=None if evidence is None else evidence.breakdown,
-            counted=Counted(repeats, self._spreads),
-            simulated=is_simulated(result),
-            objective=_objective(self._study),
-        )
+        return _side(self._study, spec, Counted(repeats, self._spreads), result, evidence)
 
     def _found(self, wanted: str) -> tuple[TrialSpec, Sequence[Run]]:
         """Finds the specification of a trial and its completed repeats, or the one that is named."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from wattune.intervals import CONFIDENCE_FRAC, Interval
 from wattune.objective import Constraint, Objective, VariedBound
-from wattune.ranking.assessment import RankedTrial, completed, is_simulated
+from wattune.ranking.assessment import RankedTrial, completed, is_simulated, shallow
 from wattune.ranking.bounds import Margin
 from wattune.ranking.difference import Counted, difference
 from wattune.ranking.order import Ranking, ranking_of
@@ -147,7 +147,9 @@ class Frontier:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`."""
+        plain = {name: value for name, value in shallow(self).items() if name != "others"}
         return {
+            **plain,
             "objective": str(self.objective),
             "varied": {
                 "metric": self.varied.metric,
@@ -156,10 +158,6 @@ class Frontier:
                 "values": list(self.varied.values),
             },
             "constraints": [str(one) for one in self.others],
-            "num_measured": self.num_measured,
-            "num_unmeasured": self.num_unmeasured,
-            "has_predictions": self.has_predictions,
-            "simulated": self.simulated,
             "warnings": list(self.warnings),
             "points": [one.to_json() for one in self.points],
         }

@@ -364,13 +364,23 @@ def _pool(
     )
 
 
+def _own_logs(squares: Floats, free: Floats, pooled: float) -> tuple[Floats, Floats]:
+    """Returns the logarithms of repeated trials' own variances, without their bias, and half their degrees of freedom.
+
+    They scatter by trigamma(d/2) where trials scatter alike (Smyth 2004, section 6.2).
+    """
+    known = free >= 0.5
+    half = free[known] / 2.0
+    own = np.maximum(squares[known] / free[known], _LEAST_SHARE * pooled)
+    return np.log(own) - _digamma(half) + np.log(half), half
+
+
 def _typical(squares: Floats, free: Floats, pooled: float, alike: float, prior: Prior) -> float:
     """Computes the variance that is typical of trials which scatter by different ones, over the expected variance."""
-    known = free >= 0.5
-    if known.sum() < _LEAST_TYPICAL:
+    logs, half = _own_logs(squares, free, pooled)
+    if len(logs) < _LEAST_TYPICAL:
         return pooled
-    half, own = free[known] / 2.0, alike / 2.0
-    logs = np.log(np.maximum(squares[known] / free[known], _LEAST_SHARE * pooled)) - _digamma(half) + np.log(half)
+    own = alike / 2.0
     logs += float(_digamma(np.array([own]))[0]) - math.log(own)
     weights = 1.0 / (_trigamma(half) + _trigamma(own))
     total = float(weights.sum()) + 1.0 / _trigamma(prior.degrees_of_freedom / 2.0)
@@ -380,18 +390,13 @@ def _typical(squares: Floats, free: Floats, pooled: float, alike: float, prior: 
 def _alike(squares: Floats, free: Floats, pooled: float, similar_degrees: float) -> float:
     """Estimates how alike trials scatter: the degrees of freedom that the pooled variance is worth for one trial.
 
-    Logarithms of sample variances scatter by trigamma(d/2) where trials scatter alike. What they scatter beyond that is
-    trigamma(d0/2) (Smyth 2004, section 6.2). The prior counts as `_SIMILAR_TRIALS` trials.
+    What the logarithms of their variances scatter beyond trigamma(d/2) is trigamma(d0/2) (Smyth 2004, section 6.2). The
+    prior counts as `_SIMILAR_TRIALS` trials.
     """
-    known = free >= 0.5
-    excess, num = 0.0, int(known.sum())
-    if num > 1:
-        half = free[known] / 2.0
-        own = np.maximum(squares[known] / free[known], _LEAST_SHARE * pooled)
-        logs = np.log(own) - _digamma(half) + np.log(half)
-        excess = max(float(logs.var(ddof=1) - _trigamma(half).mean()), 0.0)
-    prior = _trigamma(similar_degrees / 2.0)
-    wanted = (_SIMILAR_TRIALS * prior + max(num - 1, 0) * excess) / (_SIMILAR_TRIALS + max(num - 1, 0))
+    logs, half = _own_logs(squares, free, pooled)
+    others = max(len(logs) - 1, 0)
+    excess = max(float(logs.var(ddof=1) - _trigamma(half).mean()), 0.0) if others else 0.0
+    wanted = (_SIMILAR_TRIALS * _trigamma(similar_degrees / 2.0) + others * excess) / (_SIMILAR_TRIALS + others)
     return max(2.0 * _inverse_trigamma(wanted), _LEAST_ALIKE)
 
 

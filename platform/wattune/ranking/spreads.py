@@ -231,17 +231,16 @@ class Spreads:
         fitted = self.fitted(metric)
         return None if fitted is None or not is_measured else fitted.number[counted[0].trial_id, soaks]
 
+    def _placed(self, counted: Sequence[Run], metric: str) -> tuple[Fitted, int, Sequence[Run]] | None:
+        """Returns a metric's model, the trial's number in it, and those of its repeats that count for such a metric."""
+        counted = measuring(counted, metric)
+        number, fitted = self.number(counted, metric), self.fitted(metric)
+        return None if number is None or fitted is None else (fitted, number, counted)
+
     def middle(self, counted: Sequence[Run], metric: str) -> float | None:
         """Computes the middle of `interval` alone, in a fraction of its time: tables of all trials need no more."""
-        counted = measuring(counted, metric)
-        number = self.number(counted, metric)
-        if number is None:
-            return None
-        fitted = self._known[metric]
-        assert fitted is not None, "a number has a model"
-        change = float(fitted.scatter.mean[number] - fitted.scatter.raw_mean[number])
-        value = _mean(ordinary(counted), metric)
-        return value * factor(change) if fitted.logarithmic else value + change
+        placed = self._placed(counted, metric)
+        return None if placed is None else _middle(*placed, metric)
 
     def interval(self, counted: Sequence[Run], metric: str) -> Interval | None:
         """Computes a metric over repeats of one trial, None if one of them did not measure it.
@@ -253,26 +252,17 @@ class Spreads:
             counted: The repeats that completed.
             metric: Name of the metric.
         """
-        counted = measuring(counted, metric)
-        number = self.number(counted, metric)
-        if number is None:
+        if (placed := self._placed(counted, metric)) is None:
             return None
-        fitted = self._known[metric]
-        assert fitted is not None, "a number has a model"
-        runs, found = ordinary(counted), fitted.scatter
-        value, change = _mean(runs, metric), float(found.mean[number] - found.raw_mean[number])
+        fitted, number, counted = placed
+        runs, found, value = ordinary(counted), fitted.scatter, _middle(fitted, number, counted, metric)
         error = float(fitted.error[number])
         if len(runs) < found.num_runs[number]:
             error = math.sqrt(error**2 + float(found.variance[number]) / len(runs) - 1.0 / float(found.weight[number]))
         reach = t_quantile(float(found.degrees_of_freedom[number])) * error
         method = "repeats" if found.num_runs[number] > 1 else "pooled" if found.pool(number).num_repeats else "prior"
-        if fitted.logarithmic:
-            value *= factor(change)
-            low, high = value * factor(-reach), value * factor(reach)
-        else:
-            value += change
-            low, high = value - reach, value + reach
-        return Interval(value=value, low=low, high=high, method=method, num_runs=len(runs))
+        ends = (value * factor(-reach), value * factor(reach)) if fitted.logarithmic else (value - reach, value + reach)
+        return Interval(value=value, low=ends[0], high=ends[1], method=method, num_runs=len(runs))
 
     def next_runs(self, counted: Sequence[Run], metric: str) -> list[NextRun]:
         """Returns what the next run is likely to measure: an ordinary one, and a long one where there was one.
@@ -285,11 +275,9 @@ class Spreads:
             metric: Name of the metric.
         """
         metric = judged_metric(metric, counted)
-        counted = measuring(counted, metric)
-        if self.number(counted, metric) is None:
+        if (placed := self._placed(counted, metric)) is None:
             return []
-        fitted = self._known[metric]
-        assert fitted is not None, "a number has a model"
+        fitted, _, counted = placed
         found, nexts = fitted.scatter, []
         for soak, runs in by_length(counted).items():
             number = fitted.number[counted[0].trial_id, soak]
@@ -427,6 +415,15 @@ def _scatter_text(size: str, prior: Prior, expected: str, num_repeats: int) -> s
     if num_repeats:
         return f"{size} pooled from {num_repeats} repeats and {rests}"
     return f"{size} by {rests}; nothing was repeated"
+
+
+def _middle(fitted: Fitted, number: int, counted: Sequence[Run], metric: str) -> float:
+    """Computes the mean of a trial's ordinary runs, as on the most used nodes at the middle of the study's time."""
+    change, value = (
+        float(fitted.scatter.mean[number] - fitted.scatter.raw_mean[number]),
+        _mean(ordinary(counted), metric),
+    )
+    return value * factor(change) if fitted.logarithmic else value + change
 
 
 def _mean(runs: Sequence[Run], metric: str) -> float:

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from wattune.objective import Objective
-from wattune.ranking.assessment import RankedTrial
+from wattune.ranking.assessment import RankedTrial, shallow
 from wattune.ranking.bounds import kept_in_draws
 from wattune.ranking.order import Ranking
 from wattune.ranking.work import compares
@@ -94,6 +94,8 @@ class Suggestions:
     """Expected improvement if all of them were measured; None while no trial is feasible."""
     noise_frac: float | None
     """Noise of one measurement of the objective, likewise."""
+    better_probability: float | None
+    """Probability that one of them keeps every bound and is better than `best`, likewise."""
     warnings: tuple[str, ...] = ()
     """Warnings of the ranking: trials that do not compare, or that are left out; empty is good."""
 
@@ -104,16 +106,13 @@ class Suggestions:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`."""
+        plain = {name: value for name, value in shallow(self).items() if name != "listed"}
         return {
+            **plain,
             "objective": str(self.objective),
-            "budget_s": self.budget_s,
             "expected_s": self.expected_s,
             "suggestions": [one.to_json() for one in self.listed],
-            "nothing": self.nothing,
             "best": None if self.best is None else {"trial_id": self.best.trial_id, "label": self.best.label},
-            "num_left": self.num_left,
-            "gain_frac": self.gain_frac,
-            "noise_frac": self.noise_frac,
             "warnings": list(self.warnings),
         }
 
@@ -136,8 +135,7 @@ def suggest(
         budget_s: Seconds for all suggestions, one after another.
     """
     model.lead_by(row.spec for row in ranking.feasible)  # a gain is over the plan that is named as the best
-    joint = model.joint_gain(left)
-    gain, noise = joint if joint is not None else (None, None)
+    gain, noise, likely = model.joint_gain(left) or (None, None, None)
     is_worth = gain is None or noise is None or gain >= noise
     worth = left if is_worth else ()
     new = _new_plans(model, ranking, [(one, expected_s(one)) for one in worth], budget_s)
@@ -165,6 +163,7 @@ def suggest(
         num_left=len(left),
         gain_frac=gain,
         noise_frac=noise,
+        better_probability=likely,
         warnings=ranking.warnings,
     )
     if listed:
@@ -183,7 +182,7 @@ def _nothing(found: Suggestions, shortest_s: float | None, ranking: Ranking) -> 
     elif found.gain_frac is not None and found.noise_frac is not None:
         parts.append(
             f"the expected gain of the {found.num_left} plans left is {found.gain_frac:.1%}, below the noise of "
-            f"{found.noise_frac:.1%}"
+            f"{found.noise_frac:.1%} (P {format_probability(found.better_probability or 0.0)} that one is better)"
         )
     if ranking.best is None:
         parts.append("no repeat is likely to make a plan feasible; loosen a bound or widen the space")

@@ -95,7 +95,7 @@ def _left(found: StudyAnswer) -> str:
         return ""
     return (
         f"{found.num_unmeasured} of {found.num_candidates} plans of the space are not measured: the same `wattune run` "
-        "goes on, `wattune suggest` says whether one is likely to be better."
+        "goes on, `wattune suggest` says how likely one of them is better."
     )
 
 

@@ -8,6 +8,7 @@ from wattune.ranking.frontier import Frontier, FrontierPoint, PredictedPlan
 from wattune.ranking.suggestions import Suggestions
 from wattune.run import Prediction
 from wattune.trial import TrialSpec
+from wattune.units import format_probability
 from wattune.view.table import (
     PERCENT_CHANGE,
     PROBABILITY,
@@ -157,12 +158,9 @@ def suggestions_view(found: Suggestions) -> View:
     parts = [Table(f"next {_time(found.expected_s)} of {_time(found.budget_s)}", columns, found.listed)]
     notes = [READING_SUGGESTIONS]
     if found.gain_frac is not None and found.noise_frac is not None:
-        notes.append(
-            Note(
-                f"all {found.num_left} plans left together are expected to gain {found.gain_frac:.1%}; one measurement "
-                f"has a noise of {found.noise_frac:.1%}"
-            )
-        )
+        likely = format_probability(found.better_probability or 0.0)
+        text = f"one of the {found.num_left} plans left is better with P {likely}; all together are expected to gain "
+        notes.append(Note(f"{text}{found.gain_frac:.1%}; one measurement has a noise of {found.noise_frac:.1%}"))
     return [*parts, *notes, *warnings(found.warnings)]
 
 

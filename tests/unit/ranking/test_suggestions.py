@@ -9,6 +9,7 @@ from wattune.objective import Question
 from wattune.ranking.order import Ranking, rank
 from wattune.ranking.suggestions import suggest
 from wattune.search.strategies.model_guided import ModelGuided
+from wattune.units import format_probability
 
 SIMULATED = {"simulated": "true"}
 
@@ -61,7 +62,7 @@ def test_what_is_suggested_is_better_than_what_was_measured() -> None:
     found = suggest(model, ranking, left, lambda _: 30.0, budget_s=150.0)
     best = max(metrics(row.spec)["tokens_per_s"] for row in ranking.feasible)
     reached = [metrics(one.spec)["tokens_per_s"] for one in found.listed if one.kind == "new"]
-    assert max(reached) > best
+    assert max(reached) > best and found.better_probability > 0.9
 
 
 def test_nothing_is_worth_measuring_once_the_best_is_known_and_the_rest_is_worse() -> None:
@@ -70,7 +71,8 @@ def test_nothing_is_worth_measuring_once_the_best_is_known_and_the_rest_is_worse
     alone = replace(ranking, undecided=(), feasible=(replace(ranking.feasible[0], best_probability=0.99),))
     found = suggest(model, alone, worse, lambda _: 30.0, budget_s=600.0)
     assert found.listed == () and found.nothing.startswith("nothing is worth measuring: the expected gain of the")
-    assert found.gain_frac < found.noise_frac
+    assert found.gain_frac < found.noise_frac and found.better_probability < 0.1
+    assert f"(P {format_probability(found.better_probability)} that one is better)" in found.nothing
 
 
 def test_a_budget_that_no_trial_fits_into_says_how_long_one_takes() -> None:

@@ -209,11 +209,11 @@ class ModelGuided:
             log_runs=runs,
         )
 
-    def joint_gain(self, specs: Sequence[TrialSpec]) -> tuple[float, float] | None:
+    def joint_gain(self, specs: Sequence[TrialSpec]) -> tuple[float, float, float] | None:
         """Computes by how much measuring all of some candidates is expected to improve on the best feasible trial.
 
-        Returns the gain, of the most promising of them, and the noise of one measurement, both as fractions. None while
-        no trial is known to be feasible.
+        Returns the gain, of the most promising of them, and the noise of one measurement, both as fractions, and the
+        probability that one of them keeps every bound and is better. None while no trial is known to be feasible.
         """
         if self._knows_nothing or not specs:
             return None
@@ -410,7 +410,7 @@ class ModelGuided:
         best = self._best(processes[0])
         if best is None or len(self._told) < max(NUM_BEFORE_STOP, self._features.num_columns):
             return False
-        gain, noise = self._joint_gain(best, rows, processes, bounds)
+        gain, noise, _ = self._joint_gain(best, rows, processes, bounds)
         self._num_idle = self._num_idle + 1 if gain < noise else 0
         modelled = self._modelled(bounds)
         known = self._objective.num_returned >= NUM_CALIBRATED and all(
@@ -428,8 +428,8 @@ class ModelGuided:
 
     def _joint_gain(
         self, best: float, rows: Indices, processes: Sequence[GaussianProcess], bounds: Sequence[_Bound]
-    ) -> tuple[float, float]:
-        """Computes what measuring some rows is expected to gain over the best, and the noise, both as fractions."""
+    ) -> tuple[float, float, float]:
+        """Computes what some rows are expected to gain over the best, the noise, and the probability of a gain."""
         dice = np.random.default_rng([self._seed, len(self._told)])
         shape = (len(rows), _NUM_SAMPLES)
         objective, normals = self._objective, dice.standard_normal(shape)
@@ -442,5 +442,5 @@ class ModelGuided:
             limit = bound.surrogate.transformed(bound.bound)
             drawn[(values > limit) if bound.below else (values < limit)] = -math.inf
         unit = 1.0 if self._objective.is_log else max(abs(best), 1e-12)
-        gain = float(np.maximum(drawn.max(0) - best, 0.0).mean()) / unit
-        return gain, self._objective.noise / unit
+        ahead = drawn.max(0) - best
+        return float(np.maximum(ahead, 0.0).mean()) / unit, self._objective.noise / unit, float((ahead > 0.0).mean())
