@@ -192,9 +192,7 @@ def _has(node: Node, spec: ClusterSpec) -> bool:
 def connect(address: str | None = None) -> Iterator[Cluster]:
     """Connects to a Ray cluster, or starts one here, and disconnects at the end.
 
-    Args:
-        address: A cluster's address. None means the cluster in `RAY_ADDRESS`, which a Ray job sets, or else a new one
-            on this machine.
+    Without an address it is the cluster in `RAY_ADDRESS`, which a Ray job sets, or else a new one on this machine.
 
     Raises:
         EngineError: The cluster cannot be reached or started.

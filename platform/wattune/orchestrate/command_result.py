@@ -36,15 +36,8 @@ def command_spans(
     """Makes the spans of a command's trial: warm-up negative, measured steps from 0, every rank of every node.
 
     A rank that told no steps has those of the first rank: the ranks of a training step wait for each other. On another
-    node they are put on its clock by wall time.
-
-    Args:
-        outcomes: One of each node.
-        places: The place of every rank.
-        clock_offsets_ns: How far each node's wall clock is ahead, by node; one without is the reference.
-
-    Returns:
-        None where no measured step is known.
+    node they are put on its clock by wall time: `clock_offsets_ns` has how far each node's is ahead; one without is the
+    reference. There is an outcome of each node. None where no measured step is known.
     """
     lead = leading(outcomes)
     if lead is None or not lead.end_index:

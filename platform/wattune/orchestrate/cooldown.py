@@ -20,16 +20,9 @@ def wait_until_cool(
 ) -> tuple[dict[str, str], Numbers]:
     """Waits until no device is warmer than a temperature.
 
-    Args:
-        read_c: Reads the temperatures now, by device; empty if no sensor reads them.
-        below_c: The temperature in degrees Celsius.
-        max_s: Longest to wait.
-        clock_s: The clock.
-        sleep: The function that waits.
-
-    Returns:
-        Tags for the trial's result: what went wrong (`too warm`, `no temperature`). Its numbers: the seconds waited,
-        and the temperature of the warmest device then.
+    `read_c` reads the temperatures now by device; it has none if no sensor reads them. Returns tags for the trial's
+    result, what went wrong (`too warm`, `no temperature`), and its numbers: the seconds waited, and the temperature of
+    the warmest device then.
     """
     begun_s = clock_s()
     while True:

@@ -18,14 +18,10 @@ ASK_S: Final = 30.0
 
 
 def ask_products(node_ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Asks nodes for the product names of their GPUs.
+    """Asks nodes, by Ray's ids, for the product names of their GPUs: the different ones of each.
 
-    Args:
-        node_ids: Ray's ids of the nodes.
-
-    Returns:
-        The different names by node id. A node without NVIDIA's driver has none: Ray tells AMD products apart by their
-        PCI ids. A node that does not answer is left out, and the log says so.
+    A node without NVIDIA's driver has none: Ray tells AMD products apart by their PCI ids. A node that does not answer
+    is left out, and the log says so.
     """
     if not node_ids:
         return {}

@@ -25,16 +25,9 @@ NODE_POWER_PEAK: Final = "node_device_power_peak_1s_w"
 def node_power_peak_w(
     tables: Mapping[str, pa.Table], node: str, manifest: Mapping[str, Any], window: tuple[int, int]
 ) -> float | None:
-    """Highest 1 s mean of a node's device power in a window.
+    """Highest 1 s mean of a node's device power in a window of the wall clock in nanoseconds, by its tiers' tables.
 
-    Args:
-        tables: The node's tables by tier.
-        node: Its name in them.
-        manifest: The sampler's manifest.
-        window: Start and end on the wall clock in nanoseconds.
-
-    Returns:
-        Watts; None if the devices' power is not read, or the window is shorter than 1 s.
+    None if the devices' power is not read, or the window is shorter than 1 s.
     """
     examined = RunData(tables=tables, manifests={node: manifest}, window=window).examined
     nodes = () if examined is None else examined.powers.by_node
@@ -42,17 +35,10 @@ def node_power_peak_w(
 
 
 def simulated_power_w(spec: TrialSpec, spans: Mapping[int, pa.Table], *, seed: int) -> dict[str, float]:
-    """Computes the highest 1 s mean of every node's simulated device power during some spans.
+    """Computes the highest 1 s mean of every node's simulated device power in watts during some spans of each rank.
 
     The model's power does not depend on temperatures, so a part of a trial gives the power that the whole will give.
-
-    Args:
-        spec: The trial.
-        spans: The last seconds of each rank, by rank.
-        seed: The trial's seed.
-
-    Returns:
-        Watts by node; empty until every rank has sent a second of its steps.
+    Empty until every rank has sent a second of its steps.
     """
     if len(spans) < spec.cluster.world_size:
         return {}

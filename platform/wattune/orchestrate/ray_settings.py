@@ -111,12 +111,7 @@ def local_cluster() -> Iterator[None]:
 
 
 def ray_tags(node_ids: Sequence[str], *, ours: bool) -> dict[str, str]:
-    """Collects Ray's settings as tags of every result.
-
-    Args:
-        node_ids: Ray's ids of the cluster's nodes.
-        ours: Whether wattune started the cluster, which then has this process's settings; else every node is asked.
-    """
+    """Collects Ray's settings as tags of a result. A cluster that is `ours` has this process's, others are asked."""
     found = [_node_settings()] if ours else _ask(node_ids)
     intervals_s = [int(one["poll_ms"]) / 1000 for one in found]
     usage = {one["usage_stats"] for one in found}

@@ -68,16 +68,12 @@ class _Course:
 def run_trial(
     attempt: Attempt, cluster: Cluster, lanes: Lanes | None = None, free: Callable[[], None] = lambda: None
 ) -> Run:
-    """Runs one repeat of one trial and leaves its result in the study folder.
+    """Runs one repeat of one trial on the first nodes that fit it, and leaves its result in the study folder.
 
-    A failure of the trial becomes its status. Only errors of this program are raised.
-
-    Args:
-        attempt: The trial. Its nodes are chosen here.
-        cluster: The nodes. The first that fit the trial are used.
-        lanes: The study's warm workers; None gives the trial workers of its own.
-        free: Called where the nodes are free before the result is made: the trial was measured to its end. What failed
-            keeps them until its result is there, on which the choice of the next trial depends.
+    A failure of the trial becomes its status. Only errors of this program are raised. Without the study's warm `lanes`
+    the trial has workers of its own. `free` is called where the nodes are free before the result is made: the trial was
+    measured to its end. What failed keeps them until its result is there, on which the choice of the next trial
+    depends.
     """
     begun = ClockAnchor.now()  # a wall clock that is set meanwhile makes no trial longer
     folder = TrialFolder(attempt.folder)

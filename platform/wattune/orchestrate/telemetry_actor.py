@@ -97,19 +97,14 @@ def leave_to_sampler(cpus: tuple[int, ...]) -> None:
 def without_own_processes(
     manifest: Mapping[str, Any], pids: Mapping[str, Sequence[int]], *, warm: bool
 ) -> dict[str, Any]:
-    """Takes a trial's own processes out of those that a node's manifest calls strangers.
+    """Takes a trial's own processes, by the device they drive, out of those that a node's manifest calls strangers.
 
     Warm workers were there before the trial and are there after it. A container may hide which process is which: the
     driver then reports ids that no process here has. One process per worker is then taken for it, the largest first: a
     training process holds more memory than a viewer.
 
-    A command, and the workers of a lane's first trial, come after the sampler's start. Whatever was on a device by then
-    is a stranger, by whatever id.
-
-    Args:
-        manifest: The sampler's manifest.
-        pids: The trial's processes on this node, by the device they drive.
-        warm: True where they were on their devices before the sampler began.
+    A command, and the workers of a lane's first trial, come after the sampler's start and are not `warm`. Whatever was
+    on a device by then is a stranger, by whatever id.
     """
     devices = {}
     for name, facts in manifest.get("devices", {}).items():

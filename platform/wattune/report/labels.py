@@ -38,7 +38,7 @@ def placed(
     bold: Sequence[bool] = (),
     reaches: Sequence[float] = (),
 ) -> list[str]:
-    """Finds a place for the name of each point.
+    """Finds a place for the name of each point: the side of it as plotly names it, empty where its name has no room.
 
     Args:
         points: Pixels from the left and from the top, all points of the figure.
@@ -48,9 +48,6 @@ def placed(
         avoided: Places that a name covers only where it has no other, such as lines.
         bold: Whether a name is bold, none by default.
         reaches: Pixels between a point's middle and its name, those of the greatest marker by default.
-
-    Returns:
-        For each point the side of it as plotly names it; empty where its name has no room.
     """
     wide = [BOLD_CHAR_WIDTH_PX if one else CHAR_WIDTH_PX for one in bold or [False] * len(points)]
     reaches = reaches or [float(_POINT_PX)] * len(points)

@@ -62,12 +62,9 @@ def draw(
 ) -> list[Chart]:
     """Draws every figure that has data, in the report's order.
 
-    Args:
-        ranking: Every assessed trial.
-        evidence: Evidence of the trials shown in detail, by trial id.
-        comparisons: The answer's plan as B, by what A is: the `next`, the `reference` trial, the `price` of a bound.
-        limits: Hard limits by metric name.
-        price: The best plan at each value of a bound.
+    `evidence` is of the trials shown in detail, `comparisons` have the answer's plan as B, by what A is: the `next`,
+    the `reference` trial, the `price` of a bound. `limits` are hard ones by metric, `price` the best plan at each value
+    of a bound.
     """
     answer = pareto(ranking)
     details = _details(ranking, evidence, comparisons or {}, limits, price)

@@ -35,12 +35,7 @@ _FALLBACK_AXES: Final = ("node_device_power_peak_1s_w", "node_device_power_mean_
 def pareto(ranking: Ranking, plot_px: tuple[float, float] = PLOT_PX) -> Chart | None:
     """Draws the objective over power: feasible and infeasible trials, the bounds, and the Pareto front.
 
-    Args:
-        ranking: Every assessed trial.
-        plot_px: Width and height between the axes, in which names are placed.
-
-    Returns:
-        None without a trial that measured both.
+    Names are placed in so many pixels between the axes. None without a trial that measured both.
     """
     metric, across = ranking.objective.metric, _across(ranking)
     if across is None:

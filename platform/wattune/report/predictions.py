@@ -16,8 +16,7 @@ from wattune.view.table import worded
 def predictions(ranking: Ranking) -> Chart | None:
     """Draws predictions of the objective with their intervals, against the measurement that followed each.
 
-    Returns:
-        None where no trial that was measured in full was predicted.
+    None where no trial that was measured in full was predicted.
     """
     metric = ranking.objective.metric
     points = [one for row in ranking.trials for one in _points(row, metric)]

@@ -16,15 +16,7 @@ _MAX_ROWS = 200
 
 
 def spaces_section(spaces: Sequence[StoredSpace], ranking: Ranking) -> Html:
-    """Lists the spaces of a study, what each changed, and the runs of every trial under them.
-
-    Args:
-        spaces: Every space, the first one first.
-        ranking: Every assessed trial.
-
-    Returns:
-        Empty markup for a study that has one space.
-    """
+    """Lists the spaces of a study, what each changed, and the runs of every trial under them. Empty for one space."""
     if len(spaces) < 2:
         return Html()
     counts = Counter(space_number(result) for row in ranking.trials for result in row.repeats)

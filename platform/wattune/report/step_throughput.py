@@ -24,8 +24,7 @@ _LOOKS: Final = (("#0072B2", "solid"), ("#E69F00", "dash"), ("#009E73", "dot"), 
 def step_throughput(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Chart | None:
     """Draws the throughput of each step against its index in the stream of data, for the leaders by P(best).
 
-    Returns:
-        None without a leader of at least two steps whose tokens are known.
+    None without a leader of at least two steps whose tokens are known.
     """
     stepped = _stepped(ranking, evidence)
     known = [(row, tokens) for row in stepped if (tokens := _tokens(row)) is not None][:MOST_LEADERS]

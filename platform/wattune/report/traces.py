@@ -31,14 +31,7 @@ def power(
 ) -> Chart | None:
     """Draws node power of some trials over time with every bound on it, and beneath each its steps and excursions.
 
-    Args:
-        ranking: The ranking of the trials.
-        rows: The trials; those without power are left out.
-        evidence: Evidence by trial id.
-        limits: Hard limits by metric name.
-
-    Returns:
-        None without a trace.
+    Trials without power are left out. None without a trace.
     """
     shown = [
         (row, found, node) for row in rows if (found := evidence.get(row.trial_id)) and (node := found.highest_node)
@@ -132,8 +125,7 @@ def _draw_power(
 def envelope(time_s: Floats, power_w: Floats) -> tuple[Floats, Floats]:
     """Returns a trace, or the smallest and largest sample of each of many parts of a long one, so that peaks stay.
 
-    Returns:
-        Seconds and watts, at most `2 * MAX_TRACE_PARTS` of each.
+    It has at most `2 * MAX_TRACE_PARTS` seconds and watts.
     """
     time_s, power_w = (np.asarray(values, dtype=np.float64) for values in (time_s, power_w))
     if len(time_s) <= 2 * MAX_TRACE_PARTS:

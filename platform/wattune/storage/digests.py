@@ -85,7 +85,7 @@ def body_of(content: bytes) -> bytes:
 def object_of(
     content: bytes, *, bare: bool = False, accept: bool = False, any_depth: bool = False, elsewhere: bool = False
 ) -> dict[str, Any]:
-    """Reads a JSON object of this format and checks its digest.
+    """Reads a JSON object of this format and checks its digest; returns it without both.
 
     Args:
         content: The file's bytes.
@@ -93,9 +93,6 @@ def object_of(
         accept: Takes an object that has no digest, or does not agree with it.
         any_depth: See `wattune.storage.documents.parse_json`.
         elsewhere: Takes an object of another tool, which says no format.
-
-    Returns:
-        The object without its digest and its format.
 
     Raises:
         DigestError: It does not agree with its digest, or lacks it.
@@ -139,12 +136,7 @@ def digest_of(path: Path) -> str:
 
 
 def digests_of(folder: Path, carrier: str) -> dict[str, str]:
-    """Computes the digests of all files of a folder, by their place in it.
-
-    Args:
-        folder: The folder.
-        carrier: Name of the file that will carry them, which is left out.
-    """
+    """Computes the digests of all files of a folder by their place in it, but of the `carrier` that holds them."""
     return {name: digest_of(path) for name, path in _files(folder) if name != carrier}
 
 
@@ -178,12 +170,7 @@ NO_DIGESTS: Final = FileCheck()
 
 
 def check_files(folder: Path, files: Mapping[str, Any], accepted: Any) -> FileCheck:
-    """Compares the files of a folder with their digests.
-
-    Args:
-        folder: The folder.
-        files: Digests by place in the folder.
-        accepted: The names of files that a user accepted.
+    """Compares the files of a folder with their digests by place; `accepted` are names of files that a user accepted.
 
     Raises:
         OSError: A file cannot be read.

@@ -25,11 +25,7 @@ MOST_YAML_NODES: Final = 100_000
 
 
 def parse_json(content: bytes | str, *, any_depth: bool = False) -> Any:
-    """Reads a JSON text.
-
-    Args:
-        content: The text.
-        any_depth: Leaves the number of levels to the reader, who takes only plain values.
+    """Reads a JSON text. With `any_depth` the number of levels is left to the reader, who takes only plain values.
 
     Raises:
         ValueError: It is not UTF-8, not JSON, too large or too deep.
@@ -77,12 +73,7 @@ def finite(data: Any) -> Any:
 
 
 def json_text(data: Any, **layout: Any) -> str:
-    """Writes plain data as JSON. A number that JSON does not have is null.
-
-    Args:
-        data: The data.
-        **layout: `indent` and `sort_keys` of `json.dumps`.
-    """
+    """Writes plain data as JSON, with the `layout` of `json.dumps`. A number that JSON does not have is null."""
     try:
         return json.dumps(data, allow_nan=False, **layout)
     except ValueError:

@@ -120,17 +120,10 @@ def is_file_of(folder: Path, path: Path) -> bool:
 
 
 def write_whole(path: Path, content: bytes, *, over: bool = True, private: bool = False) -> bool:
-    """Writes a file so that a crash leaves either the old content or the new, never a part.
+    """Writes a file so that a crash leaves either the old content or the new, never a part; tells whether it did.
 
-    Args:
-        path: The file.
-        content: Its whole content.
-        over: Replaces a file that is there. Where it is false, one of several processes that write at the same moment
-            succeeds: the first, or on a file system without hard links the last.
-        private: Lets its owner alone read it, such as a command line.
-
-    Returns:
-        True where the file was written.
+    Without `over` one of several processes that write at the same moment succeeds: the first, or on a file system
+    without hard links the last. A `private` file, such as a command line, is for its owner alone.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
@@ -221,13 +214,9 @@ def write_asked_bytes(path: Path, content: bytes) -> None:
 def read_json_object(
     path: Path, writer: str = "a sampler", *, bare: bool = True, elsewhere: bool = False
 ) -> dict[str, Any]:
-    """Reads an object that `write_json` or `write_digested` wrote.
+    """Reads an object that `write_json` or `write_digested` wrote, and names the `writer` in the error.
 
-    Args:
-        path: The file.
-        writer: The program part that writes such files, for the error.
-        bare: See `wattune.storage.digests.object_of`.
-        elsewhere: See there too.
+    `bare` and `elsewhere` are those of `wattune.storage.digests.object_of`.
 
     Raises:
         TelemetryError: The file is not a JSON object of this format, or does not agree with its digest.

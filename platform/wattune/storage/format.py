@@ -23,10 +23,7 @@ class FormatError(ValueError):
 
 
 def check_format(found: Any) -> None:
-    """Makes sure that a file is of the format that this code reads.
-
-    Args:
-        found: The format that the file says, as a number or a text; None where it says none.
+    """Makes sure that the format a file says, None where it says none, is the one that this code reads.
 
     Raises:
         FormatError: An earlier or a later wattune wrote it, or it is no format. The message has no place.

@@ -42,11 +42,7 @@ def if_idle(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def run_lock(folder: Path, begun: Path) -> Iterator[None]:
-    """Locks a folder for one runner. Makes the folder; it goes again unless something began in it.
-
-    Args:
-        folder: The folder.
-        begun: The file in it that shows that something began.
+    """Locks a folder for one runner. Makes the folder; it goes again unless the file `begun` is in it by then.
 
     Raises:
         PlanError: Another process holds it, it cannot be made, or cannot be written to.

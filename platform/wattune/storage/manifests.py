@@ -45,10 +45,6 @@ _MOST: Final = 10**300
 def checked_manifest(manifest: Any, where: str) -> dict[str, Any]:
     """Returns a node's manifest: facts of the node and its devices, from a sampler or another recorder.
 
-    Args:
-        manifest: The content of the JSON file.
-        where: The file, for the error.
-
     Raises:
         TelemetryError: It, or a part of it, is of another kind than its name says. Every such part is named.
     """

@@ -90,10 +90,7 @@ def require_format(schema: pa.Schema, path: Path, *, elsewhere: bool = False) ->
 def read_table(path: Path, facts: DeviceFacts | None = None, *, elsewhere: bool = False) -> pa.Table:
     """Reads a whole table, its pages checked against their checksums and its values against their bounds.
 
-    Args:
-        path: The Parquet file.
-        facts: Facts of the devices of a telemetry table.
-        elsewhere: See `require_format`.
+    `facts` are of the devices of a telemetry table; for `elsewhere` see `require_format`.
 
     Raises:
         TelemetryError: It is not a Parquet table of this format, or is damaged.
@@ -117,11 +114,8 @@ def read_table(path: Path, facts: DeviceFacts | None = None, *, elsewhere: bool 
 def typed(schema: pa.Schema, name: str) -> pa.Schema:
     """Returns a table's schema, where a column that has no value at all has the type it should have.
 
-    Some tools write such a column with Arrow's type `null`, which few functions take.
-
-    Args:
-        schema: The table's own.
-        name: A key of `wattune.schema.TELEMETRY`, `spans` or `kernels`; the columns of any other table stay.
+    Some tools write such a column with Arrow's type `null`, which few functions take. `name` is a key of
+    `wattune.schema.TELEMETRY`, `spans` or `kernels`; the columns of any other table stay.
     """
     known = {**TELEMETRY, "spans": SPANS, "kernels": KERNELS}.get(name)
     if known is None:
@@ -142,12 +136,9 @@ class ParquetTier:
     """One tier of one or several nodes, read from its files on demand, a device at a time."""
 
     def __init__(self, paths: Sequence[Path], facts: DeviceFacts | None = None, *, elsewhere: bool = False) -> None:
-        """Opens the files and reads no rows.
+        """Opens one file or more and reads no rows.
 
-        Args:
-            paths: One file or more.
-            facts: Facts of their devices, which bound values more closely than the schema.
-            elsewhere: See `require_format`.
+        `facts` of their devices bound values more closely than the schema; for `elsewhere` see `require_format`.
 
         Raises:
             TelemetryError: A file is not a Parquet table, or its columns contradict another file's.

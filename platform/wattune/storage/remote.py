@@ -92,14 +92,9 @@ class RemoteStorage:
         return sorted(self._do("list studies", find))
 
     def send_trial(self, study: str, folder: TrialFolder) -> bool:
-        """Sends a finished trial. One that is there is not sent again, and one that will run again is not sent.
+        """Sends a finished trial, and returns whether it was sent now.
 
-        Args:
-            study: The study's name.
-            folder: The trial's folder.
-
-        Returns:
-            True where it was sent now.
+        One that is there is not sent again, and one that will run again is not sent.
 
         Raises:
             TrackingError: The store cannot be reached or refuses, or holds another measurement of this trial.
@@ -156,13 +151,9 @@ class RemoteStorage:
         """Fetches the files of a study that the local folder lacks, and its spaces if it has grown elsewhere.
 
         A trial that is in the store and not finished here comes from there. Its unfinished files here are removed. One
-        that failed here and was tried again elsewhere is set aside, and the later attempt comes from there.
-
-        Args:
-            name: The study's name.
-            storage: The local folder of studies.
-            whole: Fetches spans and telemetry too, not only the files that a ranking needs.
-            may_lack: Takes a study that is neither there nor here as one that begins.
+        that failed here and was tried again elsewhere is set aside, and the later attempt comes from there. `whole`
+        fetches spans and telemetry too, not only the files that a ranking needs; `may_lack` takes a study that is
+        neither there nor here as one that begins.
 
         Raises:
             PlanError: The study is neither there nor here.
@@ -194,14 +185,9 @@ class RemoteStorage:
         return study
 
     def _give_way(self, study: StudyFolder, sizes: Mapping[str, int]) -> set[str]:
-        """Sets trials aside that were tried again elsewhere: the store has their result here among its attempts.
+        """Sets trials aside that were tried again elsewhere, by sizes of the store's files; returns their names.
 
-        Args:
-            study: The local study.
-            sizes: Sizes of the store's files by their place in the study.
-
-        Returns:
-            The names of their folders.
+        The store has their result here among its attempts.
         """
         earlier: dict[str, Path] = {}
         for name in sizes:
@@ -221,11 +207,7 @@ class RemoteStorage:
         return {folder.name for folder in found}
 
     def fetch_folder(self, inside: str, folder: Path) -> None:
-        """Fetches the files of a trial or recording that are not here.
-
-        Args:
-            inside: Its place below the URL. Empty where the URL is the folder's own.
-            folder: The local folder.
+        """Fetches the files of a trial or recording that are not here; `inside` is empty where the URL is its own.
 
         Raises:
             PlanError: The store has no such folder.
@@ -252,11 +234,7 @@ class RemoteStorage:
         self._do(f"send recording {folder.name}", send, sum(path.stat().st_size for path in files))
 
     def _is_newer(self, study: StudyFolder, content: bytes) -> bool:
-        """Returns whether the store's study has grown beyond the local one.
-
-        Args:
-            study: The local study.
-            content: The store's `study.yaml`.
+        """Returns whether the store's study, of which `content` is the `study.yaml`, has grown beyond the local one.
 
         Raises:
             SpaceError: One contradicts the other, or both have grown, each in its own way.
@@ -303,16 +281,11 @@ class RemoteStorage:
                 write_whole(folder / name, content)
 
     def _do(self, action: str, operation: Callable[[Any], _T], num_bytes: int = 0) -> _T:
-        """Runs an operation on the store, and turns every failure into a `TrackingError`.
-
-        Args:
-            action: Its name in messages.
-            operation: Is called with fsspec's file system.
-            num_bytes: Bytes that it moves.
+        """Runs an operation on fsspec's file system, and turns every failure into a `TrackingError`.
 
         Raises:
-            TrackingError: The operation failed. The message has the action, the cause and the remedy. Within
-                `RETRY_AFTER_S` of a failure it is raised at once, and nothing is tried.
+            TrackingError: The message has the action, the cause and the remedy. Within `RETRY_AFTER_S` of a failure it
+                is raised at once, and nothing is tried.
         """
         if self._cause and self._clock() < self._closed_until_s:
             raise TrackingError(f"cannot {action}: {self._cause}; not tried again for {RETRY_AFTER_S:g} s")

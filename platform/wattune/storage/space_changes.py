@@ -42,12 +42,7 @@ def _contradiction(key: str, stored: str, given: str, remedy: str) -> str:
 
 
 def contradictions(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """Lists what keeps a study from going on with another space, a line each; nothing where it may.
-
-    Args:
-        stored: The space of the study, with every default.
-        given: The space that it is to go on with, likewise.
-    """
+    """Lists what keeps a study from going on with another space, a line each; both have every default."""
     old, new = completed_space(stored), completed_space(given)
     found = [
         *_of_clusters(_entries(old.get("cluster")), _entries(new.get("cluster"))),
@@ -64,12 +59,7 @@ def contradictions(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[
 
 
 def changes(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """Lists every difference between two spaces of one study, a line for each key.
-
-    Args:
-        stored: The space of the study, with every default.
-        given: The space that it goes on with, likewise.
-    """
+    """Lists every difference between two spaces of one study, a line for each key; both have every default."""
     before, after = _flatten(completed_space(stored)), _flatten(completed_space(given))
     lines = []
     for path in sorted(before.keys() | after.keys()):

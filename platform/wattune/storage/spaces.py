@@ -83,10 +83,6 @@ def read_space(path: Path) -> StoredSpace:
 def space_of(content: bytes, where: Path | str) -> StoredSpace:
     """Reads the content of a `study.yaml`.
 
-    Args:
-        content: The file's bytes.
-        where: The file, for the error.
-
     Raises:
         PlanError: See `read_space`.
     """
@@ -138,10 +134,8 @@ def all_spaces(folder: Path) -> list[StoredSpace]:
 def commit(folder: Path, document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] | None = None) -> StoredSpace:
     """Makes a space the one that holds, with the table of its combinations. A crash leaves the old one or the new.
 
-    Args:
-        folder: The study's folder.
-        document: The space with every default; whether it may follow the stored one was checked.
-        rows: Every combination of it; None leaves the table as it is.
+    `document` has every default, and that it may follow the stored one was checked. `rows` are all its combinations;
+    None leaves the table as it is.
 
     Raises:
         PlanError: The stored space cannot be read.
@@ -181,14 +175,8 @@ def finish(folder: Path) -> None:
 def grown(known: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], number: int) -> list[dict[str, Any]]:
     """Joins the combinations of a space with those of the spaces before it.
 
-    Args:
-        known: The rows before; none where there are none.
-        rows: Every combination of the space.
-        number: The space's number.
-
-    Returns:
-        `rows`, each with the number of the space that its trial came with; then the trials that earlier spaces had and
-        this one has not, with the status `removed`.
+    Returns `rows`, each with the number of the space that its trial came with; then the trials that earlier spaces had
+    and this one has not, with the status `removed`.
     """
     first = {row["trial_id"]: row.get(SPACE_COLUMN) or 1 for row in known if row.get("trial_id")}
     now = [{**row, SPACE_COLUMN: first.get(row.get("trial_id"), number)} for row in rows]

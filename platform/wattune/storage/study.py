@@ -274,14 +274,10 @@ class StudyFolder:
         return spaces.all_spaces(self.path)
 
     def require_space(self, document: Mapping[str, Any], where: str = "") -> list[str]:
-        """Makes sure that the study may go on with a search space.
+        """Makes sure that the study may go on with a search space that has every default.
 
-        Args:
-            document: The space with every default.
-            where: The place of the other space, for the message. Empty where it is the user's.
-
-        Returns:
-            The differences to the space that holds, a line each; none where there is no study yet.
+        `where` names the place of a space that is not the user's. Returns the differences to the space that holds, a
+        line each; none where there is no study yet.
 
         Raises:
             SpaceError: The space contradicts results of the study; each contradiction is named.
@@ -304,12 +300,7 @@ class StudyFolder:
         return stored.number + bool(changes(stored.document, document))
 
     def commit(self, document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] | None = None) -> StoredSpace:
-        """Makes a search space the one that holds; see `wattune.storage.spaces.commit`. `require_space` comes first.
-
-        Args:
-            document: The space with every default.
-            rows: Every combination of it: kept, rejected by a rule, or equivalent to a kept one.
-        """
+        """Makes a search space the one that holds; see `wattune.storage.spaces.commit`. `require_space` comes first."""
         make_folder(self.path)
         return spaces.commit(self.path, document, rows)
 

@@ -35,11 +35,7 @@ def read_result_file(path: Path) -> Run:
 
 
 def read_result(content: bytes, folder: Path | str = "") -> Run:
-    """Reads the content of a `run.json`.
-
-    Args:
-        content: The file's bytes.
-        folder: Its folder, for the error.
+    """Reads the content of a `run.json` of a folder, which the error names.
 
     Raises:
         PlanError: It is no result, or does not agree with its digest.
@@ -95,13 +91,7 @@ def key_of(name: str) -> tuple[str, int]:
 
 
 def require_own(name: str, spec: TrialSpec, result: Run, own_id: str = "") -> None:
-    """Makes sure that folder, specification and result are of one trial.
-
-    Args:
-        name: The folder's name.
-        spec: The specification.
-        result: The result.
-        own_id: The specification's id, where it was just computed.
+    """Makes sure that folder, specification and result are of one trial; `own_id` is the specification's, if known.
 
     Raises:
         ValueError: They are not.
@@ -116,12 +106,7 @@ def require_own(name: str, spec: TrialSpec, result: Run, own_id: str = "") -> No
 
 
 def no_trial(folder: Path | str, error: Exception) -> PlanError:
-    """Makes the error of a trial that cannot be read.
-
-    Args:
-        folder: The trial's folder.
-        error: The error from reading a file of it.
-    """
+    """Makes the error of a trial that cannot be read, from that of reading a file of it."""
     if isinstance(error, PermissionError):
         return PlanError(f"{folder} cannot be read: {error.strerror}; give a study you may read")
     if isinstance(error, FormatError):
@@ -143,10 +128,8 @@ def with_digests(folder: Path, result: Run) -> dict[str, Any]:
 def accept(folder: Path) -> tuple[str, ...]:
     """Takes files that were edited on purpose as they are now: writes their digests, and says so in the quality.
 
-    The result's figures stay what they are. It is never better than `indicative` again.
-
-    Returns:
-        The files that were edited; none where all agree.
+    The result's figures stay what they are. It is never better than `indicative` again. Returns the files that were
+    edited; none where all agree.
 
     Raises:
         PlanError: There is no result, or what it or the specification holds is none.

@@ -24,16 +24,11 @@ _DAMAGE: Final = (TelemetryError, pa.ArrowException, OSError, ValueError)
 
 
 def open_tables(study: Path, tier: str) -> "ds.Dataset":
-    """Opens one table of all trials of a study.
+    """Opens one table of all trials of a study, a tier of `wattune.schema.TELEMETRY` or `spans`.
 
-    Args:
-        study: The study's folder.
-        tier: A key of `wattune.schema.TELEMETRY`, or `spans`.
-
-    Returns:
-        The rows of every trial's and node's file with two columns in front. `trial` is the trial folder's name.
-        `simulated` is true where the file's values were computed instead of measured. A column that a file lacks is
-        null. The metadata of the schema names the trials that are left out (`UNREADABLE`).
+    Its rows are those of every trial's and node's file with two columns in front. `trial` is the trial folder's name.
+    `simulated` is true where the file's values were computed instead of measured. A column that a file lacks is null.
+    The metadata of the schema names the trials that are left out (`UNREADABLE`).
 
     Raises:
         TelemetryError: The tier does not exist or no trial has it, or not one trial's table can be read.

@@ -23,10 +23,8 @@ _NEEDED_OF_SPANS: Final = ("node", "device", "rank", "step", "phase", "start_mon
 def require_possible(table: pa.Table, where: str, facts: Mapping[str, Any] | None = None) -> None:
     """Makes sure that every value of a table is one that can be.
 
-    Args:
-        table: Rows of one device in the order they were written, or rows without a device such as spans.
-        where: The file, for the error.
-        facts: The device's facts, which bound some columns more closely.
+    The rows are of one device in the order they were written, or have none, such as spans. A device's facts bound some
+    columns more closely.
 
     Raises:
         ImpossibleValueError: A value is beyond its bound, a counter rises faster than it can, or time runs back.
@@ -121,11 +119,9 @@ def require_schema(schema: pa.Schema, where: str) -> None:
 
 
 def wrong_columns(schema: pa.Schema, name: str) -> list[str]:
-    """Lists columns that a table lacks or that are of another type than the schema's.
+    """Lists columns that a table lacks or that are of another type than in the schema of that `name`.
 
-    Args:
-        schema: The table's.
-        name: A key of `wattune.schema.TELEMETRY`, `spans` or `kernels`.
+    The name is a key of `wattune.schema.TELEMETRY`, `spans` or `kernels`.
     """
     expected = {"spans": SPANS, "kernels": KERNELS}.get(name) or TELEMETRY[name]
     needed = {"spans": _NEEDED_OF_SPANS, "kernels": tuple(KERNELS.names), "ring": (*_NEEDED, "sensor_ns")}.get(

@@ -29,12 +29,9 @@ class Cut:
 def initialise(part: nn.Module, name: str, model: ModelSpec, seed: int, cuts: Mapping[str, Cut] | None = None) -> None:
     """Fills a part of a model: each weight is drawn whole and then cut as tensor parallel has cut it.
 
-    Args:
-        part: An embedding, a layer or a head, allocated and not yet sharded over data-parallel ranks.
-        name: Its place in the whole model, such as `layers.3`.
-        model: The whole model.
-        seed: Seed of the trial.
-        cuts: Of the parameters that are cut, by their names as the module has them; experts know their own.
+    The part is an embedding, a layer or a head, allocated and not yet sharded over data-parallel ranks; `name` is its
+    place in the whole model, such as `layers.3`. `cuts` are of the parameters that are cut, by their names as the
+    module has them; experts know their own.
     """
     for module_name, module in part.named_modules(prefix=name):
         for short_name, parameter in module.named_parameters(recurse=False):

@@ -61,14 +61,8 @@ class Stage(PipelineStage):
     ) -> None:
         """Describes what passes between stages, so that torch need not run the model to find out.
 
-        Args:
-            chunk: The part of the model.
-            virtual_stage: Its place in the model, from 0 to pp x vpp - 1.
-            plan: Degrees, sharding, overlap.
-            group: The ranks of this pipeline.
-            boundary: Meta tensor like the activations between stages.
-            tokens: Meta tensor like a micro-batch of tokens.
-            recorder: Where phases are marked.
+        `virtual_stage` is the chunk's place in the model, from 0 to pp x vpp - 1. `boundary` and `tokens` are meta
+        tensors like the activations between stages and like a micro-batch.
         """
         has_head = chunk.decoder.head is not None
         super().__init__(
@@ -155,14 +149,9 @@ class Pipeline:
             self._schedule = Schedule1F1B(stages[0], **arguments)
 
     def run(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Forward and, in training, backward over all micro-batches.
+        """Forward and, in training, backward over all micro-batches of this replica's tokens [sequences, seq_len].
 
-        Args:
-            tokens: Inputs of this replica [sequences, seq_len].
-            targets: Next tokens, alike.
-
-        Returns:
-            This rank's addend of the mean loss over the global batch, fp32; zero off the last stage.
+        Returns this rank's addend of the mean loss over the global batch, fp32; zero off the last stage.
         """
         if self._gathers_first:
             with self._recorder.phase("wait"):

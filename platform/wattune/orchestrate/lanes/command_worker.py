@@ -85,11 +85,7 @@ def held_port() -> socket.socket:
 
 
 def serve_commands(config: dict[str, Any]) -> None:
-    """Runs commands until the lane has no trial left. Every Ray Train worker of a lane for commands calls it.
-
-    Args:
-        config: See `wattune.orchestrate.lanes.worker.serve`.
-    """
+    """Runs commands until the lane has no trial left: `wattune.orchestrate.lanes.worker.serve` for commands."""
     worker = _CommandWorker(config["keeper"], config["lane"], config["run"])
     report = worker.report()
     while (assigned := worker.next_trial(report)) is not None:
@@ -259,11 +255,6 @@ def _variables(program: Program, values: Mapping[str, Any]) -> dict[str, str]:
 
 def _devices(spec: TrialSpec, node_rank: int, names: Mapping[str, str]) -> dict[int, str]:
     """Returns telemetry's name of the device of each rank on a node, by the order in which the command sees them.
-
-    Args:
-        spec: The trial.
-        node_rank: Number of the node.
-        names: Telemetry's names of the node's devices, by uuid.
 
     Raises:
         NodeError: Telemetry does not see a device that Ray gave the command.

@@ -73,12 +73,8 @@ class Slots:
         """Takes nodes for a trial until `release`; None if too few are free.
 
         Sets that were used before come first: their workers may still be warm, and results of one set compare best.
-
-        Args:
-            spec: The nodes that are wanted.
-            avoid: Names of nodes to take only if there would not be enough others with nothing running.
-            closed: Domains that are not taken although they are free.
-            until_s: Expected end of the trial, on any clock.
+        Nodes to `avoid` are taken only if there would not be enough others with nothing running; `closed` domains are
+        not, although they are free. `until_s` is the expected end of the trial, on any clock.
         """
         nodes = self._choose(spec, self._taken.keys() | closed, avoid)
         if nodes is None:
