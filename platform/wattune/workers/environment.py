@@ -28,11 +28,8 @@ KERNELS: Final = "kernels"
 def prepare_environment(device: str, storage: Path | None, *, runs_program: bool = False) -> None:
     """Sets what is not set yet in this process's environment. On processors nothing is compiled: nothing is set.
 
-    Args:
-        device: The device of the catalog that this worker drives.
-        storage: The folder of the studies. Compiled kernels are kept there, so that they outlive a container. Where
-            this node does not have it, they are in the machine's temporary files.
-        runs_program: True where a user's own program runs: its allocator is the program's affair.
+    Compiled kernels are kept in the storage of the studies, so that they outlive a container; where this node does not
+    have it, in the machine's temporary files. Where a user's own program runs, its allocator is the program's affair.
     """
     vendor = device_of(device).vendor
     if vendor == "cpu":

@@ -81,10 +81,8 @@ def _tensor_bytes() -> int:
 def leak(before: Leftovers, after: Leftovers, *, is_first: bool = False) -> str | None:
     """Returns the reason a worker must not go on, None where its memory came back.
 
-    Args:
-        before: Held after its first trial; of tensors, before it.
-        after: Held now.
-        is_first: Whether it had run none, so that `before` is what a process holds that has done nothing yet.
+    `before` was held after its first trial; of tensors, before it. With `is_first` it had run none, so that it is what
+    a process holds that has done nothing yet.
     """
     host_bound = FIRST_GROWTH_BYTES if is_first else HOST_GROWTH_BYTES
     bounds = (

@@ -21,15 +21,9 @@ def take_store() -> Store:
 
 
 def join_groups(store: Store, name: str, *, rank: int, world_size: int, device: str, timeout_s: float) -> None:
-    """Makes the default group of one trial; every rank calls it.
+    """Makes the default group of one trial; every rank calls it, and drives a torch device.
 
-    Args:
-        store: The store in which the ranks meet.
-        name: Of this trial alone; no two groups of one store may share it.
-        rank: This rank.
-        world_size: Number of ranks.
-        device: The torch device this rank drives.
-        timeout_s: Longest a collective may wait.
+    The ranks meet in the store. No two groups of one store may share a name. A collective may wait `timeout_s`.
     """
     dist.init_process_group(
         "nccl" if torch.device(device).type == "cuda" else "gloo",

@@ -51,15 +51,9 @@ class ProfiledInterval:
 def profiled_steps(
     step: Callable[[], StepSpans], num_steps: int, *, on_gpu: bool
 ) -> tuple[list[tuple[int, int]], Callable[[], dict[str, Any]]]:
-    """Runs steps under the profiler.
+    """Runs steps under the profiler, every rank equally often; kernels are asked for, or operators of the processor.
 
-    Args:
-        step: Runs one step; every rank calls it equally often.
-        num_steps: How often.
-        on_gpu: Whether kernels are asked for; else operators of the processor.
-
-    Returns:
-        Start and end of each step in wall nanoseconds, and what reads the trace: arguments of `kernels_table`.
+    Returns start and end of each step in wall nanoseconds, and what reads the trace: arguments of `kernels_table`.
     """
     activities = [torch.profiler.ProfilerActivity.CPU]
     if on_gpu:
@@ -103,14 +97,8 @@ def kernels_table(
 ) -> pa.Table:
     """A Chrome trace of torch's profiler as a table of `wattune.schema.KERNELS`.
 
-    Args:
-        trace: The trace as `torch.profiler.profile.export_chrome_trace` writes it.
-        spans_ns: Start and end of each step, wall clock.
-        rank: Global rank.
-        devices_per_node: Ranks of a node, to distinguish links inside it from those between nodes.
-
-    Returns:
-        Rows in nanoseconds from the start of the step they are in.
+    `spans_ns` are start and end of each step on the wall clock; rows are in nanoseconds from the start of theirs.
+    `devices_per_node` tells links inside a node from those between nodes.
     """
     base_ns = int(trace.get("baseTimeNanoseconds", 0))
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]

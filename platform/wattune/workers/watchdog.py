@@ -46,10 +46,8 @@ class Order:
 def stall(waited_s: float, recent_s: Sequence[float], stall_s: float) -> str:
     """Returns the reason a trial counts as hung, empty while it does not.
 
-    Args:
-        waited_s: Seconds since its last step ended, or since it was built.
-        recent_s: Times of its last `RECENT_STEPS` steps on any rank.
-        stall_s: Least seconds without a finished step that count (`Measure.stall_s`).
+    It waits since its last step ended, or since it was built; `recent_s` are times of its last `RECENT_STEPS` steps on
+    any rank, and `stall_s` the least that counts (`Measure.stall_s`).
     """
     longest_s = max(recent_s, default=0.0)
     if waited_s <= (max(stall_s, STALL_STEPS * longest_s) if recent_s else FIRST_STEP_STALLS * stall_s):

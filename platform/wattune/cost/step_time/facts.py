@@ -17,11 +17,11 @@ class EngineFacts:
     """True where tensor parallel cuts embedding and head."""
     gathers_again: bool
     """True where inputs cut along the sequence are gathered again for gradients of weights."""
-    compiles: bool
+    compiles: bool = True
     """True where layers are compiled."""
     compiles_split: bool
     """True where they stay so under tensor parallel."""
-    attention_rate: float
+    attention_rate: float = 1.0
     """Rate of its attention over torch's fused kernels."""
     copies_split: float
     """Passes over the whole activations that each collective along the sequence adds: where the gathered dimension is
@@ -44,9 +44,9 @@ class EngineFacts:
     """More of them where experts exchange tokens. They follow a wait for the device, so nothing runs beside them."""
     exchanges_always: bool
     """True where experts wait so without expert parallelism too."""
-    gathers_rows: bool
+    gathers_rows: bool = False
     """True where ranks that split an expert gather the rows that tokens chose; else they gather tokens."""
-    recomputed_frac: float
+    recomputed_frac: float = 1.0
     """Share of a layer's forward pass that full recomputation repeats."""
     host_ops_gather: float
     """More of them where weights are gathered for each pass."""
@@ -56,9 +56,9 @@ class EngineFacts:
     """The same where they are reduced after every micro-batch."""
     hides_reduction_from: int
     """Lowest stage of ZeRO that reduces gradients beside compute if asked to."""
-    hides_replicas_beside_tp: bool
+    hides_replicas_beside_tp: bool = False
     """True where a plan whose tensor parallel collectives run beside products also hides those between replicas."""
-    sent_grad_bytes: float
+    sent_grad_bytes: float = 4
     """Bytes a parameter of the gradients that replicas reduce."""
     gathers_in_update: bool
     """True where weights that are gathered once a step are gathered in the update, beside nothing."""
@@ -73,9 +73,7 @@ FACTS: Final[dict[str, EngineFacts]] = {
         splits_sequence=True,
         splits_ends=True,
         gathers_again=False,
-        compiles=True,
         compiles_split=True,
-        attention_rate=1.0,
         copies_split=2.0,
         host_ops=30,
         host_ops_expert=110,
@@ -84,14 +82,10 @@ FACTS: Final[dict[str, EngineFacts]] = {
         host_cast=1.6,
         host_ops_exchange=40,
         exchanges_always=False,
-        gathers_rows=False,
-        recomputed_frac=1.0,
         host_ops_gather=150,
         grad_bytes=10,
         reduced_bytes=8,
         hides_reduction_from=0,
-        hides_replicas_beside_tp=False,
-        sent_grad_bytes=4,
         gathers_in_update=False,
         update_bytes=40,
     ),
@@ -101,9 +95,7 @@ FACTS: Final[dict[str, EngineFacts]] = {
         splits_sequence=True,
         splits_ends=True,
         gathers_again=True,
-        compiles=True,
         compiles_split=True,
-        attention_rate=1.0,
         copies_split=0.0,
         host_ops=60,
         host_ops_expert=150,
@@ -112,14 +104,10 @@ FACTS: Final[dict[str, EngineFacts]] = {
         host_cast=1.0,
         host_ops_exchange=50,
         exchanges_always=True,
-        gathers_rows=False,
-        recomputed_frac=1.0,
         host_ops_gather=0,
         grad_bytes=10,
         reduced_bytes=10,
         hides_reduction_from=0,
-        hides_replicas_beside_tp=False,
-        sent_grad_bytes=4,
         gathers_in_update=False,
         update_bytes=48,
     ),
@@ -129,9 +117,7 @@ FACTS: Final[dict[str, EngineFacts]] = {
         splits_sequence=False,
         splits_ends=False,
         gathers_again=False,
-        compiles=True,
         compiles_split=False,
-        attention_rate=1.0,
         copies_split=0.0,
         host_ops=40,
         host_ops_expert=150,
@@ -140,14 +126,10 @@ FACTS: Final[dict[str, EngineFacts]] = {
         host_cast=1.0,
         host_ops_exchange=50,
         exchanges_always=True,
-        gathers_rows=False,
-        recomputed_frac=1.0,
         host_ops_gather=150,
         grad_bytes=12,
         reduced_bytes=32,
         hides_reduction_from=3,
-        hides_replicas_beside_tp=False,
-        sent_grad_bytes=4,
         gathers_in_update=True,
         update_bytes=52,
     ),
