@@ -1,8 +1,9 @@
 """Measuring without a study: record a command, analyse a folder again, calibrate sensors."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from wattune.api.studies import find_measured
 from wattune.calibration.links import Sweep, sweep_links
 from wattune.calibration.run import CalibrationListener
 from wattune.calibration.run import calibrate as measure_sensors
-from wattune.errors import PlanError
+from wattune.errors import PlanError, TrackingError
 from wattune.fitting.store import LINKS
 from wattune.foreign.recording import import_logs as read_foreign
 from wattune.inspection import Analysis, inspect
@@ -28,8 +29,11 @@ from wattune.storage.files import (
     storage_path,
     write_calibration,
 )
-from wattune.storage.measured import RecordingFolder
+from wattune.storage.measured import MeasuredFolder, RecordingFolder
 from wattune.storage.remote import RemoteStorage
+from wattune.tracking.destinations import trackers_of
+from wattune.trial import recorded_spec
+from wattune.upload import charts_of
 
 
 def analyze(folder: str | Path, *, storage: str | None = None, accept: bool = False) -> Analysis:
@@ -121,22 +125,41 @@ def record(
     )
 
 
-def send_recording(recording: Run, *, storage: str | None = None) -> bool:
-    """Sends a recording to the storage's URL.
+def send_recording(
+    recording: Run, *, storage: str | None = None, wandb: str | None = None, tensorboard: str | None = None
+) -> bool:
+    """Sends a recording to the storage's URL, and to the trackers that are asked for.
 
     Args:
         recording: The recording.
         storage: The place recordings are kept in; see `wattune.storage.files.find_storage`.
+        wandb: Project of Weights & Biases, where it is a run of the group `recordings`.
+        tensorboard: Folder that it is written to for TensorBoard, below `recordings`.
 
     Returns:
         True where the storage has a URL.
 
     Raises:
-        TrackingError: The URL cannot be reached or refuses; the recording is safe in the local folder.
+        PlanError: The library of a tracker is not installed.
+        TrackingError: A place cannot be reached or refuses; the others have it, and it is safe in the local folder.
     """
-    url = find_storage(storage)[1]
-    if url and recording.recorded is not None:
-        RemoteStorage(url).send_recording(Path(recording.recorded.place))
+    folder, url = find_storage(storage)
+    if recording.recorded is None:
+        return bool(url)
+    place, spec, problems = Path(recording.recorded.place), recorded_spec(recording.recorded), list[str]()
+    senders: list[Callable[[], object]] = [
+        partial(one.log_trial, spec, recording, place, charts_of(MeasuredFolder(place), spec, recording)[0])
+        for one in trackers_of("recordings", folder, wandb, tensorboard).values()
+    ]
+    if url:
+        senders.append(partial(RemoteStorage(url).send_recording, place))
+    for send in senders:
+        try:
+            send()
+        except TrackingError as error:
+            problems.append(str(error))
+    if problems:
+        raise TrackingError("\n".join(problems))
     return bool(url)
 
 

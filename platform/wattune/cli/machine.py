@@ -12,12 +12,15 @@ from wattune import api
 from wattune.cli.shell import (
     JsonOption,
     StorageOption,
+    TensorboardOption,
+    WandbOption,
     end_in_order,
     err,
     out,
     print_error,
     print_json,
     print_line,
+    print_note,
 )
 from wattune.cli.verbs import app
 from wattune.doctor import examine
@@ -27,7 +30,9 @@ from wattune.recording.recorder import OutputPlace, Watcher
 from wattune.recording.serving.server import MetricsServer
 from wattune.run import Recorded, Run
 from wattune.steps.source import PRESETS
+from wattune.storage.files import storage_path
 from wattune.terminal.recording import LiveView, print_recording
+from wattune.tracking.destinations import out_of_reach, trackers_of
 from wattune.view.console import show
 from wattune.view.machine import calibration_view, findings_table, links_view
 
@@ -99,6 +104,8 @@ def record(
             show_default=False,
         ),
     ] = None,
+    wandb: WandbOption = None,
+    tensorboard: TensorboardOption = None,
     serve_remote: Annotated[
         bool, typer.Option("--serve-remote", help="Let --serve take an address that other machines can reach.")
     ] = False,
@@ -116,6 +123,9 @@ def record(
     """
     # What wattune says goes where the command does not write: a pipe behind it gets the command's output alone.
     console = err if command else out
+    trackers_of("recordings", storage_path(storage), wandb, tensorboard)  # what is missing is said before the command
+    for problem in out_of_reach(None, wandb):
+        print_note(problem)
     view = LiveView(err) if live else None
     output: OutputPlace = "log" if live and err.is_terminal else "stderr" if as_json else "own"
     server = _metrics_server(serve, remote=serve_remote)
@@ -139,7 +149,7 @@ def record(
     else:
         print_recording(console, recording)
     try:
-        api.send_recording(recording, storage=storage)
+        api.send_recording(recording, storage=storage, wandb=wandb, tensorboard=tensorboard)
     except TrackingError as error:  # the exit code is the command's
         print_error(str(error))
     raise typer.Exit((recording.recorded and recording.recorded.exit_code) or 0)

@@ -225,7 +225,7 @@ class ProgramRun:
             self.output.add(line)
             if not line:
                 return
-            if self.reader.feed(line, mono_ns) and self._keeps_lines:
+            if self.reader.feed(line, mono_ns, None) and self._keeps_lines:
                 with contextlib.suppress(OSError):  # without the copy the steps are here all the same
                     self._keep(line, mono_ns)
 
@@ -243,7 +243,7 @@ class ProgramRun:
         for body, _, digest in (line.rpartition(b" ") for line in data.splitlines()):
             if digest == b"%08x" % zlib.crc32(body):  # the last line may not be whole yet
                 mono_ns, line = json.loads(body)
-                self.reader.feed(str(line), int(mono_ns))
+                self.reader.feed(str(line), int(mono_ns), None)
 
     def steps(self) -> StepsByRank:
         """Reads on, and returns every rank's steps so far."""
