@@ -168,8 +168,9 @@ def import_logs(
     *,
     storage: str | None = None,
     name: str | None = None,
-    node: str | None = None,
+    nodes: Sequence[str] = (),
     timezone: str | None = None,
+    interval_s: float | None = None,
     steps: Path | None = None,
     window: str = STEADY,
     tokens_per_step: float | None = None,
@@ -180,8 +181,9 @@ def import_logs(
         files: The logs of one run.
         storage: Folder recordings are kept in, under `recordings`; see `wattune.storage.files.find_storage`.
         name: The recording's name; None is that of the first file.
-        node: Node of the logs that name none.
+        nodes: Node of the logs that name none, one for all or one a file.
         timezone: Zone of times that name none; None is UTC.
+        interval_s: Time between the readings of logs that have no times.
         steps: The log of the training run, with times, or a CSV of step and time.
         window: The part that the figures are of, as for `record`.
         tokens_per_step: Tokens of a step over all ranks.
@@ -194,9 +196,16 @@ def import_logs(
         PlanError: A file cannot be read, is of no known format or contradicts another, or the name is taken.
     """
     folder = read_foreign(
-        files, storage=storage_path(storage), name=name, node=node, zone=timezone, steps=steps, window=window,
+        files,
+        storage=storage_path(storage),
+        name=name,
+        nodes=nodes,
+        zone=timezone,
+        interval_s=interval_s,
+        steps=steps,
+        window=window,
         tokens_per_step=tokens_per_step,
-    )  # fmt: skip
+    )
     facts = RecordingFolder(folder).facts()
     return run_of(folder), {key: facts[key] for key in ("imported", "energies")}
 

@@ -25,11 +25,22 @@ def import_logs(
         str | None, typer.Option(help="The recording's name; else that of the first file.", show_default=False)
     ] = None,
     node: Annotated[
-        str | None, typer.Option(help="Node of the logs that name none; else node0.", show_default=False)
+        list[str] | None,
+        typer.Option(help="Node of the logs that name none: one, or one a file; else node0.", show_default=False),
     ] = None,
     timezone: Annotated[
         str | None,
         typer.Option(help="Zone of times that name none, such as Europe/Berlin; else UTC.", show_default=False),
+    ] = None,
+    interval: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=1e-3,
+            max=1e6,
+            help="Time between readings, for a log without times.",
+            show_default=False,
+        ),
     ] = None,
     steps: Annotated[
         Path | None,
@@ -65,8 +76,9 @@ def import_logs(
         file,
         storage=storage,
         name=name,
-        node=node,
+        nodes=node or (),
         timezone=timezone,
+        interval_s=interval,
         steps=steps,
         window=window,
         tokens_per_step=tokens_per_step,

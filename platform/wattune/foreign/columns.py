@@ -31,7 +31,7 @@ _SCALES: Final[dict[str, dict[str, float]]] = {
 _UNITS: Final = {word for scales in _SCALES.values() for word in scales}
 
 _UNREAD: Final = re.compile(
-    r"|-+|\[?n/?a\]?|\[.*(supported|error|found|permission|available|lost).*\]|err!?|nan|null|none|unknown( error)?|"
+    r"|-+|n/?a|\[.*\]|err!?|nan|[+-]?inf|null|none|unknown( error)?|"
     r"<not \w+>|(not |un)(supported|available)|n\.a\.|\?+|no reading|disabled|insufficient permissions?"
 )
 """Words for a value that was not read: nvidia-smi's `[N/A]`, `[Not Supported]` and `[Unknown Error]`, dcgmi's `N/A`,
@@ -41,7 +41,7 @@ _BLANKS: Final = (-1.0, 65535.0, 2.0**31 - 1, 2.0**32 - 1, 2.0**47, 2.0**63, 2.0
 """Numbers for the same: -1 and all bits of 16, 31, 32, 63 and 64 (AMD's libraries); DCGM's 2^47 and 2^63 less a few
 (dcgm_structs.h: DCGM_FP64_BLANK, DCGM_INT64_BLANK). None of them is possible where it counts as not read."""
 
-_NUMBER: Final = r"^(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(?P<unit>[A-Za-z%°/ ]*)\.?$"
+_NUMBER: Final = r"^\(?(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(?P<unit>[A-Za-z%°/ ]*)\.?\)?$"
 
 
 def _table(text: str) -> list[tuple[str, str, str]]:
@@ -51,13 +51,13 @@ def _table(text: str) -> list[tuple[str, str, str]]:
 
 
 _KEYS: Final = _table(r"""
-time   - timestamp(_.+)? time ts epoch _?runtime elapsed
+time   - time_?stamp(_.+)? time ts epoch _?runtime elapsed (collected|sampled|recorded|created)_at
 time   - (date|local|utc|wall|unix|epoch|relative|elapsed|sample|ipmi)_?time(stamp)?(_.+)?
 date   - date yyyymmdd
 device - index idx entity (gpu|device|accelerator|card)(_?(id|index|idx|number))?
 uuid   - (gpu_)?uuid (pci_|gpu_)?(bus_?id|bdf) pci_bus
 name   - (gpu_|product_|model_?)?name model
-node   - host(_?name)? node(_?name)? instance chassis server outlet(_?(id|name|number))? pdu(_?(id|name))?
+node   - host(_?name)? node(_?name)? instance chassis server ((outlet|pdu|rack|psu)(_?(id|name|number))?)
 """)
 """Columns that say when and of what a row is. Names are in lower case with `_` between words."""
 
@@ -65,12 +65,14 @@ _DEVICE: Final = _table(r"""
 power_instant_w   w   power_draw_instant instant(aneous)?_power_draw powinst power_usage_instant
 power_limit_w     w   ((enforced|current|requested)_)?power_limit power_mgmt_limit max_graphics_package_power power_cap
 power_average_w   w   (average_)?power_draw(_average)? pwr power_usage ((average|current|power)_)?socket_power gpu_power
-power_average_w   w   (average|current_socket)_graphics_package_power power(_average)? powe?r
+power_average_w   w   (average|current_socket)_graphics_package_power power(_average)? powe?r watts?
+power_average_w   w   gpu_(average_)?package_power
 energy_j          mj  totec dcgm_fi_dev_total_energy_consumption
 energy_j          j   (energy_)?total_energy(_consumption)? gpu_energy energy(_(consumed|counter))?
 gpu_temp_c        c   temperature_gpu gpu_(current_)?temp(erature)? gtemp tmptr temp(erature)?
-gpu_temp_c        c   ((temperature|temp)_)?(sensor_)?(junction|hotspot)(_temperature)?
+gpu_temp_c        c   ((temperature|temp|gpu)_)?(sensor_)?(junction|hotspot)(_temperature)?
 memory_temp_c     c   temperature_mem(ory)? mem(ory)?_(current_)?temp(erature)? mtemp mmtmp temperature_sensor_memory
+sm_clock_max_mhz  mhz clocks_max_sm
 sm_clock_mhz      mhz clocks_(current_)?sm sm_clock smclk pclk (clock_)?gfx(_0)?_(clk|clock) sclk_clock_speed
 event_reasons     -   clocks?_(throttle|event)_reasons(_active)?
 memory_used_bytes mib memory_used fb_used fbusd vram_used memory_allocated
@@ -79,17 +81,18 @@ memory_used_bytes mib memory_used fb_used fbusd vram_used memory_allocated
 
 KEYS: Final = ("time", "date", "device", "uuid", "name", "node")
 
-UNSURE: Final = r"power(_usage)?|pwr|powe?r|energy.*|temp(erature)?"
+UNSURE: Final = r"power(_usage)?|pwr|powe?r|watts?|energy.*|temp(erature)?"
 """Names that are a device's only where a column says which device; elsewhere they may be of anything."""
 
 HOST_VALUES: Final = _table(r"""
 package_power_w  w (cpu_)?package(_\d+)?_power cpu_power
 dram_power_w     w dram_power ram_power
 node_power_w     w instantaneous_power_reading power_consumed pwr_consumption real_power power_watts_reading
+node_power_w     w current_power ipmi_dcmi_power_consumption redfish_.*power_consumed
 node_power_w     w (system|chassis|node|server|total|active|input|wall|ac)_((input|active|total)_)*power(_\w+)?
 node_power_w     w (outlet|pdu|inlet|rack)_?(\d+_?)?((input|active|total)_)*power(_\w+)?
-package_energy_j j (cpu_)?package(_\d+)?_energy cpu_energy
-dram_energy_j    j dram_energy ram_energy
+package_energy_j j (cpu_)?package(_\d+)?_energy cpu_energy (node_)?rapl_package(_\d+)?
+dram_energy_j    j dram_energy ram_energy (node_)?rapl_dram
 node_energy_j    j (node|chassis|outlet|pdu|system|active|total)_((input|active|total)_)*energy
 """)
 """Columns of a host, or of the meter of its chassis or rack; of energies only their rise, as power, is kept."""
@@ -113,6 +116,7 @@ def named(column: str) -> tuple[str, str]:
         column, unit = found[1], found[2].strip().lower()
     plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", column)
     plain = _PREFIX.sub("", re.sub(r"[^a-z0-9]+", "_", plain.lower()).strip("_"))
+    plain = re.sub(r"(?<=_joules)_total$", "", plain)
     head, _, last = plain.rpartition("_")
     return (head, last) if head and not unit and last in _UNITS - {"b"} else (plain, unit)
 
@@ -156,13 +160,18 @@ def _value(text: str, ours: str, unit: str, where: str) -> float:
     if ours == "event_reasons" and re.fullmatch(r"0[xX][0-9a-fA-F]+|\d+", text):
         bits = int(text, 0)
         return np.nan if bits >= 2**52 else float(bits)  # all bits: not read. Floats hold 52 exactly
+    if re.fullmatch(r"-?\d+,(\d{1,2}|\d{4,})( ?\w+)?", text):  # a comma before three digits may part thousands
+        text = text.replace(",", ".")
     found = re.match(_NUMBER, text)
     scales = _SCALES.get(target, {"": 1.0})
     said = (found["unit"].strip() or unit).lower() if found else ""
     if found is None or (said not in scales and target):
         raise PlanError(f'{where}: got "{text[:60]}", allowed: a number in {" ".join(scales)}, or N/A')
     number = float(found["number"])
-    bound, value = BOUNDS.get(ours, BOUNDS["energy_j"]), number * scales.get(said, 1.0)
+    bound, value = (
+        BOUNDS.get(ours, BOUNDS["energy_j" if target == "J" else "sm_clock_mhz"]),
+        number * scales.get(said, 1.0),
+    )
     if bound.least <= value <= bound.most:
         return value
     if number in _BLANKS or 2.0**63 - 1024 <= number <= 2.0**64 or 2.0**47 <= number < 2.0**47 + 16:

@@ -144,6 +144,8 @@ def perf(lines: Sequence[str]) -> TextTable | None:
         if not found["joules"].startswith("<"):
             total[name] = total.get(name, 0.0) + float(found["joules"])
             rows[-1][name] = repr(total[name])
+    if len(rows) > 2 and float(rows[1]["time"]) > 1.5 * (float(rows[2]["time"]) - float(rows[1]["time"])):
+        del rows[0]  # its beginning is lost: the first interval is not from the start
     kept = [{name: text for name, text in row.items() if name == "time" or name in total} for row in rows]
     return table_of(kept) if total else None
 

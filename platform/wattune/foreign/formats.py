@@ -5,6 +5,7 @@ API of Prometheus, amd-smi and rocm-smi, Zeus, CodeCarbon, Weights & Biases, MLf
 Power, EnvironmentMetrics and MetricReport resources of Redfish.
 """
 
+import hashlib
 import re
 from pathlib import Path
 from typing import Final
@@ -41,7 +42,7 @@ MOST_BYTES: Final = 2 * 2**30
 """Largest file: a day of eight GPUs at ten readings a second has some 700 MB."""
 
 
-def read_log(path: Path, zone: str | None) -> ForeignLog:
+def read_log(path: Path, zone: str | None, interval_s: float | None = None) -> ForeignLog:
     """Reads a log.
 
     Raises:
@@ -53,7 +54,8 @@ def read_log(path: Path, zone: str | None) -> ForeignLog:
             raise PlanError(f"{path} is not a file; give a log that another tool wrote")
         if path.stat().st_size > MOST_BYTES:
             raise PlanError(f"{path} has more than {MOST_BYTES / 2**30:.0f} GiB; cut it to the run")
-        text = plain_text(path.read_bytes(), where)
+        content = path.read_bytes()
+        text = plain_text(content, where)
     except OSError as error:
         raise PlanError(f"{path} cannot be read: {error.strerror}") from error
     found = _table(text, where)
@@ -65,7 +67,9 @@ def read_log(path: Path, zone: str | None) -> ForeignLog:
     tool = next((tool for tool, words in _TOOLS.items() if re.search(words, said)), "table")
     if tool == "CodeCarbon":
         table = emissions(table, where)
-    return sampled_of(table, where, tool, notes, zone)
+    log = sampled_of(table, where, tool, notes, zone, interval_s)
+    log.digest = hashlib.sha256(content).hexdigest()
+    return log
 
 
 def _table(text: str, where: str) -> TextTable | None:

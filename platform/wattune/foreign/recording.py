@@ -34,8 +34,9 @@ def import_logs(
     *,
     storage: Path,
     name: str | None = None,
-    node: str | None = None,
+    nodes: Sequence[str] = (),
     zone: str | None = None,
+    interval_s: float | None = None,
     steps: Path | None = None,
     window: str = STEADY,
     tokens_per_step: float | None = None,
@@ -46,8 +47,10 @@ def import_logs(
         files: The logs, of one run: of several sources, several nodes, or one after another.
         storage: Where recordings are kept, under `recordings/<name>`.
         name: The recording's name; None is the first file's.
-        node: Node of the logs that name none; None is `NODE`, or each file's own name where they are of several.
+        nodes: Node of the logs that name none, one for all or one a file; none is `NODE`, or each file's own name where
+            they are of several.
         zone: Zone of times without one, such as `Europe/Berlin`; None is UTC.
+        interval_s: Time between the readings of logs that have no times.
         steps: The log of the training run, whose steps are then the recording's (`wattune.foreign.steps`).
         window: The part that the figures are of, where there are steps (`wattune.recording.window.parse_window`).
         tokens_per_step: Tokens of a step over all ranks, for a log that does not tell them.
@@ -59,15 +62,24 @@ def import_logs(
         PlanError: A file is none that can be read, or two contradict each other, or the name is taken. Nothing was
             written.
     """
-    logs, problems = [], []
+    if len(nodes) > 1 and len(nodes) != len(files):
+        raise PlanError(f"--node: got {len(nodes)} for {len(files)} files, allowed: one, or one a file")
+    wrong = [one for one in nodes if plain_name(one) != one]
+    if wrong:
+        raise PlanError(f'--node: got "{wrong[0]}", allowed: letters, digits, ".", "_" and "-"')
+    logs, problems, seen = [], [], set[str]()
     for file in files:
         try:
-            logs.append(read_log(file, zone))
+            logs.append(read_log(file, zone, interval_s))
+            if logs[-1].digest in seen:
+                raise PlanError(f"{file.name} was given twice; give each log once")
+            seen.add(logs[-1].digest)
         except PlanError as error:
             problems.append(str(error))
     if problems:
         raise PlanError("\n".join(problems))
-    sampled, facts = _joined(logs, node)
+    nodes = list(nodes) * len(files) if len(nodes) == 1 else nodes
+    sampled, facts = _joined(logs, nodes)
     tables, manifests = _tables(sampled), _manifests(sampled, facts, logs)
     facts_of_all: dict[str, Any] = {
         "kind": "recording",
@@ -78,7 +90,7 @@ def import_logs(
         "recorded": datetime.fromtimestamp(ns_to_s(min(int(one[1][0]) for one in sampled.values())), UTC).isoformat(),
         "wattune": __version__,
         "closed": True,
-        "window": _window(sampled),
+        "window": _window(sampled, ", ".join(log.file for log in logs)),
         "window_why": "from the first reading of power to the last",
         "imported": [_told(log) for log in logs],
         "energies": energies(sampled),
@@ -105,32 +117,53 @@ def import_logs(
     return folder.path
 
 
-def _joined(logs: Sequence[ForeignLog], node: str | None) -> tuple[Sampled, dict[tuple[str, str], dict[str, Any]]]:
-    """Joins the logs of a node: different values, or the same ones one after another."""
+def _joined(logs: Sequence[ForeignLog], nodes: Sequence[str]) -> tuple[Sampled, dict[tuple[str, str], dict[str, Any]]]:
+    """Joins the logs of a node: other values, the same ones one after another, or from another tool."""
     found: Sampled = {}
     facts: dict[tuple[str, str], dict[str, Any]] = {}
-    clash = node is None and any(
-        _overlap(one.sampled[key], other.sampled[key])
-        for place, one in enumerate(logs)
-        for other in logs[:place]
-        for key in one.sampled.keys() & other.sampled.keys()
-    )
-    for log in logs:
-        here = node or (plain_name(Path(log.file).stem) if clash else NODE)
+    for log, here in zip(logs, nodes or _nodes(logs), strict=True):
         for (own, device, column), series in log.sampled.items():
             key = own or here, device, column
             if key in found and _overlap(found[key], series):
-                raise PlanError(
-                    f"{log.file}: {key[0]}/{device} has {column} at the same times from another file; leave --node out "
-                    "where they are of several nodes"
-                )
+                if series[2].size <= found[key][2].size:
+                    log.notes.append(f"{device}: {column} is taken from another file, which has more readings")
+                    continue
+                del found[key]
             parts = sorted([found[key], series] if key in found else [series], key=lambda one: int(one[0][0]))
-            found[key] = (
-                np.concatenate([one[0] for one in parts]), np.concatenate([one[1] for one in parts]),
-                np.concatenate([one[2] for one in parts]),
-            )  # fmt: skip
+            mono, wall, values = (np.concatenate([one[place] for one in parts]) for place in range(3))
+            found[key] = mono, wall, values
         facts |= {(own or here, device): {"backend": log.format, **known} for (own, device), known in log.facts.items()}
     return found, facts
+
+
+def _nodes(logs: Sequence[ForeignLog]) -> list[str]:
+    """Names the node of each log that names none.
+
+    It is the one that another log names, else `NODE`; where logs of one tool have the same devices at the same times
+    they are of several nodes, each of its file's name.
+
+    Raises:
+        PlanError: Logs of several tools do, and no identifier says whether their devices are the same.
+    """
+    named = {node for log in logs for node, _, _ in log.sampled if node}
+    usual, apart = (min(named) if len(named) == 1 else NODE), False
+    pairs = [(one, other) for place, one in enumerate(logs) for other in logs[:place]]
+    for one, other in pairs:
+        same = [
+            key
+            for key in one.sampled.keys() & other.sampled.keys()
+            if not key[0] and _overlap(one.sampled[key], other.sampled[key])
+        ]
+        known = [(one.facts.get(key[:2], {}).get("uuid"), other.facts.get(key[:2], {}).get("uuid")) for key in same]
+        if not same or all(a and a == b for a, b in known):
+            continue
+        if one.format != other.format and not all(a and b for a, b in known):
+            raise PlanError(
+                f"{other.file} and {one.file} both have {same[0][2]} of {same[0][1]} at the same times; give --node A "
+                "where they are of one node, --node A --node B where they are of two"
+            )
+        apart = True
+    return [plain_name(Path(log.file).stem) if apart else usual for log in logs]
 
 
 def _overlap(one: tuple[Ints, Ints, Floats], other: tuple[Ints, Ints, Floats]) -> bool:
@@ -183,7 +216,7 @@ def _manifests(
     return found
 
 
-def _window(sampled: Sampled) -> dict[str, int]:
+def _window(sampled: Sampled, where: str) -> dict[str, int]:
     """Returns the time over which power was read; of any value where it was not."""
     every = [
         times[~np.isnan(values)]
@@ -193,7 +226,7 @@ def _window(sampled: Sampled) -> dict[str, int]:
     read = [times for times in every if len(times)] or [times for times, _, _ in sampled.values()]
     start, end = min(int(one.min()) for one in read), max(int(one.max()) for one in read)
     if end <= start:
-        raise PlanError("the logs hold a single reading; give one of a run, with two or more")
+        raise PlanError(f"{where}: a single reading; give a log of a run, with two or more")
     return {"start_mono_ns": start, "end_mono_ns": end}
 
 

@@ -1,7 +1,8 @@
 """Tables of texts as sampled values: by node, device and column, on clocks that never run back."""
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -46,47 +47,34 @@ class ForeignLog:
     """Columns that mean nothing here."""
     notes: list[str] = field(default_factory=list)
     rows: int = 0
+    digest: str = ""
+    """Of its content."""
 
 
-def sampled_of(table: pa.Table, file: str, format_: str, notes: list[str], zone: str | None) -> ForeignLog:
+def sampled_of(
+    table: pa.Table, file: str, format_: str, notes: list[str], zone: str | None, interval_s: float | None = None
+) -> ForeignLog:
     """Reads the values of a table whose columns are known by their names.
+
+    `interval_s` is the time between readings of a log that has no times.
 
     Raises:
         PlanError: It has no time, no value that is known, or a value that cannot be.
     """
     log = ForeignLog(file=file, format=format_, notes=notes, rows=table.num_rows)
     names = table.column_names
-    first = [meaning(name, of_devices=True) for name in names]
-    device_named = any(one is not None and one[0] in ("device", "uuid") for one in first)
-    said = {name: found for name in names if (found := meaning(name, of_devices=device_named)) is not None}
-    # Where several columns say when, a whole date is preferred to seconds since some start; else the first counts.
-    order = [*said][::-1]
-    order.sort(key=lambda name: "stamp" in name.lower() or "host" in name.lower())
-    keys = {said[name][0]: name for name in order if said[name][0] in KEYS}
-    reasons = {
-        name: bit
-        for name in names
-        for word, bit in _REASONS.items()
-        if name.strip().rpartition(".")[2].startswith(word) and "reasons" in name
-    }
+    said, reasons = _meanings(names, file), _single_reasons(names)
     log.left_out = [name for name in names if name.strip(" #0123456789") and name not in said and name not in reasons]
+    # Where several columns say when, a whole date is preferred to seconds since some start; else the first counts.
+    order = sorted(said, key=lambda name: ("stamp" in name.lower() or "host" in name.lower(), -names.index(name)))
+    keys = {said[name][0]: name for name in order if said[name][0] in KEYS}
     given = [name for name, found in said.items() if found[0] not in KEYS]
-    if "time" not in keys and "date" not in keys:
-        raise PlanError(
-            f"{file}: recognised as {format_}, and it has no column of times ({', '.join(names)[:200]}); log them too"
-        )
     if not given and not reasons:
         raise PlanError(
-            f"{file}: recognised as {format_}, and a recording has none of its columns ({', '.join(names)[:200]}); "
-            f"log one of: {', '.join(known_names())}"
+            f"{file}: recognised as {format_}, and a recording has none of its columns ({', '.join(names)[:200]}); log "
+            f"one of: {', '.join(known_names())}. A power that may be of anything is named gpu0_power_w or node_power_w"
         )
-    texts = table[keys["time"]] if "time" in keys else table[keys["date"]]
-    if "date" in keys and "time" in keys:
-        texts = pc.binary_join_element_wise(
-            table[keys["date"]].cast(pa.string()), table[keys["time"]].cast(pa.string()), " "
-        )
-    unit = said[keys["time"]][1] if "time" in keys else ""
-    ns, more = wall_ns(texts, unit, zone, f"{file}: {keys.get('time') or keys['date']}")
+    ns, more = _times(table, keys, said, log, zone, interval_s)
     log.notes += more
     good = np.flatnonzero(ns != NOT_A_TIME)
     if len(good) < len(ns):
@@ -102,21 +90,63 @@ def sampled_of(table: pa.Table, file: str, format_: str, notes: list[str], zone:
         if not device and any(said[name][2] is None and said[name][0] not in _HOST_COLUMNS for name in read):
             _require_one_device(own, file)
         log.clock_steps += [one for one in steps if all(_apart(one, other) for other in log.clock_steps)]
-        facts: dict[str, Any] = {
-            key: printable(str(table[keys[key]][int(rows[0])].as_py()).strip())
-            for key in ("name", "uuid")
-            if key in keys
-        }
+        first = {key: table[keys[key]][int(rows[0])].as_py() for key in ("name", "uuid") if key in keys}
+        facts: dict[str, Any] = {key: printable(str(text).strip()) for key, text in first.items() if text}
         for name, column in read.items():
             ours, _, number = said[name]
-            host = ours in _HOST_COLUMNS
-            at = HOST if host else f"gpu{int(number)}" if number is not None else device or "gpu0"
+            at = HOST if ours in _HOST_COLUMNS else f"gpu{int(number)}" if number is not None else device or "gpu0"
             where = plain_name(named(name)[0]) if several[ours] > 1 else node  # an outlet is a meter of its own
             _add(log.sampled, (where, at, ours), (own, ns[rows], column[rows]))
-            if not host and facts:
-                log.facts.setdefault((node, at), facts)
+            if at != HOST and facts:
+                log.facts.setdefault((node, at), dict(facts))
     _add_powers(log)
+    for node, device, ours in [key for key in log.sampled if key[2] == "sm_clock_max_mhz"]:
+        most = log.sampled.pop((node, device, ours))[2]
+        if np.isfinite(most).any():
+            log.facts.setdefault((node, device), {})[ours] = float(np.nanmax(most))
     return log
+
+
+def _meanings(names: Sequence[str], file: str) -> dict[str, tuple[str, str, str | None]]:
+    """Returns what each known column means. A power of nothing in particular is a device's, or a meter's, by words."""
+    first = [meaning(name, of_devices=True) for name in names]
+    device_named = any(one is not None and one[0] in ("device", "uuid") for one in first)
+    said = {name: found for name in names if (found := meaning(name, of_devices=device_named)) is not None}
+    if not device_named and any(_METER.search(text.lower()) for text in (file, *names)):
+        for name, one in zip(names, first, strict=True):
+            if name not in said and one is not None and one[0] == "power_average_w":
+                said[name] = "node_power_w", one[1], None
+    return said
+
+
+def _single_reasons(names: Sequence[str]) -> dict[str, int]:
+    last = {name: name.partition("reasons.")[2].strip().partition(" ")[0] for name in names}
+    return {name: _REASONS[word] for name, word in last.items() if word in _REASONS}
+
+
+def _times(
+    table: pa.Table,
+    keys: Mapping[str, str],
+    said: Mapping[str, tuple[str, str, str | None]],
+    log: ForeignLog,
+    zone: str | None,
+    interval_s: float | None,
+) -> tuple[Ints, list[str]]:
+    """Returns the time of each row, and notes on it; without a column of times they are counted."""
+    if "time" in keys or "date" in keys:
+        own = [table[keys[key]].cast(pa.string()) for key in ("date", "time") if key in keys]
+        texts = own[0] if len(own) == 1 else pc.binary_join_element_wise(*own, " ")
+        unit = said[keys["time"]][1] if "time" in keys else ""
+        return wall_ns(texts, unit, zone, f"{log.file}: {keys.get('time') or keys['date']}")
+    if interval_s is None:
+        raise PlanError(
+            f"{log.file}: recognised as {log.format}, and it has no column of times "
+            f"({', '.join(table.column_names)[:200]}); log them too, or give --interval, the seconds between readings"
+        )
+    devices = _texts(table[keys["device"]]) if "device" in keys else [""] * table.num_rows
+    ticks = np.cumsum([device == devices[0] for device in devices]) - 1  # the first device begins a new interval
+    texts = pa.chunked_array([[repr(float(tick) * interval_s) for tick in ticks]])
+    return wall_ns(texts, "s", None, log.file)
 
 
 def _apart(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
@@ -137,6 +167,8 @@ def _add(sampled: Sampled, key: ValueKey, series: tuple[Ints, Ints, Floats]) -> 
     if key not in sampled:
         sampled[key] = series
     elif key[2].startswith(("package", "dram")):
+        if not np.array_equal(sampled[key][0], series[0]):
+            raise PlanError(f"{key[2]} of several sockets was not read at the same times; log their sum")
         sampled[key] = *series[:2], sampled[key][2] + series[2]
     elif np.isnan(series[2]).sum() < np.isnan(sampled[key][2]).sum():
         sampled[key] = series
@@ -183,6 +215,9 @@ def mean_powers(times_ns: Ints, counter_j: Floats) -> tuple[Ints, Floats]:
 
 _HOST_COLUMNS: Final = {ours for ours, _, _ in HOST_VALUES}
 
+_METER: Final = re.compile(r"pdu|outlet|ipmi|redfish|chassis|rack|psu|meter")
+"""Words of a column or a file's name by which a power that may be of anything is a meter's."""
+
 _FROM_ENERGY: Final = {
     "energy_j": "power_average_w",
     "package_energy_j": "package_power_w",
@@ -203,14 +238,13 @@ def _groups(table: pa.Table, keys: Mapping[str, str], good: Ints) -> Iterator[tu
     rows: dict[tuple[str, str], list[int]] = {}
     for row in good.tolist():
         node, device, uuid = joined[row]
-        node = plain_name(node)
         identity = node, uuid or device
         if identity not in names:
-            number = "".join(char for char in device.rpartition(" ")[2] if char.isdigit()) if device else ""
-            taken = set(names.values())
-            wanted = f"gpu{int(number)}" if number else f"gpu{len(names)}"
-            names[identity] = wanted if wanted not in taken or node else f"gpu{len(names)}"
-        rows.setdefault((node, names[identity]), []).append(row)
+            number = re.fullmatch(r"\D*(\d{1,4})", device)
+            taken = {name for (other, _), name in names.items() if other == node}
+            wanted = [f"gpu{int(number[1])}"] if number else []
+            names[identity] = next(one for one in (*wanted, *map("gpu{}".format, range(9999))) if one not in taken)
+        rows.setdefault((plain_name(node), names[identity]), []).append(row)
     for key, each in rows.items():
         yield key, np.array(each, np.int64)
 

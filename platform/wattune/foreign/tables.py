@@ -43,7 +43,15 @@ def plain_text(content: bytes, where: str) -> str:
         raise PlanError(f"{where} is no text; give the log itself, not packed and no picture of it")
     if not text.strip():
         raise PlanError(f"{where} is empty; see that the tool wrote to it")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return _without_cut(text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def _without_cut(text: str) -> str:
+    """Leaves out a last line that has no end and is shorter than any like it: a tool was killed inside of a number."""
+    whole, _, last = text.rpartition("\n")
+    before = [line for line in whole[-2000 * _LOOK :].split("\n")[-_LOOK:] if line.strip()]
+    alike = [line for line in before if line[:12] == last[:12]] or before
+    return f"{whole}\n" if len(alike) > 2 and 0 < len(last) < min(map(len, alike)) else text
 
 
 def stamped(text: str) -> tuple[list[str], list[str]]:
@@ -175,8 +183,11 @@ def blocks(lines: Sequence[str], times: Sequence[str]) -> TextTable | None:
             rows, row = [*rows, row], {**shared, "pci_bus_id": heading[1]}
         elif found is not None:
             name, value = found[1], found[2].split("|")[-1].strip()
-            if "|" in line:  # the cell with a unit is the value: `77h | ok | 7.1 | 220 Watts`, `220 Watts | ok`
-                value = next((cell.strip() for cell in found[2].split("|") if re.search(r"\d+ \w", cell)), value)
+            if (
+                "|" in line
+            ):  # the cell with a unit: `77h | ok | 7.1 | 220 Watts`, `220 Watts | ok`, `220.0 | Watts | ok`
+                cells = re.sub(r"\s*\|\s*(?=Watts)", " ", found[2]).split("|")
+                value = next((cell.strip() for cell in cells if re.search(r"\d \w", cell)), value)
             if name == "Timestamp":
                 rows, row, shared = [*rows, row], {}, {"timestamp": value}
                 continue

@@ -18,7 +18,7 @@ _MONTH: Final = r"(?P<month>[A-Z][a-z]{2})"
 _ZONE: Final = r"\s*(?P<zone>Z|UTC|GMT|[A-Z]{3,4}|[+-]\d{2}:?\d{2})?"
 _FORMS: Final = (
     rf"^(?P<y>\d{{4}})[-/.]?(?P<mon>\d{{2}})[-/.]?(?P<d>\d{{2}})[T ,_]+{_CLOCK}{_ZONE}$",
-    rf"^(?P<mon>\d{{1,2}})(?P<sep>[-/.])(?P<d>\d{{1,2}})[-/.](?P<y>\d{{4}})[T ,]+{_CLOCK}{_ZONE}$",
+    rf"^(?P<mon>\d{{1,2}})(?P<sep>[-/.])(?P<d>\d{{1,2}})[-/.](?P<y>\d{{4}})[T ,-]+{_CLOCK}{_ZONE}$",
     rf"^{_WEEKDAY}{_MONTH} +(?P<d>\d{{1,2}}) +{_CLOCK}(?: (?P<zone>[A-Z]{{3,4}}))? (?P<y>\d{{4}})$",
     rf"^{_WEEKDAY}(?P<d>\d{{1,2}}) {_MONTH} (?P<y>\d{{4}}) {_CLOCK}{_ZONE}$",
     rf"^{_MONTH} +(?P<d>\d{{1,2}}) {_CLOCK}$",
@@ -151,7 +151,7 @@ def _offset_ns(name: str) -> int | None:
 def _in_zone(ns: Ints, zone: str, where: str) -> Ints:
     try:
         local = pa.array(ns).cast(pa.timestamp("ns"))
-        return np.asarray(pc.assume_timezone(local, zone, ambiguous="earliest", nonexistent="latest").cast(pa.int64()))
+        return np.array(pc.assume_timezone(local, zone, ambiguous="earliest", nonexistent="latest").cast(pa.int64()))
     except (pa.ArrowException, ZoneInfoNotFoundError) as error:
         raise PlanError(f"{where}: --timezone: got {zone}, allowed: a name such as Europe/Berlin ({error})") from error
 
