@@ -136,11 +136,9 @@ class RankedTrial:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`."""
+        own = ("rank", "best_probability", "study", "trial_id", "reason", "behind", "quality", "simulated")
         return {
-            "rank": self.rank,
-            "best_probability": self.best_probability,
-            "study": self.study,
-            "trial_id": self.trial_id,
+            **{name: getattr(self, name) for name in own},
             "verdict": str(self.verdict),
             "label": self.label,
             "model": self.spec.model.name,
@@ -155,10 +153,6 @@ class RankedTrial:
             "objective": shallow(self.objective) if self.objective else None,
             "margins": [margin.to_json() for margin in self.margins],
             "missing": list(self.missing),
-            "reason": self.reason,
-            "behind": self.behind,
-            "quality": self.quality,
-            "simulated": self.simulated,
             "repeats": [
                 {
                     "repeat": result.repeat,

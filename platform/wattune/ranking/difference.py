@@ -44,16 +44,16 @@ class Difference:
     b: Interval
     change: float
     """B minus A, in the metric's unit; of temperatures in kelvin."""
-    low: float | None
+    low: float | None = None
     """The 95 % interval of `change`; None without a test."""
-    high: float | None
+    high: float | None = None
     change_frac: float | None
     """The change as a fraction of A; None for temperatures, and for metrics that can be 0."""
-    low_frac: float | None
-    high_frac: float | None
-    statistic: float | None
+    low_frac: float | None = None
+    high_frac: float | None = None
+    statistic: float | None = None
     """The difference in standard errors; None without a test."""
-    p_value: float | None
+    p_value: float | None = None
     """Two-sided probability of a difference this large between equal trials."""
     num_pairs: int
     """Pairs of neighbouring runs that were compared; 0 where runs do not alternate."""
@@ -98,37 +98,25 @@ def difference(metric: str, a: Counted, b: Counted) -> Difference | None:
     error = _Error.of(metric, a, b, (of_a, of_b), logarithmic=logarithmic)
     change = of_b.value - of_a.value
     apart = math.log(of_b.value / of_a.value) if logarithmic else change
-    found = Difference(
+    tested: dict[str, float] = {}
+    if not error.untested:
+        size = math.sqrt(error.variance)
+        reach, statistic = t_quantile(error.degrees_of_freedom) * size, abs(apart) / size
+        p_value = 2.0 * (1.0 - t_cumulative(statistic, error.degrees_of_freedom))
+        tested = {"low": apart - reach, "high": apart + reach, "statistic": statistic, "p_value": p_value}
+        if logarithmic:
+            low_frac, high_frac = _share(apart - reach), _share(apart + reach)
+            tested |= {"low_frac": low_frac, "high_frac": high_frac}
+            tested |= {"low": of_a.value * low_frac, "high": of_a.value * high_frac}
+    return Difference(
         metric=metric,
         a=of_a,
         b=of_b,
         change=change,
-        low=None,
-        high=None,
         change_frac=_share(apart) if logarithmic else None,
-        low_frac=None,
-        high_frac=None,
-        statistic=None,
-        p_value=None,
         num_pairs=error.num_pairs,
         untested=error.untested,
-    )
-    if error.untested:
-        return found
-    size = math.sqrt(error.variance)
-    reach, statistic = t_quantile(error.degrees_of_freedom) * size, abs(apart) / size
-    found = replace(
-        found,
-        low=apart - reach,
-        high=apart + reach,
-        statistic=statistic,
-        p_value=2.0 * (1.0 - t_cumulative(statistic, error.degrees_of_freedom)),
-    )
-    if not logarithmic:
-        return found
-    low_frac, high_frac = _share(apart - reach), _share(apart + reach)
-    return replace(
-        found, low=of_a.value * low_frac, high=of_a.value * high_frac, low_frac=low_frac, high_frac=high_frac
+        **tested,  # type: ignore[arg-type]  # all of them are numbers
     )
 
 

@@ -17,7 +17,7 @@ from wattune.objective import Constraint, Objective, VariedBound
 from wattune.ranking.assessment import RankedTrial, completed, is_simulated, shallow
 from wattune.ranking.bounds import Margin
 from wattune.ranking.difference import Counted, difference
-from wattune.ranking.order import Ranking, ranking_of
+from wattune.ranking.order import Ranking, named, ranking_of
 from wattune.ranking.posterior import Posterior
 from wattune.ranking.spreads import Results
 from wattune.ranking.work import compares
@@ -192,7 +192,7 @@ def frontier(
         moved = posterior.asking(replace(question, constraints=(*others, bound)))
         ranking = replace(ranking_of({"": moved}), unreadable=unreadable or {})
         warnings |= dict.fromkeys(ranking.warnings)
-        feasible, undecided = _named(ranking.feasible, name), _named(ranking.undecided, name)
+        feasible, undecided = (tuple(named(rows, name)) for rows in (ranking.feasible, ranking.undecided))
         ranking = replace(ranking, feasible=feasible, undecided=undecided)
         before = points[-1].best if points else None
         gain, apart = _gain(before, ranking)
@@ -232,11 +232,6 @@ def _likely(rows: tuple[RankedTrial, ...]) -> RankedTrial | None:
     likely = [min(each, default=1.0) for each in known]
     first = next((row for row, one in zip(rows, likely, strict=True) if one >= LIKELY), None)
     return first or (rows[likely.index(max(likely))] if rows else None)
-
-
-def _named(rows: tuple[RankedTrial, ...], name: Callable[[TrialSpec], str]) -> tuple[RankedTrial, ...]:
-    """Names measured plans as those are named that were not measured."""
-    return tuple(row if (own := name(row.spec)) == row.label else replace(row, name=own) for row in rows)
 
 
 def completed_pairs(results: Results) -> list[tuple[TrialSpec, Run]]:

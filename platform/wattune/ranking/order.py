@@ -327,7 +327,7 @@ def ranking_of(studies: Mapping[str, Posterior], *, where: Sequence[Where] = (),
         return likely.get((row.study, row.trial_id), 0.0)
 
     plan = namer(row.spec.workload for row in rows)
-    rows = [row if (named := plan(row.spec)) == row.spec.label else replace(row, name=named) for row in rows]
+    rows = named(rows, plan)
 
     def those(verdict: Verdict, key: Callable[[RankedTrial, Objective], Any]) -> tuple[RankedTrial, ...]:
         return tuple(sorted((row for row in rows if row.verdict is verdict), key=lambda row: key(row, objective)))
@@ -363,11 +363,16 @@ def ranking_of(studies: Mapping[str, Posterior], *, where: Sequence[Where] = (),
     return _without_those_behind(ranking, found.behind)
 
 
+def named(rows: Iterable[RankedTrial], name: Callable[[TrialSpec], str]) -> list[RankedTrial]:
+    """Names plans as others are named that they stand beside."""
+    return [row if (own := name(row.spec)) == row.label else replace(row, name=own) for row in rows]
+
+
 def _without_those_behind(ranking: Ranking, leaders: Mapping[tuple[str, str], RankedTrial]) -> Ranking:
     """Lists the undecided trials apart that are not the best in any case, and names what is better."""
     rows = {(row.study, row.trial_id): row for row in ranking.trials}
 
-    def named(row: RankedTrial) -> RankedTrial:
+    def worded(row: RankedTrial) -> RankedTrial:
         leader = leaders[row.study, row.trial_id]
         name = ranking.name_of(rows.get((leader.study, leader.trial_id), leader))
         text = f"{ranking.words[1]} than {name} in any case"
@@ -376,7 +381,7 @@ def _without_those_behind(ranking: Ranking, leaders: Mapping[tuple[str, str], Ra
     return replace(
         ranking,
         undecided=tuple(row for row in ranking.undecided if (row.study, row.trial_id) not in leaders),
-        behind=tuple(named(row) for row in ranking.undecided if (row.study, row.trial_id) in leaders),
+        behind=tuple(worded(row) for row in ranking.undecided if (row.study, row.trial_id) in leaders),
     )
 
 

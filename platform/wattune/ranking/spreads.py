@@ -52,8 +52,6 @@ mean square, with medians of 0.14, 0.40 and 0.39 % (30 pairs of `dense_gpt_1b_h2
 _TELLING: Final = {"power": "node_device_power_peak_1s_w", "speed": "step_time_s", "energy": "energy_per_step_j"}
 """Metric by which studies tell the scatter of each group of `PRIORS`: those that the priors come from."""
 
-_LEAST_SPREAD: Final = 1e-6
-
 _UNCERTAINTIES: Final = {
     **dict.fromkeys(
         ("step_time_s", "tokens_per_s", "tokens_per_s_per_device", "mfu_frac"), "step_time_uncertainty_frac"
@@ -377,7 +375,7 @@ def _expected(runs: Sequence[Run], group: str) -> Prior:
     """Returns what was expected of scatter when the last run began: by the storage's other studies, else as shipped."""
     shipped, known = PRIORS.get(group, PRIOR), max(runs, key=lambda run: run.start_wall_ns).numbers.known
     spread, alike = known.get(f"{group}_spread_frac"), known.get(f"{group}_similar_degrees")
-    if spread is None or alike is None or not (_LEAST_SPREAD < spread < 1.0 < alike < math.inf):
+    if spread is None or alike is None or not (1e-6 < spread < 1.0 < alike < math.inf):
         return shipped  # a file may be edited
     return replace(shipped, spread=spread, similar_degrees=alike)
 
