@@ -62,6 +62,8 @@ class Measure:
     """Most seconds of a trial, from the start of the engine's build."""
     stall_s: Positive = 60.0
     """Least seconds without a finished step until a trial counts as hung. Longer where its steps are long."""
+    start_stall_s: Positive = 300.0
+    """Most seconds without any sign of life before the first step of a command: no output, work or new memory."""
     reference_every: CountOrZero = 10
     """Trials on a set of nodes until the reference trial is measured again, to see drift; 0 is never."""
     cooldown_temp_c: Annotated[float, Bounds(ge=15, le=150)] | None = None

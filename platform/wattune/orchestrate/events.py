@@ -6,6 +6,7 @@ from typing import Literal
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.fidelity import Role
+from wattune.orchestrate.failures import is_surrounded
 from wattune.run import Prediction, Run, RunStatus
 from wattune.storage.study import Unreadable
 from wattune.trial import TrialSpec
@@ -157,6 +158,12 @@ class RowStopped:
 
     def __str__(self) -> str:
         """Describes the row in one line."""
+        if is_surrounded(self.result):
+            return (
+                f"trials of {self.engine} on {self.cluster.label} stop, {self.num_held} are left: "
+                f"{self.result.reason}; put that right and call the same command again, or bar by requires the plans "
+                "that need it"
+            )
         return (
             f"{self.count} trials of {self.engine} on {self.cluster.label} in a row were {self.result.status}, the "
             f"last one because: {self.result.reason}; no more of them start, {self.num_held} that waited are left"

@@ -20,6 +20,9 @@ MOST_TRIES: Final = 3
 MOST_ALIKE: Final = 5
 """Failures in a row for the same reason, after which no more trials for the same workers start."""
 
+MOST_SURROUNDED: Final = 2
+"""Plans in a row that lack the same of their surroundings, while none has run: the next one would lack it too."""
+
 CUT_OFF: Final = "the study's process ended while it ran"
 """Reason of trials that ran when the study's process was killed."""
 
@@ -92,7 +95,9 @@ def is_of_the_machine(error: BaseException) -> bool:
 
 
 def is_tried_again(result: Run, attempts: Sequence[Run]) -> bool:
-    """Returns whether the call in which a trial failed tries it again."""
+    """Returns whether the call in which a trial failed tries it again: where another try may end otherwise."""
+    if is_surrounded(result):
+        return False
     same = [one for one in attempts if one.tags.get(CAUSE_TAG) == result.tags.get(CAUSE_TAG)]
     failed = [one for one in same if one.status is RunStatus.INFRA_FAILED]
     return result.status is RunStatus.INFRA_FAILED and len(failed) + 1 < MOST_TRIES
@@ -111,15 +116,31 @@ class FailuresInARow:
     reason: str | None = None
     """Their `likeness`; None while there is none."""
     count: int = 0
+    trial_id: str = ""
+    """The last of them."""
+    any_ran: bool = False
+    """True once a trial for the workers completed."""
 
     def then(self, result: Run) -> "FailuresInARow":
         """Returns the row after another trial ended."""
         if result.status is RunStatus.COMPLETED:
-            return FailuresInARow()
+            return FailuresInARow(any_ran=True)
         reason = likeness(result)
         if reason is None:  # neither such a failure nor a success
             return self
-        return FailuresInARow(reason=reason, count=self.count + 1 if reason == self.reason else 1)
+        again = reason == self.reason
+        if again and result.trial_id == self.trial_id and is_surrounded(result):  # it says nothing of other plans
+            return self
+        return replace(self, reason=reason, count=self.count + 1 if again else 1, trial_id=result.trial_id)
+
+    def ends_study(self, result: Run) -> bool:
+        """Returns whether no more trials for the workers start after the last one of the row."""
+        return self.count >= (MOST_SURROUNDED if is_surrounded(result) and not self.any_ran else MOST_ALIKE)
+
+
+def is_surrounded(result: Run) -> bool:
+    """Returns whether a trial's command lacked what every plan of it needs."""
+    return result.tags.get(CAUSE_TAG) == Cause.SURROUNDINGS
 
 
 def likeness(result: Run) -> str | None:
@@ -130,6 +151,8 @@ def likeness(result: Run) -> str | None:
     if result.status not in _COUNTED:
         return None
     cause = result.tags.get(CAUSE_TAG)
+    if is_surrounded(result):  # another file or library is another reason
+        return re.sub(r"\d+", "#", result.reason)
     if cause is not None:
         return f"{result.status}: {cause}"
     plain = re.sub(r"'[^']*'|\"[^\"]*\"|\S*[\d/]\S*", "#", result.reason)

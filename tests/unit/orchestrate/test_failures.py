@@ -1,9 +1,21 @@
 """Failures of the cluster: their results, the likeness of reasons, and errors of a machine."""
 
+from dataclasses import replace
+
 import pytest
 
 from wattune.errors import EngineError, NodeError
-from wattune.orchestrate.failures import Cause, Failure, FailuresInARow, failed_nodes, is_of_the_machine, likeness
+from wattune.orchestrate.failures import (
+    CAUSE_TAG,
+    MOST_ALIKE,
+    Cause,
+    Failure,
+    FailuresInARow,
+    failed_nodes,
+    is_of_the_machine,
+    is_tried_again,
+    likeness,
+)
 from wattune.run import Run, RunStatus
 
 
@@ -40,7 +52,7 @@ def test_findings_about_plans_are_in_no_row() -> None:
     assert [likeness(ended(status, "x")) for status in findings] == [None] * 4
     row = FailuresInARow().then(ended(RunStatus.CRASHED, "x")).then(ended(RunStatus.OUT_OF_MEMORY, "y"))
     assert row.then(ended(RunStatus.CRASHED, "x")).count == 2
-    assert row.then(ended(RunStatus.COMPLETED)) == FailuresInARow()
+    assert row.then(ended(RunStatus.COMPLETED)) == FailuresInARow(any_ran=True)
 
 
 @pytest.mark.parametrize(
@@ -58,3 +70,22 @@ def test_findings_about_plans_are_in_no_row() -> None:
 )
 def test_errors_of_the_machine(error: Exception, expected: bool) -> None:
     assert is_of_the_machine(error) is expected
+
+
+def test_what_surrounds_every_plan_ends_a_study_at_the_second_plan_and_is_not_tried_again():
+    full = "any plan would meet this: exit code 1: OSError: [Errno 28] No space left on device: '/a{}'"
+
+    def lacking(trial_id, name):
+        result = replace(ended(RunStatus.INFRA_FAILED, full.format(name)), trial_id=trial_id)
+        return replace(result, tags={CAUSE_TAG: str(Cause.SURROUNDINGS)})
+
+    first, same, other = lacking("a" * 12, 1), lacking("b" * 12, 2), lacking("c" * 12, "b")
+    assert not is_tried_again(first, [])
+    row = FailuresInARow().then(first)
+    assert not row.ends_study(first) and row.then(first) == row, "a repeat says nothing of other plans"
+    assert row.then(same).ends_study(same) and not row.then(other).ends_study(other)
+    ran = FailuresInARow().then(ended(RunStatus.COMPLETED))  # then only some plans lack it
+    for number in range(MOST_ALIKE):
+        assert not ran.ends_study(same)
+        ran = ran.then(lacking(str(number) * 12, 1))
+    assert ran.ends_study(same)

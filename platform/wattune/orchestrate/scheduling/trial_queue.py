@@ -14,7 +14,7 @@ from wattune.metrics import METRICS
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cooldown import waited_s
 from wattune.orchestrate.events import FirstTrial, Preview, RaceStep, RowStopped
-from wattune.orchestrate.failures import MOST_ALIKE, FailuresInARow, may_end_calls
+from wattune.orchestrate.failures import FailuresInARow, may_end_calls
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.durations import Durations, Pace
 from wattune.orchestrate.scheduling.early_stop import EarlyStop
@@ -189,9 +189,10 @@ class TrialQueue:
     def add_to_row(self, spec: TrialSpec, result: Run) -> RowStopped | None:
         """Adds the end of a trial to the row of failures of its workers; returns a row that is too long to go on."""
         workers = workers_of(spec)
-        row = self._rows.get(workers, FailuresInARow()).then(result)
+        any_ran = any(one.status is RunStatus.COMPLETED for one in self.done.values())
+        row = self._rows.get(workers, FailuresInARow(any_ran=any_ran)).then(result)
         self._rows[workers] = row
-        num_held = self._waiting.hold(workers) if row.count >= MOST_ALIKE else None
+        num_held = self._waiting.hold(workers) if row.ends_study(result) else None
         if num_held is None:
             return None
         return RowStopped(cluster=spec.cluster, engine=spec.engine, result=result, count=row.count, num_held=num_held)

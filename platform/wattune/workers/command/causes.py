@@ -70,6 +70,7 @@ _ALWAYS: Final = _compiled(
 """Words that no program says of a plan, whatever the class of the exception."""
 
 _ELSE: Final = _compiled(
+    (HOST_MEMORY, r"running low on memory|DefaultCPUAllocator|_ArrayMemoryError"),
     (PLAN, r"[Ii]nvalid ?[Uu]sage|Duplicate GPU|larger than max|out of resource"),
     (
         DEVICE_MEMORY,
@@ -84,7 +85,7 @@ _ELSE: Final = _compiled(
         HOST_MEMORY,
         r"""
         MemoryError\b|(?:can't|[Cc]annot) allocate memory|bad_alloc|not enough memory: you tried|oom.kill|OOM.Killed
-        task\w* [\d,-]+: Out Of Memory|[Ee]xceeded (?:step|job) memory|Out of memory: Killed|running low on memory
+        task\w* [\d,-]+: Out Of Memory|[Ee]xceeded (?:step|job) memory|Out of memory: Killed
         Unable to allocate [\d.]+ [KMGTP]iB|(?:HostAlloc|[Hh]ost [cm]alloc|pinned)\b.*(?:fail|memory)
         DataLoader worker .*signal: Killed|out of memory
         """,
@@ -101,7 +102,7 @@ _ELSE: Final = _compiled(
     (
         KILLED,
         r"""
-        DUE TO (?:PREEMPTION|TIME LIMIT|NODE)|NODE_FAIL|[Pp]reempted|got signal: (?:1|2|9|15)\b|[Rr]eceived SIGTERM
+        CANCELLED AT|NODE_FAIL|[Pp]reempted|got signal: (?:1|2|9|15)\b|[Rr]eceived SIGTERM
         SIGTERM received|KeyboardInterrupt|signal: Terminated
         """,
     ),
@@ -111,6 +112,7 @@ _ELSE: Final = _compiled(
         [NR]CCL\b|nccl\w*Error|DistBackend|DistNetwork|DistStore|collective operation timeout|watchdog|Rendezvous
         [Cc]onnection (?:was )?(?:likely )?(?:closed|reset|refused|aborted|timed out)|Connection\w*Error
         [Bb]roken ?[Pp]ipe|[Ss]ocket (?:closed|timeout|Timeout)|socket has timed out|recvVector|got 0 bytes
+        gloo/transport|connectFullMesh|exception on one of the ranks
         pair closure|ibv_|NET/IB|[Tt]imed out (?:waiting|after)|\bUNAVAILABLE\b|DEADLINE_EXCEEDED
         coordination service|No route to host|lost communication|(?:[Nn]etwork|[Hh]ost) is unreachable
         """,

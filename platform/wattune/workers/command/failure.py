@@ -30,7 +30,8 @@ _ROOT_RANK: Final = re.compile(r"^\s*rank\s*:\s*(\d{1,9})\s")
 _ROOT_CODE: Final = re.compile(r"^\s*exitcode\s*:\s*(-?\d{1,9})\s")
 
 _SIGNALLED: Final = re.compile(
-    r"return code = -(?P<code>\d{1,2})\b|[Ss]ignals?[ .:]+SIG(?P<name>[A-Z]+)|exited on signal (?P<on>\d{1,2})"
+    r"return code = -(?P<code>\d{1,2})\b|(?<!closing )[Ss]ignals?[ .:]+SIG(?P<name>[A-Z]+)"
+    r"|exited on signal (?P<on>\d{1,2})"
     r"|(?:task \d+|: line \d+:\s+\d+|^\d*)\s*:? (?P<word>Killed|Terminated|Segmentation fault|Bus error|Aborted)\b"
     r"|^(?P<alone>Killed)$"
 )
@@ -76,10 +77,10 @@ def failure(
     root, code = _root_cause(lines)
     number = -code if code is not None and code < 0 else _signal_of(exit_code)
     if number in _OUTSIDE and (first is None or (root is not None and root not in told.errors)):
-        starving = [one for one in printed if one.kind is HOST_MEMORY and number == signal.SIGKILL]
-        if not starving:
+        words = (KILLED, HOST_MEMORY) if number == signal.SIGKILL else (KILLED,)
+        first = next((one for one in printed if one.kind in words), None)
+        if first is None:
             return _of_signal(number, root, exit_code, num_oom_kills, starved)
-        first = starving[0]
     first = first or _first([one for one in printed if one.kind is not NETWORK], root)
     if first is None:
         number = number or _reported(lines) or (signal.SIGKILL if num_oom_kills else None)

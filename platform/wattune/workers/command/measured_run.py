@@ -21,6 +21,7 @@ from wattune.steps.steady import warmup
 from wattune.trial import Measure
 from wattune.units import ns_to_s
 from wattune.workers.command.failure import Told, failure
+from wattune.workers.command.life import SignsOfLife
 from wattune.workers.command.measuring import LEAST_MEASURED, Look, Measuring
 from wattune.workers.command.process import GRACE_S
 from wattune.workers.command.program_run import ProgramOutcome, ProgramRun, StepsByRank
@@ -93,6 +94,7 @@ class MeasuredRun:
         self._pids: set[int] = set()
         self._oom_kills = num_oom_kills()
         self._cause: Cause | None = None
+        self._awaits_steps, self._quiet_s = leads and source.kind != "none", 0.0
         self._anchor = ClockAnchor.now()
         self._process = self._run.supervised(arguments, environment, cwd=cwd, grace_s=grace_s)
 
@@ -140,12 +142,15 @@ class MeasuredRun:
     def _watch(self) -> tuple[RunStatus, str] | None:
         """Returns how the trial ended; None where the command ended by itself."""
         start_ns, next_s, next_pids_s = self._process.start_mono_ns, 0.0, 0.0
+        life = SignsOfLife()
         while not self._process.has_ended:
             order = self._orders(TICK_S)
             now_s = time.monotonic()
             self._steps = self._run.steps()
             if now_s >= next_pids_s:
-                self._pids |= set(self._process.pids())
+                pids = self._process.pids()
+                self._pids |= set(pids)
+                self._quiet_s = life.quiet_s(pids, self._run.num_heard) if self._awaits_steps else 0.0
                 next_pids_s = now_s + PIDS_EVERY_S
             if order is not None:
                 return self._ordered(order)
@@ -180,13 +185,19 @@ class MeasuredRun:
         return RunStatus.ABORTED, f"it was stopped: {order.reason}"
 
     def _hung(self, run_s: float) -> str:
-        """Returns the reason it counts as hung; before the first step only the time-out can tell."""
+        """Returns the reason it counts as hung; empty while it does not."""
         measure = self._measure
         if run_s > measure.timeout_s:
             return f"longer than measure.timeout_s = {measure.timeout_s:g}{self._last_words()}"
         told = [each for each in self._steps.values() if each]
         if not told:
-            return ""
+            if self._quiet_s <= measure.start_stall_s:
+                return ""
+            signs = "no output, work or new memory"
+            key = f"measure.start_stall_s = {measure.start_stall_s:g}"
+            return (
+                f"no sign of life for {self._quiet_s:.0f} s before its first step ({signs}; {key}){self._last_words()}"
+            )
         waited_s = ns_to_s(time.monotonic_ns() - max(each[-1].end_mono_ns for each in told))
         recent_s = [ns_to_s(step.duration_ns) for each in told for step in each[-RECENT_STEPS:]]
         reason = stall(waited_s, recent_s, measure.stall_s)

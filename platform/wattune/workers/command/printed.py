@@ -27,7 +27,7 @@ _ESCAPES: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LABEL: Final = re.compile(
     r"\[(?:rank|default|trainer|worker)[: ]*(\d{1,9})\]:?|\[(?:[\w.-]+@)?\d+,(\d{1,9})\]\s?<std(?:out|err)>:"
     r"|\((?:\w[\w. ]* )?pid=(\d{1,9})(?:, ip=[^)]*)?\)|[a-z][\w.-]*?[-_](\d{1,9})\s*\|(?= )"
-    r"|(\d{1,6}): ?(?=\D)|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*Z?\]?\s"
+    r"|[a-z][\w.-]*?(\d{1,9}): ?(?=\D)|(\d{1,6}): ?(?=\D)|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*Z?\]?\s"
 )
 
 
@@ -62,7 +62,7 @@ _FATAL: Final = re.compile(
 """Last lines of what is no Python exception: libraries, drivers, schedulers, shells."""
 
 _LAUNCHERS: Final = re.compile(
-    r"ChildFailedError|elastic\.multiprocessing|CalledProcessError: .*non-zero|Process(?:Raised|Exited)Exception"
+    r"ChildFailedError|CalledProcessError: Command|Process(?:Raised|Exited)Exception|Exception: process \d+ terminated"
     r"|SimplifiedTraceback|^SystemExit"
 )
 """Last lines of launchers about the failure of a rank: they are never its cause."""
@@ -77,7 +77,8 @@ _TRIED: Final = re.compile(r"(?:\w+\.)*(?:ModuleNotFound|Import|FileNotFound)Err
 
 _NOISE: Final = re.compile(
     r"\W*$|wandb:|srun:|slurmstepd:|make|Killing|.*(?:NCCL (?:INFO|WARN)|[Ww]arning|WARN|SIGTERM|leaked|elastic"
-    r"|core dumped|exits with|TORCH_|CUDA_|https?:|terminate called|frame #|most recent call|exitcode)|.*(?:\[W|W\d{4})"
+    r"|core dumped|exits with|kernel errors|TORCH_|CUDA_|https?:|terminate called"
+    r"|frame #|most recent call|exitcode)|.*(?:\[W|W\d{4})"
 )
 """Lines that may follow the last words of a program."""
 
@@ -155,7 +156,7 @@ def printed_words(output: Sequence[str]) -> list[Words]:
         stream = streams.setdefault(labels, _Stream())
         said = stream.said(text, indented=indented)
         if said and not _LAUNCHERS.search(said):
-            if "CCL" in said:  # its reason stands in the lines below
+            if "CCL" in said or said.endswith(":"):  # its reason stands in the lines below
                 said = " ".join([said, *(below[label_of(below)[1] :] for below in lines[index + 1 : index + 4])])
             rank = next((int(one) for one in _RANK.findall(line[:at]) if one), None)
             found.append((index, labels, stream.judged(rank, said)))

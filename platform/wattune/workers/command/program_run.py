@@ -184,6 +184,8 @@ class ProgramRun:
         self._folder, self._source, self._keeps_lines = folder, source, keeps_lines
         self.reader = StepReader(folder, source)
         self.output = Output()
+        self.num_heard = 0
+        """Lines of its output so far."""
         self._kept: int | None = None
         """Descriptor of the copy; None before its first line."""
         self._lock = threading.Lock()
@@ -223,6 +225,7 @@ class ProgramRun:
         """Takes a line of its output; each stream has a thread that calls it."""
         with self._lock:
             self.output.add(line)
+            self.num_heard += 1
             if not line:
                 return
             if self.reader.feed(line, mono_ns, None) and self._keeps_lines:

@@ -12,6 +12,7 @@ from wattune.errors import NodeError
 from wattune.run import RunStatus
 from wattune.steps.source import parse_source
 from wattune.trial import Measure
+from wattune.workers.command import measured_run
 from wattune.workers.command.measured_run import MeasuredRun
 from wattune.workers.watchdog import Order
 
@@ -150,6 +151,17 @@ def test_a_hang_is_told_by_steps_and_a_silent_program_by_the_time_out(run):
     assert "no step finished for" in found.reason and "its last line: waiting" in found.reason
     found = run("import time; time.sleep(100)", measure=Measure(timeout_s=0.7, stall_s=0.1))
     assert found.status is RunStatus.TIMED_OUT and found.reason.startswith("longer than measure.timeout_s = 0.7")
+
+
+def test_a_hang_before_the_first_step_is_seen_within_its_own_time_out(run, monkeypatch):
+    monkeypatch.setattr(measured_run, "PIDS_EVERY_S", 0.1)
+    hangs, measure = "print('meeting', flush=True)\nimport time; time.sleep(100)", Measure(start_stall_s=1.0)
+    found = run(hangs, measure=measure)
+    assert found.status is RunStatus.TIMED_OUT and found.reason.startswith("no sign of life for 1 s before its first")
+    assert "measure.start_stall_s = 1" in found.reason and found.reason.endswith("its last line: meeting")
+    for without in ({"leads": False}, {"steps": "none"}):  # the other nodes wait for the first; nobody asked for steps
+        ends = run(hangs.replace("100", "2"), measure=measure, **without)
+        assert ends.status is RunStatus.COMPLETED
 
 
 def test_a_launcher_that_lingers_after_a_ranks_error_is_no_hang(run):
