@@ -153,7 +153,7 @@ def test_torchtitans_own_lines_tell_its_steps(tmp_path: Path, color: str) -> Non
     lines = (done.stdout + done.stderr).splitlines()
     assert sum("step:" in line for line in lines) == 6
     for second, line in enumerate(lines, start=1):
-        reader.feed(line, second * 10**9, None)
+        reader.feed(line, second * 10**9)
     assert [step.index for step in reader.poll()[0]] == list(range(7))  # from the end of step 1 to that of step 8
     assert reader.source.startswith("pattern torchtitan")
 

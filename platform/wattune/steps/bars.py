@@ -16,7 +16,7 @@ _BAR: Final = re.compile(
 )
 """A bar of tqdm (tqdm/std.py, format_meter) or of Keras (keras/src/utils/progbar.py, Progbar.update)."""
 
-_UNIT: Final = re.compile(r"(?:[\d.?]+ ?(?P<a>[A-Za-z]+)/s|s/(?P<b>[A-Za-z]+))")
+_UNIT: Final = re.compile(r"(?:[\d.?]+ ?(?P<a>[A-Za-z]+)/s(?![A-Za-z])|s/(?P<b>[A-Za-z]+))")
 _UNITS_OF_STEPS: Final = re.compile(r"(?i)(?:it|iters?|iterations?|steps?|batch(?:es)?|updates?)$")
 _OTHER_WORK: Final = re.compile(
     r"(?i)download|load|fetch|\bmap\b|mapping|filter|tokeni|pars(?:e|ing)|encod|embed|predict|infer|sav(?:e|ing)|writ"
@@ -156,15 +156,13 @@ class Bars:
                     bars.remove(outer)  # it counts epochs, or loops of which each trains
                 elif share > 0:
                     bars.remove(inner)  # an evaluation between steps, or a part of each step
-        if surely:
-            unsure = [bar.name for bar in bars if not bar.trains]
-            bars = [bar for bar in bars if bar.trains]
-            if not bars:
-                return None, (
-                    f"a {unsure[0]} is shown, and nothing says that it trains; if it counts steps, give --steps tqdm"
-                )
         bars.sort(key=lambda bar: (bar.trains is True, bar.active_ns), reverse=True)
         first, *others = bars
+        if surely and not first.trains:
+            return (
+                None,
+                f"a {first.name} is shown, and nothing says that it trains; if it counts steps, give --steps tqdm",
+            )
         rival = next((bar for bar in others if bar.trains == first.trains), None)
         if rival is not None and first.active_ns < DOMINANT_FRAC * rival.active_ns:
             return (

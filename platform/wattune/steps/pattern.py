@@ -19,12 +19,6 @@ MOST_STEPS: Final = 10_000
 LEAST_TOLD: Final = 10
 """Fewest steps whose told times are held against the time that passed."""
 
-MOST_TOLD_FRAC: Final = 1.5
-"""Told time over passed time beyond which lines are not those of one process's steps: two of them tell twice of it."""
-
-LEAST_TOLD_FRAC: Final = 0.3
-"""The same below which told times are of something else, or in another unit: no program waits so long beside them."""
-
 PAUSE_FRAC: Final = 1.3
 """Time of a step over the median beyond which an evaluation or a checkpoint that was printed meanwhile made it."""
 
@@ -182,11 +176,6 @@ class PatternSteps:
         """The time that its lines told over the time that passed meanwhile; 0 while there are few."""
         passed_ns = (self._last_ns or 0) - (self._first_ns or 0)
         return self._told_ns / passed_ns if passed_ns > 0 and len(self.steps) >= LEAST_TOLD else 0.0
-
-    @property
-    def tells_time(self) -> bool:
-        """True where its lines tell the time of a step."""
-        return self._told_ns > 0
 
     @property
     def step_s(self) -> float:

@@ -71,17 +71,21 @@ EVALUATION: Final = r"(?:\b|_)(?:val|valid\w*|eval\w*|test\w*|dev)(?:\b|_)"
 
 _TRAINS: Final = (
     rf"(?!.*?{EVALUATION}\W*(?:step|iter|epoch|batch|set|loss|result|metric)(?!.*train\w*[ _/]?loss))"
-    r"(?=.*?\b(?:\w+[ _/])?(?:loss|ppl|perplexity)\b\W*(?:[a-z]\w*\W+)?[0-9])"
+    r"(?=.*?\b(?:\w+[ _/])?(?:loss(?:es|_\w+)?|ppl|perplexity|train_time|grad_?norm|mfu)\b"
+    r"\W*(?:[a-z]\w*\W+)?[0-9])"
 )
-"""A line that has a loss and is of no evaluation."""
+"""A line that has a loss or the like, and is of no evaluation."""
 
 _WORD_STEP: Final = (
-    rf"\b(?:global|train\w*|optim\w*|update)?[ _-]?(?:step|update)s?\b['\"\])]*\s*[:=#\[(]*\s*(?P<step>{NUMBER})"
+    rf"\b(?:global|train\w*|optim\w*|num)?[ _-]?(?:step|update)s?\b['\"\])]*\s*[:=#\[(]*\s*(?P<step>{NUMBER})"
 )
 _WORD_ITERATION: Final = (
     rf"\b(?:iter|iteration|it|batch|mini-?batch)s?\b['\"\])]*\s*[:=#\[(]*\s*(?P<iteration>{NUMBER})"
 )
-_EPOCH_OF: Final = rf"\b(?:epoch|train)\b[^\[\w]{{0,4}}(?:\[\d+\]|\(train\)\s*\[\d+\]|\d+)\s*\[\s*(?P<batch>{NUMBER})/"
+_EPOCH_OF: Final = (
+    r"(?:\b(?:epoch|train)\b[^\[\w]{0,4}(?:\[\d+\]|\(train\)\s*\[\d+\]|\d+)|\[\d+/\d+\])\s*\[\s*"
+    rf"(?P<batch>{NUMBER})/"
+)
 """The number of a step, by the words that programs use, the surest first."""
 
 PRESETS: Final[Mapping[str, StepSource]] = MappingProxyType(

@@ -21,6 +21,11 @@ _LOSS: Final = re.compile(
 )
 
 
+# transformers/trainer.py, _inner_training_loop, and its examples without Trainer; the heading of the columns of
+# ultralytics/models/yolo/detect/train.py, progress_string.
+_TRAINS: Final = re.compile(r"(?i)\*\*\*\*\* running training|total optimization steps|^\s*epoch\b.*loss\b")
+
+
 class TrainerLog:
     """The losses that a program printed."""
 
@@ -31,10 +36,10 @@ class TrainerLog:
         self.rate: tuple[float, bool] | None = None
         """Tokens a second that it told last, as `token_rate_in` reads them."""
         self.trains = False
-        """True once a loss was printed that is of no evaluation."""
+        """True once a loss was printed that is of no evaluation, or that training begins."""
 
     def feed(self, line: str, mono_ns: int) -> bool:
-        """Takes a plain line; returns True where it has a loss."""
+        """Takes a plain line; returns True where it has a loss or says that training begins."""
         if found := _EPOCH.search(line):
             self._epochs.append((float(found[1]), mono_ns))
         if found := _END.search(line):
@@ -43,7 +48,7 @@ class TrainerLog:
             self.rate = float(found[1]), False
         else:
             self.rate = token_rate_in(line) or self.rate
-        loss = _LOSS.search(line) is not None
+        loss = _LOSS.search(line) is not None or _TRAINS.search(line) is not None
         self.trains |= loss or self._end is not None
         return loss or self._end is not None
 

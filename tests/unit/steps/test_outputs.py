@@ -23,7 +23,7 @@ def told(written: Sequence[tuple[float, str]], source: str = "auto") -> StepRead
     reader, lines = StepReader(Path("/nowhere"), parse_source(source)), OutputLines(65536)
     for at_s, text in [*written, (written[-1][0] + 0.1, "")]:
         for line, mono_ns in lines.take(text.encode(), 10**9 + round(at_s * 1e9)):
-            reader.feed(line, mono_ns, None)
+            reader.feed(line, mono_ns)
     return reader
 
 
@@ -108,6 +108,6 @@ def test_two_sources_that_agree_are_sure_and_two_that_do_not_are_said() -> None:
         return sorted([*bars, *lines])
 
     alike, other = told(written(1)), told(written(4))
-    assert len(alike.poll()[0]) == len(other.poll()[0]) == 100
+    assert (len(alike.poll()[0]), len(other.poll()[0])) == (100, 23)
     assert (alike.confidence, other.confidence) == ("high", "low")
     assert not alike.problems and "name one of them with --steps" in other.problems[0]

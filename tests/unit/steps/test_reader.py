@@ -27,7 +27,7 @@ def test_the_best_source_counts_and_is_named(tmp_path: Path) -> None:
     reader = StepReader(tmp_path, parse_source("auto"))
     assert reader.poll() == {} and reader.source == "none"
     for step in (1, 2, 3):
-        reader.feed(LINE.format(step=step), step * 10**9, None)
+        reader.feed(LINE.format(step=step), step * 10**9)
     assert len(reader.poll()[0]) == 3 and reader.source.startswith("pattern megatron")
     for best, source in enumerate(("optimizer", "lightning", "transformers", "spans"), start=4):
         write(tmp_path, 0, source, best)
@@ -45,9 +45,9 @@ def test_only_the_source_that_was_asked_for_counts(tmp_path: Path) -> None:
     assert StepReader(tmp_path, NONE).poll() == {}
     pattern = StepReader(tmp_path, parse_source("tqdm"))
     for state in (1, 2):
-        pattern.feed(f"{state}/9 [00:01<00:02\r", 10**9, None)
+        pattern.feed(f"{state}/9 [00:01<00:02\r", 10**9)
     assert pattern.poll() == {}  # both at one moment, as of a bar that nobody flushed
-    pattern.feed("3/9 [00:03<00:02\r", 2 * 10**9, None)
+    pattern.feed("3/9 [00:03<00:02\r", 2 * 10**9)
     assert [step.duration_ns for step in pattern.poll()[0]] == [10**9]
 
 
@@ -124,21 +124,13 @@ def test_a_folder_that_is_gone_is_no_steps(tmp_path: Path) -> None:
     assert StepReader(tmp_path / "gone", parse_source("auto")).poll() == {}
 
 
-@pytest.mark.parametrize("rank", [None, 3])
-def test_output_by_rank(tmp_path: Path, rank: int | None) -> None:
-    reader = StepReader(tmp_path, parse_source("megatron"))
-    for step in (1, 2):
-        reader.feed(LINE.format(step=step), step * 10**9, rank)
-    assert list(reader.poll()) == [rank or 0]
-
-
 @pytest.mark.parametrize("prefix", ["[rank{}]:", "[default{}]: "])
 def test_of_lines_that_begin_with_a_rank_those_of_the_lowest_one_count(tmp_path: Path, prefix: str) -> None:
     """Each of four ranks prints each step, without its number."""
     reader = StepReader(tmp_path, parse_source({"pattern": "took ([0-9.]+) ms of (?:[0-9]+) tokens", "unit": "ms"}))
     for step in range(1, 21):
         for at, rank in enumerate((3, 1, 0, 2)):
-            reader.feed(f"{prefix.format(rank)}took 100.0 ms of 8 tokens", step * 10**8 + at * 10**6, None)
+            reader.feed(f"{prefix.format(rank)}took 100.0 ms of 8 tokens", step * 10**8 + at * 10**6)
     (steps,) = reader.poll().values()
     assert len(steps) == 20 and not reader.problems
     assert {step.duration_ns for step in steps} == {10**8}
@@ -149,10 +141,10 @@ def test_lines_that_tell_more_time_than_passed_are_said(tmp_path: Path) -> None:
     reader = StepReader(tmp_path, parse_source({"pattern": "took ([0-9.]+) ms", "unit": "ms"}))
     for step in range(1, 21):
         for rank in (0, 1):
-            reader.feed("took 100.0 ms", step * 10**8 + rank * 10**6, None)
+            reader.feed("took 100.0 ms", step * 10**8 + rank * 10**6)
     assert len(reader.poll()[0]) > 20
     assert [said for said in reader.problems if "tell 2.1 times the time that passed" in said]
     alone = StepReader(tmp_path, parse_source({"pattern": "took ([0-9.]+) ms", "unit": "ms"}))
     for step in range(1, 41):
-        alone.feed("took 100.0 ms", step * 10**8 + (step % 3) * 2 * 10**7, None)
+        alone.feed("took 100.0 ms", step * 10**8 + (step % 3) * 2 * 10**7)
     assert len(alone.poll()[0]) == 40 and not alone.problems

@@ -228,7 +228,7 @@ class ProgramRun:
             self.num_heard += 1
             if not line:
                 return
-            if self.reader.feed(line, mono_ns, None) and self._keeps_lines:
+            if self.reader.feed(line, mono_ns) and self._keeps_lines:
                 with contextlib.suppress(OSError):  # without the copy the steps are here all the same
                     self._keep(line, mono_ns)
 
@@ -246,7 +246,7 @@ class ProgramRun:
         for body, _, digest in (line.rpartition(b" ") for line in data.splitlines()):
             if digest == b"%08x" % zlib.crc32(body):  # the last line may not be whole yet
                 mono_ns, line = json.loads(body)
-                self.reader.feed(str(line), int(mono_ns), None)
+                self.reader.feed(str(line), int(mono_ns))
 
     def steps(self) -> StepsByRank:
         """Reads on, and returns every rank's steps so far."""

@@ -1,0 +1,158 @@
+"""Steps in a program's output: all sources that it may hold, and the one that is surest and agrees with the clock."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+from wattune.steps.bars import Bars
+from wattune.steps.lines import label_of, plain
+from wattune.steps.pattern import PatternSteps
+from wattune.steps.source import AUTOMATIC_PRESETS, BAR_PRESETS, EVALUATION, PRESETS, StepSource
+from wattune.steps.trainer_log import TrainerLog
+
+_CALLBACKS: Final = ("transformers", "lightning")
+"""Callbacks whose programs show bars too: those count where a callback tells nothing."""
+
+_NO_LABEL: Final = (10**9,)
+"""In place of a rank, above all of them."""
+
+_MAY_TELL: Final = re.compile(r"(?i)step|iter|epoch|train|loss|\bit\b|\d/(?:\d|\?)|/s\b|eval|valid|checkpoint")
+"""Words of lines that tell anything of training; most lines of other programs are passed over by it."""
+
+_PAUSES: Final = re.compile(rf"(?i){EVALUATION}|checkpoint|saving")
+
+MOST_TOLD_FRAC: Final = 1.5
+"""Told time over passed time beyond which lines are not those of one process's steps: two of them tell twice of it."""
+
+LEAST_TOLD_FRAC: Final = 0.3
+"""The same below which told times are of something else, or in another unit: no program waits so long beside them."""
+
+AGREE_FRAC: Final = 0.1
+"""Two sources agree whose steps are longer and shorter by less than this share."""
+
+LEAST_FOUND: Final = 3
+"""Fewest steps of a source that nobody named."""
+
+LEAST_STEP_S: Final = 1e-3
+"""Shortest step of such a source: a log that is printed again shows thousands a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSource:
+    """The source that counts, by what was printed so far."""
+
+    name: str = "none"
+    """Its name in words."""
+    marks: PatternSteps | None = None
+    """Its steps; None where none counts."""
+    confidence: str = ""
+    """Degree of certainty; see `wattune.steps.reader.StepReader.confidence`."""
+    problems: list[str] = field(default_factory=list)
+    """Sources that are refused, with the reason, and those that differ."""
+
+
+class OutputSteps:
+    """The steps of one command's output."""
+
+    def __init__(self, source: StepSource) -> None:
+        """Has heard nothing yet; `auto` looks for all that it knows."""
+        self._preset, self._auto = source.preset or "tqdm", source.kind == "auto"
+        self._is_own = source.kind == "pattern" and not source.preset
+        self._shows_bars = self._auto or source.kind in _CALLBACKS or source.preset in BAR_PRESETS
+        self._patterns = [PRESETS[name] for name in AUTOMATIC_PRESETS] if self._auto else []
+        if source.kind == "pattern" and not self._shows_bars:
+            self._patterns = [source]
+        self._streams: dict[str, dict[tuple[int, ...], PatternSteps]] = {}
+        """By preset, and the ranks that launchers put before the line."""
+        self._bars, self._log = Bars(), TrainerLog()
+
+    def feed(self, line: str, mono_ns: int) -> bool:
+        """Takes a line with its arrival on the monotonic clock; returns True where it tells anything of steps."""
+        text = plain(line.rstrip("\r"))
+        if not self._is_own and not _MAY_TELL.search(text):
+            return False
+        label, begin = label_of(text)
+        taken, shown = False, not self._shows_bars
+        for source in [*self._patterns, None]:
+            if not shown and (source is None or source.preset == "lines"):
+                shown, taken = True, self._bars.feed(text[begin:], mono_ns, label, self._log.rate)
+            if source is not None and not taken and (found := re.search(source.pattern, text)):
+                # A number at the line's begin is its label only where the pattern does not need it.
+                needed = found.start() < begin and found.group().strip()[:1].isdigit()
+                key = _NO_LABEL if needed or not label else label
+                taken = (
+                    self._streams.setdefault(source.preset, {})
+                    .setdefault(key, PatternSteps(source))
+                    .take(found, mono_ns)
+                )
+        taken |= self._shows_bars and self._log.feed(text, mono_ns)
+        if not taken and _PAUSES.search(text):
+            self._bars.pause()
+            for stream in (each for streams in self._streams.values() for each in streams.values()):
+                stream.pause()
+            return True
+        return taken
+
+    def find(self) -> OutputSource:
+        """Judges all sources by what was printed so far."""
+        candidates, problems = self._candidates()
+        good: list[tuple[str, PatternSteps, str]] = []
+        for name, marks in candidates:
+            said = _disagrees(marks)
+            if self._auto and said:
+                problems.append(f"{name} is refused: {said}")
+            elif not self._auto or (len(marks.steps) >= LEAST_FOUND and marks.step_s >= LEAST_STEP_S):
+                good.append((name, marks, said))
+        if not good:
+            return OutputSource(problems=problems)
+        (name, marks, said), *others = good
+        alike = any(abs(one.step_s - marks.step_s) <= AGREE_FRAC * marks.step_s for _, one, _ in others)
+        if others and not alike:
+            # Lines that name a step say it more surely than a bar, which may count parts of a step.
+            (name, marks, said), (other, one, _) = sorted(good[:2], key=lambda each: each[1].source.preset == "tqdm")
+            problems.append(
+                f"{name} has steps of {marks.step_s:.3g} s and {other} of {one.step_s:.3g} s; "
+                "name one of them with --steps"
+            )
+        sure = alike or (marks.told_frac > 0.7 and not said)
+        confidence = "high" if sure else "low" if said or others else "medium"
+        name = f"{name} (lines of its output, by their arrival)"
+        return OutputSource(name, marks, confidence, [*problems, *([said] if said else [])])
+
+    def _candidates(self) -> tuple[list[tuple[str, PatternSteps]], list[str]]:
+        """Returns the sources that have steps, the surest first, and why others have none."""
+        found = {}
+        for preset, streams in self._streams.items():
+            # All ranks may print a step. Where a launcher says which, the lowest rank is taken, as it stands for all.
+            most = max(len(each.steps) for each in streams.values())
+            whole = [key for key, each in streams.items() if each.steps and 2 * len(each.steps) >= most]
+            if whole:
+                found[preset] = streams[min(whole)]
+        order = [(str(each), found[each.preset]) for each in self._patterns if each.preset in found]
+        why = ""
+        if self._shows_bars:
+            # Without a word of training a bar counts where it was asked for, or where losses are printed beside it.
+            surely = self._auto and not self._log.trains
+            marks, why = self._bars.best(surely=surely, checked=self._auto)
+            if marks is not None:
+                at = len(order) - ("lines" in found)
+                order.insert(at, (f"pattern {self._preset}: {why}", marks))
+                why = ""
+            elif not order and (marks := self._log.steps()) is not None:
+                order.append(("pattern huggingface: lines {'loss': ...} and train_runtime", marks))
+        return order, [why] if why else []
+
+
+def _disagrees(marks: PatternSteps) -> str:
+    """Says how the times that lines tell disagree with the clock; empty where they do not."""
+    if marks.told_frac > MOST_TOLD_FRAC:
+        return (
+            f"lines of output tell {marks.told_frac:.1f} times the time that passed, so steps are too many and too "
+            "short: let one rank print them, or add the group step to the pattern"
+        )
+    if 0 < marks.told_frac < LEAST_TOLD_FRAC:
+        return (
+            f"lines of output tell {marks.told_frac:.2g} times the time that passed: they are of something else than "
+            "steps, or in another unit"
+        )
+    return ""
