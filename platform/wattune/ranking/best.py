@@ -166,12 +166,7 @@ class Standings:
 
 
 def on_one_scale(parts: Sequence[tuple[Scatter, Indices, Floats]], *, maximize: bool) -> Standing:
-    """Puts trials of one or several models on one scale.
-
-    Args:
-        parts: The models, with the numbers of their trials that are compared, and those trials' figures.
-        maximize: False turns the sign.
-    """
+    """Puts trials of one or several models on one scale, by the numbers and the figures of those that are compared."""
     logarithmic = all(found.typical is None for found, _, _ in parts)
     sign = 1.0 if maximize else -1.0
     several = int(len(parts) > 1)  # each study is of its own day and device then
@@ -216,12 +211,7 @@ def standing(rows: Sequence[RankedTrial], question: Question) -> Standing:
 
 
 def standings(rows: Sequence[RankedTrial], question: Question) -> Standings:
-    """Computes who may be the best trial that keeps every bound.
-
-    Args:
-        rows: The assessed trials, of one or several studies.
-        question: The objective, the bounds, and the accepted risk.
-    """
+    """Computes who may be the best trial that keeps every bound, of one or several studies."""
     able = sorted(
         filter(_may_be_best, rows), key=lambda row: (row.trial_id, row.study)
     )  # whatever the order of reading
@@ -286,15 +276,9 @@ def _behind(
 ) -> dict[tuple[str, str], RankedTrial]:
     """Finds the undecided trials that are not the best even if they keep every bound.
 
-    Trials of one work compare with one another alone.
-
-    Args:
-        able: The trials that could keep every bound.
-        question: The question.
-        near: The numbers of the drawn trials.
-        at_best: [draws, drawn] figures of the drawn trials, were their host without delay.
-        figures: [draws, drawn] their figures, minus infinity where a trial does not keep every bound.
-        far: The numbers of trials that are so far behind the first feasible one that they lead in no draw.
+    Trials of one work compare with one another alone. `near` are the numbers of the drawn trials, `at_best` and
+    `figures` [draws, drawn]: were their host without delay, and minus infinity where a trial does not keep every bound.
+    `far` are the numbers of trials that are so far behind the first feasible one that they lead in no draw.
     """
     metric = question.objective.metric
     works = [work_of(row.spec, metric) if depends_on_work(metric) else "" for row in able]
@@ -439,12 +423,8 @@ def critical_value(num_others: int, alikeness: int, degrees_of_freedom: int) -> 
     """Returns the critical value of Dunnett's one-sided comparisons of one trial with others (Dunnett 1955).
 
     Comparisons with one trial share its error, so they correlate by its share in their variance. The largest of n
-    independent normal draws is drawn in one step, as the normal quantile of U to the power 1/n.
-
-    Args:
-        num_others: Number of comparisons.
-        alikeness: Correlation of two comparisons in twentieths, rounded down: the value then is on the safe side.
-        degrees_of_freedom: Of the variance.
+    independent normal draws is drawn in one step, as the normal quantile of U to the power 1/n. `alikeness` is the
+    correlation of two comparisons in twentieths, rounded down: the value then is on the safe side.
     """
     correlation = alikeness / _ALIKENESS
     largest, own, factor = _dice(num_others, degrees_of_freedom)

@@ -91,12 +91,8 @@ def margin(
 ) -> Margin | None:
     """Computes the margin of the worst repeat and the verdict on the bound, None if no repeat can be checked.
 
-    Args:
-        constraint: The bound.
-        repeats: The repeats that completed, long runs of a finalist too.
-        spreads: Scatter of the study.
-        risk: Accepted probability of a wrong verdict.
-        simulated: True if sensors were simulated: they have no gain error, whatever a bound asks for.
+    Repeats are those that completed, long runs of a finalist too. `risk` is the accepted probability of a wrong
+    verdict. Simulated sensors have no gain error, whatever a bound asks for.
     """
     known = [(own, one) for one in repeats if (own := constraint.slack(one.metrics)) is not None]
     if not known:
@@ -161,17 +157,10 @@ def kept_in_draws(
 ) -> npt.NDArray[np.bool_]:
     """Draws the verdict that repeats without end would give: true where every bound would hold at the risk.
 
-    The mean and the scatter of each metric are drawn from what the runs tell of them. The sensor's gain and step are
-    not drawn: no repeat shows them, so they stay a distance that the trial keeps from the bound.
-
-    Args:
-        margins: The margins of a trial.
-        repeats: Its repeats that completed.
-        spreads: Scatter of the study.
-        rng: Source of the draws.
-        num_draws: Number of draws.
-        risk: Accepted probability that the next run breaks a bound.
-        simulated: True if sensors were simulated: they have no gain error, whatever a bound asks for.
+    The mean and the scatter of each metric are drawn from what the completed repeats tell of them. The sensor's gain
+    and step are not drawn: no repeat shows them, so they stay a distance that the trial keeps from the bound. `risk` is
+    the accepted probability that the next run breaks a bound. Simulated sensors have no gain error, whatever a bound
+    asks for.
     """
     kept = np.ones(num_draws, np.bool_)
     for found in margins:

@@ -43,12 +43,7 @@ Again: TypeAlias = Callable[[TrialSpec, Run, Range], Mapping[str, float]]
 
 
 def of_folder(study: StudyFolder, results: Results) -> Results:
-    """Returns a study's results with speed and energy over common steps, where windows matter.
-
-    Args:
-        study: The folder that holds spans and telemetry.
-        results: Its results.
-    """
+    """Returns a study's results with speed and energy over common steps of the folder's spans, where windows matter."""
 
     def again(spec: TrialSpec, result: Run, steps: Range) -> Mapping[str, float]:
         try:
@@ -63,9 +58,7 @@ def of_folder(study: StudyFolder, results: Results) -> Results:
 def over_common_steps(results: Results, again: Again | None = None) -> Results:
     """Returns results with speed and energy over the steps that all compared trials measured, where windows matter.
 
-    Args:
-        results: Results of one study.
-        again: Computes metrics over some steps; None where there are only results, so that trials are marked.
+    `again` computes metrics over some steps; without it there are only results, and trials are marked.
     """
     ranges = {
         id(result): steps

@@ -17,12 +17,7 @@ class Posterior:
     """All that the results of one study say to a question."""
 
     def __init__(self, results: Results, question: Question) -> None:
-        """Groups the results by trial; nothing is computed before it is asked for.
-
-        Args:
-            results: Every repeat of a study's trials.
-            question: The objective, the bounds, and the accepted risk.
-        """
+        """Groups every repeat of a study's trials by trial; nothing is computed before it is asked for."""
         self.question = question
         kept = [(spec, finite(result)) for spec, result in results]
         self.results: Results = kept

@@ -26,14 +26,8 @@ def history(results: Results, question: Question) -> list[tuple[int, Standings]]
     """Computes how P(best) moved over the repeats of a race, from the results alone, in the order in which they ended.
 
     The first moment is before the first repeat of the race. Of more than `MOST_MOMENTS` repeats some are left out, so
-    that a long race costs no more than a short one.
-
-    Args:
-        results: Every repeat of a study's trials.
-        question: The objective, the bounds, and the accepted risk.
-
-    Returns:
-        Repeats of the race so far and the standings then, in order; none without a repeat of a race.
+    that a long race costs no more than a short one. Returns the repeats of the race so far and the standings then; none
+    without a repeat of a race.
     """
     ended = sorted(results, key=lambda pair: (pair[1].end_wall_ns, pair[1].trial_id, pair[1].repeat))
     ends = [index + 1 for index, (_, result) in enumerate(ended) if is_of_race(result)]

@@ -20,11 +20,7 @@ _OF_ALL_WORK: Final = (_ENERGY, "window_s")
 
 
 def usual_metric(runs: Sequence[Run]) -> str:
-    """Returns the metric to minimize where nobody asks: energy of a token, of a step, or else of the command.
-
-    Args:
-        runs: The recordings. All must have it.
-    """
+    """Returns the metric to minimize where nobody asks, which all have: energy of a token, a step, else the command."""
     return next((name for name in _OF_STEPS if runs and all(name in one.metrics for one in runs)), _ENERGY)
 
 
@@ -37,12 +33,7 @@ def judged(run: Run, needed: Collection[str]) -> Run:
 
 
 def differences(recorded: Mapping[str, Recorded], metric: str) -> list[str]:
-    """Describes what recordings do not share, so that nobody ranks different work without knowing.
-
-    Args:
-        recorded: The recordings by name.
-        metric: The metric they are compared by.
-    """
+    """Describes what recordings do not share, so that nobody ranks different work without knowing."""
     lines = []
     commands = {one.command for one in recorded.values()}
     if len(commands) > 1:

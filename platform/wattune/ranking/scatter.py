@@ -197,12 +197,7 @@ class Scatter:
 
 
 def fit(runs: Runs, prior: Prior) -> Scatter:
-    """Fits the model to all runs of one metric.
-
-    Args:
-        runs: The runs; at least one.
-        prior: What is known of scatter beforehand.
-    """
+    """Fits the model to all runs of one metric, at least one, and to what is known of scatter beforehand."""
     num_trials, num_sets = int(runs.trial.max()) + 1, int(runs.node_set.max()) + 1
     scale = runs.typical or 1.0
     y = np.log(runs.value) if runs.typical is None else runs.value

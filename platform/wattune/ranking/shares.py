@@ -57,13 +57,9 @@ def is_share(metric: str) -> bool:
 
 
 def keeps_probability(values: Sequence[float], bound: float, *, below: bool, waiting: float) -> float:
-    """Computes the probability that the next run of a plan keeps a bound on a share.
+    """Computes the probability that the next run of a plan keeps a bound on a share, by what its runs measured.
 
-    Args:
-        values: The shares that its runs measured, at least one.
-        bound: The bound.
-        below: True for an upper bound.
-        waiting: By how much its host sets its pace: 0 not at all, 1 in full.
+    `below` is true for an upper bound. `waiting` says how much its host sets its pace: 0 not at all, 1 in full.
     """
     if bound < 0.0 or bound >= 1.0:
         at_most = float(bound >= 1.0)
@@ -89,14 +85,7 @@ def kept_in_draws(
 ) -> npt.NDArray[np.bool_]:
     """Draws the verdict that repeats without end would give: true where the next run would keep a bound at the risk.
 
-    Args:
-        values: See `keeps_probability`.
-        bound: See `keeps_probability`.
-        rng: Source of the draws.
-        num_draws: Number of draws.
-        below: See `keeps_probability`.
-        waiting: See `keeps_probability`.
-        risk: Accepted probability that the next run breaks the bound.
+    The rest is as in `keeps_probability`. `risk` is the accepted probability that the next run breaks the bound.
     """
     if bound < 0.0 or bound >= 1.0 or (not below and bound <= 0.0):
         return np.full(num_draws, (bound >= 1.0) is below or (not below and bound <= 0.0))

@@ -189,11 +189,7 @@ class Spreads:
     """Scatter of every metric of one study, computed at first use."""
 
     def __init__(self, results: AnyResults) -> None:
-        """Keeps the runs that completed, without bursts: a few steps scatter otherwise.
-
-        Args:
-            results: Results of one study.
-        """
+        """Keeps the runs of one study that completed, without bursts: a few steps scatter otherwise."""
         self._results = results
         self._known: dict[str, Fitted | None] = {}
 
@@ -212,12 +208,7 @@ class Spreads:
         return self._known[metric]
 
     def number(self, counted: Sequence[Run], metric: str) -> int | None:
-        """Returns the trial's number in the model, None if one of its repeats did not measure the metric.
-
-        Args:
-            counted: The repeats that completed.
-            metric: Name of the metric.
-        """
+        """Returns the trial's number in the model, None if one of its repeats did not measure the metric."""
         if not counted:
             return None
         soaks, is_measured = True, False
@@ -241,14 +232,10 @@ class Spreads:
         return None if placed is None else _middle(*placed, metric)
 
     def interval(self, counted: Sequence[Run], metric: str) -> Interval | None:
-        """Computes a metric over repeats of one trial, None if one of them did not measure it.
+        """Computes a metric over completed repeats of one trial, None if one of them did not measure it.
 
         The middle is the mean of the runs, as it would be on the study's most used nodes at the middle of its time.
         Some of a trial's repeats alone have the interval of so many.
-
-        Args:
-            counted: The repeats that completed.
-            metric: Name of the metric.
         """
         if (placed := self._placed(counted, metric)) is None:
             return None
@@ -267,10 +254,6 @@ class Spreads:
 
         Drift and the node set stay in: a bound is on what is measured, and the next run may be at any time. A
         temperature is the settled one: where runs were long enough for that, short ones do not count.
-
-        Args:
-            counted: The repeats that completed.
-            metric: Name of the metric.
         """
         metric = judged_metric(metric, counted)
         if (placed := self._placed(counted, metric)) is None:

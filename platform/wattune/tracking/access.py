@@ -30,12 +30,9 @@ class Access:
         self._cause = ""
 
     def do(self, action: str, operation: Callable[[], _T], *, moving_s: float = 0.0) -> _T:
-        """Calls an operation, and turns every error into a `TrackingError`.
+        """Calls an operation in a thread of its own, and turns every error into a `TrackingError`.
 
-        Args:
-            action: Its name in messages.
-            operation: Is called in a thread of its own.
-            moving_s: Longest time that its data may take to move, besides the time of an answer.
+        `moving_s` is the longest time that its data may take to move, besides the time of an answer.
 
         Raises:
             TrackingError: With the action, the cause and the remedy. It is raised without an attempt if the store could

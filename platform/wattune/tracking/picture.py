@@ -39,17 +39,10 @@ def trial_picture(
     *,
     simulated: bool,
 ) -> str:
-    """Draws a trial.
+    """Draws a trial as SVG: its name, and a line of figures below; empty without anything to draw.
 
-    Args:
-        title: Its name.
-        subtitle: A line of figures below the name.
-        power_w: Seconds from the first measured step, and watts, by node.
-        steps: Seconds at which the measured steps begin, and their times in seconds.
-        simulated: True writes so across the power.
-
-    Returns:
-        The text of an SVG file; empty without anything to draw.
+    Power has seconds from the first measured step, and watts, by node; steps have the seconds at which they begin, and
+    their times. `simulated` writes so across the power.
     """
     powers = {node: series for node, series in power_w.items() if len(series[0])}
     start_s, time_s = steps

@@ -164,14 +164,9 @@ def run_points(result: Run, series: Curves) -> list[Point]:
 
 
 def mean_per_second(wall_ns: NDArray[np.int64], values: NDArray[np.floating[Any]]) -> list[tuple[int, float]]:
-    """Computes the mean of a series in every second with samples, in order of time.
+    """Computes the mean of a series in every second with samples, in order of time; NaN and infinity are left out.
 
-    Args:
-        wall_ns: Times, in any order, shape (n,).
-        values: Values at these times, shape (n,); NaN and infinity are left out.
-
-    Returns:
-        Wall-clock nanoseconds of each second's first sample, and the mean of its samples.
+    Returns wall-clock nanoseconds of each second's first sample, and the mean of its samples.
     """
     known = np.isfinite(values)
     times, kept = np.asarray(wall_ns)[known], np.asarray(values, dtype=np.float64)[known]

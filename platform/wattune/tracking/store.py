@@ -71,9 +71,7 @@ def ui_command(uri: str) -> str:
 def ui_url(uri: str, page: str = "") -> str:
     """Returns the address of a page of MLflow's UI: on the store's own server, else on that of `ui_command`.
 
-    Args:
-        uri: The store.
-        page: Path of the page after the server's address, such as `Tracker.page`.
+    The page is a path after the server's address, such as `Tracker.page`.
     """
     return f"{(uri if uri.startswith(_SERVER) else _LOCAL_UI).rstrip('/')}/{page}"
 

@@ -49,13 +49,7 @@ def compare_path(experiment_id: str, run_ids: Sequence[str]) -> str:
 
 
 def view_tags(document: Mapping[str, Any], objective: Objective, constraints: Sequence[Constraint]) -> dict[str, str]:
-    """Returns tags of an experiment that arrange its page for comparison.
-
-    Args:
-        document: The search space with every default.
-        objective: The metric to maximize or minimize.
-        constraints: Bounds that must hold.
-    """
+    """Returns tags of an experiment that arrange its page for comparison, from its space with every default."""
     varied = dimensions(document)
     bounded = [name for bound in constraints for name in (bound.metric, bound.limit_metric) if name]
     metrics = list(dict.fromkeys([objective.metric, *bounded, *_ALWAYS_SHOWN]))
