@@ -4,11 +4,17 @@ Each class takes its message alone, so that Ray can pickle it.
 """
 
 import difflib
+import heapq
 from collections.abc import Iterable
+from functools import lru_cache
+from itertools import pairwise
 from typing import Final
 
 _LEAST_START: Final = 3
 """Fewest characters of a name that the beginning of another is told by."""
+
+MOST_PROBLEMS: Final = 100
+"""Most problems of a file that are listed; the others are counted."""
 
 LONGEST_LIST: Final = 20
 """Most names that a message lists. Of more it names the nearest ones only."""
@@ -29,8 +35,9 @@ class SpaceError(WattuneError):
     def from_problems(cls, source: str, problems: Iterable[str]) -> "SpaceError":
         """Makes one error of all problems of a file; each problem begins with the path inside it."""
         listed = list(problems)
-        count = "1 problem" if len(listed) == 1 else f"{len(listed)} problems"
-        return cls("\n".join([f"{source}: {count}", *(f"  {problem}" for problem in listed)]))
+        count = "1 problem" if len(listed) == 1 else f"{len(listed):,} problems"
+        more = [f"and {len(listed) - MOST_PROBLEMS:,} more"] if len(listed) > MOST_PROBLEMS else []
+        return cls("\n".join([f"{source}: {count}", *(f"  {one}" for one in [*listed[:MOST_PROBLEMS], *more])]))
 
 
 class PlanError(WattuneError):
@@ -86,10 +93,21 @@ def closest(name: str, allowed: Iterable[str]) -> str:
     starting = [one for one in names if len(name) >= _LEAST_START and one.lower().startswith(name.lower())]
     if len(starting) == 1:
         return f'did you mean "{starting[0]}"?'
-    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
+    likely = _alike(name, names)
+    matches = difflib.get_close_matches(name, likely, n=1, cutoff=0.7)
     if matches:
         return f'did you mean "{matches[0]}"?'
     if len(names) <= LONGEST_LIST:
         return f"use one of: {', '.join(names)}"
-    nearest = difflib.get_close_matches(name, names, n=5, cutoff=0)
+    nearest = difflib.get_close_matches(name, likely, n=5, cutoff=0)
     return f"use one of the {len(names)} that are known, such as {', '.join(nearest)}"
+
+
+def _alike(name: str, names: list[str]) -> list[str]:
+    """Returns the names that share most pairs of letters with one: difflib is slow, and a file may be full of them."""
+    return heapq.nlargest(10, names, key=lambda other: len(_pairs(name) & _pairs(other)) / (len(name) + len(other) + 1))
+
+
+@lru_cache(maxsize=2**12)
+def _pairs(name: str) -> frozenset[str]:
+    return frozenset(map("".join, pairwise(f"^{name}$")))

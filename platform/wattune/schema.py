@@ -185,8 +185,8 @@ BOUNDS: Final[dict[str, Bound]] = {
 }
 """Values that columns can have, in the one place where that is said; `wattune.storage.values` refuses others."""
 
-MOST_SPAN_NS: Final = 400 * 24 * 3600 * NS_PER_S
-"""Longest time from the first to the last row of a table. Analysis takes memory in proportion to the window."""
+MOST_SPAN_NS: Final = 31 * 24 * 3600 * NS_PER_S
+"""Longest window, and time from the first to the last row of a table. Analysis takes memory in proportion: 4 GB."""
 
 PHASES: Final = ("step", "forward", "backward", "optimizer", "wait")
 """Phases that workers record as spans."""

@@ -33,6 +33,8 @@ def test_problems_of_a_file_are_one_error():
     assert str(one) == "x.yaml: 1 problem\n  a: wrong"
     two = SpaceError.from_problems("x.yaml", iter(["a: wrong", "b: wrong"]))
     assert str(two).splitlines() == ["x.yaml: 2 problems", "  a: wrong", "  b: wrong"]
+    many = str(SpaceError.from_problems("x.yaml", (f"a[{n}]: wrong" for n in range(5000)))).splitlines()
+    assert many[0] == "x.yaml: 5,000 problems" and many[100:] == ["  a[99]: wrong", "  and 4,900 more"]
 
 
 def test_an_unknown_name_gets_the_closest_one_or_all():

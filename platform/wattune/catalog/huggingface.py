@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from wattune.catalog.config_keys import TYPES, ConfigJson, Keys
 from wattune.catalog.models import ModelSpec
+from wattune.deadline import read_bounded
 from wattune.errors import PlanError, closest
 from wattune.field_types import LARGEST_COUNT, LARGEST_WORLD
 
@@ -114,11 +115,13 @@ _DEFAULT: Final[dict[str, Any]] = {name: each.default for name, each in ModelSpe
 
 def _config(path: Path) -> ConfigJson:
     try:
-        if path.stat().st_size > LARGEST_CONFIG_BYTES:
-            raise PlanError(f"{path}: is larger than {LARGEST_CONFIG_BYTES:,} bytes; give the config.json of a model")
-        config = json.loads(path.read_text(encoding="utf-8"))
+        content = read_bounded(path, LARGEST_CONFIG_BYTES)
+    except ValueError as error:
+        raise PlanError(f"{path}: holds {error}; give the config.json of a model") from error
     except OSError as error:
         raise PlanError(f"{path}: cannot be read ({error.strerror}); give the path of a config.json") from error
+    try:
+        config = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise PlanError(f"{path}: is not JSON; give the path of a config.json") from error
     if not isinstance(config, dict):

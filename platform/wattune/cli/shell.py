@@ -7,14 +7,15 @@ import signal
 import sys
 import termios
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from wattune.cli.verbs import app
 from wattune.errors import WattuneError
@@ -45,9 +46,19 @@ _COLORLESS: Final = "--no-color"
 _UNSEEN_WIDTH: Final = 200
 """Columns of tables that go to a file or a pipe."""
 
+
+class _Console(Console):
+    """A console whose own colours are the only characters that a terminal obeys: names come from anybody's files."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Renders, with escapes and other control characters of texts spelled out."""
+        for one in super().render(renderable, options):
+            yield one if one.control else Segment(printable(one.text), one.style)
+
+
 # Reasons, names and paths are printed as they are: a bracket in them is not markup.
-out = Console(markup=False, width=None if sys.stdout.isatty() else _UNSEEN_WIDTH)
-err = Console(markup=False, stderr=True, width=None if sys.stderr.isatty() else _UNSEEN_WIDTH)
+out = _Console(markup=False, width=None if sys.stdout.isatty() else _UNSEEN_WIDTH)
+err = _Console(markup=False, stderr=True, width=None if sys.stderr.isatty() else _UNSEEN_WIDTH)
 
 SpaceArgument = Annotated[Path, typer.Argument(help="Search space file.", show_default=False)]
 

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import OWN_MODEL, ModelSpec
+from wattune.deadline import read_bounded
 from wattune.errors import SpaceError
 from wattune.objective import Constraint, Objective, Question
 from wattune.plans.axes import AXES, Plan
@@ -23,7 +24,7 @@ from wattune.search.problems import problems_of
 from wattune.search.requirements import Requirement, parse_requirement
 from wattune.search.search_entry import Search
 from wattune.steps.source import parse_source
-from wattune.storage.documents import yaml_tree
+from wattune.storage.documents import MOST_YAML_BYTES, yaml_tree
 from wattune.trial import Measure
 from wattune.workload import UNKNOWN_WORKLOAD, Workload
 
@@ -90,11 +91,13 @@ def load_space(path: str | Path) -> StudySpec:
     """
     source = str(path)
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_bounded(path, MOST_YAML_BYTES).decode()
     except OSError as error:
         raise SpaceError(f"{source}: cannot be read ({error.strerror}); give the path of a search space") from error
     except UnicodeDecodeError as error:
         raise SpaceError(f"{source}: is not UTF-8 text ({error.reason}); give the path of a search space") from error
+    except ValueError as error:
+        raise SpaceError(f"{source}: holds {error}; give the path of a search space") from error
     try:
         node, document = yaml_tree(text)
     except ValueError as error:

@@ -11,8 +11,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from wattune.deadline import read_bounded
 from wattune.errors import PlanError, TelemetryError
 from wattune.storage.digests import DigestError, object_of, with_digest
+from wattune.storage.documents import MOST_BYTES
 from wattune.storage.format import FORMAT, FORMAT_KEY, FormatError
 from wattune.storage.parquet import encoded
 
@@ -222,7 +224,7 @@ def read_json_object(
         TelemetryError: The file is not a JSON object of this format, or does not agree with its digest.
     """
     try:
-        return object_of(path.read_bytes(), bare=bare, elsewhere=elsewhere)
+        return object_of(read_bounded(path, MOST_BYTES), bare=bare, elsewhere=elsewhere)
     except DigestError as error:
         raise TelemetryError(f"{path}: {error}; {RESTORE}") from error
     except FormatError as error:

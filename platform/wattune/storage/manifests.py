@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from wattune.errors import TelemetryError
+from wattune.schema import BOUNDS, Bound
 from wattune.units import unit_of
 
-_NUMBER: Final = "a number, or null"
+_NUMBER: Final = "a finite number, or null"
 _NAME: Final = "a text, or null"
 _COUNT: Final = "a whole number of at least 0, or null"
 _TRUTH: Final = "true, false, or null"
@@ -38,8 +39,9 @@ _MANIFEST: Final[dict[str, Any]] = {
 """Facts by name. `*` is any name, a list holds entries of one kind. Facts that are not here may be of any kind, except
 that a name of the node or a device that ends in a unit is a number."""
 
+_TIME: Final = Bound(least=-(2**62), most=2**62)
 _MOST: Final = 10**300
-"""Largest whole number: no float is larger."""
+"""Largest number, which no infinity is: of whole numbers, no float is larger."""
 
 
 def checked_manifest(manifest: Any, where: str) -> dict[str, Any]:
@@ -75,6 +77,9 @@ def _wrong(value: Any, kind: Any, path: str) -> Iterator[str]:
                 yield from _wrong(each, kind.get(name, kind.get("*")), below)
             elif kind in (_MANIFEST, _DEVICE) and unit_of(name) is not None:
                 yield from _wrong(each, _NUMBER, below)
+            bound = BOUNDS.get(name) or (_TIME if name.endswith("_ns") else None)
+            if bound and type(each) in (int, float) and _is(each, _NUMBER) and not bound.least <= each <= bound.most:
+                yield f"{below}: got {each:.6g}, allowed: {bound.least:.6g} to {bound.most:.6g}"
 
 
 def _is(value: Any, kind: str) -> bool:
@@ -88,7 +93,7 @@ def _is(value: Any, kind: str) -> bool:
         return False
     if kind == _COUNT:
         return isinstance(value, int) and 0 <= value < 2**63
-    return isinstance(value, int | float) and not (isinstance(value, int) and abs(value) > _MOST)
+    return isinstance(value, int | float) and abs(value) <= _MOST
 
 
 def device_facts(manifests: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], Mapping[str, Any]]:

@@ -72,6 +72,16 @@ def _codes(table: pa.Table, name: str) -> tuple[np.ndarray[Any, np.dtype[np.int6
     return whole.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64), whole.dictionary.to_pylist()
 
 
+def require_file(path: Path) -> None:
+    """Makes sure that a path is a file: a pipe or a device in its place may never end.
+
+    Raises:
+        OSError: It is none.
+    """
+    if not path.is_file():
+        raise OSError("it is no file")
+
+
 def require_format(schema: pa.Schema, path: Path, *, elsewhere: bool = False) -> None:
     """Makes sure that a file's schema says the format that this code reads. One made `elsewhere` need not say any.
 
@@ -97,6 +107,7 @@ def read_table(path: Path, facts: DeviceFacts | None = None, *, elsewhere: bool 
         ImpossibleValueError: A value in it cannot be.
     """
     try:
+        require_file(path)
         schema = pq.read_schema(path)
         require_format(schema, path, elsewhere=elsewhere)
         require_schema(schema, str(path))
@@ -145,6 +156,8 @@ class ParquetTier:
         """
         self._paths, self._facts = list(paths), facts or {}
         try:
+            for path in paths:
+                require_file(path)
             self._files = [pq.ParquetFile(path, page_checksum_verification=True) for path in paths]
             schemas = [file.schema_arrow for file in self._files]
             for path, schema in zip(paths, schemas, strict=True):

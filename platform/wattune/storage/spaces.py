@@ -22,10 +22,11 @@ from typing import Any, Final
 import pyarrow as pa
 import yaml
 
+from wattune.deadline import read_bounded
 from wattune.errors import PlanError, TelemetryError
 from wattune.run import Run
 from wattune.storage.digests import DigestError, body_of, with_digest_line
-from wattune.storage.documents import parse_yaml
+from wattune.storage.documents import MOST_BYTES, parse_yaml
 from wattune.storage.files import make_lasting, write_whole
 from wattune.storage.format import FORMAT, FORMAT_KEY, FormatError, without_format
 from wattune.storage.parquet import encoded, read_table
@@ -75,8 +76,8 @@ def read_space(path: Path) -> StoredSpace:
         PlanError: It cannot be read, does not agree with its digest, is not a mapping, or is of another format.
     """
     try:
-        return space_of(path.read_bytes(), path)
-    except OSError as error:
+        return space_of(read_bounded(path, MOST_BYTES), path)
+    except (OSError, ValueError) as error:
         raise PlanError(f"{path} cannot be read: {' '.join(str(error).split())}; {_RESTORE}") from error
 
 
@@ -193,6 +194,9 @@ def grown(known: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]],
     ]
 
 
+_TEXTS: Final = ("trial_id", "status", "reason")
+
+
 def candidates(folder: Path) -> list[dict[str, Any]]:
     """Reads every combination of a study's spaces; empty before the table was written.
 
@@ -221,7 +225,11 @@ def candidates_table(folder: Path) -> pa.Table | None:
         why = "does not agree with its digest: damaged, or edited" if paths else "is missing"
         raise PlanError(f"{folder / CANDIDATES} {why}; {_ANEW}")
     try:
-        return read_table(agreeing[0])
+        table = read_table(agreeing[0])
+        for one in table.schema:
+            if one.name in _TEXTS and not (pa.types.is_string(one.type) or pa.types.is_null(one.type)):
+                raise TelemetryError(f"{agreeing[0]}: {one.name} is {one.type}, allowed: text")
+        return table
     except TelemetryError as error:
         raise PlanError(f"{error}; {_ANEW}") from error
 

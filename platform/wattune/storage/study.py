@@ -24,11 +24,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from wattune.deadline import read_bounded
 from wattune.errors import PlanError, SpaceError
 from wattune.masking import without_secrets
 from wattune.run import Run
 from wattune.storage import spaces
 from wattune.storage.digests import object_of
+from wattune.storage.documents import MOST_BYTES
 from wattune.storage.files import (
     CALIBRATIONS,
     FOLDER_NAME,
@@ -97,7 +99,7 @@ class TrialFolder(MeasuredFolder):
             PlanError: The folder does not hold a readable specification.
         """
         try:
-            return spec_of((self.path / "spec.json").read_bytes())
+            return spec_of(read_bounded(self.path / "spec.json", MOST_BYTES))
         except NO_TRIAL as error:
             raise no_trial(self.path, error) from error
 
@@ -350,16 +352,14 @@ class StudyFolder:
         problems: dict[str, PlanError] = {}
         for folder in _folders(self.path / "trials"):
             try:
-                with open(f"{folder}/run.json", "rb") as file:
-                    written = file.read()
+                written = read_bounded(f"{folder}/run.json", MOST_BYTES)
             except FileNotFoundError:
                 continue
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 problems[folder] = no_trial(folder, error)
                 continue
             try:
-                with open(f"{folder}/spec.json", "rb") as file:
-                    spec, trial_id = spec_and_id(file.read())
+                spec, trial_id = spec_and_id(read_bounded(f"{folder}/spec.json", MOST_BYTES))
                 result = result_of(object_of(written, any_depth=True))
                 require_own(folder.rpartition("/")[2], spec, result, trial_id)
                 results.append((spec, result))

@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from wattune.deadline import read_bounded
 from wattune.errors import PlanError
 from wattune.run import INDICATIVE, QUALITIES, Run
 from wattune.storage.digests import ACCEPTED, FILES, DigestError, agrees, check_files, digests_of, object_of
+from wattune.storage.documents import MOST_BYTES
 from wattune.storage.files import RESTORE, write_digested
 from wattune.storage.format import FormatError
 from wattune.storage.measured import RUN
@@ -28,8 +30,8 @@ def read_result_file(path: Path) -> Run:
         PlanError: It cannot be read, is no result, or does not agree with its digest.
     """
     try:
-        content = path.read_bytes()
-    except OSError as error:
+        content = read_bounded(path, MOST_BYTES)
+    except (OSError, ValueError) as error:
         raise no_trial(path.parent, error) from error
     return read_result(content, path.parent)
 

@@ -148,8 +148,8 @@ def _one_sensor(aligned: Aligned, a: PowerTrace, b: PowerTrace) -> bool:
     if np.mean(second.value[at] == first.value) < _SAME_FRAC:
         return False
     moves = np.diff(first.value)
-    turns = np.mean(moves[1:] * moves[:-1] < 0) / max(float(np.mean(moves != 0)), 1e-9)
-    return bool(turns > 0.55 or _differ(aligned, a, b))
+    moves = moves[moves != 0]
+    return bool(np.mean(moves[1:] * moves[:-1] < 0) > 0.55 or _differ(aligned, a, b))
 
 
 def _differ(aligned: Aligned, a: PowerTrace, b: PowerTrace) -> bool:

@@ -27,7 +27,8 @@ from wattune.analysis.signals.readings import (
 )
 from wattune.analysis.signals.steps import Steps, find_steps
 from wattune.arrays import Ints
-from wattune.schema import DeviceKey
+from wattune.errors import ImpossibleValueError
+from wattune.schema import MOST_SPAN_NS, DeviceKey
 from wattune.units import NS_PER_S
 
 _SPAN_KEYS: Final = ("node", "device", "rank", "step", "phase", "start_mono_ns", "end_mono_ns", "start_wall_ns")
@@ -95,6 +96,9 @@ def align(
     `window`. `measured_steps` None counts every step from 0 on, because warm-up steps are negative; `window` is in
     nanoseconds of the reference node's wall clock. None where neither spans nor `window` give a window of positive
     length.
+
+    Raises:
+        ImpossibleValueError: The window is longer than `wattune.schema.MOST_SPAN_NS`.
     """
     sources = {tier: as_source(table) for tier, table in tables.items()}
     spans = None if spans is None else with_values(spans, _SPAN_KEYS)
@@ -104,6 +108,9 @@ def align(
         window = int(steps.start_ns.min()), int(steps.end_ns.max())
     if window is None or window[1] <= window[0]:
         return None
+    if window[1] - window[0] > MOST_SPAN_NS:
+        span_s = (window[1] - window[0]) / NS_PER_S
+        raise ImpossibleValueError(f"window: got {span_s:.6g} s, allowed: {MOST_SPAN_NS // NS_PER_S:,} s")
     cache = ReadingsCache()
     tiers = {name: Tier(name, source, anchors_ns, window[0], cache) for name, source in sources.items()}
     known = {

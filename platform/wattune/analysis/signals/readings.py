@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from wattune.analysis.signals.series import Series, series
 from wattune.arrays import Floats, Ints
-from wattune.schema import THROTTLE_REASON_BITS, DeviceKey
+from wattune.schema import TELEMETRY, THROTTLE_REASON_BITS, DeviceKey
 from wattune.units import NS_PER_S, s_to_ns
 
 HOST: Final = "host"
@@ -186,7 +186,8 @@ class Tier(Mapping[DeviceKey, Readings]):
         self._name, self._source, self._cache = name, source, cache
         self._anchors_ns, self._origin_ns = anchors_ns, origin_ns
         self._devices = dict.fromkeys(source.devices)
-        self._columns = [field.name for field in source.schema if not field.name.endswith("_error")]
+        known = TELEMETRY[name].names if name in TELEMETRY else source.schema.names
+        self._columns = [each for each in source.schema.names if each in known]
 
     def __getitem__(self, device: DeviceKey) -> Readings:
         if device not in self._devices:
