@@ -1,7 +1,7 @@
 """Progress bars of a program's output: the one of the training among those of downloads, evaluation and saving."""
 
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,10 +11,12 @@ from wattune.steps.source import EVALUATION, PRESETS
 from wattune.units import ns_to_s
 
 _BAR: Final = re.compile(
-    rf"(?P<n>{NUMBER})(?:/(?P<total>{NUMBER}|\?)|(?P<endless>it)) "
-    rf"(?:\[(?P<elapsed>\d[\d:]*)(?:<[^,\]]*)?(?P<told>[^\]]*)\]?|(?P<keras>\[[=>.]+\]|━+)(?P<more>.*(?:ETA|/step).*))"
+    rf"(?:(?P<n>{NUMBER})/(?P<total>{NUMBER}|\?)|\b(?P<endless>\d+)it) "
+    rf"(?:\[(?P<elapsed>\d[\d:]*)(?:<[^,\]]*)?(?P<told>[^\]]*)\]?|(?:\[[=>.]+\]|━+)(?P<more>.*(?:ETA|/step).*)"
+    r"|(?P<clock>\d+:\d\d:\d\d) • \S+ *(?P<rest>.*))"
 )
-"""A bar of tqdm (tqdm/std.py, format_meter) or of Keras (keras/src/utils/progbar.py, Progbar.update)."""
+"""A bar of tqdm (tqdm/std.py, format_meter), of Keras (keras/src/utils/progbar.py, Progbar.update) or of Lightning with
+rich (lightning/pytorch/callbacks/progress/rich_progress.py, configure_columns)."""
 
 _UNIT: Final = re.compile(r"(?:[\d.?]+ ?(?P<a>[A-Za-z]+)/s(?![A-Za-z])|s/(?P<b>[A-Za-z]+))")
 _UNITS_OF_STEPS: Final = re.compile(r"(?i)(?:it|iters?|iterations?|steps?|batch(?:es)?|updates?)$")
@@ -26,6 +28,7 @@ _OTHER_WORK: Final = re.compile(
 )
 _EVALUATES: Final = re.compile(rf"(?i){EVALUATION}(?!\W*(?:loss|acc|ppl))")
 _TRAINING: Final = re.compile(r"(?i)train|epoch|\bsteps?\b|\biter|finetun|fine-tun|\bfit|optimi|updat")
+_COUNTS_STEPS: Final = re.compile(r"(?i)\bsteps?\b|\biter|updat")
 _LOSS: Final = re.compile(r"(?i)(?<!val_)(?<!val )(?<!eval_)(?<!test_)(?<!valid_)loss|\blr\b|grad_?norm|v_num|\bppl\b")
 
 _MOST_BARS: Final = 200
@@ -72,22 +75,13 @@ class _Bar:
     def name(self) -> str:
         return f'bar "{self.words}" of {self.total}' if self.words else f"bar of {self.total}"
 
-    @property
-    def disagrees(self) -> str:
-        """The time it tells where that is not the time that passed, as of a log that is printed again; else empty."""
-        passed_s = ns_to_s(self.arrived_ns[-1] - self.arrived_ns[0])
-        return f"{self.told_s:.0f} s" if self.told_s > 2 * passed_s + 3 else ""
-
     def holds(self, other: "_Bar") -> float:
         """Returns the share of its steps that hold lines of another bar; 0 where that is not inside of it."""
-        steps = self.marks.steps
-        if not steps or not other.arrived_ns:
+        first_ns, *_, last_ns = self.arrived_ns
+        inside = [at_ns for at_ns in other.arrived_ns if first_ns <= at_ns <= last_ns]
+        if len(inside) < 0.8 * len(other.arrived_ns):
             return 0.0
-        inside = bisect_right(other.arrived_ns, self.arrived_ns[-1]) - bisect_left(other.arrived_ns, self.arrived_ns[0])
-        if inside < 0.8 * len(other.arrived_ns):
-            return 0.0
-        starts = {bisect_left(self.arrived_ns, at_ns) for at_ns in other.arrived_ns}
-        return len(starts) / len(self.arrived_ns)
+        return len({bisect_left(self.arrived_ns, at_ns) for at_ns in inside}) / len(self.arrived_ns)
 
 
 class Bars:
@@ -113,20 +107,19 @@ class Bars:
             if key not in self._bars and len(self._bars) >= _MOST_BARS:
                 continue
             bar = self._bars.setdefault(key, _Bar(words=words, total=key[2], label=label))
-            told = found["told"] or found["more"] or ""
+            told = found["told"] or found["more"] or found["rest"] or ""
             unit = _UNIT.search(told)
             bar.of_steps &= unit is None or _UNITS_OF_STEPS.match(unit["a"] or unit["b"]) is not None
             bar.has_loss |= _LOSS.search(told + before) is not None
             if found["more"] and "val_" in told:
                 bar.marks.pause()
             num_before = bar.marks.num_ended
-            per_s, of_device = token_rate_in(told) or rate or (None, False)
-            bar.marks.per_device |= of_device
-            bar.marks.mark(number_in(found["n"]), mono_ns, per_s=per_s)
+            bar.marks.mark(number_in(found["n"] or found["endless"]), mono_ns, rate=token_rate_in(told) or rate)
             if bar.marks.num_ended != num_before or not bar.arrived_ns:
                 bar.arrived_ns.append(mono_ns)
-            if found["elapsed"]:
-                shown_s = _seconds(found["elapsed"])
+            if clock := found["elapsed"] or found["clock"]:
+                parts = reversed(clock.split(":"))
+                shown_s = sum(int(part or 0) * 60.0**at for at, part in enumerate(parts))
                 bar.told_s += max(shown_s - bar.last_s, 0.0) if len(bar.arrived_ns) > 1 else 0.0
                 bar.last_s = shown_s
             self.pause(but=bar)
@@ -152,31 +145,18 @@ class Bars:
         for outer in list(bars):
             for inner in [bar for bar in bars if bar is not outer and outer in bars]:
                 share = outer.holds(inner)
-                if share >= INSIDE_FRAC and (inner.trains or not outer.has_loss):
+                of_parts = outer.has_loss and not inner.has_loss and _COUNTS_STEPS.search(outer.words)
+                if share >= INSIDE_FRAC and not of_parts:
                     bars.remove(outer)  # it counts epochs, or loops of which each trains
-                elif share > 0:
+                elif share >= INSIDE_FRAC or (share > 0 and inner.holds(outer) < INSIDE_FRAC):
                     bars.remove(inner)  # an evaluation between steps, or a part of each step
         bars.sort(key=lambda bar: (bar.trains is True, bar.active_ns), reverse=True)
         first, *others = bars
         if surely and not first.trains:
-            return (
-                None,
-                f"a {first.name} is shown, and nothing says that it trains; if it counts steps, give --steps tqdm",
-            )
+            return None, f"a {first.name} is shown, and nothing says that it trains; if so, give --steps tqdm"
         rival = next((bar for bar in others if bar.trains == first.trains), None)
         if rival is not None and first.active_ns < DOMINANT_FRAC * rival.active_ns:
-            return (
-                None,
-                f"a {first.name} and a {rival.name} cannot be told apart; give --steps a pattern of one of them",
-            )
-        if checked and (told := first.disagrees):
-            return None, f"a {first.name} is refused: it tells {told} where less passed"
+            return None, f"a {first.name} and a {rival.name} cannot be told apart; give --steps a pattern of one"
+        if checked and first.told_s > 2 * ns_to_s(first.arrived_ns[-1] - first.arrived_ns[0]) + 3:
+            return None, f"a {first.name} is refused: it tells {first.told_s:.0f} s where less passed"
         return first.marks, first.name
-
-
-def _seconds(text: str) -> float:
-    """Reads a time as `[H:]MM:SS`."""
-    total = 0.0
-    for part in filter(None, text.split(":")):
-        total = 60 * total + int(part)
-    return total

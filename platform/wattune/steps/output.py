@@ -1,7 +1,6 @@
 """Steps in a program's output: all sources that it may hold, and the one that is surest and agrees with the clock."""
 
 import re
-from dataclasses import dataclass, field
 from typing import Final
 
 from wattune.steps.bars import Bars
@@ -37,20 +36,6 @@ LEAST_STEP_S: Final = 1e-3
 """Shortest step of such a source: a log that is printed again shows thousands a second."""
 
 
-@dataclass(frozen=True, slots=True)
-class OutputSource:
-    """The source that counts, by what was printed so far."""
-
-    name: str = "none"
-    """Its name in words."""
-    marks: PatternSteps | None = None
-    """Its steps; None where none counts."""
-    confidence: str = ""
-    """Degree of certainty; see `wattune.steps.reader.StepReader.confidence`."""
-    problems: list[str] = field(default_factory=list)
-    """Sources that are refused, with the reason, and those that differ."""
-
-
 class OutputSteps:
     """The steps of one command's output."""
 
@@ -65,6 +50,10 @@ class OutputSteps:
         self._streams: dict[str, dict[tuple[int, ...], PatternSteps]] = {}
         """By preset, and the ranks that launchers put before the line."""
         self._bars, self._log = Bars(), TrainerLog()
+        self.name, self.confidence = "none", ""
+        """The source that counts, in words, and how sure it is."""
+        self.problems: list[str] = []
+        """Sources that are refused, with the reason, and those that differ."""
 
     def feed(self, line: str, mono_ns: int) -> bool:
         """Takes a line with its arrival on the monotonic clock; returns True where it tells anything of steps."""
@@ -93,9 +82,10 @@ class OutputSteps:
             return True
         return taken
 
-    def find(self) -> OutputSource:
-        """Judges all sources by what was printed so far."""
+    def find(self) -> PatternSteps | None:
+        """Judges all sources by what was printed so far, and returns the steps of the one that counts."""
         candidates, problems = self._candidates()
+        self.name, self.confidence, self.problems = "none", "", problems
         good: list[tuple[str, PatternSteps, str]] = []
         for name, marks in candidates:
             said = _disagrees(marks)
@@ -104,20 +94,20 @@ class OutputSteps:
             elif not self._auto or (len(marks.steps) >= LEAST_FOUND and marks.step_s >= LEAST_STEP_S):
                 good.append((name, marks, said))
         if not good:
-            return OutputSource(problems=problems)
+            return None
         (name, marks, said), *others = good
         alike = any(abs(one.step_s - marks.step_s) <= AGREE_FRAC * marks.step_s for _, one, _ in others)
         if others and not alike:
             # Lines that name a step say it more surely than a bar, which may count parts of a step.
             (name, marks, said), (other, one, _) = sorted(good[:2], key=lambda each: each[1].source.preset == "tqdm")
             problems.append(
-                f"{name} has steps of {marks.step_s:.3g} s and {other} of {one.step_s:.3g} s; "
-                "name one of them with --steps"
+                f"{name} has steps of {marks.step_s:.3g} s, {other} of {one.step_s:.3g} s: give --steps one"
             )
+        problems += [said] if said else []
         sure = alike or (marks.told_frac > 0.7 and not said)
-        confidence = "high" if sure else "low" if said or others else "medium"
-        name = f"{name} (lines of its output, by their arrival)"
-        return OutputSource(name, marks, confidence, [*problems, *([said] if said else [])])
+        self.confidence = "high" if sure else "low" if said or others else "medium"
+        self.name = f"{name} (lines of its output, by their arrival)"
+        return marks
 
     def _candidates(self) -> tuple[list[tuple[str, PatternSteps]], list[str]]:
         """Returns the sources that have steps, the surest first, and why others have none."""

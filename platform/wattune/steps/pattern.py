@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from wattune.steps.files import MOST_NS, MOST_TOKENS, Step
-from wattune.steps.lines import NUMBER, number_in, plain, token_rate_in, total_tokens_in
+from wattune.steps.lines import NUMBER, number_in, token_rate_in, total_tokens_in
 from wattune.steps.source import UNITS_NS, StepSource
 from wattune.units import ns_to_s
 
@@ -34,11 +34,6 @@ _LATEST: Final = 25
 
 _OF: Final = re.compile(rf"\s*(?:/|of)\s*({NUMBER})")
 """The number of all steps, after that of a step."""
-
-
-def found_in(line: str, source: StepSource) -> re.Match[str] | None:
-    """Returns what a source's pattern finds in a line of output."""
-    return re.search(source.pattern, plain(line))
 
 
 @dataclass(slots=True)
@@ -66,7 +61,7 @@ class PatternSteps:
     _last_number: float | None = None
     _base: float | None = None
     """The first number of all."""
-    _number_of_all: float | None = None
+    _end: tuple[float, float] | None = None
     """The last number that will come, where its lines tell it."""
     _counts: deque[int] = field(default_factory=lambda: deque(maxlen=_LATEST))
     """Steps that the latest lines ended."""
@@ -82,41 +77,26 @@ class PatternSteps:
     _together: list[tuple[int, int | None, float | None, float | None]] = field(default_factory=list)
     """Lines that came at `_last_ns`: steps they end; of each its time in nanoseconds, tokens, tokens a second."""
 
-    def feed(self, line: str, mono_ns: int) -> bool:
-        """Takes a line of output with the time of its arrival; returns True where it ends or begins a step."""
-        found = found_in(line, self.source)
-        return found is not None and self.take(found, mono_ns)
-
     def take(self, found: re.Match[str], mono_ns: int) -> bool:
-        """Takes what the pattern found in a line, as `feed` does."""
+        """Takes what the pattern found in a line with the time of its arrival; returns True where that is a step."""
         named: Mapping[str, str | None] = found.groupdict()
         if not named and found.re.groups:
             named = {"time": found[1]}
-        read = {name: number_in(text) for name, text in named.items() if text is not None}
-        if any(name in read and read[name] is None for name in ("step", "time")):
-            return False
+        told = {name: number_in(text) for name, text in named.items() if text is not None}
+        read = {name: number for name, number in told.items() if number is not None}
         name = next((name for name in ("step", "iteration", "batch") if name in read), "")
-        number = read.get(name)
-        of = _OF.match(found.string, found.end(name)) if name else None
-        time = read.get("time")
-        if "step" in named and number is None:
+        if {"step", "time"} & (told.keys() - read.keys()) or ("step" in named and not name):
             return False
-        time_ns = None if time is None else time[0] * UNITS_NS[self.source.unit]
+        time_ns = read["time"][0] * UNITS_NS[self.source.unit] if "time" in read else None
         if time_ns is not None and time_ns > MOST_NS:  # infinite where the float overflowed
             return False
-        tokens, rate, of_device = read.get("tokens"), read.get("tokens_per_s"), read.get("tokens_per_s_per_device")
-        told = (of_device, True) if of_device else (rate, False)
-        per_s = told if told[0] else (None, False)
-        total = None
-        if self.source.preset and not tokens and not per_s[0]:
-            bare = token_rate_in(found.string)
-            per_s = ((bare[0], 0.0), bare[1]) if bare else per_s
-            total = total_tokens_in(found.string)
-        self.per_device |= per_s[1] and tokens is None
-        each = None if tokens is None or tokens[0] > MOST_TOKENS else tokens[0]
-        end = number_in(of[1]) if of else None
-        self._number_of_all = end[0] if end else None
-        self.mark(number, mono_ns, time_ns=time_ns, tokens=each, per_s=per_s[0] and per_s[0][0], total=total)
+        end = _OF.match(found.string, found.end(name)) if name else None
+        self._end = number_in(end[1]) if end else None
+        tokens = read["tokens"][0] if "tokens" in read else None
+        total = total_tokens_in(found.string) if self.source.preset else None
+        rates = [(read[f"tokens_per_s{of}"][0], bool(of)) for of in ("_per_device", "") if f"tokens_per_s{of}" in read]
+        rate = rates[0] if rates else token_rate_in(found.string) if self.source.preset and total is None else None
+        self.mark(read.get(name), mono_ns, time_ns=time_ns, tokens=tokens, rate=rate, total=total)
         return True
 
     def mark(
@@ -126,12 +106,13 @@ class PatternSteps:
         *,
         time_ns: float | None = None,
         tokens: float | None = None,
-        per_s: float | None = None,
+        rate: tuple[float, bool] | None = None,
         total: float | None = None,
     ) -> None:
         """Ends the steps up to a number, as `number_in` reads it, at a time; without a number one step.
 
-        `tokens` are those of a step, `per_s` tokens a second, `total` those of all steps so far.
+        `tokens` are those of a step, `rate` tokens a second as `token_rate_in` reads them, `total` those of all steps
+        so far.
         """
         self.num_lines += 1
         count = 1
@@ -142,8 +123,9 @@ class PatternSteps:
                 return
             count, self._last_number, self._behind = ended, at, []
             self._base = at if self._base is None else self._base
-        if count > JUMP_FRAC * self._usual and self._is_jump(count, mono_ns):
-            count = 0
+        passed_s = ns_to_s(mono_ns - (self._last_ns or mono_ns))
+        if count > JUMP_FRAC * self._usual and len(self.steps) > 2 and passed_s * JUMP_FRAC < count * self.step_s:
+            count = 0  # skipped
         if mono_ns != self._last_ns:
             self._before_ns, self._num_before, self._together = self._last_ns, len(self.steps), []
         self._last_ns = mono_ns
@@ -161,11 +143,16 @@ class PatternSteps:
             if self._before_ns is None:
                 self._together = []  # of the first lines together nobody knows how long they were held back
             self._num_paused += self._paused
-            self._together.append((count, step_ns, tokens, per_s))
+            self.per_device |= tokens is None and rate is not None and rate[1]
+            self._together.append((count, step_ns, tokens, rate and rate[0]))
             self._lay_out(mono_ns)
             if len(self._counts) == _JUDGED:
                 self._drop_jump()
         self._paused = False
+
+    def leave_out(self, duration_ns: int) -> None:
+        """Leaves out time since the line before, which was of no step."""
+        self._last_ns = None if self._last_ns is None else self._last_ns + duration_ns
 
     def pause(self) -> None:
         """Notes that the program did something else since the line before, such as an evaluation."""
@@ -213,12 +200,8 @@ class PatternSteps:
         self._paused = True  # what comes between two epochs is of no step
         if not base <= at <= base + usual:
             return 0
-        left = at - base + usual if self._number_of_all is None else self._number_of_all - self._last_number + at
+        left = at - base + usual if self._end is None else self._end[0] - self._last_number + at
         return max(round(left), 0)
-
-    def _is_jump(self, count: int, mono_ns: int) -> bool:
-        passed_s = ns_to_s(mono_ns - (self._last_ns or mono_ns))
-        return len(self.steps) >= 3 and passed_s * JUMP_FRAC < count * self.step_s
 
     def _drop_jump(self) -> None:
         """Takes back the steps of the first line where they were not run: its bar began at 0 and not where it was."""
@@ -254,8 +237,7 @@ class PatternSteps:
         end_ns = mono_ns - sum(count * step_ns for count, step_ns, *_ in each)
         for count, step_ns, known, per_s in each:
             tokens = per_s * ns_to_s(step_ns) if known is None and per_s is not None else known
-            if tokens is not None and tokens > MOST_TOKENS:
-                tokens = None
+            tokens = None if tokens is None or tokens > MOST_TOKENS else round(tokens)
             for _ in range(count if step_ns > 0 else 0):
                 end_ns += step_ns
                 self.steps.append(

@@ -51,10 +51,10 @@ class StepReader:
             if files:
                 self.source, self.confidence, self.per_device = _IN_WORDS[kind], "high", False
                 return {rank: tuple(file.steps) for rank, file in sorted(files.items())}
-        found = self._output.find()
-        self.source, self.confidence, self._problems = found.name, found.confidence, found.problems
-        self.per_device = found.marks is not None and found.marks.per_device
-        return {} if found.marks is None else {0: tuple(found.marks.steps)}
+        found, output = self._output.find(), self._output
+        self.source, self.confidence, self._problems = output.name, output.confidence, output.problems
+        self.per_device = found is not None and found.per_device
+        return {} if found is None else {0: tuple(found.steps)}
 
     @property
     def problems(self) -> Sequence[str]:

@@ -80,7 +80,7 @@ _WORD_STEP: Final = (
     rf"\b(?:global|train\w*|optim\w*|num)?[ _-]?(?:step|update)s?\b['\"\])]*\s*[:=#\[(]*\s*(?P<step>{NUMBER})"
 )
 _WORD_ITERATION: Final = (
-    rf"\b(?:iter|iteration|it|batch|mini-?batch)s?\b['\"\])]*\s*[:=#\[(]*\s*(?P<iteration>{NUMBER})"
+    rf"\b(?:iter|iteration|it|batch|mini-?batch)s?\b(?:\(train\))?['\"\])]*\s*[:=#\[(]*\s*(?P<iteration>{NUMBER})"
 )
 _EPOCH_OF: Final = (
     r"(?:\b(?:epoch|train)\b[^\[\w]{0,4}(?:\[\d+\]|\(train\)\s*\[\d+\]|\d+)|\[\d+/\d+\])\s*\[\s*"

@@ -13,6 +13,7 @@ from wattune.steps.source import PRESETS
 # one: "{'train_runtime': 12.3, 'train_samples_per_second': 8.1, 'train_steps_per_second': 2.0, 'train_loss': 1.9,
 # 'epoch': 3.0}".
 _EPOCH: Final = re.compile(r"'loss': '?[\d.].*'epoch': '?([\d.]+)")
+_EVALUATED: Final = re.compile(r"'eval_runtime': '?([\d.]+)")
 _END: Final = re.compile(r"'train_runtime': '?([\d.]+).*'train_steps_per_second': '?([\d.]+).*'epoch': '?([\d.]+)")
 # hiyouga/LLaMA-Factory, src/llamafactory/train/callbacks.py, LogCallback.on_log, adds the tokens a second so far.
 _THROUGHPUT: Final = re.compile(r"'loss': .*'throughput': '?([\d.]+)")
@@ -32,6 +33,8 @@ class TrainerLog:
     def __init__(self) -> None:
         """Has seen none yet."""
         self._epochs: list[tuple[float, int]] = []
+        self._evaluated_ns: list[tuple[int, int]] = []
+        """Ends of evaluations, and how long they took."""
         self._end: tuple[float, float, float, int] | None = None
         self.rate: tuple[float, bool] | None = None
         """Tokens a second that it told last, as `token_rate_in` reads them."""
@@ -42,6 +45,8 @@ class TrainerLog:
         """Takes a plain line; returns True where it has a loss or says that training begins."""
         if found := _EPOCH.search(line):
             self._epochs.append((float(found[1]), mono_ns))
+        if found := _EVALUATED.search(line):
+            self._evaluated_ns.append((mono_ns, round(float(found[1]) * 1e9)))
         if found := _END.search(line):
             self._end = float(found[1]), float(found[2]), float(found[3]), mono_ns
         if found := _THROUGHPUT.search(line):
@@ -60,6 +65,9 @@ class TrainerLog:
         number, marks = round(runtime_s * per_s), PatternSteps(PRESETS["tqdm"])
         marks.mark((0.0, 0.0), end_ns - round(runtime_s * 1e9))
         told = [(number * epoch / epochs, at_ns) for epoch, at_ns in self._epochs if 0 < epoch < epochs]
+        since_ns = 0
         for at, at_ns in [*told, (number, end_ns)]:
+            marks.leave_out(sum(took for then, took in self._evaluated_ns if since_ns < then <= at_ns))
             marks.mark((float(round(at)), 0.0), at_ns)
+            since_ns = at_ns
         return marks

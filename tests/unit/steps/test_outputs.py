@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import unseen_outputs
 from program_outputs import NOTHING, TRAINS, Output, play, printed_again
 
 from wattune.steps.lines import OutputLines
@@ -15,6 +16,7 @@ from wattune.steps.reader import StepReader
 from wattune.steps.source import parse_source
 from wattune.steps.table import tokens_per_step
 
+EVERY = {**TRAINS, **unseen_outputs.TRAINS}
 CASES = Path(__file__).parents[2] / "fixtures" / "cases" / "steps"
 
 
@@ -31,9 +33,9 @@ def heard(function: Callable[[Output], None]) -> StepReader:
     return told(play(function))
 
 
-@pytest.mark.parametrize("function", TRAINS, ids=lambda function: function.__name__)
+@pytest.mark.parametrize("function", EVERY, ids=lambda function: function.__name__)
 def test_steps_of_a_program_that_trains(function: Callable[[Output], None]) -> None:
-    number, step_s, per_s = TRAINS[function]
+    number, step_s, per_s = EVERY[function]
     reader = heard(function)
     steps = reader.poll().get(0, ())
     assert abs(len(steps) - number) <= 2, (len(steps), reader.source, reader.problems)
@@ -44,7 +46,7 @@ def test_steps_of_a_program_that_trains(function: Callable[[Output], None]) -> N
     assert tokens == (per_s and pytest.approx(per_s * mean_s, rel=0.05))
 
 
-@pytest.mark.parametrize("function", NOTHING, ids=lambda function: function.__name__)
+@pytest.mark.parametrize("function", (*NOTHING, *unseen_outputs.NOTHING), ids=lambda function: function.__name__)
 def test_no_steps_of_a_program_that_trains_nothing(function: Callable[[Output], None]) -> None:
     reader = heard(function)
     assert reader.poll() == {} and (reader.source, reader.confidence) == ("none", ""), reader.source
@@ -110,4 +112,4 @@ def test_two_sources_that_agree_are_sure_and_two_that_do_not_are_said() -> None:
     alike, other = told(written(1)), told(written(4))
     assert (len(alike.poll()[0]), len(other.poll()[0])) == (100, 23)
     assert (alike.confidence, other.confidence) == ("high", "low")
-    assert not alike.problems and "name one of them with --steps" in other.problems[0]
+    assert not alike.problems and "give --steps one" in other.problems[0]

@@ -1,10 +1,11 @@
 """Steps from lines of output: the lines that the programs named really print, and their times."""
 
+import re
 from itertools import pairwise
 
 import pytest
 
-from wattune.steps.lines import OutputLines
+from wattune.steps.lines import OutputLines, plain
 from wattune.steps.pattern import PatternSteps
 from wattune.steps.source import PRESETS, StepSource, parse_source
 from wattune.steps.table import tokens_per_step
@@ -30,10 +31,15 @@ NEMO_1 = (
 TQDM = " {step}%|#         | {step}/100 [00:14<01:48,  1.20s/it]"
 
 
+def feed(steps: PatternSteps, line: str, mono_ns: int) -> None:
+    if found := re.search(steps.source.pattern, plain(line)):
+        steps.take(found, mono_ns)
+
+
 def fed(source: StepSource, lines: list[tuple[str, float]]) -> PatternSteps:
     steps = PatternSteps(source)
     for line, seconds in lines:
-        steps.feed(line, round(seconds * S))
+        feed(steps, line, round(seconds * S))
     return steps
 
 
@@ -123,7 +129,7 @@ def test_a_bar_that_never_ends_its_line_tells_steps_as_they_come() -> None:
     lines, steps = OutputLines(65536), PatternSteps(PRESETS["tqdm"])
     for at in range(1, 6):
         for line, mono_ns in lines.take(f"\r{TQDM.format(step=at)}".encode(), at * S):
-            steps.feed(line.rstrip("\r"), mono_ns)
+            feed(steps, line.rstrip("\r"), mono_ns)
     assert [(step.start_mono_ns / S, step.end_mono_ns / S) for step in steps.steps] == [(1, 2), (2, 3), (3, 4)]
 
 
