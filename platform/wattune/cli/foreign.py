@@ -1,5 +1,6 @@
 """`import`: a recording of logs that other tools wrote."""
 
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from wattune.cli.shell import JsonOption, StorageOption, out, print_json, print_
 from wattune.cli.verbs import app
 from wattune.recording.window import STEADY
 from wattune.terminal.recording import print_recording
+from wattune.units import format_quantity
 
 
 @app.command("import")
@@ -87,7 +89,15 @@ def import_logs(
         print_json(recording_json(run) | imported)
         return
     print_recording(out, run)
+    for column, windows in groupby(sorted(imported["energies"].items(), key=_column), _column):
+        finest_s = max((one.get("finest_window_s", 0.0) for _, one in windows), default=0.0)
+        if finest_s:
+            print_line(f"{column}: its readings show no peak over less than {format_quantity('window_s', finest_s)}")
     for one in imported["imported"]:
         print_line(f"{one['file']}: {one['format']}, {one['num_rows']} rows: {', '.join(one['columns'])}")
         for note in one["notes"]:
             print_line(f"  {note}")
+
+
+def _column(one: tuple[str, object]) -> str:
+    return one[0].rpartition("/")[2]

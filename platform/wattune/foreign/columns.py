@@ -91,8 +91,8 @@ node_power_w     w instantaneous_power_reading power_consumed pwr_consumption re
 node_power_w     w current_power ipmi_dcmi_power_consumption redfish_.*power_consumed
 node_power_w     w (system|chassis|node|server|total|active|input|wall|ac)_((input|active|total)_)*power(_\w+)?
 node_power_w     w (outlet|pdu|inlet|rack)_?(\d+_?)?((input|active|total)_)*power(_\w+)?
-package_energy_j j (cpu_)?package(_\d+)?_energy cpu_energy (node_)?rapl_package(_\d+)?
-dram_energy_j    j dram_energy ram_energy (node_)?rapl_dram
+package_energy_j - ((cpu|node|rapl|intel)_)*package(_\d+)?(_energy)? cpu_energy
+dram_energy_j    - ((cpu|node|rapl|intel)_)*dram(_\d+)?(_energy)? ram_energy
 node_energy_j    j (node|chassis|outlet|pdu|system|active|total)_((input|active|total)_)*energy
 """)
 """Columns of a host, or of the meter of its chassis or rack; of energies only their rise, as power, is kept."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from wattune.analysis.metrics.energy import AVERAGE_S
 from wattune.arrays import Floats, Ints
 from wattune.errors import PlanError
 from wattune.foreign.formats import read_log
@@ -231,7 +232,10 @@ def _window(sampled: Sampled, where: str) -> dict[str, int]:
 
 
 def energies(sampled: Sampled) -> dict[str, dict[str, float]]:
-    """Returns what a log says of energy by itself, by node, device and column: under power, or a counter's rise."""
+    """Returns what a log says of energy by itself, by node, device and column: under power, or a counter's rise.
+
+    `finest_window_s` is the shortest time over which its power has a peak: two readings, and two of a driver's means.
+    """
     found = {}
     for (node, device, column), (times_ns, _, values) in sorted(sampled.items()):
         read = ~np.isnan(values)
@@ -240,11 +244,11 @@ def energies(sampled: Sampled) -> dict[str, dict[str, float]]:
             continue
         rise = np.diff(value)
         energy_j = float(rise[rise > 0].sum()) if column == "energy_j" else float(np.trapezoid(value, time_s))
-        found[f"{node}/{device}/{column}"] = {
-            "energy_j": energy_j,
-            "span_s": float(time_s[-1] - time_s[0]),
-            "num_readings": len(value),
-        }
+        one = {"energy_j": energy_j, "span_s": float(time_s[-1] - time_s[0]), "num_readings": len(value)}
+        if column != "energy_j":
+            interval_s = float(np.median(np.diff(time_s)))
+            one["finest_window_s"] = 2 * max(interval_s, AVERAGE_S if column == "power_average_w" else 0.0)
+        found[f"{node}/{device}/{column}"] = one
     return found
 
 

@@ -15,7 +15,7 @@ from wattune.errors import PlanError
 from wattune.foreign.columns import HOST_VALUES, KEYS, known_names, meaning, named, values
 from wattune.foreign.times import NOT_A_TIME, monotonic_ns, wall_ns
 from wattune.masking import printable
-from wattune.schema import TELEMETRY
+from wattune.schema import BOUNDS, TELEMETRY
 from wattune.units import NS_PER_S
 
 HOST: Final = "host"
@@ -188,6 +188,11 @@ def _add_powers(log: ForeignLog) -> None:
             continue
         if not {(node, device, power), (node, device, "power_instant_w")} & log.sampled.keys():
             times_ns, watts = mean_powers(mono_ns, counter_j)
+            most_w = float(np.nanmax(watts, initial=0.0))
+            if most_w > BOUNDS[power].most:
+                raise PlanError(
+                    f"{log.file}: {column} rises by {most_w:.3g} W; see that its unit is the one in the log"
+                )
             if len(watts):
                 log.sampled[node, device, power] = times_ns, times_ns + (wall[0] - mono_ns[0]), watts
                 log.facts.setdefault((node, device), {})["power_from_energy_counter"] = True
@@ -244,7 +249,7 @@ def _groups(table: pa.Table, keys: Mapping[str, str], good: Ints) -> Iterator[tu
             taken = {name for (other, _), name in names.items() if other == node}
             wanted = [f"gpu{int(number[1])}"] if number else []
             names[identity] = next(one for one in (*wanted, *map("gpu{}".format, range(9999))) if one not in taken)
-        rows.setdefault((plain_name(node), names[identity]), []).append(row)
+        rows.setdefault((plain_name(re.sub(r":\d+$", "", node)), names[identity]), []).append(row)
     for key, each in rows.items():
         yield key, np.array(each, np.int64)
 

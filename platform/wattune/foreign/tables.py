@@ -24,7 +24,7 @@ TextTable: TypeAlias = tuple[pa.Table, list[str]]
 _LOOK: Final = 60
 """Lines at the front of a file among which its header is."""
 
-_ALONE: Final = re.compile(rf"#?\s*({STAMP})\s*")
+_ALONE: Final = re.compile(rf"(?!.*:\d\d,)#?\s*({STAMP})\s*")  # a comma parts a time from its value
 _BEFORE: Final = re.compile(rf"\[?((?>{STAMP}))\]?[ \t]+(?=[^,;\s])")
 
 

@@ -75,6 +75,7 @@ def print_recording(console: Console, run: Run) -> None:
         **({"window": worded("window_s", window_s)} if is_part else {}),
         "energy": worded("energy_j", recording.energy_j),
         "1 s node peak": worded("peak_w", run.metrics.get("node_device_power_peak_1s_w")),
+        "chassis mean": worded("power_w", run.metrics.get("node_power_mean_w")),
         **_host_cells(recording.host),
     }
     line = "   ".join(f"{name} {value}" for name, value in whole.items() if value != "-")

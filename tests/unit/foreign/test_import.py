@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - lines of logs are as long as the tools write them
 """Logs of other tools become recordings: units, marks of what was not read, clocks, and what a source cannot show."""
 
 import json
@@ -166,3 +167,60 @@ def test_logs_of_two_zones_are_not_joined(wattune: Verb, tmp_path: Path) -> None
     megatron(tmp_path / "train.log", zone_s=3600)
     code, _, err = wattune("import", tmp_path / "a.csv", "--storage", tmp_path, "--steps", tmp_path / "train.log")
     assert code == 2 and "begin +36" in err and "--timezone" in err
+
+
+OTHER_SHAPES = {
+    "single reasons": (
+        "timestamp, index, power.draw [W], clocks_event_reasons.sw_power_cap, clocks_event_reasons.hw_thermal_slowdown, "
+        "clocks.max.sm [MHz]\n" + "".join(f"{{at}}, 0, 5{n}0.00 W, Active, [N/A], 1980 MHz\n" for n in range(5)),
+        {"node0/gpu0/power_average_w": 520.0 * 4},
+    ),
+    "a comma before the watts of a meter": (
+        "Timestamp,Watts\n" + "".join(f"{{at}},7{n}0\n" for n in range(5)), {"node0/host/node_power_w": 720.0 * 4}
+    ),
+    "outlets": (
+        "timestamp,outlet,power_w\n" + "".join(f"{{at}},{one},700\n" for _ in range(5) for one in ("A1", "A2")),
+        {"A1/host/node_power_w": 2800.0, "A2/host/node_power_w": 2800.0},
+    ),
+    "all bits of AMD": (
+        "timestamp,gpu,power_usage\n" + "".join(f"{{at}},0,{watts}\n" for watts in (500, 65535, 500, -1, 500)),
+        {"node0/gpu0/power_average_w": 2000.0},
+    ),
+    "decimal comma": (
+        "Time;GPU0 (W)\n" + "".join("{at};512,25\n" for _ in range(5)), {"node0/gpu0/power_average_w": 512.25 * 4}
+    ),
+    "sensor list": (
+        "".join("{at}\nPwr Consumption  | 1500.000  | Watts      | ok    | na\nFan1 | 900.0 | RPM | ok\n" for _ in range(5)),
+        {"node0/host/node_power_w": 6000.0},
+    ),
+    "rapl": (
+        "timestamp,rapl_package_0_energy_uj\n" + "".join(f"{{at}},{n * 150_000_000}\n" for n in range(5)),
+        {"node0/host/package_power_w": 600.0},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER_SHAPES)
+def test_other_shapes(wattune: Verb, tmp_path: Path, name: str) -> None:
+    text, energies = OTHER_SHAPES[name]
+    parts = text.split("{at}")
+    each = 2 if name == "outlets" else 1
+    stamps = [f"2026-01-02 10:00:{at // each:02d}" for at in range(len(parts) - 1)]
+    (tmp_path / "meter.csv").write_text(parts[0] + "".join(a + b for a, b in zip(stamps, parts[1:], strict=True)))
+    found = imported(wattune, tmp_path / "meter.csv", storage=tmp_path)
+    assert {key: one["energy_j"] for key, one in found["energies"].items()} == pytest.approx(energies)
+
+
+def test_what_a_log_cannot_show_is_said(wattune: Verb, tmp_path: Path) -> None:
+    nvidia_smi(tmp_path / "a.csv", period_s=10)
+    code, out, _ = wattune("import", tmp_path / "a.csv", "--storage", tmp_path)
+    assert code == 0 and "power_average_w: its readings show no peak over less than 20 s" in out
+
+
+def test_recordings_of_logs_are_ranked_and_compared(wattune: Verb, tmp_path: Path) -> None:
+    for name, seconds in (("short", 30), ("long", 60)):
+        nvidia_smi(tmp_path / "a.csv", seconds=seconds)
+        imported(wattune, tmp_path / "a.csv", storage=tmp_path, name=name)
+    code, out, _ = wattune("rank", "short", "long", "--storage", tmp_path, "--json")
+    assert code == 0 and json.loads(out)["feasible"][0]["trial_id"] == "short"
+    assert wattune("compare", "short", "long", "--storage", tmp_path, "--json")[0] == 0
