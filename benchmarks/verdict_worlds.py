@@ -115,11 +115,19 @@ class Truth:
         self.waits = np.arange(num) < world.host_share * num
         rng.shuffle(self.waits)
         self.frac = np.where(self.waits, rng.uniform(0.15, 0.5, num), 0.0)
-        draws = [self.read(np.full(NUM_TRUTHS, plan), rng.random(NUM_TRUTHS)) for plan in range(num)]
+        self.until(1.0)
+
+    def until(self, end: float) -> None:
+        """Computes how often each plan's next run breaks the bound, at times from 0 to the end of the study.
+
+        A race goes on after the time 1 and drifts on: what a verdict says is of a run at the study's times.
+        """
+        times = [end * self._rng.random(NUM_TRUTHS) for _ in self.speed]
+        draws = [self.read(np.full(NUM_TRUTHS, plan), time) for plan, time in enumerate(times)]
         self.breaks = np.array([(power > np.log(BOUND_W)).mean() for _, power in draws])
 
     def read(self, plan: np.ndarray, time: np.ndarray, second: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
-        """Returns the logarithms of speed and power that runs of plans read, at times from 0 to 1."""
+        """Returns the logarithms of speed and power that runs of plans read, at times from 0 on."""
         world, rng, num = self.world, self._rng, len(plan)
         second = rng.random(num) < 0.5 if second is None else second
         spread = np.where((plan % 2 == 1) & (world.unlike > 0), world.unlike, world.spread)
@@ -177,6 +185,7 @@ def study(world: World, seed: int, known: Numbers = NO_NUMBERS) -> tuple[Posteri
             break
         measure(specs.index(row.spec), several and len(pairs) % 2 == 1)
         found = Posterior(pairs, QUESTION)
+    truth.until(len(pairs) / total)
     return found, specs, truth
 
 

@@ -117,7 +117,7 @@ def answer_of(ranking: Ranking) -> StudyAnswer:
         row
         for row in sorted(alike, key=lambda row: (-(row.best_probability or 0.0), -(_holds(row) or 0.0)))
         if row in ranking.undecided
-        and ((_lead(row, plan, ranking) or 0.0) > 0.0 or (row.best_probability or 0.0) >= MAY_BE_BEST)
+        and ((ranking.lead_frac(row, plan) or 0.0) > 0.0 or (row.best_probability or 0.0) >= MAY_BE_BEST)
     ]
     # The race ends at the same bars: at P(best), and at the probability that no plan keeps every bound.
     none = 1.0 - sum(row.best_probability or 0.0 for row in (*able, *ranking.behind))
@@ -133,10 +133,10 @@ def answer_of(ranking: Ranking) -> StudyAnswer:
         next_name="" if follower is None else _name(follower, ranking),
         reference=max(filter(_num_references, measured), key=_num_references, default=None),
         ties=tuple(_name(row, ranking) for row in ranking.feasible if row.rank == 1 and row is not plan),
-        lead_frac=None if follower is None else _lead(plan, follower, ranking),
+        lead_frac=None if follower is None else ranking.lead_frac(plan, follower),
         best_probability=likely,
         closest=_closest(plan.margins),
-        rivals=tuple((_name(row, ranking), _lead(row, plan, ranking), _holds(row)) for row in rivals),
+        rivals=tuple((_name(row, ranking), ranking.lead_frac(row, plan), _holds(row)) for row in rivals),
         repeats=tuple(_name(row, ranking) for row in pair),
         repeats_s=_seconds(pair, ranking.trials),
         num_behind=len(ranking.behind),
@@ -159,14 +159,6 @@ def _num_references(row: RankedTrial) -> int:
 
 def _name(row: RankedTrial, ranking: Ranking) -> str:
     return row.trial_id if row.recorded is not None else ranking.name_of(row)
-
-
-def _lead(row: RankedTrial, other: RankedTrial, ranking: Ranking) -> float | None:
-    """Computes how much better one plan is than another, as a fraction of the other's figure."""
-    if row.objective is None or other.objective is None or not other.objective.value:
-        return None
-    ahead = (row.objective.value - other.objective.value) / abs(other.objective.value)
-    return ahead if ranking.objective.maximize else -ahead
 
 
 def _closest(margins: Sequence[Margin]) -> Margin | None:

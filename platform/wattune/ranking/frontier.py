@@ -288,8 +288,7 @@ def _gain(before: RankedTrial | None, ranking: Ranking) -> tuple[float | None, b
         return 0.0, None
     if not compares(best.spec, before.spec, ranking.objective.metric):
         return None, None
-    sign, size = 1.0 if ranking.objective.maximize else -1.0, abs(before.objective.value)
-    gain = sign * (best.objective.value - before.objective.value) / size if size else None
+    gain = ranking.lead_frac(best, before)
     now = next((row for row in ranking.feasible if row.trial_id == before.trial_id), None)
     if now is None or now.rank is None or now.rank == 1:
         return gain, False

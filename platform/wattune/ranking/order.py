@@ -210,6 +210,13 @@ class Ranking:
         others = [name for name in self.varying if name not in SIZES]  # the label has them
         return " ".join([*(row.setting[name] for name in others), row.label])
 
+    def lead_frac(self, row: RankedTrial, other: RankedTrial) -> float | None:
+        """Computes by which fraction of another's figure a trial is better; None where that is 0 or one has none."""
+        if row.objective is None or other.objective is None or not other.objective.value:
+            return None
+        ahead = (row.objective.value - other.objective.value) / abs(other.objective.value)
+        return ahead if self.objective.maximize else -ahead
+
     def work_name(self, row: RankedTrial) -> str:
         """Names the work of a row of `best_of_each`: by its model, and in full where another one has that too."""
         alone = sum(one.spec.model.name == row.spec.model.name for one in self.best_of_each) == 1

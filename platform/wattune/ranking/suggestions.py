@@ -238,7 +238,7 @@ def _undecided(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> li
     found = []
     for row in ranking.undecided[:_MOST_REPEATS]:
         best = next((one for one in ranking.feasible if compares(one.spec, row.spec, ranking.objective.metric)), None)
-        ahead = None if best is None else _ahead_frac(row, best, ranking)
+        ahead = None if best is None else ranking.lead_frac(row, best)
         if ahead is not None and ahead <= 0:
             continue
         probability = _decided_probability(row, dice, ranking.question.risk)
@@ -251,18 +251,27 @@ def _undecided(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> li
             for one in row.undecided
         )
         leads = "" if ahead is None else f"; then it leads by {ahead:.1%}"
-        found.append(
-            Suggestion(
-                kind="repeat",
-                spec=row.spec,
-                expected_s=expected_s(row.spec),
-                gain_frac=None if ahead is None else ahead * probability,
-                feasible_probability=probability,
-                predicted=None,
-                changes=f"whether it holds {open_ones}{leads}",
-            )
-        )
+        gain = None if ahead is None else ahead * probability
+        found.append(_repeat(row, expected_s, f"whether it holds {open_ones}{leads}", gain, probability))
     return found
+
+
+def _repeat(
+    row: RankedTrial,
+    expected_s: Callable[[TrialSpec], float],
+    changes: str,
+    gain_frac: float | None = None,
+    probability: float | None = None,
+) -> Suggestion:
+    return Suggestion(
+        kind="repeat",
+        spec=row.spec,
+        expected_s=expected_s(row.spec),
+        gain_frac=gain_frac,
+        feasible_probability=probability,
+        predicted=None,
+        changes=changes,
+    )
 
 
 def _decided_probability(row: RankedTrial, dice: np.random.Generator, risk: float) -> float:
@@ -283,22 +292,4 @@ def _untold(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> list[
     text = f"whether {ranking.name_of(first)} or {ranking.name_of(second)} is best: P(best) " + " against ".join(
         format_probability(row.best_probability or 0.0) for row in rows
     )
-    return [
-        Suggestion(
-            kind="repeat",
-            spec=row.spec,
-            expected_s=expected_s(row.spec),
-            gain_frac=None,
-            feasible_probability=None,
-            predicted=None,
-            changes=text,
-        )
-        for row in rows
-    ]
-
-
-def _ahead_frac(row: RankedTrial, best: RankedTrial, ranking: Ranking) -> float | None:
-    if row.objective is None or best.objective is None or not best.objective.value:
-        return None
-    ahead = (row.objective.value - best.objective.value) / abs(best.objective.value)
-    return ahead if ranking.objective.maximize else -ahead
+    return [_repeat(row, expected_s, text) for row in rows]
