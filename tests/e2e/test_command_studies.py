@@ -137,6 +137,38 @@ def test_a_shipped_example_runs_from_its_space(
 
 
 @pytest.mark.slow
+def test_case_failures_goes_on_behind_five_that_ran_out_of_memory_and_stops_at_surroundings(
+    wattune, results, storage: Path, tmp_path: Path
+) -> None:
+    for path in (ROOT / "tests" / "fixtures" / "cases" / "failures").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    done = wattune("run", tmp_path / "space.yaml", "--json")
+    study = storage / "other_peoples_failures"
+    flags = flags_of(study)
+    found = {flags[name]["case"]: one for name, one in results(study).items()}
+    right = {"advice": "crashed", "ecc": "infra_failed", "fine": "completed"}
+    assert {case: one["status"] for case, one in found.items()} == dict.fromkeys(found, "out_of_memory") | right
+    assert found["advice"]["reason"] in done.stderr and "AssertionError: length 4096" in found["advice"]["reason"]
+    assert found["ecc"]["tags"]["infra_cause"] == "device" and len(found) == 9
+
+    full = "import sys; print(sys.argv[1]); raise OSError(28, 'No space left on device', '/data/out')"
+    space = own_space(
+        tmp_path,
+        "surrounded",
+        command=[sys.executable, "-c", full, "{lr}"],
+        env={},
+        flags={"lr": [1, 2, 3, 4]},
+        constraints=[],
+        measure={"reference_every": 0},
+        search={"strategy": "grid", "order": "listed"},
+    )
+    done = wattune("run", space)
+    assert done.returncode == 1 and len(results(storage / "surrounded")) == 2, done.stdout
+    (told,) = [line for line in done.stdout.splitlines() if "stop, 2 are left" in line]
+    assert "No space left on device" in told and "call the same command again" in told
+
+
+@pytest.mark.slow
 def test_a_hard_limit_stops_a_command_and_the_next_one_runs(wattune, results, storage: Path, tmp_path: Path) -> None:
     one = {"device": "cpu", "devices_per_node": 1, "simulate_sensors_of": "h200_sxm"}
     space = own_space(

@@ -69,7 +69,7 @@ def failure(
         starved: True where the node had next to no memory left at some time.
     """
     own = [Words(rank, text, _told_kind(rank, text, told)) for rank, text in told.errors.items()]
-    printed = printed_words(lines)
+    printed = printed_words(lines, may_go_on=_signal_of(exit_code) in (None, signal.SIGABRT, *_OUTSIDE))
     first = next((one for one in own if one.kind is not NETWORK), None)
     if first is not None and first.kind is PLAN:  # only its traceback says of what it is the consequence
         same = [one for one in printed if one.kind is not PLAN and _message(one.text) in first.text]

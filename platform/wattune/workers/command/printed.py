@@ -144,8 +144,12 @@ class _Stream:
         return self._last
 
 
-def printed_words(output: Sequence[str]) -> list[Words]:
-    """Returns the last words of each rank in the order of the output; where no rank is named, of the program."""
+def printed_words(output: Sequence[str], *, may_go_on: bool = True) -> list[Words]:
+    """Returns the last words of each rank in the order of the output; where none is named, of the program.
+
+    Without `may_go_on` they are the very end: a signal ended it, which no exception does, so earlier ones were caught.
+    """
+    most_steps, most_lines = (_MOST_STEPS, _MOST_LINES) if may_go_on else (0, 0)
     lines = [plain(line) for line in output]
     streams: dict[tuple[int, ...], _Stream] = {}
     found: list[tuple[int, tuple[int, ...], Words]] = []
@@ -166,9 +170,9 @@ def printed_words(output: Sequence[str]) -> list[Words]:
             stream.others.append(index)
     last: dict[tuple[int, ...], tuple[int, Words]] = {}
     for index, labels, words in found:
-        went_on = len(steps) - bisect(steps, index) > _MOST_STEPS
+        went_on = len(steps) - bisect(steps, index) > most_steps
         others = streams[labels].others
-        if went_on or len(others) - bisect(others, index) > _MOST_LINES:
+        if went_on or len(others) - bisect(others, index) > most_lines:
             continue
         if words.kind is NETWORK and labels in last and last[labels][1].kind is not NETWORK:
             continue  # one stream of several ranks: this one says that another has gone
