@@ -25,7 +25,7 @@ from wattune.workers.command.life import SignsOfLife
 from wattune.workers.command.measuring import LEAST_MEASURED, Look, Measuring
 from wattune.workers.command.process import GRACE_S
 from wattune.workers.command.program_run import ProgramOutcome, ProgramRun, StepsByRank
-from wattune.workers.last_words import num_oom_kills
+from wattune.workers.last_words import memory_left_frac, num_oom_kills
 from wattune.workers.watchdog import RECENT_STEPS, Order, Progress, stall
 
 TICK_S: Final = 0.1
@@ -39,6 +39,9 @@ ABORT_GRACE_S: Final = 1.5
 
 PEER_S: Final = 3.0
 """Time that word of the trial's end may take to a node whose command failed because the others had gone."""
+
+STARVED_FRAC: Final = 0.03
+"""Share of the memory that is left below which SIGKILL is for memory: earlyoom and systemd-oomd tell no kernel."""
 
 _NOT_HERE: Final = frozenset((errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC))
 
@@ -94,6 +97,7 @@ class MeasuredRun:
         self._pids: set[int] = set()
         self._oom_kills = num_oom_kills()
         self._cause: Cause | None = None
+        self._least_memory_frac = 1.0
         self._awaits_steps, self._quiet_s = leads and source.kind != "none", 0.0
         self._anchor = ClockAnchor.now()
         self._process = self._run.supervised(arguments, environment, cwd=cwd, grace_s=grace_s)
@@ -150,6 +154,7 @@ class MeasuredRun:
             if now_s >= next_pids_s:
                 pids = self._process.pids()
                 self._pids |= set(pids)
+                self._least_memory_frac = min(self._least_memory_frac, memory_left_frac())
                 self._quiet_s = life.quiet_s(pids, self._run.num_heard) if self._awaits_steps else 0.0
                 next_pids_s = now_s + PIDS_EVERY_S
             if order is not None:
@@ -236,6 +241,7 @@ class MeasuredRun:
     def _failure(self, code: int | None) -> tuple[RunStatus, str]:
         kills = num_oom_kills() - self._oom_kills
         told = Told(errors=self._run.reader.errors(), out_of_memory=self._run.reader.out_of_memory())
-        kind, reason = failure(code, self._run.lines(), told, num_oom_kills=max(kills, 0))
+        starved = self._least_memory_frac < STARVED_FRAC
+        kind, reason = failure(code, self._run.lines(), told, num_oom_kills=max(kills, 0), starved=starved)
         self._cause = kind.cause
         return kind.status, reason
