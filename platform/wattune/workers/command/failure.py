@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from wattune.steps.lines import plain
 from wattune.workers.command.causes import (
     DEVICE_MEMORY,
     HOST_MEMORY,
@@ -20,7 +21,7 @@ from wattune.workers.command.causes import (
     Kind,
     kind_of,
 )
-from wattune.workers.command.printed import NO_FLAG, Words, last_line, plain, printed_words
+from wattune.workers.command.printed import NO_FLAG, Words, last_line, printed_words
 
 INVALID_FLAG: Final = "invalid flag"
 """Beginning of the reason where a program does not take one of its arguments."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Final, NamedTuple
 
+from wattune.steps.lines import label_of, plain
 from wattune.workers.command.causes import NETWORK, PLAN, Kind, kind_of
 
 NO_FLAG: Final = re.compile(
@@ -23,28 +24,7 @@ NO_FLAG: Final = re.compile(
 _RANK: Final = re.compile(r"(?:\[(?:rank|default)[: ]*|^\s*(?=\d+: )|,(?=\d+\]\s?<std))(\d{1,9})")
 """The rank among the labels that a launcher puts before a line; others are numbers of processes or containers."""
 
-_ESCAPES: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_LABEL: Final = re.compile(
-    r"\[(?:rank|default|trainer|worker)[: ]*(\d{1,9})\]:?|\[(?:[\w.-]+@)?\d+,(\d{1,9})\]\s?<std(?:out|err)>:"
-    r"|\((?:\w[\w. ]* )?pid=(\d{1,9})(?:, ip=[^)]*)?\)|[a-z][\w.-]*?[-_](\d{1,9})\s*\|(?= )"
-    r"|[a-z][\w.-]*?(\d{1,9}): ?(?=\D)|(\d{1,6}): ?(?=\D)|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*Z?\]?\s"
-)
-
-
-def plain(line: str) -> str:
-    """Returns the part of a line that is searched, without colours."""
-    return _ESCAPES.sub("", line[:4096])
-
-
-def label_of(line: str) -> tuple[tuple[int, ...], int]:
-    """Returns the numbers that launchers put before a plain line, and where the line itself begins."""
-    numbers: list[int] = []
-    at = len(line) - len(line.lstrip())
-    while found := _LABEL.match(line, at):
-        numbers += [int(one) for one in found.groups() if one]
-        at = len(line) - len(line[found.end() :].lstrip())
-    return tuple(numbers), at
-
+_HOST: Final = re.compile(r"[A-Za-z][\w.-]*?(\d{1,9}):(?= )")
 
 _TRACEBACK: Final = "Traceback (most recent call last)"
 _RAISED: Final = re.compile(
@@ -144,6 +124,15 @@ class _Stream:
         return self._last
 
 
+def _label_of(line: str) -> tuple[tuple[int, ...], int]:
+    """Returns the numbers before a line and its beginning, as `label_of`; a host's name counts too, as of pdsh."""
+    host = _HOST.match(line)
+    if host is None:
+        return label_of(line)
+    labels, at = label_of(line[host.end() :])
+    return (int(host[1]), *labels), host.end() + at
+
+
 def printed_words(output: Sequence[str], *, may_go_on: bool = True) -> list[Words]:
     """Returns the last words of each rank in the order of the output; where none is named, of the program.
 
@@ -155,13 +144,13 @@ def printed_words(output: Sequence[str], *, may_go_on: bool = True) -> list[Word
     found: list[tuple[int, tuple[int, ...], Words]] = []
     steps: list[int] = []
     for index, line in enumerate(lines):
-        labels, at = label_of(line)
+        labels, at = _label_of(line)
         text, indented = line[at:], line[:at].endswith(("  ", "\t")) or (at > 0 and line[:at].isspace())
         stream = streams.setdefault(labels, _Stream())
         said = stream.said(text, indented=indented)
         if said and not _LAUNCHERS.search(said):
             if "CCL" in said or said.endswith(":"):  # its reason stands in the lines below
-                said = " ".join([said, *(below[label_of(below)[1] :] for below in lines[index + 1 : index + 4])])
+                said = " ".join([said, *(below[_label_of(below)[1] :] for below in lines[index + 1 : index + 4])])
             rank = next((int(one) for one in _RANK.findall(line[:at]) if one), None)
             found.append((index, labels, stream.judged(rank, said)))
         elif _PROGRESS.search(text):
