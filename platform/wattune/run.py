@@ -110,7 +110,11 @@ class Recorded:
     steps: Mapping[str, Any] = field(default_factory=dict)
     """Facts of the command's steps: `source`, `num_steps`, `tokens_per_step` and more."""
     devices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Metrics of each device, such as `node0/gpu0`, as if it had been recorded alone."""
+    """Metrics of each device that counts, such as `node0/gpu0`, as if it had been recorded alone."""
+    devices_why: str = ""
+    """The reason that these count."""
+    others: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """The same of devices that do not count, such as those of other people's work. They are in no other figure."""
     host: Mapping[str, float] = field(default_factory=dict)
     """Means of the host's gauges."""
 

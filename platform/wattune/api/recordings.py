@@ -1,7 +1,7 @@
 """Measuring without a study: record a command, analyse a folder again, calibrate sensors."""
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from wattune.errors import PlanError, TrackingError
 from wattune.fitting.store import LINKS
 from wattune.foreign.recording import import_logs as read_foreign
 from wattune.inspection import Analysis, inspect
-from wattune.recording.recorder import OutputPlace, Watcher
+from wattune.recording.recorder import NOTHING_SET, OutputPlace, Watcher
 from wattune.recording.recorder import record as record_command
 from wattune.recording.recording import run_of
 from wattune.recording.window import STEADY
@@ -70,6 +70,9 @@ def record(
     steps: str = "auto",
     window: str = "steady",
     tokens_per_step: float | None = None,
+    devices: str | None = None,
+    environment: Mapping[str, str] = NOTHING_SET,
+    attach: int | None = None,
 ) -> Run:
     """Records a command, or this machine for some seconds, without Ray; see `wattune.recording.recorder.record`.
 
@@ -86,12 +89,17 @@ def record(
         window: The part that the figures are of: `steady`, `command`, a time such as `10s:50s`, or steps such as
             `steps:20:100` (`wattune.recording.window.parse_window`).
         tokens_per_step: Tokens of a step over all ranks, for a program that does not tell them.
+        devices: Devices that count: positions as nvidia-smi has them, UUIDs or their unique beginnings, `all`, `none`.
+            None is those that the command's variables name, else those its processes use.
+        environment: Variables of the command beside those of this process; `NAME=VALUE` before a program are too.
+        attach: Number of a process that runs already, in the place of a command. It is recorded until it ends.
 
     Raises:
         SpaceError: The source of steps cannot be read.
-        PlanError: There is nothing to record, the command cannot be run, the name is taken, or the storage cannot be
-            used.
-        TelemetryError: A backend cannot be used, or what was sampled cannot be written or read.
+        PlanError: There is nothing to record, the command cannot be run, the process cannot be attached to, the name is
+            taken, or the storage cannot be used.
+        TelemetryError: A chosen device is not there, a backend cannot be used, or what was sampled cannot be written or
+            read.
     """
     if tokens_per_step is not None and not 0 < tokens_per_step < MOST_TOKENS:
         raise PlanError(
@@ -102,8 +110,12 @@ def record(
         "--window": window not in ("steady", "command"),
         "--tokens-per-step": tokens_per_step is not None,
     }
+    if attach is not None and (command or environment):
+        raise PlanError("--attach: got a command or variables too; a job that runs has its own. Give one of the two")
     if not command and any(of_a_command.values()):
         named = ", ".join(name for name, given in of_a_command.items() if given)
+        if attach is not None:
+            raise PlanError(f"{named}: of a job that runs already no step is told; start it with `record -- COMMAND`")
         raise PlanError(f"{named}: a recording of the machine alone has no steps and is whole; give a command after --")
     source = parse_source(steps)
     folder, url = find_storage(storage)
@@ -121,6 +133,9 @@ def record(
             steps=source,
             window=window,
             tokens_per_step=tokens_per_step,
+            devices=devices,
+            environment=environment,
+            attach=attach,
         )
     )
 

@@ -1,6 +1,7 @@
 """`doctor`, `record` and `calibrate`: this machine, its sensors, and any command on it."""
 
 import signal
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -31,7 +32,7 @@ from wattune.recording.serving.server import MetricsServer
 from wattune.run import Recorded, Run
 from wattune.steps.source import PRESETS
 from wattune.storage.files import storage_path
-from wattune.terminal.recording import LiveView, print_recording
+from wattune.terminal.recording import LiveView, print_line_of, print_recording
 from wattune.tracking.destinations import out_of_reach, trackers_of
 from wattune.view.console import show
 from wattune.view.machine import calibration_view, findings_table, links_view
@@ -95,6 +96,33 @@ def record(
         float | None,
         typer.Option(help="Tokens of a step over all ranks, where the command does not tell.", show_default=False),
     ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0,1|UUID,...",
+            help="Devices that count, as nvidia-smi counts them, or all or none; else those of CUDA_VISIBLE_DEVICES or "
+            "ROCm's variables, else those that the command's processes use. Others are kept and shown apart.",
+            show_default=False,
+        ),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="A variable of the command; may be repeated. NAME=VALUE before the program does the same.",
+            show_default=False,
+        ),
+    ] = None,
+    attach: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="PID",
+            help="Record a job that runs already, with all that comes of it, until it ends or Ctrl-C.",
+            show_default=False,
+        ),
+    ] = None,
+    table: Annotated[bool, typer.Option("--table", help="Print the figures of every device, not one line.")] = False,
     live: Annotated[bool, typer.Option("--live", help="Show every device while it runs.")] = False,
     serve: Annotated[
         str | None,
@@ -122,14 +150,14 @@ def record(
       wattune record --window steps:20:100 -- torchrun --nproc-per-node 4 train.py
     """
     # What wattune says goes where the command does not write: a pipe behind it gets the command's output alone.
-    console = err if command else out
+    console = err if command or attach else out
     trackers_of("recordings", storage_path(storage), wandb, tensorboard)  # what is missing is said before the command
     for problem in out_of_reach(None, wandb):
         print_note(problem)
     view = LiveView(err) if live else None
     output: OutputPlace = "log" if live and err.is_terminal else "stderr" if as_json else "own"
     server = _metrics_server(serve, remote=serve_remote)
-    if server is not None and not command and seconds is None:
+    if (attach or (server is not None and not command)) and seconds is None:
         seconds = LONGEST_S
     with server or nullcontext(), view or nullcontext():
         recording = api.record(
@@ -143,16 +171,33 @@ def record(
             steps=steps,
             window=window,
             tokens_per_step=tokens_per_step,
+            devices=devices,
+            environment=_variables(env or ()),
+            attach=attach,
         )
     if as_json:
         print_json(recording_json(recording))
-    else:
+    elif table or live or not (command or attach):
         print_recording(console, recording)
+    else:
+        print_line_of(console, recording)
     try:
         api.send_recording(recording, storage=storage, wandb=wandb, tensorboard=tensorboard)
     except TrackingError as error:  # the exit code is the command's
         print_error(str(error))
     raise typer.Exit((recording.recorded and recording.recorded.exit_code) or 0)
+
+
+def _variables(texts: Sequence[str]) -> dict[str, str]:
+    """Reads `NAME=VALUE` of options.
+
+    Raises:
+        PlanError: One is not of that form. All that are not are named.
+    """
+    if wrong := [text for text in texts if not text.partition("=")[0] or "=" not in text]:
+        named = ", ".join(f'"{text}"' for text in wrong)
+        raise PlanError(f"--env: got {named}, allowed: NAME=VALUE; give for example --env NCCL_DEBUG=INFO")
+    return dict(text.split("=", 1) for text in texts)
 
 
 def recording_json(run: Run) -> dict[str, Any]:

@@ -1,28 +1,33 @@
 """Recording a command: the sampler begins before it and ends after it, so that every sensor's readings enclose it."""
 
 import contextlib
+import itertools
 import os
+import re
+import shlex
 import shutil
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Final, Literal, Self
 
-from wattune.errors import PlanError
-from wattune.masking import masked_arguments
+from wattune.errors import PlanError, SensorChoiceError
+from wattune.masking import masked_arguments, masked_environment
 from wattune.plans.program import shell_problem
+from wattune.recording.attach import AttachedProcess
+from wattune.recording.devices import OTHERS, Choice, apart, environment_of, without_own
 from wattune.recording.recording import measured_run, sampled
 from wattune.recording.sensors import HOST, default_backends, split_simulated
 from wattune.recording.signals import SignalRelay
-from wattune.recording.steps import FOLDER, told_steps
+from wattune.recording.steps import FOLDER, told_steps, uuids_of
 from wattune.recording.window import STEADY, parse_window
 from wattune.steps.source import AUTO, StepSource
 from wattune.storage.files import with_calibrations
-from wattune.storage.measured import RecordingFolder
+from wattune.storage.measured import MeasuredFolder, RecordingFolder
 from wattune.storage.study import TrialFolder
 from wattune.telemetry.sampler.process import SamplerProcess
 from wattune.units import ns_to_s, s_to_ns
@@ -46,6 +51,12 @@ LOG: Final = "command.log"
 
 _STDERR_FD: Final = 2
 
+_ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+NOTHING_SET: Final[Mapping[str, str]] = {}
+
+_Process = TerminalProcess | AttachedProcess
+"""The process that is recorded."""
+
 OutputPlace = Literal["own", "stderr", "log"]
 """Destination of a command's output: the inherited streams, both to standard error, or both to `LOG`."""
 
@@ -55,6 +66,18 @@ Watcher = Callable[[Path, int], None]
 
 def _private(path: Path) -> IO[bytes]:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
+
+
+def _remedy(command: Sequence[str]) -> str:
+    """Says what to write in the place of a command that cannot be executed."""
+    if problem := shell_problem(command):
+        return f"it {problem}. As in: record -- bash -c {shlex.join(command[:1])}"
+    split = command[0].split()
+    return (
+        f"write its words apart, as in: record -- {command[0]}"
+        if len(split) > 1
+        else "check the name, or give its path"
+    )
 
 
 def default_name(command: Sequence[str]) -> str:
@@ -76,6 +99,9 @@ def record(
     steps: StepSource = AUTO,
     window: str = STEADY,
     tokens_per_step: float | None = None,
+    devices: str | None = None,
+    environment: Mapping[str, str] = NOTHING_SET,
+    attach: int | None = None,
 ) -> Path:
     """Records a command from start to end, or this machine for some seconds.
 
@@ -84,7 +110,7 @@ def record(
     `wattune.recording.recording.load` reads the rows it wrote.
 
     Args:
-        command: The program and its arguments; empty records the machine.
+        command: The program and its arguments, and `NAME=VALUE` before it; empty records the machine.
         storage: Where recordings are kept, under `recordings/<name>`.
         seconds: Longest to record; a command that still runs then is sent SIGTERM.
         name: The recording's name; None is `default_name`.
@@ -95,21 +121,29 @@ def record(
         steps: How the command's steps are found.
         window: The part that the figures are of (`wattune.recording.window.parse_window`).
         tokens_per_step: Tokens of a step over all ranks, for a program that does not tell them.
+        devices: Devices that count (`wattune.telemetry.devices.named`); None is those of the command
+            (`wattune.recording.devices.Choice`).
+        environment: Variables of the command beside those of this process.
+        attach: A process that runs already, recorded until it ends or a signal comes; it gets no signal.
 
     Returns:
         The recording's folder.
 
     Raises:
-        PlanError: There is nothing to record, the command cannot be run, the window cannot be read, or the name is
-            taken; nothing was written.
-        TelemetryError: A backend or a device's calibration cannot be used, and nothing was written; or the samples
-            could not be written.
+        PlanError: There is nothing to record, the command cannot be run, the process cannot be attached to, the window
+            cannot be read, or the name is taken; nothing was written.
+        TelemetryError: A device that was chosen is not there, a backend or a device's calibration cannot be used, and
+            nothing was written; or the samples could not be written.
     """
-    if not command and seconds is None:
-        raise PlanError("nothing to record: got neither a command nor seconds; give one, as in `record -- COMMAND`")
-    if command and shutil.which(command[0]) is None:
-        why = shell_problem(command) or "check the name, or give its path"
-        raise PlanError(f"{command[0]} cannot be executed; {why}")
+    attached = None if attach is None else AttachedProcess(attach)
+    num_set = 0 if attach else sum(1 for _ in itertools.takewhile(_ASSIGNMENT.match, command))
+    environment = {**environment, **dict(word.split("=", 1) for word in command[:num_set])}
+    command = command[num_set:] if attached is None else attached.command
+    if not command and (environment or seconds is None):
+        what = "variables and no program" if environment else "neither a command nor seconds"
+        raise PlanError(f"nothing to record: got {what}; give one, as in `record -- COMMAND`")
+    if command and attached is None and shutil.which(command[0], path=environment.get("PATH")) is None:
+        raise PlanError(f"{command[0]} cannot be executed; {_remedy(command)}")
     parse_window(window)
     backends = list(backends) or default_backends()
     read, simulated = split_simulated(backends)
@@ -124,9 +158,13 @@ def record(
         "recorded": datetime.now(UTC).isoformat(timespec="seconds"),
         "wattune": __version__,
         "closed": False,
+        **({"environment": masked_environment(environment)} if environment else {}),
+        **({} if attached is None else {"attached_pid": attached.pid}),
     }
+    variables = {**os.environ, **environment} if attached is None else environment_of(attached.pid)
+    choice = Choice(devices, variables if command else None, simulated)
     run = None
-    if command:
+    if command and attached is None:
         facts["steps_asked"] = {"source": steps.text, "window": window, "tokens_per_step": tokens_per_step}
         run = ProgramRun(folder.path / FOLDER, steps, keeps_lines=True)
     with SignalRelay() as relay:
@@ -135,18 +173,22 @@ def record(
             if run is not None and steps.kind != "none":
                 (folder.path / FOLDER).mkdir(mode=0o700)
             rates_hz = SIMULATED_RATES_HZ if simulated else {}
-            sampler = SamplerProcess.start(folder.node_folder(node), node=node, backends=read, rates_hz=rates_hz)
+            sampler = SamplerProcess.start(
+                folder.node_folder(node), node=node, backends=read, rates_hz=rates_hz, choice=choice.for_sampler
+            )
         except BaseException:  # such as a full disk: nothing was recorded, so nothing stays
             shutil.rmtree(folder.path)
             raise
         try:
             with_calibrations(storage, sampler.manifest())  # a broken one is an error now and not after hours
+            facts["devices"] = choice.counted(sampler.manifest())
             with _Renewal(sampler) as renewal:
-                _Session(folder, facts, renewal, relay, watcher, run).run(command, seconds, output)
+                session = _Session(folder, facts, renewal, relay, watcher, run or attached, choice, environment)
+                session.run(command, seconds, output)
         finally:
             sampler.stop(STOP_TIMEOUT_S)
             if "window" in facts:
-                _close(folder, facts, run)
+                _close(folder, facts, run, choice)
             else:
                 shutil.rmtree(folder.path)
     return folder.path
@@ -194,9 +236,12 @@ class _Session:
         renewal: _Renewal,
         relay: SignalRelay,
         watcher: Watcher | None,
-        run: ProgramRun | None,
+        run: ProgramRun | AttachedProcess | None,
+        choice: Choice,
+        environment: Mapping[str, str],
     ) -> None:
         self._folder, self._facts, self._run = folder, facts, run
+        self._choice, self._environment = choice, environment
         self._renewal, self._relay, self._watcher = renewal, relay, watcher
         self._unseen: Exception | None = None
 
@@ -209,6 +254,7 @@ class _Session:
             self._facts["window"] = {"start_mono_ns": start_ns}
             self._folder.write_facts(self._facts)
             self._follow(started, start_ns, None if seconds is None else start_ns + s_to_ns(seconds))
+        exit_code: int | None
         if started is None:
             end_ns, received = time.monotonic_ns(), self._relay.received
             exit_code = 0 if received is None else 128 + received
@@ -220,24 +266,30 @@ class _Session:
         if self._unseen is not None:
             raise self._unseen
 
-    def _start(self, command: Sequence[str], output: OutputPlace, held: contextlib.ExitStack) -> TerminalProcess:
+    def _start(self, command: Sequence[str], output: OutputPlace, held: contextlib.ExitStack) -> _Process:
         assert self._run is not None, "there is a command"
+        if isinstance(self._run, AttachedProcess):
+            self._run.start_mono_ns = time.monotonic_ns()
+            self._choice.begin(self._run.pid)
+            return self._run
         stdout = stderr = None
         if output == "log":
             stdout = stderr = held.enter_context(_private(self._folder.path / LOG)).fileno()
         elif output == "stderr":
             stdout = _STDERR_FD
         try:
-            started = self._run.in_terminal(command, stdout=stdout, stderr=stderr)
+            started = self._run.in_terminal(command, self._environment, stdout=stdout, stderr=stderr)
         except OSError as error:
             raise PlanError(f"{command[0]} cannot be started: {error}; see that it runs alone") from error
         held.callback(started.ended_within, None)  # whatever fails beside it, the command runs to its end
         self._relay.attach(started)
+        self._choice.begin(started.pid)
         return started
 
-    def _follow(self, started: TerminalProcess | None, start_ns: int, deadline_ns: int | None) -> None:
+    def _follow(self, started: _Process | None, start_ns: int, deadline_ns: int | None) -> None:
         while not self._ended(started, deadline_ns):
-            if started is not None and deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
+            self._look_for_devices()
+            if isinstance(started, TerminalProcess) and deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
                 started.send(signal.SIGTERM)
                 deadline_ns = None
             self._renewal.check()
@@ -247,13 +299,25 @@ class _Session:
                 except Exception as error:  # raised at the end: a terminal that is gone must not cost the recording
                     self._watcher, self._unseen = None, error
 
-    def _ended(self, started: TerminalProcess | None, deadline_ns: int | None) -> bool:
+    def _look_for_devices(self) -> None:
+        """Writes down which devices count as soon as it changes: for the live view, and for when this process dies."""
+        if self._choice.look():
+            with contextlib.suppress(SensorChoiceError):  # a child's own variable; the command's stands
+                found = self._choice.counted(self._renewal.sampler.manifest())
+                if found != self._facts["devices"]:
+                    self._facts["devices"] = found
+                    self._folder.write_facts(self._facts)
+
+    def _ended(self, started: _Process | None, deadline_ns: int | None) -> bool:
         """Waits a tick at most, and says whether the recording is over."""
         left_s = TICK_S if deadline_ns is None else min(TICK_S, max(ns_to_s(deadline_ns - time.monotonic_ns()), 0.0))
-        if started is not None:
+        left_s = min(left_s, self._choice.rest_s)
+        if isinstance(started, TerminalProcess):
             return started.ended_within(left_s)
         if self._relay.received is not None or left_s == 0.0:
             return True
+        if started is not None:
+            return started.ended_within(left_s)
         time.sleep(left_s)
         return False
 
@@ -265,14 +329,21 @@ class _Session:
             time.sleep(min(left_s, TICK_S))
 
 
-def _close(folder: RecordingFolder, facts: dict[str, Any], run: ProgramRun | None) -> None:
+def _close(folder: RecordingFolder, facts: dict[str, Any], run: ProgramRun | None, choice: Choice) -> None:
     """Turns the sampler's files into Parquet, and deletes them once everything else is in place.
 
     Where it did not end well its log stays and says why.
     """
     sampler_folder = folder.node_folder(facts["node"])
     tables, manifest = sampled(sampler_folder, simulated_device=facts["simulated_device"])
-    folder.write_telemetry(facts["node"], tables, with_calibrations(folder.storage, manifest))
+    manifest = without_own(with_calibrations(folder.storage, manifest), choice.pids)
+    told = {} if run is None else run.outcome(run.steps()).told_devices(uuids_of(manifest.get("devices", {})))
+    with contextlib.suppress(SensorChoiceError):
+        facts["devices"] = choice.counted(manifest, told.values())
+    (tables, manifest), others = apart(tables, manifest, facts)
+    folder.write_telemetry(facts["node"], tables, manifest)
+    if others[0]:
+        MeasuredFolder(folder.path / OTHERS).write_telemetry(facts["node"], *others)
     if run is not None and "end_mono_ns" in facts["window"]:
         spans, found = told_steps(run, facts, manifest)
         facts |= found

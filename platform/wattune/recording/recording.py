@@ -13,11 +13,12 @@ from wattune.analysis.run_data import RunData, is_simulated, last_mono_ns
 from wattune.analysis.signals.readings import HOST, Tables
 from wattune.analysis.summary import IMPOSSIBLE, metrics_by_device, summarize
 from wattune.metrics import METRICS
+from wattune.recording.devices import OTHERS, apart
 from wattune.recording.sensors import simulate_from_host
 from wattune.recording.steps import steps_of_open
 from wattune.run import Recorded, Run, RunStatus
 from wattune.storage.files import with_calibrations
-from wattune.storage.measured import RecordingFolder
+from wattune.storage.measured import MeasuredFolder, RecordingFolder
 from wattune.storage.study import TrialFolder
 from wattune.telemetry.files.coverage import measured_facts
 from wattune.telemetry.files.segments import read_manifest, read_tables
@@ -41,7 +42,8 @@ def load(path: Path, *, checked: bool = False) -> RunData:
         if not checked:
             folder.check()
         return RunData.of(path)
-    tables, manifest = sampled(folder.node_folder(facts["node"]), simulated_device=facts["simulated_device"])
+    sampler_folder = folder.node_folder(facts["node"])
+    (tables, manifest), _ = apart(*sampled(sampler_folder, simulated_device=facts["simulated_device"]), facts)
     read_until_ns = read_until_mono_ns(tables)
     spans, found = steps_of_open(path, facts, manifest, read_until_ns)
     manifests = {facts["node"]: with_calibrations(folder.storage, manifest)}
@@ -50,12 +52,13 @@ def load(path: Path, *, checked: bool = False) -> RunData:
 
 
 def look(sampler_folder: Path, start_mono_ns: int) -> RunData:
-    """Reads what a running sampler has written since a moment.
+    """Reads what a running sampler has written since a moment, of the devices that count.
 
     Its window ends `LAG_S` before the last reading, up to which all sensors are in; None where that leaves no window.
     """
     tables, _ = read_tables(sampler_folder, start_mono_ns=start_mono_ns)
-    manifest = read_manifest(sampler_folder)
+    facts = RecordingFolder(sampler_folder.parents[1]).facts()
+    (tables, manifest), _ = apart(tables, read_manifest(sampler_folder), facts)
     data = RunData(tables=tables, manifests={manifest["node"]: manifest})
     end_mono_ns = max(last_mono_ns(tables), default=0) - s_to_ns(LAG_S)
     if end_mono_ns <= start_mono_ns:
@@ -132,6 +135,8 @@ def measured_run(path: Path) -> Run:
         energy_j=None if examined is None else examined.energy_j,
         steps=facts.get("steps") or {},
         devices={"/".join(device): metrics for device, metrics in devices.items()},
+        devices_why=str((facts.get("devices") or {}).get("why") or ""),
+        others=_others(path, facts),
         host={} if examined is None else examined.host_means(),
     )
     return Run(
@@ -147,6 +152,15 @@ def measured_run(path: Path) -> Run:
         end_wall_ns=start_wall_ns,
         recorded=recorded,
     )
+
+
+def _others(path: Path, facts: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Returns the metrics of the devices that do not count, over the same window."""
+    folder = MeasuredFolder(path / OTHERS)
+    if not folder.path.is_dir():
+        return {}
+    data = RunData(tables=folder.stored(), manifests=folder.manifests()).of_recording(facts)
+    return {"/".join(device): metrics for device, metrics in metrics_by_device(data).items()}
 
 
 def _machine(data: RunData) -> dict[str, str]:

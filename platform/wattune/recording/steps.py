@@ -94,13 +94,18 @@ def devices_of_ranks(outcome: ProgramOutcome, devices: Mapping[str, Mapping[str,
     names = sorted((name for name in devices if name != HOST), key=lambda name: (len(name), name))
     if not names:
         return dict.fromkeys(outcome.steps, HOST)
-    told = outcome.told_devices({str(facts["uuid"]): name for name, facts in devices.items() if facts.get("uuid")})
+    told = outcome.told_devices(uuids_of(devices))
     found: dict[int, str] = {}
     for rank in sorted(outcome.steps):
         place = outcome.headers.get(rank, {}).get("local_rank")
         found[rank] = told.get(rank) or names[(rank if place is None else int(place)) % len(names)]
     left = [name for name in names if name not in found.values()]
     return found | dict(enumerate(left, start=max(outcome.steps, default=-1) + 1))
+
+
+def uuids_of(devices: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Returns the names of devices by UUID, of those that have one."""
+    return {str(facts["uuid"]): name for name, facts in devices.items() if facts.get("uuid")}
 
 
 def _also_of(devices: list[str]) -> str:

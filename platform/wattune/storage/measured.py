@@ -46,6 +46,7 @@ _FACT_KINDS: Final[dict[str, tuple[type, ...]]] = {
     "exit_code": (int, type(None)),
     "command": (list, type(None)),
     "steps": (dict, type(None)),
+    "devices": (dict, type(None)),
 }
 """Kinds of a recording's facts that are used by name; none needs to be there."""
 

@@ -97,7 +97,8 @@ OTHER_PROCESSES: Final = "other_processes"
 class FactsProvider(Protocol):
     """A backend that also knows facts no column holds. A backend need not be one.
 
-    It is asked when a recording begins and when it ends, never between, so these calls may block.
+    It is asked when a recording begins and when it ends, so these calls may block. Where a recording looks who uses its
+    devices, one device is asked at every batch of rows too.
     """
 
     def facts(self, device: str) -> Mapping[str, Any]:

@@ -131,7 +131,11 @@ class ReplayBackend:
             if (rows := _ordered(table.filter(pc.equal(table["device"].cast(pa.string()), device)), tier)).num_rows
         }
         names = sorted({device for device, _ in raw})
-        self._devices = [_info(device, manifest.get("devices", {}).get(device, {})) for device in names]
+        known = {device: manifest.get("devices", {}).get(device, {}) for device in names}
+        self._devices = [_info(device, facts) for device, facts in known.items()]
+        self._recorded = {
+            device: {"recorded_uuid": facts["uuid"]} for device, facts in known.items() if "uuid" in facts
+        }
         begin_ns = max(rows["mono_ns"][0].as_py() for rows in raw.values()) + s_to_ns(start_s)
         self._span_ns = min(rows["mono_ns"][-1].as_py() for rows in raw.values()) - begin_ns
         if self._span_ns <= 0:
@@ -155,6 +159,10 @@ class ReplayBackend:
     def devices(self) -> Sequence[DeviceInfo]:
         """The recorded devices, with identities of their own: one recording may be played by many at once."""
         return self._devices
+
+    def facts(self, device: str) -> Mapping[str, object]:
+        """Returns the device's own identity, by which it can be chosen as when it was recorded."""
+        return self._recorded.get(device, {})
 
     def capabilities(self, device: str) -> Mapping[str, Mapping[str, str]]:
         """Returns the tiers and columns that were recorded of a device."""

@@ -58,7 +58,7 @@ def print_recording(console: Console, run: Run) -> None:
         "clock lost": "throttle_loss_frac",
         "NVLink": "nvlink_bytes_per_s",
     }
-    if recording.devices:
+    if recording.devices or recording.others:
 
         def energy_j(one: tuple[str, Mapping[str, float]]) -> float | None:
             mean_w = one[1].get("device_power_mean_w")
@@ -66,12 +66,15 @@ def print_recording(console: Console, run: Run) -> None:
 
         figures = columns_of(columns, lambda one, name: one[1].get(name))
         head = (Column("device", lambda one: one[0]), Column("energy", energy_j, "energy_j"))
-        show(console, Table("", [*head, *figures], list(recording.devices.items())))
+        for title, devices in (("", recording.devices), ("not counted", recording.others)):
+            if devices:
+                show(console, Table(title, [*head, *figures], list(devices.items())))
+        console.print(f"devices: {_devices(recording)}", markup=False, highlight=False, soft_wrap=True)
     command_s, window_s = recording.command_s or recording.window_s, recording.window_s
     is_part = command_s is not None and window_s is not None and window_s < 0.999 * command_s
     whole = {
         "command" if is_part else "time": worded("window_s", command_s),
-        "exit code": "unknown" if recording.exit_code is None else str(recording.exit_code),
+        "exit code": _exit(recording),
         **({"window": worded("window_s", window_s)} if is_part else {}),
         "energy": worded("energy_j", recording.energy_j),
         "1 s node peak": worded("peak_w", run.metrics.get("node_device_power_peak_1s_w")),
@@ -85,6 +88,37 @@ def print_recording(console: Console, run: Run) -> None:
     if is_simulated(run):
         console.print("Power, clocks and temperatures are SIMULATED from processor activity.", style="bold yellow")
     console.print(f"all figures: wattune analyze {recording.place}", markup=False, highlight=False, soft_wrap=True)
+
+
+def print_line_of(console: Console, run: Run) -> None:
+    """Prints a recording as one line: its folder, time, energy and peak; problems that it had follow."""
+    recording = run.recorded or Recorded()
+    reasons = f" ({', '.join(run.quality_reasons)})" if run.quality_reasons else ""
+    cells = {
+        "": worded("window_s", recording.command_s or recording.window_s),
+        "energy": worded("energy_j", recording.energy_j),
+        "of": recording.window_why if recording.window_why.startswith("steps") else "-",
+        "1 s node peak": worded("peak_w", run.metrics.get("node_device_power_peak_1s_w")),
+        "step": worded("step_time_s", run.metrics.get("step_time_s")),
+        "exit code": _exit(recording) if recording.exit_code != 0 else "-",
+        "quality": run.quality + reasons,
+        "devices": _devices(recording) or "-",
+        "SIMULATED": "sensors" if is_simulated(run) else "-",
+    }
+    parts = [f"{title} {cell}".strip() for title, cell in cells.items() if cell != "-"]
+    console.print(f"{recording.place}: {', '.join(parts)}", markup=False, highlight=False, soft_wrap=True)
+    _print_problems(console, recording)
+
+
+def _exit(recording: Recorded) -> str:
+    return "unknown" if recording.exit_code is None else str(recording.exit_code)
+
+
+def _devices(recording: Recorded) -> str:
+    """Says which devices count and why; empty without any."""
+    names, others = (", ".join(one.partition("/")[2] for one in each) for each in (recording.devices, recording.others))
+    apart = f"; not counted: {others}" if others else ""
+    return f"{names or 'none'} ({recording.devices_why or 'all'}){apart}" if names or others else ""
 
 
 _STEP_CELLS: Final = {
@@ -105,6 +139,10 @@ def _print_steps(console: Console, metrics: Mapping[str, float], recording: Reco
         cells = {title: worded(name, metrics.get(name)) for title, name in _STEP_CELLS.items()}
         shown = "   ".join(f"{title} {cell}" for title, cell in cells.items() if cell != "-")
         console.print(Text(f"{shown}   steps from {recording.steps.get('source', 'unknown')}"))
+    _print_problems(console, recording)
+
+
+def _print_problems(console: Console, recording: Recorded) -> None:
     for rank, text in (recording.steps.get("errors") or {}).items():
         console.print(f"rank {rank} ended by {text}", markup=False, highlight=False, soft_wrap=True)
     for text in recording.steps.get("problems") or ():

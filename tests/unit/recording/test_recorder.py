@@ -70,14 +70,33 @@ def test_what_keeps_a_command_line_is_its_owner_s_alone_and_has_no_secret(tmp_pa
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (["NCCL_DEBUG=INFO", "torchrun"], "env NCCL_DEBUG=INFO before the program"),
-        (["sleep 1 | cat"], r"\[bash, -c, TEXT\]"),
+        (["NCCL_DEBUG=INFO", "no_such_program"], "no_such_program cannot be executed; check the name"),
+        (["sleep 1 | cat"], r"record -- bash -c 'sleep 1 \| cat'"),
+        (["sleep 1 && ls"], r"record -- bash -c 'sleep 1 && ls'"),
+        (["sleep 1"], r"write its words apart, as in: record -- sleep 1"),
         (["no_such_program"], "check the name"),
     ],
 )
 def test_a_command_that_cannot_run_says_what_to_write(tmp_path: Path, command: list[str], said: str) -> None:
-    with pytest.raises(PlanError, match=f"cannot be executed; .*{said}"):
+    with pytest.raises(PlanError, match=rf"cannot be executed; .*{said}|^{said}"):
         record(command, storage=tmp_path, backends=["host"])
+
+
+def test_variables_before_the_program_and_beside_it_reach_it(tmp_path: Path) -> None:
+    path = record(
+        ["A=1", "B=x y", "sh", "-c", 'echo "$A,$B,$C"'],
+        storage=tmp_path,
+        backends=["host"],
+        name="a",
+        output="log",
+        environment={"A": "0", "C": "3", "API_TOKEN": "s3cr3t0"},
+    )
+    assert (path / "command.log").read_text() == "1,x y,3\n"
+    facts = load(path).facts
+    assert facts["command"] == ["sh", "-c", 'echo "$A,$B,$C"']
+    assert facts["environment"] == {"A": "1", "B": "x y", "C": "3", "API_TOKEN": "***"}
+    with pytest.raises(PlanError, match="variables and no program"):
+        record(["A=1"], storage=tmp_path, backends=["host"], seconds=1)
 
 
 def test_handlers_are_put_back_and_other_threads_keep_theirs(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ recording of `wattune.telemetry.files.segments`.
 
 import argparse
 import contextlib
+import json
 import math
 import os
 import signal
@@ -22,6 +23,7 @@ from typing import Any, Final, Self
 from wattune.errors import SensorChoiceError, TelemetryError, closest
 from wattune.schema import TELEMETRY
 from wattune.telemetry.backend import Backend
+from wattune.telemetry.devices import Devices, named, visible
 from wattune.telemetry.files.segments import MANIFEST, read_manifest
 from wattune.telemetry.registry import BACKENDS, SHARED_BACKENDS, load_backend, split_backend
 from wattune.telemetry.sampler.lease import LEASE_S, DeviceLocks, FileLock, Lease, lock_holder, renew
@@ -65,6 +67,7 @@ class SamplerProcess:
         lease_s: float = LEASE_S,
         lock_wait_s: float = LEASE_S + 2,
         timeout_s: float = READY_S,
+        choice: Mapping[str, Any] | None = None,
     ) -> Self:
         """Starts a sampler and waits until its sensors are open.
 
@@ -77,6 +80,8 @@ class SamplerProcess:
             lease_s: Seconds it lives without `renew`.
             lock_wait_s: Longest to wait for devices that another sampler reads; an orphan is gone after its lease.
             timeout_s: Longest the start may take altogether; 0 does not wait: see `wait_until_ready`.
+            choice: Devices that the owner chose (`asked`, `variables`; see `chosen`). It alone may read those. All are
+                read, and it is looked who uses each.
 
         Raises:
             TelemetryError: The folder is taken, a rate is wrong, or the sampler ended or was too slow; the message
@@ -90,6 +95,7 @@ class SamplerProcess:
         options += [part for name in backends for part in ("--backend", name)]
         options += [part for tier, rate_hz in (rates_hz or {}).items() for part in ("--rate", f"{tier}={rate_hz}")]
         options += ["--cpus", *map(str, cpus)] if cpus else []
+        options += [] if choice is None else ["--choice", json.dumps(choice)]
         sampler._spawn(
             [sys.executable, "-P", "-m", "wattune.telemetry.sampler.process", str(folder.absolute()), *options]
         )
@@ -269,6 +275,16 @@ def wait_for_signal(timeout_s: float) -> str | None:
     return signal.Signals(received.si_signo).name
 
 
+def chosen(choice: Mapping[str, Any], devices: Devices) -> Sequence[str]:
+    """Returns the devices of a choice: those `asked` for, else those that `variables` leave, else all."""
+    try:
+        if choice.get("asked") is not None:
+            return named(choice["asked"], devices)
+        return (visible(choice.get("variables") or {}, devices) or (list(devices), ""))[0]
+    except SensorChoiceError:  # the owner says so: it knows the devices of all backends
+        return []
+
+
 def sample(
     folder: Path,
     *,
@@ -277,8 +293,9 @@ def sample(
     rates_hz: Mapping[str, float],
     lease_s: float,
     lock_wait_s: float,
+    choice: Mapping[str, Any] | None = None,
 ) -> str:
-    """Opens backends, locks their devices, and samples until a stop signal comes or the lease in the folder expires.
+    """Opens backends, locks their devices, or those of a choice, and samples until a stop signal or the lease's end.
 
     Returns the reason it ended.
 
@@ -295,7 +312,9 @@ def sample(
             opened[name] = load_backend(text)
             held.callback(opened[name].close)
             if name not in SHARED_BACKENDS:
-                identities = [info.uuid or info.device for info in opened[name].devices()]
+                infos = {info.device: info.to_json() | {"backend": name} for info in opened[name].devices()}
+                wanted = infos if choice is None else chosen(choice, infos)
+                identities = [str(infos[each].get("uuid", each)) for each in wanted]
                 held.enter_context(DeviceLocks(name, identities, wait_s=lock_wait_s))
         rates_hz = {**DEFAULT_RATES_HZ, **rates_hz}
         watchdog = Watchdog()
@@ -305,6 +324,7 @@ def sample(
             return wait_for_signal(timeout_s)
 
         sampler = Sampler(folder, opened, node=node, expired=lease.expired, wait=wait, rates_hz=rates_hz)
+        sampler.looks_for_users = choice is not None
         return sampler.run()
 
 
@@ -330,6 +350,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cpus", type=int, nargs="+", help="processors it may run on; all where left out")
     parser.add_argument("--lease-s", type=float, default=LEASE_S, help="seconds it lives without renewal")
     parser.add_argument("--lock-wait-s", type=float, default=0.0, help="seconds to wait for another sampler's devices")
+    parser.add_argument("--choice", type=json.loads, help="JSON of the devices that the owner chose")
     given = parser.parse_args(arguments)
     try:
         if given.cpus:
@@ -341,6 +362,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rates_hz=dict(parse_rate(text) for text in given.rate),
             lease_s=given.lease_s,
             lock_wait_s=given.lock_wait_s,
+            choice=given.choice,
         )
     except TelemetryError as error:
         sys.stderr.write(f"error: {error}\n")

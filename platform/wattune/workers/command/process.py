@@ -136,6 +136,7 @@ class TerminalProcess(_Heard):
                 os.close(written)
         for (read, _), target in zip(heard, targets, strict=False):
             self._threads.append(self._begin("output", self._read_output, os.fdopen(read, "rb"), target))
+        self.pid = self._process.pid
         self.end_mono_ns = self.start_mono_ns
         # A thread that does nothing but wait sees the end at once; polling would see it late.
         self._waiter = self._begin("command", self._wait)

@@ -191,18 +191,24 @@ class ProgramRun:
         self._lock = threading.Lock()
 
     def in_terminal(
-        self, arguments: Sequence[str], *, stdout: int | None = None, stderr: int | None = None
+        self,
+        arguments: Sequence[str],
+        variables: Mapping[str, str],
+        *,
+        stdout: int | None = None,
+        stderr: int | None = None,
     ) -> TerminalProcess:
-        """Starts it as if it had been started alone. Its output is heard only where steps are looked for in it."""
-        kind = self._source.kind
+        """Starts it as if it had been started alone, with `variables` beside those of this process.
+
+        Its output is heard only where steps are looked for in it.
+        """
+        kind, base = self._source.kind, {**os.environ, **variables}
         heard, told = kind not in ("none", "spans", "optimizer"), kind != "none"
         return TerminalProcess(
             arguments,
             stdout=stdout,
             stderr=stderr,
-            environment=with_steps(self._folder, os.environ, hooks=kind != "pattern", unbuffered=heard)
-            if told
-            else None,
+            environment=with_steps(self._folder, base, hooks=kind != "pattern", unbuffered=heard) if told else base,
             on_line=self.hear if heard else None,
         )
 

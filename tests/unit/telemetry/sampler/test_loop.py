@@ -200,6 +200,18 @@ class WitnessBackend(ScriptedBackend):
         return {"other_processes": [{"pid": 7}] if device == "gpu1" else []}
 
 
+def test_who_uses_the_devices_is_looked_up_one_a_batch_where_somebody_asks(tmp_path: Path) -> None:
+    world = World(end_s=4)
+    backend = WitnessBackend(world, ["gpu0", "gpu1"], {"fast": 0})
+    looking = sampler(tmp_path, world, {"nvml": backend})
+    looking.looks_for_users = True
+    looking.run()
+    asked = [device for _, device, what in backend.calls if what == "facts"][2:-2]
+    assert len(asked) >= 3 and all(one != other for one, other in itertools.pairwise(asked))
+    found = read_manifest(tmp_path)["devices"]
+    assert found["gpu1"]["users"] == {"7": Path("/proc/7").exists()} and "users" not in found["gpu0"]
+
+
 def test_what_no_column_holds_is_asked_before_and_after(tmp_path: Path) -> None:
     world = World(end_s=3)
     backend = WitnessBackend(world, ["gpu0", "gpu1"], {"fast": 0})

@@ -1,0 +1,164 @@
+"""Devices that count in a recording, and why: chosen, named by the command's variables, or used by its processes.
+
+On a node that several people use, sensors show everybody's devices. Only the command's are in its figures. Others are
+kept apart (`others/` in the recording), and shown apart.
+"""
+
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from wattune.analysis.signals.readings import HOST
+from wattune.telemetry.backend import OTHER_PROCESSES
+from wattune.telemetry.devices import VARIABLES, Devices, named, visible
+from wattune.workers.command.supervisor import descendants
+
+OTHERS: Final = "others"
+"""Folder of a recording that has the telemetry of devices that do not count, as a recording has it."""
+
+LONGEST_REST_S: Final = 5.0
+"""Between two looks at a command's processes: it takes a look at all of `/proc`."""
+
+
+class Choice:
+    """The devices that count, as far as they are known: before the command runs, while it does, and at the end."""
+
+    def __init__(self, asked: str | None, variables: Mapping[str, str] | None, simulated: str | None) -> None:
+        """Takes a person's choice, the variables that the command is started with, and the device to be simulated.
+
+        Without variables the machine is recorded.
+        """
+        self._asked, self._simulated, self._pid = asked, simulated, 0
+        self._start_s = self._next_s = 0.0
+        self.pids: set[int] = set()
+        """The command's processes, those that come later too."""
+        self._variables = {} if variables is None else {0: _choosing(variables)}
+        """The latest of each process. 0 is the command, with its own once they are read: `env` changes them."""
+
+    @property
+    def for_sampler(self) -> dict[str, Any] | None:
+        """The choice so far, as `wattune.telemetry.sampler.process.chosen` takes it; None without any."""
+        of_machine = self._asked is None and not self._variables
+        return None if of_machine else {"asked": self._asked, "variables": self._variables.get(0, {})}
+
+    def begin(self, pid: int) -> None:
+        """Names the command's process."""
+        self._pid, self._start_s = pid, time.monotonic()
+        self.pids.add(pid)
+
+    @property
+    def rest_s(self) -> float:
+        """Time until the next look; more than any tick where no process is looked at."""
+        return max(self._next_s - time.monotonic(), 0.01) if self._pid else LONGEST_REST_S
+
+    def look(self) -> bool:
+        """Looks for processes, often at first; does nothing and returns False shortly after the last look."""
+        now_s = time.monotonic()
+        if not self._pid or now_s < self._next_s:
+            return False
+        self._next_s = now_s + min(max(now_s - self._start_s, 0.05), LONGEST_REST_S)
+        for pid in (self._pid, *descendants(self._pid)):
+            self.pids.add(pid)
+            if variables := environment_of(pid):
+                self._variables[0 if pid == self._pid else pid] = _choosing(variables)
+        return True
+
+    def counted(self, manifest: Mapping[str, Any], told: Collection[str] = ()) -> dict[str, Any]:
+        """Says which devices count, and why, as a fact of the recording's manifest.
+
+        Args:
+            manifest: The sampler's.
+            told: Devices that ranks told themselves.
+
+        Raises:
+            SensorChoiceError: The choice, or a variable of the command, cannot be kept.
+        """
+        devices = {name: facts for name, facts in manifest.get("devices", {}).items() if name != HOST}
+        if self._simulated is not None:
+            devices.setdefault("gpu0", {"name": self._simulated})
+        names, why = self._counted(devices, told)
+        return {"counted": sorted(names), "why": why}
+
+    def _counted(self, devices: Devices, told: Collection[str]) -> tuple[Collection[str], str]:
+        if self._asked is not None:
+            return named(self._asked, devices), f"--devices {self._asked}"
+        if not self._variables or not devices:
+            return devices, "the whole machine"
+        seen = {name: _users(facts) for name, facts in devices.items()}
+        own = {name for name, users in seen.items() if users.keys() & self.pids} | set(told)
+        each = [found for one in self._variables.values() if (found := visible(one, devices))]
+        if each:
+            why = " and ".join(dict.fromkeys(text for _, text in each)) + " of the command"
+            names = {name for found, _ in each for name in found}
+            return names | own, f"{why}, and its processes" if own - names else why
+        if own:
+            return own, "processes of the command were on them"
+        strangers = {name for name, users in seen.items() if any(users.values())}
+        if strangers:
+            return devices.keys() - strangers, "processes of others, and none of the command, were on the rest"
+        return devices, "nothing says which devices the command used"
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """Returns the variables that a process was started with; none where it has ended or may not be asked."""
+    try:
+        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    except OSError:
+        return {}
+    return {name: value for name, sign, value in (one.partition("=") for one in text.split("\0")) if sign}
+
+
+def _choosing(variables: Mapping[str, str]) -> dict[str, str]:
+    """Returns those of a program's variables that choose its devices."""
+    return {name: variables[name] for name in VARIABLES if name in variables}
+
+
+def _users(facts: Mapping[str, Any]) -> dict[int, bool]:
+    """Returns the processes seen on a device, and whether each is surely nobody of a command that came later.
+
+    In a container the driver tells numbers of processes that nobody there has: one that came during the recording may
+    be the command's.
+    """
+    early = {one["pid"]: True for one in (facts.get("at_start") or {}).get(OTHER_PROCESSES, ())}
+    return {int(pid): bool(here) for pid, here in (facts.get("users") or {}).items()} | early
+
+
+def apart(
+    tables: Mapping[str, pa.Table], manifest: Mapping[str, Any], facts: Mapping[str, Any]
+) -> tuple[tuple[dict[str, pa.Table], dict[str, Any]], tuple[dict[str, pa.Table], dict[str, Any]]]:
+    """Splits tables and manifest of a sampler by a recording's facts: devices that count with the host, and others."""
+    every, names = set(manifest.get("devices", {})), (facts.get("devices") or {}).get("counted")
+    if not isinstance(names, list):
+        names = every
+    mine = every & {HOST, *map(str, names)}
+    return _part(tables, manifest, mine), _part(tables, manifest, every - mine)
+
+
+def _part(
+    tables: Mapping[str, pa.Table], manifest: Mapping[str, Any], names: Collection[str]
+) -> tuple[dict[str, pa.Table], dict[str, Any]]:
+    if len(names) == len(manifest.get("devices", {})):
+        return dict(tables), dict(manifest)
+    wanted = pa.array(sorted(names), pa.string())
+    parts = {tier: table.filter(pc.is_in(table["device"].cast(pa.string()), wanted)) for tier, table in tables.items()}
+    by_device = {key: manifest[key] for key in ("devices", "measured") if key in manifest}
+    kept = {key: {name: one for name, one in each.items() if name in names} for key, each in by_device.items()}
+    return {tier: part for tier, part in parts.items() if part.num_rows}, {**manifest, **kept}
+
+
+def without_own(manifest: Mapping[str, Any], pids: Collection[int]) -> dict[str, Any]:
+    """Takes the command's processes out of those that a manifest calls others'."""
+    devices = {
+        name: facts
+        | {
+            when: told | {OTHER_PROCESSES: [one for one in told[OTHER_PROCESSES] if one["pid"] not in pids]}
+            for when in ("at_start", "at_end")
+            if OTHER_PROCESSES in (told := facts.get(when) or {})
+        }
+        for name, facts in manifest.get("devices", {}).items()
+    }
+    return {**manifest, "devices": devices}
