@@ -157,8 +157,8 @@ def _value(text: str, ours: str, unit: str, where: str) -> float:
     if _UNREAD.fullmatch(text.lower()):
         return np.nan
     target = unit_of(ours) or ""
-    if ours == "event_reasons" and re.fullmatch(r"0[xX][0-9a-fA-F]+|\d+", text):
-        bits = int(text, 0)
+    if ours == "event_reasons" and re.fullmatch(r"0[xX][0-9a-fA-F]+|\d+(\.0+)?", text):
+        bits = int(text.partition(".")[0], 0)
         return np.nan if bits >= 2**52 else float(bits)  # all bits: not read. Floats hold 52 exactly
     if re.fullmatch(r"-?\d+,(\d{1,2}|\d{4,})( ?\w+)?", text):  # a comma before three digits may part thousands
         text = text.replace(",", ".")

@@ -172,5 +172,7 @@ def emissions(table: pa.Table, where: str) -> pa.Table:
         raise PlanError(f"{where}: timestamp and duration cannot be read: {error}") from error
     zero = {name: "0" if name.endswith("_energy") else text for name, text in rows[0].items()}
     whole = pa.Table.from_pylist([zero | {"timestamp": start.isoformat(timespec="seconds")}, *rows], table.schema)
-    kept = [name for name in table.column_names if not name.endswith("_power")]  # power is of its last interval alone
+    # Its power is of the last interval alone; an energy of 0 is of a device that it did not see.
+    none = {name for name in table.column_names if name.endswith("_energy") and float(rows[-1][name] or 0) == 0}
+    kept = [name for name in table.column_names if not name.endswith("_power") and name not in none]
     return whole.select(kept).rename_columns([f"{name} [kWh]" if name.endswith("_energy") else name for name in kept])

@@ -74,6 +74,10 @@ def sampled_of(
             f"{file}: recognised as {format_}, and a recording has none of its columns ({', '.join(names)[:200]}); log "
             f"one of: {', '.join(known_names())}. A power that may be of anything is named gpu0_power_w or node_power_w"
         )
+    bare = [name for name in given if re.fullmatch(r"gpu_?\d+", named(name)[0]) and not named(name)[1]]
+    log.notes += (
+        [f"{', '.join(bare)}: a device's number alone is its power in watts, as Zeus writes it"] if bare else []
+    )
     ns, more = _times(table, keys, said, log, zone, interval_s)
     log.notes += more
     good = np.flatnonzero(ns != NOT_A_TIME)
@@ -85,9 +89,9 @@ def sampled_of(
         said["event_reasons"] = "event_reasons", "", None
     dated, zoned = (not any(word in one for one in more) for word in ("no date", "no zone"))
     several = Counter(said[name][0] for name in read if said[name][0] in ("node_power_w", "node_energy_j"))
-    for (node, device), rows in _groups(table, keys, good):
+    for (node, device), rows, sure in _groups(table, keys, good):
         own, steps = monotonic_ns(ns[rows], has_date=dated, has_zone=zoned, where=f"{file}: {device or HOST}")
-        if not device and any(said[name][2] is None and said[name][0] not in _HOST_COLUMNS for name in read):
+        if not sure and any(said[name][2] is None and said[name][0] not in _HOST_COLUMNS for name in read):
             _require_one_device(own, file)
         log.clock_steps += [one for one in steps if all(_apart(one, other) for other in log.clock_steps)]
         first = {key: table[keys[key]][int(rows[0])].as_py() for key in ("name", "uuid") if key in keys}
@@ -232,26 +236,34 @@ _FROM_ENERGY: Final = {
 """Power by the counter whose rise it is, where the log has no power itself."""
 
 
-def _groups(table: pa.Table, keys: Mapping[str, str], good: Ints) -> Iterator[tuple[tuple[str, str], Ints]]:
-    """Yields node, device and rows. A device is the same under another number where its identifier is."""
+_NUMBERED: Final = re.compile(r"(?:gpu|card|device|nvidia|amd)?[ _#:-]*(\d{1,4})", re.IGNORECASE)
+
+
+def _groups(table: pa.Table, keys: Mapping[str, str], good: Ints) -> Iterator[tuple[tuple[str, str], Ints, bool]]:
+    """Yields node and device, its rows, and whether it has a number or an identifier, which a name alone is not.
+
+    A device is the same under another number where its identifier is.
+    """
     texts = {key: _texts(table[keys[key]]) for key in ("node", "device", "uuid") if key in keys}
     if not texts:
-        yield ("", ""), good
+        yield ("", ""), good, False
         return
     joined = list(zip(*(texts.get(key, [""] * table.num_rows) for key in ("node", "device", "uuid")), strict=True))
     names: dict[tuple[str, str], str] = {}
     rows: dict[tuple[str, str], list[int]] = {}
+    surely: dict[tuple[str, str], bool] = {}
     for row in good.tolist():
         node, device, uuid = joined[row]
         identity = node, uuid or device
         if identity not in names:
-            number = re.fullmatch(r"\D*(\d{1,4})", device)
+            number = _NUMBERED.fullmatch(device)
             taken = {name for (other, _), name in names.items() if other == node}
             wanted = [f"gpu{int(number[1])}"] if number else []
             names[identity] = next(one for one in (*wanted, *map("gpu{}".format, range(9999))) if one not in taken)
-        rows.setdefault((plain_name(re.sub(r":\d+$", "", node)), names[identity]), []).append(row)
-    for key, each in rows.items():
-        yield key, np.array(each, np.int64)
+            surely[node, names[identity]] = bool(number or uuid)
+        rows.setdefault((node, names[identity]), []).append(row)
+    for (node, device), each in rows.items():
+        yield (plain_name(re.sub(r":\d+$", "", node)), device), np.array(each, np.int64), surely[node, device]
 
 
 def _texts(column: pa.ChunkedArray) -> list[str]:

@@ -173,30 +173,26 @@ def blocks(lines: Sequence[str], times: Sequence[str]) -> TextTable | None:
     A block ends where its first name comes again, at a GPU's heading, and at a time. The first value of a name counts:
     nvidia-smi gives a module's power behind the device's.
     """
-    rows: list[dict[str, str]] = []
+    rows: list[dict[str, str]] = [{}]
     shared: dict[str, str] = {}
-    row: dict[str, str] = {}
     for at, line in enumerate(lines):
         time = times[at] if times else ""
         found = re.match(r"\s*([^:|]+?)\s*(?::\s|\|)(.*)", line)
         if heading := re.fullmatch(r"GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+)\s*", line):
-            rows, row = [*rows, row], {**shared, "pci_bus_id": heading[1]}
+            rows.append({**shared, "pci_bus_id": heading[1]})
+        elif found is not None and found[1] == "Timestamp":
+            shared = {"timestamp": found[2].strip()}
+            rows.append({})
         elif found is not None:
-            name, value = found[1], found[2].split("|")[-1].strip()
-            if (
-                "|" in line
-            ):  # the cell with a unit: `77h | ok | 7.1 | 220 Watts`, `220 Watts | ok`, `220.0 | Watts | ok`
-                cells = re.sub(r"\s*\|\s*(?=Watts)", " ", found[2]).split("|")
-                value = next((cell.strip() for cell in cells if re.search(r"\d \w", cell)), value)
-            if name == "Timestamp":
-                rows, row, shared = [*rows, row], {}, {"timestamp": value}
-                continue
-            if name == next(iter(row), None) or (time and row.get("timestamp", time) != time):
-                rows, row = [*rows, row], {}
+            # Of cells that with a unit is the value: `77h | ok | 7.1 | 220 Watts`, `220.000 | Watts | ok`.
+            cells = re.sub(r"\s*\|\s*(?=Watts)", " ", found[2]).split("|")
+            value = next((cell for cell in cells if re.search(r"\d \w", cell)), cells[-1]).strip()
+            if found[1] == next(iter(rows[-1]), None) or (time and rows[-1].get("timestamp", time) != time):
+                rows.append({})
             if time:
-                row.setdefault("timestamp", time)
-            row.setdefault(name, value)
-    kept = [one for one in [*rows, row] if any(meaning(name, of_devices=True) for name in one)]
+                rows[-1].setdefault("timestamp", time)
+            rows[-1].setdefault(found[1], value)
+    kept = [one for one in rows if any(meaning(name, of_devices=True) for name in one)]
     return table_of(kept) if kept else None
 
 
@@ -211,26 +207,32 @@ def unheaded(lines: Sequence[str], where: str) -> TextTable | None:
     """Reads `nvidia-smi --format=csv,noheader`, whose columns tell by their values what they are; None for others.
 
     Only power is printed with decimals (`%.2f W`), only reasons as 0x and 16 digits. The power that changes is the
-    draw; a number behind the time that begins with 0 is the index.
+    draw; a number behind the time with a 0 among its values is the index.
 
     Raises:
         PlanError: Several columns may be the power, or none.
     """
     first = _cells(lines[0], ",")
-    if len(first) < 2 or not re.fullmatch(STAMP, first[0]):
+    own = re.fullmatch(r"\d{4}/\d{2}/\d{2} \d{2}:\d{2}:\d{2}\.\d{3}", first[0]) is not None
+    if (
+        len(first) < 2
+        or not re.fullmatch(STAMP, first[0])
+        or not (own or any(re.search(r"\d W$", one) for one in first))
+    ):
         return None
     columns = list(zip(*(_cells(line, ",") for line in lines[:2000] if line.count(",") == len(first) - 1), strict=True))
-    names = ["timestamp"]
-    for place, values in enumerate(columns[1:], 1):
+    names, numbers = ["timestamp"], False
+    for values in columns[1:]:
         read = [value for value in values if re.search(r"\d", value)] or [""]
         kinds = {
-            "power.draw": r"\d+\.\d+( W)?",
+            "power.draw": r"\d+\.\d\d( W)?",
             "clocks_event_reasons.active": r"0x[0-9a-fA-F]{16}",
             "uuid": r"GPU-[0-9a-f-]{8,}",
             "pci.bus_id": r"[0-9A-Fa-f]{8}:[0-9A-Fa-f:.]+",
-            "index": r"\d|[0-3]\d" if place == 1 and "0" in read else r"(?!)",
+            "index": r"\d|[0-3]\d" if not numbers and "0" in read else r"(?!)",
         }
         names.append(next((kind for kind, form in kinds.items() if all(re.fullmatch(form, one) for one in read)), ""))
+        numbers |= all(re.fullmatch(r"[\d.]+( \w+)?", one) for one in read)
     powers = [place for place, name in enumerate(names) if name == "power.draw"]
     powers = [place for place in powers if len(set(columns[place])) > 1] or powers
     if len(powers) != 1:

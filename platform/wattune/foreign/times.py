@@ -12,7 +12,9 @@ from wattune.arrays import Ints
 from wattune.errors import PlanError
 from wattune.units import NS_PER_S, ns_to_s
 
-_CLOCK: Final = r"(?P<h>\d{1,2}):(?P<min>\d{2}):(?P<sec>\d{2})(?:[.,:](?P<part>\d{1,9}))?\s*(?P<half>[AaPp]\.?[Mm]\.?)?"
+_CLOCK: Final = (
+    r"(?P<h>\d{1,2}):(?P<min>\d{2})(?::(?P<sec>\d{2})(?:[.,:](?P<part>\d{1,9}))?)?\s*(?P<half>[AaPp]\.?[Mm]\.?)?"
+)
 _WEEKDAY: Final = r"(?:[A-Z][a-z]{2},? )?"
 _MONTH: Final = r"(?P<month>[A-Z][a-z]{2})"
 _ZONE: Final = r"\s*(?P<zone>Z|UTC|GMT|[A-Z]{3,4}|[+-]\d{2}:?\d{2})?"

@@ -121,3 +121,10 @@ def test_devices_that_nothing_tells_apart_are_refused(wattune: Verb, tmp_path: P
     (tmp_path / "a.csv").write_text("timestamp, power.draw [W]\n" + "\n".join(rows))
     code, _, err = wattune("import", tmp_path / "a.csv", "--storage", tmp_path)
     assert code == 2 and "no column says of which device" in err
+
+
+def test_a_model_s_name_is_no_device(wattune: Verb, tmp_path: Path) -> None:
+    rows = [f"2026-01-02 {clock(36000 + at)}Z, NVIDIA A100 80GB, {100 + gpu}" for at in range(9) for gpu in range(4)]
+    (tmp_path / "a.csv").write_text("timestamp, gpu, power_w\n" + "\n".join(rows))
+    code, _, err = wattune("import", tmp_path / "a.csv", "--storage", tmp_path)
+    assert code == 2 and "no column says of which device" in err

@@ -82,6 +82,7 @@ def test_instants_give_the_peaks_that_they_resolve(
         (b"", "is empty"),
         (b"\x7fELF\x00\x01", "is no text"),
         (b"hello world\nhow are you\n", "of no format that is known"),
+        (b"1767348000, 2.345\n1767348001, 2.340\n1767348002, 2.301\n", "of no format that is known"),
         (b"index, power.draw [W]\n0, 71.2 W\n", "of no format that is known"),
         (b"timestamp, name\n2026/01/02 10:00:00.101, NVIDIA H100\n", "a recording has none of its columns"),
         (b"timestamp, index, power.draw [W]\n", "a header and no row"),
@@ -192,6 +193,11 @@ OTHER_SHAPES = {
     "sensor list": (
         "".join("{at}\nPwr Consumption  | 1500.000  | Watts      | ok    | na\nFan1 | 900.0 | RPM | ok\n" for _ in range(5)),
         {"node0/host/node_power_w": 6000.0},
+    ),
+    "reasons as floats": (
+        ('DCGM_FI_DEV_POWER_USAGE{gpu="0"} 500 1767348000000\nDCGM_FI_DEV_CLOCK_THROTTLE_REASONS{gpu="0"} 4 1767348000000\n'
+         'DCGM_FI_DEV_POWER_USAGE{gpu="0"} 500 1767348001000\n'),
+        {"node0/gpu0/power_average_w": 500.0},
     ),
     "rapl": (
         "timestamp,rapl_package_0_energy_uj\n" + "".join(f"{{at}},{n * 150_000_000}\n" for n in range(5)),
