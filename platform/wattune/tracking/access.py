@@ -1,8 +1,10 @@
 """Calls of a tracking store: each ends in time, and after a failure none is tried for a minute."""
 
+import socket
 import time
 from collections.abc import Callable
 from typing import Final, TypeVar
+from urllib.parse import urlsplit
 
 from wattune.deadline import within
 from wattune.errors import TrackingError
@@ -16,6 +18,8 @@ RETRY_AFTER_S: Final = 60.0
 ANSWER_WITHIN_S: Final = 60.0
 """Longest time of a call, besides the time for moving data. A library's own limit is for each part of an answer: a
 server that sends a byte now and then keeps to it."""
+
+_CONNECT_WITHIN_S: Final = 5.0
 
 
 class Access:
@@ -73,3 +77,14 @@ def first_cause(error: BaseException) -> BaseException:
 def one_line(error: BaseException) -> str:
     """Returns an error's message as one line without secrets."""
     return without_secrets(" ".join(str(error).split()))[:500] or type(error).__name__
+
+
+def refused(address: str) -> str:
+    """Returns why the server at a URL takes no connection; empty where it does."""
+    try:
+        parts = urlsplit(address)
+        port = parts.port or {"http": 80}.get(parts.scheme, 443)
+        with socket.create_connection((parts.hostname or "", port), _CONNECT_WITHIN_S):
+            return ""
+    except (OSError, ValueError) as error:
+        return one_line(error)

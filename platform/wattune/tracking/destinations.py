@@ -1,22 +1,19 @@
 """Trackers of a study beside MLflow, by the option that asks for each."""
 
 import os
-import socket
 from contextlib import suppress
 from importlib.util import find_spec
 from netrc import NetrcParseError, netrc
 from pathlib import Path
-from typing import Final
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from wattune.errors import PlanError
 from wattune.masking import without_secrets
 from wattune.storage.files import named_path, nearest_existing
+from wattune.tracking.access import refused
 from wattune.tracking.copies import StudyTracker
 from wattune.tracking.tensorboard import TensorBoardTracker
 from wattune.tracking.weights_and_biases import WandbTracker, is_offline, server
-
-_CONNECT_WITHIN_S: Final = 5.0
 
 
 def trackers_of(study_name: str, storage: Path, wandb: str | None, tensorboard: str | None) -> dict[str, StudyTracker]:
@@ -58,7 +55,8 @@ def out_of_reach(tracking_uri: str | None = None, wandb: str | None = None) -> l
     places = {"MLflow": tracking_uri} if tracking_uri else {}
     if wandb is not None and not is_offline():
         places["Weights & Biases"] = server()
-    found = {name: _refused(urlsplit(address)) for name, address in places.items() if address.startswith("http")}
+    found = {name: refused(address) for name, address in places.items() if address.startswith("http")}
+    found = {name: f"cannot be reached ({why})" if why else "" for name, why in found.items()}
     if "Weights & Biases" in places and not found["Weights & Biases"] and not _has_key(server()):
         found["Weights & Biases"] = "there is no key: run `wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline"
     return [
@@ -66,16 +64,6 @@ def out_of_reach(tracking_uri: str | None = None, wandb: str | None = None) -> l
         for name, why in found.items()
         if why
     ]
-
-
-def _refused(address: SplitResult) -> str:
-    """Returns why a server takes no connection; empty where it does."""
-    try:
-        port = address.port or {"http": 80}.get(address.scheme, 443)
-        with socket.create_connection((address.hostname or "", port), _CONNECT_WITHIN_S):
-            return ""
-    except (OSError, ValueError) as error:
-        return f"cannot be reached ({error})"
 
 
 def _has_key(address: str) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from wattune.run import Run, RunStatus
-from wattune.tracking.access import Access
+from wattune.tracking.access import Access, refused
 from wattune.tracking.copies import WithReceipts
 from wattune.tracking.run import Curves, run_points, shown_params, shown_tags
 from wattune.trial import TrialSpec
@@ -20,9 +20,9 @@ from wattune.trial import TrialSpec
 _ENVIRONMENT: Final = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
 """Standard output belongs to the command line, and errors are not reported to wandb's makers; the user's own win."""
 
-_INIT_WITHIN_S: Final = 30.0
-_FINISH_WITHIN_S: Final = 50.0
-"""With the one above longer than `ANSWER_WITHIN_S`: a run whose start is slow and whose end is too has no answer."""
+_INIT_WITHIN_S: Final = 20.0
+_FINISH_WITHIN_S: Final = 35.0
+"""Together below `ANSWER_WITHIN_S`, so that wandb itself ends first."""
 
 _OFFLINE: Final = ("offline", "dryrun", "disabled")
 
@@ -76,6 +76,9 @@ class WandbTracker(WithReceipts):
     def _run(self, run_id: str, name: str, kind: str, config: Mapping[str, Any]) -> Any:
         for variable, value in _ENVIRONMENT.items():
             os.environ.setdefault(variable, value)
+        # Asked first: wandb tries for minutes, also at the end of the process.
+        if not is_offline() and (why := refused(server())):
+            raise ConnectionError(why)
         import wandb
 
         self._storage.mkdir(parents=True, exist_ok=True)
