@@ -140,8 +140,10 @@ def test_a_shipped_example_runs_from_its_space(
 def test_case_failures_goes_on_behind_five_that_ran_out_of_memory_and_stops_at_surroundings(
     wattune, results, storage: Path, tmp_path: Path
 ) -> None:
-    for path in (ROOT / "tests" / "fixtures" / "cases" / "failures").iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    case = ROOT / "tests" / "fixtures" / "cases" / "failures"
+    document = yaml.safe_load((case / "space.yaml").read_text())
+    document["command"] = [sys.executable, str(case / "fail.py"), "{case}"]  # the cluster stands in another folder
+    (tmp_path / "space.yaml").write_text(yaml.safe_dump(document))
     done = wattune("run", tmp_path / "space.yaml", "--json")
     study = storage / "other_peoples_failures"
     flags = flags_of(study)

@@ -87,10 +87,6 @@ class StepReader:
             found.setdefault(rank, str(one["text"]))
         return found
 
-    def out_of_memory(self) -> Sequence[int]:
-        """Returns the ranks whose last exception means that memory ran out."""
-        return sorted({rank for rank, one in self._events("error") if one.get("out_of_memory")})
-
     def headers(self) -> Mapping[int, Mapping[str, Any]]:
         """Returns what each rank's process told of itself: `local_rank`, `world_size`, `device_uuid` and more."""
         best = sorted(self._files.values(), key=lambda file: len(file.steps))

@@ -99,16 +99,16 @@ def test_peaks_are_those_of_the_processes_whose_steps_count(tmp_path: Path) -> N
     assert reader.peaks() == {0: 5, 1: 6}
 
 
-def test_the_first_exception_of_each_rank_and_who_ran_out_of_memory(tmp_path: Path) -> None:
-    later = {"event": "error", "mono_ns": 30, "text": "RuntimeError: NCCL", "out_of_memory": False}
-    first = {"event": "error", "mono_ns": 20, "text": "OutOfMemoryError: 3 GiB", "out_of_memory": True}
+def test_the_first_exception_of_each_rank_and_who_failed_first(tmp_path: Path) -> None:
+    later = {"event": "error", "mono_ns": 30, "text": "RuntimeError: NCCL"}
+    first = {"event": "error", "mono_ns": 20, "text": "OutOfMemoryError: 3 GiB"}
     write(tmp_path, 0, "process", 0, later)
     write(tmp_path, 1, "process", 0, {**later, "mono_ns": 40}, pid=2)
     write(tmp_path, 1, "process", 0, first, pid=3)
     reader = StepReader(tmp_path, parse_source("auto"))
     reader.poll()
     assert reader.errors() == {0: "RuntimeError: NCCL", 1: "OutOfMemoryError: 3 GiB"}
-    assert reader.out_of_memory() == [1] and next(iter(reader.errors())) == 1
+    assert next(iter(reader.errors())) == 1
 
 
 def test_problems_that_processes_tell_and_damage_are_said(tmp_path: Path) -> None:

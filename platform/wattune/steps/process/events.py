@@ -13,12 +13,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Final
 
-NO_MEMORY: Final = (
-    r"(can't|cannot) allocate memory|out of memory|STATUS_\w*ALLOC_FAILED|miopenStatusAllocFailed"
-    r"|failed to (cuda|hip) (host )?[cm]alloc"
-)
-"""Messages of errors that mean that memory ran out, as `wattune.workers.out_of_memory.is_out_of_memory` knows them."""
-
 _WRITER: Final = StepWriter(EVENTS)
 _TOLD: Final[set[str]] = set()
 
@@ -47,15 +41,6 @@ def guarded(what: str) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     return decorate
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Returns True where an exception means that memory of the host or of a device ran out."""
-    import re  # not at the start of every Python program
-
-    names = {each.__name__ for each in type(error).__mro__}
-    known = not names.isdisjoint(("MemoryError", "OutOfMemoryError"))
-    return known or re.search(NO_MEMORY, str(error), re.IGNORECASE) is not None
-
-
 @guarded("the exception that ended the program")
 def tell_error(error: BaseException, traceback: TracebackType | None) -> None:
     """Tells the exception that ends the program, the first one only."""
@@ -68,11 +53,7 @@ def tell_error(error: BaseException, traceback: TracebackType | None) -> None:
         code = traceback.tb_frame.f_code
         where = f" (in {code.co_name}, {code.co_filename}:{traceback.tb_lineno})"
         traceback = traceback.tb_next
-    _WRITER.event(
-        "error",
-        text=f"{type(error).__name__}: {error}".strip()[:LONGEST_TEXT] + where,
-        out_of_memory=is_out_of_memory(error),
-    )
+    _WRITER.event("error", text=f"{type(error).__name__}: {error}".strip()[:LONGEST_TEXT] + where)
 
 
 @guarded("the hook for the exception that ends the program")

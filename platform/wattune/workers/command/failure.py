@@ -7,12 +7,10 @@ that only say that another has gone.
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from wattune.steps.lines import plain
 from wattune.workers.command.causes import (
-    DEVICE_MEMORY,
     HOST_MEMORY,
     KILLED,
     NETWORK,
@@ -47,29 +45,24 @@ _LONGEST: Final = 400
 """Characters of a line that a reason quotes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """Words of a command's processes about their failure (`wattune.steps.reader.StepReader`)."""
-
-    errors: Mapping[int, str] = field(default_factory=dict)
-    """Exceptions that ended ranks, the first one first."""
-    out_of_memory: Sequence[int] = ()
-    """Ranks whose exception is of a class that means that memory ran out, or says so."""
-
-
 def failure(
-    exit_code: int | None, lines: Sequence[str], told: Told, *, num_oom_kills: int = 0, starved: bool = False
+    exit_code: int | None,
+    lines: Sequence[str],
+    told: Mapping[int, str],
+    *,
+    num_oom_kills: int = 0,
+    starved: bool = False,
 ) -> tuple[Kind, str]:
     """Returns the kind of end of a command that failed, and the reason with its evidence.
 
     Args:
         exit_code: Its exit code, negative for a signal; None where nobody saw its end.
         lines: Its output.
-        told: What its processes told.
+        told: Exceptions that ended ranks, where their processes told them; the first one first.
         num_oom_kills: Processes of the container or machine that the kernel ended for want of memory while it ran.
         starved: True where the node had next to no memory left at some time.
     """
-    own = [Words(rank, text, _told_kind(rank, text, told)) for rank, text in told.errors.items()]
+    own = [Words(rank, text, kind_of(text)) for rank, text in told.items()]
     printed = printed_words(lines, may_go_on=_signal_of(exit_code) in (None, signal.SIGABRT, *_OUTSIDE))
     first = next((one for one in own if one.kind is not NETWORK), None)
     if first is not None and first.kind is PLAN:  # only its traceback says of what it is the consequence
@@ -77,7 +70,7 @@ def failure(
         first = next((one for one in same if one.rank in (None, first.rank)), first)
     root, code = _root_cause(lines)
     number = -code if code is not None and code < 0 else _signal_of(exit_code)
-    if number in _OUTSIDE and (first is None or (root is not None and root not in told.errors)):
+    if number in _OUTSIDE and (first is None or (root is not None and root not in told)):
         words = (KILLED, HOST_MEMORY) if number == signal.SIGKILL else (KILLED,)
         first = next((one for one in printed if one.kind in words), None)
         if first is None:
@@ -138,12 +131,6 @@ def _of_signal(
         )
         return SURROUNDINGS, f"{SURROUNDINGS.words}{who}: {why}"
     return PLAN, f"{ending(exit_code)}: {who}" if exit_code != -number else f"{who}, without a word"
-
-
-def _told_kind(rank: int, text: str, told: Told) -> Kind:
-    kind = kind_of(text)
-    by_class = rank in told.out_of_memory and kind is PLAN and kind_of(text.partition(":")[2]) is not PLAN
-    return DEVICE_MEMORY if by_class and not text.startswith(("Assertion", "Value", "Type", "Key")) else kind
 
 
 def _message(text: str) -> str:

@@ -20,7 +20,7 @@ from wattune.steps.source import StepSource
 from wattune.steps.steady import warmup
 from wattune.trial import Measure
 from wattune.units import ns_to_s
-from wattune.workers.command.failure import Told, failure
+from wattune.workers.command.failure import failure
 from wattune.workers.command.life import SignsOfLife
 from wattune.workers.command.measuring import LEAST_MEASURED, Look, Measuring
 from wattune.workers.command.process import GRACE_S
@@ -240,8 +240,9 @@ class MeasuredRun:
 
     def _failure(self, code: int | None) -> tuple[RunStatus, str]:
         kills = num_oom_kills() - self._oom_kills
-        told = Told(errors=self._run.reader.errors(), out_of_memory=self._run.reader.out_of_memory())
         starved = self._least_memory_frac < STARVED_FRAC
-        kind, reason = failure(code, self._run.lines(), told, num_oom_kills=max(kills, 0), starved=starved)
+        kind, reason = failure(
+            code, self._run.lines(), self._run.reader.errors(), num_oom_kills=max(kills, 0), starved=starved
+        )
         self._cause = kind.cause
         return kind.status, reason

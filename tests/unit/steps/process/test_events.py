@@ -9,7 +9,7 @@ import pytest
 
 from wattune.steps.launch import environment
 from wattune.steps.process import events
-from wattune.steps.process.events import guarded, is_out_of_memory
+from wattune.steps.process.events import guarded
 from wattune.steps.reader import StepReader
 from wattune.steps.source import AUTO
 
@@ -29,7 +29,6 @@ def test_the_exception_that_ends_a_program_is_told_and_shown_as_ever(tmp_path: P
     told = run(tmp_path, "def f():\n    raise ValueError('seven')\nf()", RANK="2")
     assert told.errors() == {2: "ValueError: seven (in f, <string>:2)"}
     assert told.returncode == 1 and told.stderr.rstrip().endswith("ValueError: seven")  # type: ignore[attr-defined]
-    assert told.out_of_memory() == []
 
 
 def test_a_hook_of_the_programs_own_does_not_hide_it(tmp_path: Path) -> None:
@@ -45,27 +44,6 @@ def test_a_program_that_ends_in_order_tells_nothing(tmp_path: Path, code: str) -
 
 def test_torchruns_own_exception_is_not_the_cause(tmp_path: Path) -> None:
     assert run(tmp_path, "class ChildFailedError(Exception): pass\nraise ChildFailedError").errors() == {}
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (MemoryError(), True),
-        (type("OutOfMemoryError", (RuntimeError,), {})("3 GiB"), True),
-        (RuntimeError("CUDA error: out of memory"), True),
-        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
-        (OSError(12, "Cannot allocate memory"), True),
-        (RuntimeError("shape mismatch"), False),
-    ],
-)
-def test_out_of_memory_is_known(error: BaseException, expected: bool) -> None:
-    assert is_out_of_memory(error) is expected
-
-
-def test_the_words_are_those_of_the_built_in_engines() -> None:
-    from wattune.workers import out_of_memory
-
-    assert out_of_memory._NO_MEMORY.pattern == events.NO_MEMORY
 
 
 def test_a_hook_that_fails_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:

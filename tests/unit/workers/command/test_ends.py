@@ -19,7 +19,7 @@ from wattune.workers.command.causes import (
     PLAN,
     SURROUNDINGS,
 )
-from wattune.workers.command.failure import INVALID_FLAG, Told, failure
+from wattune.workers.command.failure import INVALID_FLAG, failure
 from wattune.workers.command.measured_run import MeasuredRun
 
 ENDS = Path(__file__).parents[3] / "fixtures" / "ends"
@@ -49,7 +49,7 @@ def ends(*names: str) -> list[tuple[str, str, str, str, list[str]]]:
     ("name", "code", "kind", "said", "lines"), ends("seen", "held", "held_again"), ids=lambda one: str(one)[:30]
 )
 def test_an_end_is_judged_by_what_ended_the_program(name, code, kind, said, lines):
-    found, reason = failure(int(code), lines, Told())
+    found, reason = failure(int(code), lines, {})
     assert (found, said in reason) == (KINDS[kind], True), (found, reason)
     assert reason.startswith(INVALID_FLAG) == (kind == "flag")
 
@@ -100,10 +100,10 @@ HEALTHY = (ENDS / "healthy.txt").read_text().split("\n== ")[1:]
 def test_words_that_frighten_change_no_verdict(output):
     lines = output.splitlines()[1:]
     raised = ["Traceback (most recent call last):", '  File "train.py", line 3, in <module>', "AssertionError: loss"]
-    assert failure(1, [*lines, *raised], Told()) == (PLAN, "exit code 1: AssertionError: loss")
-    assert failure(1, lines, Told(errors={0: "AssertionError: loss"}))[0] is PLAN
-    assert failure(-15, lines, Told()) == (KILLED, "killed from outside: ended by SIGTERM")
-    assert failure(-11, [*lines, "saved", "Segmentation fault (core dumped)"], Told())[0].status is PLAN.status
+    assert failure(1, [*lines, *raised], {}) == (PLAN, "exit code 1: AssertionError: loss")
+    assert failure(1, lines, {0: "AssertionError: loss"})[0] is PLAN
+    assert failure(-15, lines, {}) == (KILLED, "killed from outside: ended by SIGTERM")
+    assert failure(-11, [*lines, "saved", "Segmentation fault (core dumped)"], {})[0].status is PLAN.status
 
 
 def test_programs_that_end_well_are_completed_whatever_they_print(tmp_path):

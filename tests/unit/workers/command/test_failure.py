@@ -4,7 +4,7 @@ import pytest
 
 from wattune.run import RunStatus
 from wattune.workers.command.causes import HOST_MEMORY, KILLED, PLAN, SURROUNDINGS
-from wattune.workers.command.failure import INVALID_FLAG, Told, ending, failure
+from wattune.workers.command.failure import INVALID_FLAG, ending, failure
 
 TORCHRUN = """
 [rank1]: Traceback (most recent call last):
@@ -36,33 +36,33 @@ def test_a_rank_of_thousands_of_digits_is_none():
     lines = [line.replace("rank      : 1 ", f"rank      : {'1' * 5000} ") for line in TORCHRUN]
     lines = [line.replace("exitcode  : 1 ", f"exitcode  : {'1' * 5000} ") for line in lines]
     for said in (lines, [f"[rank{'1' * 5000}]: ValueError: x", *lines]):
-        assert failure(1, said, Told())[0].status is RunStatus.CRASHED
+        assert failure(1, said, {})[0].status is RunStatus.CRASHED
 
 
 def test_torchrun_names_the_rank_that_failed_first():
-    assert failure(1, TORCHRUN, Told()) == (PLAN, "exit code 1: rank 1: ValueError: of rank 1")
+    assert failure(1, TORCHRUN, {}) == (PLAN, "exit code 1: rank 1: ValueError: of rank 1")
 
 
 def test_a_rank_that_a_signal_ended_is_named_with_it():
     lines = [line.replace("exitcode  : 1", "exitcode  : -11") for line in TORCHRUN if not line.startswith("[rank")]
-    assert failure(1, lines, Told()) == (PLAN, "exit code 1: rank 1, ended by SIGSEGV")
+    assert failure(1, lines, {}) == (PLAN, "exit code 1: rank 1, ended by SIGSEGV")
 
 
 def test_a_rank_that_somebody_killed_is_told_from_one_that_failed():
     killed = [line.replace("exitcode  : 1", "exitcode  : -9") for line in TORCHRUN]
     aborted = [line.replace("exitcode  : 1", "exitcode  : -6") for line in TORCHRUN]
-    assert failure(1, killed, Told()) == (KILLED, "killed from outside: rank 1, ended by SIGKILL")
-    assert failure(-15, [], Told()) == (KILLED, "killed from outside: ended by SIGTERM")
+    assert failure(1, killed, {}) == (KILLED, "killed from outside: rank 1, ended by SIGKILL")
+    assert failure(-15, [], {}) == (KILLED, "killed from outside: ended by SIGTERM")
     for code, lines in ((1, TORCHRUN), (1, aborted), (-6, []), (None, [])):
-        assert failure(code, lines, Told())[0] is PLAN
-    peer = Told(errors={0: "RuntimeError: Connection closed by peer"})
+        assert failure(code, lines, {})[0] is PLAN
+    peer = {0: "RuntimeError: Connection closed by peer"}
     assert failure(1, killed, peer) == (KILLED, "killed from outside: rank 1, ended by SIGKILL")
-    raised = Told(errors={1: "ValueError: of rank 1"})
+    raised = {1: "ValueError: of rank 1"}
     assert failure(1, killed, raised)[0] is PLAN  # its launcher ended what was left of it
 
 
 def test_what_a_process_told_itself_is_believed_first():
-    told = Told(errors={3: "KeyError: 'layers' at model.py:7", 0: "RuntimeError: peer"})
+    told = {3: "KeyError: 'layers' at model.py:7", 0: "RuntimeError: peer"}
     assert failure(1, TORCHRUN, told) == (PLAN, "exit code 1: rank 3: KeyError: 'layers' at model.py:7")
 
 
@@ -78,7 +78,7 @@ def test_what_a_process_told_itself_is_believed_first():
     ],
 )
 def test_an_argument_that_a_program_does_not_take_is_told_from_other_failures(line):
-    kind, reason = failure(2, ["usage: train.py [-h]", line], Told())
+    kind, reason = failure(2, ["usage: train.py [-h]", line], {})
     assert kind is PLAN
     assert reason.startswith(f"{INVALID_FLAG}: ") and reason.endswith("(exit code 2)")
 
@@ -95,22 +95,22 @@ def test_an_argument_that_a_program_does_not_take_is_told_from_other_failures(li
     ],
 )
 def test_memory_that_ran_out_is_a_status_of_its_own(line):
-    assert failure(1, ["step 1", line], Told())[0].status is RunStatus.OUT_OF_MEMORY
+    assert failure(1, ["step 1", line], {})[0].status is RunStatus.OUT_OF_MEMORY
 
 
 def test_memory_that_the_kernel_or_a_process_says_ran_out_counts():
     killed = "the host's memory ran out: ended by SIGKILL; the kernel ended 1 process(es) for memory"
-    assert failure(-9, [], Told(), num_oom_kills=1) == (HOST_MEMORY, killed)
-    assert failure(-9, [], Told(), starved=True)[0] is HOST_MEMORY
-    told = Told(errors={1: "OutOfMemoryError: 20 GiB"}, out_of_memory=(1,))
+    assert failure(-9, [], {}, num_oom_kills=1) == (HOST_MEMORY, killed)
+    assert failure(-9, [], {}, starved=True)[0] is HOST_MEMORY
+    told = {1: "OutOfMemoryError: 20 GiB"}
     kind, reason = failure(1, [], told)
     assert (kind.status, reason) == (RunStatus.OUT_OF_MEMORY, "exit code 1: rank 1: OutOfMemoryError: 20 GiB")
 
 
 def test_processes_of_others_that_the_kernel_ended_do_not_count():
-    assert failure(1, ["ValueError: of mine"], Told(), num_oom_kills=1)[0] is PLAN
-    assert failure(-15, [], Told(), num_oom_kills=1)[0] is KILLED
-    told = Told(errors={0: "AssertionError: set recompute, or you run out of memory"}, out_of_memory=(0,))
+    assert failure(1, ["ValueError: of mine"], {}, num_oom_kills=1)[0] is PLAN
+    assert failure(-15, [], {}, num_oom_kills=1)[0] is KILLED
+    told = {0: "AssertionError: set recompute, or you run out of memory"}
     assert failure(1, [], told)[0] is PLAN
 
 
@@ -122,13 +122,13 @@ def test_an_exception_is_judged_by_the_one_it_was_raised_for():
     for first, link, kind in ((full, caused, SURROUNDINGS), (full, during, SURROUNDINGS), (absent, during, PLAN)):
         traceback = ["Traceback (most recent call last):", "  File"]
         printed = [*traceback, first, "", link, "", *traceback, said]
-        found, reason = failure(1, printed, Told(errors={0: f"{said} (in f, a.py:1)"}))
+        found, reason = failure(1, printed, {0: f"{said} (in f, a.py:1)"})
         assert found is kind and said in reason and (first in reason) == (kind is SURROUNDINGS)
 
 
 def test_words_of_memory_in_a_run_that_had_other_trouble_do_not_decide_flags():
     lines = ["error: argument --oom: invalid choice: 'out of memory'"]
-    assert failure(2, lines, Told())[1].startswith(INVALID_FLAG)
+    assert failure(2, lines, {})[1].startswith(INVALID_FLAG)
 
 
 def test_endings_have_names():
@@ -139,5 +139,5 @@ def test_endings_have_names():
         "ended by SIGRTMAX",
         "its end was not seen",
     ]
-    assert failure(4, ["", "  "], Told())[1] == "exit code 4, without a word"
-    assert failure(4, ["last words"], Told())[1] == "exit code 4: last words"
+    assert failure(4, ["", "  "], {})[1] == "exit code 4, without a word"
+    assert failure(4, ["last words"], {})[1] == "exit code 4: last words"
