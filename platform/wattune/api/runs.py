@@ -171,8 +171,7 @@ def run_study(
         known = _fitting(planned, study, try_all=try_all)
         planned = known.planned
         run = _study_run(planned, study, budget, known, until_decided=until_decided, try_all=try_all)
-        run = replace(run, retry=statuses, numbers=run.numbers | known.scatter())
-        strategy = known.strategy()
+        run, strategy = replace(run, retry=statuses, numbers=run.numbers | known.scatter()), known.strategy()
         controller = StudyController(study, strategy, run, _passing_on(delivery, listener, planned, study, changes))
         needed = controller.begin().load_s.keys()
 

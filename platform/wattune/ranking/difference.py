@@ -225,10 +225,10 @@ class _Part:
         found, runs = fitted.scatter, ordinary(side.runs)
         variance, degrees = float(found.variance[number]), float(found.degrees_of_freedom[number])
         of_mean = variance / len(runs) if len(runs) < found.num_runs[number] else 1.0 / float(found.weight[number])
-        alone = None
+        alone, pooled = None, float(found.pooled_variance[number])
         if found.typical is not None:
             prior = fitted.prior.degrees_of_freedom
-            pool, pooled = found.pool(number), float(found.pooled_variance[number])
+            pool = found.pool(number)
             free = pool.degrees_of_freedom - prior
             squares = pooled * pool.degrees_of_freedom - prior * pooled / pool.ratio
             alone = squares / free if free >= 0.5 and squares > 1e-12 * found.typical**2 else None
@@ -242,7 +242,7 @@ class _Part:
             variance_of_mean=of_mean,
             degrees_of_freedom=degrees,
             repeats_variance=alone,
-            pooled_variance=float(found.pooled_variance[number]),
+            pooled_variance=pooled,
             shared=found.shared[number],
         )
 

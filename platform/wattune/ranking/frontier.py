@@ -199,7 +199,7 @@ def frontier(
         ahead, best = ranking.undecided, ranking.best
         if best is not None:
             alike = (row for row in ranking.undecided if compares(row.spec, best.spec, objective.metric))
-            ahead = tuple(row for row in alike if _better(row, best, objective))
+            ahead = tuple(row for row in alike if (ranking.lead_frac(row, best) or 0.0) > 0.0)
         points.append(
             FrontierPoint(
                 bound=bound,
@@ -271,12 +271,6 @@ def _round_step(least: float) -> float:
     """Returns the next of 1, 2, 5, 10, ... times a power of ten."""
     unit = 10.0 ** math.floor(math.log10(least))
     return next(unit * factor for factor in (1.0, 2.0, 5.0, 10.0) if unit * factor >= least * (1 - 1e-9))
-
-
-def _better(row: RankedTrial, other: RankedTrial, objective: Objective) -> bool:
-    if row.objective is None or other.objective is None:
-        return False
-    return (row.objective.value > other.objective.value) == objective.maximize
 
 
 def _gain(before: RankedTrial | None, ranking: Ranking) -> tuple[float | None, bool | None]:

@@ -241,7 +241,11 @@ def _undecided(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> li
         ahead = None if best is None else ranking.lead_frac(row, best)
         if ahead is not None and ahead <= 0:
             continue
-        probability = _decided_probability(row, dice, ranking.question.risk)
+        # The probability that repeats without end show it. What the sensor's gain alone leaves open none of them shows.
+        drawn = kept_in_draws(
+            row.margins, row.counted, row.spreads, dice, _NUM_DRAWS, risk=ranking.question.risk, simulated=row.simulated
+        )
+        probability = float(drawn.mean())
         if probability < _LEAST_DECIDED:
             continue
         open_ones = ", ".join(
@@ -272,15 +276,6 @@ def _repeat(
         predicted=None,
         changes=changes,
     )
-
-
-def _decided_probability(row: RankedTrial, dice: np.random.Generator, risk: float) -> float:
-    """Computes the probability that repeats without end show that a trial holds every bound.
-
-    It is 0 where a bound on true watts is open by the sensor's gain alone: no repeat shows that.
-    """
-    drawn = kept_in_draws(row.margins, row.counted, row.spreads, dice, _NUM_DRAWS, risk=risk, simulated=row.simulated)
-    return float(drawn.mean())
 
 
 def _untold(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> list[Suggestion]:
