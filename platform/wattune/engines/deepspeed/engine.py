@@ -17,23 +17,18 @@ from wattune.engines.deepspeed.model import Stages, compiler_of, route, whole_mo
 from wattune.engines.deepspeed.pipeline import PipelineSteps
 from wattune.engines.model.answering import Answering, Running
 from wattune.engines.model.compiler import Compiler, begin_variant
-from wattune.engines.model.routing import Routes, routing_facts
-from wattune.engines.model.tokens import Batches
-from wattune.plans.parallel import num_micro_batches
+from wattune.engines.model.routing import Routes
 from wattune.trial import TrialSpec
 from wattune.workers.device import claim
 from wattune.workers.engine import Ranks, StepSpans
-from wattune.workers.recorder import recorder_for, with_idle
+from wattune.workers.recorder import recorder_for
 
 
 class DeepSpeedEngine(Answering):
     """Trains one specification; see `wattune.workers.engine.Engine`."""
 
-    def __init__(self, compiler: Compiler | None = None) -> None:
-        """Holds nothing yet; without a compiler of layers, plan and device choose (`compiler_of`)."""
-        self._compiler = compiler
-        self._session: DeepSpeedSession | None = None
-        self._running: _Running | None = None
+    _session: DeepSpeedSession | None = None
+    _running: "_Running | None" = None
 
     def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
         """Makes process groups, this rank's part of the model, its optimizer and its data.
@@ -62,12 +57,10 @@ class DeepSpeedEngine(Answering):
 
 
 class _Running(Running):
-    """One specification built and ready to step on this rank."""
-
     def __init__(self, spec: TrialSpec, ranks: Ranks, device: torch.device, seed: int, compiler: Compiler) -> None:
-        plan, workload = spec.plan, spec.workload
+        super().__init__(spec, ranks, device, compiler)
+        plan = spec.plan
         config = configuration(spec, spec.model.num_parameters)
-        self._num_micro_batches = num_micro_batches(plan, ranks.world_size, workload.global_batch_size)
         if spec.model.is_moe:
             # DeepSpeed averages gradients over replicas.
             scale = 1 / (plan.micro_batch_size * self._num_micro_batches)
@@ -79,27 +72,18 @@ class _Running(Running):
             model = whole_model(spec, device, seed, config, compiler, self.routes)
         self.engine = initialise_engine(model, config, device)
         route(self.engine.module)
-        self.engine.train(workload.mode != "prefill")
+        self.engine.train(self._trains)
         del model
-        self.recorder = recorder_for(device)
-        self.facts = {"compiler": str(compiler), **routing_facts(spec)}
-        self._spec, self._world_size = spec, ranks.world_size
-        self._batches = Batches.of(spec, ranks, seed=seed, device=device)
+        self.recorder = recorder_for(device)  # again: its peak leaves out what making the engine took
         self._pipeline = PipelineSteps(self.engine, spec, self.recorder) if plan.pp > 1 else None
-        self._step = 0
-        self._next = self._batches.at(0)
+        self._begin(ranks, device, seed)
 
     def step(self) -> StepSpans:
         batches = self._micro_batches()
         with self.recorder.phase("step"):
-            loss, norm = self._prompt(batches) if self._spec.workload.mode == "prefill" else self._train(batches)
-        self._step += 1
-        self._next = self._batches.at(self._step)
-        spans = self.recorder.take()
-        if self._pipeline is not None:
-            spans = with_idle(spans)
+            loss, norm = self._train(batches) if self._trains else self._prompt(batches)
         # DeepSpeed writes -1 for a norm that is not finite.
-        return StepSpans(spans=spans, loss=float(loss), grad_norm=float(norm) if norm >= 0 else math.inf)
+        return StepSpans(spans=self._go_on(), loss=float(loss), grad_norm=float(norm) if norm >= 0 else math.inf)
 
     def _micro_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         tokens, targets = (whole.chunk(self._num_micro_batches) for whole in self._next)

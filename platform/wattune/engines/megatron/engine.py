@@ -3,7 +3,6 @@
 import gc
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -30,24 +29,18 @@ from wattune.engines.megatron.weights import initialise
 from wattune.engines.model.answering import Answering, Running
 from wattune.engines.model.compiler import Compiler, begin_variant, compiler_for
 from wattune.engines.model.decoder import DTYPES, Rotation
-from wattune.engines.model.routing import Routes, routing_facts
-from wattune.engines.model.tokens import Batches
+from wattune.engines.model.routing import Routes
 from wattune.engines.registry import check_libraries
-from wattune.plans.parallel import num_micro_batches
 from wattune.trial import TrialSpec
 from wattune.workers.device import claim
 from wattune.workers.engine import Ranks, StepSpans
-from wattune.workers.recorder import recorder_for, with_idle
 
 
 class MegatronEngine(Answering):
     """Trains one specification; see `wattune.workers.engine.Engine`."""
 
-    def __init__(self, compiler: Compiler | None = None) -> None:
-        """Holds nothing yet; without a compiler of norms and attention, the device chooses (`compiler_for`)."""
-        self._compiler = compiler
-        self._session: MegatronSession | None = None
-        self._running: _Running | None = None
+    _session: MegatronSession | None = None
+    _running: "_Running | None" = None
 
     def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
         """Makes process groups, this rank's part of the model, its optimizer and its data.
@@ -79,8 +72,6 @@ class MegatronEngine(Answering):
 
 
 class _Running(Running):
-    """One specification built and ready to step on this rank."""
-
     def __init__(
         self,
         spec: TrialSpec,
@@ -90,15 +81,11 @@ class _Running(Running):
         seed: int,
         compiler: Compiler,
     ) -> None:
+        super().__init__(spec, ranks, device, compiler)
         plan, workload = spec.plan, spec.workload
-        self._spec, self._world_size = spec, ranks.world_size
         engine = megatron_config.uses_transformer_engine(spec)
-        layers = "transformer_engine" if engine else "local"
-        self.facts = {"compiler": str(compiler), "layers": layers, **routing_facts(spec)}
-        self.recorder = recorder_for(device)
-        self._micro_batches = num_micro_batches(plan, ranks.world_size, workload.global_batch_size)
+        self.facts = {**self.facts, "layers": "transformer_engine" if engine else "local"}
         self._replicas = ranks.world_size // plan.pp
-        self._trains = workload.mode != "prefill"
         positions = torch.arange(workload.seq_len, device=device).expand(plan.micro_batch_size, -1)
         self._positions = own_part(positions, plan.cp, parallel_state.get_context_parallel_rank())
         with warnings.catch_warnings(action="ignore"):  # Megatron warns of what is missing and of what it prefers
@@ -114,22 +101,15 @@ class _Running(Running):
                 )
                 fuse_updates(self._optimizer)
         self._spans = self._hook(self._config)
-        self._batches = Batches.of(spec, ranks, seed=seed, device=device)
         self._run = get_forward_backward_func()
-        self._step = 0
-        self._next = self._batches.at(0)
+        self._begin(ranks, device, seed)
         # NCCL wants every rank of a group in its first call, which a schedule's sends and receives are not.
         dist.all_reduce(torch.zeros(1, device=device), group=parallel_state.get_pipeline_model_parallel_group())
 
     def step(self) -> StepSpans:
         with self._spans.step():
             loss, grad_norm = self._train() if self._trains else self._prompt()
-        self._step += 1
-        self._next = self._batches.at(self._step)
-        spans = self.recorder.take()
-        if self._spec.plan.pp > 1:
-            spans = with_idle(spans)
-        return StepSpans(spans=spans, loss=loss.item(), grad_norm=float(grad_norm))
+        return StepSpans(spans=self._go_on(), loss=loss.item(), grad_norm=float(grad_norm))
 
     def close(self) -> None:
         """Waits for weights still under way, and takes the model apart.
@@ -168,7 +148,7 @@ class _Running(Running):
             forward_step_func=self._forward,
             data_iterator=iterators if several else iterators[0],
             model=self._chunks if several else self._chunks[0],
-            num_microbatches=self._micro_batches,
+            num_microbatches=self._num_micro_batches,
             seq_length=workload.seq_len,
             micro_batch_size=plan.micro_batch_size,
             forward_only=forward_only,
@@ -176,7 +156,7 @@ class _Running(Running):
         with self._after_micro_batches():
             mine = torch.stack(losses).sum() if losses else torch.zeros((), device=self._positions.device)
             # Every tensor and context parallel rank of the last stage knows the loss of its replica, or its part of it.
-            loss = mine / (self._micro_batches * self._replicas)
+            loss = mine / (self._num_micro_batches * self._replicas)
             dist.all_reduce(loss)
         return loss
 
@@ -214,9 +194,9 @@ class _Running(Running):
     def _hook(self, config: TransformerConfig) -> PhaseTimers:
         """Puts what Megatron calls on its way through a step into its configuration."""
         plan = self._spec.plan
-        table = [(batch, 0) for batch in range(self._micro_batches)]
+        table = [(batch, 0) for batch in range(self._num_micro_batches)]
         if plan.vpp > 1:
-            table = get_schedule_table(self._micro_batches, plan.vpp, config.microbatch_group_size_per_vp_stage)
+            table = get_schedule_table(self._num_micro_batches, plan.vpp, config.microbatch_group_size_per_vp_stage)
         spans = PhaseTimers(self.recorder, table, plan.vpp)
         config.timers = spans
         config.finalize_model_grads_func = partial(_finalize, self._after_micro_batches)
@@ -225,15 +205,10 @@ class _Running(Running):
             config.no_sync_func = waits if len(waits) > 1 else waits[0]
         return spans
 
-    def _after_micro_batches(self) -> AbstractContextManager[None]:
-        if self._world_size > 1:
-            return self.recorder.phase("wait")
-        return self.recorder.phase("optimizer") if self._trains else nullcontext()
-
     def _inputs(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Micro-batches of tokens and targets, or of the parts of them that this context parallel rank attends from."""
         cp, rank = self._spec.plan.cp, parallel_state.get_context_parallel_rank()
-        tokens, targets = (own_part(whole, cp, rank).chunk(self._micro_batches) for whole in self._next)
+        tokens, targets = (own_part(whole, cp, rank).chunk(self._num_micro_batches) for whole in self._next)
         return zip(tokens, targets, strict=True)
 
     def _forward(self, inputs: Iterator[tuple[Tensor, Tensor]], model: nn.Module) -> tuple[Tensor, "LossFunction"]:

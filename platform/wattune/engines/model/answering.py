@@ -2,20 +2,53 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 
-from wattune.engines.model.routing import Routes
-from wattune.workers.engine import ExpertTokens, StepSpans
-from wattune.workers.recorder import Recorder
+import torch
+
+from wattune.engines.model.compiler import Compiler
+from wattune.engines.model.routing import Routes, routing_facts
+from wattune.engines.model.tokens import Batches
+from wattune.plans.parallel import num_micro_batches
+from wattune.trial import TrialSpec
+from wattune.workers.engine import ExpertTokens, Ranks, StepSpans
+from wattune.workers.phases import Span
+from wattune.workers.recorder import recorder_for, with_idle
 
 
 class Running(ABC):
-    """One specification built, on this rank."""
+    """One specification built and ready to step on this rank."""
 
-    recorder: Recorder
-    facts: Mapping[str, str]
-    """See `Engine.facts`."""
     routes: Routes | None = None
     """Routing of tokens to experts; None without experts."""
+
+    def __init__(self, spec: TrialSpec, ranks: Ranks, device: torch.device, compiler: Compiler) -> None:
+        """Begins to record; the model is an engine's own, and `_begin` follows it."""
+        self._spec, self._world_size = spec, ranks.world_size
+        self._trains = spec.workload.mode != "prefill"
+        self._num_micro_batches = num_micro_batches(spec.plan, ranks.world_size, spec.workload.global_batch_size)
+        self.recorder = recorder_for(device)
+        self.facts: Mapping[str, str] = {"compiler": str(compiler), **routing_facts(spec)}
+        """See `Engine.facts`."""
+
+    def _begin(self, ranks: Ranks, device: torch.device, seed: int) -> None:
+        """Makes the data, and the first global batch."""
+        self._batches = Batches.of(self._spec, ranks, seed=seed, device=device)
+        self._step = 0
+        self._next = self._batches.at(0)
+
+    def _go_on(self) -> tuple[Span, ...]:
+        """Makes the next global batch, while a GPU still works on this step, and returns this step's spans."""
+        self._step += 1
+        self._next = self._batches.at(self._step)
+        spans = self.recorder.take()
+        return with_idle(spans) if self._spec.plan.pp > 1 else spans
+
+    def _after_micro_batches(self) -> AbstractContextManager[None]:
+        """Returns the phase in which ranks wait for each other's gradients."""
+        if self._world_size > 1:
+            return self.recorder.phase("wait")
+        return self.recorder.phase("optimizer") if self._trains else nullcontext()
 
     @abstractmethod
     def step(self) -> StepSpans:
@@ -26,6 +59,10 @@ class Answering:
     """Answers an engine's calls from the `_running` that its `build` has made."""
 
     _running: Running | None = None
+
+    def __init__(self, compiler: Compiler | None = None) -> None:
+        """Holds nothing yet; without a compiler of layers, plan and device choose."""
+        self._compiler = compiler
 
     def step(self) -> StepSpans:
         """Runs one optimizer step over one global batch; waits for the device once, at its end."""

@@ -5,7 +5,6 @@ it. Experts without a capacity are part of that; with a capacity, which tokens a
 """
 
 import gc
-from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 import torch
@@ -18,28 +17,22 @@ from wattune.engines.model.compiler import Compiler, begin_variant, compiler_for
 from wattune.engines.model.decoder import DTYPES, Decoder, Rotation
 from wattune.engines.model.lora import adapt
 from wattune.engines.model.offload import Offload
-from wattune.engines.model.routing import Routes, routing_facts
-from wattune.engines.model.tokens import Batches
+from wattune.engines.model.routing import Routes
 from wattune.engines.registry import check_libraries
 from wattune.engines.torch.mesh import Meshes
 from wattune.engines.torch.optimizer import ShardedAdamW
 from wattune.engines.torch.parallel import materialise
 from wattune.engines.torch.pipeline import Chunk, Pipeline, Stage
-from wattune.plans.parallel import coordinates, num_micro_batches, stage_layers
+from wattune.plans.parallel import coordinates, stage_layers
 from wattune.trial import TrialSpec
 from wattune.workers.device import claim
 from wattune.workers.engine import Ranks, StepSpans
-from wattune.workers.recorder import recorder_for, with_idle
 
 
 class TorchEngine(Answering):
     """Trains one specification; see `wattune.workers.engine.Engine`."""
 
-    def __init__(self, compiler: Compiler | None = None) -> None:
-        """Holds nothing yet; without a compiler of layers, the device chooses (`compiler_for`)."""
-        self._compiler = compiler
-        self._meshes: Meshes | None = None
-        self._running: _Running | None = None
+    _meshes: Meshes | None = None
 
     def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
         """Makes process groups, this rank's part of the model, its optimizer and its data.
@@ -76,19 +69,13 @@ class TorchEngine(Answering):
 
 
 class _Running(Running):
-    """One specification built and ready to step on this rank."""
-
     def __init__(
         self, spec: TrialSpec, ranks: Ranks, meshes: Meshes, device: torch.device, seed: int, compiler: Compiler
     ) -> None:
+        super().__init__(spec, ranks, device, compiler)
         plan, workload = spec.plan, spec.workload
         here = coordinates(ranks.rank, plan, ranks.world_size)
-        self.facts = {"compiler": str(compiler), **routing_facts(spec)}
-        self._trains = workload.mode != "prefill"
-        self._has_stages, self._has_others = plan.pp > 1, ranks.world_size > 1
         self._group = meshes.dense("pp").get_group()
-        self.recorder = recorder_for(device)
-        micro_batches = num_micro_batches(plan, ranks.world_size, workload.global_batch_size)
         if spec.model.is_moe:
             # Every tensor parallel rank routes all tokens, and their gradients are summed.
             scale = 1 / (workload.global_batch_size * plan.tp)
@@ -117,14 +104,12 @@ class _Running(Running):
             for chunk, decoder in enumerate(decoders)
         ]
         self._pipeline = Pipeline(
-            stages, plan, num_micro_batches=micro_batches, recorder=self.recorder, trains=self._trains
+            stages, plan, num_micro_batches=self._num_micro_batches, recorder=self.recorder, trains=self._trains
         )
         parameters = (each for decoder in decoders for each in decoder.parameters())
         tensor_ranks = meshes.dense("tp").get_group()
         self._optimizer = ShardedAdamW(parameters, self._tied, whole=whole, group=tensor_ranks)
-        self._batches = Batches.of(spec, ranks, seed=seed, device=device)
-        self._step = 0
-        self._next = self._batches.at(0)
+        self._begin(ranks, device, seed)
         # NCCL wants every rank of a group in its first call, which a schedule's sends and receives are not.
         dist.all_reduce(torch.zeros(1, device=device), group=self._group)
 
@@ -140,17 +125,7 @@ class _Running(Running):
             if self._trains:
                 with self.recorder.phase("optimizer"):
                     self._optimizer.step(grad_norm)
-        self._step += 1
-        self._next = self._batches.at(self._step)  # made while a GPU still works on this step
-        spans = self.recorder.take()
-        return StepSpans(
-            spans=with_idle(spans) if self._has_stages else spans, loss=loss.item(), grad_norm=grad_norm.item()
-        )
-
-    def _after_micro_batches(self) -> AbstractContextManager[None]:
-        if self._has_others:
-            return self.recorder.phase("wait")
-        return self.recorder.phase("optimizer") if self._trains else nullcontext()
+        return StepSpans(spans=self._go_on(), loss=loss.item(), grad_norm=grad_norm.item())
 
 
 def _decoders(
