@@ -11,7 +11,7 @@ from wattune.steps.source import EVALUATION, PRESETS
 from wattune.units import ns_to_s
 
 _BAR: Final = re.compile(
-    rf"(?:(?P<n>{NUMBER})/(?P<total>{NUMBER}|\?)|\b(?P<endless>\d+)it) "
+    rf"(?<![0-9.,])(?:(?P<n>{NUMBER})/(?P<total>{NUMBER}|\?)|(?P<endless>\d+)it) "
     rf"(?:\[(?P<elapsed>\d[\d:]*)(?:<[^,\]]*)?(?P<told>[^\]]*)\]?|(?:\[[=>.]+\]|━+)(?P<more>.*(?:ETA|/step).*)"
     r"|(?P<clock>\d+:\d\d:\d\d) • \S+ *(?P<rest>.*))"
 )

@@ -18,6 +18,9 @@ _NO_LABEL: Final = (10**9,)
 _MAY_TELL: Final = re.compile(r"(?i)step|iter|epoch|train|loss|\bit\b|\d/(?:\d|\?)|/s\b|eval|valid|checkpoint")
 """Words of lines that tell anything of training; most lines of other programs are passed over by it."""
 
+LONGEST_LINE: Final = 1024
+"""Characters of a line that are searched for what is known: twice of what programs print."""
+
 _PAUSES: Final = re.compile(rf"(?i){EVALUATION}|checkpoint|saving")
 
 MOST_TOLD_FRAC: Final = 1.5
@@ -58,8 +61,10 @@ class OutputSteps:
     def feed(self, line: str, mono_ns: int) -> bool:
         """Takes a line with its arrival on the monotonic clock; returns True where it tells anything of steps."""
         text = plain(line.rstrip("\r"))
-        if not self._is_own and not _MAY_TELL.search(text):
-            return False
+        if not self._is_own:
+            text = text[:LONGEST_LINE]
+            if not _MAY_TELL.search(text):
+                return False
         label, begin = label_of(text)
         taken, shown = False, not self._shows_bars
         for source in [*self._patterns, None]:

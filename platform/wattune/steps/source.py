@@ -124,7 +124,7 @@ PRESETS: Final[Mapping[str, StepSource]] = MappingProxyType(
             # iteration alone, an evaluation before it included.
             _preset("nanogpt", rf"\biter {_STEP}: loss \S+, time {_TIME}ms", "ms"),
             # Lines of any program that have the number of a step and a loss; see `_TRAINS`.
-            _preset("lines", rf"(?i){_TRAINS}(?:.*?{_WORD_STEP}|.*?{_WORD_ITERATION}|.*?{_EPOCH_OF})"),
+            _preset("lines", rf"(?i)^{_TRAINS}(?:.*?{_WORD_STEP}|.*?{_WORD_ITERATION}|.*?{_EPOCH_OF})"),
             # tqdm/std.py, format_meter: " 12%|#2        | 12/100 [00:14<01:48,  1.20s/it, loss=2.1]". Hugging Face's
             # Trainer (transformers/trainer_callback.py, ProgressCallback) and LLaMA-Factory, which uses it, show a bar
             # without words; Lightning (pytorch/callbacks/progress/tqdm_progress.py) shows "Epoch 0: ...".

@@ -113,3 +113,23 @@ def test_two_sources_that_agree_are_sure_and_two_that_do_not_are_said() -> None:
     assert (len(alike.poll()[0]), len(other.poll()[0])) == (100, 23)
     assert (alike.confidence, other.confidence) == ("high", "low")
     assert not alike.problems and "give --steps one" in other.problems[0]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x" * 4000 + " step", "step " + "x" * 4000, "loss 1 step " * 340, "1/" * 2000 + " step", "step " + "1" * 4000,
+        "step " + "1," * 2000 + "x", "step 1 loss 1 " + "tokens per " * 370, "12it " * 800, "eval " * 800 + "step 1",
+        "step " + "{" * 3000 + " 1/2 [00:01<", "step" + " " * 4000 + "loss", "iteration 1/ 1 |" * 250,
+    ],
+)  # fmt: skip
+def test_no_line_takes_long(line: str) -> None:
+    """A line that some rule looks through again from each of its characters would hold up the program that writes."""
+    reader = StepReader(Path("/nowhere"), parse_source("auto"))
+
+    def cpu_s() -> float:
+        begun_s = time.process_time()
+        reader.feed(line, 1)
+        return time.process_time() - begun_s
+
+    assert min(cpu_s() for _ in range(5)) < 0.02
