@@ -202,11 +202,11 @@ def frozen(trace: Trace, tier: str, column: str) -> Trace:
     return trace
 
 
-def wrapped(trace: Trace, most_j: float, *, near: bool = True) -> Trace:
+def wrapped(trace: Trace, most_j: float) -> Trace:
     """Energy counters of a register that holds less than the run needs."""
     for rows in trace.rows("slow"):
         rise = rows["energy_j"] - rows["energy_j"][0]
-        start = most_j - trace.dice.uniform(0.2, 0.8) * min(rise[-1], most_j) if near else 0.0
+        start = most_j - trace.dice.uniform(0.2, 0.8) * min(rise[-1], most_j)
         rows["energy_j"] = (start + rise) % most_j
     return trace
 
@@ -310,7 +310,7 @@ LIES: dict[str, Callable[[np.random.Generator], Trace]] = {
     "microseconds": lambda d: scaled_times(one_clock(healthy(d)), 10**3),
     "second_die_zero": lambda d: second_die(_busy(d, gpus=2), "zero"),
     "wraps_mj": lambda d: wrapped(_busy(d, counter=True), 2**32 / 1e3),
-    "wraps_uj": lambda d: wrapped(_busy(d, counter=True), 2**32 / 1e6, near=False),
+    "wraps_uj": lambda d: wrapped(_busy(d, counter=True), 2**32 / 1e6),
     "frozen_power": lambda d: frozen(_busy(d, gpus=2), "fast", "power_instant_w"),
     "held_averages": lambda d: smoothed(healthy(d, work="steps"), "held"),
     "zone_hours": lambda d: zone(_busy(d, nodes=2), float(d.choice([-8, -1, 1, 2, 9]))),

@@ -114,12 +114,12 @@ def _stuck(aligned: Aligned, trace: PowerTrace, powers: Powers) -> str:
     slow = aligned.tiers.get("slow", {}).get(trace.devices[0])
     time_s, energy_j = (np.empty(0), np.empty(0)) if slow is None else slow.inside("energy_j", start_s, end_s)
     rise_j = float(energy_j[-1] - energy_j[0]) if len(energy_j) > 1 else 0.0
-    if rise_j > 0 and time_s[-1] - time_s[0] > _STUCK_S / 2:
+    whole = end_s - start_s > 0.9 * (trace.end_s - trace.start_s)
+    if rise_j > 0 and time_s[-1] - time_s[0] > _STUCK_S / 2 and not whole:
         drawn_w = rise_j / float(time_s[-1] - time_s[0])
         return f"{said} while its counter tells {drawn_w:.4g} W" if abs(drawn_w / value_w - 1) > 0.05 else ""
     limit_w = enforced_limit_w(aligned, trace) or 0.0
     others = [one for one in powers.traces if one is not trace and np.ptp(one.first.value) > 0.1 * limit_w]
-    whole = end_s - start_s > 0.9 * (trace.end_s - trace.start_s)
     return f"{said} while others vary" if whole and others and value_w > 0.25 * limit_w > 0 else ""
 
 
@@ -136,6 +136,34 @@ def _between(aligned: Aligned, traces: tuple[PowerTrace, ...]) -> Iterator[tuple
         own = known and min(abs(ia / ca - 1), abs(ib / cb - 1)) < 0.05
         if known and not own and max(abs(ia / cb - 1), abs(ib / ca - 1)) < 0.02:
             yield SWAPPED, f"power of {_name(a)} and {_name(b)} agrees with each other's counter only"
+        elif exchanged := _exchanged(aligned, a, b):
+            yield SWAPPED, f"{_name(a)} and {_name(b)}: {exchanged}"
+
+
+def _exchanged(aligned: Aligned, a: PowerTrace, b: PowerTrace) -> str:
+    """Says how two devices stand under each other's name: the one that draws more idles, or temperatures exchange."""
+    fast = aligned.tiers.get("fast", {})
+    ones = [fast.get(one.devices[0]) for one in (a, b)]
+    clock = [_mean(one, "sm_clock_mhz") for one in ones]
+    a_more, b_more = (x.mean_w > 2 * y.mean_w for x, y in ((a, b), (b, a)))
+    if (a_more and clock[0] < 0.5 * clock[1]) or (b_more and clock[1] < 0.5 * clock[0]):
+        return "the one that draws more has the idle clock"
+    warm = [one.inside("gpu_temp_c", 0.0, aligned.duration_s) for one in ones if one is not None]
+    if len(warm) == 2 and all(len(degrees) > 1 for _, degrees in warm):
+        time_s, degrees = warm[0]
+        at_s = time_s[np.argmax(np.abs(np.diff(degrees)))]
+        (a1, a2), (b1, b2) = (
+            [float(np.mean(degrees[part])) if part.any() else np.nan for part in (time_s <= at_s, time_s > at_s + 0.5)]
+            for time_s, degrees in warm
+        )
+        if abs(a1 - b1) >= 10 and max(abs(a1 - b2), abs(b1 - a2)) < 3:
+            return f"temperatures exchange at {at_s:.3g} s"
+    return ""
+
+
+def _mean(readings: Readings | None, column: str) -> float:
+    values = np.empty(0) if readings is None else readings.columns.get(column, np.empty(0))
+    return float(np.nanmean(values)) if np.isfinite(values).any() else np.nan
 
 
 def _one_sensor(aligned: Aligned, a: PowerTrace, b: PowerTrace) -> bool:
@@ -149,25 +177,23 @@ def _one_sensor(aligned: Aligned, a: PowerTrace, b: PowerTrace) -> bool:
         return False
     moves = np.diff(first.value)
     moves = moves[moves != 0]
-    return bool(np.mean(moves[1:] * moves[:-1] < 0) > 0.55 or _differ(aligned, a, b))
+    noisy = len(moves) > 150 and np.mean(moves[1:] * moves[:-1] < 0) > 0.55
+    return bool(noisy or _differ(aligned, a, b))
 
 
 def _differ(aligned: Aligned, a: PowerTrace, b: PowerTrace) -> bool:
     """Tells whether two devices differ in their other readings, so that they would in power too."""
     fast = aligned.tiers.get("fast", {})
-    both = [fast[one.devices[0]] for one in (a, b) if one.devices[0] in fast]
-    for column, apart in (("gpu_temp_c", 2.0), ("sm_clock_mhz", 30.0)):
-        means = [
-            float(np.nanmean(one.columns[column])) for one in both if np.isfinite(one.columns.get(column, [])).any()
-        ]
-        if len(means) == 2 and abs(means[0] - means[1]) > apart:
-            return True
-    return False
+    ones = [fast.get(one.devices[0]) for one in (a, b)]
+    apart = [abs(_mean(ones[0], name) - _mean(ones[1], name)) for name in ("gpu_temp_c", "sm_clock_mhz")]
+    return apart[0] > 2.0 or apart[1] > 30.0  # a comparison with NaN is false
 
 
 def _of_readings(aligned: Aligned, powers: Powers) -> Iterator[tuple[str, str]]:
     """Yields what counters, temperatures and rows of every device tell against it."""
     traces = {trace.devices[0]: trace for trace in powers.traces}
+    warm = {device: one.columns.get("gpu_temp_c", np.empty(0)) for device, one in aligned.tiers.get("fast", {}).items()}
+    moving = {device for device, degrees in warm.items() if len(np.unique(degrees[np.isfinite(degrees)])) > 2}
     for device in aligned.devices:
         name, fast, slow = "/".join(device), *(aligned.tiers.get(tier, {}).get(device) for tier in ("fast", "slow"))
         for readings in (one for one in (fast, slow) if one is not None):
@@ -180,7 +206,8 @@ def _of_readings(aligned: Aligned, powers: Powers) -> Iterator[tuple[str, str]]:
         if slow is not None:
             yield from ((code, f"{name}: {text}") for code, text in _of_counter(slow, aligned, traces.get(device)))
         if fast is not None:
-            yield from ((code, f"{name}: {text}") for code, text in _of_temperature(fast, aligned, traces.get(device)))
+            found = _of_temperature(fast, aligned, traces.get(device), bool(moving - {device}))
+            yield from ((code, f"{name}: {text}") for code, text in found)
 
 
 def _of_counter(slow: Readings, aligned: Aligned, trace: PowerTrace | None) -> Iterator[tuple[str, str]]:
@@ -197,7 +224,9 @@ def _of_counter(slow: Readings, aligned: Aligned, trace: PowerTrace | None) -> I
         yield COUNTER_STUCK, f"the energy counter stands still for {time_s[end] - time_s[start]:.3g} s"
 
 
-def _of_temperature(fast: Readings, aligned: Aligned, trace: PowerTrace | None) -> Iterator[tuple[str, str]]:
+def _of_temperature(
+    fast: Readings, aligned: Aligned, trace: PowerTrace | None, others_move: bool
+) -> Iterator[tuple[str, str]]:
     time_s, degrees = fast.inside("gpu_temp_c", 0.0, aligned.duration_s)
     if len(degrees) < _STUCK_ROWS:
         return
@@ -208,13 +237,13 @@ def _of_temperature(fast: Readings, aligned: Aligned, trace: PowerTrace | None) 
             TEMPERATURE_UNIT,
             f"{np.median(degrees):.4g} °C in the median, hotter than any core; Fahrenheit? write degC",
         )
-    if len(told) == 1 and trace is not None and time_s[-1] - time_s[0] > 4 * _STUCK_S:
+    if len(told) == 1 and others_move and trace is not None and time_s[-1] - time_s[0] > 4 * _STUCK_S:
         means_w = [
             trace.series.between(at, at + _STUCK_S) / _STUCK_S
             for at in np.arange(trace.start_s, trace.end_s, _STUCK_S)[:-1]
         ]
         if len(means_w) > 2 and np.ptp(means_w) > 0.5 * max(means_w):
-            yield TEMPERATURE_STUCK, f"stays at {told[0]:.4g} °C while power doubles"
+            yield TEMPERATURE_STUCK, f"stays at {told[0]:.4g} °C while power doubles and others change"
 
 
 def _of_nodes(aligned: Aligned) -> Iterator[tuple[str, str]]:

@@ -73,8 +73,13 @@ def clock_step_s(tables: Tables) -> float:
                         np.lib.stride_tricks.sliding_window_view(apart_ns - apart_ns[0], _AROUND), axis=1
                     )
                     jump_ns = float(np.abs(middle[_AROUND:] - middle[:-_AROUND]).max())
-                    largest_ns = max(largest_ns, jump_ns - float(np.gcd.reduce(wall_ns)))
+                    largest_ns = max(largest_ns, jump_ns - _rounding_ns(wall_ns))
     return ns_to_s(largest_ns)
+
+
+def _rounding_ns(stamps_ns: Ints) -> float:
+    """Returns the decimal part of a second that all stamps are whole multiples of."""
+    return max(float(10**digits) for digits in range(10) if not (stamps_ns % 10**digits).any())
 
 
 def _clocks(tables: Tables, spans: pa.Table | None) -> Iterator[tuple[str, Ints, Ints]]:

@@ -40,21 +40,41 @@ def averaged_over_s(series: Series) -> float:
     held_s = float(np.median(apart_s))
     if held_s >= _AVERAGE_S / 2:
         even = float(np.median(np.abs(apart_s - held_s))) < _EVEN_FRAC * held_s
-        return held_s if even and held_s > 4 * read_s else 0.0
-    return _AVERAGE_S if held_s < _AVERAGE_S / 4 and _moves_slowly(time_s[changed], value[changed], held_s) else 0.0
+        levels = len(np.unique(value[changed]))  # a wave of a load has two or three
+        return held_s if even and held_s > 4 * read_s and levels > 3 else 0.0
+    if held_s > _AVERAGE_S / 4 or not np.ptp(value):
+        return 0.0
+    jump = float(np.abs(np.diff(value)).max()) / float(np.ptp(np.quantile(value, (0.001, 0.999))) or np.ptp(value))
+    return _AVERAGE_S if jump < 0.5 and _moves_slowly(time_s[changed], value[changed], held_s, jump) else 0.0
 
 
-def _moves_slowly(time_s: Floats, value: Floats, held_s: float) -> bool:
+def _moves_slowly(time_s: Floats, value: Floats, held_s: float, jump: float) -> bool:
     width = round(_AVERAGE_S / held_s)
-    step = np.diff(value)
-    step = step[np.abs(np.diff(time_s) - held_s) < held_s / 2]
-    spread = float(np.ptp(np.quantile(value, (0.001, 0.999))))
-    if len(step) < 10 * width or spread <= 0.05 * abs(float(np.mean(value))):
+    step, next_to = np.diff(value), np.abs(np.diff(time_s) - held_s) < held_s / 2
+    step = step[next_to]
+    if len(step) < 10 * width:
         return False
+    # What enters a moving mean leaves it a second later, and no other lag knows of it.
+    lags = np.arange(1, 3 * width)
+    alike_at = np.array([np.mean(step[lag:] * step[:-lag]) for lag in lags]) / np.mean(step**2)
+    near = np.abs(lags - width) <= 1
+    if alike_at[near].min() < -0.35 and np.abs(alike_at[~near & (lags > width / 4)]).max() < 0.25:
+        return True
     noise = step[_TREND // 2 : -(_TREND // 2)] - np.convolve(step, np.full(_TREND, 1 / _TREND), "valid")
     alike = float(np.mean(noise[1:] * noise[:-1]) / (np.mean(noise**2) or 1.0))
-    slow = alike > -0.3 and np.abs(step).max() < spread * min(3 / width, 0.5)
-    return bool(slow and not _is_one_wave(time_s, value, float(np.abs(step[step != 0]).min())))
+    # A formula has no kinks. Straight lines between few of them are means of a load that steps.
+    bend, most = np.abs(np.diff(step)), float(np.abs(step).max())
+    kinks = bend.max() > (0.35 if width >= 10 else 0.7) * most
+    lines = (
+        np.mean(next_to) > 0.9
+        and np.mean(bend > 1e-6 * most) < 0.2
+        and jump < 0.06
+        and most > 0.03 * abs(float(np.mean(value)))
+    )
+    slow = alike > -0.3 and jump < min(4.2 / width, 0.5)
+    rounding = float(np.abs(step[step != 0]).min())
+    fine = rounding < 0.2 * most and not _is_one_wave(time_s, value, rounding)
+    return bool(slow and kinks and (lines or fine))
 
 
 def _is_one_wave(time_s: Floats, value: Floats, rounding: float) -> bool:
