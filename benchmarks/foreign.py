@@ -88,7 +88,7 @@ def near(value: float | None, wanted: float, within: float) -> bool:
 
 # ---- steps
 
-_STEPS = re.compile(r"[Rr]ight: (\d+) steps.*?of ([\d.]+) s")
+_STEPS = re.compile(r"[Rr]ight: (?:(\d+) steps.*?of ([\d.]+) (m?s)|no steps)")
 _ASKED = re.compile(r"wattune record (?:--steps (\S+) )?-- ")
 _TOKENS = re.compile(r"a step of ([\d.]+) s: (\d+) \* ([\d,]+)")
 _NUMBER = re.compile(r"(step:?\s+|iteration\s+|global_step[:=]\s*)(\d+)")
@@ -112,8 +112,8 @@ def steps_cases(folder: Path, storage: Path) -> Iterator[Answer]:
     for path in sorted(folder.glob("*.py")):
         text = path.read_text()[:2000]
         said, asked, own = _STEPS.search(text), _ASKED.search(text), told(path)
-        num = own.get("num_steps", int(said[1]) if said else None)
-        each_s = own.get("step_time_s", float(said[2]) if said else None)
+        num = own.get("num_steps", int(said[1] or 0) if said else None)
+        each_s = own.get("step_time_s", float(said[2] or 0) * (1e-3 if said[3] == "ms" else 1.0) if said else None)
         for source in dict.fromkeys((own.get("preset") or (asked[1] if asked else "") or "", "")):
             found = record(storage, source, sys.executable, path, folder=folder)
             yield judged_steps(f"{path.stem}, {source or 'auto'}", source, found, num, each_s)
@@ -152,7 +152,7 @@ def judged_steps(case: str, source: str, found: Mapping[str, Any], num: int | No
 
 # ---- failures
 
-_CASE = re.compile(r'case(?:\.startswith\(| == )"(\w+)"\)?:\s*# right: (.+)')
+_CASE = re.compile(r"^(?:el)?if case(.*):\s*# right: (.+)")
 
 
 def rights_of(folder: Path) -> dict[str, tuple[str, str]]:
@@ -161,7 +161,10 @@ def rights_of(folder: Path) -> dict[str, tuple[str, str]]:
     A case without a comment in `fail.py` is a control: it completes. A status that is not named is empty.
     """
     found = {
-        name: (text, "startswith" in line) for line in lines(folder / "fail.py") for name, text in _CASE.findall(line)
+        name: (text, "startswith" in condition)
+        for line in lines(folder / "fail.py")
+        for condition, text in _CASE.findall(line)
+        for name in re.findall(r'"([^"]+)"', condition)
     }
     rights = {}
     for case in yaml.safe_load((folder / "space.yaml").read_text())["flags"]["case"]:

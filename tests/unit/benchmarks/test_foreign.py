@@ -31,6 +31,8 @@ def test_what_is_right_is_read_from_the_cases_themselves() -> None:
     rights = script.rights_of(CASES / "failures")
     assert rights["advice"] == ("crashed", "AssertionError") and rights["fine"] == ("completed", "")
     assert {rights[f"jax{count}"] for count in range(5, 10)} == {rights["hip"]} == {("out_of_memory", "")}
+    assert script._STEPS.search("Right: no steps")[1] is None
+    assert script._STEPS.search("right: 40 steps (39 intervals) of 25 ms").groups() == ("40", "25", "ms")
     for path in (CASES / "steps").glob("*.py"):
         assert script._STEPS.search(path.read_text()[:2000]), path
     assert script._TOKENS.search((CASES / "steps" / "tokens_in_lines.txt").read_text())
