@@ -16,7 +16,7 @@ from wattune.plans.program import filled_arguments, values_of
 from wattune.recording import recorder
 from wattune.recording.recorder import record
 from wattune.recording.recording import run_of
-from wattune.run import RunStatus
+from wattune.run import Cause, RunStatus
 from wattune.steps.launch import environment
 from wattune.steps.reader import Step, StepReader
 from wattune.steps.source import AUTO
@@ -212,6 +212,6 @@ def test_without_triton_torchtitan_fails_in_one_clear_line(tmp_path: Path) -> No
         leads=True,
         orders=lambda timeout_s: time.sleep(timeout_s),
     ).until_over()
-    assert outcome.status is RunStatus.CRASHED
-    assert outcome.reason.startswith("exit code 1: rank 0: ModuleNotFoundError: No module named 'triton'")
+    assert outcome.status is RunStatus.INFRA_FAILED and outcome.cause is Cause.SURROUNDINGS
+    assert "exit code 1: rank 0: ModuleNotFoundError: No module named 'triton'" in outcome.reason
     assert "\n" not in outcome.reason

@@ -49,6 +49,8 @@ _ALWAYS: Final = _compiled(
         invalid device function|ERROR_INVALID_ISA|not compiled with (?:CUDA|ROCm|NCCL)|CUDA_HOME|Ninja is required
         [Ee]rror (?:building|compiling) (?:extension|objects)|compiled with different CUDA|used to compile PyTorch
         (?:Version|ContextualVersion)Conflict|Failed to import \S+ because|insufficient shared memory
+        pip install|operator \S+::\S+ does not exist|installed version|can't start new thread|items of ancdata
+        requires? (?:torch|transformers|accelerate|deepspeed|triton|CUDA|[Pp]ython)\b.*\d
         out of shared memory(?! \()|shared memory object|signal: Bus error|ibv_\w+\b.*Cannot allocate memory
         """,
     ),
@@ -56,10 +58,12 @@ _ALWAYS: Final = _compiled(
         SURROUNDINGS,
         r"""
         No space left on device|[Dd]isk quota exceeded|Read-only file system|Too many open files|Stale file handle
+        disk is full|readonly database|does not recognize this architecture
         \[Errno 5\]|[Aa]ddress already in use|EADDRINUSE|already exists and is not empty|PytorchStreamReader failed
         deserializing header|(?:/\S+|\.\w{2,5}['"]?) (?:does not exist|not found)
         \b40[13]\b.*(?:[Cc]lient|Forbidden|Unauthorized)|gated repo|Repository ?Not ?Found|valid model identifier
-        couldn't connect to|[Cc]ouldn't reach|offline mode|outgoing traffic|LocalEntryNotFound|Max retries exceeded
+        couldn't connect to|[Cc]ouldn't reach
+        [Oo]ffline ?[Mm]ode|outgoing traffic|LocalEntryNotFound|Max retries exceeded
         HTTPS?ConnectionPool|name resolution|Name or service not known|CERTIFICATE_VERIFY|DatasetNotFound
         does not appear to have a file named|[Ll]icen[cs]e .*(?:expired|invalid|fail|not (?:found|valid)|denied)
         api[_ ]?key|AuthenticationError|NoCredentials|AccessDenied|[Ii]nvalid (?:user )?token|huggingface-cli login
@@ -102,7 +106,7 @@ _ELSE: Final = _compiled(
     (
         KILLED,
         r"""
-        CANCELLED AT|NODE_FAIL|[Pp]reempted|got signal: (?:1|2|9|15)\b|[Rr]eceived SIGTERM
+        CANCELLED AT|NODE_FAIL|[Nn]ode failure|[Pp]reempted|got signal: (?:1|2|9|15)\b|[Rr]eceived SIGTERM
         SIGTERM received|KeyboardInterrupt|signal: Terminated
         """,
     ),
@@ -121,7 +125,8 @@ _ELSE: Final = _compiled(
         SURROUNDINGS,
         r"""
         (?:ModuleNotFound|Import|FileNotFound|Permission|NotADirectory|PackageNotFound)Error|[Pp]ermission denied
-        No such file or directory|command not found|\[Errno 1\]
+        No such file or directory|command not found|\[Errno 1\]|(?:[Cc]ould(?:n't| not)|[Uu]nable to) find '?/
+        [Dd]ata ?set .*(?:not found|does not exist|doesn't exist|missing)
         """,
     ),
 )

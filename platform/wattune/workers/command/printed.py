@@ -34,7 +34,7 @@ _ENDS_TRACEBACK: Final = re.compile(r"[A-Za-z_][\w.]*(?:\([\w.]+\))?(?:: |:?$)")
 _FATAL: Final = re.compile(
     r"(?P<said>Fatal Python error: .+|terminate called .*bad_alloc.*|(?:Memory access fault|HW Exception) by GPU.+"
     r"|.*aborting with error : .+|.*ProcessGroup\w+\.cpp.*(?:terminated with exception|Watchdog caught).+"
-    r"|slurmstepd: error: .*(?:DUE TO|[Kk]ill).*|srun: error: .*(?:Out Of Memory|Killed)"
+    r"|slurmstepd: error: .*(?:DUE TO|[Kk]ill).*|srun: error: .*(?:Out Of Memory|Killed|[Nn]ode failure).*"
     r"|F\d{4} .+|\S+ \S+ F \S+:\d+\] .+|(?:CUDA|HIP|NCCL)\s?[Ee]rror.*|(?:ERROR: )?Unexpected bus error.+"
     r"|(?:\S*sh|env|python[\d.]*|\w+run): .*(?:command not found|No such file|[Pp]ermission denied).*)"
     r"|\s*what\(\):\s*(?P<what>.+)"
