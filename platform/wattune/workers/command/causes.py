@@ -35,101 +35,76 @@ _OWN: Final = re.compile(
 """Exceptions that a program raises about itself, whatever their message says of memory or machines."""
 
 
-def _compiled(*kinds: tuple[Kind, str]) -> list[tuple[Kind, re.Pattern[str]]]:
-    """Compiles patterns, of which each line holds some alternatives."""
-    return [(kind, re.compile("|".join(map(str.strip, text.split("\n"))).strip("|"))) for kind, text in kinds]
+def _kinds(text: str) -> list[tuple[Kind, re.Pattern[str]]]:
+    """Reads lines with the name of a kind and its words; the first that are found count."""
+    rows = (line.split(maxsplit=1) for line in text.strip().splitlines())
+    return [(_NAMED[name], re.compile(words)) for name, words in rows]
 
 
-_ALWAYS: Final = _compiled(
-    (
-        SURROUNDINGS,
-        r"""
-        No module named|cannot import name|undefined symbol|cannot open shared object file|`?(?:GLIBC|CXXABI)\w*_\d
-        NVIDIA driver on your system|driver version is insufficient|no kernel image is available|NoBinaryForGpu
-        invalid device function|ERROR_INVALID_ISA|not compiled with (?:CUDA|ROCm|NCCL)|CUDA_HOME|Ninja is required
-        [Ee]rror (?:building|compiling) (?:extension|objects)|compiled with different CUDA|used to compile PyTorch
-        (?:Version|ContextualVersion)Conflict|Failed to import \S+ because|insufficient shared memory
-        pip install|operator \S+::\S+ does not exist|installed version|can't start new thread|items of ancdata
-        requires? (?:torch|transformers|accelerate|deepspeed|triton|CUDA|[Pp]ython)\b.*\d
-        out of shared memory(?! \()|shared memory object|signal: Bus error|ibv_\w+\b.*Cannot allocate memory
-        """,
-    ),
-    (
-        SURROUNDINGS,
-        r"""
-        No space left on device|[Dd]isk quota exceeded|Read-only file system|Too many open files|Stale file handle
-        disk is full|readonly database|does not recognize this architecture
-        \[Errno 5\]|[Aa]ddress already in use|EADDRINUSE|already exists and is not empty|PytorchStreamReader failed
-        deserializing header|(?:/\S+|\.\w{2,5}['"]?) (?:does not exist|not found)
-        \b40[13]\b.*(?:[Cc]lient|Forbidden|Unauthorized)|gated repo|Repository ?Not ?Found|valid model identifier
-        couldn't connect to|[Cc]ouldn't reach
-        [Oo]ffline ?[Mm]ode|outgoing traffic|LocalEntryNotFound|Max retries exceeded
-        HTTPS?ConnectionPool|name resolution|Name or service not known|CERTIFICATE_VERIFY|DatasetNotFound
-        does not appear to have a file named|[Ll]icen[cs]e .*(?:expired|invalid|fail|not (?:found|valid)|denied)
-        api[_ ]?key|AuthenticationError|NoCredentials|AccessDenied|[Ii]nvalid (?:user )?token|huggingface-cli login
-        """,
-    ),
-    (DEVICE_MEMORY, r"No available memory for the cache blocks"),
-)
+_NAMED: Final = {
+    "plan": PLAN,
+    "memory": DEVICE_MEMORY,
+    "host": HOST_MEMORY,
+    "device": DEVICE,
+    "network": NETWORK,
+    "killed": KILLED,
+    "around": SURROUNDINGS,
+}
+
+_ALWAYS: Final = _kinds(r"""
+    around  No module named|cannot import name|undefined symbol|cannot open shared object file
+    around  `?(?:GLIBC|CXXABI)\w*_\d|NVIDIA driver on your system|driver version is insufficient
+    around  no kernel image is available|NoBinaryForGpu|invalid device function|ERROR_INVALID_ISA
+    around  not compiled with (?:CUDA|ROCm|NCCL)|CUDA_HOME|Ninja is required
+    around  [Ee]rror (?:building|compiling) (?:extension|objects)|compiled with different CUDA
+    around  used to compile PyTorch|(?:Version|ContextualVersion)Conflict|Failed to import \S+ because
+    around  insufficient shared memory|pip install|operator \S+::\S+ does not exist|installed version
+    around  can't start new thread|items of ancdata
+    around  requires? (?:torch|transformers|accelerate|deepspeed|triton|CUDA|[Pp]ython)\b.*\d
+    around  out of shared memory(?! \()|shared memory object|signal: Bus error|ibv_\w+\b.*Cannot allocate memory
+    around  No space left on device|[Dd]isk quota exceeded|Read-only file system|Too many open files
+    around  Stale file handle|disk is full|readonly database|does not recognize this architecture|\[Errno 5\]
+    around  [Aa]ddress already in use|EADDRINUSE|already exists and is not empty|PytorchStreamReader failed
+    around  deserializing header|(?:/\S+|\.\w{2,5}['"]?) (?:does not exist|not found)
+    around  \b40[13]\b.*(?:[Cc]lient|Forbidden|Unauthorized)|gated repo|Repository ?Not ?Found
+    around  valid model identifier|couldn't connect to|[Cc]ouldn't reach|[Oo]ffline ?[Mm]ode|outgoing traffic
+    around  LocalEntryNotFound|Max retries exceeded|HTTPS?ConnectionPool|name resolution|Name or service not known
+    around  CERTIFICATE_VERIFY|DatasetNotFound|does not appear to have a file named
+    around  [Ll]icen[cs]e .*(?:expired|invalid|fail|not (?:found|valid)|denied)|api[_ ]?key|AuthenticationError
+    around  NoCredentials|AccessDenied|[Ii]nvalid (?:user )?token|huggingface-cli login
+    memory  No available memory for the cache blocks
+""")
 """Words that no program says of a plan, whatever the class of the exception."""
 
-_ELSE: Final = _compiled(
-    (HOST_MEMORY, r"running low on memory|DefaultCPUAllocator|_ArrayMemoryError"),
-    (PLAN, r"[Ii]nvalid ?[Uu]sage|Duplicate GPU|larger than max|out of resource"),
-    (
-        DEVICE_MEMORY,
-        r"""
-        RESOURCE_EXHAUSTED|ResourceExhausted|OutOfMemoryError|ERROR_OUT_OF_(?:MEMORY|RESOURCES)|hipErrorOutOfMemory
-        cudaErrorMemoryAllocation|STATUS_\w*ALLOC_FAILED|AllocFailed|OOM when allocating|executable batch size found
-        [Ff]ailed to (?:CUDA|HIP|cuda|hip) [cm]alloc|(?:CUDA|HIP|ROCm|XPU|MPS|NPU|GPU)\w*(?: backend)? out of memory
-        (?:error|failure|failed)\W{1,3}(?:\d+ )?'?out of memory
-        """,
-    ),
-    (
-        HOST_MEMORY,
-        r"""
-        MemoryError\b|(?:can't|[Cc]annot) allocate memory|bad_alloc|not enough memory: you tried|oom.kill|OOM.Killed
-        task\w* [\d,-]+: Out Of Memory|[Ee]xceeded (?:step|job) memory|Out of memory: Killed
-        Unable to allocate [\d.]+ [KMGTP]iB|(?:HostAlloc|[Hh]ost [cm]alloc|pinned)\b.*(?:fail|memory)
-        DataLoader worker .*signal: Killed|out of memory
-        """,
-    ),
-    (
-        DEVICE,
-        r"""
-        \bECC\b|NVLink error|NVLINK_UNCORRECTABLE|ECC_?(?:UN|NOT)\w+|off the bus|(?:GPU|[Dd]evice) (?:is )?lost|Xid
-        (?:error|failure|UDA)\W{1,3}(?:\d+ )?'?unknown error|hipErrorUnknown|busy or unavailable|GPU Hang
-        device handle|no (?:CUDA|ROCm)-capable device|No (?:CUDA |HIP )?GPUs are available|system not yet initialized
-        ERROR_NO_DEVICE|[Hh]ardware [Ee]rror|launch timed out
-        """,
-    ),
-    (
-        KILLED,
-        r"""
-        CANCELLED AT|NODE_FAIL|[Nn]ode failure|[Pp]reempted|got signal: (?:1|2|9|15)\b|[Rr]eceived SIGTERM
-        SIGTERM received|KeyboardInterrupt|signal: Terminated
-        """,
-    ),
-    (
-        NETWORK,
-        r"""
-        [NR]CCL\b|nccl\w*Error|DistBackend|DistNetwork|DistStore|collective operation timeout|watchdog|Rendezvous
-        [Cc]onnection (?:was )?(?:likely )?(?:closed|reset|refused|aborted|timed out)|Connection\w*Error
-        [Bb]roken ?[Pp]ipe|[Ss]ocket (?:closed|timeout|Timeout)|socket has timed out|recvVector|got 0 bytes
-        gloo/transport|connectFullMesh|exception on one of the ranks
-        pair closure|ibv_|NET/IB|[Tt]imed out (?:waiting|after)|\bUNAVAILABLE\b|DEADLINE_EXCEEDED
-        coordination service|No route to host|lost communication|(?:[Nn]etwork|[Hh]ost) is unreachable
-        """,
-    ),
-    (
-        SURROUNDINGS,
-        r"""
-        (?:ModuleNotFound|Import|FileNotFound|Permission|NotADirectory|PackageNotFound)Error|[Pp]ermission denied
-        No such file or directory|command not found|\[Errno 1\]|(?:[Cc]ould(?:n't| not)|[Uu]nable to) find '?/
-        [Dd]ata ?set .*(?:not found|does not exist|doesn't exist|missing)
-        """,
-    ),
-)
+_ELSE: Final = _kinds(r"""
+    host    running low on memory|DefaultCPUAllocator|_ArrayMemoryError
+    plan    [Ii]nvalid ?[Uu]sage|Duplicate GPU|larger than max|out of resource
+    memory  RESOURCE_EXHAUSTED|ResourceExhausted|OutOfMemoryError|ERROR_OUT_OF_(?:MEMORY|RESOURCES)
+    memory  hipErrorOutOfMemory|cudaErrorMemoryAllocation|STATUS_\w*ALLOC_FAILED|AllocFailed|OOM when allocating
+    memory  executable batch size found|[Ff]ailed to (?:CUDA|HIP|cuda|hip) [cm]alloc
+    memory  (?:CUDA|HIP|ROCm|XPU|MPS|NPU|GPU)\w*(?: backend)? out of memory
+    memory  (?:error|failure|failed)\W{1,3}(?:\d+ )?'?out of memory
+    host    MemoryError\b|(?:can't|[Cc]annot) allocate memory|bad_alloc|not enough memory: you tried|oom.kill
+    host    OOM.Killed|task\w* [\d,-]+: Out Of Memory|[Ee]xceeded (?:step|job) memory|Out of memory: Killed
+    host    Unable to allocate [\d.]+ [KMGTP]iB|(?:HostAlloc|[Hh]ost [cm]alloc|pinned)\b.*(?:fail|memory)
+    host    DataLoader worker .*signal: Killed|out of memory
+    device  \bECC\b|NVLink error|NVLINK_UNCORRECTABLE|ECC_?(?:UN|NOT)\w+|off the bus|(?:GPU|[Dd]evice) (?:is )?lost
+    device  Xid|(?:error|failure|UDA)\W{1,3}(?:\d+ )?'?unknown error|hipErrorUnknown|busy or unavailable|GPU Hang
+    device  device handle|no (?:CUDA|ROCm)-capable device|No (?:CUDA |HIP )?GPUs are available
+    device  system not yet initialized|ERROR_NO_DEVICE|[Hh]ardware [Ee]rror|launch timed out
+    killed  CANCELLED AT|NODE_FAIL|[Nn]ode failure|[Pp]reempted|got signal: (?:1|2|9|15)\b|[Rr]eceived SIGTERM
+    killed  SIGTERM received|KeyboardInterrupt|signal: Terminated
+    network [NR]CCL\b|nccl\w*Error|DistBackend|DistNetwork|DistStore|collective operation timeout|watchdog
+    network Rendezvous|[Cc]onnection (?:was )?(?:likely )?(?:closed|reset|refused|aborted|timed out)
+    network Connection\w*Error|[Bb]roken ?[Pp]ipe|[Ss]ocket (?:closed|timeout|Timeout)|socket has timed out
+    network recvVector|got 0 bytes|gloo/transport|connectFullMesh|exception on one of the ranks|pair closure|ibv_
+    network NET/IB|[Tt]imed out (?:waiting|after)|\bUNAVAILABLE\b|DEADLINE_EXCEEDED|coordination service
+    network No route to host|lost communication|(?:[Nn]etwork|[Hh]ost) is unreachable
+    around  (?:ModuleNotFound|Import|FileNotFound|Permission|NotADirectory|PackageNotFound)Error
+    around  [Pp]ermission denied|No such file or directory|command not found|\[Errno 1\]
+    around  (?:[Cc]ould(?:n't| not)|[Uu]nable to) find '?/
+    around  [Dd]ata ?set .*(?:not found|does not exist|doesn't exist|missing)
+""")
 _INNER: Final = re.compile(r"terminated with exception:\s*(?:\[[^\]]*\]\s*)?(?P<said>.+)")
 """A watchdog's words of another error, which counts."""
 
