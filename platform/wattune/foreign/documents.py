@@ -127,7 +127,7 @@ def exposition(text: str, times: Sequence[str], lines: Sequence[str]) -> TextTab
 
 
 _PERF: Final = re.compile(
-    r"\s*(?P<time>\d+\.\d+)[,;\s]+(?:S\d+\S*[,;\s]+\d+[,;\s]+)?(?P<joules>[\d.]+|<[\w ]+>)[,;\s]+Joules[,;\s]+"
+    r"\s*(?P<time>\d+\.\d+)[,;\s]+(?:S\d+\S*[,;\s]+\d+[,;\s]+)?(?P<joules>\d+(?:\.\d+)?|<[\w ]+>)[,;\s]+Joules[,;\s]+"
     r"\S*energy-(?P<what>pkg|ram|psys)\S*"
 )
 _PERF_NAMES: Final = {"pkg": "package_energy", "ram": "dram_energy", "psys": "node_energy"}
@@ -164,15 +164,16 @@ def emissions(table: pa.Table, where: str) -> pa.Table:
         PlanError: It has several runs, or its times cannot be read.
     """
     rows = table.to_pylist()
-    if len({row["run_id"] for row in rows}) > 1:
-        raise PlanError(f"{where} has {len({row['run_id'] for row in rows})} runs; keep the rows of one run_id")
     try:
+        runs = {row["run_id"] for row in rows}
         start = datetime.fromisoformat(rows[0]["timestamp"]) - timedelta(seconds=float(rows[0]["duration"]))
-    except (ValueError, TypeError) as error:
-        raise PlanError(f"{where}: timestamp and duration cannot be read: {error}") from error
+        none = {name for name in table.column_names if name.endswith("_energy") and float(rows[-1][name] or 0) == 0}
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise PlanError(f"{where} is not as CodeCarbon writes it: {error}; give the file as it wrote it") from error
+    if len(runs) > 1:
+        raise PlanError(f"{where} has {len(runs)} runs; keep the rows of one run_id")
     zero = {name: "0" if name.endswith("_energy") else text for name, text in rows[0].items()}
     whole = pa.Table.from_pylist([zero | {"timestamp": start.isoformat(timespec="seconds")}, *rows], table.schema)
     # Its power is of the last interval alone; an energy of 0 is of a device that it did not see.
-    none = {name for name in table.column_names if name.endswith("_energy") and float(rows[-1][name] or 0) == 0}
     kept = [name for name in table.column_names if not name.endswith("_power") and name not in none]
     return whole.select(kept).rename_columns([f"{name} [kWh]" if name.endswith("_energy") else name for name in kept])

@@ -11,13 +11,13 @@ import pyarrow as pa
 
 from wattune.analysis.metrics.energy import AVERAGE_S
 from wattune.arrays import Floats, Ints
-from wattune.errors import PlanError
+from wattune.errors import ImpossibleValueError, PlanError
 from wattune.foreign.formats import read_log
 from wattune.foreign.sampled import HOST, ForeignLog, Sampled, plain_name, tier_of
 from wattune.foreign.steps import steps_beside
 from wattune.recording.recording import measured_run
 from wattune.recording.window import STEADY, parse_window
-from wattune.schema import table_schema
+from wattune.schema import MOST_SPAN_NS, table_schema
 from wattune.storage.measured import RecordingFolder
 from wattune.storage.study import TrialFolder
 from wattune.telemetry.files.coverage import measured_facts
@@ -112,8 +112,10 @@ def import_logs(
             folder.write_spans(spans)
         folder.write_facts(facts_of_all)
         TrialFolder(folder.path).write_result(measured_run(folder.path))
-    except BaseException:  # such as a full disk: nothing stays
+    except BaseException as error:  # such as a full disk: nothing stays
         shutil.rmtree(folder.path)
+        if isinstance(error, ImpossibleValueError):
+            raise PlanError(f"{', '.join(log.file for log in logs)}: {error}") from error
         raise
     return folder.path
 
@@ -224,7 +226,10 @@ def _window(sampled: Sampled, where: str) -> dict[str, int]:
         for (_, _, name), (times, _, values) in sampled.items()
         if name in (*_POWERS, "energy_j")
     ]
-    read = [times for times in every if len(times)] or [times for times, _, _ in sampled.values()]
+    whole = [times for times, _, _ in sampled.values()]
+    if max(int(one.max()) for one in whole) - min(int(one.min()) for one in whole) > MOST_SPAN_NS:
+        raise PlanError(f"{where}: times more than {MOST_SPAN_NS / NS_PER_S / 86400:.0f} days apart; cut it to the run")
+    read = [times for times in every if len(times)] or whole
     start, end = min(int(one.min()) for one in read), max(int(one.max()) for one in read)
     if end <= start:
         raise PlanError(f"{where}: a single reading; give a log of a run, with two or more")

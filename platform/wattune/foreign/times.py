@@ -81,7 +81,7 @@ def _epochs(texts: pa.Array, numeric: pa.Array, unit: str) -> tuple[Ints, list[s
     if whole:
         ns = digits.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False) * scale
     else:
-        ns = np.round(np.nan_to_num(number.to_numpy(zero_copy_only=False)) * scale).astype(np.int64)
+        ns = np.round(np.clip(np.nan_to_num(number.to_numpy(zero_copy_only=False)) * scale, 0, 2**62)).astype(np.int64)
     ns[~np.asarray(numeric)] = NOT_A_TIME
     return ns, ["times count from the start of the log: its date is not known"] if median * scale < 1e17 else []
 

@@ -1,6 +1,7 @@
 """Damaged logs: each is refused in a line or read as what it says, and nothing stays half-written."""
 
 import json
+from contextlib import suppress
 
 import pytest
 from foreign_logs import LOGS
@@ -63,3 +64,21 @@ def test_noise_is_refused(tmp_path_factory: pytest.TempPathFactory, content: byt
     (folder / "log").write_bytes(content)
     with pytest.raises(PlanError):
         import_logs([folder / "log"], storage=folder / "s")
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    name=st.sampled_from(sorted(TEXTS)),
+    changes=st.lists(
+        st.tuples(st.integers(0, 10**6), st.sampled_from(list(b',;: \t\n"{}[]-.0123456789eEN|#'))), max_size=9
+    ),
+)
+def test_changed_bytes_end_in_a_line_or_a_recording(
+    tmp_path_factory: pytest.TempPathFactory, name: str, changes: list[tuple[int, int]]
+) -> None:
+    content, folder = bytearray(TEXTS[name]), tmp_path_factory.mktemp("bytes")
+    for at, byte in changes:
+        content[at % len(content)] = byte
+    (folder / name).write_bytes(bytes(content))
+    with suppress(PlanError):
+        assert (import_logs([folder / name], storage=folder / "s") / "run.json").is_file()
