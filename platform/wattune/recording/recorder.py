@@ -113,7 +113,7 @@ def record(
         command: The program and its arguments, and `NAME=VALUE` before it; empty records the machine.
         storage: Where recordings are kept, under `recordings/<name>`.
         seconds: Longest to record; a command that still runs then is sent SIGTERM.
-        name: The recording's name; None is `default_name`.
+        name: The recording's name; None is `default_name`, with a number behind it where that is taken.
         backends: Sensors to read, as `wattune.telemetry.registry.load_backend` takes it, or `simulated[:DEVICE]`; empty
             is `default_backends`.
         output: Destination of the command's output.
@@ -148,7 +148,8 @@ def record(
     backends = list(backends) or default_backends()
     read, simulated = split_simulated(backends)
     node = socket.gethostname()
-    folder = RecordingFolder.create(storage, name or default_name(command))
+    # Nodes of a job may begin the same program in one second, and would have one name.
+    folder = RecordingFolder.create(storage, name or default_name(command), number=0 if name else 1)
     facts: dict[str, Any] = {
         "kind": "recording",
         "command": masked_arguments(command),

@@ -201,8 +201,8 @@ class RecordingFolder(MeasuredFolder):
     """One recording. Its facts are in `manifest.json`, and telemetry is where a trial has it."""
 
     @classmethod
-    def create(cls, storage: Path, name: str) -> "RecordingFolder":
-        """Makes a new folder for a recording.
+    def create(cls, storage: Path, name: str, number: int = 0) -> "RecordingFolder":
+        """Makes a new folder for a recording; with a `number` the first that is free, by numbers behind its name.
 
         Raises:
             PlanError: The name cannot be a folder or is taken (a recording is never written over), or the storage
@@ -217,6 +217,9 @@ class RecordingFolder(MeasuredFolder):
         try:
             path.mkdir(mode=0o700)
         except FileExistsError:
+            if number:
+                stem = name.removesuffix(f"-{number}")[:90] if number > 1 else name[:90]
+                return cls.create(storage, f"{stem}-{number + 1}", number + 1)
             raise PlanError(f"{path} is there already; give another name, or remove it") from None
         return cls(path)
 

@@ -21,6 +21,7 @@ from wattune.steps.source import parse_source
 from wattune.storage import files
 from wattune.storage.digests import with_digest
 from wattune.storage.files import write_calibration
+from wattune.storage.measured import RecordingFolder
 
 
 @pytest.fixture(autouse=True)
@@ -204,6 +205,11 @@ def test_two_recordings_never_share_a_folder(tmp_path: Path) -> None:
     with pytest.raises(TelemetryError, match="given twice"):
         record(["true"], storage=tmp_path, backends=["host", "host"], name="b")
     assert not (tmp_path / "recordings" / "b").exists()
+
+
+def test_names_that_nobody_chose_are_numbered_where_they_meet(tmp_path: Path) -> None:
+    names = [RecordingFolder.create(tmp_path, "20261126-one-2", 1).path.name for _ in range(4)]
+    assert names == ["20261126-one-2", "20261126-one-2-2", "20261126-one-2-3", "20261126-one-2-4"]
 
 
 def test_a_program_the_kernel_refuses_leaves_nothing(tmp_path: Path) -> None:
