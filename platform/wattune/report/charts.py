@@ -55,7 +55,7 @@ def step_parts(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Chart | No
     figure = blank()
     for name in names:
         _draw_part(figure, name, labels, breakdowns)
-    figure.update_layout(barmode="stack", margin_t=44, bargap=0.35, legend_traceorder="normal")
+    figure.update_layout(barmode="stack", bargap=0.35, legend_traceorder="normal")
     figure.update_xaxes(title="mean step [ms]")
     figure.update_yaxes(autorange="reversed", automargin=True)
     caption = (

@@ -11,8 +11,11 @@ import plotly.io
 from plotly.offline import get_plotlyjs
 
 from wattune.errors import WattuneError
+from wattune.intervals import Interval
 from wattune.metrics import METRICS
+from wattune.ranking.frontier import PredictedPlan
 from wattune.report.markup import FONT, INK, LINE
+from wattune.run import Prediction
 from wattune.view.html import Html, fill, section
 
 IMAGE_SIZE: Final = (1120, 520)
@@ -67,7 +70,7 @@ class Chart:
 
 def blank() -> go.Figure:
     """Returns an empty figure, without a copy of plotly's own template, which the report's style leaves out."""
-    return go.Figure(layout={"template": "none"})
+    return go.Figure(layout={"template": "none", "margin": {"t": 44}})  # the legend stands there
 
 
 def write_images(charts: Sequence[Chart], folder: Path) -> list[Path]:
@@ -108,6 +111,12 @@ def script() -> Html:
 def plain(text: str) -> str:
     """Escapes text, so that plotly draws it as it is: plotly interprets some HTML."""
     return html.escape(text, quote=False)
+
+
+def error_bars(found: Sequence[Interval | Prediction | PredictedPlan], color: str) -> dict[str, Any]:
+    """Returns bars from the low to the high end of each; without length where the scatter is unknown."""
+    above, below = [one.high - one.value for one in found], [one.value - one.low for one in found]
+    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "color": color, "thickness": 1.2}
 
 
 def axis_title(metric: str) -> str:

@@ -1,12 +1,12 @@
 """The chart of what a bound costs: the best measured plan at each value of it, and beside it what is only predicted."""
 
-from typing import Any, Final
+from typing import Final
 
 import plotly.graph_objects as go
 
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.frontier import Frontier, FrontierPoint, PredictedPlan
-from wattune.report.figure import Chart, axis_title, blank, plain
+from wattune.report.figure import Chart, axis_title, blank, error_bars, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
 from wattune.units import format_probability
 from wattune.view.decisions import predicted_text
@@ -31,7 +31,6 @@ def frontier_chart(found: Frontier) -> Chart | None:
         _draw_measured(figure, undecided, metric, "measured, undecided", color=INFEASIBLE_COLOR, symbol="circle-open")
     if best:
         _draw_measured(figure, best, metric, "measured, holds every bound", color=FEASIBLE_COLOR, symbol="circle")
-    figure.update_layout(margin_t=44)
     limit = f" * {found.varied.limit_metric}" if found.varied.limit_metric else ""
     figure.update_xaxes(title=f"{axis_title(found.varied.metric)} {found.varied.operator} ...{limit}")
     figure.update_yaxes(title=axis_title(metric))
@@ -57,7 +56,7 @@ def _draw_measured(
     figure.add_scatter(
         x=[point.bound.factor for point, _ in points],
         y=[one.value for one in intervals],
-        error_y=_bars([one.value for one in intervals], [(one.low, one.high) for one in intervals], color),
+        error_y=error_bars(intervals, color),
         mode="lines+markers" if symbol == "circle" else "markers",
         line={"color": color, "shape": "hv", "width": 2},
         marker={"color": color, "symbol": symbol, "size": 11},
@@ -73,24 +72,13 @@ def _draw_predicted(figure: go.Figure, points: list[tuple[FrontierPoint, Predict
     figure.add_scatter(
         x=[point.bound.factor for point, _ in points],
         y=[one.value for _, one in points],
-        error_y=_bars([one.value for _, one in points], [(one.low, one.high) for _, one in points], PREDICTED_COLOR),
+        error_y=error_bars([one for _, one in points], PREDICTED_COLOR),
         mode="markers",
         marker={"color": PREDICTED_COLOR, "symbol": "diamond-open", "size": 10},
         name="predicted, never measured",
         hovertext=[_predicted_text(point, one, metric) for point, one in points],
         hoverinfo="text",
     )
-
-
-def _bars(values: list[float], ends: list[tuple[float, float]], color: str) -> dict[str, Any]:
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [high - value for value, (_, high) in zip(values, ends, strict=True)],
-        "arrayminus": [value - low for value, (low, _) in zip(values, ends, strict=True)],
-        "color": color,
-        "thickness": 1.2,
-    }
 
 
 def _measured_text(point: FrontierPoint, row: RankedTrial, metric: str) -> str:

@@ -3,7 +3,7 @@
 import html
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import plotly.graph_objects as go
 
@@ -12,7 +12,7 @@ from wattune.metrics import METRICS
 from wattune.objective import Constraint
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import Ranking, pareto_front
-from wattune.report.figure import DASHED, Chart, axis_title, blank, plain
+from wattune.report.figure import DASHED, Chart, axis_title, blank, error_bars, plain
 from wattune.report.labels import CHAR_WIDTH_PX, Box, placed
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
 from wattune.view.table import worded
@@ -58,7 +58,6 @@ def pareto(ranking: Ranking, plot_px: tuple[float, float] = PLOT_PX) -> Chart | 
             _draw_trials(figure, points, texts, sizes, hovers, color=color, symbol=symbol)
     for bound in ranking.constraints:
         _draw_bound(figure, ranking, bound, metric, across)
-    figure.update_layout(margin_t=44)
     figure.update_xaxes(title=axis_title(across), automargin=True)
     figure.update_yaxes(title=axis_title(metric))
     _leave_room(figure)
@@ -131,8 +130,8 @@ def _draw_trials(
     figure.add_scatter(
         x=[x.value for x in across],
         y=[y.value for y in up],
-        error_x=_bars(across, color),
-        error_y=_bars(up, color),
+        error_x=error_bars(across, color),
+        error_y=error_bars(up, color),
         mode="markers+text",
         name=str(points[0][0].verdict),
         marker={
@@ -277,10 +276,3 @@ def _hover(row: RankedTrial, metric: str, across: str) -> str:
     parts.append(f"{row.quality or 'not assessed'}{', simulated' if row.simulated else ''}")
     parts.append(plain(row.reason) if row.reason else "keeps every bound")
     return "<br>".join(parts)
-
-
-def _bars(intervals: Sequence[Interval], color: str) -> dict[str, Any]:
-    """Returns error bars over each interval, without length where the scatter is unknown."""
-    above = [found.high - found.value for found in intervals]
-    below = [found.value - found.low for found in intervals]
-    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "color": color, "thickness": 1}

@@ -5,7 +5,7 @@ import plotly.graph_objects as go
 from wattune.fidelity import is_burst
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import Ranking
-from wattune.report.figure import DASHED, Chart, axis_title, blank, plain
+from wattune.report.figure import DASHED, Chart, axis_title, blank, error_bars, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
 from wattune.run import Prediction, RunStatus
 from wattune.units import format_probability
@@ -35,7 +35,6 @@ def predictions(ranking: Ranking) -> Chart | None:
         drawn = [point for point, is_inside in zip(points, inside, strict=True) if is_inside is within]
         if drawn:
             _draw(figure, drawn, metric, name, color=color, symbol=symbol)
-    figure.update_layout(margin_t=44)
     figure.update_xaxes(title=f"measured {axis_title(metric)}")
     figure.update_yaxes(title=f"predicted {axis_title(metric)}")
     caption = (
@@ -74,14 +73,7 @@ def _draw(
     figure.add_scatter(
         x=[measured for _, _, measured in points],
         y=[found.value for _, found, _ in points],
-        error_y={
-            "type": "data",
-            "symmetric": False,
-            "array": [found.high - found.value for _, found, _ in points],
-            "arrayminus": [found.value - found.low for _, found, _ in points],
-            "color": color,
-            "thickness": 1.5,
-        },
+        error_y=error_bars([found for _, found, _ in points], color),
         mode="markers",
         name=name,
         marker={"color": color, "symbol": symbol, "size": 10},

@@ -47,7 +47,6 @@ def race(ranking: Ranking) -> Chart | None:
         figure.add_hline(
             y=until, line=DASHED, annotation={"text": f"told apart at {until:g}"}, annotation_position="top left"
         )
-    figure.update_layout(margin_t=44)
     figure.update_xaxes(title="repeats of the race", rangemode="tozero")
     figure.update_yaxes(title="P(best)", range=[0.0, 1.08])
     caption = (

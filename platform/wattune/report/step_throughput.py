@@ -48,7 +48,6 @@ def step_throughput(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Chart
     for steps in compared:
         first, last = map(int, steps.split("-"))
         figure.add_vrect(x0=first - 0.5, x1=last + 0.5, fillcolor="#8a94a3", opacity=0.15, line_width=0)
-    figure.update_layout(margin_t=44)
     figure.update_xaxes(title="step, in the order of the data")
     figure.update_yaxes(title=axis_title("tokens_per_s"), automargin=True)
     shaded = " Speed and energy are compared over the shaded steps." if compared else ""
@@ -78,15 +77,11 @@ def _stepped(ranking: Ranking, evidence: Mapping[str, Evidence]) -> list[RankedT
 
 def _tokens(row: RankedTrial) -> float | None:
     """Returns the tokens of a step; None where neither the space nor the program says them."""
-    return row.spec.tokens_per_step or _told_tokens(row)
+    told = (run.numbers.told_tokens_per_step for run in row.counted)
+    return row.spec.tokens_per_step or next((one for one in told if one is not None), None)
 
 
 def leaders(ranking: Ranking) -> Sequence[RankedTrial]:
     """Returns feasible trials by their probability to be the best, then the undecided ones."""
     likely = sorted(ranking.feasible, key=lambda row: -(row.best_probability or 0.0))
     return [*likely, *ranking.undecided]
-
-
-def _told_tokens(row: RankedTrial) -> float | None:
-    """Returns the tokens of a step that a command's program told; None where it told none."""
-    return next((told for run in row.counted if (told := run.numbers.told_tokens_per_step) is not None), None)
