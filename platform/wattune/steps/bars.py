@@ -131,15 +131,14 @@ class Bars:
             if bar is not but:
                 bar.marks.pause()
 
-    def best(self, *, surely: bool, checked: bool) -> tuple[PatternSteps | None, str]:
-        """Returns the steps of the bar that trains, and which it is or why there is none.
+    def best(self, *, trains: bool) -> tuple[PatternSteps | None, str, str]:
+        """Returns the steps of the bar that trains, if one may, which it is, and what speaks against it.
 
-        With `surely` a bar counts only where its words or a loss beside it say that it trains, and `checked` only where
-        the time it tells is not more than passed.
+        `trains` says that something else than the bar does, such as losses that are printed beside it.
         """
         bars = [bar for bar in self._bars.values() if bar.marks.steps and bar.trains is not False]
         if not bars:
-            return None, ""
+            return None, "", ""
         lowest = min(bar.label or (10**9,) for bar in bars)
         bars = [bar for bar in bars if (bar.label or (10**9,)) == lowest]
         for outer in list(bars):
@@ -152,11 +151,12 @@ class Bars:
                     bars.remove(inner)  # an evaluation between steps, or a part of each step
         bars.sort(key=lambda bar: (bar.trains is True, bar.active_ns), reverse=True)
         first, *others = bars
-        if surely and not first.trains:
-            return None, f"a {first.name} is shown, and nothing says that it trains; if so, give --steps tqdm"
         rival = next((bar for bar in others if bar.trains == first.trains), None)
-        if rival is not None and first.active_ns < DOMINANT_FRAC * rival.active_ns:
-            return None, f"a {first.name} and a {rival.name} cannot be told apart; give --steps a pattern of one"
-        if checked and first.told_s > 2 * ns_to_s(first.arrived_ns[-1] - first.arrived_ns[0]) + 3:
-            return None, f"a {first.name} is refused: it tells {first.told_s:.0f} s where less passed"
-        return first.marks, first.name
+        doubt = ""
+        if not trains and not first.trains:
+            doubt = "nothing says that it trains; if so, give --steps tqdm"
+        elif rival is not None and first.active_ns < DOMINANT_FRAC * rival.active_ns:
+            doubt = f"it cannot be told apart from a {rival.name}; give --steps a pattern of one"
+        elif first.told_s > 2 * ns_to_s(first.arrived_ns[-1] - first.arrived_ns[0]) + 3:
+            doubt = f"it tells {first.told_s:.0f} s where less passed"
+        return first.marks, first.name, doubt

@@ -68,7 +68,7 @@ class OutputSteps:
         label, begin = label_of(text)
         taken, shown = False, not self._shows_bars
         for source in [*self._patterns, None]:
-            if not shown and (source is None or source.preset == "lines"):
+            if not shown and not taken and (source is None or source.preset == "lines"):
                 shown, taken = True, self._bars.feed(text[begin:], mono_ns, label, self._log.rate)
             if source is not None and not taken and (found := re.search(source.pattern, text)):
                 # A number at the line's begin is its label only where the pattern does not need it.
@@ -89,13 +89,12 @@ class OutputSteps:
 
     def find(self) -> PatternSteps | None:
         """Judges all sources by what was printed so far, and returns the steps of the one that counts."""
-        candidates, problems = self._candidates()
-        self.name, self.confidence, self.problems = "none", "", problems
+        self.name, self.confidence, self.problems = "none", "", []
         good: list[tuple[str, PatternSteps, str]] = []
-        for name, marks in candidates:
-            said = _disagrees(marks)
+        for name, marks, doubt in self._candidates():
+            said = doubt or _disagrees(marks)
             if self._auto and said:
-                problems.append(f"{name} is refused: {said}")
+                self.problems.append(f"{name} is refused: {said}")
             elif not self._auto or (len(marks.steps) >= LEAST_FOUND and marks.step_s >= LEAST_STEP_S):
                 good.append((name, marks, said))
         if not good:
@@ -105,17 +104,17 @@ class OutputSteps:
         if others and not alike:
             # Lines that name a step say it more surely than a bar, which may count parts of a step.
             (name, marks, said), (other, one, _) = sorted(good[:2], key=lambda each: each[1].source.preset == "tqdm")
-            problems.append(
+            self.problems.append(
                 f"{name} has steps of {marks.step_s:.3g} s, {other} of {one.step_s:.3g} s: give --steps one"
             )
-        problems += [said] if said else []
+        self.problems += [said] if said else []
         sure = alike or (marks.told_frac > 0.7 and not said)
         self.confidence = "high" if sure else "low" if said or others else "medium"
         self.name = f"{name} (lines of its output, by their arrival)"
         return marks
 
-    def _candidates(self) -> tuple[list[tuple[str, PatternSteps]], list[str]]:
-        """Returns the sources that have steps, the surest first, and why others have none."""
+    def _candidates(self) -> list[tuple[str, PatternSteps, str]]:
+        """Returns the sources that have steps, the surest first, and what speaks against each."""
         found = {}
         for preset, streams in self._streams.items():
             # All ranks may print a step. Where a launcher says which, the lowest rank is taken, as it stands for all.
@@ -123,19 +122,14 @@ class OutputSteps:
             whole = [key for key, each in streams.items() if each.steps and 2 * len(each.steps) >= most]
             if whole:
                 found[preset] = streams[min(whole)]
-        order = [(str(each), found[each.preset]) for each in self._patterns if each.preset in found]
-        why = ""
+        order = [(str(each), found[each.preset], "") for each in self._patterns if each.preset in found]
         if self._shows_bars:
-            # Without a word of training a bar counts where it was asked for, or where losses are printed beside it.
-            surely = self._auto and not self._log.trains
-            marks, why = self._bars.best(surely=surely, checked=self._auto)
-            if marks is not None:
-                at = len(order) - ("lines" in found)
-                order.insert(at, (f"pattern {self._preset}: {why}", marks))
-                why = ""
-            elif not order and (marks := self._log.steps()) is not None:
-                order.append(("pattern huggingface: lines {'loss': ...} and train_runtime", marks))
-        return order, [why] if why else []
+            bar, name, doubt = self._bars.best(trains=self._log.trains)
+            if bar is not None:
+                order.insert(len(order) - ("lines" in found), (f"pattern {self._preset}: {name}", bar, doubt))
+            elif not order and (bar := self._log.steps()) is not None:
+                order.append(("pattern huggingface: lines {'loss': ...} and train_runtime", bar, ""))
+        return order
 
 
 def _disagrees(marks: PatternSteps) -> str:

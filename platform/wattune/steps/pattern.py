@@ -139,7 +139,8 @@ class PatternSteps:
                 self._counts.append(count)
             step_ns = None if time_ns is None else round(time_ns)
             self._first_ns = mono_ns if self._first_ns is None else self._first_ns
-            self._told_ns += count * step_ns if step_ns is not None and mono_ns > self._first_ns else 0
+            if step_ns is not None and mono_ns > self._first_ns and not self._paused:
+                self._told_ns += count * step_ns
             if self._before_ns is None:
                 self._together = []  # of the first lines together nobody knows how long they were held back
             self._num_paused += self._paused

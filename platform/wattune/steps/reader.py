@@ -1,5 +1,6 @@
 """Steps of a running command: from the files of its processes and from its output."""
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -9,6 +10,7 @@ from wattune.steps.files import StepFile
 from wattune.steps.output import OutputSteps
 from wattune.steps.process.writer import EVENTS, SUFFIX
 from wattune.steps.source import HOOKS, StepSource
+from wattune.units import ns_to_s
 
 _IN_WORDS: Final[Mapping[str, str]] = {
     "spans": "spans (told by the program)",
@@ -16,6 +18,10 @@ _IN_WORDS: Final[Mapping[str, str]] = {
     "lightning": "lightning (callback of its Trainer)",
     "optimizer": "optimizer (hook after each step of torch's optimizers)",
 }
+
+
+DIFFER_FRAC: Final = 0.25
+"""Share of a step's time by which the output's steps are others than those of optimizers."""
 
 
 class StepReader:
@@ -50,11 +56,25 @@ class StepReader:
             files = self._told = self._of_ranks(kind)
             if files:
                 self.source, self.confidence, self.per_device = _IN_WORDS[kind], "high", False
+                if kind == "optimizer":
+                    self._compare(min(files.items())[1].steps)
                 return {rank: tuple(file.steps) for rank, file in sorted(files.items())}
         found, output = self._output.find(), self._output
         self.source, self.confidence, self._problems = output.name, output.confidence, output.problems
         self.per_device = found is not None and found.per_device
         return {} if found is None else {0: tuple(found.steps)}
+
+    def _compare(self, steps: Sequence[Step]) -> None:
+        """Says where the output has other steps: several optimizers, or one that runs in turns, make more of them."""
+        said = self._output.find()
+        durations_ns = [step.duration_ns for step in steps]
+        # Single steps scatter where the host runs ahead, and an evaluation is part of one: either of the two is right.
+        mean_s, step_s = ns_to_s(statistics.fmean(durations_ns)), ns_to_s(statistics.median(durations_ns))
+        if said is not None and all(abs(said.step_s - each_s) > DIFFER_FRAC * each_s for each_s in (mean_s, step_s)):
+            self.confidence = "low"
+            self._problems.append(
+                f"optimizers have steps of {step_s:.3g} s, {self._output.name} of {said.step_s:.3g} s: give --steps one"
+            )
 
     @property
     def problems(self) -> Sequence[str]:

@@ -122,7 +122,7 @@ PRESETS: Final[Mapping[str, StepSource]] = MappingProxyType(
             _preset("maxtext", rf"completed step: {_STEP}, seconds: {_TIME}"),
             # karpathy/nanoGPT, train.py: "iter 100: loss 3.1234, time 250.11ms, mfu 30.12%", the time of that
             # iteration alone, an evaluation before it included.
-            _preset("nanogpt", rf"\biter {_STEP}: loss \S+, time {_TIME}ms", "ms"),
+            _preset("nanogpt", rf"\biter {_STEP}: loss \S+, time (?P<time>[0-9.]+)ms", "ms"),
             # Lines of any program that have the number of a step and a loss; see `_TRAINS`.
             _preset("lines", rf"(?i)^{_TRAINS}(?:.*?{_WORD_STEP}|.*?{_WORD_ITERATION}|.*?{_EPOCH_OF})"),
             # tqdm/std.py, format_meter: " 12%|#2        | 12/100 [00:14<01:48,  1.20s/it, loss=2.1]". Hugging Face's

@@ -148,3 +148,16 @@ def test_lines_that_tell_more_time_than_passed_are_said(tmp_path: Path) -> None:
     for step in range(1, 41):
         alone.feed("took 100.0 ms", step * 10**8 + (step % 3) * 2 * 10**7)
     assert len(alone.poll()[0]) == 40 and not alone.problems
+
+
+@pytest.mark.parametrize(("each", "confidence"), [(1, "high"), (2, "low")])
+def test_steps_of_optimizers_are_held_against_the_output(tmp_path: Path, each: int, confidence: str) -> None:
+    """Two optimizers that step in turn make two steps of one."""
+    reader = StepReader(tmp_path, parse_source("auto"))
+    for step in range(1, 21):
+        reader.feed(f"step {step} loss 2.1", step * each * 10**8)
+    header = json.dumps({"version": FORMAT_VERSION, "source": "optimizer", "rank": 0, "pid": 1})
+    bodies = [header, *(f"{at} {at * 10**8} {(at + 1) * 10**8} -" for at in range(20 * each))]
+    (tmp_path / "0-1-optimizer.steps").write_bytes(b"".join(map(line_of, bodies)))
+    assert len(reader.poll()[0]) == 20 * each and reader.source.startswith("optimizer")
+    assert reader.confidence == confidence and bool(reader.problems) == (confidence == "low")
