@@ -145,8 +145,8 @@ class Beforehand:
 
     def scatter(self) -> Numbers:
         """Returns the scatter that the storage's other studies on the same devices lead to expect."""
-        devices = {cluster.device for cluster in self.planned.spec.clusters}
-        each = self._others.studies
+        devices = {cluster.device for cluster in self.planned.spec.clusters if cluster.simulate_sensors_of is None}
+        each = self._others.studies if devices else ()  # simulated sensors learn nothing: nothing is read for them
         return learned_scatter([one for one in results if one[0].cluster.device in devices] for results in each)
 
     def _predict(self, specs: Sequence[TrialSpec]) -> Estimates | None:

@@ -212,6 +212,19 @@ def test_other_strategies_and_simulated_sensors_get_no_estimates(tmp_path: Path)
     assert Beforehand(planned, tmp_path).strategy().ask(3) == planned.strategy().ask(3)
 
 
+def test_a_study_with_simulated_sensors_reads_no_other_study_for_their_scatter(
+    tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    def read(_: StudyFolder) -> None:
+        raise AssertionError("another study was read")
+
+    monkeypatch.setattr(StudyFolder, "results", read)
+    StudyFolder.create(tmp_path, "earlier", {"study": "earlier"})
+    assert Beforehand(api.plan(SPACES / "cpu_smoke.yaml"), tmp_path).scatter() == NO_NUMBERS
+    with pytest.raises(AssertionError):
+        Beforehand(api.plan(SPACE), tmp_path).scatter()
+
+
 def test_scatter_is_learned_from_the_other_studies_of_the_same_device(tmp_path: Path) -> None:
     planned = guided(tmp_path, constraints=[])
     spec = planned.kept[0].spec
