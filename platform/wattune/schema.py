@@ -188,6 +188,16 @@ BOUNDS: Final[dict[str, Bound]] = {
 MOST_SPAN_NS: Final = 31 * 24 * 3600 * NS_PER_S
 """Longest window, and time from the first to the last row of a table. Analysis takes memory in proportion: 4 GB."""
 
+POWER_COLUMNS: Final = (("ring", "power_w"), ("fast", "power_instant_w"))
+"""Tiers and columns that may hold a device's power, the finest first."""
+
+COVERED_PERIODS: Final = 3.0
+"""An interval between readings counts as covered up to this many usual ones. The H200's 20 ms ring has single intervals
+to 46 ms (measured on four of them, driver 580.159.04)."""
+
+LEAST_COUNTER_SPAN_S: Final = 5.0
+"""Shortest span over which an energy counter is held against an integral: it steps every 100 ms, 2 % of 5 s."""
+
 PHASES: Final = ("step", "forward", "backward", "optimizer", "wait")
 """Phases that workers record as spans."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from wattune.analysis.metrics.doubts import AVERAGED, MILDER, OF_POWER, TIME_ZONE
-from wattune.analysis.metrics.energy import COVERED_PERIODS, LEAST_COVERAGE_FRAC
+from wattune.analysis.metrics.energy import LEAST_COVERAGE_FRAC
 from wattune.analysis.metrics.outlier import BROKEN_FRAC, VARIES_FRAC
 from wattune.analysis.metrics.speed import step_times_s
 from wattune.analysis.metrics.step_breakdown import HOST_BOUND_FRAC
@@ -16,6 +16,7 @@ from wattune.analysis.signals.readings import HOST
 from wattune.analysis.signals.steady_state import drift_frac
 from wattune.fidelity import BURST, FIDELITY, STOPPED_EARLY
 from wattune.run import INDICATIVE, INVALID, PUBLISHABLE, QUALITIES
+from wattune.schema import COVERED_PERIODS
 from wattune.units import ns_to_s
 
 Found: TypeAlias = Mapping[str, float]

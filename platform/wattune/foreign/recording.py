@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from wattune.analysis.metrics.energy import AVERAGE_S
+from wattune.analysis.signals.sensor_check import AVERAGE_S
 from wattune.arrays import Floats, Ints
 from wattune.errors import ImpossibleValueError, PlanError
 from wattune.foreign.formats import read_log

@@ -9,25 +9,13 @@ import numpy as np
 from wattune.analysis.metrics.excursion import Excursions
 from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.readings import Readings
-from wattune.analysis.signals.sensor_check import averaged_over_s, longest_hold, unwrapped_j
+from wattune.analysis.signals.sensor_check import AVERAGE_S, averaged_over_s, longest_hold, unwrapped_j
 from wattune.analysis.signals.series import Series
 from wattune.arrays import Floats
-from wattune.schema import DeviceKey
-
-COVERED_PERIODS: Final = 3.0
-"""An interval between samples counts as covered up to this many of the series' usual intervals.
-
-The H200's 20 ms ring has single intervals to 46 ms (measured on four of them, driver 580.159.04).
-"""
-
-_POWER: Final = (("ring", "power_w"), ("fast", "power_instant_w"))
-"""Tiers and columns that may hold a device's power, the finest first."""
+from wattune.schema import COVERED_PERIODS, LEAST_COUNTER_SPAN_S, POWER_COLUMNS, DeviceKey
 
 _AVERAGE: Final = ("slow", "power_average_w")
 """The driver's own mean of power: it has the energy and no peaks. It counts where nothing finer was read."""
-
-AVERAGE_S: Final = 1.0
-"""Length of that mean on Ampere and later parts (nvml.h, nvmlDeviceGetPowerUsage). Other tools name none."""
 
 LEAST_COVERAGE_FRAC: Final = 0.9
 """Share of the window that a power series must cover; below it there are no metrics of power or energy."""
@@ -40,9 +28,6 @@ MOST_INTERVALS: Final = 2**13
 
 RING_PERIOD_MAX_S: Final = 0.025
 """Longest sensor period whose samples count as 20 ms means: the H200's ring has 20 ms, other rings are slower."""
-
-LEAST_COUNTER_SPAN_S: Final = 5.0
-"""Shortest span over which a counter is compared with an integral: it steps every 100 ms, 2 % of 5 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +168,7 @@ def _read_at_all(aligned: Aligned, devices: list[DeviceKey]) -> bool:
     """Returns true if any power of a sensor was read, at any time."""
     return any(
         device in aligned.tiers.get(tier, {}) and aligned.tiers[tier][device].series(column) is not None
-        for tier, column in (*_POWER, _AVERAGE)
+        for tier, column in (*POWER_COLUMNS, _AVERAGE)
         for device in devices
     )
 
@@ -209,7 +194,7 @@ def _best_trace(
 def _traces(aligned: Aligned, devices: list[DeviceKey]) -> Iterator[tuple[PowerTrace, Series] | None]:
     """Yields every trace of a sensor's power with its series, the finest first; None for one outside the window."""
     finer = False
-    for tier, column in (*_POWER, _AVERAGE):
+    for tier, column in (*POWER_COLUMNS, _AVERAGE):
         for device in devices if not (finer and tier == "slow") else ():
             readings = aligned.tiers.get(tier, {}).get(device)
             raw = readings.series(column) if readings is not None else None

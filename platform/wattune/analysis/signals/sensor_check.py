@@ -9,8 +9,9 @@ from wattune.arrays import Floats
 
 _ROWS: Final = 2**14
 _FEWEST_CHANGES: Final = 8
-_AVERAGE_S: Final = 1.0
-"""Window of the averages that are sold as instants: NVML's GetPowerUsage, and most loggers."""
+AVERAGE_S: Final = 1.0
+"""Window of the averages that are sold as instants: nvmlDeviceGetPowerUsage on Ampere and later (nvml.h). Others
+name none."""
 _TREND: Final = 9
 _EVEN_FRAC: Final = 0.25
 """Spread of the times between changes up to which a sensor, and not the rounding of its values, sets them."""
@@ -38,18 +39,18 @@ def averaged_over_s(series: Series) -> float:
         return 0.0
     apart_s, read_s = np.diff(time_s[changed])[1:], float(np.median(np.diff(time_s)))
     held_s = float(np.median(apart_s))
-    if held_s >= _AVERAGE_S / 2:
+    if held_s >= AVERAGE_S / 2:
         even = float(np.median(np.abs(apart_s - held_s))) < _EVEN_FRAC * held_s
         levels = len(np.unique(value[changed]))  # a wave of a load has two or three
         return held_s if even and held_s > 4 * read_s and levels > 3 else 0.0
-    if held_s > _AVERAGE_S / 4 or not np.ptp(value):
+    if held_s > AVERAGE_S / 4 or not np.ptp(value):
         return 0.0
     jump = float(np.abs(np.diff(value)).max()) / float(np.ptp(np.quantile(value, (0.001, 0.999))) or np.ptp(value))
-    return _AVERAGE_S if jump < 0.5 and _moves_slowly(time_s[changed], value[changed], held_s, jump) else 0.0
+    return AVERAGE_S if jump < 0.5 and _moves_slowly(time_s[changed], value[changed], held_s, jump) else 0.0
 
 
 def _moves_slowly(time_s: Floats, value: Floats, held_s: float, jump: float) -> bool:
-    width = round(_AVERAGE_S / held_s)
+    width = round(AVERAGE_S / held_s)
     step, next_to = np.diff(value), np.abs(np.diff(time_s) - held_s) < held_s / 2
     step = step[next_to]
     if len(step) < 10 * width:

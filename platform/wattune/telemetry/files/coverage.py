@@ -13,18 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wattune.arrays import Floats, Ints
-from wattune.schema import TELEMETRY
+from wattune.schema import COVERED_PERIODS, LEAST_COUNTER_SPAN_S, POWER_COLUMNS, TELEMETRY
 from wattune.units import NS_PER_S, ns_to_s
 
-COVERED_INTERVALS: Final = 3.0
-"""An interval between readings counts as covered up to this many usual ones, as in `analysis`, which says why."""
 LEAST_CHANGES: Final = 3
 """Changes of a value from which on the time between them says something."""
-LEAST_COUNTER_SPAN_S: Final = 5.0
-"""Shortest span over which an energy counter is held against an integral: it steps every 100 ms (measured on H200)."""
-
-_POWER: Final = (("ring", "power_w"), ("fast", "power_instant_w"))
-"""Tiers and columns of a device's power, best first."""
 
 
 def measured_facts(tables: Mapping[str, pa.Table]) -> dict[str, dict[str, Any]]:
@@ -37,7 +30,7 @@ def measured_facts(tables: Mapping[str, pa.Table]) -> dict[str, dict[str, Any]]:
         By device, and there:
 
         - by tier: `rows`, `interval_s` (median time between readings), `longest_gap_s`, `coverage_frac` (share of the
-          recording in intervals of at most `COVERED_INTERVALS` usual ones), `gaps` (how many are longer), `gap_s` (what
+          recording in intervals of at most `COVERED_PERIODS` usual ones), `gaps` (how many are longer), `gap_s` (what
           those are longer than a usual one, together), and `sensor_period_s` by column, the median time between changes
           of the value: of a steady signal an upper bound, and left out where it hardly moved;
         - `energy`, where a counter and a power series span `LEAST_COUNTER_SPAN_S` together: `source` (the series'
@@ -78,7 +71,7 @@ def _tier_facts(tier: str, rows: pa.Table) -> dict[str, Any]:
         return facts
     intervals_ns = np.diff(times_ns)
     usual_ns = float(np.median(intervals_ns))
-    whole = intervals_ns <= COVERED_INTERVALS * usual_ns
+    whole = intervals_ns <= COVERED_PERIODS * usual_ns
     covered_ns, gaps_ns = intervals_ns[whole].sum(), intervals_ns[~whole]
     facts |= {
         "interval_s": ns_to_s(usual_ns),
@@ -126,7 +119,7 @@ def _readings(tier: str, rows: pa.Table, column: str) -> tuple[Ints, Floats]:
 
 
 def _energy_facts(tiers: Mapping[str, pa.Table]) -> dict[str, Any] | None:
-    source = next((one for one in _POWER if one[0] in tiers and one[1] in tiers[one[0]].column_names), None)
+    source = next((one for one in POWER_COLUMNS if one[0] in tiers and one[1] in tiers[one[0]].column_names), None)
     if source is None or "slow" not in tiers or "energy_j" not in tiers["slow"].column_names:
         return None
     power_ns, power_w = _readings(source[0], tiers[source[0]], source[1])

@@ -12,12 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import run_data
 
-from wattune.analysis.metrics.energy import COVERED_PERIODS, LEAST_COUNTER_SPAN_S
 from wattune.analysis.summary import summarize
 from wattune.schema import TELEMETRY
 from wattune.storage.measured import MeasuredFolder
 from wattune.telemetry.backend import DeviceInfo
-from wattune.telemetry.files import coverage
 from wattune.telemetry.files.coverage import measured_facts
 
 GOLDEN = Path(__file__).parents[3] / "golden/h200x4"
@@ -72,11 +70,6 @@ def test_what_is_known_of_h200_sensors_is_found_in_recordings(recording: str, er
         assert device["fast"]["interval_s"] == pytest.approx(0.05, rel=0.01)
         assert device["fast"]["sensor_period_s"]["power_instant_w"] == pytest.approx(0.1, rel=0.02)
         assert device["energy"]["source"] == "ring" and abs(device["energy"]["error_frac"]) < error_frac
-
-
-def test_bounds_are_those_of_the_analysis() -> None:
-    assert coverage.COVERED_INTERVALS == COVERED_PERIODS
-    assert coverage.LEAST_COUNTER_SPAN_S == LEAST_COUNTER_SPAN_S
 
 
 @settings(max_examples=50, deadline=None)
