@@ -41,7 +41,11 @@ def steps_beside(
     Raises:
         PlanError: It has no times or no steps, or is of another time than the sensors.
     """
-    where, text = path.name, plain_text(path.read_bytes(), path.name)
+    where = path.name
+    try:
+        text = plain_text(path.read_bytes(), where)
+    except OSError as error:
+        raise PlanError(f"--steps: {path} cannot be read: {error.strerror}; give the training run's log") from error
     source, lines, stamps = AUTO, *_stamped(text)
     found = separated(text.split("\n"), [], where)
     words = {named(name)[0]: name for name in (found[0].column_names if found else ())}

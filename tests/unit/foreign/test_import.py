@@ -163,6 +163,17 @@ def test_what_has_no_steps_is_refused(wattune: Verb, tmp_path: Path, text: str, 
     assert code == 2 and said in err.replace("tells", "tell")
 
 
+def test_files_that_are_not_there_are_named(wattune: Verb, tmp_path: Path) -> None:
+    nvidia_smi(tmp_path / "a.csv")
+    code, _, err = wattune("import", tmp_path / "a.csv", "--storage", tmp_path, "--steps", tmp_path / "none.log")
+    assert code == 2 and "none.log cannot be read" in err
+    code, _, err = wattune("import", tmp_path / "b.csv", tmp_path, "--storage", tmp_path)
+    assert code == 2 and err.count("is not a file") == 2
+    imported(wattune, tmp_path / "a.csv", storage=tmp_path)
+    code, _, err = wattune("import", tmp_path / "a.csv", "--storage", tmp_path, "--name", "N")
+    assert code == 2 and "is there already" in err
+
+
 def test_logs_of_two_zones_are_not_joined(wattune: Verb, tmp_path: Path) -> None:
     nvidia_smi(tmp_path / "a.csv")
     megatron(tmp_path / "train.log", zone_s=3600)
