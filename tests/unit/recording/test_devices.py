@@ -159,6 +159,38 @@ def test_without_a_choice_the_processes_tell(
     assert choice.counted(manifest(users, at_start), told)["counted"] == counting
 
 
+SHARED_DRIVER = """
+import json, pathlib, pytest
+from fake_nvml import FakeGpu, RunningNvml
+def processes(gpu):
+    users = json.loads(pathlib.Path({users!r}).read_text())
+    return [(pid, 10**9) for pid in users.get(gpu.uuid[-1], [])]
+FakeGpu.processes = property(processes, lambda *_: None)
+RunningNvml(3).install(pytest.MonkeyPatch())
+"""
+
+
+def test_the_driver_s_list_of_processes_tells_the_command_s_devices_from_a_stranger_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole path: NVML's list in the sampler, the command's tree in the recorder, energy in the result."""
+    users = tmp_path / "users"
+    (tmp_path / "sitecustomize.py").write_text(SHARED_DRIVER.format(users=str(users)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with subprocess.Popen(["sleep", "60"]) as stranger:
+        users.write_text(f'{{"0": [{stranger.pid}]}}')
+        script = f"""echo '{{"0": [{stranger.pid}], "1": ['$$']}}' > {users}; sleep 6"""
+        path = record(["sh", "-c", script], storage=tmp_path, backends=["host", "nvml"], name="a")
+        stranger.kill()
+    found = recorded(path)
+    assert list(map(str, found.devices)) == [f"{load(path).facts['node']}/gpu1"]
+    assert {one.rpartition("/")[2] for one in found.others} == {"gpu0", "gpu2"}
+    assert found.devices_why == "processes of the command were on them" and found.window_s is not None
+    (own,) = found.devices.values()
+    assert found.energy_j == pytest.approx(own["device_power_mean_w"] * found.window_s, rel=1e-6)
+    assert "other_gpu_users" not in run_of(path).quality_reasons
+
+
 def test_what_a_variable_names_counts_with_what_the_processes_use() -> None:
     choice = Choice(None, {"CUDA_VISIBLE_DEVICES": "0"}, None)
     choice.pids.add(7)
