@@ -185,8 +185,11 @@ BOUNDS: Final[dict[str, Bound]] = {
 }
 """Values that columns can have, in the one place where that is said; `wattune.storage.values` refuses others."""
 
-MOST_SPAN_NS: Final = 31 * 24 * 3600 * NS_PER_S
-"""Longest window, and time from the first to the last row of a table. Analysis takes memory in proportion: 4 GB."""
+MOST_SPAN_NS: Final = 400 * 24 * 3600 * NS_PER_S
+"""Longest time from the first to the last row of a table."""
+
+MOST_WINDOW_NS: Final = 31 * 24 * 3600 * NS_PER_S
+"""Longest window. Analysis takes memory in proportion to it: 4 GB a node for this one."""
 
 POWER_COLUMNS: Final = (("ring", "power_w"), ("fast", "power_instant_w"))
 """Tiers and columns that may hold a device's power, the finest first."""

@@ -149,6 +149,9 @@ def test_not_a_number_is_no_reading(folder):
     assert finite(found) and found.summary.tags["power_source"] == "fast"
     changed(tier(folder, "fast"), "power_instant_w", lambda v: v * np.nan)
     found = inspect(folder)
+    assert found.summary.tags["power_source"] == "average" and "excursion_count" not in found.summary.metrics
+    changed(tier(folder, "slow"), "power_average_w", lambda v: v * np.nan)
+    found = inspect(folder)
     assert (found.summary.quality, not POWER & found.summary.metrics.keys()) == ("indicative", True)
     assert "no_device_power" in found.summary.quality_reasons
 

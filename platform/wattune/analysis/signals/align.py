@@ -28,7 +28,7 @@ from wattune.analysis.signals.readings import (
 from wattune.analysis.signals.steps import Steps, find_steps
 from wattune.arrays import Ints
 from wattune.errors import ImpossibleValueError
-from wattune.schema import MOST_SPAN_NS, DeviceKey
+from wattune.schema import MOST_WINDOW_NS, DeviceKey
 from wattune.units import NS_PER_S
 
 _SPAN_KEYS: Final = ("node", "device", "rank", "step", "phase", "start_mono_ns", "end_mono_ns", "start_wall_ns")
@@ -98,7 +98,7 @@ def align(
     length.
 
     Raises:
-        ImpossibleValueError: The window is longer than `wattune.schema.MOST_SPAN_NS`.
+        ImpossibleValueError: The window is longer than `wattune.schema.MOST_WINDOW_NS`.
     """
     sources = {tier: as_source(table) for tier, table in tables.items()}
     spans = None if spans is None else with_values(spans, _SPAN_KEYS)
@@ -108,9 +108,9 @@ def align(
         window = int(steps.start_ns.min()), int(steps.end_ns.max())
     if window is None or window[1] <= window[0]:
         return None
-    if window[1] - window[0] > MOST_SPAN_NS:
+    if window[1] - window[0] > MOST_WINDOW_NS:
         span_s = (window[1] - window[0]) / NS_PER_S
-        raise ImpossibleValueError(f"window: got {span_s:.6g} s, allowed: {MOST_SPAN_NS // NS_PER_S:,} s")
+        raise ImpossibleValueError(f"window: got {span_s:.6g} s, allowed: {MOST_WINDOW_NS // NS_PER_S:,} s")
     cache = ReadingsCache()
     tiers = {name: Tier(name, source, anchors_ns, window[0], cache) for name, source in sources.items()}
     known = {
