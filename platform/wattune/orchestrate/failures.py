@@ -43,6 +43,9 @@ _LONGEST_REASON: Final = 120
 _COUNTED: Final = (RunStatus.CRASHED, RunStatus.TIMED_OUT, RunStatus.INVALID, RunStatus.INFRA_FAILED)
 """Statuses that end a row of trials. Out of memory and a broken limit are findings about a plan, however many."""
 
+_BY_WORDS: Final = (Cause.DEVICE, Cause.NETWORK, Cause.WORKER_KILLED)
+"""Causes of which one device or program may have several: alike are those with the same words."""
+
 _OF_THE_MACHINE: Final = frozenset(
     (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 )
@@ -153,7 +156,7 @@ def likeness(result: Run) -> str | None:
     cause = result.tags.get(CAUSE_TAG)
     if is_surrounded(result):  # another file or library is another reason
         return re.sub(r"\d+", "#", result.reason)
-    if cause is not None:
+    if cause is not None and cause not in _BY_WORDS:
         return f"{result.status}: {cause}"
     plain = re.sub(r"'[^']*'|\"[^\"]*\"|\S*[\d/]\S*", "#", result.reason)
     return f"{result.status}: {' '.join(plain.lower().split())[:_LONGEST_REASON]}"

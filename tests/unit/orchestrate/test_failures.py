@@ -45,6 +45,8 @@ def test_what_differs_from_trial_to_trial_is_no_other_reason(one: str, other: st
     first, second = (likeness(ended(RunStatus.CRASHED, text)) for text in (one, other))
     assert (first == second) is alike
     assert likeness(ended(RunStatus.TIMED_OUT, one)) != first
+    broken = [Failure(Cause.DEVICE, text).of(ended(RunStatus.CRASHED)) for text in (one, other)]
+    assert (likeness(broken[0]) == likeness(broken[1])) is alike, "two faults of a device are two reasons"
 
 
 def test_findings_about_plans_are_in_no_row() -> None:
