@@ -41,12 +41,7 @@ class OtherStudies:
     """The other studies of a storage: what their trials measured, and the coefficients of predictions that follow."""
 
     def __init__(self, storage: Path, *, apart_from: str = "") -> None:
-        """Reads nothing yet.
-
-        Args:
-            storage: The local folder of studies and fits.
-            apart_from: A study whose trials do not count, since it is what is predicted.
-        """
+        """Reads nothing yet of the local studies; trials of the one that is predicted (`apart_from`) do not count."""
         self._storage, self._apart_from = storage, apart_from
         self.coefficients = cache(self._coefficients)
         """Finds a device's coefficients: its fit in the storage, and defaults where that has none. Raises `PlanError`
@@ -87,10 +82,9 @@ class OtherStudies:
     def results(self, devices: Sequence[DeviceSpec], *, each_once: bool = False) -> list[MeasuredTrial]:
         """Returns the results that are of some devices, newest study first, at most `MOST_EARLIER`.
 
-        Args:
-            devices: The devices. One of a study's own is another one where its figures are, whatever its name.
-            each_once: True for one ordinary result of each trial, a completed one where there is one. Repeats of a
-                trial are no other plans that agree with it, and those of a reference trial would crowd out the rest.
+        A device of a study's own is another one where its figures are, whatever its name. `each_once` takes one
+        ordinary result of each trial, a completed one where there is one. Repeats of a trial are no other plans that
+        agree with it, and those of a reference trial would crowd out the rest.
         """
         found: list[MeasuredTrial] = []
         places: dict[TrialSpec, int] = {}
@@ -119,13 +113,7 @@ class Beforehand:
     """The study, with the candidates that the estimates are of."""
 
     def __init__(self, planned: StudyPlan, storage: Path, specs: Sequence[TrialSpec] | None = None) -> None:
-        """Reads and computes nothing yet.
-
-        Args:
-            planned: The study.
-            storage: The local folder of studies and fits.
-            specs: Instead of the candidates.
-        """
+        """Reads and computes nothing yet; `specs` stand in for the candidates."""
         self.planned = planned
         self._storage = storage
         self._specs = planned.candidates.specs if specs is None else specs
@@ -186,11 +174,8 @@ class Beforehand:
     def fitting(self, began: Callable[[TrialSpec], bool]) -> "Beforehand":
         """Rejects the candidates that run out of memory with a probability above `CERTAIN`, by the rule `memory`.
 
-        Args:
-            began: Tells whether a trial is in the study already: it stays, whatever is estimated.
-
-        Returns:
-            What is known of the others, and of the trial that `search.reference` names.
+        A trial that began in the study stays, whatever is estimated. Returns what is known of the others, and of the
+        trial that `search.reference` names.
         """
         found, kept = self.estimates, self.planned.kept
         over = np.flatnonzero(self.out_of_memory.estimated > CERTAIN).tolist()
@@ -283,10 +268,7 @@ class Beforehand:
 def known_before(planned: StudyPlan, study: StudyFolder, *, try_all: bool = False) -> Beforehand:
     """Returns what is known of a study before its next trial, without the candidates that do not fit their devices.
 
-    Args:
-        planned: The study.
-        study: Its folder. What began there stays among the candidates, whatever is estimated.
-        try_all: True keeps every candidate.
+    What began in its folder stays among them, whatever is estimated; `try_all` keeps every candidate.
     """
     known = Beforehand(planned, study.path.parent)
     begun = cache(lambda: {folder.key()[0] for folder in study.trials()})

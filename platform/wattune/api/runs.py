@@ -311,9 +311,7 @@ def _budget(
 def _hours_until(deadline: str | datetime, now: datetime) -> float:
     """Returns the hours from now to a deadline: the next time of that clock reading, or a date with time.
 
-    Args:
-        deadline: Without a zone it is in that of `now`.
-        now: Without a zone it is this machine's local time.
+    A deadline without a zone is in that of `now`, which without one is this machine's local time.
 
     Raises:
         PlanError: It is neither, or it has passed.
@@ -480,11 +478,7 @@ def environment_tags() -> dict[str, str]:
 
 
 def git_commit(package: Path) -> str:
-    """Returns the commit of wattune's own checkout; empty where it was installed, also inside another repository.
-
-    Args:
-        package: The folder of the package, `platform/wattune` in a checkout.
-    """
+    """Returns the commit of wattune's own checkout; empty where it was installed, also inside another repository."""
 
     def ask(*arguments: str) -> str:
         command = ["git", "-C", str(package), *arguments]
