@@ -407,10 +407,10 @@ def rounded(out: Output) -> None:
 TRAINS: dict[Callable[[Output], None], tuple[int, float, float | None]] = {
     hf_trainer: (60, 0.2, None), hf_trainer_quoted: (50, 0.11, None), hf_trainer_without_bar: (80, 0.25, None),
     lightning: (60, 0.1, None), lightning_endless: (80, 0.05, None),
-    megatron: (111, 0.5, None), megatron_deepspeed_slurm: (30, 0.4, 32768 / 0.4),
+    megatron: (120, 0.5, None), megatron_deepspeed_slurm: (30, 0.4, 32768 / 0.4),
     torchtitan: (99, 0.25, 6150.0), torchtitan_all_ranks: (39, 0.2, 4096.0),
     nemo_2: (40, 0.3, None), nemo_1: (100, 0.1, None),
-    deepspeed: (110, 0.15, None), deepspeed_pipeline: (231, 0.12, None),
+    deepspeed: (110, 0.15, None), deepspeed_pipeline: (240, 0.12, None),
     maxtext: (25, 0.5, 8123.5), maxtext_kubectl: (30, 0.2, 812.4), nanogpt: (200, 0.25, None),
     llamafactory: (40, 0.5, 8000.0), diffusers: (60, 0.3, None), epochs_and_steps: (100, 0.12, None),
     resumed: (59, 0.2, None), checkpoints: (80, 0.1, None),

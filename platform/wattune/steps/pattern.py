@@ -126,13 +126,12 @@ class PatternSteps:
         passed_s = ns_to_s(mono_ns - (self._last_ns or mono_ns))
         if count > JUMP_FRAC * self._usual and len(self.steps) > 2 and passed_s * JUMP_FRAC < count * self.step_s:
             count = 0  # skipped
+        if len(self.steps) == 1 and time_ns is not None:
+            self._complete_first(count)
         if mono_ns != self._last_ns:
             self._before_ns, self._num_before, self._together = self._last_ns, len(self.steps), []
         self._last_ns = mono_ns
-        if total is not None:
-            if self._total_tokens is not None and count and total > self._total_tokens:
-                tokens = (total - self._total_tokens) / count
-            self._total_tokens = total
+        tokens = self._since_before(total, count) or tokens
         if count:
             self.num_ended += count
             if self._before_ns is not None:
@@ -150,6 +149,13 @@ class PatternSteps:
             if len(self._counts) == _JUDGED:
                 self._drop_jump()
         self._paused = False
+
+    def _since_before(self, total: float | None, count: int) -> float | None:
+        """Returns the tokens of each step since the line before, where lines tell those of all steps so far."""
+        before, self._total_tokens = self._total_tokens, total
+        if before is None or total is None or count == 0 or total <= before:
+            return None
+        return (total - before) / count
 
     def leave_out(self, duration_ns: int) -> None:
         """Leaves out time since the line before, which was of no step."""
@@ -203,6 +209,14 @@ class PatternSteps:
             return 0
         left = at - base + usual if self._end is None else self._end[0] - self._last_number + at
         return max(round(left), 0)
+
+    def _complete_first(self, count: int) -> None:
+        """Has the first line end as many steps as the second, whose number says that it told the mean of so many."""
+        if count > 1 and self._base and self._base % count == 0:
+            only = self.steps.pop()
+            each_ns, end_ns = only.duration_ns, only.end_mono_ns
+            ends_ns = [end_ns - back * each_ns for back in range(count - 1, -1, -1)]
+            self.steps += [Step(at, end - each_ns, end, only.tokens) for at, end in enumerate(ends_ns)]
 
     def _drop_jump(self) -> None:
         """Takes back the steps of the first line where they were not run: its bar began at 0 and not where it was."""

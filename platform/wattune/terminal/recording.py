@@ -138,7 +138,9 @@ def _print_steps(console: Console, metrics: Mapping[str, float], recording: Reco
     if "step_time_s" in metrics:
         cells = {title: worded(name, metrics.get(name)) for title, name in _STEP_CELLS.items()}
         shown = "   ".join(f"{title} {cell}" for title, cell in cells.items() if cell != "-")
-        console.print(Text(f"{shown}   steps from {recording.steps.get('source', 'unknown')}"))
+        confidence = recording.steps.get("confidence", "high")
+        sure = "" if confidence == "high" else f", {confidence} confidence"
+        console.print(Text(f"{shown}   steps from {recording.steps.get('source', 'unknown')}{sure}"))
     _print_problems(console, recording)
 
 

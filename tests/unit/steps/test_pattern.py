@@ -46,8 +46,9 @@ def fed(source: StepSource, lines: list[tuple[str, float]]) -> PatternSteps:
 def test_megatron_tells_the_mean_of_the_iterations_since_its_last_line() -> None:
     lines = [(MEGATRON.format(second=at, step=10 * at, ms=100.0 + at), 100.0 + at) for at in (1, 2, 3)]
     steps = fed(PRESETS["megatron"], lines).steps
-    assert len(steps) == 21  # of the first line only its last iteration: nobody knows how many it means
-    assert [step.duration_ns for step in steps[1:11]] == pytest.approx([0.102e9] * 10, rel=0.03)
+    assert len(steps) == 30 and [step.index for step in steps] == list(range(30))
+    assert [step.duration_ns for step in steps[:10]] == [101_000_000] * 10  # as many as the second line ends
+    assert [step.duration_ns for step in steps[10:20]] == pytest.approx([0.102e9] * 10, rel=0.03)
     assert steps[-1].end_mono_ns == 103 * S
     assert all(before.end_mono_ns <= after.start_mono_ns for before, after in pairwise(steps))
 
