@@ -27,7 +27,7 @@ _HEADER: Final = re.compile(
 )
 
 _WORD: Final = re.compile(r"(?:[^\s\"'|;&]|\"[^\"\n]*\"?|'[^'\n]*'?)+|[|;&]+")
-_NAMED: Final = re.compile(r"(?s)[{(\[,]*(-{0,2})[\"']?([A-Za-z_][\w.-]*)[\"']?(?:([=:])(.*))?")
+_NAMED: Final = re.compile(r"(?s)[{(\[,]*([-+]{0,2})[\"']?([A-Za-z_][\w.-]*)[\"']?(?:([=:])(.*))?")
 
 _PASSWORD_OF: Final = {
     "-p": re.compile(r"(?:mysql|mariadb|mongo|7z)[\w-]*|sshpass|login"),
@@ -45,19 +45,19 @@ _HINT: Final = re.compile(
 """Parts of a line that is looked at word by word: an output may be of megabytes."""
 
 _PARTS: Final = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
-_SECRET: Final = re.compile(r"\w*(?:password|passwd|passphrase|secret|credentials?|pwd)|sig|signature")
+_SECRET: Final = re.compile(r"\w*(?:password|passwd|passphrase|secret|credentials?|pwd)|bearer|sig|signature")
 _OF_KEYS: Final = re.compile(
-    r"access|account|api|auth|client|encryption|license|master|openai|private|secret|service|signing|ssh|wandb"
+    r"access|account|api|auth|client|encryption|hf|license|master|openai|private|secret|service|signing|ssh|wandb"
 )
 """Words before `key` that make it a secret: other keys sort, or belong to an attention."""
 _OF_TEXT: Final = re.compile(
-    r"num|n|max|min|pad|eos|bos|unk|mask|sep|cls|special|image|audio|video|per|new|stop|end|start|begin|next"
+    r"num|no|n|max|min|pad|eos|bos|unk|mask|sep|cls|special|image|audio|video|per|new|stop|end|start|begin|next"
     r"|first|last|each|single|prefix|suffix|eot|eod|user|system|assistant|tool|think"
 )
 """Words before `token` that speak of tokens of text."""
 _HARMLESS_ENDS: Final = re.compile(
     r"file|path|dir|size|len|length|dim|heads|head|type|name|names|bits|bytes|count|budget|ids|dropout|rate"
-    r"|ratio|level|index|pos|stdin|policy|limit|url|parallelism"
+    r"|ratio|level|index|pos|stdin|policy|method|limit|url|parallelism"
 )
 _HARMLESS: Final = re.compile(r"|true|false|none|null|yes|no|auto|\$\{?\w+\}?|\*\*\*", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"-?[\d.]+(?:e-?\d+)?")
@@ -95,7 +95,10 @@ def without_secrets(text: str) -> str:
     It may be a message, a command line for a shell, or a program's output.
     """
     text = _HEADER.sub(rf"\1{MASK}", _KNOWN.sub(MASK, _USER.sub(rf"\1:{MASK}@", text)))
-    text = _QUERY.sub(lambda found: f"{found[1]}{MASK}" if _is_secret(found[2], found[3], "-") else found[0], text)
+    text = _QUERY.sub(
+        lambda found: f"{found[1]}{MASK}" if _is_secret(found[2], found[3], "-") or found[2] == "key" else found[0],
+        text,
+    )
     return "\n".join(map(_masked_line, text.split("\n")))
 
 
@@ -112,7 +115,8 @@ def _masked_line(line: str) -> str:
 def _inside(word: str) -> str:
     """Masks what a word of a line quotes, such as the text for a shell."""
     start = min((at for at in (word.find('"'), word.find("'")) if at >= 0), default=len(word)) + 1
-    return word[:start] + _masked_line(word[start:]) if any(map(str.isspace, word)) else word
+    looks = any(map(str.isspace, word)) or len(re.findall("[\"']", word)) <= 40  # each is a call deeper
+    return word[:start] + _masked_line(word[start:]) if start <= len(word) and looks else word
 
 
 def masked_arguments(arguments: Sequence[str]) -> list[str]:
@@ -148,14 +152,20 @@ def _masked_words(words: Sequence[str], otherwise: Callable[[str], str]) -> list
         letters |= {letter for letter, programs in _PASSWORD_OF.items() if programs.fullmatch(program)}
         named = _NAMED.fullmatch(word)
         dashes, name, sign, value = (named[1], named[2], named[3], named[4] or "") if named else ("", "", None, "")
-        kind = "-" if dashes else sign or ""
+        kind = "-" if "-" in dashes else sign or ""
         if word in letters or (word in ("--user", "--proxy-user") and "-u" in letters):
             secret_next = "-u" if "-u" in letters and word != "-p" else word
             masked.append(word)
         elif (letter := word[:2]) in letters - {"-u"} and not word.startswith("--"):
             masked.append(f"{letter}{MASK}")
-        elif sign and value and kind and _is_secret(name, value.strip("\"'"), "-" if dashes else sign):
+        elif word.startswith("-u") and "-u" in letters and ":" in word:
+            masked.append(f"{word.partition(':')[0]}:{MASK}")
+        elif sign and value and kind and _is_secret(name, value.strip("\"'"), kind):
             masked.append(f"{word[: word.index(sign) + 1]}{MASK}")
+        elif (
+            sign == "=" and value.count("=") < 9 and (inner := _NAMED.fullmatch(value)) and inner[3] == "="
+        ):  # such as --env=API_KEY=VALUE
+            masked.append(f"{word[: word.index(sign) + 1]}{_masked_words([value], otherwise)[0]}")
         else:
             if kind and not value and _is_secret(name, "?", kind):
                 secret_next = kind

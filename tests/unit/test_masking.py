@@ -82,6 +82,18 @@ def test_an_option_without_a_value_masks_no_other_option() -> None:
 
 
 SECRET_COMMANDS = [
+    "HF_TOKEN=s3cr3t0== x",
+    "--password=a=s3cr3t0",
+    "x --env=API_KEY=s3cr3t0",
+    "x --from-literal=password=s3cr3t0",
+    "curl -ume:s3cr3t0 h",
+    "curl --oauth2-bearer s3cr3t0 h",
+    "x --hf-key s3cr3t0",
+    "x ++trainer.wandb_token=s3cr3t0",
+    "x +token=s3cr3t0",
+    "x --conn 'Server=h;Password=s3cr3t0;'",
+    'x --json \'{"password":"s3cr3t0"}\'',
+    "curl 'https://h?key=s3cr3t0'",
     "curl -H 'Authorization: Bearer s3cr3t0' http://x",
     "curl --header 'authorization: Basic s3cr3t0'",
     "curl -H 'X-Api-Key: s3cr3t0'",
@@ -139,6 +151,13 @@ SECRET_COMMANDS = [
 """Command lines as a user writes them; the secret is s3cr3t0."""
 
 HARMLESS_COMMANDS = [
+    "x --no-token 5",
+    "x --signature-method v4",
+    "x --env=NCCL_DEBUG=INFO",
+    "x --set=a=b",
+    "x ++trainer.lr=1",
+    "x '{\"lr\":1}'",
+    "x --define=key_dim=4",
     "x -p 8",
     "mkdir -p out",
     "docker run -p 8080:80 img",
