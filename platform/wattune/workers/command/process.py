@@ -122,8 +122,10 @@ class TerminalProcess(_Heard):
         """
         super().__init__(on_line)
         targets = [1 if stdout is None else stdout, 2 if stderr is None else stderr]
-        heard = [] if on_line is None else [_between(target) for target in targets]
-        given: list[int | None] = [written for _, written in heard] or [stdout, stderr]
+        # One place for both stays one: what a program writes by turns to either comes in its order.
+        apart = targets[: 1 if on_line and os.path.sameopenfile(*targets) else 2]
+        heard = [] if on_line is None else [_between(target) for target in apart]
+        given: list[int | None] = [heard[0][1], heard[-1][1]] if heard else [stdout, stderr]
         try:
             variables = None if environment is None else dict(environment)
             self._process = subprocess.Popen(arguments, stdout=given[0], stderr=given[1], env=variables)

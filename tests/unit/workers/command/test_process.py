@@ -215,3 +215,18 @@ def test_a_command_in_a_terminal_keeps_one_and_is_heard(tmp_path: Path) -> None:
     assert os.read(ours, 100) == b"111 33 True False\r\n"
     os.close(ours)
     os.close(theirs)
+
+
+def test_two_streams_to_one_place_keep_their_order(tmp_path: Path) -> None:
+    heard: list[str] = []
+    script = "for at in 1 2 3 4 5 6 7 8 9; do echo out $at; echo err $at >&2; done"
+    with (tmp_path / "out").open("wb") as out:
+        command = TerminalProcess(
+            ["sh", "-c", script],
+            stdout=out.fileno(),
+            stderr=out.fileno(),
+            on_line=lambda line, _: heard.append(line),
+        )
+        assert command.ended_within(20)
+    assert heard == [f"{stream} {at}" for at in range(1, 10) for stream in ("out", "err")]
+    assert (tmp_path / "out").read_text().splitlines() == heard
