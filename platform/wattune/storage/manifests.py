@@ -8,7 +8,7 @@ from wattune.errors import TelemetryError
 from wattune.schema import BOUNDS, Bound
 from wattune.units import unit_of
 
-_NUMBER: Final = "a finite number, or null"
+_NUMBER: Final = "a number, or null"
 _NAME: Final = "a text, or null"
 _COUNT: Final = "a whole number of at least 0, or null"
 _TRUTH: Final = "true, false, or null"

@@ -70,7 +70,8 @@ def test_a_cause_without_lost_clock_is_no_stretch(bench):
 
 
 def whole(bench):
-    waves = {GPU: lambda t: np.where(np.mod(t + 0.01, 4) < 1, 700.0, 300.0), TWIN: constant(400)}
+    waves = {GPU: lambda t: np.where(np.mod(t + 0.01, 4) < 1, 700.0, 300.0)}
+    waves[TWIN] = lambda t: 400.0 + 0.01 * np.sin(99 * t)  # a sensor that stays at one value beside others sticks
     tables = {"ring": bench.ring(waves), "fast": fast(bench, **capped(FAST_S))}
     return bench.steps([GPU, TWIN]), tables
 
