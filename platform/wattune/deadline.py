@@ -64,4 +64,4 @@ def read_bounded(path: Path | str, most_bytes: int, *, longest_s: float = MOST_R
             if part == b"":
                 return bytes(found)
             found += part or b""
-    raise ValueError(f"more than {most_bytes:,} bytes")
+    raise ValueError(f"larger than {most_bytes:,} bytes")

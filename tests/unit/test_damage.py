@@ -107,7 +107,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "negative limit": (said(MANIFEST, devices={"gpu0": {"power_limit_w": -1}}), "gpu0.power_limit_w: got -1, allowed"),
     "deep": (lambda folder: (folder / MANIFEST).write_text("[" * 10**5 + "]" * 10**5), "more than 32 levels"),
     "long number": (lambda folder: (folder / MANIFEST).write_text('{"a": ' + "9" * 6000 + "}"), "out of range"),
-    "endless": (lambda folder: _instead(folder / MANIFEST, "/dev/zero"), "more than 67,108,864 bytes"),
+    "endless": (lambda folder: _instead(folder / MANIFEST, "/dev/zero"), "larger than 67,108,864 bytes"),
     "endless table": (lambda folder: _instead(folder / FAST, "/dev/zero"), "it is no file"),
     "pipe": (lambda folder: ((folder / FAST).unlink(), os.mkfifo(folder / FAST)), "it is no file"),
     "no table": (lambda folder: (folder / FAST).write_bytes(b"PAR1" + bytes(100) + b"PAR1"), "no tables that can be"),

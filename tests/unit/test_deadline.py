@@ -35,7 +35,7 @@ def test_what_is_read_has_an_end(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"whole")
     assert read_bounded(tmp_path / "file", 5) == b"whole"
     for path in (tmp_path / "file", "/dev/zero"):
-        with pytest.raises(ValueError, match=r"^more than 4 bytes$"):
+        with pytest.raises(ValueError, match=r"^larger than 4 bytes$"):
             read_bounded(path, 4)
     with pytest.raises(IsADirectoryError):
         read_bounded(tmp_path, 4)

@@ -117,7 +117,7 @@ def _config(path: Path) -> ConfigJson:
     try:
         content = read_bounded(path, LARGEST_CONFIG_BYTES)
     except ValueError as error:
-        raise PlanError(f"{path}: holds {error}; give the config.json of a model") from error
+        raise PlanError(f"{path}: is {error}; give the config.json of a model") from error
     except OSError as error:
         raise PlanError(f"{path}: cannot be read ({error.strerror}); give the path of a config.json") from error
     try:

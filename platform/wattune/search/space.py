@@ -97,7 +97,7 @@ def load_space(path: str | Path) -> StudySpec:
     except UnicodeDecodeError as error:
         raise SpaceError(f"{source}: is not UTF-8 text ({error.reason}); give the path of a search space") from error
     except ValueError as error:
-        raise SpaceError(f"{source}: holds {error}; give the path of a search space") from error
+        raise SpaceError(f"{source}: is {error}; give the path of a search space") from error
     try:
         node, document = yaml_tree(text)
     except ValueError as error:
