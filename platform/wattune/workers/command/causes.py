@@ -1,6 +1,8 @@
 """The cause that a program's last words name: memory, its plan, the machine, or what surrounds every plan.
 
-The words are those of public reports; each end of `tests/fixtures/ends` has its source.
+The words are those of public reports; each end of `tests/fixtures/ends` has its source. The numbers of Xids are those
+whose first remedy is to reset, restart or check the machine, or that are errors of its memory or links; others may be
+the program's: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html.
 """
 
 import re
@@ -89,7 +91,8 @@ _ELSE: Final = _kinds(r"""
     host    Unable to allocate [\d.]+ [KMGTP]iB|(?:HostAlloc|[Hh]ost [cm]alloc|pinned)\b.*(?:fail|memory)
     host    DataLoader worker .*signal: Killed|out of memory
     device  \bECC\b|NVLink error|NVLINK_UNCORRECTABLE|ECC_?(?:UN|NOT)\w+|off the bus|(?:GPU|[Dd]evice) (?:is )?lost
-    device  Xid|(?:error|failure|UDA)\W{1,3}(?:\d+ )?'?unknown error|hipErrorUnknown|busy or unavailable|GPU Hang
+    device  (?<!S)Xid(?: \([^)]*\))?\W+(?:4[68]|54|6[24]|7[49]|9[45]|119|120|136|14[03-9]|15[068]|167|17[12])\b|GPU Hang
+    device  (?:error|failure|UDA)\W{1,3}(?:\d+ )?'?unknown error|hipErrorUnknown|busy or unavailable
     device  device handle|no (?:CUDA|ROCm)-capable device|No (?:CUDA |HIP )?GPUs are available
     device  system not yet initialized|ERROR_NO_DEVICE|[Hh]ardware [Ee]rror|launch timed out
     killed  CANCELLED AT|NODE_FAIL|[Nn]ode failure|[Pp]reempted|got signal: (?:1|2|9|15)\b|[Rr]eceived SIGTERM

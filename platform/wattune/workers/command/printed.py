@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import Final, NamedTuple
 
 from wattune.steps.lines import label_of, plain
-from wattune.workers.command.causes import NETWORK, PLAN, Kind, kind_of
+from wattune.workers.command.causes import DEVICE, NETWORK, PLAN, Kind, kind_of
 
 NO_FLAG: Final = re.compile(
     # argparse and what stands on it (torchrun's own arguments, transformers, Megatron's scripts).
@@ -47,6 +47,12 @@ _LAUNCHERS: Final = re.compile(
 )
 """Last lines of launchers about the failure of a rank: they are never its cause."""
 
+_KERNEL: Final = re.compile(r"\bNVRM: .+")
+"""The driver's lines in the kernel's log, which jobs print beside their own."""
+
+_ON_DEVICE: Final = re.compile(r"CUDA|NCCL|cu(?:da|BLAS|DNN)\w*[ :]")
+"""Exceptions whose cause may be the device, though they do not say so."""
+
 _ASIDE: Final = re.compile(r"Exception ignored in|Error in atexit|Exception in thread")
 """Before a traceback that ends no process."""
 
@@ -68,6 +74,9 @@ _MOST_STEPS: Final = 2
 _MOST_LINES: Final = 12
 """Steps, and other lines, that others may still write after the exception that ended a program. After more of them it
 went on: the exception was caught."""
+
+_MOST_SAID: Final = 200
+"""Characters of an exception that are quoted with the kernel's line about its device."""
 
 _ADVISES: Final = re.compile(
     r"\W*(?:note|tip|hint|warn\w*|info|debug)\b|\b(?:if you|try|consider|avoid|retry\w*|fall\w* back|ignor\w+)\b",
@@ -143,7 +152,11 @@ def printed_words(output: Sequence[str], *, may_go_on: bool = True) -> list[Word
     streams: dict[tuple[int, ...], _Stream] = {}
     found: list[tuple[int, tuple[int, ...], Words]] = []
     steps: list[int] = []
+    broken: list[tuple[int, str]] = []
     for index, line in enumerate(lines):
+        if (kernel := _KERNEL.search(line)) and kind_of(kernel[0]) is DEVICE:
+            broken.append((index, kernel[0]))
+            continue
         labels, at = _label_of(line)
         text, indented = line[at:], line[:at].endswith(("  ", "\t")) or (at > 0 and line[:at].isspace())
         stream = streams.setdefault(labels, _Stream())
@@ -166,6 +179,10 @@ def printed_words(output: Sequence[str], *, may_go_on: bool = True) -> list[Word
         if words.kind is NETWORK and labels in last and last[labels][1].kind is not NETWORK:
             continue  # one stream of several ranks: this one says that another has gone
         last[labels] = index, words
+    for labels, (index, words) in last.items():
+        after = next((text for at, text in broken if at > index), "")
+        if after and words.kind in (PLAN, NETWORK) and _ON_DEVICE.search(words.text):
+            last[labels] = index, Words(words.rank, f"{words.text[:_MOST_SAID]} (after {after})", DEVICE)
     return [words for _, words in sorted(last.values(), key=lambda one: one[0])]
 
 
