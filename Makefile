@@ -28,7 +28,8 @@ help:
 	@echo "make hashes  pins with hashes, for pip install --require-hashes"
 	@echo "make setup   only install, into $(VENV)"
 
-setup: $(INSTALLED)
+# An environment that is a link is another checkout's: to install into it would take it away from there.
+setup: $(if $(shell test -L $(VENV) && echo linked),,$(INSTALLED))
 
 $(INSTALLED): pyproject.toml constraints/cpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "wattune needs Python 3.11 or newer; set PYTHON" >&2; exit 2; }
@@ -68,7 +69,7 @@ docs: setup
 
 # The schema and the page of search spaces, from the grammar.
 reference: setup
-	@$(BIN)/python -c 'from pathlib import Path; from wattune.search import reference as r; Path("platform/wattune/search/space.schema.json").write_text(r.schema_text(names_metrics=False)); Path("docs/space_reference.md").write_text(r.reference_page())'
+	@PYTHONPATH=platform $(BIN)/python -c 'from pathlib import Path; from wattune.search import reference as r; Path("platform/wattune/search/space.schema.json").write_text(r.schema_text(names_metrics=False)); Path("docs/space_reference.md").write_text(r.reference_page())'
 
 notebook: setup
 	@$(BIN)/python docs/notebooks/make.py
