@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from wattune.deadline import within
-from wattune.errors import PlanError, SpaceError, TrackingError, WattuneError, closest
+from wattune.access import SLOWEST_BYTES_PER_S, Access
+from wattune.errors import PlanError, SpaceError, TrackingError, closest
 from wattune.masking import without_secrets
 from wattune.run import Run
 from wattune.storage.files import is_file_of, is_hidden, is_inside, make_folder, write_whole
@@ -23,15 +23,6 @@ from wattune.storage.measured import RECORDINGS, RUN
 from wattune.storage.spaces import CANDIDATES, NEXT_CANDIDATES, STUDY, finish, space_of
 from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.storage.trial_files import read_result
-
-RETRY_AFTER_S: Final = 60.0
-"""Time for which a store that did not answer is not tried again."""
-
-ANSWER_WITHIN_S: Final = 60.0
-"""Longest time of an answer, besides the time for moving data."""
-
-SLOWEST_BYTES_PER_S: Final = 1_000_000
-"""Slowest rate of a store that counts as alive."""
 
 _ATTEMPTS: Final = "attempts"
 _SMALL: Final = ("spec.json", RUN)
@@ -68,11 +59,9 @@ class RemoteStorage:
         except ValueError:
             known = closest(self._protocol, fsspec.available_protocols())
             raise PlanError(f'storage "{self.shown}" is of an unknown kind of store; {known}') from None
-        self._clock = clock
+        self._access = Access(self.url, "make the store answer", clock)
         self._fs: Any = None
         self._root = ""
-        self._closed_until_s = 0.0
-        self._cause = ""
 
     @property
     def shown(self) -> str:
@@ -281,30 +270,9 @@ class RemoteStorage:
                 write_whole(folder / name, content)
 
     def _do(self, action: str, operation: Callable[[Any], _T], num_bytes: int = 0) -> _T:
-        """Runs an operation on fsspec's file system, and turns every failure into a `TrackingError`.
-
-        Raises:
-            TrackingError: The message has the action, the cause and the remedy. Within `RETRY_AFTER_S` of a failure it
-                is raised at once, and nothing is tried.
-        """
-        if self._cause and self._clock() < self._closed_until_s:
-            raise TrackingError(f"cannot {action}: {self._cause}; not tried again for {RETRY_AFTER_S:g} s")
-        longest_s = ANSWER_WITHIN_S + num_bytes / SLOWEST_BYTES_PER_S
-        try:
-            # A mount or a server that hangs must not hang its user, nor the end of the program.
-            value = within(longest_s, lambda: operation(self._open()), name="storage")
-        except WattuneError:
-            raise
-        except Exception as error:  # every store has errors of its own
-            self._closed_until_s = self._clock() + RETRY_AFTER_S
-            text = without_secrets(" ".join(str(error).split()))[:500]
-            self._cause = f"{self.shown} cannot be used ({type(error).__name__}{f': {text}' if text else ''})"
-            raise TrackingError(
-                f"cannot {action}: {self._cause}; results stay in the local study folder: "
-                "make the store answer, then run `wattune sync`"
-            ) from error
-        self._cause = ""
-        return value
+        """Runs an operation on fsspec's file system, as `Access.do` does."""
+        moving_s = num_bytes / SLOWEST_BYTES_PER_S
+        return self._access.do(action, lambda: operation(self._open()), moving_s=moving_s)
 
     def _open(self) -> Any:
         if self._fs is None:

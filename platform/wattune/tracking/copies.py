@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+from wattune.access import Access
 from wattune.objective import parse_constraint, parse_objective
 from wattune.run import Run
 from wattune.storage.files import write_whole
-from wattune.tracking.access import Access
 from wattune.tracking.run import NS_PER_MS, Curves, quality_tags
 from wattune.trial import TrialSpec
 

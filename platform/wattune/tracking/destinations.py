@@ -7,10 +7,10 @@ from netrc import NetrcParseError, netrc
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from wattune.access import refused
 from wattune.errors import PlanError
 from wattune.masking import without_secrets
 from wattune.storage.files import named_path, nearest_existing
-from wattune.tracking.access import refused
 from wattune.tracking.copies import StudyTracker
 from wattune.tracking.tensorboard import TensorBoardTracker
 from wattune.tracking.weights_and_biases import WandbTracker, is_offline, server

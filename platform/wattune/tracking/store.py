@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from wattune.access import Access, one_line
 from wattune.errors import StoreNotWritableError, TrackingError
 from wattune.masking import without_secrets
 from wattune.storage.files import nearest_existing
-from wattune.tracking.access import ANSWER_WITHIN_S, Access, one_line
 from wattune.tracking.locations import ARTIFACTS
 
 _T = TypeVar("_T")
@@ -31,9 +31,6 @@ TABLES_WITHIN_S: Final = 120.0
 
 READ_WITHIN_S: Final = 300.0
 """Longest time to read all trials of a study, page by page."""
-
-SLOWEST_BYTES_PER_S: Final = 1_000_000
-"""Slowest rate of a store that counts as alive."""
 
 _ENVIRONMENT: Final = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -88,8 +85,9 @@ class Store(Access):
         """
         self.uri = uri
         mend = "start the server" if sqlite_file(uri) is None else "restore it"
-        answer_s = ANSWER_WITHIN_S if uri.startswith(_SERVER) else TABLES_WITHIN_S
-        super().__init__(uri, f"{mend} or give another tracking URI", clock, answer_s)
+        super().__init__(uri, f"{mend} or give another tracking URI", clock)
+        if not uri.startswith(_SERVER):
+            self.answer_s = TABLES_WITHIN_S
         self._client: Any = None
 
     def ask(self, action: str, operation: Callable[[Any], _T], *, moving_s: float = 0.0) -> _T:

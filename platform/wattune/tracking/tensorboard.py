@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from wattune.access import Access
 from wattune.run import Run
 from wattune.storage.files import named_path
-from wattune.tracking.access import Access
 from wattune.tracking.copies import WithReceipts
 from wattune.tracking.run import Curves, run_points, shown_params, shown_tags
 from wattune.trial import TrialSpec

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from wattune.access import SLOWEST_BYTES_PER_S
 from wattune.objective import parse_constraint, parse_objective
 from wattune.run import Run
 from wattune.storage.files import is_file_of
@@ -31,7 +32,6 @@ from wattune.tracking.run import (
 )
 from wattune.tracking.store import (
     READ_WITHIN_S,
-    SLOWEST_BYTES_PER_S,
     Store,
     check_alive,
     log,

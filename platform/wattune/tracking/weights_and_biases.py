@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from wattune.access import Access, refused
 from wattune.run import Run, RunStatus
-from wattune.tracking.access import Access, refused
 from wattune.tracking.copies import WithReceipts
 from wattune.tracking.run import Curves, run_points, shown_params, shown_tags
 from wattune.trial import TrialSpec

@@ -17,8 +17,8 @@ import pytest
 from small_study import make_study
 from tracked_trials import result_of, spec_of
 
+from wattune.access import RETRY_AFTER_S, Access
 from wattune.errors import TrackingError
-from wattune.tracking.access import RETRY_AFTER_S
 from wattune.tracking.reader import read_study
 from wattune.tracking.store import default_uri, log, search, ui_command, ui_url
 from wattune.tracking.tracker import Tracker
@@ -101,7 +101,7 @@ def dripping_server() -> Iterator[str]:
 
 @pytest.mark.timeout(60)
 def test_a_server_that_drips_is_given_up(dripping_server, tmp_path, monkeypatch):
-    monkeypatch.setattr("wattune.tracking.store.ANSWER_WITHIN_S", 1.5)
+    monkeypatch.setattr(Access, "answer_s", 1.5)
     tracker, spec = Tracker(dripping_server, "study"), spec_of()
     with pytest.raises(TrackingError, match=r"cannot be reached \(no answer within 2 s\); .* `wattune sync`"):
         tracker.log_trial(spec, result_of(spec), tmp_path)

@@ -1,4 +1,4 @@
-"""Calls of a tracking store: each ends in time, and after a failure none is tried for a minute."""
+"""Calls of a store elsewhere: each ends in time, and after a failure none is tried for a minute."""
 
 import socket
 import time
@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 from wattune.deadline import within
-from wattune.errors import TrackingError
+from wattune.errors import TrackingError, WattuneError
 from wattune.masking import without_secrets
 
 _T = TypeVar("_T")
@@ -19,17 +19,21 @@ ANSWER_WITHIN_S: Final = 60.0
 """Longest time of a call, besides the time for moving data. A library's own limit is for each part of an answer: a
 server that sends a byte now and then keeps to it."""
 
+SLOWEST_BYTES_PER_S: Final = 1_000_000
+"""Slowest rate of a store that counts as alive."""
+
 _CONNECT_WITHIN_S: Final = 5.0
 
 
 class Access:
     """The way to one store, which remembers the last failure to reach it."""
 
-    def __init__(
-        self, place: str, remedy: str, clock: Callable[[], float] = time.monotonic, answer_s: float = ANSWER_WITHIN_S
-    ) -> None:
+    answer_s = ANSWER_WITHIN_S
+    """Longest time of a call of this store."""
+
+    def __init__(self, place: str, remedy: str, clock: Callable[[], float] = time.monotonic) -> None:
         """Names a store and what to do where it cannot be reached; `clock` gives monotonic seconds."""
-        self._place, self._remedy, self._clock, self._answer_s = without_secrets(place), remedy, clock, answer_s
+        self._place, self._remedy, self._clock = without_secrets(place), remedy, clock
         self._closed_until_s = 0.0
         self._cause = ""
 
@@ -45,8 +49,8 @@ class Access:
         if self._cause and self._clock() < self._closed_until_s:
             raise TrackingError(f"cannot {action}: {self._cause}; not tried again for {RETRY_AFTER_S:g} s")
         try:
-            value = within(self._answer_s + moving_s, operation, name="tracking request")
-        except TrackingError:
+            value = within(self.answer_s + moving_s, operation, name="request of a store")
+        except WattuneError:
             raise
         except Exception as error:
             # Stores raise the errors of their libraries (requests, SQLAlchemy, boto3): no narrower class covers them
