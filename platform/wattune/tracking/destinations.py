@@ -1,11 +1,7 @@
 """Trackers of a study beside MLflow, by the option that asks for each."""
 
-import os
-from contextlib import suppress
 from importlib.util import find_spec
-from netrc import NetrcParseError, netrc
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from wattune.access import refused
 from wattune.errors import PlanError
@@ -13,7 +9,7 @@ from wattune.masking import without_secrets
 from wattune.storage.files import named_path, nearest_existing
 from wattune.tracking.copies import StudyTracker
 from wattune.tracking.tensorboard import TensorBoardTracker
-from wattune.tracking.weights_and_biases import WandbTracker, is_offline, server
+from wattune.tracking.weights_and_biases import WandbTracker, has_key, is_offline, server
 
 
 def trackers_of(study_name: str, storage: Path, wandb: str | None, tensorboard: str | None) -> dict[str, StudyTracker]:
@@ -52,23 +48,19 @@ def out_of_reach(tracking_uri: str | None = None, wandb: str | None = None) -> l
 
     A study runs all the same, and `wattune sync` sends its results later.
     """
-    places = {"MLflow": tracking_uri} if tracking_uri else {}
+    found = {}
+    if tracking_uri is not None and tracking_uri.startswith("http"):
+        found[f"MLflow: {tracking_uri}"] = _unreached(tracking_uri)
     if wandb is not None and not is_offline():
-        places["Weights & Biases"] = server()
-    found = {name: refused(address) for name, address in places.items() if address.startswith("http")}
-    found = {name: f"cannot be reached ({why})" if why else "" for name, why in found.items()}
-    if "Weights & Biases" in places and not found["Weights & Biases"] and not _has_key(server()):
-        found["Weights & Biases"] = "there is no key: run `wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline"
+        no_key = "there is no key: run `wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline"
+        found[f"Weights & Biases: {server()}"] = _unreached(server()) or ("" if has_key() else no_key)
     return [
-        f"{name}: {without_secrets(places[name])}: {why}; results stay in the study folder, `wattune sync` sends them"
-        for name, why in found.items()
+        f"{without_secrets(place)}: {why}; results stay in the study folder, `wattune sync` sends them"
+        for place, why in found.items()
         if why
     ]
 
 
-def _has_key(address: str) -> bool:
-    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
-        return True
-    with suppress(OSError, NetrcParseError):
-        return netrc(os.environ.get("NETRC")).authenticators(urlsplit(address).hostname or "") is not None
-    return False
+def _unreached(address: str) -> str:
+    why = refused(address)
+    return why and f"cannot be reached ({why})"

@@ -8,6 +8,9 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from configparser import ConfigParser
+from configparser import Error as ConfigError
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,15 +29,38 @@ _FINISH_WITHIN_S: Final = 35.0
 
 _OFFLINE: Final = ("offline", "dryrun", "disabled")
 
+_LONGEST_ID: Final = 64
+"""Characters of a run's name in W&B's addresses: the last ones tell trials apart."""
+
 
 def is_offline() -> bool:
     """Returns whether wandb is told to keep its runs on this machine."""
-    return os.environ.get("WANDB_MODE", "online") in _OFFLINE
+    return _setting("mode", "online") in _OFFLINE
 
 
 def server() -> str:
     """Returns the address of the server that wandb speaks to."""
-    return os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+    return _setting("base_url", "https://api.wandb.ai")
+
+
+def has_key() -> bool:
+    """Returns whether wandb has a key of its server, or what stands in for one."""
+    from requests.utils import get_netrc_auth
+
+    named = os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")
+    return bool(named or get_netrc_auth(server()))
+
+
+def _setting(name: str, otherwise: str) -> str:
+    """Returns a setting as wandb finds it: its variable, or what `wandb login --host` and `wandb offline` keep.
+
+    wandb itself tells it only with its service started, which a recorded command would have beside it.
+    """
+    files = ConfigParser(interpolation=None)
+    folder = Path(os.environ.get("WANDB_CONFIG_DIR", "~/.config/wandb")).expanduser()
+    with suppress(ConfigError, OSError, UnicodeDecodeError):  # wandb says so, and goes on without
+        files.read([folder / "settings", Path("wandb", "settings")])
+    return os.environ.get(f"WANDB_{name.upper()}") or str(files.get("default", name, fallback=otherwise))
 
 
 class WandbTracker(WithReceipts):
@@ -105,7 +131,3 @@ class WandbTracker(WithReceipts):
                 finish_timeout_raises=True,
             ),
         )
-
-
-_LONGEST_ID: Final = 64
-"""Characters of a run's name in W&B's addresses: the last ones tell trials apart."""

@@ -78,13 +78,15 @@ def board(folder: Path) -> tuple[dict[str, list[tuple[float, int, float]]], dict
     return scalars, texts, params
 
 
-def wandb_runs(storage: Path) -> list[dict[str, object]]:
-    """Reads what offline runs of W&B hold: id, group, configuration, summary and history of each, in order of time."""
+def wandb_runs(storage: Path) -> dict[str, dict[str, object]]:
+    """Reads what offline runs of W&B hold, by name: id, group, configuration, summary and history."""
+    import wandb
     from wandb.proto.wandb_internal_pb2 import Record
     from wandb.sdk.internal.datastore import DataStore
 
-    runs = []
-    for path in sorted(storage.glob("wandb/offline-run-*/*.wandb"), key=lambda one: one.stat().st_mtime):
+    wandb.teardown()  # its service closes the files of a run that has finished when it comes to it
+    runs = {}
+    for path in storage.glob("wandb/offline-run-*/*.wandb"):
         store = DataStore()
         store.open_for_scan(str(path))
         run = {"config": {}, "summary": {}, "history": []}
@@ -102,7 +104,7 @@ def wandb_runs(storage: Path) -> list[dict[str, object]]:
                 run |= {"id": record.run.run_id, "group": record.run.run_group, "name": record.run.display_name}
             if record.HasField("exit"):
                 run["exit"] = record.exit.exit_code
-        runs.append(run)
+        runs[run["name"]] = run
     return runs
 
 
@@ -136,8 +138,10 @@ def test_wandb_gets_the_same_offline_and_no_key_is_kept(tmp_path: Path, monkeypa
     assert tracker.log_trial(SPEC, result, tmp_path / "none", CURVES)
     assert tracker.log_trial(SPEC, failed, tmp_path / "none")
     tracker.log_study(DOCUMENT, ranking_of(result), None)
-    good, bad, study = wandb_runs(tmp_path)
-    assert (good["group"], good["name"], good["exit"]) == ("mine", f"{SPEC.label} #0", 0)
+    runs = wandb_runs(tmp_path)
+    good, bad, study = (runs.pop(name) for name in (f"{SPEC.label} #0", f"{SPEC.label} #1", "mine"))
+    assert runs == {}
+    assert (good["group"], good["exit"]) == ("mine", 0)
     expected = {"tp": 2, "sharding": "zero1", "status": "completed", "quality_reasons": "simulated, short"}
     assert expected.items() <= good["config"].items()
     assert result.metrics.items() <= good["summary"].items()
@@ -219,6 +223,19 @@ def test_servers_that_are_not_there_are_named_beforehand(tmp_path: Path, monkeyp
     assert KEY not in str(said)
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert out_of_reach("sqlite:///x.db", "project") == [] == out_of_reach()
+
+
+def test_the_server_of_wandb_login_is_the_one_that_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "settings").write_text("[default]\nbase_url = http://127.0.0.1:1\n")
+    (said,) = out_of_reach(None, "project")
+    assert said.startswith("Weights & Biases: http://127.0.0.1:1: cannot be reached")
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "settings").write_text("[default]\nmode = offline\n")  # as `wandb offline` leaves it
+    assert out_of_reach(None, "project") == []
 
 
 def test_naming_trackers_loads_no_library(tmp_path: Path) -> None:
