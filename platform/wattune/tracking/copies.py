@@ -10,7 +10,7 @@ from wattune.access import Access
 from wattune.objective import parse_constraint, parse_objective
 from wattune.run import Run
 from wattune.storage.files import write_whole
-from wattune.tracking.run import NS_PER_MS, Curves, quality_tags
+from wattune.tracking.run import NOT_FINAL, NS_PER_MS, Curves, quality_tags
 from wattune.trial import TrialSpec
 
 Delivered: TypeAlias = "dict[tuple[str, int], Sent]"
@@ -34,24 +34,39 @@ class Sent:
     @classmethod
     def of(cls, result: Run) -> "Sent":
         """Describes a result that is sent now."""
-        attempt, end_ms = result.numbers.attempt or 1, result.end_wall_ns // NS_PER_MS
         return cls(
-            attempt=attempt, end_ms=end_ms, quality=quality_of(quality_tags(result)), final=result.status.is_final
+            attempt=result.numbers.attempt or 1,
+            end_ms=result.end_wall_ns // NS_PER_MS,
+            quality=_quality_of(quality_tags(result)),
+            final=result.status.is_final,
+        )
+
+    @classmethod
+    def of_run(cls, run: Any) -> "Sent":
+        """Describes what a run of MLflow's holds; a failed trial may run again by `run --retry`."""
+        tags = run.data.tags
+        attempt = tags.get("attempt", "1")
+        return cls(
+            attempt=int(attempt) if attempt.isdecimal() else 1,
+            end_ms=run.info.end_time or 0,
+            quality=_quality_of(tags),
+            final=tags.get("status") not in NOT_FINAL,
         )
 
     def holds(self, result: Run) -> bool:
         """Returns whether it is a result, or a later one: else the store lacks the result.
 
-        A trial whose folder was moved out of its study is measured anew, and its attempts begin at 1 again.
+        A trial whose folder was moved out of its study is measured anew, and its attempts begin at 1 again. One that
+        runs again gives way to what came of it.
         """
         new = Sent.of(result)
-        if new.attempt > self.attempt or new.end_ms > self.end_ms:
+        if new.attempt > self.attempt or new.end_ms > self.end_ms or new.final > self.final:
             return False
         same = (new.attempt, new.end_ms) == (self.attempt, self.end_ms)
         return not same or self.quality == new.quality
 
 
-def quality_of(tags: Mapping[str, str]) -> tuple[str, str]:
+def _quality_of(tags: Mapping[str, str]) -> tuple[str, str]:
     """Returns quality and its reasons from a run's tags."""
     return tags.get("quality", ""), tags.get("quality_reasons", "")
 
@@ -99,7 +114,7 @@ class WithReceipts:
         def send() -> bool:
             known = self._read()
             sent = known.get((result.trial_id, result.repeat))
-            if sent is not None and (sent.final or not result.status.is_final) and sent.holds(result):
+            if sent is not None and sent.holds(result):
                 return False
             self.send_trial(name, spec, result, series or {})
             known[result.trial_id, result.repeat] = Sent.of(result)

@@ -19,7 +19,7 @@ from wattune.run import Run
 from wattune.storage.files import write_table
 from wattune.storage.parquet import read_table
 from wattune.storage.study import Unreadable
-from wattune.tracking.run import NS_PER_MS, STUDY_TAG, TRIAL_TAG, read_run, require_format
+from wattune.tracking.run import NS_PER_MS, STUDY_TAG, TRIAL_TAG, is_whole, pair_of, read_run, require_format
 from wattune.tracking.store import READ_WITHIN_S, Store, check_alive, require_store, search
 from wattune.trial import TrialSpec
 
@@ -124,11 +124,9 @@ def _pairs(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, tuple[TrialSpec, R
     results, problems = {}, {}
     for row in rows:
         try:
-            pair = TrialSpec.from_json(json.loads(row["spec"])), Run.from_json(json.loads(row["result"]))
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            problems[row["trial"]] = f"trial {row['trial']} in {DELIVERY_LOG} is damaged ({error})"
-        else:
-            results[row["trial"]] = pair
+            results[row["trial"]] = pair_of(row["spec"], row["result"], f"trial {row['trial']} in {DELIVERY_LOG}")
+        except TrackingError as error:
+            problems[row["trial"]] = str(error)
     return results, problems
 
 
@@ -137,4 +135,4 @@ def _later(client: Any, experiment_id: str, rows: Sequence[dict[str, Any]]) -> I
     newest_ns = max((row["end_wall_ns"] for row in rows), default=None)
     ended = "" if newest_ns is None else f"attributes.end_time > {newest_ns // NS_PER_MS - OVERLAP_S * _MS_PER_S}"
     runs = [run for run in search(client, experiment_id, {}, ended) if TRIAL_TAG in run.data.tags]
-    yield from reversed([run for run in runs if run.info.status != "RUNNING"])
+    yield from reversed([run for run in runs if is_whole(run)])

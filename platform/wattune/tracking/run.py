@@ -46,9 +46,9 @@ _WHOLE: Final = {"wattune.spec": "spec.json", "wattune.run": "run.json"}
 """Tags that hold a whole file, so that one request reads a page of trials; a longer file is only an artifact."""
 
 
-def is_over(run: Any) -> bool:
-    """Returns true if a run holds a complete trial: its end is sent last, and one that is not final runs again."""
-    return bool(run.info.status != "RUNNING" and run.data.tags.get("status") not in NOT_FINAL)
+def is_whole(run: Any) -> bool:
+    """Returns true if all of a trial was sent: its end is sent last."""
+    return bool(run.info.status != "RUNNING")
 
 
 def run_params(spec: TrialSpec) -> dict[str, str]:
@@ -139,18 +139,27 @@ def read_run(client: Any, run: Any) -> tuple[TrialSpec, Run]:
         TrackingError: It is of another format, or damaged.
     """
     require_format(run, f"run {run.info.run_id}")
-    try:
-        spec, result = (json.loads(_read_whole(client, run, tag)) for tag in _WHOLE)
-        return TrialSpec.from_json(spec), Run.from_json(result)
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise TrackingError(f"run {run.info.run_id} is damaged ({error})") from error
+    spec, result = (_read_whole(client, run, tag) for tag in _WHOLE)
+    return pair_of(spec, result, f"run {run.info.run_id}")
 
 
-def _read_whole(client: Any, run: Any, tag: str) -> str:
+def _read_whole(client: Any, run: Any, tag: str) -> bytes | str:
     if tag in run.data.tags:
         return str(run.data.tags[tag])
     with TemporaryDirectory() as folder:
-        return Path(client.download_artifacts(run.info.run_id, _WHOLE[tag], folder)).read_text()
+        return Path(client.download_artifacts(run.info.run_id, _WHOLE[tag], folder)).read_bytes()
+
+
+def pair_of(spec: bytes | str, result: bytes | str, where: str) -> tuple[TrialSpec, Run]:
+    """Reads a trial and its result from the JSON of both.
+
+    Raises:
+        TrackingError: They are damaged; `where` they are is in the message.
+    """
+    try:
+        return TrialSpec.from_json(json.loads(spec)), Run.from_json(json.loads(result))
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise TrackingError(f"{where} is damaged ({error})") from error
 
 
 def run_points(result: Run, series: Curves) -> list[Point]:

@@ -14,7 +14,7 @@ from wattune.objective import parse_constraint, parse_objective
 from wattune.run import Run
 from wattune.storage.files import is_file_of
 from wattune.storage.format import FORMAT, FORMAT_TAG
-from wattune.tracking.copies import Delivered, Sent, facts_of, goals_of, quality_of
+from wattune.tracking.copies import Delivered, Sent, facts_of, goals_of
 from wattune.tracking.locations import location
 from wattune.tracking.picture import PICTURE
 from wattune.tracking.reader import write_delivery_log
@@ -24,7 +24,7 @@ from wattune.tracking.run import (
     STUDY_TAG,
     TRIAL_TAG,
     Curves,
-    is_over,
+    is_whole,
     require_format,
     run_params,
     run_points,
@@ -115,8 +115,7 @@ class Tracker:
         def send(client: Any) -> bool:
             parent_id = self._parent(client)
             for run in search(client, self._experiment_id, identity):
-                whole = is_over(run) or (run.info.status != "RUNNING" and not result.status.is_final)
-                if whole and sent_of(run).holds(result):
+                if is_whole(run) and Sent.of_run(run).holds(result):
                     return False
                 client.delete_run(run.info.run_id)
             run_id = client.create_run(
@@ -190,8 +189,8 @@ class Tracker:
             latest: Delivered = {}
             for run in search(client, self._experiment_id, {}):
                 trial_id, _, repeat = run.data.tags.get(TRIAL_TAG, "").rpartition("-")
-                if repeat.isdecimal() and is_over(run):
-                    key, sent = (trial_id, int(repeat)), sent_of(run)
+                if repeat.isdecimal() and is_whole(run) and (sent := Sent.of_run(run)).final:
+                    key = (trial_id, int(repeat))
                     latest[key] = max(latest.get(key, sent), sent, key=lambda one: (one.attempt, one.end_ms))
             return latest
 
@@ -255,15 +254,3 @@ class Tracker:
             return str(client.create_experiment(self.study_name, artifact_location=place, tags=_KIND))
         check_alive(experiment, self.uri)
         return str(experiment.experiment_id)
-
-
-def sent_of(run: Any) -> Sent:
-    """Reads what the store has of a trial from a run of MLflow's."""
-    tags = run.data.tags
-    return Sent(attempt=attempt_of(tags), end_ms=run.info.end_time or 0, quality=quality_of(tags))
-
-
-def attempt_of(tags: Mapping[str, str]) -> int:
-    """Returns the number of the attempt that a run of MLflow's is of; a failed trial may run again by `run --retry`."""
-    number = tags.get("attempt", "1")
-    return int(number) if number.isdecimal() else 1

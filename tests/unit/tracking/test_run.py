@@ -13,7 +13,8 @@ from tracked_trials import START_NS, result_of, spec_of
 
 from wattune.errors import TrackingError
 from wattune.run import RunStatus
-from wattune.tracking.run import is_over, mean_per_second, read_run, run_params, run_points, run_tags
+from wattune.tracking.copies import Sent
+from wattune.tracking.run import is_whole, mean_per_second, read_run, run_params, run_points, run_tags
 from wattune.units import NS_PER_S
 
 samples = st.lists(st.tuples(st.integers(0, 20 * NS_PER_S), st.floats(-1e6, 1e6)), max_size=50)
@@ -40,7 +41,7 @@ def test_what_is_no_number_is_left_out_of_a_mean(values):
 def run_of(spec, result, status="FINISHED", **tags):
     """A run as a client hands it out."""
     data = SimpleNamespace(tags=run_tags(spec, result) | tags)
-    return SimpleNamespace(info=SimpleNamespace(run_id="r1", status=status), data=data)
+    return SimpleNamespace(info=SimpleNamespace(run_id="r1", status=status, end_time=1), data=data)
 
 
 @pytest.mark.parametrize("status", [RunStatus.COMPLETED, RunStatus.CRASHED])
@@ -82,7 +83,8 @@ def test_a_damaged_run_and_one_of_another_format_are_a_line_that_says_which(tag,
     ],
 )
 def test_a_run_is_over_unless_it_was_cut_off_or_its_trial_runs_again(run_status, status, over):
-    assert is_over(run_of(spec_of(), result_of(spec_of(), status), run_status)) is over
+    run = run_of(spec_of(), result_of(spec_of(), status), run_status)
+    assert (is_whole(run) and Sent.of_run(run).final) is over
 
 
 def test_parameters_are_flat_texts_and_tags_are_never_empty():
