@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from wattune.errors import PlanError
-from wattune.foreign.columns import is_unit, meaning
+from wattune.foreign.columns import KEYS, is_unit, meaning
 from wattune.foreign.times import STAMP
 
 TextTable: TypeAlias = tuple[pa.Table, list[str]]
@@ -93,8 +93,9 @@ def _cells(line: str, mark: str) -> list[str]:
 def _is_header(names: Sequence[str], *, has_time: bool) -> bool:
     said = [meaning(name, of_devices=True) for name in names]
     found = {one[0] for one in said if one is not None}
-    wanted = found - {"name"} if has_time else found & {"time", "date"}
-    return bool(wanted) and not any(re.fullmatch(r"[-+]?\d[\d.:/ -]*", name) for name in names)
+    of_devices = bool(found & {"device", "uuid"} and found - set(KEYS))  # its times may be left to `--interval`
+    wanted = bool(found - {"name"}) if has_time else of_devices or bool(found & {"time", "date"})
+    return wanted and not any(re.fullmatch(r"[-+]?\d[\d.:/ -]*", name) for name in names)
 
 
 def _under(lines: Sequence[str], times: Sequence[str], names: list[str], mark: str, where: str) -> TextTable:
@@ -170,8 +171,8 @@ def aligned(lines: Sequence[str], times: Sequence[str]) -> TextTable | None:
 def blocks(lines: Sequence[str], times: Sequence[str]) -> TextTable | None:
     """Reads blocks of `name : value`, or `name | value`: `nvidia-smi -q`, `ipmitool dcmi power reading` and `sdr`.
 
-    A block ends where its first name comes again, at a GPU's heading, and at a time. The first value of a name counts:
-    nvidia-smi gives a module's power behind the device's.
+    A block ends where its first name comes again, at a GPU's heading or line of `nvidia-smi -L`, and at a time. The
+    first value of a name counts: nvidia-smi gives a module's power behind the device's.
     """
     rows: list[dict[str, str]] = [{}]
     shared: dict[str, str] = {}
@@ -180,6 +181,8 @@ def blocks(lines: Sequence[str], times: Sequence[str]) -> TextTable | None:
         found = re.match(r"\s*([^:|]+?)\s*(?::\s|\|)(.*)", line)
         if heading := re.fullmatch(r"GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+)\s*", line):
             rows.append({**shared, "pci_bus_id": heading[1]})
+        elif listed := re.fullmatch(r"GPU (\d+): (.+) \(UUID: (.+)\)", line):
+            rows.append(dict(zip(("index", "name", "uuid"), listed.groups(), strict=True)))
         elif found is not None and found[1] == "Timestamp":
             shared = {"timestamp": found[2].strip()}
             rows.append({})
@@ -197,9 +200,10 @@ def blocks(lines: Sequence[str], times: Sequence[str]) -> TextTable | None:
 
 
 def table_of(rows: Sequence[dict[str, str]]) -> TextTable:
-    """Makes a table of rows, those columns that mean anything; the first rows need not have all."""
+    """Makes a table of rows: of the columns that mean anything, where there is one of values, else of all."""
     names = dict.fromkeys(name for row in rows for name in row)
-    kept = [name for name in names if meaning(name, of_devices=True) is not None] or list(names)
+    known = {name: found[0] for name in names if (found := meaning(name, of_devices=True)) is not None}
+    kept = known if set(known.values()) - set(KEYS) else names
     return pa.table({name: pa.array([row.get(name) for row in rows], pa.string()) for name in kept}), []
 
 

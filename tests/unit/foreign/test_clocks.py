@@ -110,10 +110,17 @@ def test_a_chassis_and_its_devices_are_one_node(wattune: Verb, tmp_path: Path) -
     assert found["metrics"]["node_power_mean_w"] > 1500 > found["metrics"]["node_device_power_mean_w"]
 
 
+ROCM = "device,Temperature (Sensor edge) (C),Current Socket Graphics Package Power (W),GPU use (%)"
+
+
 def test_a_log_without_times_needs_an_interval(wattune: Verb, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text(str(LOGS["dcgmi_untimed.txt"].text))
-    found = imported(wattune, tmp_path, tmp_path / "a.txt", "--interval", "0.5")
-    assert found["window_s"] == pytest.approx(29.5) and len(found["devices"]) == 2
+    rocm = "\n".join(f"{ROCM}\ncard0,61.0,{at}.4,99\ncard1,60.0,510.0,99\n" for at in range(500, 560))
+    for name, text in (("dcgmi", str(LOGS["dcgmi_untimed.txt"].text)), ("rocm", rocm)):
+        (tmp_path / name).write_text(text)
+        code, _, err = wattune("import", tmp_path / name, "--storage", tmp_path)
+        assert code == 2 and "has no column of times" in err and "--interval" in err
+        found = imported(wattune, tmp_path / f"of_{name}", tmp_path / name, "--interval", "0.5")
+        assert found["window_s"] == pytest.approx(29.5) and len(found["devices"]) == 2
 
 
 def test_devices_that_nothing_tells_apart_are_refused(wattune: Verb, tmp_path: Path) -> None:
