@@ -20,7 +20,8 @@ def import_logs(
     file: Annotated[
         list[Path],
         typer.Argument(
-            help="Logs of one run: of several tools, several nodes, or one after another.", show_default=False
+            help="Logs of one run: of several tools, several nodes, or one after another; or an MLflow run's folder.",
+            show_default=False,
         ),
     ],
     name: Annotated[
@@ -94,7 +95,8 @@ def import_logs(
         if finest_s:
             print_line(f"{column}: its readings show no peak over less than {format_quantity('window_s', finest_s)}")
     for one in imported["imported"]:
-        print_line(f"{one['file']}: {one['format']}, {one['num_rows']} rows: {', '.join(one['columns'])}")
+        said = ", ".join(one["columns"]) or "left out, since a recording has none of its columns"
+        print_line(f"{one['file']}: {one['format']}, {one['num_rows']} rows: {said}")
         for note in one["notes"]:
             print_line(f"  {note}")
 

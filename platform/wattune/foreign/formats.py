@@ -24,7 +24,7 @@ KNOWN: Final = (
 _TOOLS: Final = {
     "CodeCarbon": r"country_name|emissions_rate",
     "W&B": r"_runtime|system\.gpu|system/gpu\.|_wandb",
-    "MLflow": r"system/|gpu_\d+_power_usage_watts",
+    "MLflow": r"system/|gpu_\d+_\w+_(watts|percentage|megabytes)",
     "dcgm-exporter": r"DCGM_FI_",
     "Redfish": r"PowerConsumedWatts|PowerWatts|MetricId|@odata",
     "rocm-smi": r"Graphics Package Power",
@@ -51,7 +51,7 @@ def read_log(path: Path, zone: str | None, interval_s: float | None = None) -> F
     where = path.name
     try:
         if not path.is_file():
-            raise PlanError(f"{path} is not a file; give a log that another tool wrote")
+            raise PlanError(f"{path} is not a file; give a log that another tool wrote, or MLflow's folder of a run")
         if path.stat().st_size > MOST_BYTES:
             raise PlanError(f"{path} has more than {MOST_BYTES / 2**30:.0f} GiB; cut it to the run")
         content = path.read_bytes()
@@ -68,8 +68,15 @@ def read_log(path: Path, zone: str | None, interval_s: float | None = None) -> F
     if tool == "CodeCarbon":
         table = emissions(table, where)
     log = sampled_of(table, where, tool, notes, zone, interval_s)
-    log.digest = hashlib.sha256(content).hexdigest()
+    log.digest = hashlib.sha256(said.encode() + content).hexdigest()  # a metric of MLflow has its name in the file's
     return log
+
+
+def files_of(path: Path) -> list[Path]:
+    """Returns a file, or for the folder of a run of MLflow, or one of its metrics, the files of its metrics."""
+    folder = path / "metrics" if (path / "metrics").is_dir() else path
+    below = folder.rglob("*") if "metrics" in folder.absolute().parts else ()
+    return sorted(one for one in below if one.is_file()) or [path]
 
 
 def _table(text: str, where: str) -> TextTable | None:

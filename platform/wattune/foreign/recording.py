@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 from wattune.analysis.signals.sensor_check import AVERAGE_S
 from wattune.arrays import Floats, Ints
 from wattune.errors import ImpossibleValueError, PlanError
-from wattune.foreign.formats import read_log
+from wattune.foreign.formats import files_of, read_log
 from wattune.foreign.sampled import HOST, ForeignLog, Sampled, plain_name, tier_of
 from wattune.foreign.steps import steps_beside
 from wattune.recording.recording import measured_run
@@ -45,7 +46,8 @@ def import_logs(
     """Makes a recording of logs that other tools wrote.
 
     Args:
-        files: The logs, of one run: of several sources, several nodes, or one after another.
+        files: The logs, of one run: of several sources, several nodes, or one after another. A folder is that of a
+            run of MLflow. Those that have no readings are left out where others have some.
         storage: Where recordings are kept, under `recordings/<name>`.
         name: The recording's name; None is the first file's.
         nodes: Node of the logs that name none, one for all or one a file; none is `NODE`, or each file's own name where
@@ -63,6 +65,7 @@ def import_logs(
         PlanError: A file is none that can be read, or two contradict each other, or the name is taken. Nothing was
             written.
     """
+    given, files = files, [one for path in files for one in files_of(path)]
     if len(nodes) > 1 and len(nodes) != len(files):
         raise PlanError(f"--node: got {len(nodes)} for {len(files)} files, allowed: one, or one a file")
     wrong = [one for one in nodes if plain_name(one) != one]
@@ -77,15 +80,15 @@ def import_logs(
             seen.add(logs[-1].digest)
         except PlanError as error:
             problems.append(str(error))
-    if problems:
-        raise PlanError("\n".join(problems))
+    if problems or not any(log.sampled for log in logs):
+        raise PlanError("\n".join(problems or [log.nothing for log in logs]))
     nodes = list(nodes) * len(files) if len(nodes) == 1 else nodes
-    sampled, facts = _joined(logs, nodes)
+    sampled, facts = _joined(logs, nodes or _nodes(logs, files))
     tables, manifests = _tables(sampled), _manifests(sampled, facts, logs)
     facts_of_all: dict[str, Any] = {
         "kind": "recording",
         "command": [],
-        "backends": sorted({log.format for log in logs}),
+        "backends": sorted({log.format for log in logs if log.sampled}),
         "simulated_device": None,
         "node": min(tables),
         "recorded": datetime.fromtimestamp(ns_to_s(min(int(one[1][0]) for one in sampled.values())), UTC).isoformat(),
@@ -104,7 +107,7 @@ def import_logs(
         has_date = not any("date" in note for log in logs for note in log.notes)
         spans, found = steps_beside(steps, facts_of_all, names, zone, has_date=has_date)
         facts_of_all |= found
-    folder = RecordingFolder.create(storage, name or plain_name(files[0].stem) or "imported")
+    folder = RecordingFolder.create(storage, name or plain_name(given[0].absolute().stem) or "imported")
     try:
         for one, each in tables.items():
             folder.write_telemetry(one, each, manifests[one] | {"measured": measured_facts(each)})
@@ -124,7 +127,7 @@ def _joined(logs: Sequence[ForeignLog], nodes: Sequence[str]) -> tuple[Sampled, 
     """Joins the logs of a node: other values, the same ones one after another, or from another tool."""
     found: Sampled = {}
     facts: dict[tuple[str, str], dict[str, Any]] = {}
-    for log, here in zip(logs, nodes or _nodes(logs), strict=True):
+    for log, here in zip(logs, nodes, strict=True):
         for (own, device, column), series in log.sampled.items():
             key = own or here, device, column
             if key in found and _overlap(found[key], series):
@@ -139,34 +142,37 @@ def _joined(logs: Sequence[ForeignLog], nodes: Sequence[str]) -> tuple[Sampled, 
     return found, facts
 
 
-def _nodes(logs: Sequence[ForeignLog]) -> list[str]:
+def _nodes(logs: Sequence[ForeignLog], files: Sequence[Path]) -> list[str]:
     """Names the node of each log that names none.
 
     It is the one that another log names, else `NODE`; where logs of one tool have the same devices at the same times
-    they are of several nodes, each of its file's name.
+    they are of several nodes, each of its file's name, or of its folder's where files of two folders have one name.
 
     Raises:
-        PlanError: Logs of several tools do, and no identifier says whether their devices are the same.
+        PlanError: Logs of several tools do, and no identifier says whether their devices are the same; or neither name
+            tells the nodes apart.
     """
     named = {node for log in logs for node, _, _ in log.sampled if node}
     usual, apart = (min(named) if len(named) == 1 else NODE), False
-    pairs = [(one, other) for place, one in enumerate(logs) for other in logs[:place]]
-    for one, other in pairs:
+    own = [plain_name(file.stem) for file in files]
+    if len(set(own)) < len(own):
+        own = [plain_name(file.absolute().parent.name) for file in files]
+    for (other, theirs), (one, mine) in combinations(zip(logs, own, strict=True), 2):
         same = [
             key
-            for key in one.sampled.keys() & other.sampled.keys()
+            for key in sorted(one.sampled.keys() & other.sampled.keys())
             if not key[0] and _overlap(one.sampled[key], other.sampled[key])
         ]
         known = [(one.facts.get(key[:2], {}).get("uuid"), other.facts.get(key[:2], {}).get("uuid")) for key in same]
         if not same or all(a and a == b for a, b in known):
             continue
-        if one.format != other.format and not all(a and b for a, b in known):
+        if not mine or mine == theirs or (one.format != other.format and not all(a and b for a, b in known)):
             raise PlanError(
                 f"{other.file} and {one.file} both have {same[0][2]} of {same[0][1]} at the same times; give --node A "
                 "where they are of one node, --node A --node B where they are of two"
             )
         apart = True
-    return [plain_name(Path(log.file).stem) if apart else usual for log in logs]
+    return own if apart else [usual] * len(logs)
 
 
 def _overlap(one: tuple[Ints, Ints, Floats], other: tuple[Ints, Ints, Floats]) -> bool:
@@ -208,7 +214,7 @@ def _manifests(
     sampled: Sampled, facts: Mapping[tuple[str, str], Mapping[str, Any]], logs: Sequence[ForeignLog]
 ) -> dict[str, dict[str, Any]]:
     steps = [step for log in logs for step in log.clock_steps]
-    formats = ", ".join(sorted({log.format for log in logs}))
+    formats = ", ".join(sorted({log.format for log in logs if log.sampled}))
     found: dict[str, dict[str, Any]] = {}
     for node, device, _ in sampled:
         clock = {"clock": {"steps": steps}}

@@ -48,7 +48,9 @@ class ForeignLog:
     notes: list[str] = field(default_factory=list)
     rows: int = 0
     digest: str = ""
-    """Of its content."""
+    """Of its columns and content."""
+    nothing: str = ""
+    """The error where a recording has none of its columns; else empty."""
 
 
 def sampled_of(
@@ -59,7 +61,7 @@ def sampled_of(
     `interval_s` is the time between readings of a log that has no times.
 
     Raises:
-        PlanError: It has no time, no value that is known, or a value that cannot be.
+        PlanError: It has no time, or a value that cannot be.
     """
     log = ForeignLog(file=file, format=format_, notes=notes, rows=table.num_rows)
     names = table.column_names
@@ -70,10 +72,13 @@ def sampled_of(
     keys = {said[name][0]: name for name in order if said[name][0] in KEYS}
     given = [name for name, found in said.items() if found[0] not in KEYS]
     if not given and not reasons:
-        raise PlanError(
-            f"{file}: recognised as {format_}, and a recording has none of its columns ({', '.join(names)[:200]}); log "
+        listed = keys and keys.keys().isdisjoint(("time", "date"))
+        what = "a list of devices without readings" if listed else f"{format_}, and a recording has none of its columns"
+        log.nothing = (
+            f"{file}: recognised as {what} ({', '.join(names)[:200]}); log "
             f"one of: {', '.join(known_names())}. A power that may be of anything is named gpu0_power_w or node_power_w"
         )
+        return log
     bare = [name for name in given if re.fullmatch(r"gpu_?\d+", named(name)[0]) and not named(name)[1]]
     log.notes += (
         [f"{', '.join(bare)}: a device's number alone is its power in watts, as Zeus writes it"] if bare else []

@@ -83,7 +83,11 @@ def test_instants_give_the_peaks_that_they_resolve(
         (b"\x7fELF\x00\x01", "is no text"),
         (b"hello world\nhow are you\n", "of no format that is known"),
         (b"1767348000, 2.345\n1767348001, 2.340\n1767348002, 2.301\n", "of no format that is known"),
-        (b"index, power.draw [W]\n0, 71.2 W\n", "of no format that is known"),
+        (b"index, power.draw [W]\n0, 71.2 W\n", "has no column of times"),
+        (
+            b"GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1234)\n",
+            "recognised as a list of devices without readings (index",
+        ),
         (b"timestamp, name\n2026/01/02 10:00:00.101, NVIDIA H100\n", "a recording has none of its columns"),
         (b"timestamp, index, power.draw [W]\n", "a header and no row"),
         (b"timestamp, index, power.draw [W]\n2026/01/02 10:00:00.101, 0, 512000 W\n", "which is 512000 W"),
@@ -241,3 +245,37 @@ def test_recordings_of_logs_are_ranked_and_compared(wattune: Verb, tmp_path: Pat
     code, out, _ = wattune("rank", "short", "long", "--storage", tmp_path, "--json")
     assert code == 0 and json.loads(out)["feasible"][0]["trial_id"] == "short"
     assert wattune("compare", "short", "long", "--storage", tmp_path, "--json")[0] == 0
+
+
+def mlflow(folder: Path, **metrics: float) -> None:
+    """Writes metrics of a run into MLflow's file store."""
+    system = folder / "metrics" / "system"
+    system.mkdir(parents=True)
+    (folder / "meta.yaml").write_text("run_id: ab12\n")
+    (folder / "metrics" / "loss").write_text("1767348000000 2.3 0\n1767348001000 2.2 1\n")
+    for name, value in metrics.items():
+        (system / name).write_text("".join(f"{1767348000000 + 1000 * at} {value} {at}\n" for at in range(5)))
+
+
+def test_a_run_of_mlflow_is_its_metrics(wattune: Verb, tmp_path: Path) -> None:
+    alike = {f"gpu_{gpu}_{of}": 98.0 for gpu in (0, 1) for of in ("power_usage_watts", "utilization_percentage")}
+    mlflow(tmp_path / "run", **alike)
+    for folder in (tmp_path / "run", tmp_path / "run" / "metrics" / "system"):
+        found = imported(wattune, folder, storage=tmp_path, name=folder.name)
+        assert {key: one["energy_j"] for key, one in found["energies"].items()} == {
+            "node0/gpu0/power_average_w": 392.0, "node0/gpu1/power_average_w": 392.0,
+        }  # fmt: skip
+    code, out, _ = wattune("import", *sorted((tmp_path / "run/metrics/system").iterdir()), "--storage", tmp_path)
+    assert code == 0 and out.count("left out, since a recording has none of its columns") == 2
+    code, _, err = wattune("import", tmp_path / "run/metrics/loss", "--storage", tmp_path)
+    assert code == 2 and "a recording has none of its columns" in err
+
+
+def test_two_nodes_files_of_one_name_are_two_nodes(wattune: Verb, tmp_path: Path) -> None:
+    files = [tmp_path / one / "gpus.csv" for one in ("n1", "n2", "n2/n2")]
+    for file, seconds in zip(files, (30, 60, 40), strict=True):
+        file.parent.mkdir()
+        nvidia_smi(file, seconds=seconds)
+    assert {key[:2] for key in imported(wattune, *files[:2], storage=tmp_path)["devices"]} == {"n1", "n2"}
+    code, _, err = wattune("import", *files[1:], "--storage", tmp_path, "--name", "M")
+    assert code == 2 and "--node A --node B" in err
