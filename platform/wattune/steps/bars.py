@@ -113,9 +113,8 @@ class Bars:
             bar.has_loss |= _LOSS.search(told + before) is not None
             if found["more"] and "val_" in told:
                 bar.marks.pause()
-            num_before = bar.marks.num_ended
-            bar.marks.mark(number_in(found["n"] or found["endless"]), mono_ns, rate=token_rate_in(told) or rate)
-            if bar.marks.num_ended != num_before or not bar.arrived_ns:
+            ended = bar.marks.mark(number_in(found["n"] or found["endless"]), mono_ns, rate=token_rate_in(told) or rate)
+            if ended or not bar.arrived_ns:
                 bar.arrived_ns.append(mono_ns)
             if clock := found["elapsed"] or found["clock"]:
                 parts = reversed(clock.split(":"))
@@ -139,8 +138,8 @@ class Bars:
         bars = [bar for bar in self._bars.values() if bar.marks.steps and bar.trains is not False]
         if not bars:
             return None, "", ""
-        lowest = min(bar.label or (10**9,) for bar in bars)
-        bars = [bar for bar in bars if (bar.label or (10**9,)) == lowest]
+        lowest = min(bar.label for bar in bars)
+        bars = [bar for bar in bars if bar.label == lowest]
         for outer in list(bars):
             for inner in [bar for bar in bars if bar is not outer and outer in bars]:
                 share = outer.holds(inner)

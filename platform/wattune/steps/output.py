@@ -12,6 +12,9 @@ from wattune.steps.trainer_log import TrainerLog
 _CALLBACKS: Final = ("transformers", "lightning")
 """Callbacks whose programs show bars too: those count where a callback tells nothing."""
 
+_LINES: Final = PRESETS["lines"]
+"""Looked for where nothing else is found in a line."""
+
 _NO_LABEL: Final = (10**9,)
 """In place of a rank, above all of them."""
 
@@ -66,19 +69,22 @@ class OutputSteps:
             if not _MAY_TELL.search(text):
                 return False
         label, begin = label_of(text)
-        taken, shown = False, not self._shows_bars
-        for source in [*self._patterns, None]:
-            if not shown and not taken and (source is None or source.preset == "lines"):
-                shown, taken = True, self._bars.feed(text[begin:], mono_ns, label, self._log.rate)
-            if source is not None and not taken and (found := re.search(source.pattern, text)):
-                # A number at the line's begin is its label only where the pattern does not need it.
-                needed = found.start() < begin and found.group().strip()[:1].isdigit()
-                key = _NO_LABEL if needed or not label else label
-                taken = (
-                    self._streams.setdefault(source.preset, {})
-                    .setdefault(key, PatternSteps(source))
-                    .take(found, mono_ns)
-                )
+        label = label or _NO_LABEL
+
+        def takes(source: StepSource) -> bool:
+            found = re.search(source.pattern, text)
+            if found is None:
+                return False
+            # A number at the line's begin is its label only where the pattern does not need it.
+            needed = found.start() < begin and found.group().strip()[:1].isdigit()
+            streams = self._streams.setdefault(source.preset, {})
+            return streams.setdefault(_NO_LABEL if needed else label, PatternSteps(source)).take(found, mono_ns)
+
+        taken = (
+            any(takes(source) for source in self._patterns if source != _LINES)
+            or (self._shows_bars and self._bars.feed(text[begin:], mono_ns, label, self._log.rate))
+            or (_LINES in self._patterns and takes(_LINES))
+        )
         taken |= self._shows_bars and self._log.feed(text, mono_ns)
         if not taken and _PAUSES.search(text):
             self._bars.pause()

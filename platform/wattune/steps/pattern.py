@@ -50,8 +50,6 @@ class PatternSteps:
     steps: list[Step] = field(default_factory=list)
     num_lines: int = 0
     """Lines that matched."""
-    num_ended: int = 0
-    """Steps that they ended."""
     per_device: bool = False
     """True where its tokens are those of one device."""
     _told_ns: int = 0
@@ -108,8 +106,10 @@ class PatternSteps:
         tokens: float | None = None,
         rate: tuple[float, bool] | None = None,
         total: float | None = None,
-    ) -> None:
+    ) -> int:
         """Ends the steps up to a number, as `number_in` reads it, at a time; without a number one step.
+
+        Returns how many.
 
         `tokens` are those of a step, `rate` tokens a second as `token_rate_in` reads them, `total` those of all steps
         so far.
@@ -120,7 +120,7 @@ class PatternSteps:
             at = self._exact(*number)
             ended = self._ended_by(at)
             if ended is None:
-                return
+                return 0
             count, self._last_number, self._behind = ended, at, []
             self._base = at if self._base is None else self._base
         passed_s = ns_to_s(mono_ns - (self._last_ns or mono_ns))
@@ -133,7 +133,6 @@ class PatternSteps:
         self._last_ns = mono_ns
         tokens = self._since_before(total, count) or tokens
         if count:
-            self.num_ended += count
             if self._before_ns is not None:
                 self._counts.append(count)
             step_ns = None if time_ns is None else round(time_ns)
@@ -149,6 +148,7 @@ class PatternSteps:
             if len(self._counts) == _JUDGED:
                 self._drop_jump()
         self._paused = False
+        return count
 
     def _since_before(self, total: float | None, count: int) -> float | None:
         """Returns the tokens of each step since the line before, where lines tell those of all steps so far."""
@@ -255,6 +255,4 @@ class PatternSteps:
             tokens = None if tokens is None or tokens > MOST_TOKENS else round(tokens)
             for _ in range(count if step_ns > 0 else 0):
                 end_ns += step_ns
-                self.steps.append(
-                    Step(len(self.steps), end_ns - step_ns, end_ns, None if tokens is None else round(tokens))
-                )
+                self.steps.append(Step(len(self.steps), end_ns - step_ns, end_ns, tokens))
