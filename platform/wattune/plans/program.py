@@ -92,14 +92,11 @@ def shell_problem(command: str | Sequence[str]) -> str | None:
         )
     bare = _QUOTED.sub(lambda quoted: "{" if quoted[0] == "{{" else "_", text.replace("\\\n", " ").strip())
     found = _SHELL.search(bare)
-    part = (
-        first
-        if first in _OF_SHELLS or _ASSIGNMENT.match(first)
-        else found[0].replace("\n", "a second line")
-        if found
-        else None
-    )
-    if part is None:
+    if first in _OF_SHELLS or _ASSIGNMENT.match(first):
+        part = first
+    elif found:
+        part = found[0].replace("\n", "a second line")
+    else:
         return None
     return (
         f'has "{part}", which a shell would obey, and no shell sees it; write [bash, -c, TEXT] for a shell, '

@@ -38,6 +38,12 @@ _SIGNALLED: Final = re.compile(
 
 _WORDS: Final = {"Killed": 9, "Terminated": 15, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6}
 
+_LACKS: Final = {
+    signal.SIGBUS: "shared memory (/dev/shm) is too small",
+    signal.SIGILL: "this processor lacks an instruction",
+}
+"""Signals of what every plan would meet, and what that is."""
+
 _OUTSIDE: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that others send: operators, schedulers, a node that goes down."""
 
@@ -123,13 +129,8 @@ def _of_signal(
         return HOST_MEMORY, f"{HOST_MEMORY.words}{who}; {why}"
     if number in _OUTSIDE:
         return KILLED, f"{KILLED.words}{who}"
-    if number in (signal.SIGBUS, signal.SIGILL):
-        why = (
-            "shared memory (/dev/shm) is too small"
-            if number == signal.SIGBUS
-            else "this processor lacks an instruction"
-        )
-        return SURROUNDINGS, f"{SURROUNDINGS.words}{who}: {why}"
+    if number in _LACKS:
+        return SURROUNDINGS, f"{SURROUNDINGS.words}{who}: {_LACKS[signal.Signals(number)]}"
     return PLAN, f"{ending(exit_code)}: {who}" if exit_code != -number else f"{who}, without a word"
 
 
