@@ -84,12 +84,3 @@ def num_oom_kills(root: Path = Path("/")) -> int:
             if found:
                 return found[0]
     return 0
-
-
-def memory_left_frac(root: Path = Path("/")) -> float:
-    """Returns the share of the machine's memory that programs can still have; 1 where nobody knows it."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        lines = (root / "proc/meminfo").read_text().splitlines()
-        kib = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines)}
-        return kib["MemAvailable"] / kib["MemTotal"]
-    return 1.0

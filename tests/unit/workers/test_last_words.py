@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from wattune.workers.last_words import forget_dead, kept, last_words, memory_left_frac, num_oom_kills
+from wattune.workers.last_words import forget_dead, kept, last_words, num_oom_kills
 
 DIES = """
 import os, signal, sys
@@ -84,10 +84,3 @@ def test_the_nearest_counter_of_the_kernel_counts(tmp_path: Path, files: dict[st
 
 def test_this_machine_has_such_a_counter() -> None:
     assert num_oom_kills() >= 0
-
-
-def test_the_memory_that_is_left_is_what_programs_can_still_have(tmp_path: Path) -> None:
-    assert memory_left_frac(tmp_path) == 1.0 and 0 < memory_left_frac() <= 1
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/meminfo").write_text("MemTotal:       100 kB\nMemFree:  1 kB\nMemAvailable:   25 kB\n")
-    assert memory_left_frac(tmp_path) == 0.25

@@ -1,14 +1,11 @@
 """Signs of life of a command that has told no step yet: output, work of its processors, memory, files."""
 
-import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
-_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+import psutil
 
 LEAST_CPU_FRAC: Final = 0.05
 """Share of a processor that is work: threads that only look whether something has come take less."""
@@ -42,11 +39,11 @@ class SignsOfLife:
 
 def _used(pid: int) -> tuple[float, int]:
     """Returns the processor time of a process, and the bytes of its memory and of all it has read and written."""
-    with suppress(OSError, ValueError, IndexError):  # it has ended since, or is another user's
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        cpu_s, num_bytes = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S, int(fields[21]) * _PAGE_BYTES
-        with suppress(OSError, ValueError, IndexError):
-            lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-            num_bytes += int(lines[0].split()[1]) + int(lines[1].split()[1])
-        return cpu_s, num_bytes
-    return 0.0, 0
+    cpu_s, num_bytes = 0.0, 0
+    with suppress(psutil.Error):  # it has ended since, or is another user's
+        process = psutil.Process(pid)
+        with process.oneshot():
+            cpu_s, num_bytes = sum(process.cpu_times()[:2]), process.memory_info().rss
+            files = process.io_counters()
+            num_bytes += files.read_chars + files.write_chars
+    return cpu_s, num_bytes

@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from wattune.clock import ClockAnchor
 from wattune.errors import NodeError
 from wattune.run import Cause, RunStatus
@@ -25,7 +27,7 @@ from wattune.workers.command.life import SignsOfLife
 from wattune.workers.command.measuring import LEAST_MEASURED, Look, Measuring
 from wattune.workers.command.process import GRACE_S
 from wattune.workers.command.program_run import ProgramOutcome, ProgramRun, StepsByRank
-from wattune.workers.last_words import memory_left_frac, num_oom_kills
+from wattune.workers.last_words import num_oom_kills
 from wattune.workers.watchdog import RECENT_STEPS, Order, Progress, stall
 
 TICK_S: Final = 0.1
@@ -154,8 +156,10 @@ class MeasuredRun:
             if now_s >= next_pids_s:
                 pids = self._process.pids()
                 self._pids |= set(pids)
-                self._least_memory_frac = min(self._least_memory_frac, memory_left_frac())
-                self._quiet_s = life.quiet_s(pids, self._run.num_heard) if self._awaits_steps else 0.0
+                memory = psutil.virtual_memory()
+                self._least_memory_frac = min(self._least_memory_frac, memory.available / memory.total)
+                if self._awaits_steps and not any(self._steps.values()):
+                    self._quiet_s = life.quiet_s(pids, self._run.num_heard)
                 next_pids_s = now_s + PIDS_EVERY_S
             if order is not None:
                 return self._ordered(order)

@@ -127,8 +127,7 @@ class TerminalProcess(_Heard):
         heard = [] if on_line is None else [_between(target) for target in apart]
         given: list[int | None] = [heard[0][1], heard[-1][1]] if heard else [stdout, stderr]
         try:
-            variables = None if environment is None else dict(environment)
-            self._process = subprocess.Popen(arguments, stdout=given[0], stderr=given[1], env=variables)
+            self._process = subprocess.Popen(arguments, stdout=given[0], stderr=given[1], env=environment)
         except BaseException:
             for read, _ in heard:
                 os.close(read)
@@ -204,7 +203,7 @@ class SupervisedProcess(_Heard):
                 stdin=subprocess.PIPE,
                 stdout=into,
                 stderr=into,
-                env=dict(environment),
+                env=environment,
                 cwd=cwd,
                 pass_fds=(telling,),
                 start_new_session=True,
@@ -258,22 +257,10 @@ class SupervisedProcess(_Heard):
         with suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
-        left = self._end_marked()
+        left = supervisor.end_all(lambda: marked_pids(self._mark))  # what outlived its supervisor, which was killed
         for thread in self._threads:
             thread.join(1.0)
         return left
-
-    def _end_marked(self) -> int:
-        """Kills what outlived its supervisor, which was itself killed then; returns how many would not end."""
-        until_s = time.monotonic() + supervisor.KILL_S
-        while left := marked_pids(self._mark):
-            for pid in left:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-            if time.monotonic() > until_s:
-                return len(left)
-            time.sleep(0.02)
-        return 0
 
     def _read_status(self, descriptor: int) -> None:
         with os.fdopen(descriptor, "rb") as stream:

@@ -17,6 +17,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 PR_SET_PDEATHSIG: Final = 1
@@ -119,7 +120,7 @@ class _Watch:
             self._reap()
             if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
                 break
-        left = end_all(os.getpid(), self._reap)
+        left = end_all(lambda: descendants(os.getpid()), self._reap)
         self._reap()
         _tell(self._status_fd, over=left)
         return 0
@@ -186,10 +187,10 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def end_all(root: int, reap: Any) -> int:
-    """Kills every process that came of one, and those that they start meanwhile; returns how many would not end."""
+def end_all(find: Callable[[], list[int]], reap: Callable[[], object] = lambda: None) -> int:
+    """Kills every process that is found, and those that they start meanwhile; returns how many would not end."""
     until_s = time.monotonic() + KILL_S
-    while left := descendants(root):
+    while left := find():
         for pid in left:
             try:
                 os.kill(pid, signal.SIGKILL)
