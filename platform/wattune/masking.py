@@ -30,17 +30,20 @@ _WORD: Final = re.compile(r"(?:[^\s\"'|;&]|\"[^\"\n]*\"?|'[^'\n]*'?)+|[|;&]+")
 _NAMED: Final = re.compile(r"(?s)[{(\[,]*([-+]{0,2})[\"']?([A-Za-z_][\w.-]*)[\"']?(?:([=:])(.*))?")
 
 _PASSWORD_OF: Final = {
-    "-p": re.compile(r"(?:mysql|mariadb|mongo|7z)[\w-]*|sshpass|login"),
-    "-a": re.compile(r"redis-cli"),
-    "-w": re.compile(r"ldap\w+"),
-    "-P": re.compile(r"(?:un)?zip|sqlcmd|bcp"),
-    "-u": re.compile(r"curl|wget"),
+    "-p": r"(?:mysql|mariadb|mongo|7z)[\w-]*|sshpass|login",
+    "-a": r"redis-cli",
+    "-w": r"ldap\w+",
+    "-P": r"(?:un)?zip|sqlcmd|bcp",
+    "-u": r"curl|wget",
+    "--user": r"curl|wget",
+    "--proxy-user": r"curl|wget",
 }
-"""Options that are a password to some programs, and a port or a path to others. `-u` has the user before a colon."""
+"""Options that are a password to some programs, and a port or a path to others."""
+_AFTER_COLON: Final = ("-u", "--user", "--proxy-user")
+"""Those of them that have the user before a colon."""
 
 _HINT: Final = re.compile(
-    r"pass|pwd|secret|token(?!s\b|i[sz])|key|credential|[?&]sig|mysql|mariadb|mongo|7z|login|redis|ldap|zip|sqlcmd|bcp|curl|wget",
-    re.IGNORECASE,
+    "|".join([r"pass|pwd|secret|token(?!s\b|i[sz])|key|credential|[?&]sig", *_PASSWORD_OF.values()]), re.IGNORECASE
 )
 """Parts of a line that is looked at word by word: an output may be of megabytes."""
 
@@ -105,18 +108,16 @@ def without_secrets(text: str) -> str:
 def _masked_line(line: str) -> str:
     if not _HINT.search(line):
         return line
-    found = list(_WORD.finditer(line))
-    masked = _masked_words([each[0] for each in found], _inside)
-    for each, new in zip(reversed(found), reversed(masked), strict=True):
-        line = line if new == each[0] else line[: each.start()] + new + line[each.end() :]
-    return line
+    words = iter(_masked_words(_WORD.findall(line), _inside))
+    return _WORD.sub(lambda _: next(words), line)
 
 
 def _inside(word: str) -> str:
     """Masks what a word of a line quotes, such as the text for a shell."""
-    start = min((at for at in (word.find('"'), word.find("'")) if at >= 0), default=len(word)) + 1
-    looks = any(map(str.isspace, word)) or len(re.findall("[\"']", word)) <= 40  # each is a call deeper
-    return word[:start] + _masked_line(word[start:]) if start <= len(word) and looks else word
+    before, *quoted = re.split("([\"'])", word)
+    if quoted and (len(quoted) <= 80 or any(map(str.isspace, word))):  # 40 quotes: each is a call deeper
+        return f"{before}{quoted[0]}{_masked_line(''.join(quoted[1:]))}"
+    return word
 
 
 def masked_arguments(arguments: Sequence[str]) -> list[str]:
@@ -143,29 +144,26 @@ def _masked_words(words: Sequence[str], otherwise: Callable[[str], str]) -> list
     secret_next = ""
     for word in words:
         before, secret_next = secret_next, ""
-        if before and not word.startswith("--") and re.fullmatch(r"-[A-Za-z]", word) is None:
+        if before and not re.match(r"--|-[A-Za-z]\Z", word):
             masked.append(_masked_value(before, word, otherwise))
             continue
         if word.strip("|;&") == "":
             letters.clear()
         program = PurePath(word).name
-        letters |= {letter for letter, programs in _PASSWORD_OF.items() if programs.fullmatch(program)}
+        letters |= {letter for letter, programs in _PASSWORD_OF.items() if re.fullmatch(programs, program)}
         named = _NAMED.fullmatch(word)
-        dashes, name, sign, value = (named[1], named[2], named[3], named[4] or "") if named else ("", "", None, "")
-        kind = "-" if "-" in dashes else sign or ""
-        if word in letters or (word in ("--user", "--proxy-user") and "-u" in letters):
-            secret_next = "-u" if "-u" in letters and word != "-p" else word
+        dashes, name, sign, value = named.groups("") if named else ("", "", "", "")
+        kind = "-" if "-" in dashes else sign
+        if word in letters:
+            secret_next = word
             masked.append(word)
-        elif (letter := word[:2]) in letters - {"-u"} and not word.startswith("--"):
-            masked.append(f"{letter}{MASK}")
-        elif word.startswith("-u") and "-u" in letters and ":" in word:
-            masked.append(f"{word.partition(':')[0]}:{MASK}")
-        elif sign and value and kind and _is_secret(name, value.strip("\"'"), kind):
-            masked.append(f"{word[: word.index(sign) + 1]}{MASK}")
-        elif (
-            sign == "=" and value.count("=") < 9 and (inner := _NAMED.fullmatch(value)) and inner[3] == "="
-        ):  # such as --env=API_KEY=VALUE
-            masked.append(f"{word[: word.index(sign) + 1]}{_masked_words([value], otherwise)[0]}")
+        elif (letter := word[:2]) in letters and (letter != "-u" or ":" in word):
+            masked.append(f"{word.partition(':')[0]}:{MASK}" if letter == "-u" else f"{letter}{MASK}")
+        elif value and _is_secret(name, value.strip("\"'"), kind):
+            masked.append(f"{word.partition(sign)[0]}{sign}{MASK}")
+        # Such as --env=API_KEY=VALUE:
+        elif sign == "=" and value.count("=") < 9 and (inner := _NAMED.fullmatch(value)) and inner[3] == "=":
+            masked.append(f"{word.partition(sign)[0]}{sign}{_masked_words([value], otherwise)[0]}")
         else:
             if kind and not value and _is_secret(name, "?", kind):
                 secret_next = kind
@@ -174,9 +172,9 @@ def _masked_words(words: Sequence[str], otherwise: Callable[[str], str]) -> list
 
 
 def _masked_value(before: str, word: str, otherwise: Callable[[str], str]) -> str:
-    """Masks the word after an option: all of it, of `-u` what follows the colon, and nothing harmless."""
-    user, colon, _ = word.partition(":") if before == "-u" else ("", "", "")
-    if (before == "-u" and not colon) or _HARMLESS.fullmatch(word.strip("\"',")):
+    """Masks the word after an option: all of it or what follows the user and a colon, and nothing harmless."""
+    user, colon, _ = word.partition(":") if before in _AFTER_COLON else ("", "", "")
+    if (before in _AFTER_COLON and not colon) or _HARMLESS.fullmatch(word.strip("\"',")):
         return otherwise(word)
     return f"{user}{colon}{MASK}"
 

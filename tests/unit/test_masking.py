@@ -112,6 +112,8 @@ SECRET_COMMANDS = [
     "sshpass -p s3cr3t0 ssh h",
     "docker login -u me -p s3cr3t0",
     "redis-cli -a s3cr3t0",
+    "curl http://x && redis-cli -a s3cr3t0",
+    "time curl redis-cli -a s3cr3t0",
     "x --token s3cr3t0",
     "x --hf-token=s3cr3t0",
     "x --hf_token s3cr3t0",
