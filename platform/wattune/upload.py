@@ -8,9 +8,7 @@ import functools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, Self, TypeAlias
 
@@ -115,8 +113,9 @@ def to_tracking(study: StudyFolder, tracker: StudyTracker) -> SendTrial:
     return send
 
 
-def conclude_study(study: StudyFolder, tracker: StudyTracker, ranking: Ranking, report_path: Path | None) -> None:
-    """Sends facts of the whole study to a tracking store."""
+def conclude_study(study: StudyFolder, tracker: StudyTracker, ranking: Ranking) -> None:
+    """Sends facts of the whole study to a tracking store, with the report if there is one."""
+    report_path = study.report_path if study.report_path.exists() else None
     tracker.log_study(study.document(), ranking.to_json(), report_path, study.results())
 
 
@@ -198,18 +197,13 @@ class Uploader:
 
     def _run(self) -> None:
         while (action := self._queue.get()) is not None:
-            with self._noting():
+            try:
                 action()
-
-    @contextmanager
-    def _noting(self) -> Iterator[None]:
-        try:
-            yield
-        except WattuneError as error:
-            self.problem = self.problem or str(error)
-        except Exception as error:
-            # A result that cannot be sent, for whatever reason, must not hold back the others.
-            self.problem = self.problem or f"{self._thread.name}: {type(error).__name__}: {error}"
+            except WattuneError as error:
+                self.problem = self.problem or str(error)
+            except Exception as error:
+                # A result that cannot be sent, for whatever reason, must not hold back the others.
+                self.problem = self.problem or f"{self._thread.name}: {type(error).__name__}: {error}"
 
 
 class Delivery:
@@ -228,6 +222,7 @@ class Delivery:
             for name, one in {"tracking": tracker, **further}.items()
         }
         self._storage = Uploader("storage", to_storage(study, remote)) if remote else None
+        self._uploaders = [*filter(None, [self._storage]), *(uploader for _, uploader in self._trackers.values())]
         self._fetch_problem = ""
 
     @property
@@ -246,14 +241,13 @@ class Delivery:
         Raises:
             SpaceError: The storage has a study of this name that contradicts this one.
         """
-        if self._remote is not None and self._storage is not None:
+        if self._remote is not None:
             try:
                 self._remote.fetch_study(self._study.name, self._study.path.parent, may_lack=True)
             except TrackingError as error:
                 self._fetch_problem = str(error)
-            self._storage.__enter__()
         self.send_study()
-        for _, uploader in self._trackers.values():
+        for uploader in self._uploaders:
             uploader.__enter__()
         return self
 
@@ -264,7 +258,7 @@ class Delivery:
 
     def _stop(self, within_s: float) -> None:
         end_s = time.monotonic() + within_s
-        for uploader in (*filter(None, (self._storage,)), *(one for _, one in self._trackers.values())):
+        for uploader in self._uploaders:
             uploader.stop(max(end_s - time.monotonic(), 0.0))
 
     def send_study(self) -> None:
@@ -288,12 +282,10 @@ class Delivery:
 
         Of a study that was stopped, what is not sent in a moment is left to the next call.
         """
-        study = self._study
         self.send_study()
-        report_path = study.report_path if study.report_path.exists() else None
         for tracker, uploader in self._trackers.values():
             uploader.call(functools.partial(self._complete, tracker))
-            uploader.call(functools.partial(conclude_study, study, tracker, ranking, report_path))
+            uploader.call(functools.partial(conclude_study, self._study, tracker, ranking))
         self._stop(STOPPED_WITHIN_S if stopped else STOP_WITHIN_S)
 
     def _complete(self, tracker: StudyTracker) -> None:

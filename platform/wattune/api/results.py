@@ -144,12 +144,10 @@ def sync(
         tracking_uri or default_uri(local.path.parent), local.name, document=local.document()
     )
     ranking = rank(local)
-    report_path = local.report_path if local.report_path.exists() else None
     trackers = {"sent": tracker, **trackers_of(local.name, local.path.parent, wandb, tensorboard)}
     senders: dict[str, tuple[SendTrial, Callable[[], object]]] = {
-        name: (to_tracking(local, one), partial(conclude_study, local, one, ranking, report_path))
-        for name, one in trackers.items()
+        name: (to_tracking(local, one), partial(conclude_study, local, one, ranking)) for name, one in trackers.items()
     }
     if remote is not None:
-        senders["stored"] = (to_storage(local, remote), lambda: remote.send_study(local))
+        senders["stored"] = (to_storage(local, remote), partial(remote.send_study, local))
     return send_all(local, senders, on_trial)
