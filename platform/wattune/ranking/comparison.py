@@ -433,6 +433,8 @@ def _other_work(a: Side, b: Side) -> list[str]:
             "the commands differ, and wattune does not know what they do: energy and time compare only where both do "
             "the same work"
         )
+    elif not a.recorded.command:
+        found.append("no command is known: energy and time compare only where the same work ran on both sides")
     else:
         found.append("one command line on both sides: what changed in code, data or environment is not known")
     return [*found, *_endings(a, b)]

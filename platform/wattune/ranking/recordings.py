@@ -41,6 +41,11 @@ def differences(recorded: Mapping[str, Recorded], metric: str) -> list[str]:
             f"{len(commands)} different commands: wattune does not know what they do. An order by {metric} is one of "
             "different work, unless you know that they do the same"
         )
+    elif commands == {()}:
+        lines.append(
+            f"no command is known: wattune does not know what ran. An order by {metric} is one of different work, "
+            "unless you know that it was the same"
+        )
     elif len(recorded) > 1:
         lines.append(
             "one command line, recorded several times: what differs between the runs (code, data, environment) is not "

@@ -69,6 +69,12 @@ def test_the_same_command_is_never_taken_as_a_repeat() -> None:
     assert any("one command line, recorded several times" in one for one in ranking.warnings)
 
 
+def test_imported_logs_have_no_command_that_could_be_the_same() -> None:
+    logs = [recording("a", ""), recording("b", "", joules=900.0)]
+    warnings = " ".join([*ranked(*logs).warnings, *compare(*map(recorded_side, logs)).warnings])
+    assert warnings.count("no command is known") == 2 and "command line" not in warnings
+
+
 @pytest.mark.parametrize(
     ("other", "said"),
     [
