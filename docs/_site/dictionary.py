@@ -92,7 +92,7 @@ OBJECTS: Final[dict[str, dict[str, str]]] = {
         "clock_offset_ns": "Shift of this node's monotonic clock to the reference node's.",
         "clock_offset_uncertainty_ns": "Its uncertainty.",
         "sampler": "What sampling cost: `pid`, CPU time, memory.",
-        "own_processes": "The trial's workers, which are not other processes.",
+        "own_processes": "Processes of the trial or the recorded command, which are not other processes.",
         "versions": "wattune, Python, pyarrow, kernel.",
         "boot_id": "Monotonic times compare within one boot.",
     },

@@ -1,7 +1,7 @@
 """Measuring without a study: record a command, analyse a folder again, calibrate sensors."""
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from wattune.errors import PlanError, TrackingError
 from wattune.fitting.store import LINKS
 from wattune.foreign.recording import import_logs as read_foreign
 from wattune.inspection import Analysis, inspect
-from wattune.recording.recorder import NOTHING_SET, OutputPlace, Watcher
+from wattune.recording.recorder import OutputPlace, Watcher
 from wattune.recording.recorder import record as record_command
 from wattune.recording.recording import run_of
 from wattune.recording.window import STEADY
@@ -71,13 +71,12 @@ def record(
     window: str = "steady",
     tokens_per_step: float | None = None,
     devices: str | None = None,
-    environment: Mapping[str, str] = NOTHING_SET,
     attach: int | None = None,
 ) -> Run:
     """Records a command, or this machine for some seconds, without Ray; see `wattune.recording.recorder.record`.
 
     Args:
-        command: The program and its arguments; empty records the machine.
+        command: The program and its arguments, and `NAME=VALUE` before it; empty records the machine.
         storage: Folder recordings are kept in, under `recordings`; see `wattune.storage.files.find_storage`.
         seconds: Longest to record.
         name: The recording's name; None is made of the time and the program.
@@ -91,7 +90,6 @@ def record(
         tokens_per_step: Tokens of a step over all ranks, for a program that does not tell them.
         devices: Devices that count: positions as nvidia-smi has them, UUIDs or their unique beginnings, `all`, `none`.
             None is those that the command's variables name, else those its processes use.
-        environment: Variables of the command beside those of this process; `NAME=VALUE` before a program are too.
         attach: Number of a process that runs already, in the place of a command. It is recorded until it ends.
 
     Raises:
@@ -110,7 +108,7 @@ def record(
         "--window": window not in ("steady", "command"),
         "--tokens-per-step": tokens_per_step is not None,
     }
-    if attach is not None and (command or environment):
+    if attach is not None and command:
         raise PlanError("--attach: got a command or variables too; a job that runs has its own. Give one of the two")
     if not command and any(of_a_command.values()):
         named = ", ".join(name for name, given in of_a_command.items() if given)
@@ -134,7 +132,6 @@ def record(
             window=window,
             tokens_per_step=tokens_per_step,
             devices=devices,
-            environment=environment,
             attach=attach,
         )
     )

@@ -27,7 +27,7 @@ from wattune.cli.verbs import app
 from wattune.doctor import examine
 from wattune.errors import PlanError, TrackingError
 from wattune.ranking.assessment import is_simulated
-from wattune.recording.recorder import OutputPlace, Watcher
+from wattune.recording.recorder import ASSIGNMENT, OutputPlace, Watcher
 from wattune.recording.serving.server import MetricsServer
 from wattune.run import Recorded, Run
 from wattune.steps.source import PRESETS
@@ -161,7 +161,7 @@ def record(
         seconds = LONGEST_S
     with server or nullcontext(), view or nullcontext():
         recording = api.record(
-            command or (),
+            [*_variables(env or ()), *(command or ())],
             storage=storage,
             seconds=seconds,
             name=name,
@@ -172,7 +172,6 @@ def record(
             window=window,
             tokens_per_step=tokens_per_step,
             devices=devices,
-            environment=_variables(env or ()),
             attach=attach,
         )
     if as_json:
@@ -188,16 +187,16 @@ def record(
     raise typer.Exit((recording.recorded and recording.recorded.exit_code) or 0)
 
 
-def _variables(texts: Sequence[str]) -> dict[str, str]:
-    """Reads `NAME=VALUE` of options.
+def _variables(texts: Sequence[str]) -> Sequence[str]:
+    """Returns `NAME=VALUE` of options.
 
     Raises:
         PlanError: One is not of that form. All that are not are named.
     """
-    if wrong := [text for text in texts if not text.partition("=")[0] or "=" not in text]:
+    if wrong := [text for text in texts if not ASSIGNMENT.match(text)]:
         named = ", ".join(f'"{text}"' for text in wrong)
         raise PlanError(f"--env: got {named}, allowed: NAME=VALUE; give for example --env NCCL_DEBUG=INFO")
-    return dict(text.split("=", 1) for text in texts)
+    return texts
 
 
 def recording_json(run: Run) -> dict[str, Any]:

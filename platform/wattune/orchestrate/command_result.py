@@ -2,10 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from wattune.analysis.run_data import WINDOW_NODE
 from wattune.analysis.signals.readings import HOST
@@ -15,6 +13,7 @@ from wattune.orchestrate.telemetry_actor import NodeTelemetry
 from wattune.plans.program import is_command
 from wattune.run import Numbers
 from wattune.steps.files import Step
+from wattune.telemetry.devices import of_devices
 from wattune.trial import TrialSpec
 from wattune.workers.command.program_run import ProgramOutcome, StepsByRank
 from wattune.workers.outcome import RankOutcome
@@ -110,17 +109,11 @@ def command_told(
     return {WINDOW_NODE: node}, window
 
 
-def of_devices(part: NodeTelemetry, places: Sequence[Place]) -> NodeTelemetry:
+def of_places(part: NodeTelemetry, places: Sequence[Place]) -> NodeTelemetry:
     """Returns a node's telemetry without devices that a trial did not use, and its host.
 
     Where there are no spans, every device that is recorded counts.
     """
     used = {place.device for place in places if place.node == part.node} | {HOST}
-    tables = {
-        tier: table.filter(pc.is_in(table["device"].cast(pa.string()), pa.array(sorted(used))))
-        for tier, table in part.tables.items()
-    }
-    known: dict[str, Any] = dict(part.manifest)
-    if isinstance(known.get("devices"), Mapping):
-        known["devices"] = {name: facts for name, facts in known["devices"].items() if name in used}
-    return replace(part, tables=tables, manifest=known)
+    tables, manifest = of_devices(part.tables, part.manifest, used)
+    return replace(part, tables=tables, manifest=manifest)

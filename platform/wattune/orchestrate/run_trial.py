@@ -21,7 +21,7 @@ from wattune.engines.registry import check_libraries
 from wattune.errors import EngineError, NodeError, TelemetryError
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster
-from wattune.orchestrate.command_result import command_spans, of_devices, run_spans
+from wattune.orchestrate.command_result import command_spans, of_places, run_spans
 from wattune.orchestrate.failures import Cause
 from wattune.orchestrate.lanes.actor import KEEPER_ENDED, cause
 from wattune.orchestrate.lanes.client import Lanes
@@ -227,7 +227,7 @@ def _write_measurements(
     sensed_by = spans
     if is_command(spec) and spans is None:
         sensed_by = run_spans(answer.outcomes, answer.places)
-        recorded = [of_devices(part, answer.places) for part in recorded]
+        recorded = [of_places(part, answer.places) for part in recorded]
     for outcome in answer.outcomes:
         if outcome.command is not None:
             folder.write_output(outcome.rank, outcome.command.output)

@@ -22,7 +22,6 @@ from wattune.errors import TelemetryError
 from wattune.orchestrate.cluster import NAMESPACE, Node
 from wattune.orchestrate.power_limit import node_power_peak_w
 from wattune.private_folder import temporary_folder
-from wattune.telemetry.backend import OTHER_PROCESSES
 from wattune.telemetry.files.coverage import measured_facts
 from wattune.telemetry.files.segments import read_tables
 from wattune.telemetry.sampler.process import SamplerProcess
@@ -92,34 +91,6 @@ def leave_to_sampler(cpus: tuple[int, ...]) -> None:
     for task in Path("/proc/self/task").iterdir() if rest else ():
         with contextlib.suppress(ProcessLookupError):  # it ended since
             os.sched_setaffinity(int(task.name), rest)
-
-
-def without_own_processes(
-    manifest: Mapping[str, Any], pids: Mapping[str, Sequence[int]], *, warm: bool
-) -> dict[str, Any]:
-    """Takes a trial's own processes, by the device they drive, out of those that a node's manifest calls strangers.
-
-    Warm workers were there before the trial and are there after it. A container may hide which process is which: the
-    driver then reports ids that no process here has. One process per worker is then taken for it, the largest first: a
-    training process holds more memory than a viewer.
-
-    A command, and the workers of a lane's first trial, come after the sampler's start and are not `warm`. Whatever was
-    on a device by then is a stranger, by whatever id.
-    """
-    devices = {}
-    for name, facts in manifest.get("devices", {}).items():
-        own, known = set(pids.get(name, ())), dict(facts)
-        early = {process["pid"] for process in known.get("at_start", {}).get(OTHER_PROCESSES, ())}
-        for when in ("at_start", "at_end"):
-            found = known.get(when, {}).get(OTHER_PROCESSES)
-            if own and found:
-                mine = [process for process in found if process["pid"] in own]
-                if not mine:
-                    possible = [process for process in found if warm or process["pid"] not in early]
-                    mine = sorted(possible, key=lambda process: -process.get("memory_used_bytes", 0))[: len(own)]
-                known[when] = {**known[when], OTHER_PROCESSES: [process for process in found if process not in mine]}
-        devices[name] = known | ({"own_processes": sorted(own)} if own else {})
-    return {**manifest, "devices": devices}
 
 
 def spool_folder(name: str) -> Path:

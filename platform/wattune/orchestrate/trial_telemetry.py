@@ -15,13 +15,8 @@ from wattune.orchestrate.cluster import Cluster, Node
 from wattune.orchestrate.lanes.actor import KEEPER_ENDED, KEEPER_REMEDY, cause, ended_with_keeper, ray_words
 from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.lanes.messages import Death, Place
-from wattune.orchestrate.telemetry_actor import (
-    NO_OFFSET,
-    NodeTelemetry,
-    Sensed,
-    clock_offset,
-    without_own_processes,
-)
+from wattune.orchestrate.telemetry_actor import NO_OFFSET, NodeTelemetry, Sensed, clock_offset
+from wattune.telemetry.devices import without_own_processes
 from wattune.trial import TrialSpec
 
 _log = logging.getLogger(__name__)

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from wattune.analysis.signals.readings import HOST
 from wattune.telemetry.backend import OTHER_PROCESSES
-from wattune.telemetry.devices import VARIABLES, Devices, named, visible
+from wattune.telemetry.devices import VARIABLES, Devices, named, of_devices, visible
 from wattune.workers.command.supervisor import descendants
 
 OTHERS: Final = "others"
@@ -27,12 +26,19 @@ LONGEST_REST_S: Final = 5.0
 class Choice:
     """The devices that count, as far as they are known: before the command runs, while it does, and at the end."""
 
-    def __init__(self, asked: str | None, variables: Mapping[str, str] | None, simulated: str | None) -> None:
+    def __init__(
+        self,
+        asked: str | None,
+        variables: Mapping[str, str] | None,
+        simulated: str | None = None,
+        *,
+        ran_before: bool = False,
+    ) -> None:
         """Takes a person's choice, the variables that the command is started with, and the device to be simulated.
 
-        Without variables the machine is recorded.
+        Without variables the machine is recorded. A command that `ran_before` is older than the sampler.
         """
-        self._asked, self._simulated, self._pid = asked, simulated, 0
+        self._asked, self._simulated, self._ran_before, self._pid = asked, simulated, ran_before, 0
         self._start_s = self._next_s = 0.0
         self.pids: set[int] = set()
         """The command's processes, those that come later too."""
@@ -88,8 +94,7 @@ class Choice:
             return named(self._asked, devices), f"--devices {self._asked}"
         if not self._variables or not devices:
             return devices, "the whole machine"
-        seen = {name: _users(facts) for name, facts in devices.items()}
-        own = {name for name, users in seen.items() if users.keys() & self.pids} | set(told)
+        own = {name for name, pids in self.own_processes(devices).items() if pids} | set(told)
         each = [found for one in self._variables.values() if (found := visible(one, devices))]
         if each:
             why = " and ".join(dict.fromkeys(text for _, text in each)) + " of the command"
@@ -97,10 +102,28 @@ class Choice:
             return names | own, f"{why}, and its processes" if own - names else why
         if own:
             return own, "processes of the command were on them"
-        strangers = {name for name, users in seen.items() if any(users.values())}
+        strangers = {name for name, facts in devices.items() if any(self._users(facts).values())}
         if strangers:
             return devices.keys() - strangers, "processes of others, and none of the command, were on the rest"
         return devices, "nothing says which devices the command used"
+
+    def own_processes(self, devices: Devices) -> dict[str, list[int]]:
+        """Returns the command's processes that were seen on each device."""
+        return {name: sorted(self._users(facts).keys() & self.pids) for name, facts in devices.items()}
+
+    def _users(self, facts: Mapping[str, Any]) -> dict[int, bool]:
+        """Returns the processes seen on a device, and whether each is surely nobody of the command.
+
+        In a container the driver tells numbers of processes that nobody there has: one that came during the recording,
+        or any where the command ran before, may be the command's.
+        """
+        seen = {int(pid): bool(here) for pid, here in (facts.get("users") or {}).items()}
+        early = {one["pid"] for one in (facts.get("at_start") or {}).get(OTHER_PROCESSES, ())}
+        return seen | {pid: not self._ran_before or seen.get(pid) or _is_here(pid) for pid in early}
+
+
+def _is_here(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
 
 
 def environment_of(pid: int) -> dict[str, str]:
@@ -117,48 +140,14 @@ def _choosing(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: variables[name] for name in VARIABLES if name in variables}
 
 
-def _users(facts: Mapping[str, Any]) -> dict[int, bool]:
-    """Returns the processes seen on a device, and whether each is surely nobody of a command that came later.
-
-    In a container the driver tells numbers of processes that nobody there has: one that came during the recording may
-    be the command's.
-    """
-    early = {one["pid"]: True for one in (facts.get("at_start") or {}).get(OTHER_PROCESSES, ())}
-    return {int(pid): bool(here) for pid, here in (facts.get("users") or {}).items()} | early
+Part = tuple[dict[str, pa.Table], dict[str, Any]]
+"""Tables and manifest of some of a node's devices."""
 
 
-def apart(
-    tables: Mapping[str, pa.Table], manifest: Mapping[str, Any], facts: Mapping[str, Any]
-) -> tuple[tuple[dict[str, pa.Table], dict[str, Any]], tuple[dict[str, pa.Table], dict[str, Any]]]:
+def apart(tables: Mapping[str, pa.Table], manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[Part, Part]:
     """Splits tables and manifest of a sampler by a recording's facts: devices that count with the host, and others."""
-    every, names = set(manifest.get("devices", {})), (facts.get("devices") or {}).get("counted")
-    if not isinstance(names, list):
-        names = every
-    mine = every & {HOST, *map(str, names)}
-    return _part(tables, manifest, mine), _part(tables, manifest, every - mine)
-
-
-def _part(
-    tables: Mapping[str, pa.Table], manifest: Mapping[str, Any], names: Collection[str]
-) -> tuple[dict[str, pa.Table], dict[str, Any]]:
-    if len(names) == len(manifest.get("devices", {})):
-        return dict(tables), dict(manifest)
-    wanted = pa.array(sorted(names), pa.string())
-    parts = {tier: table.filter(pc.is_in(table["device"].cast(pa.string()), wanted)) for tier, table in tables.items()}
-    by_device = {key: manifest[key] for key in ("devices", "measured") if key in manifest}
-    kept = {key: {name: one for name, one in each.items() if name in names} for key, each in by_device.items()}
-    return {tier: part for tier, part in parts.items() if part.num_rows}, {**manifest, **kept}
-
-
-def without_own(manifest: Mapping[str, Any], pids: Collection[int]) -> dict[str, Any]:
-    """Takes the command's processes out of those that a manifest calls others'."""
-    devices = {
-        name: facts
-        | {
-            when: told | {OTHER_PROCESSES: [one for one in told[OTHER_PROCESSES] if one["pid"] not in pids]}
-            for when in ("at_start", "at_end")
-            if OTHER_PROCESSES in (told := facts.get(when) or {})
-        }
-        for name, facts in manifest.get("devices", {}).items()
-    }
-    return {**manifest, "devices": devices}
+    every, counted = set(manifest.get("devices", {})), (facts.get("devices") or {}).get("counted")
+    others = every - {HOST, *map(str, counted)} if isinstance(counted, list) else set[str]()
+    if not others:
+        return (dict(tables), dict(manifest)), ({}, {})
+    return of_devices(tables, manifest, every - others), of_devices(tables, manifest, others)

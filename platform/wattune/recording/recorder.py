@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from wattune.errors import PlanError, SensorChoiceError
 from wattune.masking import masked_arguments, masked_environment
 from wattune.plans.program import shell_problem
 from wattune.recording.attach import AttachedProcess
-from wattune.recording.devices import OTHERS, Choice, apart, environment_of, without_own
+from wattune.recording.devices import OTHERS, Choice, apart, environment_of
 from wattune.recording.recording import measured_run, sampled
 from wattune.recording.sensors import HOST, default_backends, split_simulated
 from wattune.recording.signals import SignalRelay
@@ -29,6 +29,7 @@ from wattune.steps.source import AUTO, StepSource
 from wattune.storage.files import with_calibrations
 from wattune.storage.measured import MeasuredFolder, RecordingFolder
 from wattune.storage.study import TrialFolder
+from wattune.telemetry.devices import without_own_processes
 from wattune.telemetry.sampler.process import SamplerProcess
 from wattune.units import ns_to_s, s_to_ns
 from wattune.version import __version__
@@ -51,8 +52,8 @@ LOG: Final = "command.log"
 
 _STDERR_FD: Final = 2
 
-_ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-NOTHING_SET: Final[Mapping[str, str]] = {}
+ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+"""Beginning of a word that sets a variable."""
 
 _Process = TerminalProcess | AttachedProcess
 """The process that is recorded."""
@@ -62,10 +63,6 @@ OutputPlace = Literal["own", "stderr", "log"]
 
 Watcher = Callable[[Path, int], None]
 """Called with the sampler's folder, and the window's start on the monotonic clock."""
-
-
-def _private(path: Path) -> IO[bytes]:
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
 
 
 def _remedy(command: Sequence[str]) -> str:
@@ -100,7 +97,6 @@ def record(
     window: str = STEADY,
     tokens_per_step: float | None = None,
     devices: str | None = None,
-    environment: Mapping[str, str] = NOTHING_SET,
     attach: int | None = None,
 ) -> Path:
     """Records a command from start to end, or this machine for some seconds.
@@ -123,7 +119,6 @@ def record(
         tokens_per_step: Tokens of a step over all ranks, for a program that does not tell them.
         devices: Devices that count (`wattune.telemetry.devices.named`); None is those of the command
             (`wattune.recording.devices.Choice`).
-        environment: Variables of the command beside those of this process.
         attach: A process that runs already, recorded until it ends or a signal comes; it gets no signal.
 
     Returns:
@@ -136,9 +131,9 @@ def record(
             nothing was written; or the samples could not be written.
     """
     attached = None if attach is None else AttachedProcess(attach)
-    num_set = 0 if attach else sum(1 for _ in itertools.takewhile(_ASSIGNMENT.match, command))
-    environment = {**environment, **dict(word.split("=", 1) for word in command[:num_set])}
-    command = command[num_set:] if attached is None else attached.command
+    variables = list(itertools.takewhile(ASSIGNMENT.match, command))
+    environment = dict(word.split("=", 1) for word in variables)
+    command = command[len(variables) :] if attached is None else attached.command
     if not command and (environment or seconds is None):
         what = "variables and no program" if environment else "neither a command nor seconds"
         raise PlanError(f"nothing to record: got {what}; give one, as in `record -- COMMAND`")
@@ -162,8 +157,8 @@ def record(
         **({"environment": masked_environment(environment)} if environment else {}),
         **({} if attached is None else {"attached_pid": attached.pid}),
     }
-    variables = {**os.environ, **environment} if attached is None else environment_of(attached.pid)
-    choice = Choice(devices, variables if command else None, simulated)
+    all_set = {**os.environ, **environment} if attached is None else environment_of(attached.pid)
+    choice = Choice(devices, all_set if command else None, simulated, ran_before=attached is not None)
     run = None
     if command and attached is None:
         facts["steps_asked"] = {"source": steps.text, "window": window, "tokens_per_step": tokens_per_step}
@@ -275,7 +270,8 @@ class _Session:
             return self._run
         stdout = stderr = None
         if output == "log":
-            stdout = stderr = held.enter_context(_private(self._folder.path / LOG)).fileno()
+            stdout = stderr = os.open(self._folder.path / LOG, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            held.callback(os.close, stdout)
         elif output == "stderr":
             stdout = _STDERR_FD
         try:
@@ -337,7 +333,8 @@ def _close(folder: RecordingFolder, facts: dict[str, Any], run: ProgramRun | Non
     """
     sampler_folder = folder.node_folder(facts["node"])
     tables, manifest = sampled(sampler_folder, simulated_device=facts["simulated_device"])
-    manifest = without_own(with_calibrations(folder.storage, manifest), choice.pids)
+    manifest = with_calibrations(folder.storage, manifest)
+    manifest = without_own_processes(manifest, choice.own_processes(manifest.get("devices", {})), warm=False)
     told = {} if run is None else run.outcome(run.steps()).told_devices(uuids_of(manifest.get("devices", {})))
     with contextlib.suppress(SensorChoiceError):
         facts["devices"] = choice.counted(manifest, told.values())

@@ -1,17 +1,24 @@
-"""Devices that somebody means: as a list of positions or UUIDs, or by the variables that CUDA and ROCm obey."""
+"""Devices of a node: those that somebody means, what was recorded of some alone, and whose processes are on them.
+
+Somebody means devices by a list of positions or UUIDs, or by the variables that CUDA and ROCm obey.
+"""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from wattune.errors import SensorChoiceError
+from wattune.telemetry.backend import OTHER_PROCESSES
 
 Devices = Mapping[str, Mapping[str, Any]]
 """Facts of a node's devices, by the name that telemetry has for them; the host is not among them."""
 
 ORDER: Final = "CUDA_DEVICE_ORDER"
-_OF_ROCM: Final = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-VARIABLES: Final = (*_OF_ROCM, ORDER)
+_ROCR, _HIP, _CUDA = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
+VARIABLES: Final = (_ROCR, _HIP, _CUDA, ORDER)
 """Variables that choose devices. CUDA's are in the CUDA C++ Programming Guide, "CUDA Environment Variables"; ROCm's in
 "GPU isolation techniques" of its documentation: HIP counts among the devices that ROCR leaves, and takes CUDA's name
 where its own is absent."""
@@ -49,13 +56,13 @@ def visible(variables: Mapping[str, str], devices: Devices) -> tuple[list[str], 
     Raises:
         SensorChoiceError: A part of a device is named, or nobody can tell which device a position means.
     """
-    amd = any("AMD" in str(facts.get("name")) or facts.get("backend") == "amd_smi" for facts in devices.values())
+    kinds = {str(facts.get("name")) for facts in devices.values()}
+    amd = any("AMD" in kind for kind in kinds) or any(one.get("backend") == "amd_smi" for one in devices.values())
     order, why = _in_order(devices), list[str]()
-    for variable in _OF_ROCM if amd else _OF_ROCM[2:]:
+    for variable in (_ROCR, _HIP if _HIP in variables else _CUDA) if amd else (_CUDA,):
         text = variables.get(variable)
-        if text is None or (amd and variable == _OF_ROCM[2] and _OF_ROCM[1] in variables):
+        if text is None:
             continue
-        kinds = {str(facts.get("name")) for facts in devices.values()}
         if not amd and len(kinds) > 1 and re.search(r"(?:^|,)\s*\d", text) and variables.get(ORDER) != "PCI_BUS_ID":
             raise SensorChoiceError(
                 f"{variable}={text}: CUDA counts the fastest device first, and sensors by bus address; the kinds here "
@@ -94,3 +101,42 @@ def _uuids(facts: Mapping[str, Any]) -> list[str]:
     """Returns a device's UUIDs as they are written, with and without the vendor's prefix; of a replay the recorded."""
     told = (facts.get("uuid"), (facts.get("at_start") or {}).get("recorded_uuid"))
     return [form for uuid in told if uuid for form in (str(uuid), str(uuid).removeprefix("GPU-"))]
+
+
+def of_devices(
+    tables: Mapping[str, pa.Table], manifest: Mapping[str, Any], names: Collection[str]
+) -> tuple[dict[str, pa.Table], dict[str, Any]]:
+    """Returns tables and manifest of a node with some of its devices alone; a tier that none of them has is absent."""
+    wanted = pa.array(sorted(names), pa.string())
+    parts = {tier: table.filter(pc.is_in(table["device"].cast(pa.string()), wanted)) for tier, table in tables.items()}
+    by_device = {key: manifest[key] for key in ("devices", "measured") if isinstance(manifest.get(key), Mapping)}
+    kept = {key: {name: one for name, one in each.items() if name in names} for key, each in by_device.items()}
+    return {tier: part for tier, part in parts.items() if part.num_rows}, {**manifest, **kept}
+
+
+def without_own_processes(
+    manifest: Mapping[str, Any], pids: Mapping[str, Sequence[int]], *, warm: bool
+) -> dict[str, Any]:
+    """Takes a run's own processes, by the device they drive, out of those that a node's manifest calls strangers.
+
+    Warm workers were there before the trial and are there after it. A container may hide which process is which: the
+    driver then reports ids that no process here has. One process per worker is then taken for it, the largest first: a
+    training process holds more memory than a viewer.
+
+    A command, and the workers of a lane's first trial, come after the sampler's start and are not `warm`. Whatever was
+    on a device by then is a stranger, by whatever id.
+    """
+    devices = {}
+    for name, facts in manifest.get("devices", {}).items():
+        own, known = set(pids.get(name, ())), dict(facts)
+        early = {process["pid"] for process in known.get("at_start", {}).get(OTHER_PROCESSES, ())}
+        for when in ("at_start", "at_end"):
+            found = known.get(when, {}).get(OTHER_PROCESSES)
+            if own and found:
+                mine = [process for process in found if process["pid"] in own]
+                if not mine:
+                    possible = [process for process in found if warm or process["pid"] not in early]
+                    mine = sorted(possible, key=lambda process: -process.get("memory_used_bytes", 0))[: len(own)]
+                known[when] = {**known[when], OTHER_PROCESSES: [process for process in found if process not in mine]}
+        devices[name] = known | ({"own_processes": sorted(own)} if own else {})
+    return {**manifest, "devices": devices}

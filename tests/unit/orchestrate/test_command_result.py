@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import OWN_MODEL
-from wattune.orchestrate.command_result import command_spans, command_told, num_answers, of_devices, run_spans
+from wattune.orchestrate.command_result import command_spans, command_told, num_answers, of_places, run_spans
 from wattune.orchestrate.lanes.messages import Place
 from wattune.orchestrate.telemetry_actor import NodeTelemetry
 from wattune.plans.axes import Plan
@@ -112,6 +112,6 @@ def test_devices_that_a_trial_did_not_use_are_left_out_of_its_telemetry():
     part = NodeTelemetry(
         node="n0", tables={"fast": table}, manifest={"devices": {"cpu0": {}, "cpu7": {}, "host": {}}}, losses=()
     )
-    kept = of_devices(part, PLACES)
+    kept = of_places(part, PLACES)
     assert kept.tables["fast"]["power_w"].to_pylist() == [1.0, 3.0]
     assert set(kept.manifest["devices"]) == {"cpu0", "host"}

@@ -20,7 +20,6 @@ from wattune.orchestrate.telemetry_actor import (
     TelemetryActor,
     actor_name,
     spare_cpus,
-    without_own_processes,
 )
 from wattune.telemetry.sampler.process import SamplerProcess
 
@@ -57,37 +56,6 @@ print("done")
 def test_every_thread_keeps_off_the_samplers_processor() -> None:
     done = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "done"
-
-
-def manifest(at_start: list[dict[str, int]], at_end: list[dict[str, int]]) -> dict[str, Any]:
-    facts = {"at_start": {"other_processes": at_start, "clock": 1}, "at_end": {"other_processes": at_end}}
-    return {"node": "n0", "devices": {"gpu0": {"uuid": "GPU-0", **facts}, "gpu1": {"uuid": "GPU-1", **facts}}}
-
-
-def test_a_trials_own_workers_are_no_strangers() -> None:
-    both = [{"pid": 10, "memory_used_bytes": 5}, {"pid": 99, "memory_used_bytes": 9}]
-    known = without_own_processes(manifest(both, both), {"gpu0": [10]}, warm=True)
-    assert known["node"] == "n0" and known["devices"]["gpu0"]["own_processes"] == [10]
-    assert known["devices"]["gpu0"]["at_start"] == {"other_processes": [both[1]], "clock": 1}
-    assert known["devices"]["gpu0"]["at_end"] == {"other_processes": [both[1]]}
-    assert known["devices"]["gpu1"] == manifest(both, both)["devices"]["gpu1"], "nobody trains there"
-
-
-def test_where_ids_are_hidden_one_process_a_worker_is_its_own() -> None:
-    hidden = [{"pid": 4711, "memory_used_bytes": 2}, {"pid": 4712, "memory_used_bytes": 8}]
-    known = without_own_processes(manifest(hidden, hidden[:1]), {"gpu0": [10]}, warm=True)
-    assert known["devices"]["gpu0"]["at_start"]["other_processes"] == hidden[:1]
-    assert known["devices"]["gpu0"]["at_end"]["other_processes"] == []
-
-
-@pytest.mark.parametrize("hidden", [False, True])
-def test_processes_that_come_after_the_sampler_excuse_no_stranger(hidden: bool) -> None:
-    """A command's, and those of a lane's first workers. The stranger is the larger one."""
-    stranger = {"pid": 99, "memory_used_bytes": 9}
-    later = {"pid": 4711 if hidden else 10, "memory_used_bytes": 5}
-    known = without_own_processes(manifest([stranger], [stranger, later]), {"gpu0": [10, 11]}, warm=False)
-    assert known["devices"]["gpu0"]["at_start"]["other_processes"] == [stranger]
-    assert known["devices"]["gpu0"]["at_end"]["other_processes"] == [stranger]
 
 
 @pytest.fixture

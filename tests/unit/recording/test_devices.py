@@ -15,11 +15,12 @@ import pytest
 from wattune.errors import PlanError, SensorChoiceError
 from wattune.recording import recorder
 from wattune.recording.attach import AttachedProcess
-from wattune.recording.devices import OTHERS, Choice, without_own
+from wattune.recording.devices import OTHERS, Choice
 from wattune.recording.recorder import record
 from wattune.recording.recording import load, look, run_of
 from wattune.run import Recorded
 from wattune.storage.measured import MeasuredFolder
+from wattune.telemetry.devices import without_own_processes
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "h200x4" / "dp4"
 BACKENDS = ["host", f"replay:{GOLDEN}?start_s=5"]
@@ -107,14 +108,8 @@ def test_a_recording_that_was_killed_and_the_live_view_have_no_other_device(
 
     monkeypatch.setattr(recorder, "_close", die)
     with pytest.raises(KeyboardInterrupt):
-        record(
-            ["sleep", "2"],
-            storage=tmp_path,
-            backends=BACKENDS,
-            name="a",
-            watcher=watch,
-            environment={"CUDA_VISIBLE_DEVICES": "2"},
-        )
+        command = ["CUDA_VISIBLE_DEVICES=2", "sleep", "2"]
+        record(command, storage=tmp_path, backends=BACKENDS, name="a", watcher=watch)
     assert seen and all(each <= {"gpu2"} for each in seen)
     assert {name for _, name in load(tmp_path / "recordings" / "a").devices} == {"gpu2"}
 
@@ -154,7 +149,7 @@ def manifest(
 def test_without_a_choice_the_processes_tell(
     users: dict[str, dict[int, bool]], at_start: dict[str, list[int]], told: list[str], counting: list[str]
 ) -> None:
-    choice = Choice(None, {}, None)
+    choice = Choice(None, {})
     choice.pids |= {7, 8}
     assert choice.counted(manifest(users, at_start), told)["counted"] == counting
 
@@ -192,16 +187,27 @@ def test_the_driver_s_list_of_processes_tells_the_command_s_devices_from_a_stran
 
 
 def test_what_a_variable_names_counts_with_what_the_processes_use() -> None:
-    choice = Choice(None, {"CUDA_VISIBLE_DEVICES": "0"}, None)
+    choice = Choice(None, {"CUDA_VISIBLE_DEVICES": "0"})
     choice.pids.add(7)
     found = choice.counted(manifest({"gpu2": {7: True}, "gpu1": {9: True}}))
     assert found["counted"] == ["gpu0", "gpu2"] and found["why"].endswith("and its processes")
-    assert Choice(None, None, None).counted(manifest({"gpu2": {9: True}}))["counted"] == ["gpu0", "gpu1", "gpu2"]
+    assert Choice(None, None).counted(manifest({"gpu2": {9: True}}))["counted"] == ["gpu0", "gpu1", "gpu2"]
 
 
 def test_the_job_s_own_processes_are_no_strangers() -> None:
-    kept = without_own(manifest({}, {"gpu0": [7, 99]}), {7})
+    choice = Choice(None, {}, ran_before=True)
+    choice.pids |= {7, 8}
+    sampled = manifest({}, {"gpu0": [7, 99]})
+    kept = without_own_processes(sampled, choice.own_processes(sampled["devices"]), warm=False)
     assert kept["devices"]["gpu0"]["at_start"]["other_processes"] == [{"pid": 99}]
+
+
+def test_in_a_container_whose_numbers_are_hidden_a_job_s_own_device_is_no_stranger_s() -> None:
+    """A job that ran before has its processes on its device when the sampler begins."""
+    hidden = 2**30  # no number of a process here
+    sampled = manifest({"gpu1": {hidden: False}}, {"gpu1": [hidden], "gpu2": [os.getpid()]})
+    assert Choice(None, {}, ran_before=True).counted(sampled)["counted"] == ["gpu0", "gpu1"]
+    assert Choice(None, {}).counted(sampled)["counted"] == ["gpu0"]
 
 
 def test_a_job_that_runs_is_recorded_until_it_ends_and_its_end_is_its_own(tmp_path: Path) -> None:
@@ -237,7 +243,7 @@ def test_children_that_come_later_count() -> None:
     script = "import os, sys, subprocess; os.read(int(sys.argv[1]), 1); subprocess.run(['sleep', '600'])"
     command = [sys.executable, "-c", script, str(ready)]
     with subprocess.Popen(command, pass_fds=(ready,), env={"CUDA_VISIBLE_DEVICES": "2"}) as job:
-        choice = Choice(None, {}, None)
+        choice = Choice(None, {})
         choice.begin(job.pid)
         assert choice.look() and choice.pids == {job.pid} and not choice.look()
         os.write(go, b"x")

@@ -85,12 +85,11 @@ def test_a_command_that_cannot_run_says_what_to_write(tmp_path: Path, command: l
 
 def test_variables_before_the_program_and_beside_it_reach_it(tmp_path: Path) -> None:
     path = record(
-        ["A=1", "B=x y", "sh", "-c", 'echo "$A,$B,$C"'],
+        ["A=0", "C=3", "API_TOKEN=s3cr3t0", "A=1", "B=x y", "sh", "-c", 'echo "$A,$B,$C"'],
         storage=tmp_path,
         backends=["host"],
         name="a",
         output="log",
-        environment={"A": "0", "C": "3", "API_TOKEN": "s3cr3t0"},
     )
     assert (path / "command.log").read_text() == "1,x y,3\n"
     facts = load(path).facts
