@@ -52,19 +52,20 @@ def load(path: Path, *, checked: bool = False) -> RunData:
 
 
 def look(sampler_folder: Path, start_mono_ns: int) -> RunData:
-    """Reads what a running sampler has written since a moment, of the devices that count.
+    """Reads what a running sampler has written since a moment, of the devices that count; `others` names the rest.
 
     Its window ends `LAG_S` before the last reading, up to which all sensors are in; None where that leaves no window.
     """
     tables, _ = read_tables(sampler_folder, start_mono_ns=start_mono_ns)
     facts = RecordingFolder(sampler_folder.parents[1]).facts()
-    (tables, manifest), _ = apart(tables, read_manifest(sampler_folder), facts)
-    data = RunData(tables=tables, manifests={manifest["node"]: manifest})
+    (tables, manifest), (_, others) = apart(tables, read_manifest(sampler_folder), facts)
+    known = {"node": manifest["node"], "others": sorted(others.get("devices", ()))}
+    data = RunData(tables=tables, manifests={manifest["node"]: manifest}, facts=known)
     end_mono_ns = max(last_mono_ns(tables), default=0) - s_to_ns(LAG_S)
     if end_mono_ns <= start_mono_ns:
         return data
     window = {"start_mono_ns": start_mono_ns, "end_mono_ns": end_mono_ns}
-    return data.of_recording({"node": manifest["node"], "window": window})
+    return data.of_recording({**known, "window": window})
 
 
 def sampled(sampler_folder: Path, *, simulated_device: str | None) -> tuple[dict[str, pa.Table], dict[str, Any]]:

@@ -207,6 +207,8 @@ class LiveView:
             summary = summarize(measured)
             title = f"quality of the last {measured.window_s:.0f} s"
             quality = _quality(summary.quality, summary.quality_reasons, title)
+        if others := measured.facts.get("others"):
+            host["not counted:"] = ", ".join(others)
         whole = Text("   ".join([f"{elapsed_s:.0f} s", *(f"{title} {cell}" for title, cell in host.items())]))
         if self._live is None:
             self._console.print(whole.append("   ").append(quality), soft_wrap=True)

@@ -50,6 +50,8 @@ def test_off_a_terminal_it_is_a_line_for_each_device(
     assert first.startswith("21 s") and "quality of the last 9 s" in first
     assert [line.split()[0] for line in devices] == [f"node0/gpu{n}" for n in range(4)]
     assert "throttled by power -" in devices[0] and "since start" in devices[0] and "GB/s" in devices[0]
+    others = replace(measured, facts={"others": ["gpu4", "gpu5"]})
+    assert "not counted: gpu4, gpu5   " in shown(others, monkeypatch, tmp_path, terminal=False)
 
 
 def test_on_a_terminal_it_is_a_table_with_the_commands_last_lines(

@@ -239,9 +239,8 @@ def _fresh(latest: Mapping[str, Latest], now_mono_ns: int) -> dict[str, Latest]:
 
 def _recording(made: _Made, snapshot: Snapshot) -> None:
     labels = {"node": snapshot.node}
-    made.info(
-        "wattune_recording", "The recording whose readings these are.", {**labels, "recording": snapshot.recording}
-    )
+    told = {"recording": snapshot.recording, **({"not_counted": ",".join(snapshot.others)} if snapshot.others else {})}
+    made.info("wattune_recording", "The recording whose readings these are.", {**labels, **told})
     made.gauge(
         "wattune_recording_start_time_seconds",
         "seconds",

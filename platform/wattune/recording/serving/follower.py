@@ -5,7 +5,7 @@ that a sensor cannot resolve gives no peak.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -124,6 +124,8 @@ class Snapshot:
     """Of the sum of the node's devices."""
     cpu_s: float
     """CPU time that following has cost before this moment."""
+    others: Sequence[str] = ()
+    """Devices that do not count."""
 
 
 class Follower:
@@ -138,6 +140,7 @@ class Follower:
         self._device_peaks: dict[str, Peaks] = {}
         self._lost: dict[str, ClockLost] = {}
         self._node_peaks = Peaks()
+        self._others: Sequence[str] = ()
         self._start_wall_ns = ClockAnchor.now().to_wall_ns(start_mono_ns)
         self._cpu_s = 0.0
 
@@ -165,6 +168,9 @@ class Follower:
         node = next(iter(measured.manifests))
         manifest = with_calibrations(self._recording.storage, measured.manifests[node])
         measured = replace(measured, manifests={node: manifest})
+        others = measured.facts.get("others", ())
+        if others != self._others:  # the sum had devices that do not count, or lacked some that do
+            self._others, self._node_peaks = others, Peaks()
         if measured.window is not None:
             self._assess(measured, since_ns)
         return self._snapshot(now_ns, manifest, alive=True, measured=measured)
@@ -217,6 +223,7 @@ class Follower:
             host=host,
             peaks=replace(self._node_peaks, since_start_w=dict(self._node_peaks.since_start_w)) if alive else Peaks(),
             cpu_s=self._cpu_s,
+            others=self._others,
         )
 
 

@@ -141,6 +141,11 @@ def test_every_column_that_a_sampler_writes_is_exposed() -> None:
     assert exposed <= written
 
 
+def test_devices_that_do_not_count_are_named() -> None:
+    samples = read(families([snapshot(others=["gpu1", "gpu2"])], NOW_NS))
+    assert value(samples, "wattune_recording_info", not_counted="gpu1,gpu2") == 1.0
+
+
 def test_labels_are_escaped() -> None:
     odd = 'a "b" \\ c\nd'
     samples = read(families([snapshot(devices={"gpu0": view(facts={"name": odd})})], NOW_NS))

@@ -16,6 +16,7 @@ from wattune.recording.recording import LAG_S
 from wattune.recording.serving import follower
 from wattune.recording.serving.follower import ClockLost, Follower, Peaks, Snapshot
 from wattune.storage.files import write_calibration
+from wattune.storage.measured import RecordingFolder
 from wattune.telemetry.sampler.loop import HAND_OVER_S
 from wattune.telemetry.sampler.process import SamplerProcess
 
@@ -78,6 +79,18 @@ def test_the_last_reading_is_the_last_row(living: LivingSampler, look_at: Callab
     assert seen.devices["gpu2"].latest["fast"]["mono_ns"] == last["mono_ns"]
     assert seen.devices["gpu2"].latest["fast"]["power_instant_w"] == last["power_instant_w"]
     assert seen.cpu_s == 0.0 and look_at(30.1).cpu_s > 0.0
+
+
+def test_peaks_of_the_node_forget_devices_that_do_not_count(
+    living: LivingSampler, look_at: Callable[[float], Snapshot]
+) -> None:
+    before = look_at(26.0)
+    assert not before.others and before.peaks.since_start_w["1s"] > 2500
+    recording = RecordingFolder(living.folder.parents[1])
+    recording.write_facts({"kind": "recording", "devices": {"counted": ["gpu1"], "why": "--devices 1"}})
+    after = look_at(33.0)
+    assert list(after.others) == ["gpu0", "gpu2", "gpu3"] and list(after.devices) == ["gpu1"]
+    assert after.peaks.since_start_w["1s"] == after.devices["gpu1"].peaks.since_start_w["1s"]
 
 
 def test_a_snapshot_does_not_change_later(look_at: Callable[[float], Snapshot]) -> None:
