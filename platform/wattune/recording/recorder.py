@@ -309,9 +309,7 @@ class _Session:
         """Waits a tick at most, and says whether the recording is over."""
         left_s = TICK_S if deadline_ns is None else min(TICK_S, max(ns_to_s(deadline_ns - time.monotonic_ns()), 0.0))
         left_s = min(left_s, self._choice.rest_s)
-        if isinstance(started, TerminalProcess):
-            return started.ended_within(left_s)
-        if self._relay.received is not None or left_s == 0.0:
+        if not isinstance(started, TerminalProcess) and (self._relay.received is not None or left_s == 0.0):
             return True
         if started is not None:
             return started.ended_within(left_s)

@@ -110,8 +110,9 @@ class Sampler:
         self._num_batches = 0
         self.looks_for_users = False
         """True where the manifest is to say which processes use each device."""
-        self._users: dict[str, dict[int, bool]] = {}
         self._devices, tiers = _inventory(backends)
+        of_devices = {name: backends[facts["backend"]] for name, facts in self._devices.items()}
+        self._providers = [(name, one) for name, one in of_devices.items() if isinstance(one, FactsProvider)]
         self._add_facts("at_start")
         self._simulated = any(backend.simulated for backend in backends.values())
         served_by = {tier: name for tier, (name, _) in tiers.items()}
@@ -198,26 +199,20 @@ class Sampler:
 
     def _add_facts(self, when: str) -> None:
         """Asks backends for facts no column holds, before the first tick and after the last, when calls may block."""
-        for device, facts in self._devices.items():
-            backend = self._backends[facts["backend"]]
-            if isinstance(backend, FactsProvider):
-                # The store's thread may be writing the old facts.
-                self._devices[device] = {**facts, when: dict(backend.facts(device))}
+        for device, backend in self._providers:
+            # The store's thread may be writing the old facts.
+            self._devices[device] = {**self._devices[device], when: dict(backend.facts(device))}
 
     def _look_for_users(self) -> None:
         """Asks who uses one device, another in each batch: NVML takes 4.5 ms to answer, and eight would delay ticks."""
-        asked = [
-            (name, backend)
-            for name, facts in self._devices.items()
-            if isinstance(backend := self._backends[facts["backend"]], FactsProvider)
-        ]
-        if asked:
-            name, backend = asked[self._num_batches % len(asked)]
-            for process in backend.facts(name).get(OTHER_PROCESSES, ()):
-                here = Path(f"/proc/{process['pid']}").exists()
-                self._users.setdefault(name, {})[process["pid"]] = here
-            if name in self._users:
-                self._devices[name] = {**self._devices[name], "users": dict(self._users[name])}
+        if not self._providers:
+            return
+        device, backend = self._providers[self._num_batches % len(self._providers)]
+        pids = [process["pid"] for process in backend.facts(device).get(OTHER_PROCESSES, ())]
+        if pids:
+            known = self._devices[device]
+            here = {pid: Path(f"/proc/{pid}").exists() for pid in pids}
+            self._devices[device] = {**known, "users": {**known.get("users", {}), **here}}
 
     def _close(self) -> None:
         with contextlib.ExitStack() as held:
