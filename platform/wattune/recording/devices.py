@@ -140,11 +140,11 @@ def _choosing(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: variables[name] for name in VARIABLES if name in variables}
 
 
-Part = tuple[dict[str, pa.Table], dict[str, Any]]
+_Part = tuple[dict[str, pa.Table], dict[str, Any]]
 """Tables and manifest of some of a node's devices."""
 
 
-def apart(tables: Mapping[str, pa.Table], manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[Part, Part]:
+def apart(tables: Mapping[str, pa.Table], manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[_Part, _Part]:
     """Splits tables and manifest of a sampler by a recording's facts: devices that count with the host, and others."""
     every, counted = set(manifest.get("devices", {})), (facts.get("devices") or {}).get("counted")
     others = every - {HOST, *map(str, counted)} if isinstance(counted, list) else set[str]()
