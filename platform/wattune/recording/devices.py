@@ -12,6 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from wattune.analysis.signals.readings import HOST
+from wattune.errors import SensorChoiceError
 from wattune.telemetry.backend import OTHER_PROCESSES
 from wattune.telemetry.devices import VARIABLES, Devices, named, of_devices, visible
 from wattune.workers.command.supervisor import descendants
@@ -40,6 +41,8 @@ class Choice:
         """
         self._asked, self._simulated, self._ran_before, self._pid = asked, simulated, ran_before, 0
         self._start_s = self._next_s = 0.0
+        self._problems: dict[str, None] = {}
+        """Variables that processes set later, and that cannot be kept."""
         self.pids: set[int] = set()
         """The command's processes, those that come later too."""
         self._variables = {} if variables is None else {0: _choosing(variables)}
@@ -81,13 +84,13 @@ class Choice:
             told: Devices that ranks told themselves.
 
         Raises:
-            SensorChoiceError: The choice, or a variable of the command, cannot be kept.
+            SensorChoiceError: The choice cannot be kept, or before the command began a variable of it.
         """
         devices = {name: facts for name, facts in manifest.get("devices", {}).items() if name != HOST}
         if self._simulated is not None:
             devices.setdefault("gpu0", {"name": self._simulated})
         names, why = self._counted(devices, told)
-        return {"counted": sorted(names), "why": why}
+        return {"counted": sorted(names), "why": "; ".join([why, *self._problems])}
 
     def _counted(self, devices: Devices, told: Collection[str]) -> tuple[Collection[str], str]:
         if self._asked is not None:
@@ -95,7 +98,7 @@ class Choice:
         if not self._variables or not devices:
             return devices, "the whole machine"
         own = {name for name, pids in self.own_processes(devices).items() if pids} | set(told)
-        each = [found for one in self._variables.values() if (found := visible(one, devices))]
+        each = self._visible(devices)
         if each:
             why = " and ".join(dict.fromkeys(text for _, text in each)) + " of the command"
             names = {name for found, _ in each for name in found}
@@ -106,6 +109,19 @@ class Choice:
         if strangers:
             return devices.keys() - strangers, "processes of others, and none of the command, were on the rest"
         return devices, "nothing says which devices the command used"
+
+    def _visible(self, devices: Devices) -> list[tuple[list[str], str]]:
+        """Returns what each process's variables leave, where they choose."""
+        self._problems.clear()
+        found = []
+        for variables in self._variables.values():
+            try:
+                found.append(visible(variables, devices))
+            except SensorChoiceError as error:
+                if not self._pid:  # the command has not begun, and does not
+                    raise
+                self._problems[str(error)] = None
+        return [one for one in found if one is not None]
 
     def own_processes(self, devices: Devices) -> dict[str, list[int]]:
         """Returns the command's processes that were seen on each device."""

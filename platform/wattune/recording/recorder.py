@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from wattune.errors import PlanError, SensorChoiceError
+from wattune.errors import PlanError
 from wattune.masking import masked_arguments, masked_environment
 from wattune.plans.program import shell_problem
 from wattune.recording.attach import AttachedProcess
@@ -299,11 +299,10 @@ class _Session:
     def _look_for_devices(self) -> None:
         """Writes down which devices count as soon as it changes: for the live view, and for when this process dies."""
         if self._choice.look():
-            with contextlib.suppress(SensorChoiceError):  # a child's own variable; the command's stands
-                found = self._choice.counted(self._renewal.sampler.manifest())
-                if found != self._facts["devices"]:
-                    self._facts["devices"] = found
-                    self._folder.write_facts(self._facts)
+            found = self._choice.counted(self._renewal.sampler.manifest())
+            if found != self._facts["devices"]:
+                self._facts["devices"] = found
+                self._folder.write_facts(self._facts)
 
     def _ended(self, started: _Process | None, deadline_ns: int | None) -> bool:
         """Waits a tick at most, and says whether the recording is over."""
@@ -334,8 +333,7 @@ def _close(folder: RecordingFolder, facts: dict[str, Any], run: ProgramRun | Non
     manifest = with_calibrations(folder.storage, manifest)
     manifest = without_own_processes(manifest, choice.own_processes(manifest.get("devices", {})), warm=False)
     told = {} if run is None else run.outcome(run.steps()).told_devices(uuids_of(manifest.get("devices", {})))
-    with contextlib.suppress(SensorChoiceError):
-        facts["devices"] = choice.counted(manifest, told.values())
+    facts["devices"] = choice.counted(manifest, told.values())
     (tables, manifest), others = apart(tables, manifest, facts)
     folder.write_telemetry(facts["node"], tables, manifest)
     if others[0]:

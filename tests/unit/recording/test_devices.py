@@ -194,6 +194,18 @@ def test_what_a_variable_names_counts_with_what_the_processes_use() -> None:
     assert Choice(None, None).counted(manifest({"gpu2": {9: True}}))["counted"] == ["gpu0", "gpu1", "gpu2"]
 
 
+def test_a_part_of_a_device_that_a_process_chooses_later_is_said_and_its_use_counts() -> None:
+    choice = Choice(None, {"CUDA_VISIBLE_DEVICES": "MIG-1"})
+    with pytest.raises(SensorChoiceError, match="part of a device"):
+        choice.counted(manifest({}))
+    with subprocess.Popen(["sleep", "600"], env={"CUDA_VISIBLE_DEVICES": "MIG-1"}) as job:
+        choice.begin(job.pid)
+        found = choice.counted(manifest({"gpu1": {job.pid: True}}))
+        job.kill()
+    assert found["counted"] == ["gpu1"]
+    assert found["why"].startswith('processes of the command were on them; "MIG-1" is a part of a device')
+
+
 def test_the_job_s_own_processes_are_no_strangers() -> None:
     choice = Choice(None, {}, ran_before=True)
     choice.pids |= {7, 8}
