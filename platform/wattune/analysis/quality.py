@@ -161,7 +161,7 @@ THRESHOLDS: Final = (
     Threshold("few_steps", lambda run, _: run.num_steps, 20, 2, at_least=True),
     Threshold("low_coverage", _metric("sample_coverage_frac"), 0.98, LEAST_COVERAGE_FRAC, at_least=True),
     Threshold("ring_incomplete", _num_stand_ins, 0, None),
-    Threshold(AVERAGED, lambda run, _: any(trace.averaged_s for trace in run.powers.traces), 0, None),
+    Threshold(AVERAGED, _doubted(AVERAGED), 0, None),
     Threshold("gap", _largest_gap_s, 0.5, 3.0),
     Threshold("energy_disagrees", _metric("energy_integral_error_frac"), 0.005, 0.05),
     Threshold("energy_unchecked", _energy_checked, 1, None, at_least=True),

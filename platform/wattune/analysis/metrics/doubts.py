@@ -5,7 +5,7 @@ has a code and a sentence, lowers the quality (`wattune.analysis.quality`), and 
 """
 
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import combinations, groupby
 from typing import Final
 
 import numpy as np
@@ -15,6 +15,7 @@ from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.readings import HOST, Readings
 from wattune.analysis.signals.sensor_check import longest_hold, unwrapped_j
 from wattune.analysis.signals.series import Series
+from wattune.schema import DeviceKey
 
 ZERO_POWER: Final = "zero_power"
 POWER_UNIT: Final = "power_unit"
@@ -61,6 +62,7 @@ _ZONE_S: Final = 900.0
 """Time zones differ by whole quarters of an hour."""
 _ZONE_SLACK_S: Final = 60.0
 _SAME_FRAC: Final = 0.95
+_NOTHING: Final = Readings(np.empty(0), {})
 
 
 def doubts(aligned: Aligned, powers: Powers) -> dict[str, str]:
@@ -80,6 +82,10 @@ def doubts(aligned: Aligned, powers: Powers) -> dict[str, str]:
 
 def _name(trace: PowerTrace) -> str:
     return "/".join(trace.devices[0])
+
+
+def _read(aligned: Aligned, tier: str, device: DeviceKey) -> Readings:
+    return aligned.tiers.get(tier, {}).get(device, _NOTHING)
 
 
 def _of_trace(aligned: Aligned, trace: PowerTrace, powers: Powers) -> Iterator[tuple[str, str]]:
@@ -107,12 +113,10 @@ def _stuck(aligned: Aligned, trace: PowerTrace, powers: Powers) -> str:
     said = f"power stays at {value_w:.6g} W for {end_s - start_s:.3g} s"
     if trace.hold_is_odd:
         return f"{said}, and moves all the time otherwise"
-    fast = aligned.tiers.get("fast", {}).get(trace.devices[0])
-    clock_mhz = np.empty(0) if fast is None else fast.inside("sm_clock_mhz", start_s, end_s)[1]
+    _, clock_mhz = _read(aligned, "fast", trace.devices[0]).inside("sm_clock_mhz", start_s, end_s)
     if len(clock_mhz) and np.ptp(clock_mhz) > 0.2 * clock_mhz.max() and np.count_nonzero(np.diff(clock_mhz)) > 4:
         return f"{said} while the clock moves"
-    slow = aligned.tiers.get("slow", {}).get(trace.devices[0])
-    time_s, energy_j = (np.empty(0), np.empty(0)) if slow is None else slow.inside("energy_j", start_s, end_s)
+    time_s, energy_j = _read(aligned, "slow", trace.devices[0]).inside("energy_j", start_s, end_s)
     rise_j = float(energy_j[-1] - energy_j[0]) if len(energy_j) > 1 else 0.0
     whole = end_s - start_s > 0.9 * (trace.end_s - trace.start_s)
     if rise_j > 0 and time_s[-1] - time_s[0] > _STUCK_S / 2 and not whole:
@@ -125,9 +129,7 @@ def _stuck(aligned: Aligned, trace: PowerTrace, powers: Powers) -> str:
 
 def _between(aligned: Aligned, traces: tuple[PowerTrace, ...]) -> Iterator[tuple[str, str]]:
     """Yields pairs of sensors of a node that are one, or that stand under each other's name."""
-    for a, b in combinations(traces, 2):
-        if a.node != b.node:
-            continue
+    for a, b in (pair for _, own in groupby(traces, lambda one: one.node) for pair in combinations(own, 2)):
         if _one_sensor(aligned, a, b):
             both = f"{_name(a)} and {_name(b)} tell the same power, digit by digit"
             yield SAME_POWER, f"{both}: one sensor, counted twice; name it power_domain in the manifest"
@@ -142,14 +144,13 @@ def _between(aligned: Aligned, traces: tuple[PowerTrace, ...]) -> Iterator[tuple
 
 def _exchanged(aligned: Aligned, a: PowerTrace, b: PowerTrace) -> str:
     """Says how two devices stand under each other's name: the one that draws more idles, or temperatures exchange."""
-    fast = aligned.tiers.get("fast", {})
-    ones = [fast.get(one.devices[0]) for one in (a, b)]
+    ones = [_read(aligned, "fast", one.devices[0]) for one in (a, b)]
     clock = [_mean(one, "sm_clock_mhz") for one in ones]
     a_more, b_more = (x.mean_w > 2 * y.mean_w for x, y in ((a, b), (b, a)))
     if (a_more and clock[0] < 0.5 * clock[1]) or (b_more and clock[1] < 0.5 * clock[0]):
         return "the one that draws more has the idle clock"
-    warm = [one.inside("gpu_temp_c", 0.0, aligned.duration_s) for one in ones if one is not None]
-    if len(warm) == 2 and all(len(degrees) > 1 for _, degrees in warm):
+    warm = [one.inside("gpu_temp_c", 0.0, aligned.duration_s) for one in ones]
+    if all(len(degrees) > 1 for _, degrees in warm):
         time_s, degrees = warm[0]
         at_s = time_s[np.argmax(np.abs(np.diff(degrees)))]
         (a1, a2), (b1, b2) = (
@@ -161,8 +162,8 @@ def _exchanged(aligned: Aligned, a: PowerTrace, b: PowerTrace) -> str:
     return ""
 
 
-def _mean(readings: Readings | None, column: str) -> float:
-    values = np.empty(0) if readings is None else readings.columns.get(column, np.empty(0))
+def _mean(readings: Readings, column: str) -> float:
+    values = readings.columns.get(column, np.empty(0))
     return float(np.nanmean(values)) if np.isfinite(values).any() else np.nan
 
 
@@ -183,8 +184,7 @@ def _one_sensor(aligned: Aligned, a: PowerTrace, b: PowerTrace) -> bool:
 
 def _differ(aligned: Aligned, a: PowerTrace, b: PowerTrace) -> bool:
     """Tells whether two devices differ in their other readings, so that they would in power too."""
-    fast = aligned.tiers.get("fast", {})
-    ones = [fast.get(one.devices[0]) for one in (a, b)]
+    ones = [_read(aligned, "fast", one.devices[0]) for one in (a, b)]
     apart = [abs(_mean(ones[0], name) - _mean(ones[1], name)) for name in ("gpu_temp_c", "sm_clock_mhz")]
     return apart[0] > 2.0 or apart[1] > 30.0  # a comparison with NaN is false
 
@@ -195,19 +195,20 @@ def _of_readings(aligned: Aligned, powers: Powers) -> Iterator[tuple[str, str]]:
     warm = {device: one.columns.get("gpu_temp_c", np.empty(0)) for device, one in aligned.tiers.get("fast", {}).items()}
     moving = {device for device, degrees in warm.items() if len(np.unique(degrees[np.isfinite(degrees)])) > 2}
     for device in aligned.devices:
-        name, fast, slow = "/".join(device), *(aligned.tiers.get(tier, {}).get(device) for tier in ("fast", "slow"))
-        for readings in (one for one in (fast, slow) if one is not None):
-            again = len(readings.time_s) - len(np.unique(readings.time_s))
-            if again:
-                yield (
-                    DOUBLED,
-                    f"{name}: {again} of {len(readings.time_s)} rows have a time that another has; one counts",
-                )
-        if slow is not None:
-            yield from ((code, f"{name}: {text}") for code, text in _of_counter(slow, aligned, traces.get(device)))
-        if fast is not None:
-            found = _of_temperature(fast, aligned, traces.get(device), bool(moving - {device}))
-            yield from ((code, f"{name}: {text}") for code, text in found)
+        fast, slow = (_read(aligned, tier, device) for tier in ("fast", "slow"))
+        for code, text in (
+            *_of_rows(fast),
+            *_of_rows(slow),
+            *_of_counter(slow, aligned, traces.get(device)),
+            *_of_temperature(fast, aligned, traces.get(device), bool(moving - {device})),
+        ):
+            yield code, f"{'/'.join(device)}: {text}"
+
+
+def _of_rows(readings: Readings) -> Iterator[tuple[str, str]]:
+    again = len(readings.time_s) - len(np.unique(readings.time_s))
+    if again:
+        yield DOUBLED, f"{again} of {len(readings.time_s)} rows have a time that another has; one counts"
 
 
 def _of_counter(slow: Readings, aligned: Aligned, trace: PowerTrace | None) -> Iterator[tuple[str, str]]:
