@@ -61,7 +61,6 @@ class Tracker:
         self,
         uri: str,
         study_name: str,
-        artifact_root: str | None = None,
         *,
         document: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -71,8 +70,6 @@ class Tracker:
         Args:
             uri: `sqlite:///<file>` or another database, or `http(s)://` of a tracking server.
             study_name: Becomes the MLflow experiment's name.
-            artifact_root: Folder or URI for the study's artifacts; None is `mlartifacts` beside an sqlite file, also
-                in a copy of both, and the server's own choice elsewhere.
             document: The search space with every default. With it the store shows the study's objective from the first
                 trial on, and its pages are arranged for comparison.
             clock: Monotonic seconds, for the wait after a failure.
@@ -80,7 +77,6 @@ class Tracker:
         self.uri = uri
         self.study_name = study_name
         self._store = Store(uri, clock)
-        self._artifact_root = artifact_root
         self._document = document
         self._experiment_id = ""
         self._parent_id = ""
@@ -248,9 +244,8 @@ class Tracker:
     def _experiment(self, client: Any) -> str:
         experiment = client.get_experiment_by_name(self.study_name)
         if experiment is None:
+            # Beside an sqlite file, also in a copy of both; elsewhere the server chooses.
             place = location(self.study_name) if sqlite_file(self.uri) else None
-            if self._artifact_root:
-                place = f"{self._artifact_root.rstrip('/')}/{self.study_name}"
             return str(client.create_experiment(self.study_name, artifact_location=place, tags=_KIND))
         check_alive(experiment, self.uri)
         return str(experiment.experiment_id)

@@ -92,10 +92,11 @@ def test_no_path_leads_out_of_a_run(tracker, client, tmp_path, path):
 
 def test_a_place_that_the_user_named_stays_the_users(uri, tmp_path):
     root = tmp_path / "own"
-    tracker = Tracker(uri, f"own-{os.getpid()}", artifact_root=root.as_uri())
+    tracker = Tracker(uri, f"own-{os.getpid()}")
+    client = client_of(uri, sqlite_file(uri))
+    client.create_experiment(tracker.study_name, artifact_location=root.as_uri())
     spec = spec_of()
     tracker.log_trial(spec, result_of(spec), folder_of(tmp_path / "trials", spec, result_of(spec)))
-    client = client_of(uri, sqlite_file(uri))
     (run,) = runs_of(client, tracker)
     assert {entry.path for entry in client.list_artifacts(run.info.run_id)} >= {"spec.json"}
     read = Path(client.download_artifacts(run.info.run_id, "spec.json", str(tmp_path))).read_bytes()
