@@ -44,6 +44,8 @@ class AttachedProcess:
 
     def ended_within(self, timeout_s: float) -> bool:
         """Waits for its end, at most so long. Returns True where it has ended."""
-        ended = bool(select.select([self._fd], [], [], timeout_s)[0])
+        waiting = select.poll()  # select(2) takes no descriptor from 1024 on
+        waiting.register(self._fd, select.POLLIN)
+        ended = bool(waiting.poll(timeout_s * 1000))
         self.end_mono_ns = time.monotonic_ns()
         return ended

@@ -69,7 +69,7 @@ def print_recording(console: Console, run: Run) -> None:
         for title, devices in (("", recording.devices), ("not counted", recording.others)):
             if devices:
                 show(console, Table(title, [*head, *figures], list(devices.items())))
-        console.print(f"devices: {_devices(recording)}", markup=False, highlight=False, soft_wrap=True)
+        _say(console, f"devices: {_devices(recording)}")
     command_s, window_s = recording.command_s or recording.window_s, recording.window_s
     is_part = command_s is not None and window_s is not None and window_s < 0.999 * command_s
     whole = {
@@ -81,13 +81,12 @@ def print_recording(console: Console, run: Run) -> None:
         "chassis mean": worded("power_w", run.metrics.get("node_power_mean_w")),
         **_host_cells(recording.host),
     }
-    line = "   ".join(f"{name} {value}" for name, value in whole.items() if value != "-")
-    console.print(Text(line))
+    console.print(Text("   ".join(_told(whole))))
     _print_steps(console, run.metrics, recording)
     console.print(_quality(run.quality, run.quality_reasons, "quality"))
     if is_simulated(run):
         console.print("Power, clocks and temperatures are SIMULATED from processor activity.", style="bold yellow")
-    console.print(f"all figures: wattune analyze {recording.place}", markup=False, highlight=False, soft_wrap=True)
+    _say(console, f"all figures: wattune analyze {recording.place}")
 
 
 def print_line_of(console: Console, run: Run) -> None:
@@ -105,9 +104,18 @@ def print_line_of(console: Console, run: Run) -> None:
         "devices": _devices(recording) or "-",
         "SIMULATED": "sensors" if is_simulated(run) else "-",
     }
-    parts = [f"{title} {cell}".strip() for title, cell in cells.items() if cell != "-"]
-    console.print(f"{recording.place}: {', '.join(parts)}", markup=False, highlight=False, soft_wrap=True)
+    _say(console, f"{recording.place}: {', '.join(_told(cells))}")
     _print_problems(console, recording)
+
+
+def _say(console: Console, text: str, style: str | None = None) -> None:
+    """Prints a line whole, however long."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True, style=style)
+
+
+def _told(cells: Mapping[str, str]) -> list[str]:
+    """Returns cells behind their titles, without those that have nothing to tell."""
+    return [f"{title} {cell}".strip() for title, cell in cells.items() if cell != "-"]
 
 
 def _exit(recording: Recorded) -> str:
@@ -136,8 +144,7 @@ def _print_steps(console: Console, metrics: Mapping[str, float], recording: Reco
         took = worded("window_s", recording.window_s)
         console.print(f"figures of {took}: {recording.window_why}", markup=False, highlight=False)
     if "step_time_s" in metrics:
-        cells = {title: worded(name, metrics.get(name)) for title, name in _STEP_CELLS.items()}
-        shown = "   ".join(f"{title} {cell}" for title, cell in cells.items() if cell != "-")
+        shown = "   ".join(_told({title: worded(name, metrics.get(name)) for title, name in _STEP_CELLS.items()}))
         confidence = recording.steps.get("confidence", "high")
         sure = "" if confidence == "high" else f", {confidence} confidence"
         console.print(Text(f"{shown}   steps from {recording.steps.get('source', 'unknown')}{sure}"))
@@ -146,9 +153,9 @@ def _print_steps(console: Console, metrics: Mapping[str, float], recording: Reco
 
 def _print_problems(console: Console, recording: Recorded) -> None:
     for rank, text in (recording.steps.get("errors") or {}).items():
-        console.print(f"rank {rank} ended by {text}", markup=False, highlight=False, soft_wrap=True)
+        _say(console, f"rank {rank} ended by {text}")
     for text in recording.steps.get("problems") or ():
-        console.print(f"note: {text}", markup=False, highlight=False, style="yellow", soft_wrap=True)
+        _say(console, f"note: {text}", "yellow")
 
 
 def _host_cells(host: Mapping[str, float]) -> dict[str, str]:
@@ -201,20 +208,18 @@ class LiveView:
     def _show(self, measured: RunData, elapsed_s: float, log: Path) -> None:
         known = metrics_by_device(measured)
         rows = {device: self._row(measured, device, known.get(device, {})) for device in measured.devices}
-        host = {title: cell for title, cell in _host_cells(_last_host(measured)).items() if cell != "-"}
+        host = _host_cells(_last_host(measured)) | {"not counted:": ", ".join(measured.facts.get("others") or "-")}
         quality = Text("quality not known yet")
         if measured.window_s is not None:
             summary = summarize(measured)
             title = f"quality of the last {measured.window_s:.0f} s"
             quality = _quality(summary.quality, summary.quality_reasons, title)
-        if others := measured.facts.get("others"):
-            host["not counted:"] = ", ".join(others)
-        whole = Text("   ".join([f"{elapsed_s:.0f} s", *(f"{title} {cell}" for title, cell in host.items())]))
+        whole = Text("   ".join([f"{elapsed_s:.0f} s", *_told(host)]))
         if self._live is None:
             self._console.print(whole.append("   ").append(quality), soft_wrap=True)
             for device, cells in rows.items():
                 line = "   ".join(f"{title} {cell}" for title, cell in cells.items())
-                self._console.print(f"  {'/'.join(device)}   {line}", markup=False, highlight=False, soft_wrap=True)
+                _say(self._console, f"  {'/'.join(device)}   {line}")
             return
         parts: list[RenderableType] = [whole, quality]
         if rows:
