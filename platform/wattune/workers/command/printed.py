@@ -188,8 +188,9 @@ def printed_words(output: Sequence[str], *, may_go_on: bool = True) -> list[Word
 
 def last_line(output: Sequence[str]) -> Words | None:
     """Returns the last line that names a cause, of those at the end that are no advice; else the last line."""
-    last = [text for text in (plain(line).strip() for line in reversed(output)) if not _NOISE.match(text)][:_MOST_LINES]
+    lines = [text for text in (plain(line).strip() for line in reversed(output)) if text]
+    last = [text for text in lines if not _NOISE.match(text)][:_MOST_LINES]
     after = list(takewhile(lambda text: not _PROGRESS.search(text), last))
     named = [text for text in after if kind_of(text) is not PLAN and not _ADVISES.search(text)]
-    text = next(iter((*named, *last)), "")
+    text = next(iter((*named, *last, *lines)), "")
     return Words(None, text, kind_of(text) if named else PLAN) if text else None

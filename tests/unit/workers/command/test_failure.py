@@ -141,3 +141,5 @@ def test_endings_have_names():
     ]
     assert failure(4, ["", "  "], {})[1] == "exit code 4, without a word"
     assert failure(4, ["last words"], {})[1] == "exit code 4: last words"
+    refused = "srun: error: Unable to allocate resources: Invalid account"
+    assert failure(1, [refused], {})[1] == f"exit code 1: {refused}", "what may follow last words, where there are none"
