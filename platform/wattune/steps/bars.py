@@ -12,8 +12,8 @@ from wattune.units import ns_to_s
 
 _BAR: Final = re.compile(
     rf"(?<![0-9.,])(?:(?P<n>{NUMBER})/(?P<total>{NUMBER}|\?)|(?P<endless>\d+)it) "
-    rf"(?:\[(?P<elapsed>\d[\d:]*)(?:<[^,\]]*)?(?P<told>[^\]]*)\]?|(?:\[[=>.]+\]|━+)(?P<more>.*(?:ETA|/step).*)"
-    r"|(?P<clock>\d+:\d\d:\d\d) • \S+ *(?P<rest>.*))"
+    r"(?:\[(?P<elapsed>\d{1,9}(?::\d\d){0,3})(?:<[^,\]]*)?(?P<told>[^\]]*)\]?"
+    r"|(?:\[[=>.]+\]|━+)(?P<more>.*(?:ETA|/step).*)|(?P<clock>\d{1,9}:\d\d:\d\d) • \S+ *(?P<rest>.*))"
 )
 """A bar of tqdm (tqdm/std.py, format_meter), of Keras (keras/src/utils/progbar.py, Progbar.update) or of Lightning with
 rich (lightning/pytorch/callbacks/progress/rich_progress.py, configure_columns)."""
@@ -118,7 +118,7 @@ class Bars:
                 bar.arrived_ns.append(mono_ns)
             if clock := found["elapsed"] or found["clock"]:
                 parts = reversed(clock.split(":"))
-                shown_s = sum(int(part or 0) * 60.0**at for at, part in enumerate(parts))
+                shown_s = sum(int(part) * 60.0**at for at, part in enumerate(parts))
                 bar.told_s += max(shown_s - bar.last_s, 0.0) if len(bar.arrived_ns) > 1 else 0.0
                 bar.last_s = shown_s
             self.pause(but=bar)

@@ -104,11 +104,8 @@ def number_in(text: str) -> tuple[float, float] | None:
     found = _PARTS.fullmatch(text.strip())
     if found is None:
         return None
-    places = int(found[3] or 0) + _SCALES[found[4]] if abs(int(found[3] or 0)) < 400 else 400
-    try:
-        value = float(found[1].replace(",", "").replace("_", "")) * 10.0**places
-    except OverflowError:
-        return None
+    places = int(found[3] or 0) + _SCALES[found[4]]
+    value = float(f"{found[1].replace(',', '')}e{places}")
     if not math.isfinite(value):
         return None
     if not found[3] and not found[4]:
@@ -116,7 +113,7 @@ def number_in(text: str) -> tuple[float, float] | None:
     digits = len(re.sub(r"\D", "", found[1]).lstrip("0"))
     shown = len(found[2] or "")
     last = places - shown - (max(LEAST_DIGITS - digits, 0) if found[3] else 0)
-    return value, 0.5 * 10.0**last
+    return value, float(f"0.5e{last}")
 
 
 _SECOND: Final = r"s(?:ec(?:onds?)?)?"

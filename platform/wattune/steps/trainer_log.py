@@ -12,11 +12,12 @@ from wattune.steps.source import PRESETS
 # 'epoch': 0.5}", since version 5 with quotes around numbers; transformers/trainer_utils.py, speed_metrics, the last
 # one: "{'train_runtime': 12.3, 'train_samples_per_second': 8.1, 'train_steps_per_second': 2.0, 'train_loss': 1.9,
 # 'epoch': 3.0}".
-_EPOCH: Final = re.compile(r"'loss': '?[\d.].*'epoch': '?([\d.]+)")
-_EVALUATED: Final = re.compile(r"'eval_runtime': '?([\d.]+)")
-_END: Final = re.compile(r"'train_runtime': '?([\d.]+).*'train_steps_per_second': '?([\d.]+).*'epoch': '?([\d.]+)")
+_TOLD: Final = r"'?(\d{1,12}(?:\.\d{0,20})?)(?!\d)"
+_EPOCH: Final = re.compile(rf"'loss': '?[\d.].*'epoch': {_TOLD}")
+_EVALUATED: Final = re.compile(rf"'eval_runtime': {_TOLD}")
+_END: Final = re.compile(rf"'train_runtime': {_TOLD}.*'train_steps_per_second': {_TOLD}.*'epoch': {_TOLD}")
 # hiyouga/LLaMA-Factory, src/llamafactory/train/callbacks.py, LogCallback.on_log, adds the tokens a second so far.
-_THROUGHPUT: Final = re.compile(r"'loss': .*'throughput': '?([\d.]+)")
+_THROUGHPUT: Final = re.compile(rf"'loss': .*'throughput': {_TOLD}")
 _LOSS: Final = re.compile(
     r"(?i)(?<![a-z])(?<!val[ _/])(?<!eval[ _/])(?<!test[ _/])(?<!valid[ _/])(?<!validation[ _/])loss['\"]?\W{0,4}\d"
 )
@@ -47,15 +48,15 @@ class TrainerLog:
             self._epochs.append((float(found[1]), mono_ns))
         if found := _EVALUATED.search(line):
             self._evaluated_ns.append((mono_ns, round(float(found[1]) * 1e9)))
-        if found := _END.search(line):
-            self._end = float(found[1]), float(found[2]), float(found[3]), mono_ns
+        if ended := _END.search(line):
+            self._end = float(ended[1]), float(ended[2]), float(ended[3]), mono_ns
         if found := _THROUGHPUT.search(line):
             self.rate = float(found[1]), False
         else:
             self.rate = token_rate_in(line) or self.rate
-        loss = _LOSS.search(line) is not None or _TRAINS.search(line) is not None
-        self.trains |= loss or self._end is not None
-        return loss or self._end is not None
+        trains = any((ended, _LOSS.search(line), _TRAINS.search(line)))
+        self.trains |= trains
+        return trains
 
     def steps(self) -> PatternSteps | None:
         """Returns the steps of a run that has ended, as many as its speed says; None where nothing says how many."""

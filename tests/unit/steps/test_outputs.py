@@ -156,3 +156,17 @@ def test_a_preset_reads_its_programs_lines(preset: str, name: str) -> None:
     assert sum(step.duration_ns for step in steps[number // 5 :]) / 1e9 == pytest.approx(
         len(steps[number // 5 :]) * step_s, rel=0.1
     )
+
+
+@pytest.mark.parametrize("number", [".", "1.2.3", "...", "9" * 350, "1:" * 300 + "1", "1e400", "nan", "٣"])
+def test_no_number_of_a_line_ends_the_hearing(number: str) -> None:
+    """An error of the thread that hears would end the run."""
+    lines = (
+        f"{{'loss': {number}, 'throughput': {number}, 'epoch': '{number}'}}",
+        f"{{'eval_loss': 1, 'eval_runtime': {number}}}",
+        f"{{'train_runtime': {number}, 'train_steps_per_second': {number}, 'epoch': {number}}}",
+        f"Training:  12%|#2        | {number}/20 [{number}<01:48,  {number}it/s, loss=2.1]",
+        f"step {number} loss {number} tokens/s {number} total tokens: {number}",
+        f"iter {number}: loss 3.1, time {number}ms",
+    )
+    told([(float(at), f"{line}\n") for at, line in enumerate(lines * 3)]).poll()
