@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from wattune.deadline import within
 from wattune.errors import TrackingError, WattuneError
@@ -84,11 +85,15 @@ def one_line(error: BaseException) -> str:
 
 
 def refused(address: str) -> str:
-    """Returns why the server at a URL takes no connection; empty where it does."""
+    """Returns why the server at a URL, or the proxy before it, takes no connection; empty where it does."""
     try:
         parts = urlsplit(address)
-        port = parts.port or {"http": 80}.get(parts.scheme, 443)
-        with socket.create_connection((parts.hostname or "", port), _CONNECT_WITHIN_S):
-            return ""
+        proxy = "" if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme, "")
+        if proxy:
+            parts = urlsplit(proxy if "//" in proxy else f"//{proxy}")
+        place = parts.hostname or "", parts.port or {"https": 443}.get(parts.scheme, 80)
+        # Not by the socket's own time-out: it is for each address of a name, and looking that up has none.
+        within(_CONNECT_WITHIN_S, lambda: socket.create_connection(place).close(), name="connection")
     except (OSError, ValueError) as error:
         return one_line(error)
+    return ""

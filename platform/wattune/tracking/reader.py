@@ -22,6 +22,7 @@ from wattune.storage.study import Unreadable
 from wattune.tracking.run import NS_PER_MS, STUDY_TAG, TRIAL_TAG, is_whole, pair_of, read_run, require_format
 from wattune.tracking.store import READ_WITHIN_S, Store, check_alive, require_store, search
 from wattune.trial import TrialSpec
+from wattune.units import NS_PER_S
 
 DELIVERY_LOG: Final = "results.parquet"
 
@@ -29,7 +30,6 @@ OVERLAP_S: Final = 600
 """Seconds before the newest end in the delivery log from which runs are read one by one: a trial ends before its
 analysis writes the result, and lanes finish in any order."""
 
-_MS_PER_S: Final = 1000
 _COLUMNS: Final = pa.schema(
     [("trial", pa.string()), ("end_wall_ns", pa.int64()), ("spec", pa.string()), ("result", pa.string())]
 )
@@ -133,6 +133,6 @@ def _pairs(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, tuple[TrialSpec, R
 def _later(client: Any, experiment_id: str, rows: Sequence[dict[str, Any]]) -> Iterator[Any]:
     """Yields the runs of trials that may be missing in the delivery log, oldest first."""
     newest_ns = max((row["end_wall_ns"] for row in rows), default=None)
-    ended = "" if newest_ns is None else f"attributes.end_time > {newest_ns // NS_PER_MS - OVERLAP_S * _MS_PER_S}"
+    ended = "" if newest_ns is None else f"attributes.end_time > {(newest_ns - OVERLAP_S * NS_PER_S) // NS_PER_MS}"
     runs = [run for run in search(client, experiment_id, {}, ended) if TRIAL_TAG in run.data.tags]
     yield from reversed([run for run in runs if is_whole(run)])
