@@ -159,10 +159,9 @@ def send_recording(
     if recording.recorded is None:
         return bool(url)
     place, spec, problems = Path(recording.recorded.place), recorded_spec(recording.recorded), list[str]()
-    senders: list[Callable[[], object]] = [
-        partial(one.log_trial, spec, recording, place, charts_of(MeasuredFolder(place), spec, recording)[0])
-        for one in trackers_of("recordings", folder, wandb, tensorboard).values()
-    ]
+    trackers = trackers_of("recordings", folder, wandb, tensorboard).values()
+    series = charts_of(MeasuredFolder(place), spec, recording)[0] if trackers else {}
+    senders: list[Callable[[], object]] = [partial(one.log_trial, spec, recording, place, series) for one in trackers]
     if url:
         senders.append(partial(RemoteStorage(url).send_recording, place))
     for send in senders:
