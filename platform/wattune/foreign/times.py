@@ -12,21 +12,17 @@ from wattune.arrays import Ints
 from wattune.errors import PlanError
 from wattune.units import NS_PER_S, ns_to_s
 
-_CLOCK: Final = (
-    r"(?P<h>\d{1,2}):(?P<min>\d{2})(?::(?P<sec>\d{2})(?:[.,:](?P<part>\d{1,9}))?)?\s*(?P<half>[AaPp]\.?[Mm]\.?)?"
+_PARTS: Final = (
+    r"^(?P<date>.*?)[T ,_-]*(?P<minute>\d{1,2}:\d{2})(?::(?P<second>\d{2})(?:[.,:](?P<part>\d{1,9}))?)?"
+    r"\s*(?P<half>(?i:[ap]\.?m\.?))?\s*(?P<zone>Z|[A-Z]{3,4}|[+-]\d{2}:?\d{2})?\s*(?P<year>\d{4})?$"
 )
-_WEEKDAY: Final = r"(?:[A-Z][a-z]{2},? )?"
-_MONTH: Final = r"(?P<month>[A-Z][a-z]{2})"
-_ZONE: Final = r"\s*(?P<zone>Z|UTC|GMT|[A-Z]{3,4}|[+-]\d{2}:?\d{2})?"
 _FORMS: Final = (
-    rf"^(?P<y>\d{{4}})[-/.]?(?P<mon>\d{{2}})[-/.]?(?P<d>\d{{2}})[T ,_]+{_CLOCK}{_ZONE}$",
-    rf"^(?P<mon>\d{{1,2}})(?P<sep>[-/.])(?P<d>\d{{1,2}})[-/.](?P<y>\d{{4}})[T ,-]+{_CLOCK}{_ZONE}$",
-    rf"^{_WEEKDAY}{_MONTH} +(?P<d>\d{{1,2}}) +{_CLOCK}(?: (?P<zone>[A-Z]{{3,4}}))? (?P<y>\d{{4}})$",
-    rf"^{_WEEKDAY}(?P<d>\d{{1,2}}) {_MONTH} (?P<y>\d{{4}}) {_CLOCK}{_ZONE}$",
-    rf"^{_MONTH} +(?P<d>\d{{1,2}}) {_CLOCK}$",
-    rf"^{_CLOCK}$",
-)
-"""Dates as tools write them: ISO 8601 and nvidia-smi, month or day first, ctime, RFC 2822, syslog, and a time alone."""
+    "%Y %m %d", "%m %d %Y", "%d %m %Y", "%Y %a %b %d", "%Y %b %d", "%a %d %b %Y", "%d %b %Y", "%a %b %d", "%b %d", "",
+)  # fmt: skip
+"""Dates as tools write them, for strptime, with a space for what is between their parts and the year of ctime in front.
+
+ISO 8601 and nvidia-smi, month or day first, ctime, RFC 2822, syslog, and a time alone.
+"""
 
 _HMS: Final = r"\d{1,2}:\d{2}:\d{2}(?:[.,]\d+)?(?: ?[AP]M)?"
 STAMP: Final = (
@@ -35,13 +31,17 @@ STAMP: Final = (
 )
 """A time that a shell wrote on a line, in any of these forms."""
 
-_MONTHS: Final = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 _HOURS: Final = {
     "Z": 0, "UTC": 0, "GMT": 0, "WET": 0, "BST": 1, "CET": 1, "CEST": 2, "EET": 2, "EEST": 3, "JST": 9, "KST": 9,
     "EST": -5, "EDT": -4, "CST": -6, "CDT": -5, "MST": -7, "MDT": -6, "PST": -8, "PDT": -7,
 }  # fmt: skip
 _HOUR_NS: Final = 3600 * NS_PER_S
 _DAY_NS: Final = 24 * _HOUR_NS
+_YEARS_70_S: Final = 25_567 * 86_400
+"""From 1900, the year that strptime takes where there is none, to 1970."""
+
+_LAST_S: Final = 2**33
+"""The year 2242: nanoseconds of later ones are soon more than 64 bits."""
 
 NOT_A_TIME: Final = np.iinfo(np.int64).min
 """Stands for a text that is no time."""
@@ -60,14 +60,7 @@ def wall_ns(texts: pa.ChunkedArray, unit: str, zone: str | None, where: str) -> 
     numeric = pc.match_substring_regex(texts, r"^\d+(\.\d*)?([eE]\+?\d+)?$")
     if pc.sum(numeric).as_py() * 2 > len(texts):
         return _epochs(texts, numeric, unit)
-    for form in _FORMS:
-        found = pc.extract_regex(texts, form)
-        if found.null_count * 100 <= len(texts) or found.null_count <= 1 < len(texts):
-            return _dates(found, zone, where)
-    first = next((text for text in texts.to_pylist() if not re.fullmatch(_FORMS[0], text)), "")
-    raise PlanError(
-        f'{where}: got "{first[:60]}", allowed: one kind of time, such as 2026/01/02 10:00:00.101 or an epoch'
-    )
+    return _dates(texts, zone, where)
 
 
 def _epochs(texts: pa.Array, numeric: pa.Array, unit: str) -> tuple[Ints, list[str]]:
@@ -86,60 +79,59 @@ def _epochs(texts: pa.Array, numeric: pa.Array, unit: str) -> tuple[Ints, list[s
     return ns, ["times count from the start of the log: its date is not known"] if median * scale < 1e17 else []
 
 
-def _ints(column: pa.Array) -> Ints:
-    result: Ints = pc.if_else(pc.equal(column, ""), "0", column).fill_null("0").cast(pa.int64()).to_numpy()
-    return result
+def _dates(texts: pa.Array, zone: str | None, where: str) -> tuple[Ints, list[str]]:
+    found = pc.extract_regex(texts, _PARTS)
+    part: dict[str, Any] = {field.name: found.field(field.name).fill_null("") for field in found.type}
+    date = pc.replace_substring_regex(part["date"], r"(\d)[-/.,T_ ]+|,", r"\1 ")
+    second = pc.replace_substring_regex(part["second"], "^$", "00")
+    clock = pc.binary_join_element_wise(part["minute"], second, ":")
+    whole = pc.utf8_trim_whitespace(pc.binary_join_element_wise(part["year"], date, clock, " "))
+    read = {form: _seconds(whole, form) for form in _FORMS}
+    dotted = pc.any(pc.match_substring(part["date"], ".")).as_py()
 
+    def worth(form: str) -> tuple[int, int, bool]:  # of 02.01.2026 and 1/2/2026 the order with the shorter log
+        at = read[form]
+        return int((at < 0).sum()), int(np.ptp(at[at >= 0])) if (at >= 0).any() else 0, form.startswith("%d") != dotted
 
-def _dates(found: pa.StructArray, zone: str | None, where: str) -> tuple[Ints, list[str]]:
-    part: dict[str, Any] = {field.name: found.field(field.name) for field in found.type}
-    notes, good = [], np.asarray(found.is_valid())
-    hour = _ints(part["h"])
-    half = pc.utf8_lower(part["half"].fill_null(""))
-    hour = np.where(
-        np.asarray(pc.starts_with(half, "p")),
-        hour % 12 + 12,
-        np.where(np.asarray(pc.starts_with(half, "a")), hour % 12, hour),
-    )
-    ns = ((hour * 60 + _ints(part["min"])) * 60 + _ints(part["sec"])) * NS_PER_S
-    ns += _ints(pc.utf8_slice_codeunits(pc.utf8_rpad(part["part"].fill_null(""), 9, "0"), 0, 9))
-    if "d" in part:
-        day = _ints(part["d"])
-        if "month" in part:
-            month = np.asarray(pc.index_in(part["month"], pa.array(_MONTHS)).fill_null(0)).astype(np.int64) + 1
-        else:
-            month = _ints(part["mon"])
-        year = _ints(part["y"]) if "y" in part else np.full(len(ns), 1970)
-        days = _days(year, month, day)
-        if "sep" in part:  # 02.01.2026 and 1/2/2026: the order by which the log is the shorter one, a dot's day first
-            other, dotted = _days(year, day, month), part["sep"][0].as_py() == "."
-            spans = [np.ptp(one[good & (one >= 0)]) if (good & (one >= 0)).any() else np.inf for one in (days, other)]
-            wrong = [int((one[good] < 0).sum()) for one in (days, other)]
-            days = other if (wrong[1], spans[1], not dotted) < (wrong[0], spans[0], dotted) else days
-        good = good & (days >= 0)
-        ns += days * _DAY_NS
-    if "y" not in part:
-        notes.append(
-            "its times have no date: it begins on 1 January 1970" if "d" not in part else "its times have no year"
+    form = min(_FORMS, key=worth)
+    bad = np.flatnonzero(read[form] < 0)
+    if len(bad) > max(len(texts) // 100, len(texts) > 1):
+        raise PlanError(
+            f'{where}: got "{texts[bad[0]].as_py()[:60]}", allowed: one kind of time, such as 2026/01/02 10:00:00.101 '
+            "or an epoch"
         )
-    named = part["zone"].fill_null("") if "zone" in part else pa.array([""] * len(ns))
-    offsets = {name: _offset_ns(name) for name in pc.unique(named).to_pylist()}
-    if not any(name in ("", *()) or offset is None for name, offset in offsets.items()):
-        shift = {name: offset or 0 for name, offset in offsets.items()}
-        ns = ns - np.array([shift[name] for name in named.to_pylist()], np.int64)
+    good, hour, half = read[form] >= 0, read[form] // 3600 % 24, pc.utf8_lower(part["half"])
+    for letter, noon in (("a", 0), ("p", 12)):
+        hour = np.where(np.asarray(pc.starts_with(half, letter)), hour % 12 + noon, hour)
+    ns = (read[form] + (hour - read[form] // 3600 % 24) * 3600) * NS_PER_S
+    ns += pc.utf8_rpad(part["part"], 9, "0").cast(pa.int64()).to_numpy()
+    notes = (
+        []
+        if "%Y" in form
+        else ["its times have no year" if form else "its times have no date: it begins on 1 January 1970"]
+    )
+    zones = part["zone"].filter(pa.array(good)).dictionary_encode()
+    offsets = [_offset_ns(name) for name in zones.dictionary.to_pylist()]
+    if None not in offsets:
+        ns[good] -= np.array(offsets, np.int64)[zones.indices.to_numpy()]
     elif zone is not None:
         ns = _in_zone(ns, zone, where)
-    elif "y" in part:
+    elif "%Y" in form:
         notes.append("its times name no zone: they are taken as UTC; --timezone names another")
     ns[~good] = NOT_A_TIME
     return ns, notes
 
 
-def _days(year: Ints, month: Ints, day: Ints) -> Ints:
-    """Returns days since 1970; -1 for a date that cannot be."""
-    can = (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31) & (year >= 1970)
-    months = np.where(can, (year - 1970) * 12 + month - 1, 0).astype("datetime64[M]")
-    result: Ints = np.where(can, months.astype("datetime64[D]").astype(np.int64) + day - 1, -1)
+def _seconds(texts: pa.Array, form: str) -> Ints:
+    """Returns seconds since 1970, or, where there is no year, since its beginning; -1 for what is not of the form."""
+    at = (
+        pc.strptime(texts, f"{form} %H:%M:%S", "s", error_is_null=True)
+        .cast(pa.int64())
+        .fill_null(_LAST_S + 1)
+        .to_numpy()
+    )
+    at = at if "%Y" in form else at + np.where(at > 0, 0, _YEARS_70_S)
+    result: Ints = np.where((at >= 0) & (at <= _LAST_S), at, -1)
     return result
 
 

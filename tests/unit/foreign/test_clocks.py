@@ -75,6 +75,13 @@ def test_a_zone_shifts_what_names_none(wattune: Verb, tmp_path: Path) -> None:
     assert code == 2 and "Mars/Olympus" in err
 
 
+def test_a_row_without_a_time_leaves_the_zone(wattune: Verb, tmp_path: Path) -> None:
+    stamps = seconds(36000, 10, lambda at: f"2026-07-02 {clock(at)}+02:00")
+    found = imported(wattune, tmp_path, csv(tmp_path / "a.csv", [*stamps[:5], "?", *stamps[6:]]))
+    facts = json.loads((Path(found["folder"]) / "manifest.json").read_text())
+    assert facts["recorded"].startswith("2026-07-02T08:00:00") and found["window_s"] == pytest.approx(9.0)
+
+
 def test_two_runs_in_a_file_are_refused(wattune: Verb, tmp_path: Path) -> None:
     stamps = [*seconds(7 * 3600, 9, clock), *seconds(36000, 9, clock)]
     dated = [f"2026/01/02 {stamp}" for stamp in [*stamps[9:], *stamps[:9]]]
