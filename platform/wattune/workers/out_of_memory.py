@@ -5,6 +5,8 @@ from typing import Final
 
 import torch
 
+from wattune.run import RunStatus
+from wattune.workers.command.causes import kind_of
 from wattune.workers.device import device_memory
 from wattune.workers.engine import Ranks
 from wattune.workers.outcome import OutOfMemory
@@ -12,11 +14,6 @@ from wattune.workers.phases import failed_phase
 
 _REQUESTED: Final = re.compile(r"tried to allocate ([0-9.]+) (bytes|KiB|MiB|GiB)", re.IGNORECASE)
 _UNIT_BYTES: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_NO_MEMORY: Final = re.compile(
-    r"(can't|cannot) allocate memory|out of memory|STATUS_\w*ALLOC_FAILED|miopenStatusAllocFailed"
-    r"|failed to (cuda|hip) (host )?[cm]alloc",
-    re.IGNORECASE,
-)
 
 
 def out_of_memory_of(error: BaseException, ranks: Ranks, *, outside: str = "build") -> OutOfMemory:
@@ -36,11 +33,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
     PyTorch has a class of its own only for what its device allocator is asked for. Its CPU allocator, the driver, and
     the libraries that take memory beside it (NCCL and RCCL, cuBLAS and hipBLAS, cuDNN and MIOpen) end up in a
-    RuntimeError, the operating system in an OSError.
+    RuntimeError, the operating system in an OSError: their words are those by which a command's end is judged.
     """
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
-    return isinstance(error, (RuntimeError, OSError)) and _NO_MEMORY.search(str(error)) is not None
+    return isinstance(error, (RuntimeError, OSError)) and kind_of(str(error)).status is RunStatus.OUT_OF_MEMORY
 
 
 def first_line(error: BaseException) -> str:

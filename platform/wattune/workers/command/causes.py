@@ -89,7 +89,7 @@ _ELSE: Final = _kinds(r"""
     host    MemoryError\b|(?:can't|[Cc]annot) allocate memory|bad_alloc|not enough memory: you tried|oom.kill
     host    OOM.Killed|task\w* [\d,-]+: Out Of Memory|[Ee]xceeded (?:step|job) memory|Out of memory: Killed
     host    Unable to allocate [\d.]+ [KMGTP]iB|(?:HostAlloc|[Hh]ost [cm]alloc|pinned)\b.*(?:fail|memory)
-    host    DataLoader worker .*signal: Killed|out of memory
+    host    DataLoader worker .*signal: Killed|[Ff]ailed to (?:CUDA|HIP|cuda|hip) host [cm]alloc|[Oo]ut of memory
     device  \bECC\b|NVLink error|NVLINK_UNCORRECTABLE|ECC_?(?:UN|NOT)\w+|off the bus|(?:GPU|[Dd]evice) (?:is )?lost
     device  (?<!S)Xid(?: \([^)]*\))?\W+(?:4[68]|54|6[24]|7[49]|9[45]|119|120|136|14[03-9]|15[068]|167|17[12])\b|GPU Hang
     device  (?:error|failure|UDA)\W{1,3}(?:\d+ )?'?unknown error|hipErrorUnknown|busy or unavailable

@@ -42,6 +42,8 @@ KINDS = {
         "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 12.0 GiB for an array",
         "OSError: [Errno 12] Cannot allocate memory",
         "RuntimeError: DataLoader worker (pid 12) is killed by signal: Killed. ",
+        "torch.distributed.DistBackendError: NCCL error: ncclUnhandledCudaError: Failed to CUDA host malloc 4096 bytes",
+        "RuntimeError: Out of memory",
     ],
     DEVICE: ["pynvml.NVMLError_GpuIsLost: GPU is lost", "RuntimeError: No CUDA GPUs are available"],
     NETWORK: [
