@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 _OF_RAY: Final = ("RAY_", "WATTUNE_")
 """Beginnings of variables of the worker alone: addresses, tokens, settings of its own processes."""
 
@@ -55,8 +57,6 @@ def search_path(path: str | None) -> str:
 def node_environment(pid: int | None = None) -> dict[str, str]:
     """Returns the environment that a process started with, by default this process's parent, which is Ray's raylet."""
     try:
-        content = Path("/proc", str(os.getppid() if pid is None else pid), "environ").read_bytes()
-    except OSError:  # it is gone, or belongs to another user
+        return dict(psutil.Process(os.getppid() if pid is None else pid).environ())
+    except psutil.Error:  # it is gone, or belongs to another user
         return {}
-    pairs = (entry.partition(b"=") for entry in content.split(b"\0") if entry)
-    return {name.decode(errors="replace"): value.decode(errors="replace") for name, _, value in pairs}

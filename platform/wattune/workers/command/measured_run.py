@@ -16,12 +16,13 @@ import psutil
 
 from wattune.clock import ClockAnchor
 from wattune.errors import NodeError
-from wattune.run import Cause, RunStatus
+from wattune.run import RunStatus
 from wattune.steps.files import Step
 from wattune.steps.source import StepSource
 from wattune.steps.steady import warmup
 from wattune.trial import Measure
 from wattune.units import ns_to_s
+from wattune.workers.command.causes import PLAN, Kind
 from wattune.workers.command.failure import failure
 from wattune.workers.command.life import SignsOfLife
 from wattune.workers.command.measuring import LEAST_MEASURED, Look, Measuring
@@ -98,7 +99,6 @@ class MeasuredRun:
         self._steps: StepsByRank = {}
         self._pids: set[int] = set()
         self._oom_kills = num_oom_kills()
-        self._cause: Cause | None = None
         self._least_memory_frac = 1.0
         self._awaits_steps, self._quiet_s = leads and source.kind != "none", 0.0
         self._anchor = ClockAnchor.now()
@@ -110,7 +110,7 @@ class MeasuredRun:
         Raises:
             NodeError: The program cannot be started on this node.
         """
-        end: tuple[RunStatus, str] | None = None
+        end: tuple[Kind, str] | None = None
         end_ns = 0
         try:
             end = self._watch()
@@ -129,9 +129,9 @@ class MeasuredRun:
         look, found = self._look, self._run.outcome(self._steps)
         return replace(
             found,
-            status=end[0],
+            status=end[0].status,
             reason=end[1],
-            cause=self._cause,
+            cause=end[0].cause,
             start_mono_ns=self._process.start_mono_ns,
             end_mono_ns=end_ns,
             over_mono_ns=time.monotonic_ns(),
@@ -145,7 +145,7 @@ class MeasuredRun:
             pids=tuple(sorted(self._pids)),
         )
 
-    def _watch(self) -> tuple[RunStatus, str] | None:
+    def _watch(self) -> tuple[Kind, str] | None:
         """Returns how the trial ended; None where the command ended by itself."""
         start_ns, next_s, next_pids_s = self._process.start_mono_ns, 0.0, 0.0
         life = SignsOfLife()
@@ -167,14 +167,14 @@ class MeasuredRun:
                 self._look = self._measuring.look(self._leading())
                 if self._look.finished:
                     self._finishing()
-                    return RunStatus.COMPLETED, ""
+                    return Kind(RunStatus.COMPLETED), ""
             if now_s >= next_s:
                 self._progress(self._look.part, self._look.done, self._look.total)
                 self._show(self._steps)
                 next_s = now_s + 1.0
             if reason := self._hung(ns_to_s(time.monotonic_ns() - start_ns)):
                 # A rank that failed and whose launcher has not ended yet is no hang.
-                return self._failure(None) if self._run.reader.errors() else (RunStatus.TIMED_OUT, reason)
+                return self._failure(None) if self._run.reader.errors() else (Kind(RunStatus.TIMED_OUT), reason)
         return None
 
     def _leading(self) -> Sequence[Step]:
@@ -187,11 +187,11 @@ class MeasuredRun:
         last = min((each[-1].index for each in told), default=-1)
         return [step for step in told[0] if step.index <= last] if told else ()
 
-    def _ordered(self, order: Order) -> tuple[RunStatus, str]:
+    def _ordered(self, order: Order) -> tuple[Kind, str]:
         if order.kind == "finish":
-            return RunStatus.COMPLETED, ""
+            return Kind(RunStatus.COMPLETED), ""
         self._process.stop(min(self._grace_s, ABORT_GRACE_S))
-        return RunStatus.ABORTED, f"it was stopped: {order.reason}"
+        return Kind(RunStatus.ABORTED), f"it was stopped: {order.reason}"
 
     def _hung(self, run_s: float) -> str:
         """Returns the reason it counts as hung; empty while it does not."""
@@ -216,7 +216,7 @@ class MeasuredRun:
         last = next((line.strip() for line in reversed(self._run.lines()) if line.strip()), "")
         return f"; its last line: {last[:200]}" if last else ""
 
-    def _ended(self) -> tuple[RunStatus, str]:
+    def _ended(self) -> tuple[Kind, str]:
         """Returns the ending of a command that ended by itself."""
         process, measure = self._process, self._measure
         if process.failed_to_start is not None:
@@ -227,12 +227,12 @@ class MeasuredRun:
         code = process.exit_code
         if code == 0:
             if not self._leads:
-                return RunStatus.COMPLETED, ""
+                return Kind(RunStatus.COMPLETED), ""
             self._look = self._measuring.look(self._leading(), ended=True)
             if not self._steps or self._look.num_measured >= LEAST_MEASURED:
-                return RunStatus.COMPLETED, ""
+                return Kind(RunStatus.COMPLETED), ""
             needs = measure.warmup_steps + max(measure.min_steps, LEAST_MEASURED)
-            return RunStatus.CRASHED, (
+            return PLAN, (
                 f"ended after {len(self._leading())} steps, needs {needs} or more: {measure.warmup_steps} of warm-up "
                 f"and {measure.min_steps} measured; let the command run longer, or lower measure.warmup_steps"
             )
@@ -242,11 +242,7 @@ class MeasuredRun:
                 return self._ordered(order)
         return self._failure(code)
 
-    def _failure(self, code: int | None) -> tuple[RunStatus, str]:
+    def _failure(self, code: int | None) -> tuple[Kind, str]:
         kills = num_oom_kills() - self._oom_kills
         starved = self._least_memory_frac < STARVED_FRAC
-        kind, reason = failure(
-            code, self._run.lines(), self._run.reader.errors(), num_oom_kills=max(kills, 0), starved=starved
-        )
-        self._cause = kind.cause
-        return kind.status, reason
+        return failure(code, self._run.lines(), self._run.reader.errors(), num_oom_kills=max(kills, 0), starved=starved)
