@@ -135,7 +135,7 @@ PRESETS: Final[Mapping[str, StepSource]] = MappingProxyType(
 )
 """Patterns by the name of the program that prints such lines."""
 
-AUTOMATIC_PRESETS: Final = ("megatron", "torchtitan", "nemo", "deepspeed", "maxtext", "nanogpt", "lines")
+AUTOMATIC_PRESETS: Final = tuple(name for name in PRESETS if name not in BAR_PRESETS)
 """Presets that `auto` looks for beside progress bars, the surest first."""
 
 

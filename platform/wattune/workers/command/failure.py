@@ -24,9 +24,10 @@ from wattune.workers.command.printed import NO_FLAG, Words, last_line, printed_w
 INVALID_FLAG: Final = "invalid flag"
 """Beginning of the reason where a program does not take one of its arguments."""
 
-_ROOT: Final = re.compile(r"Root Cause \(first observed failure\)")
-_ROOT_RANK: Final = re.compile(r"^\s*rank\s*:\s*(\d{1,9})\s")
-_ROOT_CODE: Final = re.compile(r"^\s*exitcode\s*:\s*(-?\d{1,9})\s")
+_ROOT: Final = re.compile(
+    r"Root Cause \(first observed failure\)(?:.*\n){1,10}?\s*rank *: *(\d{1,9}) .*\n\s*exitcode *: *(-?\d{1,9})\s"
+)
+"""torchrun's report, torch/distributed/elastic/multiprocessing/errors/__init__.py, _FAILURE_FORMAT_TEMPLATE."""
 
 _SIGNALLED: Final = re.compile(
     r"return code = -(?P<code>\d{1,2})\b|(?<!closing )[Ss]ignals?[ .:]+SIG(?P<name>[A-Z]+)"
@@ -156,10 +157,5 @@ def _reported(lines: Sequence[str]) -> int | None:
 
 def _root_cause(lines: Sequence[str]) -> tuple[int | None, int | None]:
     """Reads torchrun's report: rank and exit code of the first failure."""
-    start = next((index for index, text in enumerate(lines) if _ROOT.search(text)), None)
-    if start is None:
-        return None, None
-    block = lines[start : start + 12]
-    ranks = [found[1] for text in block if (found := _ROOT_RANK.match(text))]
-    codes = [found[1] for text in block if (found := _ROOT_CODE.match(text))]
-    return (int(ranks[0]) if ranks else None), (int(codes[0]) if codes else None)
+    found = _ROOT.search("\n".join(lines))
+    return (int(found[1]), int(found[2])) if found else (None, None)
