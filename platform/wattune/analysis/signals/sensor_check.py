@@ -100,12 +100,12 @@ def unwrapped_j(time_s: Floats, energy_j: Floats) -> tuple[Floats, float]:
     The register holds more than any reading, and the power across each fall is that of the readings around it.
     """
     rise_j, took_s = np.diff(energy_j), np.diff(time_s)
-    falls = rise_j < 0
-    if not falls.any() or not (~falls & (rise_j > 0)).any():
+    falls, later = rise_j < 0, took_s > 0  # rows may be doubled
+    if not falls.any() or not later[falls].all() or not (rise_j > 0)[later].any():
         return energy_j, 0.0
-    usual_w = np.quantile(rise_j[~falls] / took_s[~falls], (0.0, 0.5, 1.0))
+    usual_w = rise_j[~falls & later] / took_s[~falls & later]
     for per in sorted(_REGISTERS_J):
         across_w = (rise_j[falls] + per) / took_s[falls]
-        if energy_j.max() <= per and np.all((across_w > 0.7 * usual_w[0]) & (across_w < 1.3 * usual_w[2])):
+        if energy_j.max() <= per and np.all((across_w > 0.7 * usual_w.min()) & (across_w < 1.3 * usual_w.max())):
             return energy_j + per * np.append(0, np.cumsum(falls)), per
     return energy_j, 0.0
