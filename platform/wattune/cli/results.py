@@ -22,11 +22,13 @@ from wattune.cli.shell import (
     print_line,
 )
 from wattune.cli.verbs import app
+from wattune.errors import PlanError
 from wattune.objective import RISK
 from wattune.ranking.answer import answer_of
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import pareto_front
 from wattune.ranking.sources import Asked
+from wattune.recording.recording import run_of
 from wattune.report.write import write_comparison
 from wattune.storage.files import write_asked
 from wattune.view.comparison import beside_view, comparison_view
@@ -320,7 +322,20 @@ def sync(
     tensorboard: TensorboardOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Sends every finished trial the tracking store, and the storage's URL, do not have yet."""
+    """Sends every finished trial the tracking store, and the storage's URL, do not have yet; or a recording."""
+    folder = api.find_recording(study, storage=storage)
+    if folder is not None:
+        stored = api.send_recording(run_of(folder), storage=storage, wandb=wandb, tensorboard=tensorboard)
+        places = {"stored": stored, "wandb": wandb is not None, "tensorboard": tensorboard is not None}
+        if not any(places.values()):
+            raise PlanError(
+                f"{study}: a recording is sent to storage at a URL, by --wandb and by --tensorboard; give one"
+            )
+        if as_json:
+            print_json(places)
+        else:
+            out.print(f"recording sent: {', '.join(name for name, asked in places.items() if asked)}")
+        return
     sent = api.sync(
         api.load_study(study, storage=storage, whole=True),
         storage=storage,

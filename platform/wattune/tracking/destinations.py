@@ -35,7 +35,9 @@ def trackers_of(study_name: str, storage: Path, wandb: str | None, tensorboard: 
         if find_spec("tensorboardX") is None:
             problems.append("--tensorboard: tensorboardX is not installed; pip install tensorboardX")
         folder = named_path(tensorboard).absolute() / study_name
-        if not nearest_existing(folder)[1]:
+        if not tensorboard.strip():
+            problems.append(f'--tensorboard: got "{tensorboard}", allowed: a folder')
+        elif not nearest_existing(folder)[1]:
             problems.append(f"--tensorboard: {folder} cannot be written; give a folder that can")
         found["tensorboard"] = TensorBoardTracker(tensorboard, study_name)
     if problems:

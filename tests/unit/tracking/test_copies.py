@@ -204,6 +204,8 @@ def test_all_that_is_wrong_with_what_is_asked_is_said_at_once(tmp_path: Path, mo
         "--tensorboard: tensorboardX is not installed",
         f"--tensorboard: {tmp_path}/file/mine cannot be written",
     ]
+    with pytest.raises(PlanError, match='--tensorboard: got "", allowed: a folder'):  # of a variable that is not set
+        trackers_of("mine", tmp_path, None, "")
 
 
 def test_servers_that_are_not_there_are_named_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
