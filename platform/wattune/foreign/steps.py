@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from wattune.clock import ClockAnchor
 from wattune.errors import PlanError
 from wattune.foreign.columns import named
+from wattune.foreign.sampled import HOST
 from wattune.foreign.tables import plain_text, separated
 from wattune.foreign.times import STAMP, monotonic_ns, wall_ns
 from wattune.recording.steps import told_steps
@@ -50,8 +51,8 @@ def steps_beside(
     found = separated(text.split("\n"), [], where)
     words = {named(name)[0]: name for name in (found[0].column_names if found else ())}
     step = next((words[word] for word in _STEP_WORDS if word in words), None)
-    if found is not None and step is not None:
-        time = next(name for word, name in words.items() if "time" in word or word == "ts")
+    time = next((name for word, name in words.items() if re.search(r"time|date|^ts$", word)), None)
+    if found is not None and step is not None and time is not None:
         source = parse_source(r"pattern/s:^step (?P<step>\d+)$")
         lines = [f"step {number}" for number in pc.utf8_trim_whitespace(found[0][step]).to_pylist()]
         stamps = found[0][time].to_pylist()
@@ -65,7 +66,9 @@ def steps_beside(
     run = ProgramRun(path.parent / ".no-step-files", source)
     for line, at in zip(lines, mono_ns.tolist(), strict=True):
         run.hear(line, at)
-    names: dict[str, dict[str, Any]] = {name: {} for name in devices[facts["node"]]}
+    # The devices of other nodes have the steps too: the ranks of a step wait for each other.
+    every = devices | {facts["node"]: devices[facts["node"]] or [HOST]}
+    names: dict[str, dict[str, Any]] = {f"{node}/{name}": {} for node, each in every.items() for name in each}
     anchor = ClockAnchor(mono_ns=0, wall_ns=0)
     spans, found_facts = told_steps(run, facts, {"devices": names}, anchor=anchor)
     if spans is None:
@@ -77,7 +80,11 @@ def steps_beside(
             f"--steps: the steps of {where} begin {apart_s:+.0f} s from the sensors and none is among them; give "
             "logs of one run, or --timezone where one of them is in local time"
         )
-    return _of_all_nodes(spans, facts["node"], devices), found_facts
+    apart = pc.extract_regex(spans["device"].cast(pa.string()), r"^(?P<node>[^/]*)/(?P<device>.*)$")
+    for place, field in enumerate(spans.schema):
+        if field.name in ("node", "device"):
+            spans = spans.set_column(place, field, pc.struct_field(apart, field.name).cast(field.type))
+    return spans, found_facts
 
 
 def _stamped(text: str) -> tuple[list[str], list[str]]:
@@ -87,19 +94,3 @@ def _stamped(text: str) -> tuple[list[str], list[str]]:
     usual = Counter(forms).most_common(1)[0][0] if forms else ""
     kept = [pair for pair, form in zip(found, forms, strict=True) if form == usual]
     return [line for line, _ in kept], [stamp for _, stamp in kept]
-
-
-def _of_all_nodes(spans: pa.Table, node: str, devices: dict[str, list[str]]) -> pa.Table:
-    """Gives the devices of other nodes the steps of the first: the ranks of a step wait for each other."""
-    first = spans.filter(pc.equal(spans["rank"], pc.min(spans["rank"])))
-    parts, rank = [spans], int(pc.max(spans["rank"]).as_py())
-    for other, name in ((one, name) for one in devices if one != node for name in devices[one]):
-        rank += 1
-        one = first
-        for column, value in (("node", other), ("device", name), ("rank", rank)):
-            field = spans.schema.field(column)
-            one = one.set_column(
-                spans.schema.get_field_index(column), field, pa.array([value] * len(one)).cast(field.type)
-            )
-        parts.append(one)
-    return pa.concat_tables(parts).unify_dictionaries()

@@ -152,12 +152,29 @@ def test_a_training_log_gives_the_steps(wattune: Verb, tmp_path: Path) -> None:
     assert imported(wattune, tmp_path / "a.csv", storage=tmp_path, name="M", more=more)["metrics"]["step_time_s"] == 1.0
 
 
+def test_steps_are_those_of_all_nodes(wattune: Verb, tmp_path: Path) -> None:
+    files = [tmp_path / "a.csv", tmp_path / "b.csv"]
+    for file in files:
+        nvidia_smi(file)
+    files[1].write_text(files[1].read_text().replace(", 60\n", ", 61\n"))
+    meter = tmp_path / "dcmi.csv"
+    meter.write_text("timestamp,node_power_w\n" + "".join(f"2026-01-02T10:00:{at:02d}Z,700\n" for at in range(60)))
+    megatron(tmp_path / "train.log")
+    of_all = {("a", "gpu0"), ("a", "gpu1"), ("b", "gpu0"), ("b", "gpu1")}
+    for name, logs, devices in (("M", files, of_all), ("N", [meter], {("node0", "host")})):
+        found = imported(wattune, *logs, storage=tmp_path, name=name, more=("--steps", str(tmp_path / "train.log")))
+        spans = pq.read_table(Path(found["folder"]) / "spans.parquet").to_pylist()
+        assert {(row["node"], row["device"]) for row in spans} == devices
+        assert found["metrics"]["step_time_s"] == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("step 1\nstep 2\n", "has no times on its lines"),
         ("2026-01-02 10:00:01 hello\n2026-01-02 10:00:02 world\n", "no steps were found"),
         ("10:00:01 iteration 1\n10:00:02 iteration 2\n", "tell no date"),
+        ("step,device,power_w\n1,0,500\n2,0,500\n", "has no times on its lines"),
     ],
 )
 def test_what_has_no_steps_is_refused(wattune: Verb, tmp_path: Path, text: str, said: str) -> None:
