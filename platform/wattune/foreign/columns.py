@@ -144,12 +144,9 @@ def values(texts: pa.ChunkedArray, ours: str, unit: str, where: str) -> Floats:
     Raises:
         PlanError: A value is neither a number nor a word for none, or of another unit, or cannot be.
     """
-    texts = pc.utf8_trim_whitespace(texts.cast(pa.string()))
-    coded = texts.dictionary_encode().combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
-    words = coded.dictionary.to_pylist()
-    read = np.array([_value(word, ours, unit, where) for word in words] or [np.nan], np.float64)
-    result: Floats = read[coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)]
-    result[~np.asarray(coded.is_valid())] = np.nan
+    coded = pc.utf8_trim_whitespace(texts.cast(pa.string())).combine_chunks().dictionary_encode()
+    read = np.array([*(_value(word, ours, unit, where) for word in coded.dictionary.to_pylist()), np.nan])
+    result: Floats = read[coded.indices.fill_null(-1).to_numpy()]
     return result
 
 
@@ -168,10 +165,8 @@ def _value(text: str, ours: str, unit: str, where: str) -> float:
     if found is None or (said not in scales and target):
         raise PlanError(f'{where}: got "{text[:60]}", allowed: a number in {" ".join(scales)}, or N/A')
     number = float(found["number"])
-    bound, value = (
-        BOUNDS.get(ours, BOUNDS["energy_j" if target == "J" else "sm_clock_mhz"]),
-        number * scales.get(said, 1.0),
-    )
+    bound = BOUNDS.get(ours, BOUNDS["energy_j" if target == "J" else "sm_clock_mhz"])
+    value = number * scales.get(said, 1.0)
     if bound.least <= value <= bound.most:
         return value
     if number in _BLANKS or 2.0**63 - 1024 <= number <= 2.0**64 or 2.0**47 <= number < 2.0**47 + 16:

@@ -19,6 +19,7 @@ _LISTS: Final = {
 }  # fmt: skip
 """Keys of lists whose entries are rows: of Prometheus, MLflow, Redfish, amd-smi, and scripts around them."""
 
+_BETWEEN: Final = re.compile(r"[ \t\n,]*")
 _DEVICE_KEY: Final = re.compile(r"(card|gpu|device)_?\d+", re.IGNORECASE)
 
 
@@ -29,8 +30,8 @@ def documents(text: str, where: str) -> list[Any] | None:
         PlanError: It begins like JSON and is none.
     """
     found: list[Any] = []
-    decoder, at = json.JSONDecoder(), len(text) - len(text.lstrip())
-    if text[at : at + 1] not in ("{", "["):
+    decoder, text, at = json.JSONDecoder(), text.strip(), 0
+    if not text.startswith(("{", "[")):
         return None
     while at < len(text):
         try:
@@ -40,7 +41,7 @@ def documents(text: str, where: str) -> list[Any] | None:
                 break  # a tool that was killed
             raise PlanError(f"{where} begins like JSON and is none: {error}; give it whole") from error
         found.append(one)
-        at += len(text[at:]) - len(text[at:].lstrip(" \t\n,"))
+        at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]  # it fits anywhere
     return found
 
 
@@ -55,20 +56,14 @@ def rows_of(value: Any, shared: dict[str, str] | None = None) -> Iterator[dict[s
         return
     if isinstance(labels := value.get("metric"), dict):  # Prometheus: labels, and pairs of time and value
         name = str(labels.get("__name__", "value"))
-        for at, read in value.get("values") or [value["value"]] if "value" in value or "values" in value else []:
-            yield {
-                **{key: str(one) for key, one in labels.items() if key != "__name__"},
-                "time": str(at),
-                name: str(read),
-            }
+        own = {key: str(one) for key, one in labels.items() if key != "__name__"}
+        for at, read in value.get("values") or filter(None, [value.get("value")]):
+            yield own | {"time": str(at), name: str(read)}
         return
     own, below = dict(shared), []
     for key, one in value.items():
-        if (
-            key in _LISTS
-            and isinstance(one, list | dict)
-            and (isinstance(one, dict) or any(isinstance(each, dict) for each in one))
-        ):
+        nests = isinstance(one, dict) or (isinstance(one, list) and any(isinstance(each, dict) for each in one))
+        if key in _LISTS and nests:
             below.append(one[:1] if key == "PowerControl" else one)
         elif _DEVICE_KEY.fullmatch(key) and isinstance(one, dict):
             below.append({"device": key, **one})
@@ -93,11 +88,10 @@ def _flat(key: str, value: Any) -> Iterator[tuple[str, str]]:
 def widened(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     """Makes a column of each key where rows are of one key and its value, as MLflow and Redfish reports have them."""
     words = {name: named(name)[0] for row in rows[:1] for name in row}
-    key = next(
-        (name for name, word in words.items() if word in ("key", "metric", "metric_id", "sensor", "field")), None
+    key, value, time = (
+        next((name for name, word in words.items() if re.fullmatch(form, word)), None)
+        for form in ("key|metric(_id)?|sensor|field", "(metric_)?value|reading", "time.*")
     )
-    value = next((name for name, word in words.items() if word in ("value", "metric_value", "reading")), None)
-    time = next((name for name, word in words.items() if word.startswith("time")), None)
     if time is not None and (key is not None or re.fullmatch(r"\d+(\.\d+)?", rows[0][time])):  # one key after another
         rows = sorted(rows, key=lambda row: row.get(time, "").rjust(20))
     if key is None or value is None:

@@ -80,9 +80,8 @@ def sampled_of(
         )
         return log
     bare = [name for name in given if re.fullmatch(r"gpu_?\d+", named(name)[0]) and not named(name)[1]]
-    log.notes += (
-        [f"{', '.join(bare)}: a device's number alone is its power in watts, as Zeus writes it"] if bare else []
-    )
+    if bare:
+        log.notes.append(f"{', '.join(bare)}: a device's number alone is its power in watts, as Zeus writes it")
     ns, more = _times(table, keys, said, log, zone, interval_s)
     log.notes += more
     good = np.flatnonzero(ns != NOT_A_TIME)
