@@ -322,7 +322,7 @@ def sync(
     tensorboard: TensorboardOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Sends every finished trial the tracking store, and the storage's URL, do not have yet; or a recording."""
+    """Sends trials, or a recording, that the tracking store or the storage's URL lacks."""
     folder = api.find_recording(study, storage=storage)
     if folder is not None:
         stored = api.send_recording(run_of(folder), storage=storage, wandb=wandb, tensorboard=tensorboard)

@@ -51,10 +51,7 @@ VERBS: Final = {
     ),
     "report": Verb("results", "Writes a study's report.html and ranking.parquet anew."),
     "analyze": Verb("results", "Recomputes metrics and quality of a trial or recording from its folder alone."),
-    "sync": Verb(
-        "results",
-        "Sends every finished trial the tracking store, and the storage's URL, do not have yet; or a recording.",
-    ),
+    "sync": Verb("results", "Sends trials, or a recording, that the tracking store or the storage's URL lacks."),
     "doctor": Verb("machine", "Says what this machine has, what it lacks, and what follows."),
     "record": Verb(
         "machine",
