@@ -317,6 +317,7 @@ LIES: dict[str, Callable[[np.random.Generator], Trace]] = {
     "clock_step": lambda d: clock_steps(healthy(d), float(d.choice([-3, -0.2, 0.1, 30]))),
     "kilowatts": lambda d: _scaled(_busy(d), "power_instant_w", 1e-3),
     "fahrenheit": lambda d: _fahrenheit(_busy(d)),
+    "zero_degrees": lambda d: _scaled(_busy(d), "gpu_temp_c", 0.0),
     "doubled_rows": lambda d: doubled(healthy(d), float(d.uniform(0.05, 1.0))),
     "percent": lambda d: _percent(healthy(d)),
 }

@@ -15,7 +15,7 @@ from lying_traces import KEPT_ASIDE, LIES, WORK, Trace, from_zero, healthy, one_
 
 from wattune.analysis import run_data
 from wattune.analysis.metrics import energy
-from wattune.analysis.metrics.doubts import AVERAGED, MILDER, OF_POWER, TIME_ZONE
+from wattune.analysis.metrics.doubts import AVERAGED, MILDER, OF_POWER, OF_TEMPERATURE, TIME_ZONE
 from wattune.analysis.signals.clock_check import CLOCKS_DISAGREE, NOT_NANOSECONDS
 from wattune.analysis.summary import Summary
 from wattune.inspection import inspect
@@ -69,6 +69,7 @@ REASONS: dict[str, set[str]] = {
     "clock_step": {"clock_stepped"},
     "kilowatts": {"power_unit"},
     "fahrenheit": {"temperature_unit", "impossible_value"},
+    "zero_degrees": {"temperature_stuck"},
     "doubled_rows": {"doubled_rows"},
     "percent": {"impossible_value"},
 }
@@ -84,7 +85,7 @@ def test_a_lie_is_told(name: str, seed: int, tmp_path: Path) -> None:
         assert not set(POWER) & set(found.metrics)
     if AVERAGED in found.quality_reasons:
         assert not [one for one in found.metrics if "peak" in one or one.startswith("excursion")]
-    if "temperature_unit" in found.quality_reasons:
+    if set(OF_TEMPERATURE) & set(found.quality_reasons):
         assert not [one for one in found.metrics if one.startswith("device_temp")]
 
 

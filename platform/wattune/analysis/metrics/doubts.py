@@ -232,6 +232,8 @@ def _of_temperature(
     if len(degrees) < _STUCK_ROWS:
         return
     told = np.unique(degrees)
+    if not told.any():
+        yield TEMPERATURE_STUCK, "0 °C all the time, colder than any room of a data centre; write null"
     whole = np.unique(np.round(np.arange(0, 111) * 1.8 + 32))
     if np.median(degrees) > _HOTTEST_C or (len(told) >= 10 and np.isin(told, whole).all() and told.max() > 90):
         yield (
