@@ -157,7 +157,7 @@ def _value(text: str, ours: str, unit: str, where: str) -> float:
     if ours == "event_reasons" and re.fullmatch(r"0[xX][0-9a-fA-F]+|\d+(\.0+)?", text):
         bits = int(text.partition(".")[0], 0)
         return np.nan if bits >= 2**52 else float(bits)  # all bits: not read. Floats hold 52 exactly
-    if re.fullmatch(r"-?\d+,(\d{1,2}|\d{4,})( ?\w+)?", text):  # a comma before three digits may part thousands
+    if re.fullmatch(r"-?\d+,(\d{1,2}|\d{4,})( ?[^\W\d]\w*)?", text):  # a comma before three digits may part thousands
         text = text.replace(",", ".")
     found = re.match(_NUMBER, text)
     scales = _SCALES.get(target, {"": 1.0})

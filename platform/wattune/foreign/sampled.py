@@ -151,7 +151,8 @@ def _times(
             f"{log.file}: recognised as {log.format}, and it has no column of times "
             f"({', '.join(table.column_names)[:200]}); log them too, or give --interval, the seconds between readings"
         )
-    devices = _texts(table[keys["device"]]) if "device" in keys else [""] * table.num_rows
+    whose = [_texts(table[keys[key]]) for key in ("node", "uuid" if "uuid" in keys else "device") if key in keys]
+    devices = list(zip(*whose, strict=True)) or [()] * table.num_rows
     ticks = np.cumsum([device == devices[0] for device in devices]) - 1  # the first device begins a new interval
     texts = pa.chunked_array([[repr(float(tick) * interval_s) for tick in ticks]])
     return wall_ns(texts, "s", None, log.file)

@@ -58,6 +58,7 @@ def stamped(text: str) -> tuple[list[str], list[str]]:
     """Returns the lines that say anything, and the time before each: on the line, or alone on one above; else empty."""
     lines = [line for line in text.split("\n") if line.strip()]
     before = sum(_BEFORE.match(line) is not None for line in lines[:_LOOK]) * 2 > len(lines[:_LOOK])
+    before = before and not _keys_of(lines[0].split("\t")) & {"time", "date"}  # a column's, with a tab behind it
     found, times, now = [], [], ""
     for line in lines:
         if (alone := _ALONE.fullmatch(line)) is not None:
@@ -90,9 +91,12 @@ def _cells(line: str, mark: str) -> list[str]:
     return [name.strip() for name in next(csv.reader([line], delimiter=mark, skipinitialspace=True), [])]
 
 
+def _keys_of(names: Sequence[str]) -> set[str]:
+    return {one[0] for name in names if (one := meaning(name, of_devices=True)) is not None}
+
+
 def _is_header(names: Sequence[str], *, has_time: bool) -> bool:
-    said = [meaning(name, of_devices=True) for name in names]
-    found = {one[0] for one in said if one is not None}
+    found = _keys_of(names)
     of_devices = bool(found & {"device", "uuid"} and found - set(KEYS))  # its times may be left to `--interval`
     wanted = bool(found - {"name"}) if has_time else of_devices or bool(found & {"time", "date"})
     return wanted and not any(re.fullmatch(r"[-+]?\d[\d.:/ -]*", name) for name in names)
@@ -181,7 +185,7 @@ def blocks(lines: Sequence[str], times: Sequence[str]) -> TextTable | None:
         found = re.match(r"\s*([^:|]+?)\s*(?::\s|\|)(.*)", line)
         if heading := re.fullmatch(r"GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+)\s*", line):
             rows.append({**shared, "pci_bus_id": heading[1]})
-        elif listed := re.fullmatch(r"GPU (\d+): (.+) \(UUID: (.+)\)", line):
+        elif listed := re.fullmatch(r"\s*(?:GPU|MIG .+ Device) +(\d+): (.*)\(UUID: (.+)\)", line):
             rows.append(dict(zip(("index", "name", "uuid"), listed.groups(), strict=True)))
         elif found is not None and found[1] == "Timestamp":
             shared = {"timestamp": found[2].strip()}

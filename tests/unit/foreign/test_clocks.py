@@ -122,7 +122,8 @@ ROCM = "device,Temperature (Sensor edge) (C),Current Socket Graphics Package Pow
 
 def test_a_log_without_times_needs_an_interval(wattune: Verb, tmp_path: Path) -> None:
     rocm = "\n".join(f"{ROCM}\ncard0,61.0,{at}.4,99\ncard1,60.0,510.0,99\n" for at in range(500, 560))
-    for name, text in (("dcgmi", str(LOGS["dcgmi_untimed.txt"].text)), ("rocm", rocm)):
+    uuids = "uuid, power.draw [W]\n" + "GPU-a, 500.00 W\nGPU-b, 400.00 W\n" * 60
+    for name, text in (("dcgmi", str(LOGS["dcgmi_untimed.txt"].text)), ("rocm", rocm), ("uuids", uuids)):
         (tmp_path / name).write_text(text)
         code, _, err = wattune("import", tmp_path / name, "--storage", tmp_path)
         assert code == 2 and "has no column of times" in err and "--interval" in err

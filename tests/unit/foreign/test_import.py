@@ -88,6 +88,11 @@ def test_instants_give_the_peaks_that_they_resolve(
             b"GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1234)\n",
             "recognised as a list of devices without readings (index",
         ),
+        (
+            b"GPU 0: NVIDIA H100 (UUID: GPU-a)\n  MIG 1g.10gb Device  0: (UUID: MIG-b)\n",
+            "a list of devices without readings",
+        ),
+        (b'timestamp,node_power_w\n2026-01-02 10:00:00,"5,000"\n2026-01-02 10:00:01,"5,000"\n', 'got "5,000"'),
         (b"timestamp, name\n2026/01/02 10:00:00.101, NVIDIA H100\n", "a recording has none of its columns"),
         (b"timestamp, index, power.draw [W]\n", "a header and no row"),
         (b"timestamp, index, power.draw [W]\n2026/01/02 10:00:00.101, 0, 512000 W\n", "which is 512000 W"),
@@ -230,6 +235,10 @@ OTHER_SHAPES = {
         ('DCGM_FI_DEV_POWER_USAGE{gpu="0"} 500 1767348000000\nDCGM_FI_DEV_CLOCK_THROTTLE_REASONS{gpu="0"} 4 1767348000000\n'
          'DCGM_FI_DEV_POWER_USAGE{gpu="0"} 500 1767348001000\n'),
         {"node0/gpu0/power_average_w": 500.0},
+    ),
+    "tabs behind times": (
+        "time\tgpu\tpower_w\n" + "".join(f"{{at}}\t0\t{watts}\n" for watts in (500, 600, 500)),
+        {"node0/gpu0/power_average_w": 1100.0},
     ),
     "rapl": (
         "timestamp,rapl_package_0_energy_uj\n" + "".join(f"{{at}},{n * 150_000_000}\n" for n in range(5)),
