@@ -7,7 +7,7 @@ from typing import Final
 
 from wattune.steps.lines import NUMBER, number_in, token_rate_in
 from wattune.steps.pattern import PatternSteps
-from wattune.steps.source import EVALUATION, PRESETS
+from wattune.steps.source import EVALUATION, PRESETS, TRAINING_LOSS
 from wattune.units import ns_to_s
 
 _BAR: Final = re.compile(
@@ -29,7 +29,7 @@ _OTHER_WORK: Final = re.compile(
 _EVALUATES: Final = re.compile(rf"(?i){EVALUATION}(?!\W*(?:loss|acc|ppl))")
 _TRAINING: Final = re.compile(r"(?i)train|epoch|\bsteps?\b|\biter|finetun|fine-tun|\bfit|optimi|updat")
 _COUNTS_STEPS: Final = re.compile(r"(?i)\bsteps?\b|\biter|updat")
-_LOSS: Final = re.compile(r"(?i)(?<!val_)(?<!val )(?<!eval_)(?<!test_)(?<!valid_)loss|\blr\b|grad_?norm|v_num|\bppl\b")
+_LOSS: Final = re.compile(rf"(?i){TRAINING_LOSS}|\blr\b|grad_?norm|v_num|\bppl\b")
 
 _MOST_BARS: Final = 200
 """Bars that are kept apart; a program that names each of thousands of files in a bar trains with none of them."""

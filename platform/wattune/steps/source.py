@@ -69,6 +69,9 @@ _TIME: Final = rf"(?P<time>{NUMBER})"
 EVALUATION: Final = r"(?:\b|_)(?:val|valid\w*|eval\w*|test\w*|dev)(?:\b|_)"
 """A word of an evaluation, as a part of a regular expression that ignores case."""
 
+TRAINING_LOSS: Final = "".join(rf"(?<!{word}[ _/])" for word in ("val", "eval", "test", "valid", "validation")) + "loss"
+"""The name of a loss that is of no evaluation, in the same way."""
+
 _TRAINS: Final = (
     rf"(?!.*?{EVALUATION}\W*(?:step|iter|epoch|batch|set|loss|result|metric)(?!.*train\w*[ _/]?loss))"
     r"(?=.*?\b(?:\w+[ _/])?(?:loss(?:es|_\w+)?|ppl|perplexity|train_time|grad_?norm|mfu)\b"

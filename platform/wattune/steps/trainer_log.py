@@ -5,7 +5,7 @@ from typing import Final
 
 from wattune.steps.lines import token_rate_in
 from wattune.steps.pattern import PatternSteps
-from wattune.steps.source import PRESETS
+from wattune.steps.source import PRESETS, TRAINING_LOSS
 
 # transformers/trainer_callback.py, ProgressCallback.on_log and PrinterCallback.on_log print the dict of
 # transformers/trainer.py, _maybe_log_save_evaluate: "{'loss': 2.31, 'grad_norm': 1.2, 'learning_rate': 5e-05,
@@ -18,9 +18,7 @@ _EVALUATED: Final = re.compile(rf"'eval_runtime': {_TOLD}")
 _END: Final = re.compile(rf"'train_runtime': {_TOLD}.*'train_steps_per_second': {_TOLD}.*'epoch': {_TOLD}")
 # hiyouga/LLaMA-Factory, src/llamafactory/train/callbacks.py, LogCallback.on_log, adds the tokens a second so far.
 _THROUGHPUT: Final = re.compile(rf"'loss': .*'throughput': {_TOLD}")
-_LOSS: Final = re.compile(
-    r"(?i)(?<![a-z])(?<!val[ _/])(?<!eval[ _/])(?<!test[ _/])(?<!valid[ _/])(?<!validation[ _/])loss['\"]?\W{0,4}\d"
-)
+_LOSS: Final = re.compile(rf"(?i)(?<![a-z]){TRAINING_LOSS}['\"]?\W{{0,4}}\d")
 
 
 # transformers/trainer.py, _inner_training_loop, and its examples without Trainer; the heading of the columns of
