@@ -63,8 +63,6 @@ class PatternSteps:
     """The last number that will come, where its lines tell it."""
     _counts: deque[int] = field(default_factory=lambda: deque(maxlen=_LATEST))
     """Steps that the latest lines ended."""
-    _behind: list[float] = field(default_factory=list)
-    """Numbers that came after a higher one and did not fall by much: another rank's, or a run that began anew."""
     _total_tokens: float | None = None
     _paused: bool = False
     _num_paused: int = 0
@@ -121,7 +119,7 @@ class PatternSteps:
             ended = self._ended_by(at)
             if ended is None:
                 return 0
-            count, self._last_number, self._behind = ended, at, []
+            count, self._last_number = ended, at
             self._base = at if self._base is None else self._base
         passed_s = ns_to_s(mono_ns - (self._last_ns or mono_ns))
         if count > JUMP_FRAC * self._usual and len(self.steps) > 2 and passed_s * JUMP_FRAC < count * self.step_s:
@@ -200,10 +198,8 @@ class PatternSteps:
         if at == 0 and self.source.preset == "tqdm":  # a bar is drawn before its first step
             self._paused = True
             return 0
-        if -count <= 1.5 * usual and at > base:  # another rank that prints a little later; or it began anew
-            self._behind.append(at)
-            rising = len(self._behind) >= 3 and self._behind[-1] > self._behind[-2] > self._behind[-3]
-            return 0 if rising else None
+        if -count <= 1.5 * usual and at > base:  # another rank that prints a little later
+            return None
         self._paused = True  # what comes between two epochs is of no step
         if not base <= at <= base + usual:
             return 0

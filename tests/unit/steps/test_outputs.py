@@ -170,3 +170,16 @@ def test_no_number_of_a_line_ends_the_hearing(number: str) -> None:
         f"iter {number}: loss 3.1, time {number}ms",
     )
     told([(float(at), f"{line}\n") for at, line in enumerate(lines * 3)]).poll()
+
+
+def test_told_times_of_another_unit_are_refused_with_the_reason() -> None:
+    lines = [(float(at), f"completed step: {at}, seconds: 0.001, TFLOP/s/device: 1, loss: 2.1\n") for at in range(40)]
+    reader = told(lines)
+    assert reader.poll() == {} and "in another unit" in reader.problems[0], reader.source
+
+
+def test_a_number_that_an_own_pattern_needs_is_no_label() -> None:
+    (steps,) = (
+        told([(float(at), f"{at}: loss 2.1\n") for at in range(1, 21)], r"pattern:(?P<step>\d+): loss").poll().values()
+    )
+    assert len(steps) == 19

@@ -143,3 +143,14 @@ def test_endings_have_names():
     assert failure(4, ["last words"], {})[1] == "exit code 4: last words"
     refused = "srun: error: Unable to allocate resources: Invalid account"
     assert failure(1, [refused], {})[1] == f"exit code 1: {refused}", "what may follow last words, where there are none"
+
+
+def test_what_ended_no_process_is_no_reason():
+    frames = ["Traceback (most recent call last):", '  File "a.py", line 3, in run']
+    thread = ["Exception in thread Thread-3 (heartbeat):", *frames, "OSError: [Errno 28] No space left on device"]
+    rank = ["[rank0]: Traceback (most recent call last):", "[rank0]: AssertionError: loss"]
+    assert failure(1, [*thread, *rank], {}) == (PLAN, "exit code 1: rank 0: AssertionError: loss")
+    advice = "tip: where there is No space left on device, clean the cache"
+    assert failure(1, ["giving up", advice], {})[0] is PLAN
+    watchdog = "[rank1]:[E ProcessGroupNCCL.cpp:1897] Process group watchdog thread terminated with exception: "
+    assert failure(-6, [f"{watchdog}CUDA error: an illegal memory access was encountered"], {})[0] is PLAN
