@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -121,6 +122,7 @@ def named(column: str) -> tuple[str, str]:
     return (head, last) if head and not unit and last in _UNITS - {"b"} else (plain, unit)
 
 
+@lru_cache(4096)
 def meaning(column: str, *, of_devices: bool) -> tuple[str, str, str | None] | None:
     """Says what a column means: one of ours or of the keys, its unit, and the device its name has; None if unknown."""
     plain, unit = named(column)

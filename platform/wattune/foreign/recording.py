@@ -11,10 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from wattune.analysis.signals.sensor_check import AVERAGE_S
-from wattune.arrays import Floats, Ints
 from wattune.errors import ImpossibleValueError, PlanError
 from wattune.foreign.formats import files_of, read_log
-from wattune.foreign.sampled import HOST, ForeignLog, Sampled, plain_name, tier_of
+from wattune.foreign.sampled import ForeignLog, Sampled, SampledValues, plain_name, tier_of
 from wattune.foreign.steps import steps_beside
 from wattune.recording.recording import measured_run
 from wattune.recording.window import STEADY, parse_window
@@ -22,6 +21,7 @@ from wattune.schema import MOST_SPAN_NS, table_schema
 from wattune.storage.measured import RecordingFolder
 from wattune.storage.study import TrialFolder
 from wattune.telemetry.files.coverage import measured_facts
+from wattune.telemetry.host import HOST
 from wattune.units import NS_PER_S, ns_to_s
 from wattune.version import __version__
 
@@ -175,13 +175,13 @@ def _nodes(logs: Sequence[ForeignLog], files: Sequence[Path]) -> list[str]:
     return own if apart else [usual] * len(logs)
 
 
-def _overlap(one: tuple[Ints, Ints, Floats], other: tuple[Ints, Ints, Floats]) -> bool:
+def _overlap(one: SampledValues, other: SampledValues) -> bool:
     return bool(one[0][0] <= other[0][-1] and other[0][0] <= one[0][-1])
 
 
 def _tables(sampled: Sampled) -> dict[str, dict[str, pa.Table]]:
     """Returns tables by node and tier; values read at one time are one row."""
-    groups: dict[tuple[str, str], dict[str, dict[str, tuple[Ints, Ints, Floats]]]] = {}
+    groups: dict[tuple[str, str], dict[str, dict[str, SampledValues]]] = {}
     for (node, device, column), series in sampled.items():
         groups.setdefault((node, tier_of(device, column)), {}).setdefault(device, {})[column] = series
     found: dict[str, dict[str, pa.Table]] = {}
@@ -191,7 +191,7 @@ def _tables(sampled: Sampled) -> dict[str, dict[str, pa.Table]]:
     return found
 
 
-def _rows(node: str, device: str, tier: str, columns: Mapping[str, tuple[Ints, Ints, Floats]]) -> pa.Table:
+def _rows(node: str, device: str, tier: str, columns: Mapping[str, SampledValues]) -> pa.Table:
     schema = table_schema(tier, backend="imported", simulated=False)
     mono_ns, first = np.unique(np.concatenate([one[0] for one in columns.values()]), return_index=True)
     wall = np.concatenate([one[1] for one in columns.values()])[first]
@@ -213,25 +213,20 @@ def _rows(node: str, device: str, tier: str, columns: Mapping[str, tuple[Ints, I
 def _manifests(
     sampled: Sampled, facts: Mapping[tuple[str, str], Mapping[str, Any]], logs: Sequence[ForeignLog]
 ) -> dict[str, dict[str, Any]]:
-    steps = [step for log in logs for step in log.clock_steps]
+    clock = {"steps": [step for log in logs for step in log.clock_steps]}
     formats = ", ".join(sorted({log.format for log in logs if log.sampled}))
-    found: dict[str, dict[str, Any]] = {}
+    devices: dict[str, dict[str, Any]] = {}
     for node, device, _ in sampled:
-        clock = {"clock": {"steps": steps}}
-        manifest = found.setdefault(
-            node, {"node": node, "simulated": False, "closed": True, "devices": {}, "tiers": {}, **clock}
-        )
-        manifest["devices"].setdefault(device, {"device": device, "backend": formats, **facts.get((node, device), {})})
-    return found
+        told = {"device": device, "backend": formats, **facts.get((node, device), {})}
+        devices.setdefault(node, {})[device] = told
+    common = {"simulated": False, "closed": True, "tiers": {}, "clock": clock}
+    return {node: {"node": node, "devices": each, **common} for node, each in devices.items()}
 
 
 def _window(sampled: Sampled, where: str) -> dict[str, int]:
     """Returns the time over which power was read; of any value where it was not."""
-    every = [
-        times[~np.isnan(values)]
-        for (_, _, name), (times, _, values) in sampled.items()
-        if name in (*_POWERS, "energy_j")
-    ]
+    powers = [series for (_, _, name), series in sampled.items() if name in (*_POWERS, "energy_j")]
+    every = [times[~np.isnan(values)] for times, _, values in powers]
     whole = [times for times, _, _ in sampled.values()]
     if max(int(one.max()) for one in whole) - min(int(one.min()) for one in whole) > MOST_SPAN_NS:
         raise PlanError(f"{where}: times more than {MOST_SPAN_NS / NS_PER_S / 86400:.0f} days apart; cut it to the run")

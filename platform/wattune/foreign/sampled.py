@@ -16,15 +16,16 @@ from wattune.foreign.columns import HOST_VALUES, KEYS, known_names, meaning, nam
 from wattune.foreign.times import NOT_A_TIME, monotonic_ns, wall_ns
 from wattune.masking import printable
 from wattune.schema import BOUNDS, TELEMETRY
+from wattune.telemetry.host import HOST
 from wattune.units import NS_PER_S
-
-HOST: Final = "host"
 
 ValueKey: TypeAlias = tuple[str, str, str]
 """Node (empty where the log names none), device and column."""
 
-Sampled: TypeAlias = dict[ValueKey, tuple[Ints, Ints, Floats]]
+SampledValues: TypeAlias = tuple[Ints, Ints, Floats]
 """Monotonic times, wall times and values in our units; not-a-number where nothing was read."""
+
+Sampled: TypeAlias = dict[ValueKey, SampledValues]
 
 _REASONS: Final = {
     "gpu_idle": 0x1, "applications_clocks_setting": 0x2, "sw_power_cap": 0x4, "hw_slowdown": 0x8, "sync_boost": 0x10,
@@ -171,7 +172,7 @@ def _require_one_device(times_ns: Ints, file: str) -> None:
         )
 
 
-def _add(sampled: Sampled, key: ValueKey, series: tuple[Ints, Ints, Floats]) -> None:
+def _add(sampled: Sampled, key: ValueKey, series: SampledValues) -> None:
     """Adds a column. Of two that mean the same that with more readings counts; sockets of a host are summed."""
     if key not in sampled:
         sampled[key] = series

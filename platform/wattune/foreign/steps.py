@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 from wattune.clock import ClockAnchor
 from wattune.errors import PlanError
 from wattune.foreign.columns import named
-from wattune.foreign.sampled import HOST
 from wattune.foreign.tables import plain_text, separated
 from wattune.foreign.times import STAMP, monotonic_ns, wall_ns
 from wattune.recording.steps import told_steps
 from wattune.steps.source import AUTO, parse_source
+from wattune.telemetry.host import HOST
 from wattune.units import ns_to_s
 from wattune.workers.command.program_run import ProgramRun
 

@@ -159,11 +159,10 @@ def aligned(lines: Sequence[str], times: Sequence[str]) -> TextTable | None:
     for at, line in enumerate(lines):
         words = re.sub(r"\b(GPU|CPU|Switch|Instance|GPU-I) (\d+)", r"\1\2", line.strip().lstrip("#")).split()
         words = [word for word in words if not times or word.lower() not in ("date", "time", "yyyymmdd", "hh:mm:ss")]
-        said = [meaning(word, of_devices=True) for word in words]
         if under_header and len(words) == len(names) and not re.search(r"\d", "".join(words)):
             names = [f"{name} [{unit}]" if is_unit(unit) else name for name, unit in zip(names, words, strict=True)]
         elif line.lstrip().startswith("#") or not names:
-            under_header = line.lstrip().startswith("#") and any(one is not None and one[0] == "device" for one in said)
+            under_header = line.lstrip().startswith("#") and "device" in _keys_of(words)
             names = words if under_header else names
             continue
         elif len(words) == len(names):
