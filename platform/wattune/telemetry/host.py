@@ -240,6 +240,7 @@ class HostBackend:
         self._offer("cpu_temp_max_c", partial(self._temperature, sysfs))
         for resource in ("cpu", "memory", "io"):
             self._offer(f"psi_{resource}_some_frac", partial(self._pressure, procfs / "pressure" / resource, clock_ns))
+        self._capabilities["node_power_w"] = "unavailable: told by a chassis or a PDU, whose logs wattune import reads"
 
     def _offer(self, column: str, open_reader: Callable[[], Callable[[], float | int | None]]) -> None:
         """Keeps a column's reader, or why there is none."""
