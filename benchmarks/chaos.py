@@ -32,7 +32,8 @@ from mlflow import MlflowClient
 
 from wattune.orchestrate.ray_folder import remove_left
 from wattune.storage.study import StudyFolder
-from wattune.tracking.run import TRIAL_TAG, is_over
+from wattune.tracking.copies import Sent
+from wattune.tracking.run import TRIAL_TAG, is_whole
 
 COLUMNS = ["study", "hazard", "num_before", "hit", "call_s", "held_s", "num_calls", "num_trials"]
 COLUMNS += ["finished", "recover_s", "study_s", "breaches"]
@@ -205,7 +206,8 @@ class Watched:
         """Compares the tracking store, and the storage where there is one, with the study's trials."""
         client = MlflowClient(self.place.tracking_uri())
         experiments = [one.experiment_id for one in client.search_experiments()]
-        runs = [run for run in client.search_runs(experiments, max_results=1000) if is_over(run)]
+        every = client.search_runs(experiments, max_results=1000)
+        runs = [run for run in every if is_whole(run) and Sent.of_run(run).final]
         sent = Counter(run.data.tags[TRIAL_TAG] for run in runs if TRIAL_TAG in run.data.tags)
         if set(sent) != names:
             self.breach("not sent", f"runs lacking {sorted(names - set(sent))}, unknown {sorted(set(sent) - names)}")
