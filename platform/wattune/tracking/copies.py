@@ -1,6 +1,7 @@
 """The form of every tracker, what its store has of a study, and receipts of that where no store can be asked."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -92,7 +93,7 @@ class StudyTracker(Protocol):
         """Returns what was sent completely and is final."""
 
 
-class WithReceipts:
+class WithReceipts(ABC):
     """A tracker of a store that keeps what it is given and is never asked: a file beside it says what it has."""
 
     def __init__(self, study_name: str, access: Access, receipts: Path) -> None:
@@ -155,13 +156,13 @@ class WithReceipts:
         rows = json.loads(self._receipts.read_text())
         return {(one, repeat): Sent(**{**sent, "quality": tuple(sent["quality"])}) for one, repeat, sent in rows}
 
+    @abstractmethod
     def send_trial(self, name: str, spec: TrialSpec, result: Run, series: Curves) -> None:
         """Puts a trial into the store, in the place of what it had of it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def send_study(self, facts: Mapping[str, str], document: Mapping[str, Any], ranking: Mapping[str, Any]) -> None:
         """Puts the study's goal, ranking and answer into the store."""
-        raise NotImplementedError
 
 
 def goals_of(document: Mapping[str, Any]) -> dict[str, str]:

@@ -128,7 +128,7 @@ class TerminalProcess(_Heard):
         given: list[int | None] = [heard[0][1], heard[-1][1]] if heard else [stdout, stderr]
         try:
             self._process = subprocess.Popen(arguments, stdout=given[0], stderr=given[1], env=environment)
-        except BaseException:
+        except BaseException:  # raised on: of a program that did not start nobody else closes what would be heard
             for read, _ in heard:
                 os.close(read)
             raise
