@@ -221,7 +221,7 @@ def main(given: Namespace) -> Found:
     )
     rows, missed = Rows(*columns, "step_time_ratio"), list[str]()
     size = SIZES["cpu" if given.device == "cpu" else "gpu"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "platform")}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT / "platform"), os.getenv("PYTHONPATH"))))}
     for kind, space in spaces(given).items():
         if given.program not in (None, kind):
             continue
