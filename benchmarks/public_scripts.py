@@ -149,7 +149,7 @@ def spaces(given: Namespace) -> dict[str, dict[str, Any]]:
     command = f"{launcher(given.ranks)} -m trl.scripts.sft --model_name_or_path {work}/model --dataset_name {work}/data"
     command += f" --max_steps {size['steps']} --per_device_train_batch_size {{micro_batch_size}} --logging_steps 1000"
     command += f" --max_length {size['length']} --output_dir {{output_dir}}/out --report_to none --save_strategy no"
-    command += " --use_cpu --bf16 false" if cpu else " --bf16"
+    command += " --use_cpu --bf16 false" if cpu else " --bf16 true"
     found["transformers"] = {
         "study": "public_transformers",
         "command": command,
