@@ -14,7 +14,17 @@ from wattune.errors import PlanError
 from wattune.foreign.columns import named
 from wattune.foreign.documents import documents, emissions, exposition, metric_file, perf, rows_of, widened
 from wattune.foreign.sampled import ForeignLog, sampled_of
-from wattune.foreign.tables import TextTable, aligned, blocks, plain_text, separated, stamped, table_of, unheaded
+from wattune.foreign.tables import (
+    TextTable,
+    aligned,
+    blocks,
+    plain_text,
+    sensors,
+    separated,
+    stamped,
+    table_of,
+    unheaded,
+)
 
 KNOWN: Final = (
     "nvidia-smi (csv, dmon, -q), dcgmi dmon, dcgm-exporter and Prometheus, amd-smi, rocm-smi, Zeus, CodeCarbon, W&B, "
@@ -87,7 +97,10 @@ def _table(text: str, where: str) -> TextTable | None:
     if not lines:
         return None
     if (
-        found := metric_file(text.strip().split("\n"), where) or perf(lines) or exposition(text, times, lines)
+        found := metric_file(text.strip().split("\n"), where)
+        or perf(lines)
+        or sensors(lines, times)
+        or exposition(text, times, lines)
     ) is not None:
         return found
     if (found := separated(lines, times, where)) is not None:

@@ -27,6 +27,8 @@ _LOOK: Final = 60
 _ALONE: Final = re.compile(rf"(?!.*:\d\d,)#?\s*({STAMP})\s*")  # a comma parts a time from its value
 _BEFORE: Final = re.compile(rf"\[?((?>{STAMP}))\]?[ \t]+(?=[^,;\s])")
 
+_SENSOR: Final = re.compile(rf"(?:({STAMP}),\s*)?([^,]*[A-Za-z][^,]*),([\d.]*),([A-Za-z% ]*),(?:ok|ns|nc|cr|nr)")
+
 
 def plain_text(content: bytes, where: str) -> str:
     """Decodes a file; of Windows' shells too, which write UTF-16.
@@ -200,6 +202,15 @@ def blocks(lines: Sequence[str], times: Sequence[str]) -> TextTable | None:
             rows[-1].setdefault(found[1], value)
     kept = [one for one in rows if any(meaning(name, of_devices=True) for name in one)]
     return table_of(kept) if kept else None
+
+
+def sensors(lines: Sequence[str], times: Sequence[str]) -> TextTable | None:
+    """Reads lines of `ipmitool -c sdr`, `name,value,unit,state`, with or without a time before; None for others."""
+    found = [_SENSOR.fullmatch(line) for line in lines]
+    if not all(found):
+        return None
+    rows = [one.groups("") for one in found if one]
+    return blocks([f"{name} | {value} {unit}" for _, name, value, unit in rows], [*times] or [row[0] for row in rows])
 
 
 def table_of(rows: Sequence[dict[str, str]]) -> TextTable:

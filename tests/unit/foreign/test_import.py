@@ -231,6 +231,13 @@ OTHER_SHAPES = {
         "".join("{at}\nPwr Consumption  | 1500.000  | Watts      | ok    | na\nFan1 | 900.0 | RPM | ok\n" for _ in range(5)),
         {"node0/host/node_power_w": 6000.0},
     ),
+    "ipmitool -c sdr below times": (
+        "".join("{at}\nTemp,45,degrees C,ok\nFan1,,RPM,ns\nPwr Consumption,1500,Watts,ok\n" for _ in range(5)),
+        {"node0/host/node_power_w": 6000.0},
+    ),
+    "ipmitool -c sdr behind times": (
+        "".join("{at},Pwr Consumption,1500,Watts,ok\n" for _ in range(5)), {"node0/host/node_power_w": 6000.0}
+    ),
     "reasons as floats": (
         ('DCGM_FI_DEV_POWER_USAGE{gpu="0"} 500 1767348000000\nDCGM_FI_DEV_CLOCK_THROTTLE_REASONS{gpu="0"} 4 1767348000000\n'
          'DCGM_FI_DEV_POWER_USAGE{gpu="0"} 500 1767348001000\n'),
