@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Final
 
 from wattune.errors import PlanError, closest
-from wattune.field_types import Bounds
+from wattune.field_types import LARGEST_WORLD, Bounds, Example
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +21,18 @@ class NetworkSpec:
     """Achieved by large messages over that bandwidth."""
     latency_s: Annotated[float, Bounds(gt=0, le=1)] = 4e-6
     """Added by each further node of a ring."""
+    rail_devices: Annotated[int, Bounds(ge=1, le=LARGEST_WORLD), Example(256)] | None = None
+    """Devices whose nodes meet at the same leaf switches, one for each rail. Others are reached over the spine. None is
+    all of them."""
+    oversubscription: Annotated[float, Bounds(ge=1, le=1000)] = 1.0
+    """Bandwidth of the leaf switches to their devices over that to the spine: 1 where the spine takes all of it."""
     source: str = field(default="", compare=False)
     """Origin of the numbers. Networks with equal numbers are equal."""
 
 
-NETWORK_FIGURES: Final = ("bandwidth_bytes_per_s", "ports_per_device", "achieved_frac", "latency_s")
+NETWORK_FIGURES: Final = (
+    "bandwidth_bytes_per_s", "ports_per_device", "achieved_frac", "latency_s", "rail_devices", "oversubscription",
+)  # fmt: skip
 """Figures of a network."""
 
 _ASSUMED: Final = "; 0.8 of a port and 4 us a node assumed"
@@ -56,6 +63,14 @@ NETWORKS: Final[dict[str, NetworkSpec]] = {
             bandwidth_bytes_per_s=50e9,
             source="RDMA over Ethernet of 400 Gb/s, one port a GPU, as 24,576 H100 of Gangidi et al. 2024 (SIGCOMM, "
             f"RDMA over Ethernet for distributed AI training at Meta scale){_ASSUMED}; not measured",
+        ),
+        NetworkSpec(
+            name="roce_400_pods",
+            bandwidth_bytes_per_s=50e9,
+            rail_devices=3072,
+            oversubscription=7,
+            source="roce_400 in pods of 3,072 GPUs, 1:7 between pods: Llama Team 2024 (arXiv 2407.21783, section 3.3.1)"
+            f"{_ASSUMED}; not measured",
         ),
         NetworkSpec(
             name="roce_200",

@@ -148,6 +148,8 @@ class MeasuredCollective:
     """Measured over predicted time of a collective alone, one for each size."""
     latency_s: float
     """Measured time of the smallest message."""
+    network: str = ""
+    """Name of the network between the nodes; empty in one node, and where nobody named it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +170,11 @@ class LinkCoefficients:
     """Slowdown of compute while communication runs beside it."""
     origin: Origin
     measured: tuple[MeasuredCollective, ...] = ()
-    """From a sweep of this kind of device; empty where there was none."""
+    """From sweeps of this kind of device; empty where there was none."""
+    rail_devices: int | None = None
+    """Devices that meet without the spine; None is all of them."""
+    oversubscription: float = 1.0
+    """Bandwidth of a leaf switch to its devices over that to the spine."""
 
     def over(self, network: NetworkSpec | None) -> "LinkCoefficients":
         """Returns them for a network that a space names; what a sweep measured over another one says nothing of it."""
@@ -179,10 +185,13 @@ class LinkCoefficients:
             network_bytes_per_s=network.bandwidth_bytes_per_s * network.ports_per_device,
             network_frac=network.achieved_frac,
             network_latency_s=network.latency_s,
+            rail_devices=network.rail_devices,
+            oversubscription=network.oversubscription,
         )
-        if found == self:
-            return self
-        return replace(found, measured=tuple(one for one in self.measured if one.num_nodes == 1))
+        names = (network.name, "") if found == self else (network.name,)
+        return replace(
+            found, measured=tuple(one for one in self.measured if one.num_nodes == 1 or one.network in names)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +243,18 @@ class StepTimeCoefficients:
         """Returns the half width for candidates of a family."""
         known = not self.seen or family in self.seen
         return self.error_frac if known else max(self.error_frac, self.elsewhere_error_frac)
+
+    def unmeasured(self, num_domains: int, network: NetworkSpec | None) -> str:
+        """Names the links of a cluster that neither a sweep nor a fitted trial used; empty where all were.
+
+        A network that was measured over two nodes is no other one over more of them: `across` widens what is unsure.
+        """
+        swept = self.link.over(network).measured
+        inside = self.link.origin in ("measured here", "same chip") or any(one.num_nodes == 1 for one in swept)
+        name = network.name if network else ""
+        across = num_domains == 1 or name in self.seen_networks or any(one.num_nodes > 1 for one in swept)
+        nodes = f"over {num_domains} nodes" + (f" of {name}" if name else "")
+        return " and ".join([*([] if inside else ["in a node"]), *([] if across else [nodes])])
 
     def across(self, num_domains: int, network: NetworkSpec | None) -> "StepTimeCoefficients":
         """Returns them for so many nodes: never surer than for fewer, and unsure of a network that nobody measured."""

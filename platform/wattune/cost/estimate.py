@@ -75,6 +75,8 @@ class Coefficients:
     thermal: ThermalCoefficients
     fit: str = ""
     """Name of the stored fit that replaced defaults; empty where none did."""
+    unmeasured_links: str = ""
+    """Links of the cluster that nobody measured, as `StepTimeCoefficients.unmeasured` names them (by `on`)."""
 
     @property
     def origins(self) -> dict[str, Origin]:
@@ -88,7 +90,10 @@ class Coefficients:
 
     def on(self, cluster: ClusterSpec) -> "Coefficients":
         """Returns them for a cluster, as far as its nodes and its network were measured."""
-        return replace(self, step_time=self.step_time.across(cluster.num_domains, cluster.network))
+        where = cluster.num_domains, cluster.network
+        return replace(
+            self, step_time=self.step_time.across(*where), unmeasured_links=self.step_time.unmeasured(*where)
+        )
 
     @property
     def origin(self) -> Origin:

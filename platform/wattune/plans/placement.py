@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from wattune.arrays import Bools, Ints
+from wattune.arrays import Floats, Ints
 from wattune.catalog.hardware import ClusterSpec
 from wattune.errors import PlanError
 from wattune.plans.axes import Plan
@@ -80,16 +80,28 @@ def spread_of_groups(
     return int(np.bincount(pairs[0]).max()), int(counts.min())
 
 
+@lru_cache(maxsize=4096)
+def spine_hops_frac(
+    size: int, stride: int, *, domain: int, rail: int, world_size: int, rank_order: RankOrder = "topology"
+) -> float:
+    """Computes the share of a ring's hops between nodes that leave a rail group of `rail` slots, of the worst ring.
+
+    Rings go through groups as `spread_of_groups` tiles them, in the order of their ranks.
+    """
+    block = size * stride
+    ranks = np.arange(world_size // block * block, dtype=np.int64).reshape(-1, size, stride)
+    nodes, rails = (_domains(ranks, each, rank_order) for each in (domain, rail))
+    hops, over = ((own != np.roll(own, -1, axis=1)).sum(axis=1) for own in (nodes, rails))
+    return float((over / np.maximum(hops, 1)).max())
+
+
 @lru_cache(maxsize=1024)
-def boundaries_that_cross(
-    num_stages: int, *, domain: int, world_size: int, rank_order: RankOrder = "topology"
-) -> Bools:
-    """Tells of each stage whether a rank of it sits in another domain than its partner in the next stage.
+def crossing_frac(num_stages: int, *, domain: int, world_size: int, rank_order: RankOrder = "topology") -> Floats:
+    """Computes the share of each stage's ranks that sit in another domain than their partners in the next stage.
 
     Stages are outermost on the mesh: a rank's partner is `world_size / num_stages` ranks further, that of the last
     stage is in the first.
     """
-    ranks = np.arange(world_size, dtype=np.int64)
-    own = _domains(ranks, domain, rank_order)
-    crosses: Bools = (own != np.roll(own, -(world_size // num_stages))).reshape(num_stages, -1).any(axis=1)
-    return crosses
+    own = _domains(np.arange(world_size, dtype=np.int64), domain, rank_order)
+    shares: Floats = (own != np.roll(own, -(world_size // num_stages))).reshape(num_stages, -1).mean(axis=1)
+    return shares

@@ -117,6 +117,11 @@ class NetworkEntry(Entry):
             return [(("bandwidth_bytes_per_s",), "missing; add it, or like: a catalog network")]
         if given and self.name is None:
             return [(("name",), f"missing for a network with a {next(iter(given))} of its own; add it")]
+        if (found := self.resolve()).oversubscription > 1 and found.rail_devices is None:
+            text = (
+                f"missing beside oversubscription {found.oversubscription:g}; add the devices that meet below the spine"
+            )
+            return [(("rail_devices",), text)]
         return []
 
     def given(self) -> dict[str, Any]:
@@ -268,6 +273,9 @@ class ClusterEntry(Entry):
             missing = f"{self.rails} ports, and network=null; add network: a catalog name, or leave it out"
             return None, [(("rails",), missing)] if self.rails else []
         found = self.network.resolve()
+        if found.rail_devices is not None and found.rail_devices % slots:
+            text = f"{found.rail_devices} are no whole nodes of {slots}; use a multiple of it"
+            return found, [(("network", "rail_devices"), text)]
         if self.rails is None:
             return found, []
         share = self.rails / slots

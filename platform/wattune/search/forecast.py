@@ -66,7 +66,8 @@ class CoefficientSource:
             f"; {name} {size_bytes / 1e9:+.2f} GB, as measured trials held"
             for name, size_bytes in self.coefficients.memory.excess_bytes.items()
         )
-        return f"{', '.join(self.clusters)}: {origins}{fit}{excess}"
+        links = f"; links {unmeasured} not measured" if (unmeasured := self.coefficients.unmeasured_links) else ""
+        return f"{', '.join(self.clusters)}: {origins}{links}{fit}{excess}"
 
 
 class Unfitting(Sequence[Rejected]):
@@ -128,6 +129,7 @@ class Forecast:
                     "clusters": list(one.clusters),
                     "device": one.device.name,
                     "fit": one.coefficients.fit,
+                    "unmeasured_links": one.coefficients.unmeasured_links,
                     **one.coefficients.origins,
                 }
                 for one in self.sources
@@ -275,7 +277,8 @@ def _sources(specs: Sequence[TrialSpec], find: Find) -> tuple[CoefficientSource,
     for cluster in dict.fromkeys(clusters):
         device, own = cluster.sensed_device, find(cluster.sensed_device).on(cluster)
         same = ((n, one) for n, one in enumerate(found) if (one.device, one.coefficients.fit) == (device, own.fit))
-        place = next((n for n, one in same if one.coefficients.origins == own.origins), None)
+        alike = (n for n, one in same if one.coefficients.origins == own.origins)
+        place = next((n for n in alike if found[n].coefficients.unmeasured_links == own.unmeasured_links), None)
         if place is None:
             found.append(CoefficientSource(clusters=(cluster.label,), device=device, coefficients=own))
         else:

@@ -93,6 +93,7 @@ def catalog_view(names: Collection[str] | None = None) -> View:
         Column("bandwidth", lambda one: one.bandwidth_bytes_per_s, "bandwidth_bytes_per_s"),
         Column("ports a device", lambda one: f"{one.ports_per_device:g}", FIGURE),
         Column("latency", lambda one: f"{1e6 * one.latency_s:g} us", FIGURE),
+        Column("to the spine", lambda one: f"1:{one.oversubscription:g}" if one.rail_devices else None, FIGURE),
         source,
     ]
     fabrics = [

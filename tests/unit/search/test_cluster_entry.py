@@ -265,6 +265,7 @@ def test_a_host_may_say_its_inlet_alone_or_with_its_speed() -> None:
         {"network": "hdr"},
         {"network": "hdr", "rails": 4},
         {"network": {"name": "ours", "bandwidth_bytes_per_s": 12.5e9}, "host": {"cpu": "grace"}},
+        {"network": {"name": "pods", "like": "ndr", "rail_devices": 256, "oversubscription": 2.0}},
         {"slots": [8, 8], "fabric": "nvlink_8"},
     ],
     ids=str,
@@ -327,6 +328,15 @@ def test_every_mistake_of_a_cluster_is_told_at_once() -> None:
             'got the text "fast", allowed: a number',
         ),
         ({"rails": 4}, "cluster.rails: 4 ports, and network=null; add network"),
+        (
+            {"network": {"name": "ours", "like": "ndr", "oversubscription": 2}},
+            "cluster.network.rail_devices: missing beside oversubscription 2; add the devices that meet",
+        ),
+        (
+            {"network": {"name": "ours", "like": "roce_400_pods", "rail_devices": 20}},
+            "cluster.network.rail_devices: 20 are no whole nodes of 8; use a multiple of it",
+        ),
+        ({"network": OURS | {"oversubscription": 0.5}}, "oversubscription: got 0.5, allowed: at least 1"),
         (
             {"network": OURS | {"ports_per_device": 1.0}, "rails": 4},
             "cluster.rails: got 4 for 8 slots, and network.ports_per_device is 1.0; drop one of the two",

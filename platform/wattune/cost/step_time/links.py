@@ -8,7 +8,7 @@ import numpy as np
 from wattune.arrays import Bools, Floats
 from wattune.catalog.hardware import ClusterSpec
 from wattune.cost.coefficients import LinkCoefficients
-from wattune.plans.placement import RankOrder, spread_of_groups
+from wattune.plans.placement import RankOrder, spine_hops_frac, spread_of_groups
 
 _SIZES: Final = np.array([1.0, 2.0, 3.0])
 """log2 of the devices of a node that were measured together."""
@@ -59,6 +59,10 @@ class RankGroups:
     """Ranks of a group on one node; where its nodes differ, the fewest."""
     nodes: Floats
     """Nodes that it spans; where groups differ, the most. A node is what one fast fabric joins."""
+    spine_hops_frac: Floats | float = 0.0
+    """Share of its ring's hops between nodes that go over the spine."""
+    spine_bytes_frac: Floats | float = 0.0
+    """Share of what all send to all in other nodes that does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +76,12 @@ class Links:
     """Devices that the fast fabric joins."""
     world_size: int
     rank_order: RankOrder = "topology"
+
+    @property
+    def rail(self) -> int:
+        """Devices that meet without the spine, all of them where that takes all that they send."""
+        c = self.coefficients
+        return c.rail_devices if c.rail_devices and c.oversubscription > 1 else self.world_size
 
     @classmethod
     def of(cls, cluster: ClusterSpec, coefficients: LinkCoefficients, *, rank_order: RankOrder = "topology") -> "Links":
@@ -104,7 +114,21 @@ class Links:
             where = {"domain": self.domain, "world_size": self.world_size, "rank_order": self.rank_order}
             found = np.array([spread_of_groups(int(n), int(apart), **where) for n, apart in shapes.T], float)
             nodes.flat[odd], local.flat[odd] = found[of.ravel()].T
-        return RankGroups(size=size, local=local, nodes=nodes)
+        if self.rail >= self.world_size:
+            return RankGroups(size=size, local=local, nodes=nodes)
+        hops, sent = np.zeros(size.shape), np.zeros(size.shape)
+        where = {"world_size": self.world_size, "rank_order": self.rank_order}
+        for n, apart in set(zip(size.ravel(), stride.ravel(), strict=True)):
+            rows, shape = (size == n) & (stride == apart), (int(n), int(apart))
+            hops[rows] = spine_hops_frac(*shape, domain=self.domain, rail=self.rail, **where)
+            near = spread_of_groups(*shape, domain=self.rail, **where)[1]
+            sent[rows] = (n - near) / np.maximum(n - local[rows], 1)
+        return RankGroups(size=size, local=local, nodes=nodes, spine_hops_frac=hops, spine_bytes_frac=sent)
+
+    def _outside(self, spine_frac: Floats | float) -> Floats:
+        """Computes the rate of a device to other nodes, where all send at once and such a share goes over the spine."""
+        c = self.coefficients
+        return np.asarray(c.network_bytes_per_s * c.network_frac / np.maximum(c.oversubscription * spine_frac, 1.0))
 
     def latency_s(self, group: RankGroups) -> Floats:
         """Computes the time of an empty message. It grows with each doubling in a node, and each node of the ring."""
@@ -122,25 +146,25 @@ class Links:
         inside = self.bandwidth_bytes_per_s * np.interp(
             np.log2(np.maximum(group.local, 2)), _SIZES, np.array(BUS_FRAC[kind])
         )
-        outside = c.network_bytes_per_s * c.network_frac
         share = (group.size - 1) / group.size
         if kind == "all_to_all":
             away = (group.size - group.local) / group.size
-            wire_s = np.maximum(size_bytes * (share - away) / inside, size_bytes * away / outside)
+            wire_s = np.maximum(
+                size_bytes * (share - away) / inside, size_bytes * away / self._outside(group.spine_bytes_frac)
+            )
         else:
+            outside = self._outside(group.spine_hops_frac)
             rate = np.where(group.nodes > 1, np.minimum(inside, group.local * outside), inside)
             wire_s = size_bytes * share * (2 if kind == "all_reduce" else 1) / rate
         ramp_s = _RAMP_S * size_bytes / (size_bytes + _RAMP_BYTES)
         found = self.latency_s(group) + ramp_s + wire_s / c.in_step_frac
         return np.where(group.size > 1, found * self._ratio(kind, group.size, group.nodes, size_bytes), 0.0)
 
-    def send_s(self, size_bytes: Floats, crosses: Bools) -> Floats:
-        """Predicts a message between two ranks, to another node where `crosses`."""
+    def send_s(self, size_bytes: Floats, crosses: Bools, spine_frac: Floats | float = 0.0) -> Floats:
+        """Predicts a message between two ranks, to another node where `crosses`, with a share of all over the spine."""
         c = self.coefficients
         inside = np.logical_not(crosses)
-        rate = np.where(
-            inside, self.bandwidth_bytes_per_s * BUS_FRAC["all_to_all"][0], c.network_bytes_per_s * c.network_frac
-        )
+        rate = np.where(inside, self.bandwidth_bytes_per_s * BUS_FRAC["all_to_all"][0], self._outside(spine_frac))
         found = c.latency_s + np.where(inside, 0.0, 2 * c.network_latency_s) + size_bytes / rate / c.in_step_frac
         two = np.full(np.shape(found), 2.0)
         return np.asarray(found * self._ratio("send_recv", two, np.where(inside, 1.0, 2.0), size_bytes))

@@ -98,7 +98,8 @@ def layer_traffic(
     tp_backward_s = backward_s * exposed + again * tp_forward_s
 
     kv_bytes = tokens * (0 if model.has_ssm else model.kv_width) * width / shapes.tp
-    hop_s = links.send_s(kv_bytes, links.group(shapes.cp, shapes.tp).nodes > 1)
+    ring = links.group(shapes.cp, shapes.tp)
+    hop_s = links.send_s(kv_bytes, ring.nodes > 1, ring.spine_hops_frac)
     first_s = np.where(shapes.cp > 1, hop_s, 0.0)
     hops_s = (shapes.cp - 1) * first_s
     cp_forward_s = np.maximum(hops_s - attention_s, 0.0) + 0.2 * first_s
