@@ -355,6 +355,19 @@ def device(name: str) -> DeviceSpec:
         raise PlanError(f'unknown device "{name}"; {closest(name, DEVICES)}') from None
 
 
+def chip_of(device: DeviceSpec) -> DeviceSpec:
+    """Returns the catalog device with the chip and links of this one, whatever its memory and limit; else itself."""
+
+    def chip(one: DeviceSpec) -> tuple[object, ...]:
+        return one.vendor, one.peak_bf16_flop_per_s, one.sm_clock_max_mhz, one.link_bandwidth_bytes_per_s
+
+    def distance(one: DeviceSpec) -> float:
+        return abs((one.memory_bandwidth_bytes_per_s or 0.0) - (device.memory_bandwidth_bytes_per_s or 0.0))
+
+    alike = [one for one in DEVICES.values() if chip(one) == chip(device)]
+    return DEVICES.get(device.name) or min(alike, key=distance, default=device)
+
+
 def device_of_product(name: str) -> DeviceSpec | None:
     """Finds the device that a driver gives this name, such as `NVIDIA H200`; None where the catalog has none."""
     return next((one for one in DEVICES.values() if one.is_product(name)), None)

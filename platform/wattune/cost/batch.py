@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wattune.arrays import Ints
+from wattune.arrays import Floats, Ints
 from wattune.catalog.hardware import ClusterSpec, DeviceSpec
 from wattune.catalog.models import ModelSpec
 from wattune.plans.axes import AXES, Plan
@@ -49,6 +49,10 @@ class Batch:
     """Index in `AXES["offload"].choices`: none, activations."""
     overlap: Ints
     """Index in `AXES["overlap"].choices`: none, grad, grad_param, tp."""
+    limit_w: Floats
+    """Watts that each device may draw: the plan's limit, else the device's own; infinite where neither is known."""
+    clock_mhz: Floats
+    """Compute clock that each device is locked to; infinite where it is not."""
     layers: Ints
     """Layers of every virtual stage, [candidates, most virtual stages]; virtual stage `chunk * pp + stage` follows the
     model from input to output. 0 behind a candidate's last one."""
@@ -60,6 +64,11 @@ class Batch:
     def device(self) -> DeviceSpec:
         """The device whose figures are predicted: the simulated one where sensors are simulated."""
         return self.cluster.sensed_device
+
+    @property
+    def locked_frac(self) -> Floats:
+        """Highest clock that each device may have over its highest of all: 1 where it is not locked."""
+        return np.minimum(self.clock_mhz / (self.device.sm_clock_max_mhz or np.inf), 1.0)
 
     @property
     def num_virtual(self) -> Ints:
@@ -113,6 +122,8 @@ def _batch(key: _Key, plans: Sequence[Plan]) -> Batch:
         ),
         **{name: count(name) for name, axis in AXES.items() if axis.kind == "count"},
         **{name: choice(name) for name in ("sharding", "recompute", "offload", "overlap")},
+        limit_w=np.full(len(plans), cluster.sensed_device.power_limit_w or np.inf),
+        clock_mhz=np.full(len(plans), np.inf),
         layers=_layers(model, plans),
     )
 

@@ -1,9 +1,20 @@
 """The clock under a power limit: power and time are one solve, since a kernel at the limit slows down."""
 
+from typing import Final
+
 import numpy as np
 
 from wattune.arrays import Floats
 from wattune.cost.coefficients import PowerCoefficients
+
+LIMIT_EXPONENT: Final = 2.82
+"""Power above idle against clock of one load under two limits. `PowerCoefficients.exponent` is fitted to many loads
+under one limit, and loads whose share of the peak is not quite known make it small. Least squares of four pairs of runs
+on eight H100, 350 to 450 W against 700 W (logs of NVIDIA's MLPerf Inference v4.0; `benchmarks/power_limits.py`). Each
+pair alone gives 2.7 to 3.0."""
+
+LIMIT_ERROR: Final = 0.15
+"""Half width of the 95 % interval of what a limit or a lock does to the log of a clock, relative, of those pairs."""
 
 
 def dynamic_w(coefficients: PowerCoefficients, matrix: Floats, memory: Floats, link: Floats) -> Floats:
@@ -32,13 +43,36 @@ def compute_w(
     return dynamic_w(c, matrix_frac * matrix, memory, np.minimum(overlapped_s * of_compute, 1.0))
 
 
-def clock_frac(coefficients: PowerCoefficients, at_full_clock_w: Floats, limit_w: float) -> Floats:
+def clock_frac(coefficients: PowerCoefficients, at_full_clock_w: Floats, limit_w: Floats | float) -> Floats:
     """Computes the largest clock whose power keeps a limit: idle + dynamic * f^exponent <= regulated_frac * limit.
 
-    It is over the highest clock, in (0, 1]; 1 where the limit does not bind.
+    Below the limit that the coefficients were fitted under, further watts follow `LIMIT_EXPONENT`. It is over the
+    highest clock, in (0, 1]; 1 where the limit does not bind.
     """
-    room_w = max(coefficients.regulated_frac * limit_w - coefficients.idle_w, 1.0)
-    return np.minimum(1.0, (room_w / np.maximum(at_full_clock_w, 1.0)) ** (1.0 / coefficients.exponent))
+    own_w = np.maximum(limit_w, coefficients.limit_w)
+    return _solved(coefficients, at_full_clock_w, _room_w(coefficients, own_w), _room_w(coefficients, limit_w))
+
+
+def _room_w(c: PowerCoefficients, limit_w: Floats | float) -> Floats:
+    """Returns the watts above idle that a limit leaves."""
+    return np.asarray(np.maximum(c.regulated_frac * limit_w - c.idle_w, 1.0))
+
+
+def _solved(c: PowerCoefficients, at_full_clock_w: Floats, own_room_w: Floats, room_w: Floats) -> Floats:
+    """Solves the clock under the limit of the fit, and from there under a lower one."""
+    full_w = np.maximum(at_full_clock_w, 1.0)
+    own = np.minimum(1.0, (own_room_w / full_w) ** (1.0 / c.exponent))
+    lower = np.minimum(1.0, (room_w / np.minimum(full_w, own_room_w)) ** (1.0 / LIMIT_EXPONENT))
+    return np.asarray(own * lower)
+
+
+def slowed_frac(c: PowerCoefficients, clock: Floats, own_clock: Floats) -> Floats:
+    """Computes power above idle at a clock over that at the highest clock.
+
+    `own_clock` is the clock under the limit of the fit: what lies below it follows `LIMIT_EXPONENT`.
+    """
+    held = np.minimum(clock / np.maximum(own_clock, 1e-12), 1.0)
+    return np.asarray(np.maximum(clock, own_clock) ** c.exponent * held**LIMIT_EXPONENT)
 
 
 def working_clock_frac(
@@ -56,7 +90,10 @@ def working_clock_frac(
     highest clock, in (0, 1].
     """
     c = coefficients
-    spare_w = np.maximum(c.regulated_frac * limit_w - c.idle_w - c.active_w - c.link_w, 0.0)
-    lent_w = np.where(collective_s > 0, spare_w, 0.0) * collective_s / np.maximum(compute_s, 1e-12)
-    room_w = np.maximum(c.regulated_frac * limit_w - c.idle_w, 1.0) + lent_w
-    return np.asarray(np.minimum(1.0, (room_w / np.maximum(at_full_clock_w, 1.0)) ** (1.0 / c.exponent)))
+
+    def room_w(limit_w: Floats | float) -> Floats:
+        spare_w = np.maximum(c.regulated_frac * limit_w - c.idle_w - c.active_w - c.link_w, 0.0)
+        lent_w = np.where(collective_s > 0, spare_w, 0.0) * collective_s / np.maximum(compute_s, 1e-12)
+        return _room_w(c, limit_w) + lent_w
+
+    return _solved(c, at_full_clock_w, room_w(np.maximum(limit_w, c.limit_w)), room_w(limit_w))

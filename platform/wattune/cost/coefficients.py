@@ -70,7 +70,10 @@ class PowerCoefficients:
     link_w: float
     """While links carry a collective."""
     exponent: float
-    """Dynamic power against clock: voltage falls with frequency, so it lies between 1 and 3."""
+    """Dynamic power against clock, of loads under one limit: voltage falls with frequency, so it is between 1 and 3."""
+    limit_w: float = 0.0
+    """That limit, of the devices that were measured. A lower one follows `wattune.cost.clock.LIMIT_EXPONENT`; 0 where
+    the exponent holds under any."""
     wait_w: float = 0.0
     """Above idle while a rank waits for others: its kernels spin."""
     matrix_memory_frac: float = 0.0

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
-from wattune.catalog.hardware import DeviceSpec
+from wattune.catalog.hardware import DeviceSpec, chip_of
 from wattune.cost.coefficients import (
     PUBLISHED_STEP_TIME,
     KernelCoefficients,
@@ -20,7 +20,8 @@ from wattune.cost.temperature import thermal_coefficients
 from wattune.errors import PlanError
 
 WITH_CHIP_OF_H200: Final = ("h100_sxm",)
-"""Devices that take the fit of H200: the same GH100 at 700 W, with another memory, which the catalog has.
+"""Devices that take the fit of H200: the same GH100 at 700 W, with another memory, which the catalog has. So do those
+of a space with its chip, whatever their limit.
 
 Of 62 runs on two H100s it predicts the energy of a token within 4.0 % (median). Published kernels and the datasheet are
 8.2 % off (`benchmarks/results/same_chip.md`)."""
@@ -81,7 +82,7 @@ def default_coefficients(device: DeviceSpec) -> Coefficients:
     if power is None or thermal is None or None in peaks:
         raise PlanError(unpredictable(device))
     memory = memory_coefficients(device.name)
-    if device.name in WITH_CHIP_OF_H200:
+    if device.name != "h200_sxm" and chip_of(device).name in ("h200_sxm", *WITH_CHIP_OF_H200):
         step_time, power = _of_same_chip()
         return Coefficients(memory=memory, step_time=step_time, power=power, thermal=thermal)
     return Coefficients(memory=memory, step_time=_step_time(device), power=power, thermal=thermal)
@@ -102,7 +103,7 @@ def coefficients_of_software(device: DeviceSpec, software: str) -> Coefficients:
     """
     found, power = default_coefficients(device), power_coefficients(device)
     assert power is not None, "a device with defaults has them"
-    has_kernels = device.name in ("h200_sxm", *WITH_CHIP_OF_H200)
+    has_kernels = chip_of(device).name in ("h200_sxm", *WITH_CHIP_OF_H200)
     step = PUBLISHED_STEP_TIME if has_kernels else found.step_time
     return replace(found, step_time=replace(step, software=software), power=power)
 

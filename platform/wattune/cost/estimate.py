@@ -257,8 +257,8 @@ def predict(batch: Batch, coefficients: Coefficients) -> Parts:
     Raises:
         PlanError: The catalog lacks a peak or the power limit of its device.
     """
-    limit_w = batch.device.power_limit_w
-    if limit_w is None:
+    limit_w = batch.limit_w
+    if batch.device.power_limit_w is None:
         raise PlanError(unpredictable(batch.device))
     vocabulary = _vocabulary(batch)
     step = predict_step_time(
@@ -368,7 +368,7 @@ def _limited_by(batch: Batch, step: StepTime) -> npt.NDArray[np.int8]:
     slowest = np.where(activity.matrix_s > 0, activity.clock_frac, 1.0).min(1)
     compute_s = step.parts_s["compute_s"]
     matrix_part_s = compute_s * of_matrix
-    is_slowed = slowest < SLOWED_FRAC
+    is_slowed = slowest < SLOWED_FRAC * batch.locked_frac
     seconds = {
         "matrix units": np.where(is_slowed, 0.0, matrix_part_s),
         "power limit": np.where(is_slowed, matrix_part_s, 0.0),

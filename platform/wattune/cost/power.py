@@ -7,9 +7,9 @@ from typing import Final
 import numpy as np
 
 from wattune.arrays import Bools, Floats
-from wattune.catalog.hardware import DeviceSpec
+from wattune.catalog.hardware import DeviceSpec, chip_of
 from wattune.cost.batch import Batch
-from wattune.cost.clock import compute_w
+from wattune.cost.clock import compute_w, slowed_frac
 from wattune.cost.coefficients import PowerCoefficients
 from wattune.cost.tables import Power, StepTime
 
@@ -39,6 +39,7 @@ H200: Final = PowerCoefficients(
     memory_w=463.3,
     link_w=75.6,
     exponent=1.516,
+    limit_w=700.0,
     wait_w=65.9,
     matrix_memory_frac=0.24,
     memory_frac=0.67,
@@ -61,6 +62,7 @@ H200_PRIOR: Final = PowerCoefficients(
     exponent=1.5,  # between the 1 of a constant voltage and the 3 of one that falls with the clock
     matrix_memory_frac=0.24,  # this and the next: least squares of `dram_active_frac` in benchmarks/data
     memory_frac=0.67,
+    limit_w=700.0,
     regulated_frac=0.99,  # 692.6 W of 700 by the energy counter: `tests/golden/h200x1/idle_busy`
     origin="published kernels",
     error_frac=0.3,
@@ -78,11 +80,14 @@ DATASHEET_ERROR_FRAC: Final = 0.3
 def power_coefficients(device: DeviceSpec) -> PowerCoefficients | None:
     """Returns the coefficients of a device without a fit of its own; None where its power limit is unknown.
 
+    A board of the space with a catalog device's chip has that device's: a lower limit changes no watts of a kernel.
+
     A device other than H200 is `H200_PRIOR` scaled. `matrix_w` follows the peak rate and the energy of an operation,
     which is the same on devices of one process. All else draws the same share of the power limit. Blackwell has
     2.3 times the peak of an H200 with 1.4 times its limit, so its clock falls further: products on a B200 reach 0.49 of
     its peak (SimuMax, `b200_bf16_ceperm.json`, commit e691807, Apache-2.0), on an H200 0.70 (AIConfigurator 095f58a).
     """
+    device = chip_of(device)
     if device.name == "h200_sxm":
         return H200
     if device.power_limit_w is None:
@@ -93,6 +98,7 @@ def power_coefficients(device: DeviceSpec) -> PowerCoefficients | None:
     return replace(
         H200_PRIOR,
         **{name: share * getattr(H200_PRIOR, name) for name in watts},
+        limit_w=device.power_limit_w,
         matrix_w=(share if peak is None else device.matrix_energy * peak / H200_PEAK_FLOP_PER_S) * H200_PRIOR.matrix_w,
         origin="datasheet",
         error_frac=DATASHEET_ERROR_FRAC,
@@ -100,7 +106,7 @@ def power_coefficients(device: DeviceSpec) -> PowerCoefficients | None:
     )
 
 
-def predict(batch: Batch, step: StepTime, coefficients: PowerCoefficients, *, limit_w: float) -> Power:
+def predict(batch: Batch, step: StepTime, coefficients: PowerCoefficients, *, limit_w: Floats | float) -> Power:
     """Predicts the power of candidates.
 
     The clock while computing is that of `step`, which `wattune.cost.clock` solved together with time. Ranks of all
@@ -108,12 +114,13 @@ def predict(batch: Batch, step: StepTime, coefficients: PowerCoefficients, *, li
     behind a candidate's last one are ignored; a limit of infinity is none.
     """
     c, activity, step_s = coefficients, step.activity, step.step_time_s
+    limit_w = np.broadcast_to(limit_w, len(batch))[:, None]
     stages = np.arange(activity.matrix_s.shape[1]) < batch.pp[:, None]
     hot_s, hot_w, cold_s, cold_w = _phases(step, c, limit_w)
     mean_w = np.where(stages, (hot_s * hot_w + cold_s * cold_w) / np.maximum(hot_s + cold_s, 1e-12), 0.0)
     peak_w = _peak_w((hot_s, hot_w), (cold_s, cold_w), PEAK_WINDOW_S)
     peak_w = np.where(stages, np.clip(peak_w, mean_w, np.maximum(limit_w, mean_w)), 0.0)
-    peak_100ms_w, peak_20ms_w = _short_peaks_w(step, c, (hot_s, hot_w, cold_s, cold_w))
+    peak_100ms_w, peak_20ms_w = _short_peaks_w(batch, step, c, (hot_s, hot_w, cold_s, cold_w))
     peak_100ms_w = np.where(stages, np.maximum(peak_100ms_w, peak_w), 0.0)
     peak_20ms_w = np.where(stages, np.maximum(peak_20ms_w, peak_100ms_w), 0.0)
     compute_s = activity.matrix_s + activity.memory_s
@@ -153,10 +160,10 @@ def _sensitivity(c: PowerCoefficients, mean_w: Floats, hot_s: Floats, hot_w: Flo
     return np.asarray(np.maximum(np.maximum(idle, work), 0.0))
 
 
-def _phases(step: StepTime, c: PowerCoefficients, limit_w: float) -> tuple[Floats, Floats, Floats, Floats]:
+def _phases(step: StepTime, c: PowerCoefficients, limit_w: Floats | float) -> tuple[Floats, Floats, Floats, Floats]:
     """Returns seconds and watts, [candidates, stages], of work with the communication in it, and of the long rest."""
     activity = step.activity
-    room_w = min(max(c.regulated_frac * limit_w - c.idle_w, 0.0), 1e9)  # infinite times no time is not a number
+    room_w = np.clip(c.regulated_frac * limit_w - c.idle_w, 0.0, 1e9)  # infinite times no time is not a number
     above_idle_w = compute_w(
         c,
         matrix_s=activity.matrix_s,
@@ -164,12 +171,13 @@ def _phases(step: StepTime, c: PowerCoefficients, limit_w: float) -> tuple[Float
         matrix_frac=activity.matrix_frac,
         overlapped_s=activity.overlapped_s,
     )
-    collective_w, wait_w = min(c.active_w + c.link_w, room_w), min(c.wait_w, room_w)
+    collective_w, wait_w = np.minimum(c.active_w + c.link_w, room_w), np.minimum(c.wait_w, room_w)
     compute_s, fine_s = activity.matrix_s + activity.memory_s, _fine(step)[:, None] * activity.collective_s
     # A rank that waits for a slower one spins in the collective that both are in.
     spin_s = np.minimum(step.parts_s.get("straggler_s", np.zeros(len(compute_s)))[:, None], activity.idle_s)
     coarse_s, idle_s = activity.collective_s - fine_s + spin_s, activity.idle_s - spin_s
-    hot_j = compute_s * above_idle_w * activity.clock_frac**c.exponent + fine_s * collective_w
+    slowed = slowed_frac(c, activity.clock_frac, activity.clock_frac / np.maximum(activity.held_frac, 1e-12))
+    hot_j = compute_s * above_idle_w * slowed + fine_s * collective_w
     coarse_j = coarse_s * collective_w
     # The limit acts on the mean of compute and communication: together they stay below it.
     kept = np.minimum(1.0, room_w * (compute_s + fine_s + coarse_s) / np.maximum(hot_j + coarse_j, 1e-12))
@@ -191,7 +199,7 @@ def _fine(step: StepTime) -> Floats:
 
 
 def _short_peaks_w(
-    step: StepTime, c: PowerCoefficients, phases: tuple[Floats, Floats, Floats, Floats]
+    batch: Batch, step: StepTime, c: PowerCoefficients, phases: tuple[Floats, Floats, Floats, Floats]
 ) -> Iterator[Floats]:
     """Predicts the peaks of `SHORT_WINDOWS`, [candidates, stages], beyond the limit where the device goes beyond it.
 
@@ -202,7 +210,8 @@ def _short_peaks_w(
     gap_w = c.idle_w + c.wait_w
     left_s = np.maximum(cold_s - gap_s, 0.0)
     left_w = np.maximum((cold_s * cold_w - gap_s * gap_w) / np.maximum(left_s, 1e-12), c.idle_w)
-    unslowed = replace(step.activity, clock_frac=np.ones_like(step.activity.clock_frac))
+    locked = np.ones_like(hot_s) * batch.locked_frac[:, None]
+    unslowed = replace(step.activity, clock_frac=locked, held_frac=locked)
     _, free_w, _, _ = _phases(replace(step, activity=unslowed), c, np.inf)
     for window_s, (held_frac, beyond_frac) in SHORT_WINDOWS.items():
         busy_s = hot_s + gap_s

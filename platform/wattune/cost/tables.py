@@ -45,6 +45,8 @@ class Activity:
     clock_frac: Floats
     """Clock over the highest clock, mean over the seconds of compute, the optimizer's included: 1 where the power limit
     does not bind."""
+    held_frac: Floats
+    """Of that clock, what a limit below the device's own and a lock leave: 1 where there is neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from wattune.arrays import Floats
-from wattune.catalog.hardware import DeviceSpec
+from wattune.catalog.hardware import DeviceSpec, chip_of
 from wattune.cost.batch import Batch
 from wattune.cost.coefficients import ThermalCoefficients
 from wattune.cost.tables import Power, Temperature
@@ -38,6 +38,7 @@ def thermal_coefficients(device: DeviceSpec) -> ThermalCoefficients | None:
     A device other than H200 is that fit scaled by power limits, so that coolers of both reach the same temperature at
     the limit.
     """
+    device = chip_of(device)
     if device.name == "h200_sxm":
         return H200
     return None if device.power_limit_w is None else scaled(device.power_limit_w)
@@ -79,7 +80,7 @@ def lagged(power_w: Floats, tau_s: float, cell_s: float) -> Floats:
     return result
 
 
-def predict(batch: Batch, power: Power, coefficients: ThermalCoefficients, *, limit_w: float) -> Temperature:
+def predict(batch: Batch, power: Power, coefficients: ThermalCoefficients, *, limit_w: Floats | float) -> Temperature:
     """Predicts the temperature of the warmest device: the one that draws most, in the slot that is heated most."""
     c = coefficients.with_inlet(batch.cluster.inlet_c)
     own_w = power.device_power_mean_max_w
@@ -89,7 +90,7 @@ def predict(batch: Batch, power: Power, coefficients: ThermalCoefficients, *, li
     return Temperature(device_temp_max_c=steady_c, error_k=np.full(len(own_w), c.error_k))
 
 
-def _steady(c: ThermalCoefficients, own_w: Floats, upstream_w: Floats, others: bool, limit_w: float) -> Floats:
+def _steady(c: ThermalCoefficients, own_w: Floats, upstream_w: Floats, others: bool, limit_w: Floats | float) -> Floats:
     """Solves T = inlet + R (P + leak) + preheat (P_up + leak), leak = leakage * (T - reference), for T.
 
     It is linear in T. The leak is bounded by the room below the power limit.

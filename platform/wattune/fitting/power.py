@@ -9,7 +9,7 @@ import numpy as np
 
 from wattune.arrays import Floats, Ints
 from wattune.cost.batch import Batch, batches
-from wattune.cost.clock import compute_w, working_clock_frac
+from wattune.cost.clock import compute_w, slowed_frac, working_clock_frac
 from wattune.cost.coefficients import PowerCoefficients
 from wattune.cost.power import H200_PRIOR, predict
 from wattune.cost.tables import Activity, StepTime
@@ -120,6 +120,7 @@ def _step(batch: Batch, rows: Sequence[Mapping[str, Any]]) -> StepTime:
             overlapped_s=seconds(beside),
             matrix_frac=ones * FULL_MATRIX_FRAC,
             clock_frac=ones * clock[:, None],
+            held_frac=ones,
         ),
         error_frac=np.zeros_like(step_s),
         longer_frac=np.zeros_like(step_s),
@@ -144,10 +145,12 @@ def fit_power(rows: Sequence[Mapping[str, Any]], prior: PowerCoefficients, *, li
     def residuals(values: Floats) -> Floats:
         c = replace(prior, **dict(zip(FITTED, values.tolist(), strict=True)))
         dynamic = compute_w(c, matrix_s=matrix, memory_s=memory, matrix_frac=full, overlapped_s=beside)
-        above_idle = (
-            (matrix + memory) * dynamic * clock**c.exponent + collective * (c.active_w + c.link_w) + idle * c.wait_w
+        own, solved = (
+            working_clock_frac(c, dynamic, matrix + memory, collective, each_w)
+            for each_w in (np.maximum(limits_w, c.limit_w), limits_w)
         )
-        solved = working_clock_frac(c, dynamic, matrix + memory, collective, limits_w)
+        slowed = np.where(limits_w < c.limit_w, slowed_frac(c, clock, own), clock**c.exponent)
+        above_idle = (matrix + memory) * dynamic * slowed + collective * (c.active_w + c.link_w) + idle * c.wait_w
         return np.concatenate(
             [
                 ((c.idle_w + above_idle) / power_w - 1.0) / TRIAL_FRAC,
@@ -166,8 +169,11 @@ def with_solved_clock(step: StepTime, c: PowerCoefficients, limit_w: float) -> S
     work = {"matrix_s": a.matrix_s, "memory_s": a.memory_s, "matrix_frac": a.matrix_frac}
     dynamic = compute_w(c, **work, overlapped_s=a.overlapped_s)
     collective_s = a.collective_s + step.parts_s["straggler_s"][:, None]
-    clock = working_clock_frac(c, dynamic, a.matrix_s + a.memory_s, collective_s, limit_w)
-    return replace(step, activity=replace(a, clock_frac=clock))
+    own, clock = (
+        working_clock_frac(c, dynamic, a.matrix_s + a.memory_s, collective_s, each_w)
+        for each_w in (max(limit_w, c.limit_w), limit_w)
+    )
+    return replace(step, activity=replace(a, clock_frac=clock, held_frac=clock / own))
 
 
 def with_intervals(rows: Sequence[Mapping[str, Any]], prior: PowerCoefficients, *, limit_w: float) -> PowerCoefficients:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattune.cost.clock import clock_frac, compute_w, dynamic_w, working_clock_frac
+from wattune.cost.clock import LIMIT_EXPONENT, clock_frac, compute_w, dynamic_w, slowed_frac, working_clock_frac
 from wattune.cost.coefficients import PowerCoefficients
 
 H200 = PowerCoefficients(
@@ -61,3 +61,17 @@ def test_compute_may_draw_what_communication_leaves() -> None:
 def test_the_limit_is_held_a_little_below_itself() -> None:
     held = replace(H200, regulated_frac=0.99)
     assert held.idle_w + 800 * clock_frac(held, np.array([800.0]), 700.0)[0] ** 2.4 == pytest.approx(693)
+
+
+@given(st.floats(150, 1500), st.floats(120, 700), st.floats(1.01, 2))
+def test_below_its_own_limit_a_load_follows_another_law(above_idle_w: float, limit_w: float, factor: float) -> None:
+    own = replace(H200, limit_w=700.0)
+    load = np.array([above_idle_w])
+    low, high = (clock_frac(own, load, each)[0] for each in (limit_w, limit_w * factor))
+    assert 0 < low <= high <= clock_frac(H200, load, limit_w * factor)[0] * (1 if limit_w * factor > 700 else np.inf)
+    at_own = clock_frac(own, load, 700.0)[0]
+    assert at_own == clock_frac(H200, load, 700.0)[0]
+    if low < at_own:  # nothing is given away under the lower limit either
+        drawn_w = above_idle_w * slowed_frac(own, np.array([low]), np.array([at_own]))[0]
+        assert own.idle_w + drawn_w == pytest.approx(limit_w)
+        assert low / at_own == pytest.approx((drawn_w / min(above_idle_w, 620.0)) ** (1 / LIMIT_EXPONENT))

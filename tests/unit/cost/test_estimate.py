@@ -1,12 +1,14 @@
 """Estimates: finite for all that is kept, the same in any order, each inside its interval, never without a source."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from specs import trial_spec
 
+from wattune.catalog.hardware import DEVICES
 from wattune.catalog.models import MODELS
 from wattune.cost.batch import batches
 from wattune.cost.defaults import default_coefficients
@@ -84,19 +86,47 @@ def test_a_device_without_peaks_is_refused_with_a_remedy():
         estimate([spec("cpu")], default_coefficients)
 
 
-def test_more_power_room_is_never_slower():
-    one = spec("h200_sxm", model="llama3_8b", micro_batch_size=4)
-    ((_, batch),) = batches([one])
-    coefficients = default_coefficients(batch.device)
-    capped = predict(batch, coefficients).step
-    assert capped.activity.clock_frac.max() <= 1.0
-    assert capped.step_time_s[0] > 0
+def under(**settings):
+    """Step time, mean power, energy a token, lost clock and its interval of one plan, at each limit or locked clock."""
+    count = len(next(iter(settings.values())))
+    ((_, batch),) = batches([spec("h200_sxm", model="llama3_8b", micro_batch_size=4)] * count)
+    batch = replace(batch, **{name: np.array(values, float) for name, values in settings.items()})
+    found = predict(batch, default_coefficients(batch.device))
+    drawn = found.power
+    return (
+        found.step.step_time_s,
+        drawn.device_power_mean_w,
+        drawn.energy_per_token_j,
+        drawn.clock_deficit_frac,
+        found.step.error_frac,
+    )
+
+
+def test_fewer_watts_are_never_faster_and_are_kept():
+    limits_w = [1000, 700, 600, 500, 400, 300]
+    step_s, mean_w, energy_j, lost, error_frac = under(limit_w=limits_w)
+    assert (np.diff(step_s) > 0).all() and (np.diff(energy_j) < 0).all() and (np.diff(lost) > 0).all()
+    assert (mean_w <= 0.99 * np.array(limits_w) + 1e-6).all()
+    assert error_frac[0] == error_frac[1] and (np.diff(error_frac[1:]) > 0).all()
+
+
+def test_a_locked_clock_stretches_products_and_saves_watts_where_it_binds():
+    free, high, low, lower = (np.array(each) for each in zip(*under(clock_mhz=[np.inf, 1975, 1200, 900]), strict=True))
+    np.testing.assert_allclose(high, free)  # the limit of 700 W leaves less than that
+    assert free[0] < low[0] < lower[0] < free[0] * 1975 / 900 and free[1] > low[1] > lower[1]
+
+
+def test_a_board_with_a_lower_limit_is_its_chip_under_that_limit():
+    h200 = DEVICES["h200_sxm"]
+    board = replace(h200, name="ours", power_limit_w=500.0, source="like h200_sxm")
+    assert default_coefficients(board).power.limit_w == 700.0
+    assert default_coefficients(board).power.matrix_w == default_coefficients(h200).power.matrix_w
+    other = replace(board, peak_bf16_flop_per_s=8e14)
+    assert default_coefficients(other).origin == "datasheet"
 
 
 def test_a_padded_vocabulary_costs_memory():
     def peak(vocab_size):
-        from dataclasses import replace
-
         odd = replace(spec(tp=2), model=replace(MODELS["llama3_8b"], vocab_size=vocab_size))
         return estimate([odd], default_coefficients).columns["memory_peak_bytes"].value[0]
 

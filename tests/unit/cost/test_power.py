@@ -48,6 +48,7 @@ def step_of(seconds: np.ndarray, clock: float = 1.0, straggler_s: float = 0.0, f
     return StepTime(
         parts_s={**exposed, **straggler, "compute_s": rest},
         activity=Activity(
+            held_frac=np.ones_like(seconds[0]),
             **dict(zip(KINDS, seconds, strict=True)),
             overlapped_s=np.zeros_like(seconds[0]),
             matrix_frac=np.full_like(seconds[0], 0.8),

@@ -48,6 +48,8 @@ class EngineFacts:
     """True where ranks that split an expert gather the rows that tokens chose; else they gather tokens."""
     recomputed_frac: float = 1.0
     """Share of a layer's forward pass that full recomputation repeats."""
+    selective_frac: float = 0.0
+    """The same of selective recomputation; 0 where it repeats attention's own part, as Korthikanti et al. 2022 say."""
     host_ops_gather: float
     """More of them where weights are gathered for each pass."""
     grad_bytes: float
@@ -136,7 +138,13 @@ FACTS: Final[dict[str, EngineFacts]] = {
 }
 """Every engine by name, and below the software of `SOFTWARE`."""
 
-SOFTWARE: Final = {"nemo": "megatron", "maxtext": "torch", "automodel": "torch", "llm_foundry": "torch"}
+SOFTWARE: Final = {
+    "nemo": "megatron",
+    "maxtext": "torch",
+    "automodel": "torch",
+    "llm_foundry": "torch",
+    "torchtitan": "torch",
+}
 """Software that estimates know and wattune does not run, with the engine whose rules and memory stand for its own."""
 
 # Megatron with TransformerEngine: attention by cuDNN, faster on H100 than FlashAttention 2 (Shah et al. 2024, arXiv
@@ -163,4 +171,6 @@ FACTS["maxtext"] = replace(FACTS["torch"], attention_rate=1.4, recomputed_frac=0
 FACTS["automodel"] = replace(FACTS["torch"], compiles=False, casts_apart=False)
 # In 2023: FSDP1, not compiled, FlashAttention 1 in Triton, half as fast as FlashAttention 2 (Dao 2023, arXiv
 # 2307.08691, abstract).
+# Selective recomputation by operation keeps attention and every second product (`activation_checkpoint.py`).
+FACTS["torchtitan"] = replace(FACTS["torch"], selective_frac=0.5)
 FACTS["llm_foundry"] = replace(FACTS["automodel"], attention_rate=0.5)

@@ -8,7 +8,7 @@ import numpy as np
 
 from wattune.arrays import Floats, Ints
 from wattune.cost.batch import Batch
-from wattune.cost.clock import clock_frac, dynamic_w
+from wattune.cost.clock import LIMIT_ERROR, clock_frac, dynamic_w
 from wattune.cost.coefficients import PowerCoefficients, StepTimeCoefficients
 from wattune.cost.flops import held_weights
 from wattune.cost.memory.torch_engine import offloaded_bytes
@@ -33,7 +33,16 @@ PARTS: Final = (
 )
 """Names of the parts, those of the measured decomposition with `_s` for `_frac`."""
 
-_STAGES: Final = ("matrix_s", "memory_s", "collective_s", "idle_s", "overlapped_s", "matrix_frac", "clock_frac")
+_STAGES: Final = (
+    "matrix_s",
+    "memory_s",
+    "collective_s",
+    "idle_s",
+    "overlapped_s",
+    "matrix_frac",
+    "clock_frac",
+    "held_frac",
+)
 
 
 FP8_ERROR_FRAC: Final = 0.35
@@ -50,7 +59,7 @@ def predict(
     coefficients: StepTimeCoefficients,
     power: PowerCoefficients,
     *,
-    limit_w: float,
+    limit_w: Floats | float,
     padded_vocab_size: Ints | None = None,
 ) -> StepTime:
     """Predicts the step time of every candidate.
@@ -72,7 +81,8 @@ def predict(
         for start in range(0, len(positions), ROWS):
             rows = positions[start : start + ROWS]
             slow_host_frac[rows] = model.predict(rows, parts, stages)
-    error_frac = np.full(len(batch), _error_frac(batch, coefficients))
+    held = np.where(stages["held_frac"] > 0, stages["held_frac"], 1.0).min(axis=1)
+    error_frac = np.hypot(_error_frac(batch, coefficients), LIMIT_ERROR * np.log(held))
     return StepTime(
         parts_s=parts,
         activity=Activity(**stages),
@@ -82,13 +92,9 @@ def predict(
 
 
 def _error_frac(batch: Batch, coefficients: StepTimeCoefficients) -> float:
-    known = coefficients.error_frac_of(_family(batch))
-    return max(known, FP8_ERROR_FRAC) if batch.dtype == "fp8" else known
-
-
-def _family(batch: Batch) -> str:
     model = batch.model
-    return StepTimeCoefficients.family(batch.engine, model.name, model.num_layers, batch.cluster.world_size)
+    family = StepTimeCoefficients.family(batch.engine, model.name, model.num_layers, batch.cluster.world_size)
+    return max(coefficients.error_frac_of(family), FP8_ERROR_FRAC if batch.dtype == "fp8" else 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,10 +117,10 @@ class _Model:
         batch: Batch,
         coefficients: StepTimeCoefficients,
         power: PowerCoefficients,
-        limit_w: float,
+        limit_w: Floats | float,
         vocabulary: Ints,
     ) -> None:
-        self.batch, self.power, self.limit_w = batch, power, limit_w
+        self.batch, self.power, self.limit_w = batch, power, np.broadcast_to(limit_w, len(batch))
         self.coefficients = coefficients = coefficients.with_host(batch.cluster.host_speed)
         self.facts: EngineFacts = FACTS[coefficients.software or batch.engine]
         self.machine = Machine.of(batch.device, batch.dtype, coefficients)
@@ -330,7 +336,9 @@ class _Pipeline:
             (0.35 * work.matrix_s + work.memory_s).sum(axis=1) / busy_s * model.coefficients.kernel.memory_frac,
             np.minimum(link_s / busy_s, 1.0),
         )
-        self.clock = clock_frac(model.power, at_full_w, model.limit_w)
+        limit_w = model.limit_w[self.rows, None]
+        self.own_clock = clock_frac(model.power, at_full_w, np.maximum(limit_w, model.power.limit_w))
+        self.clock = np.minimum(clock_frac(model.power, at_full_w, limit_w), model.batch.locked_frac[self.rows, None])
 
     def _traffic(self) -> dict[str, Floats]:
         """Adds exposed communication of a micro-batch by kind."""
@@ -466,6 +474,9 @@ class _Pipeline:
         # The slowest stage may be busier than the average rank's step by rounding only.
         step_s = np.maximum(step_s, used_s)
         flop = work.flop.sum(axis=1) * m
+        # The optimizer runs below the limit: of all compute only the passes are slowed.
+        passes = self.compute_s.sum(axis=1) * m / np.maximum(matrix_s + memory_s, 1e-12)
+        clock = 1.0 - (1.0 - self.clock) * passes
         return {
             "matrix_s": matrix_s,
             "memory_s": memory_s,
@@ -473,9 +484,8 @@ class _Pipeline:
             "idle_s": step_s - used_s,
             "overlapped_s": np.minimum(over_s, matrix_s + memory_s),
             "matrix_frac": flop / np.maximum(full_s, 1e-12) / self.model.machine.flop_per_s,
-            # The optimizer runs below the limit: of all compute only the passes are slowed.
-            "clock_frac": 1.0
-            - (1.0 - self.clock) * self.compute_s.sum(axis=1) * m / np.maximum(matrix_s + memory_s, 1e-12),
+            "clock_frac": clock,
+            "held_frac": np.minimum(clock / (1.0 - (1.0 - self.own_clock) * passes), 1.0),
         }
 
 

@@ -343,10 +343,13 @@ class _Layer:
         if self.model.is_moe:
             expert_forward, expert_backward = self.experts()
             forward, backward = forward + expert_forward, backward + expert_backward
-        selective = (shapes.recompute == 1).astype(float)
+        facts, selective = self.facts, (shapes.recompute == 1).astype(float)
         nothing = np.zeros_like(mixed_s)
-        again = PassTimes(mixed_s, nothing, nothing, nothing, mixed_flop) * selective
-        return ModelPart(forward, backward + again + forward * (self.facts.recomputed_frac * (shapes.recompute == 2)))
+        attention = PassTimes(mixed_s, nothing, nothing, nothing, mixed_flop) * (
+            selective * (facts.selective_frac == 0)
+        )
+        again = facts.recomputed_frac * (shapes.recompute == 2) + facts.selective_frac * selective
+        return ModelPart(forward, backward + attention + forward * again)
 
 
 def layer_work(

@@ -1,0 +1,25 @@
+"""Cost of a limit of power, against published runs that no fit of a step or of a load has."""
+
+import numpy as np
+from power_limits import HBM2E, OWN_W, exponent, ratio, read, room, step
+
+from wattune.cost.clock import LIMIT_ERROR, LIMIT_EXPONENT
+
+
+def test_the_law_is_the_one_of_the_pairs_and_each_is_known_from_the_others() -> None:
+    pairs = [one for one in read("pair") if one["at_limit"] == "yes"]
+    assert round(exponent(pairs), 2) == LIMIT_EXPONENT
+    for one in pairs:
+        share = room(float(one["limit_w"]))
+        guess = share ** (1 / exponent([other for other in pairs if other is not one]))
+        assert abs(guess - ratio(one)) < 0.03
+        assert abs(np.log(ratio(one) / guess)) < LIMIT_ERROR * abs(np.log(guess))
+
+
+def test_steps_at_500_w_are_known_within_8_percent() -> None:
+    rows = [one for one in read("step") if one["device"] == "hbm2e"]
+    errors = [step(one, 500.0)[0] * float(one["per_s"]) / (2 * 8192) - 1 for one in rows]
+    assert np.median(np.abs(errors)) < 0.08
+    free = [step(one, OWN_W)[0] * float(one["per_s"]) / (2 * 8192) - 1 for one in rows]
+    assert np.median(np.abs(free)) > 0.12, "without the limit they are not"
+    assert HBM2E["like"] == "h100_sxm"
