@@ -83,6 +83,8 @@ class TrialSpec:
     plan: Plan
     program: Program | None = None
     """The user's command with its environment and flags; None where an engine runs as it is."""
+    stands_for: "TrialSpec | None" = None
+    """The large trial that this small one is a cut of (`wattune.scale_down`); None of a trial that is itself."""
 
     @property
     def trial_id(self) -> str:
@@ -92,7 +94,8 @@ class TrialSpec:
         new axis or field changes the id of no stored trial. Called on an effective specification (see
         `wattune.search.prune`), equal ids mean equal work.
         """
-        names = _PARTS if self.program is None else sorted((*_PARTS, "program"))
+        later = (name for name in ("program", "stands_for") if getattr(self, name) is not None)
+        names = sorted((*_PARTS, *later))
         parts = ",".join(f'"{name}":{_identity_text(getattr(self, name))}' for name in names)
         return hashlib.sha256(f"{{{parts}}}".encode()).hexdigest()[:TRIAL_ID_DIGITS]
 
@@ -100,8 +103,10 @@ class TrialSpec:
     def label(self) -> str:
         """The plan in short, with the data parallel degree that follows and flags, such as `dp2 tp2 mbs4 zero1`.
 
-        Of a recording its command.
+        Of a recording its command, of a small trial that of the large one it stands for.
         """
+        if self.stands_for is not None:
+            return f"{self.stands_for.label} scaled"
         if self.program is not None and self.engine == RECORDED:
             return Recorded(command=self.program.command).text
         dp = self.plan.dp(self.cluster.world_size)
@@ -121,8 +126,9 @@ class TrialSpec:
     def to_json(self) -> dict[str, Any]:
         """Returns plain data for `spec.json`: the specification and its id."""
         data = asdict(self)
-        if self.program is None:  # as in every file before there were programs
-            del data["program"]
+        for name in ("program", "stands_for"):  # files of other trials have none
+            if data[name] is None:
+                del data[name]
         return {"trial_id": self.trial_id, **data}
 
     @classmethod
@@ -149,6 +155,7 @@ class TrialSpec:
             workload=Workload.from_json(data["workload"]),
             plan=Plan(**plan),
             program=Program.from_json(data["program"]) if data.get("program") else None,
+            stands_for=cls.from_json(data["stands_for"]) if data.get("stands_for") else None,
         )
         for part in (spec.workload, spec.workload.tokens, spec.workload.lora, spec.workload.routing, spec.plan):
             if part is not None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from wattune.api.spaces import StudyPlan as StudyPlan
     from wattune.api.spaces import catalog as catalog
     from wattune.api.spaces import plan as plan
+    from wattune.api.spaces import scale as scale
     from wattune.api.studies import Study as Study
     from wattune.api.studies import Trial as Trial
     from wattune.api.studies import find_recording as find_recording
@@ -47,7 +48,7 @@ _HOMES: Final = {
     "wattune.api.reports": "figures report",
     "wattune.api.results": "compare rank sync",
     "wattune.api.runs": "RETRIABLE StudyOutcome preview run_study",
-    "wattune.api.spaces": "Space StudyPlan catalog plan",
+    "wattune.api.spaces": "Space StudyPlan catalog plan scale",
     "wattune.api.studies": "Study Trial find_recording load_study",
 }
 

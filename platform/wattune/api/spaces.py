@@ -1,23 +1,31 @@
 """A search space, checked and sorted into what can run and what cannot."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
+
 from wattune.catalog.hardware import DEVICES
 from wattune.catalog.models import MODELS
 from wattune.catalog.networks import FABRICS, HOST_CLOCKS_GHZ, NETWORKS
+from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import EstimatedMetric
 from wattune.errors import SpaceError
 from wattune.plans.engines import runs_program, untrained
+from wattune.scale_down.cut import parse_target
+from wattune.scale_down.invariants import Scaled, compare
 from wattune.search.command_entry import NEEDS_TOKENS
+from wattune.search.fields import listed
 from wattune.search.prune import Candidate, Candidates, Equivalent, Rejected, prune
 from wattune.search.space import StudySpec, load_space, parse_space
 from wattune.search.strategies.protocol import Observation, Problem, Strategy
 from wattune.search.strategy import is_searcher, make_strategy
 from wattune.steps.source import AUTO
+from wattune.storage.documents import parse_yaml
 from wattune.trial import TrialSpec
 
 GUIDED: Final = "model_guided"
@@ -170,6 +178,52 @@ def plan(space: Space) -> StudyPlan:
         return space
     spec = parse_space(dict(space)) if isinstance(space, Mapping) else load_space(space)
     return StudyPlan(spec=spec, candidates=prune(spec))
+
+
+def scale(
+    path: Path, to: str, *, allow_percent: float | None = None, folder: Path | None = None
+) -> tuple[str, StudyPlan, list[Scaled]]:
+    """Makes the space whose small runs stand for the plans of a large one. Starts nothing, writes nothing.
+
+    Args:
+        path: The large space.
+        to: The cluster to run on, such as `1x2:h100_sxm`.
+        allow_percent: Largest distance of a small run, in percent of a step; None is 5.
+        folder: The folder that the small space will be in; None is that of the large one.
+
+    Returns:
+        The text of the small space, what would run, and the distance of each run from its plan.
+
+    Raises:
+        SpaceError: The file is no valid space, is scaled already, or cannot be scaled to that cluster.
+        NothingToTryError: No small run stands for any plan, each with the reason.
+    """
+    target, place = parse_target(to), folder or path.parent
+    if allow_percent is not None and not 0 < allow_percent < 100:
+        raise SpaceError(f"--allow: got {allow_percent:g}, allowed: more than 0 and less than 100 percent of a step")
+    large = load_space(path)
+    document = parse_yaml(path.read_text("utf-8"))
+    if not document.get("model"):
+        raise SpaceError(f"{path}: has no model, and nobody knows what its command computes; only a model is scaled")
+    if large.targets:
+        raise SpaceError(f"{path}: is scaled already (model.scale_to); scale the space that it was made of")
+    own = {"scale_to": target.text} | ({} if allow_percent is None else {"allow_percent": float(allow_percent)})
+    entries = [{"name": one} if isinstance(one, str) else dict(one) for one in listed(document["model"])]
+    for one in entries:
+        one |= own
+        if "from_config" in one:
+            one["from_config"] = os.path.relpath(path.parent / one["from_config"], place)
+    name = f"{large.name}_on_{target.text.replace(' ', '_')}"
+    document |= {"study": name, "model": entries if len(entries) > 1 else entries[0]}
+    planned = StudyPlan(spec=(spec := parse_space(document, str(path), place)), candidates=prune(spec))
+    planned.candidates.require_kept()
+    found = compare(planned.candidates.specs, default_coefficients)
+    lines = [
+        f"# Small runs on {target.text} that stand for the plans of {path.name}; `wattune scale` wrote this.",
+        "# cluster, workload and space are the large ones, and results are read as theirs. Each plan runs as:",
+        *(f"#   {one.large.label}: {one.text}" for one in found),
+    ]
+    return "\n".join(lines) + "\n" + yaml.safe_dump(document, sort_keys=False, width=120), planned, found
 
 
 def catalog() -> dict[str, Any]:

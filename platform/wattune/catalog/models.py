@@ -488,12 +488,12 @@ def scale_model(full: ModelSpec, cluster: ClusterSpec) -> ModelSpec:
     """
     memory_bytes = cluster.sensed_device.memory_bytes
     if memory_bytes is None:
-        raise PlanError(f'scale_to: the memory of "{cluster.device}" is not in the catalog; give num_layers instead')
+        raise PlanError(f'the memory of "{cluster.device}" is not in the catalog; give num_layers instead')
     budget = STATE_MEMORY_FRAC * memory_bytes * cluster.world_size / STATE_BYTES_PER_PARAMETER
     sizes = range(1, full.num_layers + 1)
     num_layers = bisect_right(sizes, budget, key=lambda size: replace(full, num_layers=size).num_parameters)
     if num_layers < 1:
-        raise PlanError(f"scale_to: not one layer of {full.name} fits {cluster.label}; use a larger cluster")
+        raise PlanError(f"not one layer of {full.name} fits {cluster.label}; use a larger cluster")
     if num_layers > cluster.world_size:
         num_layers -= num_layers % cluster.world_size
     return replace(full, num_layers=num_layers)

@@ -1,4 +1,4 @@
-"""`init`, `schema`, `metrics` and `catalog`: what a person needs who writes a search space."""
+"""`init`, `scale`, `schema`, `metrics` and `catalog`: what a person needs who writes a search space."""
 
 import re
 import sys
@@ -11,7 +11,7 @@ import typer
 from wattune import api
 from wattune.catalog.huggingface import read_config
 from wattune.catalog.models import model
-from wattune.cli.shell import JsonOption, LeaveOutOption, err, out, print_json, print_line
+from wattune.cli.shell import JsonOption, LeaveOutOption, SpaceArgument, err, out, print_json, print_line
 from wattune.cli.verbs import app
 from wattune.doctor import own_devices
 from wattune.errors import PlanError, WattuneError, closest
@@ -25,6 +25,8 @@ from wattune.search.reference import SCHEMA_NAME, reference_page, schema_line, s
 from wattune.storage.study import check_study_name
 from wattune.view.console import show
 from wattune.view.machine import catalog_view, metric_list
+from wattune.view.plans import rejections
+from wattune.view.scale_down import scaled_json, scaled_view
 
 _SPACE_NAME: Final = "space.yaml"
 _OBJECTIVE: Final = "maximize tokens_per_s"
@@ -175,6 +177,35 @@ def _write(path: Path, text: str) -> None:
     if not schema.exists() or (schema.is_file() and '"title": "wattune search space"' in schema.read_text("utf-8")):
         schema.write_text(content, encoding="utf-8")
     print_line(f"wrote {path}; next: wattune plan {path}")
+
+
+@app.command()
+def scale(
+    space: SpaceArgument,
+    to: Annotated[
+        str, typer.Option(metavar="CLUSTER", help="Cluster to run on, e.g. 1x2:h100_sxm.", show_default=False)
+    ],
+    allow: Annotated[
+        float | None,
+        typer.Option(metavar="PERCENT", help="Largest distance, in percent of a step; else 5.", show_default=False),
+    ] = None,
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="File to write; else SPACE_on_CLUSTER.yaml beside it.", show_default=False)
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Writes the space of small runs that stand for the plans of a large one, and shows what they keep."""
+    ending = re.sub(r"[^A-Za-z0-9]+", "_", to)
+    path = out_file or space.with_name(f"{space.stem}_on_{ending}.yaml")
+    _refuse_existing(path)
+    text, planned, found = api.scale(space, to, allow_percent=allow, folder=path.parent)
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)
+    if as_json:
+        print_json({"path": str(path), **scaled_json(found), "rejected": planned.candidates.to_json()["rejected"]})
+    else:
+        show(out, *scaled_view(found), rejections(planned.rejected))
+        print_line(f"wrote {path}; next: wattune run {path}")
 
 
 @app.command()

@@ -22,6 +22,9 @@ VERBS: Final = {
         "author",
         "Writes a search space with comments, that plans. Asks for what no flag says, if a person is there to ask.",
     ),
+    "scale": Verb(
+        "author", "Writes the space of small runs that stand for the plans of a large one, and shows what they keep."
+    ),
     "schema": Verb("author", "Prints the JSON Schema of search spaces, by which editors complete and check them."),
     "metrics": Verb(
         "author",

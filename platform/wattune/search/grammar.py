@@ -12,12 +12,14 @@ from typing import Annotated, Any, ClassVar, Final
 from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from wattune.errors import closest
+from wattune.cost.estimate import unpredictable
+from wattune.errors import PlanError, closest
 from wattune.field_types import LARGEST_COUNT, LARGEST_WORLD, Count, Positive
 from wattune.metrics import METRICS, PER_STEP_METRICS
 from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
 from wattune.plans.axes import AXES, Axis
-from wattune.plans.engines import CAPABILITIES, MODES, ROUTINGS, capabilities
+from wattune.plans.engines import CAPABILITIES, MODES, ROUTINGS, capabilities, runs_program
+from wattune.scale_down.cut import cluster_of
 from wattune.search.cluster_entry import ClusterEntry, cluster_in_short
 from wattune.search.command_entry import (
     COMMAND_SCHEMA,
@@ -403,7 +405,7 @@ class SpaceFile(Entry):
         if self.workload is not None and self.workload.routing is not None and self.model and not self.has_experts:
             names = ", ".join(entry.name for entry in self.model)
             found.append((("workload", "routing"), f"sends tokens to experts and {names} has none; leave it out"))
-        found += self._names_twice() + ladder_problems(self.search, measure.min_steps, measure.min_seconds)
+        found += self._scale_problems() + self._names_twice() + ladder_problems(self.search, measure.min_steps, measure.min_seconds)
         found += early_stop_problems(self.search, self.objective.metric)
         if self.format is None:  # `study.yaml` was accepted once; a study goes on as it began
             clusters = [entry.resolve() for entry in self.cluster]
@@ -429,6 +431,26 @@ class SpaceFile(Entry):
             "tokens; use tokens_per_s or energy_per_token_j"
         )
         return [(("objective",), text)]
+
+    def _scale_problems(self) -> list[tuple[Path, str]]:
+        """Finds targets that no small run of the space can have."""
+        found: list[tuple[Path, str]] = []
+        for index, target in [(index, one.target) for index, one in enumerate(self.model or ()) if one.target]:
+            at = ("model", index, "scale_to")
+            if any(map(runs_program, self.engine)):
+                found.append((at, "needs a built-in engine: nobody knows what a command computes; leave it out"))
+            for cluster in [entry.resolve() for entry in self.cluster]:
+                try:
+                    small = cluster_of(target, cluster)
+                except PlanError as error:
+                    found.append((at, str(error)))
+                    continue
+                if small.sensed_device.power_limit_w is None:
+                    found.append((at, unpredictable(small.sensed_device)))
+        if any(one.target for one in self.model or ()) and self.limits.node_device_power_w is not None:
+            text = "stops small runs, which are on other nodes than those it is of; bound the large ones by constraints"
+            found.append((("limits", "node_device_power_w"), text))
+        return found
 
     def _names_twice(self) -> list[tuple[Path, str]]:
         """Finds devices of the space's own that share a name and differ."""

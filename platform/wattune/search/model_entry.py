@@ -9,10 +9,11 @@ from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import Field, PrivateAttr
 
-from wattune.catalog.hardware import parse_cluster_label
 from wattune.catalog.huggingface import read_config
-from wattune.catalog.models import BIASED, LAYER_KINDS, MODELS, ModelSpec, model, scale_model
-from wattune.errors import PlanError, WattuneError
+from wattune.catalog.models import BIASED, LAYER_KINDS, MODELS, ModelSpec, model
+from wattune.errors import PlanError
+from wattune.field_types import Positive
+from wattune.scale_down.cut import ALLOWED_PERCENT, Target, parse_target
 from wattune.search.declared import keys_of
 from wattune.search.fields import Entry, folder_of, named_by
 from wattune.search.problems import Path
@@ -91,11 +92,13 @@ class ModelEntry(Entry):
     scale_to: (
         Annotated[
             str,
-            named_by(parse_cluster_label, pattern=r"^\s*[0-9]+x[0-9]+\s+\S+\s*$", examples=["1x4 h200_sxm"]),
+            named_by(parse_target, pattern=r"^\s*[0-9]+x[0-9]+(\s*[\s:]\s*\S+)?\s*$", examples=["1x2 h100_sxm"]),
         ]
         | None
     ) = None
-    """Cluster `NODESxDEVICES device` whose memory decides how many layers are kept; in place of `num_layers`."""
+    """Cluster `NODESxDEVICES device` to run on: a small run of each plan stands for that on `cluster`."""
+    allow_percent: Annotated[Positive, Field(examples=[ALLOWED_PERCENT])] | None = None
+    """With `scale_to`: largest distance of a small run, in percent of a step. Left out: 5."""
 
     _spec: ModelSpec = PrivateAttr()
 
@@ -107,22 +110,22 @@ class ModelEntry(Entry):
         given = self._overrides()
         spec = replace(base, **given)
         found = _model_problems(spec)
-        if self.scale_to and "num_layers" in given:
-            found.append((("scale_to",), f"chooses num_layers, which is given as {given['num_layers']}; leave one out"))
-        elif self.scale_to and not found:
-            try:
-                spec = scale_model(spec, parse_cluster_label(self.scale_to))
-            except WattuneError as error:
-                found.append((("scale_to",), str(error).removeprefix("scale_to: ")))
+        if self.allow_percent is not None and self.scale_to is None:
+            found.append((("allow_percent",), "is of scale_to; add it, or leave this out"))
         self._spec = spec
         return found
 
     def resolve(self) -> ModelSpec:
-        """The model it describes, overridden and scaled down."""
+        """The model it describes, overridden."""
         return self._spec
 
+    @property
+    def target(self) -> Target | None:
+        """The cluster that small runs are on; None where it is not scaled down."""
+        return None if self.scale_to is None else parse_target(self.scale_to, self.allow_percent or ALLOWED_PERCENT)
+
     def _overrides(self) -> dict[str, Any]:
-        origins = {"name", "like", "from_config", "leave_out", "scale_to"}
+        origins = {"name", "like", "from_config", "leave_out", "scale_to", "allow_percent"}
         return self.model_dump(exclude_none=True, exclude=origins)
 
     def _base(self, context: Any) -> ModelSpec | list[tuple[Path, str]]:

@@ -15,6 +15,7 @@ from wattune.plans.engines import runs_program
 from wattune.plans.program import FlagValue, Program, is_command, shown_axes, text_of, values_of
 from wattune.plans.rules import Violation, violations
 from wattune.plans.vocabulary import padding_of
+from wattune.scale_down.choice import choose
 from wattune.search.command_entry import Products
 from wattune.search.space import StudySpec, plain_value
 from wattune.trial import TrialSpec
@@ -192,15 +193,42 @@ def prune(study: StudySpec) -> Candidates:
             earlier, earlier_equivalences = kept[spec]
             same.append((spec, earlier.config, earlier_equivalences))
             kept[spec] = Candidate(spec=spec, config=config), equivalences
-    ids = {spec: spec.trial_id for spec in dict.fromkeys(spec for spec, _, _ in same)}
+    stands, refused = _scaled_down(study, [candidate for candidate, _ in kept.values()])
+    ids = {spec: stands.get(spec, spec).trial_id for spec in dict.fromkeys(spec for spec, _, _ in same)}
     return Candidates(
-        kept=tuple(candidate for candidate, _ in kept.values()),
-        rejected=tuple(rejected),
+        kept=tuple(
+            replace(one, spec=stands.get(spec, spec)) for spec, (one, _) in kept.items() if spec not in refused
+        ),
+        rejected=(
+            *rejected,
+            *(
+                Rejected(config=config, rule=SCALE_DOWN, reason=refused[spec])
+                for spec, config in (*((spec, one.config) for spec, (one, _) in kept.items()), *(one[:2] for one in same))
+                if spec in refused
+            ),
+        ),
         equivalent=tuple(
             Equivalent(config=config, into=ids[spec], reason="; ".join(equivalences))
             for spec, config, equivalences in same
+            if spec not in refused
         ),
     )
+
+
+def _scaled_down(
+    study: StudySpec, kept: Sequence[Candidate]
+) -> tuple[dict[TrialSpec, TrialSpec], dict[TrialSpec, str]]:
+    """Returns the small trial that stands for each large one, and why there is none."""
+    stands: dict[TrialSpec, TrialSpec] = {}
+    refused: dict[TrialSpec, str] = {}
+    for model, target in study.targets.items():
+        larges = [one.spec for one in kept if one.spec.model == model]
+        for large, found in zip(larges, choose(larges, target), strict=True):
+            if isinstance(found, str):
+                refused[large] = found
+            else:
+                stands[large] = found.small
+    return stands, refused
 
 
 def _without_unused(products: Products, spec: TrialSpec) -> tuple[TrialSpec, tuple[str, ...]]:
@@ -253,6 +281,9 @@ def _fields(spec: TrialSpec, flags: Sequence[tuple[str, FlagValue]]) -> Iterator
     yield from values_of(spec, flags).items()
     yield from (("engine", spec.engine), ("device", spec.cluster.device))
 
+
+SCALE_DOWN: Final = "scale_down"
+"""Name of the rule of large trials that no small one stands for."""
 
 REQUIRES: Final = "requires"
 """Name of the rule of combinations that break a requirement of their space."""

@@ -19,7 +19,9 @@ from wattune.plans.program import FlagValue, Program, split_command
 from wattune.search.cluster_entry import plain_cluster
 from wattune.search.command_entry import Products, fields_of, flag_value, products
 from wattune.search.fields import FOLDER
+from wattune.scale_down.cut import Target
 from wattune.search.grammar import SpaceFile
+from wattune.search.model_entry import ModelEntry
 from wattune.search.problems import problems_of
 from wattune.search.requirements import Requirement, parse_requirement
 from wattune.search.search_entry import Search
@@ -38,7 +40,7 @@ class StudySpec:
 
     name: str
     models: tuple[ModelSpec, ...]
-    """Overridden and scaled down as the file asks."""
+    """Overridden as the file asks."""
     clusters: tuple[ClusterSpec, ...]
     engines: tuple[str, ...]
     workloads: tuple[Workload, ...]
@@ -61,6 +63,8 @@ class StudySpec:
     requires: tuple[Requirement, ...]
     """Conditions that every trial keeps."""
     search: Search
+    targets: Mapping[ModelSpec, Target]
+    """Small clusters that stand for `clusters`, by model; empty where none is scaled down."""
     document: Mapping[str, Any]
     """The file as plain data with every default, as `study.yaml` keeps it. It is itself a valid space."""
 
@@ -159,14 +163,11 @@ def _resolved(file: SpaceFile) -> StudySpec:
         program=_program(file),
         flags={name: tuple(map(flag_value, values)) for name, values in file.flags.items()},
         plans=tuple(map(_plan_values, file.plans)),
+        targets={entry.resolve(): entry.target for entry in file.model or () if entry.target is not None},
         requires=tuple(parse_requirement(text, known) for text in file.requires),
         document={
             "study": file.study,
-            **(
-                {"model": [{key: value for key, value in asdict(model).items() if key != "source"} for model in models]}
-                if file.model
-                else {}
-            ),
+            **({"model": [_plain_model(entry) for entry in file.model]} if file.model else {}),
             "cluster": [plain_cluster(cluster) for cluster in clusters],
             "engine": list(file.engine),
             **_command_document(file),
@@ -180,6 +181,11 @@ def _resolved(file: SpaceFile) -> StudySpec:
             "search": file.search.model_dump(),
         },
     )
+
+
+def _plain_model(entry: ModelEntry) -> dict[str, Any]:
+    written = {key: value for key, value in asdict(entry.resolve()).items() if key != "source"}
+    return written | entry.model_dump(include={"scale_to", "allow_percent"}, exclude_none=True)
 
 
 def _program(file: SpaceFile) -> Program | None:
