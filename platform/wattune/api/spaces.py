@@ -20,7 +20,7 @@ from wattune.scale_down.cut import parse_target
 from wattune.scale_down.invariants import Scaled, compare
 from wattune.search.command_entry import NEEDS_TOKENS
 from wattune.search.fields import listed
-from wattune.search.prune import Candidate, Candidates, Equivalent, Rejected, prune
+from wattune.search.prune import SCALE_DOWN, Candidate, Candidates, Equivalent, Rejected, prune
 from wattune.search.space import StudySpec, load_space, parse_space
 from wattune.search.strategies.protocol import Observation, Problem, Strategy
 from wattune.search.strategy import is_searcher, make_strategy
@@ -195,8 +195,8 @@ def scale(
         The text of the small space, what would run, and the distance of each run from its plan.
 
     Raises:
-        SpaceError: The file is no valid space, is scaled already, or cannot be scaled to that cluster.
-        NothingToTryError: No small run stands for any plan, each with the reason.
+        SpaceError: The file is no valid space, is scaled already, has no plan that can run, or none that a small run
+            stands for.
     """
     target, place = parse_target(to), folder or path.parent
     if allow_percent is not None and not 0 < allow_percent < 100:
@@ -216,6 +216,9 @@ def scale(
     name = f"{large.name}_on_{target.text.replace(' ', '_')}"
     document |= {"study": name, "model": entries if len(entries) > 1 else entries[0]}
     planned = StudyPlan(spec=(spec := parse_space(document, str(path), place)), candidates=prune(spec))
+    if not planned.kept and all(one.rule != SCALE_DOWN for one in planned.rejected):
+        first = planned.rejected[0]
+        raise SpaceError(f"{path}: has no plan that can run, of {len(planned.rejected)}; {first.rule}: {first.reason}")
     planned.candidates.require_kept()
     found = compare(planned.candidates.specs, default_coefficients)
     lines = [

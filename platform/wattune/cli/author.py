@@ -190,7 +190,8 @@ def scale(
         typer.Option(metavar="PERCENT", help="Largest distance, in percent of a step; else 5.", show_default=False),
     ] = None,
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="File to write; else SPACE_on_CLUSTER.yaml beside it.", show_default=False)
+        Path | None,
+        typer.Option("--out", help="File to write; else SPACE_on_CLUSTER.yaml beside it.", show_default=False),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -1,15 +1,13 @@
 """Choice of the small trial that stands for each large one, and the reason where none does."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import Find, estimate
-from wattune.errors import PlanError
-from wattune.scale_down.cut import DEPTHS, Target, cluster_of, depths, runnable, whole_stages
+from wattune.scale_down.cut import Target, cluster_of, depths, runnable, whole_stages
 from wattune.scale_down.invariants import Scaled, compare, memory_frac
 from wattune.trial import TrialSpec
 
@@ -17,6 +15,9 @@ FREE_PERCENT: Final = 1.0
 """Distance that a shallower stage may add: its steps are as much shorter, and more plans are measured in a time."""
 LEAST_FREE_DEPTH: Final = 0.5
 """Share of a stage's layers below which only memory cuts: a trial's start takes longer then than its steps."""
+
+KEEPS: Final = "the smallest cluster that keeps it is"
+"""Words before the cluster that a refusal names."""
 
 
 def choose(larges: Sequence[TrialSpec], target: Target, find: Find = default_coefficients) -> list[Scaled | str]:
@@ -74,7 +75,8 @@ def _refusal(large: TrialSpec, one: Scaled | None, target: Target) -> str:
     if one is None:
         return f"{large.label} has no cut to {target.text} that every rule allows"
     if one.memory_frac > 1.0:
-        return f"{large.label} has no cut that fits {target.text}: the smallest takes {one.memory_frac:.1f} times its memory"
+        size = f"{one.memory_frac:.1f} times its memory"
+        return f"{large.label} has no cut that fits {target.text}: the smallest takes {size}"
     worst = one.worst
     return (
         f"{large.label} on {target.text} is {one.percent:.1f} % of a step away, allowed: {target.allowed_percent:g} %; "
@@ -90,7 +92,7 @@ def _smallest(larges: Sequence[TrialSpec], target: Target, find: Find) -> list[s
         for place in _larger(cluster, target):
             for large, one in zip(left, _closest(left, place, find), strict=True):
                 if one is not None and one.memory_frac <= 1.0 and one.percent <= target.allowed_percent:
-                    enough[large] = f"the smallest cluster that keeps it is {place.text}"
+                    enough[large] = f"{KEEPS} {place.text}"
             left = [large for large in left if large not in enough]
     return [enough.get(large, "no smaller cluster keeps it") for large in larges]
 

@@ -1,8 +1,8 @@
 """Cuts of a trial to fewer devices: depth, replicas and experts shrink, shapes never do.
 
 Hidden size, heads, sequence, micro-batch, tp and cp stay, so every product and message of a layer is the large model's.
-`L' = (L / pp) pp'` keeps the layers a stage, and `m' = m (pp' - 1) / (pp - 1)` the bubble. A stage with fewer layers has
-as much less of the vocabulary, so that the head keeps its share. `E' = E ep' / ep` keeps the tokens an expert.
+`L' = (L / pp) pp'` keeps the layers a stage, and `m' = m (pp' - 1) / (pp - 1)` the bubble. A stage with fewer layers
+has as much less of the vocabulary, so that the head keeps its share. `E' = E ep' / ep` keeps the tokens an expert.
 """
 
 import math
@@ -69,8 +69,8 @@ def cluster_of(target: Target, large: ClusterSpec) -> ClusterSpec:
     name = target.device or large.device
     if name != large.device and device(name).vendor != large.rank_device.vendor:
         raise PlanError(
-            f"{name} is of {device(name).vendor} and {large.device} of {large.rank_device.vendor}: no run on one stands "
-            "for the other; use a device of the same vendor"
+            f"{name} is of {device(name).vendor} and {large.device} of {large.rank_device.vendor}: no run on one "
+            "stands for the other; use a device of the same vendor"
         )
     world, domain = target.num_nodes * target.devices_per_node, large.nvlink_domain_size
     if world > large.world_size:
@@ -96,7 +96,7 @@ def whole_stages(large: TrialSpec, place: ClusterSpec) -> Iterator[TrialSpec]:
     for pp in stages:
         for copies in range(1, min(dp, room // pp) + 1):
             cluster = _part(place, plan.tp * plan.cp * pp * copies)
-            if cluster is None or plan.dp_replicate > 1 and copies % min(plan.dp_replicate, copies):
+            if cluster is None or (plan.dp_replicate > 1 and copies % min(plan.dp_replicate, copies)):
                 continue
             for ep, some in product(_divisors(plan.ep), _micro_batches(large, pp, copies, micro_batches)):
                 experts = large.model.num_experts * ep // plan.ep

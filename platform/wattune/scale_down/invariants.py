@@ -1,8 +1,8 @@
 """Invariants of a step, of a large trial against a small one, and the distance between the two in percent of a step.
 
 The sensitivity of a step's time t to an invariant is its part's share of the step, d ln t / d ln pi = part / t. It is
-integrated from the large value to the small one: |ln(1 + (part' - part) / t)|, with the parts of the small step scaled to
-the layers and micro-batches of the large one. Close to each other that is |d ln t / d ln pi| |ln(pi' / pi)|.
+integrated from the large value to the small one: |ln(1 + (part' - part) / t)|, with the parts of the small step scaled
+to the layers and micro-batches of the large one. Close to each other that is |d ln t / d ln pi| |ln(pi' / pi)|.
 """
 
 import math
@@ -10,10 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from wattune.cost.batch import batches
-from wattune.cost.estimate import Estimates, Find, estimate, predict
+from wattune.cost.estimate import Estimates, Find, Reals, estimate, predict
 from wattune.plans.parallel import num_micro_batches
 from wattune.trial import TrialSpec
 
@@ -28,7 +26,7 @@ NAMES: Final = {
     "exposed_comm_dp": "dp communication to compute",
     "exposed_comm_ep": "ep communication to compute",
     "other": "wait for the host to compute",
-    "work": "time of a layer and micro-batch",
+    "work": "work of a layer and micro-batch, with head and optimizer",
 }
 """Invariants by the part of a step that tells their weight."""
 
@@ -46,8 +44,8 @@ class Invariant(NamedTuple):
     """Metric or quantity of `wattune.view.table` that says its unit."""
     fabric: str = ""
     """Fabric that the large trial's group uses."""
-    percent: float = 0.0
-    """Its part in the distance, in percent of a step."""
+    percent: float | None = None
+    """Its part in the distance, in percent of a step; None where a part of the step tells it already."""
     is_predicted: bool = False
     """True where the small cluster lacks the fabric: the term is predicted, and counts in the interval alone."""
 
@@ -73,16 +71,16 @@ class Scaled:
     @property
     def percent(self) -> float:
         """The distance D, in percent of a step."""
-        return sum(one.percent for one in self.parts)
+        return sum(one.percent or 0.0 for one in self.parts)
 
     @property
     def worst(self) -> Invariant:
         """The invariant that is kept least."""
-        return max(self.parts, key=lambda one: one.percent)
+        return max(self.parts, key=lambda one: one.percent or 0.0)
 
     @property
     def label(self) -> str:
-        """What every table and plot of it says."""
+        """The words that every table and plot of it has."""
         share = f"; compute measured, network predicted ({100 * self.predicted_frac:.0f} % of a step)"
         return f"{self.percent:.1f} % of a step away{share if self.predicted_frac else ''}"
 
@@ -126,7 +124,9 @@ def compare(smalls: Sequence[TrialSpec], find: Find) -> list[Scaled]:
     of_large, of_small = estimate(larges, find), estimate(smalls, find)
     place = {spec: number for number, spec in enumerate(larges)}
     own = [place[one.stands_for] for one in smalls if one.stands_for is not None]
-    return [_compared(one, of_large, at, of_small, number) for number, (one, at) in enumerate(zip(smalls, own, strict=True))]
+    return [
+        _compared(one, of_large, at, of_small, number) for number, (one, at) in enumerate(zip(smalls, own, strict=True))
+    ]
 
 
 def kept_facts(one: Scaled, find: Find) -> list[Invariant]:
@@ -137,7 +137,7 @@ def kept_facts(one: Scaled, find: Find) -> list[Invariant]:
     rows: list[list[tuple[str, float, str]]] = []
     for spec in (one.large, one.small):
         plan, model = spec.plan, spec.model
-        (_, batch), = batches([spec])
+        ((_, batch),) = batches([spec])
         found = predict(batch, find(batch.device).on(batch.cluster))
         tokens = plan.micro_batch_size * spec.workload.seq_len / plan.cp
         per_expert = tokens / plan.tp * plan.ep * plan.etp * model.num_experts_per_token / max(model.num_experts, 1)
@@ -161,10 +161,15 @@ def kept_facts(one: Scaled, find: Find) -> list[Invariant]:
                 *([("tokens an expert", per_expert, "count")] if model.is_moe else []),
                 ("head to a stage's layers", head / (layers * body / model.num_layers), "percent"),
                 ("share of the memory", peak, "percent"),
-                *((f"time {name}", float(value[0, : plan.pp].mean()) / step_s, "percent") for name, value in spent.items()),
+                *(
+                    (f"time {name}", float(value[0, : plan.pp].mean()) / step_s, "percent")
+                    for name, value in spent.items()
+                ),
             ]
         )
-    return [Invariant(name, large, small, quantity) for (name, large, quantity), (_, small, _) in zip(*rows, strict=True)]
+    return [
+        Invariant(name, large, small, quantity) for (name, large, quantity), (_, small, _) in zip(*rows, strict=True)
+    ]
 
 
 def _compared(small: TrialSpec, of_large: Estimates, at: int, of_small: Estimates, number: int) -> Scaled:
@@ -209,7 +214,7 @@ def memory_frac(spec: TrialSpec, found: Estimates, place: int, end: str = "value
     return float(peaks[place]) / (spec.cluster.sensed_device.memory_bytes or math.inf)
 
 
-def _parts(parts_s: Mapping[str, np.ndarray], place: int) -> dict[str, float]:
+def _parts(parts_s: Mapping[str, Reals], place: int) -> dict[str, float]:
     """Returns the parts of one step, with all work as one."""
     found = {name: float(seconds[place]) for name, seconds in parts_s.items() if name not in _COMPUTE}
     return found | {"work": sum(float(parts_s[name][place]) for name in _COMPUTE)}

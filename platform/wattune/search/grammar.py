@@ -405,7 +405,11 @@ class SpaceFile(Entry):
         if self.workload is not None and self.workload.routing is not None and self.model and not self.has_experts:
             names = ", ".join(entry.name for entry in self.model)
             found.append((("workload", "routing"), f"sends tokens to experts and {names} has none; leave it out"))
-        found += self._scale_problems() + self._names_twice() + ladder_problems(self.search, measure.min_steps, measure.min_seconds)
+        found += (
+            self._scale_problems()
+            + self._names_twice()
+            + ladder_problems(self.search, measure.min_steps, measure.min_seconds)
+        )
         found += early_stop_problems(self.search, self.objective.metric)
         if self.format is None:  # `study.yaml` was accepted once; a study goes on as it began
             clusters = [entry.resolve() for entry in self.cluster]

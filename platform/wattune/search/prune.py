@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from wattune.errors import NothingToTryError
+from wattune.errors import NothingToTryError, SpaceError
 from wattune.plans.axes import Plan
 from wattune.plans.effective import effective
 from wattune.plans.engines import runs_program
 from wattune.plans.program import FlagValue, Program, is_command, shown_axes, text_of, values_of
 from wattune.plans.rules import Violation, violations
 from wattune.plans.vocabulary import padding_of
-from wattune.scale_down.choice import choose
+from wattune.scale_down.choice import KEEPS, choose
 from wattune.search.command_entry import Products
 from wattune.search.space import StudySpec, plain_value
 from wattune.trial import TrialSpec
@@ -114,9 +114,13 @@ class Candidates:
 
         Raises:
             NothingToTryError: Every combination is rejected. The message counts the rules and shows each once.
+            SpaceError: No small run stands for any of the plans that the large cluster can have.
         """
         if self.kept:
             return
+        if scaled := [one.reason for one in self.rejected if one.rule == SCALE_DOWN]:
+            told = sorted(scaled, key=lambda reason: (KEEPS not in reason, len(reason)))
+            raise SpaceError(f"no small run stands for any of {len(scaled)} plans; {told[0]}")
         counts = ", ".join(f"{rule} {count}" for rule, count in self.rejected_by_rule().most_common())
         examples = {rejected.rule: rejected for rejected in self.rejected}.values()
         shown = "\n".join(f"  {example.rule}: {example.reason}" for example in examples)
@@ -196,14 +200,15 @@ def prune(study: StudySpec) -> Candidates:
     stands, refused = _scaled_down(study, [candidate for candidate, _ in kept.values()])
     ids = {spec: stands.get(spec, spec).trial_id for spec in dict.fromkeys(spec for spec, _, _ in same)}
     return Candidates(
-        kept=tuple(
-            replace(one, spec=stands.get(spec, spec)) for spec, (one, _) in kept.items() if spec not in refused
-        ),
+        kept=tuple(replace(one, spec=stands.get(spec, spec)) for spec, (one, _) in kept.items() if spec not in refused),
         rejected=(
             *rejected,
             *(
                 Rejected(config=config, rule=SCALE_DOWN, reason=refused[spec])
-                for spec, config in (*((spec, one.config) for spec, (one, _) in kept.items()), *(one[:2] for one in same))
+                for spec, config in (
+                    *((spec, one.config) for spec, (one, _) in kept.items()),
+                    *(one[:2] for one in same),
+                )
                 if spec in refused
             ),
         ),

@@ -16,10 +16,10 @@ from wattune.errors import SpaceError
 from wattune.objective import Constraint, Objective, Question
 from wattune.plans.axes import AXES, Plan
 from wattune.plans.program import FlagValue, Program, split_command
+from wattune.scale_down.cut import Target
 from wattune.search.cluster_entry import plain_cluster
 from wattune.search.command_entry import Products, fields_of, flag_value, products
 from wattune.search.fields import FOLDER
-from wattune.scale_down.cut import Target
 from wattune.search.grammar import SpaceFile
 from wattune.search.model_entry import ModelEntry
 from wattune.search.problems import problems_of

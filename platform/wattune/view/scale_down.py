@@ -56,11 +56,15 @@ def _value(row: Invariant, value: float) -> str:
     known = {"percent": PERCENT, "count": COUNT}
     if row.quantity == "count":
         return f"{value:,.4g}"
-    return f"{value:,.0f}{row.quantity}" if row.quantity.startswith(" ") else worded(known.get(row.quantity, row.quantity), value)
+    return (
+        f"{value:,.0f}{row.quantity}"
+        if row.quantity.startswith(" ")
+        else worded(known.get(row.quantity, row.quantity), value)
+    )
 
 
 def _away(row: Invariant) -> str:
-    return "predicted" if row.is_predicted else f"{row.percent:.2f} %" if row.percent is not None else "-"
+    return "predicted" if row.is_predicted else "-" if row.percent is None else f"{row.percent:.2f} %"
 
 
 _COLUMNS = [

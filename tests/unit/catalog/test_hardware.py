@@ -148,7 +148,7 @@ MADE_UP = {
 }
 SPACE = """
 study: made_up
-model: {name: llama3_8b, scale_to: 1x2 x900}
+model: {name: llama3_8b, num_layers: 8}
 cluster: {device: x900, devices_per_node: 2}
 engine: torch
 workload: {mode: pretrain, seq_len: 1024, global_batch_size: 8}

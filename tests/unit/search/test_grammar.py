@@ -37,7 +37,7 @@ def problems(entry: type[BaseModel], document: object) -> list[str]:
 
 def test_a_file_can_override_every_field_of_a_model_but_its_source() -> None:
     own = {field.name for field in fields(ModelSpec)} - {"source"}
-    assert set(ModelEntry.model_fields) == own | {"scale_to", "like", "from_config", "leave_out"}
+    assert set(ModelEntry.model_fields) == own | {"scale_to", "allow_percent", "like", "from_config", "leave_out"}
 
 
 def test_a_file_can_say_every_field_of_a_cluster_and_of_measuring() -> None:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import MODELS
 from wattune.errors import SpaceError
 from wattune.search.grammar import SpaceFile
 from wattune.search.prune import prune
@@ -101,13 +100,12 @@ def test_model_cluster_and_engine_may_be_one_or_a_list():
     assert parse_space(SMALL | {"engine": ["torch"]}).document == parse_space(SMALL).document
 
 
-def test_overrides_and_scaling_give_another_model():
-    entry = {"name": "mixtral_8x7b", "scale_to": "1x4 h200_sxm"}
-    scaled = parse_space(SMALL | {"model": entry}).models[0]
-    assert 1 <= scaled.num_layers < MODELS["mixtral_8x7b"].num_layers
-    assert scaled.hidden_size == MODELS["mixtral_8x7b"].hidden_size
-    narrow = parse_space(SMALL | {"model": {**entry, "hidden_size": 1024}}).models[0]
-    assert narrow.num_layers > scaled.num_layers
+def test_a_model_stays_the_large_one_where_small_runs_stand_for_it():
+    entry = {"name": "mixtral_8x7b", "num_layers": 8, "scale_to": "1x2"}
+    cluster = {"device": "h200_sxm", "devices_per_node": 4}
+    study = parse_space(SMALL | {"model": entry, "cluster": cluster})
+    assert study.models[0].num_layers == 8 and study.targets[study.models[0]].text == "1x2"
+    assert parse_space(dict(study.document)).targets == study.targets
 
 
 @pytest.mark.parametrize(("key", "type_"), [("measure", Measure), ("workload", Workload), ("cluster", ClusterSpec)])
@@ -211,7 +209,9 @@ WRONG = [
     ("model.num_experts", 0, "model.num_experts_per_token: got 2, allowed: 0, as num_experts=0"),
     ("model.max_positions", 9, "model.max_positions: got 9, allowed: 0, as positions=rope"),
     ("model.norm", "rms", 'model.norm: unknown value "rms"; did you mean "rmsnorm"?'),
-    ("model.scale_to", "1x4 h200_sxm", "model.scale_to: chooses num_layers, which is given as 4; leave one out"),
+    ("model.scale_to", "1x4 h200_sxm", "model.scale_to: h200_sxm is of nvidia and cpu of cpu"),
+    ("model.scale_to", "1x8", "model.scale_to: 1x8 has 8 devices and 1x4 cpu has 4; a cut needs as many or fewer"),
+    ("model.allow_percent", 8.0, "model.allow_percent: is of scale_to; add it, or leave this out"),
     ("model.scale_to", "four", 'model.scale_to: "four" does not name a cluster; write NODESxDEVICES'),
     ("cluster.device", "h300", 'cluster.device: unknown device "h300"'),
     ("cluster.devices_per_node", 0, "cluster.devices_per_node: got 0, allowed: at least 1"),
@@ -290,8 +290,8 @@ WRONG = [
     ),
     (
         "model",
-        {"name": "mixtral_8x7b", "scale_to": "1x4 cpu"},
-        'model.scale_to: the memory of "cpu" is not in the catalog; give num_layers instead',
+        {"name": "mixtral_8x7b", "scale_to": "1x2 cpu"},
+        'model.scale_to: "cpu" has no estimates: its peaks and power limit are not in the catalog',
     ),
     (
         "cluster",
