@@ -157,6 +157,8 @@ def run_study(
         EngineError: The Ray cluster cannot be reached, or is too small, or an engine's library is not installed here.
     """
     planned, (folder, url) = _runnable(space), find_storage(storage)
+    if set_there := {name for one in planned.kept for name in one.spec.plan.settings}:
+        raise PlanError(f"{', '.join(sorted(set_there))}: run sets nothing on devices; plan --estimate predicts it")
     budget, statuses = _budget(max_hours, max_trials, max_gpu_hours, deadline), _statuses(retry)
     remote = RemoteStorage(url) if url else None
     study, document = StudyFolder(folder / planned.name), planned.spec.document

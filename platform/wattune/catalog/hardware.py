@@ -39,6 +39,8 @@ class DeviceSpec:
     """Peak bandwidth to the node's other devices: one direction, all links together."""
     power_limit_w: Annotated[float, Bounds(ge=10, le=10_000)] | None
     """Default enforced power limit of one device (a package's limit divided by its devices)."""
+    power_limit_least_w: Annotated[float, Bounds(ge=1, le=10_000)] | None = None
+    """Lowest limit of power that its driver takes."""
     sm_clock_max_mhz: Annotated[float, Bounds(ge=100, le=10_000)] | None
     """Highest compute clock."""
     temp_slowdown_c: Annotated[float, Bounds(ge=40, le=150)] | None
@@ -88,7 +90,7 @@ class DeviceSpec:
     @property
     def counted(self) -> "DeviceSpec":
         """The device by what counts in an id (`UNCOUNTED`); results of equal ones are of one kind of device."""
-        return replace(self, peak_fp8_flop_per_s=None)
+        return replace(self, peak_fp8_flop_per_s=None, power_limit_least_w=None)
 
     def peak_flop_per_s(self, dtype: str) -> float | None:
         """Returns the dense peak for a data type; None where it is unknown."""
@@ -112,7 +114,7 @@ class DeviceSpec:
         return _words(name) in map(_words, self.product_names)
 
 
-UNCOUNTED: Final = frozenset({"source", "peak_fp8_flop_per_s"})
+UNCOUNTED: Final = frozenset({"source", "peak_fp8_flop_per_s", "power_limit_least_w"})
 """Fields of a device that count in no trial's id, and that make no other cluster of it. A peak in fp8 came later: the
 devices of earlier studies have none, and what they measured is theirs."""
 
@@ -141,6 +143,7 @@ DEVICES: Final[dict[str, DeviceSpec]] = {
             memory_bandwidth_bytes_per_s=3.35e12,
             link_bandwidth_bytes_per_s=450e9,  # 18 NVLink 4 links, 900 GB/s both directions together
             power_limit_w=700.0,
+            power_limit_least_w=200.0,  # nvidia-smi -q: Min Power Limit, as of the next ones but H200
             sm_clock_max_mhz=1980.0,
             temp_slowdown_c=89.0,
             product_names=("NVIDIA H100 80GB HBM3",),  # NVML
@@ -157,6 +160,7 @@ DEVICES: Final[dict[str, DeviceSpec]] = {
             memory_bandwidth_bytes_per_s=4.8e12,
             link_bandwidth_bytes_per_s=450e9,
             power_limit_w=700.0,
+            power_limit_least_w=200.0,  # measured: NVML, driver 580.159.04
             sm_clock_max_mhz=1980.0,
             temp_slowdown_c=89.0,  # measured: NVML slowdown threshold, driver 580.159.04
             product_names=("NVIDIA H200",),  # measured: NVML, driver 580.159.04; the NVL board is "NVIDIA H200 NVL"
@@ -235,6 +239,7 @@ DEVICES: Final[dict[str, DeviceSpec]] = {
             memory_bandwidth_bytes_per_s=2.039e12,
             link_bandwidth_bytes_per_s=300e9,  # 12 NVLink 3 links, 600 GB/s both directions together
             power_limit_w=400.0,
+            power_limit_least_w=100.0,
             sm_clock_max_mhz=1410.0,
             temp_slowdown_c=None,
             matrix_energy=N7_ENERGY,
@@ -250,6 +255,7 @@ DEVICES: Final[dict[str, DeviceSpec]] = {
             memory_bandwidth_bytes_per_s=1.555e12,
             link_bandwidth_bytes_per_s=300e9,  # 12 NVLink 3 links, 600 GB/s both directions together
             power_limit_w=400.0,
+            power_limit_least_w=100.0,
             sm_clock_max_mhz=1410.0,
             temp_slowdown_c=None,
             matrix_energy=N7_ENERGY,
@@ -265,6 +271,7 @@ DEVICES: Final[dict[str, DeviceSpec]] = {
             memory_bandwidth_bytes_per_s=1.935e12,
             link_bandwidth_bytes_per_s=32e9,  # PCIe 4.0 x16; only pairs have an NVLink bridge
             power_limit_w=300.0,
+            power_limit_least_w=150.0,
             sm_clock_max_mhz=1410.0,
             temp_slowdown_c=None,
             matrix_energy=N7_ENERGY,

@@ -109,6 +109,9 @@ def _batch(key: _Key, plans: Sequence[Plan]) -> Batch:
         places = {value: place for place, value in enumerate(AXES[name].choices)}
         return np.fromiter((places[getattr(plan, name)] for plan in plans), np.int64, len(plans))
 
+    def setting(name: str, found: float | None) -> Floats:
+        return np.array([getattr(plan, name) or found or np.inf for plan in plans], np.float64)
+
     return Batch(
         model=model,
         cluster=cluster,
@@ -122,8 +125,8 @@ def _batch(key: _Key, plans: Sequence[Plan]) -> Batch:
         ),
         **{name: count(name) for name, axis in AXES.items() if axis.kind == "count"},
         **{name: choice(name) for name in ("sharding", "recompute", "offload", "overlap")},
-        limit_w=np.full(len(plans), cluster.sensed_device.power_limit_w or np.inf),
-        clock_mhz=np.full(len(plans), np.inf),
+        limit_w=setting("power_limit_w", cluster.sensed_device.power_limit_w),
+        clock_mhz=setting("clock_mhz", None),
         layers=_layers(model, plans),
     )
 

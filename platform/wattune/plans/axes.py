@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Final, Literal
 
-AxisKind = Literal["count", "choice", "layout", "order"]
+AxisKind = Literal["count", "choice", "layout", "order", "setting"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,7 +12,8 @@ class Axis:
 
     name: str
     kind: AxisKind
-    """`count`: a positive integer; `choice`: a name; `layout`: layers a stage, or a name; `order`: slots, or a name."""
+    """`count`: a positive integer; `choice`: a name; `layout`: layers a stage, or a name; `order`: slots, or a name;
+    `setting` of a device: a name of `choices`, or a positive integer where it has none, or `FOUND`."""
     choices: tuple[str, ...] = ()
     """Names that are values of the axis."""
     neutral: str
@@ -20,6 +21,15 @@ class Axis:
     meaning: str
     """A line of text for users."""
 
+
+FOUND: Final = "found"
+"""The value of a setting that leaves a device as it was found; a plan holds None."""
+
+NVIDIA_PROFILES: Final = ("max_p", "max_q", "network", "balanced", "llm_training", "llm_inference", "hpc")
+"""NVIDIA's workload power profiles, `NVML_POWER_PROFILE_*` in nvml.h 13, as far as they are of whole workloads."""
+
+AMD_PROFILES: Final = ("compute", "power_saving", "bootup_default")
+"""AMD's power profiles, `AMDSMI_PWR_PROF_PRST_*_MASK` in amdsmi.h, as far as they are of accelerators."""
 
 AXES: Final[dict[str, Axis]] = {
     axis.name: axis
@@ -94,6 +104,15 @@ AXES: Final[dict[str, Axis]] = {
             neutral="topology",
             meaning="which device slot each rank drives",
         ),
+        Axis(name="power_limit_w", kind="setting", neutral=FOUND, meaning="watts that each device may draw"),
+        Axis(name="clock_mhz", kind="setting", neutral=FOUND, meaning="compute clock that each device is locked to"),
+        Axis(
+            name="power_profile",
+            kind="setting",
+            choices=(*NVIDIA_PROFILES, *AMD_PROFILES),
+            neutral=FOUND,
+            meaning="power profile of each device's driver",
+        ),
     )
 }
 """Every axis by name, in the order tables list them."""
@@ -103,6 +122,11 @@ HELD_IN: Final = {"bf16": "bf16", "fp8": "bf16", "fp32": "fp32"}
 
 ITEM_BYTES: Final = {name: {"bf16": 2, "fp32": 4}[held] for name, held in HELD_IN.items()}
 """Bytes of one number that is held, by `dtype`."""
+
+SETTINGS: Final = tuple(name for name, axis in AXES.items() if axis.kind == "setting")
+"""Axes that are set on devices, whatever trains on them."""
+
+_UNITS: Final = {"power_limit_w": "W", "clock_mhz": "MHz"}
 
 DEGREES: Final = ("tp", "pp", "cp", "ep", "etp", "vpp")
 """Axes that are parallel degrees."""
@@ -131,6 +155,10 @@ class Plan:
     """Layers per pipeline stage in stage order (chunk-major with interleaving). Empty means even."""
     rank_order: str | tuple[int, ...] = "topology"
     """`topology`, or the device slot of every rank, counted over all nodes."""
+    power_limit_w: int | None = None
+    """Watts that each device may draw; None leaves the limit as it was found, as do the next two."""
+    clock_mhz: int | None = None
+    power_profile: str | None = None
 
     def dp(self, world_size: int) -> int:
         """Returns the data parallel degree on that many ranks: world = tp * pp * cp * dp."""
@@ -156,7 +184,13 @@ class Plan:
         parts += ["fp8"] if self.dtype == "fp8" else []
         parts += [f"layout={'-'.join(map(str, self.layout))}"] if self.layout else []
         parts += [f"order={self.rank_order}"] if self.rank_order != "topology" else []
+        parts += [f"{value}{_UNITS.get(name, '')}" for name, value in self.settings.items()]
         return " ".join(parts)
+
+    @property
+    def settings(self) -> dict[str, int | str]:
+        """Settings of its devices, by axis; empty where they stay as they were found."""
+        return {name: value for name in SETTINGS if (value := getattr(self, name)) is not None}
 
 
 assert {field.name for field in fields(Plan)} == set(AXES), "Plan and AXES name the same axes"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
 from wattune.errors import SpaceError, closest
-from wattune.plans.axes import AXES, Plan
+from wattune.plans.axes import AXES, SETTINGS, Plan
 from wattune.plans.engines import Configuration, runs_program
 from wattune.plans.parallel import num_micro_batches
 
@@ -29,7 +29,13 @@ OF_WORKLOAD: Final = ("seq_len", "global_batch_size", "num_micro_batches")
 PLACED: Final = "rank_order"
 """The axis that no command can follow: its own launcher places the ranks."""
 
-FILL_INS: Final = (*(name for name in AXES if name != PLACED), *OF_CLUSTER, *OF_WORKLOAD, "model", *RUN_TIME)
+FILL_INS: Final = (
+    *(name for name in AXES if name not in (PLACED, *SETTINGS)),
+    *OF_CLUSTER,
+    *OF_WORKLOAD,
+    "model",
+    *RUN_TIME,
+)
 """Every name of a template that is not a flag."""
 
 _DERIVED: Final[Mapping[str, tuple[str, ...]]] = {
@@ -269,7 +275,7 @@ def values_of(spec: Configuration, flags: Iterable[tuple[str, FlagValue]]) -> di
     """Returns the values a configuration gives its program, but `RUN_TIME`; an unnamed model or workload gives none."""
     plan: Plan = spec.plan
     cluster = spec.cluster
-    values: dict[str, Any] = {name: getattr(plan, name) for name in AXES}
+    values: dict[str, Any] = {name: getattr(plan, name) for name in AXES if name not in SETTINGS}
     values["layout"] = plan.layout or "even"
     values |= {name: getattr(cluster, name) for name in ("devices_per_node", "num_nodes", "world_size")}
     values["dp"] = plan.dp(cluster.world_size)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from wattune.catalog.hardware import DeviceSpec
 from wattune.plans.axes import AXES, ITEM_BYTES
 from wattune.plans.engines import CAPABILITIES, ROUTINGS, Configuration
 from wattune.plans.parallel import num_micro_batches
 from wattune.plans.placement import order_problem
+from wattune.plans.settings import device_settings
 
 _MOST_LISTED: Final = 16
 
@@ -109,7 +109,8 @@ def dtype(c: Configuration) -> str | None:
     """Engine and device train in this data type."""
     of_engine = CAPABILITIES[c.engine].dtypes
     # Simulated sensors are those of a device that ran the plan.
-    lacking = next((one for one in _devices(c) if c.plan.dtype not in one.trains_in), None)
+    devices = (c.cluster.rank_device, c.cluster.sensed_device)
+    lacking = next((one for one in devices if c.plan.dtype not in one.trains_in), None)
     if c.plan.dtype in of_engine and lacking is None:
         return None
     both = _listed([name for name in c.cluster.rank_device.dtypes if name in of_engine])
@@ -459,6 +460,7 @@ RULES: Final[tuple[Rule, ...]] = (
     micro_batches,
     loss_chunks,
     rank_order,
+    device_settings,
 )
 """Every rule, in the order of judging. A rejected configuration names the first that it breaks."""
 
@@ -471,13 +473,6 @@ _OF_WORKLOAD: Final = frozenset(
     (adapters, routing, fp8_tokens, positions, sequence, forward_only, batch, micro_batches, loss_chunks)
 )
 """Rules that need a workload."""
-
-
-def _devices(c: Configuration) -> Iterator[DeviceSpec]:
-    """Yields the device that runs a plan, and the one whose sensors are simulated."""
-    yield c.cluster.rank_device
-    if c.cluster.simulate_sensors_of:
-        yield c.cluster.sensed_device
 
 
 def _indivisible(c: Configuration, axis: str, degree: int, field: str, total: int) -> str | None:

@@ -42,7 +42,7 @@ _OTHERS: Final[Mapping[str, tuple[Field, Callable[[TrialSpec], int | str]]]] = {
 """Fields that are not a plain axis."""
 
 FIELDS: Final[Mapping[str, Field]] = {
-    **{name: _COUNT if axis.kind == "count" else Field(kind=str, choices=axis.choices) for name, axis in AXES.items()},
+    **{name: Field(kind=str, choices=axis.choices) if axis.choices else _COUNT for name, axis in AXES.items()},
     **{name: field for name, (field, _) in _OTHERS.items()},
 }
 """Every field that a condition may name: the axes, `dp`, and those of model, cluster, engine and workload. Flags of the
@@ -76,7 +76,7 @@ def value_of(spec: TrialSpec, field: str) -> int | float | str | None:
     if field not in FIELDS:
         flag = dict(spec.flags).get(field)
         return text_of(flag) if isinstance(flag, bool | tuple) else flag
-    value: int | str = getattr(spec.plan, field)
+    value: int | str | None = getattr(spec.plan, field)
     return value
 
 

@@ -33,6 +33,7 @@ _FIGURES: Final = (
     "memory_bandwidth_bytes_per_s",
     "link_bandwidth_bytes_per_s",
     "power_limit_w",
+    "power_limit_least_w",
     "sm_clock_max_mhz",
     "temp_slowdown_c",
 )

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 from wattune.errors import SpaceError, WattuneError
 from wattune.metrics import METRICS, PER_STEP_METRICS
 from wattune.objective import Constraint, Field, Objective, field_of
-from wattune.plans.axes import AXES, Plan
+from wattune.plans.axes import AXES, SETTINGS, Plan
 from wattune.plans.engines import CAPABILITIES, runs_program
 from wattune.plans.program import (
     FILL_INS,
@@ -128,7 +128,7 @@ def check_flags(value: dict[str, Any]) -> dict[str, list[FlagValue]]:
         values = written if isinstance(written, list) else [written]
         if not re.fullmatch(FLAG_NAME, str(name)):
             found.append(((name,), "is no name of a flag; use letters, digits and _, up to 64"))
-        elif name in FILL_INS or name in (PLACED, *_NAMES):
+        elif name in FILL_INS or name in (*AXES, *_NAMES):
             use = f"list its values in space.{name}" if name in AXES else "call the flag otherwise"
             found.append(((name,), f"means something already; {use}"))
         elif name in METRICS:
@@ -389,7 +389,7 @@ def _unused(space: SpaceLike) -> Iterable[tuple[Path, str]]:
         for axis, values in axes.items():
             if axis == PLACED and values != ["topology"]:
                 yield ("space", axis), "places ranks, which a command's own launcher does; leave it out"
-            elif axis not in shown and len(values) > 1:
+            elif axis not in (*shown, *SETTINGS) and len(values) > 1:
                 text = f"has {len(values)} values and the command uses none; write {{{axis}}} in it, or keep one value"
                 yield ("space", axis), text
     elif space.format is not None:  # a stored study was accepted once

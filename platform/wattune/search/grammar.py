@@ -17,8 +17,9 @@ from wattune.errors import PlanError, closest
 from wattune.field_types import LARGEST_COUNT, LARGEST_WORLD, Count, Positive
 from wattune.metrics import METRICS, PER_STEP_METRICS
 from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
-from wattune.plans.axes import AXES, Axis
+from wattune.plans.axes import AXES, FOUND, SETTINGS, Axis
 from wattune.plans.engines import CAPABILITIES, MODES, ROUTINGS, capabilities, runs_program
+from wattune.plans.settings import setting_problem
 from wattune.scale_down.cut import cluster_of
 from wattune.search.cluster_entry import ClusterEntry, cluster_in_short
 from wattune.search.command_entry import (
@@ -46,6 +47,9 @@ from wattune.workload import Lora, TokenFile, Workload
 LONGEST_VALUE: Final = 2**16
 """Most entries of one value of an axis, such as a layout."""
 
+_LARGEST_SETTING: Final = 10_000
+"""Most watts or megahertz that an axis may ask for; a device's own range is a matter of rules."""
+
 
 def _axis_problem(axis: Axis, value: Any) -> str | None:
     """Says why an axis cannot have a value; None where it can."""
@@ -54,12 +58,16 @@ def _axis_problem(axis: Axis, value: Any) -> str | None:
         if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most:
             return None
         return got(value, f"an integer from 1 to {most:,}")
-    if isinstance(value, str) and value in axis.choices:
+    choices = (FOUND, *axis.choices) if axis.kind == "setting" else axis.choices
+    if isinstance(value, str) and value in choices:
         return None
-    if isinstance(value, str) and axis.kind == "choice":
-        return f'unknown value "{value[:60]}"; {closest(value, axis.choices)}'
-    if axis.kind == "choice":
-        return got(value, " | ".join(axis.choices))
+    if axis.kind == "setting" and not axis.choices:
+        whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _LARGEST_SETTING
+        return None if whole else got(value, f"{FOUND}, or an integer from 1 to {_LARGEST_SETTING:,}")
+    if isinstance(value, str) and axis.kind in ("choice", "setting"):
+        return f'unknown value "{value[:60]}"; {closest(value, choices)}'
+    if axis.kind in ("choice", "setting"):
+        return got(value, " | ".join(choices))
     least = 1 if axis.kind == "layout" else 0
     whole = isinstance(value, list) and 0 < len(value) <= LONGEST_VALUE
     if whole and all(type(item) is int and least <= item <= LARGEST_WORLD for item in value):
@@ -140,8 +148,10 @@ def _axes_schema() -> JsonSchema:
             "minItems": 1,
             "maxItems": LONGEST_VALUE,
         }
-        names = {"enum": list(axis.choices)}
-        item = count if axis.kind == "count" else names if axis.kind == "choice" else {"anyOf": [names, several]}
+        names = {"enum": [FOUND, *axis.choices] if axis.kind == "setting" else list(axis.choices)}
+        setting = {"anyOf": [names, {"type": "integer", "minimum": 1, "maximum": _LARGEST_SETTING}]}
+        items = {"count": count, "choice": names, "setting": names if axis.choices else setting}
+        item = items.get(axis.kind, {"anyOf": [names, several]})
         properties[axis.name] = {
             "type": "array",
             "minItems": 1,
@@ -406,7 +416,8 @@ class SpaceFile(Entry):
             names = ", ".join(entry.name for entry in self.model)
             found.append((("workload", "routing"), f"sends tokens to experts and {names} has none; leave it out"))
         found += (
-            self._scale_problems()
+            self._settings()
+            + self._scale_problems()
             + self._names_twice()
             + ladder_problems(self.search, measure.min_steps, measure.min_seconds)
         )
@@ -454,6 +465,19 @@ class SpaceFile(Entry):
         if any(one.target for one in self.model or ()) and self.limits.node_device_power_w is not None:
             text = "stops small runs, which are on other nodes than those it is of; bound the large ones by constraints"
             found.append((("limits", "node_device_power_w"), text))
+        return found
+
+    def _settings(self) -> list[tuple[Path, str]]:
+        """Finds settings that no cluster of the space can have: bad input. Those that some can have are for rules."""
+        clusters = [entry.resolve() for entry in self.cluster]
+        written: list[tuple[Path, str, Any]]
+        written = [(("space", a, at), a, v) for a, values in (self.space or {}).items() for at, v in enumerate(values)]
+        written += [(("plans", at, a), a, v) for at, plan in enumerate(self.plans) for a, v in plan.items()]
+        found: list[tuple[Path, str]] = []
+        for path, axis, value in written:
+            if axis in SETTINGS and value != FOUND:
+                problems = [setting_problem(one, axis, value) for one in clusters]
+                found += [(path, problems[0])] if problems[0] and all(problems) else []
         return found
 
     def _names_twice(self) -> list[tuple[Path, str]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from wattune.errors import NothingToTryError, SpaceError
-from wattune.plans.axes import Plan
+from wattune.plans.axes import SETTINGS, Plan
 from wattune.plans.effective import effective
 from wattune.plans.engines import runs_program
 from wattune.plans.program import FlagValue, Program, is_command, shown_axes, text_of, values_of
@@ -246,7 +246,7 @@ def _without_unused(products: Products, spec: TrialSpec) -> tuple[TrialSpec, tup
     notes = [f"{name}={text_of(dict(program.flags)[name])} does nothing in engine {spec.engine}" for name in idle]
     plan = spec.plan
     if is_command(spec):
-        shown = shown_axes(names)
+        shown = {*shown_axes(names), *SETTINGS}  # those are set on devices, whatever runs there
         neutral = Plan(dtype=spec.cluster.rank_device.dtypes[0])
         # One value says what the command does anyway; of several each would be a trial that does the same.
         each = [axes for axes, _ in products]

@@ -14,7 +14,7 @@ from wattune.catalog.models import OWN_MODEL, ModelSpec
 from wattune.deadline import read_bounded
 from wattune.errors import SpaceError
 from wattune.objective import Constraint, Objective, Question
-from wattune.plans.axes import AXES, Plan
+from wattune.plans.axes import AXES, FOUND, Plan
 from wattune.plans.program import FlagValue, Program, split_command
 from wattune.scale_down.cut import Target
 from wattune.search.cluster_entry import plain_cluster
@@ -207,13 +207,13 @@ def _command_document(file: SpaceFile) -> dict[str, Any]:
 
 
 def plain_value(value: Any) -> Any:
-    """Writes an axis value as a file does: a list for a tuple, `even` for the layout without entries."""
-    return (list(value) or "even") if isinstance(value, tuple) else value
+    """Writes an axis value as a file does: a list for a tuple, names for a layout without entries and for None."""
+    return (list(value) or "even") if isinstance(value, tuple) else FOUND if value is None else value
 
 
 def _plan_value(value: Any) -> Any:
     """Returns an axis value as `Plan` holds it."""
-    return tuple(value) if isinstance(value, list) else () if value == "even" else value
+    return tuple(value) if isinstance(value, list) else () if value == "even" else None if value == FOUND else value
 
 
 def _plan_values(plan: Mapping[str, Any]) -> dict[str, Any]:

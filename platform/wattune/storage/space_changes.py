@@ -14,7 +14,7 @@ from typing import Any, Final
 from wattune.catalog.hardware import UNCOUNTED, ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.field_types import default_of
-from wattune.plans.axes import Plan
+from wattune.plans.axes import FOUND, Plan
 from wattune.trial import Measure
 from wattune.workload import Workload
 
@@ -207,4 +207,4 @@ def _counted(cluster: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     """Writes an axis value as a file does."""
-    return (list(value) or "even") if isinstance(value, tuple) else value
+    return (list(value) or "even") if isinstance(value, tuple) else FOUND if value is None else value

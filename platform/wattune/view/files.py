@@ -17,8 +17,8 @@ from wattune.trial import TrialSpec
 from wattune.view.arrow import arrow, csv_text, flat, schema_of
 from wattune.view.table import Column, columns_of
 
-_KINDS: Final = {"count": "count", "choice": "text", "layout": "layout", "order": "text"}
-"""Kinds of columns by those of axes."""
+_KINDS: Final = {"choice": "text", "layout": "layout", "order": "text"}
+"""Kinds of columns by those of axes; others are counts, or text where they have names."""
 
 _Run: TypeAlias = tuple[TrialSpec, Run]
 
@@ -29,7 +29,11 @@ def plan_columns(spec_of: Callable[[Any], TrialSpec]) -> list[Column]:
     def column(name: str) -> Column:
         if name == "rank_order":
             return Column(name, lambda row: flat(spec_of(row).plan.rank_order))
-        return Column(name, lambda row: getattr(spec_of(row).plan, name), kind=_KINDS[AXES[name].kind])
+        return Column(
+            name,
+            lambda row: getattr(spec_of(row).plan, name),
+            kind=_KINDS.get(AXES[name].kind) or ("text" if AXES[name].choices else "count"),
+        )
 
     return [column(name) for name in AXES]
 

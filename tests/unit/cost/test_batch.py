@@ -1,5 +1,6 @@
 """Candidates as columns say what their specifications say."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -23,6 +24,12 @@ PLANS = (
 @pytest.fixture
 def specs() -> list[TrialSpec]:
     return [trial_spec("llama3_70b", on=CLUSTER, engine="megatron", batch=64, plan=plan) for plan in PLANS]
+
+
+def test_settings_are_those_of_the_plan_or_of_the_device() -> None:
+    plans = (Plan(), Plan(power_limit_w=500), Plan(clock_mhz=1500))
+    ((_, batch),) = batches([trial_spec("llama3_70b", on=CLUSTER, batch=64, plan=plan) for plan in plans])
+    assert list(batch.limit_w) == [700, 500, 700] and list(batch.clock_mhz) == [math.inf, math.inf, 1500]
 
 
 def test_columns_are_those_of_the_plans(specs: list[TrialSpec]) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from wattune.plans.axes import AXES, DEGREES, HELD_IN, ITEM_BYTES, Plan
+from wattune.plans.axes import AXES, DEGREES, FOUND, HELD_IN, ITEM_BYTES, Plan
 
 COUNT = st.integers(1, 12)
 PLANS = st.builds(
@@ -15,6 +15,9 @@ PLANS = st.builds(
     **{name: st.sampled_from(AXES[name].choices) for name in ("sharding", "recompute", "offload", "overlap", "dtype")},
     layout=st.lists(COUNT, max_size=3).map(tuple),
     rank_order=st.one_of(st.just("topology"), st.permutations(range(4)).map(tuple)),
+    power_limit_w=st.none() | st.integers(1, 10_000),
+    clock_mhz=st.none() | st.integers(1, 10_000),
+    power_profile=st.none() | st.sampled_from(AXES["power_profile"].choices),
 )
 
 
@@ -26,6 +29,8 @@ def test_every_axis_is_a_field_of_plans_with_its_neutral_value() -> None:
         value = getattr(neutral, name)
         if axis.kind == "count":
             assert value == 1 and axis.choices == ()
+        elif axis.kind == "setting":
+            assert value is None and axis.neutral == FOUND
         elif axis.kind == "layout":
             assert value == () and axis.neutral in axis.choices
         else:
@@ -70,6 +75,7 @@ def test_a_label_changes_with_every_axis_but_between_bf16_and_fp32(plan: Plan, a
         (Plan(recompute="full", offload="activations"), "mbs1 recompute=full offload=activations"),
         (Plan(micro_batch_size=4, loss_chunks=8), "mbs4 loss_chunks=8"),
         (Plan(recompute="full", overlap="grad"), "mbs1 recompute=full overlap=grad"),
+        (Plan(power_limit_w=500, clock_mhz=1500, power_profile="max_q"), "mbs1 500W 1500MHz max_q"),
         (Plan(pp=2, layout=(3, 1), rank_order=(1, 0)), "pp2 mbs1 layout=3-1 order=(1, 0)"),
     ],
 )

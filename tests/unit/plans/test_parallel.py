@@ -101,6 +101,6 @@ def test_a_label_names_what_is_not_neutral():
 def test_the_axis_table_gives_names_for_every_choice():
     for axis in AXES.values():
         assert axis.neutral and axis.meaning
-        assert bool(axis.choices) == (axis.kind != "count")
+        assert bool(axis.choices) == (axis.kind != "count") or axis.kind == "setting"
         if axis.kind == "choice" and axis.name != "dtype":
             assert axis.neutral == axis.choices[0]

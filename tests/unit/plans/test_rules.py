@@ -89,6 +89,7 @@ BROKEN = {
         "loss_chunks=3 does not divide the 2048 tokens of a micro-batch",
         "use loss_chunks in {1, 2, 4, 8",
     ),
+    "device_settings": (spec(power_limit_w=701), "power_limit_w=701 is outside what h200_sxm takes", "200 to 700 W"),
     "rank_order": (spec(rank_order=(0, 1)), "lists 2 slots for world_size=16", "one slot a rank"),
 }
 

@@ -9,8 +9,8 @@ from made_trials import FASTEST, asked, numbers, speed, trial
 
 from wattune.catalog.models import model
 from wattune.errors import SpaceError
-from wattune.plans.axes import AXES, Plan
-from wattune.ranking.conditions import FIELDS, parse_where, unmet, value_of
+from wattune.plans.axes import AXES, SETTINGS, Plan
+from wattune.ranking.conditions import FIELDS, keeps, parse_where, unmet, value_of
 from wattune.ranking.order import rank
 from wattune.run import RunStatus
 
@@ -37,7 +37,10 @@ def test_a_condition_says_of_a_configuration_what_it_says(text: str, holds: bool
 def test_every_axis_and_the_parallel_degree_that_follows_are_fields() -> None:
     assert {*AXES, "dp", "engine", "model"} <= FIELDS.keys()
     for name, field in FIELDS.items():
-        assert isinstance(value_of(SPEC, name), field.kind)
+        value = value_of(SPEC, name)
+        assert value is None if name in SETTINGS else isinstance(value, field.kind), "a device as found has no number"
+    limited = replace(SPEC, plan=replace(SPEC.plan, power_limit_w=500))
+    assert [keeps(parse_where("power_limit_w <= 500"), one) for one in (SPEC, limited)] == [False, True]
 
 
 @pytest.mark.parametrize(

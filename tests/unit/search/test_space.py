@@ -123,6 +123,22 @@ def test_layouts_and_orders_become_what_plans_hold():
     study = parse_space(changed("space", {"layout": ["even", [3, 1]], "rank_order": ["topology", [1, 0]]}))
     assert study.axes == {"layout": ((), (3, 1)), "rank_order": ("topology", (1, 0))}
     assert study.document["space"]["layout"] == ["even", [3, 1]]
+    study = parse_space(SMALL | {"cluster": "1x4 h200_sxm", "space": {"power_limit_w": ["found", 500]}})
+    assert study.axes == {"power_limit_w": (None, 500)}
+    assert study.document["space"]["power_limit_w"] == ["found", 500] and study.document["space"]["tp"] == [1]
+
+
+def test_a_setting_that_no_cluster_can_have_is_bad_input_and_one_that_some_can_have_is_not():
+    asked = {"space": {"power_limit_w": [650, 701, 900]}, "plans": [{"clock_mhz": 1501}]}
+    with pytest.raises(SpaceError) as caught:
+        parse_space(SMALL | {"cluster": "1x4 h200_sxm"} | asked)
+    said = str(caught.value)
+    assert "space.power_limit_w[1]: power_limit_w=701 is outside what h200_sxm takes; use 200 to 700 W" in said
+    assert "power_limit_w[2]" in said and "power_limit_w[0]" not in said
+    assert "plans[0].clock_mhz: clock_mhz=1501 is no clock of h200_sxm" in said and "use 1500 or 1515" in said
+    assert parse_space(SMALL | {"cluster": ["1x4 h200_sxm", "1x4 gb200"], "space": {"power_limit_w": [900]}})
+    with pytest.raises(SpaceError, match="none of cpu, whose driver sets nothing"):
+        parse_space(SMALL | {"cluster": "1x4 cpu", "space": {"power_limit_w": [900]}})
 
 
 def test_the_document_spells_out_defaults_and_is_itself_a_space():
@@ -224,6 +240,12 @@ WRONG = [
     ("space.sharding", ["zero9"], 'space.sharding[0]: unknown value "zero9"; did you mean "zero3"?'),
     ("space.sharding", [3], "space.sharding[0]: got 3, allowed: none | zero1 | zero2 | zero3"),
     ("space.layout", [[2, 0]], "space.layout[0]: got a list, allowed: even, or a list of layers per stage"),
+    (
+        "space.power_limit_w",
+        [True],
+        "space.power_limit_w[0]: got the boolean true, allowed: found, or an integer from 1 to 10,000",
+    ),
+    ("space.power_profile", ["maxq"], 'space.power_profile[0]: unknown value "maxq"; did you mean "max_q"?'),
     ("space.rank_order", ["fast"], 'space.rank_order[0]: got the text "fast", allowed: topology, or a list'),
     ("space.tp", [1, 2, 1], "space.tp[2]: the same as entry 0; remove one"),
     ("engine", ["torch", "torch"], "engine[1]: the same as entry 0; remove one"),

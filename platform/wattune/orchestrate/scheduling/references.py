@@ -72,7 +72,7 @@ def _key(name: str, value: Any) -> Any:
     axis = AXES[name]
     if axis.kind == "choice":
         return axis.choices.index(value)
-    return value if axis.kind == "count" else str(value)
+    return str(value) if axis.choices else value or 0
 
 
 def _flag_key(value: Any) -> Any:

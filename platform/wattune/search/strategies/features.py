@@ -51,6 +51,9 @@ def numbers_of(spec: TrialSpec) -> dict[str, float]:
     columns["loss_chunks"] = math.log2(plan.loss_chunks)
     columns["micro_batch_size"] = math.log2(plan.micro_batch_size)
     columns["micro_batches"] = math.log2(max(workload.global_batch_size / (dp * plan.micro_batch_size), 1.0))
+    device = cluster.sensed_device
+    for name, own in (("power_limit_w", device.power_limit_w), ("clock_mhz", device.sm_clock_max_mhz)):
+        columns[name] = math.log2((getattr(plan, name) or own or 1000) / (own or 1000))  # 0 is as found
     columns |= {name: float(steps.index(getattr(plan, name))) for name, steps in _STEPS.items()}
     layers = plan.layout or (1,)
     columns["imbalance"] = 4.0 * math.log2(max(layers) * len(layers) / sum(layers))
@@ -75,6 +78,7 @@ def categories_of(spec: TrialSpec) -> dict[str, str]:
         "overlap": plan.overlap,
         "dtype": plan.dtype,
         "rank_order": str(plan.rank_order),
+        "power_profile": str(plan.power_profile),
         "layout": str(plan.layout),
         "engine": spec.engine,
         "model": spec.model.name,
