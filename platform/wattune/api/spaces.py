@@ -20,6 +20,7 @@ from wattune.scale_down.cut import parse_target
 from wattune.scale_down.invariants import Scaled, compare
 from wattune.search.command_entry import NEEDS_TOKENS
 from wattune.search.fields import listed
+from wattune.search.model_entry import other_than_named
 from wattune.search.prune import SCALE_DOWN, Candidate, Candidates, Equivalent, Rejected, prune
 from wattune.search.space import StudySpec, load_space, parse_space
 from wattune.search.strategies.protocol import Observation, Problem, Strategy
@@ -93,7 +94,14 @@ class StudyPlan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings about settings that can be used and may not give what is asked."""
-        return (*self._unmeasured_peaks(), *self._unknown_work(), *self._unknown_tokens(), *self.untrained)
+        others = filter(None, map(other_than_named, self.spec.models))
+        return (
+            *self._unmeasured_peaks(),
+            *self._unknown_work(),
+            *self._unknown_tokens(),
+            *self.untrained,
+            *(f"model: {text}" for text in others),
+        )
 
     @property
     def untrained(self) -> tuple[str, ...]:

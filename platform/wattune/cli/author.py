@@ -64,7 +64,7 @@ def init(
         given |= {"--leave-out": leave_out, "--objective": None if objective == _OBJECTIVE else objective}
         if named := [flag for flag, value in given.items() if value]:
             raise typer.BadParameter(f"--example writes a space as it is; leave {', '.join(named)} out")
-        path = Path(f"{example}.yaml") if path == Path(_SPACE_NAME) else path
+        path = Path(f"{Path(example).name}.yaml") if path == Path(_SPACE_NAME) else path
         _refuse_existing(path)
         _write(path, example_text(example, schema_line(SCHEMA_NAME)))
         return

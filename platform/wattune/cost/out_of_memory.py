@@ -63,12 +63,14 @@ def out_of_memory_probability(specs: Sequence[TrialSpec], found: Estimates) -> F
     """Computes the probability that each trial needs more memory than its device leaves it.
 
     Fragmentation of the allocator comes on top: of six trials that ran out of memory on two H100, three are below 0.5
-    here, and one of these would have fitted but for what was reserved and free.
+    here, and one of these would have fitted but for what was reserved and free. Weights that are more than the device's
+    datasheet has are certain not to fit, though a driver may find a little more.
     """
     peak = found.columns["memory_peak_bytes"]
     usable = np.array([usable_bytes(spec.cluster.sensed_device) for spec in specs], np.float64)
     behind = (np.log(peak.value) - np.log(usable)) / (_SCALE * peak.log_std)
-    return _t4_cumulative(behind)
+    stated = np.array([spec.cluster.sensed_device.memory_bytes or math.inf for spec in specs], np.float64)
+    return np.where(found.memory_parts_bytes.get("weights", 0.0) > stated, 1.0, _t4_cumulative(behind))
 
 
 def _t4_cumulative(value: Floats) -> Floats:

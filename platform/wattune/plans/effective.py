@@ -81,6 +81,8 @@ def _overlap_of_nothing(c: Configuration, plan: Plan) -> Change | None:
         return "overlap", "grad", "no parameters to gather at sharding=none"
     if plan.overlap == "tp" and plan.tp == 1:
         return "overlap", "none", "nothing to overlap at tp=1"
+    if plan.overlap == "tp" and plan.sharding == "zero3":  # NeMo, megatron_base_model.py: "not available with FSDP"
+        return "overlap", "none", "its buffers are not for weights that are gathered (sharding=zero3)"
     return None
 
 

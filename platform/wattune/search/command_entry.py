@@ -40,6 +40,21 @@ from wattune.steps.source import KINDS, PRESETS, UNITS_NS, parse_source
 MOST_VALUES: Final = 1000
 """Most values of a flag."""
 
+OF_PLAN: Final = ("model", "cluster", "engine", "seq_len", "global_batch_size")
+"""Dimensions outside of a plan that an entry of `plans` may name: it is then crossed with that value alone."""
+
+PLAN_SCHEMA: Final[JsonSchema] = {
+    "type": "object",
+    "properties": {  # the axes refer to those of `space`: `wattune.search.reference`
+        "flags": {"type": "object"},
+        **{name: {"type": "string"} for name in OF_PLAN[:3]},
+        **{name: {"type": "integer", "minimum": 1} for name in (*OF_PLAN[3:], "dp")},
+    },
+    "additionalProperties": False,
+    "minProperties": 1,
+}
+"""Description of an entry of `plans` in JSON Schema."""
+
 LONGEST_TEXT: Final = 4096
 """Most characters of an argument, a variable's value or a flag's value."""
 
@@ -229,7 +244,7 @@ def products(
     """
     return [
         (
-            {**axes, **{name: [value] for name, value in plan.items() if name != "flags"}},
+            {**axes, **{name: [value] for name, value in plan.items() if name in AXES}},
             {**flags, **{name: [value] for name, value in plan.get("flags", {}).items()}},
         )
         for plan in plans or [{}]
@@ -320,9 +335,24 @@ def _missing(space: SpaceLike) -> Iterable[tuple[Path, str]]:
 
 
 def _plans(space: SpaceLike) -> Iterable[tuple[Path, str]]:
-    """Finds what plans leave open, and what they leave nothing of."""
+    """Finds what plans leave open, what they leave nothing of, and what they are of that the file has not."""
     if not space.plans:
         return
+    sizes = space.workload
+    own: dict[str, list[Any]] = {
+        "model": [entry.name for entry in space.model or ()],
+        "cluster": [entry.resolve().label for entry in space.cluster],
+        "engine": space.engine,
+        "seq_len": sizes.seq_len if sizes else [],
+        "global_batch_size": sizes.global_batch_size if sizes else [],
+    }
+    for index, plan in enumerate(space.plans):
+        for name in OF_PLAN:
+            if name in plan and plan[name] not in own[name]:
+                yield (
+                    ("plans", index, name),
+                    f"got {plan[name]}, none of the file's own: {', '.join(map(str, own[name]))}",
+                )
     each = products({}, {}, space.plans)
     for key, kind in (("space", 0), ("flags", 1)):
         for name in getattr(space, key) or {}:

@@ -8,9 +8,11 @@ _MARK = "# yaml-language-server:"
 
 
 def example_names() -> list[str]:
-    """Lists the shipped spaces by name."""
+    """Lists the shipped spaces by name; those of the paper's sweeps begin with `paper/`."""
     folder = files("wattune").joinpath("examples")
-    return sorted(one.name.removesuffix(".yaml") for one in folder.iterdir() if one.name.endswith(".yaml"))
+    found = {"": folder, "paper/": folder.joinpath("paper")}
+    listed = [f"{place}{one.name}" for place, within in found.items() for one in within.iterdir()]
+    return sorted(name.removesuffix(".yaml") for name in listed if name.endswith(".yaml"))
 
 
 def example_text(name: str, first_line: str) -> str:

@@ -351,8 +351,9 @@ def _reason(spec: TrialSpec, found: Estimates, place: int) -> str:
     parts = sorted(((float(part[place]), name) for name, part in found.memory_parts_bytes.items()), reverse=True)
     listed = ", ".join(f"{name} {size / 1e9:.1f} GB" for size, name in parts if size >= 0.05e9)
     room = spec.cluster.sensed_device
+    usable, stated = usable_bytes(room), room.memory_bytes or math.inf
+    has = f"leaves a program {usable / 1e9:.1f}" if peak.value[place] > usable else f"has {stated / 1e9:.1f}"
     return (
-        f"stage {found.stage[place]} needs {peak.value[place] / 1e9:.1f} GB, and {room.name} leaves a program "
-        f"{usable_bytes(room) / 1e9:.1f} GB: {listed}; "
+        f"stage {found.stage[place]} needs {peak.value[place] / 1e9:.1f} GB, and {room.name} {has} GB: {listed}; "
         "use a larger tp or pp, a smaller micro_batch_size, sharding, or recompute"
     )

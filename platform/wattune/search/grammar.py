@@ -26,6 +26,8 @@ from wattune.search.command_entry import (
     COMMAND_SCHEMA,
     ENVIRONMENT_SCHEMA,
     FLAGS_SCHEMA,
+    OF_PLAN,
+    PLAN_SCHEMA,
     STEPS_SCHEMA,
     check_command,
     check_environment,
@@ -99,7 +101,7 @@ def _axes(space: dict[str, Any] | None) -> dict[str, list[Any]]:
 
 
 def _plan_entries(plans: list[Any]) -> list[Any]:
-    """Accepts plans: mappings of axes to one value each, with a mapping of flags."""
+    """Accepts plans: mappings of axes to one value each, with a mapping of flags, and what they are of."""
     found: list[tuple[Path, str]] = []
     for index, plan in enumerate(plans):
         if not isinstance(plan, dict) or not plan:
@@ -113,9 +115,12 @@ def _plan_entries(plans: list[Any]) -> list[Any]:
                     check_flags({flag: [own] for flag, own in value.items()})
                 except PydanticCustomError as error:
                     found += [((index, name, path[0]), text) for path, text in (error.context or {})["found"]]
-            elif name not in AXES:
+            elif name in OF_PLAN[:3]:
+                if not isinstance(value, str):
+                    found.append(((index, name), got(value, f"the name of one {name} of the file")))
+            elif name not in (*AXES, *OF_PLAN, "dp"):
                 found.append(((index, name), _not_an_axis(str(name))))
-            elif text := _axis_problem(AXES[name], value):
+            elif text := _axis_problem(AXES.get(name, AXES["micro_batch_size"]), value):
                 found.append(((index, name), text))
     if found := found or repetitions([repr(sorted(plan.items())) for plan in plans]):
         raise refuse(found)
@@ -160,14 +165,6 @@ def _axes_schema() -> JsonSchema:
             "description": f"{axis.meaning[0].upper()}{axis.meaning[1:]}. Left out: {axis.neutral}.",
         }
     return {"type": "object", "properties": properties, "additionalProperties": False, "minProperties": 1}
-
-
-_PLAN_SCHEMA: Final[JsonSchema] = {
-    "type": "object",
-    "properties": {"flags": {"type": "object"}},  # the axes refer to those of `space`: `wattune.search.reference`
-    "additionalProperties": False,
-    "minProperties": 1,
-}
 
 
 @keys_of(TokenFile)
@@ -388,11 +385,11 @@ class SpaceFile(Entry):
     space: Annotated[dict[str, Any] | None, AfterValidator(_axes), WithJsonSchema(_axes_schema())] = None
     """Axes to vary, each with its values. `dp` follows: ranks / (tp * pp * cp). Only flags can stand in for it."""
     plans: Annotated[
-        list[Annotated[Any, WithJsonSchema(_PLAN_SCHEMA)]],
+        list[Annotated[Any, WithJsonSchema(PLAN_SCHEMA)]],
         AfterValidator(_plan_entries),
         Field(examples=[[{"tp": 8, "pp": 1}, {"tp": 4, "pp": 2, "sharding": "zero1"}]]),
     ] = Field(default=[])
-    """Plans in mind: mappings of axes to a value, with `flags` of their own, crossed with `space` and `flags`."""
+    """Plans in mind: a value of each axis, own `flags`, the model or size it is of, its `dp`; crossed with the rest."""
     measure: MeasureEntry = MeasureEntry()
     """Measurement of a trial."""
     isolation: Annotated[str, one_of(ISOLATIONS)] = "warm"

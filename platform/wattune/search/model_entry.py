@@ -236,3 +236,28 @@ LARGEST_PATTERN: Final = 512
 
 NAMES: Final = {"examples": [_EXAMPLE], "anyOf": [{"enum": sorted(MODELS)}]}
 """Description of a model that is a catalog's name alone."""
+
+_SHAPES: Final = ("hidden_size", "ffn_hidden_size", "num_heads", "num_kv_heads", "num_experts", "num_experts_per_token")
+"""Fields that a model of fewer layers keeps."""
+
+
+def other_than_named(spec: ModelSpec) -> str:
+    """Says why a model that has a catalog name is another model; empty where it is not, or is a toy of fewer layers.
+
+    A layer that is larger than the catalog's, or another one in all layers, is taken for the model itself.
+    """
+    known = MODELS.get(spec.name)
+    found = {name: getattr(spec, name) for name in _SHAPES if known and getattr(spec, name) != getattr(known, name)}
+    if known is None or not found:
+        return ""
+    if spec.num_layers != known.num_layers and all(value <= getattr(known, name) for name, value in found.items()):
+        return ""
+    same = [one.name for one in MODELS.values() if all(getattr(one, name) == getattr(spec, name) for name in _SHAPES)]
+    differs = ", ".join(f"{name}={value}" for name, value in found.items())
+    catalog = ", ".join(str(getattr(known, name)) for name in found)
+    twin = f"; its numbers are those of {same[0]}" if same else ""
+    return (
+        f"{spec.name} with {differs} is another model (catalog: {catalog}), of {spec.num_parameters / 1e9:.1f} and not "
+        f"{known.num_parameters / 1e9:.1f} billion parameters{twin}; give it a name of its own with like: {spec.name}, "
+        "or leave the override out"
+    )

@@ -13,11 +13,11 @@ from wattune.plans.axes import SETTINGS, Plan
 from wattune.plans.effective import effective
 from wattune.plans.engines import runs_program
 from wattune.plans.program import FlagValue, Program, is_command, shown_axes, text_of, values_of
-from wattune.plans.rules import Violation, violations
+from wattune.plans.rules import Violation, violations, world_size
 from wattune.plans.vocabulary import padding_of
 from wattune.scale_down.choice import KEEPS, choose
 from wattune.search.command_entry import Products
-from wattune.search.space import StudySpec, plain_value
+from wattune.search.space import StudySpec, is_of, plain_value
 from wattune.trial import TrialSpec
 
 Config = Mapping[str, Any]
@@ -185,7 +185,7 @@ def prune(study: StudySpec) -> Candidates:
         plan, of_plan = effective(written)
         spec, equivalences = _without_unused(products, replace(written, plan=plan) if of_plan else written)
         equivalences = (*of_plan, *equivalences)
-        violation = next(violations(spec), None) or _unmet(study, written)
+        violation = next(violations(spec), None) or _other_dp(spec, config) or _unmet(study, written)
         if violation:
             reason = sys.intern(violation.reason)  # few differ among very many
             rejected.append(Rejected(config=config, rule=violation.rule, reason=reason))
@@ -271,6 +271,16 @@ def _is_same(axis: str, each: Sequence[Mapping[str, Sequence[Any]]]) -> bool:
     return len({value for axes in each for value in axes.get(axis, (None,))}) < 2
 
 
+def _other_dp(spec: TrialSpec, config: Config) -> Violation | None:
+    """Returns the rule that a plan breaks whose `dp`, if it says one, is not what its other degrees leave."""
+    world, dp = spec.cluster.world_size, spec.plan.dp(spec.cluster.world_size)
+    if (stated := config.get("dp", dp)) == dp:
+        return None
+    ranks = world // dp * stated
+    reason = f"tp*pp*cp*dp={ranks} with dp={stated} is not world_size={world} of {spec.cluster.label}"
+    return Violation(rule=world_size.__name__, reason=f"{reason}; use dp={dp}, or a cluster of {ranks} devices")
+
+
 def _unmet(study: StudySpec, written: TrialSpec) -> Violation | None:
     """Returns the first requirement of a space that a combination does not keep."""
     if not study.requires:
@@ -299,16 +309,20 @@ _SIZES: Final = ("seq_len", "global_batch_size")
 
 def combinations(study: StudySpec) -> Iterator[tuple[TrialSpec, Config]]:
     """Yields the specification and configuration of every combination, as written and in the order of the file."""
-    outer = list(
+    labels = zip(
         itertools.product(
-            zip(study.models, _labels([model.name for model in study.models], study.models), strict=True),
-            zip(study.clusters, _labels([cluster.label for cluster in study.clusters], study.clusters), strict=True),
+            _labels([model.name for model in study.models], study.models),
+            _labels([cluster.label for cluster in study.clusters], study.clusters),
             study.engines,
             study.workloads,
-        )
+        ),
+        study.places,
+        strict=True,
     )
     several = {name for name in _SIZES if len({getattr(one, name) for one in study.workloads}) > 1}
-    for (model, model_label), (cluster, cluster_label), engine, of_all in outer:
+    each = [(*product, plan) for product, plan in zip(study.products, study.plans or [{}], strict=True)]
+    for (model_label, cluster_label, _, _), place in labels:
+        model, cluster, engine, of_all = place
         workload = of_all if model.is_moe else replace(of_all, routing=None)
         where: dict[str, Any] = {
             **({"model": model_label} if len(study.models) > 1 else {}),
@@ -318,8 +332,11 @@ def combinations(study: StudySpec) -> Iterator[tuple[TrialSpec, Config]]:
         }
         neutral = {"dtype": cluster.rank_device.dtypes[0]}
         program = _program(study, engine)
-        for axes, flags in study.products:
-            names, outside = (*where, *axes, *flags), tuple(where.values())
+        for axes, flags, in_mind in each:
+            if not is_of(in_mind, place):
+                continue
+            stated = {"dp": in_mind["dp"]} if "dp" in in_mind else {}
+            names, outside = (*where, *stated, *axes, *flags), (*where.values(), *stated.values())
             plain = [[plain_value(value) for value in values] for values in axes.values()]
             written = itertools.product(*plain, *flags.values())
             for values in itertools.product(*axes.values()):

@@ -1,5 +1,6 @@
 """A study as its YAML file describes it: models, clusters, engines, axes to vary, objective and limits."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -18,7 +19,7 @@ from wattune.plans.axes import AXES, FOUND, Plan
 from wattune.plans.program import FlagValue, Program, split_command
 from wattune.scale_down.cut import Target
 from wattune.search.cluster_entry import plain_cluster
-from wattune.search.command_entry import Products, fields_of, flag_value, products
+from wattune.search.command_entry import OF_PLAN, Products, fields_of, flag_value, products
 from wattune.search.fields import FOLDER
 from wattune.search.grammar import SpaceFile
 from wattune.search.model_entry import ModelEntry
@@ -32,6 +33,10 @@ from wattune.workload import UNKNOWN_WORKLOAD, Workload
 
 MAX_COMBINATIONS: Final = 1_000_000
 """Most combinations that one study may list. More are a slip, or several studies."""
+
+
+Outer = tuple[ModelSpec, ClusterSpec, str, Workload]
+"""A model, cluster, engine and workload that a plan is crossed with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +64,8 @@ class StudySpec:
     flags: Mapping[str, tuple[FlagValue, ...]]
     """Values by flag."""
     plans: tuple[Mapping[str, Any], ...]
-    """Plans in mind: values by axis and, under `flags`, by flag, in the place of those of `axes` and `flags`."""
+    """Plans in mind: values by axis and, under `flags`, by flag, in the place of those of `axes` and `flags`; with the
+    names of `OF_PLAN` that they are of, and `dp`."""
     requires: tuple[Requirement, ...]
     """Conditions that every trial keeps."""
     search: Search
@@ -76,14 +82,26 @@ class StudySpec:
     @property
     def num_combinations(self) -> int:
         """Number of combinations of models, clusters, engines, workloads, axis values and flags."""
-        outer = math.prod(map(len, (self.models, self.clusters, self.engines, self.workloads)))
         each = (math.prod(map(len, [*axes.values(), *flags.values()])) for axes, flags in self.products)
-        return outer * sum(each)
+        places, counts = self.places, zip(self.plans or [{}], each, strict=True)
+        return sum(count * sum(is_of(plan, place) for place in places) for plan, count in counts)
+
+    @property
+    def places(self) -> list[Outer]:
+        """Every model with every cluster, engine and workload, in the order of the file."""
+        return list(itertools.product(self.models, self.clusters, self.engines, self.workloads))
 
     @property
     def products(self) -> Products:
         """Values by axis and by flag, crossed for each plan; one pair where there are no plans."""
         return products(self.axes, self.flags, self.plans)
+
+
+def is_of(plan: Mapping[str, Any], place: Outer) -> bool:
+    """Tells whether a plan in mind is of a model, cluster, engine and workload: of every one unless it says which."""
+    model, cluster, engine, workload = place
+    values = (model.name, cluster.label, engine, workload.seq_len, workload.global_batch_size)
+    return all(plan.get(name, value) == value for name, value in zip(OF_PLAN, values, strict=True))
 
 
 def load_space(path: str | Path) -> StudySpec:

@@ -12,7 +12,7 @@ SPACES = Path(__file__).parents[3] / "search_spaces"
 
 
 def test_the_package_carries_every_space_of_the_repository() -> None:
-    assert example_names() == sorted(path.stem for path in SPACES.glob("*.yaml"))
+    assert example_names() == sorted(str(path.relative_to(SPACES).with_suffix("")) for path in SPACES.rglob("*.yaml"))
 
 
 @pytest.mark.parametrize("name", example_names())
@@ -21,7 +21,7 @@ def test_an_example_is_the_repositorys_with_another_first_line(name: str) -> Non
     own = (SPACES / f"{name}.yaml").read_text()
     assert text.splitlines()[0].endswith("=here.json") and text.count("yaml-language-server") == 1
     assert text.splitlines()[1:] == own.splitlines()[1:]
-    assert yaml.safe_load(text)["study"] == name
+    assert yaml.safe_load(text)["study"] == name.replace("/", "_")
 
 
 @pytest.mark.parametrize("name", ["cpu_smok", "../pyproject", ""])

@@ -92,6 +92,36 @@ def test_all_mistakes_are_told_in_one_round():
     ]
 
 
+def test_a_plan_is_of_what_it_names_and_its_dp_is_checked():
+    document = BUILT_IN | {"model": ["llama3_8b", "llama3_70b"], "engine": ["megatron", "torch"]}
+    sizes = {"workload": {"seq_len": [2048, 4096], "global_batch_size": 32}}
+    plans = [
+        {"tp": 8, "model": "llama3_70b", "seq_len": 2048},
+        {"tp": 4, "dp": 2, "engine": "torch", "model": "llama3_8b"},
+        {"tp": 2, "dp": 2, "engine": "torch", "model": "llama3_8b", "seq_len": 4096},
+    ]
+    found = {
+        (one.model.name, one.engine, one.workload.seq_len, one.plan.tp)
+        for one in kept(document | sizes | {"plans": plans})
+    }
+    assert found == {("llama3_70b", engine, 2048, 8) for engine in ("megatron", "torch")} | {
+        ("llama3_8b", "torch", size, 4) for size in (2048, 4096)
+    }
+    (other,) = prune(parse_space(document | sizes | {"plans": plans})).rejected
+    assert other.rule == "world_size" and other.config["dp"] == 2
+    assert "tp*pp*cp*dp=4 with dp=2 is not world_size=8 of 1x8 h200_sxm; use dp=4, or a cluster of 4" in other.reason
+    wrong = [{"tp": 8, "model": "llama3"}, {"tp": 4, "seq_len": 8192}, {"tp": 2, "dp": 0}, {"tp": 1, "cluster": 3}]
+    texts = problems(document | sizes | {"plans": wrong[2:]})
+    assert texts[0].startswith("plans[0].dp: got 0") and texts[1].startswith(
+        "plans[1].cluster: got 3, allowed: the name"
+    )
+    texts = problems(document | sizes | {"plans": wrong[:2]})
+    assert texts == [
+        "plans[0].model: got llama3, none of the file's own: llama3_8b, llama3_70b",
+        "plans[1].seq_len: got 8192, none of the file's own: 2048, 4096",
+    ]
+
+
 def test_what_plans_leave_open_or_idle_is_said():
     found = problems(COMMAND | {"plans": [{"tp": 8, "flags": {"algo": "Ring"}}, {"tp": 4}], "space": {"tp": [1, 2]}})
     assert "plans[1].flags: has no algo, as other plans have; add it, or its value to flags" in found
