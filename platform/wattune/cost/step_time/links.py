@@ -45,9 +45,23 @@ def host_bytes_per_s(device: str) -> float:
     return HOST_FRAC * _HOST_BYTES_PER_S.get(device, _PCIE_5)
 
 
-_RAMP_S: Final = 35e-6
-_RAMP_BYTES: Final = 16e6
-"""Messages of some MB do not reach the bandwidth of large ones: fitted to the same table."""
+_RAMPS: Final = ((35e-6, 16e6),)
+"""Messages of some MB do not reach the bandwidth of large ones: seconds that they lose, and bytes of those that lose
+half of them. Fitted to the same table."""
+
+_FAR_RAMPS: Final = ((70e-6, 0.7e6), (140e-6, 47e6))
+"""The same between nodes. These, and the next three, are fitted to NCCL tests of four sites. Those of seven others,
+over 2 to 8 nodes, they miss by 7 % (median, `benchmarks/results/collectives.md`)."""
+_TREE_HOPS: Final = 3.8
+"""Latencies of a network that a tree of nodes takes for each doubling, up and down; NCCL has 3.7 (`tuning.cc`)."""
+_RANK_S: Final = 1.3e-6
+"""Time that a ring between nodes takes for each rank, thrice as long with bulk messages: 1 or 2 us in NCCL, by the
+processor (`tuning.cc`, `netOverhead`). So reduce-scatters grow slowly with their ranks."""
+_PAIR_FRAC: Final = 1.2
+"""Share of the ports that a tree of two nodes reaches, over that of larger groups: it sends each byte once."""
+_SWITCHED_FRAC: Final = 1.05
+_SWITCHED_BYTES_PER_S: Final = 450e9
+"""Bus over link bandwidth of all-reduces over nodes whose switch adds up: NVLink 4 and later (NVLink SHARP)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,11 +144,23 @@ class Links:
         c = self.coefficients
         return np.asarray(c.network_bytes_per_s * c.network_frac / np.maximum(c.oversubscription * spine_frac, 1.0))
 
-    def latency_s(self, group: RankGroups) -> Floats:
-        """Computes the time of an empty message. It grows with each doubling in a node, and each node of the ring."""
-        c = self.coefficients
+    def latency_s(self, kind: str, group: RankGroups, size_bytes: Floats) -> Floats:
+        """Computes what a collective takes beside its bytes on the wire.
+
+        It grows with each doubling in a node. Over nodes an all-reduce is a tree, and grows with each doubling of them;
+        the others are rings and grow with each rank.
+        """
+        c, far = self.coefficients, group.nodes > 1
         inside = c.latency_s * (0.5 + 0.5 * np.log2(np.maximum(group.local, 2)))
-        return np.where(group.size > 1, inside + c.network_latency_s * (group.nodes - 1), 0.0)
+        near_s, far_s = (
+            sum(lost_s * size_bytes / (size_bytes + half) for lost_s, half in ramps) for ramps in (_RAMPS, _FAR_RAMPS)
+        )
+        if kind == "all_reduce":
+            far_s = far_s + _TREE_HOPS * c.network_latency_s * np.log2(group.nodes)
+        else:
+            bulk = size_bytes / (size_bytes + _FAR_RAMPS[1][1])
+            far_s = far_s + c.network_latency_s * (group.nodes - 1) + _RANK_S * (group.size - 1) * (1 + 2 * bulk)
+        return np.asarray(inside + np.where(far, far_s, near_s))
 
     def collective_s(self, kind: str, group: RankGroups, size_bytes: Floats) -> Floats:
         """Predicts a collective.
@@ -153,11 +179,18 @@ class Links:
                 size_bytes * (share - away) / inside, size_bytes * away / self._outside(group.spine_bytes_frac)
             )
         else:
-            outside = self._outside(group.spine_hops_frac)
-            rate = np.where(group.nodes > 1, np.minimum(inside, group.local * outside), inside)
-            wire_s = size_bytes * share * (2 if kind == "all_reduce" else 1) / rate
-        ramp_s = _RAMP_S * size_bytes / (size_bytes + _RAMP_BYTES)
-        found = self.latency_s(group) + ramp_s + wire_s / c.in_step_frac
+            far, outside, on_wire = (
+                group.nodes > 1,
+                group.local * self._outside(group.spine_hops_frac),
+                size_bytes * share,
+            )
+            if kind == "all_reduce":
+                on_wire, switched = 2 * on_wire, self.bandwidth_bytes_per_s >= _SWITCHED_BYTES_PER_S
+                pair = outside * min(_PAIR_FRAC, 1 / c.network_frac) * 2 * share
+                outside = np.where(group.nodes == 2, pair, outside)
+                inside = np.where(far, self.bandwidth_bytes_per_s * _SWITCHED_FRAC, inside) if switched else inside
+            wire_s = on_wire / np.where(far, np.minimum(inside, outside), inside)
+        found = self.latency_s(kind, group, size_bytes) + wire_s / c.in_step_frac
         return np.where(group.size > 1, found * self._ratio(kind, group.size, group.nodes, size_bytes), 0.0)
 
     def send_s(self, size_bytes: Floats, crosses: Bools, spine_frac: Floats | float = 0.0) -> Floats:

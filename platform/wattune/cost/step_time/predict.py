@@ -395,8 +395,9 @@ class _Pipeline:
             excess_s = np.maximum(np.maximum(work.host_s, copy_s) - device_s, work.stall_s)
             self.compute_s, self.excess_s = self.compute_s + compute_s, self.excess_s + excess_s
             held_s = device_s + excess_s
-            if self.model.links.world_size > self.model.links.domain:  # waits for the network are no help: see `held_s`
-                held_s = np.maximum(np.maximum(work.matrix_s / clock + work.memory_s, work.host_s), copy_s)
+            if self.model.links.world_size > self.model.links.domain:
+                # Waits for the network are no help, nor is the clock that they let rise: see `held_s`.
+                held_s = np.maximum(np.maximum(work.matrix_s + work.memory_s, work.host_s), copy_s)
             self.held_pass_s = self.held_pass_s + held_s
             self.slow_host_s = self.slow_host_s + np.maximum(SLOW_HOST * work.host_s - held_s, 0.0)
             for kind, seconds in traffic.items():
