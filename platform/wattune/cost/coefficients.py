@@ -6,6 +6,7 @@ from math import hypot, log2, sqrt
 from typing import Final, Literal
 
 from wattune.catalog.networks import DEFAULT_NETWORK, NetworkSpec
+from wattune.field_types import LARGEST_WORLD
 
 Origin = Literal["measured here", "same chip", "published kernels", "datasheet"]
 """Origin of a coefficient, best first. Each is trusted less than the one before, and its interval is wider."""
@@ -174,8 +175,8 @@ class LinkCoefficients:
     origin: Origin
     measured: tuple[MeasuredCollective, ...] = ()
     """From sweeps of this kind of device; empty where there was none."""
-    rail_devices: int | None = None
-    """Devices that meet without the spine; None is all of them."""
+    rail_devices: int = LARGEST_WORLD
+    """Devices that meet without the spine."""
     oversubscription: float = 1.0
     """Bandwidth of a leaf switch to its devices over that to the spine."""
 
@@ -188,7 +189,7 @@ class LinkCoefficients:
             network_bytes_per_s=network.bandwidth_bytes_per_s * network.ports_per_device,
             network_frac=network.achieved_frac,
             network_latency_s=network.latency_s,
-            rail_devices=network.rail_devices,
+            rail_devices=network.rail_devices or LARGEST_WORLD,
             oversubscription=network.oversubscription,
         )
         names = (network.name, "") if found == self else (network.name,)

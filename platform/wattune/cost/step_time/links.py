@@ -94,8 +94,7 @@ class Links:
     @property
     def rail(self) -> int:
         """Devices that meet without the spine, all of them where that takes all that they send."""
-        c = self.coefficients
-        return c.rail_devices if c.rail_devices and c.oversubscription > 1 else self.world_size
+        return self.coefficients.rail_devices if self.coefficients.oversubscription > 1 else self.world_size
 
     @classmethod
     def of(cls, cluster: ClusterSpec, coefficients: LinkCoefficients, *, rank_order: RankOrder = "topology") -> "Links":
