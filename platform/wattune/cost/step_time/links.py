@@ -8,7 +8,7 @@ import numpy as np
 from wattune.arrays import Bools, Floats
 from wattune.catalog.hardware import ClusterSpec
 from wattune.cost.coefficients import LinkCoefficients
-from wattune.plans.placement import RankOrder, spine_hops_frac, spread_of_groups
+from wattune.plans.placement import RankOrder, crossing_frac, spine_hops_frac, spread_of_groups
 
 _SIZES: Final = np.array([1.0, 2.0, 3.0])
 """log2 of the devices of a node that were measured together."""
@@ -200,6 +200,14 @@ class Links:
         found = c.latency_s + np.where(inside, 0.0, 2 * c.network_latency_s) + size_bytes / rate / c.in_step_frac
         two = np.full(np.shape(found), 2.0)
         return np.asarray(found * self._ratio("send_recv", two, np.where(inside, 1.0, 2.0), size_bytes))
+
+    def to_next_stage_s(self, num_stages: int, size_bytes: Floats) -> Floats:
+        """Predicts a message of each stage to the next one, from where its ranks sit."""
+        crosses, over_spine = (
+            crossing_frac(num_stages, domain=domain, world_size=self.world_size, rank_order=self.rank_order)
+            for domain in (self.domain, self.rail)
+        )
+        return self.send_s(size_bytes, crosses > 0, over_spine)
 
     def _ratio(self, kind: str, size: Floats, nodes: Floats, size_bytes: Floats) -> Floats:
         """Returns measured over predicted time: that of the nearest group that was measured, in one node or in several.

@@ -19,7 +19,6 @@ from wattune.cost.step_time.replica import Weights, hidden
 from wattune.cost.step_time.traffic import LayerTraffic, expert_imbalance, layer_traffic
 from wattune.cost.step_time.work import KernelShapes, Machine, ModelPart, PassTimes, ends_work, layer_work
 from wattune.cost.tables import Activity, StepTime
-from wattune.plans.placement import crossing_frac
 
 ROWS: Final = 8192
 """Candidates predicted together: as many as caches and memory hold."""
@@ -367,12 +366,9 @@ class _Pipeline:
             return np.zeros_like(self.layers)
         split = self._column(batch.tp) if self.model.facts.splits_sequence else 1.0
         size_bytes = self._column(batch.local_tokens) * batch.model.hidden_size * self.model.machine.item_bytes / split
-        where = {"world_size": links.world_size, "rank_order": links.rank_order}
-        crosses = crossing_frac(self.pp, domain=links.domain, **where) > 0
-        over_spine = crossing_frac(self.pp, domain=links.rail, **where)
         # Interleaved stages of Megatron have work to do while they send.
         exposed = 0.2 if batch.engine == "megatron" and self.vpp > 1 else 1.0
-        return exposed * links.send_s(size_bytes, crosses, over_spine)
+        return exposed * links.to_next_stage_s(self.pp, size_bytes)
 
     def _passes(self) -> None:
         """Predicts every pass at that clock, and the pipeline of them."""
