@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 from decided_study import POWER, write_study
+from specs import trial_spec
 
-Run = Callable[..., tuple[int, str, str]]
+from wattune.run import Run, RunStatus
+from wattune.storage.study import StudyFolder
+
+Verb = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +28,7 @@ def stored(monkeypatch: pytest.MonkeyPatch, storage: Path) -> None:
     monkeypatch.setenv("WATTUNE_STORAGE", str(storage))
 
 
-def test_frontier_keeps_what_is_measured_and_what_is_predicted_in_two_tables(wattune: Run) -> None:
+def test_frontier_keeps_what_is_measured_and_what_is_predicted_in_two_tables(wattune: Verb) -> None:
     code, out, _ = wattune("frontier", "decided", "--vary", f"{POWER} <= 900..1300 step 100")
     measured, _, predicted = out.partition("predicted: best of")
     assert code == 0 and "measured: maximize tokens_per_s" in measured and "SIMULATED" in measured
@@ -32,7 +36,7 @@ def test_frontier_keeps_what_is_measured_and_what_is_predicted_in_two_tables(wat
     assert "never measured" in predicted and "mbs4" in predicted and "mbs8" in measured
 
 
-def test_frontier_s_json_has_one_point_for_each_value(wattune: Run) -> None:
+def test_frontier_s_json_has_one_point_for_each_value(wattune: Verb) -> None:
     code, out, _ = wattune("frontier", "decided", "--vary", f"{POWER} <= 900..1300 step 100", "--json")
     found = json.loads(out)
     assert code == 0 and [point["value"] for point in found["points"]] == [900, 1000, 1100, 1200, 1300]
@@ -41,7 +45,7 @@ def test_frontier_s_json_has_one_point_for_each_value(wattune: Run) -> None:
     assert set(found["points"][-1]["predicted"]["predicted"]) == {"value", "low", "high"}
 
 
-def test_suggest_lists_plans_with_what_they_may_change(wattune: Run) -> None:
+def test_suggest_lists_plans_with_what_they_may_change(wattune: Verb) -> None:
     code, out, _ = wattune("suggest", "decided", "--budget", "1m")
     assert code == 0 and "the best plan, now" in out and "P(feasible)" in out and "20 s" in out
     code, out, _ = wattune("suggest", "decided", "--budget", "1m", "--json")
@@ -49,7 +53,7 @@ def test_suggest_lists_plans_with_what_they_may_change(wattune: Run) -> None:
     assert code == 0 and found["suggestions"] and found["expected_s"] <= 60
 
 
-def test_suggest_says_plainly_that_nothing_is_worth_measuring(wattune: Run) -> None:
+def test_suggest_says_plainly_that_nothing_is_worth_measuring(wattune: Verb) -> None:
     code, out, _ = wattune("suggest", "whole", "--json")
     found = json.loads(out)
     assert code == 0
@@ -69,7 +73,59 @@ def test_suggest_says_plainly_that_nothing_is_worth_measuring(wattune: Run) -> N
         (("suggest", "decided", "--budget", "soon"), "allowed: a time such as 90s"),
     ],
 )
-def test_what_cannot_be_answered_is_one_line_and_exit_code_2(wattune: Run, arguments, said) -> None:
+def test_what_cannot_be_answered_is_one_line_and_exit_code_2(wattune: Verb, arguments, said) -> None:
     code, out, err = wattune(*arguments)
     assert (code, out) == (2, "") and said in err and "Traceback" not in err
     assert len(err.strip().splitlines()) == 1
+
+
+@pytest.fixture(scope="module")
+def pipeline(storage: Path) -> str:
+    """A measured trial of a pipeline and one without, by the study's name."""
+    study = StudyFolder.create(storage, "pipeline", {"study": "pipeline"})
+    for pp in (4, 1):
+        spec = trial_spec("llama3_70b", on="1x8 h200_sxm", engine="megatron", batch=16, pp=pp, tp=8 // pp)
+        folder = study.trial(spec.trial_id, 0)
+        folder.write_spec(spec)
+        metrics = {"step_time_s": 3.0, "energy_per_step_j": 12_000.0}
+        folder.write_result(
+            Run(trial_id=spec.trial_id, repeat=0, status=RunStatus.COMPLETED, quality="indicative", metrics=metrics)
+        )
+        if pp > 1:
+            found = f"pipeline:{spec.trial_id}"
+        else:
+            (storage / "one_stage").write_text(f"pipeline:{spec.trial_id}")
+    return found
+
+
+def test_clocks_of_a_pipeline_are_files_that_zeus_reads(wattune: Verb, pipeline: str, tmp_path: Path) -> None:
+    code, out, err = wattune("frontier", pipeline, "--clocks", str(tmp_path / "clocks.py"), "--json")
+    assert code == 0, err
+    now, *points = json.loads(out)
+    assert (now["step_time_s"], now["energy_per_step_j"], now["predicted"]) == (3.0, 12_000.0, False)
+    assert len(list(tmp_path.iterdir())) == len(points) > 3 and all(one["predicted"] for one in points)
+    for place, one in enumerate(points):
+        text = (tmp_path / f"clocks{f'_{place}' if place else ''}.py").read_text()
+        stages = eval(text)  # as `PointSolution` does
+        assert [[list(pair) for pair in stage] for stage in stages] == one["clocks_mhz"]
+        assert [name for name, _ in stages[-1]] == ["forward", "backward"] * 16
+        assert "predicted by wattune, never run" in text
+    assert points[0]["step_time_s"] == pytest.approx(3.0) and points[0]["energy_per_step_j"] < 12_000
+    code, out, _ = wattune("frontier", pipeline, "--clocks", str(tmp_path / "clocks.py"))
+    assert code == 0 and "predicted, never run" in out and "as they are" in out
+
+
+def test_clocks_that_cannot_be_are_refused_in_a_line(
+    wattune: Verb, pipeline: str, storage: Path, tmp_path: Path
+) -> None:
+    one_stage, file = (storage / "one_stage").read_text(), str(tmp_path / "c.py")
+    for words, error in (
+        ([one_stage, "--clocks", file], "pp=1 has one stage"),
+        ([pipeline, "--clocks", str(tmp_path / "c.csv")], "ends in .py"),
+        (["decided", "--clocks", file], "names neither a trial nor a recording"),
+        (["pipeline:ffffffffffff", "--clocks", file], "no trial"),
+        ([pipeline, "--clocks", file, "--vary", f"{POWER} <= 900..1300 step 100"], "give one of them"),
+    ):
+        code, _, err = wattune("frontier", *words)
+        assert code == 2 and error in err and len(err.strip().splitlines()) == 1, err
+    assert not list(tmp_path.iterdir())

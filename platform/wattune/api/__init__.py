@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from wattune.api.estimates import estimate as estimate
     from wattune.api.estimates import fit as fit
     from wattune.api.estimates import forecast as forecast
+    from wattune.api.estimates import stage_clocks as stage_clocks
     from wattune.api.exports import export as export
     from wattune.api.recordings import analyze as analyze
     from wattune.api.recordings import calibrate as calibrate
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 _HOMES: Final = {
     "wattune.api.decisions": "frontier suggest",
-    "wattune.api.estimates": "beside_result estimate fit forecast",
+    "wattune.api.estimates": "beside_result estimate fit forecast stage_clocks",
     "wattune.api.exports": "export",
     "wattune.api.recordings": "analyze calibrate calibrate_links import_logs record send_recording",
     "wattune.api.reports": "figures report",

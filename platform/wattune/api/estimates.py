@@ -16,8 +16,11 @@ from wattune.api.results import AnyStudy, folder_of
 from wattune.api.spaces import Space, plan
 from wattune.api.studies import find_recording, find_study
 from wattune.catalog.hardware import device as catalog_device
+from wattune.cost.batch import batches
 from wattune.cost.defaults import coefficients_of_software, default_coefficients
 from wattune.cost.estimate import Coefficients
+from wattune.cost.estimate import estimate as estimate_specs
+from wattune.cost.stage_clocks import StageClocks, clock_frontier
 from wattune.cost.step_time.facts import SOFTWARE
 from wattune.cost.sweep import TABLE
 from wattune.errors import PlanError, SpaceError, TelemetryError, closest
@@ -30,6 +33,7 @@ from wattune.objective import Constraint
 from wattune.orchestrate.scheduling.controller import LIMIT_METRICS
 from wattune.plans.engines import CAPABILITIES, runs_program
 from wattune.plans.program import is_command
+from wattune.ranking.comparison import Side
 from wattune.ranking.evidence import Compared, split_reference
 from wattune.search.draft import usual_workload
 from wattune.search.forecast import CoefficientSource, Estimate, Forecast, estimate_one
@@ -39,7 +43,8 @@ from wattune.search.model_entry import model_in_short
 from wattune.search.space import parse_space
 from wattune.storage.files import named_path, require_writable, storage_path
 from wattune.storage.parquet import read_table
-from wattune.storage.study import TrialFolder
+from wattune.storage.study import StudyFolder, TrialFolder
+from wattune.trial import TrialSpec
 
 
 def estimate(
@@ -224,24 +229,13 @@ def beside_result(trial: str, *, storage: str | None = None, metrics: Mapping[st
         PlanError: There is no such trial, it is a recording, its sensors were simulated, or its device has no
             estimates.
     """
-    if find_recording(trial, storage=storage):
-        raise PlanError(f"{trial} is a recording, whose configuration is not known; name a trial, as STUDY:TRIAL_ID")
-    folder = named_path(trial)
-    reference = str(folder.resolve()) if folder.is_dir() else trial  # its study is named by the path
-    place, (name, wanted) = storage_path(storage), split_reference(reference)
-    study = find_study(name, storage=storage, whole=True)
-    side = Compared(study).side(wanted)
-    spec = side.spec
-    assert spec is not None, "a trial has its specification"
-    if is_command(spec):
-        raise PlanError(f"{side.name} ran a command, which has no analytic estimate; name a trial of a built-in engine")
+    study, side, spec, coefficients = _measured(trial, storage)
     if side.simulated:
         raise PlanError(
             f"{side.name} ran on processors with simulated sensors: its device has no estimate; name a measured trial"
         )
     device = spec.cluster.sensed_device
-    coefficients = OtherStudies(place, apart_from=study.name).coefficients(device).on(spec.cluster)
-    fit = read_fit(place, device.name)
+    fit = read_fit(storage_path(storage), device.name)
     return beside(
         side.name,
         spec,
@@ -250,6 +244,51 @@ def beside_result(trial: str, *, storage: str | None = None, metrics: Mapping[st
         source=CoefficientSource(clusters=(spec.cluster.label,), device=device, coefficients=coefficients).text,
         was_fitted=fit is not None and study.name in fit.studies,
     )
+
+
+def stage_clocks(trial: str, *, storage: str | None = None) -> list[StageClocks]:
+    """Finds the least energy of a pipeline's step, as long as a trial's and longer, by clocks of every pass.
+
+    The first is the trial as it is. All others are predictions. Where its sensors are real, what was measured over what
+    is predicted scales them.
+
+    Args:
+        trial: The trial, as `STUDY:TRIAL_ID` or the path of its folder; the first digits of the id are enough.
+        storage: The place of studies and fits.
+
+    Raises:
+        PlanError: There is no such trial, it is a recording or a command, it has one stage, or its device has no
+            estimates or no clocks.
+    """
+    _, side, spec, coefficients = _measured(trial, storage)
+    found = estimate_specs([spec], lambda _: coefficients).columns
+    energy_j = float(found["energy_per_token_j"].value[0]) * spec.workload.tokens_per_step
+    ((_, batch),) = batches([spec])
+    points = clock_frontier(batch, coefficients, energy_j)
+    got = {} if side.simulated else side.result.metrics
+    slower = (got.get("step_time_s") or points[0].step_time_s) / points[0].step_time_s
+    hungrier = (got.get("energy_per_step_j") or energy_j) / energy_j
+    return [
+        replace(one, step_time_s=slower * one.step_time_s, energy_per_step_j=hungrier * one.energy_per_step_j)
+        for one in points
+    ]
+
+
+def _measured(trial: str, storage: str | None) -> tuple[StudyFolder, Side, TrialSpec, Coefficients]:
+    """Finds a trial of a built-in engine by name or folder, and the coefficients of its device."""
+    if find_recording(trial, storage=storage):
+        raise PlanError(f"{trial} is a recording, whose configuration is not known; name a trial, as STUDY:TRIAL_ID")
+    folder = named_path(trial)
+    reference = str(folder.resolve()) if folder.is_dir() else trial  # its study is named by the path
+    name, wanted = split_reference(reference)
+    study = find_study(name, storage=storage, whole=True)
+    side = Compared(study).side(wanted)
+    spec = side.spec
+    assert spec is not None, "a trial has its specification"
+    if is_command(spec):
+        raise PlanError(f"{side.name} ran a command, which has no analytic estimate; name a trial of a built-in engine")
+    others = OtherStudies(storage_path(storage), apart_from=study.name)
+    return study, side, spec, others.coefficients(spec.cluster.sensed_device).on(spec.cluster)
 
 
 def _uuids(trial: TrialFolder) -> set[str]:

@@ -68,7 +68,7 @@ class Batch:
     @property
     def locked_frac(self) -> Floats:
         """Highest clock that each device may have over its highest of all: 1 where it is not locked."""
-        return np.minimum(self.clock_mhz / (self.device.sm_clock_max_mhz or np.inf), 1.0)
+        return np.minimum(self.clock_mhz / (self.device.sm_clock_max_mhz or 1.0), 1.0)
 
     @property
     def num_virtual(self) -> Ints:

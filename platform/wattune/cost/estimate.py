@@ -260,20 +260,18 @@ def predict(batch: Batch, coefficients: Coefficients) -> Parts:
     limit_w = batch.limit_w
     if batch.device.power_limit_w is None:
         raise PlanError(unpredictable(batch.device))
-    vocabulary = _vocabulary(batch)
-    step = predict_step_time(
-        batch, coefficients.step_time, coefficients.power, limit_w=limit_w, padded_vocab_size=vocabulary
-    )
+    rows = vocabulary(batch)
+    step = predict_step_time(batch, coefficients.step_time, coefficients.power, limit_w=limit_w, padded_vocab_size=rows)
     drawn = power.predict(batch, step, coefficients.power, limit_w=limit_w)
     return Parts(
-        memory=predict_memory(batch, coefficients.memory, padded_vocab_size=vocabulary),
+        memory=predict_memory(batch, coefficients.memory, padded_vocab_size=rows),
         step=step,
         power=drawn,
         temperature=temperature.predict(batch, drawn, coefficients.thermal, limit_w=limit_w),
     )
 
 
-def _vocabulary(batch: Batch) -> Ints:
+def vocabulary(batch: Batch) -> Ints:
     """Returns the rows of embedding and head of each candidate, padding included."""
     degrees, of = np.unique(batch.tp, return_inverse=True)
     rows = [padded_vocab_size(batch.model, batch.engine, tp) for tp in degrees.tolist()]

@@ -78,10 +78,10 @@ def replay(orders: Sequence[Sequence[Pass]], duration_s: Sequence[Mapping[Pass, 
             while done[stage] < len(order):
                 one = order[done[stage]]
                 place = one.chunk * num_stages + stage
-                needs = _needs(one, place, last)
-                if needs is not None and needs not in ends_s:
+                needed = needs(one, place, last)
+                if needed is not None and needed not in ends_s:
                     break
-                start_s = free_s[stage] if needs is None else np.maximum(free_s[stage], ends_s[needs])
+                start_s = free_s[stage] if needed is None else np.maximum(free_s[stage], ends_s[needed])
                 free_s[stage] = ends_s[one.backward, one.micro_batch, place] = start_s + duration_s[stage][one]
                 done[stage] += 1
                 moved = True
@@ -93,7 +93,7 @@ def replay(orders: Sequence[Sequence[Pass]], duration_s: Sequence[Mapping[Pass, 
     return result
 
 
-def _needs(one: Pass, place: int, last: int) -> tuple[bool, int, int] | None:
+def needs(one: Pass, place: int, last: int) -> tuple[bool, int, int] | None:
     """Returns the pass whose result another one takes, with its virtual stage; None for the input of the model."""
     if not one.backward:
         return (False, one.micro_batch, place - 1) if place else None

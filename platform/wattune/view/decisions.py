@@ -1,8 +1,9 @@
 """Views of what a bound costs and of what to measure next."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+from wattune.cost.stage_clocks import StageClocks
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.frontier import Frontier, FrontierPoint, PredictedPlan
 from wattune.ranking.suggestions import Suggestions
@@ -32,6 +33,9 @@ READING_FRONTIER: Final = reading(
 READING_PREDICTED: Final = reading(
     "never measured in full: the likely feasible plan with the best prediction, its 95 % interval, P(feasible) by all "
     "bounds, and P(better) than the measured best"
+)
+READING_CLOCKS: Final = reading(
+    "the least energy of all devices in a step of that length, from the lowest to the highest clock of a stage's passes"
 )
 READING_SUGGESTIONS: Final = reading(
     "gain is the expected improvement of the best feasible plan: improvement times P(feasible); of repeats, "
@@ -138,6 +142,24 @@ def _predicted(found: Frontier, name: Callable[[TrialSpec, str], str]) -> Table:
         Column("P(better)", of_plan(lambda one: one.better_probability), PROBABILITY),
     ]
     return Table(f"predicted: best of {found.num_unmeasured} plans that were not measured", columns, found.points)
+
+
+def clocks_view(found: Sequence[StageClocks]) -> View:
+    """Lays out the energy of a pipeline's step by its length, with the clocks of each stage."""
+    now = found[0]
+
+    def clocks(one: StageClocks) -> str:
+        ranges = [(min(mhz for _, mhz in stage), max(mhz for _, mhz in stage)) for stage in one.clocks_mhz]
+        return ", ".join(f"{low}" if low == high else f"{low} to {high}" for low, high in ranges) or "as they are"
+
+    columns = [
+        Column("step_time_s", lambda one: one.step_time_s, "step_time_s", place="lead"),
+        Column("longer", lambda one: one.step_time_s / now.step_time_s - 1, PERCENT_CHANGE),
+        Column("energy_per_step_j", lambda one: one.energy_per_step_j, "energy_per_step_j"),
+        Column("energy", lambda one: one.energy_per_step_j / now.energy_per_step_j - 1, PERCENT_CHANGE),
+        Column("MHz of each stage", clocks, place="prose"),
+    ]
+    return [Table("predicted, never run: clocks by stage and pass", columns, found), READING_CLOCKS]
 
 
 def suggestions_view(found: Suggestions) -> View:

@@ -15,7 +15,7 @@ from wattune.cost.memory.torch_engine import offloaded_bytes
 from wattune.cost.step_time.facts import FACTS, EngineFacts
 from wattune.cost.step_time.links import Links, host_bytes_per_s
 from wattune.cost.step_time.pipeline import bubble_ratio, pipeline_s
-from wattune.cost.step_time.replica import Weights, hidden
+from wattune.cost.step_time.replica import Weights, beside
 from wattune.cost.step_time.traffic import LayerTraffic, expert_imbalance, layer_traffic
 from wattune.cost.step_time.work import KernelShapes, Machine, ModelPart, PassTimes, ends_work, layer_work
 from wattune.cost.tables import Activity, StepTime
@@ -70,7 +70,7 @@ def predict(
         PlanError: The catalog does not have the peaks of the device.
     """
     vocabulary = np.full(len(batch), batch.model.vocab_size) if padded_vocab_size is None else padded_vocab_size
-    model = _Model(batch, coefficients, power, limit_w, vocabulary)
+    model = StepModel(batch, coefficients, power, limit_w, vocabulary)
     parts = {name: np.empty(len(batch)) for name in PARTS}
     stages = {name: np.zeros((len(batch), int(batch.pp.max()))) for name in _STAGES}
     slow_host_frac = np.empty(len(batch))
@@ -108,7 +108,7 @@ class _Unique:
     imbalance: Floats
 
 
-class _Model:
+class StepModel:
     """A batch with everything that does not depend on the pipeline."""
 
     def __init__(
@@ -175,7 +175,7 @@ class _Model:
 
         Returns how much longer their steps are, relative, where the host takes `SLOW_HOST` times its time.
         """
-        pipeline = _Pipeline(self, rows)
+        pipeline = StepPipeline(self, rows)
         for name, values in pipeline.parts().items():
             parts[name][rows] = values
         for name, by_stage in pipeline.activity().items():
@@ -184,10 +184,10 @@ class _Model:
         return longer_frac
 
 
-class _Pipeline:
+class StepPipeline:
     """Candidates with the same stages and chunks. Arrays are [candidates, chunks, stages] or [candidates, stages]."""
 
-    def __init__(self, model: _Model, rows: Ints) -> None:
+    def __init__(self, model: StepModel, rows: Ints) -> None:
         self.model, self.rows = model, rows
         batch = model.batch
         self.pp, self.vpp = int(batch.pp[rows[0]]), int(batch.vpp[rows[0]])
@@ -289,23 +289,23 @@ class _Pipeline:
         backward_s = self.backward.matrix_s + self.backward.memory_s
 
         each = (self.sharding == 3).astype(float)
-        self.gather_forward_s, over_forward_s = _beside(
+        self.gather_forward_s, over_forward_s = beside(
             each * gather_s, forward_s, hides_gather, each * gather_s / units
         )
-        self.gather_backward_s, over_gather_s = _beside(
+        self.gather_backward_s, over_gather_s = beside(
             trains * each * gather_s, backward_s, hides_gather, each * gather_s / units
         )
         every = (self.sharding >= 2).astype(float)
-        self.reduce_backward_s, over_reduce_s = _beside(every * reduce_s, backward_s, hides_reduce, 0.0 * reduce_s)
+        self.reduce_backward_s, over_reduce_s = beside(every * reduce_s, backward_s, hides_reduce, 0.0 * reduce_s)
         self.over_forward_s, self.over_backward_s = over_forward_s, over_gather_s + over_reduce_s
 
         # Once a step: [candidates, stages].
         once_s = (1.0 - every) * reduce_s + copies_s
         late_s = every * hides_reduce * reduce_s / units
-        reduce_once_s, over_once_s = _beside(once_s, backward_s, hides_reduce, once_s / units)
+        reduce_once_s, over_once_s = beside(once_s, backward_s, hides_reduce, once_s / units)
         gathers_once = ((self.sharding == 1) | (self.sharding == 2)) * trains
         hides_once = hides_gather * (not facts.gathers_in_update)
-        gather_once_s, over_first_s = _beside(
+        gather_once_s, over_first_s = beside(
             gathers_once * gather_s, forward_s, hides_once, gathers_once * gather_s / units
         )
         self.once_s = (reduce_once_s + gather_once_s).sum(axis=1) + late_s.max(axis=1)
@@ -370,35 +370,37 @@ class _Pipeline:
         exposed = 0.2 if batch.engine == "megatron" and self.vpp > 1 else 1.0
         return exposed * links.to_next_stage_s(self.pp, size_bytes)
 
-    def _passes(self) -> None:
-        """Predicts every pass at that clock, and the pipeline of them."""
-        slowdown = self.model.coefficients.link.slowdown_frac
-        clock = self.clock[:, None, :]
+    def pass_s(self, direction: str, clock: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+        """Predicts passes at a clock: computing, communication, what holds them up, what waits for no network."""
+        work, over_s = {
+            "forward": (self.forward, self.over_forward_s),
+            "backward": (self.backward, self.over_backward_s),
+        }[direction]
         copied_bytes = self.model.offloaded_bytes[self.rows][:, None, None] * self.layers
         copy_s = copied_bytes / host_bytes_per_s(self.model.batch.device.name)
-        self.compute_s, self.excess_s = np.zeros_like(self.layers), np.zeros_like(self.layers)
-        self.slow_host_s, self.held_pass_s = np.zeros_like(self.layers), np.zeros_like(self.layers)
+        slowed_s = self.model.coefficients.link.slowdown_frac * over_s
+        compute_s = work.matrix_s / clock + work.memory_s + slowed_s
+        traffic_s = np.asarray(sum(self._traffic_of(direction).values()))
+        # Copies of activations run beside all else, one layer behind the passes; those that take longer hold up.
+        excess_s = np.maximum(np.maximum(work.host_s, copy_s) - compute_s - traffic_s, work.stall_s)
+        held_s = compute_s + traffic_s + excess_s
+        if self.model.links.world_size > self.model.links.domain:
+            # Waits for the network are no help, nor is the clock that they let rise: see `held_s`.
+            held_s = np.maximum(np.maximum(work.matrix_s + work.memory_s, work.host_s), copy_s)
+        return compute_s, traffic_s, excess_s, held_s
+
+    def _passes(self) -> None:
+        """Predicts every pass at the clock of its stage, and the pipeline of them."""
+        clock, nothing = self.clock[:, None, :], np.zeros_like(self.layers)
+        self.compute_s, self.excess_s, self.held_pass_s, self.slow_host_s = nothing, nothing, nothing, nothing
         durations: list[Floats] = []
-        self.comm: dict[str, Floats] = {}
-        for direction, work, over_s in (
-            ("forward", self.forward, self.over_forward_s),
-            ("backward", self.backward, self.over_backward_s),
-        ):
-            traffic = self._traffic_of(direction)
-            compute_s = work.matrix_s / clock + work.memory_s + slowdown * over_s
-            device_s = compute_s + sum(traffic.values())
-            # Copies of activations run beside all else, one layer behind the passes; those that take longer hold up.
-            excess_s = np.maximum(np.maximum(work.host_s, copy_s) - device_s, work.stall_s)
+        for direction, work in (("forward", self.forward), ("backward", self.backward)):
+            compute_s, traffic_s, excess_s, held_s = self.pass_s(direction, clock)
             self.compute_s, self.excess_s = self.compute_s + compute_s, self.excess_s + excess_s
-            held_s = device_s + excess_s
-            if self.model.links.world_size > self.model.links.domain:
-                # Waits for the network are no help, nor is the clock that they let rise: see `held_s`.
-                held_s = np.maximum(np.maximum(work.matrix_s + work.memory_s, work.host_s), copy_s)
             self.held_pass_s = self.held_pass_s + held_s
             self.slow_host_s = self.slow_host_s + np.maximum(SLOW_HOST * work.host_s - held_s, 0.0)
-            for kind, seconds in traffic.items():
-                self.comm[kind] = self.comm[kind] + seconds if kind in self.comm else seconds
-            durations.append(device_s + excess_s)
+            durations.append(compute_s + traffic_s + excess_s)
+        self.comm = self._traffic()
         self.passes_s = pipeline_s(durations[0], durations[1], self.m, trains=self.model.trains)
         self.busy_s = (durations[0] + durations[1]).sum(axis=1) * self.m[:, None]
 
@@ -489,9 +491,3 @@ class _Pipeline:
 def _mean(by_stage: Floats) -> Floats:
     mean: Floats = by_stage.mean(axis=1)
     return mean
-
-
-def _beside(communication_s: Floats, window_s: Floats, hides: Floats, first_s: Floats) -> tuple[Floats, Floats]:
-    """Divides communication into exposed and overlapped, where `hides` is 1; else all of it is exposed."""
-    exposed_s, overlapped_s = hidden(communication_s, window_s, first_s=first_s)
-    return np.where(hides > 0, exposed_s, communication_s), np.where(hides > 0, overlapped_s, 0.0)

@@ -76,3 +76,9 @@ def hidden(communication_s: Floats, window_s: Floats, *, first_s: Floats) -> tup
     """
     exposed_s = np.minimum(np.maximum(communication_s - window_s, first_s), communication_s)
     return exposed_s, communication_s - exposed_s
+
+
+def beside(communication_s: Floats, window_s: Floats, hides: Floats, first_s: Floats) -> tuple[Floats, Floats]:
+    """Divides communication into exposed and overlapped, where `hides` is 1; else all of it is exposed."""
+    exposed_s, overlapped_s = hidden(communication_s, window_s, first_s=first_s)
+    return np.where(hides > 0, exposed_s, communication_s), np.where(hides > 0, overlapped_s, 0.0)

@@ -1,0 +1,98 @@
+"""Clocks by stage: the linear program against every choice of small pipelines, and a real frontier."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from specs import trial_spec
+
+from wattune.cost.batch import batches
+from wattune.cost.defaults import default_coefficients
+from wattune.cost.stage_clocks import clock_frontier, convex, graph, least_energy
+from wattune.errors import PlanError
+from wattune.plans.schedule import passes, replay
+
+SHAPES = ((2, 1, 2), (3, 1, 1), (2, 2, 1), (2, 1, 1), (4, 1, 1))
+"""Stages, chunks and micro-batches of pipelines of at most eight passes."""
+
+
+def random_pipeline(rng, num_stages, num_chunks, num_micro_batches):
+    """Passes whose seconds are whole numbers, and convex energies of them: then the optimum is whole too."""
+    orders = [
+        passes(stage, num_stages=num_stages, num_chunks=num_chunks, num_micro_batches=num_micro_batches)
+        for stage in range(num_stages)
+    ]
+    curves = []
+    for _ in range(sum(map(len, orders))):
+        time_s = rng.integers(2, 6) + np.arange(rng.integers(2, 5), dtype=float)
+        slopes = np.sort(-rng.uniform(0.1, 30, len(time_s) - 1))
+        curves.append((time_s, 100 + np.concatenate([[0], np.cumsum(slopes)])))
+    return orders, curves
+
+
+def every_choice(orders, curves, wait_w):
+    """Makespan and energy of every combination of seconds, by replay."""
+    nodes, _ = graph(orders)
+    places = np.array(list(product(*(range(len(time_s)) for time_s, _ in curves)))).T
+    durations = [{} for _ in orders]
+    busy_s = energy_j = 0.0
+    for (stage, one), (time_s, joules), place in zip(nodes, curves, places, strict=True):
+        durations[stage][one] = time_s[place]
+        busy_s, energy_j = busy_s + time_s[place], energy_j + joules[place]
+    end_s = replay(orders, durations)
+    return end_s, energy_j - wait_w * busy_s
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_no_choice_of_a_small_pipeline_takes_less_energy(seed):
+    rng = np.random.default_rng(seed)
+    orders, curves = random_pipeline(rng, *SHAPES[seed % len(SHAPES)])
+    wait_w = rng.uniform(0, 5)
+    end_s, energy_j = every_choice(orders, curves, wait_w)
+    makespan_s = float(rng.integers(end_s.min(), end_s.max() + 1))
+    least = energy_j[end_s <= makespan_s].min()
+    _, pairs = graph(orders)
+    found_s = least_energy(pairs, curves, wait_w, makespan_s)
+    found = sum(np.interp(s, *curve) - wait_w * s for s, curve in zip(found_s, curves, strict=True))
+    assert found == pytest.approx(least, rel=1e-3)
+    fastest = sum(curve[1][0] - wait_w * curve[0][0] for curve in curves)
+    assert found <= fastest + 1e-9
+    with pytest.raises(PlanError, match="as short as"):
+        least_energy(pairs, curves, wait_w, end_s.min() - 0.5)
+
+
+def test_a_hull_is_convex_falls_and_lies_below():
+    rng = np.random.default_rng(0)
+    time_s, energy_j = np.sort(rng.uniform(1, 2, 60)), rng.uniform(1, 9, 60)
+    hull = convex(time_s, energy_j)
+    assert (np.diff(hull[0]) > 0).all() and (np.diff(hull[1]) < 0).all()
+    assert (np.diff(np.diff(hull[1]) / np.diff(hull[0])) > 0).all()
+    below = time_s <= hull[0][-1]
+    assert (np.interp(time_s[below], *hull) <= energy_j[below] + 1e-9).all()
+
+
+def one(**plan):
+    ((_, batch),) = batches([trial_spec("llama3_70b", on="1x8 h200_sxm", engine="megatron", batch=16, **plan)])
+    return batch, default_coefficients(batch.device)
+
+
+def test_a_frontier_saves_energy_for_free_and_more_for_time():
+    batch, coefficients = one(pp=4, tp=2)
+    found = clock_frontier(batch, coefficients, 1e5)
+    energy = [each.energy_per_step_j for each in found]
+    assert energy[1] < 0.97e5 and (np.diff(energy) < 0).all()  # the last stage has the head: all others wait for it
+    assert found[1].step_time_s == pytest.approx(found[0].step_time_s)
+    assert (np.diff([each.step_time_s for each in found[1:]]) > 0).all()
+    assert found[-1].step_time_s < 1.21 * found[0].step_time_s
+    for each in found[1:]:
+        assert [len(stage) for stage in each.clocks_mhz] == [32] * 4
+        assert {name for stage in each.clocks_mhz for name, _ in stage} == {"forward", "backward"}
+        clocks = {clock for stage in each.clocks_mhz for _, clock in stage}
+        assert all(clock % 15 == 0 and 780 < clock <= 1980 for clock in clocks)
+    slowest = [min(clock for _, clock in stage) for stage in found[1].clocks_mhz]
+    assert slowest[-1] == max(slowest)
+
+
+def test_one_stage_has_nothing_to_wait_for():
+    with pytest.raises(PlanError, match="pp=1 has one stage"):
+        clock_frontier(*one(tp=8), 1e5)
