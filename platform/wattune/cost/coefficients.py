@@ -155,6 +155,11 @@ class MeasuredCollective:
     network: str = ""
     """Name of the network between the nodes; empty in one node, and where nobody named it."""
 
+    @property
+    def place(self) -> tuple[str, int, int, str]:
+        """Collective, group and fabric that were measured: a later sweep of the same takes its place."""
+        return self.kind, self.group_size, self.num_nodes, self.network
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCoefficients:

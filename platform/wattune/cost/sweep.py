@@ -51,6 +51,7 @@ COLUMNS: Final = pa.schema(
         pa.field("size_bytes", pa.int64()),
         pa.field("group_size", pa.int32()),
         pa.field("num_nodes", pa.int32()),
+        pa.field("network", pa.string()),
         pa.field("num_groups", pa.int32()),
         pa.field("m", pa.int64()),
         pa.field("n", pa.int64()),
@@ -76,7 +77,8 @@ COLUMNS: Final = pa.schema(
 `time_s` is the median over `num_repeats`, each the mean of `num_calls` calls without pause, `time_low_s` and
 `time_high_s` its quartiles. Of a collective each repeat counts as its slowest rank. `size_bytes`,
 `algorithm_bytes_per_s` = size / time and `bus_bytes_per_s` are those of nccl-tests (doc/PERFORMANCE.md): the bus
-bandwidth is what a ring needs of each link, comparable between group sizes.
+bandwidth is what a ring needs of each link, comparable between group sizes. `network` is the catalog's name of that
+between nodes, where it was said.
 """
 
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from wattune.arrays import Floats
 from wattune.catalog.hardware import ClusterSpec, DeviceSpec
+from wattune.catalog.networks import NETWORKS
 from wattune.cost.coefficients import KernelCoefficients, MeasuredCollective, StepTimeCoefficients
 from wattune.cost.step_time.links import Links
 from wattune.cost.step_time.matmul import matmul_s
@@ -47,13 +48,15 @@ class SweepFit:
         return f"links of {self.date[:10]}"
 
     def applied(self, prior: StepTimeCoefficients) -> StepTimeCoefficients:
-        """Returns coefficients with what was measured.
+        """Returns coefficients with what was measured, beside what earlier sweeps did in other groups and networks.
 
         Kernels that were measured inside steps here stay: in a step they meet other caches, clocks and neighbours.
         """
         link, kernel = prior.link, prior.kernel
         if self.collectives:
-            link = replace(link, measured=self.collectives, origin="measured here")
+            again = {one.place for one in self.collectives}
+            kept = [one for one in link.measured if one.place not in again]
+            link = replace(link, measured=(*kept, *self.collectives), origin="measured here")
         if self.kernels and kernel.origin != "measured here":
             values: dict[str, Any] = dict(self.kernels)
             kernel = replace(kernel, **values)
@@ -86,21 +89,23 @@ def fit_sweep(table: pa.Table, device: DeviceSpec, prior: StepTimeCoefficients) 
 def _collectives(
     rows: Sequence[Mapping[str, Any]], device: DeviceSpec, prior: StepTimeCoefficients, hold_out: dict[str, HoldOut]
 ) -> tuple[MeasuredCollective, ...]:
-    """Divides measured times by the formula's, by kind, group and size."""
+    """Divides measured times by the formula's, by kind, group, network and size."""
     if device.link_bandwidth_bytes_per_s is None:
         return ()
-    groups: dict[tuple[str, int, int], list[Mapping[str, Any]]] = defaultdict(list)
+    groups: dict[tuple[str, int, int, str], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         if row["kind"] in COLLECTIVES:
-            groups[row["kind"], row["group_size"], row["num_nodes"]].append(row)
+            groups[row["kind"], row["group_size"], row["num_nodes"], row["network"] or ""].append(row)
     found, errors = [], []
     alone = replace(prior.link, in_step_frac=1.0, measured=())
-    for (kind, size, nodes), own in sorted(groups.items()):
+    for (kind, size, nodes, network), own in sorted(groups.items()):
         times_s = _by_size(own)
         if len(times_s) < LEAST_SIZES:
             continue
         sizes, measured_s = np.array([*times_s]), np.array([*times_s.values()])
-        ratio = measured_s / _formula_s(kind, size, nodes, sizes, Links.of(_cluster(device, size, nodes), alone))
+        ratio = measured_s / _formula_s(
+            kind, size, nodes, sizes, Links.of(_cluster(device, size, nodes, network), alone)
+        )
         errors += [*_left_out(np.log(sizes), np.log(ratio))]
         found.append(
             MeasuredCollective(
@@ -110,6 +115,7 @@ def _collectives(
                 sizes_bytes=tuple(sizes.tolist()),
                 time_ratio=tuple(ratio.tolist()),
                 latency_s=float(measured_s[0]),
+                network=network,
             )
         )
     _note(hold_out, "collective_time_s", np.abs(np.array(errors)), len(errors))
@@ -128,8 +134,9 @@ def _by_size(rows: Sequence[Mapping[str, Any]]) -> dict[float, float]:
     return {size: float(np.median([row["time_s"] for row in kept if row["size_bytes"] == size])) for size in sizes}
 
 
-def _cluster(device: DeviceSpec, size: int, nodes: int) -> ClusterSpec:
-    return ClusterSpec(device=device.name, num_nodes=nodes, devices_per_node=max(size // nodes, 1))
+def _cluster(device: DeviceSpec, size: int, nodes: int, network: str) -> ClusterSpec:
+    on_node, between = max(size // nodes, 1), NETWORKS.get(network)
+    return ClusterSpec(device=device.name, num_nodes=nodes, devices_per_node=on_node, network=between)
 
 
 def _formula_s(kind: str, size: int, nodes: int, sizes: Floats, links: Links) -> Floats:

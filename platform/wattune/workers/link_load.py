@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 8 -m wattune.workers.link_load FOLDER --minutes 5
     torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \
-        -m wattune.workers.link_load FOLDER --minutes 5
+        -m wattune.workers.link_load FOLDER --minutes 5 --network ndr
 
 Over several nodes torchrun starts it, as the second line shows. Rank 0 writes each result to `rows.jsonl` in the folder
 at once, so that a sweep that is stopped or killed keeps what it has, and `links.parquet` when it ends. Its standard
@@ -33,6 +33,7 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812  (its usual name)
 
 from wattune.catalog.hardware import device_of_product
+from wattune.catalog.networks import NETWORKS
 from wattune.cost.sweep import COLLECTIVES, NUM_COPIES, ROWS, SIZES_BYTES, TABLE, Case, bus_factor, cases, read_rows
 from wattune.storage.files import make_folder, write_table
 from wattune.workers.provenance import provenance
@@ -362,10 +363,13 @@ def facts(rank: Rank) -> dict[str, Any]:
     }
 
 
-def sweep(rank: Rank, folder: Path, wanted: Sequence[Case], seconds: float) -> tuple[int, str]:
+def sweep(
+    rank: Rank, folder: Path, wanted: Sequence[Case], seconds: float, network: str | None = None
+) -> tuple[int, str]:
     """Measures case after case until all are done, the time is used, or a signal came.
 
-    Returns how many were measured, and why it ended early; empty where it did not.
+    Returns how many were measured, and why it ended early; empty where it did not. Rows of several nodes keep the name
+    of the `network` between them.
     """
     deadline_s = time.monotonic() + seconds
     known = rank.gathered(facts(rank))
@@ -393,8 +397,9 @@ def sweep(rank: Rank, folder: Path, wanted: Sequence[Case], seconds: float) -> t
         num_done += 1
         if rank.rank == 0:
             date = datetime.now(UTC).isoformat(timespec="seconds")
+            more = {"date": date, "network": network if case.is_collective and rows[0]["num_nodes"] > 1 else None}
             with path.open("a") as file:
-                file.writelines(json.dumps({**row, **known[row["rank"]], "date": date}) + "\n" for row in rows)
+                file.writelines(json.dumps({**row, **known[row["rank"]], **more}) + "\n" for row in rows)
     if rank.rank == 0:
         write_table(folder / TABLE, read_rows(path.read_text() if path.exists() else ""))
     return num_done, why
@@ -443,6 +448,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES_BYTES), metavar="BYTES")
     parser.add_argument("--kinds", nargs="+", metavar="KIND", help=f"only these, such as {', '.join(COLLECTIVES)}")
+    parser.add_argument("--network", choices=sorted(NETWORKS), help="that between nodes, as spaces name it")
     given = parser.parse_args(arguments)
     if given.device == "cuda" and not torch.cuda.is_available():
         parser.error(f"this torch ({torch.__version__}) sees no GPU; use --device cpu")
@@ -454,7 +460,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wanted = [one for one in wanted if one.kind in given.kinds]
     until_s = given.until_mono_s
     seconds = given.minutes * 60 if until_s is None else until_s - END_S - time.monotonic()
-    num_done, why = sweep(rank, given.folder, wanted, seconds)
+    num_done, why = sweep(rank, given.folder, wanted, seconds, given.network)
     _say(rank, f"done: {num_done} of {len(wanted)} cases" + (f"; {why}" if why else ""))
     if rank.world_size > 1:
         dist.destroy_process_group()

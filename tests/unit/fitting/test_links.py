@@ -1,10 +1,13 @@
 """Coefficients from a sweep: a made table of known rates is found again, and later predictions follow it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from wattune.catalog.hardware import DEVICES, ClusterSpec
+from wattune.catalog.networks import NETWORKS
 from wattune.cost.coefficients import PUBLISHED_STEP_TIME
 from wattune.cost.defaults import MEASURED_STEP_TIME
 from wattune.cost.step_time.links import Links
@@ -60,6 +63,30 @@ def test_what_was_not_measured_stays() -> None:
     assert fitted.collective_s("all_to_all", inside, size) == before.collective_s("all_to_all", inside, size)
     across = before.group(np.array([4.0]), np.array([8.0]))  # one rank of each of four nodes
     assert fitted.collective_s("all_reduce", across, size) == before.collective_s("all_reduce", across, size)
+
+
+def far(network: str | None, nodes: int, factor: float) -> list[dict[str, object]]:
+    place = {"group_size": 8 * nodes, "num_nodes": nodes, "network": network}
+    return [collective("all_reduce", s, **place, time_s=factor * (50e-6 + s / 200e9)) for s in SIZES_BYTES]
+
+
+def test_sweeps_of_other_fabrics_and_numbers_of_nodes_add_up() -> None:
+    fitted = PUBLISHED_STEP_TIME
+    for rows in (SWEPT, far("hdr", 2, 1.0), far("hdr", 8, 3.0), far("roce_400", 2, 9.0), far("hdr", 2, 2.0)):
+        fitted = fit_sweep(table(*rows), H100, fitted).applied(fitted)
+    assert len({one.place for one in fitted.link.measured}) == len(fitted.link.measured) == 3 + 3
+
+    def taken(network: str, nodes: int) -> float:
+        machines = ClusterSpec(device="h100_sxm", num_nodes=nodes, devices_per_node=8, network=NETWORKS[network])
+        swept = Links.of(machines, replace(fitted.link, in_step_frac=1.0))
+        group = swept.group(np.array([8.0 * nodes]), np.ones(1))
+        return float(swept.collective_s("all_reduce", group, np.array([2.0**30]))[0])
+
+    one = 50e-6 + 2**30 / 200e9
+    assert [taken("hdr", 2), taken("hdr", 8), taken("roce_400", 2)] == pytest.approx([2 * one, 3 * one, 9 * one])
+    assert taken("hdr", 7) == pytest.approx(taken("hdr", 8), rel=0.1)  # the nearest ratio, of eight nodes
+    unmeasured = {name: fitted.unmeasured(2, NETWORKS[name]) for name in ("hdr", "roce_400", "ndr")}
+    assert unmeasured == {"hdr": "", "roce_400": "", "ndr": "over 2 nodes of ndr"}
 
 
 def test_a_graphs_latency_counts_and_not_the_hosts() -> None:

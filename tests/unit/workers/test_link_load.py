@@ -21,6 +21,16 @@ def test_groups_cover_all_ranks_and_leave_over_what_does_not_fill_one() -> None:
     assert tiled(8, 8, 1) == [[*range(8)]]
 
 
+def test_rows_over_nodes_keep_the_name_of_their_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(rank: Rank, case: Case) -> list[dict[str, object]]:
+        return [{"rank": 0, "kind": case.kind, "num_nodes": case.group_size}] if case.is_collective else [{"rank": 0}]
+
+    monkeypatch.setattr(link_load, "measure", measured)
+    wanted = [Case(kind="all_reduce", group_size=1), Case(kind="all_reduce", group_size=2), Case(kind="copy")]
+    link_load.sweep(ALONE, tmp_path, wanted, 60, "hdr")
+    assert pq.read_table(tmp_path / TABLE).column("network").to_pylist() == [None, "hdr", None]
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     now = [0]

@@ -212,6 +212,7 @@ class Links:
     def _ratio(self, kind: str, size: Floats, nodes: Floats, size_bytes: Floats) -> Floats:
         """Returns measured over predicted time: that of the nearest group that was measured, in one node or in several.
 
+        Nearest is the least sum of doublings of its size and of its nodes.
         It is interpolated in the logs of size and ratio, and held beyond the smallest and the largest message. Where
         nothing was measured it is 1.
         """
@@ -223,8 +224,10 @@ class Links:
             own = [one for one in self.coefficients.measured if one.kind == kind and (one.num_nodes > 1) == several]
             if not own:
                 continue
-            measured = np.log2([one.group_size for one in own])
-            away = np.abs(np.log2(np.maximum(np.broadcast_to(size, shape), 1))[..., None] - measured)
+            away = sum(
+                np.abs(np.log2(np.maximum(np.broadcast_to(here, shape), 1))[..., None] - np.log2(there))
+                for here, there in ((size, [one.group_size for one in own]), (nodes, [one.num_nodes for one in own]))
+            )
             nearest = np.argmin(away, axis=-1)
             log_bytes = np.log(np.maximum(np.broadcast_to(size_bytes, shape), 1.0))
             here = np.broadcast_to(nodes > 1, shape) == several
