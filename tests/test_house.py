@@ -23,7 +23,7 @@ LONGEST_FILE_LINES = 500
 PURE = (
     "units errors clock field_types schema metrics intervals objective trial run workload fidelity storage "
     "steps steps.process spans callbacks catalog plans cost cost.memory cost.step_time fitting analysis "
-    "analysis.metrics analysis.signals search search.strategies ranking projection telemetry telemetry.files "
+    "analysis.metrics analysis.signals search search.strategies ranking projection placement telemetry telemetry.files "
     "telemetry.sampler telemetry.nvml telemetry.amd_smi simulation foreign recording recording.serving "
     "workers.command terminal.recording"
 )

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from wattune.api.estimates import forecast as forecast
     from wattune.api.estimates import stage_clocks as stage_clocks
     from wattune.api.exports import export as export
+    from wattune.api.placement import place as place
+    from wattune.api.placement import slot_map as slot_map
+    from wattune.api.placement import verify as verify
     from wattune.api.recordings import analyze as analyze
     from wattune.api.recordings import calibrate as calibrate
     from wattune.api.recordings import calibrate_links as calibrate_links
@@ -45,6 +48,7 @@ _HOMES: Final = {
     "wattune.api.decisions": "frontier suggest",
     "wattune.api.estimates": "beside_result estimate fit forecast stage_clocks",
     "wattune.api.exports": "export",
+    "wattune.api.placement": "place slot_map verify",
     "wattune.api.recordings": "analyze calibrate calibrate_links import_logs record send_recording",
     "wattune.api.reports": "figures report",
     "wattune.api.results": "compare rank sync",

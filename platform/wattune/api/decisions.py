@@ -121,8 +121,8 @@ def suggest(study: AnyStudy, *, budget: str | float, storage: str | None = None)
     )
 
 
-def parse_budget(budget: str | float) -> float:
-    """Returns the seconds of a budget.
+def parse_budget(budget: str | float, option: str = "--budget") -> float:
+    """Returns the seconds of a budget, or of another option's time.
 
     Raises:
         PlanError: It is not a time above 0.
@@ -135,7 +135,7 @@ def parse_budget(budget: str | float) -> float:
     else:
         seconds = float(budget)
     if not 0 < seconds < 1e9:
-        raise PlanError(f'--budget: got "{str(budget)[:_LONGEST_TEXT]}", allowed: a time such as 90s, 10m or 1h30m')
+        raise PlanError(f'{option}: got "{str(budget)[:_LONGEST_TEXT]}", allowed: a time such as 90s, 10m or 1h30m')
     return seconds
 
 

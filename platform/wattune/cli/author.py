@@ -11,7 +11,7 @@ import typer
 from wattune import api
 from wattune.catalog.huggingface import read_config
 from wattune.catalog.models import model
-from wattune.cli.shell import JsonOption, LeaveOutOption, SpaceArgument, err, out, print_json, print_line
+from wattune.cli.shell import JsonOption, LeaveOutOption, SpaceArgument, answer, err, out, print_json, print_line
 from wattune.cli.verbs import app
 from wattune.doctor import own_devices
 from wattune.errors import PlanError, WattuneError, closest
@@ -237,10 +237,7 @@ def metrics(search: SearchOption = None, as_json: JsonOption = False) -> None:
         for one in METRICS.values()
     ]
     found = _having(found, search, METRICS)
-    if as_json:
-        print_json({"metrics": found})
-    else:
-        show(out, *metric_list(found))
+    answer(as_json, {"metrics": found}, metric_list(found))
 
 
 @app.command()
@@ -249,10 +246,8 @@ def catalog(search: SearchOption = None, as_json: JsonOption = False) -> None:
     lists = api.catalog()
     everything = [one for rows in lists.values() for one in rows]
     chosen = _having(everything, search, [one["name"] for one in everything])
-    if as_json:
-        print_json({kind: [one for one in rows if one in chosen] for kind, rows in lists.items()})
-    else:
-        show(out, *catalog_view(None if search is None else {str(one["name"]) for one in chosen}))
+    view = catalog_view(None if search is None else {str(one["name"]) for one in chosen})
+    answer(as_json, {kind: [one for one in rows if one in chosen] for kind, rows in lists.items()}, view)
 
 
 def _having(rows: list[dict[str, Any]], search: str | None, names: Iterable[str]) -> list[dict[str, Any]]:

@@ -1,5 +1,7 @@
-"""`frontier` and `suggest`: the price of a bound, and the next trials to measure. Both only read the study's folder."""
+"""`frontier`, `suggest` and `place`: the price of a bound, the next trials to measure, and where a plan's parts run."""
 
+import sys
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -7,12 +9,12 @@ from typing import Annotated
 import typer
 
 from wattune import api
-from wattune.cli.shell import JsonOption, StorageOption, StudyArgument, out, print_json
+from wattune.cli.shell import JsonOption, StorageOption, StudyArgument, answer, err, out
 from wattune.cli.verbs import app
 from wattune.errors import PlanError
 from wattune.storage.files import write_whole
-from wattune.view.console import show
 from wattune.view.decisions import clocks_view, frontier_view, suggestions_view
+from wattune.view.placement import placement_view
 
 
 @app.command()
@@ -42,10 +44,7 @@ def frontier(
         _clocks(study, clocks, vary, storage, as_json)
         return
     found = api.frontier(study, vary=vary, storage=storage)
-    if as_json:
-        print_json(found.to_json())
-    else:
-        show(out, *frontier_view(found))
+    answer(as_json, found.to_json(), frontier_view(found))
 
 
 def _clocks(trial: str, file: Path, vary: str | None, storage: str | None, as_json: bool) -> None:
@@ -56,10 +55,7 @@ def _clocks(trial: str, file: Path, vary: str | None, storage: str | None, as_js
     found = api.stage_clocks(trial, storage=storage)
     for place, one in enumerate(found[1:]):
         write_whole(file.with_stem(f"{file.stem}_{place}") if place else file, one.zeus.encode())
-    if as_json:
-        print_json([{"predicted": bool(one.clocks_mhz), **asdict(one)} for one in found])
-    else:
-        show(out, *clocks_view(found))
+    answer(as_json, [{"predicted": bool(one.clocks_mhz), **asdict(one)} for one in found], clocks_view(found))
 
 
 @app.command()
@@ -71,7 +67,30 @@ def suggest(
 ) -> None:
     """Suggests what to measure next within a time, with the expected gain and the answer it may change."""
     found = api.suggest(study, budget=budget, storage=storage)
-    if as_json:
-        print_json(found.to_json())
-    else:
-        show(out, *suggestions_view(found))
+    answer(as_json, found.to_json(), suggestions_view(found))
+
+
+@app.command()
+def place(
+    study: StudyArgument,
+    horizon: Annotated[str, typer.Option(help="Time that the plan still has to run, such as 90m or 24h.")] = "24h",
+    map_of: Annotated[str | None, typer.Option("--map", metavar="STUDY", help="Study whose map counts.")] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Measure the best move and the present one in turn.")
+    ] = False,
+    storage: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Finds which ranks and layers should move between devices, the gain, and whether it pays for a restart.
+
+    STUDY:TRIAL takes a trial instead of the study's best plan.
+    """
+    found, told = api.place(study, horizon=horizon, map_of=map_of, storage=storage), None
+    if verify:
+        from wattune.cli.study import in_order, view_of
+
+        console = err if as_json else out
+        with in_order(), redirect_stdout(sys.stderr) if as_json else nullcontext():
+            told = api.verify(found, storage=storage, watch=lambda planned: view_of(planned, console))
+    measured = {} if told is None else {"verified": {"what": told[0].what, **told[1].to_json()}}
+    answer(as_json, asdict(found) | measured, placement_view(found, told))

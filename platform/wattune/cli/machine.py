@@ -15,6 +15,7 @@ from wattune.cli.shell import (
     StorageOption,
     TensorboardOption,
     WandbOption,
+    answer,
     end_in_order,
     err,
     out,
@@ -36,6 +37,7 @@ from wattune.terminal.recording import LiveView, print_line_of, print_recording
 from wattune.tracking.destinations import out_of_reach, trackers_of
 from wattune.view.console import show
 from wattune.view.machine import calibration_view, findings_table, links_view
+from wattune.view.placement import map_view
 
 _MINUTES: Final = 5.0
 
@@ -44,13 +46,23 @@ LONGEST_S: Final = 1e9
 
 
 @app.command()
-def doctor(as_json: JsonOption = False) -> None:
+def doctor(
+    study: Annotated[
+        str | None, typer.Argument(help="With --map its study; else the latest.", show_default=False)
+    ] = None,
+    of_slots: Annotated[bool, typer.Option("--map", help="Print the map of device slots by a study's runs.")] = False,
+    storage: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Says what this machine has, what it lacks, and what follows."""
+    if of_slots:
+        found = api.slot_map(study, storage=storage)
+        answer(as_json, found.to_json(), map_view(found))
+        return
+    if study is not None:
+        raise PlanError(f"doctor looks at this machine and needs no {study}; give --map for the slots of that study")
     findings = examine()
-    if as_json:
-        print_json({"findings": [finding.to_json() for finding in findings]})
-    else:
-        show(out, findings_table(findings))
+    answer(as_json, {"findings": [finding.to_json() for finding in findings]}, [findings_table(findings)])
 
 
 @app.command(context_settings={"allow_interspersed_args": False})

@@ -15,6 +15,7 @@ from wattune.cli.shell import (
     TensorboardOption,
     TrackingOption,
     WandbOption,
+    answer,
     complete_stored,
     feasible_code,
     out,
@@ -206,21 +207,15 @@ def compare(
                 "--html is of two trials compared; --estimate has no page, so leave one of them out"
             )
         found = [api.beside_result(one, storage=storage) for one in (a, b) if one is not None]
-        if as_json:
-            print_json({"beside": [one.to_json() for one in found]})
-        else:
-            for one in found:
-                show(out, *beside_view(one))
+        view = [part for one in found for part in beside_view(one)]
+        answer(as_json, {"beside": [one.to_json() for one in found]}, view)
         return
     if b is None:
         raise typer.BadParameter("one trial is compared with nothing; name another, or use --estimate")
     comparison = api.compare(a, b, storage=storage)
     if html is not None:
         write_comparison(comparison, html)
-    if as_json:
-        print_json(comparison.to_json())
-    else:
-        show(out, *comparison_view(comparison))
+    answer(as_json, comparison.to_json(), comparison_view(comparison))
 
 
 @app.command()

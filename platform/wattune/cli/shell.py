@@ -25,6 +25,7 @@ from wattune.version import __version__
 
 if TYPE_CHECKING:
     from wattune.ranking.order import Ranking
+    from wattune.view.table import View
 
 WRONG_INPUT: Final = 2
 NOTHING_FEASIBLE: Final = 3
@@ -231,6 +232,13 @@ def print_json(data: Any) -> None:
 
     _Answer.printed = True
     print(json_text(data))  # noqa: T201
+
+
+def answer(as_json: bool, data: Any, view: "View") -> None:
+    """Prints what a verb found: the one object of `--json`, else its view."""
+    from wattune.view.console import show
+
+    print_json(data) if as_json else show(out, *view)
 
 
 def print_line(text: str) -> None:

@@ -22,6 +22,7 @@ from wattune.cli.shell import (
     TensorboardOption,
     TrackingOption,
     WandbOption,
+    answer,
     end_in_order,
     err,
     failed,
@@ -150,10 +151,7 @@ def estimate(
         storage=storage,
         **settings_of(settings or ()),
     )
-    if as_json:
-        print_json(found.to_json())
-    else:
-        screen.show(out, *estimate_view(found))
+    answer(as_json, found.to_json(), estimate_view(found))
     if found.rule:
         raise typer.Exit(NOTHING_FEASIBLE)
 

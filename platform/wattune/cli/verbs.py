@@ -37,6 +37,10 @@ VERBS: Final = {
     "suggest": Verb(
         "decide", "Suggests what to measure next within a time, with the expected gain and the answer it may change."
     ),
+    "place": Verb(
+        "decide",
+        "Finds which ranks and layers should move between devices, the gain, and whether it pays for a restart.",
+    ),
     "export": Verb(
         "export", "Writes a study's results as one table: a column for each setting and metric, with units."
     ),

@@ -1,0 +1,201 @@
+"""Gain of another placement of a plan, with its interval, and whether it pays for a restart."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from wattune.arrays import Floats, Ints
+from wattune.cost.step_time.pipeline import pipeline_s
+from wattune.errors import PlanError
+from wattune.placement.min_max import grouped, min_max
+from wattune.placement.slots import SlotMap, SlotReading
+from wattune.plans.axes import Plan
+from wattune.plans.parallel import num_micro_batches, stage_layers
+from wattune.plans.rules import violations
+from wattune.trial import TrialSpec
+from wattune.units import format_quantity
+
+LEAST_PROBABILITY: Final = 0.95
+"""P(gain > 0) from which a placement is recommended."""
+
+HYSTERESIS: Final = 2.0
+"""Standard errors that a gain over an earlier choice of placement must have: else a plan would go back and forth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One change of placement and its gain in steps a second, with 95 % interval, standard error and P(gain > 0)."""
+
+    what: str
+    plan: Plan
+    needs: str
+    """Needs beside that plan; empty where `wattune run` does it."""
+    gain_frac: float
+    low_frac: float
+    high_frac: float
+    error_frac: float
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementAdvice:
+    """The moves that a map offers to a plan, by gain, and the one that is recommended, if any."""
+
+    study: str
+    spec: TrialSpec
+    moves: Sequence[Move]
+    chosen: Move | None
+    why: str
+    """The reason that it pays or that nothing does, with the number that would have to change."""
+    restart_s: float
+
+
+class Pipe:
+    """A plan's pipeline on a map: draws of its layers' time, of what its ends take besides, and of every slot."""
+
+    def __init__(self, spec: TrialSpec, work_s: Floats, slowness: Floats, backward_frac: float) -> None:
+        """Takes draws of each stage's micro-batch, (draws, stages), and of each slot, (draws, slots).
+
+        A layer's time is that of inner stages, of two stages that of the first: its embedding takes next to nothing.
+        """
+        plan, world_size = spec.plan, spec.cluster.world_size
+        self.spec, self.work_s, self.slowness, self.backward_frac = spec, work_s, slowness, backward_frac
+        self.rest_s = 0.0  # of a step beside the passes: it stays as it is
+        self.layers = np.array([[len(chunk) for chunk in stage] for stage in stage_layers(spec.model, plan)]).T
+        self.micro_batches = num_micro_batches(plan, world_size, spec.workload.global_batch_size)
+        totals, inner = self.layers.sum(axis=0), slice(1, -1) if plan.pp > 2 else slice(0, 1)
+        self.layer_s = (work_s[:, inner] / totals[inner]).mean(axis=1)
+        self.ends_s = work_s - self.layer_s[:, None] * totals
+        self.order = np.array(range(world_size) if isinstance(plan.rank_order, str) else plan.rank_order)
+
+    def stages_s(self, layers: Ints, order: Ints) -> Floats:
+        """Seconds of a micro-batch, (draws, replicas, chunks, stages)."""
+        plan, chunk_s = self.spec.plan, self.layer_s[:, None, None] * layers
+        chunk_s[:, 0, :-1] += self.ends_s[:, :-1]
+        chunk_s[:, -1, -1] += self.ends_s[:, -1]
+        of_rank = self.slowness[:, order].reshape(len(self.slowness), plan.pp, -1, plan.cp * plan.tp).max(-1)
+        return np.asarray(chunk_s[:, None] * np.moveaxis(of_rank, 1, 2)[:, :, None, :])
+
+    def step_s(self, layers: Ints | None = None, order: Ints | None = None) -> Floats:
+        """Seconds of every draw's step: sum t_i + (m - 1) max t_i; of several chunks a stage the schedule, replayed."""
+        stages_s = self.stages_s(self.layers if layers is None else layers, self.order if order is None else order)
+        if self.spec.plan.vpp == 1:
+            passes_s = stages_s.sum((2, 3)) + (self.micro_batches - 1) * stages_s.max((2, 3))
+        else:
+            flat, b = stages_s.reshape(-1, *stages_s.shape[2:]), self.backward_frac
+            count = np.full(len(flat), self.micro_batches)
+            passes_s = pipeline_s(flat * (1 - b), flat * b, count, trains=b > 0).reshape(stages_s.shape[:2])
+        return np.asarray(passes_s.max(-1) + self.rest_s)
+
+    def choices(self) -> dict[str, tuple[Ints, Ints]]:
+        """Finds the best layers and orders on the measured map: by exchanges alone, by layers alone, and by both."""
+        cluster, pp, chunks = self.spec.cluster, self.spec.plan.pp, np.arange(self.spec.plan.vpp)[:, None]
+        slowness, size, totals = self.slowness[0], cluster.world_size // pp, self.layers.sum(axis=0)
+        fixed = float(self.layer_s[0]), self.ends_s[0], int(totals.sum())
+        now = slowness[self.order].reshape(pp, size).max(axis=1)
+        found = {"swap ranks": (totals, self.order)}
+        found["split layers"] = min_max(now, *fixed, blocks=np.arange(pp))[1], self.order
+        groups = grouped(slowness, size, min(cluster.domain, cluster.devices_per_node), cluster.devices_per_node)
+        if groups is not None:
+            of_group = slowness[groups[0]].max(axis=1)
+            for what, counts in (("swap ranks", totals), ("swap ranks, split layers", None)):
+                places, units, _ = min_max(of_group, *fixed, blocks=groups[1], counts=counts)
+                found[what] = units, groups[0][places].ravel()
+        for what, (units, order) in found.items():
+            split = units // len(chunks) + (chunks < units % len(chunks))
+            found[what] = (self.layers if (units == totals).all() else split), order
+        return found
+
+    def moves(self) -> list[Move]:
+        """Returns what `wattune run` can do and gains on the measured map, and what needs more than a plan."""
+        now_s, plan, nodes = self.step_s(), self.spec.plan, self.spec.cluster.num_nodes
+        tried, found = {plan}, list[Move]()
+
+        def add(what: str, other_s: Floats, moved: Plan = plan, needs: str = "") -> None:
+            gain = now_s / other_s - 1.0
+            low, high = np.quantile(gain[1:], [0.025, 0.975]).tolist()
+            error, probability = float(gain[1:].std()), float((gain[1:] > 0).mean())
+            found.append(Move(what, moved, needs, float(gain[0]), low, high, error, probability))
+
+        for what, (layers, order) in self.choices().items():
+            layout = () if (layers == layers.flat[0]).all() else tuple(layers.ravel().tolist())
+            slots = "topology" if (order == np.arange(len(order))).all() else tuple(order.tolist())
+            moved = replace(plan, layout=layout, rank_order=slots)
+            if moved not in tried and not list(violations(replace(self.spec, plan=moved))):
+                add(what, self.step_s(layers, order), moved)
+            tried.add(moved)
+        stages_s = self.stages_s(self.layers, self.order)
+        # Dynamic power is clock times voltage squared, and voltage follows the clock: time goes with power ** (-1 / 3).
+        equal_s = (stages_s.sum(2) ** 3).mean((1, 2)) ** (1 / 3)
+        needs = "devices that their power limits slow, and the privilege to set those; at most"
+        add("shift power", (plan.pp + self.micro_batches - 1) * equal_s + self.rest_s, needs=needs)
+        number, longest_s = stages_s.shape[1], stages_s.max((2, 3))
+        if number > 1 and plan.vpp == 1:
+            total = self.micro_batches * number
+            counts = min_max(longest_s[0], 1.0, np.zeros(number), total, blocks=np.arange(number))[1]
+            uneven_s = (stages_s.sum((2, 3)) + (counts - 1) * longest_s).max(-1) + self.rest_s
+            needs = f"{counts.tolist()} micro-batches a replica, and an engine that weighs replicas by tokens"
+            add("uneven micro-batches", uneven_s, needs=needs)
+        if nodes > 1:
+            slow = np.sort(self.slowness.reshape(len(now_s), nodes, -1).max(-1), axis=1)
+            aside_s = now_s * slow[:, -2] / slow[:, -1] * nodes / (nodes - 1)
+            add("set the slowest node aside", aside_s, needs=f"a plan of {nodes - 1} nodes; at most")
+        return sorted(found, key=lambda one: -round(one.gain_frac, 3))  # the least change first where gains are alike
+
+
+def place_plan(
+    spec: TrialSpec, slots: SlotMap, own: Sequence[SlotReading], frac: float, times_s: tuple[float, float, float]
+) -> PlacementAdvice:
+    """Finds the exact best placements of a measured plan on a map, and recommends one that surely pays for a restart.
+
+    `own` are readings of one run of the plan, of which `frac` is backward. `times_s` are its step, restart and horizon.
+    Raises `PlanError` where the map is of other machines or cannot compare the plan's slots, or there is one stage.
+    """
+    (step_time_s, restart_s, horizon_s), rows = times_s, slots.rows
+    works, devices = sorted({one.work for one in own}), sorted(one.device for one in own)
+    if spec.plan.pp < 2:
+        raise PlanError(f"{spec.label}: a plan of one stage has no layers to place; choose one with pp of 2 or more")
+    if strange := ({*devices} - {*slots.devices}) or ({*works} - {*slots.works}):
+        lacking = "/".join(map(str, min(strange)))
+        raise PlanError(f"the map is of other machines or plans: it has no {lacking}; measure both together")
+    where = [slots.devices.index(one) for one in devices]
+    if len({rows[one]["group"] for one in where}) > 1 or not slots.degrees:
+        raise PlanError("; ".join(one for one in slots.notes if "look alike" in one or "twice" in one))
+    of_stage = slots.work_s[:, [slots.works.index(one) for one in works]]
+    pipe = Pipe(spec, of_stage, slots.slowness[:, where], frac)
+    pipe.rest_s = step_time_s - float(pipe.step_s()[0])
+    moves, least = pipe.moves(), restart_s / horizon_s
+    runnable = [one for one in moves if not one.needs]
+    errors = HYSTERESIS if spec.plan.layout or spec.plan.rank_order != "topology" else 0.0
+    sure = [one for one in runnable if one.probability >= LEAST_PROBABILITY and one.gain_frac > errors * one.error_frac]
+    chosen = next((one for one in sure if one.gain_frac > least), None)
+    if sure:
+        lost, back = (format_quantity("restart_s", one) for one in (restart_s, restart_s / sure[0].gain_frac))
+        why = f"{sure[0].what}: it pays for a restart of {lost} after {back}"
+        why = why if chosen else f"nothing pays here: {why}, beyond the horizon"
+    else:
+        slowest = int(pipe.slowness[0].argmax())
+        slower, half = (100 * rows[where[slowest]][key] for key in ("slower_frac", "slower_half_frac"))
+        missing = _missing(pipe, slowest, max([least, *(HYSTERESIS * one.error_frac for one in runnable)]))
+        why = f"device {devices[slowest][0]}/{devices[slowest][1]} would have to be {missing} slower than the others"
+        why = f"nothing pays here: {why}; it is {slower:.1f} % ± {half:.1f}"
+    return PlacementAdvice("", spec, moves, chosen, why, restart_s)
+
+
+def _missing(pipe: Pipe, slowest: int, least: float) -> str:
+    """Finds by bisection how slow a slot would have to be for a gain that counts."""
+    changed, low, high = pipe.slowness[:1].copy(), 0.0, 1.0
+    others = float(np.delete(changed[0], slowest).mean())
+
+    def gains(slower: float) -> bool:
+        changed[0, slowest] = others * (1.0 + slower)
+        there = Pipe(pipe.spec, pipe.work_s[:1], changed, pipe.backward_frac)
+        there.rest_s = pipe.rest_s
+        return any(float((there.step_s() / there.step_s(*one))[0]) - 1.0 > least for one in there.choices().values())
+
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        low, high = (low, middle) if gains(middle) else (middle, high)
+    return f"{100 * high:.1f} %" if gains(high) else "more than 100 %"

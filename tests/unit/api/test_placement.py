@@ -1,0 +1,153 @@
+"""`doctor --map` and `place`: from a study's folder to the map, to the placement that pays, and to its check."""
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from decided_study import SPACE
+from decided_study import write_study as simulated_study
+
+from wattune import api
+from wattune.run import Numbers, Run, RunStatus
+from wattune.schema import SPANS
+from wattune.storage.study import StudyFolder
+from wattune.trial import TrialSpec
+from wattune.view.placement import placement_view
+
+Command = Callable[..., tuple[int, str, str]]
+SLOW = 1.6
+"""Slot 1 over slot 0."""
+NUM_MICRO = 8
+
+
+def spans(spec: TrialSpec, draw: np.random.Generator, node: str) -> pa.Table:
+    """Spans of a pipeline of two stages on two slots; the order of ranks says which stage is on the slow one."""
+    rows = []
+    order = range(2) if isinstance(spec.plan.rank_order, str) else spec.plan.rank_order
+    for rank, slot in enumerate(order):
+        layers = (spec.plan.layout or (2, 2))[rank] if spec.plan.pp == 2 else 4
+        for step in range(6):
+            count = NUM_MICRO // (1 if spec.plan.pp == 2 else 2)
+            unit_ns = int(1e7 * layers * (SLOW if slot else 1.0) * np.exp(draw.normal(0, 0.003)))
+            start_ns = 10**9 + step * 3 * 10**9
+            key = {"node": node, "device": f"cpu{slot}", "rank": rank, "step": step}
+            whole = [("step", None, start_ns, start_ns + 2 * 10**9)]
+            for micro in range(count):
+                at_ns = start_ns + micro * unit_ns
+                whole += [("forward", micro, at_ns, at_ns + unit_ns // 3)]
+                whole += [("backward", micro, at_ns + unit_ns // 3, at_ns + unit_ns)]
+            for phase, micro, begin_ns, end_ns in whole:
+                at = {"start_mono_ns": begin_ns, "end_mono_ns": end_ns, "micro_batch": micro, "chunk": None}
+                rows.append(key | at | {"phase": phase, "start_wall_ns": begin_ns, "end_wall_ns": end_ns})
+    return pa.Table.from_pylist(rows, schema=SPANS)
+
+
+def write(
+    storage: Path, name: str = "turned", *, plans: tuple[dict, ...] | None = None, node: str = "n"
+) -> StudyFolder:
+    cluster = {"device": "cpu", "num_nodes": 1, "devices_per_node": 2}
+    plans = ({"pp": 2}, {"pp": 2, "rank_order": [1, 0]}) if plans is None else plans
+    workload = {"mode": "pretrain", "seq_len": 128, "global_batch_size": NUM_MICRO}
+    space = {**SPACE, "study": name, "cluster": cluster, "workload": workload, "constraints": [], "plans": list(plans)}
+    planned = api.plan({**space, "space": {"micro_batch_size": [1]}, "objective": "minimize step_time_s"})
+    study, draw = StudyFolder.create(storage, name, planned.spec.document), np.random.default_rng(4)
+    for number, spec in enumerate(planned.candidates.specs):
+        for repeat in range(3):
+            folder = study.trial(spec.trial_id, repeat)
+            folder.write_spec(spec)
+            folder.write_spans(spans(spec, draw, node))
+            start_ns = 10**18 + (2 * repeat + number) * 10**11
+            folder.write_result(
+                Run(
+                    trial_id=spec.trial_id, repeat=repeat, status=RunStatus.COMPLETED, quality="indicative",
+                    metrics={"step_time_s": 0.4 + 0.1 * (spec.plan.pp == 1)}, start_wall_ns=start_ns,
+                    end_wall_ns=start_ns + 20 * 10**9,
+                    numbers=Numbers(start_time_s=3.0, build_time_s=20.0, first_step_time_s=2.0),
+                )
+            )  # fmt: skip
+    return study
+
+
+@pytest.fixture
+def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("WATTUNE_STORAGE", str(tmp_path))
+    return tmp_path
+
+
+def test_the_map_of_a_turned_study_has_the_slow_slot(storage: Path, wattune: Command) -> None:
+    write(storage)
+    code, out, _ = wattune("doctor", "--map")
+    assert code == 0 and "n/1" in out and "chip and slot are told together" in " ".join(out.split())
+    code, out, _ = wattune("doctor", "--map", "turned", "--json")
+    rows = json.loads(out)["slots"]
+    assert code == 0 and rows[1]["slower_frac"] == pytest.approx(SLOW - 1, abs=3 * rows[1]["slower_half_frac"])
+
+
+def test_place_recommends_the_layer_that_pays_and_says_after_what_time(storage: Path, wattune: Command) -> None:
+    study = write(storage)
+    code, out, _ = wattune("place", "turned", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["chosen"]["what"] == "split layers" and found["restart_s"] == 25.0
+    fast = found["chosen"]["plan"]["layout"][0 if found["chosen"]["plan"]["rank_order"] == "topology" else 1]
+    assert fast == 3 and found["chosen"]["low_frac"] > 0.0
+    code, out, _ = wattune("place", f"turned:{study.results()[0][0].trial_id}", "--horizon", "90s")
+    assert code == 0 and "pays for a restart of 25 s after" in out and "P(gain > 0)" in out
+
+
+def test_its_check_is_a_study_of_two_plans_in_turn(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = write(storage)
+    found = api.place("turned")
+
+    def ran(planned, **_):
+        """Runs the two plans: the moved one takes a quarter less time."""
+        made = StudyFolder.create(storage, planned.name, planned.spec.document)
+        present, moved = planned.candidates.specs
+        assert present == found.spec and planned.spec.measure.repeats == 6 and planned.spec.search.order == "shuffled"
+        assert replace(moved.plan, layout=present.plan.layout) == present.plan
+        for repeat in range(6):
+            for spec, time_s in ((present, 0.4), (moved, 0.3)):
+                result = replace(study.results()[0][1], trial_id=spec.trial_id, repeat=repeat)
+                folder = made.trial(spec.trial_id, repeat)
+                folder.write_spec(spec)
+                folder.write_result(replace(result, metrics={"step_time_s": time_s * (1 + 0.001 * repeat)}))
+        return SimpleNamespace(study=api.Study(made))
+
+    monkeypatch.setattr("wattune.api.placement.run_study", ran)
+    move, told = api.verify(found, watch=nullcontext)
+    assert told.change_frac == pytest.approx(-0.25) and told.told_apart is False and move == found.chosen
+    text = placement_view(found, (move, told))[-1].text
+    assert "measured +33.3 %" in text and f"predicted {100 * move.gain_frac:+.1f} %" in text
+
+
+def bad(storage: Path) -> None:
+    simulated_study(storage, lambda _: True)
+    write(storage, "flat", plans=({"pp": 1}, {"pp": 1, "sharding": "zero1"}))
+    write(storage, "still", plans=({"pp": 2},))
+    write(storage, "turned")
+    write(storage, "elsewhere", node="other")
+    StudyFolder.create(storage, "empty", StudyFolder(storage / "flat").document() | {"study": "empty"})
+
+
+def test_what_cannot_be_placed_is_one_line_and_exit_code_2(storage: Path, wattune: Command) -> None:
+    bad(storage)
+    for arguments, said in {
+        ("place", "flat"): "a plan of one stage",
+        ("place", "decided"): "only simulated sensors",
+        ("place", "still"): "look alike",
+        ("place", "nobody"): 'no study "nobody"',
+        ("place", "empty"): "has no plan that was measured",
+        ("place", "turned:ffff"): 'no trial "ffff"',
+        ("place", "turned", "--map", "elsewhere"): "the map is of other machines or plans: it has no n/0/",
+        ("place", "turned", "--horizon", "soon"): "--horizon: got",
+        ("place", "flat", "--verify"): "a plan of one stage",
+        ("doctor", "--map", "decided"): "only simulated sensors",
+        ("doctor", "turned"): "give --map",
+    }.items():
+        code, out, err = wattune(*arguments)
+        assert (code, out) == (2, "") and said in err and len(err.strip().splitlines()) == 1, (arguments, err)
