@@ -280,6 +280,9 @@ class Run:
     end_wall_ns: int = 0
     recorded: Recorded | None = None
     """The recorded command; None for a trial."""
+    reading_errors: Mapping[str, float] = field(default_factory=dict)
+    """Of a small trial that is read as a large one: standard deviation of each metric, in its unit. No
+    repeat shows it, and no file has it."""
 
     def __post_init__(self) -> None:
         """Takes secrets and control characters out of the reason: it may quote what a program wrote."""
@@ -302,6 +305,7 @@ class Run:
     def to_json(self) -> dict[str, Any]:
         """Returns plain data for `run.json`."""
         data = asdict(self) | {"quality_reasons": list(self.quality_reasons), "numbers": self.numbers.known}
+        del data["reading_errors"]
         if self.prediction is None:
             del data["prediction"]
         if self.recorded is None:

@@ -100,6 +100,11 @@ class TrialSpec:
         return hashlib.sha256(f"{{{parts}}}".encode()).hexdigest()[:TRIAL_ID_DIGITS]
 
     @property
+    def read_as(self) -> "TrialSpec":
+        """The trial that its results are read as."""
+        return self.stands_for or self
+
+    @property
     def label(self) -> str:
         """The plan in short, with the data parallel degree that follows and flags, such as `dp2 tp2 mbs4 zero1`.
 

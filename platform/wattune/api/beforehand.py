@@ -221,7 +221,8 @@ class Beforehand:
         """
         if self.planned.spec.search.strategy != GUIDED:
             return self.planned.strategy()
-        columns = None if self.estimates is None else self.estimates.columns
+        found = self._predict([spec.read_as for spec in self._specs]) if self.planned.spec.targets else self.estimates
+        columns = None if found is None else found.columns
         return self.planned.strategy(estimates=columns, warm=self.warm())
 
     def lowest_figures(self) -> Callable[[TrialSpec], Mapping[str, float]] | None:

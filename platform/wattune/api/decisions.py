@@ -161,7 +161,7 @@ def _unmeasured(planned: StudyPlan, results: Results) -> list[TrialSpec]:
         for _, result in results
         if result.status.is_final and not (is_burst(result) and result.status is RunStatus.COMPLETED)
     }
-    return [one for one in planned.candidates.specs if one.trial_id not in tried]
+    return [one.read_as for one in planned.candidates.specs if one.trial_id not in tried]
 
 
 def _timed(pace: Pace, least_s: float) -> Callable[[TrialSpec], float]:
@@ -180,7 +180,7 @@ def _timed(pace: Pace, least_s: float) -> Callable[[TrialSpec], float]:
 def _model(planned: StudyPlan, folder: StudyFolder, constraints: Sequence[Constraint], results: Results) -> ModelGuided:
     """Makes `model_guided`'s surrogates, whatever strategy the study has, and tells them every result."""
     # A trial of an earlier space may be none of the candidates now; what it measured still counts.
-    specs = list(dict.fromkeys([*planned.candidates.specs, *(spec for spec, _ in results)]))
+    specs = list(dict.fromkeys([*(one.read_as for one in planned.candidates.specs), *(spec for spec, _ in results)]))
     known = Beforehand(planned, folder.path.parent, specs)
     problem = Problem(
         specs=specs,

@@ -366,7 +366,7 @@ def _study_run(
         tags=environment_tags(),
         numbers=Numbers(space=study.number_of(spec.document)),
         finalists=lambda: _finalists(planned, study),
-        clusters=spec.clusters,
+        clusters=tuple(dict.fromkeys(one.cluster for one in planned.candidates.specs)) or spec.clusters,
         isolation=spec.isolation,
         reference=planned.reference,
         candidates=planned.candidates.specs,
@@ -385,8 +385,8 @@ def _study_run(
 def _finalists(planned: StudyPlan, study: StudyFolder) -> list[TrialSpec]:
     """Ranks the trials of a study that its space lists, by that space's question, whether it holds already or not."""
     ranking = rank_trials(Source.of_folder(study).results, planned.spec.question)
-    listed = {kept.trial_id for kept in planned.kept}
-    return [spec for spec in finalists(ranking) if spec.trial_id in listed]
+    listed = {kept.spec.read_as: kept.spec for kept in planned.kept}
+    return [listed[spec] for spec in finalists(ranking) if spec in listed]
 
 
 def _outdated(study: StudyFolder, limits: Mapping[str, float], *, try_all: bool) -> Callable[[Run], bool]:

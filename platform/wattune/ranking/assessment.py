@@ -19,6 +19,7 @@ from wattune.objective import Objective, Question
 from wattune.ranking.bounds import Holds, Margin, margin
 from wattune.ranking.spreads import Spreads
 from wattune.run import QUALITIES, Recorded, Run, RunStatus
+from wattune.scale_down.reading import SCALED
 from wattune.trial import TrialSpec
 from wattune.units import format_probability, format_quantity
 
@@ -112,6 +113,12 @@ class RankedTrial:
     def counted(self) -> tuple[Run, ...]:
         """The repeats that completed, which intervals and margins use; for the reference trial, its runs too."""
         return completed(self.repeats)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What its figures are beside measured, as every table and plot says: `simulated`, `scaled_down`."""
+        scaled = any(SCALED in run.tags for run in self.counted)
+        return (*(("simulated",) if self.simulated else ()), *((SCALED,) if scaled else ()))
 
     @property
     def failing(self) -> tuple[Margin, ...]:

@@ -17,7 +17,7 @@ model output", Computer Physics Communications 181), times the share of its vari
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import fmean
 from typing import Final
@@ -198,16 +198,19 @@ def standing(rows: Sequence[RankedTrial], question: Question) -> Standing:
     """Puts assessed trials on one scale, in their order; there is at least one, and each has its objective."""
     metric = question.objective.metric
     models: dict[int, tuple[Scatter, list[tuple[int, int, float]]]] = {}
+    unseen: list[float] = []
     for place, row in enumerate(rows):
         fitted, number = row.spreads.fitted(metric), row.spreads.number(row.counted, metric)
         assert fitted is not None and number is not None and row.objective is not None, "every row has its objective"
         models.setdefault(id(fitted), (fitted.scatter, []))[1].append((place, number, row.objective.value))
+        unseen.append(fitted.reading_error(row.counted, metric) ** 2)
     parts = [
         (found, np.array([number for _, number, _ in own], np.intp), np.array([value for _, _, value in own]))
         for found, own in models.values()
     ]
     places = np.array([place for _, own in models.values() for place, _, _ in own], np.intp)
-    return on_one_scale(parts, maximize=question.objective.maximize).of(np.argsort(places))
+    found = on_one_scale(parts, maximize=question.objective.maximize).of(np.argsort(places))
+    return replace(found, own=found.own + np.array(unseen))
 
 
 def standings(rows: Sequence[RankedTrial], question: Question) -> Standings:

@@ -142,6 +142,8 @@ class Frontier:
     has_predictions: bool
     """False where too little is known to predict the unmeasured candidates."""
     simulated: bool
+    stamp: str = ""
+    """Words across its plot, as of a ranking."""
     warnings: tuple[str, ...] = ()
     """Warnings of the rankings at all values: trials that do not compare, or that are left out; empty is good."""
 
@@ -187,11 +189,13 @@ def frontier(
     specs = [*(spec for spec, _ in results), *(unmeasured[0] if unmeasured is not None else ())]
     name = namer(spec.workload for spec in specs)
     warnings: dict[str, None] = {}
+    stamp = ""
     for value in varied.values:
         bound = varied.at(value)
         moved = posterior.asking(replace(question, constraints=(*others, bound)))
         ranking = replace(ranking_of({"": moved}), unreadable=unreadable or {})
         warnings |= dict.fromkeys(ranking.warnings)
+        stamp = ranking.stamp
         feasible, undecided = (tuple(named(rows, name)) for rows in (ranking.feasible, ranking.undecided))
         ranking = replace(ranking, feasible=feasible, undecided=undecided)
         before = points[-1].best if points else None
@@ -222,6 +226,7 @@ def frontier(
         num_unmeasured=num_unmeasured,
         has_predictions=unmeasured is not None,
         simulated=any(is_simulated(result) for result in done),
+        stamp=stamp,
         warnings=tuple(warnings),
     )
 

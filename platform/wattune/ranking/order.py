@@ -22,10 +22,12 @@ from wattune.ranking.common_steps import describe
 from wattune.ranking.conditions import Where, keeps, unmet
 from wattune.ranking.posterior import Posterior
 from wattune.ranking.recordings import differences
+from wattune.ranking.scaled import scaled_texts
 from wattune.ranking.scatter import factor
 from wattune.ranking.spreads import Results
 from wattune.ranking.work import depends_on_work, work_of
 from wattune.run import QUALITIES, Run
+from wattune.scale_down.reading import SCALED
 from wattune.search.names import namer
 from wattune.storage.study import Unreadable
 from wattune.trial import TrialSpec
@@ -167,6 +169,12 @@ class Ranking:
         return any(row.simulated for row in self.trials)
 
     @property
+    def stamp(self) -> str:
+        """Words across every plot: what its figures are not."""
+        words = {"simulated": "SIMULATED", SCALED: "SCALED DOWN"}
+        return ", ".join(word for mark, word in words.items() if any(mark in row.marks for row in self.trials))
+
+    @property
     def true_text(self) -> str:
         """The gain of the sensor up to which the leader's true watts hold; empty without one and if simulated."""
         best = self.best
@@ -255,6 +263,7 @@ class Ranking:
             found.append(f"different qualities in one table: {listed}; --quality publishable ranks only the best ones")
         found += describe(run for row in compared for run in row.counted)
         found += differences({row.trial_id: row.recorded for row in self.trials if row.recorded}, metric)
+        found += scaled_texts(self.feasible, (*self.undecided, *self.behind, *self.infeasible), metric)
         return (*found, *self.corrections)
 
     def to_json(self) -> dict[str, Any]:

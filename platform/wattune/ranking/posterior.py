@@ -10,6 +10,7 @@ from wattune.ranking.assessment import RankedTrial, assess_trial, finite
 from wattune.ranking.best import Standings, standings
 from wattune.ranking.spreads import Results, Spreads
 from wattune.run import Run
+from wattune.scale_down.reading import as_large
 from wattune.trial import TrialSpec
 
 
@@ -17,9 +18,9 @@ class Posterior:
     """All that the results of one study say to a question."""
 
     def __init__(self, results: Results, question: Question) -> None:
-        """Groups every repeat of a study's trials by trial; nothing is computed before it is asked for."""
+        """Groups every repeat of a study's trials by trial; small trials are read as the large ones they stand for."""
         self.question = question
-        kept = [(spec, finite(result)) for spec, result in results]
+        kept = as_large((spec, finite(result)) for spec, result in results)
         self.results: Results = kept
         """The results, without figures that are not finite."""
         self.spreads = Spreads(kept)

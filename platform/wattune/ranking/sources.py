@@ -22,6 +22,7 @@ from wattune.ranking.order import Ranking, SpaceShare, rank
 from wattune.ranking.recordings import judged, usual_metric
 from wattune.ranking.spreads import Results
 from wattune.run import Run, RunStatus
+from wattune.scale_down.reading import as_large
 from wattune.storage.files import storage_path
 from wattune.storage.spaces import CANDIDATES, candidates_table
 from wattune.storage.study import StudyFolder, Unreadable
@@ -59,7 +60,7 @@ class Source:
             unreadable[CANDIDATES] = str(error)
         return cls(
             name=study.name,
-            results=of_folder(study, results),
+            results=as_large(of_folder(study, results)),
             unreadable=unreadable,
             candidates=candidates,
             objective=objective,
@@ -95,7 +96,7 @@ class Source:
         results, unreadable, goals = read_study(uri, name)
         return cls(
             name=name,
-            results=over_common_steps(results),
+            results=as_large(over_common_steps(results)),
             unreadable=unreadable,
             objective=goals["objective"],
             constraints=tuple(goals["constraints"]),

@@ -126,6 +126,11 @@ class Fitted:
         expected = math.hypot(self.prior.spread, HOST_SPREAD[self.group])
         return expected * math.sqrt(self.scatter.widened.ratio)
 
+    def reading_error(self, runs: Sequence[Run], metric: str) -> float:
+        """Returns the standard deviation, on the model's scale, of reading a trial's runs as those of a large one."""
+        error = max((run.reading_errors.get(metric, 0.0) for run in runs), default=0.0)
+        return error / _mean(runs, metric) if error and self.logarithmic else error
+
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`: what all trials of the study share."""
         found = self.scatter
@@ -166,6 +171,8 @@ class NextRun:
     logarithmic: bool
     heat_variance: float
     """Variance of heat that the runs do not tell and no repeat of their length shows (`wattune.ranking.heat`)."""
+    reading_variance: float
+    """Variance of the reading of a small trial as a large one, which no repeat shows either; 0 of other trials."""
     elsewhere_variance: float
     """Variance that a run on another day or device of the kind has beyond one in the study."""
     scatter: Scatter
@@ -245,6 +252,7 @@ class Spreads:
         if len(runs) < found.num_runs[number]:
             error = math.sqrt(error**2 + float(found.variance[number]) / len(runs) - 1.0 / float(found.weight[number]))
         reach = t_quantile(float(found.degrees_of_freedom[number])) * error
+        reach = math.hypot(reach, NORMAL_95 * fitted.reading_error(runs, metric))
         method = "repeats" if found.num_runs[number] > 1 else "pooled" if found.pool(number).num_repeats else "prior"
         ends = (value * factor(-reach), value * factor(reach)) if fitted.logarithmic else (value - reach, value + reach)
         return Interval(value=value, low=ends[0], high=ends[1], method=method, num_runs=len(runs))
@@ -273,6 +281,7 @@ class Spreads:
                     zero_everywhere=fitted.num_zeros > 0,
                     logarithmic=fitted.logarithmic,
                     heat_variance=heat.variance_k2,
+                    reading_variance=fitted.reading_error(runs, metric) ** 2,
                     elsewhere_variance=2.0 * found.elsewhere**2,
                     scatter=found,
                     number=number,

@@ -67,7 +67,7 @@ def step_parts(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Chart | No
         title="Where a step goes",
         caption=caption,
         figure=figure,
-        simulated=ranking.simulated,
+        stamp=ranking.stamp,
         height=150 + 46 * len(rows),
     )
 
@@ -135,9 +135,7 @@ def slot_temperatures(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Cha
         "cooling. If the window is too short for temperatures to settle, the quality column says so."
     )
     height = 150 + 30 * len(places)
-    return Chart(
-        title="Temperature by slot", caption=caption, figure=figure, simulated=ranking.simulated, height=height
-    )
+    return Chart(title="Temperature by slot", caption=caption, figure=figure, stamp=ranking.stamp, height=height)
 
 
 def waterfall(comparison: Comparison) -> Chart | None:
@@ -155,8 +153,8 @@ def waterfall(comparison: Comparison) -> Chart | None:
         f"A is {comparison.a.label}, B is {comparison.b.label}. {comparison.conclusion}. Parts that grow from A to B "
         f"rise, parts that shrink fall; they add up exactly. The axes do not begin at 0. {_shares(drawn)}"
     )
-    simulated = comparison.a.simulated or comparison.b.simulated
-    return Chart(title="What makes the difference", caption=caption, figure=figure, simulated=simulated, height=460)
+    stamp = "SIMULATED" if comparison.a.simulated or comparison.b.simulated else ""
+    return Chart(title="What makes the difference", caption=caption, figure=figure, stamp=stamp, height=460)
 
 
 def _draw_waterfall(figure: go.Figure, fall: Waterfall, column: int) -> None:

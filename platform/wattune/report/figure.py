@@ -39,7 +39,8 @@ class Chart:
     caption: str
     """Description of the figure, and how to read it."""
     figure: go.Figure = field(repr=False)
-    simulated: bool
+    stamp: str
+    """Words across it, such as `SIMULATED`; empty where its figures are measured."""
     height: int = 440
 
     @property
@@ -136,7 +137,7 @@ def _need(error: Exception) -> str:
 
 
 def _styled(chart: Chart) -> go.Figure:
-    """Returns the figure in the report's style; a simulated figure has a stamp across it."""
+    """Returns the figure in the report's style; what is not measured has a stamp across it."""
     figure = go.Figure(chart.figure)
     figure.update_layout(
         template="none",
@@ -150,10 +151,10 @@ def _styled(chart: Chart) -> go.Figure:
     )
     figure.update_xaxes(**_AXIS, title_standoff=12, title_font_size=TITLE_PX)
     figure.update_yaxes(**_AXIS, title_standoff=12, title_font_size=TITLE_PX, automargin=True)
-    if chart.simulated:
-        stamp: dict[str, Any] = {"size": 64, "color": "rgba(179,71,0,0.16)"}
+    if chart.stamp:
+        look: dict[str, Any] = {"size": 64, "color": "rgba(179,71,0,0.16)"}
         figure.add_annotation(
-            text="SIMULATED", xref="paper", yref="paper", x=0.5, y=0.5, textangle=-18, font=stamp, showarrow=False
+            text=chart.stamp, xref="paper", yref="paper", x=0.5, y=0.5, textangle=-18, font=look, showarrow=False
         )
     _note_narrow(figure)
     return figure

@@ -39,7 +39,7 @@ def frontier_chart(found: Frontier) -> Chart | None:
         "better and whose bounds the runs do not decide. Diamonds were never measured in full: of the plans that are "
         "likely to hold every bound, the one that the study's surrogates predict to be best, with its 95 % interval."
     )
-    return Chart(title="Price of the bound", caption=caption, figure=figure, simulated=found.simulated, height=460)
+    return Chart(title="Price of the bound", caption=caption, figure=figure, stamp=found.stamp, height=460)
 
 
 def _draw_measured(

@@ -73,7 +73,7 @@ def pareto(ranking: Ranking, plot_px: tuple[float, float] = PLOT_PX) -> Chart | 
         f"{'power' if METRICS[across].group == 'power' else across}",
         caption=caption,
         figure=figure,
-        simulated=ranking.simulated,
+        stamp=ranking.stamp,
         height=430,
     )
 
@@ -273,6 +273,6 @@ def _hover(row: RankedTrial, metric: str, across: str) -> str:
     for name in (metric, across):
         if found := row.interval(name):
             parts.append(f"{name}: {worded(name, found)}")
-    parts.append(f"{row.quality or 'not assessed'}{', simulated' if row.simulated else ''}")
+    parts.append(f"{row.quality or 'not assessed'}{''.join(f', {mark}' for mark in row.marks)}")
     parts.append(plain(row.reason) if row.reason else "keeps every bound")
     return "<br>".join(parts)

@@ -42,7 +42,7 @@ def predictions(ranking: Ranking) -> Chart | None:
         f"{len(inside)} measurements are inside their 95 % interval ({sum(inside) / len(inside):.0%}). Bars are the "
         "intervals. A prediction was made before its trial ran, and uses no later result."
     )
-    return Chart(title="Predicted against measured", caption=caption, figure=figure, simulated=ranking.simulated)
+    return Chart(title="Predicted against measured", caption=caption, figure=figure, stamp=ranking.stamp)
 
 
 def _points(row: RankedTrial, metric: str) -> list[tuple[RankedTrial, Prediction, float]]:

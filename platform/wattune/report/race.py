@@ -54,7 +54,7 @@ def race(ranking: Ranking) -> Chart | None:
         "computed anew from the results that were there, with objective and bounds uncertain. A trial that is not "
         "feasible yet can be the best here; in the table it has no P(best)."
     )
-    return Chart(title="Race of finalists", caption=caption, figure=figure, simulated=ranking.simulated, height=420)
+    return Chart(title="Race of finalists", caption=caption, figure=figure, stamp=ranking.stamp, height=420)
 
 
 def _draw(figure: go.Figure, x: list[int], y: list[float], name: str, *, color: str, dash: str, symbol: str) -> None:

@@ -42,8 +42,6 @@ _BASIS_NOTES: Final = {
 _VERSION_TAG: Final = "version."
 """Prefix of tags that name software and its version."""
 
-_STAMP: Final = "SIMULATED TELEMETRY. "
-
 
 def repeats_text(row: RankedTrial) -> str:
     """Returns the number of repeats of a trial, and the basis of its interval."""
@@ -61,7 +59,11 @@ def quality_pill(row: RankedTrial) -> Html:
     named = row.quality or "not assessed"
     reasons = sorted({reason for result in row.counted for reason in result.quality_reasons})
     pill = fill('<span class="pill {}" title="{}">{}</span>', named, ", ".join(reasons), named)
-    return join([pill, Html('<span class="pill simulated">simulated</span>')]) if row.simulated else pill
+    return join([pill, *(fill('<span class="pill simulated">{}</span>', mark) for mark in row.marks)])
+
+
+def _stamped(ranking: Ranking) -> str:
+    return f"{ranking.stamp} TELEMETRY. " if ranking.stamp else ""
 
 
 def verdict_tables(ranking: Ranking) -> list[Html]:
@@ -84,7 +86,7 @@ def verdict_tables(ranking: Ranking) -> list[Html]:
         more = f" The first {MAX_ROWS} of {len(rows):,}; ranking.parquet has all." if len(rows) > MAX_ROWS else ""
         methods = {row.objective.method for row in rows[:MAX_ROWS] if row.objective} if measured[-1] in columns else ()
         notes = "".join(note for method, note in _BASIS_NOTES.items() if method in methods)
-        caption = f"{_STAMP if ranking.simulated else ''}{reading}{more}{notes}"
+        caption = f"{_stamped(ranking)}{reading}{more}{notes}"
         shown = table(Table("", columns, rows[:MAX_ROWS]), caption, name=lambda row: f"trial-{row.trial_id}")
         return section(str(rows[0].verdict).capitalize(), shown)
 
@@ -174,7 +176,7 @@ def saturation_section(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Ht
         Column("peak by", lambda pair: pair[1].peak_source),
     ]
     caption = (
-        f"{_STAMP if ranking.simulated else ''}Mean over the time named under within, as a share of the peak. "
+        f"{_stamped(ranking)}Mean over the time named under within, as a share of the peak. "
         "Saturated means that at least half of that time is above the threshold."
     )
     return section("How near to saturation", table(Table("", columns, rows), caption))

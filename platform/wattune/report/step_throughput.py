@@ -56,7 +56,7 @@ def step_throughput(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Chart
         "warm-up has the first ones. "
         f"A line that rises or falls is a trend: its mean depends on the window.{shaded}"
     )
-    return Chart(title=TITLE, caption=caption, figure=figure, simulated=ranking.simulated)
+    return Chart(title=TITLE, caption=caption, figure=figure, stamp=ranking.stamp)
 
 
 def not_drawn(ranking: Ranking, evidence: Mapping[str, Evidence]) -> str:

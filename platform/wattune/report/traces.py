@@ -71,7 +71,7 @@ def power(
         title="Power against the step timeline",
         caption=caption,
         figure=figure,
-        simulated=ranking.simulated,
+        stamp=ranking.stamp,
         height=120 + 330 * len(shown),
     )
 

@@ -61,6 +61,10 @@ class Scaled:
     """Estimated peak of the small trial's memory over what its device has."""
     predicted_frac: float
     """Share of the large step that the small cluster cannot show: its network."""
+    predicted_log_std: float
+    """Standard deviation of log(measured / predicted) of an estimated step, and so of that part."""
+    estimated: Mapping[str, tuple[float, float]]
+    """Estimates of the small and of the large trial, by metric."""
 
     @property
     def large(self) -> TrialSpec:
@@ -205,6 +209,11 @@ def _compared(small: TrialSpec, of_large: Estimates, at: int, of_small: Estimate
         parts=tuple(rows),
         memory_frac=memory_frac(small, of_small, number),
         predicted_frac=lacking / step_s,
+        predicted_log_std=float(of_large.columns["step_time_s"].log_std[at]),
+        estimated={
+            name: (float(column.value[number]), float(of_large.columns[name].value[at]))
+            for name, column in of_small.columns.items()
+        },
     )
 
 

@@ -159,7 +159,7 @@ def _measured(ranking: Ranking, rows: Sequence[RankedTrial], settings: Sequence[
         Column(metric, lambda row: row.objective, metric),
         *bound_columns(ranking.constraints),
         Column("verdict", lambda row: row.behind or str(row.verdict)),
-        Column("quality", lambda row: row.quality + (" (simulated)" if row.simulated else "")),
+        Column("quality", lambda row: row.quality + "".join(f" ({mark})" for mark in row.marks)),
     ]
     return Table(str(ranking.objective), columns, rows)
 

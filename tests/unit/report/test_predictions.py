@@ -24,7 +24,7 @@ def test_each_prediction_stands_against_its_measurement_and_the_share_inside_is_
     traces = {one["name"]: one for one in data}
     assert sorted(traces["inside the interval"]["x"]) == [790.0, 1050.0]
     assert list(traces["outside"]["x"]) == [1200.0] and list(traces["outside"]["y"]) == [1000.0]
-    assert chart is not None and "2 of 3 measurements" in chart.caption and "(67%)" in chart.caption and chart.simulated
+    assert chart is not None and "2 of 3 measurements" in chart.caption and "(67%)" in chart.caption and chart.stamp
 
 
 def test_a_failed_trial_and_another_objective_have_no_point() -> None:

@@ -29,7 +29,7 @@ def test_it_shows_how_the_probability_moved_and_where_the_race_ends() -> None:
     assert [a + b for a, b in zip(first["y"], second["y"], strict=True)] == pytest.approx([1.0] * 9)
     assert first["marker"]["symbol"] != second["marker"]["symbol"] and first["line"]["dash"] != second["line"]["dash"]
     assert "told apart at 0.95" in [note.get("text") for note in layout["annotations"]]
-    assert chart is not None and chart.simulated
+    assert chart is not None and chart.stamp == "SIMULATED"
 
 
 def test_without_a_race_or_over_several_studies_there_is_none() -> None:

@@ -31,6 +31,7 @@ from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.orchestrate.scheduling.trial_queue import TrialQueue
 from wattune.run import NO_NUMBERS, Numbers, Run, RunStatus
+from wattune.scale_down.reading import read_run
 from wattune.search.strategy import Strategy
 from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import TrialSpec
@@ -138,7 +139,7 @@ class StudyController:
             self._emit(preview)
             for spec, result in self._queue.skipped:
                 if not self._strategy.learns:  # the queue has told a strategy that learns, before it asked it
-                    self._strategy.tell(spec, result)
+                    self._strategy.tell(spec, read_run(spec, result))
                 role = role_of(result)
                 self._emit(TrialEvent(kind="skipped", spec=spec, repeat=result.repeat, result=result, role=role))
         return preview
@@ -402,7 +403,7 @@ class StudyController:
     def _conclude(self, running: Attempt, result: Run, *, again: bool = False) -> None:
         if result.status.is_final:
             self._queue.note(running.spec, result, running.tags["nodes"])
-            self._strategy.tell(running.spec, result)
+            self._strategy.tell(running.spec, read_run(running.spec, result))
         self._report("finished", running, result, again=again)
 
     def _dead_nodes(self, running: Attempt) -> tuple[str, ...]:

@@ -86,7 +86,7 @@ class Race:
             repeat += 1
         if repeat >= FIRST_REFERENCE_REPEAT:
             return None
-        return row.spec, repeat
+        return next(spec for spec, run in self._results.values() if run.trial_id == row.trial_id), repeat
 
     def start(self, trial_id: str, repeat: int) -> None:
         """Counts a repeat that is going to run."""

@@ -29,6 +29,7 @@ from wattune.orchestrate.scheduling.run_order import run_order, workers_of
 from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.orchestrate.scheduling.waiting import WORTH_REPEATING, Waiting
 from wattune.run import Run, RunStatus
+from wattune.scale_down.reading import read_run
 from wattune.search.strategy import Strategy
 from wattune.trial import Measure, TrialSpec
 from wattune.units import NS_PER_S
@@ -110,7 +111,7 @@ class TrialQueue:
                 continue
             self.note(spec, result, result.tags.get("nodes", ""))
             if strategy.learns:
-                strategy.tell(spec, result)
+                strategy.tell(spec, read_run(spec, result))
                 # A trial that the space does not list any more is none of those it may try.
                 if role in ("trial", "race", "burst") and self._is_listed(result.trial_id):
                     self._asked[result.trial_id] = spec
