@@ -45,7 +45,7 @@ def test_json_has_each_invariant_and_out_names_the_file(tmp_path, wattune):
     assert code == 0 and found["path"] == str(chosen) and "allow_percent: 30" in chosen.read_text()
     for plan in found["plans"]:
         assert sum(row["percent"] or 0 for row in plan["invariants"]) == pytest.approx(plan["distance_percent"])
-        assert {"layers a stage", "arithmetic intensity", "share of the memory"} < {
+        assert {"layers a stage", "arithmetic intensity in FLOP/byte", "share of the memory"} < {
             r["name"] for r in plan["invariants"]
         }
 

@@ -1,6 +1,5 @@
 """A search space, checked and sorted into what can run and what cannot."""
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -188,16 +187,13 @@ def plan(space: Space) -> StudyPlan:
     return StudyPlan(spec=spec, candidates=prune(spec))
 
 
-def scale(
-    path: Path, to: str, *, allow_percent: float | None = None, folder: Path | None = None
-) -> tuple[str, StudyPlan, list[Scaled]]:
+def scale(path: Path, to: str, *, allow_percent: float | None = None) -> tuple[str, StudyPlan, list[Scaled]]:
     """Makes the space whose small runs stand for the plans of a large one. Starts nothing, writes nothing.
 
     Args:
         path: The large space.
         to: The cluster to run on, such as `1x2:h100_sxm`.
         allow_percent: Largest distance of a small run, in percent of a step; None is 5.
-        folder: The folder that the small space will be in; None is that of the large one.
 
     Returns:
         The text of the small space, what would run, and the distance of each run from its plan.
@@ -205,25 +201,21 @@ def scale(
     Raises:
         SpaceError: The file is no valid space, is scaled already, has no plan that can run, or none that a small run
             stands for.
+        PlanError: `to` names no cluster.
     """
-    target, place = parse_target(to), folder or path.parent
+    target, large = parse_target(to), load_space(path)
     if allow_percent is not None and not 0 < allow_percent < 100:
         raise SpaceError(f"--allow: got {allow_percent:g}, allowed: more than 0 and less than 100 percent of a step")
-    large = load_space(path)
     document = parse_yaml(path.read_text("utf-8"))
     if not document.get("model"):
         raise SpaceError(f"{path}: has no model, and nobody knows what its command computes; only a model is scaled")
     if large.targets:
         raise SpaceError(f"{path}: is scaled already (model.scale_to); scale the space that it was made of")
     own = {"scale_to": target.text} | ({} if allow_percent is None else {"allow_percent": float(allow_percent)})
-    entries = [{"name": one} if isinstance(one, str) else dict(one) for one in listed(document["model"])]
-    for one in entries:
-        one |= own
-        if "from_config" in one:
-            one["from_config"] = os.path.relpath(path.parent / one["from_config"], place)
-    name = f"{large.name}_on_{target.text.replace(' ', '_')}"
-    document |= {"study": name, "model": entries if len(entries) > 1 else entries[0]}
-    planned = StudyPlan(spec=(spec := parse_space(document, str(path), place)), candidates=prune(spec))
+    models = [({"name": one} if isinstance(one, str) else one) | own for one in listed(document["model"])]
+    document |= {"study": f"{large.name}_on_{target.text.replace(' ', '_')}", "model": models}
+    spec = parse_space(document, str(path), path.parent)
+    planned = StudyPlan(spec=spec, candidates=prune(spec))
     if not planned.kept and all(one.rule != SCALE_DOWN for one in planned.rejected):
         first = planned.rejected[0]
         raise SpaceError(f"{path}: has no plan that can run, of {len(planned.rejected)}; {first.rule}: {first.reason}")
@@ -232,9 +224,10 @@ def scale(
     lines = [
         f"# Small runs on {target.text} that stand for the plans of {path.name}; `wattune scale` wrote this.",
         "# cluster, workload and space are the large ones, and results are read as theirs. Each plan runs as:",
-        *(f"#   {one.large.label}: {one.text}" for one in found),
+        *(f"#   {one.large.label}: {one.text}; {one.label}" for one in found),
+        yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=120),
     ]
-    return "\n".join(lines) + "\n" + yaml.safe_dump(document, sort_keys=False, width=120), planned, found
+    return "\n".join(lines), planned, found
 
 
 def catalog() -> dict[str, Any]:

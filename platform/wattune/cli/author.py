@@ -13,11 +13,13 @@ from wattune.catalog.huggingface import read_config
 from wattune.catalog.models import model
 from wattune.cli.shell import JsonOption, LeaveOutOption, SpaceArgument, answer, err, out, print_json, print_line
 from wattune.cli.verbs import app
+from wattune.cost.defaults import default_coefficients
 from wattune.doctor import own_devices
 from wattune.errors import PlanError, WattuneError, closest
 from wattune.metrics import METRICS
 from wattune.objective import parse_objective
 from wattune.plans.engines import CAPABILITIES, capabilities
+from wattune.scale_down.invariants import invariants
 from wattune.search.draft import MOST_TRIALS, Wishes, check_bound, draft, planned
 from wattune.search.examples import example_names, example_text
 from wattune.search.model_entry import own_name_of
@@ -26,7 +28,7 @@ from wattune.storage.study import check_study_name
 from wattune.view.console import show
 from wattune.view.machine import catalog_view, metric_list
 from wattune.view.plans import rejections
-from wattune.view.scale_down import scaled_json, scaled_view
+from wattune.view.scale_down import scaled_view
 
 _SPACE_NAME: Final = "space.yaml"
 _OBJECTIVE: Final = "maximize tokens_per_s"
@@ -196,17 +198,21 @@ def scale(
     as_json: JsonOption = False,
 ) -> None:
     """Writes the space of small runs that stand for the plans of a large one, and shows what they keep."""
-    ending = re.sub(r"[^A-Za-z0-9]+", "_", to)
-    path = out_file or space.with_name(f"{space.stem}_on_{ending}.yaml")
+    path = out_file or space.with_name(f"{space.stem}_on_{re.sub(r'[^A-Za-z0-9]+', '_', to)}.yaml")
     _refuse_existing(path)
-    text, planned, found = api.scale(space, to, allow_percent=allow, folder=path.parent)
+    text, planned, found = api.scale(space, to, allow_percent=allow)
     with path.open("x", encoding="utf-8") as file:
         file.write(text)
     if as_json:
-        print_json({"path": str(path), **scaled_json(found), "rejected": planned.candidates.to_json()["rejected"]})
-    else:
-        show(out, *scaled_view(found), rejections(planned.rejected))
-        print_line(f"wrote {path}; next: wattune run {path}")
+        plans = [
+            {"plan": one.large.label, "runs_as": one.text, "distance_percent": one.percent}
+            | {"invariants": [row._asdict() for row in invariants(one, default_coefficients)]}
+            for one in found
+        ]
+        print_json({"path": str(path), "plans": plans, "rejected": planned.candidates.to_json()["rejected"]})
+        return
+    show(out, *scaled_view(found), rejections(planned.rejected))
+    print_line(f"wrote {path}; next: wattune run {path}")
 
 
 @app.command()

@@ -18,33 +18,30 @@ def scaled_texts(feasible: Sequence[RankedTrial], others: Sequence[RankedTrial],
     A verdict turns where the bound, or the next plan, lies within the 95 % interval of the reading alone.
     """
     rows = [row for row in (*feasible, *others) if SCALED in row.marks]
-    turns = [text for row in rows for text in _turning(row)]
-    for a, b in zip(rows[:1], feasible[1:2], strict=False):
-        if a.objective and b.objective:
-            lead = abs(math.log(a.objective.value / b.objective.value))
-            if lead <= NORMAL_95 * math.hypot(_error_frac(a, metric), _error_frac(b, metric)):
-                turns.append(f"{b.label} overtakes {a.label} if their scale-downs err apart by {100 * lead:.1f} %")
-    labels = dict.fromkeys(f"{row.label}: {row.counted[0].tags[SCALED]}" for row in rows)
+    if not rows:
+        return []
+    turns = [
+        f"{row.label}: {one.constraint} {one.verdict} at {format_quantity(one.metric, one.got)}, and turns if the "
+        f"scale-down errs by {100 * abs(one.slack / one.got):.1f} %"
+        for row in rows
+        for one in row.margins
+        if one.got and abs(one.slack / one.got) <= NORMAL_95 * _error_frac(row, one.metric)
+    ]
+    first = [row for row in feasible[:2] if row.objective]
+    lead = math.log(first[0].objective.value / first[1].objective.value) if len(first) > 1 else math.inf
+    if abs(lead) <= NORMAL_95 * math.hypot(*(_error_frac(row, metric) for row in first)):
+        turns.append(f"{first[1].label} leads if the scale-downs of the first two err apart by {100 * abs(lead):.1f} %")
+    labels = list(dict.fromkeys(f"{row.label}: {row.counted[0].tags[SCALED]}" for row in rows))
     head = (
         f"SCALED DOWN: {len(rows)} small trials are read as the large plans they stand for; intervals hold that error"
     )
-    none = ["no verdict turns within the 95 % interval of the scale-down"]
-    return [head, *_some(list(labels)), *(_some(turns) or none)] if rows else []
+    return [head, *_some(labels), *(_some(turns) or ["no verdict turns within the 95 % interval of the scale-down"])]
 
 
 def _some(texts: list[str]) -> list[str]:
-    more = len(texts) - _MOST_NAMED
-    return [*texts[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]
+    more = [f"and {len(texts) - _MOST_NAMED} more"] if len(texts) > _MOST_NAMED else []
+    return [*texts[:_MOST_NAMED], *more]
 
 
 def _error_frac(row: RankedTrial, metric: str) -> float:
     return max(run.reading_errors.get(metric, 0.0) / abs(run.metrics.get(metric) or math.inf) for run in row.counted)
-
-
-def _turning(row: RankedTrial) -> list[str]:
-    return [
-        f"{row.label}: {one.constraint} {one.verdict} at {format_quantity(one.metric, one.got)}, and turns if the "
-        f"scale-down errs by {100 * abs(one.slack / one.got):.1f} %"
-        for one in row.margins
-        if one.got and abs(one.slack / one.got) <= NORMAL_95 * _error_frac(row, one.metric)
-    ]

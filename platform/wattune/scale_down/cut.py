@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from wattune.catalog.hardware import ClusterSpec, device
 from wattune.catalog.models import ModelSpec
@@ -89,33 +89,25 @@ def cluster_of(target: Target, large: ClusterSpec) -> ClusterSpec:
 
 def whole_stages(large: TrialSpec, place: ClusterSpec) -> Iterator[TrialSpec]:
     """Yields every cut to some devices of a place whose stages have as many layers as those of the large trial."""
-    plan, batch = large.plan, large.workload.global_batch_size
-    micro_batches = num_micro_batches(plan, large.cluster.world_size, batch)
-    dp, room = plan.dp(large.cluster.world_size), place.world_size // (plan.tp * plan.cp)
+    plan, dp = large.plan, large.plan.dp(large.cluster.world_size)
+    room = place.world_size // (plan.tp * plan.cp)
     stages = range(min(plan.pp, 2), min(plan.pp, room) + 1) if room > 1 else range(1, min(room, 1) + 1)
     for pp in stages:
+        changed: dict[str, Any] = {} if pp == plan.pp else {"layout": ()} | ({"vpp": 1} if pp == 1 else {})
         for copies in range(1, min(dp, room // pp) + 1):
             cluster = _part(place, plan.tp * plan.cp * pp * copies)
             if cluster is None or (plan.dp_replicate > 1 and copies % min(plan.dp_replicate, copies)):
                 continue
-            for ep, some in product(_divisors(plan.ep), _micro_batches(large, pp, copies, micro_batches)):
-                experts = large.model.num_experts * ep // plan.ep
-                if experts * plan.ep != large.model.num_experts * ep or experts < large.model.num_experts_per_token:
+            for ep, some in product(range(1, plan.ep + 1), _micro_batches(large, pp, copies)):
+                experts, rest = divmod(large.model.num_experts * ep, plan.ep)
+                if plan.ep % ep or rest or experts < large.model.num_experts_per_token:
                     continue
-                shorter = _layers(replace(large.model, num_experts=experts), large.model.num_layers * pp // plan.pp)
                 yield TrialSpec(
-                    model=shorter,
+                    model=_layers(replace(large.model, num_experts=experts), large.model.num_layers * pp // plan.pp),
                     cluster=cluster,
                     engine=large.engine,
                     workload=replace(large.workload, global_batch_size=some * plan.micro_batch_size * copies),
-                    plan=replace(
-                        plan,
-                        pp=pp,
-                        vpp=plan.vpp if pp > 1 else 1,
-                        ep=ep,
-                        dp_replicate=min(plan.dp_replicate, copies),
-                        layout=plan.layout if pp == plan.pp else (),
-                    ),
+                    plan=replace(plan, pp=pp, ep=ep, dp_replicate=min(plan.dp_replicate, copies), **changed),
                     stands_for=large,
                 )
 
@@ -147,10 +139,10 @@ def _part(place: ClusterSpec, world: int) -> ClusterSpec | None:
     return None if rest or nodes > place.num_nodes else replace(place, num_nodes=nodes)
 
 
-def _micro_batches(large: TrialSpec, pp: int, copies: int, micro_batches: int) -> list[int]:
+def _micro_batches(large: TrialSpec, pp: int, copies: int) -> list[int]:
     """Returns numbers of micro-batches that keep the bubble, or what a rank sends to replicas for each of its own."""
-    dp = large.plan.dp(large.cluster.world_size)
-    ratios = [1.0]
+    dp, ratios = large.plan.dp(large.cluster.world_size), [1.0]
+    micro_batches = num_micro_batches(large.plan, large.cluster.world_size, large.workload.global_batch_size)
     if large.plan.pp > 1 and pp > 1:
         ratios.append((pp - 1) / (large.plan.pp - 1))
     if dp > 1 and copies > 1:
@@ -172,7 +164,3 @@ def _vocabulary(model: ModelSpec, small: TrialSpec, depth_frac: float) -> ModelS
         return model
     rows = _ROWS * small.plan.tp
     return replace(model, vocab_size=max(rows, round(model.vocab_size * depth_frac / rows) * rows))
-
-
-def _divisors(number: int) -> list[int]:
-    return [one for one in range(1, number + 1) if number % one == 0]

@@ -11,26 +11,19 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from wattune.cost.batch import batches
-from wattune.cost.estimate import Estimates, Find, Reals, estimate, predict
+from wattune.cost.estimate import Estimates, Find, estimate, predict
 from wattune.plans.parallel import num_micro_batches
 from wattune.trial import TrialSpec
 
-_COMPUTE: Final = ("compute", "straggler")
-"""Parts of a step that are work; one stage has more of it than the others, by its end of the model."""
-
 NAMES: Final = {
     "bubble": "pipeline bubble to compute",
-    "exposed_comm_tp": "tp communication to compute",
-    "exposed_comm_pp": "pp communication to compute",
-    "exposed_comm_cp": "cp communication to compute",
-    "exposed_comm_dp": "dp communication to compute",
-    "exposed_comm_ep": "ep communication to compute",
+    **{f"exposed_comm_{kind}": f"{kind} communication to compute" for kind in ("tp", "pp", "cp", "dp", "ep")},
     "other": "wait for the host to compute",
     "work": "work of a layer and micro-batch, with head and optimizer",
 }
 """Invariants by the part of a step that tells their weight."""
 
-NETWORK, NODE = "network", "node"
+NETWORK, LACKING = "network", "network, predicted"
 _LEAST: Final = 1e-3
 
 
@@ -38,16 +31,14 @@ class Invariant(NamedTuple):
     """One invariant of both trials."""
 
     name: str
+    quantity: str
+    """Metric, or quantity of `wattune.view.table`, that says its unit."""
     large: float
     small: float
-    quantity: str
-    """Metric or quantity of `wattune.view.table` that says its unit."""
     fabric: str = ""
-    """Fabric that the large trial's group uses."""
+    """Fabric of the large trial's group; `LACKING` where the small cluster has none, so that its part is predicted."""
     percent: float | None = None
-    """Its part in the distance, in percent of a step; None where a part of the step tells it already."""
-    is_predicted: bool = False
-    """True where the small cluster lacks the fabric: the term is predicted, and counts in the interval alone."""
+    """Its part in the distance, in percent of a step; None where it has none of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +46,9 @@ class Scaled:
     """A small trial beside the large one it stands for."""
 
     small: TrialSpec
+    large: TrialSpec
     parts: tuple[Invariant, ...]
     """Parts of the step as invariants."""
-    memory_frac: float
-    """Estimated peak of the small trial's memory over what its device has."""
     predicted_frac: float
     """Share of the large step that the small cluster cannot show: its network."""
     predicted_log_std: float
@@ -67,15 +57,14 @@ class Scaled:
     """Estimates of the small and of the large trial, by metric."""
 
     @property
-    def large(self) -> TrialSpec:
-        """The trial that it stands for."""
-        assert self.small.stands_for is not None, "cuts stand for a large trial"
-        return self.small.stands_for
-
-    @property
     def percent(self) -> float:
         """The distance D, in percent of a step."""
         return sum(one.percent or 0.0 for one in self.parts)
+
+    @property
+    def fits(self) -> bool:
+        """True where the small trial is estimated to fit its devices."""
+        return self.estimated["memory_headroom_frac"][0] >= 0.0
 
     @property
     def worst(self) -> Invariant:
@@ -90,30 +79,22 @@ class Scaled:
 
     @property
     def text(self) -> str:
-        """The small trial in words, and how far it is."""
-        small, large = self.small.model, self.large.model
-        experts = f", {small.num_experts} of {large.num_experts} experts" if small.num_experts else ""
-        return (
-            f"{self.small.cluster.label}, {replace(self.small, stands_for=None).label}, {small.num_layers} of "
-            f"{large.num_layers} layers{experts}, vocabulary {small.vocab_size:,}, batch "
-            f"{self.small.workload.global_batch_size}; {self.label}"
-        )
+        """The small trial in words."""
+        model, full, batch = self.small.model, self.large.model, self.small.workload.global_batch_size
+        experts = f", {model.num_experts} of {full.num_experts} experts" if model.num_experts else ""
+        plan = replace(self.small, stands_for=None).label
+        layers = f"{model.num_layers} of {full.num_layers} layers"
+        return f"{self.small.cluster.label}, {plan}, {layers}{experts}, vocabulary {model.vocab_size:,}, batch {batch}"
 
 
 def fabrics(spec: TrialSpec) -> dict[str, str]:
     """Returns the fabric of each group of ranks that a trial has, by the part of a step that its messages take."""
-    plan, world, domain = spec.plan, spec.cluster.world_size, spec.cluster.domain
-    dp = plan.dp(world)
-    spans = {
-        "tp": (plan.tp, 1),
-        "cp": (plan.cp, plan.tp),
-        "dp": (dp, plan.tp * plan.cp),
-        "ep": (plan.ep, plan.etp),
-        "pp": (plan.pp, world // plan.pp),
-    }
+    plan, world = spec.plan, spec.cluster.world_size
+    groups = {"tp": (plan.tp, 1), "cp": (plan.cp, plan.tp), "dp": (plan.dp(world), plan.tp * plan.cp)}
+    groups |= {"ep": (plan.ep, plan.etp), "pp": (plan.pp, world // plan.pp)}
     return {
-        f"exposed_comm_{kind}": NETWORK if size * stride > domain else NODE
-        for kind, (size, stride) in spans.items()
+        f"exposed_comm_{kind}": NETWORK if size * stride > spec.cluster.domain else "node"
+        for kind, (size, stride) in groups.items()
         if size > 1
     }
 
@@ -124,112 +105,83 @@ def compare(smalls: Sequence[TrialSpec], find: Find) -> list[Scaled]:
     Raises:
         PlanError: A device cannot be predicted.
     """
-    larges = list(dict.fromkeys(one.stands_for for one in smalls if one.stands_for is not None))
-    of_large, of_small = estimate(larges, find), estimate(smalls, find)
-    place = {spec: number for number, spec in enumerate(larges)}
-    own = [place[one.stands_for] for one in smalls if one.stands_for is not None]
-    return [
-        _compared(one, of_large, at, of_small, number) for number, (one, at) in enumerate(zip(smalls, own, strict=True))
-    ]
+    place = {large: number for number, large in enumerate(dict.fromkeys(one.read_as for one in smalls))}
+    of_large, of_small = estimate(list(place), find), estimate(smalls, find)
+    return [_compared(one, of_small, row, one.read_as, of_large, place[one.read_as]) for row, one in enumerate(smalls)]
 
 
-def kept_facts(one: Scaled, find: Find) -> list[Invariant]:
-    """Returns the invariants that no part of the step tells alone: shapes, depth, and how the time is used.
-
-    The intensity is that of a layer's widest product, 2 M N K / (2 (M K + K N + M N)) in FLOP per byte of bf16.
-    """
-    rows: list[list[tuple[str, float, str]]] = []
-    for spec in (one.large, one.small):
-        plan, model = spec.plan, spec.model
-        ((_, batch),) = batches([spec])
-        found = predict(batch, find(batch.device).on(batch.cluster))
-        tokens = plan.micro_batch_size * spec.workload.seq_len / plan.cp
-        per_expert = tokens / plan.tp * plan.ep * plan.etp * model.num_experts_per_token / max(model.num_experts, 1)
-        m = per_expert if model.is_moe else tokens
-        n, k = model.ffn_hidden_size / (plan.etp if model.is_moe else plan.tp), model.hidden_size
-        layers = model.num_layers / plan.pp
-        body = model.num_active_parameters - model.embedding_parameters
-        head = model.vocab_size * model.hidden_size
-        peak = float(found.memory.peak_bytes[0]) / (batch.device.memory_bytes or math.inf)
-        activity, step_s = found.step.activity, float(found.step.step_time_s[0])
-        spent = {
-            "in matrix products": activity.matrix_s,
-            "bound by memory": activity.memory_s,
-            "in collectives": activity.collective_s,
-            "idle": activity.idle_s,
-        }
-        rows.append(
-            [
-                ("arithmetic intensity", m * n * k / (m * k + k * n + m * n), " FLOP/byte"),
-                ("layers a stage", layers, "count"),
-                *([("tokens an expert", per_expert, "count")] if model.is_moe else []),
-                ("head to a stage's layers", head / (layers * body / model.num_layers), "percent"),
-                ("share of the memory", peak, "percent"),
-                *(
-                    (f"time {name}", float(value[0, : plan.pp].mean()) / step_s, "percent")
-                    for name, value in spent.items()
-                ),
-            ]
-        )
-    return [
-        Invariant(name, large, small, quantity) for (name, large, quantity), (_, small, _) in zip(*rows, strict=True)
-    ]
-
-
-def _compared(small: TrialSpec, of_large: Estimates, at: int, of_small: Estimates, number: int) -> Scaled:
-    large = small.stands_for
-    assert large is not None
-    before, after = _parts(of_large.step_parts_s, at), _parts(of_small.step_parts_s, number)
-    size = _work_units(large) / _work_units(small)
-    step_s, used, lacking = sum(before.values()), fabrics(large), 0.0
-    had = fabrics(small)
-    rows = []
+def _compared(
+    small: TrialSpec, of_small: Estimates, row: int, large: TrialSpec, of_large: Estimates, at: int
+) -> Scaled:
+    size, used, had = _size(large) / _size(small), fabrics(large), fabrics(small)
+    before, after = _parts(of_large, at, 1.0), _parts(of_small, row, size)
+    step_s, rows, lacking_s = sum(before.values()), [], 0.0
     for part, name in NAMES.items():
-        here, there = before.get(part, 0.0), size * after.get(part, 0.0)
-        if not here and not there:
-            continue
-        is_predicted = used.get(part) == NETWORK and had.get(part) != NETWORK
-        lacking += here if is_predicted else 0.0
-        change = abs(math.log(max(1.0 + (there - here) / step_s, _LEAST)))
-        work = (before["work"], size * after["work"])
-        whole = part == "work"
-        rows.append(
-            Invariant(
-                name,
-                here / _work_units(large) if whole else here / work[0],
-                there / _work_units(large) if whole else there / work[1],
-                "step_time_s" if whole else "percent",
-                used.get(part, ""),
-                0.0 if is_predicted else 100.0 * change,
-                is_predicted,
-            )
-        )
+        here, there, fabric = before[part], after[part], used.get(part, "")
+        percent: float | None = 100.0 * abs(math.log(max(1.0 + (there - here) / step_s, _LEAST)))
+        if fabric == NETWORK != had.get(part):
+            fabric, percent, lacking_s = LACKING, None, lacking_s + here
+        unit = (_size(large), _size(large)) if part == "work" else (before["work"], after["work"])
+        if here or there:
+            quantity = "step_time_s" if part == "work" else "percent"
+            rows.append(Invariant(name, quantity, here / unit[0], there / unit[1], fabric, percent))
+    columns = of_large.columns
     return Scaled(
         small=small,
+        large=large,
         parts=tuple(rows),
-        memory_frac=memory_frac(small, of_small, number),
-        predicted_frac=lacking / step_s,
-        predicted_log_std=float(of_large.columns["step_time_s"].log_std[at]),
-        estimated={
-            name: (float(column.value[number]), float(of_large.columns[name].value[at]))
-            for name, column in of_small.columns.items()
-        },
+        predicted_frac=lacking_s / step_s,
+        predicted_log_std=float(columns["step_time_s"].log_std[at]),
+        estimated={n: (float(c.value[row]), float(columns[n].value[at])) for n, c in of_small.columns.items()},
     )
 
 
-def memory_frac(spec: TrialSpec, found: Estimates, place: int, end: str = "value") -> float:
-    """Returns the estimated peak of memory, or an end of its interval, over what the device has."""
-    peaks = getattr(found.columns["memory_peak_bytes"], end)
-    return float(peaks[place]) / (spec.cluster.sensed_device.memory_bytes or math.inf)
+def _parts(found: Estimates, place: int, size: float) -> dict[str, float]:
+    """Returns the parts of one step, scaled. All work is one: a stage with an end of the model has more than others."""
+    each = {name: size * float(seconds[place]) for name, seconds in found.step_parts_s.items()}
+    return dict.fromkeys(NAMES, 0.0) | each | {"work": each.pop("compute") + each.pop("straggler")}
 
 
-def _parts(parts_s: Mapping[str, Reals], place: int) -> dict[str, float]:
-    """Returns the parts of one step, with all work as one."""
-    found = {name: float(seconds[place]) for name, seconds in parts_s.items() if name not in _COMPUTE}
-    return found | {"work": sum(float(parts_s[name][place]) for name in _COMPUTE)}
-
-
-def _work_units(spec: TrialSpec) -> float:
+def _size(spec: TrialSpec) -> float:
     """Returns the layers of a stage times its micro-batches."""
     micro_batches = num_micro_batches(spec.plan, spec.cluster.world_size, spec.workload.global_batch_size)
     return spec.model.num_layers / spec.plan.pp * micro_batches
+
+
+def invariants(one: Scaled, find: Find) -> list[Invariant]:
+    """Returns all invariants: parts of the step, then shapes, depth, memory and how the time is used.
+
+    The intensity is that of a layer's widest product, 2 M N K / (2 (M K + K N + M N)) in FLOP per byte of bf16.
+    """
+    sides = [_facts(spec, find) for spec in (one.large, one.small)]
+    own = [Invariant(name, kind, value, sides[1][name][1]) for name, (kind, value) in sides[0].items()]
+    return [*one.parts, *own]
+
+
+def _facts(spec: TrialSpec, find: Find) -> dict[str, tuple[str, float]]:
+    plan, model = spec.plan, spec.model
+    ((_, batch),) = batches([spec])
+    found = predict(batch, find(batch.device).on(batch.cluster))
+    tokens = plan.micro_batch_size * spec.workload.seq_len / plan.cp
+    routed = tokens / plan.tp * plan.ep * plan.etp * model.num_experts_per_token / max(model.num_experts, 1)
+    m, n = (routed, model.ffn_hidden_size / plan.etp) if model.is_moe else (tokens, model.ffn_hidden_size / plan.tp)
+    k, layers = model.hidden_size, model.num_layers / plan.pp
+    stage = layers * (model.num_active_parameters - model.embedding_parameters) / model.num_layers
+    activity, room = found.step.activity, batch.device.memory_bytes or math.inf
+    spent = {
+        "matrix products": "matrix_s",
+        "memory traffic": "memory_s",
+        "collectives": "collective_s",
+        "idle": "idle_s",
+    }
+    return {
+        "arithmetic intensity in FLOP/byte": ("count", round(m * n * k / (m * k + k * n + m * n))),
+        "layers a stage": ("count", round(layers)),
+        **({"tokens an expert": ("count", round(routed))} if model.is_moe else {}),
+        "head to the layers of a stage": ("percent", model.vocab_size * k / stage),
+        "share of the memory": ("percent", float(found.memory.peak_bytes[0]) / room),
+        **{
+            f"time in {name}": ("percent", float(getattr(activity, of)[0].sum() / plan.pp / found.step.step_time_s[0]))
+            for name, of in spent.items()
+        },
+    }

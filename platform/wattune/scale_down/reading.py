@@ -5,7 +5,7 @@ lacks is added as predicted. What nothing reads is left out: a share of the smal
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Final
@@ -21,12 +21,11 @@ SCALED: Final = "scaled_down"
 """Tag of a result that is read as a large trial's, with the words that its tables and plots have; also the quality
 reason that makes it `indicative` at most."""
 
-_KEPT: Final = (
+_KEPT: Final = {
     "device_power_limit_w",
     "host_bound_frac",
-    "step_time_uncertainty_frac",
-    "energy_per_step_uncertainty_frac",
-)
+    *(f"{n}_uncertainty_frac" for n in ("step_time", "energy_per_step")),
+}
 """Metrics that are the large trial's as they are: of the device, or of the measurement."""
 
 
@@ -36,14 +35,8 @@ def as_large(results: Iterable[tuple[TrialSpec, Run]]) -> list[tuple[TrialSpec, 
     A trial whose large one surely takes more memory than its device has becomes one that ran out of memory.
     """
     listed = list(results)
-    small = tuple(dict.fromkeys(spec for spec, _ in listed if spec.stands_for is not None))
-    found = dict(zip(small, _compared(small), strict=True)) if small else {}
-    return [(found[spec].large, _read(found[spec], run)) if spec in found else (spec, run) for spec, run in listed]
-
-
-@lru_cache(maxsize=16)
-def _compared(small: tuple[TrialSpec, ...]) -> Sequence[Scaled]:
-    return compare(small, default_coefficients)
+    found = _compared(tuple(dict.fromkeys(spec for spec, _ in listed if spec.stands_for is not None)))
+    return [(spec.read_as, _read(found[spec], run) if spec in found else run) for spec, run in listed]
 
 
 def read_run(spec: TrialSpec, run: Run) -> Run:
@@ -51,13 +44,16 @@ def read_run(spec: TrialSpec, run: Run) -> Run:
     return as_large([(spec, run)])[0][1]
 
 
+@lru_cache(maxsize=16)
+def _compared(small: tuple[TrialSpec, ...]) -> dict[TrialSpec, Scaled]:
+    return dict(zip(small, compare(small, default_coefficients), strict=True)) if small else {}
+
+
 def _read(one: Scaled, run: Run) -> Run:
     metrics, errors = _metrics(one, run)
-    tags = {**run.tags, SCALED: one.label}
-    read = replace(run, metrics=metrics, reading_errors=errors, tags=tags)
-    peak, room = metrics.get("memory_peak_bytes", 0.0), one.large.cluster.sensed_device.memory_bytes or math.inf
-    if run.status is RunStatus.COMPLETED and peak - 2 * errors.get("memory_peak_bytes", 0.0) > room:
-        text = f"read as the large trial it takes {peak / room:.2f} times the memory of its device"
+    read = replace(run, metrics=metrics, reading_errors=errors, tags={**run.tags, SCALED: one.label})
+    if metrics.get("memory_headroom_frac", 0.0) + 2 * errors.get("memory_headroom_frac", 0.0) < 0:
+        text = f"read as the large trial it takes {1 - metrics['memory_headroom_frac']:.2f} times its device's memory"
         return replace(read, status=RunStatus.OUT_OF_MEMORY, reason=text)
     quality = INVALID if run.quality == INVALID else min(run.quality, INDICATIVE)
     return replace(read, quality=quality, quality_reasons=(*run.quality_reasons, SCALED))
@@ -65,53 +61,43 @@ def _read(one: Scaled, run: Run) -> Run:
 
 def _metrics(one: Scaled, run: Run) -> tuple[dict[str, float], dict[str, float]]:
     """Reads every metric that can be, each with the standard deviation of its reading, in its own unit."""
-    large, small, known = one.large, one.small, run.metrics
+    known, cluster, relative = run.metrics, one.large.cluster, dict[str, float]()
     found = {name: known[name] for name in _KEPT if name in known}
-    relative: dict[str, float] = {}
-    if known.get("step_time_s", 0.0) > 0:
-        step_s, error = _step(one, known["step_time_s"])
-        longer = step_s / known["step_time_s"]
-        for name in ("step_time_s", "step_time_p95_s", "device_bound_step_time_s"):
-            if name in known:
-                found[name], relative[name] = longer * known[name], error
-        before, after = one.estimated["mfu_frac"][1], one.estimated["step_time_s"][1]
-        tokens = large.workload.tokens_per_step
-        speeds = {
-            "tokens_per_s": tokens / step_s,
-            "tokens_per_s_per_device": tokens / step_s / large.cluster.world_size,
-            "mfu_frac": before * after / step_s,
-        }
-        for name in speeds.keys() & known.keys():
-            found[name], relative[name] = speeds[name], error
+
+    def add(values: dict[str, float], error: float) -> None:
+        found.update({name: value for name, value in values.items() if name in known})
+        relative.update(dict.fromkeys(values.keys() & known.keys(), error))
+
+    wider = cluster.devices_per_node / one.small.cluster.devices_per_node
     for name, (before, after) in one.estimated.items():
         group = METRICS[name].group
-        if group in ("power", "memory") and known.get(name, 0.0) > 0 and min(before, after) > 0:
-            devices = small.cluster.devices_per_node, large.cluster.devices_per_node
-            kept = devices[1] / devices[0] if name.startswith("node_") else 1.0
+        if group in ("power", "memory") and min(known.get(name, 0.0), before, after) > 0:
             # Memory follows the parts that grow; power of a device should be the same.
+            kept = wider if name.startswith("node_") else 1.0
             away = 100 * abs(math.log(after / before / kept)) if group == "power" else 0.0
             read = read_as(known[name], before, after, measured_log_std=0.0, distance_percent=away)
-            found[name], relative[name] = float(read.value[0]), float(read.log_std[0])
-    watts = "device_power_mean_w"
-    if watts in found and "step_time_s" in found and "energy_per_step_j" in known:
-        joules = known["energy_per_step_j"] * longer * found[watts] / known[watts]
-        joules *= large.cluster.world_size / small.cluster.world_size
-        energies = {
-            "energy_per_step_j": joules,
-            "energy_per_token_j": joules / tokens,
-            "tokens_per_j": tokens / joules,
-            "energy_delay_product_js": joules * step_s,
-        }
-        for name in energies.keys() & known.keys():
-            found[name], relative[name] = energies[name], math.hypot(relative["step_time_s"], relative[watts])
+            add({name: float(read.value[0])}, float(read.log_std[0]))
+    step_s, tokens = known.get("step_time_s", 0.0), one.large.workload.tokens_per_step
+    if step_s > 0:
+        large_s, error = _step(one, step_s)
+        steps = ("step_time_s", "step_time_p95_s", "device_bound_step_time_s")
+        add({name: known.get(name, 0.0) * large_s / step_s for name in steps}, error)
+        rate, flop = tokens / large_s, one.estimated["mfu_frac"][1] * one.estimated["step_time_s"][1]
+        speeds = {"tokens_per_s": rate, "tokens_per_s_per_device": rate / cluster.world_size}
+        add(speeds | {"mfu_frac": flop / large_s}, error)
+        if (watts := "device_power_mean_w") in found:
+            ratio = large_s / step_s * found[watts] / known[watts] * cluster.world_size / one.small.cluster.world_size
+            joules = known.get("energy_per_step_j", math.nan) * ratio
+            energies = {"energy_per_step_j": joules, "energy_per_token_j": joules / tokens}
+            energies |= {"tokens_per_j": tokens / joules, "energy_delay_product_js": joules * large_s}
+            add(energies, math.hypot(error, relative[watts]))
     errors = {name: error * found[name] for name, error in relative.items()}
-    if (name := "memory_peak_bytes") in found and (room := large.cluster.sensed_device.memory_bytes):
-        found["memory_headroom_frac"] = 1 - found[name] / room
-        errors["memory_headroom_frac"] = errors[name] / room
-    warmer = one.estimated["device_temp_max_c"][1] - one.estimated["device_temp_max_c"][0]
-    for name in ("device_temp_max_c", "device_temp_settled_c"):
-        if name in known:
-            found[name], errors[name] = known[name] + warmer, abs(warmer) / math.sqrt(3)
+    room, warmest = cluster.sensed_device.memory_bytes, one.estimated["device_temp_max_c"]
+    if (name := "memory_peak_bytes") in found and room:
+        found["memory_headroom_frac"], errors["memory_headroom_frac"] = 1 - found[name] / room, errors[name] / room
+    for name in {"device_temp_max_c", "device_temp_settled_c"} & known.keys():
+        warmer = warmest[1] - warmest[0]
+        found[name], errors[name] = known[name] + warmer, abs(warmer) / math.sqrt(3)
     return found, errors
 
 

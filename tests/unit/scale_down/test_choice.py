@@ -14,7 +14,7 @@ from wattune.plans.parallel import num_micro_batches
 from wattune.plans.placement import spread_of_groups
 from wattune.scale_down.choice import KEEPS, choose
 from wattune.scale_down.cut import DEPTHS, cluster_of, depths, parse_target, runnable, whole_stages
-from wattune.scale_down.invariants import Scaled, compare, fabrics
+from wattune.scale_down.invariants import LACKING, Scaled, compare, fabrics
 from wattune.search.prune import prune
 from wattune.search.space import parse_space
 from wattune.trial import TrialSpec
@@ -91,7 +91,7 @@ def test_the_distance_is_that_of_the_parts_by_hand():
 def test_a_trial_is_no_distance_from_itself():
     (large,) = larges(tp=[8], pp=[4])
     (same,) = compare([replace(large, stands_for=large)], default_coefficients)
-    assert same.percent == 0.0 and same.predicted_frac == 0.0 and not any(row.is_predicted for row in same.parts)
+    assert same.percent == 0.0 and same.predicted_frac == 0.0 and not any(row.fabric == LACKING for row in same.parts)
 
 
 def test_a_group_crosses_nodes_as_its_ranks_lie():
@@ -107,9 +107,9 @@ def test_the_choice_is_no_further_than_any_cut_but_for_what_depth_may_cost():
     plans = larges()
     for large, one in zip(plans, choose(plans, parse_target("2x8", 50.0)), strict=True):
         if isinstance(one, Scaled):
-            fitting = [other for other in compare(cuts(large, "2x8"), default_coefficients) if other.memory_frac <= 1]
+            fitting = [other for other in compare(cuts(large, "2x8"), default_coefficients) if other.fits]
             assert one.percent <= min(other.percent for other in fitting) + 1.01
-            assert one.memory_frac <= 1
+            assert one.fits
 
 
 def test_a_refusal_names_the_invariant_and_a_cluster_that_keeps_it():
@@ -136,8 +136,8 @@ def test_a_network_that_is_lacking_is_predicted():
     (one,) = choose([large], parse_target("1x8", 50.0))
     assert isinstance(one, Scaled) and one.predicted_frac > 0.01
     assert "compute measured, network predicted" in one.label
-    (lost,) = [row for row in one.parts if row.is_predicted]
-    assert lost.name == "dp communication to compute" and lost.percent == 0.0
+    (lost,) = [row for row in one.parts if row.fabric == LACKING]
+    assert lost.name == "dp communication to compute" and lost.percent is None
 
 
 def test_a_token_file_keeps_the_vocabulary(tmp_path):
