@@ -27,10 +27,10 @@ def scaled_texts(feasible: Sequence[RankedTrial], others: Sequence[RankedTrial],
         for one in row.margins
         if one.got and abs(one.slack / one.got) <= NORMAL_95 * _error_frac(row, one.metric)
     ]
-    first = [row for row in feasible[:2] if row.objective]
-    lead = math.log(first[0].objective.value / first[1].objective.value) if len(first) > 1 else math.inf
-    if abs(lead) <= NORMAL_95 * math.hypot(*(_error_frac(row, metric) for row in first)):
-        turns.append(f"{first[1].label} leads if the scale-downs of the first two err apart by {100 * abs(lead):.1f} %")
+    figures = [row.objective.value for row in feasible[:2] if row.objective]
+    lead = abs(math.log(figures[0] / figures[1])) if len(figures) > 1 else math.inf
+    if lead <= NORMAL_95 * math.hypot(*(_error_frac(row, metric) for row in feasible[:2])):
+        turns.append(f"{feasible[1].label} leads if the scale-downs of the first two err apart by {100 * lead:.1f} %")
     labels = list(dict.fromkeys(f"{row.label}: {row.counted[0].tags[SCALED]}" for row in rows))
     head = (
         f"SCALED DOWN: {len(rows)} small trials are read as the large plans they stand for; intervals hold that error"

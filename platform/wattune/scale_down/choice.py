@@ -59,7 +59,7 @@ def _order(one: Scaled) -> tuple[float, int, int]:
 
 
 def _shallowest(own: Sequence[Scaled]) -> Scaled:
-    """Returns the shallowest cut that costs no more than `FREE_PERCENT`, of those that fit; the first is the deepest."""
+    """Returns the shallowest cut that fits and costs at most `FREE_PERCENT`; the first is the deepest."""
     fitting = [one for one in own if one.fits] or [own[-1]]
     most = min(one.percent for one in fitting) + FREE_PERCENT
     kept = LEAST_FREE_DEPTH * own[0].small.model.num_layers

@@ -139,7 +139,8 @@ def _compared(
 def _parts(found: Estimates, place: int, size: float) -> dict[str, float]:
     """Returns the parts of one step, scaled. All work is one: a stage with an end of the model has more than others."""
     each = {name: size * float(seconds[place]) for name, seconds in found.step_parts_s.items()}
-    return dict.fromkeys(NAMES, 0.0) | each | {"work": each.pop("compute") + each.pop("straggler")}
+    work = each.pop("compute") + each.pop("straggler")
+    return dict.fromkeys(NAMES, 0.0) | each | {"work": work}
 
 
 def _size(spec: TrialSpec) -> float:

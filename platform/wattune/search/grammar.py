@@ -18,8 +18,9 @@ from wattune.errors import PlanError, closest
 from wattune.field_types import LARGEST_COUNT, LARGEST_WORLD, Count, Positive
 from wattune.metrics import METRICS, PER_STEP_METRICS
 from wattune.objective import Constraint, Objective, parse_constraint, parse_objective
-from wattune.plans.axes import AXES, FOUND, Axis
+from wattune.plans.axes import AXES, FOUND, SETTINGS, Axis
 from wattune.plans.engines import CAPABILITIES, MODES, ROUTINGS, capabilities, runs_program
+from wattune.plans.settings import setting_problem
 from wattune.scale_down.cut import cluster_of
 from wattune.search.cluster_entry import ClusterEntry, cluster_in_short
 from wattune.search.command_entry import (
@@ -460,6 +461,19 @@ class SpaceFile(Entry):
         if scaled and self.limits.node_device_power_w is not None:
             text = "stops small runs, which are on other nodes than those it is of; bound the large ones by constraints"
             found.append((("limits", "node_device_power_w"), text))
+        return found
+
+    def _settings(self) -> list[tuple[Path, str]]:
+        """Finds settings that no cluster of the space can have: bad input. Those that some can have are for rules."""
+        clusters = [entry.resolve() for entry in self.cluster]
+        written: list[tuple[Path, str, Any]]
+        written = [(("space", a, at), a, v) for a, values in (self.space or {}).items() for at, v in enumerate(values)]
+        written += [(("plans", at, a), a, v) for at, plan in enumerate(self.plans) for a, v in plan.items()]
+        found: list[tuple[Path, str]] = []
+        for path, axis, value in written:
+            if axis in SETTINGS and value != FOUND:
+                problems = [setting_problem(one, axis, value) for one in clusters]
+                found += [(path, problems[0])] if problems[0] and all(problems) else []
         return found
 
     def _names_twice(self) -> list[tuple[Path, str]]:

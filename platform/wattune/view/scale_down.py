@@ -8,8 +8,8 @@ from wattune.scale_down.invariants import LACKING, Invariant, Scaled, invariants
 from wattune.view.table import FIGURE, PERCENT, Column, Table, View, reading, worded
 
 _READING: Final = reading(
-    "away: sum over invariants of |d ln t / d ln pi| |ln(small / large)|, in percent of a step, by shares of the estimated "
-    "step; a network that the small cluster lacks is predicted, and counts in intervals instead"
+    "away: sum over invariants of |d ln t / d ln pi| |ln(small / large)|, in percent of a step, by shares of the "
+    "estimated step; a network that the small cluster lacks is predicted, and counts in intervals instead"
 )
 
 
