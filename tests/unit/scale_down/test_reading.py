@@ -90,7 +90,7 @@ def test_a_plan_too_large_for_its_devices_ran_out_of_memory():
     full = measured(one.small, memory_peak_bytes=1.2 * one.estimated["memory_peak_bytes"][0] * room
                     / one.estimated["memory_peak_bytes"][1])  # fmt: skip
     read = read_run(one.small, full)
-    assert read.status is RunStatus.OUT_OF_MEMORY and "1.20 times the memory" in read.reason
+    assert read.status is RunStatus.OUT_OF_MEMORY and "1.20 times its device's memory" in read.reason
 
 
 def ranked(bound: float, **changed):
