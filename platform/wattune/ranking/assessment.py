@@ -116,7 +116,7 @@ class RankedTrial:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What its figures are beside measured, as every table and plot says: `simulated`, `scaled_down`."""
+        """Words for figures that were not measured as they stand: `simulated`, `scaled_down`."""
         scaled = any(SCALED in run.tags for run in self.counted)
         return (*(("simulated",) if self.simulated else ()), *((SCALED,) if scaled else ()))
 

@@ -170,7 +170,7 @@ class Ranking:
 
     @property
     def stamp(self) -> str:
-        """Words across every plot: what its figures are not."""
+        """Words across every plot of figures that were not measured as they stand."""
         words = {"simulated": "SIMULATED", SCALED: "SCALED DOWN"}
         return ", ".join(word for mark, word in words.items() if any(mark in row.marks for row in self.trials))
 
