@@ -110,7 +110,7 @@ def measure(case: str, given: Namespace, most_s: float) -> None:
 
 
 def figures(path: Path) -> dict[str, dict[str, Any]]:
-    """What each plan of a ranking has: its metrics, and the interval of its objective."""
+    """Metrics of each plan of a ranking, with the interval of its objective."""
     found = json.loads(path.read_text())
     rows = [row for name in ("feasible", "undecided", "infeasible") for row in found[name] if row["objective"]]
     return {row["label"].removesuffix(" scaled"): row["repeats"][0]["metrics"] | row["objective"] for row in rows}
