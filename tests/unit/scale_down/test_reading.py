@@ -36,7 +36,7 @@ def smalls(to="1x8", allowed=60.0, **axes) -> list[Scaled]:
 
 
 def measured(spec: TrialSpec, slower=1.0, hotter=1.0, repeat=0, **changed) -> Run:
-    """What a machine measures that is so much slower, and draws so much more, than estimated."""
+    """The run of a machine that is so much slower, and draws so much more, than estimated."""
     found = {name: one["value"] for name, one in estimate([spec], default_coefficients).one(0).items()}
     step_s, watts, tokens = found["step_time_s"] * slower, found["device_power_mean_w"] * hotter, spec.tokens_per_step
     energy = watts * spec.cluster.world_size * step_s
