@@ -32,9 +32,7 @@ WINDOWS_S: Final = {"100ms": 0.1, "1s": 1.0, "10s": 10.0}
 """Windows of peaks and ramps, by the end of their names."""
 
 LINE_HZ: Final = 0.05
-"""Width of a line: neighbouring frequencies are one."""
-
-NUM_LINES: Final = 3
+"""Width of a bin; a line is the strongest one with its neighbours."""
 
 MOST_READ_S: Final = 300.0
 """Readings that are used, the last ones: they are the most settled."""
@@ -75,27 +73,22 @@ class Checkpoints:
     """Time in which power falls, and rises again."""
 
 
-def measured_load(powers: Powers, step_s: float) -> NodeLoad:
-    """Makes the load of usable traces of a trial or recording; of its nodes if it has several, else of its devices.
-
-    Raises:
-        ValueError: All sensors together cover less than one step.
-    """
+def measured_load(powers: Powers, step_s: float) -> NodeLoad | None:
+    """Makes the load of usable traces: of their nodes if they are several, else of devices; None below one step."""
     traces = powers.traces
     start_s, end_s = max(one.start_s for one in traces), min(one.end_s for one in traces)
     num_steps = int(min(end_s - start_s, max(MOST_READ_S, step_s)) / step_s)
     if num_steps < 1:
-        raise ValueError(f"readings of {max(end_s - start_s, 0.0):.3g} s hold no step of {step_s:.3g} s")
-    edges_s = end_s - GRID_S * np.arange(round(num_steps * step_s / GRID_S), -1.0, -1.0)
-    each: dict[str, Floats] = {}
-    for index, one in enumerate(traces):
-        watts = np.diff(one.series.cumulative(np.maximum(edges_s, start_s))) / GRID_S
-        name = one.node if len(powers.nodes) > 1 else str(index)
-        each[name] = each[name] + watts if name in each else watts
+        return None
+    edges_s = np.maximum(end_s - GRID_S * np.arange(round(num_steps * step_s / GRID_S), -1.0, -1.0), start_s)
+    parts_w: dict[object, Floats] = {}
+    for one in traces:
+        part = one.node if len(powers.nodes) > 1 else one.devices
+        parts_w[part] = parts_w.get(part, 0.0) + np.diff(one.series.cumulative(edges_s)) / GRID_S
     coarsest = max(traces, key=lambda one: one.spacing_s)
     averaged_s = max(one.averaged_s for one in traces)
     return NodeLoad(
-        parts_w=np.array(list(each.values())),
+        parts_w=np.array(list(parts_w.values())),
         step_s=step_s,
         num_nodes=len(powers.nodes),
         period_s=coarsest.spacing_s if averaged_s else max(one.sensor_period_s for one in traces),
@@ -106,38 +99,30 @@ def measured_load(powers: Powers, step_s: float) -> NodeLoad:
 
 def load_of_phases(phases: Sequence[tuple[float, float]]) -> NodeLoad:
     """Makes the load of a node whose step is phases of (seconds, watts), one after another."""
-    ends_s = np.cumsum([0.0, *(seconds for seconds, _ in phases)])
-    ends_j = np.cumsum([0.0, *(seconds * watts for seconds, watts in phases)])
+    ends_s, ends_j = np.cumsum([(0.0, 0.0), *((seconds, seconds * watts) for seconds, watts in phases)], axis=0).T
     num_steps = max(round(2 / SWING_BAND_HZ[0] / ends_s[-1]), 1)
-    edges_s = np.linspace(0.0, num_steps, max(round(num_steps * ends_s[-1] / GRID_S), 1) + 1) * ends_s[-1]
+    edges_s = np.linspace(0.0, num_steps * ends_s[-1], max(round(num_steps * ends_s[-1] / GRID_S), 1) + 1)
     whole, rest_s = np.divmod(edges_s, ends_s[-1])
     energy_j = whole * ends_j[-1] + np.interp(rest_s, ends_s, ends_j)
     return NodeLoad(parts_w=(np.diff(energy_j) / np.diff(edges_s))[None], step_s=float(ends_s[-1]))
 
 
-def coherent_frac(load: NodeLoad, frequency_hz: Floats) -> Floats:
-    """Estimates the share of the parts' power spectrum that they have in common, [frequencies]."""
-    parts, points = load.parts_w.shape
-    if parts == 1:
-        return np.ones(len(frequency_hz))
-    size = min(round(_COHERENCE_S / GRID_S), points)
-    segments_w = load.parts_w[:, : points // size * size].reshape(parts, -1, size)
-    swing = np.fft.rfft((segments_w - segments_w.mean(axis=2, keepdims=True)) * np.hanning(size))
-    each = (np.abs(swing) ** 2).sum(axis=(0, 1))
-    cross = (np.abs(swing.sum(axis=0)) ** 2).sum(axis=0) - each
-    share = np.clip(cross / np.maximum((parts - 1) * each, 1e-12), 0.0, 1.0)
-    return np.asarray(np.interp(frequency_hz, np.fft.rfftfreq(size, GRID_S)[1:], share[1:]))
-
-
 def training_w(load: NodeLoad, num_nodes: int, jitter_s: float) -> Floats:
     """Computes the power of `num_nodes` nodes over the steps of the load, [points]."""
-    num_parts, points = load.parts_w.shape
-    frequency_hz: Floats = np.fft.rfftfreq(points, GRID_S).astype(np.float64)
-    total = num_parts / load.num_nodes * num_nodes
-    share = coherent_frac(load, frequency_hz)
+    parts, points = load.parts_w.shape
+    frequency_hz = np.fft.rfftfreq(points, GRID_S)
+    total, share = parts / load.num_nodes * num_nodes, np.ones(len(frequency_hz))
+    if parts > 1:
+        size = min(round(_COHERENCE_S / GRID_S), points)
+        segments_w = np.lib.stride_tricks.sliding_window_view(load.parts_w, size, axis=1)[:, :: max(size // 4, 1)]
+        swing = np.fft.rfft((segments_w - segments_w.mean(axis=2, keepdims=True)) * np.hanning(size))
+        each = (np.abs(swing) ** 2).sum(axis=(0, 1))
+        cross = (np.abs(swing.sum(axis=0)) ** 2).sum(axis=0) - each
+        common = np.clip(cross / np.maximum((parts - 1) * each, 1e-12), 0.0, 1.0)
+        share = np.interp(frequency_hz, np.fft.rfftfreq(size, GRID_S)[1:], common[1:])
     kept = share * np.exp(-((2 * np.pi * frequency_hz * jitter_s) ** 2))
-    gain = np.sqrt((total + total * (total - 1) * kept) / (num_parts + num_parts * (num_parts - 1) * share))
-    gain[0] = total / num_parts
+    gain = np.sqrt((total + total * (total - 1) * kept) / (parts + parts * (parts - 1) * share))
+    gain[0] = total / parts
     return np.asarray(np.fft.irfft(np.fft.rfft(load.parts_w.sum(axis=0)) * gain, points))
 
 
@@ -153,98 +138,89 @@ def cluster_power(
 ) -> dict[str, float]:
     """Computes the figures of power of a cluster.
 
-    Args:
-        load: One node while it trains.
-        num_nodes: Nodes of the cluster.
-        checkpoints: None for none.
-        jitter_s: Standard deviation of the nodes' starts.
-        down_w: Power of a node while the job starts again after a failure; None where none is expected.
-        down_frac: Share of time in which it does (`wattune.projection.failures`).
-        window_s: Length of a trace that begins with training; None for whole cycles from checkpoint to checkpoint.
+    `down_w` is the power of a node while the job starts again after a failure, None where none is expected, and
+    `down_frac` the share of time in which it does (`wattune.projection.failures`). `window_s` is the length of a trace
+    that begins with training; None is whole cycles from checkpoint to checkpoint.
 
     Returns:
-        `cluster_power_mean_w`, the mean over all time. `cluster_power_p5_w`, `_p95_w`: percentiles over time without
-        failures. By window (`WINDOWS_S`), where the sensor resolves it: `cluster_power_peak_1s_w` and
-        `cluster_power_ramp_1s_w_per_s`, the largest change between neighbouring means, of failures too.
-        `cluster_power_range_1s_w`: from the lowest to the highest mean of 1 s. `cluster_swing_rms_w`: RMS in
-        0.1 to 20 Hz, or up to the Nyquist frequency of the readings. `cluster_line_1_hz`, `cluster_line_1_rms_w`, and 2
-        and 3: the strongest lines in that band.
+        `cluster_power_mean_w`, over all time. `cluster_power_p5_w`, `_p95_w`: percentiles over time without failures.
+        By window (`WINDOWS_S`), where the sensor resolves it: `cluster_power_peak_1s_w` and
+        `cluster_power_ramp_1s_w_per_s`, the largest change between neighbouring means, that of a failure too.
+        `cluster_power_range_1s_w`: from the lowest to the highest mean of 1 s. `cluster_swing_rms_w`: RMS in 0.1 to
+        20 Hz, or up to the readings' Nyquist frequency. `cluster_line_1_hz`, `cluster_line_1_rms_w`, and 2 and 3: the
+        strongest lines in it.
     """
     training = training_w(load, num_nodes, jitter_s)
-    cycle, trained_s, left_s = _cycle(load, num_nodes, training, checkpoints)
-    watts = cycle if window_s is None else np.resize(cycle, round(window_s / GRID_S))
-    found = {"cluster_power_mean_w": float(watts.mean())}
+    watts, trained_s, left_s = _cycle(load, num_nodes, training, checkpoints)
+    if window_s is not None:
+        watts, left_s = np.resize(watts, round(window_s / GRID_S)), 0.0
     # What is not rendered of a long cycle is training alone.
+    weights = np.ones(len(watts))
+    weights[: round(trained_s / GRID_S)] += left_s / trained_s
+    mean_w = float(np.average(watts, weights=weights))
     low_w, high_w = np.quantile(watts, (0.05, 0.95))
-    if left_s and window_s is None:
-        weights = np.ones(len(watts))
-        weights[: round(trained_s / GRID_S)] += left_s / trained_s
-        found["cluster_power_mean_w"] = float(np.average(watts, weights=weights))
+    if left_s:
         low_w, high_w = np.quantile(watts, (0.05, 0.95), method="inverted_cdf", weights=weights)
-    found |= {"cluster_power_p5_w": float(low_w), "cluster_power_p95_w": float(high_w)}
+    found = {"cluster_power_mean_w": mean_w, "cluster_power_p5_w": float(low_w), "cluster_power_p95_w": float(high_w)}
+    if down_w is not None:
+        found["cluster_power_mean_w"] += down_frac * (num_nodes * down_w - mean_w)
     resolved_s = max(load.period_s, load.averaged_s / 2)
     grid = GridEnergy(np.concatenate([[0.0], np.cumsum(np.resize(watts, 2 * len(watts))) * GRID_S]), resolved_s, ())
     for name, length_s in WINDOWS_S.items():
         peak_w, ramp_w_per_s = grid.peak_w(length_s), grid.ramp_w_per_s(length_s)
         if peak_w is None or ramp_w_per_s is None:
             continue
-        # A failure stops all nodes within any window.
-        lost_w = 0.0 if down_w is None else peak_w - num_nodes * down_w
+        lost_w = 0.0 if down_w is None else peak_w - num_nodes * down_w  # a failure stops all nodes at once
         found[f"cluster_power_peak_{name}_w"] = peak_w
         found[f"cluster_power_ramp_{name}_w_per_s"] = max(ramp_w_per_s, lost_w / length_s)
         if length_s == 1.0:
-            trough_w = -(GridEnergy(-grid.energy_j, resolved_s, ()).peak_w(length_s) or 0.0)
-            found["cluster_power_range_1s_w"] = max(peak_w - trough_w, lost_w)
+            lowest_w = -(GridEnergy(-grid.energy_j, resolved_s, ()).peak_w(length_s) or 0.0)
+            found["cluster_power_range_1s_w"] = max(peak_w - lowest_w, lost_w)
     if window_s is not None:
         watts = watts[: prev_fast_len(len(watts))]
         watts = np.concatenate([watts, watts[::-1]])  # its end meets its start: no edge that is not there
-    found |= _swing(load, watts, training, left_s / (left_s + len(watts) * GRID_S))
-    if down_w is not None:
-        mean_w = found["cluster_power_mean_w"]
-        found["cluster_power_mean_w"] = mean_w + down_frac * (num_nodes * down_w - mean_w)
-    return found
+    return found | _swing(load, watts, training, left_s / (left_s + len(watts) * GRID_S))
 
 
-def _cycle(
-    load: NodeLoad, num_nodes: int, training: Floats, checkpoints: Checkpoints | None
-) -> tuple[Floats, float, float]:
+def _cycle(load: NodeLoad, num_nodes: int, training: Floats, saves: Checkpoints | None) -> tuple[Floats, float, float]:
     """Renders from a checkpoint's end to the next one's; returns watts, seconds of training in it and left out."""
-    if checkpoints is None:
+    if saves is None:
         return training, len(training) * GRID_S, 0.0
-    whole_s = checkpoints.every_steps * load.step_s
+    whole_s = saves.every_steps * load.step_s
     trained_s = min(whole_s, max(MOST_TRAINED_S, load.step_s))
-    length_s = trained_s + checkpoints.duration_s
+    length_s = trained_s + saves.duration_s
     time_s = (np.arange(round(length_s / GRID_S)) + 0.5) * GRID_S
-    half_s = min(max(checkpoints.edge_s, GRID_S), trained_s, checkpoints.duration_s) / 2
+    half_s = min(max(saves.edge_s, GRID_S), trained_s, saves.duration_s) / 2
     ends_s = [-half_s, half_s, trained_s - half_s, trained_s + half_s]
     trains = np.interp(time_s, ends_s, [0.0, 1.0, 1.0, 0.0], period=length_s)
-    if load.averaged_s:
-        around = max(round(load.averaged_s / GRID_S / 2), 1)
-        summed = np.cumsum(np.pad(trains, (around, around), mode="wrap"))
+    around = round(load.averaged_s / GRID_S / 2)
+    if around:
+        summed = np.cumsum(np.pad(trains, around, mode="wrap"))
         trains = (summed[2 * around :] - summed[: -2 * around]) / (2 * around)
-    saves_w = num_nodes * checkpoints.node_w
+    saves_w = num_nodes * saves.node_w
     return saves_w + trains * (np.resize(training, len(trains)) - saves_w), trained_s, whole_s - trained_s
 
 
 def _swing(load: NodeLoad, watts: Floats, training: Floats, left_frac: float) -> dict[str, float]:
     """Computes RMS and lines in the band; `left_frac` of the time has the spectrum of training alone."""
     high_hz = min(SWING_BAND_HZ[1], 0.5 / load.period_s)
-    lines = np.zeros(int(high_hz / LINE_HZ) + 2)
-    moments = np.zeros_like(lines)
+    lines = np.zeros((2, int(high_hz / LINE_HZ) + 2))
     for trace, share in ((watts, 1 - left_frac), (training, left_frac)):
         frequency_hz = np.fft.rfftfreq(len(trace), GRID_S)
         band = (frequency_hz >= SWING_BAND_HZ[0]) & (frequency_hz <= high_hz)
-        if not share or not band.any():
-            continue
-        seen = np.prod([np.sinc(frequency_hz[band] * each_s) for each_s in (*load.smoothed_s, GRID_S)], axis=0)
-        power = share * 2 * np.abs(np.fft.rfft(trace)[band] / len(trace) / seen) ** 2
-        # A line's bin is around its frequency: multiples of LINE_HZ are in the middle of one.
-        index = np.floor(frequency_hz[band] / LINE_HZ + 0.5).astype(np.int64)
-        lines += np.bincount(index, power, len(lines))
-        moments += np.bincount(index, power * frequency_hz[band], len(lines))
-    found = {"cluster_swing_rms_w": float(np.sqrt(lines.sum()))}
-    strongest = [one for one in np.argsort(lines)[::-1][:NUM_LINES] if lines[one] > 0.0]
-    for number, one in enumerate(strongest, 1):
-        found[f"cluster_line_{number}_hz"] = float(moments[one] / lines[one])
-        found[f"cluster_line_{number}_rms_w"] = float(np.sqrt(lines[one]))
+        if share and band.any():
+            hz = frequency_hz[band]
+            seen = np.prod([np.sinc(hz * each_s) for each_s in (*load.smoothed_s, GRID_S)], axis=0)
+            power = share * 2 * np.abs(np.fft.rfft(trace)[band] / len(trace) / seen) ** 2
+            # Multiples of LINE_HZ are in the middle of a line.
+            index = np.floor(hz / LINE_HZ + 0.5).astype(np.int64)
+            lines += [np.bincount(index, each, lines.shape[1]) for each in (power, power * hz)]
+    found = {"cluster_swing_rms_w": float(np.sqrt(lines[0].sum()))}
+    for number in (1, 2, 3):
+        middle = int(lines[0].argmax())
+        power, power_hz = lines[:, max(middle - 1, 0) : middle + 2].sum(axis=1)
+        if power > 0.0:
+            found[f"cluster_line_{number}_hz"] = float(power_hz / power)
+            found[f"cluster_line_{number}_rms_w"] = float(np.sqrt(power))
+            lines[:, max(middle - 1, 0) : middle + 2] = 0.0
     return found
