@@ -1,20 +1,17 @@
 """Power of a cluster of N nodes from one node's: mean, peaks, ramps, range, swing and lines, checkpoints included.
 
-In goes a `NodeLoad`, what a node draws while it trains: the readings of a trial or recording (`measured_load`), or the
-phases of a step by watts (`load_of_phases`). With it the number of nodes, the jitter of their clocks and `Checkpoints`.
-Out come figures by name (`cluster_power`).
+In goes a `NodeLoad`, what a node draws while it trains, with the number of nodes, the jitter of their clocks and
+`Checkpoints`. Out come figures by name (`cluster_power`).
 
-Training is synchronous: what all devices do together adds up N times, what each does by itself sqrt(N) times. Let Q
-parts have the spectrum S1 each, the share c of it coherent, and start with a jitter of standard deviation sigma. Their
-sum has Q S1 + Q (Q - 1) S1 c exp(-4 pi^2 f^2 sigma^2): the variance of a sum of phasors. The share c comes from the
-cross spectra of parts read together, devices of a node or nodes. Devices of one node share a host too, so their c is
-at least that of nodes. A single part gives c = 1, an upper bound.
+What all devices do together adds up N times, what each does by itself sqrt(N) times. Let Q parts have the spectrum S1
+each, the share c of it coherent, and start with a jitter of standard deviation sigma. Their sum has
+Q S1 + Q (Q - 1) S1 c exp(-4 pi^2 f^2 sigma^2): the variance of a sum of phasors. The share c comes from the cross
+spectra of parts read together, an upper bound where they share a node. A single part gives c = 1.
 
 A sensor that reads means shows no more of a cluster than of a node: where `NodeLoad.averaged_s` is not 0, edges of
 checkpoints are averaged alike, and ramps and swing above half its inverse are lower bounds.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,14 +31,9 @@ WINDOWS_S: Final = {"100ms": 0.1, "1s": 1.0, "10s": 10.0}
 LINE_HZ: Final = 0.05
 """Width of a bin; a line is the strongest one with its neighbours."""
 
-MOST_READ_S: Final = 300.0
-"""Readings that are used, the last ones: they are the most settled."""
-
-MOST_TRAINED_S: Final = 1800.0
-"""Training rendered between two checkpoints; of more, the rest has the figures of training alone."""
-
-_COHERENCE_S: Final = 4.0
-"""Length of the segments whose cross spectra are averaged."""
+MOST_READ_S, MOST_TRAINED_S, COHERENCE_S = 300.0, 7200.0, 4.0
+"""Readings that are used, the last and most settled ones; training rendered between two checkpoints, of which more
+changes the mean alone; and segments whose cross spectra are averaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,23 +89,13 @@ def measured_load(powers: Powers, step_s: float) -> NodeLoad | None:
     )
 
 
-def load_of_phases(phases: Sequence[tuple[float, float]]) -> NodeLoad:
-    """Makes the load of a node whose step is phases of (seconds, watts), one after another."""
-    ends_s, ends_j = np.cumsum([(0.0, 0.0), *((seconds, seconds * watts) for seconds, watts in phases)], axis=0).T
-    num_steps = max(round(2 / SWING_BAND_HZ[0] / ends_s[-1]), 1)
-    edges_s = np.linspace(0.0, num_steps * ends_s[-1], max(round(num_steps * ends_s[-1] / GRID_S), 1) + 1)
-    whole, rest_s = np.divmod(edges_s, ends_s[-1])
-    energy_j = whole * ends_j[-1] + np.interp(rest_s, ends_s, ends_j)
-    return NodeLoad(parts_w=(np.diff(energy_j) / np.diff(edges_s))[None], step_s=float(ends_s[-1]))
-
-
 def training_w(load: NodeLoad, num_nodes: int, jitter_s: float) -> Floats:
     """Computes the power of `num_nodes` nodes over the steps of the load, [points]."""
     parts, points = load.parts_w.shape
     frequency_hz = np.fft.rfftfreq(points, GRID_S)
     total, share = parts / load.num_nodes * num_nodes, np.ones(len(frequency_hz))
     if parts > 1:
-        size = min(round(_COHERENCE_S / GRID_S), points)
+        size = min(round(COHERENCE_S / GRID_S), points)
         segments_w = np.lib.stride_tricks.sliding_window_view(load.parts_w, size, axis=1)[:, :: max(size // 4, 1)]
         swing = np.fft.rfft((segments_w - segments_w.mean(axis=2, keepdims=True)) * np.hanning(size))
         each = (np.abs(swing) ** 2).sum(axis=(0, 1))
@@ -139,7 +121,7 @@ def cluster_power(
     """Computes the figures of power of a cluster.
 
     `down_w` is the power of a node while the job starts again after a failure, None where none is expected, and
-    `down_frac` the share of time in which it does (`wattune.projection.failures`). `window_s` is the length of a trace
+    `down_frac` the share of time in which it does (`wattune.projection.operation`). `window_s` is the length of a trace
     that begins with training; None is whole cycles from checkpoint to checkpoint.
 
     Returns:
@@ -150,20 +132,18 @@ def cluster_power(
         20 Hz, or up to the readings' Nyquist frequency. `cluster_line_1_hz`, `cluster_line_1_rms_w`, and 2 and 3: the
         strongest lines in it.
     """
-    training = training_w(load, num_nodes, jitter_s)
-    watts, trained_s, left_s = _cycle(load, num_nodes, training, checkpoints)
+    watts = training = training_w(load, num_nodes, jitter_s)
+    mean_w = float(training.mean())
+    if checkpoints is not None:
+        watts, saving_frac = _cycle(load, num_nodes, training, checkpoints)
+        mean_w += saving_frac * (num_nodes * checkpoints.node_w - mean_w)
     if window_s is not None:
-        watts, left_s = np.resize(watts, round(window_s / GRID_S)), 0.0
-    # What is not rendered of a long cycle is training alone.
-    weights = np.ones(len(watts))
-    weights[: round(trained_s / GRID_S)] += left_s / trained_s
-    mean_w = float(np.average(watts, weights=weights))
-    low_w, high_w = np.quantile(watts, (0.05, 0.95))
-    if left_s:
-        low_w, high_w = np.quantile(watts, (0.05, 0.95), method="inverted_cdf", weights=weights)
-    found = {"cluster_power_mean_w": mean_w, "cluster_power_p5_w": float(low_w), "cluster_power_p95_w": float(high_w)}
+        watts = np.resize(watts, round(window_s / GRID_S))
+        mean_w = float(watts.mean())
     if down_w is not None:
-        found["cluster_power_mean_w"] += down_frac * (num_nodes * down_w - mean_w)
+        mean_w += down_frac * (num_nodes * down_w - mean_w)
+    low_w, high_w = np.quantile(watts, (0.05, 0.95))
+    found = {"cluster_power_mean_w": mean_w, "cluster_power_p5_w": float(low_w), "cluster_power_p95_w": float(high_w)}
     resolved_s = max(load.period_s, load.averaged_s / 2)
     grid = GridEnergy(np.concatenate([[0.0], np.cumsum(np.resize(watts, 2 * len(watts))) * GRID_S]), resolved_s, ())
     for name, length_s in WINDOWS_S.items():
@@ -179,48 +159,43 @@ def cluster_power(
     if window_s is not None:
         watts = watts[: prev_fast_len(len(watts))]
         watts = np.concatenate([watts, watts[::-1]])  # its end meets its start: no edge that is not there
-    return found | _swing(load, watts, training, left_s / (left_s + len(watts) * GRID_S))
+    return found | _swing(load, watts)
 
 
-def _cycle(load: NodeLoad, num_nodes: int, training: Floats, saves: Checkpoints | None) -> tuple[Floats, float, float]:
-    """Renders from a checkpoint's end to the next one's; returns watts, seconds of training in it and left out."""
-    if saves is None:
-        return training, len(training) * GRID_S, 0.0
+def _cycle(load: NodeLoad, num_nodes: int, training: Floats, saves: Checkpoints) -> tuple[Floats, float]:
+    """Renders the power from a checkpoint's end to the next one's; returns it with the checkpoint's share of time."""
     whole_s = saves.every_steps * load.step_s
     trained_s = min(whole_s, max(MOST_TRAINED_S, load.step_s))
-    length_s = trained_s + saves.duration_s
-    time_s = (np.arange(round(length_s / GRID_S)) + 0.5) * GRID_S
+    time_s = (np.arange(round((trained_s + saves.duration_s) / GRID_S)) + 0.5) * GRID_S
     half_s = min(max(saves.edge_s, GRID_S), trained_s, saves.duration_s) / 2
     ends_s = [-half_s, half_s, trained_s - half_s, trained_s + half_s]
-    trains = np.interp(time_s, ends_s, [0.0, 1.0, 1.0, 0.0], period=length_s)
+    trains = np.interp(time_s, ends_s, [0.0, 1.0, 1.0, 0.0], period=trained_s + saves.duration_s)
     around = round(load.averaged_s / GRID_S / 2)
     if around:
         summed = np.cumsum(np.pad(trains, around, mode="wrap"))
         trains = (summed[2 * around :] - summed[: -2 * around]) / (2 * around)
     saves_w = num_nodes * saves.node_w
-    return saves_w + trains * (np.resize(training, len(trains)) - saves_w), trained_s, whole_s - trained_s
+    watts = saves_w + trains * (np.resize(training, len(trains)) - saves_w)
+    return watts, saves.duration_s / (whole_s + saves.duration_s)
 
 
-def _swing(load: NodeLoad, watts: Floats, training: Floats, left_frac: float) -> dict[str, float]:
-    """Computes RMS and lines in the band; `left_frac` of the time has the spectrum of training alone."""
+def _swing(load: NodeLoad, watts: Floats) -> dict[str, float]:
+    """Computes RMS and lines in the band, of power that repeats."""
+    hz = np.fft.rfftfreq(len(watts), GRID_S)
     high_hz = min(SWING_BAND_HZ[1], 0.5 / load.period_s)
-    lines = np.zeros((2, int(high_hz / LINE_HZ) + 2))
-    for trace, share in ((watts, 1 - left_frac), (training, left_frac)):
-        frequency_hz = np.fft.rfftfreq(len(trace), GRID_S)
-        band = (frequency_hz >= SWING_BAND_HZ[0]) & (frequency_hz <= high_hz)
-        if share and band.any():
-            hz = frequency_hz[band]
-            seen = np.prod([np.sinc(hz * each_s) for each_s in (*load.smoothed_s, GRID_S)], axis=0)
-            power = share * 2 * np.abs(np.fft.rfft(trace)[band] / len(trace) / seen) ** 2
-            # Multiples of LINE_HZ are in the middle of a line.
-            index = np.floor(hz / LINE_HZ + 0.5).astype(np.int64)
-            lines += [np.bincount(index, each, lines.shape[1]) for each in (power, power * hz)]
-    found = {"cluster_swing_rms_w": float(np.sqrt(lines[0].sum()))}
+    band = (hz >= SWING_BAND_HZ[0]) & (hz <= high_hz)
+    hz = hz[band]
+    seen = np.prod([np.sinc(hz * each_s) for each_s in (*load.smoothed_s, GRID_S)], axis=0)
+    power = 2 * np.abs(np.fft.rfft(watts)[band] / len(watts) / seen) ** 2
+    # Multiples of LINE_HZ are in the middle of a bin.
+    bins = np.floor(hz / LINE_HZ + 0.5).astype(np.int64)
+    lines = np.array([np.bincount(bins, each, int(high_hz / LINE_HZ) + 2) for each in (power, power * hz)])
+    found = {"cluster_swing_rms_w": float(np.sqrt(power.sum()))}
     for number in (1, 2, 3):
         middle = int(lines[0].argmax())
-        power, power_hz = lines[:, max(middle - 1, 0) : middle + 2].sum(axis=1)
-        if power > 0.0:
-            found[f"cluster_line_{number}_hz"] = float(power_hz / power)
-            found[f"cluster_line_{number}_rms_w"] = float(np.sqrt(power))
+        of_line, of_line_hz = lines[:, max(middle - 1, 0) : middle + 2].sum(axis=1)
+        if of_line > 0.0:
+            found[f"cluster_line_{number}_hz"] = float(of_line_hz / of_line)
+            found[f"cluster_line_{number}_rms_w"] = float(np.sqrt(of_line))
             lines[:, max(middle - 1, 0) : middle + 2] = 0.0
     return found

@@ -1,12 +1,19 @@
-"""A projected job over its days: what stops and failures take, and how far intervals reach."""
+"""A job over its days: goodput in closed form against failures drawn one by one, and how far intervals reach."""
 
+import numpy as np
 import pytest
+from node_loads import load_of_phases
 
 from wattune.catalog.hardware import parse_cluster_label
 from wattune.intervals import Interval
-from wattune.projection.cluster_power import load_of_phases
-from wattune.projection.failures import RESTART_S, best_work_s, failures_apart_s, goodput_frac
-from wattune.projection.operation import operated
+from wattune.projection.operation import (
+    DEVICE_HOURS,
+    RESTART_S,
+    best_work_s,
+    down_frac,
+    goodput_frac,
+    operated,
+)
 
 CLUSTER = parse_cluster_label("1024x8 h100_sxm")
 LOAD = load_of_phases([(0.5, 5600.0), (0.5, 2400.0)])
@@ -36,7 +43,7 @@ def test_intervals_hold_the_range_of_failures_and_of_the_step() -> None:
     wide = {name: near(one.value, 0.1) for name, one in FIGURES.items()}
     unsure = operated(wide, LOAD, CLUSTER, apart_h=None, every_steps=400, checkpoint_s=30.0)
     for apart_h, end in ((29_538, sure["goodput_frac"].low), (82_051, sure["goodput_frac"].high)):
-        apart_s = failures_apart_s(8192, apart_h)
+        apart_s = 3600 * apart_h / 8192
         assert goodput_frac(apart_s, 480.0, 30.0, RESTART_S) == pytest.approx(end, rel=1e-4)
     for name, one in sure.items():
         assert one.low <= one.value <= one.high, name
@@ -49,3 +56,53 @@ def test_intervals_hold_the_range_of_failures_and_of_the_step() -> None:
 def test_without_power_nothing_is_said() -> None:
     figures = {"step_time_s": near(1.2)}
     assert operated(figures, LOAD, CLUSTER, apart_h=None, every_steps=None) == {}
+
+
+def drawn(apart_s: float, work_s: float, save_s: float, restart_s: float) -> tuple[float, float]:
+    """Draws failures until 3,000 parts are saved; returns the shares of time of work and of starts."""
+    rng = np.random.default_rng(0)
+    now = starting = 0.0
+    saved, needs_start = 0, False
+    while saved < 3000:
+        left_s = rng.exponential(apart_s)
+        while True:
+            take_s = restart_s if needs_start else work_s + save_s
+            now += min(take_s, left_s)
+            starting += min(take_s, left_s) if needs_start else 0.0
+            if left_s < take_s:
+                needs_start = True
+                break
+            left_s -= take_s
+            saved += not needs_start
+            needs_start = False
+    return saved * work_s / now, starting / now
+
+
+@pytest.mark.parametrize("apart_s", [2000.0, 20_000.0])
+def test_closed_form_is_what_drawn_failures_cost(apart_s: float) -> None:
+    useful, starting = drawn(apart_s, 1500.0, 60.0, 300.0)
+    assert goodput_frac(apart_s, 1500.0, 60.0, 300.0) == pytest.approx(useful, rel=0.04)
+    assert down_frac(apart_s, 300.0) == pytest.approx(starting, rel=0.12)
+
+
+def test_rare_failures_cost_what_the_first_order_says() -> None:
+    apart_s, work_s, save_s, restart_s = 1e6, 3600.0, 30.0, 600.0
+    first_order = 1 / (1 + restart_s / apart_s + save_s / work_s + work_s / (2 * apart_s))
+    assert goodput_frac(apart_s, work_s, save_s, restart_s) == pytest.approx(first_order, rel=1e-4)
+
+
+@pytest.mark.parametrize("apart_s", [3e3, 3e4, 3e6])
+def test_no_other_interval_has_more_goodput(apart_s: float) -> None:
+    best = best_work_s(apart_s, 60.0)
+    at = [goodput_frac(apart_s, best * k, 60.0, 600.0) for k in np.geomspace(0.2, 5.0, 41)]
+    assert goodput_frac(apart_s, best, 60.0, 600.0) >= max(at) * (1 - 2e-3)
+
+
+def test_published_rates() -> None:
+    hours = {name: each / 16_384 for name, each in DEVICE_HOURS.items()}
+    assert hours["Llama 3"] == pytest.approx(54 * 24 / 419)
+    assert hours["RSC-1"] == pytest.approx(1.8, rel=0.01), "as its authors say of 16,384 devices"
+
+
+def test_a_job_that_never_gets_to_its_checkpoint_has_no_goodput() -> None:
+    assert goodput_frac(1.0, 1e6, 60.0, 600.0) == 0.0
