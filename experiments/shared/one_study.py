@@ -12,6 +12,15 @@ from wattune.cli.shell import exit_code_of  # noqa: E402
 from wattune.cli.study import in_order, show, view_of  # noqa: E402
 
 
+def ask(path: str) -> int:
+    """Runs the experiment of a file as `wattune experiments run` does; what follows the file are its options."""
+    from wattune.cli.verbs import load
+
+    place = Path(path).resolve()
+    arguments = ["run", place.stem, "--folder", str(place.parent), *sys.argv[1:]]
+    return exit_code_of(lambda: int(load("experiments").main(arguments, standalone_mode=False) or 0))
+
+
 def main(question: str, space: str) -> int:
     """Runs a study and returns the exit code of `wattune run`.
 

@@ -44,6 +44,9 @@ VERBS: Final = {
     "export": Verb(
         "export", "Writes a study's results as one table: a column for each setting and metric, with units."
     ),
+    "experiments": Verb(
+        "experiments", "Lists experiments with hardware, date, quality, answer and verdict; `run NAME` runs one."
+    ),
     "rank": Verb(
         "results",
         "Ranks trials: feasible by objective with P(best), undecided, infeasible with what fails, unknown.",
@@ -85,6 +88,7 @@ PANELS: Final = {
     "author": "Write a search space",
     "decide": "Decide",
     "export": "Decide",
+    "experiments": "Decide",
     "results": "Decide",
     "machine": "Look at this machine",
     "foreign": "Look at this machine",

@@ -141,32 +141,15 @@ class Candidates:
 
     def rows(self) -> list[dict[str, str]]:
         """Returns flat rows for `StudyFolder.write_candidates`. A column that does not apply is an empty text."""
-        empty = {"status": "", "trial_id": "", "rule": "", "reason": "", "config": ""}
+
+        def row(status: str, config: Config, trial_id: str = "", rule: str = "", reason: str = "") -> dict[str, str]:
+            named = {"status": status, "trial_id": trial_id, "rule": rule, "reason": reason}
+            return named | {"config": json.dumps(dict(config))}
+
         return [
-            *(
-                {**empty, "status": "kept", "trial_id": k.trial_id, "config": json.dumps(dict(k.config))}
-                for k in self.kept
-            ),
-            *(
-                {
-                    **empty,
-                    "status": "rejected",
-                    "rule": r.rule,
-                    "reason": r.reason,
-                    "config": json.dumps(dict(r.config)),
-                }
-                for r in self.rejected
-            ),
-            *(
-                {
-                    **empty,
-                    "status": "equivalent",
-                    "trial_id": f.into,
-                    "reason": f.reason,
-                    "config": json.dumps(dict(f.config)),
-                }
-                for f in self.equivalent
-            ),
+            *(row("kept", one.config, one.trial_id) for one in self.kept),
+            *(row("rejected", one.config, "", one.rule, one.reason) for one in self.rejected),
+            *(row("equivalent", one.config, one.into, "", one.reason) for one in self.equivalent),
         ]
 
 

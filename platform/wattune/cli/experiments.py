@@ -1,0 +1,53 @@
+"""`experiments`: what the files of `experiments/` ask, what came out, and running one of them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from wattune.api.experiments import FOLDER, find_experiments, results_of, run_experiment, written_page
+from wattune.cli.shell import JsonOption, StorageOption, out, print_json, print_line
+from wattune.cli.study import in_order, view_of
+from wattune.cli.verbs import app
+from wattune.storage.files import write_asked_bytes
+from wattune.view.console import show
+from wattune.view.effects import effect_text, experiments_view
+
+
+@app.command()
+def experiments(
+    action: Annotated[str, typer.Argument(help="list, run NAME, or page: write the folder's README.md anew.")] = "list",
+    name: Annotated[str | None, typer.Argument(help="The experiment to run.", show_default=False)] = None,
+    folder: Annotated[Path, typer.Option(help="Folder of the experiments.")] = Path(FOLDER),
+    results: Annotated[
+        Path | None, typer.Option(help="Folder to write results to; else results in --folder.", show_default=False)
+    ] = None,
+    short: Annotated[
+        bool, typer.Option("--short", help="A tiny model on two processors, with simulated sensors; needs --results.")
+    ] = False,
+    storage: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Lists experiments with hardware, date, quality, answer and verdict; `run NAME` runs one."""
+    if action not in ("list", "run", "page") or (action == "run") != (name is not None):
+        raise typer.BadParameter("write `experiments`, `experiments run NAME`, or `experiments page`")
+    if short and results is None:
+        raise typer.BadParameter("--short says nothing of hardware, and does not stand among results; give --results")
+    if action == "page":
+        write_asked_bytes(folder / "README.md", written_page(folder).encode())
+    elif name is None:
+        questions = {one: declared.QUESTION for one, declared in find_experiments(folder).items()}
+        found = results_of(folder)
+        if as_json:
+            print_json({one: {"question": text, "result": found.get(one)} for one, text in questions.items()})
+        else:
+            show(out, *experiments_view(questions, found))
+    else:
+        watch = None if as_json else view_of
+        with in_order():
+            result = run_experiment(name, folder=folder, results=results, storage=storage, short=short, watch=watch)
+        if as_json:
+            print_json(result)
+        else:
+            for claim in result["claims"]:
+                print_line(f"{effect_text(claim)}, expected {claim['expected']}")

@@ -1,0 +1,129 @@
+"""Experiments: what their files declare, their verdicts, their page and picture, and one that needs no machine."""
+
+import json
+import math
+import random
+import shutil
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+import wattune
+from wattune.api import experiments as room
+from wattune.errors import PlanError
+from wattune.metrics import METRICS
+from wattune.view.effects import effect_text, effects_picture
+
+FOLDER = Path(__file__).parents[3] / "experiments"
+KNOWN = room.find_experiments(FOLDER)
+RESULTS = room.results_of(FOLDER)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_an_experiment_is_a_short_declaration_whose_arms_can_run(name: str):
+    declared = KNOWN[name]
+    text = (FOLDER / f"{name}.py").read_text()
+    assert len(text.splitlines()) <= 60
+    assert "Hypothesis:" in declared.__doc__ and "before" in declared.__doc__, "written before the run, with a size"
+    assert len(declared.ARMS) == 2 and set(declared.CLAIMS.values()) <= {"higher", "lower", "same"}
+    assert set(declared.CLAIMS) <= METRICS.keys()
+    devices = (
+        ["1x2 h200_sxm", "1x2 h100_sxm", "1x4 h100_sxm"] if not hasattr(declared, "EVIDENCE") else ["1x2 h200_sxm"]
+    )
+    for cluster in devices:
+        for arm in declared.ARMS.values():
+            space = room._space(name, declared, arm, cluster)
+            (kept,) = wattune.plan(space).kept
+            assert hasattr(declared, "EVIDENCE") or wattune.plan(room._shortened(space)).kept, kept
+
+
+def test_a_verdict_is_that_of_the_interval():
+    """Properties, against plain comparisons on random intervals."""
+    draw = random.Random(0)
+    for _ in range(2000):
+        middle, reach = draw.gauss(0, 0.05), abs(draw.gauss(0, 0.05))
+        low, high, repeats = middle - reach, middle + reach, draw.choice([2, 3, 10])
+        effect = {"effect": middle, "low": low, "high": high, "repeats": repeats}
+        higher, lower, same = (room.judged(side, effect) for side in ("higher", "lower", "same"))
+        assert (higher["verdict"] == "agrees") == (low > 0) == (lower["verdict"] == "contests")
+        assert (higher["verdict"] == "contests") == (high < 0) == (lower["verdict"] == "agrees")
+        assert (same["verdict"] == "agrees") == (low > -room.SAME and high < room.SAME)
+        assert (same["verdict"] == "contests") == (low > room.SAME or high < -room.SAME)
+        if (wanted := higher["would_tell"]) is not None:
+            assert higher["verdict"] == "cannot tell" and wanted > repeats
+            narrower = reach * math.sqrt(repeats / wanted)
+            assert narrower <= abs(middle) or wanted == repeats + 1, "so many repeats would tell"
+            fewer = reach * math.sqrt(repeats / (wanted - 1))
+            assert fewer >= abs(middle) or wanted == repeats + 1, "and fewer would not"
+    untested = {"effect": 0.1, "low": None, "high": None, "repeats": 1}
+    assert room.judged("higher", untested) == {"verdict": "cannot tell", "would_tell": None}
+
+
+def test_each_line_of_the_page_has_its_result_and_each_result_is_computed():
+    text = (FOLDER / "README.md").read_text()
+    assert text == room.written_page(FOLDER), "wattune experiments page"
+    table = text.partition("<!-- results -->")[2].partition("<!-- end of results -->")[0]
+    assert {line.split("]")[0].removeprefix("| [") for line in table.splitlines() if line.startswith("| [")} == {
+        *RESULTS
+    }
+    assert RESULTS.keys() <= KNOWN.keys()
+    for name, result in RESULTS.items():
+        for claim in result["claims"]:
+            assert judged_again(claim) == claim, name
+        assert result["verdict"] == result["claims"][0]["verdict"]
+        assert {one["metric"]: one["expected"] for one in result["claims"]}.items() <= KNOWN[name].CLAIMS.items()
+        figure = FOLDER / "results" / f"{name}.svg"
+        assert figure.stat().st_size < 200_000 and effects_picture(result) == figure.read_text()
+        if result["evidence"] == "measured":
+            assert (FOLDER / "results" / f"{name}.parquet").stat().st_size < 1_000_000
+        assert result["evidence"] != "simulated", "simulated sensors prove nothing about hardware"
+
+
+def judged_again(claim):
+    return claim | room.judged(claim["expected"], claim)
+
+
+def test_an_estimated_experiment_runs_anywhere_and_its_picture_needs_no_colour(tmp_path: Path):
+    result = room.run_experiment("scale_out", folder=FOLDER, results=tmp_path, storage=str(tmp_path / "storage"))
+    assert json.loads((tmp_path / "scale_out.json").read_text()) == json.loads(json.dumps(result))
+    assert result["evidence"] == "estimated" and not (tmp_path / "scale_out.parquet").exists()
+    claim = result["claims"][0]
+    assert claim["predicted"] == claim["effect"] and claim["low"] < claim["effect"] < claim["high"]
+    assert math.isclose(math.exp(claim["effect"]), ratio(), rel_tol=1e-6)
+    picture = (tmp_path / "scale_out.svg").read_text()
+    assert ET.fromstring(picture) is not None and "ESTIMATED, NOT MEASURED" in picture
+    assert {part.split('"')[0] for part in picture.split("#")[1:]} <= {"111", "fff"}, "black on white"
+    assert all(word in picture for word in (claim["verdict"], claim["metric"], "95 % interval"))
+
+
+def ratio():
+    kept = {"seq_len": 8192, "global_batch_size": 128, "sharding": "zero1", "recompute": "full", "tp": 4}
+    speeds = [
+        wattune.estimate(model="llama3_70b", cluster=cluster, pp=pp, **kept).figures["tokens_per_s"]["value"]
+        for cluster, pp in zip(KNOWN["scale_out"].SPACE["cluster"], (4, 8), strict=True)
+    ]
+    return speeds[1] / speeds[0]
+
+
+def test_mistakes_are_told(tmp_path: Path):
+    with pytest.raises(PlanError, match='unknown experiment "scale_outt"; did you mean "scale_out"'):
+        room.run_experiment("scale_outt", folder=FOLDER)
+    with pytest.raises(PlanError, match="no experiment in"):
+        room.find_experiments(tmp_path)
+    with pytest.raises(PlanError, match="no two GPUs"):
+        room.run_experiment("recomputation", folder=FOLDER, results=tmp_path)
+    shutil.copy(FOLDER / "recomputation.py", tmp_path / "too_large.py")
+    text = (tmp_path / "too_large.py").read_text().replace('"num_layers": 4, ', "")
+    (tmp_path / "too_large.py").write_text(text.replace('"llama3_8b"', '"gpt3_175b"').replace("4096", "2048"))
+    with pytest.raises(PlanError, match="tp2 mbs2 does not fit"):
+        room.run_experiment("too_large", folder=tmp_path, short=True)
+
+
+def test_effects_are_worded():
+    claim = {"metric": "tokens_per_s", "effect": math.log(1.1), "low": math.log(1.05), "high": math.log(1.2)}
+    claim |= {"verdict": "agrees", "would_tell": None}
+    assert effect_text(claim) == "tokens_per_s +10.0 % (+5.0 to +20.0): agrees"
+    warm = {"metric": "device_temp_max_c", "effect": 1.0, "low": -1.0, "high": 3.0}
+    warm |= {"verdict": "cannot tell", "would_tell": 12}
+    assert effect_text(warm) == "device_temp_max_c +1.0 K (-1.0 to +3.0): cannot tell; 12 repeats would tell"
