@@ -21,6 +21,8 @@ GOLDENS = {
     ("mixtral_8x22b", "num_active_parameters"): (39e9, 5e-3, 5e-3, "parameters"),
     # Llama 3 report (arXiv 2407.21783), table 3: 405B; the released checkpoint has exactly:
     ("llama3_1_405b", "num_parameters"): (405_853_388_800, 0.0, 0.0, "parameters"),
+    # The released checkpoint's main model, less 256 numbers a layer that balance its experts and are not trained.
+    ("deepseek_v3", "num_parameters"): (671_026_419_200 - 58 * 256, 0.0, 0.0, "parameters"),
     # Active parameters of the models that are represented in part: within the deviation their sources state.
     ("deepseek_v3_like", "num_active_parameters"): (37e9, 0.08, 0.0, "parameters"),
     ("gpt_oss_20b_like", "num_active_parameters"): (3.61e9, 0.0, 0.12, "parameters"),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from wattune.api.placement import place as place
     from wattune.api.placement import slot_map as slot_map
     from wattune.api.placement import verify as verify
+    from wattune.api.projections import project as project
     from wattune.api.recordings import analyze as analyze
     from wattune.api.recordings import calibrate as calibrate
     from wattune.api.recordings import calibrate_links as calibrate_links
@@ -49,6 +50,7 @@ _HOMES: Final = {
     "wattune.api.estimates": "beside_result estimate fit forecast stage_clocks",
     "wattune.api.exports": "export",
     "wattune.api.placement": "place slot_map verify",
+    "wattune.api.projections": "project",
     "wattune.api.recordings": "analyze calibrate calibrate_links import_logs record send_recording",
     "wattune.api.reports": "figures report",
     "wattune.api.results": "compare rank sync",

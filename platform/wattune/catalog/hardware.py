@@ -349,6 +349,14 @@ DEVICES: Final[dict[str, DeviceSpec]] = {
 }
 """Every device by name."""
 
+for _like, _of, _name, _size_bytes, _limit_w in (
+    ("b200_sxm", "B300", "b300_sxm", 270 * 10**9, 1100.0),
+    ("gb200", "GB300", "gb300", 279 * 10**9, 1400.0),
+):
+    _names: dict[str, Any] = {"name": _name, "product_names": (f"NVIDIA {_of}",), "ray_accelerator_types": (_of,)}
+    _names |= {"source": "NVIDIA HGX B300 and GB300 NVL72 datasheets; not measured", "sm_clock_max_mhz": None}
+    DEVICES[_name] = replace(DEVICES[_like], memory_bytes=_size_bytes, power_limit_w=_limit_w, **_names)
+
 
 def device(name: str) -> DeviceSpec:
     """Returns the device of that name.

@@ -1,4 +1,4 @@
-"""`frontier`, `suggest` and `place`: the price of a bound, the next trials to measure, and where a plan's parts run."""
+"""`frontier`, `suggest`, `place` and `project`: prices of bounds, what to measure, where parts run, more nodes."""
 
 import sys
 from contextlib import nullcontext, redirect_stdout
@@ -12,9 +12,13 @@ from wattune import api
 from wattune.cli.shell import JsonOption, StorageOption, StudyArgument, answer, err, out
 from wattune.cli.verbs import app
 from wattune.errors import PlanError
+from wattune.projection.projected import TRANSFERRED
+from wattune.projection.scaling import CONFIDENCE_FRAC
+from wattune.report.write import write_projections
 from wattune.storage.files import write_whole
 from wattune.view.decisions import clocks_view, frontier_view, suggestions_view
 from wattune.view.placement import placement_view
+from wattune.view.projection import projection_view
 
 
 @app.command()
@@ -94,3 +98,37 @@ def place(
             told = api.verify(found, storage=storage, watch=lambda planned: view_of(planned, console))
     measured = {} if told is None else {"verified": {"what": told[0].what, **told[1].to_json()}}
     answer(as_json, asdict(found) | measured, placement_view(found, told))
+
+
+@app.command()
+def project(
+    source: Annotated[str, typer.Argument(help="A study, a recording, or a CSV table of runs.", show_default=False)],
+    to: Annotated[str | None, typer.Option(help="Nodes x devices, as 1024x8.", show_default=False)] = None,
+    network: Annotated[str | None, typer.Option(help="Network there; else the same.", show_default=False)] = None,
+    limit: Annotated[float | None, typer.Option(help="Watts of a device there.", show_default=False)] = None,
+    inlet: Annotated[float | None, typer.Option(help="Coolant there, in degrees Celsius.", show_default=False)] = None,
+    global_batch_size: Annotated[int | None, typer.Option(help="Batch; else it grows.", show_default=False)] = None,
+    include: Annotated[str | None, typer.Option(help="transferred: order these too.", show_default=False)] = None,
+    against: Annotated[str | None, typer.Option(help="CSV table measured there.", show_default=False)] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a page with charts.", show_default=False)] = None,
+    storage: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Projects measured plans to more nodes: step, speed, energy and power, with intervals that widen by distance."""
+    if include not in (None, TRANSFERRED):
+        raise typer.BadParameter(f'--include: got "{include}", allowed: {TRANSFERRED}')
+    found = api.project(
+        source,
+        to=to,
+        against=against,
+        network=network,
+        limit_w=limit,
+        inlet_c=inlet,
+        global_batch_size=global_batch_size,
+        include_transferred=include is not None,
+        storage=storage,
+    )
+    if plot is not None:
+        write_projections(found, plot)
+    told = {"confidence_frac": CONFIDENCE_FRAC, "projections": [one.to_json() for one in found]}
+    answer(as_json, told, projection_view(found))

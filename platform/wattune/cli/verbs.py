@@ -41,6 +41,10 @@ VERBS: Final = {
         "decide",
         "Finds which ranks and layers should move between devices, the gain, and whether it pays for a restart.",
     ),
+    "project": Verb(
+        "decide",
+        "Projects measured plans to more nodes: step, speed, energy and power, with intervals that widen by distance.",
+    ),
     "export": Verb(
         "export", "Writes a study's results as one table: a column for each setting and metric, with units."
     ),

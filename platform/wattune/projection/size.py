@@ -1,40 +1,40 @@
-"""Sizes that projections are asked for, such as `1024x8`: nodes and devices a node."""
+"""Sizes that projections are asked for, such as `1024x8`, and the parts of a step there by its estimates."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
-from wattune.catalog.hardware import ClusterSpec
+from wattune.arrays import Floats
+from wattune.cost.estimate import LIMITS, Estimates, Find, estimate
 from wattune.errors import PlanError
+from wattune.trial import TrialSpec
 
 
 def nodes_and_devices(text: str) -> tuple[int, int]:
-    """Reads a size.
-
-    Returns:
-        Nodes, and devices of each.
-
-    Raises:
-        PlanError: The text is not such a size.
-    """
+    """Reads a size: nodes, and devices of each. Raises `PlanError` for what is none."""
     found = re.fullmatch(r"([1-9]\d{0,6})x([1-9]\d{0,3})", text.strip(), re.ASCII)
     if found is None:
-        raise PlanError(
-            f'--to: got "{text}", allowed: nodes x devices a node such as 1024x8, both whole and above 0; name a size'
-        )
+        raise PlanError(f'--to: got "{text}", allowed: nodes x devices of the same kind, as 1024x8; name a size')
     return int(found[1]), int(found[2])
 
 
-def enlarged(cluster: ClusterSpec, size: str) -> ClusterSpec:
-    """Returns a cluster of that many nodes of the same devices and fabrics.
+def step_shares(specs: Sequence[TrialSpec], find: Find) -> tuple[Estimates, Floats, Floats]:
+    """Estimates specifications, and at twice their batch: that tells what does not grow with it.
 
-    Raises:
-        PlanError: The text is no size, or its nodes hold another number of devices than those that were measured.
+    Returns the estimates, seconds that grow with the batch, bubble included, and seconds once a step, [specifications].
+    Raises `PlanError` where a device cannot be predicted.
     """
-    num_nodes, per_node = nodes_and_devices(size)
-    if per_node != cluster.devices_per_node:
-        raise PlanError(
-            f"--to: got nodes of {per_node} devices, allowed: {cluster.devices_per_node}, as those that were measured; "
-            f"a node of another kind is another cluster: write {num_nodes * per_node // cluster.devices_per_node}x"
-            f"{cluster.devices_per_node}, or measure on such a node"
-        )
-    return replace(cluster, num_nodes=num_nodes)
+    works = [replace(one.workload, global_batch_size=2 * one.workload.global_batch_size) for one in specs]
+    both = estimate([*specs, *(replace(one, workload=work) for one, work in zip(specs, works, strict=True))], find)
+    step_s, twice_s = both.columns["step_time_s"].value.reshape(2, -1)
+    once_s = (2 * step_s - twice_s - both.step_parts_s["bubble"][: len(specs)]).clip(1e-4 * step_s, 0.9 * step_s)
+    return both, step_s - once_s, once_s
+
+
+def limits_of(found: Estimates, before: int, after: int) -> tuple[str, str]:
+    """Returns the part whose share of a step grows most between two estimates, and the largest use there."""
+    step_s = found.columns["step_time_s"].value
+    more = {
+        name: part[after] / step_s[after] - part[before] / step_s[before] for name, part in found.step_parts_s.items()
+    }
+    return max(more, key=lambda name: more[name]), LIMITS[found.limited_by[after]]

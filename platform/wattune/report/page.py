@@ -141,7 +141,7 @@ def render_report(
             fill("<pre>{}</pre>", yaml.safe_dump(dict(document), sort_keys=False, default_flow_style=None)),
         ),
     ]
-    return _page(study_name, body, drawn=bool(picture or charts))
+    return page(study_name, body, drawn=bool(picture or charts))
 
 
 def render_comparison(comparison: Comparison) -> str:
@@ -165,10 +165,11 @@ def render_comparison(comparison: Comparison) -> str:
         section("Differences", table(tested(comparison), f"{comparison.error_note}.")),
         section("Other metrics", table(others(comparison), "Of the first compared run, not tested.")),
     ]
-    return _page(f"{a.label} against {b.label}", body, drawn=chart is not None)
+    return page(f"{a.label} against {b.label}", body, drawn=chart is not None)
 
 
-def _page(title: str, body: Sequence[Html], *, drawn: bool) -> str:
+def page(title: str, body: Sequence[Html], *, drawn: bool) -> str:
+    """Makes a page of sections, with the plotting library if something is drawn."""
     library = script() if drawn else Html()
     return fill(_PAGE, Html(POLICY), title, Html(STYLE), library, join(body), Html(f"<script>{SCRIPT}</script>"))
 

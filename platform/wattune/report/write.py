@@ -1,11 +1,12 @@
 """Writes a study's report and its figures, and a comparison of two trials."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from wattune.errors import PlanError, WattuneError
+from wattune.projection.projected import Projected
 from wattune.ranking.answer import answer_of
 from wattune.ranking.comparison import Comparison, compare
 from wattune.ranking.evidence import Evidence, gather_all, side_of_row
@@ -91,6 +92,14 @@ def write_comparison(comparison: Comparison, path: Path) -> Path:
 
     write_asked(path, render_comparison(comparison))
     return path
+
+
+def write_projections(found: Sequence[Projected], path: Path) -> None:
+    """Writes projections as one HTML page; raises as `write_comparison` does."""
+    with _plotting("the page", "the same command"):
+        from wattune.report.scaling import render_projections
+
+    write_asked(path, render_projections(found))
 
 
 def _closely(study: StudyFolder, ranking: Ranking) -> tuple[dict[str, Evidence], list[str]]:

@@ -1,9 +1,9 @@
-"""A measurement read as another: residual kept, errors joined, the error of a ratio learned."""
+"""A measurement read as another: residual kept, errors joined."""
 
 import numpy as np
 import pytest
 
-from wattune.cost.transfer import ratio_log_std, read_as
+from wattune.cost.transfer import read_as
 from wattune.errors import PlanError
 
 
@@ -42,13 +42,3 @@ def test_what_has_no_ratio_is_refused(wrong: float) -> None:
         figures[place] = wrong
         with pytest.raises(PlanError, match="positive"):
             read_as(*figures, measured_log_std=0.01)
-
-
-def test_the_error_of_a_ratio_knows_no_shared_error() -> None:
-    random = np.random.default_rng(2)
-    families = np.repeat(np.arange(200), 3)
-    shared, own = np.repeat(random.normal(0, 0.3, 200), 3), random.normal(0, 0.01, 600)
-    learned = ratio_log_std(np.exp(shared + own), np.ones(600), list(families))
-    assert learned == pytest.approx(0.01 * np.sqrt(2), rel=0.15)
-    with pytest.raises(PlanError, match="measure two"):
-        ratio_log_std(np.ones(2), np.ones(2), ["a", "b"])

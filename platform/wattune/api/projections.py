@@ -1,0 +1,81 @@
+"""Measured runs at another size: of a study's best plans, of a table of runs, or of a recording."""
+
+from dataclasses import replace
+
+from wattune.api.beforehand import OtherStudies
+from wattune.api.results import AnyStudy, folder_of, rank
+from wattune.api.studies import find_recording
+from wattune.catalog.networks import network as network_named
+from wattune.errors import PlanError
+from wattune.plans.program import is_command
+from wattune.projection.projected import Projected, project_recording, project_runs, project_trials
+from wattune.projection.runs import read_runs
+from wattune.projection.size import nodes_and_devices
+from wattune.recording.recording import run_of
+from wattune.storage.files import named_path, storage_path
+
+
+def project(
+    source: AnyStudy,
+    *,
+    to: str | None = None,
+    against: str | None = None,
+    network: str | None = None,
+    limit_w: float | None = None,
+    inlet_c: float | None = None,
+    global_batch_size: int | None = None,
+    include_transferred: bool = False,
+    storage: str | None = None,
+) -> list[Projected]:
+    """Projects measured runs to another size, with intervals that widen with the distance. Starts nothing.
+
+    `source` is a study, a recording, or the path of a CSV table of runs. `to` is the size, such as `1024x8`. `against`,
+    a CSV table of steps that were measured there, scores it, and gives a table's sizes. `network`, `limit_w` of a
+    device and coolant of `inlet_c` are as measured unless given, and the batch grows unless `global_batch_size` holds
+    it. What is `transferred` is neither ordered nor checked against bounds unless `include_transferred`. Raises
+    `PlanError` where size or table cannot be used, or nothing that was measured can be projected.
+    """
+    size = None if to is None else nodes_and_devices(to)
+    devices = 0 if size is None else size[0] * size[1]
+    for name, value in (("--limit", limit_w), ("--global-batch-size", global_batch_size)):
+        if value is not None and value <= 0:
+            raise PlanError(f"{name}: got {value:g}, allowed: above 0; give another one")
+    is_table = str(source).endswith(".csv")
+    recording = find_recording(source, storage=storage) if isinstance(source, str) and not is_table else None
+    if (is_table or recording) and (network or limit_w or inlet_c is not None):
+        raise PlanError(f"--network, --limit, --inlet: {source} does not tell what ran over which fabric; name a study")
+    if size is None and (against is None or not is_table):
+        raise PlanError("--to: got nothing, allowed: nodes x devices a node, or a table with --against; name a size")
+    truth = [] if against is None else read_runs(named_path(against))
+    if is_table:
+        return project_runs(read_runs(named_path(str(source))), devices or None, truth, global_batch_size)
+    assert size is not None, "checked above"
+    truth_s = next((one.numbers["step_time_s"] for one in truth if one.numbers["gpus"] == devices), None)
+    if recording:
+        return [replace(project_recording(run_of(recording), devices), truth_s=truth_s)]
+    ranking = rank(folder := folder_of(source, storage=storage), storage=storage)
+    able = [row for row in (*ranking.feasible, *ranking.undecided) if not is_command(row.spec)]
+    rows = [row for row in able if row.quality == "publishable" and not row.simulated]
+    if not rows:
+        why = "none is publishable on measured sensors" if able else "none holds its bounds with a built-in engine"
+        raise PlanError(f"{folder.name}: no plan can be projected: {why}; measure such a plan")
+    trials = []
+    for row in rows:
+        cluster, work, device = row.spec.cluster, row.spec.workload, row.spec.cluster.sensed_device
+        if limit_w is not None and limit_w > (device.power_limit_w or limit_w):
+            raise PlanError(f"--limit: got {limit_w:g} W, allowed: {device.power_limit_w:g} W or less; lower it")
+        there = replace(cluster, num_nodes=size[0], devices_per_node=size[1])
+        there = replace(there, network=network_named(network)) if network else there
+        there = replace(there, own_device=replace(device, power_limit_w=limit_w)) if limit_w else there
+        there = there if inlet_c is None else replace(there, inlet_c=inlet_c)
+        batch = global_batch_size or work.global_batch_size * there.world_size // cluster.world_size
+        trials.append((row, replace(row.spec, cluster=there, workload=replace(work, global_batch_size=batch))))
+    found = []
+    for one in project_trials(trials, OtherStudies(storage_path(storage), apart_from=folder.name).coefficients):
+        metrics = {name: figure.value for name, figure in one.figures.items()}
+        told = include_transferred or not one.untested
+        breaks = [str(bound) for bound in ranking.constraints if told and bound.holds(metrics) is False]
+        found.append(replace(one, breaks=breaks, truth_s=truth_s))
+    if include_transferred or not any(one.untested for one in found):
+        found.sort(key=lambda one: (bool(one.breaks), one.figures["step_time_s"].value))
+    return found

@@ -1,0 +1,173 @@
+"""Projections: figures of plans at another size, with what they rest on, and measurements of that size beside them."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from math import hypot, isfinite, log
+from typing import Any, Final
+
+from wattune.cost.estimate import Estimates, Find
+from wattune.cost.transfer import read_as
+from wattune.errors import PlanError
+from wattune.intervals import NORMAL_95, Interval
+from wattune.plans.parallel import num_micro_batches
+from wattune.plans.rules import violations
+from wattune.projection.runs import TableRun, sized_runs
+from wattune.projection.scaling import SizedStep, at_size, behind, of_log
+from wattune.projection.size import limits_of, step_shares
+from wattune.ranking.assessment import RankedTrial
+from wattune.run import Run
+from wattune.trial import TrialSpec
+
+FURTHEST: Final = 16
+TRANSFERRED: Final = "transferred"
+"""Label of what is more than `FURTHEST` times what was measured, or over a fabric that nobody measured."""
+NODE_W: Final = "node_device_power_mean_w"
+_NORMAL_90: Final = 1.645
+
+
+@dataclass(frozen=True, slots=True)
+class Projected:
+    """One plan at another size."""
+
+    name: str
+    num_devices: int
+    measured: Mapping[int, float] = field(default_factory=dict)
+    """Seconds of a step that were measured, by the devices they were measured on."""
+    figures: Mapping[str, Interval] = field(default_factory=dict)
+    """By the names of metrics, with 90 % intervals; empty where nothing can be said."""
+    prior: str = ""
+    """Source of how a step's parts change: `cost model`, or `shape of the pipeline` where that cannot say the run."""
+    limits: tuple[str, str] = ("", "")
+    """Part of the step whose share grows most, and the largest use of the step there; empty where nothing tells."""
+    untested: str = ""
+    """Reason that it is `transferred`, or has no figures; empty where it is neither."""
+    breaks: Sequence[str] = ()
+    """Bounds of the study that the projection breaks."""
+    truth_s: float | None = None
+    """Step that was measured at that size."""
+
+    @property
+    def label(self) -> str:
+        """Kind of statement: `projected`, `transferred` or `left out`."""
+        return "left out" if not self.figures else TRANSFERRED if self.untested else "projected"
+
+    @property
+    def error(self) -> tuple[float, bool] | None:
+        """Projected over measured step, less 1, and whether the interval holds that step; None without either."""
+        step = self.figures.get("step_time_s")
+        if step is None or self.truth_s is None:
+            return None
+        return step.value / self.truth_s - 1, step.low <= self.truth_s <= step.high
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        error_frac, is_inside = self.error or (None, None)
+        return asdict(self) | {"label": self.label, "error_frac": error_frac, "is_inside": is_inside}
+
+
+def project_runs(
+    runs: Sequence[TableRun], num_devices: int | None, truth: Sequence[TableRun], global_batch: float | None
+) -> list[Projected]:
+    """Projects runs of a table to the sizes of a truth, and what is not in it to a number of devices.
+
+    Raises `PlanError` where a plan cannot run there.
+    """
+    families: dict[tuple[object, ...], list[TableRun]] = defaultdict(list)
+    for one in sorted(runs, key=lambda one: one.numbers["gpus"]):
+        families[one.family].append(one)
+    told = {(one.family, one.numbers["gpus"]) for one in truth}
+    more = [
+        own[-1].resized(num_devices, global_batch)
+        for family, own in families.items()
+        if num_devices and (family, num_devices) not in told
+    ]
+    return [_project_run(families[one.family], one) for one in [*truth, *more]]
+
+
+def _project_run(every: Sequence[TableRun], target: TableRun) -> Projected:
+    n, own = target.numbers, [one for one in every if one.numbers["gpus"] < target.numbers["gpus"]]
+    name, devices, truth_s = target.name, int(n["gpus"]), n["step_time_s"] if isfinite(n["step_time_s"]) else None
+    if not own:
+        return Projected(name, devices, untested="no smaller run of it is in the table", truth_s=truth_s)
+    steps, known = sized_runs([*own, target])
+    step, tokens = at_size(steps[:-1], steps[-1]), n["global_batch"] * n.get("seq_len", 0.0)
+    figures = {"step_time_s": step} | ({"tokens_per_s": _over(tokens, step)} if tokens else {})
+    untested = _untested(steps[-2].num_devices, devices)
+    measured = {one.num_devices: one.step_time_s for one in steps[:-1]}
+    limits = ("", "") if known is None else limits_of(known, len(own) - 1, len(own))
+    prior = "shape of the pipeline" if known is None else "cost model"
+    return Projected(name, devices, measured, figures, prior, limits, untested, truth_s=truth_s)
+
+
+def project_trials(trials: Sequence[tuple[RankedTrial, TrialSpec]], find: Find) -> list[Projected]:
+    """Projects measured trials to their plans on other clusters. Raises `PlanError` where one cannot run there."""
+    for row, target in trials:
+        if broken := next(violations(target), None):
+            raise PlanError(f"--to: {row.label} cannot run there: {broken.reason}")
+    specs = [*(row.spec for row, _ in trials), *(target for _, target in trials)]
+    found, work_s, fixed_s = step_shares(specs, find)
+    each = zip(specs, work_s, fixed_s, strict=True)
+    steps = [SizedStep(spec.cluster.world_size, work, fixed, _behind(spec)) for spec, work, fixed in each]
+    places = [(before, before + len(trials)) for before in range(len(trials))]
+    return [_project_trial(*trial, found, steps, place) for trial, place in zip(trials, places, strict=True)]
+
+
+def _behind(spec: TrialSpec) -> float:
+    plan, world, work = spec.plan, spec.cluster.world_size, spec.workload
+    batches = num_micro_batches(plan, world, work.global_batch_size)
+    routed = work.routing is not None and work.routing.by == "learned"
+    return routed * behind(world / (plan.pp * plan.ep * plan.etp), batches)
+
+
+def _project_trial(
+    row: RankedTrial, target: TrialSpec, found: Estimates, steps: Sequence[SizedStep], places: tuple[int, int]
+) -> Projected:
+    step, power, waits = (row.interval(name) for name in ("step_time_s", NODE_W, "straggler_frac"))
+    assert step is not None, "it completed"
+    own, there, tokens = row.spec.cluster, target.cluster, target.workload.tokens_per_step
+    measured = replace(steps[places[0]], step_time_s=step.value, log_std=_log_std(step))
+    after = at_size([measured], steps[places[1]], straggler_frac=0.0 if waits is None else max(waits.value, 0.0))
+    figures = {"step_time_s": after, "tokens_per_s": _over(tokens, after)}
+    if power is not None:
+        before_w, after_w = found.columns[NODE_W].value[[*places]]
+        read = read_as(power.value, before_w, after_w, measured_log_std=_log_std(power))
+        log_w, spread = log(read.value[0]), _NORMAL_90 * float(read.log_std[0])
+        log_j, both = log_w + log(there.num_nodes * after.value), hypot(spread, log(after.high / after.low) / 2)
+        figures |= {NODE_W: of_log(log_w, spread), "energy_per_step_j": of_log(log_j, both)}
+        figures["energy_per_token_j"] = of_log(log_j - log(tokens), both)
+    fabrics = [(one.network, one.num_domains > 1, one.devices_per_node) for one in (own, there)]
+    untested = _untested(own.world_size, there.world_size, new_fabric=fabrics[0] != fabrics[1])
+    seen = {own.world_size: step.value}
+    return Projected(row.label, there.world_size, seen, figures, "cost model", limits_of(found, *places), untested)
+
+
+def project_recording(run: Run, num_devices: int) -> Projected:
+    """Projects a command whose plan nobody knows: more of it side by side, by its own share of communication.
+
+    Raises `PlanError` where it does not tell where its step goes, or ran on one device.
+    """
+    own = int((run.recorded.machine if run.recorded else {}).get("devices", "0").partition(" ")[0] or 0)
+    step_s, share = run.metrics.get("step_time_s"), run.metrics.get("exposed_comm_frac")
+    if step_s is None or share is None or not 2 <= own <= num_devices:
+        needs = "2 devices or more, step_time_s and exposed_comm_frac"
+        raise PlanError(f"{run.trial_id}: got {own} devices, {step_s}, {share}, allowed: {needs}; record with spans")
+    here = SizedStep(own, step_s * (1 - share), step_s * max(share, 1e-4), step_time_s=step_s)
+    waits = run.metrics.get("straggler_frac", 0.0)
+    figures = {"step_time_s": at_size([here], replace(here, num_devices=num_devices), straggler_frac=waits)}
+    prior, untested = "its own share of communication", "nobody knows its plan: more of it side by side is assumed"
+    return Projected(run.trial_id, num_devices, {own: step_s}, figures, prior, untested=untested)
+
+
+def _untested(measured: int, devices: int, *, new_fabric: bool = False) -> str:
+    far = [f"{devices / measured:.0f} times what was measured"] if devices > FURTHEST * measured else []
+    return ", ".join([*far, *(["over a fabric that nobody measured"] if new_fabric else [])])
+
+
+def _over(amount: float, step: Interval) -> Interval:
+    return replace(step, value=amount / step.value, low=amount / step.high, high=amount / step.low)
+
+
+def _log_std(found: Interval) -> float:
+    """Returns the deviation of the logarithm of a measured figure, by its 95 % interval."""
+    return max(log(found.high / found.low) / (2 * NORMAL_95), 1e-4) if found.high > found.low > 0 else 0.01

@@ -1,0 +1,45 @@
+"""The page of projections: figures against the number of devices, what was measured and projected apart."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from wattune.projection.projected import Projected
+from wattune.report.figure import Chart, axis_title, blank, plain
+from wattune.report.markup import FEASIBLE_COLOR
+from wattune.report.page import page
+from wattune.view.html import section, table
+from wattune.view.projection import READING, projection_table
+
+DRAWN: Final = ("step_time_s", "cluster_power_mean_w", "node_device_power_mean_w")
+MOST_DRAWN: Final = 12
+CAPTION: Final = "circles: measured; diamonds: projected, with the 90 % interval as a band; crosses: measured there"
+
+
+def render_projections(found: Sequence[Projected]) -> str:
+    """Renders projections as HTML text: a chart of each figure, and the table."""
+    charts = [scaling(found, metric).html() for metric in DRAWN if any(metric in one.figures for one in found)]
+    rows = section("Projections", table(projection_table(found), READING.text))
+    return page("Beyond what was measured", [*charts, rows], drawn=True)
+
+
+def scaling(rows: Sequence[Projected], metric: str) -> Chart:
+    """Draws a figure against devices: measured, projected with its band, and what was measured there."""
+    figure = blank()
+    for row in [one for one in rows if metric in one.figures][:MOST_DRAWN]:
+        own, seen = row.figures[metric], sorted(row.measured.items()) if metric == "step_time_s" else []
+        size, name = row.num_devices, plain(row.name)
+        last = seen[-1:] or [(size, own.value)]
+        band, truth = (
+            [*last, (size, own.high), (size, own.low), *last],
+            [(size, row.truth_s)] if seen and row.truth_s else [],
+        )
+        x, y = zip(*band, strict=True)
+        figure.add_scatter(
+            x=x, y=y, fill="toself", mode="none", opacity=0.2, fillcolor=FEASIBLE_COLOR, showlegend=False
+        )
+        x, y = zip(*seen, (size, own.value), *truth, strict=True)
+        symbols = ["circle"] * len(seen) + ["diamond-open"] + ["x"] * len(truth)
+        figure.add_scatter(x=x, y=y, mode="markers", name=name, marker={"symbol": symbols, "size": 10})
+    figure.update_xaxes(title="devices", type="log")
+    figure.update_yaxes(title=axis_title(metric), type="log")
+    return Chart(title=f"{metric} against size", caption=CAPTION, figure=figure, simulated=False)

@@ -1,0 +1,45 @@
+"""View of projections: each plan at its size, with its interval, what limits it next, and what was measured there."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from wattune.projection.projected import TRANSFERRED, Projected
+from wattune.view.table import PERCENT_CHANGE, Cell, Column, Table, View, columns_of, halved, reading, warnings
+
+READING: Final = reading(
+    "each figure with half of its 90 % interval, which widens with the distance; next limit: the part of a step whose "
+    "share grows most; error: projected over measured step, marked where it is outside the interval"
+)
+SHOWN: Final = ("step_time_s", "tokens_per_s", "energy_per_token_j", "node_device_power_mean_w")
+
+
+def projection_view(found: Sequence[Projected]) -> View:
+    """Lays out projections, and what cannot be said."""
+    refused = f"neither ordered nor checked against bounds without --include {TRANSFERRED}"
+    notes = [f"{one.name}: {one.label}, {one.untested}" for one in found if one.untested]
+    notes += [refused] if any(one.label == TRANSFERRED for one in found) else []
+    return [projection_table(found), READING, *warnings(dict.fromkeys(notes))]
+
+
+def projection_table(found: Sequence[Projected]) -> Table:
+    """Lays out projections as one table."""
+    names = [name for name in SHOWN if any(name in one.figures for one in found)]
+    columns = [
+        Column("plan", lambda one: one.name, place="lead"),
+        Column("devices", lambda one: f"{one.num_devices:,}", place="lead"),
+        *columns_of({name: name for name in names}, _figure),
+        Column("next limit", lambda one: one.limits[0]),
+        Column("label", lambda one: "; ".join(f"breaks {bound}" for bound in one.breaks) or one.label, place="prose"),
+    ]
+    if any(one.truth_s is not None for one in found):
+        columns += [Column("measured", lambda one: one.truth_s, "step_time_s"), Column("error", _error, PERCENT_CHANGE)]
+    return Table("projected", columns, found)
+
+
+def _figure(row: Projected, name: str) -> Cell:
+    found = row.figures.get(name)
+    return Cell() if found is None else Cell(found.value, halved(name, found.value, found.low, found.high))
+
+
+def _error(row: Projected) -> Cell:
+    return Cell() if row.error is None else Cell(row.error[0], tone="" if row.error[1] else "infeasible")

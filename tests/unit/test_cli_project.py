@@ -1,0 +1,89 @@
+"""The verb `project`: what a person and a program read of a study and of a table, and what it refuses."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from decided_study import write_study
+from small_study import make_study
+
+Run = Callable[..., tuple[int, str, str]]
+ROW = "Llama3.1-405B,{},H100,8,8,2,8,1,1152,8192,FP8,{}\n"
+HEAD = "model,gpus,gpu,tp,pp,cp,vpp,mbs,global_batch,seq_len,precision,step_time_s\n"
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("storage")
+    make_study(path)
+    write_study(path, lambda _: True, name="simulated")
+    (path / "small.csv").write_text(HEAD + ROW.format(512, 55.143))
+    (path / "large.csv").write_text(HEAD + ROW.format(2048, 14.222))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def stored(monkeypatch: pytest.MonkeyPatch, storage: Path, tmp_path: Path) -> None:
+    monkeypatch.setenv("WATTUNE_STORAGE", str(storage))
+    monkeypatch.chdir(tmp_path)
+
+
+def projections(wattune: Run, *arguments: object) -> list[dict[str, dict[str, dict[str, float]]]]:
+    code, out, _ = wattune("project", *arguments, "--json")
+    assert code == 0
+    found: list[dict[str, dict[str, dict[str, float]]]] = json.loads(out)["projections"]
+    return found
+
+
+def test_a_study_s_best_plan_keeps_its_residual(wattune: Run) -> None:
+    (same,) = projections(wattune, "dense_h200x4", "--to", "1x4")
+    step = same["figures"]["step_time_s"]
+    assert step["value"] == pytest.approx(0.4928, rel=1e-3) and same["label"] == "projected"
+    (there,) = projections(wattune, "dense_h200x4", "--to", "8x4", "--network", "hdr")
+    (slow,) = projections(wattune, "dense_h200x4", "--to", "8x4", "--network", "roce_100")
+    (capped,) = projections(wattune, "dense_h200x4", "--to", "8x4", "--network", "hdr", "--limit", 450)
+    for one in (there, slow, capped):
+        assert one["label"] == "transferred" and "fabric" in one["untested"]
+    assert step["value"] < there["figures"]["step_time_s"]["value"] < slow["figures"]["step_time_s"]["value"]
+    power = "node_device_power_mean_w"
+    assert capped["figures"][power]["value"] < there["figures"][power]["value"]
+    assert capped["figures"]["step_time_s"]["value"] > there["figures"]["step_time_s"]["value"]
+
+
+def test_a_transferred_plan_is_judged_only_if_asked_for(wattune: Run) -> None:
+    code, out, _ = wattune("project", "dense_h200x4", "--to", "8x4")
+    assert code == 0 and "transferred" in out and "neither ordered nor checked" in out
+
+
+def test_a_table_is_scored_and_drawn(wattune: Run, storage: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    code, out, _ = wattune("project", storage / "small.csv", "--against", storage / "large.csv", "--plot", page)
+    assert code == 0 and "measured" in out and "14.2" in out
+    text = page.read_text()
+    assert '"circle","diamond-open","x"' in text and "90 % interval" in text
+    (row,) = projections(wattune, storage / "small.csv", "--to", "256x8", "--against", storage / "large.csv")
+    assert row["is_inside"] and abs(float(str(row["error_frac"]))) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["dense_h200x4"], "--to: got nothing"), (["dense_h200x4", "--to", "4"], "--to"),
+        (["dense_h200x4", "--to", "1x2"], "cannot run there"), (["dense_h200x4", "--to=-8x4"], "--to"),
+        (["dense_h200x4", "--to", "8x4", "--network", "token_ring"], "unknown network"),
+        (["dense_h200x4", "--to", "8x4", "--limit", "-5"], "--limit"),
+        (["dense_h200x4", "--to", "8x4", "--limit", "5000"], "--limit"),
+        (["dense_h200x4", "--to", "8x4", "--global-batch-size", "3"], "cannot run there"),
+        (["dense_h200x4", "--to", "8x4", "--include", "all"], "--include"),
+        (["dense_h200x4", "--to", "8x4 mi300x"], "--to"), (["dense_h200x4", "--against", "large.csv"], "--to"),
+        (["simulated", "--to", "8x4"], "measured sensors"), (["nobody", "--to", "8x4"], "nobody"),
+        (["small.csv", "--to", "8x4"], "small.csv"), (["nothing.csv", "--to", "8x4"], "nothing.csv"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_projected_is_one_line_and_writes_nothing(
+    wattune: Run, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    code, _, err = wattune("project", *arguments, "--plot", tmp_path / "page.html")
+    assert code == 2 and said in err and ((err.startswith("error: ") and err.count("\n") == 1) or "Usage" in err)
+    assert not list(tmp_path.iterdir())
