@@ -42,4 +42,4 @@ def scaling(rows: Sequence[Projected], metric: str) -> Chart:
         figure.add_scatter(x=x, y=y, mode="markers", name=name, marker={"symbol": symbols, "size": 10})
     figure.update_xaxes(title="devices", type="log")
     figure.update_yaxes(title=axis_title(metric), type="log")
-    return Chart(title=f"{metric} against size", caption=CAPTION, figure=figure, simulated=False)
+    return Chart(title=f"{metric} against size", caption=CAPTION, figure=figure)
