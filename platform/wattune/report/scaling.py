@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from wattune.projection.projected import Projected
+from wattune.projection.projected import TRANSFERRED, Projected
 from wattune.report.figure import Chart, axis_title, blank, plain
 from wattune.report.markup import FEASIBLE_COLOR
 from wattune.report.page import page
@@ -42,4 +42,5 @@ def scaling(rows: Sequence[Projected], metric: str) -> Chart:
         figure.add_scatter(x=x, y=y, mode="markers", name=name, marker={"symbol": symbols, "size": 10})
     figure.update_xaxes(title="devices", type="log")
     figure.update_yaxes(title=axis_title(metric), type="log")
-    return Chart(title=f"{metric} against size", caption=CAPTION, figure=figure)
+    stamp = TRANSFERRED.upper() if any(one.untested for one in rows) else ""
+    return Chart(title=f"{metric} against size", caption=CAPTION, figure=figure, stamp=stamp)
