@@ -71,7 +71,7 @@ def space(case: str, given: Namespace) -> dict[str, Any]:
         },
         "requires": ["recompute == full -> micro_batch_size == 4"],
         "measure": {
-            "warmup_steps": 3, "min_steps": 5, "min_seconds": given.window_s, "profile_steps": 0,
+            "warmup_steps": 3, "min_steps": 4, "min_seconds": given.window_s, "profile_steps": 0,
             "reference_every": 0, "timeout_s": 150, "stall_s": 60,
         },
         "objective": f"maximize {SPEED}",
@@ -205,7 +205,7 @@ def _options(parser: ArgumentParser) -> None:
     parser.add_argument("--keep", type=Path, default=Path("scale_down"), help="folder of spaces, studies and rankings")
     parser.add_argument("--cases", default=",".join(CASES), help="studies to run now, or none")
     parser.add_argument("--device", default="", help="a device of the catalog, or cpu; else what is here")
-    parser.add_argument("--window-s", type=float, default=3.0, help="least seconds of measured steps")
+    parser.add_argument("--window-s", type=float, default=2.0, help="least seconds of measured steps")
     parser.add_argument("--most-s", type=float, default=520.0, help="seconds for all studies together")
     parser.add_argument("--seed", type=int, default=0)
 
@@ -228,7 +228,7 @@ def main(given: Namespace) -> Found:
     end_s, cases = time.monotonic() + given.most_s, [one for one in given.cases.split(",") if one in CASES]
     for number, case in enumerate(cases):
         left_s = end_s - time.monotonic()
-        share = {"whole": 1.5, "slice": 1.2, "naive": 1.0}
+        share = {"whole": 1.4, "slice": 1.0, "naive": 1.0}
         part = share[case] / sum(share[one] for one in cases[number:])
         if left_s > STOP_S:
             measure(case, given, left_s * part if number < len(cases) - 1 else left_s)

@@ -203,7 +203,7 @@ def _distance(one: NextRun, metric: str, bound: float, gain: float) -> tuple[flo
     """Returns the distance from a trial's mean up to a bound, and the variance that no repeat shows."""
     step = resolution(metric)
     distance, size = (math.log(bound) - one.mean, 1.0) if one.logarithmic else (bound - one.mean, one.mean)
-    return distance, (gain * size) ** 2 + step**2 / 12.0 + one.heat_variance + one.reading_variance
+    return distance, (gain * size) ** 2 + step**2 / 12.0 + one.heat_variance
 
 
 def _gain(constraint: Constraint) -> float:

@@ -170,9 +170,8 @@ class NextRun:
     """True if those are all runs of the study."""
     logarithmic: bool
     heat_variance: float
-    """Variance of heat that the runs do not tell and no repeat of their length shows (`wattune.ranking.heat`)."""
-    reading_variance: float
-    """Variance of the reading of a small trial as a large one, which no repeat shows either; 0 of other trials."""
+    """Variance of heat that the runs do not tell and no repeat of their length shows (`wattune.ranking.heat`), and that
+    of reading a small trial as a large one."""
     elsewhere_variance: float
     """Variance that a run on another day or device of the kind has beyond one in the study."""
     scatter: Scatter
@@ -280,8 +279,7 @@ class Spreads:
                     num_zeros=fitted.num_zeros or (0 if any(run.metrics[metric] for run in runs) else len(runs)),
                     zero_everywhere=fitted.num_zeros > 0,
                     logarithmic=fitted.logarithmic,
-                    heat_variance=heat.variance_k2,
-                    reading_variance=fitted.reading_error(runs, metric) ** 2,
+                    heat_variance=heat.variance_k2 + fitted.reading_error(runs, metric) ** 2,
                     elsewhere_variance=2.0 * found.elsewhere**2,
                     scatter=found,
                     number=number,

@@ -1,5 +1,6 @@
 """Choice of the small trial that stands for each large one, and the reason where none does."""
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final
@@ -17,6 +18,8 @@ LEAST_FREE_DEPTH: Final = 0.5
 """Share of a stage's layers below which only memory cuts: a trial's start takes longer then than its steps."""
 KEEPS: Final = "the smallest cluster that keeps it is"
 """Words before the cluster that a refusal names."""
+_MOST_NAMED: Final = 16
+"""Most refusals that name one, of the plans that are closest: a search for it costs as much as the choice."""
 
 
 def choose(larges: Sequence[TrialSpec], target: Target, find: Find = default_coefficients) -> list[Scaled | str]:
@@ -26,16 +29,18 @@ def choose(larges: Sequence[TrialSpec], target: Target, find: Find = default_coe
         PlanError: The target cannot stand for the cluster, or its device has no estimates.
     """
     over = estimate(larges, find).columns["memory_headroom_frac"].high < 0
-    found = [*zip(larges, _closest(larges, target, find), over, strict=True)]
-    refused = [large for large, one, full in found if not full and not _keeps(one, target)]
-    enough = _smallest(refused, target, find)
+    able = [large for large, full in zip(larges, over, strict=True) if not full]
+    found = dict(zip(able, _closest(able, target, find), strict=True))
+    refused = [large for large, one in found.items() if not _keeps(one, target)]
+    near = sorted(refused, key=lambda large: one.percent if (one := found[large]) else math.inf)
+    enough = _smallest(near[:_MOST_NAMED], target, find)
     return [
         f"{large.label} does not fit {large.cluster.label}, as far as estimates tell"
-        if full
+        if large not in found
         else one
-        if one is not None and _keeps(one, target)
-        else f"{_refusal(large, one, target)}; {enough.get(large, 'no smaller cluster keeps it')}"
-        for large, one, full in found
+        if (one := found[large]) and _keeps(one, target)
+        else _refusal(large, one, target) + enough.get(large, "")
+        for large in larges
     ]
 
 
@@ -86,7 +91,7 @@ def _smallest(larges: Sequence[TrialSpec], target: Target, find: Find) -> dict[T
         for place in _larger(cluster, target):
             left = [large for large in larges if large.cluster == cluster and large not in enough]
             found = zip(left, _closest(left, place, find) if left else (), strict=True)
-            enough |= {large: f"{KEEPS} {place.text}" for large, one in found if _keeps(one, target)}
+            enough |= {large: f"; {KEEPS} {place.text}" for large, one in found if _keeps(one, target)}
     return enough
 
 

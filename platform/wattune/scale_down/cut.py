@@ -91,10 +91,11 @@ def whole_stages(large: TrialSpec, place: ClusterSpec) -> Iterator[TrialSpec]:
     """Yields every cut to some devices of a place whose stages have as many layers as those of the large trial."""
     plan, dp = large.plan, large.plan.dp(large.cluster.world_size)
     room = place.world_size // (plan.tp * plan.cp)
-    stages = range(min(plan.pp, 2), min(plan.pp, room) + 1) if room > 1 else range(1, min(room, 1) + 1)
-    for pp in stages:
+    for pp in _steps(min(plan.pp, room)):
+        if pp == 1 < min(plan.pp, room):  # a pipeline needs two stages
+            continue
         changed: dict[str, Any] = {} if pp == plan.pp else {"layout": ()} | ({"vpp": 1} if pp == 1 else {})
-        for copies in range(1, min(dp, room // pp) + 1):
+        for copies in _steps(min(dp, room // pp)):
             cluster = _part(place, plan.tp * plan.cp * pp * copies)
             if cluster is None or (plan.dp_replicate > 1 and copies % min(plan.dp_replicate, copies)):
                 continue
@@ -129,6 +130,11 @@ def runnable(small: TrialSpec) -> TrialSpec | None:
     """Returns a cut as it runs, without settings that do nothing on fewer devices; None where a rule forbids it."""
     spec = replace(small, plan=effective(small)[0])
     return spec if next(violations(spec), None) is None else None
+
+
+def _steps(most: int) -> list[int]:
+    """Returns powers of two up to a number, and the number."""
+    return sorted({*(2**power for power in range(most.bit_length())), most} - {0})
 
 
 def _part(place: ClusterSpec, world: int) -> ClusterSpec | None:

@@ -180,43 +180,37 @@ def prune(study: StudySpec) -> Candidates:
             earlier, earlier_equivalences = kept[spec]
             same.append((spec, earlier.config, earlier_equivalences))
             kept[spec] = Candidate(spec=spec, config=config), equivalences
-    stands, refused = _scaled_down(study, [candidate for candidate, _ in kept.values()])
-    ids = {spec: stands.get(spec, spec).trial_id for spec in dict.fromkeys(spec for spec, _, _ in same)}
-    return Candidates(
-        kept=tuple(replace(one, spec=stands.get(spec, spec)) for spec, (one, _) in kept.items() if spec not in refused),
-        rejected=(
-            *rejected,
-            *(
-                Rejected(config=config, rule=SCALE_DOWN, reason=refused[spec])
-                for spec, config in (
-                    *((spec, one.config) for spec, (one, _) in kept.items()),
-                    *(one[:2] for one in same),
-                )
-                if spec in refused
-            ),
-        ),
+    ids = {spec: spec.trial_id for spec in dict.fromkeys(spec for spec, _, _ in same)}
+    found = Candidates(
+        kept=tuple(candidate for candidate, _ in kept.values()),
+        rejected=tuple(rejected),
         equivalent=tuple(
             Equivalent(config=config, into=ids[spec], reason="; ".join(equivalences))
             for spec, config, equivalences in same
-            if spec not in refused
         ),
     )
+    return _scaled_down(study, found) if study.targets else found
 
 
-def _scaled_down(
-    study: StudySpec, kept: Sequence[Candidate]
-) -> tuple[dict[TrialSpec, TrialSpec], dict[TrialSpec, str]]:
-    """Returns the small trial that stands for each large one, and why there is none."""
-    stands: dict[TrialSpec, TrialSpec] = {}
-    refused: dict[TrialSpec, str] = {}
+def _scaled_down(study: StudySpec, found: Candidates) -> Candidates:
+    """Puts the small trial that stands for each large one in its place, and rejects those that none stands for."""
+    small: dict[str, TrialSpec] = {}
+    why: dict[str, str] = {}
     for model, target in study.targets.items():
-        larges = [one.spec for one in kept if one.spec.model == model]
-        for large, found in zip(larges, choose(larges, target), strict=True):
-            if isinstance(found, str):
-                refused[large] = found
+        larges = [one for one in found.specs if one.model == model]
+        for large, one in zip(larges, choose(larges, target), strict=True):
+            if isinstance(one, str):
+                why[large.trial_id] = one
             else:
-                stands[large] = found.small
-    return stands, refused
+                small[large.trial_id] = one.small
+    each = [(one.config, one.trial_id) for one in found.kept] + [(one.config, one.into) for one in found.equivalent]
+    refused = (Rejected(config=config, rule=SCALE_DOWN, reason=why[own]) for config, own in each if own in why)
+    into = {own: spec.trial_id for own, spec in small.items()}
+    return Candidates(
+        kept=tuple(replace(k, spec=small.get(k.trial_id, k.spec)) for k in found.kept if k.trial_id not in why),
+        rejected=(*found.rejected, *refused),
+        equivalent=tuple(replace(e, into=into.get(e.into, e.into)) for e in found.equivalent if e.into not in why),
+    )
 
 
 def _without_unused(products: Products, spec: TrialSpec) -> tuple[TrialSpec, tuple[str, ...]]:
