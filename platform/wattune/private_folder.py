@@ -3,6 +3,7 @@
 import os
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from wattune.errors import WattuneError
@@ -28,24 +29,28 @@ def temporary_folder(*names: str) -> Path:
     return path
 
 
-def own_folder(path: Path, remedy: str = "remove it") -> Path:
+def own_folder(path: Path, remedy: str = "remove it", *, shared: bool = False) -> Path:
     """Makes a folder that only this user reads and writes, or makes sure that an existing one is such.
 
     The name can be guessed, so another user may have made it first, or a link in its place: what is read there could be
     theirs, and what is written there would be theirs to read. The parent exists; `remedy` is the end of the message,
-    after "belongs to ...".
+    after "belongs to ...". In a `shared` one everybody may leave files, and only root and this user those of others:
+    it is sticky, and one of the two has it.
 
     Raises:
         NotPrivateError: It is a link or no folder, belongs to another user, or others write to it.
     """
-    path.mkdir(mode=0o700, exist_ok=True)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+        path.chmod(0o1777 if shared else 0o700)  # the process' mask counts in `mkdir`
+    found, owners = path.lstat(), (0, os.getuid()) if shared else (os.getuid(),)
+    is_open = found.st_mode & 0o022 and not (shared and found.st_mode & stat.S_ISVTX)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners or is_open:
         kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a link" if stat.S_ISLNK(found.st_mode) else "a file"
-        mode = stat.S_IMODE(found.st_mode)
+        wanted = "sticky folder of root or" if shared else "folder that only"
         raise NotPrivateError(
-            f"{path} must be a folder that only user {os.getuid()} writes to, but is {kind} of user {found.st_uid} "
-            f"with mode {mode:o}; {remedy}"
+            f"{path} must be a {wanted} user {os.getuid()}{'' if shared else ' writes to'}, but is {kind} of user "
+            f"{found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}; {remedy}"
         )
     return path
 

@@ -308,6 +308,24 @@ def test_storage_that_is_no_folder_is_said_before_anything_runs(
     assert not ran.exists() and occupied.read_text() == ""
 
 
+def test_a_space_that_sets_devices_is_planned_and_runs_only_where_that_was_asked_for(
+    tmp_path: Path, wattune: Verb
+) -> None:
+    text = (Path(__file__).parents[2] / "search_spaces" / "cpu_smoke.yaml").read_text()
+    space = tmp_path / "space.yaml"
+    space.write_text(text.replace("\nspace:\n", "\nspace:\n  power_limit_w: [found, 500]\n", 1))
+    assert wattune("plan", space)[0] == 0
+    rest = ("--storage", tmp_path / "storage", "--max-hours", 0)
+    code, out, err = wattune("run", space, *rest)
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert "power_limit_w: nothing is set on devices unasked; add --set-power-limits to run it" in err
+    assert not (tmp_path / "storage").exists()
+    assert wattune("run", space, *rest, "--set-power-limits")[0] != 2
+    space.write_text(space.read_text().replace("[found, 500]", "[found, 900]"))
+    code, _, err = wattune("run", space, *rest, "--set-power-limits")
+    assert code == 2 and "power_limit_w=900 is outside what" in err
+
+
 def test_a_url_that_nothing_can_be_sent_to_is_said_before_the_command_runs(tmp_path: Path, wattune: Verb) -> None:
     code, _, err = wattune("record", "--storage", "s4://bucket", "--", "touch", tmp_path / "ran")
     assert code == 2 and "s4://bucket" in err

@@ -116,6 +116,7 @@ def run_study(
     retry: Collection[str] = (),
     until_decided: bool = False,
     try_all: bool = False,
+    set_power_limits: bool = False,
     listener: Listener | None = None,
     if_forced: Callable[[StudyOutcome], object] | None = None,
 ) -> StudyOutcome:
@@ -144,6 +145,7 @@ def run_study(
             most as many repeats as the search had completed runs. It stands in for `search.finalists`.
         try_all: True also runs what is estimated to run out of memory; else such plans are rejected by the rule
             `memory`, as `wattune plan --estimate` lists them.
+        set_power_limits: True lets it set devices as plans ask; see docs/power_limits.md. It needs the right to.
         listener: Called with what is going to happen, and with every trial that starts or ends.
         if_forced: Called from a thread with what there is, without a new report, where the process is about to be ended
             by force after a signal: inside `wattune.forced_exit.ended_in_time`, where a part of the end hangs.
@@ -157,8 +159,11 @@ def run_study(
         EngineError: The Ray cluster cannot be reached, or is too small, or an engine's library is not installed here.
     """
     planned, (folder, url) = _runnable(space), find_storage(storage)
-    if set_there := {name for one in planned.kept for name in one.spec.plan.settings}:
-        raise PlanError(f"{', '.join(sorted(set_there))}: run sets nothing on devices; plan --estimate predicts it")
+    asked = {name for one in planned.kept for name in one.spec.plan.settings}
+    if asked and not set_power_limits:
+        raise PlanError(
+            f"{', '.join(sorted(asked))}: nothing is set on devices unasked; add --set-power-limits to run it"
+        )
     budget, statuses = _budget(max_hours, max_trials, max_gpu_hours, deadline), _statuses(retry)
     remote = RemoteStorage(url) if url else None
     study, document = StudyFolder(folder / planned.name), planned.spec.document
@@ -445,8 +450,7 @@ def _run_on_cluster(
         if len(lacking) == len(needed):  # else what can run runs, and the rest waits for its nodes
             cluster.resources_per_rank(lacking[0])
         require_libraries(candidates.specs, cluster)
-        hold()
-        run_on_ray(study, controller, cluster)
+        run_on_ray(study, controller, cluster, candidates.specs, hold)
 
 
 def _ranked(study: StudyFolder, source: Source) -> Ranking:

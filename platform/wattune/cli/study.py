@@ -248,6 +248,12 @@ def run(
         bool,
         typer.Option("--try-all", help="Run also the plans that are estimated to run out of memory (rule memory)."),
     ] = False,
+    set_power_limits: Annotated[
+        bool,
+        typer.Option(
+            "--set-power-limits", help="Set power limits, clocks and profiles that the space asks for; as root."
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be done; start nothing and write nothing.")
     ] = False,
@@ -290,6 +296,7 @@ def run(
                 retry=retry or (),
                 until_decided=until_decided,
                 try_all=try_all,
+                set_power_limits=set_power_limits,
                 listener=view,
                 if_forced=partial(_show_forced, as_json=as_json),
             )

@@ -34,7 +34,7 @@ from wattune.orchestrate.lanes.messages import GroupKey
 from wattune.orchestrate.ray_folder import scratch_place
 from wattune.orchestrate.run_trial import conclude, run_trial
 from wattune.orchestrate.scheduling.controller import Ending, StudyController
-from wattune.orchestrate.trial_telemetry import sensor_backends
+from wattune.orchestrate.trial_telemetry import own_devices, sensor_backends
 from wattune.run import Run, RunStatus
 from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import TrialSpec
@@ -54,19 +54,29 @@ _TEMPERATURES_S: Final = 30.0
 """Longest a node may take to report its temperatures."""
 
 
-def run_study(study: StudyFolder, controller: StudyController, cluster: Cluster) -> Ending:
+def run_study(
+    study: StudyFolder,
+    controller: StudyController,
+    cluster: Cluster,
+    candidates: Iterable[TrialSpec] = (),
+    begin: Callable[[], object] = lambda: None,
+) -> Ending:
     """Runs the trials that a study's controller starts, and leaves every result in the study's folder.
 
-    Node sets that share no power or thermal domain run trials side by side; on each, one follows another.
+    Node sets that share no power or thermal domain run trials side by side; on each, one follows another. `begin` is
+    called once the study owns what candidates set.
 
     Raises:
         EngineError: The cluster ended before the study; finished trials are in the folder.
+        PlanError: A device cannot be set as candidates ask, or another study sets it.
     """
     _quiet_ray()
     with (
         Lanes(study.path.parent) as lanes,
         tempfile.TemporaryDirectory(prefix="wattune-tune-", dir=scratch_place(), ignore_cleanup_errors=True) as scratch,
     ):
+        own_devices(candidates, cluster, lanes)
+        begin()
         alive, progress = _Alive(cluster, lanes), _Progress(lanes)
         controller.open(cluster, alive, alive.has_left)
         if (first := controller.first()) is not None:  # they start while Tune does

@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from wattune.analysis.signals.energy_grid import LONGEST_S
 from wattune.clock import ClockAnchor
 from wattune.errors import TelemetryError
+from wattune.limits.process import VENDORS, SettingsProcess
 from wattune.orchestrate.cluster import NAMESPACE, Node
 from wattune.orchestrate.power_limit import node_power_peak_w
 from wattune.private_folder import temporary_folder
@@ -42,6 +43,9 @@ Each later check goes on where the one before ended, whenever it comes."""
 
 POWER_LONGEST_S: Final = 60.0
 """Longest time that one check covers, where those before it could not tell the power."""
+
+_SETTER: Final = ".setter"
+NO_SETTINGS: Final[Mapping[str, Any]] = {}
 
 _TEMPERATURES: Final = "temperatures"
 _TEMPERATURE_S: Final = 1.2
@@ -112,6 +116,10 @@ class TelemetryActor:
         self._sampler = next((sampler for sampler in running if sampler.alive()), None)
         if self._sampler is not None:
             self._sampler.renew()
+        setter = SettingsProcess(self._spool / _SETTER)
+        self._setter = setter if setter.alive() else None
+        self._set_for = ""
+        """The trial whose settings the devices have."""
         self._num_oom_kills = num_oom_kills()
         self._device_names: Mapping[str, str] | None = None
         """Names of the devices that have a uuid, as its latest sampler found them."""
@@ -120,18 +128,37 @@ class TelemetryActor:
         self._lock = threading.Lock()
         threading.Thread(target=self._keep_lease, daemon=True, name="lease").start()
 
-    def start(self, key: str, num_ranks: int = 0) -> Sensed:
+    def own(self, num_devices: int, values: Mapping[str, Sequence[Any]]) -> None:
+        """Takes the node's devices for the study, to set them to values of axes.
+
+        Raises:
+            PlanError: They cannot be set, or another process sets them.
+        """
+        backend = next(name for name in self._backends if name in VENDORS)
+        self._setter = SettingsProcess.start(
+            self._spool / _SETTER, backend=backend, num_devices=num_devices, values=values
+        )
+
+    def _set(self, key: str, num_devices: int, settings: Mapping[str, Any]) -> None:
+        """Has the devices set for a trial. A setter that died is replaced by one that restores what it left."""
+        if self._setter is None and not settings:
+            return
+        if self._setter is None or not self._setter.alive():
+            self.own(num_devices, {axis: [value] for axis, value in settings.items()})
+        self._set_for = key
+        assert self._setter is not None, "it was there or was made"
+        self._setter.set(settings)
+
+    def start(self, key: str, num_ranks: int = 0, settings: Mapping[str, Any] = NO_SETTINGS) -> Sensed:
         """Begins to sample for a trial, and removes files of an earlier attempt at it.
 
         Where an earlier trial was sampled, the devices are known, and nobody waits here for the sensors: see `ready`.
-
-        Args:
-            key: The trial's name in the spool.
-            num_ranks: Number of ranks on the node; 0 leaves the sampler on all processors.
+        `num_ranks` are those on the node; 0 leaves the sampler on all processors. Its devices get the `settings`.
 
         Raises:
-            TelemetryError: The sampler did not start; the message holds its last words.
+            TelemetryError: The sampler did not start, or devices were not set; the message holds the last words.
         """
+        self._set(key, num_ranks, settings)
         cpus = spare_cpus(sorted(os.sched_getaffinity(0)), num_ranks)
         with self._lock:
             self._num_oom_kills = num_oom_kills()
@@ -164,6 +191,8 @@ class TelemetryActor:
             SamplerProcess(self._spool / key).end(STOP_TIMEOUT_S)
             if self._sampler is not None and self._sampler.folder == self._spool / key:
                 self._sampler = None
+        if self._set_for == key:  # else the next trial has begun
+            self._set("", 0, {})
 
     def recording(self, key: str) -> NodeTelemetry:
         """Reads back what a trial's sampler recorded, while that of another may run.
@@ -239,9 +268,10 @@ class TelemetryActor:
     def release(self) -> None:
         """Ends a running sampler and removes its recording: the study ends, and its trial is run again."""
         with self._lock:
-            sampler, self._sampler = self._sampler, None
-            if sampler is not None:
-                sampler.end(STOP_TIMEOUT_S)
+            for process in (self._sampler, self._setter):
+                if process is not None:
+                    process.end(STOP_TIMEOUT_S)
+            self._sampler = self._setter = None
         forget_dead()
         # Also recordings of a driver that was killed between `stop` and `forget`.
         shutil.rmtree(self._spool, ignore_errors=True)
@@ -250,10 +280,11 @@ class TelemetryActor:
         while True:
             time.sleep(RENEW_INTERVAL_S)
             with self._lock:
-                if self._sampler is not None:
+                for process in (self._sampler, self._setter):
                     # If its folder is gone `stop` reports it. This thread goes on for later samplers.
                     with contextlib.suppress(TelemetryError):
-                        self._sampler.renew()
+                        if process is not None:
+                            process.renew()
 
 
 NO_OFFSET: Final = {"clock_offset_ns": 0, "clock_offset_uncertainty_ns": 0}

@@ -1,7 +1,7 @@
 """Telemetry of one trial: a sampler on each of its nodes while it runs, and the tables they recorded."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -10,7 +10,8 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from wattune.errors import TelemetryError
+from wattune.catalog.hardware import ClusterSpec
+from wattune.errors import PlanError, TelemetryError
 from wattune.orchestrate.cluster import Cluster, Node
 from wattune.orchestrate.lanes.actor import KEEPER_ENDED, KEEPER_REMEDY, cause, ended_with_keeper, ray_words
 from wattune.orchestrate.lanes.client import Lanes
@@ -110,7 +111,7 @@ def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: Lanes) -> Itera
     num_ranks = spec.cluster.devices_per_node
     sensed: dict[str, Sensed] = {}
     try:
-        started = [(node, actor.start.remote(key, num_ranks)) for node, actor in actors.items()]
+        started = [(node, actor.start.remote(key, num_ranks, settings_of(spec))) for node, actor in actors.items()]
         for node, starting in started:
             sensed[node.name] = _answer(node, starting, START_S)
         # This node's clock is the reference. Measured against itself it would only show the noise of the round trip.
@@ -126,6 +127,32 @@ def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: Lanes) -> Itera
         yield telemetry
     finally:
         telemetry.lost = _stop(key, actors)
+
+
+def own_devices(specs: Iterable[TrialSpec], cluster: Cluster, lanes: Lanes) -> None:
+    """Takes the devices that trials would set, on every node that may run one, for the study's whole life.
+
+    Raises:
+        PlanError: A device cannot be set, or another study sets it. Nothing is changed then.
+    """
+    wanted: dict[ClusterSpec, dict[str, dict[Any, None]]] = {}
+    for spec in specs:
+        for axis, value in settings_of(spec).items():
+            wanted.setdefault(spec.cluster, {}).setdefault(axis, {})[value] = None
+    for on, values in wanted.items():
+        nodes, asked = cluster.fitting(on), {axis: list(several) for axis, several in values.items()}
+        actors = lanes.telemetry_actors(nodes, _BACKENDS_OF_VENDOR[on.rank_device.vendor])
+        owning = [actor.own.remote(on.devices_per_node, asked) for actor in actors]
+        for node, pending in zip(nodes, owning, strict=True):
+            try:
+                _answer(node, pending, START_S)
+            except TelemetryError as error:
+                raise PlanError(str(error)) from None
+
+
+def settings_of(spec: TrialSpec) -> dict[str, Any]:
+    """Returns what a trial sets on devices of its nodes; simulated ones obey without."""
+    return {} if spec.cluster.simulate_sensors_of else spec.plan.settings
 
 
 def _explained(death: Death, node: Node, actor: ActorHandle) -> Death:

@@ -40,6 +40,8 @@ class PowerModel:
     limit_w: float
     clock_max_mhz: float
     clock_idle_mhz: float
+    clock_lock_mhz: float = np.inf
+    """Clock that the device is locked to; infinite where it is not."""
     idle_power_w: float
     """Nothing on the device; lowest clock."""
     ready_power_w: float
@@ -230,6 +232,7 @@ def _clock(parameters: PowerModel, demand_w: Array, idle: npt.NDArray[np.bool_])
     ratio = np.minimum(1.0, budget_w / np.maximum(mean_w, budget_w)) ** (1 / parameters.clock_exponent)
     capped = _within(demand_w > budget_w, parameters.cap_hold_s)
     highest = np.where(capped, parameters.clock_max_mhz - CLOCK_STEP_MHZ, parameters.clock_max_mhz)
+    highest = np.minimum(highest, parameters.clock_lock_mhz)
     clock_mhz = np.minimum(_whole_steps(ratio * parameters.clock_max_mhz), highest)
     return np.asarray(np.where(idle, parameters.clock_idle_mhz, clock_mhz)), capped
 

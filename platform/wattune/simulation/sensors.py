@@ -12,7 +12,7 @@ another machine's time) and memory in use.
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -85,15 +85,17 @@ class SimulatedNode:
 def simulate(spec: TrialSpec, spans: pa.Table, *, seed: int) -> dict[str, tuple[dict[str, pa.Table], dict[str, Any]]]:
     """Telemetry of every node and device that has spans, a pure function of its arguments.
 
-    `cluster.sensed_device` is simulated. Spans are those of all ranks, warm-up included, in any order. Returns by node
-    the tables by tier (`ring`, `fast`, `counter`, `slow`) and the manifest, from `LEAD_S` before the node's first span
-    to `TAIL_S` after its last.
+    `cluster.sensed_device` is simulated, with the plan's limit and clock. Spans are those of all ranks, warm-up
+    included, in any order. Returns by node the tables by tier (`ring`, `fast`, `counter`, `slow`) and the
+    manifest, from `LEAD_S` before the node's first span to `TAIL_S` after its last.
 
     Raises:
         TelemetryError: The sensed device has no power limit or peaks in the catalog, or two ranks share a device.
     """
     device = spec.cluster.sensed_device
-    model = device_model(device)
+    model, plan = device_model(device), spec.plan
+    limit_w, lock_mhz = plan.power_limit_w or model.power.limit_w, plan.clock_mhz or np.inf
+    model = replace(model, power=replace(model.power, limit_w=limit_w, clock_lock_mhz=lock_mhz))
     result = {}
     for name, activities in node_activities(spec, spans).items():
         rows = spans.filter(pc.equal(spans["node"].cast(pa.string()), name))

@@ -62,25 +62,16 @@ class Backend(Protocol):
         ...
 
     def capabilities(self, device: str) -> Mapping[str, Mapping[str, str]]:
-        """Returns the tiers of a device, and for every column whether it can be read.
+        """Returns the tiers of a device of `devices`, and for every column whether it can be read.
 
-        Args:
-            device: A name from `devices`.
-
-        Returns:
-            Tier to column to `AVAILABLE` or `unavailable: ` with the reason, such as `unavailable: permission`.
+        Tier to column to `AVAILABLE` or `unavailable: ` with the reason, such as `unavailable: permission`.
         """
         ...
 
     def read(self, device: str, tier: str) -> Sequence[Row]:
-        """Reads one tier of a device now.
+        """Reads one tier of the device's `capabilities` now.
 
-        Args:
-            device: A name from `devices`.
-            tier: A key of the device's `capabilities`.
-
-        Returns:
-            One row; for `ring` one for every sample the driver recorded since the last read, perhaps none.
+        Returns one row; for `ring` one for every sample the driver recorded since the last read, perhaps none.
         """
         ...
 
@@ -104,11 +95,7 @@ class FactsProvider(Protocol):
     def facts(self, device: str) -> Mapping[str, Any]:
         """Returns facts of this moment as plain data for the manifest; as in `read`, a failing sensor raises nothing.
 
-        Args:
-            device: A name from `devices`.
-
-        Returns:
-            Facts by name. `OTHER_PROCESSES`, left out where it is not known, is a list with one mapping for every
-            other process on the device: `pid`, and `memory_used_bytes` where known.
+        `OTHER_PROCESSES`, left out where it is not known, is a list with one mapping for every other process on the
+        device: `pid`, and `memory_used_bytes` where known.
         """
         ...

@@ -1,16 +1,9 @@
 """Sensor backends by name: the way from a name such as `nvml` to the class that reads sensors.
 
-The path, for a study, a recording or a calibration alike:
-
-    a name, as in `--backend nvml` or `backends=["nvml"]`
-    -> `wattune.telemetry.sampler.process.SamplerProcess.start` starts the sampler process with `--backend nvml`
-    -> `sample` in that process calls `load_backend("nvml")`
-    -> `BACKENDS["nvml"]` is `wattune.telemetry.nvml.backend:NvmlBackend`: the module is imported, the class is called
-    -> `NvmlBackend()` imports `pynvml`, starts NVML and makes an `NvmlDevice` for every device the driver shows
-    -> `wattune.telemetry.sampler.loop.Sampler` reads it as any `wattune.telemetry.backend.Backend`.
-
-The table holds text and not classes, so that only a sampler process loads a vendor's library. No other module imports a
-backend's module: look here for its only use. To add a backend, write its class and add a line to `BACKENDS`; the test
+`SamplerProcess.start` starts a sampler process with the name, `sample` in that process calls `load_backend`, and
+`wattune.telemetry.sampler.loop.Sampler` reads what comes of it as any `wattune.telemetry.backend.Backend`. The table
+holds text and not classes, so that only such a process loads a vendor's library. No other module imports a backend's
+module, but those of settings beside it. To add a backend, write its class and add a line to `BACKENDS`; the test
 `test_name_to_class_tables_name_classes_that_exist_and_stay_in_their_room` checks that the class exists.
 """
 

@@ -4,17 +4,25 @@
 //
 // AMDSMI_STUB_PROFILE: mi250 (two packages of two dies; power at the first of each) or mi300 (two devices).
 // AMDSMI_STUB_MAJOR: another first number of the library's version to claim.
+// AMDSMI_STUB_STATE: a file that keeps the settings of the dies, as a driver does for all processes; every setting is
+// appended to AMDSMI_STUB_STATE.log (process, die, what, value). Without it a process has its own. AMDSMI_STUB_DENIED:
+// set where this user may set nothing. AMDSMI_STUB_DELAY_US: time that a setting takes, after the die has it.
 // Time is the machine's until stub_advance_ns is called; from then on only that moves it.
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
 
 namespace {
 
-constexpr uint32_t kSuccess = 0, kInvalid = 1, kNotSupported = 2;
+constexpr uint32_t kSuccess = 0, kInvalid = 1, kNotSupported = 2, kNoPermission = 10;
 constexpr double kJoulePerCount = 1.0 / 65536;  // 15.259 uJ, kgd_pp_interface.h
 
 #if ROCM < 7
@@ -29,6 +37,7 @@ constexpr Version kVersion = {26, 0, 2, "stub"};
 struct Bdf { uint64_t function : 3, device : 5, bus : 8, domain : 48; };
 struct PowerCap { uint64_t power_cap, default_power_cap, dpm_cap, min_power_cap, max_power_cap, reserved[3]; };
 struct Clock { uint32_t clk, min_clk, max_clk; uint8_t clk_locked, clk_deep_sleep; uint32_t reserved[4]; };
+struct Presets { uint64_t available, current; uint32_t count; };
 struct Driver { char version[256], date[256], name[256]; };
 struct Enumeration { uint32_t drm_render, drm_card, hsa_id, hip_id; char hip_uuid[256]; };
 struct Asic {
@@ -99,6 +108,26 @@ const bool kIsMi300 = std::strcmp(env("AMDSMI_STUB_PROFILE", "mi250"), "mi300") 
 Die* const kDies = kIsMi300 ? kMi300 : kMi250;
 const uint32_t kNumDies = kIsMi300 ? 2 : 4;
 
+struct Setting { uint64_t cap_uw, profile; uint32_t least_mhz, most_mhz, level, unused; };
+constexpr uint64_t kProfiles = 4 | 8 | 64;  // power_saving, compute, bootup_default
+const uint64_t kMostUw = kIsMi300 ? 750000000 : 560000000;
+const uint32_t kMostMhz = kIsMi300 ? 2100 : 1700;
+Setting g_own[4] = {};
+Setting* g_settings = g_own;
+
+uint32_t open_settings() {
+  if (const char* path = std::getenv("AMDSMI_STUB_STATE")) {
+    const int fd = open(path, O_RDWR);  // made by the test, with what is found
+    void* at = fd < 0 ? MAP_FAILED : mmap(nullptr, sizeof(g_own), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (fd >= 0) close(fd);
+    if (at == MAP_FAILED) return kInvalid;
+    g_settings = static_cast<Setting*>(at);
+  } else if (!g_own[0].most_mhz) {
+    for (Setting& own : g_own) own = {kMostUw, 64, 0, kMostMhz, 0, 0};
+  }
+  return kSuccess;
+}
+
 uint64_t g_calls = 0;
 bool g_scripted = false;
 uint64_t g_now_ns = 0;
@@ -126,6 +155,25 @@ void follow_clock() {
 }
 
 Die* die_of(void* handle) { return static_cast<Die*>(handle); }
+Setting& setting_of(void* handle) { return g_settings[die_of(handle) - kDies]; }
+
+uint32_t may_set(void* handle, const char* what, uint64_t value) {
+  if (std::getenv("AMDSMI_STUB_DENIED")) return kNoPermission;
+  if (g_settings == g_own) return kSuccess;
+  char path[4096], line[128];
+  std::snprintf(path, sizeof(path), "%s.log", std::getenv("AMDSMI_STUB_STATE"));
+  const int length = std::snprintf(line, sizeof(line), "%d %d %s %llu\n", getpid(), int(die_of(handle) - kDies), what,
+                                   static_cast<unsigned long long>(value));
+  const int fd = open(path, O_WRONLY | O_APPEND | O_CREAT, 0666);
+  const bool written = fd >= 0 && write(fd, line, size_t(length)) == length;
+  if (fd >= 0) close(fd);
+  return written ? kSuccess : kInvalid;
+}
+
+uint32_t set_done() {
+  if (const char* delay = std::getenv("AMDSMI_STUB_DELAY_US")) usleep(useconds_t(std::atoi(delay)));
+  return kSuccess;
+}
 
 void fill_mi250(const Die& die, Metrics* out) {
   out->format_revision = 1, out->content_revision = 3;
@@ -175,7 +223,7 @@ uint64_t stub_sizeof(const char* name) {
   return 0;
 }
 
-uint32_t amdsmi_init(uint64_t) { return kSuccess; }
+uint32_t amdsmi_init(uint64_t) { return open_settings(); }
 uint32_t amdsmi_shut_down() { return kSuccess; }
 
 uint32_t amdsmi_get_lib_version(Version* out) {
@@ -226,13 +274,43 @@ uint32_t amdsmi_get_gpu_enumeration_info(void* handle, Enumeration* out) {
 uint32_t amdsmi_get_power_cap_info(void* handle, uint32_t sensor, PowerCap* out) {
   if (sensor) return kInvalid;
   std::memset(out, 0, sizeof(*out));
-  out->power_cap = die_of(handle)->primary ? (kIsMi300 ? 750000000 : 560000000) : 0;
+  if (!die_of(handle)->primary) return kSuccess;
+  out->power_cap = setting_of(handle).cap_uw, out->max_power_cap = kMostUw;
   return kSuccess;
 }
-uint32_t amdsmi_get_clock_info(void*, uint32_t, Clock* out) {
+uint32_t amdsmi_set_power_cap(void* handle, uint32_t sensor, uint64_t cap_uw) {
+  if (const uint32_t refused = may_set(handle, "power", cap_uw)) return refused;
+  if (sensor || !die_of(handle)->primary || cap_uw > kMostUw) return kInvalid;
+  setting_of(handle).cap_uw = cap_uw;
+  return set_done();
+}
+uint32_t amdsmi_get_clock_info(void* handle, uint32_t, Clock* out) {
   std::memset(out, 0, sizeof(*out));
-  out->max_clk = kIsMi300 ? 2100 : 1700;
+  out->min_clk = setting_of(handle).least_mhz, out->max_clk = setting_of(handle).most_mhz;
   return kSuccess;
+}
+uint32_t amdsmi_set_gpu_clk_range(void* handle, uint64_t least_mhz, uint64_t most_mhz, uint32_t type) {
+  if (const uint32_t refused = may_set(handle, "clock", most_mhz)) return refused;
+  if (type || least_mhz > most_mhz || most_mhz > kMostMhz) return kInvalid;
+  setting_of(handle).least_mhz = uint32_t(least_mhz), setting_of(handle).most_mhz = uint32_t(most_mhz);
+  setting_of(handle).level = 3;  // as the driver does: manual
+  return set_done();
+}
+uint32_t amdsmi_get_gpu_perf_level(void* handle, uint32_t* out) { return *out = setting_of(handle).level, kSuccess; }
+uint32_t amdsmi_set_gpu_perf_level(void* handle, uint32_t level) {
+  if (const uint32_t refused = may_set(handle, "level", level)) return refused;
+  setting_of(handle).level = level;
+  return set_done();
+}
+uint32_t amdsmi_get_gpu_power_profile_presets(void* handle, uint32_t, Presets* out) {
+  *out = {kProfiles, setting_of(handle).profile, 3};
+  return kSuccess;
+}
+uint32_t amdsmi_set_gpu_power_profile(void* handle, uint32_t, uint64_t profile) {
+  if (const uint32_t refused = may_set(handle, "profile", profile)) return refused;
+  if (!(profile & kProfiles)) return kInvalid;
+  setting_of(handle).profile = profile;
+  return set_done();
 }
 uint32_t amdsmi_get_gpu_memory_usage(void*, uint32_t kind, uint64_t* out) {
   if (kind) return kInvalid;  // 0 is video memory

@@ -152,12 +152,14 @@ def test_studies_that_share_a_cluster_share_no_actor(new_node: Any) -> None:
 
 @pytest.mark.parametrize("after", ["start", "release"])
 def test_a_sampler_that_was_still_starting_when_its_actor_died_holds_up_nothing(
-    actor: TelemetryActor, tmp_path: Path, after: str
+    actor: TelemetryActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
     starting = SamplerProcess(tmp_path / "actor" / "trial")
     starting.folder.mkdir(parents=True)
     # What holds the lock and has written no manifest is a sampler that starts.
-    starting._spawn([sys.executable, "-c", "import time; time.sleep(60)"])
+    (tmp_path / "sleeps_for_long.py").write_text("import time; time.sleep(60)")
+    monkeypatch.syspath_prepend(tmp_path)
+    starting._spawn("sleeps_for_long", {})
     restarted = TelemetryActor("actor", "n0", actor._backends)
     if after == "start":
         assert restarted.start("trial").device_names

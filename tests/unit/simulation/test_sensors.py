@@ -170,6 +170,18 @@ def test_cap_holds_the_1_s_mean_while_single_samples_pass_it(busy):
     assert np.all(clock_mhz[capped] <= 1965)
 
 
+def test_devices_obey_the_limit_and_the_clock_of_their_plan():
+    spans = make_spans(BUSY, steps=40)
+    found, limited, locked = (
+        make_spec(micro_batch_size=4, **plan) for plan in ({}, {"power_limit_w": 400}, {"clock_mhz": 1200})
+    )
+    assert 380 < mean_w(limited, spans) <= 400 < mean_w(locked, spans) < mean_w(found, spans) <= 700
+    tables = {spec: simulate(spec, spans, seed=0)["node0"][0] for spec in (found, limited, locked)}
+    enforced_w = [pc.max(tables[spec]["slow"]["power_limit_w"]).as_py() for spec in tables]
+    highest_mhz = [pc.max(tables[spec]["fast"]["sm_clock_mhz"]).as_py() for spec in tables]
+    assert enforced_w == [700, 400, 700] and highest_mhz[2] == 1200 < highest_mhz[0]
+
+
 def test_values_are_held_between_refreshes_of_100_ms(busy):
     _, tables, _ = busy
     instant_w = rows_of(tables["fast"], "cpu1")["power_instant_w"].to_numpy()

@@ -159,7 +159,7 @@ class Library:
         call = getattr(self._package, function, None)
         if call is None:
             raise TelemetryError(f"amdsmi {self.wrapper_version} lacks {function}")
-        given = [self._member(argument) if isinstance(argument, str) else argument for argument in arguments]
+        given = [self.member(argument) if isinstance(argument, str) else argument for argument in arguments]
         try:
             with self._lock:
                 return call(*given)
@@ -168,7 +168,8 @@ class Library:
             describe = getattr(error, "get_error_info", None)
             raise TelemetryError(str(describe(detailed=False)) if describe else str(error)) from error
 
-    def _member(self, text: str) -> Any:
+    def member(self, text: str) -> Any:
+        """Returns a member of an enumeration by a text such as `AmdSmiClkType.GFX`."""
         enumeration, _, member = text.partition(".")
         return getattr(getattr(self._package, enumeration), member)
 

@@ -83,10 +83,9 @@ class NvmlBackend:
     def facts(self, device: str) -> Mapping[str, Any]:
         """Returns facts no column holds; see `wattune.telemetry.backend.FactsProvider`.
 
-        Returns:
-            `throttle_abi`, `throttle_fields`, `throttle_check` (pairs of nanoseconds by field and by violation status),
-            `power_series`, `ring` (see `RingJoin.facts`; from the first drain on), `pci_bus_id`, `mig`, `nvml` (the
-            library's version) and `other_processes`; what is unknown is left out.
+        `throttle_abi`, `throttle_fields`, `throttle_check` (pairs of nanoseconds by field and by violation status),
+        `power_series`, `ring` (see `RingJoin.facts`; from the first drain on), `pci_bus_id`, `mig`, `nvml` (the
+        library's version) and `other_processes`; what is unknown is left out.
         """
         return self._gpus[device].facts()
 

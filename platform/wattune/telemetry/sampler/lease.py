@@ -1,18 +1,24 @@
-"""Leases, which limit a sampler's life, and locks, which keep two samplers off one device.
+"""Leases, which limit a process' life, locks, which keep two off one device, and processes that live by both.
 
-Both are files: they outlive their writer and need no server. Locks are flock(2)s: the kernel drops them with the
+Leases and locks are files: they outlive their writer and need no server. Locks are flock(2)s: the kernel drops them
+with the
 process, however it ends.
 """
 
+import contextlib
 import fcntl
+import json
 import os
 import re
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, ClassVar, Final, Self
 
-from wattune.errors import TelemetryError
+from wattune.errors import TelemetryError, WattuneError
 from wattune.private_folder import NotPrivateError, is_stopped, own_folder, start_ticks
 from wattune.units import s_to_ns
 
@@ -91,9 +97,14 @@ class FileLock:
         self._fd = fd
 
     @classmethod
-    def take(cls, path: Path) -> "FileLock | None":
-        """Takes the lock, the file made if need be; None where another process holds it."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def take(cls, path: Path, *, of_all_users: bool = False) -> "FileLock | None":
+        """Takes the lock, the file made if need be; None where another process holds it.
+
+        A lock `of_all_users` is in a folder they share. Each may open it to read, and Linux refuses `O_CREAT` on it.
+        """
+        flags = os.O_CLOEXEC | (os.O_RDONLY | os.O_NOFOLLOW if of_all_users else os.O_RDWR)
+        is_there = of_all_users and os.path.lexists(path)
+        fd = os.open(path, flags | (0 if is_there else os.O_CREAT), 0o644 if of_all_users else 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -189,3 +200,147 @@ class DeviceLocks:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+LEASE: Final = "lease"
+"""Name of the lease in the folder."""
+_LOG_TAIL_LINES: Final = 12
+_WAIT_S: Final = 0.02
+READY_S: Final = 60.0
+"""Longest one may take to be ready."""
+
+_DETACH: Final = '"$@" >&2 & echo $!'
+"""A shell that starts its arguments in the background, says their process id and ends. It is then nobody's
+child: Ray kills the children of an actor that ends, and an owner would have to reap it."""
+
+
+class DetachedProcess:
+    """One such process. It outlives this object, and its owner for as long as the lease lasts."""
+
+    what: ClassVar[str]
+    """Its name in messages and files."""
+    ready_file: ClassVar[str]
+    """The file that it writes once it is ready."""
+
+    def __init__(self, folder: Path) -> None:
+        """Names one by its folder."""
+        self.folder = folder
+        self._lock, self._log = f"{self.what}.lock", f"{self.what}.log"
+
+    def renew(self) -> None:
+        """Renews the lease; to be called well within every `lease_s`.
+
+        Raises:
+            TelemetryError: There is no lease: nobody was started here, or the folder was cleared.
+        """
+        try:
+            renew(self.folder / LEASE)
+        except FileNotFoundError:
+            raise TelemetryError(f"{self.folder} has no {self.what}'s lease; start a {self.what} there first") from None
+
+    def alive(self) -> bool:
+        """Returns True while its process runs."""
+        return lock_holder(self.folder / self._lock) is not None
+
+    def end(self, timeout_s: float = 10.0) -> None:
+        """Asks it to end in order, and kills it where that takes too long."""
+        self._signal(signal.SIGTERM)
+        if not self._ended_within(timeout_s):
+            self._signal(signal.SIGKILL)
+            self._ended_within(timeout_s)
+
+    def _spawn(self, module: str, asked: Mapping[str, Any]) -> None:
+        """Starts a module that calls `run_detached`, with what is asked of it."""
+        command = [sys.executable, "-P", "-m", module, str(self.folder.absolute()), json.dumps(asked)]
+        lock = FileLock.take(self.folder / self._lock)
+        if lock is None:
+            raise TelemetryError(f"a {self.what} starts or runs in {self.folder}; attach to it")
+        try:
+            (self.folder / LEASE).touch()
+            self.renew()
+            with open(self.folder / self._log, "wb") as log:
+                shell = subprocess.run(
+                    ["/bin/sh", "-c", _DETACH, "sh", *command],
+                    check=True,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    start_new_session=True,
+                    # It is born with the lock and never lets go of it: to hold it is to be alive.
+                    pass_fds=[lock.fileno()],
+                    # A Ray worker may find wattune in a working directory that is on its own path only.
+                    env={
+                        **os.environ,
+                        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                        "OPENBLAS_NUM_THREADS": "1",  # numpy starts one thread a processor otherwise
+                    },
+                )
+            lock.write_holder(int(shell.stdout))
+        finally:
+            lock.release()
+
+    def wait_until_ready(self, timeout_s: float = READY_S) -> None:
+        """Waits until it has written its `ready_file`: until a sampler has opened its sensors.
+
+        Raises:
+            TelemetryError: It ended or was too slow; the message holds the end of its log.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while not (self.folder / self.ready_file).exists():
+            if not self.alive():
+                raise TelemetryError(f"the {self.what} in {self.folder} ended while starting:\n{self._last_words()}")
+            if time.monotonic() > deadline_s:
+                self._signal(signal.SIGKILL)
+                raise TelemetryError(
+                    f"the {self.what} in {self.folder} was not ready within timeout_s={timeout_s:g}; raise that, or "
+                    f"see what blocks its driver:\n{self._last_words()}"
+                )
+            self.renew()
+            time.sleep(_WAIT_S)
+
+    def _last_words(self) -> str:
+        lines = (self.folder / self._log).read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+        return "\n".join(f"  {line}" for line in lines) or "  its log is empty"
+
+    def _signal(self, number: signal.Signals) -> None:
+        if pid := lock_holder(self.folder / self._lock):
+            with contextlib.suppress(ProcessLookupError):  # it ended since
+                os.kill(pid, number)
+
+    def _ended_within(self, timeout_s: float) -> bool:
+        deadline_s = time.monotonic() + timeout_s
+        while self.alive():
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(_WAIT_S)
+        return True
+
+
+STOP_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+
+
+def wait_for_signal(timeout_s: float) -> str | None:
+    """Sleeps until a stop signal or a time-out.
+
+    The stop signals must be blocked, so that they interrupt nothing else. Returns the signal's name, or None.
+    """
+    received = signal.sigtimedwait(STOP_SIGNALS, timeout_s)
+    # Continued after a stop past its deadline, CPython 3.11 returns a signal number that was never filled in.
+    if received is None or received.si_signo not in STOP_SIGNALS:
+        return None
+    return signal.Signals(received.si_signo).name
+
+
+def run_detached(act: Callable[..., object]) -> int:
+    """Calls `act(folder, **asked)` in this process, with what `_spawn` was given; returns the exit code.
+
+    It is 0 after a stop, and that of an error otherwise, whose message is on standard error.
+    """
+    # Blocked before any thread is made, so that all inherit it and `wait_for_signal` gets every one.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        act(Path(sys.argv[1]), **json.loads(sys.argv[2]))
+    except (WattuneError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return getattr(error, "exit_code", 1)
+    return 0

@@ -1,0 +1,1 @@
+"""Settings of devices: set under a lease, by one owner a device, and restored whoever dies."""
