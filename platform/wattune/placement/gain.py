@@ -79,9 +79,9 @@ class Pipe:
         return np.asarray(chunk_s[:, None] * np.moveaxis(of_rank, 1, 2)[:, :, None, :])
 
     def step_s(self, layers: Ints | None = None, order: Ints | None = None) -> Floats:
-        """Seconds of every draw's step: sum t_i + (m - 1) max t_i; of several chunks a stage the schedule, replayed."""
+        """Seconds of every draw's step: sum t_i + (m - 1) max t_i; of few micro-batches, or chunks, the schedule."""
         stages_s = self.stages_s(self.layers if layers is None else layers, self.order if order is None else order)
-        if self.spec.plan.vpp == 1:
+        if self.spec.plan.vpp == 1 and self.micro_batches >= 16 * self.spec.plan.pp:  # else the ends count: a layer
             passes_s = stages_s.sum((2, 3)) + (self.micro_batches - 1) * stages_s.max((2, 3))
         else:
             flat, b = stages_s.reshape(-1, *stages_s.shape[2:]), self.backward_frac
