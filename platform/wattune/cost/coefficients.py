@@ -288,6 +288,11 @@ class StepTimeCoefficients:
         """Returns them for hosts of another speed: each operation takes as much less time to issue."""
         return replace(self, overhead=replace(self.overhead, host_op_s=self.overhead.host_op_s / speed))
 
+    def of(self, origin: Origin) -> "StepTimeCoefficients":
+        """Returns them with that origin of all parts."""
+        parts = {name: replace(getattr(self, name), origin=origin) for name in ("kernel", "link", "overhead")}
+        return replace(self, **parts)
+
     @property
     def origin(self) -> Origin:
         """The least trusted origin of its parts."""

@@ -111,15 +111,8 @@ def coefficients_of_software(device: DeviceSpec, software: str) -> Coefficients:
 def _of_same_chip() -> tuple[StepTimeCoefficients, PowerCoefficients]:
     """Returns the fit to H200 for a device that differs from it in memory alone: no model was seen on that device."""
     origin: Origin = "same chip"
-    step = MEASURED_STEP_TIME
-    step = replace(
-        step,
-        kernel=replace(step.kernel, origin=origin),
-        link=replace(step.link, origin=origin),
-        overhead=replace(step.overhead, origin=origin),
-        error_frac=SAME_CHIP_ERROR_FACTOR * step.error_frac,
-        seen=(),
-    )
+    step = MEASURED_STEP_TIME.of(origin)
+    step = replace(step, error_frac=SAME_CHIP_ERROR_FACTOR * step.error_frac, seen=())
     power = replace(
         H200_POWER,
         origin=origin,

@@ -5,23 +5,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from wattune.cost.estimate import Coefficients, estimate
+from wattune.cost.step_time.predict import PARTS as PREDICTED_PARTS
 from wattune.run import Run
 from wattune.trial import TrialSpec
 
 STEP: Final = "step_time_s"
 OTHER: Final = "other"
 
-PARTS: Final = (
-    "compute",
-    "bubble",
-    "exposed_comm_tp",
-    "exposed_comm_pp",
-    "exposed_comm_cp",
-    "exposed_comm_dp",
-    "exposed_comm_ep",
-    "straggler",
-    OTHER,
-)
+PARTS: Final = tuple(name.removesuffix("_s") for name in PREDICTED_PARTS)
 """Parts of a step, as `<part>_frac` measures them and `<part>_s` is predicted; they add up to it."""
 
 UNDIVIDED: Final = "undivided_wait"

@@ -8,7 +8,7 @@ import numpy as np
 
 from wattune.arrays import Floats
 from wattune.cost.batch import batches
-from wattune.cost.coefficients import Origin, PowerCoefficients, StepTimeCoefficients
+from wattune.cost.coefficients import PowerCoefficients, StepTimeCoefficients
 from wattune.cost.step_time.predict import predict
 from wattune.errors import PlanError
 from wattune.fitting.interval import half_width
@@ -72,7 +72,7 @@ def fit(
         seen_domains=tuple(sorted({spec.cluster.num_domains for spec, _ in usable})),
         seen_networks=tuple(sorted({_network(spec) for spec, _ in usable if spec.cluster.num_domains > 1})),
     )
-    return _measured(coefficients, "measured here"), factors, held_out
+    return coefficients.of("measured here"), factors, held_out
 
 
 def _family(spec: TrialSpec) -> str:
@@ -165,12 +165,3 @@ def _applied(prior: StepTimeCoefficients, logs: Floats) -> StepTimeCoefficients:
         changes: dict[str, Any] = {part: replace(before, **{name: getattr(before, name) * factor for name in names})}
         applied = replace(applied, **changes)
     return applied
-
-
-def _measured(one: StepTimeCoefficients, origin: Origin) -> StepTimeCoefficients:
-    return replace(
-        one,
-        kernel=replace(one.kernel, origin=origin),
-        link=replace(one.link, origin=origin),
-        overhead=replace(one.overhead, origin=origin),
-    )

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -16,13 +15,9 @@ from wattune.cost.memory.shapes import Shapes, shapes
 from wattune.cost.tables import Memory
 from wattune.plans.engines import capabilities
 
-_MOMENTS: Final[Mapping[str, Callable[[Shapes], list[PartSizes]]]] = MappingProxyType(
-    {
-        "torch": torch_engine.moments,
-        "megatron": megatron_engine.moments,
-        "deepspeed": deepspeed_engine.moments,
-    }
-)
+_MOMENTS: Final[Mapping[str, Callable[[Shapes], list[PartSizes]]]] = {
+    "torch": torch_engine.moments, "megatron": megatron_engine.moments, "deepspeed": deepspeed_engine.moments,
+}  # fmt: skip
 
 SLICE: Final = 4096
 """Candidates that are predicted at once: their columns stay in the processor's cache."""

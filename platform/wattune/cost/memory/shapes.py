@@ -10,6 +10,7 @@ from wattune.catalog.models import ModelSpec
 from wattune.cost.batch import Batch
 from wattune.cost.flops import adapted, held_weights
 from wattune.plans.axes import AXES, ITEM_BYTES
+from wattune.workload import Workload
 
 MASTER_BYTES: Final = 4
 """Bytes of an fp32 weight or gradient."""
@@ -123,13 +124,17 @@ class Shapes:
         return np.isin(column, [AXES[axis].choices.index(name) for name in names])
 
 
+_SAME: Final = ("micro_batch_size", "tp", "pp", "vpp", "ep", "etp", "num_micro_batches", "loss_chunks")
+"""Columns that are a batch's own."""
+
+
 def shapes(batch: Batch, padded_vocab_size: Ints | None, *, splits_ends: bool, rounds_of_pp: bool) -> Shapes:
     """Computes the sizes of a batch.
 
     `splits_ends`: tensor parallel also cuts embedding, head and the sequence between layers. `rounds_of_pp`: a round of
     an interleaved schedule has `pp` micro-batches; else it may have more.
     """
-    tp, pp, dp = _column(batch.tp), _column(batch.pp), _column(batch.dp)
+    tp, dp = _column(batch.tp), _column(batch.dp)
     stage, num_layers = _stages(batch)
     vocab = _column(padded_vocab_size if padded_vocab_size is not None else np.full(len(batch), batch.model.vocab_size))
     expert_dp = dp * _column(batch.cp) * tp / _column(batch.etp) / _column(batch.ep)
@@ -138,16 +143,9 @@ def shapes(batch: Batch, padded_vocab_size: Ints | None, *, splits_ends: bool, r
     trained = held
     if mode == "lora":
         trained = _adapters(batch, tp)
-        held = Counts(
-            layer=held.layer + trained.layer,
-            ffn=held.ffn,
-            experts=held.experts,
-            embedding=held.embedding,
-            head=held.head,
-        )
+        held = replace(held, layer=held.layer + trained.layer)
     elif mode == "prefill":
-        nothing = np.zeros_like(tp)
-        trained = Counts(layer=nothing, ffn=nothing, experts=nothing, embedding=nothing, head=nothing)
+        trained = _only(np.zeros_like(tp))
     replicas = np.maximum(dp * _column(batch.cp), expert_dp if batch.model.is_moe else 1)
     return Shapes(
         model=batch.model,
@@ -163,35 +161,28 @@ def shapes(batch: Batch, padded_vocab_size: Ints | None, *, splits_ends: bool, r
         held=held,
         trained=trained,
         tokens=_column(batch.local_tokens),
-        micro_batch_size=_column(batch.micro_batch_size),
-        tp=tp,
-        pp=pp,
-        vpp=_column(batch.vpp),
+        **{name: _column(getattr(batch, name)) for name in _SAME},
         dp=dp * _column(batch.cp),
         expert_dp=expert_dp,
         shard_dp=dp * _column(batch.cp) / _column(batch.dp_replicate),
         expert_shard_dp=expert_dp / _column(batch.dp_replicate),
-        ep=_column(batch.ep),
-        etp=_column(batch.etp),
-        num_micro_batches=_column(batch.num_micro_batches),
         sharding=np.where(replicas > 1, batch.sharding[:, None], 0),
         recompute=batch.recompute[:, None],
-        loss_chunks=_column(batch.loss_chunks),
         offloads=_column(batch.offload),
         overlap=batch.overlap[:, None],
-        imbalance=_imbalance(batch),
+        imbalance=skewed_load(batch.model, batch.workload, _column(batch.ep)),
         is_compiled=batch.cluster.device != "cpu",
         vocab=vocab,
     )
 
 
-def _imbalance(batch: Batch) -> Floats:
+def skewed_load(model: ModelSpec, workload: Workload, ep: Floats) -> Floats:
     """Computes the load of the fullest expert parallel rank over an even share, where routing is skewed.
 
     Shares fall as r^-skew with an expert's rank r, none above 1/k, as `wattune.engines.model.routing` forces them.
     The rank with the most popular expert holds others of average popularity, since layers permute experts.
     """
-    model, routing, ep = batch.model, batch.workload.routing, _column(batch.ep)
+    routing = workload.routing
     if routing is None or routing.by != "skew" or not model.is_moe:
         return np.ones_like(ep)
     shares = np.arange(1, model.num_experts + 1, dtype=np.float64) ** -routing.skew
@@ -290,5 +281,10 @@ def _adapters(batch: Batch, tp: Floats) -> Counts:
                 inputs, outputs = sides[name]
                 cut, whole = (outputs, inputs) if _REPLICATED_LORA[name] == "b" else (inputs, outputs)
                 layer = layer + share * lora.rank * (whole + cut / tp)
-    nothing = np.zeros_like(tp)
+    return _only(layer)
+
+
+def _only(layer: Floats) -> Counts:
+    """Returns weights of layers, and none elsewhere."""
+    nothing = np.zeros_like(layer)
     return Counts(layer=layer, ffn=nothing, experts=nothing, embedding=nothing, head=nothing)

@@ -14,6 +14,7 @@ Below zero3 DeepSpeed gathers in the update and reduces after the backward pass,
 (measured on H200: `benchmarks/data/dense_gpt_h200x4.parquet`). Gradients travel in fp32, weights in the batch's type.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,21 +52,23 @@ class Weights:
 
     def sum_copies_s(self, links: Links, *, item_bytes: float) -> Floats:
         """Predicts summing the gradients of shards over their copies, once."""
-        total: Floats = np.zeros_like(self.dense)
-        units = np.maximum(self.units, 1)
-        for group, copies, count in (
-            (self.dense_group, self.dense_copies, self.dense),
-            (self.expert_group, self.expert_copies, self.experts),
-        ):
-            one_s = links.collective_s("all_reduce", copies, item_bytes * count / group.size / units)
-            total = total + np.where(count > 0, one_s * units, 0.0)
-        return total
+        dense, experts = self.dense / self.dense_group.size, self.experts / self.expert_group.size
+        return self._in_units(
+            links, "all_reduce", ((self.dense_copies, dense), (self.expert_copies, experts)), item_bytes
+        )
 
     def _collective_s(self, links: Links, kind: str, item_bytes: float) -> Floats:
-        total: Floats = np.zeros_like(self.dense)
-        for group, count in ((self.dense_group, self.dense), (self.expert_group, self.experts)):
-            one_s = links.collective_s(kind, group, count * item_bytes / np.maximum(self.units, 1))
-            total = total + np.where(count > 0, one_s * np.maximum(self.units, 1), 0.0)
+        return self._in_units(
+            links, kind, ((self.dense_group, self.dense), (self.expert_group, self.experts)), item_bytes
+        )
+
+    def _in_units(
+        self, links: Links, kind: str, held: Iterable[tuple[RankGroups, Floats]], item_bytes: float
+    ) -> Floats:
+        total, units = np.zeros_like(self.dense), np.maximum(self.units, 1)
+        for group, count in held:
+            one_s = links.collective_s(kind, group, count * item_bytes / units)
+            total = total + np.where(count > 0, one_s * units, 0.0)
         return total
 
 

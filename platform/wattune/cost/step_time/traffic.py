@@ -6,6 +6,7 @@ import numpy as np
 
 from wattune.arrays import Floats
 from wattune.catalog.models import ONE_BLOCK, ModelSpec
+from wattune.cost.memory.shapes import skewed_load
 from wattune.cost.step_time.facts import EngineFacts
 from wattune.cost.step_time.links import Links
 from wattune.cost.step_time.work import KernelShapes, Machine
@@ -29,30 +30,16 @@ class LayerTraffic:
     def __mul__(self, factor: float) -> "LayerTraffic":
         return LayerTraffic(*(getattr(self, name) * factor for name in self.__slots__))
 
-    def at(self, rows: np.ndarray) -> "LayerTraffic":
-        """Takes rows."""
-        return LayerTraffic(*(getattr(self, name)[rows] for name in self.__slots__))
-
 
 def expert_imbalance(model: ModelSpec, workload: Workload, ep: Floats) -> Floats:
     """Computes the load of the busiest expert parallel rank over the mean load.
 
-    Shares by Zipf's law, as `wattune.engines.model.routing` forces them: none above 1/k. The popular experts of layers
-    are drawn, so the busiest rank of a layer holds the most popular expert and average others. A router that chooses
-    by itself is taken as balanced within a tenth.
+    A router that chooses by itself is taken as balanced within a tenth.
     """
-    if not model.is_moe:
-        return np.ones_like(ep)
     routing = workload.routing
-    if routing is None or routing.by == "learned":
+    if model.is_moe and (routing is None or routing.by == "learned"):
         return np.where(ep > 1, 1.1, 1.0)
-    if routing.by == "balanced" or routing.skew == 0:
-        return np.ones_like(ep)
-    shares = np.arange(1, model.num_experts + 1, dtype=float) ** -routing.skew
-    shares = np.minimum(shares / shares.sum(), 1 / model.num_experts_per_token)
-    held = model.num_experts / ep
-    busiest = shares[0] + (held - 1) * (1 - shares[0]) / max(model.num_experts - 1, 1)
-    return np.where(ep > 1, np.maximum(busiest * ep, 1.0), 1.0)
+    return skewed_load(model, workload, ep)
 
 
 def layer_traffic(

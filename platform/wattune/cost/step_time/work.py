@@ -58,10 +58,6 @@ class PassTimes:
     def __mul__(self, factor: Floats | float) -> "PassTimes":
         return PassTimes(*(getattr(self, one.name) * factor for one in fields(self)))
 
-    def at(self, rows: np.ndarray) -> "PassTimes":
-        """Takes rows."""
-        return PassTimes(*(getattr(self, one.name)[rows] for one in fields(self)))
-
 
 @dataclass(frozen=True, slots=True)
 class ModelPart:
@@ -75,10 +71,6 @@ class ModelPart:
 
     def __mul__(self, factor: float) -> "ModelPart":
         return ModelPart(self.forward * factor, self.backward * factor)
-
-    def at(self, rows: np.ndarray) -> "ModelPart":
-        """Takes rows."""
-        return ModelPart(self.forward.at(rows), self.backward.at(rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
