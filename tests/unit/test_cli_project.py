@@ -87,3 +87,16 @@ def test_what_cannot_be_projected_is_one_line_and_writes_nothing(
     code, _, err = wattune("project", *arguments, "--plot", tmp_path / "page.html")
     assert code == 2 and said in err and ((err.startswith("error: ") and err.count("\n") == 1) or "Usage" in err)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_has_the_goodput_and_the_swing_of_its_cluster(wattune: Run) -> None:
+    (often,) = projections(wattune, "dense_h200x4", "--to", "16x4", "--mtbf", 2)
+    (rare,) = projections(wattune, "dense_h200x4", "--to", "16x4", "--mtbf", 2000)
+    often, rare = often["figures"], rare["figures"]
+    assert often["goodput_frac"]["value"] < 0.9 < 0.98 < rare["goodput_frac"]["value"]
+    (one,) = projections(wattune, "dense_h200x4", "--to", "1x4")
+    swing = "cluster_swing_rms_w"
+    assert rare[swing]["low"] <= rare[swing]["value"] <= rare[swing]["high"]
+    assert 8 < rare[swing]["value"] / one["figures"][swing]["value"] < 17, "in step, and slower over a network"
+    mean_w, node_w = rare["cluster_power_mean_w"]["value"], rare["node_device_power_mean_w"]["value"]
+    assert 0.97 < mean_w / (16 * node_w) < 1.0, "less than without checkpoints and failures"

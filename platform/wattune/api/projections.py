@@ -2,17 +2,26 @@
 
 from dataclasses import replace
 
+from wattune.analysis.run_data import RunData
 from wattune.api.beforehand import OtherStudies
 from wattune.api.results import AnyStudy, folder_of, rank
 from wattune.api.studies import find_recording
+from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.networks import network as network_named
 from wattune.errors import PlanError
 from wattune.plans.program import is_command
+from wattune.projection.cluster_power import measured_load
+from wattune.projection.operation import operated
 from wattune.projection.projected import Projected, project_recording, project_runs, project_trials
 from wattune.projection.runs import read_runs
 from wattune.projection.size import nodes_and_devices
 from wattune.recording.recording import run_of
+from wattune.run import Run
 from wattune.storage.files import named_path, storage_path
+from wattune.storage.study import StudyFolder
+
+NUM_OVER_DAYS = 3
+"""Best plans whose traces of power are read."""
 
 
 def project(
@@ -25,6 +34,7 @@ def project(
     inlet_c: float | None = None,
     global_batch_size: int | None = None,
     include_transferred: bool = False,
+    mtbf_h: float | None = None,
     storage: str | None = None,
 ) -> list[Projected]:
     """Projects measured runs to another size, with intervals that widen with the distance. Starts nothing.
@@ -32,12 +42,13 @@ def project(
     `source` is a study, a recording, or the path of a CSV table of runs. `to` is the size, such as `1024x8`. `against`,
     a CSV table of steps that were measured there, scores it, and gives a table's sizes. `network`, `limit_w` of a
     device and coolant of `inlet_c` are as measured unless given, and the batch grows unless `global_batch_size` holds
-    it. What is `transferred` is neither ordered nor checked against bounds unless `include_transferred`. Raises
+    it. What is `transferred` is neither ordered nor checked against bounds unless `include_transferred`. A study's best
+    plans have figures of days too, with failures every `mtbf_h` (`wattune.projection.operation`). Raises
     `PlanError` where size or table cannot be used, or nothing that was measured can be projected.
     """
     size = None if to is None else nodes_and_devices(to)
     devices = 0 if size is None else size[0] * size[1]
-    for name, value in (("--limit", limit_w), ("--global-batch-size", global_batch_size)):
+    for name, value in (("--limit", limit_w), ("--global-batch-size", global_batch_size), ("--mtbf", mtbf_h)):
         if value is not None and value <= 0:
             raise PlanError(f"{name}: got {value:g}, allowed: above 0; give another one")
     is_table = str(source).endswith(".csv")
@@ -70,12 +81,24 @@ def project(
         there = there if inlet_c is None else replace(there, inlet_c=inlet_c)
         batch = global_batch_size or work.global_batch_size * there.world_size // cluster.world_size
         trials.append((row, replace(row.spec, cluster=there, workload=replace(work, global_batch_size=batch))))
+    known = OtherStudies(storage_path(storage), apart_from=folder.name).coefficients
     found = []
-    for one in project_trials(trials, OtherStudies(storage_path(storage), apart_from=folder.name).coefficients):
+    for one, (row, spec) in zip(project_trials(trials, known), trials, strict=True):
         metrics = {name: figure.value for name, figure in one.figures.items()}
         told = include_transferred or not one.untested
         breaks = [str(bound) for bound in ranking.constraints if told and bound.holds(metrics) is False]
-        found.append(replace(one, breaks=breaks, truth_s=truth_s))
-    if include_transferred or not any(one.untested for one in found):
-        found.sort(key=lambda one: (bool(one.breaks), one.figures["step_time_s"].value))
-    return found
+        found.append((replace(one, breaks=breaks, truth_s=truth_s), row.repeats[-1], spec.cluster))
+    if include_transferred or not any(one.untested for one, _, _ in found):
+        found.sort(key=lambda each: (bool(each[0].breaks), each[0].figures["step_time_s"].value))
+    best = [_over_days(*each, folder, mtbf_h) for each in found[:NUM_OVER_DAYS]]
+    return [*best, *(one for one, _, _ in found[NUM_OVER_DAYS:])]
+
+
+def _over_days(one: Projected, run: Run, there: ClusterSpec, folder: StudyFolder, mtbf_h: float | None) -> Projected:
+    """Adds figures of days to a plan, from the traces of its last run; none where those are gone or not usable."""
+    examined, step_s = RunData.of(folder.trial(run.trial_id, run.repeat).path).examined, run.metrics.get("step_time_s")
+    if examined is None or step_s is None or not examined.powers.usable:
+        return one
+    load = measured_load(examined.powers, step_s)
+    more = {} if load is None else operated(one.figures, load, there, apart_h=mtbf_h)
+    return replace(one, figures={**one.figures, **more})

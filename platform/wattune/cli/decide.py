@@ -110,6 +110,7 @@ def project(
     global_batch_size: Annotated[int | None, typer.Option(help="Batch; else it grows.", show_default=False)] = None,
     include: Annotated[str | None, typer.Option(help="transferred: order these too.", show_default=False)] = None,
     against: Annotated[str | None, typer.Option(help="CSV table measured there.", show_default=False)] = None,
+    mtbf: Annotated[float | None, typer.Option(help="Hours between failures there.", show_default=False)] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a page with charts.", show_default=False)] = None,
     storage: StorageOption = None,
     as_json: JsonOption = False,
@@ -126,6 +127,7 @@ def project(
         inlet_c=inlet,
         global_batch_size=global_batch_size,
         include_transferred=include is not None,
+        mtbf_h=mtbf,
         storage=storage,
     )
     if plot is not None:

@@ -55,14 +55,12 @@ class NodeLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
-    """Every so many steps, all nodes stop to save."""
+    """All nodes stop for `duration_s` every so many steps, and draw `node_w`; power falls and rises in `edge_s`."""
 
     every_steps: float
     duration_s: float
     node_w: float
-    """Power of a node meanwhile."""
     edge_s: float = 0.0
-    """Time in which power falls, and rises again."""
 
 
 def measured_load(powers: Powers, step_s: float) -> NodeLoad | None:
@@ -120,17 +118,13 @@ def cluster_power(
 ) -> dict[str, float]:
     """Computes the figures of power of a cluster.
 
-    `down_w` is the power of a node while the job starts again after a failure, None where none is expected, and
-    `down_frac` the share of time in which it does (`wattune.projection.operation`). `window_s` is the length of a trace
-    that begins with training; None is whole cycles from checkpoint to checkpoint.
+    `down_w` is the power of a node while the job starts again after a failure, and `down_frac` the share of time in
+    which it does. `window_s` is the length of a trace that begins with training, None whole cycles of checkpoints.
 
     Returns:
-        `cluster_power_mean_w`, over all time. `cluster_power_p5_w`, `_p95_w`: percentiles over time without failures.
-        By window (`WINDOWS_S`), where the sensor resolves it: `cluster_power_peak_1s_w` and
-        `cluster_power_ramp_1s_w_per_s`, the largest change between neighbouring means, that of a failure too.
-        `cluster_power_range_1s_w`: from the lowest to the highest mean of 1 s. `cluster_swing_rms_w`: RMS in 0.1 to
-        20 Hz, or up to the readings' Nyquist frequency. `cluster_line_1_hz`, `cluster_line_1_rms_w`, and 2 and 3: the
-        strongest lines in it.
+        `cluster_power_mean_w`, `_p5_w` and `_p95_w` over time. `_peak_1s_w` and `_ramp_1s_w_per_s`, from mean to next
+        mean, by `WINDOWS_S` that the sensor resolves; `_range_1s_w`, from the lowest. Of 0.1 to 20 Hz, or up to the
+        readings' Nyquist frequency, `cluster_swing_rms_w` and the strongest `cluster_line_1_hz`, `_1_rms_w` and 2, 3.
     """
     watts = training = training_w(load, num_nodes, jitter_s)
     mean_w = float(training.mean())
@@ -193,9 +187,9 @@ def _swing(load: NodeLoad, watts: Floats) -> dict[str, float]:
     found = {"cluster_swing_rms_w": float(np.sqrt(power.sum()))}
     for number in (1, 2, 3):
         middle = int(lines[0].argmax())
-        of_line, of_line_hz = lines[:, max(middle - 1, 0) : middle + 2].sum(axis=1)
+        of_line, of_line_hz = lines[:, middle - 1 : middle + 2].sum(axis=1)
         if of_line > 0.0:
             found[f"cluster_line_{number}_hz"] = float(of_line_hz / of_line)
             found[f"cluster_line_{number}_rms_w"] = float(np.sqrt(of_line))
-            lines[:, max(middle - 1, 0) : middle + 2] = 0.0
+            lines[:, middle - 1 : middle + 2] = 0.0
     return found

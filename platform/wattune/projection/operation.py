@@ -20,8 +20,7 @@ DEVICE_HOURS: Final = {
 """Device-hours between failures, published: 6.50 and 2.34 in 1,000 days of nodes of eight A100 (arXiv 2410.21680), and
 419 unexpected interruptions in 54 days of 16,384 H100 (arXiv 2407.21783). Small jobs fail more often, by software."""
 
-RESTART_S: Final = 600.0
-CHECKPOINT_S: Final = 30.0
+RESTART_S, CHECKPOINT_S = 600.0, 30.0
 """Assumed times from a failure to the first step again, and of a checkpoint."""
 
 
@@ -43,10 +42,7 @@ def goodput_frac(apart_s: float, work_s: float, checkpoint_s: float, restart_s: 
 
 
 def best_work_s(apart_s: float, checkpoint_s: float) -> float:
-    """Computes the work between checkpoints that loses least time, by Daly's equation 37.
-
-    Its first term is Young's sqrt(2 checkpoint apart) (doi 10.1145/361147.361115).
-    """
+    """Computes the work between checkpoints that loses least, by Daly's equation 37; its first term is Young's."""
     part = checkpoint_s / (2 * apart_s)
     if part >= 1.0:
         return apart_s

@@ -10,7 +10,10 @@ READING: Final = reading(
     "each figure with half of its 90 % interval, which widens with the distance; next limit: the part of a step whose "
     "share grows most; error: projected over measured step, coloured where it is outside the interval"
 )
-SHOWN: Final = ("step_time_s", "tokens_per_s", "energy_per_token_j", "node_device_power_mean_w")
+SHOWN: Final = (
+    "step_time_s", "tokens_per_s", "energy_per_token_j", "node_device_power_mean_w", "goodput_frac",
+    "cluster_power_mean_w", "cluster_power_peak_1s_w", "cluster_swing_rms_w",
+)  # fmt: skip
 
 
 def projection_view(found: Sequence[Projected]) -> View:
