@@ -8,7 +8,7 @@ import pytest
 from wattune.api.experiments import find_experiments
 
 FOLDER = Path(__file__).parents[2] / "experiments"
-MEASURED = [name for name, declared in find_experiments(FOLDER).items() if not hasattr(declared, "EVIDENCE")]
+MEASURED = [name for name, declared in find_experiments(FOLDER).items() if "EVIDENCE" not in declared]
 QUICK = "recomputation"
 """The one of the quick tests; the others run in `make nightly`."""
 

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 import wattune
-from wattune.api import forecast
+from wattune.api import forecast, scale
 from wattune.catalog.models import MODELS
 from wattune.errors import SpaceError
 
@@ -282,3 +282,64 @@ def test_the_sweeps_hold_the_published_tuples():
         )
         assert (model(row), row["mode"], row["device"], *(plan[name] for name in names)) in shipped, row
     assert yaml.safe_load(SPACES[0].read_text())["study"].startswith("paper_")
+
+
+def test_a_sweep_scales_to_one_node_with_its_distance():
+    """On four devices what stands for a tuple is within the distance allowed, and the rest is told."""
+    path = ROOT / "search_spaces" / "paper" / "parallelism_h200x32.yaml"
+    _, planned, distances = scale(path, "1x4", allow_percent=12)
+    assert all(one.percent <= 12 for one in distances)
+    assert len(planned.kept) >= 8 and {one.spec.model.name for one in planned.kept} >= {"gpt3_175b", "mixtral_8x7b"}
+    assert len(planned.kept) + len(planned.rejected) == len(wattune.plan(path).kept)
+    assert {one.rule for one in planned.rejected} == {"scale_down"}
+
+
+def sweep(name: str) -> list[tuple[Row, dict[str, float]]]:
+    """Configurations of a shipped sweep that may fit, with their estimates."""
+    found = forecast(ROOT / "search_spaces" / "paper" / f"{name}.yaml")
+    columns = found.estimates.columns
+    return [
+        (dict(one.config), {metric: float(column.value[place]) for metric, column in columns.items()})
+        for place, one in enumerate(found.kept)
+    ]
+
+
+def figure(rows: list[tuple[Row, dict[str, float]]], metric: str, **config: Any) -> float:
+    (found,) = [figures for own, figures in rows if all(own.get(key) == value for key, value in config.items())]
+    return found[metric]
+
+
+def test_the_page_says_what_the_sweeps_estimate():
+    page = " ".join((ROOT / "docs" / "paper.md").read_text().split())
+    small, large = sweep("parallelism_h200x32"), sweep("parallelism_h100x64")
+    sizes, fsdp, optimized = sweep("micro_batch_h200x32"), sweep("fsdp_h200x32"), sweep("optimization_h200x32")
+    speed, power, energy = "tokens_per_s", "device_power_mean_w", "energy_per_token_j"
+    gpt, llama, mixtral = {"model": "gpt3_175b"}, {"model": "llama3_70b"}, {"model": "mixtral_8x22b"}
+
+    def by_size(size: int, metric: str, tp: int) -> float:
+        return figure(sizes, metric, **gpt, tp=tp, micro_batch_size=size)
+
+    def gathered(size: int) -> float:
+        return figure(fsdp, speed, **gpt, micro_batch_size=size, recompute="full", overlap="none")
+
+    def at_tp4(kept: str) -> float:
+        return figure(optimized, speed, **llama, tp=4, recompute=kept, overlap="none")
+
+    figures = {
+        "{:.1f} times the tokens/s at TP4": figure(large, speed, **llama, tp=4) / figure(small, speed, **llama, tp=4),
+        "{:.2f} times the tokens/s, at": figure(small, speed, **gpt, tp=2) / figure(large, speed, **gpt, tp=2),
+        "at {:.2f} times the energy": figure(small, energy, **gpt, tp=2) / figure(large, energy, **gpt, tp=2),
+        "{:.0f} times as fast over": figure(small, speed, **mixtral, tp=1) / figure(small, speed, **mixtral, tp=4),
+        "{:.0f} W a device at PP16": figure(small, power, **gpt, tp=2),
+        "{:.0f} W at PP8": figure(small, power, **gpt, tp=4),
+        "keeps {:.2f} of its speed": at_tp4("full") / at_tp4("none"),
+        "| {:.1f} times |": gathered(4) / gathered(1),
+        **{"%.2f" % (by_size(size, speed, 2) / by_size(1, speed, 2)): 0.0 for size in (2, 4, 8)},
+        "{:.0f} W falls": by_size(1, power, 2),
+        "to {:.0f} W from 1 to 8": by_size(8, power, 2),
+        "rises to {:.0f} W at 2": by_size(2, power, 8),
+    }
+    assert [text.format(value) for text, value in figures.items() if text.format(value) not in page] == []
+    assert not [
+        own for own, _ in optimized if own["model"] == "mixtral_8x22b" and (own["tp"], own["recompute"]) == (1, "none")
+    ]

@@ -5,14 +5,13 @@ may also replace keys of the space), `CLAIMS` (`higher`, `lower` or `same` by me
 nobody can run it, `EVIDENCE = "estimated"`. Everything else is computed: estimates, order, effects, verdicts.
 """
 
-import importlib.util
 import json
 import math
+import runpy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 import pyarrow as pa
@@ -49,7 +48,7 @@ _MARKS: Final = ("<!-- results -->\n", "<!-- end of results -->")
 _MOST_REPEATS: Final = 998
 
 
-def find_experiments(folder: str | Path = FOLDER) -> dict[str, ModuleType]:
+def find_experiments(folder: str | Path = FOLDER) -> dict[str, dict[str, Any]]:
     """Loads every file of a folder that declares `CLAIMS`, by name; `QUESTION` is its docstring's first line.
 
     Raises:
@@ -57,11 +56,9 @@ def find_experiments(folder: str | Path = FOLDER) -> dict[str, ModuleType]:
     """
     found = {}
     for path in sorted(Path(folder).glob("*.py")):
-        spec = importlib.util.spec_from_file_location(f"wattune_experiment_{path.stem}", path)
-        if "\nCLAIMS" in path.read_text(encoding="utf-8") and spec is not None and spec.loader is not None:
-            found[path.stem] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(found[path.stem])
-            vars(found[path.stem])["QUESTION"] = (found[path.stem].__doc__ or path.stem).strip().splitlines()[0]
+        if "\nCLAIMS" in path.read_text(encoding="utf-8"):
+            declared = runpy.run_path(str(path))
+            found[path.stem] = declared | {"QUESTION": (declared["__doc__"] or path.stem).strip().splitlines()[0]}
     if not found:
         raise PlanError(f"no experiment in {Path(folder).resolve()}; give --folder, or call it where experiments/ is")
     return found
@@ -105,9 +102,9 @@ def run_experiment(
     if name not in known:
         raise PlanError(f'unknown experiment "{name[:60]}"; {closest(name, known)}')
     declared = known[name]
-    evidence = getattr(declared, "EVIDENCE", "measured")
+    evidence = declared.get("EVIDENCE", "measured")
     cluster: Any = "1x2 h200_sxm" if short or evidence == "estimated" else _devices_here()
-    arms = [_space(name, declared, arm, cluster) for arm in declared.ARMS.values()]
+    arms = [_space(name, declared, arm, cluster) for arm in declared["ARMS"].values()]
     expected = [_estimated(arm) for arm in arms]
     facts: dict[str, Any] = {"hardware": "", "quality": ""}
     table = None
@@ -120,16 +117,16 @@ def run_experiment(
     claims = [
         {"metric": metric, "expected": side, "predicted": predicted.get(metric, {}).get("effect"), **effects[metric]}
         | judged(side, effects[metric])
-        for metric, side in declared.CLAIMS.items()
+        for metric, side in declared["CLAIMS"].items()
         if metric in effects
     ]
-    if (first := next(iter(declared.CLAIMS))) not in effects:
+    if (first := next(iter(declared["CLAIMS"]))) not in effects:
         raise PlanError(f"experiment {name}: its arms did not both measure {first}; its study says why")
     result = {
-        "question": declared.QUESTION,
-        "paper": declared.PAPER,
+        "question": declared["QUESTION"],
+        "paper": declared["PAPER"],
         "evidence": evidence,
-        "arms": [*declared.ARMS],
+        "arms": [*declared["ARMS"]],
         "date": datetime.now(UTC).date().isoformat(),
         **facts,
         "versions": {"wattune": __version__, **facts.get("versions", {})},
@@ -178,10 +175,10 @@ def _devices_here() -> str:
     return f"1x{4 if len(products) >= 4 else 2} {kind.name}"
 
 
-def _space(name: str, declared: ModuleType, arm: Mapping[str, Any], cluster: Any) -> dict[str, Any]:
+def _space(name: str, declared: Mapping[str, Any], arm: Mapping[str, Any], cluster: Any) -> dict[str, Any]:
     """Returns the space of one arm on a cluster, unless the file names one."""
     own = {key: arm[key] for key in arm if key in SpaceFile.model_fields.keys() - {*OF_PLAN}}
-    given = {"study": f"experiment_{name}", "cluster": cluster, "engine": "torch", **declared.SPACE, **own}
+    given = {"study": f"experiment_{name}", "cluster": cluster, "engine": "torch", **declared["SPACE"], **own}
     return given | {
         "objective": "maximize tokens_per_s",
         "plans": [{key: value for key, value in arm.items() if key not in own}],

@@ -36,7 +36,7 @@ def experiments(
     if action == "page":
         write_asked_bytes(folder / "README.md", written_page(folder).encode())
     elif name is None:
-        questions = {one: declared.QUESTION for one, declared in find_experiments(folder).items()}
+        questions = {one: declared["QUESTION"] for one, declared in find_experiments(folder).items()}
         found = results_of(folder)
         if as_json:
             print_json({one: {"question": text, "result": found.get(one)} for one, text in questions.items()})
