@@ -18,8 +18,9 @@ def effect_text(claim: Mapping[str, Any]) -> str:
     effect, low, high = (_shown(claim, key) for key in ("effect", "low", "high"))
     unit = "K" if unit_of(claim["metric"]) == "degC" else "%"
     within = "untested" if low is None else f"{low:+.1f} to {high:+.1f}"
+    size = "not measured" if effect is None else f"{effect:+.1f} {unit} ({within})"
     would = f"; {claim['would_tell']} repeats would tell" if claim["would_tell"] else ""
-    return f"{claim['metric']} {effect:+.1f} {unit} ({within}): {claim['verdict']}{would}"
+    return f"{claim['metric']} {size}: {claim['verdict']}{would}"
 
 
 def effects_picture(result: Mapping[str, Any]) -> str:
@@ -54,7 +55,8 @@ def effects_picture(result: Mapping[str, Any]) -> str:
             parts.append(f'<path d="M{x["low"]:.1f} {y}H{x["high"]:.1f}{ends}" stroke="#111" stroke-width="2"/>')
         if "predicted" in x:
             parts.append(f'<path d="M{x["predicted"]:.1f} {y - 8}l7 8-7 8-7-8z" fill="none" stroke="#111"/>')
-        parts.append(f'<circle cx="{x["effect"]:.1f}" cy="{y}" r="5"/>')
+        if "effect" in x:
+            parts.append(f'<circle cx="{x["effect"]:.1f}" cy="{y}" r="5"/>')
         parts.append(
             _text(
                 _WIDTH - 170, y + 4, {"agrees": "✓ ", "contests": "✗ "}.get(claim["verdict"], "? ") + claim["verdict"]

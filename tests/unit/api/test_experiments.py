@@ -120,7 +120,33 @@ def test_mistakes_are_told(tmp_path: Path):
         room.run_experiment("too_large", folder=tmp_path, short=True)
 
 
+@pytest.mark.parametrize(
+    ("products", "shown", "cluster"),
+    [
+        (["NVIDIA H200"] * 4, None, "1x4 h200_sxm"),
+        (["NVIDIA H200"] * 4, "2,3", "1x2 h200_sxm"),
+        (["NVIDIA H100 80GB HBM3"] * 8, None, "1x4 h100_sxm"),
+        (["NVIDIA H100 80GB HBM3"] * 2, "0,1,2,3", "1x2 h100_sxm"),
+        (["NVIDIA H200"] * 4, "3", ""),
+        (["NVIDIA H200"], None, ""),
+        (["A card"] * 2, None, ""),
+    ],
+)
+def test_the_devices_that_a_program_sees_are_counted(monkeypatch: pytest.MonkeyPatch, products, shown, cluster):
+    monkeypatch.setattr(room, "nvidia_products", lambda: products)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shown is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    if cluster:
+        assert room._devices_here() == cluster
+    else:
+        with pytest.raises(PlanError, match="no two GPUs"):
+            room._devices_here()
+
+
 def test_effects_are_worded():
+    nothing = {"metric": "tokens_per_s", "effect": None, "low": None, "high": None, "repeats": 0}
+    assert effect_text(nothing | room.judged("same", nothing)) == "tokens_per_s not measured: cannot tell"
     claim = {"metric": "tokens_per_s", "effect": math.log(1.1), "low": math.log(1.05), "high": math.log(1.2)}
     claim |= {"verdict": "agrees", "would_tell": None}
     assert effect_text(claim) == "tokens_per_s +10.0 % (+5.0 to +20.0): agrees"
