@@ -69,7 +69,7 @@ def space(case: str, given: Namespace) -> dict[str, Any]:
             "recompute": ["none", "full"],
             "overlap": ["grad_param"],
         },
-        "requires": ["recompute == full -> micro_batch_size == 4"],
+        "requires": ["recompute == full -> micro_batch_size == 4", *given.requires],
         "measure": {
             "warmup_steps": 3, "min_steps": 4, "min_seconds": given.window_s, "profile_steps": 0,
             "reference_every": 0, "timeout_s": 150, "stall_s": 60,
@@ -207,6 +207,8 @@ def _options(parser: ArgumentParser) -> None:
     parser.add_argument("--device", default="", help="a device of the catalog, or cpu; else what is here")
     parser.add_argument("--window-s", type=float, default=2.0, help="least seconds of measured steps")
     parser.add_argument("--most-s", type=float, default=520.0, help="seconds for all studies together")
+    parser.add_argument("--requires", action="append", default=[], help="condition on plans; may be repeated")
+    parser.add_argument("--also", type=Path, help="folder of another call, whose rankings are added to these")
     parser.add_argument("--seed", type=int, default=0)
 
 
@@ -232,12 +234,14 @@ def main(given: Namespace) -> Found:
         part = share[case] / sum(share[one] for one in cases[number:])
         if left_s > STOP_S:
             measure(case, given, left_s * part if number < len(cases) - 1 else left_s)
-    wrong, kept = [], {case: given.keep / f"{case}.json" for case in CASES}
-    if kept["whole"].exists():
-        whole = figures(kept["whole"])
-        for case in CASES[1:]:
-            if kept[case].exists() and len(small := figures(kept[case])) > 1 and len(whole) > 1:
-                wrong += compared(case, whole, small, rows)
+    folders = [given.keep, *([given.also] if given.also else [])]
+    kept = {case: dict[str, dict[str, Any]]() for case in CASES}
+    for case, path in ((case, folder / f"{case}.json") for case in CASES for folder in folders):
+        kept[case] |= figures(path) if path.exists() else {}
+    wrong: list[str] = []
+    for case in CASES[1:]:
+        if len(kept["whole"].keys() & kept[case].keys()) > 1:
+            wrong += compared(case, kept["whole"], kept[case], rows)
     published = Rows("proxy", "published_ratio", "predicted_ratio", "off_ratio", "distance_frac")
     wrong = ([] if given.device == "cpu" else wrong) + proxies(published)
     given.keep.mkdir(parents=True, exist_ok=True)

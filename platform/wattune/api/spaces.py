@@ -213,8 +213,12 @@ def scale(path: Path, to: str, *, allow_percent: float | None = None) -> tuple[s
         raise SpaceError(f"{path}: is scaled already (model.scale_to); scale the space that it was made of")
     own = {"scale_to": target.text} | ({} if allow_percent is None else {"allow_percent": float(allow_percent)})
     models = [({"name": one} if isinstance(one, str) else one) | own for one in listed(document["model"])]
-    document |= {"study": f"{large.name}_on_{target.text.replace(' ', '_')}", "model": models}
-    spec = parse_space(document, str(path), path.parent)
+    model = models if len(models) > 1 else models[0]
+    document |= {"study": f"{large.name}_on_{target.text.replace(' ', '_')}", "model": model}
+    try:
+        spec = parse_space(document, str(path), path.parent)
+    except SpaceError as error:  # the large space is valid: what is wrong is the target, in one line
+        raise SpaceError(f"{path}: {'; '.join(line.strip() for line in str(error).splitlines()[1:])}") from None
     planned = StudyPlan(spec=spec, candidates=prune(spec))
     if not planned.kept and all(one.rule != SCALE_DOWN for one in planned.rejected):
         first = planned.rejected[0]

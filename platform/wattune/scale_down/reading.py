@@ -68,13 +68,15 @@ def _metrics(one: Scaled, run: Run) -> tuple[dict[str, float], dict[str, float]]
         found.update({name: value for name, value in values.items() if name in known})
         relative.update(dict.fromkeys(values.keys() & known.keys(), error))
 
-    wider = cluster.devices_per_node / one.small.cluster.devices_per_node
-    for name, (before, after) in one.estimated.items():
-        group = METRICS[name].group
-        if group in ("power", "memory") and min(known.get(name, 0.0), before, after) > 0:
-            # Memory follows the parts that grow; power of a device should be the same.
-            kept = wider if name.startswith("node_") else 1.0
-            away = 100 * abs(math.log(after / before / kept)) if group == "power" else 0.0
+    wider, mean = cluster.devices_per_node / one.small.cluster.devices_per_node, one.estimated["device_power_mean_w"]
+    for name in (name for name in one.estimated if METRICS[name].group in ("power", "memory")):
+        # Memory follows the parts that grow. Power of a device should be the same: its peaks follow its mean, since
+        # estimates of peaks jump where a window holds one phase more of a longer step.
+        (before, after), kept = one.estimated[name], wider if name.startswith("node_") else 1.0
+        if is_power := METRICS[name].group == "power":
+            before, after = mean[0], mean[1] * kept
+        if min(known.get(name, 0.0), before, after) > 0:
+            away = 100 * abs(math.log(after / before / kept)) if is_power else 0.0
             read = read_as(known[name], before, after, measured_log_std=0.0, distance_percent=away)
             add({name: float(read.value[0])}, float(read.log_std[0]))
     step_s, tokens = known.get("step_time_s", 0.0), one.large.workload.tokens_per_step
