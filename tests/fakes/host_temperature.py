@@ -8,11 +8,11 @@ from typing import Final
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from scipy.optimize import least_squares
 
 from wattune.arrays import Floats
 from wattune.cost.coefficients import ThermalCoefficients
 from wattune.cost.temperature import lagged
-from wattune.fitting.least_squares import least_squares
 from wattune.units import NS_PER_S
 
 ROOT: Final = Path(__file__).parents[2]
@@ -97,14 +97,10 @@ def fit_temperature(traces: Sequence[Trace], start: ThermalCoefficients) -> Host
         return np.asarray(errors[np.isfinite(errors)])
 
     first = [start.inlet_c, *start.resistances_k_per_w, *start.time_constants_s, start.preheat_time_constant_s]
-    high = np.full(slots, PREHEAT_HIGH if slots > 1 else 1e-9)
-    found = least_squares(
-        residuals,
-        np.concatenate([first, np.minimum(start.preheat_k_per_w / 2, high)]),
-        np.concatenate([LOW, np.zeros(slots)]),
-        np.concatenate([HIGH, high]),
-    )
-    return candidate(found)
+    most = np.full(slots, PREHEAT_HIGH if slots > 1 else 1e-9)
+    low, high = np.concatenate([LOW, np.zeros(slots)]), np.concatenate([HIGH, most])
+    begin = np.clip(np.concatenate([first, np.minimum(start.preheat_k_per_w / 2, most)]), low, high)
+    return candidate(least_squares(residuals, begin, bounds=(low, high), x_scale="jac").x)
 
 
 def with_inlet_at_rest(fit: HostFit, trace: Trace, rest_cells: int) -> HostFit:

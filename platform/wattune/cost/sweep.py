@@ -36,42 +36,23 @@ MEMORY_BYTES: Final = (2**26, 2**30)
 NUM_COPIES: Final = {"copy": 2, "add": 3, "norm": 2}
 """Arrays of the given size that each memory-bound kernel reads and writes."""
 
-COLUMNS: Final = pa.schema(
-    [
-        pa.field("kind", pa.string()),
-        pa.field("device", pa.string()),
-        pa.field("device_name", pa.string()),
-        pa.field("device_uuid", pa.string()),
-        pa.field("node", pa.string()),
-        pa.field("rank", pa.int32()),
-        pa.field("date", pa.string()),
-        pa.field("versions", pa.string()),
-        pa.field("settings", pa.string()),
-        pa.field("dtype", pa.string()),
-        pa.field("size_bytes", pa.int64()),
-        pa.field("group_size", pa.int32()),
-        pa.field("num_nodes", pa.int32()),
-        pa.field("network", pa.string()),
-        pa.field("num_groups", pa.int32()),
-        pa.field("m", pa.int64()),
-        pa.field("n", pa.int64()),
-        pa.field("k", pa.int64()),
-        pa.field("num_heads", pa.int32()),
-        pa.field("num_kv_heads", pa.int32()),
-        pa.field("head_size", pa.int32()),
-        pa.field("seq_len", pa.int64()),
-        pa.field("model", pa.string()),
-        pa.field("in_graph", pa.bool_()),
-        pa.field("num_repeats", pa.int32()),
-        pa.field("num_calls", pa.int32()),
-        pa.field("time_s", pa.float64()),
-        pa.field("time_low_s", pa.float64()),
-        pa.field("time_high_s", pa.float64()),
-        pa.field("algorithm_bytes_per_s", pa.float64()),
-        pa.field("bus_bytes_per_s", pa.float64()),
-        pa.field("flop_per_s", pa.float64()),
-    ]
+_TYPES: Final = (
+    (pa.string(), "kind device device_name device_uuid node"),
+    (pa.int32(), "rank"),
+    (pa.string(), "date versions settings dtype"),
+    (pa.int64(), "size_bytes"),
+    (pa.int32(), "group_size num_nodes"),
+    (pa.string(), "network"),
+    (pa.int32(), "num_groups"),
+    (pa.int64(), "m n k"),
+    (pa.int32(), "num_heads num_kv_heads head_size"),
+    (pa.int64(), "seq_len"),
+    (pa.string(), "model"),
+    (pa.bool_(), "in_graph"),
+    (pa.int32(), "num_repeats num_calls"),
+    (pa.float64(), "time_s time_low_s time_high_s algorithm_bytes_per_s bus_bytes_per_s flop_per_s"),
 )
+COLUMNS: Final = pa.schema([pa.field(name, kind) for kind, names in _TYPES for name in names.split()])
 """One row for each case; of kernels one for each case and device.
 
 `time_s` is the median over `num_repeats`, each the mean of `num_calls` calls without pause, `time_low_s` and

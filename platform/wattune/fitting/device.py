@@ -6,16 +6,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-import numpy as np
-
-from wattune.arrays import Floats
 from wattune.cost.estimate import Coefficients
 from wattune.errors import PlanError
 from wattune.fitting.links import SweepFit
 from wattune.fitting.memory import fit_memory
 from wattune.fitting.power import MIN_CONFIGURATIONS, has_activity, with_intervals
 from wattune.fitting.step_time import fit as fit_step_time
-from wattune.fitting.store import HoldOut, StoredFit, missing_data
+from wattune.fitting.store import HoldOut, StoredFit, missing_data, note
 from wattune.metrics import METRICS
 from wattune.run import Run, RunStatus
 from wattune.trial import TrialSpec
@@ -61,22 +58,23 @@ def fit_device(
                 ("node_device_power_peak_1s_w", power.peak_error_frac),
             ):
                 hold_out[metric] = HoldOut(median_frac=None, p95_frac=frac, num_configurations=configurations)
+    number = len({spec.trial_id for spec, _ in usable})
     step, _, errors = fit_step_time([(spec, result.metrics) for spec, result in usable], default.step_time, power)
-    _note(hold_out, "step_time_s", errors, usable)
+    note(hold_out, "step_time_s", errors, number)
     peaks = [
         (spec, result.metrics["memory_peak_bytes"]) for spec, result in usable if "memory_peak_bytes" in result.metrics
     ]
     memory = None
     if peaks:
         memory, errors = fit_memory(peaks, default.memory)
-        _note(hold_out, "memory_peak_bytes", errors, usable)
+        note(hold_out, "memory_peak_bytes", errors, number)
     return StoredFit(
         device=device,
         device_uuids=tuple(sorted(set(device_uuids))),
         fitted_at=datetime.now(UTC).isoformat(timespec="seconds"),
         studies=tuple(studies),
         num_trials=len(usable),
-        num_configurations=len({spec.trial_id for spec, _ in usable}),
+        num_configurations=number,
         memory=memory,
         step_time=step,
         power=power if rows else None,
@@ -129,17 +127,6 @@ def _row(one: MeasuredTrial) -> dict[str, Any]:
     spec, result = one
     facts = {"trial_id": result.trial_id, "status": str(result.status), "spec": json.dumps(spec.to_json())}
     return facts | {name: result.metrics.get(name) for name in METRICS}
-
-
-def _note(hold_out: dict[str, HoldOut], metric: str, errors: Floats, usable: Sequence[MeasuredTrial]) -> None:
-    """Keeps the held-out errors of a metric, where anything was held out."""
-    known = np.abs(errors[np.isfinite(errors)])
-    if known.size:
-        hold_out[metric] = HoldOut(
-            median_frac=float(np.median(known)),
-            p95_frac=float(np.quantile(known, 0.95)),
-            num_configurations=len({spec.trial_id for spec, _ in usable}),
-        )
 
 
 def _axes(spec: TrialSpec) -> dict[str, int | str]:

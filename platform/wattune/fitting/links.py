@@ -17,7 +17,7 @@ from wattune.cost.step_time.matmul import matmul_s
 from wattune.cost.step_time.work import attention_fill
 from wattune.cost.sweep import COLLECTIVES, COLUMNS, GRAPH_BYTES
 from wattune.errors import PlanError
-from wattune.fitting.store import HoldOut
+from wattune.fitting.store import HoldOut, note
 
 LEAST_SIZES: Final = 3
 """Sizes of a collective that say how its time depends on the size."""
@@ -118,7 +118,7 @@ def _collectives(
                 network=network,
             )
         )
-    _note(hold_out, "collective_time_s", np.abs(np.array(errors)), len(errors))
+    note(hold_out, "collective_time_s", np.array(errors), len(errors))
     return tuple(found)
 
 
@@ -166,7 +166,7 @@ def _kernels(rows: Sequence[Mapping[str, Any]], device: DeviceSpec, hold_out: di
         models = np.array([row["model"] for row in products])
         if len(set(models)) > 1:
             other = np.array([np.median(frac[models != name]) for name in models])
-            _note(hold_out, "product_time_s", np.abs(frac / other - 1), len(set(models)))
+            note(hold_out, "product_time_s", frac / other - 1, len(set(models)))
     for kind in ("attention_forward", "attention_backward"):
         own = [row for row in rows if row["kind"] == kind and row["dtype"] == "bfloat16"]
         if own:
@@ -177,10 +177,3 @@ def _kernels(rows: Sequence[Mapping[str, Any]], device: DeviceSpec, hold_out: di
         found["memory_frac"] = float(np.median([row["algorithm_bytes_per_s"] for row in moved])) / bandwidth
     assert found.keys() <= {*KernelCoefficients.__dataclass_fields__}, "fields of the coefficients"
     return found
-
-
-def _note(hold_out: dict[str, HoldOut], name: str, errors: Floats, number: int) -> None:
-    if errors.size:
-        hold_out[name] = HoldOut(
-            median_frac=float(np.median(errors)), p95_frac=float(np.quantile(errors, 0.95)), num_configurations=number
-        )

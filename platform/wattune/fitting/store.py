@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from wattune.arrays import Floats
 from wattune.cost.coefficients import MemoryCoefficients, PowerCoefficients, StepTimeCoefficients
 from wattune.errors import PlanError
 from wattune.storage.files import read_json_object, write_json
@@ -27,6 +29,14 @@ class HoldOut(BaseModel):
     p95_frac: float
     """95 % of the absolute errors are smaller."""
     num_configurations: int
+
+
+def note(hold_out: dict[str, HoldOut], metric: str, errors: Floats, num_configurations: int) -> None:
+    """Keeps the held-out errors of a metric, where anything was held out."""
+    known = np.abs(errors[np.isfinite(errors)])
+    if known.size:
+        median, p95 = np.quantile(known, [0.5, 0.95]).tolist()
+        hold_out[metric] = HoldOut(median_frac=median, p95_frac=p95, num_configurations=num_configurations)
 
 
 class StoredFit(BaseModel):

@@ -45,7 +45,7 @@ def test_a_shape_that_models_share_is_measured_where_the_first_of_them_has_it() 
     texts = [one.text for one in shipped]
     between = next(place for place, one in enumerate(shipped) if one.is_collective and one.size_bytes == 4**7)
     for model in MODELS.values():
-        width = model.hidden_size + 2 * model.num_kv_heads * model.head_size
+        width = model.query_width + model.kv_width
         assert texts.index(f"matmul m=4096 n={width} k={model.hidden_size}") < between, model.name
 
 

@@ -15,7 +15,7 @@ class EngineFacts:
     all-reduce)."""
     splits_ends: bool
     """True where tensor parallel cuts embedding and head."""
-    gathers_again: bool
+    gathers_again: bool = False
     """True where inputs cut along the sequence are gathered again for gradients of weights."""
     compiles: bool = True
     """True where layers are compiled."""
@@ -23,26 +23,27 @@ class EngineFacts:
     """True where they stay so under tensor parallel."""
     attention_rate: float = 1.0
     """Rate of its attention over torch's fused kernels."""
-    copies_split: float
+    copies_split: float = 0.0
     """Passes over the whole activations that each collective along the sequence adds: where the gathered dimension is
     not the first in memory, pieces are put in order."""
     host_ops: float
     """Operations that the host issues a dense layer and pass, where it is compiled."""
-    host_ops_expert: float
+    host_ops_expert: float = 150
     """The same of a layer with experts."""
     host_split: float
     """Factor on `host_ops` under tensor parallel. A layer with experts gets as many more: its experts are split by no
     further operations. The torch engine's is Megatron-Core's times 0.64, the ratio of their layers where both wait for
     one host (`benchmarks/results/tensor_parallel_host.md`)."""
-    casts_apart: bool
-    """True where numbers are cast to fp8 apart from what makes them, and their scales are found anew."""
-    host_cast: float
+    casts_apart: bool = True
+    """True where numbers are cast to fp8 apart from what makes them, and their scales are found anew, as
+    Megatron's are by the recipe `wattune.engines.megatron.config.FP8_RECIPE`."""
+    host_cast: float = 1.0
     """Factor on both where linear layers run in fp8 and scales are found anew for each product. The torch engine's is
     from plans on one H200 that wait for their host, whose runs scatter by 40 %: 1.6 times the time of a layer and pass
     in bf16 (`benchmarks/data/dense_llama_1b_h200.parquet`)."""
-    host_ops_exchange: float
+    host_ops_exchange: float = 50
     """More of them where experts exchange tokens. They follow a wait for the device, so nothing runs beside them."""
-    exchanges_always: bool
+    exchanges_always: bool = True
     """True where experts wait so without expert parallelism too."""
     gathers_rows: bool = False
     """True where ranks that split an expert gather the rows that tokens chose; else they gather tokens."""
@@ -56,13 +57,13 @@ class EngineFacts:
     """Bytes a parameter and micro-batch to accumulate gradients, where they stay whole."""
     reduced_bytes: float
     """The same where they are reduced after every micro-batch."""
-    hides_reduction_from: int
+    hides_reduction_from: int = 0
     """Lowest stage of ZeRO that reduces gradients beside compute if asked to."""
     hides_replicas_beside_tp: bool = False
     """True where a plan whose tensor parallel collectives run beside products also hides those between replicas."""
     sent_grad_bytes: float = 4
     """Bytes a parameter of the gradients that replicas reduce."""
-    gathers_in_update: bool
+    gathers_in_update: bool = False
     """True where weights that are gathered once a step are gathered in the update, beside nothing."""
     update_bytes: float
     """Bytes a parameter that one update moves, gradient norm and clipping included."""
@@ -74,21 +75,17 @@ FACTS: Final[dict[str, EngineFacts]] = {
         fuses_linears=False,
         splits_sequence=True,
         splits_ends=True,
-        gathers_again=False,
         compiles_split=True,
         copies_split=2.0,
         host_ops=30,
         host_ops_expert=110,
         host_split=1.67,
-        casts_apart=True,
         host_cast=1.6,
         host_ops_exchange=40,
         exchanges_always=False,
         host_ops_gather=150,
         grad_bytes=10,
         reduced_bytes=8,
-        hides_reduction_from=0,
-        gathers_in_update=False,
         update_bytes=40,
     ),
     # bf16 weights beside fp32 ones: the update also copies gradients and writes bf16 weights.
@@ -98,19 +95,11 @@ FACTS: Final[dict[str, EngineFacts]] = {
         splits_ends=True,
         gathers_again=True,
         compiles_split=True,
-        copies_split=0.0,
         host_ops=60,
-        host_ops_expert=150,
         host_split=1.3,
-        casts_apart=True,  # Megatron's by the recipe `wattune.engines.megatron.config.FP8_RECIPE`
-        host_cast=1.0,
-        host_ops_exchange=50,
-        exchanges_always=True,
         host_ops_gather=0,
         grad_bytes=10,
         reduced_bytes=10,
-        hides_reduction_from=0,
-        gathers_in_update=False,
         update_bytes=48,
     ),
     # Automatic tensor parallel runs eagerly; its collectives are all-reduces, embedding and head stay whole.
@@ -118,16 +107,9 @@ FACTS: Final[dict[str, EngineFacts]] = {
         fuses_linears=False,
         splits_sequence=False,
         splits_ends=False,
-        gathers_again=False,
         compiles_split=False,
-        copies_split=0.0,
         host_ops=40,
-        host_ops_expert=150,
         host_split=1.5,
-        casts_apart=True,  # Megatron's by the recipe `wattune.engines.megatron.config.FP8_RECIPE`
-        host_cast=1.0,
-        host_ops_exchange=50,
-        exchanges_always=True,
         host_ops_gather=150,
         grad_bytes=12,
         reduced_bytes=32,
