@@ -140,7 +140,7 @@ def _measured(folder: StudyFolder) -> list[tuple[TrialSpec, Run]]:
 
 
 def _readings(folder: StudyFolder, spec: TrialSpec, run: Run) -> tuple[list[SlotReading], float]:
-    """Reads what every rank's device did in a run, and the share of backward; nothing where its spans are gone."""
+    """Reads what every device did in a run, by slot, and the share of backward; nothing where its spans are gone."""
     path, own, size = folder.trial(run.trial_id, run.repeat).path, spec.plan, spec.cluster.world_size
     data = RunData.of(path)
     examined = data.examined
@@ -154,7 +154,8 @@ def _readings(folder: StudyFolder, spec: TrialSpec, run: Run) -> tuple[list[Slot
     traces, places, settled = traces_by_device(aligned, examined.powers), slots_of(own, spec.cluster), examined.settled
     at_s, found = run.start_wall_ns / NS_PER_S, []
     alone = own.tp == own.cp == own.ep == 1 and own.sharding not in GATHERS_INSIDE
-    for number, device, time_s in zip(steps.rank.tolist(), steps.device, each_s.tolist(), strict=True):
+    ranks = zip(steps.rank.tolist(), steps.device, each_s.tolist(), strict=True)
+    for number, device, time_s in sorted(ranks, key=lambda one: (places[one[0]].node, places[one[0]].device)):
         where = device[0], places[number].device, str(aligned.known.get(device, {}).get("uuid") or "")
         temp_c = settled[device].settled_c if device in settled else None
         power_w = traces[device][0].mean_w / traces[device][0].share if device in traces else None

@@ -57,7 +57,7 @@ def doctor(
     """Says what this machine has, what it lacks, and what follows."""
     if of_slots:
         found = api.slot_map(study, storage=storage)
-        answer(as_json, found.to_json(), map_view(found))
+        answer(as_json, {"slots": found.rows, "notes": found.notes}, map_view(found))
         return
     if study is not None:
         raise PlanError(f"doctor looks at this machine and needs no {study}; give --map for the slots of that study")

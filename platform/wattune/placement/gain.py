@@ -150,11 +150,11 @@ def place_plan(
 ) -> PlacementAdvice:
     """Finds the exact best placements of a measured plan on a map, and recommends one that surely pays for a restart.
 
-    `own` are readings of one run of the plan, of which `frac` is backward. `times_s` are its step, restart and horizon.
+    `own` are readings of one run of the plan, by slot, `frac` of it backward. `times_s` are step, restart and horizon.
     Raises `PlanError` where the map is of other machines or cannot compare the plan's slots, or there is one stage.
     """
     (step_time_s, restart_s, horizon_s), rows = times_s, slots.rows
-    works, devices = sorted({one.work for one in own}), sorted(one.device for one in own)
+    works, devices = sorted({one.work for one in own}), [one.device for one in own]
     if spec.plan.pp < 2:
         raise PlanError(f"{spec.label}: a plan of one stage has no layers to place; choose one with pp of 2 or more")
     if strange := ({*devices} - {*slots.devices}) or ({*works} - {*slots.works}):

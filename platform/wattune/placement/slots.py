@@ -15,11 +15,11 @@ from scipy.sparse.csgraph import connected_components
 
 from wattune.arrays import Floats
 from wattune.errors import PlanError
-from wattune.intervals import t_quantile
+from wattune.intervals import t_cumulative, t_quantile
 
 NUM_DRAWS: Final = 2000
-DRIFTS: Final = 4.0
-"""Standard errors of a slope of time that count as drift: one of 10,000 by chance. Our choice."""
+DRIFTS: Final = 1e-4
+"""Chance of a slope of time from which it is drift: a map has dozens of slopes. Our choice."""
 
 TOLD_APART: Final = 30.0
 """Largest condition number of scaled powers whose effects are told apart: they correlate by 0.998. Our choice."""
@@ -63,10 +63,6 @@ class SlotMap:
     `inlet_c` and `resistance_k_per_w`, with half their intervals, and `coupling_k_per_w` by slot."""
     notes: Sequence[str]
     """Drifts, and all that the runs cannot tell."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {"slots": list(self.rows), "num_degrees": self.degrees, "notes": list(self.notes)}
 
 
 def fit_map(readings: Sequence[SlotReading], seed: int = 0) -> SlotMap:
@@ -138,7 +134,7 @@ def _drift(name: str, since_s: Floats, rest: Floats) -> list[str]:
     slope = float(since_s @ rest) / square
     error = np.linalg.norm(rest - slope * since_s) / np.sqrt((len(since_s) - 2) * square)
     change, verb = abs(slope) * np.ptp(since_s), "slower" if slope > 0 else "faster"
-    drifts = abs(slope) > DRIFTS * error
+    drifts = 2 * (1 - t_cumulative(abs(slope) / max(float(error), 1e-30), len(rest) - 2)) < DRIFTS
     return [f"drift: {name} became {change:.1%} {verb} in {np.ptp(since_s) / 3600:.1f} h"] if drifts else []
 
 

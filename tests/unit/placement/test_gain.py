@@ -135,6 +135,16 @@ def test_equal_stages_need_equal_power_to_be_equally_fast() -> None:
     assert shift == pytest.approx((2.1 + 63 * 1.1) / (65 * equal) - 1)
 
 
+def test_slots_are_those_of_the_plan_whatever_the_nodes_are_called() -> None:
+    """Slot 1 is on the node that sorts first, and is slow: the second stage gives up a layer, and no rank moves."""
+    names = {0: ("z", 0, ""), 1: ("a", 0, "")}
+    found = [replace(one, device=names[one.device[1]]) for one in measured([1.0, 1.4], [0.06, 0.06])]
+    own = sorted((one for one in found if one.run == "0"), key=lambda one: one.work)
+    advice = place_plan(spec(on="2x1 h200_sxm"), fit_map(found), own, 2 / 3, (5.5, 60.0, 86400.0))
+    assert advice.chosen is not None and advice.chosen.plan.layout[0] > 6
+    assert advice.chosen.plan.rank_order == "topology"
+
+
 def test_what_cannot_be_placed_is_refused() -> None:
     with pytest.raises(PlanError, match="one stage"):
         placed(spec(12, 1), [1.0, 1.1], [0.06])
