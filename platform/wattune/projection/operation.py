@@ -55,20 +55,20 @@ def operated(
     cluster: ClusterSpec,
     *,
     apart_h: float | None,
-    every_steps: float | None = None,
     checkpoint_s: float = CHECKPOINT_S,
 ) -> dict[str, Interval]:
     """Computes figures of a job from those of its step and from what a node drew when it was measured.
 
-    `apart_h` are hours between failures of the job, None for the published range (`DEVICE_HOURS`); without
-    `every_steps` checkpoints are `best_work_s` apart. Nodes idle meanwhile. Ends of intervals are those of step, power,
-    failures and jitter together. Empty where step, power or the device are not known.
+    `apart_h` are hours between failures of the job, None for the published range (`DEVICE_HOURS`). Checkpoints are
+    `best_work_s` apart, and nodes idle meanwhile. Ends of intervals are those of step, power, failures and jitter
+    together. The node's power is that of the highest one. Empty where step, power or the device are not known.
     """
     step, node, token = (figures.get(one) for one in ("step_time_s", "node_device_power_mean_w", "energy_per_token_j"))
     idle = power_coefficients(cluster.sensed_device)
     if step is None or node is None or token is None or idle is None:
         return {}
-    rest_w, own_w = idle.idle_w * cluster.devices_per_node, load.parts_w.sum(axis=0).mean() / load.num_nodes
+    rest_w, own_w = idle.idle_w * cluster.devices_per_node, load.parts_w.mean(axis=1)
+    own_w = own_w.max() if load.num_nodes > 1 else own_w.sum()
     hours = [one / cluster.world_size if apart_h is None else apart_h for one in sorted(DEVICE_HOURS.values())]
     ends = (step.high, node.low, token.low), (step.value, node.value, token.value), (step.low, node.high, token.high)
     each: list[dict[str, float]] = []
@@ -78,7 +78,7 @@ def operated(
     ):
         at = np.linspace(0.0, points - 1.0, round(points * step_s / load.step_s))
         parts_w = np.array([np.interp(at, np.arange(points), part) for part in load.parts_w]) * node_w / own_w
-        work_s = every_steps * step_s if every_steps else best_work_s(apart_s, checkpoint_s)
+        work_s = best_work_s(apart_s, checkpoint_s)
         found = cluster_power(
             replace(load, parts_w=parts_w, step_s=step_s),
             cluster.num_nodes,

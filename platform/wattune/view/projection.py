@@ -8,7 +8,8 @@ from wattune.view.table import PERCENT_CHANGE, Cell, Column, Table, View, column
 
 READING: Final = reading(
     "each figure with half of its 90 % interval, which widens with the distance; next limit: the part of a step whose "
-    "share grows most; error: projected over measured step, coloured where it is outside the interval"
+    "share grows most; goodput and cluster: with checkpoints of 30 s and restarts of 600 s, assumed; error: projected "
+    "over measured step, coloured where it is outside the interval"
 )
 SHOWN: Final = (
     "step_time_s", "tokens_per_s", "energy_per_token_j", "node_device_power_mean_w", "goodput_frac",

@@ -6,6 +6,7 @@ from node_loads import load_of_phases
 
 from wattune.catalog.hardware import parse_cluster_label
 from wattune.intervals import Interval
+from wattune.projection.cluster_power import NodeLoad
 from wattune.projection.operation import (
     DEVICE_HOURS,
     RESTART_S,
@@ -28,7 +29,7 @@ FIGURES = {"step_time_s": near(1.2), "node_device_power_mean_w": near(4400.0), "
 
 
 def test_a_job_costs_what_its_stops_and_failures_say() -> None:
-    found = operated(FIGURES, LOAD, CLUSTER, apart_h=6.0, every_steps=None, checkpoint_s=30.0)
+    found = operated(FIGURES, LOAD, CLUSTER, apart_h=6.0, checkpoint_s=30.0)
     useful = goodput_frac(6 * 3600.0, best_work_s(6 * 3600.0, 30.0), 30.0, RESTART_S)
     assert found["goodput_frac"].value == pytest.approx(useful)
     assert found["cluster_power_mean_w"].value < 1024 * 4400.0
@@ -39,23 +40,28 @@ def test_a_job_costs_what_its_stops_and_failures_say() -> None:
 
 
 def test_intervals_hold_the_range_of_failures_and_of_the_step() -> None:
-    sure = operated(FIGURES, LOAD, CLUSTER, apart_h=None, every_steps=400, checkpoint_s=30.0)
+    sure = operated(FIGURES, LOAD, CLUSTER, apart_h=None, checkpoint_s=30.0)
     wide = {name: near(one.value, 0.1) for name, one in FIGURES.items()}
-    unsure = operated(wide, LOAD, CLUSTER, apart_h=None, every_steps=400, checkpoint_s=30.0)
+    unsure = operated(wide, LOAD, CLUSTER, apart_h=None, checkpoint_s=30.0)
     for apart_h, end in ((29_538, sure["goodput_frac"].low), (82_051, sure["goodput_frac"].high)):
         apart_s = 3600 * apart_h / 8192
-        assert goodput_frac(apart_s, 480.0, 30.0, RESTART_S) == pytest.approx(end, rel=1e-4)
+        assert goodput_frac(apart_s, best_work_s(apart_s, 30.0), 30.0, RESTART_S) == pytest.approx(end, rel=1e-4)
     for name, one in sure.items():
         assert one.low <= one.value <= one.high, name
-        if name == "goodput_frac":  # a longer step has fewer checkpoints an hour, and loses more with each failure
-            continue
         assert unsure[name].low <= one.low * (1 + 1e-9) and one.high <= unsure[name].high * (1 + 1e-9), name
     assert unsure["cluster_power_mean_w"].half_width_frac > 0.09
 
 
+def test_a_node_s_power_is_that_of_the_highest() -> None:
+    low, high = (load_of_phases([(1.0, watts)]).parts_w[0] for watts in (3000.0, 5000.0))
+    pair = NodeLoad(parts_w=np.array([low, high]), step_s=1.0, num_nodes=2)
+    found = operated(FIGURES, pair, CLUSTER, apart_h=1e6, checkpoint_s=1e-3)
+    assert found["cluster_power_mean_w"].value == pytest.approx(1024 * 4400 * 4000 / 5000, rel=1e-3)
+
+
 def test_without_power_nothing_is_said() -> None:
     figures = {"step_time_s": near(1.2)}
-    assert operated(figures, LOAD, CLUSTER, apart_h=None, every_steps=None) == {}
+    assert operated(figures, LOAD, CLUSTER, apart_h=None) == {}
 
 
 def drawn(apart_s: float, work_s: float, save_s: float, restart_s: float) -> tuple[float, float]:
