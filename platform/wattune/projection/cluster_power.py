@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from scipy.fft import prev_fast_len
 
 from wattune.analysis.metrics.energy import Powers
 from wattune.analysis.signals.energy_grid import GRID_S, SWING_BAND_HZ, GridEnergy
@@ -151,7 +150,6 @@ def cluster_power(
             lowest_w = -(GridEnergy(-grid.energy_j, resolved_s, ()).peak_w(length_s) or 0.0)
             found["cluster_power_range_1s_w"] = max(peak_w - lowest_w, lost_w)
     if window_s is not None:
-        watts = watts[: prev_fast_len(len(watts))]
         watts = np.concatenate([watts, watts[::-1]])  # its end meets its start: no edge that is not there
     return found | _swing(load, watts)
 

@@ -69,13 +69,11 @@ def operated(
         return {}
     rest_w, own_w = idle.idle_w * cluster.devices_per_node, load.parts_w.mean(axis=1)
     own_w = own_w.max() if load.num_nodes > 1 else own_w.sum()
-    hours = [one / cluster.world_size if apart_h is None else apart_h for one in sorted(DEVICE_HOURS.values())]
+    apart = [3600 * (one / cluster.world_size if apart_h is None else apart_h) for one in sorted(DEVICE_HOURS.values())]
     ends = (step.high, node.low, token.low), (step.value, node.value, token.value), (step.low, node.high, token.high)
     each: list[dict[str, float]] = []
     points = load.parts_w.shape[1]
-    for (step_s, node_w, token_j), apart_s, jitter_s in zip(
-        ends, 3600 * np.array(hours), (0.02, JITTER_S, 0.0), strict=True
-    ):
+    for (step_s, node_w, token_j), apart_s, jitter_s in zip(ends, apart, (0.02, JITTER_S, 0.0), strict=True):
         at = np.linspace(0.0, points - 1.0, round(points * step_s / load.step_s))
         parts_w = np.array([np.interp(at, np.arange(points), part) for part in load.parts_w]) * node_w / own_w
         work_s = best_work_s(apart_s, checkpoint_s)
@@ -89,9 +87,8 @@ def operated(
         )
         useful = goodput_frac(apart_s, work_s, checkpoint_s, RESTART_S)
         drawn_frac = found["cluster_power_mean_w"] / (cluster.num_nodes * node_w)
-        each.append(
-            found | {"goodput_frac": useful, "energy_per_useful_token_j": token_j * drawn_frac / max(useful, 1e-9)}
-        )
+        found |= {"goodput_frac": useful, "energy_per_useful_token_j": token_j * drawn_frac / max(useful, 1e-9)}
+        each.append(found)
     return {
         name: replace(step, value=value, low=min(one[name] for one in each), high=max(one[name] for one in each))
         for name, value in each[1].items()
