@@ -13,9 +13,9 @@ from wattune.arrays import Floats
 from wattune.cost.estimate import EstimatedMetric
 from wattune.errors import PlanError
 
-RATIO_LOG_STD: Final = 0.017
+RATIO_LOG_STD: Final = 0.019
 """Standard deviation of log(measured ratio / estimated ratio) of two sizes of one plan, where nothing closer is known:
-that of 142 steps of 40 families in `benchmarks/data/published_steps.parquet` (`benchmarks/projection.py`)."""
+that of published families (`benchmarks/projection.py`)."""
 
 
 def read_as(

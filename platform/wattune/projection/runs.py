@@ -31,6 +31,10 @@ OTHER_LOG_STD: Final = 0.03
 FIXED_SHARE: Final = 0.01
 """Share of the shortest step that happens once, where no estimate says more."""
 
+SHOWN_FRAC: Final = 0.5
+"""Share of what replicas exchange that a step shows: published families, each left out. It is that of the largest
+measured size at all sizes, since Megatron's buckets grow with the replicas (`distributed_data_parallel.py`)."""
+
 _of_software = partial(coefficients_of_software, software="nemo")
 
 
@@ -142,7 +146,8 @@ def sized_runs(runs: Sequence[TableRun]) -> tuple[list[SizedStep], Estimates | N
     known: Estimates | None = None
     fixed: Any = [FIXED_SHARE * min(work[:-1])] * len(runs)
     if len(specs) == len(runs):
-        known, work, fixed = step_shares(specs, _of_software)
+        known, work, once_s = step_shares(specs, _of_software)
+        fixed = [SHOWN_FRAC * once_s[-2]] * len(runs)
     for place, (run, n) in enumerate(zip(runs, numbers, strict=True)):
         sites = {one.texts.get("submitter", "") for one in (run, runs[-1])} - {""}
         other = len(sites) > 1 or any(n[name] != numbers[-1][name] for name in PLAN)
@@ -164,7 +169,7 @@ def _spec(run: TableRun) -> TrialSpec | None:
     per_node, printed = min(fabric, int(n["gpus"])), run.texts.get("recompute", "").lower()
     layers = int(n.get("num_layers", MODELS[model].num_layers))
     axes: dict[str, Any] = {name: int(n[name]) for name in PLAN[:-1]} | {"micro_batch_size": int(n["mbs"])}
-    axes |= {"dtype": dtype, "sharding": "zero1", "overlap": "tp" if n["tp"] > 1 else "grad_param"}
+    axes |= {"dtype": dtype, "sharding": "zero1", "overlap": "none"}
     axes["recompute"] = next((one for one in ("full", "selective") if one in printed), "none")
     axes["layout"] = layout_of(layers, axes["pp"] * axes["vpp"])
     nodes = {"device": device, "num_nodes": int(n["gpus"]) // per_node, "devices_per_node": per_node}

@@ -22,7 +22,7 @@ from wattune.intervals import Interval
 CONFIDENCE_FRAC: Final = 0.9
 """Share of projections whose interval is to hold what is measured later."""
 
-REACH: Final = 2.9
+REACH: Final = 3.5
 """Deviations to the end of such an interval. Like growth and noise it was learned from 52 families of published runs at
 8 to 4,096 devices, each left out whole for its own (`benchmarks/projection.py`)."""
 
