@@ -54,7 +54,7 @@ def rows_of(path: Path) -> list[Row]:
 
 
 def plan_of(row: Row) -> tuple[str, ...]:
-    """What rows of one curve share; measurements and sizes are none of it."""
+    """Returns the key of the rows of one curve, without measurements and sizes."""
     told = ("source", "model", "gpu", "tp", "pp", "cp", "ep", "vpp", "mbs", "seq_len", "precision")
     return tuple(row[name] for name in told)
 
@@ -86,7 +86,7 @@ def asked(runs: Sequence[Row], truth: Sequence[Row], *more: str) -> list[dict[st
 
 
 def shape(row: Row) -> tuple[float, float]:
-    """Micro-batches with the pipeline's bubble, and seconds of a step."""
+    """Returns micro-batches with the bubble, and seconds of a step."""
     n = {name: float(row[name] or 1) for name in ("tp", "pp", "cp", "vpp", "mbs", "gpus", "global_batch", "seq_len")}
     batches = n["global_batch"] * n["tp"] * n["pp"] * n["cp"] / (n["gpus"] * n["mbs"])
     speed = float(row["tokens_per_s_per_gpu"] or 0) * n["gpus"]

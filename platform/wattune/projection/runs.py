@@ -25,15 +25,10 @@ PLAN: Final = ("tp", "pp", "cp", "ep", "vpp", "mbs")
 _WHOLE: Final = (*PLAN, "gpus", "microbatches", "global_batch", "seq_len", "num_layers", "steps_read")
 _NUMBERS: Final = (*_WHOLE, "step_time_s", "tokens_per_s_per_gpu", "step_time_min_s", "step_time_max_s")
 
-OTHER_LOG_STD: Final = 0.03
-"""Of a run of another plan or submitter against a curve: sites of DeepSeek-V3 on GB300 are 3 % apart."""
-
-FIXED_SHARE: Final = 0.01
-"""Share of the shortest step that happens once, where no estimate says more."""
-
-SHOWN_FRAC: Final = 0.5
-"""Share of what replicas exchange that a step shows: published families, each left out. It is that of the largest
-measured size at all sizes, since Megatron's buckets grow with the replicas (`distributed_data_parallel.py`)."""
+OTHER_LOG_STD, FIXED_SHARE, SHOWN_FRAC = 0.03, 0.01, 0.5
+"""Deviation of a run of another plan or submitter from a curve; share of the shortest step that happens once, where no
+estimate says more; and, of published families, share of what replicas exchange that a step shows. That is held at the
+largest measured size, since Megatron's buckets grow with the replicas (`distributed_data_parallel.py`)."""
 
 _of_software = partial(coefficients_of_software, software="nemo")
 
