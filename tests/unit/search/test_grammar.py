@@ -91,6 +91,9 @@ def test_an_axis_takes_its_names_counts_and_lists_and_nothing_else(name: str, va
     axis = AXES[name]
     if axis.kind == "count":
         fits = type(value) is int and 1 <= value <= (LARGEST_COUNT if name == "micro_batch_size" else LARGEST_WORLD)
+    elif axis.kind == "setting":
+        number = type(value) is int and 1 <= value <= 10_000 and not axis.choices
+        fits = number or (isinstance(value, str) and value in (axis.neutral, *axis.choices))
     else:
         lists = axis.kind in ("layout", "order") and isinstance(value, list) and bool(value)
         least = 1 if axis.kind == "layout" else 0
