@@ -16,6 +16,7 @@ import socket
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,24 +109,48 @@ extern "C" __global__ void hold(int length_ns) {
 run beside each other (MPS), its blocks hold the multiprocessors that they fill."""
 
 
+def spinner() -> Callable[[float], None]:
+    """Returns what holds the second device for some seconds, by a kernel on all of it, else by one of torch's."""
+    torch.cuda.set_device(1)
+    # torch puts its include folder on NVRTC's path and wants to know it; the kernel includes nothing.
+    os.environ.setdefault("CUDA_HOME", "/usr/local/cuda")
+    try:
+        size, kernel = (
+            torch.cuda.get_device_properties(1).multi_processor_count,
+            torch.cuda._compile_kernel(KERNEL, "hold"),
+        )
+
+        def launch(seconds: float) -> None:
+            kernel(grid=(size, 1, 1), block=(1024, 1, 1), args=[int(seconds * NS_PER_S)])
+
+        launch(1e-4)
+    except (OSError, RuntimeError, AttributeError, ImportError) as error:
+        print(f"torch compiles no kernel here ({error}): one of its own holds the device", flush=True)
+        torch.cuda._sleep(1000)
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        torch.cuda._sleep(100_000_000)
+        torch.cuda.synchronize()
+        per_s = 100_000_000 / (time.perf_counter() - begin)
+
+        def launch(seconds: float) -> None:
+            torch.cuda._sleep(int(seconds * per_s))
+
+    def spin(seconds: float) -> None:
+        launch(seconds)
+        torch.cuda.synchronize()
+
+    return spin
+
+
 def hold(state: Any, on_cpu: bool) -> None:
     """Holds the device of the last rank again and again, as long as `state` says; until that is negative."""
-    spin: Any = None
-    if not on_cpu:
-        torch.cuda.set_device(1)
-        size = torch.cuda.get_device_properties(1).multi_processor_count
-        kernel = torch.cuda._compile_kernel(KERNEL, "hold")
-
-        def spin(seconds: float) -> None:
-            kernel(grid=(size, 1, 1), block=(1024, 1, 1), args=(int(seconds * NS_PER_S),))
-            torch.cuda.synchronize()
-
-        spin(1e-4)
+    spin = None if on_cpu else spinner()
     state[2] = 1.0
     while state[0] >= 0:
         if state[0] == 0:
             time.sleep(0.001)
-        elif on_cpu:
+        elif spin is None:
             os.kill(int(state[1]), signal.SIGSTOP)
             time.sleep(state[0])
             os.kill(int(state[1]), signal.SIGCONT)
