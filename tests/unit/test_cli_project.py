@@ -74,6 +74,8 @@ def test_a_table_is_scored_and_drawn(wattune: Run, storage: Path, tmp_path: Path
         (["dense_h200x4", "--to", "8x4", "--network", "token_ring"], "unknown network"),
         (["dense_h200x4", "--to", "8x4", "--limit", "-5"], "--limit"),
         (["dense_h200x4", "--to", "8x4", "--limit", "5000"], "--limit"),
+        (["dense_h200x4", "--to", "8x4", "--mtbf", "nan"], "--mtbf"), (["small.csv", "--to=8x4", "--mtbf=6"], "--mtbf"),
+        (["dense_h200x4", "--to", "8x4", "--mtbf", "inf"], "--mtbf"),
         (["dense_h200x4", "--to", "8x4", "--global-batch-size", "3"], "cannot run there"),
         (["dense_h200x4", "--to", "8x4", "--include", "all"], "--include"),
         (["dense_h200x4", "--to", "8x4 mi300x"], "--to"), (["dense_h200x4", "--against", "large.csv"], "--to"),
@@ -93,6 +95,8 @@ def test_a_plan_has_the_goodput_and_the_swing_of_its_cluster(wattune: Run) -> No
     (often,) = projections(wattune, "dense_h200x4", "--to", "16x4", "--mtbf", 2)
     (rare,) = projections(wattune, "dense_h200x4", "--to", "16x4", "--mtbf", 2000)
     often, rare = often["figures"], rare["figures"]
+    (never,) = projections(wattune, "dense_h200x4", "--to", "16x4", "--mtbf", 1e-9)
+    assert never["figures"]["goodput_frac"]["value"] < 1e-6
     assert often["goodput_frac"]["value"] < 0.9 < 0.98 < rare["goodput_frac"]["value"]
     (one,) = projections(wattune, "dense_h200x4", "--to", "1x4")
     swing = "cluster_swing_rms_w"

@@ -49,12 +49,12 @@ def project(
     size = None if to is None else nodes_and_devices(to)
     devices = 0 if size is None else size[0] * size[1]
     for name, value in (("--limit", limit_w), ("--global-batch-size", global_batch_size), ("--mtbf", mtbf_h)):
-        if value is not None and value <= 0:
-            raise PlanError(f"{name}: got {value:g}, allowed: above 0; give another one")
+        if value is not None and not 0 < value < 1e9:
+            raise PlanError(f"{name}: got {value:g}, allowed: above 0 and below 1e9; give another one")
     is_table = str(source).endswith(".csv")
     recording = find_recording(source, storage=storage) if isinstance(source, str) and not is_table else None
-    if (is_table or recording) and (network or limit_w or inlet_c is not None):
-        raise PlanError(f"--network, --limit, --inlet: {source} does not tell what ran over which fabric; name a study")
+    if (is_table or recording) and (network or limit_w or mtbf_h or inlet_c is not None):
+        raise PlanError(f"--network, --limit, --inlet, --mtbf: {source} does not tell its fabric or plan; name a study")
     if size is None and (against is None or not is_table):
         raise PlanError("--to: got nothing, allowed: nodes x devices a node, or a table with --against; name a size")
     truth = [] if against is None else read_runs(named_path(against))

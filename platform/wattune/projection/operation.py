@@ -85,9 +85,9 @@ def operated(
             down_w=rest_w,
             down_frac=down_frac(apart_s, RESTART_S),
         )
-        useful = goodput_frac(apart_s, work_s, checkpoint_s, RESTART_S)
+        useful = max(goodput_frac(apart_s, work_s, checkpoint_s, RESTART_S), 1e-9)
         drawn_frac = found["cluster_power_mean_w"] / (cluster.num_nodes * node_w)
-        found |= {"goodput_frac": useful, "energy_per_useful_token_j": token_j * drawn_frac / max(useful, 1e-9)}
+        found |= {"goodput_frac": useful, "energy_per_useful_token_j": token_j * drawn_frac / useful}
         each.append(found)
     return {
         name: replace(step, value=value, low=min(one[name] for one in each), high=max(one[name] for one in each))
