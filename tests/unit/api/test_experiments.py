@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -78,6 +79,15 @@ def test_each_line_of_the_page_has_its_result_and_each_result_is_computed():
         if result["evidence"] == "measured":
             assert (FOLDER / "results" / f"{name}.parquet").stat().st_size < 1_000_000
         assert result["evidence"] != "simulated", "simulated sensors prove nothing about hardware"
+
+
+def test_the_page_of_findings_names_each_verdict():
+    page = (FOLDER.parent / "docs" / "paper.md").read_text()
+    told = re.findall(r"\[(\w+)\]\(\.\./experiments/\1\.py\)(?:: \*\*([a-z ]+)\*\*)?", page)
+    assert {name: verdict for name, verdict in told if verdict} == {
+        name: result["verdict"] for name, result in RESULTS.items() if name in dict(told)
+    }
+    assert {name for name, _ in told} <= KNOWN.keys() and len(told) >= 12
 
 
 def judged_again(claim):
