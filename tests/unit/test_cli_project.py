@@ -51,8 +51,9 @@ def test_a_study_s_best_plan_keeps_its_residual(wattune: Run) -> None:
     assert capped["figures"]["step_time_s"]["value"] > there["figures"]["step_time_s"]["value"]
 
 
-def test_a_transferred_plan_is_judged_only_if_asked_for(wattune: Run) -> None:
-    code, out, _ = wattune("project", "dense_h200x4", "--to", "8x4")
+def test_a_transferred_plan_is_judged_only_if_asked_for(wattune: Run, tmp_path: Path) -> None:
+    code, out, _ = wattune("project", "dense_h200x4", "--to", "8x4", "--plot", tmp_path / "page.html")
+    assert "cluster_power_mean_w against size" in (tmp_path / "page.html").read_text()
     assert code == 0 and "transferred" in out and "neither ordered nor checked" in out
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from wattune.projection.projected import TRANSFERRED, Projected
-from wattune.report.figure import Chart, axis_title, blank, plain
+from wattune.report.figure import Chart, blank, plain
 from wattune.report.markup import FEASIBLE_COLOR
 from wattune.report.page import page
 from wattune.view.html import section, table
@@ -41,6 +41,6 @@ def scaling(rows: Sequence[Projected], metric: str) -> Chart:
         symbols = ["circle"] * len(seen) + ["diamond-open"] + ["x"] * len(truth)
         figure.add_scatter(x=x, y=y, mode="markers", name=name, marker={"symbol": symbols, "size": 10})
     figure.update_xaxes(title="devices", type="log")
-    figure.update_yaxes(title=axis_title(metric), type="log")
+    figure.update_yaxes(title=metric, type="log")
     stamp = TRANSFERRED.upper() if any(one.untested for one in rows) else ""
     return Chart(title=f"{metric} against size", caption=CAPTION, figure=figure, stamp=stamp)

@@ -1,14 +1,17 @@
 """Tables of runs: what a row tells, what is refused, and published runs at sizes that were left out."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from wattune.errors import PlanError
-from wattune.projection.projected import Projected, project_runs
+from wattune.projection.projected import Projected, project_recording, project_runs
 from wattune.projection.runs import layout_of, read_runs, sized_runs
+from wattune.run import Recorded, RunStatus
+from wattune.run import Run as RunRecord
 
 HEAD = "model,gpus,gpu,tp,pp,cp,ep,vpp,mbs,microbatches,global_batch,seq_len,precision,step_time_s"
 LLAMA = "Llama3.1-405B,{},H100,8,8,2,,8,1,,{},8192,FP8,{}"
@@ -111,6 +114,18 @@ def test_far_is_transferred_and_an_unknown_run_is_left_out(table: Table) -> None
     assert not other.figures and other.to_json()["label"] == "left out"
     with pytest.raises(PlanError, match="multiples of tp x pp x cp = 128"):
         project_runs(small, 8, [], None)
+
+
+def test_a_recording_is_projected_by_its_own_share_of_communication() -> None:
+    machine = Recorded(command=("train",), machine={"devices": "8 x H100"})
+    told = {"step_time_s": 2.0, "exposed_comm_frac": 0.2, "straggler_frac": 0.02}
+    run = RunRecord(trial_id="mine", repeat=0, status=RunStatus.COMPLETED, metrics=told, recorded=machine)
+    found = project_recording(run, 64)
+    assert 2.0 < found.figures["step_time_s"].value < 2.2 and found.label == "transferred"
+    alone = replace(run, recorded=replace(machine, machine={"devices": "1 x H100"}))
+    for wrong in (replace(run, metrics={"step_time_s": 2.0}), replace(run, metrics={}), alone):
+        with pytest.raises(PlanError, match="mine: got"):
+            project_recording(wrong, 64)
 
 
 def test_another_site_or_plan_tells_less(table: Table) -> None:
