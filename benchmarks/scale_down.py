@@ -7,7 +7,8 @@
 The same plans of a model of 3 billion parameters (28 layers) are measured three times, each a study of its own by
 `wattune run`: `whole`; `slice`, the space that `wattune scale` writes for the same two devices; `naive`, 8 layers with
 everything else as it is. `wattune rank --json` gives the figures: those of `slice` are read as the whole model's by the
-product, those of `naive` by the ratio of layers. Each study's ranking is kept as `CASE.json` as soon as it is done.
+product, those of `naive` by the ratio of layers. Each study's ranking is kept as `CASE.json` as soon as it is done, and
+`scale_down.csv` has what is read over what the whole model measured, plan by plan.
 
 The published proxies of Llama 405B are predicted alone: the ratio of their MFU to the full model's. No coefficient is
 fitted to those rows.
@@ -123,7 +124,7 @@ def tau(a: list[float], b: list[float]) -> float:
     return sum(signs) / len(pairs)
 
 
-def compared(case: str, whole: dict[str, Any], small: dict[str, Any], rows: Rows) -> list[str]:
+def compared(case: str, whole: dict[str, Any], small: dict[str, Any], rows: Rows, raw: Rows) -> list[str]:
     """Adds the row of a case against the whole model; returns in what it misses the bars."""
     scale = LAYERS / NAIVE if case == "naive" else 1.0
     plans = sorted(whole.keys() & small.keys())
@@ -141,9 +142,8 @@ def compared(case: str, whole: dict[str, Any], small: dict[str, Any], rows: Rows
         *(value for one in off.values() for value in (statistics.median(map(abs, one)), max(map(abs, one)))),
         None if case == "naive" else sum(inside) / len(inside),
     )  # fmt: skip
-    for plan in plans:
-        ratios = ", ".join(f"{name} {small[plan][name] / whole[plan][name]:.4f}" for name in (STEP, PEAK))
-        print(f"{case} {plan}: {ratios}", file=sys.stderr)
+    for plan, step, peak in zip(plans, off[STEP], off[PEAK], strict=True):
+        raw.add(case, plan, 1 + step, 1 + peak, None, None, None)
     if case == "naive":
         return []
     wrong = [] if len(plans) >= LEAST_PLANS else [f"{len(plans)} plans in both"]
@@ -171,7 +171,7 @@ def proxy(row: dict[str, Any]) -> TrialSpec:
     )
 
 
-def proxies(rows: Rows) -> list[str]:
+def proxies(rows: Rows, raw: Rows) -> list[str]:
     """Adds a row for each published proxy; returns those further off than the bar."""
     find, wrong = partial(coefficients_of_software, software="nemo"), []
     published = [
@@ -188,6 +188,7 @@ def proxies(rows: Rows) -> list[str]:
         predicted, told = float(mfu[0] / mfu[1]), row["mfu"] / whole[row["precision"]]["mfu"]
         name = f"{row['precision']}, {row['num_layers']:.0f} layers"
         rows.add(name, told, predicted, predicted - told, one.percent / 100)
+        raw.add("proxy", name, None, None, told, predicted, one.percent / 100)
         wrong += [f"{name}: {predicted - told:+.3f}"] if abs(predicted - told) > MOST_POINTS else []
     return wrong
 
@@ -234,6 +235,9 @@ def main(given: Namespace) -> Found:
         part = share[case] / sum(share[one] for one in cases[number:])
         if left_s > STOP_S:
             measure(case, given, left_s * part if number < len(cases) - 1 else left_s)
+    raw = Rows(
+        "case", "plan", "step_ratio", "peak_ratio", "published_ratio", "predicted_ratio", "distance_frac"
+    )  # what is read over what the whole model measured
     folders = [given.keep, *([given.also] if given.also else [])]
     kept = {case: dict[str, dict[str, Any]]() for case in CASES}
     for case, path in ((case, folder / f"{case}.json") for case in CASES for folder in folders):
@@ -241,11 +245,11 @@ def main(given: Namespace) -> Found:
     wrong: list[str] = []
     for case in CASES[1:]:
         if len(kept["whole"].keys() & kept[case].keys()) > 1:
-            wrong += compared(case, kept["whole"], kept[case], rows)
+            wrong += compared(case, kept["whole"], kept[case], rows, raw)
     published = Rows("proxy", "published_ratio", "predicted_ratio", "off_ratio", "distance_frac")
-    wrong = ([] if given.device == "cpu" else wrong) + proxies(published)
+    wrong = ([] if given.device == "cpu" else wrong) + proxies(published, raw)
     given.keep.mkdir(parents=True, exist_ok=True)
-    published.write(given.keep / "proxies.csv")
+    raw.write(given.keep / "scale_down.csv")
     return Found(rows, ["", published.markdown()], wrong)
 
 

@@ -481,7 +481,7 @@ def scale_model(full: ModelSpec, cluster: ClusterSpec) -> ModelSpec:
 
     Only layers are dropped. Widths, heads, experts and vocabulary stay. So every matrix product, message size and
     arithmetic intensity of a layer is that of the full model. The embedding's share of the step grows. The number of
-    layers is a multiple of the world size where that many fit.
+    layers is a multiple of the world size where that many fit, and all of them where those do.
 
     Raises:
         PlanError: The device's memory is unknown, or no layer fits.
@@ -494,6 +494,6 @@ def scale_model(full: ModelSpec, cluster: ClusterSpec) -> ModelSpec:
     num_layers = bisect_right(sizes, budget, key=lambda size: replace(full, num_layers=size).num_parameters)
     if num_layers < 1:
         raise PlanError(f"not one layer of {full.name} fits {cluster.label}; use a larger cluster")
-    if num_layers > cluster.world_size:
+    if cluster.world_size < num_layers < full.num_layers:
         num_layers -= num_layers % cluster.world_size
     return replace(full, num_layers=num_layers)

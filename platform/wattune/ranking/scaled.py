@@ -32,9 +32,7 @@ def scaled_texts(feasible: Sequence[RankedTrial], others: Sequence[RankedTrial],
     if lead <= NORMAL_95 * math.hypot(*(_error_frac(row, metric) for row in feasible[:2])):
         turns.append(f"{feasible[1].label} leads if the scale-downs of the first two err apart by {100 * lead:.1f} %")
     labels = list(dict.fromkeys(f"{row.label}: {row.counted[0].tags[SCALED]}" for row in rows))
-    head = (
-        f"SCALED DOWN: {len(rows)} small trials are read as the large plans they stand for; intervals hold that error"
-    )
+    head = f"SCALED DOWN: {len(rows)} of the trials are small, and read as the large plans; intervals hold that error"
     return [head, *_some(labels), *(_some(turns) or ["no verdict turns within the 95 % interval of the scale-down"])]
 
 

@@ -53,10 +53,8 @@ def parse_target(text: str, allowed_percent: float = ALLOWED_PERCENT) -> Target:
     """
     match = _TARGET.fullmatch(text.strip())
     if match is None:
-        raise PlanError(
-            f'"{text[:60]}" does not name a cluster; write NODESxDEVICES, each 1 or more, and a device, such as '
-            '"1x2 h100_sxm"'
-        )
+        form = 'write NODESxDEVICES, each 1 or more, and a device, such as "1x2 h100_sxm"'
+        raise PlanError(f'"{text[:60]}" does not name a cluster; {form}')
     return Target(int(match[1]), int(match[2]), device(match[3]).name if match[3] else "", allowed_percent)
 
 
@@ -68,15 +66,12 @@ def cluster_of(target: Target, large: ClusterSpec) -> ClusterSpec:
     """
     name = target.device or large.device
     if name != large.device and device(name).vendor != large.rank_device.vendor:
-        raise PlanError(
-            f"{name} is of {device(name).vendor} and {large.device} of {large.rank_device.vendor}: no run on one "
-            "stands for the other; use a device of the same vendor"
-        )
+        both = f"{name} is of {device(name).vendor} and {large.device} of {large.rank_device.vendor}"
+        raise PlanError(f"{both}: no run on one stands for the other; use a device of the same vendor")
     world, domain = target.num_nodes * target.devices_per_node, large.nvlink_domain_size
     if world > large.world_size:
-        raise PlanError(
-            f"{target.text} has {world} devices and {large.label} has {large.world_size}; a cut needs as many or fewer"
-        )
+        both = f"{target.text} has {world} devices and {large.label} has {large.world_size}"
+        raise PlanError(f"{both}; a cut needs as many or fewer")
     return replace(
         large,
         device=name,

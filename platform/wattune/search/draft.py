@@ -9,7 +9,7 @@ from typing import Any, Final
 import yaml
 
 from wattune.catalog.hardware import ClusterSpec, device, parse_cluster_label
-from wattune.catalog.models import STATE_BYTES_PER_PARAMETER, STATE_MEMORY_FRAC, ModelSpec, scale_model
+from wattune.catalog.models import ModelSpec, scale_model
 from wattune.errors import PlanError
 from wattune.objective import parse_constraint, parse_objective
 from wattune.plans.engines import CAPABILITIES, runs_program
@@ -117,9 +117,7 @@ def _trained(full: ModelSpec, cluster: ClusterSpec, *, on_cpu: bool) -> ModelSpe
     if on_cpu:
         experts: dict[str, Any] = {"num_experts": 4, "num_experts_per_token": 2} if full.is_moe else {}
         return replace(full, **_SMALL, **experts)
-    memory = cluster.sensed_device.memory_bytes or 0
-    room = STATE_MEMORY_FRAC * memory * cluster.world_size
-    return full if full.num_parameters * STATE_BYTES_PER_PARAMETER <= room else scale_model(full, cluster)
+    return scale_model(full, cluster)
 
 
 def _model_lines(wishes: Wishes, full: ModelSpec, trained: ModelSpec, *, on_cpu: bool) -> list[str]:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from wattune.cost.defaults import default_coefficients
-from wattune.scale_down.invariants import LACKING, Invariant, Scaled, invariants
-from wattune.view.table import FIGURE, PERCENT, Column, Table, View, reading, worded
+from wattune.scale_down.invariants import Scaled, invariants
+from wattune.view.table import FIGURE, Column, Table, View, reading, worded
 
 _READING: Final = reading(
     "away: sum over invariants of |d ln t / d ln pi| |ln(small / large)|, in percent of a step, by shares of the "
@@ -19,17 +19,12 @@ def scaled_view(found: Sequence[Scaled], *, most: int = 20) -> View:
     columns = [
         Column("plan", lambda one: one.large.label, place="lead"),
         Column("runs as", lambda one: one.text, place="prose"),
-        Column("network predicted", lambda one: one.predicted_frac or None, PERCENT),
+        Column("and is", lambda one: one.label, place="prose"),
         Column("least kept", lambda one: one.worst.name if one.percent else "", place="prose"),
-        Column("away", lambda one: one.percent / 100, PERCENT),
     ]
     title = f"{len(found)} plans, each with the small run that stands for it, furthest first"
     rows = invariants(ordered[0], default_coefficients)
     return [Table(title, columns, ordered[:most]), Table(f"Of {ordered[0].large.label}", _COLUMNS, rows), _READING]
-
-
-def _away(row: Invariant) -> str:
-    return "predicted" if row.fabric == LACKING else "-" if row.percent is None else f"{row.percent:.2f} %"
 
 
 _COLUMNS: Final = [
@@ -37,5 +32,5 @@ _COLUMNS: Final = [
     Column("fabric", lambda row: row.fabric or "-"),
     Column("large", lambda row: worded(row.quantity, row.large), FIGURE),
     Column("small", lambda row: worded(row.quantity, row.small), FIGURE),
-    Column("away", _away, FIGURE),
+    Column("away", lambda row: "-" if row.percent is None else f"{row.percent:.2f} %", FIGURE),
 ]
