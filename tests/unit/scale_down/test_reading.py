@@ -7,6 +7,7 @@ import pytest
 
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import estimate
+from wattune.cost.transfer import RATIO_LOG_STD
 from wattune.objective import Question
 from wattune.ranking.order import rank
 from wattune.run import Run, RunStatus
@@ -82,7 +83,7 @@ def test_the_error_grows_with_distance_and_with_what_is_predicted():
         read = read_run(one.small, measured(one.small))
         value, away = read.reading_errors["step_time_s"] / read.metrics["step_time_s"], math.log1p(one.percent / 100)
         part = one.predicted_frac
-        least = math.hypot((1 - part) * math.hypot(0.017, away / math.sqrt(3)), part * one.predicted_log_std)
+        least = math.hypot((1 - part) * math.hypot(RATIO_LOG_STD, away / math.sqrt(3)), part * one.predicted_log_std)
         assert value == pytest.approx(least)
 
 
