@@ -70,7 +70,6 @@ H200_PRIOR: Final = PowerCoefficients(
 )
 """Coefficients of an H200 known without any trial. Fits start there."""
 
-H200_LIMIT_W: Final = 700.0
 H200_PEAK_FLOP_PER_S: Final = 989.4e12
 
 DATASHEET_ERROR_FRAC: Final = 0.3
@@ -92,7 +91,7 @@ def power_coefficients(device: DeviceSpec) -> PowerCoefficients | None:
         return H200
     if device.power_limit_w is None:
         return None
-    share = device.power_limit_w / H200_LIMIT_W
+    share = device.power_limit_w / H200_PRIOR.limit_w
     peak = device.peak_bf16_flop_per_s
     watts = ("idle_w", "active_w", "memory_w", "link_w", "wait_w")
     return replace(

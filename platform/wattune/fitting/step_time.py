@@ -70,7 +70,9 @@ def fit(
         elsewhere_error_frac=max(other_frac, error_frac),
         seen=tuple(sorted({_family(spec) for spec, _ in usable})),
         seen_domains=tuple(sorted({spec.cluster.num_domains for spec, _ in usable})),
-        seen_networks=tuple(sorted({_network(spec) for spec, _ in usable if spec.cluster.num_domains > 1})),
+        seen_networks=tuple(
+            sorted({getattr(spec.cluster.network, "name", "") for spec, _ in usable if spec.cluster.num_domains > 1})
+        ),
     )
     return coefficients.of("measured here"), factors, held_out
 
@@ -78,10 +80,6 @@ def fit(
 def _family(spec: TrialSpec) -> str:
     model = spec.model
     return StepTimeCoefficients.family(spec.engine, model.name, model.num_layers, spec.cluster.world_size)
-
-
-def _network(spec: TrialSpec) -> str:
-    return spec.cluster.network.name if spec.cluster.network else ""
 
 
 def _held_out(

@@ -115,6 +115,13 @@ def eager_layer(shapes: Shapes) -> LayerBytes:
     )
 
 
+def layer(shapes: Shapes, *, compiled: bool, gathers: bool) -> LayerBytes:
+    """Counts a layer of this platform's decoder."""
+    if shapes.model.is_moe:
+        return mixture_layer(shapes, compiled=compiled, gathers=gathers)
+    return compiled_layer(shapes) if compiled else eager_layer(shapes)
+
+
 def mixture_layer(shapes: Shapes, *, compiled: bool, gathers: bool) -> LayerBytes:
     """Counts a layer with experts: attention, then routing, exchange and experts operator by operator.
 

@@ -15,14 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from wattune.cost.memory.activations import (
-    EAGER_LOGIT_BYTES,
-    LayerBytes,
-    compiled_layer,
-    eager_layer,
-    mean_layer,
-    mixture_layer,
-)
+from wattune.cost.memory.activations import EAGER_LOGIT_BYTES, LayerBytes, layer, mean_layer
 from wattune.cost.memory.moments import PartSizes, moment
 from wattune.cost.memory.shapes import ADAM_BYTES, MASTER_BYTES, Shapes
 
@@ -38,24 +31,20 @@ def moments(shapes: Shapes) -> list[PartSizes]:
     eager = (s.tp > 1) | (not s.is_compiled) | ((s.sharding == 3) & s.model.is_moe)
 
     def of_kind(kind: Shapes) -> LayerBytes:
-        one, other = (
-            (mixture_layer(kind, compiled=True, gathers=False), mixture_layer(kind, compiled=False, gathers=False))
-            if kind.model.is_moe
-            else (compiled_layer(kind), eager_layer(kind))
-        )
+        one, other = (layer(kind, compiled=compiled, gathers=False) for compiled in (True, False))
         return one.where(~eager, other)
 
-    layer = mean_layer(s, of_kind)
-    row = layer.input
+    mean = mean_layer(s, of_kind)
+    row = mean.input
     parts = _constant(s)
     if not s.trains:
-        return [moment(parts, activations=layer.whole / 2)]  # what a layer has used is freed
+        return [moment(parts, activations=mean.whole / 2)]  # what a layer has used is freed
     several, in_pipeline = s.num_micro_batches > 1, s.pp > 1
     trained = np.add(*s.of_stage(s.trained))
     low = item * trained * ((s.sharding < 2) & ~in_pipeline)
     before = np.where(several, low, 0)
-    kept = s.in_flight * s.num_layers * layer.saved
-    recomputed = np.where(s.recompute == 2, layer.whole - row, 0)
+    kept = s.in_flight * s.num_layers * mean.saved
+    recomputed = np.where(s.recompute == 2, mean.whole - row, 0)
     logit_bytes = np.where(eager | (in_pipeline & s.model.tied_embeddings), EAGER_LOGIT_BYTES, item)
     head = moment(
         parts,
@@ -63,11 +52,10 @@ def moments(shapes: Shapes) -> list[PartSizes]:
         gradients=before + item * s.trained.head * s.last,
         logits=logit_bytes * s.tokens * s.vocab * s.last,
     )
-    unit = s.trained.layer + s.trained.experts
     # The graph of a compiled layer gives the gradients of all its weights at once, before they are added.
     unit = s.trained.layer + s.trained.experts / 3  # experts run operator by operator
     own = np.where(several | (s.sharding >= 2), item * unit, 0)
-    backward = moment(parts, activations=kept + recomputed + layer.working, gradients=before + own)
+    backward = moment(parts, activations=kept + recomputed + mean.working, gradients=before + own)
     update = moment(
         parts,
         gradients=low,

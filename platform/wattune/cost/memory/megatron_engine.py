@@ -43,25 +43,21 @@ def moments(shapes: Shapes) -> list[PartSizes]:
     row = layer.input
     kept = s.in_flight * s.num_layers * layer.saved
     recomputed = np.where(s.recompute == 2, layer.whole - row, 0)
-    boundaries = 2 * row * (s.pp > 1)
+    constant["buffers"] = 2 * row * (s.pp > 1)
     overwrites = s.transformer_engine and item == 2
     head = moment(
         constant,
         activations=kept + (3 if overwrites else 2) * row * s.last,
         gradients=item * s.trained.head * s.last,
         logits=(OVERWRITTEN_LOGIT_BYTES if overwrites else LOGIT_BYTES) * s.tokens * s.vocab / s.tp * s.last,
-        buffers=boundaries,
     )
     # Autograd makes a weight's gradient in bf16 before it is added and freed: at most that of the first product.
     block = np.where(s.trained.experts > 0, s.trained.experts, s.trained.ffn) * (2 / 3)
-    backward = moment(constant, activations=kept + recomputed + layer.late, gradients=item * block, buffers=boundaries)
-    during = moment(
-        constant, activations=kept + recomputed + layer.working, gradients=item * block / 3, buffers=boundaries
-    )
+    backward = moment(constant, activations=kept + recomputed + layer.late, gradients=item * block)
+    during = moment(constant, activations=kept + recomputed + layer.working, gradients=item * block / 3)
     embedding = moment(
         constant,
         activations=kept - kept / np.maximum(s.in_flight, 1) + row,
         gradients=item * s.trained.embedding * s.first,
-        buffers=boundaries,
     )
     return [head, backward, during, embedding]

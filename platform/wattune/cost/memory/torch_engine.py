@@ -12,14 +12,7 @@ import numpy as np
 
 from wattune.arrays import Bools, Floats, Ints
 from wattune.cost.batch import Batch
-from wattune.cost.memory.activations import (
-    EAGER_LOGIT_BYTES,
-    LayerBytes,
-    compiled_layer,
-    eager_layer,
-    mean_layer,
-    mixture_layer,
-)
+from wattune.cost.memory.activations import EAGER_LOGIT_BYTES, LayerBytes, layer, mean_layer
 from wattune.cost.memory.moments import PartSizes, moment
 from wattune.cost.memory.shapes import ADAM_BYTES, MASTER_BYTES, Shapes
 from wattune.cost.memory.shapes import shapes as shapes_of
@@ -49,13 +42,7 @@ def offloaded_bytes(batch: Batch, vocabulary: Ints) -> Floats:
 
 
 def _layer(shapes: Shapes) -> LayerBytes:
-    return mean_layer(shapes, _layer_of_kind)
-
-
-def _layer_of_kind(shapes: Shapes) -> LayerBytes:
-    if shapes.model.is_moe:
-        return mixture_layer(shapes, compiled=shapes.is_compiled, gathers=True)
-    return compiled_layer(shapes) if shapes.is_compiled else eager_layer(shapes)
+    return mean_layer(shapes, lambda kind: layer(kind, compiled=shapes.is_compiled, gathers=True))
 
 
 class _Rank:
@@ -171,19 +158,15 @@ class _Rank:
         recomputed = np.where(is_full, layer.whole - row, 0)
         block = np.where(s.trained.experts > 0, s.trained.experts, s.trained.ffn)
         live, left = self.kept + recomputed, head * self.on_the_way
-        early = moment(
-            self.constant,
-            activations=live + layer.working,
-            gradients=before + item * block / 3,
-            gathered=gathered,
-            buffers=left,
-        )
-        late = moment(
-            self.constant,
-            activations=live + layer.late,
-            gradients=before + item * block,
-            gathered=gathered,
-            buffers=left,
+        early, late = (
+            moment(
+                self.constant,
+                activations=live + more,
+                gradients=before + item * block / parts,
+                gathered=gathered,
+                buffers=left,
+            )
+            for more, parts in ((layer.working, 3), (layer.late, 1))
         )
         rest = moment(
             self.constant,

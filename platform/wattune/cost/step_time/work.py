@@ -183,9 +183,11 @@ class _Layer:
         self.passes = np.where(compiled, 1.0, EAGER_BYTES)
         self.cast_bytes = machine.cast_bytes if facts.casts_apart else 0
 
-    def linears(self, layers: list[Linear], rows: Floats) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
+    def linears(
+        self, layers: list[Linear], rows: Floats, frac: Floats | float
+    ) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
         """Predicts linear layers, forward and backward: gradients of inputs, and of weights where they are trained."""
-        frac = self.kernel.matmul_frac * self.kernel.linear_speedup
+        frac = frac * self.kernel.linear_speedup
         forward = [(rows, n, k) for n, k in layers]
         backward = [(rows, k, n) for n, k in layers]
         if self.trained:
@@ -278,14 +280,9 @@ class _Layer:
         wide = np.full_like(each, h)
         gates = model.ffn_matrices - 1
         ins = [(gates * f, wide)] if self.facts.fuses_linears else [(f, wide)] * gates
-        forward = [(each, n, k) for n, k in [*ins, (wide, f)]]
-        backward = [(m, k, n) for m, n, k in forward]
-        if self.trained:
-            backward += [(n, k, m) for m, n, k in forward]
         # One expert is a plain product.
-        frac = np.where(held > 1, self.kernel.grouped_frac, self.kernel.matmul_frac) * self.kernel.linear_speedup
-        forward_s, forward_flop = self._drawn(machine.products(forward, frac))
-        backward_s, backward_flop = self._drawn(machine.products(backward, frac))
+        frac = np.where(held > 1, self.kernel.grouped_frac, self.kernel.matmul_frac)
+        (forward_s, forward_flop), (backward_s, backward_flop) = self.linears([*ins, (wide, f)], each, frac)
         # Tokens to rows by expert and back, weighted and summed; silu and product in between.
         moved = width * rows * (9 * h + 5 * f)
         moved_back = 2 * moved + self.narrowing_bytes(rows * (h + sum(n for n, _ in ins)))
@@ -315,11 +312,11 @@ class _Layer:
         machine, shapes = self.machine, self.shapes
         attention, ffn = _linears(self.model, shapes, self.facts)
         linears = attention + ffn
-        rows = shapes.tokens
-        (linear_s, linear_flop), (linear_back_s, linear_back_flop) = self.linears(linears, rows)
+        products = self.linears(linears, shapes.tokens, self.kernel.matmul_frac)
+        (linear_s, linear_flop), (linear_back_s, linear_back_flop) = products
         (mixed_s, mixed_flop), (mixed_back_s, mixed_back_flop) = self.attention()
         forward_bytes, backward_bytes = self.element_wise()
-        casts = self.cast_bytes * sum((n * k for n, k in linears), np.zeros_like(rows))
+        casts = self.cast_bytes * sum((n * k for n, k in linears), np.zeros_like(shapes.tokens))
         forward_bytes, backward_bytes = forward_bytes + casts, backward_bytes + casts
         host_s, stall_s = self.host_s()
         forward = PassTimes(
