@@ -2,12 +2,17 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from decided_study import POWER, write_study
 from specs import trial_spec
 
+from wattune import api
+from wattune.cost.defaults import default_coefficients
+from wattune.cost.estimate import estimate
+from wattune.ranking.limits import FIGURES
 from wattune.run import Run, RunStatus
 from wattune.storage.study import StudyFolder
 
@@ -109,7 +114,7 @@ def test_clocks_of_a_pipeline_are_files_that_zeus_reads(wattune: Verb, pipeline:
         stages = eval(text)  # as `PointSolution` does
         assert [[list(pair) for pair in stage] for stage in stages] == one["clocks_mhz"]
         assert [name for name, _ in stages[-1]] == ["forward", "backward"] * 16
-        assert "predicted by wattune, never run" in text
+        assert "a step predicted by wattune, never run" in text
     assert points[0]["step_time_s"] == pytest.approx(3.0) and points[0]["energy_per_step_j"] < 12_000
     code, out, _ = wattune("frontier", pipeline, "--clocks", str(tmp_path / "clocks.py"))
     assert code == 0 and "predicted, never run" in out and "as they are" in out
@@ -129,3 +134,55 @@ def test_clocks_that_cannot_be_are_refused_in_a_line(
         code, _, err = wattune("frontier", *words)
         assert code == 2 and error in err and len(err.strip().splitlines()) == 1, err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def limited(storage: Path) -> str:
+    """A study of two models at 400 and 700 W, whose runs are 1.1 times their estimates; at 500 W nothing ran."""
+    space = {
+        "study": "limited",
+        "model": ["llama3_8b", "mixtral_8x7b"],
+        "cluster": "1x8 h200_sxm",
+        "engine": "torch",
+        "workload": {"seq_len": 4096, "global_batch_size": 16},
+        "space": {"recompute": ["full"], "sharding": ["zero3"], "power_limit_w": [400, 500, 700]},
+        "objective": "maximize tokens_per_s",
+    }
+    study = StudyFolder.create(storage, "limited", space)
+    specs = api.plan(space).candidates.specs
+    columns = estimate(specs, default_coefficients).columns
+    for place, spec in enumerate(specs):
+        metrics = {name: 1.1 * float(columns[name].value[place]) for name in FIGURES}
+        metrics["device_power_limit_w"] = float(spec.plan.power_limit_w or 0)
+        folder = study.trial(spec.trial_id, 0)
+        folder.write_spec(spec)
+        if spec.plan.power_limit_w != 500:
+            run = Run(
+                trial_id=spec.trial_id, repeat=0, status=RunStatus.COMPLETED, quality="publishable", metrics=metrics
+            )
+            folder.write_result(replace(run, start_wall_ns=10**18, end_wall_ns=10**18 + 10**10))
+    return "limited"
+
+
+def test_the_limit_of_power_is_varied_plan_by_plan_and_over_a_rack(wattune: Verb, limited: str) -> None:
+    code, out, err = wattune("frontier", limited, "--vary", "power_limit_w", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert [point["value"] for point in found["points"]] == [400, 450, 500, 550, 600, 650, 700]
+    best = [point["best"] for point in found["points"]]
+    assert all(one["holds_probability"] == 1.0 for one in best)  # what is enforced does not scatter
+    assert best[0]["bounded"] == best[-2]["bounded"] == 400 and best[-1]["bounded"] == 700
+    assert [row["measured"] for row in found["plans"][0]] == [True] + 5 * [False] + [True]
+    assert (
+        {row[0]["job"] for row in found["plans"]} == {"llama3_8b", "mixtral_8x7b"} == set(found["rack"][0]["limits_w"])
+    )
+    assert found["rack"][0]["budget_w"] == 6400 and found["rack"][-1]["rate_frac"] == pytest.approx(1.0)
+    code, out, _ = wattune("frontier", limited, "--vary", "power_limit_w")
+    assert code == 0 and "the fastest plans by limit of power" in out and "a rack's watts" in out
+    code, out, err = wattune("report", limited)
+    assert code == 0 and "Price of the bound" in (Path(found_report(out))).read_text(), err
+
+
+def found_report(out: str) -> str:
+    """The page that `report` says it wrote."""
+    return next(word for word in out.split() if word.endswith(".html"))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from wattune.api.beforehand import MOST_EARLIER, Beforehand, known_before
+from wattune.api.beforehand import MOST_EARLIER, Beforehand, OtherStudies, known_before
 from wattune.api.results import AnyStudy, folder_of
 from wattune.api.spaces import StudyPlan, plan
 from wattune.errors import PlanError, SpaceError
@@ -18,6 +18,7 @@ from wattune.orchestrate.scheduling.durations import Pace
 from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.ranking.frontier import Frontier, completed_pairs, usual_range
 from wattune.ranking.frontier import frontier as frontier_of
+from wattune.ranking.limits import by_limit, every_50_w
 from wattune.ranking.order import rank
 from wattune.ranking.posterior import Posterior
 from wattune.ranking.sources import Source, collector_paused
@@ -43,18 +44,20 @@ def frontier(study: AnyStudy, *, vary: str | VariedBound | None = None, storage:
     Args:
         study: A study, its name, or its folder.
         vary: The bound and its values, such as `node_device_power_peak_1s_w <= 2000..2800 step 100`. It stands for the
-            study's own bounds on that side of the metric. None takes the study's bound on power, else its first one,
-            over the measured range.
+            study's own bounds on that side of the metric. `power_limit_w` is the limit of each device, every 50 W
+            between those of its plans. None takes the study's bound on power, else its first one, over the measured
+            range.
         storage: The place studies are kept in.
 
     Raises:
         PlanError: There is no such study, it has no finished trial, no bound, or no trial measured the metric.
         SpaceError: The range cannot be used as written.
     """
-    varied = parse_varied(vary) if isinstance(vary, str) else vary
     folder = folder_of(study, storage=storage)
     planned, source = measured(folder)
-    return price(folder, planned, source, varied)
+    if vary == "power_limit_w":
+        vary = every_50_w([*planned.candidates.specs, *(spec for spec, _ in source.results)])
+    return price(folder, planned, source, parse_varied(vary) if isinstance(vary, str) else vary)
 
 
 def price(folder: StudyFolder, planned: StudyPlan, source: Source, varied: VariedBound | None = None) -> Frontier:
@@ -78,10 +81,12 @@ def price(folder: StudyFolder, planned: StudyPlan, source: Source, varied: Varie
     model = _model(planned, folder, (*others, varied.at(varied.values[-1])), results)
     left = _unmeasured(planned, results)
     predictions = model.predict(left) if left else None
+    find = OtherStudies(folder.path.parent, apart_from=folder.name).coefficients
     with collector_paused():
         return frontier_of(
             Posterior(results, spec.question),
             varied,
+            plans=by_limit(completed_pairs(results), varied, find),
             unmeasured=None if predictions is None else (left, predictions),
             num_unmeasured=len(left),
             unreadable=source.unreadable,
@@ -167,14 +172,7 @@ def _unmeasured(planned: StudyPlan, results: Results) -> list[TrialSpec]:
 def _timed(pace: Pace, least_s: float) -> Callable[[TrialSpec], float]:
     """Returns what predicts the seconds of a trial, computed once for the same workers."""
     found: dict[Hashable, float] = {}
-
-    def expected_s(spec: TrialSpec) -> float:
-        workers = workers_of(spec)
-        if workers not in found:
-            found[workers] = pace.expected_s(spec, least_s)
-        return found[workers]
-
-    return expected_s
+    return lambda spec: found.get(key := workers_of(spec)) or found.setdefault(key, pace.expected_s(spec, least_s))
 
 
 def _model(planned: StudyPlan, folder: StudyFolder, constraints: Sequence[Constraint], results: Results) -> ModelGuided:

@@ -247,18 +247,13 @@ def beside_result(trial: str, *, storage: str | None = None, metrics: Mapping[st
 
 
 def stage_clocks(trial: str, *, storage: str | None = None) -> list[StageClocks]:
-    """Finds the least energy of a pipeline's step, as long as a trial's and longer, by clocks of every pass.
+    """Predicts the least energy of a step as long as a trial's and longer, by clocks of every pass.
 
-    The first is the trial as it is. All others are predictions. Where its sensors are real, what was measured over what
-    is predicted scales them.
-
-    Args:
-        trial: The trial, as `STUDY:TRIAL_ID` or the path of its folder; the first digits of the id are enough.
-        storage: The place of studies and fits.
+    `trial` and `storage` are those of `beside_result`. The first is the trial as it is. What was measured over what is
+    predicted scales all, unless its sensors are simulated.
 
     Raises:
-        PlanError: There is no such trial, it is a recording or a command, it has one stage, or its device has no
-            estimates or no clocks.
+        PlanError: There is no such trial, it is no pipeline of a built-in engine, or its device lacks estimates.
     """
     _, side, spec, coefficients = _measured(trial, storage)
     found = estimate_specs([spec], lambda _: coefficients).columns

@@ -10,6 +10,7 @@ from wattune.api.studies import Study
 from wattune.errors import WattuneError
 from wattune.metrics import METRICS
 from wattune.ranking.frontier import Frontier
+from wattune.ranking.limits import every_50_w
 from wattune.ranking.order import Ranking
 from wattune.ranking.sources import Source, collector_paused, rank_sources
 from wattune.report.write import write_figures, write_report
@@ -61,12 +62,14 @@ def _price(
     source: Source | None,
     known: tuple[StudyPlan, Source] | None = None,
 ) -> Frontier | None:
-    """Computes what the study's bound on power costs; None without such a bound, or where nothing can be said.
+    """Computes what limits of power buy, else what the bound on power costs; None without both, or if nothing is known.
 
     A report is written whatever state its study is in. `wattune frontier` says why there is no price.
     """
-    if not any(METRICS[one.metric].group == "power" for one in ranking.constraints):
-        return None
     with suppress(WattuneError):
-        return price(folder, *(known or measured(folder, source)))
+        planned, read = known or measured(folder, source)
+        limits = every_50_w(planned.candidates.specs)
+        varied = limits if len(limits.values) > 1 else None
+        if varied or any(METRICS[one.metric].group == "power" for one in ranking.constraints):
+            return price(folder, planned, read, varied)
     return None

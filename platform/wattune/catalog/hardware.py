@@ -372,15 +372,11 @@ def device(name: str) -> DeviceSpec:
 
 def chip_of(device: DeviceSpec) -> DeviceSpec:
     """Returns the catalog device with the chip and links of this one, whatever its memory and limit; else itself."""
-
-    def chip(one: DeviceSpec) -> tuple[object, ...]:
-        return one.vendor, one.peak_bf16_flop_per_s, one.sm_clock_max_mhz, one.link_bandwidth_bytes_per_s
-
-    def distance(one: DeviceSpec) -> float:
-        return abs((one.memory_bandwidth_bytes_per_s or 0.0) - (device.memory_bandwidth_bytes_per_s or 0.0))
-
-    alike = [one for one in DEVICES.values() if chip(one) == chip(device)]
-    return DEVICES.get(device.name) or min(alike, key=distance, default=device)
+    same = ("vendor", "peak_bf16_flop_per_s", "sm_clock_max_mhz", "link_bandwidth_bytes_per_s")
+    alike = [one for one in DEVICES.values() if all(getattr(one, name) == getattr(device, name) for name in same)]
+    wanted = device.memory_bandwidth_bytes_per_s or 0.0
+    nearest = min(alike, key=lambda one: abs((one.memory_bandwidth_bytes_per_s or 0.0) - wanted), default=device)
+    return DEVICES.get(device.name, nearest)
 
 
 def device_of_product(name: str) -> DeviceSpec | None:

@@ -28,7 +28,7 @@ def frontier(
         str | None,
         typer.Option(
             help='A bound at several values, e.g. "node_device_power_peak_1s_w <= 2000..2800 step 100"; else the '
-            "study's bound on power over the measured range.",
+            "study's bound on power over the measured range. power_limit_w: every 50 W that a device may draw.",
             show_default=False,
         ),
     ] = None,

@@ -72,14 +72,9 @@ def default_coefficients(device: DeviceSpec) -> Coefficients:
         PlanError: The catalog lacks its peaks or its power limit.
     """
     power, thermal = power_coefficients(device), thermal_coefficients(device)
-    peaks = (
-        device.peak_bf16_flop_per_s,
-        device.peak_fp32_flop_per_s,
-        device.memory_bytes,
-        device.memory_bandwidth_bytes_per_s,
-        device.link_bandwidth_bytes_per_s,
-    )
-    if power is None or thermal is None or None in peaks:
+    peaks = ("peak_bf16_flop_per_s", "peak_fp32_flop_per_s", "memory_bytes", "memory_bandwidth_bytes_per_s")
+    needed = [getattr(device, name) for name in (*peaks, "link_bandwidth_bytes_per_s")]
+    if power is None or thermal is None or None in needed:
         raise PlanError(unpredictable(device))
     memory = memory_coefficients(device.name)
     if device.name != "h200_sxm" and chip_of(device).name in ("h200_sxm", *WITH_CHIP_OF_H200):

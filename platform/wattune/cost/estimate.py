@@ -39,27 +39,15 @@ Reals = npt.NDArray[np.float32]
 ROWS: Final = 32_768
 """Candidates predicted at once, so that memory stays bounded."""
 
-LIMITS: Final = (
-    "matrix units",
-    "memory bandwidth",
-    "power limit",
-    "pipeline bubble",
-    "communication tp",
-    "communication ep",
-    "communication cp",
-    "communication dp",
-    "communication pp",
-    "host",
-    "slowest rank",
-)
-"""Largest uses of a step's time, by which it is said to be limited."""
-
 _OF_PARTS: Final = {
     "pipeline bubble": "bubble_s",
     **{f"communication {kind}": f"exposed_comm_{kind}_s" for kind in ("tp", "ep", "cp", "dp", "pp")},
     "host": "other_s",
     "slowest rank": "straggler_s",
 }
+
+LIMITS: Final = ("matrix units", "memory bandwidth", "power limit", *_OF_PARTS)
+"""Largest uses of a step's time, by which it is said to be limited."""
 
 SLOWED_FRAC: Final = 0.97
 """Clock below which computing counts as limited by power."""
@@ -293,22 +281,20 @@ def _pieces(specs: Sequence[TrialSpec]) -> Iterator[tuple[Ints, Batch]]:
             yield positions + start, batch
 
 
+_POWERS: Final = {
+    "device_power_mean_w": "error_frac",
+    "device_power_peak_1s_w": "peak_error_frac",
+    "device_power_peak_100ms_w": "short_peak_error_frac",
+    "device_power_peak_20ms_w": "short_peak_error_frac",
+    "node_device_power_mean_w": "error_frac",
+    "node_device_power_peak_1s_w": "peak_error_frac",
+    "node_device_power_peak_100ms_w": "short_peak_error_frac",
+}
+"""Fields of `Power` with that of their error."""
+
 ESTIMATED: Final = (
-    "memory_peak_bytes",
-    "memory_headroom_frac",
-    "step_time_s",
-    "tokens_per_s",
-    "tokens_per_s_per_device",
-    "mfu_frac",
-    "energy_per_token_j",
-    "device_power_mean_w",
-    "device_power_peak_1s_w",
-    "device_power_peak_100ms_w",
-    "device_power_peak_20ms_w",
-    "node_device_power_mean_w",
-    "node_device_power_peak_1s_w",
-    "node_device_power_peak_100ms_w",
-    "device_temp_max_c",
+    *("memory_peak_bytes", "memory_headroom_frac", "step_time_s", "tokens_per_s", "tokens_per_s_per_device"),
+    *("mfu_frac", "energy_per_token_j", *_POWERS, "device_temp_max_c"),
 )
 """Metrics that are predicted."""
 
@@ -324,7 +310,6 @@ def _figures(batch: Batch, found: Parts) -> dict[str, _Figure]:
     step_s = found.step.step_time_s
     step = step_s, step_s * np.maximum(1.0 - found.step.error_frac, 0.0), step_s * (1.0 + found.step.longer_frac)
     speed = _inverse(step, float(tokens))
-    each = _relative(found.power.device_power_mean_w, found.power.error_frac)
     warm_c, error_k = found.temperature.device_temp_max_c, found.temperature.error_k
     figures = {
         "memory_peak_bytes": size,
@@ -332,14 +317,9 @@ def _figures(batch: Batch, found: Parts) -> dict[str, _Figure]:
         "tokens_per_s": speed,
         "tokens_per_s_per_device": _inverse(step, tokens / world),
         "energy_per_token_j": _relative(found.power.energy_per_token_j, found.power.energy_error_frac),
-        "device_power_mean_w": each,
-        "device_power_peak_1s_w": _relative(found.power.device_power_peak_1s_w, found.power.peak_error_frac),
-        "node_device_power_mean_w": _relative(found.power.node_device_power_mean_w, found.power.error_frac),
-        "node_device_power_peak_1s_w": _relative(found.power.node_device_power_peak_1s_w, found.power.peak_error_frac),
+        **{name: _relative(getattr(found.power, name), getattr(found.power, error)) for name, error in _POWERS.items()},
         "device_temp_max_c": (warm_c, warm_c - error_k, warm_c + error_k),
     }
-    for name in ("device_power_peak_100ms_w", "device_power_peak_20ms_w", "node_device_power_peak_100ms_w"):
-        figures[name] = _relative(getattr(found.power, name), found.power.short_peak_error_frac)
     peak, room = batch.device.peak_flop_per_s(batch.dtype), batch.device.memory_bytes
     if peak is None or room is None:
         raise PlanError(unpredictable(batch.device))

@@ -19,9 +19,7 @@ from wattune.cost.estimate import Coefficients, vocabulary
 from wattune.cost.step_time.predict import StepModel, StepPipeline
 from wattune.errors import PlanError
 from wattune.plans.schedule import Pass, needs, passes, replay
-
-CLOCK_STEP_MHZ: Final = 15
-"""Clocks that NVIDIA's devices list are so far apart (`nvidia-smi -q -d SUPPORTED_CLOCKS`)."""
+from wattune.plans.settings import CLOCK_STEP_MHZ
 
 LEAST_CLOCK_FRAC: Final = 0.4
 """Lowest clock that is considered: the law of energy was seen down to half of the highest."""
@@ -32,8 +30,7 @@ BREAKPOINTS: Final = 12
 SLOWER: Final = (0.0, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2)
 """Steps of a frontier, by how much longer than now the pipeline may take."""
 
-Curve = tuple[Floats, Floats]
-"""Seconds of a pass, rising, and the joules of its device at each."""
+Curve = tuple[Floats, Floats]  # rising seconds of a pass, and the joules of its device at each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +51,8 @@ class StageClocks:
         `zeus/optimizer/pipeline_frequency/server/scheduler.py` of ml-energy/zeus, commit 132cffb (Apache-2.0).
         """
         lines = "".join(f"{list(stage)},\n" for stage in self.clocks_mhz)
-        figures = f"{self.step_time_s:.6g} s, {self.energy_per_step_j:.6g} J a step of all devices"
-        return f"[\n{lines}]\n# predicted by wattune, never run: {figures}\n"
+        figures = f"{self.step_time_s:.6g} s, {self.energy_per_step_j:.6g} J of all devices"
+        return f"[\n{lines}]\n# a step predicted by wattune, never run: {figures}\n"
 
 
 def graph(orders: Sequence[Sequence[Pass]]) -> tuple[list[tuple[int, Pass]], Ints]:
@@ -82,7 +79,7 @@ def least_energy(pairs: Ints, curves: Sequence[Curve], wait_w: float, makespan_s
         PlanError: The pipeline cannot be as short.
     """
     from scipy.optimize import linprog  # other estimates do not wait for it
-    from scipy.sparse import coo_array, hstack
+    from scipy.sparse import eye_array, hstack
 
     count, (after, before) = len(curves), pairs.T
     # A variable for the end of every pass, and one for each segment of its curve: they fill in order of their slopes.
@@ -91,40 +88,27 @@ def least_energy(pairs: Ints, curves: Sequence[Curve], wait_w: float, makespan_s
     length = np.concatenate(lengths)
     slope = np.concatenate([np.diff(energy_j) for _, energy_j in curves]) / length
     shortest_s = np.array([time_s[0] for time_s, _ in curves])
-    row, waits = np.arange(len(pairs)), before >= 0
-    ends = coo_array(
-        (np.repeat([-1.0, 1.0], [len(row), waits.sum()]), (np.r_[row, row[waits]], np.r_[after, before[waits]])),
-        shape=(len(row), count),
-    )
-    pieces = coo_array((np.ones(len(owner)), (owner, np.arange(len(owner)))), shape=(count, len(owner))).tocsr()
+    one = eye_array(count, format="csr")
+    ends = one[before].multiply((before >= 0)[:, None]) - one[after]
     found = linprog(
         np.r_[np.zeros(count), slope - wait_w],
-        A_ub=hstack([ends, pieces[after]]).tocsr(),  # end of the one before + own seconds <= own end
+        A_ub=hstack([ends, one[owner].T.tocsr()[after]]).tocsr(),  # end of the one before + own seconds <= own end
         b_ub=-shortest_s[after],
         bounds=np.c_[np.zeros(count + len(length)), np.r_[np.full(count, makespan_s), length]],
         method="highs",
     )
     if found.x is None:
         raise PlanError(f"no clocks make the pipeline as short as {makespan_s:.4g} s; allow a longer step")
-    seconds: Floats = shortest_s + np.bincount(owner, weights=found.x[count:], minlength=count)
-    return seconds
+    return np.asarray(shortest_s + np.bincount(owner, weights=found.x[count:], minlength=count))
 
 
 def convex(time_s: Floats, energy_j: Floats) -> Curve:
     """Returns the falling part of the lower convex hull of points, in at most `BREAKPOINTS`; times must not fall."""
-    kept: list[int] = []
-    for n in range(int(energy_j.argmin()) + 1):
-        while kept and time_s[n] <= time_s[kept[-1]]:
-            kept.pop()
-        while len(kept) > 1:
-            run, rise = time_s[[kept[-1], n]] - time_s[kept[-2]], energy_j[[kept[-1], n]] - energy_j[kept[-2]]
-            if rise[0] * run[1] < rise[1] * run[0]:
-                break
-            kept.pop()
-        kept.append(n)
-    places = np.unique(np.linspace(0, len(kept) - 1, min(BREAKPOINTS, len(kept))).round().astype(int))
-    chosen = np.array(kept)[places]
-    return time_s[chosen], energy_j[chosen]
+    _, kept = np.unique(time_s[: energy_j.argmin() + 1], return_index=True)
+    while (bent := np.diff(np.diff(energy_j[kept]) / np.diff(time_s[kept])) <= 0).any():
+        kept = np.delete(kept, bent.argmax() + 1)  # it lies on or above the line between its neighbours
+    kept = kept[np.unique(np.linspace(0, len(kept) - 1, BREAKPOINTS).round().astype(int))]
+    return time_s[kept], energy_j[kept]
 
 
 def clock_frontier(batch: Batch, coefficients: Coefficients, energy_per_step_j: float) -> list[StageClocks]:
@@ -175,18 +159,16 @@ def clock_frontier(batch: Batch, coefficients: Coefficients, energy_per_step_j: 
         energy = energy_per_step_j + batch.cluster.world_size // num_stages * (joules - now_j)
         if energy >= found[-1].energy_per_step_j:
             break
-        listed: list[list[tuple[str, int]]] = [[] for _ in orders]
+        listed: list[tuple[tuple[str, int], ...]] = [()] * num_stages
         for (stage, one), clock in zip(nodes, mhz[place], strict=True):
-            listed[stage].append(("backward" if one.backward else "forward", int(clock)))
-        clocks_mhz = tuple(map(tuple, listed))
-        found.append(StageClocks(step_time_s=end_s + outside_s, energy_per_step_j=energy, clocks_mhz=clocks_mhz))
+            listed[stage] += (("backward" if one.backward else "forward", int(clock)),)
+        found.append(StageClocks(step_time_s=end_s + outside_s, energy_per_step_j=energy, clocks_mhz=tuple(listed)))
     return found
 
 
 def _of_direction(pipeline: StepPipeline, direction: str, clocks: Floats) -> tuple[Floats, Floats]:
     """Predicts seconds and joules of passes at each clock, [clocks, chunks, stages]."""
-    c, is_forward = pipeline.model.power, direction == "forward"
-    work = pipeline.forward if is_forward else pipeline.backward
+    c, work = pipeline.model.power, getattr(pipeline, direction)
     compute_s, traffic_s, excess_s, _ = pipeline.pass_s(direction, clocks)
     matrix_s = work.matrix_s / clocks
     above_idle_w = compute_w(
@@ -194,7 +176,7 @@ def _of_direction(pipeline: StepPipeline, direction: str, clocks: Floats) -> tup
         matrix_s=matrix_s,
         memory_s=compute_s - matrix_s,
         matrix_frac=work.flop / np.maximum(work.matrix_s, 1e-12) / pipeline.model.machine.flop_per_s,
-        overlapped_s=pipeline.over_forward_s if is_forward else pipeline.over_backward_s,
+        overlapped_s=getattr(pipeline, f"over_{direction}_s"),
     )
     time_s = compute_s + traffic_s + excess_s
     energy_j = c.idle_w * time_s + compute_s * above_idle_w * slowed_frac(c, clocks, pipeline.own_clock[:, None, :])

@@ -29,6 +29,8 @@ from wattune.ranking.shares import normal_cumulative
 from wattune.ranking.spreads import NextRun, Spreads, by_length, resolution, waiting_share
 from wattune.run import Run
 
+LIMIT: Final = "device_power_limit_w"  # what is enforced does not scatter
+
 _NORMAL: Final = NormalDist()
 
 
@@ -106,7 +108,9 @@ def margin(
     gain = 0.0 if simulated else _gain(constraint)
     each: Iterable[float]
     nexts: Sequence[NextRun] = ()
-    if shares.is_share(metric):
+    if metric == LIMIT:
+        each = (float(constraint.keeps(own)) for own, _ in known)
+    elif shares.is_share(metric):
         each = (
             shares.keeps_probability(values, bound, below=below, waiting=waiting)
             for values, waiting in _shares(repeats, metric)
@@ -173,7 +177,8 @@ def kept_in_draws(
                     values, found.bound, rng, num_draws, below=below, waiting=waiting, risk=risk
                 )
             continue
-        for one in spreads.next_runs(repeats, found.metric):
+        kept &= found.holds or found.metric != LIMIT
+        for one in () if found.metric == LIMIT else spreads.next_runs(repeats, found.metric):
             if (one.num_zeros and (not found.bound or one.zero_everywhere)) or (one.logarithmic and found.bound <= 0.0):
                 kept &= found.holds  # no scatter to draw from: every run said the same
                 continue

@@ -15,8 +15,9 @@ import numpy as np
 from wattune.intervals import CONFIDENCE_FRAC, Interval
 from wattune.objective import Constraint, Objective, VariedBound
 from wattune.ranking.assessment import RankedTrial, completed, is_simulated, shallow
-from wattune.ranking.bounds import Margin
+from wattune.ranking.bounds import LIMIT, Margin
 from wattune.ranking.difference import Counted, difference
+from wattune.ranking.limits import LimitRows, limit_of, split
 from wattune.ranking.order import Ranking, named, ranking_of
 from wattune.ranking.posterior import Posterior
 from wattune.ranking.spreads import Results
@@ -58,14 +59,12 @@ class PredictedPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
+        own = ("label", "holds_probability", "feasible_probability", "better_probability")
         return {
             "trial_id": self.spec.trial_id,
-            "label": self.label,
             "model": self.spec.model.name,
-            "predicted": {"value": self.value, "low": self.low, "high": self.high},
-            "holds_probability": self.holds_probability,
-            "feasible_probability": self.feasible_probability,
-            "better_probability": self.better_probability,
+            "predicted": _ends(self),
+            **{name: getattr(self, name) for name in own},
         }
 
 
@@ -108,21 +107,19 @@ class FrontierPoint:
         if row is None:
             return None
         found = self.margin(row)
-        objective: Interval | None = row.objective
+        own = ("trial_id", "label", "best_probability", "quality", "simulated")
         return {
-            "trial_id": row.trial_id,
-            "label": row.label,
+            **{name: getattr(row, name) for name in own},
             "model": row.spec.model.name,
             "verdict": str(row.verdict),
-            "measured": None
-            if objective is None
-            else {"value": objective.value, "low": objective.low, "high": objective.high},
-            "bounded": None if found is None else found.got,
-            "holds_probability": None if found is None else found.holds_probability,
-            "best_probability": row.best_probability,
-            "quality": row.quality,
-            "simulated": row.simulated,
+            "measured": row.objective and _ends(row.objective),
+            "bounded": found and found.got,
+            "holds_probability": found and found.holds_probability,
         }
+
+
+def _ends(found: Interval | PredictedPlan) -> dict[str, float]:
+    return {"value": found.value, "low": found.low, "high": found.high}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +136,8 @@ class Frontier:
     """Trials that completed."""
     num_unmeasured: int
     """Candidates of the space that were never measured in full."""
+    plans: tuple[LimitRows, ...] = ()
+    """Of `wattune.ranking.limits.by_limit`, where the limit of power is varied."""
     has_predictions: bool
     """False where too little is known to predict the unmeasured candidates."""
     simulated: bool
@@ -162,6 +161,8 @@ class Frontier:
             "constraints": [str(one) for one in self.others],
             "warnings": list(self.warnings),
             "points": [one.to_json() for one in self.points],
+            "plans": list(self.plans),
+            "rack": split(self.plans),
         }
 
 
@@ -169,6 +170,7 @@ def frontier(
     posterior: Posterior,
     varied: VariedBound,
     *,
+    plans: Sequence[LimitRows] = (),
     unmeasured: Unmeasured | None = None,
     num_unmeasured: int = 0,
     unreadable: Unreadable | None = None,
@@ -178,6 +180,7 @@ def frontier(
     Args:
         posterior: What a study's results say to its question. Bounds that the varied one stands for are left out.
         varied: The bound and its values.
+        plans: Plans at each limit of power, where that is varied.
         unmeasured: Candidates that were never measured in full, where they can be predicted.
         num_unmeasured: How many there are, whether they can be predicted or not.
         unreadable: Repeats that ended and are not among the results.
@@ -224,6 +227,7 @@ def frontier(
         points=tuple(points),
         num_measured=len({result.trial_id for result in done}),
         num_unmeasured=num_unmeasured,
+        plans=tuple(plans),
         has_predictions=unmeasured is not None,
         simulated=any(is_simulated(result) for result in done),
         stamp=stamp,
@@ -308,12 +312,15 @@ def _predicted(
 ) -> PredictedPlan | None:
     """Finds the likely feasible candidate with the best prediction; None where none is likely to be feasible."""
     specs, found = unmeasured
-    feasible = np.exp(found.log_feasible(constraints))
+    feasible, within = np.exp(found.log_feasible(constraints)), found.log_holds(bound)
+    if bound.metric == LIMIT and bound.limit_metric is None:  # the plan says it, for sure
+        within = np.log([bound.holds({LIMIT: limit_of(spec)}) or 1e-300 for spec in specs])
+        feasible = np.exp(found.log_feasible(constraints[:-1]) + within)
     score = np.where(feasible >= LIKELY, found.sign * found.objective.mean, -math.inf)
     row = int(score.argmax()) if len(score) else 0
     if not len(score) or score[row] == -math.inf:
         return None
-    within, spec = found.log_holds(bound), specs[row]
+    spec = specs[row]
     comparable = best is not None and compares(spec, best.spec, metric)
     beats = found.log_beats(best.objective.value) if comparable and best is not None and best.objective else None
     return PredictedPlan(

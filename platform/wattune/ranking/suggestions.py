@@ -60,19 +60,13 @@ class Suggestion:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        found = self.predicted
+        own = ("kind", "label", "expected_s", "gain_frac", "feasible_probability", "changes")
+        ends = ("metric", "value", "low", "high")
         return {
-            "kind": self.kind,
+            **{name: getattr(self, name) for name in own},
             "trial_id": self.spec.trial_id,
-            "label": self.label,
             "model": self.spec.model.name,
-            "expected_s": self.expected_s,
-            "gain_frac": self.gain_frac,
-            "feasible_probability": self.feasible_probability,
-            "predicted": None
-            if found is None
-            else {"metric": found.metric, "value": found.value, "low": found.low, "high": found.high},
-            "changes": self.changes,
+            "predicted": self.predicted and {name: getattr(self.predicted, name) for name in ends},
         }
 
 
@@ -106,9 +100,8 @@ class Suggestions:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`."""
-        plain = {name: value for name, value in shallow(self).items() if name != "listed"}
         return {
-            **plain,
+            **{name: value for name, value in shallow(self).items() if name != "listed"},
             "objective": str(self.objective),
             "expected_s": self.expected_s,
             "suggestions": [one.to_json() for one in self.listed],

@@ -1,11 +1,15 @@
 """Views of what a bound costs and of what to measure next."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import Any, Final
 
 from wattune.cost.stage_clocks import StageClocks
 from wattune.ranking.assessment import RankedTrial
+from wattune.ranking.bounds import LIMIT
 from wattune.ranking.frontier import Frontier, FrontierPoint, PredictedPlan
+from wattune.ranking.limits import FIGURES, split
 from wattune.ranking.suggestions import Suggestions
 from wattune.run import Prediction
 from wattune.trial import TrialSpec
@@ -33,9 +37,6 @@ READING_FRONTIER: Final = reading(
 READING_PREDICTED: Final = reading(
     "never measured in full: the likely feasible plan with the best prediction, its 95 % interval, P(feasible) by all "
     "bounds, and P(better) than the measured best"
-)
-READING_CLOCKS: Final = reading(
-    "the least energy of all devices in a step of that length, from the lowest to the highest clock of a stage's passes"
 )
 READING_SUGGESTIONS: Final = reading(
     "gain is the expected improvement of the best feasible plan: improvement times P(feasible); of repeats, "
@@ -76,13 +77,33 @@ def frontier_view(found: Frontier) -> View:
     parts: list[Table | Note] = [_measured(found, rows, name), READING_FRONTIER]
     if found.others:
         parts.append(Note(f"bounds that stay: {'; '.join(map(str, found.others))}"))
-    parts += [*warnings(found.warnings), *([SIMULATED] if found.simulated else []), Note("")]
+    parts += [*warnings(found.warnings), *([SIMULATED] if found.simulated else []), *_limits(found), Note("")]
     if not found.num_unmeasured:
         return [*parts, Note("every plan of the space was tried: nothing is left to predict")]
     if not found.has_predictions:
         text = f"{found.num_unmeasured} plans were not measured, and too little is known to predict them"
         return [*parts, Note(text)]
     return [*parts, _predicted(found, name), READING_PREDICTED]
+
+
+def _limits(found: Frontier) -> list[Table | Note]:
+    """Lays out what each limit of power buys a plan, and how a rack's watts are split over jobs."""
+    columns = [
+        Column("plan", lambda row: f"{row['job']} {row['plan']}", place="lead"),
+        Column("limit", itemgetter("limit_w"), LIMIT, place="lead"),
+        Column("by", lambda row: "measured" if row["measured"] else "predicted", place="lead"),
+        *(Column(name, partial(lambda own, row: between(own, *row[own].values()), name), name) for name in FIGURES),
+        Column("buys", itemgetter("buys_frac"), PERCENT_CHANGE),
+    ]
+    rack = [row | row["limits_w"] for row in split(found.plans)]
+    jobs = [Column(job, itemgetter(job), LIMIT) for job in (rack[0]["limits_w"] if rack else ())]
+    budget = Column("budget", itemgetter("budget_w"), LIMIT, place="lead")
+    rate = Column("mean rate", lambda row: f"{row['rate_frac']:.3f}")
+    tables = (
+        Table("the fastest plans by limit of power", columns, [row for plan in found.plans for row in plan]),
+        Table("a rack's watts, split over jobs by limits of their devices", [budget, *jobs, rate], rack),
+    )
+    return [part for table in tables if table.rows for part in (Note(""), table)]
 
 
 _Measured = tuple[FrontierPoint, RankedTrial | None]
@@ -159,7 +180,7 @@ def clocks_view(found: Sequence[StageClocks]) -> View:
         Column("energy", lambda one: one.energy_per_step_j / now.energy_per_step_j - 1, PERCENT_CHANGE),
         Column("MHz of each stage", clocks, place="prose"),
     ]
-    return [Table("predicted, never run: clocks by stage and pass", columns, found), READING_CLOCKS]
+    return [Table("predicted, never run: energy of all devices by clocks of every pass", columns, found)]
 
 
 def suggestions_view(found: Suggestions) -> View:

@@ -28,8 +28,7 @@ def default_coefficients(device: str) -> MemoryCoefficients:
     """Returns corrections for a device of the catalog: measured on H200, the same with wider intervals elsewhere."""
     if device == "h200_sxm":
         return H200
-    engines = {
-        name: replace(engine, error_frac=ELSEWHERE_ERROR_FACTOR * engine.error_frac)
-        for name, engine in H200.engines.items()
+    wider = {
+        name: replace(one, error_frac=ELSEWHERE_ERROR_FACTOR * one.error_frac) for name, one in H200.engines.items()
     }
-    return replace(H200, engines=engines, origin="datasheet")
+    return replace(H200, engines=wider, origin="datasheet")

@@ -120,13 +120,7 @@ FACTS: Final[dict[str, EngineFacts]] = {
 }
 """Every engine by name, and below the software of `SOFTWARE`."""
 
-SOFTWARE: Final = {
-    "nemo": "megatron",
-    "maxtext": "torch",
-    "automodel": "torch",
-    "llm_foundry": "torch",
-    "torchtitan": "torch",
-}
+SOFTWARE: Final = {"nemo": "megatron"} | dict.fromkeys(("maxtext", "automodel", "llm_foundry", "torchtitan"), "torch")
 """Software that estimates know and wattune does not run, with the engine whose rules and memory stand for its own."""
 
 # Megatron with TransformerEngine: attention by cuDNN, faster on H100 than FlashAttention 2 (Shah et al. 2024, arXiv

@@ -372,10 +372,7 @@ class StepPipeline:
 
     def pass_s(self, direction: str, clock: Floats) -> tuple[Floats, Floats, Floats, Floats]:
         """Predicts passes at a clock: computing, communication, what holds them up, what waits for no network."""
-        work, over_s = {
-            "forward": (self.forward, self.over_forward_s),
-            "backward": (self.backward, self.over_backward_s),
-        }[direction]
+        work, over_s = getattr(self, direction), getattr(self, f"over_{direction}_s")
         copied_bytes = self.model.offloaded_bytes[self.rows][:, None, None] * self.layers
         copy_s = copied_bytes / host_bytes_per_s(self.model.batch.device.name)
         slowed_s = self.model.coefficients.link.slowdown_frac * over_s

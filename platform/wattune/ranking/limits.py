@@ -1,0 +1,95 @@
+"""Plans at limits of power: measured where they ran so, else their nearest run read as that limit by estimates."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from wattune.cost.clock import LIMIT_ERROR
+from wattune.cost.estimate import Find, estimate
+from wattune.cost.transfer import read_as
+from wattune.objective import VariedBound
+from wattune.plans.program import is_command
+from wattune.ranking.bounds import LIMIT
+from wattune.ranking.spreads import Results
+from wattune.run import Run
+from wattune.trial import TrialSpec
+
+STEP_W: Final = 50.0
+FIGURES: Final = ("tokens_per_s", "device_power_mean_w", "energy_per_token_j")
+
+LimitRows = list[dict[str, Any]]
+
+
+def limit_of(spec: TrialSpec) -> float:
+    """Returns the watts that each device of a trial may draw; infinite where that is not known."""
+    return float(spec.plan.power_limit_w or spec.cluster.sensed_device.power_limit_w or np.inf)
+
+
+def every_50_w(specs: Sequence[TrialSpec]) -> VariedBound:
+    """Varies the limit from the lowest of these trials to the highest, in steps of 50 W from the highest down."""
+    limits = [limit for one in specs if np.isfinite(limit := limit_of(one))] or [0.0]
+    values = np.arange(max(limits), min(limits) - 1e-6, -STEP_W)[::-1]
+    return VariedBound(metric=LIMIT, operator="<=", values=tuple(map(float, values)))
+
+
+def by_limit(pairs: Results, varied: VariedBound, find: Find) -> list[LimitRows]:
+    """Reads the five fastest plans at each limit that is varied: `measured` there, or predicted from their nearest run.
+
+    A row has `plan` and `job`, `limit_w`, `num_devices`, `FIGURES` as `value`, `low` and `high`, and `buys_frac`: the
+    gain in tokens a second over the limit below. A plan that lacks a figure, and a command, have none.
+
+    Raises:
+        PlanError: A device cannot be predicted.
+    """
+    groups: dict[TrialSpec, list[tuple[TrialSpec, Run]]] = defaultdict(list)
+    for spec, run in pairs if varied.metric == LIMIT and varied.limit_metric is None else ():
+        if not is_command(spec) and all(run.metrics.get(name) for name in FIGURES):
+            groups[replace(spec, plan=replace(spec.plan, power_limit_w=None))].append((spec, run))
+    plans = [_of_plan(base, ran, varied.values, find) for base, ran in groups.items()]
+    return sorted(plans, key=lambda rows: -rows[-1]["tokens_per_s"]["value"])[:5]
+
+
+def _of_plan(base: TrialSpec, ran: Results, values_w: Sequence[float], find: Find) -> LimitRows:
+    asked = [replace(base, plan=replace(base.plan, power_limit_w=round(value))) for value in values_w]
+    nearest = [min((one for one, _ in ran), key=lambda one: abs(limit_of(one) - value)) for value in values_w]
+    columns = estimate([*asked, *nearest], find).columns
+    rows: LimitRows = []
+    for place, (value, near) in enumerate(zip(values_w, nearest, strict=True)):
+        row: dict[str, Any] = {"plan": base.label, "job": base.model.name, "limit_w": value}
+        row |= {"num_devices": base.cluster.world_size, "measured": limit_of(near) == value}
+        for name in FIGURES:
+            got = float(np.mean([run.metrics[name] for one, run in ran if one == near]))
+            at, by = columns[name].value[[place, len(asked) + place]]
+            off = 100 * LIMIT_ERROR * abs(np.log(at / by))
+            read = read_as(got, by, at, measured_log_std=0.0, distance_percent=off)
+            ends = {end: float(getattr(read, end)[0]) for end in ("value", "low", "high")}
+            row[name] = dict.fromkeys(ends, got) if row["measured"] else ends
+        gain = row["tokens_per_s"]["value"] / rows[-1]["tokens_per_s"]["value"] - 1 if rows else None
+        rows.append(row | {"buys_frac": gain})
+    return rows
+
+
+def split(plans: Sequence[LimitRows]) -> LimitRows:
+    """Splits the watts of a rack over jobs, one of each model, for the largest sum of rates over their highest.
+
+    From all at their lowest limit on, the next step goes where it adds most for its watts: the best of all splits as
+    each rate is concave in watts. Empty for one job.
+    """
+    jobs = list({plan[0]["job"]: plan for plan in reversed(plans)}.values())
+    rates = [[row["tokens_per_s"]["value"] / plan[-1]["tokens_per_s"]["value"] for row in plan] for plan in jobs]
+    watts = [[row["limit_w"] * row["num_devices"] for row in plan] for plan in jobs]
+    at, rows = [0] * len(jobs), []
+    while len(jobs) > 1:
+        budget_w = sum(each[n] for each, n in zip(watts, at, strict=True))
+        limits_w = {plan[n]["job"]: plan[n]["limit_w"] for plan, n in zip(jobs, at, strict=True)}
+        rate = sum(each[n] for each, n in zip(rates, at, strict=True)) / len(jobs)
+        rows.append({"budget_w": budget_w, "limits_w": limits_w, "rate_frac": rate})
+        left = [job for job, n in enumerate(at) if n + 1 < len(rates[job])]
+        steps = [(np.diff(rates[job])[at[job]] / np.diff(watts[job])[at[job]], job) for job in left]
+        if not steps:
+            break
+        at[max(steps)[1]] += 1
+    return rows
