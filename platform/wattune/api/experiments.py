@@ -25,7 +25,9 @@ from wattune.api.spaces import StudyPlan, plan
 from wattune.catalog.hardware import device_of_product
 from wattune.errors import PlanError, TelemetryError, closest
 from wattune.intervals import NORMAL_95
+from wattune.metrics import METRICS
 from wattune.orchestrate.events import Listener
+from wattune.ranking.difference import Counted, difference
 from wattune.run import QUALITIES
 from wattune.search.command_entry import OF_PLAN
 from wattune.search.grammar import SpaceFile
@@ -142,6 +144,19 @@ def run_experiment(
     return result
 
 
+def measured_effects(a: Counted, b: Counted) -> dict[str, dict[str, Any]]:
+    """Returns the effect of B over A with its 95 % interval, for every metric that the runs of both measured."""
+    effects = {}
+    for one in filter(None, (difference(metric, a, b) for metric in METRICS)):
+        shares = (one.change_frac, one.low_frac, one.high_frac)
+        logs = [None if share is None else math.log1p(share) for share in shares]
+        ends = [one.change, one.low, one.high] if unit_of(one.metric) == "degC" else logs
+        if ends[0] is not None:
+            repeats = min(len(a.runs), len(b.runs))
+            effects[one.metric] = {"effect": ends[0], "low": ends[1], "high": ends[2], "repeats": repeats}
+    return effects
+
+
 def judged(expected: str, effect: Mapping[str, Any]) -> dict[str, Any]:
     """Computes a verdict: `agrees` or `contests` where the 95 % interval lies on one side, else `cannot tell`.
 
@@ -242,18 +257,11 @@ def _measured(
             studies[space["study"]] = run_study(planned, storage=storage, listener=listener).study
     trials = [f"{studies[one['study']].path}/trials/{plan(one).kept[0].trial_id}" for one in (first, second)]
     compared = compare(*trials, storage=storage)
-    effects = {}
-    for one in compared.tested:
-        shares = (one.change_frac, one.low_frac, one.high_frac)
-        logs = [None if share is None else math.log1p(share) for share in shares]
-        ends = [one.change, one.low, one.high] if unit_of(one.metric) == "degC" else logs
-        repeats = min(len(side.counted.runs) for side in (compared.a, compared.b))
-        if ends[0] is not None:
-            effects[one.metric] = {**dict(zip(("effect", "low", "high"), ends, strict=True)), "repeats": repeats}
     runs = [trial.result for study in studies.values() for trial in study.trials()]
     facts = {
         "hardware": compared.a.spec.cluster.label,
         "quality": min((run.quality for run in runs), key=QUALITIES.index),
         "versions": {key[len("version.") :]: text for key, text in runs[0].tags.items() if key.startswith("version.")},
     }
+    effects = measured_effects(compared.a.counted, compared.b.counted)
     return effects, facts, pa.concat_tables([one.metrics() for one in studies.values()], promote_options="default")

@@ -88,6 +88,10 @@ def test_the_page_of_findings_names_each_verdict():
         name: result["verdict"] for name, result in RESULTS.items() if name in dict(told)
     }
     assert {name for name, _ in told} <= KNOWN.keys() and len(told) >= 12
+    for name in ("recomputation", "prefill", "fsdp_micro_batch"):
+        claim = next(one for one in RESULTS[name]["claims"] if one["metric"] == "tokens_per_s")
+        both = " % and ".join(f"{100 * math.expm1(claim[key]):+.0f}" for key in ("predicted", "effect"))
+        assert f"{both} %" in page, name
 
 
 def judged_again(claim):
