@@ -48,19 +48,19 @@ def project(
     """
     size = None if to is None else nodes_and_devices(to)
     devices = 0 if size is None else size[0] * size[1]
-    for name, value in (("--limit", limit_w), ("--global-batch-size", global_batch_size), ("--mtbf", mtbf_h)):
-        if value is not None and not 0 < value < 1e9:
-            raise PlanError(f"{name}: got {value:g}, allowed: above 0 and below 1e9; give another one")
+    asked = {"--limit": limit_w, "--global-batch-size": global_batch_size, "--mtbf": mtbf_h, "--inlet": inlet_c}
+    for name, value in asked.items():
+        if value is not None and not 0 < value <= (70 if name == "--inlet" else 1e9):
+            raise PlanError(f"{name}: got {value:g}, allowed: above 0, up to 1e9 and of a coolant 70; give another one")
     is_table = str(source).endswith(".csv")
     recording = find_recording(source, storage=storage) if isinstance(source, str) and not is_table else None
     if (is_table or recording) and (network or limit_w or mtbf_h or inlet_c is not None):
         raise PlanError(f"--network, --limit, --inlet, --mtbf: {source} does not tell its fabric or plan; name a study")
-    if size is None and (against is None or not is_table):
-        raise PlanError("--to: got nothing, allowed: nodes x devices a node, or a table with --against; name a size")
     truth = [] if against is None else read_runs(named_path(against))
-    if is_table:
+    if is_table and (size or truth):
         return project_runs(read_runs(named_path(str(source))), devices or None, truth, global_batch_size)
-    assert size is not None, "checked above"
+    if size is None:
+        raise PlanError("--to: got nothing, allowed: nodes x devices a node, or a table with --against; name a size")
     truth_s = next((one.numbers["step_time_s"] for one in truth if one.numbers["gpus"] == devices), None)
     if recording:
         return [replace(project_recording(run_of(recording), devices), truth_s=truth_s)]

@@ -71,7 +71,7 @@ def project_runs(
 ) -> list[Projected]:
     """Projects runs of a table to the sizes of a truth, and what is not in it to a number of devices.
 
-    Raises `PlanError` where a plan cannot run there.
+    Raises `PlanError` where a plan cannot run there, or no run is a smaller one.
     """
     families: dict[tuple[object, ...], list[TableRun]] = defaultdict(list)
     for one in sorted(runs, key=lambda one: one.numbers["gpus"]):
@@ -82,7 +82,10 @@ def project_runs(
         for family, own in families.items()
         if num_devices and (family, num_devices) not in told
     ]
-    return [_project_run(families[one.family], one) for one in [*truth, *more]]
+    found = [_project_run(families[one.family], one) for one in [*truth, *more]]
+    if not any(one.figures for one in found):
+        raise PlanError(f"{found[0].name} on {found[0].num_devices}: {found[0].untested}, nor of any other; add one")
+    return found
 
 
 def _project_run(every: Sequence[TableRun], target: TableRun) -> Projected:

@@ -110,8 +110,10 @@ def test_far_is_transferred_and_an_unknown_run_is_left_out(table: Table) -> None
     small = read_runs(table(LLAMA.format(*MLPERF[0])))
     near, far = (project_runs(small, size, [], None)[0] for size in (8192, 16384))
     assert not near.untested and "32 times" in far.untested
-    (other,) = project_runs(small, None, read_runs(table("M,64,H100,,,,,,,,,,,1.0")), None)
-    assert not other.figures and other.to_json()["label"] == "left out"
+    other = read_runs(table("M,64,H100,,,,,,,,,,,1.0"))
+    assert [one.label for one in project_runs(small, 8192, other, None)] == ["left out", "projected"]
+    with pytest.raises(PlanError, match="no smaller run"):
+        project_runs(small, None, other, None)
     with pytest.raises(PlanError, match="multiples of tp x pp x cp = 128"):
         project_runs(small, 8, [], None)
 
