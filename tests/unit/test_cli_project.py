@@ -81,7 +81,7 @@ def test_a_table_is_scored_and_drawn(wattune: Run, storage: Path, tmp_path: Path
         (["dense_h200x4", "--to", "8x4", "--mtbf", "inf"], "--mtbf"),
         (["dense_h200x4", "--to", "8x4", "--global-batch-size", "3"], "cannot run there"),
         (["dense_h200x4", "--to", "8x4", "--include", "all"], "--include"),
-        (["dense_h200x4", "--to", "8x4 mi300x"], "--to"), (["dense_h200x4", "--against", "large.csv"], "--to"),
+        (["dense_h200x4", "--to", "8x4 mi300x"], "--to"), (["dense_h200x4", "--against", "large.csv"], "large.csv"),
         (["simulated", "--to", "8x4"], "measured sensors"), (["nobody", "--to", "8x4"], "nobody"),
         (["small.csv", "--to", "8x4"], "small.csv"), (["nothing.csv", "--to", "8x4"], "nothing.csv"),
     ],

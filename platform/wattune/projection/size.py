@@ -15,9 +15,7 @@ def nodes_and_devices(text: str) -> tuple[int, int]:
     """Reads a size: nodes, and devices of each. Raises `PlanError` for what is none."""
     found = re.fullmatch(r"([1-9]\d{0,6})x([1-9]\d{0,3})", text.strip(), re.ASCII)
     if found is None or int(found[1]) * int(found[2]) > LARGEST_WORLD:
-        raise PlanError(
-            f'--to: got "{text}", allowed: nodes x devices of the same kind, as 1024x8, up to {LARGEST_WORLD:,}'
-        )
+        raise PlanError(f'--to: got "{text}", allowed: nodes x devices of one kind, as 1024x8, up to {LARGEST_WORLD:,}')
     return int(found[1]), int(found[2])
 
 

@@ -11,7 +11,6 @@ from wattune.view.html import section, table
 from wattune.view.projection import READING, projection_table
 
 DRAWN: Final = ("step_time_s", "cluster_power_mean_w", "node_device_power_mean_w")
-MOST_DRAWN: Final = 12
 CAPTION: Final = "circles: measured; diamonds: projected, with the 90 % interval as a band; crosses: measured there"
 
 
@@ -25,7 +24,7 @@ def render_projections(found: Sequence[Projected]) -> str:
 def scaling(rows: Sequence[Projected], metric: str) -> Chart:
     """Draws a figure against devices: measured, projected with its band, and what was measured there."""
     figure = blank()
-    for row in [one for one in rows if metric in one.figures][:MOST_DRAWN]:
+    for row in [one for one in rows if metric in one.figures][:12]:
         own, seen = row.figures[metric], sorted(row.measured.items()) if metric == "step_time_s" else []
         size, name = row.num_devices, plain(row.name)
         last = seen[-1:] or [(size, own.value)]
