@@ -95,7 +95,7 @@ def test_what_is_set_is_enforced_logged_and_restored(state: Path, setter: Settin
     assert state.read_bytes() == found and not list((tmp_path / "shared").glob("*.json"))
     lines = [json.loads(line) for line in (tmp_path / "shared" / f"changes-{os.getuid()}.log").read_text().splitlines()]
     assert {(one["device"], one["to"]) for one in lines if one["axis"] == "power_limit_w"} >= {(f"{OWNER}3", 500_000)}
-    assert all(one["pid"] and one["user"] and one["at"] for one in lines)
+    assert all(one["pid"] and one["uid"] == os.getuid() and one["at"] for one in lines)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_what_cannot_be_set_is_one_line_and_changes_nothing(
 
 def test_a_device_has_one_owner(state: Path, setter: SettingsProcess, tmp_path: Path) -> None:
     setter.set({"power_limit_w": 300})
-    with pytest.raises(PlanError, match=rf"device {OWNER}0 is set by process \d+ of \w+; end that study first"):
+    with pytest.raises(PlanError, match=rf"device {OWNER}0 is set by process \d+ of user \d+; end that study"):
         start(tmp_path / "second")
     start(tmp_path / "third", {}, 0).end()  # pays debts, of which there is none
     assert limits_w(state) == [300] * 4
@@ -202,7 +202,7 @@ def test_a_record_or_folder_of_a_third_user_is_not_believed(state: Path, tmp_pat
     found, record = state.read_bytes(), tmp_path / "shared" / f"{OWNER}0.json"
     start(tmp_path / "first").end()
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-    record.write_text(json.dumps({"boot": boot, "pid": 1, "user": "mallory", "found": {"power_limit_w": 650_000}}))
+    record.write_text(json.dumps({"boot": boot, "pid": 1, "uid": 12345, "found": {"power_limit_w": 650_000}}))
     os.chown(record, 12345, -1)
     with pytest.raises(PlanError, match=r"has a record of user 12345, .*; run wattune as that user, or remove it"):
         start(tmp_path / "second")

@@ -5,7 +5,6 @@ lock beside it belongs to one process, and the kernel drops it with that process
 the next setter of anybody pays it before it takes a device of its own.
 """
 
-import getpass
 import json
 import os
 import time
@@ -53,8 +52,7 @@ class Setter:
         """Takes devices, all or none, and pays what dead owners owe them; without devices, what is owed to any.
 
         Raises:
-            PlanError: Another process has one of them, or a dead one of another user left it changed.
-            NotPrivateError: The shared folder is of a third user.
+            PlanError, NotPrivateError: Another process has one of them, or the record or the folder is of a third user.
         """
         self._settings = settings
         self._locks: dict[str, FileLock] = {}
@@ -79,7 +77,7 @@ class Setter:
         before = self._record(owner)
         lock = FileLock.take(self._folder / f"{owner}.lock", of_all_users=True)
         if lock is None:
-            holder = "process {pid} of {user}".format_map(before) if before else "another process"
+            holder = "process {pid} of user {uid}".format_map(before) if before else "another process"
             raise PlanError(f"device {owner} is set by {holder}; end that study first")
         self._locks[owner], self._found[owner] = lock, {}
         record = self._record(owner)  # as its last holder left it
@@ -113,11 +111,7 @@ class Setter:
             self._restore(owner)
 
     def set(self, values: Mapping[str, Any]) -> None:
-        """Sets axes of its devices, and restores those that are not named.
-
-        Raises:
-            PlanError: A device cannot have a value, or refuses it; all are as they were found then.
-        """
+        """Sets axes of its devices and restores the others. Where one raises `PlanError`, all are as found then."""
         self._find({axis: [value] for axis, value in values.items()})
         try:
             for owner, found in self._found.items():
@@ -141,7 +135,7 @@ class Setter:
                     raise PlanError(f"{axis}={wrong[0]} is none that device {owner} takes; use {use}")
         for owner, found in self._found.items():
             if missing := {axis: self._settings.setting(owner, axis) for axis in values if axis not in found}:
-                record = {"boot": _BOOT.read_text(), "pid": os.getpid(), "user": getpass.getuser()}
+                record = {"boot": _BOOT.read_text(), "pid": os.getpid(), "uid": os.getuid()}
                 new = self._folder / f".{owner}"
                 new.unlink(missing_ok=True)
                 with open(new, "x") as file:  # never into a file or link of another user
@@ -164,7 +158,7 @@ class Setter:
 
     def _log(self, owner: str, what: str, **more: Any) -> None:
         """Says who changed what, in a file of this user's in the shared folder."""
-        who = {"at": time.strftime("%FT%T%z"), "user": getpass.getuser(), "pid": os.getpid(), "device": owner}
+        who = {"at": time.strftime("%FT%T%z"), "uid": os.getuid(), "pid": os.getpid(), "device": owner}
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         with suppress(OSError), open(os.open(self._folder / f"changes-{os.getuid()}.log", flags, 0o644), "a") as file:
             file.write(f"{json.dumps({**who, 'what': what, **more})}\n")  # a full disk keeps nothing from its limit

@@ -129,11 +129,7 @@ class TelemetryActor:
         threading.Thread(target=self._keep_lease, daemon=True, name="lease").start()
 
     def own(self, num_devices: int, values: Mapping[str, Sequence[Any]]) -> None:
-        """Takes the node's devices for the study, to set them to values of axes.
-
-        Raises:
-            PlanError: They cannot be set, or another process sets them.
-        """
+        """Takes the node's devices for the study, to set them to values of axes; else says why not (`PlanError`)."""
         backend = next(name for name in self._backends if name in VENDORS)
         self._setter = SettingsProcess.start(
             self._spool / _SETTER, backend=backend, num_devices=num_devices, values=values

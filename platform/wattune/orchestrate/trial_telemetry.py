@@ -135,19 +135,19 @@ def own_devices(specs: Iterable[TrialSpec], cluster: Cluster, lanes: Lanes) -> N
     Raises:
         PlanError: A device cannot be set, or another study sets it. Nothing is changed then.
     """
-    wanted: dict[ClusterSpec, dict[str, dict[Any, None]]] = {}
+    wanted: dict[ClusterSpec, dict[str, list[Any]]] = {}
     for spec in specs:
         for axis, value in settings_of(spec).items():
-            wanted.setdefault(spec.cluster, {}).setdefault(axis, {})[value] = None
-    for on, values in wanted.items():
-        nodes, asked = cluster.fitting(on), {axis: list(several) for axis, several in values.items()}
-        actors = lanes.telemetry_actors(nodes, _BACKENDS_OF_VENDOR[on.rank_device.vendor])
-        owning = [actor.own.remote(on.devices_per_node, asked) for actor in actors]
-        for node, pending in zip(nodes, owning, strict=True):
-            try:
+            wanted.setdefault(spec.cluster, {}).setdefault(axis, []).append(value)
+    try:
+        for on, values in wanted.items():
+            nodes, each = cluster.fitting(on), {axis: list(dict.fromkeys(several)) for axis, several in values.items()}
+            actors = lanes.telemetry_actors(nodes, _BACKENDS_OF_VENDOR[on.rank_device.vendor])
+            owning = [actor.own.remote(on.devices_per_node, each) for actor in actors]
+            for node, pending in zip(nodes, owning, strict=True):
                 _answer(node, pending, START_S)
-            except TelemetryError as error:
-                raise PlanError(str(error)) from None
+    except TelemetryError as error:
+        raise PlanError(str(error)) from None
 
 
 def settings_of(spec: TrialSpec) -> dict[str, Any]:

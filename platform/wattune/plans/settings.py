@@ -13,10 +13,7 @@ _PROFILES: Final = {"nvidia": NVIDIA_PROFILES, "amd": AMD_PROFILES}
 
 
 def setting_problem(cluster: ClusterSpec, axis: str, value: Any) -> str | None:
-    """Says why the devices of a cluster cannot have a value of an axis in `SETTINGS`; None where they may.
-
-    The range is that of the catalog. What it does not know, a device's own driver is asked before anything is set.
-    """
+    """Says why devices cannot have a value of an axis in `SETTINGS`, as far as the catalog knows; else None."""
     device = cluster.sensed_device
     if device.vendor not in _PROFILES:
         return f"{axis}={value} is none of {device.name}, whose driver sets nothing; leave it out"
