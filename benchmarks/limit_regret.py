@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Replays measured tables with an axis of power limits, beside the same tables without: trials that the axis costs.
 
-    python benchmarks/limit_regret.py                                  # five tables of four H200s, ten seeds
+    python benchmarks/limit_regret.py                                  # five goals on four H200s, ten seeds
     python benchmarks/limit_regret.py --case moe_ep_h200x4_2600w --seeds 4
 
 Each trial of a table (`search_regret.py`) is given every limit. What a device would have done under one is simulated:
@@ -101,7 +101,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 STRATEGY: Final[dict[str, tuple[int, Callable[[Problem], Strategy]]]] = {
-    "model_guided": (20, lambda problem: ModelGuided(problem, stops=False)),
+    "model_guided": (60, lambda problem: ModelGuided(problem, stops=False)),
     "random": (400, STRATEGIES["random"]),
 }
 """By name: most trials of a replay, and what makes the strategy."""
@@ -115,7 +115,7 @@ STRATEGY: Final[dict[str, tuple[int, Callable[[Problem], Strategy]]]] = {
 def main(given: Namespace) -> Found:
     """Replays every case with the axis and without."""
     rows = Rows(
-        "case", "strategy", "num_plans", "num_with_limits", "num_trials_without", "num_trials_with", "ratio",
+        "case", "strategy", "num_plans", "num_with_limits", "num_trials_without", "num_trials_with", "trials_frac",
         "num_lost_without", "num_lost_with", "gain_frac",
     )  # fmt: skip
     tables = {one["name"]: given.cases.parent / one["table"] for one in yaml.safe_load(given.cases.read_text())}
