@@ -86,7 +86,7 @@ def default_coefficients(device: DeviceSpec) -> Coefficients:
 def coefficients_of_software(device: DeviceSpec, software: str) -> Coefficients:
     """Returns the coefficients for software that wattune does not run: a fit of its own engines says nothing of it.
 
-    Of 370 published configurations on ten devices steps are 7.8 % off in the median so (90th percentile 18 %). By the
+    Of 370 published configurations on ten devices steps are 7.7 % off in the median so (90th percentile 18 %). By the
     fit of H200 it is 7.5 % (24 %), since small models on H100 come out a third too short (`benchmarks/prediction.py`).
 
     Args:
