@@ -1,6 +1,7 @@
 """The program of an experiment that runs one study: its arguments, its live view, its table, its exit code."""
 
 import argparse
+import ast
 import sys
 from pathlib import Path
 
@@ -14,11 +15,13 @@ from wattune.cli.study import in_order, show, view_of  # noqa: E402
 
 def ask(path: str) -> int:
     """Runs the experiment of a file as `wattune experiments run` does; what follows the file are its options."""
-    from wattune.cli.verbs import load
+    from wattune.cli.verbs import app
 
-    place = Path(path).resolve()
-    arguments = ["run", place.stem, "--folder", str(place.parent), *sys.argv[1:]]
-    return exit_code_of(lambda: int(load("experiments").main(arguments, standalone_mode=False) or 0))
+    place, options = Path(path).resolve(), sys.argv[1:]
+    if {"-h", "--help"} & {*options}:
+        print(ast.get_docstring(ast.parse(place.read_text())))
+    arguments = ["experiments", "run", place.stem, "--folder", str(place.parent), *options]
+    return exit_code_of(lambda: app(arguments))
 
 
 def main(question: str, space: str) -> int:

@@ -34,7 +34,8 @@ def test_every_entry_has_its_source() -> None:
 
 def test_the_default_network_changes_no_estimate() -> None:
     link = PUBLISHED_STEP_TIME.link
-    assert link.over(None) is link is link.over(DEFAULT_NETWORK)
+    assert link.over(None) is link
+    assert link.over(DEFAULT_NETWORK) == link
     assert link.over(NETWORKS["hdr"]).network_bytes_per_s == link.network_bytes_per_s / 2
 
 
