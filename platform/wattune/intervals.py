@@ -58,7 +58,9 @@ class Interval:
             return format_quantity(metric, self.value)
         half = (self.high - self.low) / 2
         share = math.isfinite(self.half_width_frac) and not metric.endswith("_c")
-        off = f" ±{100 * self.half_width_frac:.2g} %" if share else f" ±{format_change(metric, half)}"
+        percent = 100 * self.half_width_frac
+        relative = f" ±{percent:,.0f} %" if percent > 99 else f" ±{percent:.2g} %"
+        off = relative if share else f" ±{format_change(metric, half)}"
         return format_quantity(metric, self.value) + off
 
     def to_json(self) -> dict[str, Any]:

@@ -54,7 +54,15 @@ def test_a_study_s_best_plan_keeps_its_residual(wattune: Run) -> None:
 def test_a_transferred_plan_is_judged_only_if_asked_for(wattune: Run, tmp_path: Path) -> None:
     code, out, _ = wattune("project", "dense_h200x4", "--to", "8x4", "--plot", tmp_path / "page.html")
     assert "cluster_power_mean_w against size" in (tmp_path / "page.html").read_text()
-    assert code == 0 and "transferred" in out and "neither ordered nor checked" in out
+    assert (
+        code == 0
+        and "transferred" in out
+        and "neither ordered nor checked" in out
+        and "±0 %" not in out
+        and "±0%" not in out
+    )
+    code, out, _ = wattune("project", "dense_h200x4", "--to", "8x4", "--include", "transferred")
+    assert code == 0 and "transferred" in out and "neither ordered nor checked" not in out
 
 
 def test_a_table_is_scored_and_drawn(wattune: Run, storage: Path, tmp_path: Path) -> None:

@@ -117,13 +117,15 @@ def suggest(study: AnyStudy, *, budget: str | float, storage: str | None = None)
     left = _unmeasured(planned, results)
     with collector_paused():
         ranking = replace(rank(results, spec.question), unreadable=source.unreadable)
-    return suggest_for(
+    found = suggest_for(
         _model(planned, folder, spec.constraints, results),
         ranking,
         left,
         _timed(pace, spec.measure.min_seconds),
         budget_s=budget_s,
     )
+    runs = {one.read_as: one for one in planned.candidates.specs}  # a scaled study runs small trials, by their ids
+    return replace(found, listed=tuple(replace(one, spec=runs.get(one.spec, one.spec)) for one in found.listed))
 
 
 def parse_budget(budget: str | float, option: str = "--budget") -> float:

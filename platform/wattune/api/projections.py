@@ -51,7 +51,9 @@ def project(
     asked = {"--limit": limit_w, "--global-batch-size": global_batch_size, "--mtbf": mtbf_h, "--inlet": inlet_c}
     for name, value in asked.items():
         if value is not None and not 0 < value <= (70 if name == "--inlet" else 1e9):
-            raise PlanError(f"{name}: got {value:g}, allowed: above 0, up to 1e9 and of a coolant 70; give another one")
+            raise PlanError(
+                f"{name}: got {value:,.10g}, allowed: above 0, up to 1e9 and of a coolant 70; give another one"
+            )
     is_table = str(source).endswith(".csv")
     recording = find_recording(source, storage=storage) if isinstance(source, str) and not is_table else None
     if (is_table or recording) and (network or limit_w or mtbf_h or inlet_c is not None):
@@ -86,7 +88,7 @@ def project(
     for one, (row, spec) in zip(project_trials(trials, known), trials, strict=True):
         metrics = {name: figure.value for name, figure in one.figures.items()}
         told = include_transferred or not one.untested
-        breaks = [str(bound) for bound in ranking.constraints if told and bound.holds(metrics) is False]
+        breaks = [str(one) for one in ranking.constraints if one.holds(metrics) is False] if told else None
         found.append((replace(one, breaks=breaks, truth_s=truth_s), row.repeats[-1], spec.cluster))
     if include_transferred or not any(one.untested for one, _, _ in found):
         found.sort(key=lambda each: (bool(each[0].breaks), each[0].figures["step_time_s"].value))

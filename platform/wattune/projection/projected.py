@@ -42,8 +42,8 @@ class Projected:
     """Part of the step whose share grows most, and the largest use of the step there; empty where nothing tells."""
     untested: str = ""
     """Reason that it is `transferred`, or has no figures; empty where it is neither."""
-    breaks: Sequence[str] = ()
-    """Bounds of the study that the projection breaks."""
+    breaks: Sequence[str] | None = ()
+    """Bounds of the study that the projection breaks; None where it is neither ordered nor checked against them."""
     truth_s: float | None = None
     """Step that was measured at that size."""
 

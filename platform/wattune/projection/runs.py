@@ -27,8 +27,9 @@ _NUMBERS: Final = (*_WHOLE, "step_time_s", "tokens_per_s_per_gpu", "step_time_mi
 
 OTHER_LOG_STD, FIXED_SHARE, SHOWN_FRAC = 0.03, 0.01, 0.5
 """Deviation of a run of another plan or submitter from a curve; share of the shortest step that happens once, where no
-estimate says more; and, of published families, share of what replicas exchange that a step shows. That is held at the
-largest measured size, since Megatron's buckets grow with the replicas (`distributed_data_parallel.py`)."""
+estimate says more; and share of what replicas exchange that a step shows, chosen on the families that
+`benchmarks/projection.py` scores. That is held at the largest measured size, since Megatron's buckets grow with the
+replicas (`distributed_data_parallel.py`)."""
 
 _of_software = partial(coefficients_of_software, software="nemo")
 
@@ -123,10 +124,10 @@ def _completed(texts: Mapping[str, str], given: Mapping[str, float]) -> TableRun
 def _impossible(n: Mapping[str, float]) -> str:
     """Says why no such run exists; empty where one may."""
     if n["replicas"] < 1 or n["replicas"] % 1:
-        return f"got {n['gpus']:g} devices, allowed: multiples of tp x pp x cp = {n['tp'] * n['pp'] * n['cp']:g}"
+        return f"got {n['gpus']:,.0f} devices, allowed: multiples of tp x pp x cp = {n['tp'] * n['pp'] * n['cp']:,.0f}"
     if n["micro_batches"] < 1:
         least = n["replicas"] * n["mbs"]
-        return f"got a batch of {n['global_batch']:g}, allowed: {least:g} or more, one micro-batch each"
+        return f"got a batch of {n['global_batch']:,.10g}, allowed: {least:,.0f} or more, one micro-batch each"
     return ""
 
 

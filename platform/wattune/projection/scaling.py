@@ -23,8 +23,8 @@ CONFIDENCE_FRAC: Final = 0.9
 """Share of projections whose interval is to hold what is measured later."""
 
 REACH: Final = 3.5
-"""Deviations to the end of such an interval. Like growth and noise it was learned from 52 families of published runs at
-8 to 4,096 devices, each left out whole for its own (`benchmarks/projection.py`)."""
+"""Deviations to the end of such an interval. Like growth and noise it was chosen on 54 families of published runs at 8
+to 4,096 devices. This one alone was checked with each family left out (`benchmarks/projection.py`)."""
 
 NOISE_LOG_STD: Final = 0.0065
 """Deviation of log(step) of a published run from its own curve, where nothing says more."""

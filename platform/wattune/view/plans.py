@@ -98,6 +98,10 @@ def forecast_view(forecast: Forecast, *, top: int = 10) -> View:
     parts += [Note(""), READING, *(Note(f"estimated for {source.text}", is_long=True) for source in forecast.sources)]
     if forecast.unestimated:
         parts.append(Note(f"without an estimate: {', '.join(forecast.unestimated)}"))
+    if any(one.spec.stands_for for one in kept):
+        parts.append(
+            Note("scaled: figures and order are of the small runs; rank and report read them as the large plans")
+        )
     parts += notes_of(kept)
     if forecast.rejected:
         first = forecast.rejected[0]

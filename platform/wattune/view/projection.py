@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from wattune.projection.projected import TRANSFERRED, Projected
-from wattune.view.table import PERCENT_CHANGE, Cell, Column, Table, View, columns_of, halved, reading, warnings
+from wattune.view.table import PERCENT_CHANGE, Cell, Column, Table, View, columns_of, reading, warnings
 
 READING: Final = reading(
     "each figure with half of its 90 % interval, which widens with the distance; next limit: the part of a step whose "
@@ -19,9 +19,9 @@ SHOWN: Final = (
 
 def projection_view(found: Sequence[Projected]) -> View:
     """Lays out projections, and what cannot be said."""
-    refused = f"neither ordered nor checked against bounds without --include {TRANSFERRED}"
     notes = [f"{one.name}: {one.label}, {one.untested}" for one in found if one.untested]
-    notes += [refused] if any(one.label == TRANSFERRED for one in found) else []
+    if any(one.breaks is None for one in found):
+        notes.append(f"neither ordered nor checked against bounds without --include {TRANSFERRED}")
     return [projection_table(found), READING, *warnings(dict.fromkeys(notes))]
 
 
@@ -33,7 +33,9 @@ def projection_table(found: Sequence[Projected]) -> Table:
         Column("devices", lambda one: f"{one.num_devices:,}", place="lead"),
         *columns_of({name: name for name in names}, _figure),
         Column("next limit", lambda one: one.limits[0]),
-        Column("label", lambda one: "; ".join(f"breaks {bound}" for bound in one.breaks) or one.label, place="prose"),
+        Column(
+            "label", lambda one: "; ".join(f"breaks {bound}" for bound in one.breaks or ()) or one.label, place="prose"
+        ),
     ]
     if any(one.truth_s is not None for one in found):
         columns += [Column("measured", lambda one: one.truth_s, "step_time_s"), Column("error", _error, PERCENT_CHANGE)]
@@ -42,7 +44,7 @@ def projection_table(found: Sequence[Projected]) -> Table:
 
 def _figure(row: Projected, name: str) -> Cell:
     found = row.figures.get(name)
-    return Cell() if found is None else Cell(found.value, halved(name, found.value, found.low, found.high))
+    return Cell() if found is None else Cell(found.value, found.shown(name))
 
 
 def _error(row: Projected) -> Cell:

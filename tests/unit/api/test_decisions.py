@@ -178,3 +178,12 @@ def test_a_measured_trial_that_no_surrogate_learned_from_is_not_suggested_as_new
     study = write_study(tmp_path, half, constraints=[f"{POWER} <= 1200"])
     new = [one.spec for one in api.suggest(study, budget="10h").listed if one.kind == "new"]
     assert new and not any(half(spec) for spec in new)
+
+
+def test_a_suggestion_of_a_scaled_study_names_the_small_run(tmp_path) -> None:
+    large = {"model": {"name": "llama3_8b", "scale_to": "1x8", "allow_percent": 20}, "cluster": "8x8 h100_sxm"}
+    large |= {"workload": {"seq_len": 4096, "global_batch_size": 256}, "constraints": []}
+    study = write_study(tmp_path, lambda spec: spec.plan.micro_batch_size == 1, **large)
+    found = api.suggest(study, budget="10h")
+    small = {one.trial_id for one in api.plan(study.document()).candidates.specs}
+    assert found.listed and {one.spec.trial_id for one in found.listed} <= small

@@ -59,6 +59,7 @@ def test_a_row_tells_its_replicas_batch_and_time(table: Table) -> None:
         ("M,64,H100,5,,,,,,,,,,1.0", "multiples"),
         ("M,64,H100,,,,,,,,,,,nan", "step_time_s"), ("M,64,H100,,,,,,,,,,,-1", "step_time_s"),
         ("M,,H100,,,,,,,,,,,1.0", "gpus is blank"), (",64,H100,,,,,,,,,,,1.0", "model is blank"),
+        ("M,80000000,H100,3,,,,,,,,,,1.0", "80,000,000 devices"),
         ("M,64,H100,,,,,,,,,,,", "no row has step_time_s"), ("M,64,H100,8,,,,,,,4,,,1.0", "one micro-batch each"),
     ],
 )  # fmt: skip
