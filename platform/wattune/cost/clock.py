@@ -50,7 +50,8 @@ def clock_frac(coefficients: PowerCoefficients, at_full_clock_w: Floats, limit_w
     highest clock, in (0, 1]; 1 where the limit does not bind.
     """
     own_w = np.maximum(limit_w, coefficients.limit_w)
-    return _solved(coefficients, at_full_clock_w, _room_w(coefficients, own_w), _room_w(coefficients, limit_w))
+    rooms_w = _room_w(coefficients, own_w), _room_w(coefficients, limit_w)
+    return limited_frac(coefficients.exponent, at_full_clock_w, *rooms_w)
 
 
 def _room_w(c: PowerCoefficients, limit_w: Floats | float) -> Floats:
@@ -58,21 +59,26 @@ def _room_w(c: PowerCoefficients, limit_w: Floats | float) -> Floats:
     return np.asarray(np.maximum(c.regulated_frac * limit_w - c.idle_w, 1.0))
 
 
-def _solved(c: PowerCoefficients, at_full_clock_w: Floats, own_room_w: Floats, room_w: Floats) -> Floats:
-    """Solves the clock under the limit of the fit, and from there under a lower one."""
+def limited_frac(
+    exponent: float, at_full_clock_w: Floats, own_room_w: Floats | float, room_w: Floats | float
+) -> Floats:
+    """Solves the clock under the limit that `exponent` was fitted under, and from there under a lower one.
+
+    It is over the highest clock; the rooms are the watts above idle that either limit leaves, above 0.
+    """
     full_w = np.maximum(at_full_clock_w, 1.0)
-    own = np.minimum(1.0, (own_room_w / full_w) ** (1.0 / c.exponent))
+    own = np.minimum(1.0, (own_room_w / full_w) ** (1.0 / exponent))
     lower = np.minimum(1.0, (room_w / np.minimum(full_w, own_room_w)) ** (1.0 / LIMIT_EXPONENT))
     return np.asarray(own * lower)
 
 
-def slowed_frac(c: PowerCoefficients, clock: Floats, own_clock: Floats) -> Floats:
+def slowed_frac(exponent: float, clock: Floats, own_clock: Floats) -> Floats:
     """Computes power above idle at a clock over that at the highest clock.
 
     `own_clock` is the clock under the limit of the fit: what lies below it follows `LIMIT_EXPONENT`.
     """
     held = np.minimum(clock / np.maximum(own_clock, 1e-12), 1.0)
-    return np.asarray(np.maximum(clock, own_clock) ** c.exponent * held**LIMIT_EXPONENT)
+    return np.asarray(np.maximum(clock, own_clock) ** exponent * held**LIMIT_EXPONENT)
 
 
 def working_clock_frac(
@@ -96,4 +102,4 @@ def working_clock_frac(
         lent_w = np.where(collective_s > 0, spare_w, 0.0) * collective_s / np.maximum(compute_s, 1e-12)
         return _room_w(c, limit_w) + lent_w
 
-    return _solved(c, at_full_clock_w, room_w(np.maximum(limit_w, c.limit_w)), room_w(limit_w))
+    return limited_frac(c.exponent, at_full_clock_w, room_w(np.maximum(limit_w, c.limit_w)), room_w(limit_w))

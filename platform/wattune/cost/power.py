@@ -175,7 +175,7 @@ def _phases(step: StepTime, c: PowerCoefficients, limit_w: Floats | float) -> tu
     # A rank that waits for a slower one spins in the collective that both are in.
     spin_s = np.minimum(step.parts_s.get("straggler_s", np.zeros(len(compute_s)))[:, None], activity.idle_s)
     coarse_s, idle_s = activity.collective_s - fine_s + spin_s, activity.idle_s - spin_s
-    slowed = slowed_frac(c, activity.clock_frac, activity.clock_frac / np.maximum(activity.held_frac, 1e-12))
+    slowed = slowed_frac(c.exponent, activity.clock_frac, activity.clock_frac / np.maximum(activity.held_frac, 1e-12))
     hot_j = compute_s * above_idle_w * slowed + fine_s * collective_w
     coarse_j = coarse_s * collective_w
     # The limit acts on the mean of compute and communication: together they stay below it.

@@ -179,5 +179,7 @@ def _of_direction(pipeline: StepPipeline, direction: str, clocks: Floats) -> tup
         overlapped_s=getattr(pipeline, f"over_{direction}_s"),
     )
     time_s = compute_s + traffic_s + excess_s
-    energy_j = c.idle_w * time_s + compute_s * above_idle_w * slowed_frac(c, clocks, pipeline.own_clock[:, None, :])
+    energy_j = c.idle_w * time_s + compute_s * above_idle_w * slowed_frac(
+        c.exponent, clocks, pipeline.own_clock[:, None, :]
+    )
     return time_s, energy_j + traffic_s * (c.active_w + c.link_w) + excess_s * c.wait_w

@@ -150,7 +150,7 @@ def fit_power(rows: Sequence[Mapping[str, Any]], prior: PowerCoefficients, *, li
             working_clock_frac(c, dynamic, matrix + memory, collective, each_w)
             for each_w in (np.maximum(limits_w, c.limit_w), limits_w)
         )
-        slowed = np.where(limits_w < c.limit_w, slowed_frac(c, clock, own), clock**c.exponent)
+        slowed = np.where(limits_w < c.limit_w, slowed_frac(c.exponent, clock, own), clock**c.exponent)
         above_idle = (matrix + memory) * dynamic * slowed + collective * (c.active_w + c.link_w) + idle * c.wait_w
         return np.concatenate(
             [

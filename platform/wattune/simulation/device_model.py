@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wattune.catalog.hardware import DEVICES, DeviceSpec
+from wattune.cost.clock import limited_frac, slowed_frac
 from wattune.errors import SensorChoiceError
 
 Array = npt.NDArray[np.float64]
@@ -34,10 +35,14 @@ class PowerModel:
 
     With u the intensity (the shares of `KINDS` weighted by `intensity`, 1 being an endless large matrix product) and
     f the clock: P = P_floor + dynamic_power_w * u * (f / f_max) ** clock_exponent, where P_floor is
-    `ready_power_w`, or `idle_power_w` where nothing has run for `idle_hold_s`.
+    `ready_power_w`, or `idle_power_w` where nothing has run for `idle_hold_s`. Where a lower limit or a
+    lock takes the clock below that of `fitted_limit_w`, what lies below follows `wattune.cost.clock.LIMIT_EXPONENT`.
     """
 
     limit_w: float
+    """Limit that holds now."""
+    fitted_limit_w: float
+    """Limit under which `clock_exponent` was fitted."""
     clock_max_mhz: float
     clock_idle_mhz: float
     clock_lock_mhz: float = np.inf
@@ -120,6 +125,7 @@ _H200 = DeviceModel(
     name="h200_sxm",
     power=PowerModel(
         limit_w=700.0,
+        fitted_limit_w=700.0,
         clock_max_mhz=1980.0,
         clock_idle_mhz=345.0,
         idle_power_w=77.4,
@@ -177,6 +183,7 @@ def device_model(device: DeviceSpec) -> DeviceModel:
         power=replace(
             power,
             limit_w=device.power_limit_w,
+            fitted_limit_w=device.power_limit_w,
             clock_max_mhz=device.sm_clock_max_mhz,
             clock_idle_mhz=_whole_steps(np.asarray(power.clock_idle_mhz * clocks)).item(),
             idle_power_w=power.idle_power_w * watts,
@@ -207,8 +214,9 @@ def run(model: DeviceModel, shares: Array, slots: list[int], noise: Array) -> De
     floor_w = np.where(idle, parameters.idle_power_w, parameters.ready_power_w)
     noisy = intensity * np.maximum(1 + parameters.noise_frac * noise, 0.0)
     demand_w = parameters.dynamic_power_w * np.minimum(noisy, 1.0)  # nothing draws more than endless products
-    clock_mhz, capped = _clock(parameters, demand_w, idle)
-    power_w = floor_w + demand_w * (clock_mhz / parameters.clock_max_mhz) ** parameters.clock_exponent
+    clock_mhz, own_mhz, capped = _clock(parameters, demand_w, idle)
+    clocks = clock_mhz / parameters.clock_max_mhz, own_mhz / parameters.clock_max_mhz
+    power_w = floor_w + demand_w * slowed_frac(parameters.clock_exponent, *clocks)
     gpu_temp_c, memory_temp_c = temperatures(model.thermal, power_w, slots)
     return DeviceTrace(
         power_w=power_w,
@@ -220,21 +228,31 @@ def run(model: DeviceModel, shares: Array, slots: list[int], noise: Array) -> De
     )
 
 
-def _clock(parameters: PowerModel, demand_w: Array, idle: npt.NDArray[np.bool_]) -> tuple[Array, npt.NDArray[np.bool_]]:
-    """Clock and whether the cap is reported, from the power demanded above the floor at the highest clock.
+def _clock(
+    parameters: PowerModel, demand_w: Array, idle: npt.NDArray[np.bool_]
+) -> tuple[Array, Array, npt.NDArray[np.bool_]]:
+    """Clock, that under the limit of the fit, and whether the cap is reported, from the power demanded at the highest.
 
-    The cap solves P_floor + mean demand * (f / f_max) ** k = `cap_target_frac` * limit for f, with the mean over
-    `cap_window_s` before. While it is reported the clock stays a step below the highest, as recorded (1,965 of
-    1,980 MHz).
+    The cap solves P_floor + mean dynamic power = `cap_target_frac` * limit for f, with the mean over `cap_window_s`
+    before. While it is reported the clock stays a step below the highest, as recorded (1,965 of 1,980 MHz).
     """
-    budget_w = parameters.cap_target_frac * parameters.limit_w - parameters.ready_power_w
+    fitted_w = max(parameters.limit_w, parameters.fitted_limit_w)
+    own_w, room_w = (
+        max(parameters.cap_target_frac * limit_w - parameters.ready_power_w, 1.0)
+        for limit_w in (fitted_w, parameters.limit_w)
+    )
     mean_w = moving_mean(demand_w, parameters.cap_window_s)
-    ratio = np.minimum(1.0, budget_w / np.maximum(mean_w, budget_w)) ** (1 / parameters.clock_exponent)
-    capped = _within(demand_w > budget_w, parameters.cap_hold_s)
+    capped = _within(demand_w > room_w, parameters.cap_hold_s)
     highest = np.where(capped, parameters.clock_max_mhz - CLOCK_STEP_MHZ, parameters.clock_max_mhz)
-    highest = np.minimum(highest, parameters.clock_lock_mhz)
-    clock_mhz = np.minimum(_whole_steps(ratio * parameters.clock_max_mhz), highest)
-    return np.asarray(np.where(idle, parameters.clock_idle_mhz, clock_mhz)), capped
+    own_mhz, clock_mhz = (
+        np.minimum(
+            highest,
+            _whole_steps(parameters.clock_max_mhz * limited_frac(parameters.clock_exponent, mean_w, own_w, one_w)),
+        )
+        for one_w in (own_w, room_w)
+    )
+    clock_mhz = np.minimum(clock_mhz, parameters.clock_lock_mhz)
+    return np.where(idle, parameters.clock_idle_mhz, clock_mhz), own_mhz, capped
 
 
 def temperatures(thermal: ThermalModel, power_w: Array, slots: list[int]) -> tuple[Array, Array]:

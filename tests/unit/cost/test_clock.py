@@ -72,6 +72,6 @@ def test_below_its_own_limit_a_load_follows_another_law(above_idle_w: float, lim
     at_own = clock_frac(own, load, 700.0)[0]
     assert at_own == clock_frac(H200, load, 700.0)[0]
     if low < at_own:  # nothing is given away under the lower limit either
-        drawn_w = above_idle_w * slowed_frac(own, np.array([low]), np.array([at_own]))[0]
+        drawn_w = above_idle_w * slowed_frac(own.exponent, np.array([low]), np.array([at_own]))[0]
         assert own.idle_w + drawn_w == pytest.approx(limit_w)
         assert low / at_own == pytest.approx((drawn_w / min(above_idle_w, 620.0)) ** (1 / LIMIT_EXPONENT))

@@ -1,11 +1,14 @@
 """Physics of a simulated device: bounds, lags and means."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wattune.catalog.hardware import DEVICES, device
+from wattune.cost.clock import LIMIT_EXPONENT
 from wattune.errors import SensorChoiceError
 from wattune.simulation.device_model import CELL_S, KINDS, device_model, lag, moving_mean, run, temperatures
 
@@ -60,3 +63,22 @@ def test_another_accelerator_is_the_fit_scaled_and_says_so():
     assert scaled.source.startswith("scaled from the h200_sxm fit") and fitted.source.startswith("fitted")
     with pytest.raises(SensorChoiceError, match="cannot be simulated"):
         device_model(device("cpu"))
+
+
+def test_a_lower_limit_takes_the_clock_that_published_pairs_say():
+    """350, 400 and 450 W against 700 W on H100: the law of `wattune.cost.clock`, 14 % at 500 W, not the fit's 37 %."""
+    model = device_model(device("h100_sxm"))
+    load = np.zeros((1, len(KINDS), 300))
+    load[:, 0] = 1.0
+
+    def steady(limit_w):
+        trace = run(replace(model, power=replace(model.power, limit_w=limit_w)), load, [0], np.zeros((1, 300)))
+        return trace.clock_mhz[0, -1], trace.power_w[0, -1]
+
+    (full_mhz, _), floor_w = steady(700.0), model.power.ready_power_w
+    for limit_w in (500.0, 400.0, 350.0):
+        clock_mhz, power_w = steady(limit_w)
+        room = (0.99 * limit_w - floor_w) / (0.99 * 700.0 - floor_w)
+        assert clock_mhz / full_mhz == pytest.approx(room ** (1 / LIMIT_EXPONENT), abs=0.012)
+        assert 0.96 * limit_w < power_w < limit_w
+    assert 1 - steady(500.0)[0] / full_mhz == pytest.approx(0.14, abs=0.012)
