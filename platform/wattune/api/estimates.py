@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -246,11 +246,13 @@ def beside_result(trial: str, *, storage: str | None = None, metrics: Mapping[st
     )
 
 
-def stage_clocks(trial: str, *, storage: str | None = None) -> list[StageClocks]:
+def stage_clocks(
+    trial: str, *, storage: str | None = None, listener: Callable[[str, float], None] = lambda *_: None
+) -> list[StageClocks]:
     """Predicts the least energy of a step as long as a trial's and longer, by clocks of every pass.
 
     `trial` and `storage` are those of `beside_result`. The first is the trial as it is. What was measured over what is
-    predicted scales all, unless its sensors are simulated.
+    predicted scales all, unless its sensors are simulated. `listener` hears what is done, and how much of all.
 
     Raises:
         PlanError: There is no such trial, it is no pipeline of a built-in engine, or its device lacks estimates.
@@ -259,7 +261,7 @@ def stage_clocks(trial: str, *, storage: str | None = None) -> list[StageClocks]
     found = estimate_specs([spec], lambda _: coefficients).columns
     energy_j = float(found["energy_per_token_j"].value[0]) * spec.workload.tokens_per_step
     ((_, batch),) = batches([spec])
-    points = clock_frontier(batch, coefficients, energy_j)
+    points = clock_frontier(batch, coefficients, energy_j, listener)
     got = {} if side.simulated else side.result.metrics
     slower = (got.get("step_time_s") or points[0].step_time_s) / points[0].step_time_s
     hungrier = (got.get("energy_per_step_j") or energy_j) / energy_j

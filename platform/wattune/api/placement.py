@@ -82,8 +82,9 @@ def place(
     starts = [(run.numbers.start_time_s, run.numbers.build_time_s, run.numbers.first_step_time_s) for run in runs]
     restart_s = median(sum(one or 0.0 for one in each) for each in starts)
     times_s = mean(run.metrics["step_time_s"] for run in runs), restart_s, horizon_s
+    peak_bytes = max((one for run in runs if (one := run.metrics.get("memory_peak_bytes"))), default=None)
     slots = slot_map(map_of or str(folder.path), storage=storage)
-    return replace(place_plan(spec, slots, own, backward_frac, times_s), study=str(folder.path))
+    return replace(place_plan(spec, slots, own, backward_frac, times_s, peak_bytes), study=str(folder.path))
 
 
 def verify(

@@ -56,7 +56,10 @@ def _clocks(trial: str, file: Path, vary: str | None, storage: str | None, as_js
         raise PlanError("--vary is about a study, --clocks about one trial; give one of them")
     if file.suffix != ".py":
         raise PlanError(f"--clocks got {file}; Zeus reads clocks from a file that ends in .py")
-    found = api.stage_clocks(trial, storage=storage)
+    with err.status("starting") as status:
+        found = api.stage_clocks(
+            trial, storage=storage, listener=lambda what, done_frac: status.update(f"{what}, {done_frac:.0%} done")
+        )
     for place, one in enumerate(found[1:]):
         write_whole(file.with_stem(f"{file.stem}_{place}") if place else file, one.zeus.encode())
     answer(as_json, [{"predicted": bool(one.clocks_mhz), **asdict(one)} for one in found], clocks_view(found))

@@ -6,7 +6,7 @@ its stage is free and its input is there (Perseus: Chung et al. 2024, arXiv 2312
 same trade-off by cuts). Nothing of it was run: all figures are predictions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -111,11 +111,16 @@ def convex(time_s: Floats, energy_j: Floats) -> Curve:
     return time_s[kept], energy_j[kept]
 
 
-def clock_frontier(batch: Batch, coefficients: Coefficients, energy_per_step_j: float) -> list[StageClocks]:
+def clock_frontier(
+    batch: Batch,
+    coefficients: Coefficients,
+    energy_per_step_j: float,
+    listener: Callable[[str, float], None] = lambda *_: None,
+) -> list[StageClocks]:
     """Finds the least energy of a step that is as long as now, and longer, by clocks of every pass; the first is now.
 
     `batch` holds one candidate. `energy_per_step_j` is that of all devices in a step as it is now; what other clocks
-    change is added to it.
+    change is added to it. `listener` hears what is done, and how much of all that may come.
 
     Raises:
         PlanError: It has one stage, or no clocks of its device are known.
@@ -151,7 +156,8 @@ def clock_frontier(batch: Batch, coefficients: Coefficients, energy_per_step_j: 
     now_s, now_j = at(np.zeros(len(nodes), np.int64))
     outside_s = float(np.sum(list(pipeline.parts().values()))) - now_s
     found = [StageClocks(step_time_s=outside_s + now_s, energy_per_step_j=energy_per_step_j, clocks_mhz=())]
-    for slower in SLOWER:
+    for number, slower in enumerate(SLOWER):
+        listener(f"clocks of {len(nodes):,} passes in a step {slower:.1%} longer", number / len(SLOWER))
         wanted_s = least_energy(pairs, [curves[one] for one in kind], wait_w, now_s * (1 + slower + 1e-9))
         # The lowest listed clock that is fast enough.
         place = (time_s[:, kind] <= wanted_s * (1 + 1e-9)).sum(axis=0) - 1

@@ -7,6 +7,10 @@ from typing import Final
 import numpy as np
 
 from wattune.arrays import Floats, Ints
+from wattune.cost.batch import batches
+from wattune.cost.memory.defaults import default_coefficients
+from wattune.cost.memory.predict import predict
+from wattune.cost.out_of_memory import usable_bytes
 from wattune.cost.step_time.pipeline import pipeline_s
 from wattune.errors import PlanError
 from wattune.placement.min_max import grouped, min_max
@@ -146,11 +150,17 @@ class Pipe:
 
 
 def place_plan(
-    spec: TrialSpec, slots: SlotMap, own: Sequence[SlotReading], frac: float, times_s: tuple[float, float, float]
+    spec: TrialSpec,
+    slots: SlotMap,
+    own: Sequence[SlotReading],
+    frac: float,
+    times_s: tuple[float, float, float],
+    peak_bytes: float | None = None,
 ) -> PlacementAdvice:
     """Finds the exact best placements of a measured plan on a map, and recommends one that surely pays for a restart.
 
     `own` are readings of one run of the plan, by slot, `frac` of it backward. `times_s` are step, restart and horizon.
+    `peak_bytes` is the memory that its runs took, or else is estimated: a layout that needs more than there is is none.
     Raises `PlanError` where the map is of other machines or cannot compare the plan's slots, or there is one stage.
     """
     (step_time_s, restart_s, horizon_s), rows = times_s, slots.rows
@@ -166,22 +176,39 @@ def place_plan(
     of_stage = slots.work_s[:, [slots.works.index(one) for one in works]]
     pipe = Pipe(spec, of_stage, slots.slowness[:, where], frac)
     pipe.rest_s = step_time_s - float(pipe.step_s()[0])
-    moves, least = pipe.moves(), restart_s / horizon_s
-    runnable = [one for one in moves if not one.needs]
+    moves, least = _in_memory(spec, pipe.moves(), peak_bytes), restart_s / horizon_s
+    ours = [one for one in moves if one.plan != spec.plan]
     errors = HYSTERESIS if spec.plan.layout or spec.plan.rank_order != "topology" else 0.0
-    sure = [one for one in runnable if one.probability >= LEAST_PROBABILITY and one.gain_frac > errors * one.error_frac]
-    chosen = next((one for one in sure if one.gain_frac > least), None)
+    sure = [one for one in ours if one.probability >= LEAST_PROBABILITY and one.gain_frac > errors * one.error_frac]
+    chosen = next((one for one in sure if not one.needs and one.gain_frac > least), None)
     if sure:
-        lost, back = (format_quantity("restart_s", one) for one in (restart_s, restart_s / sure[0].gain_frac))
-        why = f"{sure[0].what}: it pays for a restart of {lost} after {back}"
-        why = why if chosen else f"nothing pays here: {why}, beyond the horizon"
+        best = chosen or sure[0]
+        lost, back = (format_quantity("restart_s", one) for one in (restart_s, restart_s / best.gain_frac))
+        why, but = f"{best.what}: it pays for a restart of {lost} after {back}", f"but needs {best.needs}"
+        why = why if chosen else f"nothing pays here: {why}, {but if best.needs else 'beyond the horizon'}"
     else:
         slowest = int(pipe.slowness[0].argmax())
         slower, half = (100 * rows[where[slowest]][key] for key in ("slower_frac", "slower_half_frac"))
-        missing = _missing(pipe, slowest, max([least, *(HYSTERESIS * one.error_frac for one in runnable)]))
+        missing = _missing(pipe, slowest, max([least, *(HYSTERESIS * one.error_frac for one in ours)]))
         why = f"device {devices[slowest][0]}/{devices[slowest][1]} would have to be {missing} slower than the others"
         why = f"nothing pays here: {why}; it is {slower:.1f} % ± {half:.1f}"
     return PlacementAdvice("", spec, moves, chosen, why, restart_s)
+
+
+def _in_memory(spec: TrialSpec, moves: Sequence[Move], peak_bytes: float | None) -> list[Move]:
+    """Says of layouts that do not fit what they need: the plan's peak times the ratio of estimates."""
+    usable, specs = usable_bytes(spec.cluster.sensed_device), [spec, *(replace(spec, plan=one.plan) for one in moves)]
+    peaks, coefficients = np.zeros(len(specs)), default_coefficients(spec.cluster.sensed_device.name)
+    for rows, batch in batches(specs):
+        peaks[rows] = predict(batch, coefficients).peak_bytes
+    needed = (peak_bytes or peaks[0]) / peaks[0] * peaks[1:]
+    words = [format_quantity("memory_peak_bytes", one) for one in (usable, *needed.tolist())]
+    return [
+        replace(one, needs=f"{text} of a device's memory; it leaves {words[0]}")
+        if need > usable and one.plan.layout != spec.plan.layout
+        else one
+        for one, need, text in zip(moves, needed, words[1:], strict=True)
+    ]
 
 
 def _missing(pipe: Pipe, slowest: int, least: float) -> str:

@@ -78,7 +78,9 @@ def one(**plan):
 
 def test_a_frontier_saves_energy_for_free_and_more_for_time():
     batch, coefficients = one(pp=4, tp=2)
-    found = clock_frontier(batch, coefficients, 1e5)
+    told = []
+    found = clock_frontier(batch, coefficients, 1e5, lambda what, done_frac: told.append((done_frac, what)))
+    assert told == sorted(told) and "128 passes in a step 0.0% longer" in told[0][1] and len(told) >= len(found) - 1
     energy = [each.energy_per_step_j for each in found]
     assert energy[1] < 0.97e5 and (np.diff(energy) < 0).all()  # the last stage has the head: all others wait for it
     assert found[1].step_time_s == pytest.approx(found[0].step_time_s)

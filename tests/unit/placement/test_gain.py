@@ -145,6 +145,16 @@ def test_slots_are_those_of_the_plan_whatever_the_nodes_are_called() -> None:
     assert advice.chosen.plan.rank_order == "topology"
 
 
+def test_a_layout_that_does_not_fit_is_not_recommended() -> None:
+    """A slow last stage gives layers to the first, which then holds more than the device leaves."""
+    found = measured([1.0, 1.4], [0.12, 0.12])
+    arguments = fit_map(found), [one for one in found if one.run == "0"], 2 / 3, (12.0, 60.0, 86400.0)
+    fits, full = (place_plan(spec(24), *arguments, peak_bytes) for peak_bytes in (60e9, 146e9))
+    assert fits.chosen is not None and fits.chosen.plan.layout[0] > 12
+    assert full.chosen is None and "but needs " in full.why and "GiB of a device's memory; it leaves 1" in full.why
+    assert [one.gain_frac for one in full.moves] == [one.gain_frac for one in fits.moves]
+
+
 def test_what_cannot_be_placed_is_refused() -> None:
     with pytest.raises(PlanError, match="one stage"):
         placed(spec(12, 1), [1.0, 1.1], [0.06])
