@@ -66,16 +66,9 @@ def price(folder: StudyFolder, planned: StudyPlan, source: Source, varied: Varie
     varied = varied or _usual(planned, results, folder)
     replaced = (one.sensor_gain_frac for one in planned.spec.constraints if varied.replaces(one))
     varied = replace(varied, sensor_gain_frac=max(replaced, default=0.0))
-    missing = next(
-        (
-            name
-            for name in varied.at(0.0).missing({})
-            if not any(name in result.metrics for _, result in completed_pairs(results))
-        ),
-        None,
-    )
-    if missing is not None:
-        raise PlanError(f"no trial of {folder.path} measured {missing}; vary a bound on a metric that was measured")
+    known = {name for _, result in completed_pairs(results) for name in result.metrics}
+    if missing := [name for name in varied.at(0.0).missing({}) if name not in known]:
+        raise PlanError(f"no trial of {folder.path} measured {missing[0]}; vary a bound on a metric that was measured")
     spec = planned.spec
     others = [one for one in spec.constraints if not varied.replaces(one)]
     model = _model(planned, folder, (*others, varied.at(varied.values[-1])), results)

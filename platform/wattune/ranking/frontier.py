@@ -22,7 +22,7 @@ from wattune.ranking.order import Ranking, named, ranking_of
 from wattune.ranking.posterior import Posterior
 from wattune.ranking.spreads import Results
 from wattune.ranking.work import compares
-from wattune.run import Run
+from wattune.run import Prediction, Run
 from wattune.search.names import namer
 from wattune.search.strategies.prediction import Predictions
 from wattune.storage.study import Unreadable
@@ -40,20 +40,14 @@ Unmeasured = tuple[Sequence[TrialSpec], Predictions]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PredictedPlan:
+class PredictedPlan(Prediction):
     """A candidate that was never measured in full and is predicted to be the best of those at a bound."""
 
     spec: TrialSpec
     label: str
     """Name of the plan, with the sizes of the workload where plans of the study differ in them."""
-    value: float
-    low: float
-    high: float
-    """Ends of the 95 % interval of its next measurement of the objective."""
     holds_probability: float | None
     """Probability that it holds the varied bound; None where nothing is known of that metric."""
-    feasible_probability: float
-    """Probability that it completes and holds every bound."""
     better_probability: float | None
     """Probability that it is better than the measured best; None without one, and where that does other work."""
 
@@ -94,13 +88,12 @@ class FrontierPoint:
     def to_json(self) -> dict[str, Any]:
         """Plain data. What was measured and what is predicted are different objects."""
         return {
+            **shallow(self),
             "bound": str(self.bound),
             "value": self.bound.factor,
             "best": self._measured(self.best),
             "undecided": self._measured(self.undecided),
-            "gain_frac": self.gain_frac,
-            "told_apart": self.told_apart,
-            "predicted": None if self.predicted is None else self.predicted.to_json(),
+            "predicted": self.predicted and self.predicted.to_json(),
         }
 
     def _measured(self, row: RankedTrial | None) -> dict[str, Any] | None:
@@ -118,7 +111,7 @@ class FrontierPoint:
         }
 
 
-def _ends(found: Interval | PredictedPlan) -> dict[str, float]:
+def _ends(found: Interval | Prediction) -> dict[str, float]:
     return {"value": found.value, "low": found.low, "high": found.high}
 
 
@@ -152,16 +145,10 @@ class Frontier:
         return {
             **plain,
             "objective": str(self.objective),
-            "varied": {
-                "metric": self.varied.metric,
-                "operator": self.varied.operator,
-                "limit_metric": self.varied.limit_metric,
-                "values": list(self.varied.values),
-            },
+            "varied": {name: getattr(self.varied, name) for name in ("metric", "operator", "limit_metric", "values")},
             "constraints": [str(one) for one in self.others],
             "warnings": list(self.warnings),
             "points": [one.to_json() for one in self.points],
-            "plans": list(self.plans),
             "rack": split(self.plans),
         }
 
@@ -189,8 +176,7 @@ def frontier(
     objective = question.objective
     others = tuple(one for one in question.constraints if not varied.replaces(one))
     points: list[FrontierPoint] = []
-    specs = [*(spec for spec, _ in results), *(unmeasured[0] if unmeasured is not None else ())]
-    name = namer(spec.workload for spec in specs)
+    name = namer(spec.workload for spec in (*(spec for spec, _ in results), *(unmeasured[0] if unmeasured else ())))
     warnings: dict[str, None] = {}
     stamp = ""
     for value in varied.values:
@@ -199,24 +185,16 @@ def frontier(
         ranking = replace(ranking_of({"": moved}), unreadable=unreadable or {})
         warnings |= dict.fromkeys(ranking.warnings)
         stamp = ranking.stamp
-        feasible, undecided = (tuple(named(rows, name)) for rows in (ranking.feasible, ranking.undecided))
-        ranking = replace(ranking, feasible=feasible, undecided=undecided)
-        before = points[-1].best if points else None
-        gain, apart = _gain(before, ranking)
-        ahead, best = ranking.undecided, ranking.best
-        if best is not None:
-            alike = (row for row in ranking.undecided if compares(row.spec, best.spec, objective.metric))
+        feasible, ahead = (tuple(named(rows, name)) for rows in (ranking.feasible, ranking.undecided))
+        ranking = replace(ranking, feasible=feasible, undecided=ahead)
+        gain, apart = _gain(points[-1].best if points else None, ranking)
+        if (best := ranking.best) is not None:
+            alike = (row for row in ahead if compares(row.spec, best.spec, objective.metric))
             ahead = tuple(row for row in alike if (ranking.lead_frac(row, best) or 0.0) > 0.0)
+        predicted = unmeasured and _predicted(unmeasured, (*others, bound), best, objective.metric, name)
         points.append(
             FrontierPoint(
-                bound=bound,
-                best=ranking.best,
-                undecided=_likely(ahead),
-                gain_frac=gain,
-                told_apart=apart,
-                predicted=None
-                if unmeasured is None
-                else _predicted(unmeasured, (*others, bound), bound, ranking.best, objective.metric, name),
+                bound=bound, best=best, undecided=_likely(ahead), gain_frac=gain, told_apart=apart, predicted=predicted
             )
         )
     done = [result for _, result in completed_pairs(results)]
@@ -249,12 +227,7 @@ def completed_pairs(results: Results) -> list[tuple[TrialSpec, Run]]:
 
 
 def usual_range(constraint: Constraint, results: Results) -> VariedBound | None:
-    """Chooses round values of a bound that span it and what was measured; None where nothing was.
-
-    Args:
-        constraint: The bound of a study.
-        results: Its repeats.
-    """
+    """Chooses round values of a study's bound that span it and what its repeats measured; None where nothing was."""
     found = []
     for _, result in completed_pairs(results):
         value, unit = result.metrics.get(constraint.metric), 1.0
@@ -265,7 +238,9 @@ def usual_range(constraint: Constraint, results: Results) -> VariedBound | None:
     if not found:
         return None
     low, high = min(*found, constraint.factor), max(*found, constraint.factor)
-    step = _round_step(max(high - low, 1e-3 * abs(high), 1e-9) / _MOST_STEPS)
+    least = max(high - low, 1e-3 * abs(high), 1e-9) / _MOST_STEPS
+    unit = 10.0 ** math.floor(math.log10(least))  # the step is the next of 1, 2, 5, 10, ... times a power of ten
+    step = next(unit * factor for factor in (1.0, 2.0, 5.0, 10.0) if unit * factor >= least * (1 - 1e-9))
     numbers = range(math.floor(low / step), math.ceil(high / step) + 1)
     values = tuple(float(f"{number * step:.12g}") for number in numbers)
     return VariedBound(
@@ -274,12 +249,6 @@ def usual_range(constraint: Constraint, results: Results) -> VariedBound | None:
         values=values if constraint.operator.startswith("<") else values[::-1],
         limit_metric=constraint.limit_metric,
     )
-
-
-def _round_step(least: float) -> float:
-    """Returns the next of 1, 2, 5, 10, ... times a power of ten."""
-    unit = 10.0 ** math.floor(math.log10(least))
-    return next(unit * factor for factor in (1.0, 2.0, 5.0, 10.0) if unit * factor >= least * (1 - 1e-9))
 
 
 def _gain(before: RankedTrial | None, ranking: Ranking) -> tuple[float | None, bool | None]:
@@ -305,13 +274,12 @@ def _gain(before: RankedTrial | None, ranking: Ranking) -> tuple[float | None, b
 def _predicted(
     unmeasured: Unmeasured,
     constraints: Sequence[Constraint],
-    bound: Constraint,
     best: RankedTrial | None,
     metric: str,
     name: Callable[[TrialSpec], str],
 ) -> PredictedPlan | None:
-    """Finds the likely feasible candidate with the best prediction; None where none is likely to be feasible."""
-    specs, found = unmeasured
+    """Finds the likely feasible candidate with the best prediction; None where none is. The varied bound is last."""
+    (specs, found), bound = unmeasured, constraints[-1]
     feasible, within = np.exp(found.log_feasible(constraints)), found.log_holds(bound)
     if bound.metric == LIMIT and bound.limit_metric is None:  # the plan says it, for sure
         within = np.log([bound.holds({LIMIT: limit_of(spec)}) or 1e-300 for spec in specs])
@@ -321,15 +289,13 @@ def _predicted(
     if not len(score) or score[row] == -math.inf:
         return None
     spec = specs[row]
-    comparable = best is not None and compares(spec, best.spec, metric)
-    beats = found.log_beats(best.objective.value) if comparable and best is not None and best.objective else None
+    rival = best.objective if best is not None and compares(spec, best.spec, metric) else None
+    beats = found.log_beats(rival.value) if rival is not None else None
+    own = shallow(found.one(row, metric, constraints)) | {"feasible_probability": float(feasible[row])}
     return PredictedPlan(
+        **own,
         spec=spec,
         label=name(spec),
-        value=float(found.objective.value[row]),
-        low=float(found.objective.low[row]),
-        high=float(found.objective.high[row]),
         holds_probability=None if within is None else float(np.exp(within[row])),
-        feasible_probability=float(feasible[row]),
         better_probability=None if beats is None else float(np.exp(beats[row])),
     )

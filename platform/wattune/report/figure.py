@@ -13,7 +13,6 @@ from plotly.offline import get_plotlyjs
 from wattune.errors import WattuneError
 from wattune.intervals import Interval
 from wattune.metrics import METRICS
-from wattune.ranking.frontier import PredictedPlan
 from wattune.report.markup import FONT, INK, LINE
 from wattune.run import Prediction
 from wattune.view.html import Html, fill, section
@@ -114,7 +113,7 @@ def plain(text: str) -> str:
     return html.escape(text, quote=False)
 
 
-def error_bars(found: Sequence[Interval | Prediction | PredictedPlan], color: str) -> dict[str, Any]:
+def error_bars(found: Sequence[Interval | Prediction], color: str) -> dict[str, Any]:
     """Returns bars from the low to the high end of each; without length where the scatter is unknown."""
     above, below = [one.high - one.value for one in found], [one.value - one.low for one in found]
     return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "color": color, "thickness": 1.2}

@@ -56,7 +56,7 @@ def names_apart(specs: Iterable[TrialSpec]) -> Callable[[TrialSpec, str], str]:
     return name
 
 
-def predicted_text(found: PredictedPlan | Prediction, metric: str) -> str:
+def predicted_text(found: Prediction, metric: str) -> str:
     """Returns a prediction of a metric with its interval."""
     return between(metric, found.value, found.low, found.high)
 
