@@ -12,9 +12,8 @@ from wattune.errors import PlanError
 from wattune.plans.program import is_command
 from wattune.projection.cluster_power import measured_load
 from wattune.projection.operation import operated
-from wattune.projection.projected import Projected, project_recording, project_runs, project_trials
+from wattune.projection.projected import Projected, nodes_and_devices, project_recording, project_runs, project_trials
 from wattune.projection.runs import read_runs
-from wattune.projection.size import nodes_and_devices
 from wattune.recording.recording import run_of
 from wattune.run import Run
 from wattune.storage.files import named_path, storage_path

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from scipy.ndimage import uniform_filter1d
+from scipy.signal import welch
 
 from wattune.analysis.metrics.energy import Powers
 from wattune.analysis.signals.energy_grid import GRID_S, SWING_BAND_HZ, GridEnergy
@@ -93,11 +95,10 @@ def training_w(load: NodeLoad, num_nodes: int, jitter_s: float) -> Floats:
     total, share = parts / load.num_nodes * num_nodes, np.ones(len(frequency_hz))
     if parts > 1:
         size = min(round(COHERENCE_S / GRID_S), points)
-        segments_w = np.lib.stride_tricks.sliding_window_view(load.parts_w, size, axis=1)[:, :: max(size // 4, 1)]
-        swing = np.fft.rfft((segments_w - segments_w.mean(axis=2, keepdims=True)) * np.hanning(size))
-        each = (np.abs(swing) ** 2).sum(axis=(0, 1))
-        cross = (np.abs(swing.sum(axis=0)) ** 2).sum(axis=0) - each
-        common = np.clip(cross / np.maximum((parts - 1) * each, 1e-12), 0.0, 1.0)
+        of_all = np.vstack([load.parts_w, load.parts_w.sum(axis=0)])
+        _, swing = welch(of_all, nperseg=size, noverlap=size - max(size // 4, 1))
+        each = swing[:-1].sum(axis=0)
+        common = np.clip((swing[-1] - each) / np.maximum((parts - 1) * each, 1e-12), 0.0, 1.0)
         share = np.interp(frequency_hz, np.fft.rfftfreq(size, GRID_S)[1:], common[1:])
     kept = share * np.exp(-((2 * np.pi * frequency_hz * jitter_s) ** 2))
     gain = np.sqrt((total + total * (total - 1) * kept) / (parts + parts * (parts - 1) * share))
@@ -164,8 +165,7 @@ def _cycle(load: NodeLoad, num_nodes: int, training: Floats, saves: Checkpoints)
     trains = np.interp(time_s, ends_s, [0.0, 1.0, 1.0, 0.0], period=trained_s + saves.duration_s)
     around = round(load.averaged_s / GRID_S / 2)
     if around:
-        summed = np.cumsum(np.pad(trains, around, mode="wrap"))
-        trains = (summed[2 * around :] - summed[: -2 * around]) / (2 * around)
+        trains = uniform_filter1d(trains, 2 * around, mode="wrap", origin=-1)
     saves_w = num_nodes * saves.node_w
     watts = saves_w + trains * (np.resize(training, len(trains)) - saves_w)
     return watts, saves.duration_s / (whole_s + saves.duration_s)

@@ -1,20 +1,21 @@
 """Projections: figures of plans at another size, with what they rest on, and measurements of that size beside them."""
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import hypot, isfinite, log
 from typing import Any, Final
 
-from wattune.cost.estimate import Estimates, Find
+from wattune.cost.estimate import LIMITS, Estimates, Find
 from wattune.cost.transfer import read_as
 from wattune.errors import PlanError
+from wattune.field_types import LARGEST_WORLD
 from wattune.intervals import NORMAL_95, Interval
 from wattune.plans.parallel import num_micro_batches
 from wattune.plans.rules import violations
-from wattune.projection.runs import TableRun, sized_runs
+from wattune.projection.runs import TableRun, sized_runs, step_shares
 from wattune.projection.scaling import SizedStep, at_size, behind, of_log
-from wattune.projection.size import limits_of, step_shares
 from wattune.ranking.assessment import RankedTrial
 from wattune.run import Run
 from wattune.trial import TrialSpec
@@ -23,7 +24,6 @@ FURTHEST: Final = 16
 TRANSFERRED: Final = "transferred"
 """Label of what is more than `FURTHEST` times what was measured, or over a fabric that nobody measured."""
 NODE_W: Final = "node_device_power_mean_w"
-_NORMAL_90: Final = 1.645
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,14 @@ class Projected:
         return asdict(self) | {"label": self.label, "error_frac": error_frac, "is_inside": is_inside}
 
 
+def nodes_and_devices(text: str) -> tuple[int, int]:
+    """Reads a size: nodes, and devices of each. Raises `PlanError` for what is none."""
+    found = re.fullmatch(r"([1-9]\d{0,6})x([1-9]\d{0,3})", text.strip(), re.ASCII)
+    if found is None or int(found[1]) * int(found[2]) > LARGEST_WORLD:
+        raise PlanError(f'--to: got "{text}", allowed: nodes x devices of one kind, as 1024x8, up to {LARGEST_WORLD:,}')
+    return int(found[1]), int(found[2])
+
+
 def project_runs(
     runs: Sequence[TableRun], num_devices: int | None, truth: Sequence[TableRun], global_batch: float | None
 ) -> list[Projected]:
@@ -98,7 +106,7 @@ def _project_run(every: Sequence[TableRun], target: TableRun) -> Projected:
     figures = {"step_time_s": step} | ({"tokens_per_s": _over(tokens, step)} if tokens else {})
     untested = _untested(steps[-2].num_devices, devices)
     measured = {one.num_devices: one.step_time_s for one in steps[:-1]}
-    limits = ("", "") if known is None else limits_of(known, len(own) - 1, len(own))
+    limits = ("", "") if known is None else _limits(known, len(own) - 1, len(own))
     prior = "shape of the pipeline" if known is None else "cost model"
     return Projected(name, devices, measured, figures, prior, limits, untested, truth_s=truth_s)
 
@@ -112,15 +120,14 @@ def project_trials(trials: Sequence[tuple[RankedTrial, TrialSpec]], find: Find) 
     found, work_s, fixed_s = step_shares(specs, find)
     each = zip(specs, work_s, fixed_s, strict=True)
     steps = [SizedStep(spec.cluster.world_size, work, fixed, _behind(spec)) for spec, work, fixed in each]
-    places = [(before, before + len(trials)) for before in range(len(trials))]
-    return [_project_trial(*trial, found, steps, place) for trial, place in zip(trials, places, strict=True)]
+    return [_project_trial(*trial, found, steps, (row, row + len(trials))) for row, trial in enumerate(trials)]
 
 
 def _behind(spec: TrialSpec) -> float:
     plan, world, work = spec.plan, spec.cluster.world_size, spec.workload
-    batches = num_micro_batches(plan, world, work.global_batch_size)
-    routed = work.routing is not None and work.routing.by == "learned"
-    return routed * behind(world / (plan.pp * plan.ep * plan.etp), batches)
+    if work.routing is None or work.routing.by != "learned":
+        return 0.0
+    return behind(world / (plan.pp * plan.ep * plan.etp), num_micro_batches(plan, world, work.global_batch_size))
 
 
 def _project_trial(
@@ -135,14 +142,14 @@ def _project_trial(
     if power is not None:
         before_w, after_w = found.columns[NODE_W].value[[*places]]
         read = read_as(power.value, before_w, after_w, measured_log_std=_log_std(power))
-        log_w, spread = log(read.value[0]), _NORMAL_90 * float(read.log_std[0])
+        log_w, spread = log(read.value[0]), 1.645 * float(read.log_std[0])  # 90 %
         log_j, both = log_w + log(there.num_nodes * after.value), hypot(spread, log(after.high / after.low) / 2)
         figures |= {NODE_W: of_log(log_w, spread), "energy_per_step_j": of_log(log_j, both)}
         figures["energy_per_token_j"] = of_log(log_j - log(tokens), both)
     fabrics = [(one.network, one.num_domains > 1, one.devices_per_node) for one in (own, there)]
     untested = _untested(own.world_size, there.world_size, new_fabric=fabrics[0] != fabrics[1])
     seen = {own.world_size: step.value}
-    return Projected(row.label, there.world_size, seen, figures, "cost model", limits_of(found, *places), untested)
+    return Projected(row.label, there.world_size, seen, figures, "cost model", _limits(found, *places), untested)
 
 
 def project_recording(run: Run, num_devices: int) -> Projected:
@@ -174,3 +181,10 @@ def _over(amount: float, step: Interval) -> Interval:
 def _log_std(found: Interval) -> float:
     """Returns the deviation of the logarithm of a measured figure, by its 95 % interval."""
     return max(log(found.high / found.low) / (2 * NORMAL_95), 1e-4) if found.high > found.low > 0 else 0.01
+
+
+def _limits(found: Estimates, before: int, after: int) -> tuple[str, str]:
+    """Returns the part whose share of a step grows most between two estimates, and the largest use there."""
+    step_s = found.columns["step_time_s"].value
+    share = {name: part / step_s for name, part in found.step_parts_s.items()}
+    return max(share, key=lambda name: share[name][after] - share[name][before]), LIMITS[found.limited_by[after]]

@@ -2,20 +2,20 @@
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import hypot, isfinite, nan
 from pathlib import Path
 from typing import Any, Final
 
+from wattune.arrays import Floats
 from wattune.catalog.hardware import DEVICES
 from wattune.catalog.models import MODELS
 from wattune.catalog.published_names import PRECISIONS, SYSTEMS, named
 from wattune.cost.defaults import coefficients_of_software
-from wattune.cost.estimate import Estimates
+from wattune.cost.estimate import Estimates, Find, estimate
 from wattune.errors import PlanError, SpaceError
 from wattune.projection.scaling import NOISE_LOG_STD, SizedStep, behind
-from wattune.projection.size import step_shares
 from wattune.search.forecast import estimate_one
 from wattune.search.space import parse_space
 from wattune.trial import TrialSpec
@@ -152,6 +152,19 @@ def sized_runs(runs: Sequence[TableRun]) -> tuple[list[SizedStep], Estimates | N
         error = hypot(n["log_std"], OTHER_LOG_STD * other)
         steps.append(SizedStep(int(n["gpus"]), work[place], fixed[place], late, n["step_time_s"], error))
     return steps, known
+
+
+def step_shares(specs: Sequence[TrialSpec], find: Find) -> tuple[Estimates, Floats, Floats]:
+    """Estimates specifications, and at twice their batch: that tells what does not grow with it.
+
+    Returns the estimates, seconds that grow with the batch, bubble included, and seconds once a step, [specifications].
+    Raises `PlanError` where a device cannot be predicted.
+    """
+    works = [replace(one.workload, global_batch_size=2 * one.workload.global_batch_size) for one in specs]
+    both = estimate([*specs, *(replace(one, workload=work) for one, work in zip(specs, works, strict=True))], find)
+    step_s, twice_s = both.columns["step_time_s"].value.reshape(2, -1)
+    once_s = (2 * step_s - twice_s - both.step_parts_s["bubble"][: len(specs)]).clip(1e-4 * step_s, 0.9 * step_s)
+    return both, step_s - once_s, once_s
 
 
 def _spec(run: TableRun) -> TrialSpec | None:

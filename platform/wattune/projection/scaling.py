@@ -93,12 +93,10 @@ def at_size(measured: Sequence[SizedStep], target: SizedStep, *, straggler_frac:
 
     def log_steps(term: Floats) -> Floats:
         parts = work * (1 + abs(term[3]) * late) + np.exp(term[1]) * fixed
-        found: Floats = term[0] + np.log(parts) + term[2] * doublings
-        return found
+        return np.asarray(term[0] + np.log(parts) + term[2] * doublings)
 
     def misses(term: Floats) -> Floats:
-        found: Floats = np.concatenate([(seen - log_steps(term)[:-1]) / error, (term - means) / deviations])
-        return found
+        return np.concatenate([(seen - log_steps(term)[:-1]) / error, (term - means) / deviations])
 
     fit = least_squares(misses, means)
     slope = np.array([log_steps(fit.x + one)[-1] - log_steps(fit.x - one)[-1] for one in 5e-6 * np.eye(4)]) / 1e-5

@@ -25,8 +25,7 @@ _MOST_NAMED: Final = 16
 def choose(larges: Sequence[TrialSpec], target: Target, find: Find = default_coefficients) -> list[Scaled | str]:
     """Finds the small trial that is closest to each large one, as shallow as costs nothing; else says why none is.
 
-    Raises:
-        PlanError: The target cannot stand for the cluster, or its device has no estimates.
+    Raises `PlanError` where the target cannot stand for the cluster, or its device has no estimates.
     """
     over = estimate(larges, find).columns["memory_headroom_frac"].high < 0
     able = [large for large, full in zip(larges, over, strict=True) if not full]

@@ -46,11 +46,7 @@ class Target(NamedTuple):
 
 
 def parse_target(text: str, allowed_percent: float = ALLOWED_PERCENT) -> Target:
-    """Reads a target: `1x2 h100_sxm`, `1x2:h100_sxm`, or `1x2` of the large cluster's device.
-
-    Raises:
-        PlanError: The text has another form, or names an unknown device.
-    """
+    """Reads a target: `1x2 h100_sxm`, `1x2:h100_sxm`, or `1x2` of the large cluster's device; else a `PlanError`."""
     match = _TARGET.fullmatch(text.strip())
     if match is None:
         form = 'write NODESxDEVICES, each 1 or more, and a device, such as "1x2 h100_sxm"'
@@ -59,11 +55,7 @@ def parse_target(text: str, allowed_percent: float = ALLOWED_PERCENT) -> Target:
 
 
 def cluster_of(target: Target, large: ClusterSpec) -> ClusterSpec:
-    """Returns the target as a cluster like the large one.
-
-    Raises:
-        PlanError: It is of another vendor, or no smaller than the large cluster in devices.
-    """
+    """Returns the target as a cluster like the large one; `PlanError` for another vendor, or for more devices."""
     name = target.device or large.device
     if name != large.device and device(name).vendor != large.rank_device.vendor:
         both = f"{name} is of {device(name).vendor} and {large.device} of {large.rank_device.vendor}"

@@ -100,11 +100,7 @@ def fabrics(spec: TrialSpec) -> dict[str, str]:
 
 
 def compare(smalls: Sequence[TrialSpec], find: Find) -> list[Scaled]:
-    """Compares small trials with the large ones they stand for, by estimates of both.
-
-    Raises:
-        PlanError: A device cannot be predicted.
-    """
+    """Compares small trials with those they stand for, by estimates; `PlanError` where a device cannot be predicted."""
     place = {large: number for number, large in enumerate(dict.fromkeys(one.read_as for one in smalls))}
     of_large, of_small = estimate(list(place), find), estimate(smalls, find)
     return [_compared(one, of_small, row, one.read_as, of_large, place[one.read_as]) for row, one in enumerate(smalls)]

@@ -13,7 +13,7 @@ _READING: Final = reading(
 )
 
 
-def scaled_view(found: Sequence[Scaled], *, most: int = 20) -> View:
+def scaled_view(found: Sequence[Scaled]) -> View:
     """Lays out small runs beside the plans that they stand for, and the invariants of the furthest one."""
     ordered = sorted(found, key=lambda one: -one.percent)
     columns = [
@@ -24,7 +24,7 @@ def scaled_view(found: Sequence[Scaled], *, most: int = 20) -> View:
     ]
     title = f"{len(found)} plans, each with the small run that stands for it, furthest first"
     rows = invariants(ordered[0], default_coefficients)
-    return [Table(title, columns, ordered[:most]), Table(f"Of {ordered[0].large.label}", _COLUMNS, rows), _READING]
+    return [Table(title, columns, ordered[:20]), Table(f"Of {ordered[0].large.label}", _COLUMNS, rows), _READING]
 
 
 _COLUMNS: Final = [

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from wattune.errors import PlanError
-from wattune.projection.projected import Projected, project_recording, project_runs
+from wattune.projection.projected import Projected, nodes_and_devices, project_recording, project_runs
 from wattune.projection.runs import layout_of, read_runs, sized_runs
 from wattune.run import Recorded, RunStatus
 from wattune.run import Run as RunRecord
@@ -149,3 +149,13 @@ def test_a_layout_keeps_all_layers_with_fewest_at_the_ends() -> None:
             found = layout_of(layers, stages)
             if isinstance(found, list):
                 assert sum(found) == layers and len(found) == stages and min(found) >= 1 and found[0] == min(found)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "8", "0x8", "-4x8", "4x-8", "4 x 8", "1e3x8", "4x8x2", "x8", "\u0664x8", "8x8 mi300x", "9999999x9999"]
+)
+def test_what_is_no_size_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(PlanError, match="--to: got") as refused:
+        nodes_and_devices(text)
+    assert "\n" not in str(refused.value)
+    assert nodes_and_devices(" 1024x8 ") == (1024, 8)
