@@ -1,13 +1,16 @@
 """The chart of what a bound costs: the best measured plan at each value of it, and beside it what is only predicted."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import plotly.graph_objects as go
 
+from wattune.intervals import Interval
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.frontier import Frontier, FrontierPoint, PredictedPlan
 from wattune.report.figure import Chart, axis_title, blank, error_bars, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
+from wattune.run import Prediction
 from wattune.units import format_probability
 from wattune.view.decisions import predicted_text
 from wattune.view.table import worded
@@ -22,15 +25,20 @@ def frontier_chart(found: Frontier) -> Chart | None:
     undecided = [(point, point.undecided) for point in found.points if point.undecided and point.undecided.objective]
     if not best and not undecided:
         return None
-    metric = found.objective.metric
-    figure = blank()
-    predicted = [(point, point.predicted) for point in found.points if point.predicted is not None]
+    metric, figure = found.objective.metric, blank()
+    predicted = [(point, one, _predicted_text(one, metric)) for point in found.points if (one := point.predicted)]
     if predicted:
-        _draw_predicted(figure, predicted, metric)
-    if undecided:
-        _draw_measured(figure, undecided, metric, "measured, undecided", color=INFEASIBLE_COLOR, symbol="circle-open")
+        _draw(figure, predicted, "predicted, never measured", color=PREDICTED_COLOR, symbol="diamond-open", size=10)
+    for name, color, symbol, pairs in (
+        ("measured, undecided", INFEASIBLE_COLOR, "circle-open", undecided),
+        ("measured, holds every bound", FEASIBLE_COLOR, "circle", best),
+    ):
+        measured = [(point, row.objective, _measured_text(point, row, metric)) for point, row in pairs if row.objective]
+        if measured:
+            _draw(figure, measured, name, color=color, symbol=symbol, size=11)
+            figure.data[-1].customdata = [row.trial_id for _, row in pairs]
     if best:
-        _draw_measured(figure, best, metric, "measured, holds every bound", color=FEASIBLE_COLOR, symbol="circle")
+        figure.data[-1].update(mode="lines+markers", line={"color": FEASIBLE_COLOR, "shape": "hv", "width": 2})
     limit = f" * {found.varied.limit_metric}" if found.varied.limit_metric else ""
     figure.update_xaxes(title=f"{axis_title(found.varied.metric)} {found.varied.operator} ...{limit}")
     figure.update_yaxes(title=axis_title(metric))
@@ -42,41 +50,24 @@ def frontier_chart(found: Frontier) -> Chart | None:
     return Chart(title="Price of the bound", caption=caption, figure=figure, stamp=found.stamp, height=460)
 
 
-def _draw_measured(
+def _draw(
     figure: go.Figure,
-    points: list[tuple[FrontierPoint, RankedTrial]],
-    metric: str,
+    points: Sequence[tuple[FrontierPoint, Interval | Prediction, str]],
     name: str,
     *,
     color: str,
     symbol: str,
+    size: int,
 ) -> None:
-    """Draws measured trials with their intervals, joined as steps."""
-    intervals = [row.objective for _, row in points if row.objective is not None]
+    """Draws figures with their intervals by bound; beside each stands the text that hovers over it."""
     figure.add_scatter(
-        x=[point.bound.factor for point, _ in points],
-        y=[one.value for one in intervals],
-        error_y=error_bars(intervals, color),
-        mode="lines+markers" if symbol == "circle" else "markers",
-        line={"color": color, "shape": "hv", "width": 2},
-        marker={"color": color, "symbol": symbol, "size": 11},
-        name=name,
-        customdata=[row.trial_id for _, row in points],
-        hovertext=[_measured_text(point, row, metric) for point, row in points],
-        hoverinfo="text",
-    )
-
-
-def _draw_predicted(figure: go.Figure, points: list[tuple[FrontierPoint, PredictedPlan]], metric: str) -> None:
-    """Draws plans that were never measured, with the intervals of their predictions."""
-    figure.add_scatter(
-        x=[point.bound.factor for point, _ in points],
-        y=[one.value for _, one in points],
-        error_y=error_bars([one for _, one in points], PREDICTED_COLOR),
+        x=[point.bound.factor for point, _, _ in points],
+        y=[one.value for _, one, _ in points],
+        error_y=error_bars([one for _, one, _ in points], color),
         mode="markers",
-        marker={"color": PREDICTED_COLOR, "symbol": "diamond-open", "size": 10},
-        name="predicted, never measured",
-        hovertext=[_predicted_text(point, one, metric) for point, one in points],
+        marker={"color": color, "symbol": symbol, "size": size},
+        name=name,
+        hovertext=[f"{plain(str(point.bound))}<br>{text}" for point, _, text in points],
         hoverinfo="text",
     )
 
@@ -85,7 +76,6 @@ def _measured_text(point: FrontierPoint, row: RankedTrial, metric: str) -> str:
     found = point.margin(row)
     lines = [
         plain(f"{row.spec.model.name} {row.label}"),
-        plain(str(point.bound)),
         f"measured {worded(metric, row.objective)}",
     ]
     if found is not None and found.holds_probability is not None:
@@ -96,10 +86,9 @@ def _measured_text(point: FrontierPoint, row: RankedTrial, metric: str) -> str:
     return "<br>".join(lines)
 
 
-def _predicted_text(point: FrontierPoint, one: PredictedPlan, metric: str) -> str:
+def _predicted_text(one: PredictedPlan, metric: str) -> str:
     lines = [
         plain(f"{one.spec.model.name} {one.label}"),
-        plain(str(point.bound)),
         f"predicted {predicted_text(one, metric)}, never measured",
         f"P(feasible) {format_probability(one.feasible_probability)}",
     ]
