@@ -8,6 +8,7 @@ import numpy as np
 
 from wattune.arrays import Floats, Ints
 from wattune.cost.batch import batches
+from wattune.cost.clock import LIMIT_EXPONENT
 from wattune.cost.memory.defaults import default_coefficients
 from wattune.cost.memory.predict import predict
 from wattune.cost.out_of_memory import usable_bytes
@@ -131,8 +132,8 @@ class Pipe:
                 add(what, self.step_s(layers, order), moved)
             tried.add(moved)
         stages_s = self.stages_s(self.layers, self.order)
-        # Dynamic power is clock times voltage squared, and voltage follows the clock: time goes with power ** (-1 / 3).
-        equal_s = (stages_s.sum(2) ** 3).mean((1, 2)) ** (1 / 3)
+        # Time goes with the watts above idle to the power of -1 / LIMIT_EXPONENT; their sum over stages stays.
+        equal_s = (stages_s.sum(2) ** LIMIT_EXPONENT).mean((1, 2)) ** (1 / LIMIT_EXPONENT)
         needs = "devices that their power limits slow, and the privilege to set those; at most"
         add("shift power", (plan.pp + self.micro_batches - 1) * equal_s + self.rest_s, needs=needs)
         number, longest_s = stages_s.shape[1], stages_s.max((2, 3))

@@ -178,6 +178,7 @@ def device_model(device: DeviceSpec) -> DeviceModel:
     power, thermal = _H200.power, _H200.thermal
     watts = device.power_limit_w / power.limit_w
     clocks = device.sm_clock_max_mhz / power.clock_max_mhz
+    resistances = ("sink_c_per_w", "air_c_per_w", "memory_c_per_w", "memory_sink_c_per_w")
     return DeviceModel(
         name=device.name,
         power=replace(
@@ -186,17 +187,12 @@ def device_model(device: DeviceSpec) -> DeviceModel:
             fitted_limit_w=device.power_limit_w,
             clock_max_mhz=device.sm_clock_max_mhz,
             clock_idle_mhz=_whole_steps(np.asarray(power.clock_idle_mhz * clocks)).item(),
-            idle_power_w=power.idle_power_w * watts,
-            ready_power_w=power.ready_power_w * watts,
-            dynamic_power_w=power.dynamic_power_w * watts,
+            **{name: watts * getattr(power, name) for name in ("idle_power_w", "ready_power_w", "dynamic_power_w")},
         ),
         thermal=replace(
             thermal,
             die_c_per_w=tuple(value / watts for value in thermal.die_c_per_w),
-            sink_c_per_w=thermal.sink_c_per_w / watts,
-            air_c_per_w=thermal.air_c_per_w / watts,
-            memory_c_per_w=thermal.memory_c_per_w / watts,
-            memory_sink_c_per_w=thermal.memory_sink_c_per_w / watts,
+            **{name: getattr(thermal, name) / watts for name in resistances},
         ),
         source=f"scaled from the h200_sxm fit by power limit and highest clock; not fitted: {device.source}",
     )

@@ -8,6 +8,7 @@ import pytest
 from specs import trial_spec
 
 from wattune.catalog.models import model
+from wattune.cost.clock import LIMIT_EXPONENT
 from wattune.errors import PlanError
 from wattune.placement.gain import Pipe, place_plan
 from wattune.placement.slots import SlotReading, fit_map
@@ -128,10 +129,10 @@ def _moves(pipe: Pipe) -> list[tuple[str, float]]:
 
 
 def test_equal_stages_need_equal_power_to_be_equally_fast() -> None:
-    """Two stages of which one is 10 % slow at the same cap: cube law, the same sum of watts."""
+    """Two stages of which one is 10 % slow at the same cap: the law of a limit, the same sum of watts."""
     pipe = Pipe(spec(), np.array([[0.06, 0.06]]), np.array([[1.0, 1.1]]), 2 / 3)
     (shift,) = [gain for what, gain in _moves(pipe) if what == "shift power"]
-    equal = ((1 + 1.1**3) / 2) ** (1 / 3)
+    equal = ((1 + 1.1**LIMIT_EXPONENT) / 2) ** (1 / LIMIT_EXPONENT)
     assert shift == pytest.approx((2.1 + 63 * 1.1) / (65 * equal) - 1)
 
 
