@@ -5,10 +5,12 @@ from typing import Annotated
 
 import typer
 
+from wattune.api.bundles import check_bundle
 from wattune.api.experiments import FOLDER, find_experiments, results_of, run_experiment, written_page
 from wattune.cli.shell import JsonOption, StorageOption, out, print_json, print_line
 from wattune.cli.study import in_order, view_of
 from wattune.cli.verbs import app
+from wattune.masking import printable
 from wattune.storage.files import write_asked_bytes
 from wattune.view.console import show
 from wattune.view.effects import effect_text, experiments_view
@@ -16,8 +18,8 @@ from wattune.view.effects import effect_text, experiments_view
 
 @app.command()
 def experiments(
-    action: Annotated[str, typer.Argument(help="list, run NAME, or page: write the folder's README.md anew.")] = "list",
-    name: Annotated[str | None, typer.Argument(help="The experiment to run.", show_default=False)] = None,
+    action: Annotated[str, typer.Argument(help="list, run NAME, check ZIP, or page: write README.md anew.")] = "list",
+    name: Annotated[str | None, typer.Argument(help="What to run or check.", show_default=False)] = None,
     folder: Annotated[Path, typer.Option(help="Folder of the experiments.")] = Path(FOLDER),
     results: Annotated[
         Path | None, typer.Option(help="Folder to write results to; else results in --folder.", show_default=False)
@@ -29,8 +31,8 @@ def experiments(
     as_json: JsonOption = False,
 ) -> None:
     """Lists experiments with hardware, date, quality, answer and verdict; `run NAME` runs one."""
-    if action not in ("list", "run", "page") or (action == "run") != (name is not None):
-        raise typer.BadParameter("write `experiments`, `experiments run NAME`, or `experiments page`")
+    if action not in ("list", "run", "page", "check") or (action in ("run", "check")) != (name is not None):
+        raise typer.BadParameter("write `experiments`, `experiments run NAME`, `experiments page`, or `... check ZIP`")
     if short and results is None:
         raise typer.BadParameter("--short says nothing of hardware, and does not stand among results; give --results")
     if action == "page":
@@ -42,6 +44,14 @@ def experiments(
             print_json({one: {"question": text, "result": found.get(one)} for one, text in questions.items()})
         else:
             show(out, *experiments_view(questions, found))
+    elif action == "check":
+        told = check_bundle(Path(name))
+        differ = [f"{one}: {text}" for one, text in told["differences"].items()]
+        derived = ", ".join(f"{number} {verdict}" for verdict, number in told["verdicts"].items()) or "no verdict"
+        line = f"{told['name']}, wattune {told['version']}: {len(differ)} of {told['files']} files differ; {derived}"
+        print_json(told) if as_json else print_line(printable("\n".join([*differ, line])))
+        if differ:
+            raise typer.Exit(2)
     else:
         watch = None if as_json else view_of
         with in_order():

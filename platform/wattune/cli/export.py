@@ -7,6 +7,7 @@ from typing import Annotated, cast
 import typer
 
 from wattune import api
+from wattune.api.bundles import packed
 from wattune.api.exports import FORMATS, ROWS, Format, Rows
 from wattune.cli.shell import JsonOption, StorageOption, StudyArgument, err, print_json, print_line
 from wattune.cli.verbs import app
@@ -26,10 +27,20 @@ def export(
     rows: Annotated[
         str, typer.Option(help=f"{ROWS[0]}: what each run measured; {ROWS[1]}: ranked, with verdict and margins.")
     ] = "repeats",
+    bundle: Annotated[
+        Path | None,
+        typer.Option(help="Zip file of all to hand on, in place of a table; also of experiments/.", show_default=False),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Writes a study's results as one table: a column for each setting and metric, with units."""
     to_screen = str(out) == "-"
+    if bundle is not None:
+        if out is not None or (to, rows) != ("csv", ROWS[0]):
+            raise typer.BadParameter("--bundle holds every table; leave --out, --to and --rows out")
+        write_asked_bytes(bundle, packed(study, storage=storage))
+        print_json({"path": str(bundle)}) if as_json else print_line(str(bundle))
+        return
     if to_screen and as_json:
         raise typer.BadParameter("--json and --out - both want standard output; give --out a file")
     if to_screen and to == "parquet" and sys.stdout.isatty():
