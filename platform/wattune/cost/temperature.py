@@ -69,15 +69,12 @@ def lagged(power_w: Floats, tau_s: float, cell_s: float) -> Floats:
     It starts in balance with the first cell. Exact: the solution of tau dx/dt = P - x, averaged over the cell. Power is
     [..., cells].
     """
-    keep = np.exp(-cell_s / tau_s)
-    inside = tau_s / cell_s * (1.0 - keep)
-    state = power_w[..., 0].copy()
-    result = np.empty_like(power_w)
-    for cell in range(power_w.shape[-1]):
-        now = power_w[..., cell]
-        result[..., cell] = now + (state - now) * inside
-        state = now + (state - now) * keep
-    return result
+    from scipy.signal import lfilter  # estimates do not wait for it
+
+    keep, first = np.exp(-cell_s / tau_s), power_w[..., :1]
+    state, _ = lfilter([1.0 - keep], [1.0, -keep], power_w, zi=keep * first)
+    before = np.concatenate([first, state[..., :-1]], axis=-1)
+    return np.asarray(power_w + (before - power_w) * tau_s / cell_s * (1.0 - keep))
 
 
 def predict(batch: Batch, power: Power, coefficients: ThermalCoefficients, *, limit_w: Floats | float) -> Temperature:

@@ -276,13 +276,10 @@ def upstream_of(thermal: ThermalModel, heat: Array, slots: list[int]) -> Array:
 
 def lag(power_w: Array, taus_s: tuple[float, ...]) -> Array:
     """First-order lags, exact for power constant over each cell and begun in balance: (taus, devices, cells)."""
-    keep = np.exp(-CELL_S / np.asarray(taus_s))[:, None]
-    result = np.empty((len(taus_s), *power_w.shape))
-    state = np.repeat(power_w[None, :, 0], len(taus_s), axis=0)
-    for cell, now in enumerate(power_w.T):
-        state = now + (state - now) * keep
-        result[:, :, cell] = state
-    return result
+    from scipy.signal import lfilter  # spaces that simulate nothing do not wait for it
+
+    keeps = np.exp(-CELL_S / np.asarray(taus_s))
+    return np.stack([lfilter([1 - keep], [1, -keep], power_w, zi=keep * power_w[:, :1])[0] for keep in keeps])
 
 
 def moving_mean(values: Array, window_s: float) -> Array:
