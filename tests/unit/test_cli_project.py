@@ -63,6 +63,10 @@ def test_a_transferred_plan_is_judged_only_if_asked_for(wattune: Run, tmp_path: 
     )
     code, out, _ = wattune("project", "dense_h200x4", "--to", "8x4", "--include", "transferred")
     assert code == 0 and "transferred" in out and "neither ordered nor checked" not in out
+    code, out, _ = wattune("project", "dense_h200x4", "--to", "250000x4")
+    assert code == 0 and "±200" not in out and "2.0 % (0.2 % to 8.1 %)" in out and "250,000 times" in out, (
+        "no share of ±200 %"
+    )
 
 
 def test_a_table_is_scored_and_drawn(wattune: Run, storage: Path, tmp_path: Path) -> None:
@@ -83,6 +87,7 @@ def test_a_table_is_scored_and_drawn(wattune: Run, storage: Path, tmp_path: Path
         (["dense_h200x4", "--to", "8x4", "--network", "token_ring"], "unknown network"),
         (["dense_h200x4", "--to", "8x4", "--limit", "-5"], "--limit"),
         (["dense_h200x4", "--to", "8x4", "--limit", "5000"], "--limit"),
+        (["dense_h200x4", "--to", "8x4", "--limit", "1"], "--limit: power_limit_w=1.0 is outside"),
         (["dense_h200x4", "--to", "8x4", "--inlet", "nan"], "--inlet"),
 
         (["dense_h200x4", "--to", "8x4", "--mtbf", "nan"], "--mtbf"), (["small.csv", "--to=8x4", "--mtbf=6"], "--mtbf"),

@@ -10,6 +10,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.networks import network as network_named
 from wattune.errors import PlanError
 from wattune.plans.program import is_command
+from wattune.plans.settings import setting_problem
 from wattune.projection.cluster_power import measured_load
 from wattune.projection.operation import operated
 from wattune.projection.projected import Projected, nodes_and_devices, project_recording, project_runs, project_trials
@@ -74,8 +75,8 @@ def project(
     trials = []
     for row in rows:
         cluster, work, device = row.spec.cluster, row.spec.workload, row.spec.cluster.sensed_device
-        if limit_w is not None and limit_w > (device.power_limit_w or limit_w):
-            raise PlanError(f"--limit: got {limit_w:g} W, allowed: {device.power_limit_w:g} W or less; lower it")
+        if limit_w is not None and (problem := setting_problem(cluster, "power_limit_w", limit_w)):
+            raise PlanError(f"--limit: {problem}")
         there = replace(cluster, num_nodes=size[0], devices_per_node=size[1])
         there = replace(there, network=network_named(network)) if network else there
         there = replace(there, own_device=replace(device, power_limit_w=limit_w)) if limit_w else there

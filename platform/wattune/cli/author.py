@@ -13,7 +13,6 @@ from wattune.catalog.huggingface import read_config
 from wattune.catalog.models import model
 from wattune.cli.shell import JsonOption, LeaveOutOption, SpaceArgument, answer, err, out, print_json, print_line
 from wattune.cli.verbs import app
-from wattune.cost.defaults import default_coefficients
 from wattune.doctor import own_devices
 from wattune.errors import PlanError, WattuneError, closest
 from wattune.metrics import METRICS
@@ -206,7 +205,7 @@ def scale(
     if as_json:
         plans = [
             {"plan": one.large.label, "runs_as": one.text, "distance_percent": one.percent}
-            | {"invariants": [row._asdict() for row in invariants(one, default_coefficients)]}
+            | {"invariants": [row._asdict() for row in invariants(one)]}
             for one in found
         ]
         print_json({"path": str(path), "plans": plans, "rejected": planned.candidates.to_json()["rejected"]})

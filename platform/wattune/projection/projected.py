@@ -170,7 +170,7 @@ def project_recording(run: Run, num_devices: int) -> Projected:
 
 
 def _untested(measured: int, devices: int, *, new_fabric: bool = False) -> str:
-    far = [f"{devices / measured:.0f} times what was measured"] if devices > FURTHEST * measured else []
+    far = [f"{devices / measured:,.0f} times what was measured"] if devices > FURTHEST * measured else []
     return ", ".join([*far, *(["over a fabric that nobody measured"] if new_fabric else [])])
 
 

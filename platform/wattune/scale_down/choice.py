@@ -7,7 +7,7 @@ from typing import Final
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.cost.defaults import default_coefficients
-from wattune.cost.estimate import Find, estimate
+from wattune.cost.estimate import estimate
 from wattune.scale_down.cut import Target, cluster_of, depths, runnable, whole_stages
 from wattune.scale_down.invariants import Scaled, compare
 from wattune.trial import TrialSpec
@@ -22,17 +22,17 @@ _MOST_NAMED: Final = 16
 """Most refusals that name one, of the plans that are closest: a search for it costs as much as the choice."""
 
 
-def choose(larges: Sequence[TrialSpec], target: Target, find: Find = default_coefficients) -> list[Scaled | str]:
+def choose(larges: Sequence[TrialSpec], target: Target) -> list[Scaled | str]:
     """Finds the small trial that is closest to each large one, as shallow as costs nothing; else says why none is.
 
     Raises `PlanError` where the target cannot stand for the cluster, or its device has no estimates.
     """
-    over = estimate(larges, find).columns["memory_headroom_frac"].high < 0
+    over = estimate(larges, default_coefficients).columns["memory_headroom_frac"].high < 0
     able = [large for large, full in zip(larges, over, strict=True) if not full]
-    found = dict(zip(able, _closest(able, target, find), strict=True))
+    found = dict(zip(able, _closest(able, target), strict=True))
     refused = [large for large, one in found.items() if not _keeps(one, target)]
     near = sorted(refused, key=lambda large: one.percent if (one := found[large]) else math.inf)
-    enough = _smallest(near[:_MOST_NAMED], target, find)
+    enough = _smallest(near[:_MOST_NAMED], target)
     return [
         f"{large.label} does not fit {large.cluster.label}, as far as estimates tell"
         if large not in found
@@ -47,13 +47,16 @@ def _keeps(one: Scaled | None, target: Target) -> bool:
     return one is not None and one.fits and one.percent <= target.allowed_percent
 
 
-def _closest(larges: Sequence[TrialSpec], target: Target, find: Find) -> list[Scaled | None]:
+def _closest(larges: Sequence[TrialSpec], target: Target) -> list[Scaled | None]:
     """Returns the best cut of each large trial, whatever its distance; None where no rule allows one."""
     places = {large.cluster: cluster_of(target, large.cluster) for large in larges}
     cuts = [one for large in larges for one in map(runnable, whole_stages(large, places[large.cluster])) if one]
-    whole = [min(own, key=_order) for _, own in groupby(compare(cuts, find), key=lambda one: one.large)]
+    whole = [min(own, key=_order) for _, own in groupby(compare(cuts, default_coefficients), key=lambda one: one.large)]
     deeper = [one for found in whole for one in map(runnable, depths(found.small)) if one]
-    best = {large: _shallowest([*own]) for large, own in groupby(compare(deeper, find), key=lambda one: one.large)}
+    best = {
+        large: _shallowest([*own])
+        for large, own in groupby(compare(deeper, default_coefficients), key=lambda one: one.large)
+    }
     return [best.get(large) for large in larges]
 
 
@@ -83,13 +86,13 @@ def _refusal(large: TrialSpec, one: Scaled | None, target: Target) -> str:
     )
 
 
-def _smallest(larges: Sequence[TrialSpec], target: Target, find: Find) -> dict[TrialSpec, str]:
+def _smallest(larges: Sequence[TrialSpec], target: Target) -> dict[TrialSpec, str]:
     """Says for each large trial which is the smallest cluster of its device that keeps the invariants, if one does."""
     enough: dict[TrialSpec, str] = {}
     for cluster in dict.fromkeys(large.cluster for large in larges):
         for place in _larger(cluster, target):
             left = [large for large in larges if large.cluster == cluster and large not in enough]
-            found = zip(left, _closest(left, place, find) if left else (), strict=True)
+            found = zip(left, _closest(left, place) if left else (), strict=True)
             enough |= {large: f"; {KEEPS} {place.text}" for large, one in found if _keeps(one, target)}
     return enough
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from wattune.cost.batch import batches
+from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import Estimates, Find, estimate, predict
 from wattune.plans.parallel import num_micro_batches
 from wattune.trial import TrialSpec
@@ -145,20 +146,20 @@ def _size(spec: TrialSpec) -> float:
     return spec.model.num_layers / spec.plan.pp * micro_batches
 
 
-def invariants(one: Scaled, find: Find) -> list[Invariant]:
+def invariants(one: Scaled) -> list[Invariant]:
     """Returns all invariants: parts of the step, then shapes, depth, memory and how the time is used.
 
     The intensity is that of a layer's widest product, 2 M N K / (2 (M K + K N + M N)) in FLOP per byte of bf16.
     """
-    sides = [_facts(spec, find) for spec in (one.large, one.small)]
+    sides = [_facts(spec) for spec in (one.large, one.small)]
     own = [Invariant(name, kind, value, sides[1][name][1]) for name, (kind, value) in sides[0].items()]
     return [*one.parts, *own]
 
 
-def _facts(spec: TrialSpec, find: Find) -> dict[str, tuple[str, float]]:
+def _facts(spec: TrialSpec) -> dict[str, tuple[str, float]]:
     plan, model = spec.plan, spec.model
     ((_, batch),) = batches([spec])
-    found = predict(batch, find(batch.device).on(batch.cluster))
+    found = predict(batch, default_coefficients(batch.device).on(batch.cluster))
     tokens = plan.micro_batch_size * spec.workload.seq_len / plan.cp
     routed = tokens / plan.tp * plan.ep * plan.etp * model.num_experts_per_token / max(model.num_experts, 1)
     m, n = (routed, model.ffn_hidden_size / plan.etp) if model.is_moe else (tokens, model.ffn_hidden_size / plan.tp)

@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from wattune.projection.projected import TRANSFERRED, Projected
+from wattune.units import format_quantity
 from wattune.view.table import PERCENT_CHANGE, Cell, Column, Table, View, columns_of, reading, warnings
 
+WIDE: Final = 0.5
+"""Half width over value from which an interval's ends are told: it is of a logarithm, and as uneven as it is wide."""
 READING: Final = reading(
-    "each figure with half of its 90 % interval, which widens with the distance; next limit: the part of a step whose "
-    "share grows most; goodput and cluster: with checkpoints of 30 s and restarts of 600 s, assumed; error: projected "
-    "over measured step, coloured where it is outside the interval"
+    "each figure with half of its 90 % interval, or the ends of a wide one; it widens with the distance; next limit: "
+    "the part of a step whose share grows most; goodput and cluster: with checkpoints of 30 s and restarts of 600 s, "
+    "assumed; error: projected over measured step, coloured where it is outside the interval"
 )
 SHOWN: Final = (
     "step_time_s", "tokens_per_s", "energy_per_token_j", "node_device_power_mean_w", "goodput_frac",
@@ -34,7 +37,7 @@ def projection_table(found: Sequence[Projected]) -> Table:
         *columns_of({name: name for name in names}, _figure),
         Column("next limit", lambda one: one.limits[0]),
         Column(
-            "label", lambda one: "; ".join(f"breaks {bound}" for bound in one.breaks or ()) or one.label, place="prose"
+            "label", lambda one: ", ".join(["breaks " + each for each in one.breaks or ()]) or one.label, place="prose"
         ),
     ]
     if any(one.truth_s is not None for one in found):
@@ -43,9 +46,13 @@ def projection_table(found: Sequence[Projected]) -> Table:
 
 
 def _figure(row: Projected, name: str) -> Cell:
-    found = row.figures.get(name)
-    return Cell() if found is None else Cell(found.value, found.shown(name))
+    if (found := row.figures.get(name)) is None:
+        return Cell()
+    if found.half_width_frac < WIDE:
+        return Cell(found.value, found.shown(name))
+    value, low, high = (format_quantity(name, each) for each in (found.value, found.low, found.high))
+    return Cell(found.value, f"{value} ({low} to {high})")
 
 
-def _error(row: Projected) -> Cell:
-    return Cell() if row.error is None else Cell(row.error[0], tone="" if row.error[1] else "infeasible")
+def _error(row: Projected) -> Cell | None:
+    return row.error and Cell(row.error[0], tone="" if row.error[1] else "infeasible")

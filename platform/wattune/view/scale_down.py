@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Final
 
-from wattune.cost.defaults import default_coefficients
 from wattune.scale_down.invariants import Scaled, invariants
 from wattune.view.table import FIGURE, Column, Table, View, reading, worded
 
@@ -23,7 +22,7 @@ def scaled_view(found: Sequence[Scaled]) -> View:
         Column("least kept", lambda one: one.worst.name if one.percent else "", place="prose"),
     ]
     title = f"{len(found)} plans, each with the small run that stands for it, furthest first"
-    rows = invariants(ordered[0], default_coefficients)
+    rows = invariants(ordered[0])
     return [Table(title, columns, ordered[:20]), Table(f"Of {ordered[0].large.label}", _COLUMNS, rows), _READING]
 
 
