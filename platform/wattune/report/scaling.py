@@ -25,20 +25,16 @@ def scaling(rows: Sequence[Projected], metric: str) -> Chart:
     """Draws a figure against devices: measured, projected with its band, and what was measured there."""
     figure = blank()
     for row in [one for one in rows if metric in one.figures][:12]:
-        own, seen = row.figures[metric], sorted(row.measured.items()) if metric == "step_time_s" else []
-        size, name = row.num_devices, plain(row.name)
-        last = seen[-1:] or [(size, own.value)]
-        band, truth = (
-            [*last, (size, own.high), (size, own.low), *last],
-            [(size, row.truth_s)] if seen and row.truth_s else [],
-        )
-        x, y = zip(*band, strict=True)
+        own, size, is_step = row.figures[metric], row.num_devices, metric == "step_time_s"
+        points = [(*one, "circle") for one in sorted(row.measured.items()) if is_step]
+        last = points[-1][:2] if points else (size, own.value)
+        x, y = zip(last, (size, own.high), (size, own.low), strict=True)
         figure.add_scatter(
             x=x, y=y, fill="toself", mode="none", opacity=0.2, fillcolor=FEASIBLE_COLOR, showlegend=False
         )
-        x, y = zip(*seen, (size, own.value), *truth, strict=True)
-        symbols = ["circle"] * len(seen) + ["diamond-open"] + ["x"] * len(truth)
-        figure.add_scatter(x=x, y=y, mode="markers", name=name, marker={"symbol": symbols, "size": 10})
+        points += [(size, own.value, "diamond-open"), *([(size, row.truth_s, "x")] if is_step and row.truth_s else [])]
+        x, y, symbols = zip(*points, strict=True)
+        figure.add_scatter(x=x, y=y, mode="markers", name=plain(row.name), marker={"symbol": symbols, "size": 10})
     figure.update_xaxes(title="devices", type="log")
     figure.update_yaxes(title=metric, type="log")
     stamp = TRANSFERRED.upper() if any(one.untested for one in rows) else ""

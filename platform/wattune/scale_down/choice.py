@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import Final
 
 from wattune.catalog.hardware import ClusterSpec
@@ -51,18 +52,14 @@ def _closest(larges: Sequence[TrialSpec], target: Target) -> list[Scaled | None]
     """Returns the best cut of each large trial, whatever its distance; None where no rule allows one."""
     places = {large.cluster: cluster_of(target, large.cluster) for large in larges}
     cuts = [one for large in larges for one in map(runnable, whole_stages(large, places[large.cluster])) if one]
-    whole = [min(own, key=_order) for _, own in groupby(compare(cuts, default_coefficients), key=lambda one: one.large)]
+    grouped = groupby(compare(cuts, default_coefficients), key=lambda one: one.large)
+    size = attrgetter("small.cluster.world_size", "small.workload.global_batch_size")
+    # A hundredth of a percent is no difference.
+    whole = [min(own, key=lambda one: (round(one.percent, 2), size(one))) for _, own in grouped]
     deeper = [one for found in whole for one in map(runnable, depths(found.small)) if one]
-    best = {
-        large: _shallowest([*own])
-        for large, own in groupby(compare(deeper, default_coefficients), key=lambda one: one.large)
-    }
+    grouped = groupby(compare(deeper, default_coefficients), key=lambda one: one.large)
+    best = {large: _shallowest([*own]) for large, own in grouped}
     return [best.get(large) for large in larges]
-
-
-def _order(one: Scaled) -> tuple[float, int, int]:
-    """Orders cuts by distance, to a hundredth of a percent, then by devices and batch."""
-    return round(one.percent, 2), one.small.cluster.world_size, one.small.workload.global_batch_size
 
 
 def _shallowest(own: Sequence[Scaled]) -> Scaled:
