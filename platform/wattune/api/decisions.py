@@ -117,6 +117,8 @@ def suggest(study: AnyStudy, *, budget: str | float, storage: str | None = None)
         _timed(pace, spec.measure.min_seconds),
         budget_s=budget_s,
     )
+    if not spec.targets:
+        return found
     runs = {one.read_as: one for one in planned.candidates.specs}  # a scaled study runs small trials, by their ids
     return replace(found, listed=tuple(replace(one, spec=runs.get(one.spec, one.spec)) for one in found.listed))
 
