@@ -24,7 +24,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,8 +32,8 @@ from wattune.arrays import Floats
 from wattune.calibration.fit import CONFIDENCE_FRAC, fit, fit_link, fit_overhead
 from wattune.catalog.hardware import device as catalog_device
 from wattune.errors import SensorChoiceError, TelemetryError
-from wattune.simulation.activity import DeviceActivity, Part
-from wattune.simulation.device_model import KINDS, device_model
+from wattune.simulation.activity import DeviceActivity, Part, seconds_of
+from wattune.simulation.device_model import device_model
 from wattune.simulation.sensors import BACKEND as SIMULATED
 from wattune.simulation.sensors import SimulatedNode, simulate_node
 from wattune.telemetry.backend import DeviceInfo
@@ -238,8 +237,7 @@ def _until_done(process: "subprocess.Popen[str]", sampler: SamplerProcess) -> It
 
 def _simulated(spans: pa.Table, bench: _Bench) -> Mapping[str, pa.Table]:
     start_ns, end_ns = (spans[f"{edge}_mono_ns"].to_numpy() for edge in ("start", "end"))
-    products = np.array([float(kind == "tensor") for kind in KINDS])
-    part = Part(start_ns=start_ns, end_ns=end_ns, shares=products)
+    part = Part(start_ns=start_ns, end_ns=end_ns, shares=seconds_of("tensor", 1.0))
     activity = DeviceActivity(device=bench.info.device, steps=None, phases=(part,))
     node = SimulatedNode(
         name=bench.node,

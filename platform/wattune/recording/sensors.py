@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wattune.catalog.hardware import device
-from wattune.simulation.activity import DeviceActivity, Part
-from wattune.simulation.device_model import CELL_S, KINDS, device_model
+from wattune.simulation.activity import DeviceActivity, Part, seconds_of
+from wattune.simulation.device_model import CELL_S, device_model
 from wattune.simulation.sensors import BACKEND as SIMULATED
 from wattune.simulation.sensors import SimulatedNode, simulate_node
 from wattune.telemetry.probe import probe
@@ -69,7 +69,7 @@ def simulate_from_host(name: str, node: str, host: pa.Table) -> tuple[dict[str, 
     work = Part(
         start_ns=start_ns,
         end_ns=start_ns + (busy_frac[reading] * s_to_ns(CELL_S)).astype(np.int64),
-        shares=np.array([float(kind == "tensor") for kind in KINDS]),
+        shares=seconds_of("tensor", 1.0),
     )
     spec = device(name)
     described = SimulatedNode(

@@ -57,7 +57,7 @@ StageWork = Mapping[str, Array]
 recomputation included, and of a step's `optimizer`; meaningful relative to one another, nothing overlapping."""
 
 
-def _seconds(kind: str, seconds: float) -> Array:
+def seconds_of(kind: str, seconds: float) -> Array:
     """Returns device time of one of `KINDS` alone."""
     return np.array([seconds * (each == kind) for each in KINDS])
 
@@ -208,16 +208,16 @@ class _Rates:
 
     def narrow(self, work_flop: float) -> Array:
         """Products of the layers, in the plan's data type; all others are in the type that numbers are held in."""
-        return _seconds("tensor", work_flop / self._narrow_flop_per_s)
+        return seconds_of("tensor", work_flop / self._narrow_flop_per_s)
 
     def tensor(self, work_flop: float) -> Array:
-        return _seconds("tensor", work_flop / self._flop_per_s)
+        return seconds_of("tensor", work_flop / self._flop_per_s)
 
     def memory(self, moved_bytes: float) -> Array:
-        return _seconds("memory", moved_bytes / self._bytes_per_s)
+        return seconds_of("memory", moved_bytes / self._bytes_per_s)
 
     def link(self, sent_bytes: float) -> Array:
-        return _seconds("link", sent_bytes / self._link_bytes_per_s)
+        return seconds_of("link", sent_bytes / self._link_bytes_per_s)
 
 
 def _exposed_data_parallel_bytes(spec: TrialSpec, parameters: float, num_micro: int) -> float:
@@ -305,12 +305,10 @@ def _device_activity(
         chosen = rows.filter(pc.equal(rows["phase"], phase))
         times[phase] = (chosen["start_mono_ns"].to_numpy(), chosen["end_mono_ns"].to_numpy())
     steps = times.pop("step", None)
-    if steps is not None and not work:
-        return DeviceActivity(
-            device=name, steps=None, phases=(Part(start_ns=steps[0], end_ns=steps[1], shares=OWN_CODE_SHARES),)
-        )
-    if steps is not None and not times:
+    if steps is not None and not times and work:
         return DeviceActivity(device=name, steps=None, phases=tuple(planned_phases(spec, work, stage, *steps)))
+    if steps is not None and not work:
+        times, shares, steps = {"step": steps}, {"step": OWN_CODE_SHARES}, None
     return DeviceActivity(
         device=name,
         steps=None if steps is None else Part(start_ns=steps[0], end_ns=steps[1], shares=np.zeros(len(KINDS))),
@@ -323,7 +321,7 @@ def _device_activity(
 def phase_shares(work: StageWork) -> dict[str, Array]:
     """Shares of `KINDS` inside each phase but `step`."""
     shares = {phase: seconds / (seconds.sum() or 1.0) for phase, seconds in work.items()}
-    return shares | {"wait": np.array([float(kind == "wait") for kind in KINDS])}
+    return shares | {"wait": seconds_of("wait", 1.0)}
 
 
 def planned_phases(
