@@ -228,7 +228,7 @@ def work(rank: int, port: int, out: Path, on_cpu: bool, layers: tuple[int, ...])
             found = both.case(asked)
             rows.append([f"{one:.6g}" for one in (each, asked, *found)])
             if rank == 0:
-                with open(out / "placement_gpu.csv", "w", newline="") as file:
+                with open(out / "placement_on_gpus.csv", "w", newline="") as file:
                     csv.writer(file).writerows(rows)
                 text = f"slower {100 * found[0]:5.1f} % (asked {100 * asked:4.1f}, drift {100 * found[5]:+.1f}): "
                 text += f"predicted {100 * found[2]:+6.2f} %, measured {100 * found[3]:+6.2f} ± {200 * found[4]:.2f} %"
@@ -263,7 +263,7 @@ def judged(path: Path) -> bool:
 def main() -> int:
     """Runs all cases; 1 if a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of placement_gpu.csv")
+    parser.add_argument("--out", type=Path, required=True, help="folder of placement_on_gpus.csv")
     parser.add_argument("--cpu", action="store_true", help="two gloo ranks on processors")
     parser.add_argument("--layers", type=int, nargs="+", default=LAYERS, help="layers of a stage")
     arguments = parser.parse_args()
@@ -277,7 +277,7 @@ def main() -> int:
         port = free.getsockname()[1]
     given = (port, arguments.out, arguments.cpu, tuple(arguments.layers))
     torch.multiprocessing.spawn(work, given, nprocs=2)
-    return 0 if judged(arguments.out / "placement_gpu.csv") else 1
+    return 0 if judged(arguments.out / "placement_on_gpus.csv") else 1
 
 
 if __name__ == "__main__":
