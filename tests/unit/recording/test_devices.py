@@ -175,9 +175,13 @@ def test_the_driver_s_list_of_processes_tells_the_command_s_devices_from_a_stran
     with subprocess.Popen(["sleep", "60"]) as stranger:
         users.write_text(f'{{"0": [{stranger.pid}]}}')
         script = f"""echo '{{"0": [{stranger.pid}], "1": ['$$']}}' > {users}; sleep 6"""
-        path = record(["sh", "-c", script], storage=tmp_path, backends=["host", "nvml"], name="a")
+        for name in "abc":  # over a gap of readings, which a busy machine makes, no mean is told
+            path = record(["sh", "-c", script], storage=tmp_path, backends=["host", "nvml"], name=name)
+            found = recorded(path)
+            if all("device_power_mean_w" in own for own in found.devices.values()):
+                break
+            users.write_text(f'{{"0": [{stranger.pid}]}}')
         stranger.kill()
-    found = recorded(path)
     assert list(map(str, found.devices)) == [f"{load(path).facts['node']}/gpu1"]
     assert {one.rpartition("/")[2] for one in found.others} == {"gpu0", "gpu2"}
     assert found.devices_why == "processes of the command were on them" and found.window_s is not None
