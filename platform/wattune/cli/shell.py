@@ -265,7 +265,7 @@ class Stop:
         """Prints a line; a live view puts it above itself."""
         self.text = "stopping"
         self._number = int(signal.SIGINT)
-        self._said = False
+        self._said = self._closed = False
 
     @property
     def exit_code(self) -> int:
@@ -291,14 +291,18 @@ class Stop:
         """Handles the signal.
 
         Raises:
-            KeyboardInterrupt: Always.
+            KeyboardInterrupt: Always, but for a closed terminal once: the kernel tells the leader of its session and
+                the group in its foreground, and one process may be both.
         """
         self.announce(number)
+        if number == signal.SIGHUP and self._closed:
+            return
+        self._closed |= number == signal.SIGHUP
         raise KeyboardInterrupt
 
     def begin(self, text: str) -> None:
         """Begins to handle signals; what was heard before counts no more."""
-        self.text, self._said, self._number = text, False, int(signal.SIGINT)
+        self.text, self._said, self._closed, self._number = text, False, False, int(signal.SIGINT)
 
 
 def _leave_closed_terminal() -> None:
