@@ -343,3 +343,20 @@ def test_the_page_says_what_the_sweeps_estimate():
     assert not [
         own for own, _ in optimized if own["model"] == "mixtral_8x22b" and (own["tp"], own["recompute"]) == (1, "none")
     ]
+
+
+def test_the_page_of_projections_says_what_a_faster_network_brings():
+    """Speed of 800 over 100 Gb/s a device on 8,192 H100."""
+    page, long = (ROOT / "docs" / "projection.md").read_text(), {"seq_len": 8192, "recompute": "full"}
+    wide: dict[str, Any] = {**long, "tp": 8, "sharding": "zero1", "global_batch_size": 2048, "engine": "megatron"}
+    plans = {
+        "Llama-3 8B +{:.0f} %": {**wide, "model": "llama3_8b", "tp": 2, "global_batch_size": 8192},
+        "70B +{:.0f} %": {**wide, "model": "llama3_70b", "pp": 4},
+        "405B +{:.0f} %": {**wide, "model": "llama3_1_405b", "pp": 16, "layout": [8] * 14 + [7, 7]},
+    }
+    for text, plan in plans.items():
+        slow, fast = (
+            wattune.estimate(cluster=f"1024x8 h100_sxm over {network}", **plan).figures["step_time_s"]["value"]
+            for network in ("roce_100", "xdr")
+        )
+        assert text.format(100 * (slow / fast - 1)) in page
