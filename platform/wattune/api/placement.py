@@ -10,17 +10,18 @@ from typing import Final
 import numpy as np
 
 from wattune.analysis.metrics.phases import traces_by_device
-from wattune.analysis.metrics.step_breakdown import GATHERS_INSIDE, MODEL, WAIT, PhaseSpans
+from wattune.analysis.metrics.step_breakdown import GATHERS_INSIDE, MODEL, OPTIMIZER, WAIT, PhaseSpans
 from wattune.analysis.run_data import RunData
 from wattune.api.decisions import parse_budget
 from wattune.api.results import rank
 from wattune.api.runs import run_study
 from wattune.api.spaces import StudyPlan, plan
 from wattune.api.studies import find_measured, find_study
+from wattune.arrays import Floats
 from wattune.errors import PlanError
 from wattune.fidelity import is_burst
 from wattune.orchestrate.events import Listener
-from wattune.placement.gain import Move, PlacementAdvice, place_plan
+from wattune.placement.gain import WAITING_EXPONENT, Move, PlacementAdvice, place_plan
 from wattune.placement.slots import SlotMap, SlotReading, fit_map
 from wattune.plans.axes import AXES
 from wattune.plans.parallel import coordinates, num_micro_batches
@@ -78,13 +79,15 @@ def place(
     runs = [run for one, run in _measured(folder) if one.trial_id == spec.trial_id]
     if not runs:
         raise PlanError(f"trial {spec.trial_id} of {folder.path} has no run that measured devices in full; run it")
-    own, backward_frac = _readings(folder, spec, runs[-1])
+    own, backward_frac, optimizer_s = _readings(folder, spec, runs[-1])
     starts = [(run.numbers.start_time_s, run.numbers.build_time_s, run.numbers.first_step_time_s) for run in runs]
     restart_s = median(sum(one or 0.0 for one in each) for each in starts)
     times_s = mean(run.metrics["step_time_s"] for run in runs), restart_s, horizon_s
     peak_bytes = max((one for run in runs if (one := run.metrics.get("memory_peak_bytes"))), default=None)
+    waiting = WAITING_EXPONENT * runs[-1].metrics.get("throttle_power_frac", 0.0)
+    passes = backward_frac, optimizer_s, waiting
     slots = slot_map(map_of or str(folder.path), storage=storage)
-    return replace(place_plan(spec, slots, own, backward_frac, times_s, peak_bytes), study=str(folder.path))
+    return replace(place_plan(spec, slots, own, passes, times_s, peak_bytes), study=str(folder.path))
 
 
 def verify(
@@ -140,20 +143,22 @@ def _measured(folder: StudyFolder) -> list[tuple[TrialSpec, Run]]:
     return found
 
 
-def _readings(folder: StudyFolder, spec: TrialSpec, run: Run) -> tuple[list[SlotReading], float]:
-    """Reads what every device did in a run, by slot, and the share of backward; nothing where its spans are gone."""
+def _readings(folder: StudyFolder, spec: TrialSpec, run: Run) -> tuple[list[SlotReading], float, Floats]:
+    """Reads each device in a run, by slot, the share of backward, and the optimizer of stages; none without spans."""
     path, own, size = folder.trial(run.trial_id, run.repeat).path, spec.plan, spec.cluster.world_size
     data = RunData.of(path)
     examined = data.examined
     if examined is None or examined.aligned.steps is None or data.spans is None:
-        return [], 0.0
+        return [], 0.0, np.zeros(own.pp)
     aligned, steps = examined.aligned, examined.aligned.steps
     phases = PhaseSpans.of(data.spans, steps)
     own_s = phases.time_s(*MODEL, WAIT) - phases.time_s(WAIT)
     each_s = np.median(own_s, axis=0) / num_micro_batches(own, size, spec.workload.global_batch_size)
     work = replace(spec, plan=replace(own, rank_order="topology")).trial_id
     traces, places, settled = traces_by_device(aligned, examined.powers), slots_of(own, spec.cluster), examined.settled
-    at_s, found = run.start_wall_ns / NS_PER_S, []
+    at_s, found, optimizer_s = run.start_wall_ns / NS_PER_S, list[SlotReading](), np.zeros(own.pp)
+    stages = [coordinates(number, own, size).pp for number in steps.rank.tolist()]
+    np.maximum.at(optimizer_s, stages, np.median(phases.time_s(OPTIMIZER), axis=0))
     alone = own.tp == own.cp == own.ep == 1 and own.sharding not in GATHERS_INSIDE
     ranks = zip(steps.rank.tolist(), steps.device, each_s.tolist(), strict=True)
     for number, device, time_s in sorted(ranks, key=lambda one: (places[one[0]].node, places[one[0]].device)):
@@ -162,4 +167,4 @@ def _readings(folder: StudyFolder, spec: TrialSpec, run: Run) -> tuple[list[Slot
         power_w = traces[device][0].mean_w / traces[device][0].share if device in traces else None
         stage = coordinates(number, own, size).pp
         found.append(SlotReading(path.name, where, (work, stage), at_s, time_s, alone, temp_c, power_w))
-    return (found, float(phases.time_s(MODEL[1]).sum() / own_s.sum())) if each_s.min() > 0 else ([], 0.0)
+    return (found if each_s.min() > 0 else []), float(phases.time_s(MODEL[1]).sum() / own_s.sum()), optimizer_s

@@ -25,6 +25,11 @@ from wattune.units import format_quantity
 LEAST_PROBABILITY: Final = 0.95
 """P(gain > 0) from which a placement is recommended."""
 
+WAITING_EXPONENT: Final = 0.107
+"""A device that its power limit holds is faster where it waits more: the time of a pass goes with the share of the step
+that it is busy, to this power. Least squares of 20 cases on two H200, of the device that was not slowed, +- 0.02
+(`benchmarks/placement_on_gpus.py`)."""
+
 HYSTERESIS: Final = 2.0
 """Standard errors that a gain over an earlier choice of placement must have: else a plan would go back and forth."""
 
@@ -60,14 +65,25 @@ class PlacementAdvice:
 class Pipe:
     """A plan's pipeline on a map: draws of its layers' time, of what its ends take besides, and of every slot."""
 
-    def __init__(self, spec: TrialSpec, work_s: Floats, slowness: Floats, backward_frac: float) -> None:
+    def __init__(
+        self,
+        spec: TrialSpec,
+        work_s: Floats,
+        slowness: Floats,
+        backward_frac: float,
+        optimizer_s: Floats | float = 0.0,
+        waiting_exponent: float = 0.0,
+    ) -> None:
         """Takes draws of each stage's micro-batch, (draws, stages), and of each slot, (draws, slots).
 
         A layer's time is that of inner stages, of two stages that of the first: its embedding takes next to nothing.
+        The optimizer's seconds, of each stage, go with its layers. `waiting_exponent`: `WAITING_EXPONENT` where the
+        power limit holds the devices.
         """
         plan, world_size = spec.plan, spec.cluster.world_size
         self.spec, self.work_s, self.slowness, self.backward_frac = spec, work_s, slowness, backward_frac
-        self.rest_s = 0.0  # of a step beside the passes: it stays as it is
+        self.optimizer_s, self.waiting_exponent = np.asarray(optimizer_s), waiting_exponent
+        self.rest_s = 0.0  # of a step beside passes and optimizer: it stays as it is
         self.layers = np.array([[len(chunk) for chunk in stage] for stage in stage_layers(spec.model, plan)]).T
         self.micro_batches = num_micro_batches(plan, world_size, spec.workload.global_batch_size)
         totals, inner = self.layers.sum(axis=0), slice(1, -1) if plan.pp > 2 else slice(0, 1)
@@ -75,24 +91,44 @@ class Pipe:
         self.ends_s = work_s - self.layer_s[:, None] * totals
         self.order = np.array(range(world_size) if isinstance(plan.rank_order, str) else plan.rank_order)
 
-    def stages_s(self, layers: Ints, order: Ints) -> Floats:
+    def stages_s(self, layers: Ints, order: Ints, slowness: Floats | None = None) -> Floats:
         """Seconds of a micro-batch, (draws, replicas, chunks, stages)."""
         plan, chunk_s = self.spec.plan, self.layer_s[:, None, None] * layers
         chunk_s[:, 0, :-1] += self.ends_s[:, :-1]
         chunk_s[:, -1, -1] += self.ends_s[:, -1]
-        of_rank = self.slowness[:, order].reshape(len(self.slowness), plan.pp, -1, plan.cp * plan.tp).max(-1)
+        slowness = self.slowness if slowness is None else slowness
+        of_rank = slowness[:, order].reshape(len(slowness), plan.pp, -1, plan.cp * plan.tp).max(-1)
         return np.asarray(chunk_s[:, None] * np.moveaxis(of_rank, 1, 2)[:, :, None, :])
 
     def step_s(self, layers: Ints | None = None, order: Ints | None = None) -> Floats:
         """Seconds of every draw's step: sum t_i + (m - 1) max t_i; of few micro-batches, or chunks, the schedule."""
-        stages_s = self.stages_s(self.layers if layers is None else layers, self.order if order is None else order)
+        layers, order = self.layers if layers is None else layers, self.order if order is None else order
+        found = self._one_step_s(layers, order, self.slowness)
+        if self.waiting_exponent:
+            now = self._busy(*self._one_step_s(self.layers, self.order, self.slowness), self.order)
+            for _ in range(3):  # the change is of some percent, so it converges at once
+                share = self._busy(*found, order) / now
+                found = self._one_step_s(layers, order, self.slowness * share**self.waiting_exponent)
+        return found[0]
+
+    def _one_step_s(self, layers: Ints, order: Ints, slowness: Floats) -> tuple[Floats, Floats]:
+        """Seconds of a step at given speeds, and those of its stages."""
+        stages_s = self.stages_s(layers, order, slowness)
         if self.spec.plan.vpp == 1 and self.micro_batches >= 16 * self.spec.plan.pp:  # else the ends count: a layer
             passes_s = stages_s.sum((2, 3)) + (self.micro_batches - 1) * stages_s.max((2, 3))
         else:
             flat, b = stages_s.reshape(-1, *stages_s.shape[2:]), self.backward_frac
             count = np.full(len(flat), self.micro_batches)
             passes_s = pipeline_s(flat * (1 - b), flat * b, count, trains=b > 0).reshape(stages_s.shape[:2])
-        return np.asarray(passes_s.max(-1) + self.rest_s)
+        optimizer_s = (self.optimizer_s * layers.sum(axis=0) / self.layers.sum(axis=0)).max()
+        return np.asarray(passes_s.max(-1) + self.rest_s + optimizer_s), stages_s
+
+    def _busy(self, step_s: Floats, stages_s: Floats, order: Ints) -> Floats:
+        """Share of a step that the device of each slot computes passes, (draws, slots)."""
+        share, found = self.micro_batches * stages_s.sum(2) / step_s[:, None, None], np.ones(self.slowness.shape)
+        ranks = self.spec.plan.cp * self.spec.plan.tp
+        found[:, order] = np.repeat(np.moveaxis(share, 1, 2).reshape(len(share), -1), ranks, axis=1)
+        return found
 
     def choices(self) -> dict[str, tuple[Ints, Ints]]:
         """Finds the best layers and orders on the measured map: by exchanges alone, by layers alone, and by both."""
@@ -131,16 +167,16 @@ class Pipe:
             if moved not in tried and not list(violations(replace(self.spec, plan=moved))):
                 add(what, self.step_s(layers, order), moved)
             tried.add(moved)
-        stages_s = self.stages_s(self.layers, self.order)
+        stages_s, rest_s = self.stages_s(self.layers, self.order), self.rest_s + float(self.optimizer_s.max())
         # Time goes with the watts above idle to the power of -1 / LIMIT_EXPONENT; their sum over stages stays.
         equal_s = (stages_s.sum(2) ** LIMIT_EXPONENT).mean((1, 2)) ** (1 / LIMIT_EXPONENT)
         needs = "devices that their power limits slow, and the privilege to set those; at most"
-        add("shift power", (plan.pp + self.micro_batches - 1) * equal_s + self.rest_s, needs=needs)
+        add("shift power", (plan.pp + self.micro_batches - 1) * equal_s + rest_s, needs=needs)
         number, longest_s = stages_s.shape[1], stages_s.max((2, 3))
         if number > 1 and plan.vpp == 1:
             total = self.micro_batches * number
             counts = min_max(longest_s[0], 1.0, np.zeros(number), total, blocks=np.arange(number))[1]
-            uneven_s = (stages_s.sum((2, 3)) + (counts - 1) * longest_s).max(-1) + self.rest_s
+            uneven_s = (stages_s.sum((2, 3)) + (counts - 1) * longest_s).max(-1) + rest_s
             needs = f"{counts.tolist()} micro-batches a replica, and an engine that weighs replicas by tokens"
             add("uneven micro-batches", uneven_s, needs=needs)
         if nodes > 1:
@@ -154,13 +190,14 @@ def place_plan(
     spec: TrialSpec,
     slots: SlotMap,
     own: Sequence[SlotReading],
-    frac: float,
+    passes: tuple[float, Floats | float, float],
     times_s: tuple[float, float, float],
     peak_bytes: float | None = None,
 ) -> PlacementAdvice:
     """Finds the exact best placements of a measured plan on a map, and recommends one that surely pays for a restart.
 
-    `own` are readings of one run of the plan, by slot, `frac` of it backward. `times_s` are step, restart and horizon.
+    `own` are readings of one run of the plan, by slot, `passes` what `Pipe` takes after them. `times_s` are step,
+    restart and horizon.
     `peak_bytes` is the memory that its runs took, or else is estimated: a layout that needs more than there is is none.
     Raises `PlanError` where the map is of other machines or cannot compare the plan's slots, or there is one stage.
     """
@@ -175,7 +212,7 @@ def place_plan(
     if len({rows[one]["group"] for one in where}) > 1 or not slots.degrees:
         raise PlanError("; ".join(one for one in slots.notes if "look alike" in one or "twice" in one))
     of_stage = slots.work_s[:, [slots.works.index(one) for one in works]]
-    pipe = Pipe(spec, of_stage, slots.slowness[:, where], frac)
+    pipe = Pipe(spec, of_stage, slots.slowness[:, where], *passes)
     pipe.rest_s = step_time_s - float(pipe.step_s()[0])
     moves, least = _in_memory(spec, pipe.moves(), peak_bytes), restart_s / horizon_s
     ours = [one for one in moves if one.plan != spec.plan]
@@ -214,13 +251,12 @@ def _in_memory(spec: TrialSpec, moves: Sequence[Move], peak_bytes: float | None)
 
 def _missing(pipe: Pipe, slowest: int, least: float) -> str:
     """Finds by bisection how slow a slot would have to be for a gain that counts."""
-    changed, low, high = pipe.slowness[:1].copy(), 0.0, 1.0
-    others = float(np.delete(changed[0], slowest).mean())
+    beside, low, high = (pipe.backward_frac, pipe.optimizer_s, pipe.waiting_exponent), 0.0, 1.0
+    there = Pipe(pipe.spec, pipe.work_s[:1], pipe.slowness[:1].copy(), *beside)
+    there.rest_s, others = pipe.rest_s, float(np.delete(pipe.slowness[0], slowest).mean())
 
     def gains(slower: float) -> bool:
-        changed[0, slowest] = others * (1.0 + slower)
-        there = Pipe(pipe.spec, pipe.work_s[:1], changed, pipe.backward_frac)
-        there.rest_s = pipe.rest_s
+        there.slowness[0, slowest] = others * (1.0 + slower)
         return any(float((there.step_s() / there.step_s(*one))[0]) - 1.0 > least for one in there.choices().values())
 
     while high - low > 1e-4:
