@@ -27,6 +27,7 @@ from wattune.telemetry.files.coverage import measured_facts
 from wattune.telemetry.files.segments import read_tables
 from wattune.telemetry.sampler.process import SamplerProcess
 from wattune.units import s_to_ns
+from wattune.workers.command.environment import node_environment
 from wattune.workers.last_words import forget_dead, last_words, num_oom_kills
 
 RENEW_INTERVAL_S: Final = 2.0
@@ -179,7 +180,11 @@ class TelemetryActor:
             self._sampler.end(STOP_TIMEOUT_S)
         self._power_checked_ns.clear()
         shutil.rmtree(self._spool / key, ignore_errors=True)
-        return SamplerProcess.start(self._spool / key, node=self._node, backends=self._backends, cpus=cpus, timeout_s=0)
+        # Its parent is the node's raylet. Another one may have the rest of the devices, and a sampler of its own.
+        choice = {"variables": node_environment()}
+        return SamplerProcess.start(
+            self._spool / key, node=self._node, backends=self._backends, cpus=cpus, timeout_s=0, choice=choice
+        )
 
     def stop(self, key: str) -> None:
         """Ends a trial's sampling, also if this actor was restarted in between."""

@@ -15,6 +15,7 @@ from wattune.analysis.signals.readings import HOST
 from wattune.errors import SensorChoiceError
 from wattune.telemetry.backend import OTHER_PROCESSES
 from wattune.telemetry.devices import VARIABLES, Devices, named, of_devices, visible
+from wattune.workers.command.environment import node_environment
 from wattune.workers.command.supervisor import descendants
 
 OTHERS: Final = "others"
@@ -72,7 +73,7 @@ class Choice:
         self._next_s = now_s + min(max(now_s - self._start_s, 0.05), LONGEST_REST_S)
         for pid in (self._pid, *descendants(self._pid)):
             self.pids.add(pid)
-            if variables := environment_of(pid):
+            if variables := node_environment(pid):
                 self._variables[0 if pid == self._pid else pid] = _choosing(variables)
         return True
 
@@ -140,15 +141,6 @@ class Choice:
 
 def _is_here(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
-
-
-def environment_of(pid: int) -> dict[str, str]:
-    """Returns the variables that a process was started with; none where it has ended or may not be asked."""
-    try:
-        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-    except OSError:
-        return {}
-    return {name: value for name, sign, value in (one.partition("=") for one in text.split("\0")) if sign}
 
 
 def _choosing(variables: Mapping[str, str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from wattune.errors import PlanError
 from wattune.masking import masked_arguments, masked_environment
 from wattune.plans.program import shell_problem
 from wattune.recording.attach import AttachedProcess
-from wattune.recording.devices import OTHERS, Choice, apart, environment_of
+from wattune.recording.devices import OTHERS, Choice, apart
 from wattune.recording.recording import measured_run, sampled
 from wattune.recording.sensors import HOST, default_backends, split_simulated
 from wattune.recording.signals import SignalRelay
@@ -33,6 +33,7 @@ from wattune.telemetry.devices import without_own_processes
 from wattune.telemetry.sampler.process import SamplerProcess
 from wattune.units import ns_to_s, s_to_ns
 from wattune.version import __version__
+from wattune.workers.command.environment import node_environment
 from wattune.workers.command.process import TerminalProcess
 from wattune.workers.command.program_run import ProgramRun
 
@@ -157,7 +158,7 @@ def record(
         **({"environment": masked_environment(environment)} if environment else {}),
         **({} if attached is None else {"attached_pid": attached.pid}),
     }
-    all_set = {**os.environ, **environment} if attached is None else environment_of(attached.pid)
+    all_set = {**os.environ, **environment} if attached is None else node_environment(attached.pid)
     choice = Choice(devices, all_set if command else None, simulated, ran_before=attached is not None)
     run = None
     if command and attached is None:

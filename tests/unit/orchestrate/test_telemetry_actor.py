@@ -90,6 +90,17 @@ def test_power_and_temperatures_of_a_running_trial_are_read_from_the_samplers_fi
     actor.stop("next")
 
 
+def test_two_clusters_on_parts_of_a_node_each_read_their_own_devices(
+    actor: TelemetryActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster's raylet has `CUDA_VISIBLE_DEVICES`; a sampler of all devices would keep the other cluster's out."""
+    monkeypatch.setattr(telemetry_actor, "node_environment", lambda: {"CUDA_VISIBLE_DEVICES": "2,3"})
+    actor.start("trial", 1)
+    taken = {path.stem.rsplit("-", 1)[-1] for path in (tmp_path / "runtime").glob("replay-*.lock")}
+    actor.stop("trial")
+    assert taken == {"gpu2", "gpu3"}
+
+
 def test_checks_of_a_running_trial_cover_every_second_however_far_apart_they_are(
     actor: TelemetryActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,7 +72,7 @@ class SamplerProcess(DetachedProcess):
             lease_s: Seconds it lives without `renew`.
             lock_wait_s: Longest to wait for devices that another sampler reads; an orphan is gone after its lease.
             timeout_s: Longest the start may take altogether; 0 does not wait: see `wait_until_ready`.
-            choice: Devices (`chosen`) that it alone may read. All are read, and it is looked who uses each.
+            choice: Devices (`chosen`) that it alone may read. All are read. With `asked`, it is looked who uses each.
 
         Raises:
             TelemetryError: The folder is taken, a rate is wrong, or the sampler ended or was too slow; the message
@@ -215,7 +215,7 @@ def sample(
             return wait_for_signal(timeout_s)
 
         sampler = Sampler(folder, opened, node=node, expired=lease.expired, wait=wait, rates_hz=rates_hz)
-        sampler.looks_for_users = choice is not None
+        sampler.looks_for_users = choice is not None and "asked" in choice
         return sampler.run()
 
 

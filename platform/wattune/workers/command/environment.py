@@ -55,7 +55,10 @@ def search_path(path: str | None) -> str:
 
 
 def node_environment(pid: int | None = None) -> dict[str, str]:
-    """Returns the environment that a process started with, by default this process's parent, which is Ray's raylet."""
+    """Returns the environment that a process started with, by default this process's parent, which is Ray's raylet.
+
+    None where it has ended or may not be asked.
+    """
     try:
         return dict(psutil.Process(os.getppid() if pid is None else pid).environ())
     except psutil.Error:  # it is gone, or belongs to another user
