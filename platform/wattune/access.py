@@ -1,15 +1,17 @@
 """Calls of a store elsewhere: each ends in time, and after a failure none is tried for a minute."""
 
+import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from wattune.deadline import within
 from wattune.errors import TrackingError, WattuneError
-from wattune.masking import without_secrets
+from wattune.masking import without_secrets, without_values
 
 _T = TypeVar("_T")
 
@@ -32,8 +34,18 @@ class Access:
     answer_s = ANSWER_WITHIN_S
     """Longest time of a call of this store."""
 
-    def __init__(self, place: str, remedy: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Names a store and what to do where it cannot be reached; `clock` gives monotonic seconds."""
+    def __init__(
+        self,
+        place: str,
+        remedy: str,
+        clock: Callable[[], float] = time.monotonic,
+        options: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Names a store and what to do where it cannot be reached.
+
+        `clock` gives monotonic seconds. No message shows the secrets among `options`, nor those of the environment.
+        """
+        self._options = options
         self._place, self._remedy, self._clock = without_secrets(place), remedy, clock
         self._closed_until_s = 0.0
         self._cause = ""
@@ -59,7 +71,7 @@ class Access:
             if (refused := self.refusal(action, error)) is not None:
                 raise refused from error
             self._closed_until_s = self._clock() + RETRY_AFTER_S
-            self._cause = f"{self._place} cannot be reached ({one_line(first_cause(error))})"
+            self._cause = f"{self._place} cannot be reached ({one_line(first_cause(error), self._options)})"
             raise TrackingError(
                 f"cannot {action}: {self._cause}; results stay in the study folder, {self._remedy}, then run "
                 "`wattune sync`"
@@ -79,9 +91,9 @@ def first_cause(error: BaseException) -> BaseException:
     return error
 
 
-def one_line(error: BaseException) -> str:
-    """Returns an error's message as one line without secrets."""
-    return without_secrets(" ".join(str(error).split()))[:500] or type(error).__name__
+def one_line(error: BaseException, options: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Returns an error's message as one line without secrets, also those of the environment and among options."""
+    return without_values(" ".join(str(error).split()), {**os.environ, **options})[:500] or type(error).__name__
 
 
 def refused(address: str) -> str:

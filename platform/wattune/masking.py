@@ -48,7 +48,7 @@ _HINT: Final = re.compile(
 """Parts of a line that is looked at word by word: an output may be of megabytes."""
 
 _PARTS: Final = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
-_SECRET: Final = re.compile(r"\w*(?:password|passwd|passphrase|secret|credentials?|pwd)|bearer|sig|signature")
+_SECRET: Final = re.compile(r"\w*(?:password|passwd|passphrase|secret|credentials?|pwd)|sshpass|bearer|sig|signature")
 _OF_KEYS: Final = re.compile(
     r"access|account|api|auth|client|encryption|hf|license|master|openai|private|secret|service|signing|ssh|wandb"
 )
@@ -64,6 +64,9 @@ _HARMLESS_ENDS: Final = re.compile(
 )
 _HARMLESS: Final = re.compile(r"|true|false|none|null|yes|no|auto|\$\{?\w+\}?|\*\*\*", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"-?[\d.]+(?:e-?\d+)?")
+
+_SHORTEST: Final = 8
+"""Characters of a secret that is looked for by its value: a shorter one may be part of any word."""
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -135,6 +138,15 @@ def masked_environment(variables: Mapping[str, str]) -> dict[str, str]:
         name: MASK if _is_secret(name.upper(), value, "=") else without_secrets(value)
         for name, value in variables.items()
     }
+
+
+def without_values(text: str, variables: Mapping[str, str]) -> str:
+    """Returns a text without secrets, and without the values of secret variables, wherever they stand in it."""
+    masked = masked_environment(variables)
+    values = {value for name, value in variables.items() if masked[name] == MASK and len(value) >= _SHORTEST}
+    for value in sorted(values, key=len, reverse=True):
+        text = text.replace(value, MASK)
+    return without_secrets(text)
 
 
 def _masked_words(words: Sequence[str], otherwise: Callable[[str], str]) -> list[str]:

@@ -161,18 +161,20 @@ def send_all(
 
 
 class Uploader:
-    """Sends results of a running study from a thread of its own, so that a slow or dead server never delays a trial."""
+    """Sends results of a running study from threads of its own, so that a slow or dead server never delays a trial."""
 
-    def __init__(self, name: str, send: SendTrial) -> None:
+    def __init__(self, name: str, send: SendTrial, at_once: int = 1) -> None:
         self.problem = ""
         """Reason of the first failure; empty if everything was sent."""
-        self._send = send
+        self._name, self._send = name, send
         self._queue: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, daemon=True, name=name)
+        # Not an executor's: the process waits at its end for those, and a store may hang.
+        self._threads = [threading.Thread(target=self._run, daemon=True, name=name) for _ in range(at_once)]
         self._stopped = False
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -188,12 +190,16 @@ class Uploader:
 
     def stop(self, within_s: float = STOP_WITHIN_S) -> None:
         """Waits for all queued actions, for so long at most. The first call decides."""
-        if self._thread.is_alive() and not self._stopped:
-            self._stopped = True
+        if self._stopped or not any(thread.is_alive() for thread in self._threads):
+            return
+        self._stopped = True
+        end_s = time.monotonic() + within_s
+        for _ in self._threads:
             self._queue.put(None)
-            self._thread.join(within_s)
-            if self._thread.is_alive():
-                self.problem = self.problem or f"{self._thread.name}: still sending after {within_s:g} s"
+        for thread in self._threads:
+            thread.join(max(end_s - time.monotonic(), 0.0))
+        if any(thread.is_alive() for thread in self._threads):
+            self.problem = self.problem or f"{self._name}: still sending after {within_s:g} s"
 
     def _run(self) -> None:
         while (action := self._queue.get()) is not None:
@@ -203,7 +209,7 @@ class Uploader:
                 self.problem = self.problem or str(error)
             except Exception as error:
                 # A result that cannot be sent, for whatever reason, must not hold back the others.
-                self.problem = self.problem or f"{self._thread.name}: {type(error).__name__}: {error}"
+                self.problem = self.problem or f"{self._name}: {type(error).__name__}: {error}"
 
 
 class Delivery:
@@ -221,7 +227,7 @@ class Delivery:
             name: (one, Uploader(name, to_tracking(study, one)))
             for name, one in {"tracking": tracker, **further}.items()
         }
-        self._storage = Uploader("storage", to_storage(study, remote)) if remote else None
+        self._storage = Uploader("storage", to_storage(study, remote), remote.at_once) if remote else None
         self._uploaders = [*filter(None, [self._storage]), *(uploader for _, uploader in self._trackers.values())]
         self._fetch_problem = ""
 

@@ -211,6 +211,7 @@ def test_the_package_travels_with_the_job_and_results_stay_outside_it(
         "ray.dashboard": f"127.0.0.1:{DASHBOARD_PORT}",
         "ray.gpu_poll_interval_s": "5",
         "ray.usage_stats": "off",
+        "ray.worker_niceness": str(os.getpriority(os.PRIO_PROCESS, 0)),
     }
 
 

@@ -1,5 +1,6 @@
 """A cluster of our own: what others on the network see of it, and a telemetry actor that is killed in it."""
 
+import os
 import subprocess
 import sys
 from typing import Any
@@ -85,6 +86,7 @@ def test_it_listens_on_loopback_only_and_is_set_as_its_tags_say(parts: dict[str,
         "ray.dashboard": seen["tags"]["ray.dashboard"],
         "ray.gpu_poll_interval_s": "3600",
         "ray.usage_stats": "off",
+        "ray.worker_niceness": str(os.getpriority(os.PRIO_PROCESS, 0)),
     }
     assert seen["tags"]["ray.dashboard"].startswith("127.0.0.1:")
 

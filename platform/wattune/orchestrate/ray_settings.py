@@ -4,17 +4,20 @@ Ray's dashboard agent reads every GPU through NVML every five seconds, as a samp
 makers, and it listens on all interfaces. `docs/security.md` lists the ports and how they were found.
 """
 
+import logging
 import os
 import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import ray
 from ray._private import ray_constants
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+_log = logging.getLogger(__name__)
 
 POLL_VARIABLE: Final = "REPORTER_UPDATE_INTERVAL_MS"
 """Variable with the milliseconds between readings of a node's GPUs by Ray's agent.
@@ -24,6 +27,9 @@ POLL_VARIABLE: Final = "REPORTER_UPDATE_INTERVAL_MS"
 
 RAYS_POLL_INTERVAL_MS: Final = 5000
 """Ray's default for it."""
+
+NICENESS_VARIABLE: Final = "RAY_worker_niceness"
+"""Variable with what Ray adds to a node's niceness for its workers, when it starts one; a job's own counts too."""
 
 ANSWER_WITHIN_S: Final = 60.0
 """Longest a node may take to report its settings."""
@@ -49,6 +55,8 @@ JOB_SETTINGS: Final = {
     # Ray Train gives all workers of a node CUDA_VISIBLE_DEVICES of all its devices, and Ray each worker one device in
     # HIP_VISIBLE_DEVICES: together they name devices that are not there (ray#49260). HIP honours the former alone.
     "RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES": "1",
+    # Ray starts workers at niceness 15: any other process of the node would take the processors from what is measured.
+    NICENESS_VARIABLE: "0",
 }
 """Environment of the study's driver and of every worker; a variable that the user has set stays."""
 
@@ -112,7 +120,7 @@ def local_cluster() -> Iterator[None]:
 
 def ray_tags(node_ids: Sequence[str], *, ours: bool) -> dict[str, str]:
     """Collects Ray's settings as tags of a result. A cluster that is `ours` has this process's, others are asked."""
-    found = [_node_settings()] if ours else _ask(node_ids)
+    found = [_node_settings(int(os.environ.get(NICENESS_VARIABLE, 0)))] if ours else _ask(node_ids)
     intervals_s = [int(one["poll_ms"]) / 1000 for one in found]
     usage = {one["usage_stats"] for one in found}
     tags = {
@@ -121,19 +129,41 @@ def ray_tags(node_ids: Sequence[str], *, ours: bool) -> dict[str, str]:
         "ray.dashboard": _dashboard(),
         "ray.usage_stats": "on" if "on" in usage else "off" if usage == {"off"} else "unknown",
         "ray.gpu_poll_interval_s": f"{min(intervals_s):g}" if intervals_s else "unknown",
+        "ray.worker_niceness": str(max(int(one["niceness"]) for one in found)) if found else "unknown",
     }
+    if not ours and tags["ray.worker_niceness"] not in ("0", "unknown"):
+        _log.warning(
+            "Ray's workers run at niceness %s, where other processes of a node slow them; start Ray with %s=0",
+            tags["ray.worker_niceness"],
+            NICENESS_VARIABLE,
+        )
     if len(found) < (1 if ours else len(node_ids)):
         tags["ray.silent_nodes"] = str(len(node_ids) - len(found))
     return tags
 
 
-def _node_settings() -> dict[str, str]:
-    """Settings of the node this runs on. Its processes have the environment its Ray was started with."""
+def normal_priority() -> None:
+    """Gives this worker the priority of the raylet that started it, where the system allows that.
+
+    In a connection that a caller made, workers have what Ray adds.
+    """
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, os.getppid()))
+
+
+def _node_settings(niceness: int | None = None) -> dict[str, str]:
+    """Settings of the node this runs on. Its processes have the environment its Ray was started with.
+
+    `niceness` is what workers get beside this process's.
+    """
+    if niceness is None:  # this is a worker
+        normal_priority()
     from ray._common.usage.usage_lib import usage_stats_enabled
 
     return {
         "poll_ms": os.environ.get(POLL_VARIABLE, str(RAYS_POLL_INTERVAL_MS)),
         "usage_stats": "on" if usage_stats_enabled() else "off",
+        "niceness": str(os.getpriority(os.PRIO_PROCESS, 0) + (niceness or 0)),
     }
 
 

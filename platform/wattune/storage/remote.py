@@ -8,11 +8,13 @@ A store that does not answer costs one bounded wait and a `TrackingError`. For t
 """
 
 import functools
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl, urlsplit
 
 from wattune.access import SLOWEST_BYTES_PER_S, Access
 from wattune.errors import PlanError, SpaceError, TrackingError, closest
@@ -29,6 +31,11 @@ _SMALL: Final = ("spec.json", RUN)
 """Files of a trial that a ranking needs."""
 
 _FILES_AT_ONCE: Final = 64
+_AT_ONCE: Final = 4
+"""Trials that are sent at the same time, and files of each: a file may hold 50 MB of the head's memory."""
+
+_SENDING: Final = ".sending"
+"""Holds the `run.json` of the trial whose files are being sent: an upload that was cut short goes on after them."""
 
 _T = TypeVar("_T")
 
@@ -53,15 +60,17 @@ class RemoteStorage:
         self.url = url.rstrip("/") if not url.endswith("://") else url
         self._protocol = get_protocol(url)
         try:
-            fsspec.get_filesystem_class(self._protocol)
+            self.at_once: int = _AT_ONCE if fsspec.get_filesystem_class(self._protocol).async_impl else 1
+            """Trials that may be sent at the same time: other stores' libraries do one thing after another."""
         except ImportError as error:
             raise PlanError(f'storage "{self.shown}" cannot be used: {error}; install that library') from error
         except ValueError:
             known = closest(self._protocol, fsspec.available_protocols())
             raise PlanError(f'storage "{self.shown}" is of an unknown kind of store; {known}') from None
-        self._access = Access(self.url, "make the store answer", clock)
+        self._access = Access(self.url, "make the store answer", clock, _secrets_of(self.url))
         self._fs: Any = None
         self._root = ""
+        self._study_lock = threading.Lock()
 
     @property
     def shown(self) -> str:
@@ -83,7 +92,8 @@ class RemoteStorage:
     def send_trial(self, study: str, folder: TrialFolder) -> bool:
         """Sends a finished trial, and returns whether it was sent now.
 
-        One that is there is not sent again, and one that will run again is not sent.
+        One that is there is not sent again, and one that will run again is not sent. An upload that was cut short goes
+        on with the files that are not there. A trial costs one listing, of its own folder.
 
         Raises:
             TrackingError: The store cannot be reached or refuses, or holds another measurement of this trial.
@@ -100,19 +110,26 @@ class RemoteStorage:
         earlier = [path.read_bytes() for path in folder.path.glob(f"{_ATTEMPTS}/*/{RUN}")]
 
         def send(fs: Any) -> bool:
-            there = _read(fs, f"{self._root}{place}/{RUN}")
-            if there == whole:
+            top = f"{self._root}{place}"
+            there = self._list(fs, place, hidden=True)
+            sent = _read(fs, f"{top}/{RUN}") if RUN in there else None
+            if sent == whole:
                 return False
-            if there is not None and _result(there) is not None and there not in earlier:
+            if sent is not None and _result(sent) is not None and sent not in earlier:
                 raise TrackingError(
                     f"{self.shown}/{place} holds another measurement of this trial, made elsewhere; it is not written "
                     "over: give one of the two studies another name, or remove the trial there"
                 )
-            # An upload that was cut short may have left files that this trial does not have.
-            if fs.exists(f"{self._root}{place}"):
-                fs.rm(f"{self._root}{place}", recursive=True)
-            for path in [*files, folder.path / RUN]:
-                _put(fs, path, f"{self._root}{place}/{path.relative_to(folder.path).as_posix()}")
+            remotes = {path: path.relative_to(folder.path).as_posix() for path in files}
+            if _SENDING in there and sent is None and _read(fs, f"{top}/{_SENDING}") == whole:
+                remotes = {path: name for path, name in remotes.items() if there.get(name) != path.stat().st_size}
+            else:  # what is there is of another attempt
+                if there:
+                    fs.rm(top, recursive=True)
+                fs.pipe_file(f"{top}/{_SENDING}", whole)
+            _put(fs, {path: f"{top}/{name}" for path, name in remotes.items()})
+            _put(fs, {folder.path / RUN: f"{top}/{RUN}"})
+            fs.rm_file(f"{top}/{_SENDING}")
             return True
 
         num_bytes = sum(path.stat().st_size for path in files)
@@ -127,12 +144,13 @@ class RemoteStorage:
         """
         if not study.exists:  # its first space is not there yet
             return
-        files = sorted(_files(study.path, deep=False), key=lambda path: path.name == STUDY)
+        files = {path: f"{study.name}/{path.name}" for path in _files(study.path, deep=False)}
+        last = study.path / STUDY
 
         def send(fs: Any) -> None:
-            self._compare(fs, study)
-            for path in files:
-                _put(fs, path, f"{self._root}{study.name}/{path.name}")
+            with self._study_lock:  # what is sent later is of later
+                self._compare(fs, study)
+                self._send(fs, files, last)
 
         self._do(f"send study {study.name}", send, sum(path.stat().st_size for path in files))
 
@@ -214,13 +232,15 @@ class RemoteStorage:
         Raises:
             TrackingError: The store cannot be reached or refuses.
         """
-        files = sorted(_files(folder), key=lambda path: path == folder / RUN)
+        top = f"{RECORDINGS}/{folder.name}"
+        files = {path: f"{top}/{path.relative_to(folder).as_posix()}" for path in _files(folder)}
+        num_bytes = sum(path.stat().st_size for path in files)
+        self._do(f"send recording {folder.name}", lambda fs: self._send(fs, files, folder / RUN), num_bytes)
 
-        def send(fs: Any) -> None:
-            for path in files:
-                _put(fs, path, f"{self._root}{RECORDINGS}/{folder.name}/{path.relative_to(folder).as_posix()}")
-
-        self._do(f"send recording {folder.name}", send, sum(path.stat().st_size for path in files))
+    def _send(self, fs: Any, files: Mapping[Path, str], last: Path) -> None:
+        """Sends files to their places below the URL, one of them after all others."""
+        for late in (False, True):
+            _put(fs, {path: f"{self._root}{name}" for path, name in files.items() if (path == last) is late})
 
     def _is_newer(self, study: StudyFolder, content: bytes) -> bool:
         """Returns whether the store's study, of which `content` is the `study.yaml`, has grown beyond the local one.
@@ -248,13 +268,13 @@ class RemoteStorage:
                 f"study {study.name} has grown in {self.shown} meanwhile; run it again: that fetches the newer space"
             )
 
-    def _list(self, fs: Any, inside: str) -> dict[str, int]:
+    def _list(self, fs: Any, inside: str, *, hidden: bool = False) -> dict[str, int]:
         """Lists the sizes of the files below a folder, by their place in it."""
         fs.invalidate_cache()
         top = f"{self._root}{inside}".rstrip("/") + "/"
         found: dict[str, dict[str, Any]] = fs.find(top.rstrip("/") or "/", detail=True)
         named = {path[path.index(top) + len(top) :] if top in path else path: facts for path, facts in found.items()}
-        own = [name for name in named if is_inside(name) and not is_hidden(name)]
+        own = [name for name in named if is_inside(name) and (hidden or not is_hidden(name))]
         return {name: int(named[name].get("size") or 0) for name in own}
 
     def _bring(self, inside: str, folder: Path, sizes: Mapping[str, int]) -> None:
@@ -284,6 +304,18 @@ class RemoteStorage:
         return self._fs
 
 
+def _secrets_of(url: str) -> dict[str, str]:
+    """Returns what may be secret of a URL and of fsspec's configuration, by names of variables."""
+    from fsspec.config import conf
+
+    parts = urlsplit(url.rpartition("::")[2])
+    given = [("password", parts.password or ""), *parse_qsl(parts.query)]
+    given += [
+        (name, value) for options in conf.values() if isinstance(options, dict) for name, value in options.items()
+    ]
+    return {f"{number}_{name}".upper(): value for number, (name, value) in enumerate(given) if isinstance(value, str)}
+
+
 def _options(protocol: str) -> dict[str, Any]:
     """Returns options for fsspec's file systems. The user's own configuration of fsspec goes before them."""
     from fsspec.config import conf
@@ -292,7 +324,14 @@ def _options(protocol: str) -> dict[str, Any]:
         return {"auto_mkdir": True}
     if protocol in ("s3", "s3a") and "config_kwargs" not in conf.get("s3", {}):
         # botocore waits a minute for a connection and tries five times.
-        return {"config_kwargs": {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 2}}}
+        return {
+            "config_kwargs": {
+                "connect_timeout": 10,
+                "read_timeout": 30,
+                "retries": {"max_attempts": 2},
+                "max_pool_connections": 2 * _AT_ONCE**2,
+            }
+        }
     return {}
 
 
@@ -311,17 +350,18 @@ def _missing(
     study: StudyFolder, names: Mapping[str, int], given_way: Collection[str], *, whole: bool
 ) -> dict[str, int]:
     """Lists files in the store that the local study lacks, with their sizes; `given_way` was set aside just now."""
-    own = (name.split("/") for name in names if name.startswith("trials/"))  # those of attempts lie deeper
-    finished = {parts[1] for parts in own if parts[2:] == [RUN]}
+    inside: dict[str, list[str]] = {}
+    for name in names:
+        if name.startswith("trials/"):
+            inside.setdefault(name.split("/")[1], []).append(name)
     wanted = []
-    for trial in sorted(finished):
+    for trial in sorted(trial for trial, own in inside.items() if f"trials/{trial}/{RUN}" in own):
         folder = TrialFolder(study.path / "trials" / trial)
         with suppress(PlanError):  # an unreadable result stays as it is: readers of the study name it
             known = folder.result()
             if trial not in given_way and (known is None or not known.status.is_final):
                 folder.clear()
-        inside = [name for name in names if name.startswith(f"trials/{trial}/")]
-        wanted += [name for name in inside if whole or name.split("/", 2)[2] in _SMALL]
+        wanted += [name for name in inside[trial] if whole or name.split("/", 2)[2] in _SMALL]
     wanted += [name for name in names if "/" not in name and name != STUDY]
     return {name: names[name] for name in wanted if not (study.path / name).exists()}
 
@@ -348,14 +388,16 @@ def _result(content: bytes) -> Run | None:
         return None
 
 
-def _put(fs: Any, local: Path, remote: str) -> None:
-    """Sends one file, whole or not at all. Object stores do so by themselves."""
+def _put(fs: Any, remotes: Mapping[Path, str]) -> None:
+    """Sends files, each whole or not at all: object stores do so by themselves, and take several at a time."""
     from fsspec.implementations.local import LocalFileSystem
 
-    if not isinstance(fs, LocalFileSystem):
-        fs.put_file(str(local), remote)
-        return
-    folder, _, name = remote.rpartition("/")
-    partial = f"{folder}/.{name}.partial"
-    fs.put_file(str(local), partial)
-    Path(partial).replace(remote)
+    if isinstance(fs, LocalFileSystem):
+        for local, remote in remotes.items():
+            folder, _, name = remote.rpartition("/")
+            partial = f"{folder}/.{name}.partial"
+            fs.put_file(str(local), partial)
+            Path(partial).replace(remote)
+    elif remotes:
+        at_once = {"batch_size": _AT_ONCE} if fs.async_impl else {}
+        fs.put([str(local) for local in remotes], list(remotes.values()), **at_once)

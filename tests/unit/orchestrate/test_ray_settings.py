@@ -98,13 +98,19 @@ def test_ray_refuses_what_slurm_sets_on_amd_nodes(monkeypatch: pytest.MonkeyPatc
         AMDGPUAcceleratorManager.get_visible_accelerator_ids_env_var()
 
 
-def test_the_tags_of_several_nodes_are_those_of_the_worst(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = [{"poll_ms": "3600000", "usage_stats": "off"}, {"poll_ms": "5000", "usage_stats": "on"}]
+def test_the_tags_of_several_nodes_are_those_of_the_worst(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = [
+        {"poll_ms": "3600000", "usage_stats": "off", "niceness": "0"},
+        {"poll_ms": "5000", "usage_stats": "on", "niceness": "15"},
+    ]
     monkeypatch.setattr(ray_settings, "_ask", lambda _node_ids: answers)
     monkeypatch.setattr(ray_settings, "_dashboard", lambda: "127.0.0.1:8265")
     tags = ray_settings.ray_tags(["a", "b", "c"], ours=False)
     assert tags["ray.gpu_poll_interval_s"] == "5" and tags["ray.usage_stats"] == "on"
     assert tags["ray.cluster"] == "joined" and tags["ray.silent_nodes"] == "1"
+    assert tags["ray.worker_niceness"] == "15" and "start Ray with RAY_worker_niceness=0" in caplog.text
     monkeypatch.setattr(ray_settings, "_ask", lambda _node_ids: [])
     tags = ray_settings.ray_tags(["a"], ours=False)
-    assert tags["ray.gpu_poll_interval_s"] == tags["ray.usage_stats"] == "unknown"
+    assert tags["ray.gpu_poll_interval_s"] == tags["ray.usage_stats"] == tags["ray.worker_niceness"] == "unknown"

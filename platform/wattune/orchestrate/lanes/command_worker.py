@@ -32,6 +32,7 @@ from wattune.orchestrate.lanes.messages import (
     WorkerPlace,
     device_name,
 )
+from wattune.orchestrate.ray_settings import normal_priority
 from wattune.orchestrate.telemetry_actor import leave_to_sampler
 from wattune.plans.program import RUN_TIME, Program, filled, filled_arguments, values_of
 from wattune.run import RunStatus
@@ -86,6 +87,7 @@ def held_port() -> socket.socket:
 
 def serve_commands(config: dict[str, Any]) -> None:
     """Runs commands until the lane has no trial left: `wattune.orchestrate.lanes.worker.serve` for commands."""
+    normal_priority()
     worker = _CommandWorker(config["keeper"], config["lane"], config["run"])
     report = worker.report()
     while (assigned := worker.next_trial(report)) is not None:

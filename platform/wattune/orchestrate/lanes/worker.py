@@ -22,6 +22,7 @@ from wattune.engines.registry import load_engine
 from wattune.errors import NodeError, WattuneError
 from wattune.orchestrate.failures import is_of_the_machine
 from wattune.orchestrate.lanes.messages import Place, RankAssignment, Report, WorkerPlace, device_name
+from wattune.orchestrate.ray_settings import normal_priority
 from wattune.orchestrate.telemetry_actor import leave_to_sampler
 from wattune.run import RunStatus
 from wattune.trial import TrialSpec
@@ -55,6 +56,7 @@ def serve(config: dict[str, Any]) -> None:
     Args:
         config: `keeper` (the actor that holds the lane), `lane` (its name there), `run` (the number of the run).
     """
+    normal_priority()
     with kept():
         worker = _Worker(config["keeper"], config["lane"], config["run"])
         report: Report | None = None
