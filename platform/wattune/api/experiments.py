@@ -196,7 +196,7 @@ def _devices_here() -> str:
 
 def _space(name: str, declared: Mapping[str, Any], arm: Mapping[str, Any], cluster: Any) -> dict[str, Any]:
     """Returns the space of one arm on a cluster, unless the file names one."""
-    own = {key: arm[key] for key in arm if key in SpaceFile.model_fields.keys() - {*OF_PLAN}}
+    own = {key: arm[key] for key in arm if key in SpaceFile.model_fields.keys() - {*OF_PLAN, "flags"}}
     given = {"study": f"experiment_{name}", "cluster": cluster, "engine": "torch", **declared["SPACE"], **own}
     return given | {
         "objective": "maximize tokens_per_s",
@@ -207,19 +207,22 @@ def _space(name: str, declared: Mapping[str, Any], arm: Mapping[str, Any], clust
 
 def _shortened(space: dict[str, Any]) -> dict[str, Any]:
     """Returns the same plan of a tiny model on processors: seconds an arm, and nothing that says anything of a GPU."""
+    quick = space | {"cluster": _ON_CPU, "measure": space["measure"] | _QUICK | {"repeats": 2}}
+    if space["engine"] == "command":
+        return quick
     models = space["model"] if isinstance(space["model"], list) else [space["model"]]
-    return space | {
-        "cluster": _ON_CPU,
+    return quick | {
         "model": [{**model, **_TINY} for model in models],
         "workload": space["workload"] | {"seq_len": 64},
-        "measure": space["measure"] | _QUICK | {"repeats": 2},
     }
 
 
 def _estimated(space: dict[str, Any]) -> dict[str, tuple[float, float]]:
-    """Returns the estimate of every metric of an arm, with the standard deviation of its logarithm."""
+    """Returns the estimate of every metric of an arm, with the standard deviation of its log; none of a command."""
     planned = plan(space)
     planned.candidates.require_kept()
+    if space["engine"] == "command":
+        return {}
     made = forecast(planned)
     if made.rejected:
         raise PlanError(f"{planned.kept[0].spec.label} does not fit: {made.rejected[0].reason}")
