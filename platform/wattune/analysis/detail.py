@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from wattune.analysis.metrics.outlier import Outlier
-from wattune.analysis.metrics.phases import phase_table, step_table, traces_by_device
+from wattune.analysis.metrics.phases import phase_table, step_table
 from wattune.analysis.metrics.saturation import Saturation
 from wattune.analysis.metrics.throttle import clock_max_mhz, stretches
 from wattune.analysis.metrics.waterfall import Breakdown, breakdown
@@ -125,8 +125,6 @@ def _repeated(num_rows: int, **values: Any) -> dict[str, pa.Array]:
 
 
 def _slots(examined: Examined, rows: list[dict[str, Any]]) -> pa.Table:
-    aligned = examined.aligned
-    traces = traces_by_device(aligned, examined.powers)
     for row in rows:
         device = row["node"], row["device"]
         if device in examined.temperatures:
@@ -135,8 +133,8 @@ def _slots(examined: Examined, rows: list[dict[str, Any]]) -> pa.Table:
         if device in examined.throttles:
             throttle = examined.throttles[device]
             row |= {"clock_deficit_frac": throttle.deficit_frac, "throttle_frac": throttle.any_frac}
-        if device in traces:
-            trace, _ = traces[device]
+        if device in examined.traces:
+            trace, _ = examined.traces[device]
             row |= {
                 "power_mean_w": trace.mean_w / trace.share,
                 "power_peak_1s_w": None if trace.peak_1s_w is None else trace.peak_1s_w / trace.share,
@@ -182,7 +180,7 @@ def _throttles(examined: Examined, device: DeviceKey, fast: Readings | None) -> 
     maximum_mhz = clock_max_mhz(aligned, device, otherwise_mhz)
     if fast is None or maximum_mhz is None:
         return THROTTLE_COLUMNS.empty_table()
-    caused = with_caps(aligned, examined.powers, device, fast)
+    caused = with_caps(aligned, examined.traces.get(device, (None, 0))[0], fast)
     parts = [
         pa.table(
             {

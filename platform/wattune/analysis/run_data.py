@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wattune.analysis.metrics.doubts import OF_POWER, OF_TEMPERATURE, doubts
-from wattune.analysis.metrics.energy import Powers, enforced_limit_w, total_energy_j
+from wattune.analysis.metrics.energy import Powers, PowerTrace, enforced_limit_w, total_energy_j
 from wattune.analysis.metrics.exposed_comm import busy_s, kernel_metrics, parts, waits_for_peers_s
 from wattune.analysis.metrics.outlier import Outlier, outliers
 from wattune.analysis.metrics.phases import Segments, segments, traces_by_device
@@ -316,6 +316,11 @@ class Examined:
         return self._powers if self.doubts.keys().isdisjoint(OF_POWER) else replace(self._powers, doubted=True)
 
     @cached_property
+    def traces(self) -> Mapping[DeviceKey, tuple[PowerTrace, int]]:
+        """The power trace of each device (`traces_by_device`)."""
+        return traces_by_device(self.aligned, self.powers)
+
+    @cached_property
     def ways(self) -> Mapping[DeviceKey, Segments]:
         """The timeline of each device's rank."""
         return {} if self.data.spans is None else segments(self.aligned, self.data.spans)
@@ -475,12 +480,13 @@ def clocks_and_temperatures(
     """
     core: dict[DeviceKey, CoreTemperature] = {}
     throttles: dict[DeviceKey, Throttle] = {}
+    traces = {} if powers is None else traces_by_device(aligned, powers)
     for where, readings in aligned.readings("fast"):
         warm = temperature(readings, aligned.duration_s)
         maximum_mhz = clock_max_mhz(aligned, where, otherwise_mhz)
         lost = None
         if maximum_mhz:
-            caused = with_caps(aligned, powers, where, readings)
+            caused = with_caps(aligned, traces.get(where, (None, 0))[0], readings)
             lost = device_throttle(caused, maximum_mhz, aligned.duration_s, (ways or {}).get(where))
         core |= {} if warm is None else {where: warm}
         throttles |= {} if lost is None else {where: lost}
@@ -488,9 +494,8 @@ def clocks_and_temperatures(
     return core if len(core) == whole else {}, throttles if len(throttles) == whole else {}
 
 
-def with_caps(aligned: Aligned, powers: Powers | None, device: DeviceKey, readings: Readings) -> Readings:
+def with_caps(aligned: Aligned, trace: PowerTrace | None, readings: Readings) -> Readings:
     """Returns a device's readings with the power cause active only where its power is near the enforced limit."""
-    trace, _ = traces_by_device(aligned, powers).get(device, (None, 0)) if powers is not None else (None, 0)
     if trace is None or not resolves(CAP_WINDOW_S, trace.sensor_period_s):
         return with_cap_causes(readings, None, None)
     return with_cap_causes(readings, trace.series, enforced_limit_w(aligned, trace))

@@ -9,7 +9,6 @@ from typing import Final
 
 import numpy as np
 
-from wattune.analysis.metrics.phases import traces_by_device
 from wattune.analysis.metrics.step_breakdown import GATHERS_INSIDE, MODEL, OPTIMIZER, WAIT, PhaseSpans
 from wattune.analysis.run_data import RunData
 from wattune.api.decisions import parse_budget
@@ -155,7 +154,7 @@ def _readings(folder: StudyFolder, spec: TrialSpec, run: Run) -> tuple[list[Slot
     own_s = phases.time_s(*MODEL, WAIT) - phases.time_s(WAIT)
     each_s = np.median(own_s, axis=0) / num_micro_batches(own, size, spec.workload.global_batch_size)
     work = replace(spec, plan=replace(own, rank_order="topology")).trial_id
-    traces, places, settled = traces_by_device(aligned, examined.powers), slots_of(own, spec.cluster), examined.settled
+    traces, places, settled = examined.traces, slots_of(own, spec.cluster), examined.settled
     at_s, found, optimizer_s = run.start_wall_ns / NS_PER_S, list[SlotReading](), np.zeros(own.pp)
     stages = [coordinates(number, own, size).pp for number in steps.rank.tolist()]
     np.maximum.at(optimizer_s, stages, np.median(phases.time_s(OPTIMIZER), axis=0))

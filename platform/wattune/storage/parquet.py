@@ -1,13 +1,16 @@
 """Telemetry tables in Parquet files. A device's rows are written together and read a device at a time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from wattune.arrays import Ints
 from wattune.errors import TelemetryError
 from wattune.schema import KERNELS, SPANS, TELEMETRY, DeviceKey
 from wattune.storage.format import FORMAT, FORMAT_TAG, FormatError, check_format
@@ -57,19 +60,55 @@ def _stretches(table: pa.Table) -> Iterator[tuple[int, int]]:
     """Yields the first row and the end of every stretch of one device, or of the whole table."""
     starts = np.zeros(1, np.int64)
     if table.num_rows > SMALL_ROWS and set(_KEYS) <= set(table.column_names):
-        changes = [np.diff(_codes(table, name)[0]) != 0 for name in _KEYS]
+        changes = [np.diff(codes(table, name)[0]) != 0 for name in _KEYS]
         own = np.append(0, np.flatnonzero(changes[0] | changes[1]) + 1)
         # Rows in no order by device have a change at every row; groups of them would be worth nothing.
         starts = own if len(own) <= table.num_rows // 2**10 else starts
     return zip(starts.tolist(), [*starts[1:].tolist(), table.num_rows], strict=True)
 
 
-def _codes(table: pa.Table, name: str) -> tuple[np.ndarray[Any, np.dtype[np.int64]], list[str]]:
+def codes(table: pa.Table, name: str) -> tuple[Ints, list[str]]:
+    """Returns a text column as indices into its distinct values, -1 for null."""
     column = table[name]
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()
     whole = column.unify_dictionaries().combine_chunks()
     return whole.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64), whole.dictionary.to_pylist()
+
+
+class TableSource:
+    """A table in memory as a source: its rows are sorted by device once."""
+
+    def __init__(self, table: pa.Table) -> None:
+        """Finds the rows of each device; rows without node or device are left out."""
+        (node, nodes), (device, names) = (codes(table, name) for name in _KEYS)
+        key = np.where((node < 0) | (device < 0), -1, node * len(names) + device)
+        order = np.argsort(key.astype(np.int16) if key.max(initial=0) < 2**15 else key, kind="stable")
+        bounds = np.searchsorted(key[order], np.arange(len(nodes) * len(names) + 1))
+        self.schema = table.schema
+        self._table = table
+        self._rows: dict[DeviceKey, Ints | slice] = {}
+        for index, (start, end) in enumerate(pairwise(bounds)):
+            if end > start:
+                rows = order[start:end]
+                together = rows[-1] - rows[0] == len(rows) - 1
+                where = nodes[index // len(names)], names[index % len(names)]
+                self._rows[where] = slice(int(rows[0]), int(rows[-1]) + 1) if together else rows
+
+    @property
+    def devices(self) -> Sequence[DeviceKey]:
+        """Every device that has rows."""
+        return list(self._rows)
+
+    def parts(self, device: DeviceKey, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Yields some columns of a device's rows, all at once; nothing where it has none."""
+        rows, chosen = self._rows.get(device), self._table.select(list(columns))
+        if rows is None:
+            return
+        if isinstance(rows, slice):
+            yield chosen.slice(rows.start, rows.stop - rows.start)
+        else:
+            yield chosen.take(pa.array(rows))
 
 
 def require_file(path: Path) -> None:
@@ -173,8 +212,7 @@ class ParquetTier:
         said = [schema.metadata or {} for schema in schemas]
         simulated = [each for each in said if each.get(b"wattune.simulated") == b"true"]
         self.schema = typed(unified.with_metadata((simulated or said)[0]), paths[0].stem)
-        self._small: dict[int, pa.Table] = {}
-        self._devices: list[DeviceKey] | None = None
+        self._small: dict[int, TableSource] = {}
         self._owners = [self._owners_of(number) for number in range(len(self._files))]
         """The one device of each row group; None where it has several or none is named."""
 
@@ -186,23 +224,17 @@ class ParquetTier:
     @property
     def devices(self) -> Sequence[DeviceKey]:
         """Every device that has rows."""
-        if not set(_KEYS) <= set(self.schema.names):
-            return []
-        if self._devices is None:
-            found: dict[DeviceKey, None] = {}
-            for number, owners in enumerate(self._owners):
-                for group, alone in enumerate(owners):
-                    if alone is not None:
-                        found[alone] = None
-                        continue
-                    keys = self._rows(number, [group], list(_KEYS))
-                    (node, nodes), (device, devices) = (_codes(keys, name) for name in _KEYS)
-                    named = (node >= 0) & (device >= 0)
-                    both = np.bincount(node[named] * max(len(devices), 1) + device[named])
-                    pairs = (divmod(int(each), len(devices)) for each in np.flatnonzero(both))
-                    found |= {(nodes[a], devices[b]): None for a, b in pairs}
-            self._devices = list(found)
-        return self._devices
+        return list(self._places)
+
+    @cached_property
+    def _places(self) -> Mapping[DeviceKey, Sequence[tuple[int, int]]]:
+        """The row groups of every device, by the numbers of file and group: else each would look at those of all."""
+        found: dict[DeviceKey, list[tuple[int, int]]] = {}
+        for number, owners in enumerate(self._owners):
+            for group, alone in enumerate(owners):
+                for device in self._shared(number, group, ()).devices if alone is None else (alone,):
+                    found.setdefault(device, []).append((number, group))
+        return found
 
     def parts(self, device: DeviceKey, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Reads some columns of a device's rows, in the order of writing. A column that a file lacks is null there.
@@ -215,17 +247,22 @@ class ParquetTier:
             ImpossibleValueError: A value cannot be.
         """
         schema = pa.schema([self.schema.field(name) for name in columns])
-        for number, owners in enumerate(self._owners):
-            for group, alone in enumerate(owners):
-                if alone == device:
-                    yield self._checked(number, device, _with_columns(self._rows(number, [group], columns), schema))
-                elif alone is None:
-                    rows = self._rows(number, [group], [*_KEYS, *columns])
-                    mine = np.ones(rows.num_rows, bool)
-                    for name, wanted in zip(_KEYS, device, strict=True):
-                        code, names = _codes(rows, name)
-                        mine &= code == (names.index(wanted) if wanted in names else -2)
-                    yield self._checked(number, device, _with_columns(rows.filter(pa.array(mine)), schema))
+        for number, group in self._places.get(device, ()):
+            have = [name for name in columns if name in self._schemas[number].names]
+            if self._owners[number][group] == device:
+                parts = iter([self._rows(number, [group], have)])
+            else:
+                parts = self._shared(number, group, have).parts(device, have)
+            for rows in parts:
+                yield self._checked(number, device, _with_columns(rows, schema))
+
+    def _shared(self, number: int, group: int, columns: Sequence[str]) -> TableSource:
+        """Returns some columns, or more, of a row group of several devices. A small file is sorted once."""
+        if self._files[number].metadata.num_rows > SMALL_ROWS:
+            return TableSource(self._rows(number, [group], [*_KEYS, *columns]))
+        if number not in self._small:
+            self._small[number] = TableSource(self._rows(number, [group], self.schema.names))
+        return self._small[number]
 
     def _checked(self, number: int, device: DeviceKey, rows: pa.Table) -> pa.Table:
         """Returns some rows of a device, after a check that their values can be."""
@@ -245,16 +282,15 @@ class ParquetTier:
         return pa.concat_tables(every).unify_dictionaries()
 
     def _rows(self, number: int, groups: Sequence[int], columns: Sequence[str]) -> pa.Table:
-        """Reads some row groups of one file, those columns that it has. A small file is read once."""
+        """Reads some row groups of one file, those columns that it has."""
         file, path = self._files[number], self._paths[number]
         have = [name for name in columns if name in self._schemas[number].names]
         try:
             if file.metadata.num_rows > SMALL_ROWS:
                 return file.read_row_groups(list(groups), columns=have)
-            if number not in self._small:
-                self._small[number] = file.read()
-                self._small[number].validate(full=True)
-            return self._small[number].select(have)
+            whole = file.read()
+            whole.validate(full=True)
+            return whole.select(have)
         except DAMAGE as error:
             raise TelemetryError(f"{path} cannot be read: {in_a_line(error)}") from error
 

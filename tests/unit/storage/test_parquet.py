@@ -81,6 +81,16 @@ def test_several_nodes_are_one_tier_and_a_column_one_of_them_lacks_is_null(tmp_p
     assert tier.schema.metadata[b"wattune.simulated"] == b"true"
 
 
+def test_a_device_reads_its_own_files_alone(tmp_path, monkeypatch):
+    paths = [written(tmp_path / f"slow-{number}.parquet", slow(f"n{number}")) for number in range(12)]
+    looks, own = [], ParquetTier._shared
+    monkeypatch.setattr(ParquetTier, "_shared", lambda self, *given: looks.append(given) or own(self, *given))
+    tier = ParquetTier(paths)
+    for device in tier.devices:
+        assert read(tier, device, ["energy_j"]).num_rows == 7
+    assert len(tier.devices) == 36 and len(looks) == 12 + 36
+
+
 def test_what_a_study_folder_writes_is_stored(tmp_path):
     folder = MeasuredFolder(tmp_path)
     folder.write_telemetry("n0", {"slow": slow(interleaved=True)}, {"node": "n0"})

@@ -108,9 +108,12 @@ def _compared(what: str, devices: Sequence[DeviceKey], values: Mapping[DeviceKey
     if any(device not in values or values[device] <= 0 for device in devices):
         return []
     found = []
+    ordered = np.sort([values[device] for device in devices])
+    middle = np.array([len(devices) - 2, len(devices) - 1]) // 2
     for node, name in devices:
-        others = [values[other] for other in devices if other != (node, name)]
-        value, median = values[node, name], float(np.median(others))
+        value = values[node, name]
+        # The middle of the others: a list of them for each device would be one of all pairs.
+        median = float(ordered[middle + (middle >= np.searchsorted(ordered, value))].mean())
         found.append(
             Outlier(
                 node=node,
@@ -118,7 +121,7 @@ def _compared(what: str, devices: Sequence[DeviceKey], values: Mapping[DeviceKey
                 what=what,
                 value=value,
                 peers_median=median,
-                num_peers=len(others),
+                num_peers=len(devices) - 1,
                 deviation_frac=max(value, median) / min(value, median) - 1.0,
             )
         )

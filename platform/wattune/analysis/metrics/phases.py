@@ -11,9 +11,10 @@ import pyarrow as pa
 from wattune.analysis.metrics.energy import Powers, PowerTrace
 from wattune.analysis.metrics.speed import step_times_s
 from wattune.analysis.signals.align import Aligned
-from wattune.analysis.signals.readings import codes, integers
+from wattune.analysis.signals.readings import integers
 from wattune.arrays import Floats, Ints
 from wattune.schema import DeviceKey
+from wattune.storage.parquet import codes
 from wattune.units import NS_PER_S
 
 BETWEEN: Final = "between"
@@ -72,10 +73,13 @@ def segments(aligned: Aligned, spans: pa.Table) -> dict[DeviceKey, Segments]:
     part_of = np.array([PARTS.index(name) if name in PARTS else PARTS.index(OTHER) for name in names], np.int64)
     rank, number = integers(spans, "rank"), integers(spans, "step")
     start_ns, end_ns = integers(spans, "start_mono_ns"), integers(spans, "end_mono_ns")
-    measured = np.isin(number, steps.number)
+    # Sorted by rank once: each rank would look at the spans of all.
+    measured = np.flatnonzero(np.isin(number, steps.number))
+    measured = measured[np.argsort(rank[measured], kind="stable")]
+    begin, end = (np.searchsorted(rank[measured], steps.rank, side=side) for side in ("left", "right"))
     found = {}
     for column, (of_rank, device) in enumerate(zip(steps.rank, steps.device, strict=True)):
-        rows = np.flatnonzero((rank == of_rank) & measured)
+        rows = measured[begin[column] : end[column]]
         step = np.searchsorted(steps.number, number[rows])
         bounds_ns = steps.start_ns[step, column], steps.end_ns[step, column]
         begin_ns, until_ns = (
@@ -106,8 +110,9 @@ def _swept(rank: int, start_ns: Ints, end_ns: Ints, part: Ints, window_s: float)
 def traces_by_device(aligned: Aligned, powers: Powers) -> dict[DeviceKey, tuple[PowerTrace, int]]:
     """Returns each device's trace, and the number of the trial's devices that share it."""
     found: dict[DeviceKey, tuple[PowerTrace, int]] = {}
+    counted = set(aligned.devices)
     for trace in powers.traces if powers.usable else ():
-        mine = [device for device in trace.devices if device in aligned.devices]
+        mine = [device for device in trace.devices if device in counted]
         found |= {device: (trace, len(mine)) for device in mine}
     return found
 

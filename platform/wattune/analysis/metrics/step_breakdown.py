@@ -7,13 +7,14 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from wattune.analysis.signals.readings import codes, integers
+from wattune.analysis.signals.readings import integers
 from wattune.analysis.signals.steps import Steps
 from wattune.arrays import Floats, Ints
 from wattune.errors import PlanError
 from wattune.plans.axes import Plan
 from wattune.plans.parallel import coordinates
 from wattune.plans.schedule import Pass, passes, replay
+from wattune.storage.parquet import codes
 from wattune.units import NS_PER_S
 
 MODEL: Final = ("forward", "backward")

@@ -21,7 +21,6 @@ from wattune.analysis.signals.readings import (
     Tables,
     Tier,
     as_source,
-    codes,
     integers,
     with_values,
 )
@@ -29,6 +28,7 @@ from wattune.analysis.signals.steps import Steps, find_steps
 from wattune.arrays import Ints
 from wattune.errors import ImpossibleValueError
 from wattune.schema import MOST_WINDOW_NS, DeviceKey
+from wattune.storage.parquet import codes
 from wattune.units import NS_PER_S
 
 _SPAN_KEYS: Final = ("node", "device", "rank", "step", "phase", "start_mono_ns", "end_mono_ns", "start_wall_ns")

@@ -6,7 +6,6 @@ A tier is a table, or a `TierSource` that reads a device's columns on demand. Th
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
@@ -16,6 +15,7 @@ import pyarrow.compute as pc
 from wattune.analysis.signals.series import Series, series
 from wattune.arrays import Floats, Ints
 from wattune.schema import TELEMETRY, THROTTLE_REASON_BITS, DeviceKey
+from wattune.storage.parquet import TableSource
 from wattune.units import NS_PER_S, s_to_ns
 
 HOST: Final = "host"
@@ -54,41 +54,6 @@ class TierSource(Protocol):
 
 Tables: TypeAlias = Mapping[str, "pa.Table | TierSource"]
 """Telemetry by tier."""
-
-
-class TableSource:
-    """A table in memory as a source: its rows are sorted by device once."""
-
-    def __init__(self, table: pa.Table) -> None:
-        """Finds the rows of each device; rows without node or device are left out."""
-        table = with_values(table, ("node", "device"))
-        node, nodes = codes(table, "node")
-        device, names = codes(table, "device")
-        key = node * max(len(names), 1) + device
-        order = np.argsort(key.astype(np.int16) if key.max(initial=0) < 2**15 else key, kind="stable")
-        bounds = np.searchsorted(key[order], np.arange(len(nodes) * len(names) + 1))
-        self.schema = table.schema
-        self._table = table
-        self._rows: dict[DeviceKey, Ints | slice] = {}
-        for index, (start, end) in enumerate(pairwise(bounds)):
-            if end > start:
-                rows = order[start:end]
-                together = rows[-1] - rows[0] == len(rows) - 1
-                where = nodes[index // len(names)], names[index % len(names)]
-                self._rows[where] = slice(int(rows[0]), int(rows[-1]) + 1) if together else rows
-
-    @property
-    def devices(self) -> Sequence[DeviceKey]:
-        """Every device that has rows."""
-        return list(self._rows)
-
-    def parts(self, device: DeviceKey, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Yields some columns of a device's rows, all at once."""
-        rows, chosen = self._rows[device], self._table.select(list(columns))
-        if isinstance(rows, slice):
-            yield chosen.slice(rows.start, rows.stop - rows.start)
-        else:
-            yield chosen.take(pa.array(rows))
 
 
 def as_source(tier: "pa.Table | TierSource") -> TierSource:
@@ -284,15 +249,6 @@ def with_values(table: pa.Table, columns: Sequence[str]) -> pa.Table:
         if table[name].null_count:
             table = table.filter(pc.is_valid(table[name]))
     return table
-
-
-def codes(table: pa.Table, name: str) -> tuple[Ints, list[str]]:
-    """Returns a text column as indices into its distinct values."""
-    column = table[name]
-    if not pa.types.is_dictionary(column.type):
-        column = column.dictionary_encode()
-    whole = column.unify_dictionaries().combine_chunks()
-    return whole.indices.to_numpy(zero_copy_only=False).astype(np.int64), whole.dictionary.to_pylist()
 
 
 def integers(table: pa.Table, name: str) -> Ints:

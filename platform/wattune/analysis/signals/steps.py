@@ -7,9 +7,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from wattune.analysis.signals.readings import codes, integers
+from wattune.analysis.signals.readings import integers
 from wattune.arrays import Floats, Ints
 from wattune.schema import DeviceKey
+from wattune.storage.parquet import codes
 from wattune.units import NS_PER_S
 
 

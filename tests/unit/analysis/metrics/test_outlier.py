@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from runs import run_data
 from specs import trial_spec
 
-from wattune.analysis.metrics.outlier import BROKEN_FRAC, VARIES_FRAC
+from wattune.analysis.metrics.outlier import BROKEN_FRAC, VARIES_FRAC, _compared
 from wattune.analysis.summary import summarize
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
@@ -136,3 +138,12 @@ def test_processes_on_a_hosts_processors_are_not_compared(bench):
     on_cpu = replace(spec(), cluster=ClusterSpec(device="cpu", devices_per_node=4, simulate_sensors_of="h200_sxm"))
     found = trial(bench, busy_s=(0.2, 0.2, 0.2, 0.8), spec_=on_cpu)
     assert "device_outlier_frac" not in found.metrics and "device_outlier" not in found.quality_reasons
+
+
+@given(st.lists(st.sampled_from([1.0, 2.0, 3.0, 5.5, 9.0]), min_size=2, max_size=9))
+def test_each_device_stands_against_the_median_of_the_others(values):
+    devices = [("node", f"gpu{number}") for number in range(len(values))]
+    found = _compared("power_w", devices, dict(zip(devices, values, strict=True)))
+    for number, one in enumerate(found):
+        others = values[:number] + values[number + 1 :]
+        assert (one.value, one.peers_median, one.num_peers) == (values[number], np.median(others), len(others))

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from wattune.analysis.metrics.energy import powers
 from wattune.analysis.signals import readings
 from wattune.analysis.signals.align import align
-from wattune.analysis.signals.readings import Readings, ReadingsCache, TableSource, cause_column
+from wattune.analysis.signals.readings import Readings, ReadingsCache, cause_column
 from wattune.schema import THROTTLE_REASON_BITS
+from wattune.storage.parquet import TableSource
 
 GPU = ("n0", "gpu0")
 
