@@ -10,9 +10,9 @@ import pyarrow as pa
 from wattune.analysis.metrics.outlier import Outlier
 from wattune.analysis.metrics.phases import phase_table, step_table
 from wattune.analysis.metrics.saturation import Saturation
-from wattune.analysis.metrics.throttle import clock_max_mhz, stretches
+from wattune.analysis.metrics.throttle import clock_max_mhz, stretches, with_caps
 from wattune.analysis.metrics.waterfall import Breakdown, breakdown
-from wattune.analysis.run_data import Examined, with_caps
+from wattune.analysis.run_data import Examined
 from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.readings import Readings
 from wattune.schema import DeviceKey

@@ -22,11 +22,10 @@ from wattune.analysis.metrics.settled import Settled, settled_temperatures
 from wattune.analysis.metrics.speed import step_times_s
 from wattune.analysis.metrics.step_breakdown import UNDIVIDED_WAIT, Division, divide, host_bound_frac, replayed_shares
 from wattune.analysis.metrics.thermal import CoreTemperature, temperature
-from wattune.analysis.metrics.throttle import CAP_WINDOW_S, Throttle, clock_max_mhz, device_throttle, with_cap_causes
+from wattune.analysis.metrics.throttle import Throttle, clock_max_mhz, device_throttle, with_caps
 from wattune.analysis.signals.align import Aligned, align, clock_anchors_ns
 from wattune.analysis.signals.clock_check import clock_problems
-from wattune.analysis.signals.energy_grid import resolves
-from wattune.analysis.signals.readings import HOST, Readings, Tables, TierSource, as_source
+from wattune.analysis.signals.readings import HOST, Tables, TierSource, as_source
 from wattune.analysis.signals.schema_check import schema_problems
 from wattune.analysis.signals.steady_state import steady_from
 from wattune.arrays import Floats
@@ -492,10 +491,3 @@ def clocks_and_temperatures(
         throttles |= {} if lost is None else {where: lost}
     whole = len(aligned.devices)
     return core if len(core) == whole else {}, throttles if len(throttles) == whole else {}
-
-
-def with_caps(aligned: Aligned, trace: PowerTrace | None, readings: Readings) -> Readings:
-    """Returns a device's readings with the power cause active only where its power is near the enforced limit."""
-    if trace is None or not resolves(CAP_WINDOW_S, trace.sensor_period_s):
-        return with_cap_causes(readings, None, None)
-    return with_cap_causes(readings, trace.series, enforced_limit_w(aligned, trace))

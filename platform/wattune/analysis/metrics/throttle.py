@@ -6,9 +6,10 @@ from typing import Final
 
 import numpy as np
 
-from wattune.analysis.metrics.energy import counter_span
+from wattune.analysis.metrics.energy import PowerTrace, counter_span, enforced_limit_w
 from wattune.analysis.metrics.phases import COMPUTING, IN_STEPS, Segments
 from wattune.analysis.signals.align import Aligned
+from wattune.analysis.signals.energy_grid import resolves
 from wattune.analysis.signals.readings import Readings, cause_column
 from wattune.analysis.signals.series import Series, weights_s
 from wattune.arrays import Floats
@@ -96,6 +97,13 @@ def with_cap_causes(readings: Readings, power: Series | None, limit_w: float | N
     elif not np.any(readings.columns[name] == 1.0):
         columns[name] = readings.columns[name]
     return Readings(readings.time_s, columns)
+
+
+def with_caps(aligned: Aligned, trace: PowerTrace | None, readings: Readings) -> Readings:
+    """Returns a device's readings with the power cause active only where its power is near the enforced limit."""
+    if trace is None or not resolves(CAP_WINDOW_S, trace.sensor_period_s):
+        return with_cap_causes(readings, None, None)
+    return with_cap_causes(readings, trace.series, enforced_limit_w(aligned, trace))
 
 
 def device_throttle(
