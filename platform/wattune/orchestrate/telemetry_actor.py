@@ -23,6 +23,7 @@ from wattune.limits.process import VENDORS, SettingsProcess
 from wattune.orchestrate.cluster import NAMESPACE, Node
 from wattune.orchestrate.power_limit import node_power_peak_w
 from wattune.private_folder import temporary_folder
+from wattune.telemetry.devices import VARIABLES
 from wattune.telemetry.files.coverage import measured_facts
 from wattune.telemetry.files.segments import read_tables
 from wattune.telemetry.sampler.process import SamplerProcess
@@ -122,6 +123,8 @@ class TelemetryActor:
         self._set_for = ""
         """The trial whose settings the devices have."""
         self._num_oom_kills = num_oom_kills()
+        self._cpus: Sequence[int] = ()
+        """Processors of its sampler."""
         self._device_names: Mapping[str, str] | None = None
         """Names of the devices that have a uuid, as its latest sampler found them."""
         self._power_checked_ns: dict[str, int] = {}
@@ -158,7 +161,7 @@ class TelemetryActor:
         self._set(key, num_ranks, settings)
         cpus = spare_cpus(sorted(os.sched_getaffinity(0)), num_ranks)
         with self._lock:
-            self._num_oom_kills = num_oom_kills()
+            self._num_oom_kills, self._cpus = num_oom_kills(), cpus
             self._sampler = self._begin(key, cpus)
         names = self.ready(key) if self._device_names is None else self._device_names
         return Sensed(device_names=names, cpus=cpus)
@@ -170,7 +173,15 @@ class TelemetryActor:
             TelemetryError: The sampler did not start; the message holds its last words.
         """
         sampler = SamplerProcess(self._spool / key)
-        sampler.wait_until_ready()
+        try:
+            sampler.wait_until_ready()
+        except TelemetryError:
+            with self._lock:
+                if sampler.refused or self._sampler is None or self._sampler.folder != sampler.folder:
+                    raise
+                # Killed, or crashed in a driver while workers open their devices: it costs a start, not a trial.
+                self._sampler = self._begin(key, self._cpus)
+            sampler.wait_until_ready()
         devices: Mapping[str, Mapping[str, Any]] = sampler.manifest()["devices"]
         self._device_names = {facts["uuid"]: name for name, facts in devices.items() if "uuid" in facts}
         return self._device_names
@@ -181,7 +192,8 @@ class TelemetryActor:
         self._power_checked_ns.clear()
         shutil.rmtree(self._spool / key, ignore_errors=True)
         # Its parent is the node's raylet. Another one may have the rest of the devices, and a sampler of its own.
-        choice = {"variables": node_environment()}
+        node = node_environment()
+        choice = {"variables": {name: node[name] for name in VARIABLES if name in node}}
         return SamplerProcess.start(
             self._spool / key, node=self._node, backends=self._backends, cpus=cpus, timeout_s=0, choice=choice
         )

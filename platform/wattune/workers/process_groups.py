@@ -34,9 +34,11 @@ def join_groups(store: Store, name: str, *, rank: int, world_size: int, device: 
     )
 
 
-def meet() -> None:
-    """Returns when every rank of the default group has come here."""
-    dist.barrier()
+def meet(device: str) -> None:
+    """Returns when every rank of the default group has come here, each with the torch device that it drives."""
+    # torch takes the thread's current device otherwise, the first one of every rank that has claimed none yet.
+    own = torch.device(device)
+    dist.barrier(device_ids=[own.index] if own.type == "cuda" else None)
 
 
 def abort_groups() -> None:

@@ -1,6 +1,8 @@
 """A telemetry actor without Ray: processors of the sampler, strangers among processes, readings."""
 
 import itertools
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +23,7 @@ from wattune.orchestrate.telemetry_actor import (
     actor_name,
     spare_cpus,
 )
+from wattune.telemetry.sampler.lease import lock_holder
 from wattune.telemetry.sampler.process import SamplerProcess
 
 
@@ -94,11 +97,25 @@ def test_two_clusters_on_parts_of_a_node_each_read_their_own_devices(
     actor: TelemetryActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cluster's raylet has `CUDA_VISIBLE_DEVICES`; a sampler of all devices would keep the other cluster's out."""
-    monkeypatch.setattr(telemetry_actor, "node_environment", lambda: {"CUDA_VISIBLE_DEVICES": "2,3"})
+    monkeypatch.setattr(telemetry_actor, "node_environment", lambda: {"CUDA_VISIBLE_DEVICES": "2,3", "TOKEN": "s3cr3t"})
     actor.start("trial", 1)
+    pid = lock_holder(actor._spool / "trial" / "sampler.lock")
+    assert "s3cr3t" not in Path(f"/proc/{pid}/cmdline").read_text(), "anybody may read how it was called"
     taken = {path.stem.rsplit("-", 1)[-1] for path in (tmp_path / "runtime").glob("replay-*.lock")}
     actor.stop("trial")
     assert taken == {"gpu2", "gpu3"}
+
+
+def test_a_sampler_killed_while_it_opens_its_sensors_is_started_once_more(actor: TelemetryActor) -> None:
+    names = actor.start("first").device_names
+    actor.stop("first")
+    actor.start("next")
+    pid = lock_holder(actor._spool / "next" / "sampler.lock")
+    assert pid and not (actor._spool / "next" / "manifest.json").exists()
+    os.kill(pid, signal.SIGKILL)
+    assert sorted(actor.ready("next").values()) == sorted(names.values())
+    actor.stop("next")
+    assert actor.recording("next").manifest["closed"] is True
 
 
 def test_checks_of_a_running_trial_cover_every_second_however_far_apart_they_are(

@@ -48,7 +48,7 @@ SPEC = trial_spec(
 def _store_of_two(rank: int, folder: Path) -> Store:
     """As a worker has it, whose group somebody made who waited for all its ranks."""
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
-    meet()  # or the first to leave would close connections that the other is still opening
+    meet("cpu")  # or the first to leave would close connections that the other is still opening
     return take_store()
 
 

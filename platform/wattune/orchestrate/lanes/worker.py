@@ -99,7 +99,7 @@ class _Worker:
         """Tests that the ranks still find each other."""
         try:
             self._join(assigned, PROBE_TIMEOUT_S)
-            meet()
+            meet(self._device)
             leave_groups()
         except Exception as error:  # of any class: the processes are then replaced
             return Report(problem=f"the ranks did not find each other again: {_first_line(error)}")

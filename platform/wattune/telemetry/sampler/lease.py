@@ -6,6 +6,7 @@ process, however it ends.
 """
 
 import contextlib
+import faulthandler
 import fcntl
 import json
 import os
@@ -298,6 +299,11 @@ class DetachedProcess:
             self.renew()
             time.sleep(_WAIT_S)
 
+    @property
+    def refused(self) -> bool:
+        """True where it said why it ended: to start it again changes nothing."""
+        return "error: " in self._last_words()
+
     def _last_words(self) -> str:
         lines = (self.folder / self._log).read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
         return "\n".join(f"  {line}" for line in lines) or "  its log is empty"
@@ -338,8 +344,9 @@ def run_detached(act: Callable[..., object]) -> int:
     """
     # Blocked before any thread is made, so that all inherit it and `wait_for_signal` gets every one.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    faulthandler.enable()  # a driver that crashes leaves a word in the log
     try:
-        act(Path(sys.argv[1]), **json.loads(sys.argv[2]))
+        sys.stderr.write(f"ended: {act(Path(sys.argv[1]), **json.loads(sys.argv[2]))}\n")
     except (WattuneError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return getattr(error, "exit_code", 1)
