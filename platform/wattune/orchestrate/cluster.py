@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,11 +17,12 @@ from types import FrameType
 from typing import Any, Final
 
 import ray
+import ray.util.client
 
 from wattune import forced_exit
 from wattune.catalog.hardware import DEVICES, ClusterSpec, device_of_accelerator, device_of_product
 from wattune.deadline import within
-from wattune.errors import EngineError
+from wattune.errors import EngineError, PlanError
 from wattune.orchestrate import lost_cluster, ray_settings
 from wattune.orchestrate.node_products import ask_products
 from wattune.orchestrate.ray_folder import end_processes, ray_folder, remove_by_force, temporary_files_in
@@ -49,6 +51,9 @@ PRODUCT_LABEL: Final = "wattune.io/product"
 
 DOMAIN_LABEL: Final = "wattune.io/domain"
 """Ray node label of nodes that share power or air, such as a rack. Without it every host is its own domain."""
+
+_OUTSIDE: Final = ("ray://", "http://", "https://")
+"""Beginnings of addresses of Ray Client, and of the dashboard, to which jobs are submitted."""
 
 _ACCELERATOR_LABEL: Final = "ray.io/accelerator-type"
 _ACCELERATOR_RESOURCE: Final = "accelerator_type:"
@@ -196,8 +201,15 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
 
     Raises:
         EngineError: The cluster cannot be reached or started.
+        PlanError: The address is one that takes jobs, from outside of the cluster.
     """
     target = address or os.environ.get("RAY_ADDRESS")
+    if ray.util.client.ray.is_connected() or (not ray.is_initialized() and (target or "").startswith(_OUTSIDE)):
+        raise PlanError(
+            f"{target or 'the connection by ray://'}: a study's driver runs on the cluster, not outside of it; use "
+            "`ray job submit --address http://HEAD:8265 --working-dir . -- wattune run SPACE`, or on a node of the "
+            "cluster --address HEAD:6379"
+        )
     ray_settings.apply(ray_settings.JOB_SETTINGS)
     ray_settings.withhold_secrets()
     if ray.is_initialized():  # a script that connected by itself keeps its connection
@@ -322,7 +334,7 @@ def _patience() -> Iterator[None]:
 
 
 def _join(address: str) -> None:
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    host, _, port = address.rpartition(":")
     if host and port.isdigit():
         # Ray itself keeps asking a dead address for minutes.
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
@@ -386,7 +398,7 @@ def _package_folder() -> Path:
 
 def alive_nodes(known: Sequence[Node] = ()) -> list[Node]:
     """The nodes of the cluster that are alive now. Known nodes keep their names."""
-    alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+    alive = {node["NodeID"]: node for node in _alive_entries()}
     kept = [node for node in known if node.node_id in alive]
     fresh = [alive[node_id] for node_id in sorted(alive.keys() - {node.node_id for node in kept})]
     taken = {node.name for node in known}
@@ -402,20 +414,22 @@ def alive_nodes(known: Sequence[Node] = ()) -> list[Node]:
     return kept
 
 
-def has_left(node: Node) -> bool:
-    """Returns whether a node is dead, also if Ray still counts it as alive.
+def left(nodes: Sequence[Node]) -> list[Node]:
+    """Returns those of some nodes that are dead, also if Ray still counts them as alive.
 
     Ray takes seconds to notice a killed node, and a trial that loses its workers with it ends sooner. A raylet that is
-    gone does not listen at its port any more.
+    gone does not listen at its port any more. All are asked at once: silent ones take `KNOCK_S` together.
     """
-    entry = next((each for each in ray.nodes() if each["NodeID"] == node.node_id and each["Alive"]), None)
-    if entry is None:
-        return True
-    try:
-        socket.create_connection((entry["NodeManagerAddress"], entry["NodeManagerPort"]), KNOCK_S).close()
-    except OSError:
-        return True
-    return False
+    if not nodes:
+        return []
+    alive = {each["NodeID"]: (each["NodeManagerAddress"], each["NodeManagerPort"]) for each in _alive_entries()}
+    with ThreadPoolExecutor(len(nodes)) as knocking:
+        there = knocking.map(lambda node: node.node_id in alive and is_answering([alive[node.node_id]]), nodes)
+        return [node for node, answers in zip(nodes, there, strict=True) if not answers]
+
+
+def _alive_entries() -> list[dict[str, Any]]:
+    return [each for each in ray.nodes() if each["Alive"]]
 
 
 def _product_unknown(entry: Mapping[str, Any]) -> bool:

@@ -2,13 +2,13 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import ray
-from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from wattune.errors import TelemetryError
+from wattune.orchestrate.ask import ask_all
 from wattune.telemetry.probe import nvidia_products
 
 _log = logging.getLogger(__name__)
@@ -28,22 +28,17 @@ def ask_products(node_ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
     own_id = ray.get_runtime_context().get_node_id()
     found: dict[str, tuple[str, ...]] = {}
     task = ray.remote(products_here)
-    asked = {}
+    asked: dict[str, Any] = {}
     for node_id in node_ids:
         if node_id == own_id:  # Ray would take seconds to start a process for it
             found[node_id] = products_here()
             continue
         place = NodeAffinitySchedulingStrategy(node_id, soft=False)
-        asked[task.options(num_cpus=0, max_retries=0, scheduling_strategy=place).remote()] = node_id
-    ready, silent = ray.wait(list(asked), num_returns=len(asked), timeout=ASK_S) if asked else ([], [])
-    for answer in ready:
-        try:
-            found[asked[answer]] = ray.get(answer)
-        except RayError:
-            silent.append(answer)
-    for answer in silent:
-        _log.warning("node %s did not say which GPUs it has; Ray's label of it is believed", asked[answer])
-    return found
+        asked[node_id] = task.options(num_cpus=0, max_retries=0, scheduling_strategy=place).remote()
+    answers, silent = ask_all(asked, ASK_S)
+    if silent:
+        _log.warning("node(s) %s did not say which GPUs they have; Ray's label is believed", ", ".join(silent))
+    return found | answers
 
 
 def products_here() -> tuple[str, ...]:

@@ -17,6 +17,8 @@ from ray._private import ray_constants
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from wattune.orchestrate.ask import ask_all
+
 _log = logging.getLogger(__name__)
 
 POLL_VARIABLE: Final = "REPORTER_UPDATE_INTERVAL_MS"
@@ -170,20 +172,16 @@ def _node_settings(niceness: int | None = None) -> dict[str, str]:
 def _ask(node_ids: Sequence[str]) -> list[dict[str, str]]:
     """The settings of every node that answers."""
     ask = ray.remote(_node_settings)
-    asked = [
-        ask.options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote()
+    asked = {
+        node_id: ask.options(
+            num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
+        ).remote()
         for node_id in node_ids
-    ]
-    ready, silent = ray.wait(asked, num_returns=len(asked), timeout=ANSWER_WITHIN_S)
-    for one in silent:
-        ray.cancel(one, force=True)
-    answers: list[dict[str, str]] = []
-    for one in ready:
-        try:
-            answers.append(ray.get(one))
-        except ray.exceptions.RayError:  # a node that has just died does not cost the others their answers
-            continue
-    return answers
+    }
+    answers, silent = ask_all(asked, ANSWER_WITHIN_S)
+    for node_id in silent:
+        ray.cancel(asked[node_id], force=True)
+    return list(answers.values())
 
 
 def _auth_mode() -> str:

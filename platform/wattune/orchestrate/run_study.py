@@ -11,21 +11,22 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import ray
 from ray import tune
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import RayError
 from ray.tune import TuneError
 from ray.tune.search import Searcher
 
 from wattune.engines.registry import check_libraries
 from wattune.errors import EngineError, TelemetryError
 from wattune.orchestrate import lost_cluster
+from wattune.orchestrate.ask import ask_all
 from wattune.orchestrate.attempt import Attempt
-from wattune.orchestrate.cluster import Cluster, Node, alive_nodes, has_left
+from wattune.orchestrate.cluster import Cluster, Node, alive_nodes, left
 from wattune.orchestrate.cooldown import wait_until_cool
 from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.failures import Cause, Failure, is_of_the_machine
@@ -78,7 +79,7 @@ def run_study(
         own_devices(candidates, cluster, lanes)
         begin()
         alive, progress = _Alive(cluster, lanes), _Progress(lanes)
-        controller.open(cluster, alive, alive.has_left)
+        controller.open(cluster, alive, alive.left)
         if (first := controller.first()) is not None:  # they start while Tune does
             spec, nodes = first
             resources = cluster.only(nodes).resources_per_rank(spec.cluster)
@@ -157,22 +158,22 @@ class _Alive:
         self._nodes, self._lanes = list(cluster.nodes), lanes
         self._missed: set[str] = set()
 
-    def has_left(self, node: Node) -> bool:
-        """Returns whether a node is gone. It then counts as dead until it answers again."""
-        if has_left(node):
-            self._missed.add(node.node_id)
-            return True
-        self._missed.discard(node.node_id)
-        return False
+    def left(self, nodes: Sequence[Node]) -> list[Node]:
+        """Returns those of some nodes that are gone. They then count as dead until they answer again."""
+        gone = left(nodes)
+        self._missed -= {node.node_id for node in nodes}
+        self._missed |= {node.node_id for node in gone}
+        return gone
 
     def __call__(self) -> list[Node]:
         listed = alive_nodes(self._nodes)
         self._missed &= {node.node_id for node in listed}
-        now = [node for node in listed if node.node_id not in self._missed or not self.has_left(node)]
+        gone = self.left([node for node in listed if node.node_id in self._missed])
+        now = [node for node in listed if node not in gone]
         alive = {node.node_id for node in now}
-        gone = [node.node_id for node in self._nodes if node.node_id not in alive]
-        if gone:
-            self._lanes.forget_nodes(gone)
+        lost = [node.node_id for node in self._nodes if node.node_id not in alive]
+        if lost:
+            self._lanes.forget_nodes(lost)
         self._nodes = now
         return now
 
@@ -232,15 +233,13 @@ def _temperatures_c(attempt: Attempt, lanes: Lanes) -> dict[str, float]:
     backends, nodes = sensor_backends(attempt.spec), attempt.nodes
     try:
         # The lanes' actors, not new ones: an actor ends with the handle of its maker.
-        asked = [actor.temperatures_c.remote() for actor in lanes.telemetry_actors(nodes, backends)]
-        told: list[Mapping[str, float]] = ray.get(asked, timeout=_TEMPERATURES_S)
-    except (RayError, GetTimeoutError, TelemetryError):
+        actors = zip(nodes, lanes.telemetry_actors(nodes, backends), strict=True)
+    except TelemetryError:
         return {}
-    if not all(told):
+    told, silent = ask_all({node.name: actor.temperatures_c.remote() for node, actor in actors}, _TEMPERATURES_S)
+    if silent or not all(told.values()):
         return {}
-    return {
-        f"{node.name}/{name}": value for node, found in zip(nodes, told, strict=True) for name, value in found.items()
-    }
+    return {f"{node}/{name}": value for node, found in told.items() for name, value in found.items()}
 
 
 class _Progress:

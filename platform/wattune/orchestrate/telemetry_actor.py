@@ -300,6 +300,9 @@ class TelemetryActor:
                             process.renew()
 
 
+EXCHANGE_S: Final = 10.0
+"""Longest that a node which has just answered may take to tell its clock."""
+
 NO_OFFSET: Final = {"clock_offset_ns": 0, "clock_offset_uncertainty_ns": 0}
 
 
@@ -313,7 +316,7 @@ def clock_offset(actor: ActorHandle, num_exchanges: int = 8) -> dict[str, int]:
     found = []
     for _ in range(num_exchanges):
         here = ClockAnchor.now()
-        remote_ns = ray.get(actor.wall_ns.remote())
+        remote_ns = ray.get(actor.wall_ns.remote(), timeout=EXCHANGE_S)
         half_ns = (time.monotonic_ns() - here.mono_ns) // 2
         found.append((half_ns, remote_ns - (here.wall_ns + half_ns)))
     uncertainty_ns, offset_ns = min(found)

@@ -1,22 +1,22 @@
 """Telemetry of one trial: a sampler on each of its nodes while it runs, and the tables they recorded."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.errors import PlanError, TelemetryError
+from wattune.orchestrate.ask import ask_all
 from wattune.orchestrate.cluster import Cluster, Node
 from wattune.orchestrate.lanes.actor import KEEPER_ENDED, KEEPER_REMEDY, cause, ended_with_keeper, ray_words
 from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.lanes.messages import Death, Place
-from wattune.orchestrate.telemetry_actor import NO_OFFSET, NodeTelemetry, Sensed, clock_offset
+from wattune.orchestrate.telemetry_actor import EXCHANGE_S, NO_OFFSET, NodeTelemetry, Sensed, clock_offset
 from wattune.telemetry.devices import without_own_processes
 from wattune.trial import TrialSpec
 
@@ -55,7 +55,9 @@ class TrialTelemetry:
     """Offsets of the clocks of other nodes from that of this one, by node."""
     recorded: list[NodeTelemetry] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
-    """Nodes whose telemetry could not be fetched, and the reason."""
+    """Reasons that telemetry of nodes is missing, a line each; silent nodes share one."""
+    silent: Set[Node] = frozenset()
+    """Nodes that did not answer at the trial's end, and are asked no more."""
 
     def await_sensors(self) -> None:
         """Waits until the sensors of every node are open.
@@ -63,15 +65,18 @@ class TrialTelemetry:
         Raises:
             TelemetryError: Those of a node are not, or they see other devices than those of the trial before.
         """
-        opening = [(node, actor.ready.remote(self.key)) for node, actor in self.actors.items()]
-        for node, pending in opening:
-            if _answer(node, pending, START_S) != self.sensed[node.name].device_names:
+        opening = {node: actor.ready.remote(self.key) for node, actor in self.actors.items()}
+        found, failed = ask_all(opening, START_S)
+        _require(failed, START_S)
+        for node, names in found.items():
+            if names != self.sensed[node.name].device_names:
                 raise TelemetryError(f"the sensors of node {node.name} see other devices than before; try it again")
 
     def read(self) -> None:
         """Reads what the nodes recorded, once the sensors are off."""
-        recorded, lost = _asked_all(self.actors, "recording", self.key, STOP_S)
-        self.lost = list(dict.fromkeys([*self.lost, *lost]))
+        asked = {node: one.recording.remote(self.key) for node, one in self.actors.items() if node not in self.silent}
+        recorded, failed = ask_all(asked, STOP_S)
+        self._lose(failed, STOP_S)
         for part in recorded.values():
             pids: dict[str, list[int]] = {}
             for place in self.places:
@@ -83,16 +88,24 @@ class TrialTelemetry:
 
     def forget(self) -> None:
         """Removes the trial's files from its nodes once they are in the study folder."""
-        asked = [actor.forget.remote(self.key) for actor in self.actors.values()]
-        if asked:
-            ray.wait(asked, num_returns=len(asked), timeout=STOP_S)
+        ask_all(
+            {node: one.forget.remote(self.key) for node, one in self.actors.items() if node not in self.silent}, STOP_S
+        )
+
+    def stop(self) -> None:
+        """Ends the samplers, and notes what kept some from it."""
+        self._lose(_stop(self.key, self.actors), STOP_S)
+
+    def _lose(self, failed: Mapping[Node, RayError], within_s: float) -> None:
+        self.silent = {*self.silent, *_silent(failed)}
+        self.lost = list(dict.fromkeys([*self.lost, *_told(failed, within_s)]))
 
     def explained(self, deaths: Sequence[Death]) -> tuple[Death, ...]:
         """Adds to deaths of workers what their nodes know about them."""
-        actors = {node.node_id: (node, actor) for node, actor in self.actors.items()}
-        return tuple(
-            _explained(death, *actors[death.node_id]) if death.node_id in actors else death for death in deaths
-        )
+        actors = {node.node_id: actor for node, actor in self.actors.items()}
+        asked = {death: actors[death.node_id].fate.remote(death.pid) for death in deaths if death.node_id in actors}
+        fates, _ = ask_all(asked, LOOK_S)  # a node that is gone is found by the study's controller
+        return tuple(_explained(death, *fates.get(death, ("", 0))) for death in deaths)
 
 
 def sensor_backends(spec: TrialSpec) -> list[str]:
@@ -109,16 +122,18 @@ def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: Lanes) -> Itera
     """
     actors = dict(zip(cluster.nodes, lanes.telemetry_actors(cluster.nodes, sensor_backends(spec)), strict=True))
     num_ranks = spec.cluster.devices_per_node
-    sensed: dict[str, Sensed] = {}
+    silent: Set[Node] = frozenset()
     try:
-        started = [(node, actor.start.remote(key, num_ranks, settings_of(spec))) for node, actor in actors.items()]
-        for node, starting in started:
-            sensed[node.name] = _answer(node, starting, START_S)
+        started = {node: actor.start.remote(key, num_ranks, settings_of(spec)) for node, actor in actors.items()}
+        found, failed = ask_all(started, START_S)
+        silent = _silent(failed)
+        _require(failed, START_S)
+        sensed = {node.name: one for node, one in found.items()}
         # This node's clock is the reference. Measured against itself it would only show the noise of the round trip.
         others = {node: actor for node, actor in actors.items() if node.node_id != cluster.driver_node_id}
-        offsets = {node.name: clock_offset(actor) for node, actor in others.items()}
+        offsets = _clock_offsets(others)
     except Exception:  # also if a node has just died: the samplers of the others must not run on
-        _stop(key, actors)
+        _stop(key, actors, silent)
         raise
     telemetry = TrialTelemetry(
         key=key, sensed=sensed, node_power_w=lambda: _look(key, actors), actors=actors, offsets=offsets
@@ -126,7 +141,7 @@ def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: Lanes) -> Itera
     try:
         yield telemetry
     finally:
-        telemetry.lost = _stop(key, actors)
+        telemetry.stop()
 
 
 def own_devices(specs: Iterable[TrialSpec], cluster: Cluster, lanes: Lanes) -> None:
@@ -144,8 +159,7 @@ def own_devices(specs: Iterable[TrialSpec], cluster: Cluster, lanes: Lanes) -> N
             nodes, each = cluster.fitting(on), {axis: list(dict.fromkeys(several)) for axis, several in values.items()}
             actors = lanes.telemetry_actors(nodes, _BACKENDS_OF_VENDOR[on.rank_device.vendor])
             owning = [actor.own.remote(on.devices_per_node, each) for actor in actors]
-            for node, pending in zip(nodes, owning, strict=True):
-                _answer(node, pending, START_S)
+            _require(ask_all(dict(zip(nodes, owning, strict=True)), START_S)[1], START_S)
     except TelemetryError as error:
         raise PlanError(str(error)) from None
 
@@ -155,54 +169,59 @@ def settings_of(spec: TrialSpec) -> dict[str, Any]:
     return {} if spec.cluster.simulate_sensors_of else spec.plan.settings
 
 
-def _explained(death: Death, node: Node, actor: ActorHandle) -> Death:
+def _explained(death: Death, words: str, num_oom_kills: int) -> Death:
     starved = any(sign in death.why for sign in _RAYS_MEMORY_MONITOR)
-    try:
-        words, num_oom_kills = _answer(node, actor.fate.remote(death.pid), LOOK_S)
-    except TelemetryError:  # the node is gone, which the study's controller finds out
-        return replace(death, out_of_memory=starved)
     return replace(death, words=words, out_of_memory=starved or num_oom_kills > 0)
 
 
-def _answer(node: Node, pending: Any, timeout_s: float) -> Any:
-    try:
-        return ray.get(pending, timeout=timeout_s)
-    except RayTaskError as error:  # raised by the actor itself
-        raise TelemetryError(f"telemetry of node {node.name}: {cause(error)}") from error
-    except GetTimeoutError as error:
-        raise TelemetryError(
-            f"telemetry of node {node.name} did not answer within {timeout_s:.0f} s; check that the node is alive"
-        ) from error
-    except RayError as error:  # the actor is gone, or out of reach
-        if ended_with_keeper(error):
-            raise TelemetryError(
-                f"{KEEPER_ENDED}, and telemetry of node {node.name} with it; {KEEPER_REMEDY}"
-            ) from error
-        raise TelemetryError(
-            f"telemetry of node {node.name} ended ({ray_words(error)}); check that the node is alive and has memory"
-        ) from error
-
-
-def _stop(key: str, actors: Mapping[Node, ActorHandle]) -> list[str]:
-    """Ends the samplers; returns what kept some from it."""
-    return _asked_all(actors, "stop", key, STOP_S)[1]
-
-
-def _asked_all(
-    actors: Mapping[Node, ActorHandle], method: str, key: str, timeout_s: float
-) -> tuple[dict[Node, Any], list[str]]:
-    """Asks every node's actor at once; returns the answers by node, and what kept the other nodes from theirs."""
-    found, lost = {}, []
-    for node, pending in [(node, getattr(actor, method).remote(key)) for node, actor in actors.items()]:
+def _clock_offsets(actors: Mapping[Node, ActorHandle]) -> dict[str, dict[str, int]]:
+    offsets = {}
+    for node, actor in actors.items():  # one after another: beside others a round trip takes longer
         try:
-            found[node] = _answer(node, pending, timeout_s)
-        except TelemetryError as error:  # the other nodes are asked all the same
-            lost.append(" ".join(str(error).split()))
-    return found, lost
+            offsets[node.name] = clock_offset(actor)
+        except GetTimeoutError as error:
+            _require({node: error}, EXCHANGE_S)
+    return offsets
+
+
+def _silent(failed: Mapping[Node, RayError]) -> Set[Node]:
+    return {node for node, error in failed.items() if isinstance(error, GetTimeoutError)}
+
+
+def _require(failed: Mapping[Node, RayError], within_s: float) -> None:
+    if failed:
+        raise TelemetryError("; ".join(_told(failed, within_s))) from next(iter(failed.values()))
+
+
+def _told(failed: Mapping[Node, RayError], within_s: float) -> list[str]:
+    """Says what kept nodes from an answer: a line for each, and one for all that are silent."""
+    silent = _silent(failed)
+    told = [_reason(node, error) for node, error in failed.items() if node not in silent]
+    if silent:
+        names = ", ".join(node.name for node in failed if node in silent)
+        told.append(
+            f"telemetry of node{'s' if len(silent) > 1 else ''} {names} did not answer within {within_s:.0f} s; check "
+            f"that {'they are' if len(silent) > 1 else 'the node is'} alive"
+        )
+    return told
+
+
+def _reason(node: Node, error: RayError) -> str:
+    if isinstance(error, RayTaskError):  # raised by the actor itself
+        return f"telemetry of node {node.name}: {cause(error)}"
+    if ended_with_keeper(error):
+        return f"{KEEPER_ENDED}, and telemetry of node {node.name} with it; {KEEPER_REMEDY}"
+    return f"telemetry of node {node.name} ended ({ray_words(error)}); check that the node is alive and has memory"
+
+
+def _stop(key: str, actors: Mapping[Node, ActorHandle], silent: Set[Node] = frozenset()) -> dict[Node, RayError]:
+    """Ends the samplers; returns what kept some from it. Nobody waits for those that are known to be silent."""
+    asked = {node: actor.stop.remote(key) for node, actor in actors.items()}
+    return ask_all({node: one for node, one in asked.items() if node not in silent}, STOP_S)[1]
 
 
 def _look(key: str, actors: Mapping[Node, ActorHandle]) -> dict[str, float]:
-    found, lost = _asked_all(actors, "node_power_w", key, LOOK_S)
-    for reason in lost:  # the trial goes on; its result counts such looks
+    found, failed = ask_all({node: actor.node_power_w.remote(key) for node, actor in actors.items()}, LOOK_S)
+    for reason in _told(failed, LOOK_S):  # the trial goes on; its result counts such looks
         _log.warning("the power of a running trial cannot be read: %s", reason)
     return {node.name: power_w for node, power_w in found.items() if power_w is not None}

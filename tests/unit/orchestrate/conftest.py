@@ -77,7 +77,7 @@ class World:
         controller = StudyController(self.study, chosen, run, listener or self.heard.append)
         controller.begin()
         cluster = Cluster(nodes=tuple(self.nodes), driver_node_id=self.nodes[0].node_id)
-        controller.open(cluster, lambda: self.nodes, lambda node: node in self.unanswering)
+        controller.open(cluster, lambda: self.nodes, lambda nodes: [node for node in nodes if node in self.unanswering])
         return controller
 
     def write(

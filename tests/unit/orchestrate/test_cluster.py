@@ -9,15 +9,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 
 from wattune.catalog.hardware import ClusterSpec, device_of_product
-from wattune.errors import EngineError
+from wattune.errors import EngineError, PlanError
 from wattune.orchestrate import cluster as cluster_module
-from wattune.orchestrate.cluster import Cluster, Node, _callers_signals, _patience, alive_nodes, connect, has_left
+from wattune.orchestrate.cluster import Cluster, Node, _callers_signals, _patience, alive_nodes, connect, left
 
 H200 = {"ray.io/accelerator-type": "H200"}
 H100 = {"ray.io/accelerator-type": "H100"}
@@ -169,11 +170,42 @@ def test_a_node_whose_raylet_is_gone_has_left_though_it_is_listed(monkeypatch: p
         there = entry("1", "x") | {"NodeManagerAddress": "127.0.0.1", "NodeManagerPort": raylet.getsockname()[1]}
         monkeypatch.setattr(ray, "nodes", lambda: [there])
         (node,) = alive_nodes()
-        assert not has_left(node)
-    assert has_left(node)
+        assert left([node]) == []
+    assert left([node]) == [node]
     with socket.create_server(("127.0.0.1", there["NodeManagerPort"])):
         monkeypatch.setattr(ray, "nodes", lambda: [there | {"Alive": False}])
-        assert has_left(node)
+        assert left([node]) == [node]
+
+
+def test_silent_nodes_cost_one_time_out_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten of 128: knocked at one after another they would take ten times as long."""
+    ports = {f"10.0.0.{index}": index for index in range(128)}
+    listed = [
+        entry(str(index), f"h{index}") | {"NodeManagerAddress": host, "NodeManagerPort": 1}
+        for host, index in ports.items()
+    ]
+    monkeypatch.setattr(ray, "nodes", lambda: listed)
+    every_knock = threading.Barrier(10, timeout=30)
+
+    def knock(address: tuple[str, int], _timeout_s: float) -> Any:
+        if ports[address[0]] < 10:
+            every_knock.wait()  # none gives up before the last of them was knocked at
+            raise TimeoutError
+        return SimpleNamespace(close=lambda: None)
+
+    monkeypatch.setattr(socket, "create_connection", knock)
+    assert sorted(int(node.node_id) for node in left(alive_nodes())) == list(range(10))
+
+
+@pytest.mark.parametrize("address", ["ray://head:10001", "http://127.0.0.1:8265", "https://head"])
+def test_a_driver_outside_of_the_cluster_is_refused_in_a_line_that_names_what_to_do(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for given, variable in ((address, ""), (None, address)):
+        monkeypatch.setenv("RAY_ADDRESS", variable)
+        with pytest.raises(PlanError, match="ray job submit --address") as error, connect(given):
+            pytest.fail("it connected")
+        assert error.value.exit_code == 2 and "\n" not in str(error.value) and address in str(error.value)
 
 
 def test_nodes_whose_product_is_not_known_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:

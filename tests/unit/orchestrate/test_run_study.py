@@ -260,9 +260,9 @@ def test_a_node_that_left_gets_no_trial_until_it_answers_again(world, new_node, 
     alive = _Alive(cluster, SimpleNamespace(forget_nodes=forgotten.append))
     silent = {"n1"}
     monkeypatch.setattr(run_study, "alive_nodes", lambda _known: list(world.nodes))
-    monkeypatch.setattr(run_study, "has_left", lambda node: node.name in silent)
+    monkeypatch.setattr(run_study, "left", lambda nodes: [node for node in nodes if node.name in silent])
     assert len(alive()) == 2, "nobody knows yet"
-    assert [alive.has_left(node) for node in world.nodes] == [False, True]
+    assert [node.name for node in alive.left(world.nodes)] == ["n1"]
     assert [node.name for node in alive()] == ["n0"]
     assert forgotten == [["n1"]]
     silent.clear()

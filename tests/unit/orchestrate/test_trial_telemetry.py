@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from wattune.catalog.hardware import DEVICES, ClusterSpec
 from wattune.errors import TelemetryError
-from wattune.orchestrate import telemetry_actor, trial_telemetry
 from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.lanes.messages import Death, Place
 from wattune.orchestrate.telemetry_actor import NodeTelemetry, Sensed
@@ -57,8 +57,8 @@ class FakeActor:
 @pytest.fixture
 def sampled(monkeypatch: pytest.MonkeyPatch, make_specs: Any, new_node: Any) -> Callable[..., Any]:
     """Samples two nodes, the second of which is not the driver's."""
-    for module in (trial_telemetry, telemetry_actor):
-        monkeypatch.setattr(module.ray, "get", lambda pending, timeout=None: pending())
+    monkeypatch.setattr(ray, "get", lambda pending, timeout=None: pending())
+    monkeypatch.setattr(ray, "wait", lambda pending, num_returns, timeout: (pending, []))
 
     def begin(first: FakeActor, second: FakeActor) -> Any:
         cluster = Cluster(nodes=(new_node("n0"), new_node("n1")), driver_node_id="n0")
@@ -171,3 +171,14 @@ def test_every_kind_of_device_has_backends_that_are_built(name: str, make_specs:
     backends = sensor_backends(make_specs(1, ClusterSpec(device=name, devices_per_node=2))[0])
     assert backends[0] == "host" and set(backends) <= BACKENDS.keys()
     assert ("nvml" in backends) == (DEVICES[name].vendor == "nvidia")
+
+
+def test_silent_nodes_are_named_together_and_asked_once(sampled: Any) -> None:
+    silent = {call: GetTimeoutError("not ready") for call in ("stop", "recording", "forget")}
+    first, second = FakeActor("n0", silent), FakeActor("n1", silent)
+    with sampled(first, second) as telemetry:
+        pass
+    telemetry.read()
+    telemetry.forget()
+    assert telemetry.lost == ["telemetry of nodes n0, n1 did not answer within 60 s; check that they are alive"]
+    assert all(one.asked[-1] == "stop" for one in (first, second)), "who is silent is not waited for again"

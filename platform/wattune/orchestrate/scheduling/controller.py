@@ -123,7 +123,7 @@ class StudyController:
         self._ending: Ending | None = None
         self._slots: Slots | None = None
         self._alive: Callable[[], Sequence[Node]] = list
-        self._has_left: Callable[[Node], bool] = lambda _node: False
+        self._left: Callable[[Sequence[Node]], Sequence[Node]] = lambda _nodes: ()
         self._looked_s = -math.inf
         self._running: dict[str, Attempt] = {}
         self._measured: set[str] = set()
@@ -148,14 +148,14 @@ class StudyController:
         self,
         cluster: "Cluster",
         alive: "Callable[[], Sequence[Node]]",
-        has_left: "Callable[[Node], bool]",
+        left: "Callable[[Sequence[Node]], Sequence[Node]]",
     ) -> None:
         """Gives the study its nodes, and emits the placement of its trials.
 
-        `alive` returns the nodes that are alive now, `has_left` whether one that Ray counts as alive is gone.
+        `alive` returns the nodes that are alive now, `left` those of some that are gone, whatever Ray counts.
         """
         with self._lock:
-            self._slots, self._alive, self._has_left = Slots(cluster, self._begun_ns), alive, has_left
+            self._slots, self._alive, self._left = Slots(cluster, self._begun_ns), alive, left
             self._emit(placement(self._queue.preview(), self._slots))
 
     def first(self) -> "tuple[TrialSpec, tuple[Node, ...]] | None":
@@ -409,7 +409,8 @@ class StudyController:
     def _dead_nodes(self, running: Attempt) -> tuple[str, ...]:
         """Names the nodes of a trial that are dead; empty if all live."""
         alive = {node.node_id for node in self._alive()}
-        return tuple(node.name for node in running.nodes if node.node_id not in alive or self._has_left(node))
+        gone = self._left([node for node in running.nodes if node.node_id in alive])
+        return tuple(node.name for node in running.nodes if node.node_id not in alive or node in gone)
 
     def _keep(self, folder: TrialFolder, result: Run) -> None:
         """Writes a result. Where the disk does not take it, the next call finds the trial cut off."""
