@@ -1,0 +1,286 @@
+"""A whole node of four or eight GPUs: the paper's sweep guided and exhaustive, then slots, heat, swing and placement.
+
+    python benchmarks/whole_node.py sweep --out DIR --minutes 8        # dense and mixture; estimates are written first
+    python benchmarks/whole_node.py slots --out DIR --minutes 8        # arms, turned ranks, layouts, a long full load
+    python benchmarks/whole_node.py place --out DIR --minutes 8        # after slots, with the same --storage
+    python benchmarks/whole_node.py sweep --out DIR --minutes 8 --cpu  # a dry run on two processors
+
+`sweep` takes Llama-3 70B and Mixtral 8x7B of `search_spaces/paper/parallelism_h200x32.yaml`, cut in depth, over every
+tuple of a node. A guided search proposes some trials of each under a bound on power, which is the median of what is
+estimated; then all others follow. `slots` is one study: the arms of five experiments, a pipeline with its ranks turned
+over all slots, one layer moved off the last stage and one moved to it, and the fastest plan for a minute and a half.
+
+Each part is a study of one call. After every few trials DIR/PART.parquet (a row a run) and DIR/PART.tar (the study with
+its telemetry) are written anew: a call may be cut. `sweep` writes DIR/sweep_estimates.parquet before it starts.
+"""
+
+import argparse
+import sys
+import tarfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from collect_trials import export
+
+from wattune.api.estimates import forecast
+from wattune.api.placement import place, verify
+from wattune.api.runs import run_study
+from wattune.api.spaces import StudyPlan, plan
+from wattune.catalog.hardware import device_of_product
+from wattune.errors import PlanError, WattuneError
+from wattune.orchestrate.events import Event, Listener, TrialEvent
+from wattune.run import Run
+from wattune.search.strategies.model_guided import ModelGuided
+from wattune.search.strategies.protocol import Problem
+from wattune.search.strategy import STRATEGIES
+from wattune.storage.study import StudyFolder
+from wattune.telemetry.probe import nvidia_products
+from wattune.trial import TrialSpec
+
+POWER: Final = "node_device_power_peak_1s_w"
+GUIDED: Final = 8
+"""Proposals of the guided search, of each model, before all others follow."""
+
+PACK_EVERY: Final = 6
+"""Trials after which results are packed."""
+
+SOAK_S: Final = 90.0
+TINY: Final = {"hidden_size": 64, "ffn_hidden_size": 128, "num_heads": 8, "num_kv_heads": 8, "vocab_size": 256}
+MEASURE: Final = {"warmup_steps": 5, "profile_steps": 0, "timeout_s": 120, "stall_s": 60}
+
+
+class GuidedFirst:
+    """A guided search for each model, in turn, then everything else, also as those searches propose it."""
+
+    learns = True
+    stopped_because: str | None = None
+
+    def __init__(self, problem: Problem) -> None:
+        """Gives every model a search of its own, with the estimates of its candidates."""
+        self._models: dict[str, ModelGuided] = {}
+        names = np.array([spec.model.name for spec in problem.specs])
+        for name in dict.fromkeys(names.tolist()):
+            at = np.flatnonzero(names == name)
+            found = problem.estimates and {key: column.at(at) for key, column in problem.estimates.items()}
+            own = replace(problem, specs=[problem.specs[place] for place in at.tolist()], estimates=found)
+            self._models[name] = ModelGuided(own, stops=False)
+        self._asked = dict.fromkeys(self._models, 0)
+
+    def ask(self, n: int) -> list[TrialSpec]:
+        """Returns up to `n` proposals."""
+        asked: list[TrialSpec] = []
+        for most in (GUIDED, len(self._models) * 1000):
+            for name, search in self._models.items():
+                new = search.ask(min(n - len(asked), max(0, most - self._asked[name])))
+                self._asked[name] += len(new)
+                asked += new
+        return asked
+
+    def tell(self, spec: TrialSpec, result: Run) -> None:
+        """Tells the model's search."""
+        self._models[spec.model.name].tell(spec, result)
+
+
+def tuples(size: int) -> Iterator[tuple[int, int, int]]:
+    """Every (tp, pp, dp) of a node."""
+    powers = [2**one for one in range(size.bit_length())]
+    return ((tp, pp, size // tp // pp) for tp in powers for pp in powers if tp * pp <= size)
+
+
+def sweep(size: int) -> dict[str, Any]:
+    """The paper's parallelism sweep on one node: recomputation on, overlap off, balanced routing."""
+    dense, mixture = "llama3_70b", "mixtral_8x7b"
+    spread = [
+        {"model": mixture, "seq_len": 4096, "tp": tp, "pp": pp, "ep": 2**one, "micro_batch_size": 2}
+        for tp, pp, dp in tuples(size)
+        if pp <= 2 and tp <= 4 and dp > 1
+        for one in range(1, dp.bit_length())
+    ]
+    whole = [
+        {"model": dense, "seq_len": 2048, "tp": tp, "pp": pp, "micro_batch_size": each}
+        for tp, pp, _ in tuples(size)
+        for each in (1, 2)
+    ]
+    return {
+        "study": "node_sweep",
+        "model": [
+            {"name": dense, "num_layers": size, "vocab_size": 32000},
+            {"name": mixture, "num_layers": size},
+        ],
+        "workload": {"mode": "pretrain", "seq_len": [2048, 4096], "global_batch_size": 2 * size, "routing": "balanced"},
+        "plans": whole + spread,
+        "space": {"recompute": ["full"], "sharding": ["zero1"]},
+        "measure": MEASURE | {"min_steps": 3, "min_seconds": 2.5, "reference_every": 9},
+        "search": {"strategy": "model_guided"},
+    }
+
+
+def slots(size: int) -> dict[str, Any]:
+    """Arms of the experiments on a whole node, a pipeline over all slots in every turn, and layouts of it."""
+    ranks = [*range(size)]
+    uneven = [3] * (size - 2)
+    pipes: list[dict[str, Any]] = [{}, *({"rank_order": ranks[one:] + ranks[:one]} for one in ranks[1:])]
+    pipes += [{"layout": [*uneven, 4, 2]}, {"layout": [*uneven, 2, 4]}]
+    return {
+        "study": "node_slots",
+        "model": {"name": "llama3_8b", "num_layers": 3 * size, "vocab_size": 64000},
+        "workload": {"mode": "pretrain", "seq_len": 4096, "global_batch_size": 2 * size},
+        "plans": [
+            {"tp": size, "micro_batch_size": 1, "sharding": "none"},
+            {"tp": size, "micro_batch_size": 4, "sharding": "none"},
+            {"micro_batch_size": 1, "sharding": "zero1"},
+            {"micro_batch_size": 1, "sharding": "zero1", "overlap": "grad_param"},
+            *({"pp": size, "micro_batch_size": 1, "sharding": "none", **one} for one in pipes),
+        ],
+        "measure": MEASURE
+        | {"min_steps": 5, "min_seconds": 4, "repeats": 2, "reference_every": 0}
+        | {"soak_finalists": 1, "soak_seconds": SOAK_S},
+        "search": {"strategy": "grid"},
+    }
+
+
+def here(on_cpu: bool) -> tuple[dict[str, Any], int]:
+    """Returns this machine as a cluster, and how many devices of it are used."""
+    if on_cpu:
+        return {"device": "cpu", "num_nodes": 1, "devices_per_node": 2, "simulate_sensors_of": "h200_sxm"}, 2
+    products = nvidia_products()
+    kind, size = device_of_product(products[0]), 8 if len(products) >= 8 else 4
+    if kind is None or len(products) < 4:
+        raise SystemExit(f"whole_node: got {products}, allowed: four or eight GPUs of the catalog")
+    return {"device": kind.name, "num_nodes": 1, "devices_per_node": size}, size
+
+
+def shortened(space: dict[str, Any]) -> dict[str, Any]:
+    """The same plans of tiny models."""
+    models = space["model"] if isinstance(space["model"], list) else [space["model"]]
+    quick = {
+        "min_steps": 3,
+        "min_seconds": 0.3,
+        "soak_seconds": 3.0,
+        "reference_every": min(3, space["measure"]["reference_every"]),
+    }
+    return space | {
+        "model": [{**one, **TINY} for one in models],
+        "workload": space["workload"] | {"seq_len": 32, "global_batch_size": 8},
+        "plans": [{key: value for key, value in one.items() if key != "seq_len"} for one in space["plans"]],
+        "measure": space["measure"] | quick,
+    }
+
+
+def write_estimates(space: dict[str, Any], path: Path) -> float:
+    """Writes what is estimated of every plan before anything runs; returns the median of the dense plans' power."""
+    found = forecast(space | {"objective": "maximize tokens_per_s"})
+    specs = [one.spec for one in found.kept]
+    table = found.estimates.table()
+    pq.write_table(table.add_column(0, "trial_id", pa.array([spec.trial_id for spec in specs])), path)
+    dense = [place for place, spec in enumerate(specs) if not spec.model.num_experts]
+    return float(np.median(found.estimates.columns[POWER].value[dense]))
+
+
+def pack(study: Path, out: Path, part: str) -> None:
+    """Writes a study's runs as a table, and its folder without the pages as one file."""
+    export(StudyFolder(study), out / f"{part}.parquet")
+    with tarfile.open(out / f"{part}.tar", "w") as packed:
+        for path in sorted(study.rglob("*")):
+            if path.is_file() and path.suffix != ".html" and "output" not in path.parts:
+                packed.add(path, str(path.relative_to(study.parent)))
+
+
+class Told:
+    """Prints a line for every trial that ends, and packs after every few."""
+
+    def __init__(self, study: Path, out: Path, part: str) -> None:
+        self._where, self._began_s, self._done = (study, out, part), time.monotonic(), 0
+
+    def __call__(self, event: Event) -> None:
+        """Takes an event of the study."""
+        if not isinstance(event, TrialEvent) or event.kind != "finished" or event.result is None:
+            return
+        run, at_s = event.result, time.monotonic() - self._began_s
+        power, speed = (run.metrics.get(name, float("nan")) for name in (POWER, "tokens_per_s"))
+        what = f"{event.spec.model.name} {event.spec.label} {event.role} {run.repeat}"
+        print(f"{at_s:5.0f} s  {what}: {run.status} {speed:.0f} tokens/s {power:.0f} W {run.reason[:90]}", flush=True)
+        self._done += 1
+        if self._done % PACK_EVERY == 0:
+            pack(*self._where)
+
+
+def checked_placement(study: Path, out: Path, storage: str) -> None:
+    """Asks where the ranks and layers of the even pipeline should be, and measures that in turn."""
+    specs = (spec for spec, _ in StudyFolder(study).results() if spec.plan.pp > 1)
+    even = next(spec for spec in specs if (spec.plan.layout, spec.plan.rank_order) == ((), "topology"))
+    advice = place(f"{study.name}:{even.trial_id}", storage=storage)
+    said = [
+        f"{one.what} {one.plan.label}: {one.gain_frac:+.4f} ({one.error_frac:.4f}) {one.needs}" for one in advice.moves
+    ]
+    said.append(advice.why)
+    print(*said, sep="\n", flush=True)
+    (out / "place.txt").write_text("\n".join(said) + "\n")
+    beside: list[Path] = []
+
+    def watch(planned: StudyPlan) -> AbstractContextManager[Listener]:
+        beside.append(study.parent / planned.name)
+        return nullcontext(Told(beside[0], out, "place"))
+
+    move, found = verify(advice, storage=storage, watch=watch)
+    said.append(
+        f"{move.what}: predicted {move.gain_frac:+.4f} of steps/s, measured {found.change_frac} of a step's time"
+    )
+    said.append(f"from {found.low_frac} to {found.high_frac}")
+    print(*said[-2:], sep="\n", flush=True)
+    (out / "place.txt").write_text("\n".join(said) + "\n")
+    pack(beside[0], out, "place")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a part."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("sweep", "slots", "place"))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--storage", type=Path, help="folder of the studies; DIR/studies unless given")
+    parser.add_argument("--minutes", type=float, default=8.0, help="no trial starts that is expected to end later")
+    parser.add_argument("--cpu", action="store_true")
+    given = parser.parse_args(arguments)
+    storage = given.storage or given.out / "studies"
+    given.out.mkdir(parents=True, exist_ok=True)
+    cluster, size = here(given.cpu)
+    if given.part == "place":
+        try:
+            checked_placement(storage / "node_slots", given.out, str(storage))
+        except PlanError as error:  # nothing pays: the page says so
+            print(error, flush=True)
+        return 0
+    space = {"sweep": sweep, "slots": slots}[given.part](size) | {"cluster": cluster, "engine": "torch"}
+    real = space | ({"cluster": f"1x{size} h200_sxm"} if given.cpu else {})
+    bound = write_estimates(real, given.out / f"{given.part}_estimates.parquet")
+    space["objective"] = "maximize tokens_per_s"
+    if given.part == "sweep":
+        space["constraints"] = [f"{POWER} <= {bound:.0f}"]
+        STRATEGIES["model_guided"] = GuidedFirst
+    planned = plan(shortened(space) if given.cpu else space)
+    for one in planned.rejected:
+        print(f"rejected: {one.rule} {one.reason}", flush=True)
+    print(f"{len(planned.kept)} plans on {cluster}, bound {bound:.0f} W", flush=True)
+    study = storage / planned.name
+    try:
+        told = Told(study, given.out, given.part)
+        done = run_study(planned, storage=str(storage), max_hours=given.minutes / 60, listener=told)
+        print(f"{done.ending}, {done.num_left} left", flush=True)
+    except WattuneError as error:
+        print(error, file=sys.stderr)
+        return 1
+    finally:
+        if study.is_dir():
+            pack(study, given.out, given.part)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
