@@ -9,7 +9,7 @@ Conditions choose trials by their configuration: `FIELD OP VALUE`, with `==` and
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -143,11 +143,7 @@ class Question:
 
     @classmethod
     def of(cls, objective: str, *constraints: str, risk: float = RISK) -> "Question":
-        """Reads a question from its texts.
-
-        Raises:
-            SpaceError: One of them cannot be used as written.
-        """
+        """Reads a question from its texts. Raises `SpaceError` where one of them cannot be used as written."""
         bounds = tuple(map(parse_constraint, constraints))
         return cls(objective=parse_objective(objective), constraints=bounds, risk=risk)
 
@@ -248,20 +244,21 @@ def _wanted(metric: str, text: str) -> str:
     return f"{'minimize' if METRICS[metric].better == 'lower' else 'maximize'} {metric}"
 
 
-def _metric(name: str, text: str) -> str:
-    if name in METRICS:
+def _metric(name: str, text: str, names: Collection[str] = METRICS) -> str:
+    if name in names:
         return name
     word = name.lower()
-    if word in _EVERYDAY:
+    if _EVERYDAY.get(word) in names:
         remedy = f'did you mean "{_wanted(_EVERYDAY[word], text)}"? `wattune metrics` lists all'
     else:
-        remedy = closest(name, METRICS)
+        remedy = closest(name, names)
     raise SpaceError(f'unknown metric "{name}" in "{text}"; {remedy}')
 
 
 def _is_share(metric: str) -> bool:
     """Tells whether a metric is a part of a whole. Fractions of excursions and measurement quality may be above 1."""
-    return metric.endswith("_frac") and METRICS[metric].group not in ("excursion", "measurement_quality")
+    group = METRICS[metric].group if metric in METRICS else ""
+    return metric.endswith("_frac") and group not in ("excursion", "measurement_quality")
 
 
 def is_sensed(metric: str) -> bool:
@@ -274,8 +271,7 @@ def is_sensed(metric: str) -> bool:
 def parse_objective(text: str) -> Objective:
     """Reads the objective that a text states.
 
-    Raises:
-        SpaceError: The text has another form, or names an unknown metric.
+    Raises `SpaceError` where the text has another form, or names an unknown metric.
     """
     match = _OBJECTIVE.fullmatch(text) if len(text) <= LONGEST_TEXT else None
     if match is None:
@@ -342,13 +338,12 @@ def _in_unit_of(metric: str, value: float, unit: str) -> str | None:
     return None
 
 
-def parse_constraint(text: str) -> Constraint:
-    """Reads the constraint that a text states.
+def parse_constraint(text: str, names: Collection[str] = METRICS) -> Constraint:
+    """Reads the constraint that a text states, on a metric, or on another figure if `names` are others.
 
-    Raises:
-        SpaceError: The text has another form or names an unknown metric. Or its number is not finite, or is a
-            percentage where the metric is a fraction. Or `sensor_gain_frac` is neither 0 nor `SENSOR_ACCURACY_FRAC`,
-            or stands at a metric without a power sensor.
+    Raises `SpaceError` where the text has another form or names an unknown metric. Or its number is not finite, or is a
+    percentage where the metric is a fraction. Or `sensor_gain_frac` is neither 0 nor `SENSOR_ACCURACY_FRAC`, or stands
+    at a metric without a power sensor.
     """
     match = _CONSTRAINT.fullmatch(text) if len(text) <= LONGEST_TEXT else None
     if match is None:
@@ -358,7 +353,7 @@ def parse_constraint(text: str) -> Constraint:
     factor = float(match[3])
     if not math.isfinite(factor):
         raise SpaceError(f'the bound of "{text}" is not a finite number; write one that is')
-    metric = _metric(match[1], text)
+    metric = _metric(match[1], text, names)
     if match[4] is None and factor > 1 and _is_share(metric):
         raise SpaceError(f'"{text}": {metric} is at most 1, a fraction; write {factor / 100:g} for {factor:g} %')
     gain = float(match[5] or 0.0)
@@ -367,7 +362,7 @@ def parse_constraint(text: str) -> Constraint:
             f'"{text}": sensor_gain_frac is {match[5]}; write 0 for a bound on readings, or {SENSOR_ACCURACY_FRAC:g} '
             "for one on true figures"
         )
-    if match[5] and not is_sensed(metric):
+    if match[5] and not (metric in METRICS and is_sensed(metric)):
         raise SpaceError(
             f'"{text}": {metric} does not come from a power sensor, so leave sensor_gain_frac out; bounds on watts and '
             "joules take it"
@@ -376,7 +371,7 @@ def parse_constraint(text: str) -> Constraint:
         metric=metric,
         operator=match[2],
         factor=factor,
-        limit_metric=_metric(match[4], text) if match[4] else None,
+        limit_metric=_metric(match[4], text, names) if match[4] else None,
         sensor_gain_frac=gain,
     )
 
@@ -384,9 +379,8 @@ def parse_constraint(text: str) -> Constraint:
 def parse_varied(text: str) -> VariedBound:
     """Reads a bound at several values, such as `node_device_power_peak_1s_w <= 2000..2800 step 100`.
 
-    Raises:
-        SpaceError: The text has another form or names an unknown metric. Or its values are not a range that rises by a
-            positive step, are more than `MOST_VALUES`, or are percentages where the metric is a fraction.
+    Raises `SpaceError` where the text has another form or names an unknown metric. Or its values are not a range that
+    rises by a positive step, are more than `MOST_VALUES`, or are percentages where the metric is a fraction.
     """
     match = _VARIED.fullmatch(text) if len(text) <= LONGEST_TEXT else None
     if match is None:
@@ -416,11 +410,8 @@ def parse_varied(text: str) -> VariedBound:
 def parse_condition(text: str, fields: Mapping[str, Field]) -> Constraint | Condition:
     """Reads a condition that chooses trials: on a field of their configuration, or on a metric like a constraint.
 
-    Such as `tp <= 2`, `engine == torch` or `mfu_frac > 0.3`.
-
-    Raises:
-        SpaceError: The text has another form, names neither a field nor a metric, or compares a field with what it
-            cannot have.
+    Such as `tp <= 2`, `engine == torch` or `mfu_frac > 0.3`. Raises `SpaceError` where the text has another form, names
+    neither a field nor a metric, or compares a field with what it cannot have.
     """
     match = _CONDITION.fullmatch(text) if len(text) <= LONGEST_TEXT else None
     if match is None or match[1] not in fields:

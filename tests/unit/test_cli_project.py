@@ -1,22 +1,57 @@
 """The verb `project`: what a person and a program read of a study and of a table, and what it refuses."""
 
 import json
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from decided_study import write_study
 from small_study import make_study
 
+from wattune.run import Recorded, RunStatus
+from wattune.run import Run as RunRecord
+from wattune.storage.study import StudyFolder, TrialFolder
+
 Run = Callable[..., tuple[int, str, str]]
 ROW = "Llama3.1-405B,{},H100,8,8,2,8,1,1152,8192,FP8,{}\n"
 HEAD = "model,gpus,gpu,tp,pp,cp,vpp,mbs,global_batch,seq_len,precision,step_time_s\n"
 
 
+def _scaled(study: StudyFolder, path: Path) -> None:
+    """The measured trial of four devices again, as the small run of a plan on four nodes of four with 32 layers."""
+    document = study.document() | {"study": "scaled", "constraints": []}
+    document |= {"model": [{"name": "llama3_8b", "num_layers": 32, "vocab_size": 32_000, "scale_to": "1x4"}]}
+    scaled = StudyFolder.create(path, "scaled", document)
+    for folder in study.trials():
+        spec, run = folder.read()
+        if run is not None and run.metrics:
+            large = replace(spec, cluster=replace(spec.cluster, num_nodes=4), model=replace(spec.model, num_layers=32))
+            small = replace(spec, stands_for=large)
+            own = scaled.trial(small.trial_id, 0)
+            shutil.copytree(folder.path, own.path, ignore=shutil.ignore_patterns("run.json", "spec.json"))
+            own.write_spec(small)
+            own.write_result(replace(run, trial_id=small.trial_id))
+
+
+def _recording(study: StudyFolder, path: Path) -> None:
+    """The readings of one of the trials, as of a command that nobody knows a plan of."""
+    folder = next(one for one in study.trials() if (one.path / "telemetry").is_dir())
+    shutil.copytree(folder.path, path, ignore=shutil.ignore_patterns("run.json", "spec.json"))
+    (path / "manifest.json").write_text('{"format": 4, "closed": true, "node": "node0"}')
+    facts = Recorded(command=("train",), machine={"devices": "4 x NVIDIA H200"})
+    told = folder.result().metrics | {"exposed_comm_frac": 0.1}
+    run = RunRecord(trial_id="mine", repeat=0, status=RunStatus.COMPLETED, metrics=told, recorded=facts)
+    TrialFolder(path).write_result(run)
+
+
 @pytest.fixture(scope="module")
 def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("storage")
-    make_study(path)
+    study = make_study(path)
+    _scaled(study, path)
+    _recording(study, path / "recordings" / "mine")
     write_study(path, lambda _: True, name="simulated")
     (path / "small.csv").write_text(HEAD + ROW.format(512, 55.143))
     (path / "large.csv").write_text(HEAD + ROW.format(2048, 14.222))
@@ -79,6 +114,49 @@ def test_a_table_is_scored_and_drawn(wattune: Run, storage: Path, tmp_path: Path
     assert row["is_inside"] and abs(float(str(row["error_frac"]))) < 0.03
 
 
+def test_a_small_run_is_projected_from_the_plan_it_stands_for(wattune: Run) -> None:
+    own, far = (projections(wattune, "scaled", "--to", size, "--include", "transferred") for size in ("4x4", "32x4"))
+    _, out, _ = wattune("rank", "scaled", "--json")
+    ranked = {one["label"]: one["objective"] for one in json.loads(out)["feasible"]}
+    for near, there in ((one, next(two for two in far if two["name"] == one["name"])) for one in own):
+        speed, told = near["figures"]["tokens_per_s"], ranked[str(near["name"])]
+        assert speed["value"] == pytest.approx(told["value"], rel=0.03), "two doublings of growth are added"
+        assert speed["low"] < told["low"] and told["high"] < speed["high"], "both errors"
+        step, wide = near["figures"]["step_time_s"], there["figures"]["step_time_s"]
+        assert wide["high"] / wide["low"] > step["high"] / step["low"] > 1.2
+        assert "fabric" in str(near["untested"]) and "32 times" in str(there["untested"]), "of what the small run had"
+        assert "1x4 h200_sxm" in near["notes"]["scaled_down"] and not near["measured"]
+        ramps = [one["figures"]["cluster_power_ramp_1s_w_per_s"]["value"] for one in (near, there)]
+        assert 4 < ramps[1] / ramps[0] < 8, "its own traces, stretched to the large step"
+    code, out, _ = wattune("project", "scaled", "--to", "4x4")
+    assert code == 0 and "transferred, scaled_down" in " ".join(out.split())
+
+
+def test_a_recording_has_the_power_of_its_cluster(wattune: Run) -> None:
+    (one,) = projections(wattune, "mine", "--to", "16x8", "--mtbf", 6)
+    figures = one["figures"]
+    node = figures["node_device_power_mean_w"]
+    assert node["low"] < node["value"] < node["high"] and node["high"] == pytest.approx(8 * 691, rel=0.1)
+    assert 0.9 < figures["cluster_power_mean_w"]["value"] / (16 * node["value"]) < 1.0
+    assert {"cluster_swing_rms_w", "goodput_frac"} <= figures.keys() and "tokens_per_s" not in figures
+
+
+def test_an_operator_bounds_the_cluster(wattune: Run, storage: Path) -> None:
+    swing = "cluster_swing_rms_w"
+    (free,) = projections(wattune, "dense_h200x4", "--to", "16x4")
+    figure = free["figures"][swing]
+    for limit_w, breaks, unsure in (
+        (figure["low"] - 1, True, False),
+        ((figure["value"] + figure["high"]) / 2, False, True),
+        (figure["high"] + 1, False, False),
+    ):
+        bound = f"{swing} <= {limit_w:.0f}"
+        (one,) = projections(wattune, "dense_h200x4", "--to", "16x4", "--bound", bound)
+        assert (bound in one["breaks"], f"may break {bound}" in one["unsure"]) == (breaks, unsure)
+    (blind,) = projections(wattune, storage / "small.csv", "--to", "256x8", "--bound", f"{swing} <= 1")
+    assert blind["unsure"] == [f"does not tell {swing} <= 1"] and not blind["breaks"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -95,6 +173,9 @@ def test_a_table_is_scored_and_drawn(wattune: Run, storage: Path, tmp_path: Path
         (["dense_h200x4", "--to", "8x4", "--global-batch-size", "3"], "cannot run there"),
         (["dense_h200x4", "--to", "8x4", "--include", "all"], "--include"),
         (["dense_h200x4", "--to", "8x4 mi300x"], "--to"), (["dense_h200x4", "--against", "large.csv"], "large.csv"),
+        (["dense_h200x4", "--to", "8x4", "--network", ""], "unknown network"),
+        (["dense_h200x4", "--to", "8x4", "--bound", "cluster_swing_w <= 5"], 'did you mean "cluster_swing_rms_w"'),
+        (["mine", "--to", "1x2"], "got 4 devices"), (["mine", "--to", "8x4", "--limit", "500"], "does not tell"),
         (["simulated", "--to", "8x4"], "measured sensors"), (["nobody", "--to", "8x4"], "nobody"),
         (["small.csv", "--to", "8x4"], "small.csv"), (["nothing.csv", "--to", "8x4"], "nothing.csv"),
     ],

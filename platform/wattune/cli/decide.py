@@ -113,6 +113,10 @@ def project(
     global_batch_size: Annotated[int | None, typer.Option(help="Batch; else it grows.", show_default=False)] = None,
     include: Annotated[str | None, typer.Option(help="transferred: order these too.", show_default=False)] = None,
     against: Annotated[str | None, typer.Option(help="CSV table measured there.", show_default=False)] = None,
+    bound: Annotated[
+        list[str] | None,
+        typer.Option(help='Bound there, e.g. "cluster_swing_rms_w <= 2e5"; may be repeated.', show_default=False),
+    ] = None,
     mtbf: Annotated[float | None, typer.Option(help="Hours between failures there.", show_default=False)] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a page with charts.", show_default=False)] = None,
     storage: StorageOption = None,
@@ -131,6 +135,7 @@ def project(
         global_batch_size=global_batch_size,
         include_transferred=include is not None,
         mtbf_h=mtbf,
+        bounds=bound or (),
         storage=storage,
     )
     if plot is not None:

@@ -29,6 +29,14 @@ JITTER_S: Final = 0.005
 WINDOWS_S: Final = {"100ms": 0.1, "1s": 1.0, "10s": 10.0}
 """Windows of peaks and ramps, by the end of their names."""
 
+CLUSTER_FIGURES: Final = (
+    *(f"cluster_power_{name}_w" for name in ("mean", "p5", "p95", "range_1s")),
+    *(f"cluster_power_{name}" for window in WINDOWS_S for name in (f"peak_{window}_w", f"ramp_{window}_w_per_s")),
+    "cluster_swing_rms_w",
+    *(f"cluster_line_{number}_{of}" for number in (1, 2, 3) for of in ("hz", "rms_w")),
+)
+"""Names of the figures of a cluster's power."""
+
 LINE_HZ: Final = 0.05
 """Width of a bin; a line is the strongest one with its neighbours."""
 

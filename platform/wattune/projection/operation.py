@@ -10,7 +10,7 @@ import numpy as np
 from wattune.catalog.hardware import ClusterSpec
 from wattune.cost.power import power_coefficients
 from wattune.intervals import Interval
-from wattune.projection.cluster_power import JITTER_S, Checkpoints, NodeLoad, cluster_power
+from wattune.projection.cluster_power import CLUSTER_FIGURES, JITTER_S, Checkpoints, NodeLoad, cluster_power
 
 DEVICE_HOURS: Final = {
     "RSC-1": 8 * 24 * 1000 / 6.50,
@@ -19,6 +19,9 @@ DEVICE_HOURS: Final = {
 }
 """Device-hours between failures, published: 6.50 and 2.34 in 1,000 days of nodes of eight A100 (arXiv 2410.21680), and
 419 unexpected interruptions in 54 days of 16,384 H100 (arXiv 2407.21783). Small jobs fail more often, by software."""
+
+OF_DAYS: Final = ("goodput_frac", "energy_per_useful_token_j", *CLUSTER_FIGURES)
+"""Names of the figures of days."""
 
 RESTART_S, CHECKPOINT_S = 600.0, 30.0
 """Assumed times from a failure to the first step again, and of a checkpoint."""
@@ -63,17 +66,17 @@ def operated(
     `best_work_s` apart, and nodes idle meanwhile. Ends of intervals are those of step, power, failures and jitter
     together. The node's power is that of the highest one. Empty where step, power or the device are not known.
     """
-    step, node, token = (figures.get(one) for one in ("step_time_s", "node_device_power_mean_w", "energy_per_token_j"))
-    idle = power_coefficients(cluster.sensed_device)
-    if step is None or node is None or token is None or idle is None:
+    step, node = figures.get("step_time_s"), figures.get("node_device_power_mean_w")
+    idle, token = power_coefficients(cluster.sensed_device), figures.get("energy_per_token_j")
+    if step is None or node is None or idle is None:
         return {}
     rest_w, own_w = idle.idle_w * cluster.devices_per_node, load.parts_w.mean(axis=1)
     own_w = own_w.max() if load.num_nodes > 1 else own_w.sum()
     apart = [3600 * (one / cluster.world_size if apart_h is None else apart_h) for one in sorted(DEVICE_HOURS.values())]
-    ends = (step.high, node.low, token.low), (step.value, node.value, token.value), (step.low, node.high, token.high)
+    ends = (step.high, node.low, "low"), (step.value, node.value, "value"), (step.low, node.high, "high")
     each: list[dict[str, float]] = []
     points = load.parts_w.shape[1]
-    for (step_s, node_w, token_j), apart_s, jitter_s in zip(ends, apart, (0.02, JITTER_S, 0.0), strict=True):
+    for (step_s, node_w, end), apart_s, jitter_s in zip(ends, apart, (0.02, JITTER_S, 0.0), strict=True):
         at = np.linspace(0.0, points - 1.0, round(points * step_s / load.step_s))
         parts_w = np.array([np.interp(at, np.arange(points), part) for part in load.parts_w]) * node_w / own_w
         work_s = best_work_s(apart_s, checkpoint_s)
@@ -86,8 +89,9 @@ def operated(
             down_frac=down_frac(apart_s, RESTART_S),
         )
         useful = max(goodput_frac(apart_s, work_s, checkpoint_s, RESTART_S), 1e-9)
-        drawn_frac = found["cluster_power_mean_w"] / (cluster.num_nodes * node_w)
-        found |= {"goodput_frac": useful, "energy_per_useful_token_j": token_j * drawn_frac / useful}
+        drawn_frac, found["goodput_frac"] = found["cluster_power_mean_w"] / (cluster.num_nodes * node_w), useful
+        if token is not None:
+            found["energy_per_useful_token_j"] = getattr(token, end) * drawn_frac / useful
         each.append(found)
     return {
         name: replace(step, value=value, low=min(one[name] for one in each), high=max(one[name] for one in each))

@@ -7,23 +7,31 @@ from dataclasses import asdict, dataclass, field, replace
 from math import hypot, isfinite, log
 from typing import Any, Final
 
+from wattune.catalog.hardware import DEVICES, ClusterSpec, parse_cluster_label
+from wattune.catalog.published_names import named
 from wattune.cost.estimate import LIMITS, Estimates, Find
+from wattune.cost.power import power_coefficients
 from wattune.cost.transfer import read_as
 from wattune.errors import PlanError
 from wattune.field_types import LARGEST_WORLD
 from wattune.intervals import NORMAL_95, Interval
+from wattune.objective import Constraint
 from wattune.plans.parallel import num_micro_batches
 from wattune.plans.rules import violations
-from wattune.projection.runs import TableRun, sized_runs, step_shares
+from wattune.projection.operation import OF_DAYS
+from wattune.projection.runs import PLAN, TableRun, sized_runs, step_shares
 from wattune.projection.scaling import SizedStep, at_size, behind, of_log
 from wattune.ranking.assessment import RankedTrial
 from wattune.run import Run
+from wattune.scale_down.reading import SCALED
 from wattune.trial import TrialSpec
 
 FURTHEST: Final = 16
 TRANSFERRED: Final = "transferred"
 """Label of what is more than `FURTHEST` times what was measured, or over a fabric that nobody measured."""
 NODE_W: Final = "node_device_power_mean_w"
+FIGURES: Final = ("step_time_s", "tokens_per_s", NODE_W, "energy_per_step_j", "energy_per_token_j", *OF_DAYS)
+"""Figures of projections, which an operator may bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +51,11 @@ class Projected:
     untested: str = ""
     """Reason that it is `transferred`, or has no figures; empty where it is neither."""
     breaks: Sequence[str] | None = ()
-    """Bounds of the study that the projection breaks; None where it is neither ordered nor checked against them."""
+    """Bounds that the projection breaks; None where it is neither ordered nor checked against them."""
+    unsure: Sequence[str] = ()
+    """Bounds that an end of an interval breaks, or that no figure speaks of, in words."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """What else must be said, by kind: `scaled_down`, `figures of days` where there are none."""
     truth_s: float | None = None
     """Step that was measured at that size."""
 
@@ -59,6 +71,17 @@ class Projected:
         if step is None or self.truth_s is None:
             return None
         return step.value / self.truth_s - 1, step.low <= self.truth_s <= step.high
+
+    def judged(self, bounds: Sequence[Constraint]) -> "Projected":
+        """Checks bounds at the projection and at both ends of its interval."""
+        ends = [{name: getattr(one, end) for name, one in self.figures.items()} for end in ("value", "low", "high")]
+        held = {str(one): [one.holds(end) for end in ends] for one in bounds}
+        unsure = [
+            f"does not tell {text}" if verdicts[0] is None else f"may break {text}"
+            for text, verdicts in held.items()
+            if verdicts[0] is None or (verdicts[0] and not all(verdicts))
+        ]
+        return replace(self, breaks=[text for text, verdicts in held.items() if verdicts[0] is False], unsure=unsure)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -111,12 +134,16 @@ def _project_run(every: Sequence[TableRun], target: TableRun) -> Projected:
     return Projected(name, devices, measured, figures, prior, limits, untested, truth_s=truth_s)
 
 
-def project_trials(trials: Sequence[tuple[RankedTrial, TrialSpec]], find: Find) -> list[Projected]:
-    """Projects measured trials to their plans on other clusters. Raises `PlanError` where one cannot run there."""
-    for row, target in trials:
+def project_trials(trials: Sequence[tuple[RankedTrial, TrialSpec, ClusterSpec]], find: Find) -> list[Projected]:
+    """Projects trials to their plans on other clusters, each with the cluster that it was measured on.
+
+    That is smaller than the trial's own where it is read from a small run (`wattune.scale_down`): what such a run does
+    not show widens its interval already, and distance counts from there. Raises `PlanError` where one cannot run there.
+    """
+    for row, target, _ in trials:
         if broken := next(violations(target), None):
             raise PlanError(f"--to: {row.label} cannot run there: {broken.reason}")
-    specs = [*(row.spec for row, _ in trials), *(target for _, target in trials)]
+    specs = [*(row.spec for row, _, _ in trials), *(target for _, target, _ in trials)]
     found, work_s, fixed_s = step_shares(specs, find)
     each = zip(specs, work_s, fixed_s, strict=True)
     steps = [SizedStep(spec.cluster.world_size, work, fixed, _behind(spec)) for spec, work, fixed in each]
@@ -131,12 +158,18 @@ def _behind(spec: TrialSpec) -> float:
 
 
 def _project_trial(
-    row: RankedTrial, target: TrialSpec, found: Estimates, steps: Sequence[SizedStep], places: tuple[int, int]
+    row: RankedTrial,
+    target: TrialSpec,
+    own: ClusterSpec,
+    found: Estimates,
+    steps: Sequence[SizedStep],
+    places: tuple[int, int],
 ) -> Projected:
     step, power, waits = (row.interval(name) for name in ("step_time_s", NODE_W, "straggler_frac"))
     assert step is not None, "it completed"
-    own, there, tokens = row.spec.cluster, target.cluster, target.workload.tokens_per_step
-    measured = replace(steps[places[0]], step_time_s=step.value, log_std=_log_std(step))
+    there, tokens = target.cluster, target.workload.tokens_per_step
+    log_std, is_own = _log_std(step), own == row.spec.cluster
+    measured = replace(steps[places[0]], num_devices=own.world_size, step_time_s=step.value, log_std=log_std)
     after = at_size([measured], steps[places[1]], straggler_frac=0.0 if waits is None else max(waits.value, 0.0))
     figures = {"step_time_s": after, "tokens_per_s": _over(tokens, after)}
     if power is not None:
@@ -148,25 +181,58 @@ def _project_trial(
         figures["energy_per_token_j"] = of_log(log_j - log(tokens), both)
     fabrics = [(one.network, one.num_domains > 1, one.devices_per_node) for one in (own, there)]
     untested = _untested(own.world_size, there.world_size, new_fabric=fabrics[0] != fabrics[1])
-    seen = {own.world_size: step.value}
-    return Projected(row.label, there.world_size, seen, figures, "cost model", _limits(found, *places), untested)
+    seen, limits = {own.world_size: step.value} if is_own else {}, _limits(found, *places)
+    notes = {} if is_own else {SCALED: f"read from {own.label}, {row.counted[0].tags[SCALED]}"}
+    return Projected(row.label, there.world_size, seen, figures, "cost model", limits, untested, notes=notes)
 
 
-def project_recording(run: Run, num_devices: int) -> Projected:
+def truth_of(spec: TrialSpec, truth: Sequence[TableRun]) -> float | None:
+    """Returns the step of the row of this plan, model and batch on as many of its devices; None without one."""
+    degrees = [float(getattr(spec.plan, name)) for name in (*PLAN[:-1], "micro_batch_size")]
+    known = {"seq_len": spec.workload.seq_len, "global_batch": spec.workload.global_batch_size}
+    known |= {"num_layers": spec.model.num_layers}
+    for one in truth:
+        is_own = one.family[:2] == (spec.model.name.lower(), spec.cluster.device) and degrees == [
+            one.numbers[name] for name in PLAN
+        ]
+        alike = all(one.numbers.get(name) in (None, 0.0, value) for name, value in known.items())
+        if is_own and alike and one.numbers["gpus"] == spec.cluster.world_size:
+            return one.numbers["step_time_s"]
+    return None
+
+
+def project_recording(run: Run, num_nodes: int, devices_per_node: int) -> tuple[Projected, ClusterSpec | None]:
     """Projects a command whose plan nobody knows: more of it side by side, by its own share of communication.
 
-    Raises `PlanError` where it does not tell where its step goes, or ran on one device.
+    What a step gets longer by draws more than an idle device and at most what a device draws in the mean. Returns the
+    cluster too, if the catalog has the device. Raises `PlanError` where the recording does not tell where its step
+    goes, or ran on one device.
     """
-    own = int((run.recorded.machine if run.recorded else {}).get("devices", "0").partition(" ")[0] or 0)
+    count, _, kind = (run.recorded.machine if run.recorded else {}).get("devices", "0").partition(" x ")
+    own, num_devices = int(count) if count.isdecimal() else 0, num_nodes * devices_per_node
     step_s, share = run.metrics.get("step_time_s"), run.metrics.get("exposed_comm_frac")
     if step_s is None or share is None or not 2 <= own <= num_devices:
-        needs = "2 devices or more, step_time_s and exposed_comm_frac"
-        raise PlanError(f"{run.trial_id}: got {own} devices, {step_s}, {share}, allowed: {needs}; record with spans")
+        got = f"{own} devices of one kind, step_time_s {step_s}, exposed_comm_frac {share}"
+        needs = f"2 to {num_devices:,} devices and both figures"
+        raise PlanError(f"{run.trial_id}: got {got}, allowed: {needs}; record several devices, with spans")
     here = SizedStep(own, step_s * (1 - share), step_s * max(share, 1e-4), step_time_s=step_s)
     waits = run.metrics.get("straggler_frac", 0.0)
-    figures = {"step_time_s": at_size([here], replace(here, num_devices=num_devices), straggler_frac=waits)}
+    after = at_size([here], replace(here, num_devices=num_devices), straggler_frac=waits)
+    figures, device = {"step_time_s": after}, named(kind, DEVICES)
+    there = device and parse_cluster_label(f"{num_nodes}x{devices_per_node} {device}")
+    idle = power_coefficients(there.sensed_device) if there else None
+    if idle is not None and (device_w := run.metrics.get("device_power_mean_w")):
+        least_w = min(idle.idle_w, device_w)
+        middle, longest = (
+            devices_per_node * (least_w + (device_w - least_w) * min(step_s / one, 1.0))
+            for one in (after.value, after.high)
+        )
+        most_w = devices_per_node * device_w
+        node_w = replace(after, value=(middle + most_w) / 2, low=longest, high=most_w)
+        joules = {end: num_nodes * getattr(node_w, end) * getattr(after, end) for end in ("value", "low", "high")}
+        figures |= {NODE_W: node_w, "energy_per_step_j": replace(after, **joules)}
     prior, untested = "its own share of communication", "nobody knows its plan: more of it side by side is assumed"
-    return Projected(run.trial_id, num_devices, {own: step_s}, figures, prior, untested=untested)
+    return Projected(run.trial_id, num_devices, {own: step_s}, figures, prior, untested=untested), there or None
 
 
 def _untested(measured: int, devices: int, *, new_fabric: bool = False) -> str:

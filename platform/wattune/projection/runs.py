@@ -9,16 +9,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from wattune.arrays import Floats
-from wattune.catalog.hardware import DEVICES
+from wattune.catalog.hardware import DEVICES, ClusterSpec
 from wattune.catalog.models import MODELS
+from wattune.catalog.networks import NETWORKS
 from wattune.catalog.published_names import PRECISIONS, SYSTEMS, named
 from wattune.cost.defaults import coefficients_of_software
 from wattune.cost.estimate import Estimates, Find, estimate
-from wattune.errors import PlanError, SpaceError
+from wattune.errors import PlanError
+from wattune.field_types import LARGEST_WORLD
+from wattune.plans.axes import Plan
+from wattune.plans.effective import effective
+from wattune.plans.rules import engine_combination, violations
 from wattune.projection.scaling import NOISE_LOG_STD, SizedStep, behind
-from wattune.search.forecast import estimate_one
-from wattune.search.space import parse_space
 from wattune.trial import TrialSpec
+from wattune.workload import Routing, Workload
 
 NEEDED: Final = ("model", "gpu", "gpus")
 PLAN: Final = ("tp", "pp", "cp", "ep", "vpp", "mbs")
@@ -30,6 +34,9 @@ OTHER_LOG_STD, FIXED_SHARE, SHOWN_FRAC = 0.03, 0.01, 0.5
 estimate says more; and share of what replicas exchange that a step shows, chosen on the families that
 `benchmarks/projection.py` scores. That is held at the largest measured size, since Megatron's buckets grow with the
 replicas (`distributed_data_parallel.py`)."""
+
+FURTHEST_OFF: Final = 30
+"""Times that a step may be off its estimate: published ones are within a factor of 3, another unit is a thousand."""
 
 _of_software = partial(coefficients_of_software, software="nemo")
 
@@ -67,12 +74,14 @@ def read_runs(path: Path) -> list[TableRun]:
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.DictReader(file))
+            reader = csv.DictReader(file)
+            rows, names = list(reader), reader.fieldnames or []
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise PlanError(f"{path}: no table of runs can be read: {error}; give a CSV file in UTF-8") from None
-    if missing := [name for name in NEEDED if not rows or name not in rows[0]]:
-        raise PlanError(f"{path}: columns {', '.join(missing)} are missing or no row follows; add them, a run a line")
-    problems: list[str] = []
+    if missing := [name for name in NEEDED if name not in names]:
+        got = f'"{",".join(names)[:60]}"' if names else "an empty file"
+        raise PlanError(f"{path}: got {got}, columns {', '.join(missing)} are missing; add them, separated by commas")
+    problems = [f"column {name} is there twice; keep one" for name in dict.fromkeys(names) if names.count(name) > 1]
     runs = [_run(row, f"line {line}", problems) for line, row in enumerate(rows, 2)]
     timed = [one for one in runs if isfinite(one.numbers["step_time_s"])]
     if not timed:
@@ -84,7 +93,7 @@ def read_runs(path: Path) -> list[TableRun]:
 
 def _run(row: Mapping[Any, Any], where: str, problems: list[str]) -> TableRun:
     texts = {name: value.strip() for name, value in row.items() if isinstance(name, str) and isinstance(value, str)}
-    numbers = {"gpus": 1.0}
+    numbers, wrong = {"gpus": 1.0}, list[str]()
     for name in _NUMBERS:
         text = texts.get(name, "")
         if text.lower() in ("", "n/a", "none", "-"):
@@ -95,11 +104,12 @@ def _run(row: Mapping[Any, Any], where: str, problems: list[str]) -> TableRun:
             numbers[name] = nan
         if not 0 < numbers[name] < 1e12 or (name in _WHOLE and numbers[name] % 1):
             kind = "a whole number" if name in _WHOLE else "a number"
-            problems.append(f'{where}: {name}: got "{text[:40]}", allowed: {kind} above 0')
+            wrong.append(f'{where}: {name}: got "{text[:40]}", allowed: {kind} above 0')
             numbers[name] = 1.0
-    problems += [f"{where}: {name} is blank; fill it in" for name in NEEDED if not texts.get(name)]
+    wrong += [f"{where}: {name} is blank; fill it in" for name in NEEDED if not texts.get(name)]
+    problems += wrong
     found = _completed(texts, numbers)
-    if texts.get("gpus") and (reason := _impossible(found.numbers)):
+    if not wrong and (reason := _impossible(found.numbers)):
         problems.append(f"{where}: {reason}")
     return found
 
@@ -123,6 +133,8 @@ def _completed(texts: Mapping[str, str], given: Mapping[str, float]) -> TableRun
 
 def _impossible(n: Mapping[str, float]) -> str:
     """Says why no such run exists; empty where one may."""
+    if n["gpus"] > LARGEST_WORLD:
+        return f"got {n['gpus']:,.0f} devices, allowed: up to {LARGEST_WORLD:,}"
     if n["replicas"] < 1 or n["replicas"] % 1:
         return f"got {n['gpus']:,.0f} devices, allowed: multiples of tp x pp x cp = {n['tp'] * n['pp'] * n['cp']:,.0f}"
     if n["micro_batches"] < 1:
@@ -143,6 +155,11 @@ def sized_runs(runs: Sequence[TableRun]) -> tuple[list[SizedStep], Estimates | N
     fixed: Any = [FIXED_SHARE * min(work[:-1])] * len(runs)
     if len(specs) == len(runs):
         known, work, once_s = step_shares(specs, _of_software)
+        for run, step_s in zip(runs, known.columns["step_time_s"].value.tolist(), strict=False):
+            got_s = run.numbers["step_time_s"]
+            if isfinite(got_s) and not step_s / FURTHEST_OFF < got_s < step_s * FURTHEST_OFF:
+                allowed = f"within {FURTHEST_OFF} times the estimate of {step_s:,.3g}"
+                raise PlanError(f"{run.name}: got a step of {got_s:,.6g} s, allowed: {allowed}; check units and batch")
         fixed = [SHOWN_FRAC * once_s[-2]] * len(runs)
     for place, (run, n) in enumerate(zip(runs, numbers, strict=True)):
         sites = {one.texts.get("submitter", "") for one in (run, runs[-1])} - {""}
@@ -174,35 +191,34 @@ def _spec(run: TableRun) -> TrialSpec | None:
     adapts = "lora" in run.texts["model"].lower()
     if not (model and device and dtype and n["global_batch"] and "seq_len" in n) or adapts:
         return None
-    fabric, network = SYSTEMS.get(device, (8, "ndr"))
+    fabric, fabric_network = SYSTEMS.get(device, (8, "ndr"))
     per_node, printed = min(fabric, int(n["gpus"])), run.texts.get("recompute", "").lower()
     layers = int(n.get("num_layers", MODELS[model].num_layers))
     axes: dict[str, Any] = {name: int(n[name]) for name in PLAN[:-1]} | {"micro_batch_size": int(n["mbs"])}
-    axes |= {"dtype": dtype, "sharding": "zero1", "overlap": "none"}
     axes["recompute"] = next((one for one in ("full", "selective") if one in printed), "none")
     axes["layout"] = layout_of(layers, axes["pp"] * axes["vpp"])
-    nodes = {"device": device, "num_nodes": int(n["gpus"]) // per_node, "devices_per_node": per_node}
-    work = {"seq_len": int(n["seq_len"]), "global_batch_size": round(n["global_batch"])}
-    document = {
-        "study": "runs",
-        "model": {"name": model, "num_layers": layers},
-        "engine": "megatron",
-        "workload": work,
-        "cluster": nodes | {"transformer_engine": True, "network": network},
-        "space": {name: [value] for name, value in axes.items()},
-        "objective": "maximize tokens_per_s",
-    }
-    try:
-        found = estimate_one(parse_space(document, "runs"), _of_software)
-    except SpaceError:
-        return None
-    return found.spec if found.figures else None
+    routing = Routing(by="balanced") if MODELS[model].is_moe else None
+    spec = TrialSpec(
+        model=replace(MODELS[model], num_layers=layers),
+        cluster=ClusterSpec(
+            device=device,
+            num_nodes=int(n["gpus"]) // per_node,
+            devices_per_node=per_node,
+            transformer_engine=True,
+            network=NETWORKS[fabric_network],
+        ),
+        engine="megatron",
+        workload=Workload(seq_len=int(n["seq_len"]), global_batch_size=round(n["global_batch"]), routing=routing),
+        plan=Plan(etp=axes["tp"], dtype=dtype, sharding="zero1", **axes),
+    )
+    spec = replace(spec, plan=effective(spec)[0])
+    return spec if all(one.rule == engine_combination.__name__ for one in violations(spec)) else None
 
 
-def layout_of(num_layers: int, num_virtual: int) -> str | list[int]:
-    """Divides layers over virtual stages, fewest on the ends, where embedding and head are."""
+def layout_of(num_layers: int, num_virtual: int) -> tuple[int, ...]:
+    """Divides layers over virtual stages, fewest on the ends, where embedding and head are; nothing if evenly."""
     small, more = divmod(num_layers, num_virtual)
     if more == 0 or small == 0:
-        return "even"
+        return ()
     inner = [small + (index < more) for index in range(num_virtual - 1)][: num_virtual - 2]
-    return [small, *inner, num_layers - small - sum(inner)]
+    return (small, *inner, num_layers - small - sum(inner))

@@ -7,6 +7,7 @@ from wattune.projection.projected import TRANSFERRED, Projected
 from wattune.report.figure import Chart, blank, plain
 from wattune.report.markup import FEASIBLE_COLOR
 from wattune.report.page import page
+from wattune.scale_down.reading import SCALED
 from wattune.view.html import section, table
 from wattune.view.projection import READING, projection_table
 
@@ -37,5 +38,6 @@ def scaling(rows: Sequence[Projected], metric: str) -> Chart:
         figure.add_scatter(x=x, y=y, mode="markers", name=plain(row.name), marker={"symbol": symbols, "size": 10})
     figure.update_xaxes(title="devices", type="log")
     figure.update_yaxes(title=metric, type="log")
-    stamp = TRANSFERRED.upper() if any(one.untested for one in rows) else ""
+    marks = {TRANSFERRED for one in rows if one.untested} | {SCALED for one in rows if SCALED in one.notes}
+    stamp = ", ".join(sorted(marks)).upper().replace("_", " ")
     return Chart(title=f"{metric} against size", caption=CAPTION, figure=figure, stamp=stamp)

@@ -93,7 +93,8 @@ class Forecast:
     """Candidates that may fit, best expectation first, and those that cannot."""
 
     kept: tuple[Candidate, ...]
-    """First those that are expected to keep every bound, then the others; each by the objective's estimate."""
+    """First those that are expected to keep every bound, then the others; each by the objective's estimate. Figures
+    of a small trial are those of the large plan that it stands for."""
     estimates: Estimates
     """In the same order."""
     risks: Mapping[str, Floats]
@@ -108,7 +109,7 @@ class Forecast:
 
     def namer(self) -> Callable[[TrialSpec], str]:
         """Returns what names the candidates' plans, with the sizes of the workload where those differ."""
-        return namer(one.spec.workload for one in self.kept)
+        return namer(one.spec.read_as.workload for one in self.kept)
 
     def breaks(self, position: int) -> dict[str, float]:
         """Returns the bounds that a candidate is expected to break, each with the probability, likeliest first."""
@@ -141,7 +142,8 @@ class Forecast:
         return {
             "trial_id": candidate.trial_id,
             "config": dict(candidate.config),
-            "plan": name(candidate.spec),
+            "plan": name(candidate.spec.read_as),
+            **({"runs_on": candidate.spec.cluster.label} if candidate.spec.stands_for else {}),
             "notes": list(candidate.notes),
             **found.whole(position),
             "breaks": {bound: float(risk[position]) for bound, risk in self.risks.items()},
@@ -149,14 +151,14 @@ class Forecast:
 
     def table(self) -> pa.Table:
         """Returns every kept candidate as Arrow: trial, plan, all columns of the estimates, and the risks."""
-        name = self.namer()
+        name, specs = self.namer(), [one.spec.read_as for one in self.kept]
         names = pa.table(
             {
                 "trial_id": [one.trial_id for one in self.kept],
-                "model": [one.spec.model.name for one in self.kept],
-                "cluster": [one.spec.cluster.label for one in self.kept],
-                "engine": [one.spec.engine for one in self.kept],
-                "plan": [name(one.spec) for one in self.kept],
+                "model": [spec.model.name for spec in specs],
+                "cluster": [spec.cluster.label for spec in specs],
+                "engine": [spec.engine for spec in specs],
+                "plan": [name(spec) for spec in specs],
             }
         )
         figures = self.estimates.table()
@@ -210,8 +212,7 @@ class Estimate:
 def estimate_one(study: StudySpec, find: Find) -> Estimate:
     """Estimates the only combination of a space; of software that wattune does not run, its engine's gaps are none.
 
-    Raises:
-        PlanError: Its device cannot be predicted.
+    Raises `PlanError` where its device cannot be predicted.
     """
     spec, config = next(combinations(study))
     spec = replace(spec, plan=effective(spec)[0])
@@ -240,8 +241,7 @@ def estimate_one(study: StudySpec, find: Find) -> Estimate:
 def forecast(candidates: Candidates, objective: Objective, bounds: Sequence[Constraint], find: Find) -> Forecast:
     """Estimates every kept candidate, rejects those that cannot fit and orders the rest.
 
-    Raises:
-        PlanError: A device cannot be predicted.
+    Raises `PlanError` where a device cannot be predicted.
     """
     known: dict[DeviceSpec, Coefficients] = {}
 
@@ -251,7 +251,7 @@ def forecast(candidates: Candidates, objective: Objective, bounds: Sequence[Cons
         return known[device]
 
     kept = candidates.kept
-    specs = [one.spec for one in kept]
+    specs = [one.spec.read_as for one in kept]
     found = estimate(specs, once)
     exceeds = out_of_memory_probability(specs, found)
     fits = exceeds <= CERTAIN

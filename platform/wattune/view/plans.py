@@ -67,7 +67,8 @@ def rejections(rejected: Sequence[Rejected]) -> Table:
 def forecast_view(forecast: Forecast, *, top: int = 10) -> View:
     """Lays out the most promising candidates with their estimates, and what cannot fit."""
     kept = forecast.kept
-    several = len({(one.spec.model, one.spec.cluster, one.spec.engine) for one in kept}) > 1
+    shown = [one.spec.read_as for one in kept]
+    several = len({(spec.model, spec.cluster, spec.engine) for spec in shown}) > 1
     plan = forecast.namer()
 
     def name(spec: TrialSpec) -> str:
@@ -84,7 +85,7 @@ def forecast_view(forecast: Forecast, *, top: int = 10) -> View:
     listed = range(len(kept))[:top]
     columns = [
         Column("trial", lambda position: kept[position].trial_id, place="lead"),
-        Column("plan", lambda position: name(kept[position].spec), place="lead"),
+        Column("plan", lambda position: name(shown[position]), place="lead"),
         *columns_of(SHOWN, figure, FIGURE),
         Column("limited by", lambda position: LIMITS[forecast.estimates.limited_by[position]]),
         *([Column("breaks", broken, place="prose")] if any(map(broken, listed)) else []),
@@ -100,7 +101,7 @@ def forecast_view(forecast: Forecast, *, top: int = 10) -> View:
         parts.append(Note(f"without an estimate: {', '.join(forecast.unestimated)}"))
     if any(one.spec.stands_for for one in kept):
         parts.append(
-            Note("scaled: figures and order are of the small runs; rank and report read them as the large plans")
+            Note("SCALED DOWN: figures are the large plans'; what runs is small (`wattune plan` without --estimate)")
         )
     parts += notes_of(kept)
     if forecast.rejected:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from wattune.projection.projected import TRANSFERRED, Projected
+from wattune.scale_down.reading import SCALED
 from wattune.units import format_quantity
 from wattune.view.table import PERCENT_CHANGE, Cell, Column, Table, View, columns_of, reading, warnings
 
@@ -23,6 +24,7 @@ SHOWN: Final = (
 def projection_view(found: Sequence[Projected]) -> View:
     """Lays out projections, and what cannot be said."""
     notes = [f"{one.name}: {one.label}, {one.untested}" for one in found if one.untested]
+    notes += [f"{one.name}: {kind}: {text}" for one in found for kind, text in one.notes.items()]
     if any(one.breaks is None for one in found):
         notes.append(f"neither ordered nor checked against bounds without --include {TRANSFERRED}")
     return [projection_table(found), READING, *warnings(dict.fromkeys(notes))]
@@ -36,9 +38,7 @@ def projection_table(found: Sequence[Projected]) -> Table:
         Column("devices", lambda one: f"{one.num_devices:,}", place="lead"),
         *columns_of({name: name for name in names}, _figure),
         Column("next limit", lambda one: one.limits[0]),
-        Column(
-            "label", lambda one: ", ".join(["breaks " + each for each in one.breaks or ()]) or one.label, place="prose"
-        ),
+        Column("label", _label, place="prose"),
     ]
     if any(one.truth_s is not None for one in found):
         columns += [Column("measured", lambda one: one.truth_s, "step_time_s"), Column("error", _error, PERCENT_CHANGE)]
@@ -52,6 +52,11 @@ def _figure(row: Projected, name: str) -> Cell:
         return Cell(found.value, found.shown(name))
     value, low, high = (format_quantity(name, each) for each in (found.value, found.low, found.high))
     return Cell(found.value, f"{value} ({low} to {high})")
+
+
+def _label(row: Projected) -> str:
+    kinds = [row.label, *(kind for kind in row.notes if kind == SCALED)]
+    return ", ".join([*("breaks " + each for each in row.breaks or ()), *row.unsure, *kinds])
 
 
 def _error(row: Projected) -> Cell | None:

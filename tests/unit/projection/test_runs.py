@@ -59,7 +59,7 @@ def test_a_row_tells_its_replicas_batch_and_time(table: Table) -> None:
         ("M,64,H100,5,,,,,,,,,,1.0", "multiples"),
         ("M,64,H100,,,,,,,,,,,nan", "step_time_s"), ("M,64,H100,,,,,,,,,,,-1", "step_time_s"),
         ("M,,H100,,,,,,,,,,,1.0", "gpus is blank"), (",64,H100,,,,,,,,,,,1.0", "model is blank"),
-        ("M,80000000,H100,3,,,,,,,,,,1.0", "80,000,000 devices"),
+        ("M,80000000,H100,3,,,,,,,,,,1.0", "up to 1,000,000"),
         ("M,64,H100,,,,,,,,,,,", "no row has step_time_s"), ("M,64,H100,8,,,,,,,4,,,1.0", "one micro-batch each"),
     ],
 )  # fmt: skip
@@ -71,9 +71,23 @@ def test_what_is_no_run_is_refused_in_one_line(table: Table, row: str, said: str
 
 def test_a_file_without_runs_is_refused(table: Table, tmp_path: Path) -> None:
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00")
-    for path in (table("a,1", head="model,step"), table(), tmp_path / "none.csv", tmp_path / "bytes.csv", tmp_path):
+    twice = table("M,64,H100,1,1", head="model,gpus,gpu,step_time_s,step_time_s", name="twice.csv")
+    for path in (
+        twice,
+        table("a,1", head="model,step"),
+        table(),
+        tmp_path / "none.csv",
+        tmp_path / "bytes.csv",
+        tmp_path,
+    ):
         with pytest.raises(PlanError):
             read_runs(path)
+
+
+def test_a_step_in_another_unit_is_refused(table: Table) -> None:
+    runs = read_runs(table(LLAMA.format(512, 1152, 55143)))
+    with pytest.raises(PlanError, match="got a step of 55,143 s, allowed: within 30 times the estimate"):
+        project_runs(runs, 2048, [], None)
 
 
 def error(found: list[Projected]) -> float:
@@ -123,12 +137,13 @@ def test_a_recording_is_projected_by_its_own_share_of_communication() -> None:
     machine = Recorded(command=("train",), machine={"devices": "8 x H100"})
     told = {"step_time_s": 2.0, "exposed_comm_frac": 0.2, "straggler_frac": 0.02}
     run = RunRecord(trial_id="mine", repeat=0, status=RunStatus.COMPLETED, metrics=told, recorded=machine)
-    found = project_recording(run, 64)
+    found, cluster = project_recording(run, 8, 8)
+    assert cluster is not None and cluster.world_size == 64
     assert 2.0 < found.figures["step_time_s"].value < 2.2 and found.label == "transferred"
     alone = replace(run, recorded=replace(machine, machine={"devices": "1 x H100"}))
     for wrong in (replace(run, metrics={"step_time_s": 2.0}), replace(run, metrics={}), alone):
         with pytest.raises(PlanError, match="mine: got"):
-            project_recording(wrong, 64)
+            project_recording(wrong, 8, 8)
 
 
 def test_another_site_or_plan_tells_less(table: Table) -> None:
@@ -147,7 +162,7 @@ def test_a_layout_keeps_all_layers_with_fewest_at_the_ends() -> None:
     for layers in range(1, 130):
         for stages in range(1, 33):
             found = layout_of(layers, stages)
-            if isinstance(found, list):
+            if found:
                 assert sum(found) == layers and len(found) == stages and min(found) >= 1 and found[0] == min(found)
 
 

@@ -113,3 +113,15 @@ def test_plans_of_other_sizes_have_other_names():
     names = [one["plan"] for one in found.to_json()["kept"]]
     assert sorted(name.split()[-1] for name in names) == ["seq2048", "seq4096"]
     assert found.table()["plan"].to_pylist() == names
+
+
+def test_a_scaled_space_shows_and_orders_the_large_plans():
+    model = {"name": "llama3_70b", "scale_to": "1x8", "allow_percent": 60}
+    large, small = foretell(), foretell(model=model)
+    names = [found.namer()(one.spec.read_as) for found in (large, small) for one in found.kept]
+    own = names[len(large.kept) :]
+    assert len(own) > 1 and own == [name for name in names[: len(large.kept)] if name in own], "in their order"
+    by_name = dict(zip(names[: len(large.kept)], large.estimates.columns["step_time_s"].value, strict=True))
+    assert [by_name[name] for name in own] == small.estimates.columns["step_time_s"].value.tolist()
+    assert {one["runs_on"] for one in small.to_json()["kept"]} == {"1x8 h200_sxm"}
+    assert set(small.table()["cluster"].to_pylist()) == {"2x8 h200_sxm"}
