@@ -195,8 +195,7 @@ def _default(device: str) -> Coefficients:
 def _sweeps(storage: Path, named: str | None) -> list[SweepFit]:
     """Fits the named table of links, or the newest of each kind of device in the storage.
 
-    Raises:
-        PlanError: The named file is not such a table, or its device has no estimates.
+    Raises `PlanError` where the named file is not such a table, or its device has no estimates.
     """
     paths = [named_path(named)] if named else sorted((storage / LINKS).glob(f"*/{TABLE}"))
     tables: dict[str, pa.Table] = {}

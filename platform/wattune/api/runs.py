@@ -318,10 +318,8 @@ def _budget(
 def _hours_until(deadline: str | datetime, now: datetime) -> float:
     """Returns the hours from now to a deadline: the next time of that clock reading, or a date with time.
 
-    A deadline without a zone is in that of `now`, which without one is this machine's local time.
-
-    Raises:
-        PlanError: It is neither, or it has passed.
+    A deadline without a zone is in that of `now`, which without one is this machine's local time. Raises `PlanError`
+    where it is neither, or it has passed.
     """
     try:
         at = time.fromisoformat(deadline) if isinstance(deadline, str) and len(deadline) < len("2026-01-01") else None

@@ -70,9 +70,7 @@ def waves_of(spans: pa.Table, plan: Sequence[tuple[float, int]]) -> list[Wave]:
     """The waves in a load's spans.
 
     Steps are numbered from 0 through all waves; `plan` has the period in seconds and the number of periods of each.
-
-    Raises:
-        TelemetryError: The spans are not those of such a load.
+    Raises `TelemetryError` where the spans are not those of such a load.
     """
     num_steps = sum(count for _, count in plan)
     if spans.num_rows != num_steps or pc.unique(spans["step"]).sort().to_pylist() != list(range(num_steps)):
@@ -137,13 +135,10 @@ def fit_overhead(step_s: Sequence[tuple[Floats, Floats]], *, seed: int = 0) -> d
     """Computes the cost of sampling to a load: the `ratio` of mean step times with sampler on and off.
 
     `low` and `high` are the ends of the interval that holds it with `CONFIDENCE_FRAC`, of `num_pairs` and `num_steps`.
-
     Each pair of neighbouring blocks gives one ratio, so that slow drift (warming) cancels; the estimate is their
     geometric mean and the interval the percentile bootstrap over pairs (Efron and Tibshirani, "An Introduction to the
-    Bootstrap", 1993, chapter 13). Each pair has the step times with the sampler off, and on.
-
-    Raises:
-        TelemetryError: There are fewer than two pairs with steps in both blocks.
+    Bootstrap", 1993, chapter 13). Each pair has the step times with the sampler off, and on. Raises `TelemetryError`
+    where there are fewer than two pairs with steps in both blocks.
     """
     whole = [(off, on) for off, on in step_s if len(off) and len(on)]
     if len(whole) < 2:
@@ -164,11 +159,9 @@ def fit_overhead(step_s: Sequence[tuple[Floats, Floats]], *, seed: int = 0) -> d
 def fit_link(tables: Mapping[str, pa.Table], device: str, columns: Sequence[str], spans: pa.Table) -> float | None:
     """Measures the most a link carries in one direction, by the sensor's counters while a load without pause ran.
 
-    `columns` are cumulative ones of the `counter` tier, one a direction.
-
-    Returns:
-        Bytes a second of the busier direction, from the first to the last reading inside the load; None where a counter
-        was not read, fell, or did not move: it does not count this link.
+    `columns` are cumulative ones of the `counter` tier, one a direction. Returns bytes a second of the busier
+    direction, from the first to the last reading inside the load; None where a counter was not read, fell, or did not
+    move: it does not count this link.
     """
     first_ns = origin_ns(spans)
     end_s = (int(pc.max(spans["end_mono_ns"]).as_py()) - first_ns) / NS_PER_S

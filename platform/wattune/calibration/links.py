@@ -68,11 +68,9 @@ def sweep_links(
 
     Ctrl-C, or anything else that ends it, keeps what was measured. `backend` is `nvml` for GPUs, or `cpu` for
     processors and gloo; `minutes` has the start of the ranks in it, of which there is one for each device unless
-    `num_ranks` says otherwise. `links.parquet` is replaced in `folder`.
-
-    Raises:
-        SensorChoiceError: The backend has no collectives.
-        TelemetryError: There are no devices, or nothing was measured; the ranks' last words are in the message.
+    `num_ranks` says otherwise. `links.parquet` is replaced in `folder`. Raises `SensorChoiceError` where the backend
+    has no collectives. Raises `TelemetryError` where there are no devices, or nothing was measured; the ranks' last
+    words are in the message.
     """
     if backend not in (NVML, CPU):
         raise SensorChoiceError(f'links of backend "{backend}" cannot be measured; use --backend {NVML} or {CPU}')

@@ -117,13 +117,9 @@ def calibrate(
 ) -> list[dict[str, Any]]:
     """Calibrates every device of a backend, one after another; nothing else should use them meanwhile.
 
-    `simulated` is a load on this processor, and the sensors of an H200 computed from it.
-
-    Returns:
-        For each device the document that `wattune.storage.files.write_calibration` stores.
-
-    Raises:
-        TelemetryError: There are no such sensors or devices, the load did not run, or too little was recorded.
+    `simulated` is a load on this processor, and the sensors of an H200 computed from it. Returns for each device the
+    document that `wattune.storage.files.write_calibration` stores. Raises `TelemetryError` where there are no such
+    sensors or devices, the load did not run, or too little was recorded.
     """
     infos = find_devices(backend)
     documents = []
@@ -144,9 +140,8 @@ def _report(
 def find_devices(backend: str) -> list[DeviceInfo]:
     """The backend's devices with power sensors and a uuid: calibrations are kept by it.
 
-    Raises:
-        SensorChoiceError: No such backend can be calibrated.
-        TelemetryError: There are no such sensors or devices, or no load is known to run on them.
+    Raises `SensorChoiceError` where no such backend can be calibrated. Raises `TelemetryError` where there are no such
+    sensors or devices, or no load is known to run on them.
     """
     if backend not in (NVML, SIMULATED):
         raise SensorChoiceError(
@@ -271,9 +266,7 @@ def measure_overhead(
     The sampler is paused by SIGSTOP in every other block, two blocks a pair, their order reversed from pair to pair. A
     paused sampler calls no driver and uses no processor; pausing leaves no start-up in the comparison. Progress goes on
     from one half. Returns the ratio of step times (`fit_overhead`), and the sampler's share of one processor while on.
-
-    Raises:
-        TelemetryError: The load or the sampler ended early.
+    Raises `TelemetryError` where the load or the sampler ended early.
     """
     node, spans_path = platform.node(), folder / "steady.parquet"
     seconds = WARM_S + protocol.blocks_s + 1.0
@@ -352,10 +345,8 @@ def load(
     """A load on a device, warm when the body begins and ended with it.
 
     The device is found by its uuid, so that CUDA's order and the driver's may differ; `options` are those of `python -m
-    wattune.workers.calibration_load`.
-
-    Raises:
-        TelemetryError: It ended or hung before it was warm; its last words are in the message.
+    wattune.workers.calibration_load`. Raises `TelemetryError` where it ended or hung before it was warm; its last words
+    are in the message.
     """
     device = "cpu" if simulated else "cuda:0"
     command = [sys.executable, "-P", "-m", "wattune.workers.calibration_load", str(spans_path), "--node", node]

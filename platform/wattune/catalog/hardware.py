@@ -359,11 +359,7 @@ for _like, _of, _name, _size_bytes, _limit_w in (
 
 
 def device(name: str) -> DeviceSpec:
-    """Returns the device of that name.
-
-    Raises:
-        PlanError: The catalog has no such device.
-    """
+    """Returns the device of that name. Raises `PlanError` where the catalog has no such device."""
     try:
         return DEVICES[name]
     except KeyError:
@@ -458,8 +454,7 @@ _CLUSTER_LABEL: Final = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,5})\s+(\S+)(?:\s+
 def parse_cluster_label(text: str) -> ClusterSpec:
     """Reads a cluster from a text `"NODESxDEVICES device"`, such as `"1x4 h200_sxm"` or `"4x8 h100_sxm over roce_400"`.
 
-    Raises:
-        PlanError: The text has another form, or names an unknown device or network.
+    Raises `PlanError` where the text has another form, or names an unknown device or network.
     """
     match = _CLUSTER_LABEL.fullmatch(text.strip())
     if match is None:

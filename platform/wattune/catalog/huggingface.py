@@ -65,11 +65,9 @@ The first one tells whether a model has it. `qkv_bias` is the biases of attentio
 def read_config(path: Path, name: str, leave_out: Collection[str] = ()) -> Reading:
     """Reads a model from a `config.json`.
 
-    `leave_out` are features to train without, by the names that a refusal gives them.
-
-    Raises:
-        PlanError: The file cannot be read, is of a model type that is not known, or describes what would be counted
-            wrong and is not left out. Every such key is named.
+    `leave_out` are features to train without, by the names that a refusal gives them. Raises `PlanError` where the file
+    cannot be read, is of a model type that is not known, or describes what would be counted wrong and is not left out.
+    Every such key is named.
     """
     config = _config(path)
     beside = "a part beside the decoder, whose parameters and work are not counted"

@@ -457,11 +457,7 @@ source says what is left out and what stands in its place."""
 
 
 def model(name: str) -> ModelSpec:
-    """Returns the model of that name.
-
-    Raises:
-        PlanError: The catalog has no such model.
-    """
+    """Returns the model of that name. Raises `PlanError` where the catalog has no such model."""
     try:
         return MODELS[name]
     except KeyError:
@@ -481,10 +477,8 @@ def scale_model(full: ModelSpec, cluster: ClusterSpec) -> ModelSpec:
 
     Only layers are dropped. Widths, heads, experts and vocabulary stay. So every matrix product, message size and
     arithmetic intensity of a layer is that of the full model. The embedding's share of the step grows. The number of
-    layers is a multiple of the world size where that many fit, and all of them where those do.
-
-    Raises:
-        PlanError: The device's memory is unknown, or no layer fits.
+    layers is a multiple of the world size where that many fit, and all of them where those do. Raises `PlanError` where
+    the device's memory is unknown, or no layer fits.
     """
     memory_bytes = cluster.sensed_device.memory_bytes
     if memory_bytes is None:

@@ -145,11 +145,7 @@ REFERENCE_HOST: Final = "xeon_8480c"
 
 
 def network(name: str) -> NetworkSpec:
-    """Returns the network of that name.
-
-    Raises:
-        PlanError: The catalog has no such network.
-    """
+    """Returns the network of that name. Raises `PlanError` where the catalog has no such network."""
     try:
         return NETWORKS[name]
     except KeyError:
@@ -160,10 +156,7 @@ def host_speed(cpu: str) -> float:
     """Returns how fast a host issues operations, 1 for `REFERENCE_HOST`.
 
     One thread issues them, so its highest clock counts; that a clock does equal work on all is an assumption. A speed
-    that `wattune doctor` measured is better.
-
-    Raises:
-        PlanError: The catalog has no such processor.
+    that `wattune doctor` measured is better. Raises `PlanError` where the catalog has no such processor.
     """
     try:
         return HOST_CLOCKS_GHZ[cpu] / HOST_CLOCKS_GHZ[REFERENCE_HOST]

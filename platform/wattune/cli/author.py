@@ -111,10 +111,9 @@ def init(
 
 
 def _answer(asks: bool, question: str, given: str | None, default: str, check: Callable[[str], object]) -> str:
-    """Returns what a flag says, else what a person answers, else the default. A person is asked until it is right.
+    """Returns what a flag says, else what a person answers, else the default.
 
-    Raises:
-        WattuneError: The flag, or the default, cannot be used.
+    A person is asked until it is right. Raises `WattuneError` where the flag, or the default, cannot be used.
     """
     if given is not None or not asks:
         text = default if given is None else given
@@ -256,11 +255,7 @@ def catalog(search: SearchOption = None, as_json: JsonOption = False) -> None:
 
 
 def _having(rows: list[dict[str, Any]], search: str | None, names: Iterable[str]) -> list[dict[str, Any]]:
-    """Returns the rows that have every word in a text of theirs.
-
-    Raises:
-        PlanError: None has.
-    """
+    """Returns the rows that have every word in a text of theirs. Raises `PlanError` where none has."""
     words = (search or "").lower().split()
 
     def text(row: dict[str, Any]) -> str:

@@ -200,11 +200,7 @@ def record(
 
 
 def _variables(texts: Sequence[str]) -> Sequence[str]:
-    """Returns `NAME=VALUE` of options.
-
-    Raises:
-        PlanError: One is not of that form. All that are not are named.
-    """
+    """Returns `NAME=VALUE` of options. Raises `PlanError` where one is not of that form. All that are not are named."""
     if wrong := [text for text in texts if not ASSIGNMENT.match(text)]:
         named = ", ".join(f'"{text}"' for text in wrong)
         raise PlanError(f"--env: got {named}, allowed: NAME=VALUE; give for example --env NCCL_DEBUG=INFO")
@@ -227,8 +223,7 @@ def recording_json(run: Run) -> dict[str, Any]:
 def _metrics_server(address: str | None, *, remote: bool) -> MetricsServer | None:
     """Opens the port that metrics are served at, and says where; None without an address.
 
-    Raises:
-        PlanError: The address cannot be used, or only a permission was given and no address.
+    Raises `PlanError` where the address cannot be used, or only a permission was given and no address.
     """
     if address is None:
         if remote:

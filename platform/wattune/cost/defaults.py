@@ -68,8 +68,7 @@ with less, the intervals of H100s and of models that wait for their host hold 92
 def default_coefficients(device: DeviceSpec) -> Coefficients:
     """Returns the coefficients of a device that nothing was measured on here.
 
-    Raises:
-        PlanError: The catalog lacks its peaks or its power limit.
+    Raises `PlanError` where the catalog lacks its peaks or its power limit.
     """
     power, thermal = power_coefficients(device), thermal_coefficients(device)
     peaks = ("peak_bf16_flop_per_s", "peak_fp32_flop_per_s", "memory_bytes", "memory_bandwidth_bytes_per_s")

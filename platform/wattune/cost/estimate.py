@@ -208,8 +208,7 @@ class Parts:
 def estimate(specs: Sequence[TrialSpec], find: Find) -> Estimates:
     """Predicts every effective specification that no rule rejects, in their order and independent of it.
 
-    Raises:
-        PlanError: A device cannot be predicted: the catalog lacks its peaks.
+    Raises `PlanError` where a device cannot be predicted: the catalog lacks its peaks.
     """
     total = len(specs)
     columns = {name: _empty_column(total) for name in ESTIMATED}
@@ -242,8 +241,7 @@ def estimate(specs: Sequence[TrialSpec], find: Find) -> Estimates:
 def predict(batch: Batch, coefficients: Coefficients) -> Parts:
     """Predicts one batch, part by part.
 
-    Raises:
-        PlanError: The catalog lacks a peak or the power limit of its device.
+    Raises `PlanError` where the catalog lacks a peak or the power limit of its device.
     """
     limit_w = batch.limit_w
     if batch.device.power_limit_w is None:

@@ -73,10 +73,8 @@ def graph(orders: Sequence[Sequence[Pass]]) -> tuple[list[tuple[int, Pass]], Int
 def least_energy(pairs: Ints, curves: Sequence[Curve], wait_w: float, makespan_s: float) -> Floats:
     """Finds the seconds of every pass with which a pipeline of this length takes the least energy.
 
-    `pairs` are those of `graph`, `curves` the convex curve of every pass. A device that waits draws `wait_w`.
-
-    Raises:
-        PlanError: The pipeline cannot be as short.
+    `pairs` are those of `graph`, `curves` the convex curve of every pass. A device that waits draws `wait_w`. Raises
+    `PlanError` where the pipeline cannot be as short.
     """
     from scipy.optimize import linprog  # other estimates do not wait for it
     from scipy.sparse import eye_array, hstack
@@ -120,10 +118,8 @@ def clock_frontier(
     """Finds the least energy of a step that is as long as now, and longer, by clocks of every pass; the first is now.
 
     `batch` holds one candidate. `energy_per_step_j` is that of all devices in a step as it is now; what other clocks
-    change is added to it. `listener` hears what is done, and how much of all that may come.
-
-    Raises:
-        PlanError: It has one stage, or no clocks of its device are known.
+    change is added to it. `listener` hears what is done, and how much of all that may come. Raises `PlanError` where it
+    has one stage, or no clocks of its device are known.
     """
     highest_mhz, num_stages = batch.device.sm_clock_max_mhz, int(batch.pp[0])
     if num_stages == 1:

@@ -90,10 +90,8 @@ def predict(batch: Batch, power: Power, coefficients: ThermalCoefficients, *, li
 def _steady(c: ThermalCoefficients, own_w: Floats, upstream_w: Floats, others: bool, limit_w: Floats | float) -> Floats:
     """Solves T = inlet + R (P + leak) + preheat (P_up + leak), leak = leakage * (T - reference), for T.
 
-    It is linear in T. The leak is bounded by the room below the power limit.
-
-    Raises:
-        ValueError: Each kelvin leaks more heat than one kelvin takes to carry off, so that no steady state exists.
+    It is linear in T. The leak is bounded by the room below the power limit. Raises `ValueError` where each kelvin
+    leaks more heat than one kelvin takes to carry off, so that no steady state exists.
     """
     resistance = sum(c.resistances_k_per_w) + c.preheat_k_per_w * others
     gain = resistance * c.leakage_w_per_k

@@ -27,11 +27,8 @@ OPTIONAL: Final = ("deepspeed", "megatron")
 def load_engine(name: str) -> Engine:
     """A new engine of that name.
 
-    It is one of `ENGINES`, or `module:Class` of an engine of one's own.
-
-    Raises:
-        EngineError: There is none.
-        NodeError: Its library is not installed.
+    It is one of `ENGINES`, or `module:Class` of an engine of one's own. Raises `EngineError` where there is none.
+    Raises `NodeError` where its library is not installed.
     """
     if name not in ENGINES and ":" not in name:
         raise EngineError(f'unknown engine "{name}"; {closest(name, ENGINES)}')
@@ -46,9 +43,8 @@ def load_engine(name: str) -> Engine:
 def check_libraries(spec: TrialSpec) -> None:
     """Looks for what a specification needs to be installed on this node, without loading any of it.
 
-    Raises:
-        NodeError: Its engine's library, torchao for FP8, or its command's program is not there, or the cluster is said
-            to have TransformerEngine and has not.
+    Raises `NodeError` where its engine's library, torchao for FP8, or its command's program is not there, or the
+    cluster is said to have TransformerEngine and has not.
     """
     if spec.program is not None and is_command(spec):
         program = filled(spec.program.command[0], values_of(spec, spec.program.flags) | dict.fromkeys(RUN_TIME, ""))

@@ -32,10 +32,7 @@ def fit_device(
     """Fits the coefficients of a device.
 
     `default` are the coefficients to start from. Trials that did not complete say nothing, those with simulated sensors
-    are left out. The fit of step times begins with `sweep`.
-
-    Raises:
-        PlanError: No trial can be fitted to.
+    are left out. The fit of step times begins with `sweep`. Raises `PlanError` where no trial can be fitted to.
     """
     usable = [(spec, result) for spec, result in measured if _is_usable(spec, result)]
     if not usable:

@@ -69,11 +69,7 @@ class Beside:
 def beside(
     trial: str, spec: TrialSpec, result: Run, coefficients: Coefficients, *, source: str, was_fitted: bool
 ) -> Beside:
-    """Lays the estimate of a specification beside its result.
-
-    Raises:
-        PlanError: The device has no estimates.
-    """
+    """Lays the estimate of a specification beside its result. Raises `PlanError` where the device has no estimates."""
     found = estimate([spec], lambda _device: coefficients).whole(0)
     metrics = tuple(
         Figure(name=name, estimated=f["value"], low=f["low"], high=f["high"], measured=result.metrics.get(name))

@@ -66,8 +66,7 @@ class SweepFit:
 def fit_sweep(table: pa.Table, device: DeviceSpec, prior: StepTimeCoefficients) -> SweepFit:
     """Fits a sweep, rows of `wattune.cost.sweep.COLUMNS` of one kind of device alone.
 
-    Raises:
-        PlanError: The table has other columns, no rows, or the catalog lacks the device's peaks.
+    Raises `PlanError` where the table has other columns, no rows, or the catalog lacks the device's peaks.
     """
     missing = [name for name in COLUMNS.names if name not in table.column_names]
     if missing or not table.num_rows:

@@ -46,10 +46,7 @@ def fit(
 
     Returns the coefficients, the fitted values over those before, and predicted over measured, less 1, of every trial
     when its configuration was held out: the errors are those of as many fits as there are folds of whole
-    configurations. Repeats of one trial are held out together.
-
-    Raises:
-        PlanError: No trial has a step time.
+    configurations. Repeats of one trial are held out together. Raises `PlanError` where no trial has a step time.
     """
     usable = [one for one in trials if one[1].get("step_time_s")]
     if not usable:

@@ -84,11 +84,7 @@ def write_fit(storage: Path, fit: StoredFit) -> Path:
 
 
 def read_fit(storage: Path, device: str) -> StoredFit | None:
-    """Reads the fit of a device; None where there is none.
-
-    Raises:
-        PlanError: The file is damaged.
-    """
+    """Reads the fit of a device; None where there is none. Raises `PlanError` where the file is damaged."""
     path = fit_path(storage, device)
     if not path.exists():
         return None

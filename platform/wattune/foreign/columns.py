@@ -143,8 +143,7 @@ def meaning(column: str, *, of_devices: bool) -> tuple[str, str, str | None] | N
 def values(texts: pa.ChunkedArray, ours: str, unit: str, where: str) -> Floats:
     """Reads a column of texts as numbers in our unit; not-a-number where the source says that it did not read.
 
-    Raises:
-        PlanError: A value is neither a number nor a word for none, or of another unit, or cannot be.
+    Raises `PlanError` where a value is neither a number nor a word for none, or of another unit, or cannot be.
     """
     coded = pc.utf8_trim_whitespace(texts.cast(pa.string())).combine_chunks().dictionary_encode()
     read = np.array([*(_value(word, ours, unit, where) for word in coded.dictionary.to_pylist()), np.nan])

@@ -26,8 +26,7 @@ _DEVICE_KEY: Final = re.compile(r"(card|gpu|device)_?\d+", re.IGNORECASE)
 def documents(text: str, where: str) -> list[Any] | None:
     """Parses JSON: one document, one a line, or several behind one another, the last perhaps cut; None of other text.
 
-    Raises:
-        PlanError: It begins like JSON and is none.
+    Raises `PlanError` where it begins like JSON and is none.
     """
     found: list[Any] = []
     decoder, text, at = json.JSONDecoder(), text.strip(), 0
@@ -154,8 +153,7 @@ def metric_file(lines: Sequence[str], name: str) -> TextTable | None:
 def emissions(table: pa.Table, where: str) -> pa.Table:
     """Gives CodeCarbon's totals a row at which they began: it writes them at the end, `duration` seconds later.
 
-    Raises:
-        PlanError: It has several runs, or its times cannot be read.
+    Raises `PlanError` where it has several runs, or its times cannot be read.
     """
     rows = table.to_pylist()
     try:

@@ -53,11 +53,7 @@ MOST_BYTES: Final = 2 * 2**30
 
 
 def read_log(path: Path, zone: str | None, interval_s: float | None = None) -> ForeignLog:
-    """Reads a log.
-
-    Raises:
-        PlanError: It cannot be read, or is none of a format that is known.
-    """
+    """Reads a log. Raises `PlanError` where it cannot be read, or is none of a format that is known."""
     where = path.name
     try:
         if not path.is_file():

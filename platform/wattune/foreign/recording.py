@@ -147,10 +147,8 @@ def _nodes(logs: Sequence[ForeignLog], files: Sequence[Path]) -> list[str]:
 
     It is the one that another log names, else `NODE`; where logs of one tool have the same devices at the same times
     they are of several nodes, each of its file's name, or of its folder's where files of two folders have one name.
-
-    Raises:
-        PlanError: Logs of several tools do, and no identifier says whether their devices are the same; or neither name
-            tells the nodes apart.
+    Raises `PlanError` where logs of several tools do, and no identifier says whether their devices are the same; or
+    neither name tells the nodes apart.
     """
     named = {node for log in logs for node, _, _ in log.sampled if node}
     usual, apart = (min(named) if len(named) == 1 else NODE), False

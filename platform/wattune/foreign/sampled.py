@@ -59,10 +59,8 @@ def sampled_of(
 ) -> ForeignLog:
     """Reads the values of a table whose columns are known by their names.
 
-    `interval_s` is the time between readings of a log that has no times.
-
-    Raises:
-        PlanError: It has no time, or a value that cannot be.
+    `interval_s` is the time between readings of a log that has no times. Raises `PlanError` where it has no time, or a
+    value that cannot be.
     """
     log = ForeignLog(file=file, format=format_, notes=notes, rows=table.num_rows)
     names = table.column_names

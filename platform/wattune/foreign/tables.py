@@ -31,11 +31,7 @@ _SENSOR: Final = re.compile(rf"(?:({STAMP}),\s*)?([^,]*[A-Za-z][^,]*),([\d.]*),(
 
 
 def plain_text(content: bytes, where: str) -> str:
-    """Decodes a file; of Windows' shells too, which write UTF-16.
-
-    Raises:
-        PlanError: It is empty, or no text.
-    """
+    """Decodes a file; of Windows' shells too, which write UTF-16. Raises `PlanError` where it is empty, or no text."""
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     try:
         text = content.decode(encoding)
@@ -76,10 +72,8 @@ def stamped(text: str) -> tuple[list[str], list[str]]:
 def separated(lines: Sequence[str], times: Sequence[str], where: str) -> TextTable | None:
     """Reads comma, semicolon or tab separated values under a header; None without one.
 
-    The header may come again. A row of another length is left out, and a note says so.
-
-    Raises:
-        PlanError: More than one row in a hundred is of another length, or a later header has other columns.
+    The header may come again. A row of another length is left out, and a note says so. Raises `PlanError` where more
+    than one row in a hundred is of another length, or a later header has other columns.
     """
     for at, line in enumerate(lines[:_LOOK]):
         for mark in (",", ";", "\t"):
@@ -225,10 +219,8 @@ def unheaded(lines: Sequence[str], where: str) -> TextTable | None:
     """Reads `nvidia-smi --format=csv,noheader`, whose columns tell by their values what they are; None for others.
 
     Only power is printed with decimals (`%.2f W`), only reasons as 0x and 16 digits. The power that changes is the
-    draw; a number behind the time with a 0 among its values is the index.
-
-    Raises:
-        PlanError: Several columns may be the power, or none.
+    draw; a number behind the time with a 0 among its values is the index. Raises `PlanError` where several columns may
+    be the power, or none.
     """
     first = _cells(lines[0], ",")
     own = re.fullmatch(r"\d{4}/\d{2}/\d{2} \d{2}:\d{2}:\d{2}\.\d{3}", first[0]) is not None

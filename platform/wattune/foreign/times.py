@@ -51,10 +51,8 @@ def wall_ns(texts: pa.ChunkedArray, unit: str, zone: str | None, where: str) -> 
     """Reads times as nanoseconds of the wall clock since 1970, and says what the texts do not.
 
     Numbers are of the unit that their column names, else seconds, milliseconds, microseconds or nanoseconds by their
-    size. Small ones count from the start of the log. `zone` is that of dates without one.
-
-    Raises:
-        PlanError: More than a hundredth of the texts are no times, or the zone is unknown.
+    size. Small ones count from the start of the log. `zone` is that of dates without one. Raises `PlanError` where more
+    than a hundredth of the texts are no times, or the zone is unknown.
     """
     texts = pc.utf8_trim_whitespace(texts.cast(pa.string()).fill_null("")).combine_chunks()
     numeric = pc.match_substring_regex(texts, r"^\d+(\.\d*)?([eE]\+?\d+)?$")
@@ -155,13 +153,9 @@ def monotonic_ns(ns: Ints, *, has_date: bool, has_zone: bool, where: str) -> tup
 
     A time without a date that falls by more than half a day is after midnight. One that falls otherwise is after a step
     of the clock, such as the end of summer time; so is one, without a zone, that is an hour later. The usual interval
-    then lies between the two.
-
-    Returns:
-        The times, and the steps as a node's manifest has them (`wattune.telemetry.files.manifest.ClockWatch`).
-
-    Raises:
-        PlanError: It falls by more than two hours: the log is of two runs.
+    then lies between the two. Returns the times, and the steps as a node's manifest has them
+    (`wattune.telemetry.files.manifest.ClockWatch`). Raises `PlanError` where it falls by more than two hours: the log
+    is of two runs.
     """
     change = np.diff(ns)
     if not has_date:

@@ -422,11 +422,7 @@ def untrained(engine: str, model: ModelSpec) -> str:
 
 
 def capabilities(name: str) -> Capabilities:
-    """Returns the limits of an engine.
-
-    Raises:
-        PlanError: No engine has that name.
-    """
+    """Returns the limits of an engine. Raises `PlanError` where no engine has that name."""
     if name not in CAPABILITIES:
         raise PlanError(f'unknown engine "{name}"; {closest(name, CAPABILITIES)}')
     return CAPABILITIES[name]

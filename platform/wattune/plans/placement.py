@@ -40,10 +40,8 @@ def place(plan: Plan, cluster: ClusterSpec) -> tuple[Slot, ...]:
     """Computes the slot that every rank runs on, in rank order.
 
     With `topology` neighbouring ranks are neighbouring devices, and nodes are filled one after another. So tensor
-    parallel groups, innermost on the mesh, stay inside a node where they fit.
-
-    Raises:
-        PlanError: The plan's rank order is not a permutation of the cluster's slots.
+    parallel groups, innermost on the mesh, stay inside a node where they fit. Raises `PlanError` where the plan's rank
+    order is not a permutation of the cluster's slots.
     """
     problem = order_problem(plan.rank_order, cluster.world_size)
     if problem:

@@ -194,8 +194,7 @@ def is_choice(template: str) -> bool:
 def split_command(command: str | Sequence[str]) -> tuple[str, ...]:
     """Returns a command's arguments: a text is split once, as a shell would, before anything is filled in.
 
-    Raises:
-        SpaceError: Quotes are not closed, or there is no program.
+    Raises `SpaceError` where quotes are not closed, or there is no program.
     """
     try:
         # A backslash stays before braces; blanks inside of a choice need quotes, as anywhere.
@@ -235,10 +234,9 @@ class Program:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Program":
-        """Makes a program of plain data. Lists become tuples again.
+        """Makes a program of plain data.
 
-        Raises:
-            TypeError, ValueError: It is none.
+        Lists become tuples again. Raises `TypeError`, `ValueError` where it is none.
         """
         given = dict(data)
         given["environment"] = tuple((str(key), value) for key, value in given.get("environment", ()))

@@ -61,10 +61,8 @@ def replay(orders: Sequence[Sequence[Pass]], duration_s: Sequence[Mapping[Pass, 
     `chunk * stages + stage` follows the model from input to output. A forward pass takes the result of the virtual
     stage before, a backward pass that of the one behind, and the first backward that of its own forward. `orders` are
     the passes of every stage in the order it runs them, and durations, by stage, arrays of one shape that replay many
-    steps at once. Returns the end of the last pass, alike.
-
-    Raises:
-        PlanError: Passes wait for each other, or for one that no stage runs.
+    steps at once. Returns the end of the last pass, alike. Raises `PlanError` where passes wait for each other, or for
+    one that no stage runs.
     """
     num_stages = len(orders)
     last = max(one.chunk for order in orders for one in order) * num_stages + num_stages - 1

@@ -325,8 +325,7 @@ def _shared_posterior(
 ) -> tuple[Floats, Floats, float]:
     """Computes the shared effects with the trials' means integrated out.
 
-    Returns:
-        Means, covariance, and the degrees of freedom that the data spent on them.
+    Returns means, covariance, and the degrees of freedom that the data spent on them.
     """
     total = _sums(weights, trial, num_trials)
 

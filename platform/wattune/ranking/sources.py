@@ -184,10 +184,8 @@ def rank_sources(sources: Sequence[Source], **asked: Unpack[Asked]) -> Ranking:
 def _candidates(study: StudyFolder) -> frozenset[str] | None:
     """Reads the ids of the trials of a study's space; None before they were written.
 
-    A million combinations may be rejected, so two columns are read and no rows are made.
-
-    Raises:
-        PlanError: The file is not such a table, or does not agree with its digest.
+    A million combinations may be rejected, so two columns are read and no rows are made. Raises `PlanError` where the
+    file is not such a table, or does not agree with its digest.
     """
     table = candidates_table(study.path)
     if table is None:
@@ -230,11 +228,7 @@ def _is_texts(value: object) -> bool:
 
 
 def _agreed(what: str, said: Sequence[tuple[str, str]]) -> str:
-    """Returns the text that all studies agree on.
-
-    Raises:
-        SpaceError: They differ.
-    """
+    """Returns the text that all studies agree on. Raises `SpaceError` where they differ."""
     if len({text for _, text in said}) > 1:
         listed = "\n".join(f"  {name}: {text}" for name, text in said)
         raise SpaceError(f"the studies' {what}s differ:\n{listed}\npass one for all with --{what}")

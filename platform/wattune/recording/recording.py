@@ -31,10 +31,8 @@ LAG_S: Final = 1.1
 def load(path: Path, *, checked: bool = False) -> RunData:
     """Reads a trial's or recording's folder; of one that was killed or still records, all there is so far.
 
-    Files that the caller has not `checked` are compared with their digests.
-
-    Raises:
-        TelemetryError: A table or manifest in it cannot be read.
+    Files that the caller has not `checked` are compared with their digests. Raises `TelemetryError` where a table or
+    manifest in it cannot be read.
     """
     folder = RecordingFolder(path)
     facts = folder.facts()
@@ -102,9 +100,8 @@ def _length_s(window: Mapping[str, Any] | None) -> float | None:
 def run_of(path: Path) -> Run:
     """Reads a recording as a run: what was stored when it ended; of one that was killed or still records, all so far.
 
-    Raises:
-        PlanError: Its run cannot be read.
-        TelemetryError: A table or manifest in it cannot be read.
+    Raises `PlanError` where its run cannot be read. Raises `TelemetryError` where a table or manifest in it cannot be
+    read.
     """
     run = TrialFolder(path).result() or measured_run(path)
     recorded = replace(run.recorded or Recorded(), place=str(path))
@@ -114,8 +111,7 @@ def run_of(path: Path) -> Run:
 def measured_run(path: Path) -> Run:
     """Computes what a recording's folder tells of its run.
 
-    Raises:
-        TelemetryError: A table or manifest in it cannot be read.
+    Raises `TelemetryError` where a table or manifest in it cannot be read.
     """
     data = load(path)
     facts, summary = data.facts, summarize(data)

@@ -31,9 +31,8 @@ def default_backends() -> list[str]:
 def split_simulated(backends: Sequence[str]) -> tuple[list[str], str | None]:
     """Splits backends into those a sampler reads, and the device to simulate where `simulated[:DEVICE]` is asked for.
 
-    Raises:
-        SensorChoiceError: A backend does not exist or cannot be used as written, or the device cannot be simulated.
-        PlanError: The catalog has no such device.
+    Raises `SensorChoiceError` where a backend does not exist or cannot be used as written, or the device cannot be
+    simulated. Raises `PlanError` where the catalog has no such device.
     """
     sampled: list[str] = []
     simulated = None

@@ -31,10 +31,8 @@ def parse_window(text: str) -> tuple[Literal["steady", "command", "time", "steps
     """Reads a choice: `steady`, `command`, `10s:50s`, `10s:`, `:50s`, `steps:20:100` or `steps:20:`.
 
     Steps are counted from 0, and the end is left out, as in Python. Returns its kind; start and end, in seconds from
-    the command's start or as numbers of steps; None is the command's end.
-
-    Raises:
-        PlanError: It is none of these, or ends before it begins.
+    the command's start or as numbers of steps; None is the command's end. Raises `PlanError` where it is none of these,
+    or ends before it begins.
     """
     if text == STEADY:
         return "steady", 0.0, None

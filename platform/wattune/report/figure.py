@@ -76,11 +76,8 @@ def blank() -> go.Figure:
 def write_images(charts: Sequence[Chart], folder: Path) -> list[Path]:
     """Writes figures as images in each of `FORMATS`, all with one browser.
 
-    Returns:
-        Paths of the files.
-
-    Raises:
-        WattuneError: The exporter or the browser it draws with is not installed, or the folder cannot be written.
+    Returns paths of the files. Raises `WattuneError` where the exporter or the browser it draws with is not installed,
+    or the folder cannot be written.
     """
     drawn, paths, heights = [], [], []
     for chart in charts:

@@ -37,8 +37,7 @@ def _plotting(what: str, remedy: str) -> Iterator[None]:
 def write_report(study: StudyFolder, ranking: Ranking, price: Frontier | None = None) -> Path:
     """Writes the study's `report.html` and returns its path.
 
-    Raises:
-        WattuneError: The plotting library is not installed.
+    Raises `WattuneError` where the plotting library is not installed.
     """
     # Plotting takes longer to import than most commands take to run.
     with _plotting(f"the report of {study.name}", f"`wattune report {study.path}`"):
@@ -67,8 +66,7 @@ def write_report(study: StudyFolder, ranking: Ranking, price: Frontier | None = 
 def write_figures(study: StudyFolder, ranking: Ranking, folder: Path, price: Frontier | None = None) -> list[Path]:
     """Writes every figure of the report as PNG, SVG and PDF, and returns their paths.
 
-    Raises:
-        WattuneError: The plotting library, its exporter, or the browser it draws with is not installed.
+    Raises `WattuneError` where the plotting library, its exporter, or the browser it draws with is not installed.
     """
     with _plotting(f"the figures of {study.name}", "the same command"):
         from wattune.report.figure import write_images
@@ -83,9 +81,8 @@ def write_figures(study: StudyFolder, ranking: Ranking, folder: Path, price: Fro
 def write_comparison(comparison: Comparison, path: Path) -> Path:
     """Writes two trials side by side as one HTML page.
 
-    Raises:
-        PlanError: It cannot be written there.
-        WattuneError: The plotting library is not installed.
+    Raises `PlanError` where it cannot be written there. Raises `WattuneError` where the plotting library is not
+    installed.
     """
     with _plotting("the page", "the same command"):
         from wattune.report.page import render_comparison

@@ -317,8 +317,7 @@ def plain_cluster(cluster: ClusterSpec) -> dict[str, Any]:
 def cluster_in_short(text: str) -> Any:
     """Returns the mapping that a text such as `1x4 h200_sxm` stands for.
 
-    Raises:
-        pydantic_core.PydanticCustomError: The text is no such one; its message says so.
+    Raises `pydantic_core.PydanticCustomError` where the text is no such one; its message says so.
     """
     try:
         cluster = parse_cluster_label(text)

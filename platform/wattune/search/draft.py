@@ -98,9 +98,7 @@ def draft(wishes: Wishes, full: ModelSpec, *, schema: str) -> str:
 def planned(text: str, folder: Path) -> Candidates:
     """Sorts every combination of a draft, whose relative paths start in the folder of the file it will be.
 
-    Raises:
-        SpaceError: It is no valid space.
-        NothingToTryError: Every combination is rejected.
+    Raises `SpaceError` where it is no valid space. Raises `NothingToTryError` where every combination is rejected.
     """
     candidates = prune(parse_space(yaml.safe_load(text), "the draft", folder))
     candidates.require_kept()
@@ -245,8 +243,7 @@ def _flow(value: object) -> str:
 def check_bound(text: str, cluster: str) -> str:
     """Returns a bound that can be held to on a cluster.
 
-    Raises:
-        PlanError: It cannot, with the problem that a space with it would have.
+    Raises `PlanError` where it cannot, with the problem that a space with it would have.
     """
     bound, place = parse_constraint(text), parse_cluster_label(cluster)
     if place.device == "cpu":

@@ -18,8 +18,7 @@ def example_names() -> list[str]:
 def example_text(name: str, first_line: str) -> str:
     """Returns a shipped space, with the line that names the schema from where it will be.
 
-    Raises:
-        PlanError: There is no such space.
+    Raises `PlanError` where there is no such space.
     """
     names = example_names()
     if name not in names:

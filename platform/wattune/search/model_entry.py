@@ -28,11 +28,7 @@ _EXAMPLE: Final = "llama3_70b"
 
 
 def check_own_name(text: str) -> str:
-    """Returns a name that a model or device of a space's own may have.
-
-    Raises:
-        PlanError: It may not.
-    """
+    """Returns a name that a model or device of a space's own may have. Raises `PlanError` where it may not."""
     if re.fullmatch(r"[\w.-]+/[\w.-]+", text):
         plain = re.sub(r"[^a-z0-9]", "", text.partition("/")[2].lower())
         short = {re.sub(r"[^a-z0-9]", "", name.removesuffix("_like")): name for name in MODELS}
@@ -53,8 +49,7 @@ def check_own_name(text: str) -> str:
 def own_name_of(config: FilePath) -> str:
     """Returns a name for the model of a `config.json`, which no catalog model has: its folder's, or a file's own one.
 
-    Raises:
-        PlanError: That makes no name.
+    Raises `PlanError` where that makes no name.
     """
     place = config.resolve()
     text = place.parent.name if place.name == "config.json" else place.stem
@@ -65,8 +60,7 @@ def own_name_of(config: FilePath) -> str:
 def model_in_short(text: Any, leave_out: Sequence[str] = ()) -> Any:
     """Returns the entry of a model that is named, or the path of a `config.json`; what is no text stays.
 
-    Raises:
-        PlanError: The path makes no name.
+    Raises `PlanError` where the path makes no name.
     """
     if not isinstance(text, str | FilePath) or (isinstance(text, str) and not text.endswith(".json")):
         return {"name": text, "leave_out": [*leave_out]} if leave_out else text

@@ -112,9 +112,8 @@ class Candidates:
     def require_kept(self) -> None:
         """Makes sure that something is kept.
 
-        Raises:
-            NothingToTryError: Every combination is rejected. The message counts the rules and shows each once.
-            SpaceError: No small run stands for any of the plans that the large cluster can have.
+        Raises `NothingToTryError` where every combination is rejected. The message counts the rules and shows each
+        once. Raises `SpaceError` where no small run stands for any of the plans that the large cluster can have.
         """
         if self.kept:
             return

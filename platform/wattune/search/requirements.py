@@ -56,9 +56,8 @@ class Requirement:
 def parse_requirement(text: str, fields: Mapping[str, Field]) -> Requirement:
     """Reads a requirement of a space.
 
-    Raises:
-        SpaceError: The text has another form, names no field, or compares what cannot be compared. The message names
-            the place.
+    Raises `SpaceError` where the text has another form, names no field, or compares what cannot be compared. The
+    message names the place.
     """
     if len(text) > LONGEST_TEXT:
         raise SpaceError(f'"{text[:60]}..." is longer than {LONGEST_TEXT} characters; write several requirements')

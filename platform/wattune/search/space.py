@@ -107,9 +107,8 @@ def is_of(plan: Mapping[str, Any], place: Outer) -> bool:
 def load_space(path: str | Path) -> StudySpec:
     """Reads the study that a YAML file describes.
 
-    Raises:
-        SpaceError: The file cannot be read, is not a YAML mapping, or says something that cannot be used. Every problem
-            is listed with its path inside the file.
+    Raises `SpaceError` where the file cannot be read, is not a YAML mapping, or says something that cannot be used.
+    Every problem is listed with its path inside the file.
     """
     source = str(path)
     try:
@@ -131,10 +130,8 @@ def load_space(path: str | Path) -> StudySpec:
 def parse_space(document: Any, source: str = "space", folder: Path | None = None) -> StudySpec:
     """Reads the study that the content of a file describes.
 
-    `source` names it in messages; relative paths in it start in `folder`, else in that of this process.
-
-    Raises:
-        SpaceError: It says something that cannot be used. Every problem is listed with its path.
+    `source` names it in messages; relative paths in it start in `folder`, else in that of this process. Raises
+    `SpaceError` where it says something that cannot be used. Every problem is listed with its path.
     """
     return _study(document, source, [], folder or Path())
 

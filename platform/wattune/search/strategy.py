@@ -46,10 +46,9 @@ def is_searcher(name: str) -> bool:
 
 
 def check_strategy(name: str) -> str:
-    """Returns the name of a strategy that can be used. A searcher's class is looked for when it is made.
+    """Returns the name of a strategy that can be used.
 
-    Raises:
-        SpaceError: No strategy has that name.
+    A searcher's class is looked for when it is made. Raises `SpaceError` where no strategy has that name.
     """
     if name not in STRATEGIES and not is_searcher(name):
         raise SpaceError(f'unknown strategy "{name}"; {closest(name, STRATEGIES)}')
@@ -69,10 +68,8 @@ def make_strategy(
 
     It is a key of `STRATEGIES`; a searcher of Ray's is made by `wattune.orchestrate.ray_searcher`. `grid` and `random`
     need no question. Estimates, in the candidates' order, and `warm` results of earlier studies on the same kind of
-    device are used by `model_guided`.
-
-    Raises:
-        SpaceError: No strategy has that name, or it needs an objective and there is none.
+    device are used by `model_guided`. Raises `SpaceError` where no strategy has that name, or it needs an objective and
+    there is none.
     """
     if name not in STRATEGIES:
         raise SpaceError(f'unknown strategy "{name}"; {closest(name, STRATEGIES)}')

@@ -242,8 +242,7 @@ def _exposed_data_parallel_bytes(spec: TrialSpec, parameters: float, num_micro: 
 def node_activities(spec: TrialSpec, spans: pa.Table) -> dict[str, list[DeviceActivity]]:
     """Derives the activity of every device in the spans, by node, devices in order of their names.
 
-    Raises:
-        TelemetryError: Two ranks share a device, or the simulated device's peaks are unknown.
+    Raises `TelemetryError` where two ranks share a device, or the simulated device's peaks are unknown.
     """
     work = [] if is_command(spec) else [stage_work(spec, stage) for stage in range(spec.plan.pp)]
     text = {name: spans[name].cast(pa.string()) for name in ("node", "device", "phase")}

@@ -160,12 +160,10 @@ _H200 = DeviceModel(
 def device_model(device: DeviceSpec) -> DeviceModel:
     """The model of a catalog device.
 
-    Only `h200_sxm` is fitted. Another accelerator is that fit scaled, and not checked against any recording: powers
-    by the ratio of power limits, thermal resistances by its inverse (so that temperatures at the limit are the same),
-    clocks by the ratio of highest clocks.
-
-    Raises:
-        SensorChoiceError: The catalog gives the device no power limit or clock, as for `cpu`.
+    Only `h200_sxm` is fitted. Another accelerator is that fit scaled, and not checked against any recording: powers by
+    the ratio of power limits, thermal resistances by its inverse (so that temperatures at the limit are the same),
+    clocks by the ratio of highest clocks. Raises `SensorChoiceError` where the catalog gives the device no power limit
+    or clock, as for `cpu`.
     """
     if device.name == _H200.name:
         return _H200

@@ -86,11 +86,9 @@ def simulate(spec: TrialSpec, spans: pa.Table, *, seed: int) -> dict[str, tuple[
     """Telemetry of every node and device that has spans, a pure function of its arguments.
 
     `cluster.sensed_device` is simulated, with the plan's limit and clock. Spans are those of all ranks, warm-up
-    included, in any order. Returns by node the tables by tier (`ring`, `fast`, `counter`, `slow`) and the
-    manifest, from `LEAD_S` before the node's first span to `TAIL_S` after its last.
-
-    Raises:
-        TelemetryError: The sensed device has no power limit or peaks in the catalog, or two ranks share a device.
+    included, in any order. Returns by node the tables by tier (`ring`, `fast`, `counter`, `slow`) and the manifest,
+    from `LEAD_S` before the node's first span to `TAIL_S` after its last. Raises `TelemetryError` where the sensed
+    device has no power limit or peaks in the catalog, or two ranks share a device.
     """
     device = spec.cluster.sensed_device
     model, plan = device_model(device), spec.plan

@@ -245,9 +245,8 @@ class RemoteStorage:
     def _is_newer(self, study: StudyFolder, content: bytes) -> bool:
         """Returns whether the store's study, of which `content` is the `study.yaml`, has grown beyond the local one.
 
-        Raises:
-            SpaceError: One contradicts the other, or both have grown, each in its own way.
-            PlanError: The store's file cannot be read.
+        Raises `SpaceError` where one contradicts the other, or both have grown, each in its own way. Raises `PlanError`
+        where the store's file cannot be read.
         """
         there = space_of(content, f"{self.shown}/{study.name}/{STUDY}")
         here = study.space()

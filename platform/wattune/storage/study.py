@@ -404,10 +404,9 @@ class StudyFolder:
 
 
 def _folders(path: Path) -> list[str]:
-    """Lists the folders in a folder, by name; none where it does not exist. Links are left out: they lead elsewhere.
+    """Lists the folders in a folder, by name; none where it does not exist.
 
-    Raises:
-        PlanError: It cannot be listed.
+    Links are left out: they lead elsewhere. Raises `PlanError` where it cannot be listed.
     """
     try:
         with os.scandir(path) as entries:

@@ -88,9 +88,8 @@ def _files(folder: Path, tier: str) -> list[Path]:
 def _schema(path: Path, tier: str) -> pa.Schema:
     """Reads a file's schema.
 
-    Raises:
-        TelemetryError: It is of another format, or a column is missing or of another type than the schema's.
-        ArrowException, OSError: The file is damaged.
+    Raises `TelemetryError` where it is of another format, or a column is missing or of another type than the schema's.
+    Raises `ArrowException`, `OSError` where the file is damaged.
     """
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:

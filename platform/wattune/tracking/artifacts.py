@@ -79,11 +79,7 @@ class BesideClient(MlflowClient):  # type: ignore[misc]  # mlflow has no types
 
 
 def _below(folder: Path, path: str) -> Path:
-    """Returns a path in a folder.
-
-    Raises:
-        TrackingError: It leads out of it.
-    """
+    """Returns a path in a folder. Raises `TrackingError` where it leads out of it."""
     if not is_inside(path):
         raise TrackingError(f"artifact path {path!r} leads out of its run; a store is damaged, or not to be trusted")
     return folder / path

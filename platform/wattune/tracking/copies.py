@@ -106,8 +106,7 @@ class WithReceipts(ABC):
     ) -> bool:
         """Sends one repeat of a trial, unless there is a receipt for it; the rest is as in `StudyTracker`.
 
-        Raises:
-            TrackingError: The store cannot be reached or refuses.
+        Raises `TrackingError` where the store cannot be reached or refuses.
         """
         del folder, picture  # files stay in the study folder
         name = f"{result.trial_id}-{result.repeat}"
@@ -132,11 +131,7 @@ class WithReceipts(ABC):
         report_path: Path | None,
         results: Sequence[tuple[TrialSpec, Run]] = (),
     ) -> None:
-        """Sends facts of the whole study.
-
-        Raises:
-            TrackingError: The store cannot be reached or refuses.
-        """
+        """Sends facts of the whole study. Raises `TrackingError` where the store cannot be reached or refuses."""
         del report_path, results
         facts = goals_of(document) | facts_of(ranking)
         self._access.do(f"send study {self.study_name}", lambda: self.send_study(facts, document, ranking))
@@ -144,8 +139,7 @@ class WithReceipts(ABC):
     def delivered(self) -> Delivered:
         """Returns what there are receipts for and is final.
 
-        Raises:
-            TrackingError: The receipts cannot be read.
+        Raises `TrackingError` where the receipts cannot be read.
         """
         known = self._access.do(f"list trials of study {self.study_name}", self._read)
         return {key: sent for key, sent in known.items() if sent.final}

@@ -123,8 +123,7 @@ def _compact(data: Mapping[str, Any]) -> str:
 def require_format(run: Any, where: str) -> None:
     """Makes sure that a run is of the format that this code reads.
 
-    Raises:
-        TrackingError: It is of another one.
+    Raises `TrackingError` where it is of another one.
     """
     try:
         check_format(run.data.tags.get(FORMAT_TAG))
@@ -133,11 +132,7 @@ def require_format(run: Any, where: str) -> None:
 
 
 def read_run(client: Any, run: Any) -> tuple[TrialSpec, Run]:
-    """Reads the trial of a run.
-
-    Raises:
-        TrackingError: It is of another format, or damaged.
-    """
+    """Reads the trial of a run. Raises `TrackingError` where it is of another format, or damaged."""
     require_format(run, f"run {run.info.run_id}")
     spec, result = (_read_whole(client, run, tag) for tag in _WHOLE)
     return pair_of(spec, result, f"run {run.info.run_id}")
@@ -153,8 +148,7 @@ def _read_whole(client: Any, run: Any, tag: str) -> bytes | str:
 def pair_of(spec: bytes | str, result: bytes | str, where: str) -> tuple[TrialSpec, Run]:
     """Reads a trial and its result from the JSON of both.
 
-    Raises:
-        TrackingError: They are damaged; `where` they are is in the message.
+    Raises `TrackingError` where they are damaged; `where` they are is in the message.
     """
     try:
         return TrialSpec.from_json(json.loads(spec)), Run.from_json(json.loads(result))

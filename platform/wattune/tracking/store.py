@@ -93,8 +93,7 @@ class Store(Access):
     def ask(self, action: str, operation: Callable[[Any], _T], *, moving_s: float = 0.0) -> _T:
         """Calls an operation with the client, as `do` does without one.
 
-        Raises:
-            TrackingError: As that of `do`; `StoreNotWritableError` where the file may not be written.
+        Raises `TrackingError` where as that of `do`; `StoreNotWritableError` where the file may not be written.
         """
 
         def speak() -> _T:
@@ -149,8 +148,7 @@ def _may_write(database: Path) -> bool:
 def require_store(uri: str) -> None:
     """Makes sure that a store exists before it is read: a client would create a missing sqlite file.
 
-    Raises:
-        TrackingError: There is no such file.
+    Raises `TrackingError` where there is no such file.
     """
     database = sqlite_file(uri)
     if database is not None and not _is_filled(database):
@@ -193,11 +191,7 @@ def _is_refusal(error: Exception) -> bool:
 
 
 def check_alive(experiment: Any, uri: str) -> None:
-    """Makes sure that a study was not deleted.
-
-    Raises:
-        TrackingError: It was deleted.
-    """
+    """Makes sure that a study was not deleted. Raises `TrackingError` where it was deleted."""
     if experiment.lifecycle_stage != "active":
         raise TrackingError(
             f'study "{experiment.name}" was deleted in {without_secrets(uri)}; restore it with '

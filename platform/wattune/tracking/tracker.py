@@ -176,8 +176,7 @@ class Tracker:
     def delivered(self) -> Delivered:
         """Returns what was sent completely and is final, the latest of each trial and repeat.
 
-        Raises:
-            TrackingError: The store cannot be reached.
+        Raises `TrackingError` where the store cannot be reached.
         """
 
         def find(client: Any) -> Delivered:
@@ -195,8 +194,7 @@ class Tracker:
     def page(self) -> str:
         """Returns the path of the page that compares this study's trials, after the server's address.
 
-        Raises:
-            TrackingError: The store cannot be reached.
+        Raises `TrackingError` where the store cannot be reached.
         """
         self._store.ask(f"find study {self.study_name}", self._parent)
         return view_path(self._experiment_id)

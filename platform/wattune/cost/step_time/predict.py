@@ -63,11 +63,8 @@ def predict(
 ) -> StepTime:
     """Predicts the step time of every candidate.
 
-    Returns:
-        Times in the order of the batch. Stages of `activity` that a candidate does not have are 0.
-
-    Raises:
-        PlanError: The catalog does not have the peaks of the device.
+    Returns times in the order of the batch. Stages of `activity` that a candidate does not have are 0. Raises
+    `PlanError` where the catalog does not have the peaks of the device.
     """
     vocabulary = np.full(len(batch), batch.model.vocab_size) if padded_vocab_size is None else padded_vocab_size
     model = StepModel(batch, coefficients, power, limit_w, vocabulary)

@@ -108,10 +108,8 @@ class Machine:
         In fp8 the layers' linear products run at the peak of that type and all else, the head's product too, at that of
         bf16, as `wattune/engines/torch/float8.py` has it. The share of its peak that a product reaches is taken from
         bf16: steps that the device bounds come out 4 to 13 % too short so
-        (`benchmarks/data/dense_llama_1b_h200.parquet`), those in bf16 on the same device 1 to 10 %.
-
-        Raises:
-            PlanError: It does not have the device's rates.
+        (`benchmarks/data/dense_llama_1b_h200.parquet`), those in bf16 on the same device 1 to 10 %. Raises `PlanError`
+        where it does not have the device's rates.
         """
         held = HELD_IN[dtype]
         flop_per_s, link = device.peak_flop_per_s(held), device.link_bandwidth_bytes_per_s

@@ -45,8 +45,7 @@ class MegatronEngine(Answering):
     def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
         """Makes process groups, this rank's part of the model, its optimizer and its data.
 
-        Raises:
-            EngineError: The specification is one this engine cannot run.
+        Raises `EngineError` where the specification is one this engine cannot run.
         """
         device = claim(spec, ranks)
         check_libraries(spec)

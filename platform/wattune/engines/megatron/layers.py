@@ -169,10 +169,8 @@ def chunk(spec: TrialSpec, config: TransformerConfig, number: int | None, *, fir
     """One model chunk of this rank, not initialised.
 
     `number` is the chunk among those of this pipeline stage, None without interleaving; the first holds the embedding,
-    the last head and loss.
-
-    Raises:
-        EngineError: The cluster says it has TransformerEngine, and here it cannot be imported.
+    the last head and loss. Raises `EngineError` where the cluster says it has TransformerEngine, and here it cannot be
+    imported.
     """
     model, engine = spec.model, uses_transformer_engine(spec)
     held = stage_layers(model, spec.plan)[parallel_state.get_pipeline_model_parallel_rank()][number or 0]
@@ -251,8 +249,7 @@ def finish(chunks: list[nn.Module], rotation: Rotation | None, compiler: Compile
 def layer_specs(spec: TrialSpec, config: TransformerConfig, kind: ModelSpec) -> tuple[Any, Any]:
     """Returns the parts of a layer of one kind, and the final norm: TransformerEngine's, or Megatron's and ours.
 
-    Raises:
-        EngineError: The cluster says it has TransformerEngine, and here it cannot be imported.
+    Raises `EngineError` where the cluster says it has TransformerEngine, and here it cannot be imported.
     """
     return _engine_layer(spec, config, kind) if uses_transformer_engine(spec) else _local_layer(config, kind)
 

@@ -85,10 +85,8 @@ def weight(place: str, part: str, model: ModelSpec, holder: Holder, whole: Whole
     """Returns one rank's part of one parameter, fp32.
 
     `model` is the kind of the layer, `place` the torch engine's name of it, such as `layers.3`, and `part` Megatron's
-    name inside it. Outside of layers `place` is empty and `part` the whole name.
-
-    Raises:
-        KeyError: There is no such parameter in the torch engine's model.
+    name inside it. Outside of layers `place` is empty and `part` the whole name. Raises `KeyError` where there is no
+    such parameter in the torch engine's model.
     """
     hidden, kind = model.hidden_size, part.rsplit(".", 1)[-1]
     part = _FUSED.sub(lambda found: f"{_NORM_OF[found[1]]}.{found[2]}", part)  # TransformerEngine's norm in its linear

@@ -58,10 +58,8 @@ class FileSamples:
     def at(self, step: int, sample: int) -> Tensor:
         """One sequence and the token after it, int64 [seq_len + 1].
 
-        Steps count from 0, samples through the global batch.
-
-        Raises:
-            EngineError: It holds a token the model has no embedding of.
+        Steps count from 0, samples through the global batch. Raises `EngineError` where it holds a token the model has
+        no embedding of.
         """
         number = (step * self._samples_per_step + sample) % self._num_samples
         start = number * self._seq_len
@@ -94,8 +92,7 @@ class Batches:
     def of(cls, spec: TrialSpec, ranks: Ranks, *, seed: int, device: torch.device) -> "Batches":
         """The samples of one rank's replica.
 
-        Raises:
-            EngineError: Tokens are taken from a file that cannot be used; see `FileSamples`.
+        Raises `EngineError` where tokens are taken from a file that cannot be used; see `FileSamples`.
         """
         plan, workload = spec.plan, spec.workload
         return cls(

@@ -37,8 +37,7 @@ class TorchEngine(Answering):
     def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
         """Makes process groups, this rank's part of the model, its optimizer and its data.
 
-        Raises:
-            EngineError: The specification is one this engine cannot run.
+        Raises `EngineError` where the specification is one this engine cannot run.
         """
         check_libraries(spec)
         device = claim(spec, ranks)

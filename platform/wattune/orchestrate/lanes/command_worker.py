@@ -258,8 +258,7 @@ def _variables(program: Program, values: Mapping[str, Any]) -> dict[str, str]:
 def _devices(spec: TrialSpec, node_rank: int, names: Mapping[str, str]) -> dict[int, str]:
     """Returns telemetry's name of the device of each rank on a node, by the order in which the command sees them.
 
-    Raises:
-        NodeError: Telemetry does not see a device that Ray gave the command.
+    Raises `NodeError` where telemetry does not see a device that Ray gave the command.
     """
     count = spec.cluster.devices_per_node
     ranks = range(node_rank * count, (node_rank + 1) * count)

@@ -197,10 +197,8 @@ def families(snapshots: Sequence[Snapshot], now_mono_ns: int, *, num_failures: i
     """Makes the metrics of the recordings that are followed.
 
     The newest recording comes first: of what several have, such as the node's processors, its readings are exposed. A
-    reading older than `STALE_S` is left out. Every family has a sample, and none is there twice.
-
-    Returns:
-        Families with at least one sample each, none twice.
+    reading older than `STALE_S` is left out. Every family has a sample, and none is there twice. Returns families with
+    at least one sample each, none twice.
     """
     made = _Made()
     made.info("wattune_build", "The version that exposes these metrics.", {"version": __version__})

@@ -148,10 +148,7 @@ class Follower:
         """Reads what is new.
 
         It has to be called more often than every `LOOK_BACK_S`. Of a longer time only the end is looked at, for peaks
-        and for lost clock.
-
-        Raises:
-            TelemetryError: A file cannot be read.
+        and for lost clock. Raises `TelemetryError` where a file cannot be read.
         """
         begun_cpu_s = time.thread_time()
         try:

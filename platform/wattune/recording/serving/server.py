@@ -58,11 +58,8 @@ def listening_socket(text: str, *, remote: bool = False) -> socket.socket:
     """Opens a listening socket.
 
     It is `HOST:PORT`, or `[HOST]:PORT` for IPv6, and port 0 is any free one. `remote` allows addresses that other
-    machines can reach.
-
-    Raises:
-        PlanError: The address cannot be used: as written, because other machines could reach it, or because it is
-            taken.
+    machines can reach. Raises `PlanError` where the address cannot be used: as written, because other machines could
+    reach it, or because it is taken.
     """
     host, _, port_text = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
