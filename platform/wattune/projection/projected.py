@@ -55,7 +55,7 @@ class Projected:
     unsure: Sequence[str] = ()
     """Bounds that an end of an interval breaks, or that no figure speaks of, in words."""
     notes: Mapping[str, str] = field(default_factory=dict)
-    """What else must be said, by kind: `scaled_down`, `figures of days` where there are none."""
+    """Warnings by kind: `scaled_down`, `figures of days` where there are none."""
     truth_s: float | None = None
     """Step that was measured at that size."""
 
