@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import runpy
 import sys
+import time
 from collections.abc import Callable
 from functools import cache
 from multiprocessing import forkserver
@@ -39,6 +40,22 @@ def forks() -> ForkServerContext:
             if value is not None:
                 os.environ[name] = value
     return context
+
+
+def store_of_two(rank: int, folder: Path) -> Any:
+    """The store that two ranks meet in, as those of a lane have it."""
+    from wattune.workers.process_groups import open_store, take_store
+
+    told = folder / "port"
+    if rank == 0:
+        open_store("127.0.0.1", 0, holds=True, num_ranks=2)
+        (folder / "port.part").write_text(str(take_store().port))  # type: ignore[attr-defined]
+        (folder / "port.part").rename(told)
+    else:
+        while not told.exists():
+            time.sleep(0.01)
+        open_store("127.0.0.1", int(told.read_text()), holds=False, num_ranks=2)
+    return take_store()
 
 
 def run_ranks(rank: Callable[..., None], *arguments: Any, count: int = 2) -> None:

@@ -4,6 +4,7 @@ import gc
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -11,13 +12,23 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+MEET_S: Final = 180.0
+"""Longest a rank may take to reach the store of its lane."""
+
+_stores: list[Store] = []
+"""The store of this process's lane, once it is open."""
+
+
+def open_store(address: str, port: int, *, holds: bool, num_ranks: int) -> None:
+    """Opens the store of a lane, which one of its workers `holds` for all. Nobody waits for the others here."""
+    limit = timedelta(seconds=MEET_S)
+    store = dist.TCPStore(address, port, num_ranks, is_master=holds, timeout=limit, wait_for_workers=False)  # type: ignore[attr-defined]
+    _stores[:] = [store]
+
 
 def take_store() -> Store:
-    """Ends the default group that Ray Train made, and returns the store its ranks met in: no further port is needed."""
-    # Not public, and used all over torch: there is no other way to the store of the default group.
-    store: Store = distributed_c10d._get_default_store()
-    dist.destroy_process_group()
-    return store
+    """Returns the store that the ranks of this lane meet in: no trial needs another port."""
+    return _stores[0]
 
 
 def join_groups(store: Store, name: str, *, rank: int, world_size: int, device: str, timeout_s: float) -> None:

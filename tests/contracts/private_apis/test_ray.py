@@ -124,18 +124,15 @@ def test_fixed_scaling_policy() -> None:
     assert parameters(get(f"{trainer}._initialize_and_run_controller")) == ["self", "controller_init_kwargs"]
 
 
-@pytest.mark.private_api("ray.train.torch.config._setup_torch_process_group")
-def test_setup_torch_process_group() -> None:
-    taken = parameters(get("ray.train.torch.config._setup_torch_process_group"))
-    assert taken == ["backend", "world_rank", "world_size", "init_method", "timeout_s"]
+@pytest.mark.private_api("ray.train.torch.config._set_torch_distributed_env_vars")
+def test_set_torch_distributed_env_vars() -> None:
     assert parameters(get("ray.train.torch.config._set_torch_distributed_env_vars")) == []
-    # What `TorchConfig` does at a start is what wattune does.
+    # What `TorchConfig` does at a start is what wattune does, but for the process group.
     starts = source("ray.train.torch.config._TorchBackend.on_start")
     for part in (
         "get_address_and_port",
         '"MASTER_ADDR"',
         '"MASTER_PORT"',
-        '"env://"',
         "(_set_torch_distributed_env_vars)",
     ):
         assert part in starts

@@ -9,14 +9,6 @@ import pytest
 from installed import get, group_of_one, load, parameters, source, stub
 
 
-@pytest.mark.private_api("torch.distributed.distributed_c10d._get_default_store")
-def test_get_default_store() -> None:
-    with group_of_one() as store:
-        found = get("torch.distributed.distributed_c10d._get_default_store")()
-        found.set("key", "value")
-        assert any(key.endswith(b"key") if isinstance(key, bytes) else key.endswith("key") for key in store.list_keys())
-
-
 @pytest.mark.private_api("torch.distributed.distributed_c10d._world")
 def test_world() -> None:
     dist, world = load("torch.distributed"), get("torch.distributed.distributed_c10d._world")

@@ -12,8 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from specs import trial_spec
-from torch.distributed.distributed_c10d import Store
-from warm_ranks import run_ranks
+from warm_ranks import run_ranks, store_of_two
 
 from wattune.catalog.models import ModelSpec
 from wattune.engines.torch.engine import TorchEngine
@@ -23,7 +22,7 @@ from wattune.trial import Measure, TrialSpec
 from wattune.workers import process_groups
 from wattune.workers.engine import Ranks, StepSpans
 from wattune.workers.loop import measure_trial
-from wattune.workers.process_groups import abort_groups, join_groups, leave_groups, meet, take_store
+from wattune.workers.process_groups import abort_groups, join_groups, leave_groups
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -45,15 +44,8 @@ SPEC = trial_spec(
 )
 
 
-def _store_of_two(rank: int, folder: Path) -> Store:
-    """As a worker has it, whose group somebody made who waited for all its ranks."""
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
-    meet("cpu")  # or the first to leave would close connections that the other is still opening
-    return take_store()
-
-
 def _worker(rank: int, folder: Path) -> None:
-    store = _store_of_two(rank, folder)
+    store = store_of_two(rank, folder)
     assert not dist.is_initialized() and leave_groups() == 0
     for trial in range(3):
         # Ranks may change places from trial to trial.
@@ -93,7 +85,7 @@ def _run_trials(rank: int, folder: Path) -> None:
     sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
     from faulty_engine import GOOD, OUT_OF_MEMORY, Faulty
 
-    store = _store_of_two(rank, folder)
+    store = store_of_two(rank, folder)
     held = []
     for number, (plan, fault) in enumerate(
         [
@@ -156,7 +148,7 @@ class _FailsInProfile(TorchEngine):
 
 def _run_profiled(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    store = _store_of_two(rank, folder)
+    store = store_of_two(rank, folder)
     for number, kind in enumerate((_FailsInProfile, TorchEngine)):
         join_groups(store, f"trial-{number}", rank=rank, world_size=2, device="cpu", timeout_s=100)
         engine = kind()

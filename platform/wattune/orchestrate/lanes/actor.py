@@ -154,7 +154,7 @@ class LaneKeeper:
         name = f"{'+'.join(nodes)}@{self._born}"
         if name not in self._lanes:
             launcher = _Launcher(self._self, name, self._scratch, self._storage)
-            self._lanes[name] = Lane(nodes, launcher.launch, _kill, _probe)
+            self._lanes[name] = Lane(nodes, launcher.launch, _kill, _probe, ray.put)
         return self._lanes[name]
 
 
@@ -318,7 +318,10 @@ class _RanksMeet(BackendConfig):  # type: ignore[misc]
 
 
 class _Meeting(Backend):  # type: ignore[misc]
-    """Makes the process group that ranks meet in. They end it themselves as soon as they serve."""
+    """Makes the one store that ranks meet in: each has a connection to it, and none to another rank before its trial.
+
+    Train's own backend makes a process group, of gloo every rank with every other.
+    """
 
     share_cuda_visible_devices = True
 
@@ -332,15 +335,14 @@ class _Meeting(Backend):  # type: ignore[misc]
 
 
 def _meet(address: str, port: int, rank: int, count: int) -> None:
-    """Makes the group of all workers, as Train does it. Every worker runs it."""
-    from ray.train.torch.config import _set_torch_distributed_env_vars, _setup_torch_process_group
+    """Opens the store in which the ranks of every trial meet. Every worker runs it; the first holds the store."""
+    from ray.train.torch.config import _set_torch_distributed_env_vars
 
-    from wattune.orchestrate.lanes.worker import COLLECTIVE_TIMEOUT_S
+    from wattune.workers.process_groups import open_store
 
     os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
     _set_torch_distributed_env_vars()
-    # Ranks only meet through this group, and gloo's starts at once.
-    _setup_torch_process_group("gloo", rank, count, "env://", COLLECTIVE_TIMEOUT_S)
+    open_store(address, port, holds=rank == 0, num_ranks=count)
 
 
 def _serve_ranks(config: dict[str, Any]) -> None:

@@ -31,6 +31,7 @@ from wattune.orchestrate.lanes.messages import (
     Report,
     WorkerPlace,
     device_name,
+    received,
 )
 from wattune.orchestrate.ray_settings import normal_priority
 from wattune.orchestrate.telemetry_actor import leave_to_sampler
@@ -123,10 +124,8 @@ class _CommandWorker:
 
     def next_trial(self, report: Report) -> RankAssignment | None:
         """Waits for a trial of the lane; None tells this worker to end."""
-        assigned: RankAssignment | None = ray.get(
-            self._keeper.call.remote(self._lane, "next_trial", self._group, self._number, report)
-        )
-        return assigned
+        call = self._keeper.call.remote(self._lane, "next_trial", self._group, self._number, report)
+        return received(ray.get(call))
 
     def run(self, assigned: RankAssignment, assignment: Assignment) -> None:
         """Runs this node's part of a trial, and delivers what became of it."""

@@ -43,7 +43,7 @@ from wattune.orchestrate.lanes.messages import (
     Report,
     WorkerPlace,
 )
-from wattune.orchestrate.lanes.worker_group import Group, Kill, LaneError, LaneRun, Launch, Probe, TrialOfGroup
+from wattune.orchestrate.lanes.worker_group import Group, Kill, LaneError, LaneRun, Launch, Probe, Share, TrialOfGroup
 from wattune.run import RunStatus
 from wattune.workers.outcome import RankOutcome
 from wattune.workers.watchdog import Order
@@ -73,12 +73,15 @@ MOST_LOSSES: Final = 4
 class Lane:
     """Groups of workers for one set of nodes, one at a time, and the trials that wait for them."""
 
-    def __init__(self, nodes: tuple[str, ...], launch: Launch, kill: Kill, probe: Probe) -> None:
+    def __init__(
+        self, nodes: tuple[str, ...], launch: Launch, kill: Kill, probe: Probe, share: Share = lambda one: one
+    ) -> None:
         """Starts nothing on these nodes: Ray's ids, in the plan's order."""
-        self.nodes = nodes
+        self.nodes, self._share = nodes, share
         self._launch, self._kill, self._probe_worker = launch, kill, probe
         self._one_at_a_time = asyncio.Lock()
-        self._changed = asyncio.Event()
+        # Two events: what workers tell wakes this lane alone, or each of n workers would wake n others.
+        self._changed, self._told = asyncio.Event(), asyncio.Event()
         self._run: LaneRun | None = None
         self._group: Group | None = None
         self._num_runs = self._num_groups = self._num_losses = 0
@@ -99,7 +102,7 @@ class Lane:
                 group = await self._group_for(assignment)
                 start_s = time.monotonic() - begun_s
                 restart_s, self._lost_s = group.restart_s(self._lost_s), None
-                trial = group.begin(assignment)
+                trial = group.begin(assignment, self._share)
             except WattuneError as error:
                 infra = Cause.PLACEMENT if self._closed is None else Cause.NODE_LOST
                 own_s = time.monotonic() - begun_s
@@ -185,7 +188,7 @@ class Lane:
             self._num_groups += 1
             group = self._group = Group(number=self._num_groups, key=self._run.key)
         group.workers[worker.number] = worker
-        self._notify()
+        self._notify(workers=False)
         return group.number
 
     async def next_trial(self, group_number: int, worker: int, report: Report | None) -> RankAssignment | None:
@@ -196,7 +199,7 @@ class Lane:
         group.reports[worker] = report
         if group.ready_s is None and group.idle:
             group.ready_s = time.monotonic()
-        self._notify()
+        self._notify(workers=False)
 
         def offered() -> TrialOfGroup | None:
             trial = group.trial
@@ -207,13 +210,13 @@ class Lane:
         def ending() -> bool:
             return group.lost is not None or self._run is None or self._run.ending
 
-        await self._until(lambda: ending() or offered() is not None)
+        await self._until_told(lambda: ending() or offered() is not None)
         trial = offered()
         if ending() or trial is None:
             return None
         del group.reports[worker]
         group.taken[worker] = trial.number
-        self._notify()
+        self._notify(workers=False)
         return trial.ranks[worker]
 
     async def await_window(self, group_number: int, number: int) -> None:
@@ -221,7 +224,7 @@ class Lane:
         trial, group = self._trial(group_number, number), self._known(group_number)
         if trial is not None and group is not None and trial.assignment is not None:
             window = trial.assignment.window  # where another trial waits for the lane, this one's driver has died
-            await self._until(
+            await self._until_told(
                 lambda: bool(window == self._window or self._num_next or trial.stop_order or trial.closed or group.lost)
             )
 
@@ -230,14 +233,14 @@ class Lane:
         trial = self._trial(group_number, number)
         if trial is not None:
             trial.fail(outcome, keeps_group=keeps_group, notified=True)
-            self._notify()
+            self._notify(workers=False)
 
     def deliver(self, group_number: int, number: int, outcome: RankOutcome, where: Places) -> None:
         """Takes a rank's outcome; only the first one counts."""
         trial = self._trial(group_number, number)
         if trial is not None:
             trial.deliver(outcome, where)
-            self._notify()
+            self._notify(workers=False)
 
     def hung(self, group_number: int, number: int, outcome: RankOutcome, stacks: str) -> None:
         """Notes a rank whose watchdog found that it hangs, and its stacks."""
@@ -246,14 +249,14 @@ class Lane:
             trial.stacks[outcome.rank] = stacks
             trial.outcomes.setdefault(outcome.rank, outcome)
             trial.fail(outcome, keeps_group=False)
-            self._notify()
+            self._notify(workers=False)
 
     def report_stacks(self, group_number: int, number: int, rank: int, stacks: str) -> None:
         """Takes the stacks of a rank that was ordered to dump them."""
         trial = self._trial(group_number, number)
         if trial is not None:
             trial.stacks[rank] = stacks
-            self._notify()
+            self._notify(workers=False)
 
     async def stop_order(self, group_number: int, number: int) -> Order | None:
         """Waits for an order to a rank's watchdog; None means that the trial is over."""
@@ -261,7 +264,7 @@ class Lane:
         group = self._known(group_number)
         if trial is None or group is None:
             return None
-        await self._until(lambda: trial.stop_order is not None or trial.closed or group.lost is not None)
+        await self._until_told(lambda: trial.stop_order is not None or trial.closed or group.lost is not None)
         return None if trial.closed else trial.stop_order
 
     def report(self, group_number: int, number: int, part: str, step: int, num_steps: int | None) -> None:
@@ -309,10 +312,13 @@ class Lane:
             self._num_next -= 1
             yield
 
-    def _notify(self) -> None:
+    def _notify(self, *, workers: bool = True) -> None:
         # A new event each time: everyone who waits looks once at each change, and nobody has to clear it.
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+        if workers:
+            told, self._told = self._told, asyncio.Event()
+            told.set()
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Waits until a condition holds; returns whether it does."""
@@ -323,6 +329,11 @@ class Lane:
         except TimeoutError:
             return condition()
         return True
+
+    async def _until_told(self, condition: Callable[[], bool]) -> None:
+        """Waits for what a worker waits for, which only this lane brings about."""
+        while not condition():
+            await self._told.wait()
 
     # ---- the life of a group
 

@@ -1,9 +1,10 @@
 """Messages between a trial's driver, its lane and the lane's workers: plain values."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
+import ray
 from ray.actor import ActorHandle
 
 from wattune.orchestrate.attempt import Attempt
@@ -157,9 +158,16 @@ class RankAssignment:
     meeting: str
     """Name under which the ranks meet; no two trials of a group share it."""
     assignment: Assignment | None
-    """None if nothing is to be trained."""
+    """None if nothing is to be trained. On its way to a worker it is a reference, see `Share`."""
     rendezvous: str = ""
     """Meeting point of a command's processes: `host:port` of node 0."""
+
+
+def received(part: RankAssignment | None) -> RankAssignment | None:
+    """Returns a part as its worker uses it, with the assignment in the place of the reference."""
+    if part is None or not isinstance(part.assignment, ray.ObjectRef):
+        return part
+    return replace(part, assignment=ray.get(part.assignment))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from wattune.clock import ClockAnchor
 from wattune.engines.registry import load_engine
 from wattune.errors import NodeError, WattuneError
 from wattune.orchestrate.failures import is_of_the_machine
-from wattune.orchestrate.lanes.messages import Place, RankAssignment, Report, WorkerPlace, device_name
+from wattune.orchestrate.lanes.messages import Place, RankAssignment, Report, WorkerPlace, device_name, received
 from wattune.orchestrate.ray_settings import normal_priority
 from wattune.orchestrate.telemetry_actor import leave_to_sampler
 from wattune.run import RunStatus
@@ -90,10 +90,8 @@ class _Worker:
 
     def next_trial(self, report: Report | None) -> RankAssignment | None:
         """Waits for a trial of the lane; None tells this worker to end."""
-        assigned: RankAssignment | None = ray.get(
-            self._keeper.call.remote(self._lane, "next_trial", self._group, self._here.number, report)
-        )
-        return assigned
+        call = self._keeper.call.remote(self._lane, "next_trial", self._group, self._here.number, report)
+        return received(ray.get(call))
 
     def probe(self, assigned: RankAssignment) -> Report:
         """Tests that the ranks still find each other."""

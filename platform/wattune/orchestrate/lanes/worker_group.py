@@ -1,9 +1,10 @@
 """State of one group of a lane's workers, and of the trial it runs, without Ray."""
 
 import asyncio
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -35,6 +36,9 @@ Kill = Callable[[WorkerPlace], None]
 
 Probe = Callable[[WorkerPlace], Awaitable[str]]
 """Returns Ray's words about a worker whose process has ended; empty while it lives."""
+
+Share = Callable[[Assignment], Any]
+"""Makes of an assignment what every rank's part of it carries: a reference, of which each node fetches one copy."""
 
 PROBE_S: Final = 5.0
 """Longest a worker that reported nothing may take to show that its process lives."""
@@ -165,7 +169,7 @@ class Group:
             if rank not in trial.outcomes
         )
 
-    def begin(self, assignment: Assignment, *, only_meet: bool = False) -> TrialOfGroup:
+    def begin(self, assignment: Assignment, share: Share = lambda one: one, *, only_meet: bool = False) -> TrialOfGroup:
         """Begins a trial, from which its workers take their ranks; with `only_meet` they only test that they meet.
 
         Raises:
@@ -176,11 +180,14 @@ class Group:
         ranks = assign_ranks(assignment, self.workers, number=number)
         first = next((worker for worker, rank in ranks.items() if rank.rank == 0), None)
         offered = None if first is None else self.reports.get(first)
-        if offered is not None and offered.rendezvous:
-            ranks = {worker: replace(rank, rendezvous=offered.rendezvous) for worker, rank in ranks.items()}
-        if only_meet:
-            ranks = {worker: replace(rank, number=0, assignment=None) for worker, rank in ranks.items()}
-        self.trial = TrialOfGroup(number=number, assignment=None if only_meet else assignment, ranks=ranks)
+        rendezvous = "" if offered is None else offered.rendezvous
+        shared = None if only_meet else share(assignment)
+        number = 0 if only_meet else number
+        ranks = {
+            worker: replace(rank, number=number, assignment=shared, rendezvous=rendezvous)
+            for worker, rank in ranks.items()
+        }
+        self.trial = TrialOfGroup(number=self.num_trials, assignment=None if only_meet else assignment, ranks=ranks)
         return self.trial
 
 
@@ -210,27 +217,30 @@ def assign_ranks(assignment: Assignment, workers: dict[int, WorkerPlace], *, num
     slots = by_node if is_command(spec) else place(spec.plan, spec.cluster)
     if {(slot.node, slot.device) for slot in slots} != set(at):
         raise _misplaced(assignment, workers, len(slots) // spec.cluster.num_nodes)
-    return {
-        at[slot.node, slot.device]: RankAssignment(
+    on_node: Counter[int] = Counter()
+    ranks = {}
+    for rank, slot in enumerate(slots):
+        ranks[at[slot.node, slot.device]] = RankAssignment(
             number=number,
             rank=rank,
             world_size=len(slots),
-            local_rank=sum(other.node == slot.node for other in slots[:rank]),
+            local_rank=on_node[slot.node],
             slot=slot,
             meeting=f"trial-{number}",
             assignment=assignment,
         )
-        for rank, slot in enumerate(slots)
-    }
+        on_node[slot.node] += 1
+    return ranks
 
 
 def _workers_by_slot(nodes: Sequence[str], workers: dict[int, WorkerPlace]) -> dict[tuple[int, int], int]:
     """Numbers the workers of each node by their devices: the worker's number by node and slot."""
-    at: dict[tuple[int, int], int] = {}
-    for index, node_id in enumerate(nodes):
-        here = sorted((one for one in workers.values() if one.node_id == node_id), key=lambda one: one.device_index)
-        at |= {(index, slot): worker.number for slot, worker in enumerate(here)}
-    return at
+    here: dict[str, list[WorkerPlace]] = defaultdict(list)
+    for worker in sorted(workers.values(), key=lambda one: one.device_index):
+        here[worker.node_id].append(worker)
+    return {
+        (index, slot): worker.number for index, node_id in enumerate(nodes) for slot, worker in enumerate(here[node_id])
+    }
 
 
 def _misplaced(assignment: Assignment, workers: dict[int, WorkerPlace], wanted: int) -> LaneError:

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import tiny_models
 import torch
-import torch.distributed as dist
 from specs import trial_spec
 from torch import Tensor
 from torch._dynamo.utils import counters
-from warm_ranks import run_ranks
+from warm_ranks import run_ranks, store_of_two
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.engines.model import compiler
@@ -29,7 +28,7 @@ from wattune.orchestrate.scheduling.graphs import PLANS_KEPT, graphs_of
 from wattune.plans.axes import Plan
 from wattune.trial import TrialSpec
 from wattune.workers.engine import Ranks, StepSpans
-from wattune.workers.process_groups import join_groups, leave_groups, take_store
+from wattune.workers.process_groups import join_groups, leave_groups
 
 RANKS = Ranks(rank=0, world_size=1, local_rank=0, device="cpu")
 LLAMA = replace(tiny_models.LLAMA, num_layers=3)
@@ -105,8 +104,7 @@ def test_the_order_of_trials_knows_which_of_them_compile() -> None:
 def _tensor_parallel_trials(rank: int, folder: Path) -> None:
     """Trials of one plan in process groups of their own; in the third the processes have changed places."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
-    store = take_store()
+    store = store_of_two(rank, folder)
     wanted = replace(
         spec(tp=2, etp=2), model=replace(LLAMA, num_layers=1), cluster=ClusterSpec(device="cpu", devices_per_node=2)
     )

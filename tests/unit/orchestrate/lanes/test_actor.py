@@ -82,7 +82,7 @@ class FakeLane:
 def keeper(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> LaneKeeper:
     """An actor's instance in this process, whose lanes are fakes."""
     monkeypatch.setattr(actor.ray, "get_runtime_context", lambda: SimpleNamespace(current_actor=None))
-    monkeypatch.setattr(actor, "Lane", lambda nodes, _launch, _kill, _probe: FakeLane(nodes))
+    monkeypatch.setattr(actor, "Lane", lambda nodes, _launch, _kill, _probe, _share: FakeLane(nodes))
     return LaneKeeper(str(tmp_path))
 
 
