@@ -73,14 +73,11 @@ MOST_LOSSES: Final = 4
 class Lane:
     """Groups of workers for one set of nodes, one at a time, and the trials that wait for them."""
 
-    def __init__(
-        self, nodes: tuple[str, ...], launch: Launch, kill: Kill, probe: Probe, share: Share = lambda one: one
-    ) -> None:
+    def __init__(self, nodes: tuple[str, ...], launch: Launch, kill: Kill, probe: Probe, share: Share = None) -> None:
         """Starts nothing on these nodes: Ray's ids, in the plan's order."""
         self.nodes, self._share = nodes, share
         self._launch, self._kill, self._probe_worker = launch, kill, probe
         self._one_at_a_time = asyncio.Lock()
-        # Two events: what workers tell wakes this lane alone, or each of n workers would wake n others.
         self._changed, self._told = asyncio.Event(), asyncio.Event()
         self._run: LaneRun | None = None
         self._group: Group | None = None
@@ -230,22 +227,19 @@ class Lane:
 
     def failing(self, group_number: int, number: int, outcome: RankOutcome, *, keeps_group: bool) -> None:
         """Notes that a rank failed and has not left the trial yet: the others may be waiting for it."""
-        trial = self._trial(group_number, number)
-        if trial is not None:
+        if (trial := self._trial(group_number, number)) is not None:
             trial.fail(outcome, keeps_group=keeps_group, notified=True)
             self._notify(workers=False)
 
     def deliver(self, group_number: int, number: int, outcome: RankOutcome, where: Places) -> None:
         """Takes a rank's outcome; only the first one counts."""
-        trial = self._trial(group_number, number)
-        if trial is not None:
+        if (trial := self._trial(group_number, number)) is not None:
             trial.deliver(outcome, where)
             self._notify(workers=False)
 
     def hung(self, group_number: int, number: int, outcome: RankOutcome, stacks: str) -> None:
         """Notes a rank whose watchdog found that it hangs, and its stacks."""
-        trial = self._trial(group_number, number)
-        if trial is not None:
+        if (trial := self._trial(group_number, number)) is not None:
             trial.stacks[outcome.rank] = stacks
             trial.outcomes.setdefault(outcome.rank, outcome)
             trial.fail(outcome, keeps_group=False)
@@ -253,15 +247,13 @@ class Lane:
 
     def report_stacks(self, group_number: int, number: int, rank: int, stacks: str) -> None:
         """Takes the stacks of a rank that was ordered to dump them."""
-        trial = self._trial(group_number, number)
-        if trial is not None:
+        if (trial := self._trial(group_number, number)) is not None:
             trial.stacks[rank] = stacks
             self._notify(workers=False)
 
     async def stop_order(self, group_number: int, number: int) -> Order | None:
         """Waits for an order to a rank's watchdog; None means that the trial is over."""
-        trial = self._trial(group_number, number)
-        group = self._known(group_number)
+        trial, group = self._trial(group_number, number), self._known(group_number)
         if trial is None or group is None:
             return None
         await self._until_told(lambda: trial.stop_order is not None or trial.closed or group.lost is not None)
@@ -269,16 +261,14 @@ class Lane:
 
     def report(self, group_number: int, number: int, part: str, step: int, num_steps: int | None) -> None:
         """Takes the progress of a trial, from its rank 0. After `FINISH` a command's other nodes are done too."""
-        trial = self._trial(group_number, number)
-        if trial is not None:
+        if (trial := self._trial(group_number, number)) is not None:
             trial.progress = TrialProgress(part=part, done=step, total=num_steps)
             if part == FINISH:
                 self._order(trial, Order("finish", ""))
 
     def show(self, group_number: int, number: int, rank: int, spans: pa.Table) -> None:
         """Takes the last seconds of a rank."""
-        trial = self._trial(group_number, number)
-        if trial is not None:
+        if (trial := self._trial(group_number, number)) is not None:
             trial.spans[rank] = spans
 
     def lost(self, run: int, reason: str, died: Mapping[int, str] | None = None) -> bool:
@@ -322,16 +312,14 @@ class Lane:
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Waits until a condition holds; returns whether it does."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not condition():
                     await self._changed.wait()
-        except TimeoutError:
-            return condition()
-        return True
+        return condition()
 
     async def _until_told(self, condition: Callable[[], bool]) -> None:
-        """Waits for what a worker waits for, which only this lane brings about."""
+        """Waits for what a worker waits for, which only this lane brings about: none wakes all others."""
         while not condition():
             await self._told.wait()
 

@@ -37,8 +37,11 @@ Kill = Callable[[WorkerPlace], None]
 Probe = Callable[[WorkerPlace], Awaitable[str]]
 """Returns Ray's words about a worker whose process has ended; empty while it lives."""
 
-Share = Callable[[Assignment], Any]
-"""Makes of an assignment what every rank's part of it carries: a reference, of which each node fetches one copy."""
+Share = Callable[[Assignment], Any] | None
+"""Makes of an assignment what every rank's part of it carries: a reference, of which each node fetches one copy.
+
+None leaves it as it is, for workers in the lane's own process.
+"""
 
 PROBE_S: Final = 5.0
 """Longest a worker that reported nothing may take to show that its process lives."""
@@ -169,7 +172,7 @@ class Group:
             if rank not in trial.outcomes
         )
 
-    def begin(self, assignment: Assignment, share: Share = lambda one: one, *, only_meet: bool = False) -> TrialOfGroup:
+    def begin(self, assignment: Assignment, share: Share = None, *, only_meet: bool = False) -> TrialOfGroup:
         """Begins a trial, from which its workers take their ranks; with `only_meet` they only test that they meet.
 
         Raises:
@@ -181,7 +184,7 @@ class Group:
         first = next((worker for worker, rank in ranks.items() if rank.rank == 0), None)
         offered = None if first is None else self.reports.get(first)
         rendezvous = "" if offered is None else offered.rendezvous
-        shared = None if only_meet else share(assignment)
+        shared = None if only_meet else assignment if share is None else share(assignment)
         number = 0 if only_meet else number
         ranks = {
             worker: replace(rank, number=number, assignment=shared, rendezvous=rendezvous)
