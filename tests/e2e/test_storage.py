@@ -125,5 +125,5 @@ def test_a_recording_goes_to_the_url_too(
     analysed = wattune("analyze", f"{url}/recordings/mine", "--json")
     assert analysed.returncode == 0, analysed.stderr
     server_gone = wattune("record", "--name", "two", "--storage", "s3://no-such-bucket/x", "--", "sh", "-c", "exit 3")
-    assert server_gone.returncode == 3 and "results stay in the local" in server_gone.stderr
+    assert server_gone.returncode == 3 and "results stay in the" in server_gone.stderr
     assert (storage / "recordings" / "two" / "manifest.json").exists()

@@ -35,6 +35,7 @@ from wattune.orchestrate.lanes.messages import GroupKey
 from wattune.orchestrate.ray_folder import scratch_place
 from wattune.orchestrate.run_trial import conclude, run_trial
 from wattune.orchestrate.scheduling.controller import Ending, StudyController
+from wattune.orchestrate.study_metrics import StudyMetrics
 from wattune.orchestrate.trial_telemetry import own_devices, sensor_backends
 from wattune.run import Run, RunStatus
 from wattune.storage.study import StudyFolder, TrialFolder
@@ -79,6 +80,7 @@ def run_study(
         own_devices(candidates, cluster, lanes)
         begin()
         alive, progress = _Alive(cluster, lanes), _Progress(lanes)
+        controller.watch(StudyMetrics(study.name))
         controller.open(cluster, alive, alive.left)
         if (first := controller.first()) is not None:  # they start while Tune does
             spec, nodes = first

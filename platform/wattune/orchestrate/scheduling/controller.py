@@ -116,7 +116,7 @@ class StudyController:
         The listener is called from one thread at a time.
         """
         self._begun_ns = time.monotonic_ns()
-        self._study, self._strategy, self._run, self._listener = study, strategy, run, listener
+        self._study, self._strategy, self._run, self._listeners = study, strategy, run, [listener]
         results, self._unreadable = recover(study, run.tags, run.numbers)
         self._queue = TrialQueue(strategy, run, results, unreadable=self._unreadable)
         self._lock = threading.RLock()
@@ -140,9 +140,15 @@ class StudyController:
             for spec, result in self._queue.skipped:
                 if not self._strategy.learns:  # the queue has told a strategy that learns, before it asked it
                     self._strategy.tell(spec, read_run(spec, result))
-                role = role_of(result)
-                self._emit(TrialEvent(kind="skipped", spec=spec, repeat=result.repeat, result=result, role=role))
+                self._emit(_skipped(spec, result))
         return preview
+
+    def watch(self, listener: Listener) -> None:
+        """Calls one more listener from now on; what was skipped it hears at once."""
+        with self._lock:
+            for spec, result in self._queue.skipped:
+                listener(replace(_skipped(spec, result), num_left=self._num_to_come))
+            self._listeners.append(listener)
 
     def open(
         self,
@@ -475,9 +481,14 @@ class StudyController:
         )
 
     def _emit(self, event: Event) -> None:
-        try:
-            self._listener(event)
-        except (
-            Exception
-        ):  # a listener shows or sends results that are safe on disk; Tune would end the study for its error
-            _log.exception("a listener failed on %s", type(event).__name__)
+        for listener in self._listeners:
+            try:
+                listener(event)
+            except (
+                Exception
+            ):  # a listener shows or sends results that are safe on disk; Tune would end the study for its error
+                _log.exception("a listener failed on %s", type(event).__name__)
+
+
+def _skipped(spec: TrialSpec, result: Run) -> TrialEvent:
+    return TrialEvent(kind="skipped", spec=spec, repeat=result.repeat, result=result, role=role_of(result))

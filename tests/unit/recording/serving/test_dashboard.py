@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 import yaml
 from exposed_snapshot import NOW_NS, snapshot
+from ray.util.metrics import Counter
 
+from wattune.orchestrate.study_metrics import STUDY_METRICS
 from wattune.recording.serving.families import families
 
 DEPLOY = Path(__file__).parents[4] / "deploy" / "grafana"
+NAME = r"(?:ray_)?wattune_\w+"
 DASHBOARD = json.loads((DEPLOY / "dashboards" / "wattune.json").read_text())
 
 
@@ -31,6 +34,8 @@ def exposed() -> dict[str, set[str]]:
     for family in families([snapshot()], NOW_NS):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
+    for name, (kind, _, labels) in STUDY_METRICS.items():
+        found[f"ray_{name}_total" if kind is Counter else f"ray_{name}"] = set(labels)
     return found
 
 
@@ -38,16 +43,19 @@ def test_every_expression_names_exposed_metrics_and_their_labels() -> None:
     known = exposed()
     seen = 0
     for panel, expression, legend in targets():
-        names = re.findall(r"wattune_\w+", expression)
+        names = re.findall(NAME, expression)
         assert names, panel
-        for name, matchers in re.findall(r"(wattune_\w+)\{([^}]*)\}", expression):
+        for name, matchers in re.findall(rf"({NAME})\{{([^}}]*)\}}", expression):
             assert name in known, (panel, name)
             assert set(re.findall(r"(\w+)\s*=~?", matchers)) <= known[name], (panel, name)
             seen += 1
         # The result of a division has the labels of its left side.
         assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= known[names[0]], (panel, legend)
-        assert len(names) == len(re.findall(r"wattune_\w+\{", expression)), panel
-    assert seen >= 20
+        assert len(names) == len(re.findall(rf"{NAME}\{{", expression)), panel
+    assert seen >= 24
+    assert {name for name in known if name.startswith("ray_")} == {
+        name for _, expression, _ in targets() for name in re.findall(r"ray_wattune_\w+", expression)
+    }, "every metric of a study is shown"
     for variable in DASHBOARD["templating"]["list"]:
         if variable["type"] == "query":
             name, label = re.fullmatch(r"label_values\((\w+)(?:\{.*\})?, (\w+)\)", variable["query"]["query"]).groups()
@@ -56,9 +64,9 @@ def test_every_expression_names_exposed_metrics_and_their_labels() -> None:
 
 def test_a_counter_is_never_shown_without_its_rate() -> None:
     for panel, expression, _ in targets():
-        for name in re.findall(r"wattune_\w+_total", expression):
+        for name in re.findall(rf"{NAME}_total", expression):
             assert f"rate({name}{{" in expression, panel
-        assert not re.search(r"rate\(wattune_\w+(?<!_total)\{", expression), panel
+        assert not re.search(rf"rate\({NAME}(?<!_total)\{{", expression), panel
 
 
 def test_clock_lost_is_a_share_of_the_time_that_was_assessed() -> None:
