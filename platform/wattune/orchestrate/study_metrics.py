@@ -3,7 +3,7 @@
 Ray puts `ray_` before each name and `_total` behind a counter's. They are of one call: a counter begins at 0 with it.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any, Final
 
 from ray.util import metrics
@@ -49,7 +49,7 @@ class StudyMetrics:
             name: kind(name, text, tag_keys=labels) for name, (kind, text, labels) in STUDY_METRICS.items()
         }
         self._states: Counter[str] = Counter(running=0)
-        self._spent_s: Counter[str] = Counter()
+        self._spent_s: dict[str, float] = defaultdict(float)
 
     def __call__(self, event: Event) -> None:
         """Takes an event."""
@@ -76,6 +76,6 @@ class StudyMetrics:
             if (time_s := times_s.get(part, 0.0)) > 0:
                 self._spent_s[part] += time_s
                 self._metrics["wattune_study_seconds"].inc(time_s, tags={"study": self._study, "part": part})
-        if total_s := self._spent_s.total():
+        if total_s := sum(self._spent_s.values()):
             ratio = self._spent_s[_MEASURED] / total_s
             self._metrics["wattune_study_measured_ratio"].set(ratio, tags={"study": self._study})
