@@ -25,7 +25,7 @@ done
 export SLURM_NODEID=${SLURM_NODEID:-0}
 exec "$@" """,
     "ray": """echo "ray $*" >> "$SAID"
-[ "$1" = start ] || exit 0
+[ "$1" = start ] || exec grep -q ^token "$SAID"
 echo "token ${#RAY_AUTH_TOKEN} $RAY_AUTH_MODE, $RAY_worker_niceness, ${ROCR_VISIBLE_DEVICES-none}" >> "$SAID"
 echo $$ >> "$PIDS"
 trap 'exit 0' TERM
