@@ -21,13 +21,16 @@ KILLS_EACH = 10
 
 SCRIPT = """
 import json, os, random, signal, sys, time
+from pathlib import Path
 import ray
 from wattune.orchestrate.cluster import connect
 from wattune.orchestrate.telemetry_actor import telemetry_actor
+from wattune.storage.digests import digests_of
+from wattune.storage.study import TrialFolder
 from wattune.telemetry.sampler.process import SamplerProcess
 from wattune.telemetry.files.segments import read_manifest, read_tables
 
-recordings, kills_each, seed = map(int, sys.argv[1:])
+recordings, kills_each, seed = map(int, sys.argv[1:4])
 rng, kills, found = random.Random(seed), 0, []
 died_s, away_s = 0.0, 0.0  # of the latest kill, and the longest an actor was gone during a recording
 
@@ -59,7 +62,7 @@ with connect() as cluster:
         ray.get(starting, timeout=60)
         died_s = time.monotonic()  # its sampler has started since
         folder, acknowledged, open_each_time = spool / key, [], True
-        for _ in range(kills_each - 2):
+        for _ in range(kills_each - 3):
             victim = pid()
             time.sleep(rng.uniform(0, 0.7))
             before = stamps(read_tables(folder)[0])
@@ -75,9 +78,16 @@ with connect() as cluster:
         time.sleep(rng.uniform(0, 0.3))
         kill(victim)
         ray.get(stopping, timeout=60)
-        home = ray.get(actor.recording.remote(key), timeout=60)
+        trial = TrialFolder(Path(sys.argv[4]) / key)
+        trial.path.mkdir(parents=True)
+        (trial.path / ".seen").touch()
+        victim, coming = pid(), actor.recording.remote(key, trial.path / ".seen")
+        time.sleep(rng.uniform(0, 0.1))
+        kill(victim)  # while it writes: it does so again
+        home = ray.get(coming, timeout=60)
         away_s = max(away_s, time.monotonic() - died_s)
-        rows = stamps(home.tables)
+        assert home.digests == digests_of(trial.path, "run.json") and not home.files
+        rows = stamps(trial.telemetry())
         found.append({
             "sampler_killed": bool(number % 2),
             "away_s": away_s,
@@ -100,7 +110,7 @@ def test_fifty_kills_of_a_telemetry_actor_lose_nothing(tmp_path: Path, environme
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     done = subprocess.run(
-        [sys.executable, str(script), str(RECORDINGS), str(KILLS_EACH), str(seed)],
+        [sys.executable, str(script), str(RECORDINGS), str(KILLS_EACH), str(seed), str(tmp_path)],
         env=environment,
         capture_output=True,
         text=True,

@@ -6,14 +6,11 @@ from dataclasses import replace
 import pyarrow as pa
 
 from wattune.analysis.run_data import WINDOW_NODE
-from wattune.analysis.signals.readings import HOST
 from wattune.clock import ClockAnchor
 from wattune.orchestrate.lanes.messages import Place
-from wattune.orchestrate.telemetry_actor import NodeTelemetry
 from wattune.plans.program import is_command
 from wattune.run import Numbers
 from wattune.steps.files import Step
-from wattune.telemetry.devices import of_devices
 from wattune.trial import TrialSpec
 from wattune.workers.command.program_run import ProgramOutcome, StepsByRank
 from wattune.workers.outcome import RankOutcome
@@ -107,13 +104,3 @@ def command_told(
         return {}, numbers
     window = replace(numbers, window_start_mono_ns=lead.start_mono_ns, window_end_mono_ns=lead.end_mono_ns)
     return {WINDOW_NODE: node}, window
-
-
-def of_places(part: NodeTelemetry, places: Sequence[Place]) -> NodeTelemetry:
-    """Returns a node's telemetry without devices that a trial did not use, and its host.
-
-    Where there are no spans, every device that is recorded counts.
-    """
-    used = {place.device for place in places if place.node == part.node} | {HOST}
-    tables, manifest = of_devices(part.tables, part.manifest, used)
-    return replace(part, tables=tables, manifest=manifest)

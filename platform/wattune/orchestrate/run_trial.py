@@ -21,19 +21,21 @@ from wattune.engines.registry import check_libraries
 from wattune.errors import EngineError, NodeError, TelemetryError
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster
-from wattune.orchestrate.command_result import command_spans, of_places, run_spans
+from wattune.orchestrate.command_result import command_spans, run_spans
 from wattune.orchestrate.failures import Cause
 from wattune.orchestrate.lanes.actor import KEEPER_ENDED, cause
 from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.lanes.messages import Answer, Assignment, Death, GroupKey
 from wattune.orchestrate.power_limit import NODE_POWER, PowerLimit, simulated_power_w
-from wattune.orchestrate.telemetry_actor import NodeTelemetry
+from wattune.orchestrate.telemetry_actor import NO_OFFSET, NodeTelemetry
 from wattune.orchestrate.trial_result import status_of, trial_result
 from wattune.orchestrate.trial_telemetry import TrialTelemetry, sampling
 from wattune.plans.program import is_command
 from wattune.run import NO_NUMBERS, Numbers, Run, RunStatus
 from wattune.simulation.sensors import simulate
+from wattune.storage.digests import NO_FILES
 from wattune.storage.files import with_calibrations
+from wattune.storage.measured import tier_files
 from wattune.storage.study import TrialFolder
 from wattune.units import ns_to_s
 
@@ -105,15 +107,19 @@ def run_trial(
 def _conclude(measured: Attempt, course: _Course, workers: Lanes, begun: ClockAnchor, ended_mono_ns: int | None) -> Run:
     """Makes and stores the result of a trial whose steps and sensors have ended; None is the end where it is now."""
     folder, telemetry = TrialFolder(measured.folder), course.telemetry
+    spans = _write_spans(measured, folder, course.answer, telemetry)
+    digests: dict[str, str] = {}
     if telemetry is not None:
-        telemetry.read()
+        digests = telemetry.keep(folder.path, used_alone=is_command(measured.spec) and spans is None)
         course.answer = _with_losses(course.answer, telemetry)
-    spans = _write_measurements(measured, folder, course.answer, telemetry.recorded if telemetry is not None else ())
+    digests |= _write_telemetry(
+        measured, folder, course.answer, spans, telemetry.recorded if telemetry is not None else ()
+    )
     result = trial_result(measured, course.answer, spans, start_wall_ns=begun.wall_ns)
     if lost := course.settle(workers):
         result = replace(result, tags={**result.tags, "group_lost": lost})
     result = _timed(result, measured, course, begun, ended_mono_ns or time.monotonic_ns())
-    conclude(folder, result)
+    conclude(folder, result, digests)
     if telemetry is not None:
         telemetry.forget()
     return result
@@ -161,15 +167,15 @@ def _words(deaths: Sequence[Death]) -> dict[int, str]:
     return {death.rank: death.words for death in deaths if death.words}
 
 
-def conclude(folder: TrialFolder, result: Run) -> None:
+def conclude(folder: TrialFolder, result: Run, digests: Mapping[str, str] = NO_FILES) -> None:
     """Writes a trial's result; if its study was stopped meanwhile, only a completed one.
 
     A result that is there already is the controller's. It marks a trial as interrupted before it takes its workers
     away, so a failure after that comes from the stop. Stored as a failure it would be final, and the trial would not be
-    run again.
+    run again. `digests` are of files that others wrote.
     """
     if result.status is RunStatus.COMPLETED:
-        folder.write_result(result)
+        folder.write_result(result, digests)
     else:
         folder.keep_result(result)
 
@@ -214,24 +220,20 @@ def _spans(answer: Answer) -> pa.Table | None:
     return pa.concat_tables(tables).unify_dictionaries() if tables else None
 
 
-def _write_measurements(
-    attempt: Attempt, folder: TrialFolder, answer: Answer, recorded: Sequence[NodeTelemetry]
+def _write_spans(
+    attempt: Attempt, folder: TrialFolder, answer: Answer, telemetry: TrialTelemetry | None
 ) -> pa.Table | None:
-    """Writes spans and telemetry into the study folder; computes simulated sensors from the spans."""
+    """Writes what the ranks brought home; returns their spans."""
     spec = attempt.spec
     if is_command(spec):
-        offsets_ns = {part.node: int(part.manifest.get("clock_offset_ns") or 0) for part in recorded}
+        offsets = telemetry.offsets if telemetry is not None else {}
+        offsets_ns = {place.node: offsets.get(place.node, NO_OFFSET)["clock_offset_ns"] for place in answer.places}
         spans = command_spans(answer.outcomes, answer.places, offsets_ns)
     else:
         spans = _spans(answer)
-    sensed_by = spans
-    if is_command(spec) and spans is None:
-        sensed_by = run_spans(answer.outcomes, answer.places)
-        recorded = [of_places(part, answer.places) for part in recorded]
     for outcome in answer.outcomes:
         if outcome.command is not None:
             folder.write_output(outcome.rank, outcome.command.output)
-    telemetry = {part.node: (dict(part.tables), dict(part.manifest), part.losses) for part in recorded}
     if answer.places:
         folder.write_ranks([place.to_json() for place in answer.places])
     folder.write_stacks(answer.stacks)
@@ -240,12 +242,22 @@ def _write_measurements(
         folder.write_kernels(pa.concat_tables(kernels).unify_dictionaries())
     if spans is not None:
         folder.write_spans(spans)
-    if sensed_by is not None and spec.cluster.simulate_sensors_of:
-        for node, (simulated, manifest) in simulate(spec, sensed_by, seed=attempt.seed).items():
-            tiers, own, losses = telemetry.get(node, ({}, {}, ()))
-            both = {key: {**own.get(key, {}), **manifest[key]} for key in ("devices", "tiers")}
-            telemetry[node] = ({**tiers, **simulated}, {**manifest, **own, **both, "simulated": True}, losses)
-    for node, (tiers, manifest, losses) in telemetry.items():
-        known = with_calibrations(attempt.storage, manifest)
-        folder.write_telemetry(node, tiers, {**known, "losses": list(losses)})
     return spans
+
+
+def _write_telemetry(
+    attempt: Attempt, folder: TrialFolder, answer: Answer, spans: pa.Table | None, recorded: Sequence[NodeTelemetry]
+) -> dict[str, str]:
+    """Writes simulated sensors, computed from the spans, and last the nodes' manifests; returns digests of tables."""
+    digests: dict[str, str] = {}
+    spec, manifests = attempt.spec, {part.node: {**part.manifest, "losses": list(part.losses)} for part in recorded}
+    sensed_by = run_spans(answer.outcomes, answer.places) if is_command(spec) and spans is None else spans
+    if sensed_by is not None and spec.cluster.simulate_sensors_of:
+        for node, (tables, manifest) in simulate(spec, sensed_by, seed=attempt.seed).items():
+            digests |= folder.write_files(node, tier_files(tables))
+            own = manifests.get(node, {"losses": []})
+            both = {key: {**own.get(key, {}), **manifest[key]} for key in ("devices", "tiers")}
+            manifests[node] = {**manifest, **own, **both, "simulated": True}
+    for node, manifest in manifests.items():
+        folder.write_manifest(node, with_calibrations(attempt.storage, manifest))
+    return digests

@@ -6,8 +6,8 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +23,8 @@ from wattune.limits.process import VENDORS, SettingsProcess
 from wattune.orchestrate.cluster import NAMESPACE, Node
 from wattune.orchestrate.power_limit import node_power_peak_w
 from wattune.private_folder import temporary_folder
-from wattune.telemetry.devices import VARIABLES
+from wattune.storage.measured import MeasuredFolder, tier_files
+from wattune.telemetry.devices import VARIABLES, of_devices
 from wattune.telemetry.files.coverage import measured_facts
 from wattune.telemetry.files.segments import read_tables
 from wattune.telemetry.sampler.process import SamplerProcess
@@ -56,13 +57,16 @@ _TEMPERATURE_S: Final = 1.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTelemetry:
-    """Recording of one node's sampler during one trial."""
+    """Recording of one node's sampler during one trial. Its rows stay on the node, or go from there to the storage."""
 
     node: str
-    tables: Mapping[str, pa.Table]
     manifest: Mapping[str, Any]
     losses: tuple[str, ...]
     """Descriptions of data that could not be read back; empty if the sampler closed its files."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Of the files that the node wrote into the trial's folder, by their place in it."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """The same files by name, where the node does not see the folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,8 +211,11 @@ class TelemetryActor:
         if self._set_for == key:  # else the next trial has begun
             self._set("", 0, {})
 
-    def recording(self, key: str) -> NodeTelemetry:
-        """Reads back what a trial's sampler recorded, while that of another may run.
+    def recording(self, key: str, mark: Path, used: Collection[str] | None = None) -> NodeTelemetry:
+        """Moves what a trial's sampler recorded to the trial's folder, while the sampler of another may run.
+
+        The `mark` is a file that the driver made there: a node that does not see it does not share the folder, and
+        returns the files. Asked again, it does the same again. Of `used` devices alone, where they are given.
 
         Raises:
             TelemetryError: It ended before its sensors were open.
@@ -217,7 +224,12 @@ class TelemetryActor:
         manifest = SamplerProcess(folder).manifest()
         tables, losses = read_tables(folder)
         manifest["measured"] = measured_facts(tables)
-        return NodeTelemetry(node=self._node, tables=tables, manifest=manifest, losses=tuple(losses))
+        if used is not None:
+            tables, manifest = of_devices(tables, manifest, used)
+        told, files = NodeTelemetry(node=self._node, manifest=manifest, losses=tuple(losses)), tier_files(tables)
+        if not mark.exists():
+            return replace(told, files=files)
+        return replace(told, digests=MeasuredFolder(mark.parent).write_files(self._node, files))
 
     def node_power_w(self, key: str) -> float | None:
         """Highest 1 s mean of the node's device power in a trial that runs, since the last call that could tell it.

@@ -4,11 +4,14 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
+from wattune.analysis.signals.readings import HOST
 from wattune.catalog.hardware import ClusterSpec
 from wattune.errors import PlanError, TelemetryError
 from wattune.orchestrate.ask import ask_all
@@ -17,6 +20,8 @@ from wattune.orchestrate.lanes.actor import KEEPER_ENDED, KEEPER_REMEDY, cause, 
 from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.lanes.messages import Death, Place
 from wattune.orchestrate.telemetry_actor import EXCHANGE_S, NO_OFFSET, NodeTelemetry, Sensed, clock_offset
+from wattune.storage.files import write_whole
+from wattune.storage.measured import MeasuredFolder
 from wattune.telemetry.devices import without_own_processes
 from wattune.trial import TrialSpec
 
@@ -72,11 +77,27 @@ class TrialTelemetry:
             if names != self.sensed[node.name].device_names:
                 raise TelemetryError(f"the sensors of node {node.name} see other devices than before; try it again")
 
-    def read(self) -> None:
-        """Reads what the nodes recorded, once the sensors are off."""
-        asked = {node: one.recording.remote(self.key) for node, one in self.actors.items() if node not in self.silent}
-        recorded, failed = ask_all(asked, STOP_S)
+    def keep(self, folder: Path, *, used_alone: bool = False) -> dict[str, str]:
+        """Has the nodes' recordings in the trial's folder, once the sensors are off; returns digests of their files.
+
+        Each node writes its own where it sees the folder. `used_alone` leaves out devices that no rank has.
+        """
+        used: dict[str, set[str]] = {}
+        for place in self.places if used_alone else ():
+            used.setdefault(place.node, {HOST}).add(place.device)
+        mark = folder / f".seen-{uuid4().hex}"
+        write_whole(mark, b"")
+        try:
+            asked = {
+                node: one.recording.remote(self.key, mark, used.get(node.name, {HOST}) if used_alone else None)
+                for node, one in self.actors.items()
+                if node not in self.silent
+            }
+            recorded, failed = ask_all(asked, STOP_S)
+        finally:
+            mark.unlink(missing_ok=True)
         self._lose(failed, STOP_S)
+        digests: dict[str, str] = {}
         for part in recorded.values():
             pids: dict[str, list[int]] = {}
             for place in self.places:
@@ -84,7 +105,9 @@ class TrialTelemetry:
                     pids.setdefault(place.device, []).extend((place.pid, *place.other_pids))
             known: dict[str, Any] = without_own_processes(part.manifest, pids, warm=self.warm)
             known |= self.offsets.get(part.node, NO_OFFSET)
-            self.recorded.append(replace(part, manifest=known))
+            self.recorded.append(replace(part, manifest=known, files={}))
+            digests |= {**part.digests, **MeasuredFolder(folder).write_files(part.node, part.files)}
+        return digests
 
     def forget(self) -> None:
         """Removes the trial's files from its nodes once they are in the study folder."""

@@ -37,6 +37,8 @@ _KINDS: Final = (".parquet", ".json", ".txt")
 """Files that have a digest. A sampler's own segments have checksums of their own, and logs are for people."""
 
 
+NO_FILES: Final[Mapping[str, str]] = {}
+
 _SETTLED_NS: Final = 2 * NS_PER_S
 """Age from which a file's time tells it from an earlier one: some file systems count whole seconds."""
 
@@ -135,9 +137,12 @@ def digest_of(path: Path) -> str:
     return _digest(str(path), known.st_size, known.st_mtime_ns, known.st_ino)
 
 
-def digests_of(folder: Path, carrier: str) -> dict[str, str]:
-    """Computes the digests of all files of a folder by their place in it, but of the `carrier` that holds them."""
-    return {name: digest_of(path) for name, path in _files(folder) if name != carrier}
+def digests_of(folder: Path, carrier: str, known: Mapping[str, str] = NO_FILES) -> dict[str, str]:
+    """Returns the digests of all files of a folder by their place in it, but of the `carrier` that holds them.
+
+    Files whose digests are `known` to who wrote them are not read.
+    """
+    return {name: known.get(name) or digest_of(path) for name, path in _files(folder) if name != carrier}
 
 
 def _files(folder: Path) -> list[tuple[str, Path]]:

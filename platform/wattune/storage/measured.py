@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,9 +20,10 @@ from wattune.storage.files import (
     write_digested,
     write_json,
     write_table,
+    write_whole,
 )
 from wattune.storage.manifests import checked_manifest, device_facts
-from wattune.storage.parquet import ParquetTier, read_table, typed
+from wattune.storage.parquet import ParquetTier, encoded, read_table, typed
 from wattune.storage.values import DeviceFacts, wrong_columns
 
 RUN: Final = "run.json"
@@ -59,6 +61,15 @@ def _is_window(window: Any) -> bool:
         and 0 <= start < 2**62
         and (end is None or 0 <= end < 2**62)
     )
+
+
+def tier_files(tables: Mapping[str, pa.Table]) -> dict[str, bytes]:
+    """Encodes one node's tables as files, by name.
+
+    A device's rows stand together, in the order of reading: then neighbouring rows are neighbours in time.
+    """
+    ordered = {tier: table.take(_stable_order(table["device"])) for tier, table in tables.items()}
+    return {f"{tier}.parquet": encoded(table).to_pybytes() for tier, table in ordered.items()}
 
 
 class MeasuredFolder:
@@ -136,11 +147,19 @@ class MeasuredFolder:
 
     def write_telemetry(self, node: str, tables: Mapping[str, pa.Table], manifest: Mapping[str, Any]) -> None:
         """Writes one node's tables and, last, its manifest. A node with a manifest is complete."""
+        self.write_files(node, tier_files(tables))
+        self.write_manifest(node, manifest)
+
+    def write_files(self, node: str, files: Mapping[str, bytes]) -> dict[str, str]:
+        """Writes one node's tables, encoded by `tier_files`. Returns their digests by their place in the folder."""
         folder = self.path / "telemetry" / node
-        for tier, table in tables.items():
-            # A device's rows stand together, in the order of reading: then neighbouring rows are neighbours in time.
-            write_table(folder / f"{tier}.parquet", table.take(_stable_order(table["device"])))
-        write_json(folder / "manifest.json", manifest)
+        for name, content in files.items():
+            write_whole(folder / name, content)
+        return {f"telemetry/{node}/{name}": sha256(content).hexdigest() for name, content in files.items()}
+
+    def write_manifest(self, node: str, manifest: Mapping[str, Any]) -> None:
+        """Writes one node's manifest, after its tables."""
+        write_json(self.path / "telemetry" / node / "manifest.json", manifest)
 
     def nodes(self) -> list[str]:
         """Lists the nodes that have telemetry."""

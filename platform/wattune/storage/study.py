@@ -29,7 +29,7 @@ from wattune.errors import PlanError, SpaceError
 from wattune.masking import without_secrets
 from wattune.run import Run
 from wattune.storage import spaces
-from wattune.storage.digests import object_of
+from wattune.storage.digests import NO_FILES, object_of
 from wattune.storage.documents import MOST_BYTES
 from wattune.storage.files import (
     CALIBRATIONS,
@@ -133,9 +133,12 @@ class TrialFolder(MeasuredFolder):
         """Writes what a command wrote on a node, by the node's number, without secrets."""
         write_whole(self.path / "output" / f"node{node}.txt", without_secrets(text).encode())
 
-    def write_result(self, result: Run) -> None:
-        """Writes the result, and the digests of all files, in one rename. From then on the trial is done."""
-        write_digested(self.path / RUN, with_digests(self.path, result), private=result.recorded is not None)
+    def write_result(self, result: Run, digests: Mapping[str, str] = NO_FILES) -> None:
+        """Writes the result, and the digests of all files, in one rename. From then on the trial is done.
+
+        Files whose digests are known are not read (`wattune.storage.digests.digests_of`).
+        """
+        write_digested(self.path / RUN, with_digests(self.path, result, digests), private=result.recorded is not None)
 
     def result(self) -> Run | None:
         """Reads the result; None while there is none.

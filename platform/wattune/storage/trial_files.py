@@ -9,7 +9,7 @@ from typing import Any, Final
 from wattune.deadline import read_bounded
 from wattune.errors import PlanError
 from wattune.run import INDICATIVE, QUALITIES, Run
-from wattune.storage.digests import ACCEPTED, FILES, DigestError, agrees, check_files, digests_of, object_of
+from wattune.storage.digests import ACCEPTED, FILES, NO_FILES, DigestError, agrees, check_files, digests_of, object_of
 from wattune.storage.documents import MOST_BYTES
 from wattune.storage.files import RESTORE, write_digested
 from wattune.storage.format import FormatError
@@ -122,9 +122,9 @@ def no_trial(folder: Path | str, error: Exception) -> PlanError:
     )
 
 
-def with_digests(folder: Path, result: Run) -> dict[str, Any]:
-    """Returns the object of a `run.json`, with the digests of all files beside it."""
-    return {**result.to_json(), FILES: digests_of(folder, RUN)}
+def with_digests(folder: Path, result: Run, known: Mapping[str, str] = NO_FILES) -> dict[str, Any]:
+    """Returns the object of a `run.json`, with the digests of all files beside it; see `digests_of`."""
+    return {**result.to_json(), FILES: digests_of(folder, RUN, known)}
 
 
 def accept(folder: Path) -> tuple[str, ...]:

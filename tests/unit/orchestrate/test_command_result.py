@@ -2,13 +2,10 @@
 
 from dataclasses import replace
 
-import pyarrow as pa
-
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import OWN_MODEL
-from wattune.orchestrate.command_result import command_spans, command_told, num_answers, of_places, run_spans
+from wattune.orchestrate.command_result import command_spans, command_told, num_answers, run_spans
 from wattune.orchestrate.lanes.messages import Place
-from wattune.orchestrate.telemetry_actor import NodeTelemetry
 from wattune.plans.axes import Plan
 from wattune.plans.program import Program
 from wattune.run import NO_NUMBERS, Numbers, RunStatus
@@ -105,13 +102,3 @@ def test_tokens_of_all_nodes_are_added_up():
         {},
         Numbers(told_tokens_per_step=32.0, command_run_s=2.5),
     )
-
-
-def test_devices_that_a_trial_did_not_use_are_left_out_of_its_telemetry():
-    table = pa.table({"device": pa.array(["cpu0", "cpu7", "host"]).dictionary_encode(), "power_w": [1.0, 2.0, 3.0]})
-    part = NodeTelemetry(
-        node="n0", tables={"fast": table}, manifest={"devices": {"cpu0": {}, "cpu7": {}, "host": {}}}, losses=()
-    )
-    kept = of_places(part, PLACES)
-    assert kept.tables["fast"]["power_w"].to_pylist() == [1.0, 3.0]
-    assert set(kept.manifest["devices"]) == {"cpu0", "host"}

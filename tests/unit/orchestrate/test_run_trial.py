@@ -16,9 +16,8 @@ from wattune.errors import TelemetryError
 from wattune.orchestrate import run_trial as run_trial_module
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster, Node
-from wattune.orchestrate.lanes.messages import Answer, Assignment
+from wattune.orchestrate.lanes.messages import Answer, Assignment, Place
 from wattune.orchestrate.run_trial import _limit, conclude
-from wattune.orchestrate.telemetry_actor import NodeTelemetry
 from wattune.orchestrate.trial_telemetry import TrialTelemetry
 from wattune.run import Run, RunStatus
 from wattune.storage.study import TrialFolder
@@ -176,11 +175,12 @@ def test_steps_of_a_command_are_copied_by_the_clocks_that_its_nodes_were_found_t
     seen = []
     monkeypatch.setattr(run_trial_module, "is_command", lambda _spec: True)
     monkeypatch.setattr(run_trial_module, "command_spans", lambda *given: seen.append(given[2]))
-    manifests = {"n0": {"clock_offset_ns": 5}, "n1": {}}
-    telemetry.recorded = [
-        NodeTelemetry(node=node, tables={}, manifest=manifest, losses=()) for node, manifest in manifests.items()
-    ]
-    ran(tmp_path, cluster, FakeLanes(Answer(failure="a worker died")))
+    telemetry.offsets = {"n0": {"clock_offset_ns": 5}}
+    places = tuple(
+        Place(rank=rank, node=node, slot=0, device="gpu0", device_uuid=None, pid=7)
+        for rank, node in enumerate(("n0", "n1"))
+    )
+    ran(tmp_path, cluster, FakeLanes(Answer(failure="a worker died", places=places)))
     assert seen == [{"n0": 5, "n1": 0}]
 
 

@@ -23,6 +23,8 @@ from wattune.orchestrate.telemetry_actor import (
     actor_name,
     spare_cpus,
 )
+from wattune.storage.digests import digests_of
+from wattune.storage.measured import MeasuredFolder
 from wattune.telemetry.sampler.lease import lock_holder
 from wattune.telemetry.sampler.process import SamplerProcess
 
@@ -70,7 +72,9 @@ def actor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TelemetryActor:
     return TelemetryActor("actor", "n0", [f"replay:{recording}?start_s=20"])
 
 
-def test_power_and_temperatures_of_a_running_trial_are_read_from_the_samplers_files(actor: TelemetryActor) -> None:
+def test_power_and_temperatures_of_a_running_trial_are_read_from_the_samplers_files(
+    actor: TelemetryActor, tmp_path: Path
+) -> None:
     sensed = actor.start("trial", 1)
     assert sorted(sensed.device_names.values()) == ["gpu0", "gpu1", "gpu2", "gpu3"]
     deadline_s = time.monotonic() + 30
@@ -82,8 +86,16 @@ def test_power_and_temperatures_of_a_running_trial_are_read_from_the_samplers_fi
     assert temperatures_c.keys() == set(sensed.device_names.values())
     assert all(20 < value < 95 for value in temperatures_c.values())
     actor.stop("trial")
-    recorded = actor.recording("trial")
-    assert recorded.manifest["closed"] is True and recorded.tables["fast"].num_rows > 0
+    recorded = actor.recording("trial", tmp_path / "not seen")
+    assert recorded.manifest["closed"] is True and recorded.files and not recorded.digests
+    (tmp_path / "study").mkdir()
+    (mark := tmp_path / "study" / ".seen").touch()
+    written = actor.recording("trial", mark)
+    assert written.digests == digests_of(mark.parent, "run.json") and not written.files, "nothing comes through Ray"
+    assert {name: (mark.parent / "telemetry/n0" / name).read_bytes() for name in recorded.files} == recorded.files
+    assert MeasuredFolder(mark.parent).telemetry()["fast"].num_rows > 0
+    own = actor.recording("trial", mark, {"gpu1", "host"}).manifest["devices"]
+    assert own.keys() == {"gpu1"}, "of devices that the trial used alone"
     after_c = actor.temperatures_c()
     assert after_c.keys() == temperatures_c.keys(), "a sampler runs for it where none does"
     began_s = time.monotonic()
@@ -192,7 +204,7 @@ def test_a_sampler_that_was_still_starting_when_its_actor_died_holds_up_nothing(
     if after == "start":
         assert restarted.start("trial").device_names
         restarted.stop("trial")
-        assert restarted.recording("trial").manifest["closed"] is True
+        assert restarted.recording("trial", tmp_path).manifest["closed"] is True
     else:
         restarted.release()
         assert not starting.alive() and not starting.folder.exists()

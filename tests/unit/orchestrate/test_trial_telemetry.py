@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,13 +30,14 @@ class FakeActor:
     num_oom_kills: int = 0
     sees: dict[str, str] = field(default_factory=dict)
     manifest: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> Any:
         answers = {
             "start": Sensed(device_names={}, cpus=()),
             "ready": self.sees,
             "stop": None,
-            "recording": NodeTelemetry(node=self.node, tables={}, manifest=self.manifest, losses=()),
+            "recording": NodeTelemetry(node=self.node, manifest=self.manifest, losses=(), files=self.files),
             "wall_ns": 10**18,
             "node_power_w": 500.0,
         }
@@ -119,18 +122,22 @@ def test_sensors_are_awaited_beside_the_workers_and_must_see_the_devices_they_sa
 
 
 @pytest.mark.parametrize("fails", [("stop", "recording"), ("recording",)])
-def test_what_one_node_cannot_bring_home_does_not_cost_the_others_theirs(sampled: Any, fails: tuple[str, ...]) -> None:
+def test_what_one_node_cannot_bring_home_does_not_cost_the_others_theirs(
+    sampled: Any, tmp_path: Path, fails: tuple[str, ...]
+) -> None:
     broken = FakeActor("n0", {call: RayTaskError(call, "Traceback", OSError("disk full")) for call in fails})
-    with sampled(broken, FakeActor("n1")) as telemetry:
+    with sampled(broken, FakeActor("n1", files={"fast.parquet": b"rows"})) as telemetry:
         pass
-    telemetry.read()
+    digests = telemetry.keep(tmp_path)
+    assert digests == {"telemetry/n1/fast.parquet": sha256(b"rows").hexdigest()}
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "telemetry/n1/fast.parquet"]
     assert [part.node for part in telemetry.recorded] == ["n1"]
     assert telemetry.lost == ["telemetry of node n0: OSError: disk full"]
 
 
 @pytest.mark.parametrize(("warm", "strangers"), [(True, []), (False, [{"pid": 99}])])
 def test_a_stranger_is_named_where_the_trials_processes_came_later(
-    sampled: Any, warm: bool, strangers: list[dict[str, int]]
+    sampled: Any, tmp_path: Path, warm: bool, strangers: list[dict[str, int]]
 ) -> None:
     """Warm workers whose container hides their ids are on their devices all the time, under other ids."""
     always = {"other_processes": [{"pid": 99}]}
@@ -138,7 +145,7 @@ def test_a_stranger_is_named_where_the_trials_processes_came_later(
     with sampled(FakeActor("n0", manifest=manifest), FakeActor("n1")) as telemetry:
         place = Place(rank=0, node="n0", slot=0, device="gpu0", device_uuid=None, pid=7, other_pids=(8,))
         telemetry.places, telemetry.warm = [place], warm
-    telemetry.read()
+    telemetry.keep(tmp_path)
     device = telemetry.recorded[0].manifest["devices"]["gpu0"]
     assert [device[when]["other_processes"] for when in ("at_start", "at_end")] == [strangers, strangers]
 
@@ -173,12 +180,12 @@ def test_every_kind_of_device_has_backends_that_are_built(name: str, make_specs:
     assert ("nvml" in backends) == (DEVICES[name].vendor == "nvidia")
 
 
-def test_silent_nodes_are_named_together_and_asked_once(sampled: Any) -> None:
+def test_silent_nodes_are_named_together_and_asked_once(sampled: Any, tmp_path: Path) -> None:
     silent = {call: GetTimeoutError("not ready") for call in ("stop", "recording", "forget")}
     first, second = FakeActor("n0", silent), FakeActor("n1", silent)
     with sampled(first, second) as telemetry:
         pass
-    telemetry.read()
+    telemetry.keep(tmp_path)
     telemetry.forget()
     assert telemetry.lost == ["telemetry of nodes n0, n1 did not answer within 60 s; check that they are alive"]
     assert all(one.asked[-1] == "stop" for one in (first, second)), "who is silent is not waited for again"
