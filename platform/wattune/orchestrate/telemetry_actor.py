@@ -1,11 +1,13 @@
 """One actor per node: keeps the node's sampler process alive during a trial and returns its tables."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
 import threading
 import time
+import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -55,7 +57,7 @@ _TEMPERATURE_S: Final = 1.2
 """Time a sampler runs for one reading of temperatures: its first batch reaches the file sooner."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class NodeTelemetry:
     """Recording of one node's sampler during one trial. Its rows stay on the node, or go from there to the storage."""
 
@@ -67,6 +69,20 @@ class NodeTelemetry:
     """Of the files that the node wrote into the trial's folder, by their place in it."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """The same files by name, where the node does not see the folder."""
+
+    def __reduce__(self) -> Any:
+        """Sends the manifest compressed: a driver gets one of every node."""
+        return _received, (
+            zlib.compress(json.dumps(self.manifest).encode()),
+            self.node,
+            self.losses,
+            self.digests,
+            self.files,
+        )
+
+
+def _received(facts: bytes, node: str, losses: tuple[str, ...], *more: Any) -> NodeTelemetry:
+    return NodeTelemetry(node, json.loads(zlib.decompress(facts)), losses, *more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -94,6 +95,7 @@ def test_power_and_temperatures_of_a_running_trial_are_read_from_the_samplers_fi
     assert written.digests == digests_of(mark.parent, "run.json") and not written.files, "nothing comes through Ray"
     assert {name: (mark.parent / "telemetry/n0" / name).read_bytes() for name in recorded.files} == recorded.files
     assert MeasuredFolder(mark.parent).telemetry()["fast"].num_rows > 0
+    assert pickle.loads(pickle.dumps(written)) == written
     own = actor.recording("trial", mark, {"gpu1", "host"}).manifest["devices"]
     assert own.keys() == {"gpu1"}, "of devices that the trial used alone"
     after_c = actor.temperatures_c()
@@ -118,7 +120,9 @@ def test_two_clusters_on_parts_of_a_node_each_read_their_own_devices(
     assert taken == {"gpu2", "gpu3"}
 
 
-def test_a_sampler_killed_while_it_opens_its_sensors_is_started_once_more(actor: TelemetryActor) -> None:
+def test_a_sampler_killed_while_it_opens_its_sensors_is_started_once_more(
+    actor: TelemetryActor, tmp_path: Path
+) -> None:
     names = actor.start("first").device_names
     actor.stop("first")
     actor.start("next")
@@ -127,7 +131,7 @@ def test_a_sampler_killed_while_it_opens_its_sensors_is_started_once_more(actor:
     os.kill(pid, signal.SIGKILL)
     assert sorted(actor.ready("next").values()) == sorted(names.values())
     actor.stop("next")
-    assert actor.recording("next").manifest["closed"] is True
+    assert actor.recording("next", tmp_path).manifest["closed"] is True
 
 
 def test_checks_of_a_running_trial_cover_every_second_however_far_apart_they_are(
