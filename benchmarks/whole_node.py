@@ -3,15 +3,17 @@
     python benchmarks/whole_node.py sweep --out DIR --minutes 8        # dense and mixture; estimates are written first
     python benchmarks/whole_node.py slots --out DIR --minutes 8        # arms, turned ranks, layouts, a long full load
     python benchmarks/whole_node.py place --out DIR --minutes 8        # after slots, with the same --storage
-    python benchmarks/whole_node.py sweep --out DIR --minutes 8 --cpu  # a dry run on two processors
+    python benchmarks/whole_node.py sweep --out DIR --minutes 8 --go-on sweep.tar slots.tar  # only what is left
+    python benchmarks/whole_node.py sweep --out DIR --minutes 8 --cpu                        # a dry run
 
 `sweep` takes Llama-3 70B and Mixtral 8x7B of `search_spaces/paper/parallelism_h200x32.yaml`, cut in depth, over every
 tuple of a node. A guided search proposes some trials of each under a bound on power, which is the median of what is
 estimated; then all others follow. `slots` is one study: the arms of five experiments, a pipeline with its ranks turned
 over all slots, one layer moved off the last stage and one moved to it, and the fastest plan for a minute and a half.
 
-Each part is a study of one call. After every few trials DIR/PART.parquet (a row a run) and DIR/PART.tar (the study with
-its telemetry) are written anew: a call may be cut. `sweep` writes DIR/sweep_estimates.parquet before it starts.
+A trial on eight GPUs takes 18 to 30 s, so that each needs two calls of eight minutes. After every few trials
+DIR/PART.parquet (a row a run) and DIR/PART.tar (the study with its telemetry) are written anew: a call may be cut.
+DIR/PART_estimates.parquet is written before anything starts.
 """
 
 import argparse
@@ -179,7 +181,9 @@ def write_estimates(space: dict[str, Any], path: Path) -> float:
     found = forecast(space | {"objective": "maximize tokens_per_s"})
     specs = [one.spec for one in found.kept]
     table = found.estimates.table()
-    pq.write_table(table.add_column(0, "trial_id", pa.array([spec.trial_id for spec in specs])), path)
+    for name, values in (("model", [one.model.name for one in specs]), ("trial_id", [one.trial_id for one in specs])):
+        table = table.add_column(0, name, pa.array(values))
+    pq.write_table(table, path)
     dense = [place for place, spec in enumerate(specs) if not spec.model.num_experts]
     return float(np.median(found.estimates.columns[POWER].value[dense]))
 
@@ -245,11 +249,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("part", choices=("sweep", "slots", "place"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--storage", type=Path, help="folder of the studies; DIR/studies unless given")
+    parser.add_argument(
+        "--go-on", type=Path, nargs="*", default=[], help="DIR/PART.tar of calls that this one goes on with"
+    )
     parser.add_argument("--minutes", type=float, default=8.0, help="no trial starts that is expected to end later")
     parser.add_argument("--cpu", action="store_true")
     given = parser.parse_args(arguments)
     storage = given.storage or given.out / "studies"
     given.out.mkdir(parents=True, exist_ok=True)
+    for packed in given.go_on:
+        with tarfile.open(packed) as earlier:
+            earlier.extractall(storage, filter="data")
     cluster, size = here(given.cpu)
     if given.part == "place":
         try:

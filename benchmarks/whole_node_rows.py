@@ -1,0 +1,248 @@
+"""Figures of a whole node: errors of estimates made before, regret of the guided search, verdicts, slots, layouts.
+
+    python benchmarks/whole_node_rows.py --csv benchmarks/results/whole_node.csv
+    python benchmarks/whole_node_rows.py --studies DIR      # after new calls of whole_node.py: the table by slot anew
+
+It reads `benchmarks/data/node_sweep.parquet`, `node_slots.parquet`, `node_by_slot.parquet` and the estimates that
+`whole_node.py` wrote before it ran anything. Regret is that of the first proposals of each model, against the best of
+all that was measured, at three bounds on the node's power. A verdict on the node is computed by the rule of
+`wattune experiments`, from arms of eight devices; that before is the one of two devices.
+"""
+
+import itertools
+import json
+import math
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from harness import Found, Rows, benchmark
+from whole_node import GUIDED, POWER
+
+from wattune.analysis.run_data import RunData
+from wattune.api.experiments import find_experiments, judged, measured_effects, results_of
+from wattune.fidelity import FIRST_REFERENCE_REPEAT
+from wattune.metrics import METRICS
+from wattune.ranking.difference import Counted
+from wattune.ranking.spreads import Spreads
+from wattune.run import Numbers, Run, RunStatus
+from wattune.storage.study import StudyFolder
+from wattune.trial import TrialSpec
+from wattune.view.effects import effect_text
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT / "benchmarks" / "data"
+ESTIMATED = ("tokens_per_s", POWER, "device_power_mean_w", "energy_per_token_j", "memory_peak_bytes")
+BOUNDS = (0.25, 0.5, 0.75)
+"""Bounds on the node's power, as quantiles of the dense plans that were measured."""
+
+ARMS = {
+    "parallelism": ("tp", "pipe"),
+    "traffic": ("tp", "pipe"),
+    "swing": ("tp4", "pipe"),
+    "micro_batch": ("tp", "tp4"),
+    "overlap": ("apart", "overlap"),
+}
+"""Arms of eight devices, by the experiment whose claims they are judged by."""
+
+
+ENDS = ("effect_log_ratio", "low_log_ratio", "high_log_ratio")
+FIGURES = (
+    "error_median_frac", "error_bias_frac", "error_most_frac", "inside_frac", "pairs_right_frac",
+    "bound_w", "regret_frac", "left_gain_frac", "estimated_log_ratio", *ENDS,
+    "power_mean_w", "warmer_k", "power_throttle_frac", "thermal_throttle_frac", "node_swing_std_w", "node_power_max_w",
+)  # fmt: skip
+
+
+def add(rows: Rows, case: str, model: str, metric: str, num: int, **figures: float | None) -> None:
+    """Adds a row of some figures."""
+    rows.add(case, model, metric, num, *(figures.get(name) for name in FIGURES))
+
+
+def read(name: str) -> list[tuple[TrialSpec, Run]]:
+    """The completed runs of a table, in the order they ran."""
+    found = []
+    for row in sorted(pq.read_table(DATA / f"{name}.parquet").to_pylist(), key=lambda row: row["start_wall_ns"]):
+        if row["status"] == RunStatus.COMPLETED:
+            metrics = {metric: row[metric] for metric in METRICS if row.get(metric) is not None}
+            times = {key: row[key] for key in ("trial_id", "repeat", "start_wall_ns", "end_wall_ns")}
+            run = Run(
+                status=RunStatus.COMPLETED, metrics=metrics, numbers=Numbers(**json.loads(row["numbers"])), **times
+            )
+            found.append((TrialSpec.from_json(json.loads(row["spec"])), run))
+    return found
+
+
+def errors(rows: Rows) -> None:
+    """Adds the error of the estimates made before, by model and metric."""
+    for table in ("node_sweep", "node_slots"):
+        estimates = {one["trial_id"]: one for one in pq.read_table(DATA / "estimates" / f"{table}.parquet").to_pylist()}
+        first = {run.trial_id: (spec, run) for spec, run in reversed(read(table))}
+        for model, metric in itertools.product(dict.fromkeys(s.model.name for s, _ in first.values()), ESTIMATED):
+            of = [(run.metrics[metric], estimates[key]) for key, (s, run) in first.items() if s.model.name == model]
+            got = np.array([value for value, _ in of])
+            said, low, high = (
+                np.array([one[f"estimate.{metric}{end}"] for _, one in of]) for end in ("", ".low", ".high")
+            )
+            away = np.log(said / got)
+            pairs = [(a - b) * (c - d) > 0 for (a, c), (b, d) in itertools.combinations(zip(got, said, strict=True), 2)]
+            inside = ((low <= got) & (got <= high)).mean()
+            middle, bias, most = (
+                math.expm1(float(one)) for one in (np.median(abs(away)), np.median(away), abs(away).max())
+            )
+            told = {"error_median_frac": middle, "error_bias_frac": bias, "error_most_frac": most}
+            shares = {"inside_frac": float(inside), "pairs_right_frac": float(np.mean(pairs))}
+            add(rows, "estimate", model, metric, len(of), **told, **shares)
+
+
+def regret(rows: Rows) -> None:
+    """Adds the regret of what was known after the guided search's first proposals, at three bounds.
+
+    Of plans that no run was left for it adds what the best of them is estimated to gain within the bound.
+    """
+    runs = read("node_sweep")
+    estimates = {one["trial_id"]: one for one in pq.read_table(DATA / "estimates" / "node_sweep.parquet").to_pylist()}
+    dense = [run.metrics[POWER] for spec, run in runs if not spec.model.num_experts]
+    for model in dict.fromkeys(spec.model.name for spec, _ in runs):
+        mine = [run for spec, run in runs if spec.model.name == model]
+        known = {run.trial_id: run.metrics for run in reversed(mine)}
+        proposed = list(dict.fromkeys(run.trial_id for run in mine if run.repeat < FIRST_REFERENCE_REPEAT))
+        last = next(run.start_wall_ns for run in mine if run.trial_id == proposed[:GUIDED][-1])
+        guided = {run.trial_id for run in mine if run.start_wall_ns <= last}
+        left = [one for key, one in estimates.items() if key not in known and one["model"] == model]
+        for share in BOUNDS:
+            bound = float(np.quantile(dense, share))
+            kept = {key: one["tokens_per_s"] for key, one in known.items() if one[POWER] <= bound}
+            best, found = max(kept.values()), max((kept[key] for key in guided if key in kept), default=math.nan)
+            promised = [one["estimate.tokens_per_s"] for one in left if one[f"estimate.{POWER}"] <= bound]
+            more = max(promised, default=math.nan) / best - 1
+            told = {"bound_w": bound, "regret_frac": 1 - found / best, "left_gain_frac": more}
+            add(rows, "regret", model, "tokens_per_s", len(known), **told)
+
+
+def arm_of(spec: TrialSpec) -> str:
+    """Names the arm that a plan of the study of slots belongs to; a turned pipeline does the work of the even one."""
+    plan = spec.plan
+    if plan.pp > 1:
+        return "moved" if plan.layout else "pipe"
+    if plan.tp > 1:
+        return "tp" if plan.micro_batch_size == 1 else "tp4"
+    return "apart" if plan.overlap == "none" else "overlap"
+
+
+def verdicts(rows: Rows) -> Iterator[str]:
+    """Adds the claims of experiments with arms of the whole node; yields them beside those of two devices."""
+    runs = read("node_slots")
+    spreads, folder = Spreads(runs), ROOT / "experiments"
+    known, before = find_experiments(folder), results_of(folder)
+    for name, arms in ARMS.items():
+        sides = [Counted([run for spec, run in runs if arm_of(spec) == arm], spreads) for arm in arms]
+        effects = measured_effects(*sides)
+        two = {one["metric"]: one["verdict"] for one in before.get(name, {}).get("claims", ())}
+        for metric, expected in known[name]["CLAIMS"].items():
+            effect = effects.get(metric, {"effect": None, "low": None, "high": None, "repeats": 0})
+            told = {"metric": metric, "expected": expected} | effect | judged(expected, effect)
+            yield f"{name} {effect_text(told)}, expected {expected}; two devices: {two.get(metric, 'not run')}"
+            num = sum(len(one.runs) for one in sides)
+            shown = dict(zip(ENDS, (effect["effect"], effect["low"], effect["high"]), strict=True))
+            add(rows, f"verdict {name}: {told['verdict']}", "llama3_8b", metric, num, **shown)
+
+
+def layouts(rows: Rows) -> None:
+    """Adds the gain of each layout over the even pipeline in every turn, beside the estimate made before."""
+    runs = read("node_slots")
+    estimates = {one["trial_id"]: one for one in pq.read_table(DATA / "estimates" / "node_slots.parquet").to_pylist()}
+    even = [(run.metrics["step_time_s"], run.trial_id) for spec, run in runs if arm_of(spec) == "pipe"]
+    base = np.log([time_s for time_s, _ in even])
+    said_s = estimates[even[0][1]]["estimate.step_time_s"]
+    for label in dict.fromkeys(spec.label for spec, _ in runs if arm_of(spec) == "moved"):
+        moved = [run for spec, run in runs if spec.label == label]
+        gain = float(base.mean() - np.mean(np.log([run.metrics["step_time_s"] for run in moved])))
+        reach = 1.96 * float(base.std(ddof=1)) * math.sqrt(1 / len(base) + 1 / len(moved))
+        said = math.log(said_s / estimates[moved[0].trial_id]["estimate.step_time_s"])
+        told = dict(zip(ENDS, (gain, gain - reach, gain + reach), strict=True)) | {"estimated_log_ratio": said}
+        add(rows, f"layout {label}", "llama3_8b", "steps_per_s", len(base) + len(moved), **told)
+
+
+def slots(rows: Rows) -> None:
+    """Adds means over all runs by slot, and by arm what the node's power did at 20 ms."""
+    table = pq.read_table(DATA / "node_by_slot.parquet").to_pylist()
+    warm = float(np.mean([row["temp_max_c"] for row in table]))
+    for slot in sorted({row["slot"] for row in table}):
+        mine = [row for row in table if row["slot"] == slot]
+        names = ("power_mean_w", "temp_max_c", "power_throttle_frac", "thermal_throttle_frac")
+        told = {name: float(np.mean([row[name] for row in mine])) for name in names}
+        add(rows, f"slot {slot}", "llama3_8b", "all arms", len(mine), **told, warmer_k=told["temp_max_c"] - warm)
+    for arm in dict.fromkeys(row["arm"] for row in table):
+        mine = [row for row in table if row["arm"] == arm and row["slot"] == 0]
+        told = {name: float(np.mean([row[name] for row in mine])) for name in ("node_swing_std_w", "node_power_max_w")}
+        add(rows, f"swing {arm}", "llama3_8b", "node at 20 ms", len(mine), **told)
+
+
+def by_slot(study: Path) -> Iterator[dict[str, Any]]:
+    """Yields what each device of each run did in the measured window; the node's swing is of 20 ms samples."""
+    folder = StudyFolder(study)
+    for spec, run in folder.results():
+        found = RunData.of(folder.trial(run.trial_id, run.repeat).path).examined
+        if run.status is not RunStatus.COMPLETED or found is None:
+            continue
+        aligned, end_s = found.aligned, found.aligned.duration_s
+        grid_s = np.arange(0.0, end_s, 0.02)
+        power = {
+            key: np.interp(grid_s, *one.inside("power_w", -1.0, end_s + 1.0)) for key, one in aligned.readings("ring")
+        }
+        node_w = sum(power.values()) if power else np.full(len(grid_s), np.nan)
+        slow, fast = dict(aligned.readings("slow")), dict(aligned.readings("fast"))
+        for device in aligned.devices:
+            counters = [
+                slow[device].inside(f"throttle_{cause}_ns", -1.5, end_s + 1.5) for cause in ("power", "thermal")
+            ]
+            shares = [(ns[-1] - ns[0]) / (at_s[-1] - at_s[0]) / 1e9 if len(at_s) > 1 else None for at_s, ns in counters]
+            yield {
+                "trial_id": run.trial_id, "repeat": run.repeat, "label": spec.label, "arm": arm_of(spec),
+                "slot": aligned.known[device]["slot"], "uuid": aligned.known[device]["uuid"],
+                "power_mean_w": float(power[device].mean()) if power else None,
+                "temp_max_c": float(fast[device].inside("gpu_temp_c", 0.0, end_s)[1].max()),
+                "sm_clock_mean_mhz": float(fast[device].inside("sm_clock_mhz", 0.0, end_s)[1].mean()),
+                "power_throttle_frac": shares[0], "thermal_throttle_frac": shares[1],
+                "window_s": end_s, "node_swing_std_w": float(np.std(node_w)), "node_power_max_w": float(np.max(node_w)),
+            }  # fmt: skip
+
+
+def options(parser: ArgumentParser) -> None:
+    """Adds the script's own."""
+    parser.add_argument("--studies", type=Path, help="folder with node_slots, as whole_node.py left it")
+
+
+@benchmark(
+    claim="Estimates made before order and size the plans of a whole node, and a guided search finds the best early.",
+    bar="median error of tokens/s <= 10 %, regret <= 2 % at three bounds",
+    options=options,
+)
+def main(given: Namespace) -> Found:
+    """Computes all rows."""
+    if given.studies:
+        table = pa.Table.from_pylist([*by_slot(given.studies / "node_slots")])
+        pq.write_table(table, DATA / "node_by_slot.parquet", compression="zstd")
+    rows = Rows("case", "model", "metric", "num_runs", *FIGURES)
+    errors(rows)
+    regret(rows)
+    notes = [*verdicts(rows)]
+    layouts(rows)
+    slots(rows)
+    return Found(rows, notes, missed(rows.objects()))
+
+
+def missed(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Says where a bar is missed."""
+    wrong = [r for r in rows if r["metric"] == "tokens_per_s" and (r["error_median_frac"] or 0) > 0.1]
+    wrong += [r for r in rows if r["case"] == "regret" and not r["regret_frac"] <= 0.02]
+    return [f"{one['case']} of {one['model']}" for one in wrong]
+
+
+if __name__ == "__main__":
+    main()
