@@ -151,6 +151,8 @@ class Numbers:
     window_end_mono_ns: int | None = None
     """The run of a command without steps, on the monotonic clock of the node in the tag `window_node`."""
     warmup_steps: int | None = None
+    node_wait_s: float | None = None
+    """The trial was first of its kind, and its nodes did not live or other jobs used them."""
     wait_time_s: float | None = None
     """Its nodes had nothing to do before it began: the study's start, the choice of a trial, the wait for cool
     devices."""
@@ -293,7 +295,7 @@ class Run:
     def times_s(self) -> dict[str, float]:
         """Seconds by part, as `TIME_PARTS` names them, and `other`: what nobody told of its length.
 
-        `wait` lies before its start; the rest sums to its length.
+        `wait` lies before its start; the rest sums to its length. What it waited for nodes (`node_wait_s`) is no part.
         """
         told = self.numbers.known
         parts_s = {part: float(told[name]) for part, name in TIME_PARTS.items() if name in told}

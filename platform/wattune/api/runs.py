@@ -1,17 +1,17 @@
 """Running a study: on a Ray cluster, until it is finished, interrupted, or its budget is used."""
 
 import math
-import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, time, timedelta
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
 from wattune.api.beforehand import Beforehand, known_before
+from wattune.api.decisions import parse_budget
+from wattune.api.environment import environment_tags
 from wattune.api.reports import report
 from wattune.api.spaces import Space, StudyPlan, plan
 from wattune.api.studies import Study
@@ -40,11 +40,7 @@ from wattune.tracking.store import default_uri
 from wattune.tracking.tracker import Tracker
 from wattune.trial import TrialSpec
 from wattune.upload import Delivery
-from wattune.version import __version__
 from wattune.view.files import ranking_table
-
-_VERSIONED: Final = ("ray", "mlflow", "pyarrow", "numpy")
-"""Packages that the study's own process uses. Ranks say themselves what they run with."""
 
 _FORCED_S: Final = 20.0
 """Longest that the ranking of a study may take whose end is forced: the machine may be busy."""
@@ -117,6 +113,7 @@ def run_study(
     until_decided: bool = False,
     try_all: bool = False,
     set_power_limits: bool = False,
+    wait_nodes: str | float | None = None,
     listener: Listener | None = None,
     if_forced: Callable[[StudyOutcome], object] | None = None,
 ) -> StudyOutcome:
@@ -146,6 +143,8 @@ def run_study(
         try_all: True also runs what is estimated to run out of memory; else such plans are rejected by the rule
             `memory`, as `wattune plan --estimate` lists them.
         set_power_limits: True lets it set devices as plans ask; see docs/power_limits.md. It needs the right to.
+        wait_nodes: Longest that it stands idle for nodes that do not live or that other jobs use: seconds, or text such
+            as `30m`. None waits for other jobs, and for nodes where an autoscaler is there that can start them.
         listener: Called with what is going to happen, and with every trial that starts or ends.
         if_forced: Called from a thread with what there is, without a new report, where the process is about to be ended
             by force after a signal: inside `wattune.forced_exit.ended_in_time`, where a part of the end hangs.
@@ -165,6 +164,7 @@ def run_study(
             f"{', '.join(sorted(asked))}: nothing is set on devices unasked; add --set-power-limits to run it"
         )
     budget, statuses = _budget(max_hours, max_trials, max_gpu_hours, deadline), _statuses(retry)
+    wait_s = None if wait_nodes is None else parse_budget(wait_nodes, "--wait-nodes")
     remote = RemoteStorage(url) if url else None
     study, document = StudyFolder(folder / planned.name), planned.spec.document
     study.require_space(document)
@@ -178,7 +178,8 @@ def run_study(
         known = _fitting(planned, study, try_all=try_all)
         planned = known.planned
         run = _study_run(planned, study, budget, known, until_decided=until_decided, try_all=try_all)
-        run, strategy = replace(run, retry=statuses, numbers=run.numbers | known.scatter()), known.strategy()
+        run = replace(run, retry=statuses, wait_nodes_s=wait_s, numbers=run.numbers | known.scatter())
+        strategy = known.strategy()
         controller = StudyController(study, strategy, run, _passing_on(delivery, listener, planned, study, changes))
         needed = controller.begin().load_s.keys()
 
@@ -218,7 +219,8 @@ def run_study(
         with last_act(force, _FORCED_S):
             try:
                 if needed and budget.allows(0.0):  # a study that is done needs no cluster
-                    _run_on_cluster(study, controller, planned.candidates, needed, address, hold)
+                    waits = wait_s is not None
+                    _run_on_cluster(study, controller, planned.candidates, needed, address, hold, waits=waits)
                 else:
                     hold()
             except KeyboardInterrupt:  # while Ray started or ended: what was done is ranked and reported all the same
@@ -432,20 +434,27 @@ def _run_on_cluster(
     needed: Collection[ClusterSpec],
     address: str | None,
     hold: Callable[[], None],
+    *,
+    waits: bool,
 ) -> None:
     """Connects to Ray and runs what the controller has to do on the clusters it needs; calls `hold` before it runs.
+
+    `waits` starts it although no trial has its nodes yet, as it does where an autoscaler is there.
 
     Raises:
         EngineError: The Ray cluster cannot be reached, or is too small, or an engine's library is not installed here.
     """
     # Ray takes seconds to import; calls that only read do without it.
     from wattune.orchestrate.cluster import connect
+    from wattune.orchestrate.demand import has_autoscaler
     from wattune.orchestrate.run_study import require_libraries
     from wattune.orchestrate.run_study import run_study as run_on_ray
 
     with connect(address) as cluster:
         lacking = [spec for spec in needed if len(cluster.fitting(spec)) < spec.num_nodes]
-        if len(lacking) == len(needed):  # else what can run runs, and the rest waits for its nodes
+        if (
+            len(lacking) == len(needed) and not waits and not has_autoscaler()
+        ):  # else what can run runs, and the rest waits for its nodes
             cluster.resources_per_rank(lacking[0])
         require_libraries(candidates.specs, cluster)
         run_on_ray(study, controller, cluster, candidates.specs, hold)
@@ -466,31 +475,3 @@ def _report(study: StudyFolder, ranking: Ranking, planned: StudyPlan, source: So
     except WattuneError as error:  # the results are stored, and `wattune report` writes the page later
         return str(error)
     return ""
-
-
-def environment_tags() -> dict[str, str]:
-    """Returns versions of what the study's own process runs with, and the commit of wattune where it is a checkout."""
-    tags = {"version.wattune": __version__}
-    for name in _VERSIONED:
-        try:
-            tags[f"head.version.{name}"] = version(name)
-        except PackageNotFoundError:
-            continue
-    if commit := git_commit(Path(__file__).parents[1]):
-        tags["git_commit"] = commit
-    return tags
-
-
-def git_commit(package: Path) -> str:
-    """Returns the commit of wattune's own checkout; empty where it was installed, also inside another repository."""
-
-    def ask(*arguments: str) -> str:
-        command = ["git", "-C", str(package), *arguments]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
-        except (OSError, subprocess.TimeoutExpired):  # there is no git, or no answer
-            return ""
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    own = ask("rev-parse", "--show-toplevel") == str(package.resolve().parents[1])
-    return ask("rev-parse", "HEAD") if own and ask("ls-files", "version.py") else ""

@@ -254,6 +254,14 @@ def run(
             "--set-power-limits", help="Set power limits, clocks and profiles that the space asks for; as root."
         ),
     ] = False,
+    wait_nodes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Longest wait for nodes, such as 30m; else as long as an autoscaler or another job may give them.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be done; start nothing and write nothing.")
     ] = False,
@@ -297,6 +305,7 @@ def run(
                 until_decided=until_decided,
                 try_all=try_all,
                 set_power_limits=set_power_limits,
+                wait_nodes=wait_nodes,
                 listener=view,
                 if_forced=partial(_show_forced, as_json=as_json),
             )

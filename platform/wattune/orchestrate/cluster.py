@@ -169,12 +169,17 @@ class Cluster:
         fitting = self.fitting(spec)
         if len(fitting) < spec.num_nodes:
             raise EngineError(
-                f"{self.missing(spec)}; shrink `cluster` in the space, start the missing nodes, or label nodes of that "
-                f"kind {DEVICE_LABEL}={spec.device}"
+                f"{self.missing(spec)}; shrink `cluster` in the space, start the missing nodes, label nodes of that "
+                f"kind {DEVICE_LABEL}={spec.device}, or wait for them by --wait-nodes 30m"
             )
-        # Ranks may outnumber processors (a laptop runs four on two). A tenth stays free for Ray's own actors.
-        cpus = min(1.0, round(0.9 * min(node.num_cpus for node in fitting) / spec.devices_per_node, 4))
+        cpus = min(self.cpus_per_rank(spec, node) for node in fitting)
         return {"CPU": cpus} if spec.device == "cpu" else {"CPU": cpus, "GPU": 1.0}
+
+    @staticmethod
+    def cpus_per_rank(spec: ClusterSpec, node: Node) -> float:
+        """Processors that Ray reserves for each rank of a trial on a node."""
+        # Ranks may outnumber processors (a laptop runs four on two). A tenth stays free for Ray's own actors.
+        return min(1.0, round(0.9 * node.num_cpus / spec.devices_per_node, 4))
 
     def missing(self, spec: ClusterSpec) -> str:
         """Describes the nodes a trial wants and the nodes the cluster has."""

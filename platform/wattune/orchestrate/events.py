@@ -90,7 +90,7 @@ def _device_s(load_s: Mapping[ClusterSpec, float]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """The nodes of a study, once its cluster is known."""
+    """The nodes of a study, once its cluster is known, and whenever what it waits for changes."""
 
     lanes: tuple[str, ...]
     """Sets of nodes on which trials run one after another; sets that share nodes never run at once."""
@@ -104,6 +104,8 @@ class Placement:
     """The budget of hours ends this call."""
     missing: tuple[str, ...] = ()
     """Nodes that some trials want and nodes there are, if those trials have to wait."""
+    waits_for: str = ""
+    """Nodes that trials wait for now, in short: they do not live, or other jobs use them. It may change later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -26,8 +26,9 @@ from wattune.errors import EngineError, TelemetryError
 from wattune.orchestrate import lost_cluster
 from wattune.orchestrate.ask import ask_all
 from wattune.orchestrate.attempt import Attempt
-from wattune.orchestrate.cluster import Cluster, Node, alive_nodes, left
+from wattune.orchestrate.cluster import Cluster, Node
 from wattune.orchestrate.cooldown import wait_until_cool
+from wattune.orchestrate.demand import StudyNodes
 from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.failures import Cause, Failure, is_of_the_machine
 from wattune.orchestrate.lanes.client import STOPPED_S, Lanes
@@ -79,13 +80,13 @@ def run_study(
     ):
         own_devices(candidates, cluster, lanes)
         begin()
-        alive, progress = _Alive(cluster, lanes), _Progress(lanes)
+        nodes, progress = StudyNodes(cluster, lanes), _Progress(lanes)
         controller.watch(StudyMetrics(study.name))
-        controller.open(cluster, alive, alive.left)
+        controller.open(cluster, nodes)
         if (first := controller.first()) is not None:  # they start while Tune does
-            spec, nodes = first
-            resources = cluster.only(nodes).resources_per_rank(spec.cluster)
-            lanes.prepare(GroupKey.of(spec, resources), nodes, sensor_backends(spec))
+            spec, taken = first
+            resources = cluster.only(taken).resources_per_rank(spec.cluster)
+            lanes.prepare(GroupKey.of(spec, resources), taken, sensor_backends(spec))
         trainable = tune.with_resources(
             tune.with_parameters(_trainable, cluster=cluster, lanes=lanes), _here(cluster.driver_node)
         )
@@ -151,33 +152,6 @@ def _quiet_ray() -> None:
 def _here(node: Node) -> tune.PlacementGroupFactory:
     """Pins the drivers of trials to the node of the study's folder, of whose resources they need almost nothing."""
     return tune.PlacementGroupFactory([{node.address: 0.001}], bundle_label_selector=[{"ray.io/node-id": node.node_id}])
-
-
-class _Alive:
-    """Returns the nodes that are alive whenever it is called, and ends lanes on nodes that left."""
-
-    def __init__(self, cluster: Cluster, lanes: Lanes) -> None:
-        self._nodes, self._lanes = list(cluster.nodes), lanes
-        self._missed: set[str] = set()
-
-    def left(self, nodes: Sequence[Node]) -> list[Node]:
-        """Returns those of some nodes that are gone. They then count as dead until they answer again."""
-        gone = left(nodes)
-        self._missed -= {node.node_id for node in nodes}
-        self._missed |= {node.node_id for node in gone}
-        return gone
-
-    def __call__(self) -> list[Node]:
-        listed = alive_nodes(self._nodes)
-        self._missed &= {node.node_id for node in listed}
-        gone = self.left([node for node in listed if node.node_id in self._missed])
-        now = [node for node in listed if node not in gone]
-        alive = {node.node_id for node in now}
-        lost = [node.node_id for node in self._nodes if node.node_id not in alive]
-        if lost:
-            self._lanes.forget_nodes(lost)
-        self._nodes = now
-        return now
 
 
 def _trainable(config: dict[str, Any], *, cluster: Cluster, lanes: Lanes) -> None:

@@ -145,6 +145,7 @@ class StudyProgress:
             if tally.failed:
                 kinds = ", ".join(f"{count} {status}" for status, count in tally.failed.most_common())
                 parts.append(Text(f"failed   {kinds}", style="red"))
+            parts += self._waits(now_s)
             parts += [Text(f"stopped  {one}", style="red") for one in tally.stopped]
             if tally.race is not None:
                 parts.append(Text(str(tally.race), style="magenta"))
@@ -171,6 +172,11 @@ class StudyProgress:
             else Text("" if left_s is None else f"about {duration(left_s)} left", style="dim"),
         )
         return grid
+
+    def _waits(self, now_s: float) -> list[Text]:
+        tally = self._tally
+        took = duration(now_s - tally.waits_since_s)
+        return [Text(f"waits for {tally.waits_for}, {took}", style="yellow")] if tally.waits_for else []
 
     def _running_table(self, now_s: float) -> Table:
         grid = Table.grid(padding=(0, 2))
@@ -203,6 +209,8 @@ class StudyProgress:
             return preview_lines(event)
         if isinstance(event, Placement):
             self._state = "running"
+            if event.waits_for:
+                return [Text(f"waits for {event.waits_for}", style="yellow")]
             lanes = f"{event.num_at_once} at once on {', '.join(event.lanes)}"
             waiting = [Text(f"waits for nodes: {one}", style="yellow") for one in event.missing]
             return [Text(f"{lanes}; {self._duration_of(event)}", style="dim"), *waiting]
@@ -294,7 +302,7 @@ class StudyProgress:
                 )
                 for start, since_s in running
                 if key_of(start) in tally.running
-            ]
+            ] + self._waits(now_s)
         for line in lines:
             self._print(line)
 

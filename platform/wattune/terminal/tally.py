@@ -48,6 +48,9 @@ class Tally:
     """Expected seconds, before they ran, of the trials that ended in this call."""
     expected_s: float | None = None
     """Expected seconds to the end before the first trial, if finished trials give an estimate."""
+    waits_for: str = ""
+    """Nodes that trials wait for: they do not live, or other jobs use them."""
+    waits_since_s: float = 0.0
     end_s: float = math.inf
     """Time at which this call's budget of hours is used, on the clock of `add`."""
     stopped: list[str] = field(default_factory=list)
@@ -70,7 +73,10 @@ class Tally:
             self._measured = event.measured or event.estimated
             self.num_planned = event.num_now
             self.work_s = sum(event.load_now_s.values()) if event.estimated else 0.0
+        elif isinstance(event, Placement) and event.waits_for:
+            self.waits_for, self.waits_since_s = event.waits_for, now_s
         elif isinstance(event, Placement):
+            self.waits_for = ""
             self.lanes = max(1, event.num_at_once)
             self.expected_s = event.wall_s if self._measured else None
         elif isinstance(event, RowStopped):

@@ -16,7 +16,8 @@ import wattune
 import wattune.api
 from wattune.api import preview
 from wattune.api.beforehand import Beforehand, known_before
-from wattune.api.runs import StudyController, StudyRun, _hours_until, environment_tags, git_commit
+from wattune.api.environment import environment_tags, git_commit
+from wattune.api.runs import StudyController, StudyRun, _hours_until
 from wattune.cli import app
 from wattune.cli.shell import exit_code_of
 from wattune.errors import NothingToTryError, PlanError

@@ -41,6 +41,10 @@ class World:
     nodes: list[Node] = field(default_factory=lambda: [make_node("n0")])
     unanswering: list[Node] = field(default_factory=list)
     """Dead nodes among `nodes`, which Ray has not noticed yet."""
+    others: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Processors and GPUs that other jobs hold, by the id of the node."""
+    wanted: list[ClusterSpec | None] = field(default_factory=list)
+    may_come: bool = False
     heard: list[Event] = field(default_factory=list)
     clock_ns: int = 10**18
     measured: Callable[[TrialSpec, int], dict[str, float]] = lambda _spec, _repeat: {}
@@ -77,8 +81,22 @@ class World:
         controller = StudyController(self.study, chosen, run, listener or self.heard.append)
         controller.begin()
         cluster = Cluster(nodes=tuple(self.nodes), driver_node_id=self.nodes[0].node_id)
-        controller.open(cluster, lambda: self.nodes, lambda nodes: [node for node in nodes if node in self.unanswering])
+        controller.open(cluster, self)
         return controller
+
+    def alive(self) -> list[Node]:
+        return self.nodes
+
+    def left(self, nodes: Sequence[Node]) -> list[Node]:
+        return [node for node in nodes if node in self.unanswering]
+
+    def used_by_others(self) -> dict[str, dict[str, float]]:
+        return dict(self.others)
+
+    def want(self, spec: ClusterSpec | None) -> bool:
+        if self.wanted[-1:] != [spec]:
+            self.wanted.append(spec)
+        return spec is not None and self.may_come
 
     def write(
         self,

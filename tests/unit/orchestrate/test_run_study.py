@@ -18,7 +18,7 @@ from wattune.orchestrate import lost_cluster, run_study
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.events import TrialProgress
-from wattune.orchestrate.run_study import _Alive, _cause, _Progress, _StudySearcher, _trainable, require_libraries
+from wattune.orchestrate.run_study import _cause, _Progress, _StudySearcher, _trainable, require_libraries
 from wattune.run import RunStatus
 from wattune.trial import Measure
 
@@ -59,7 +59,7 @@ def test_a_trial_that_was_cut_short_names_what_ended_the_call(
     monkeypatch.setattr(run_study, "tune", MagicMock(Tuner=lambda *_, **__: SimpleNamespace(fit=fit)))
     monkeypatch.setattr(run_study, "Lanes", MagicMock())
     monkeypatch.setattr(run_study, "_quiet_ray", lambda: None)
-    monkeypatch.setattr(run_study, "_Alive", lambda *_: MagicMock(return_value=world.nodes))
+    monkeypatch.setattr(run_study, "StudyNodes", lambda *_: world)
     cluster = Cluster(nodes=tuple(world.nodes), driver_node_id="n0")
     with pytest.raises(EngineError) if isinstance(error, TuneError) else nullcontext():
         assert run_study.run_study(world.study, controller, cluster) == "interrupted"
@@ -251,19 +251,3 @@ def test_a_trial_begins_when_its_devices_are_cool_and_says_how_warm_they_were(
     _trainable(searcher.suggest("t0"), cluster=cluster_of(world), lanes=FakeLanes())
     assert seen[0].numbers.start_temp_max_c == 41.0 and seen[0].tags["nodes"] == "n0"
     assert seen[0].tags["ray.cluster"] == "own"
-
-
-def test_a_node_that_left_gets_no_trial_until_it_answers_again(world, new_node, monkeypatch) -> None:
-    world.nodes.append(new_node("n1"))
-    cluster = Cluster(nodes=tuple(world.nodes), driver_node_id="n0")
-    forgotten: list[list[str]] = []
-    alive = _Alive(cluster, SimpleNamespace(forget_nodes=forgotten.append))
-    silent = {"n1"}
-    monkeypatch.setattr(run_study, "alive_nodes", lambda _known: list(world.nodes))
-    monkeypatch.setattr(run_study, "left", lambda nodes: [node for node in nodes if node.name in silent])
-    assert len(alive()) == 2, "nobody knows yet"
-    assert [node.name for node in alive.left(world.nodes)] == ["n1"]
-    assert [node.name for node in alive()] == ["n0"]
-    assert forgotten == [["n1"]]
-    silent.clear()
-    assert len(alive()) == 2

@@ -49,6 +49,18 @@ def test_parts_sum_to_the_time_that_nodes_were_the_studys() -> None:
     assert found["sum"]["other_time_s"] == pytest.approx(0.0, abs=1e-6)
 
 
+def test_a_wait_for_nodes_has_a_column_of_its_own_and_is_in_no_other_time() -> None:
+    waited, other = run(0, 1000.0, LENGTH_S, **PARTS_S, node_wait_s=600.0), run(1, 2000.0, LENGTH_S, **PARTS_S)
+    found, without = times_json(ranked(waited, other)), times_json(ranked(run(0, 1000.0, LENGTH_S, **PARTS_S), other))
+    assert found["sum"].pop("node_wait_s") == 600.0 and without["sum"].pop("node_wait_s") == 0.0
+    assert [one["node_wait_s"] for one in found["runs"]] == [600.0, 0.0]
+    assert {**found, "runs": 0} == {**without, "runs": 0}, "neither in the sums nor in the measured share"
+    console = Console(file=io.StringIO(), width=200)
+    show(console, *times_view(ranked(waited, other)))
+    assert "for nodes" in console.file.getvalue() and "600.0" in console.file.getvalue()
+    assert "for nodes" not in str(times_view(ranked(other)))
+
+
 def test_what_nobody_told_of_a_runs_time_is_named() -> None:
     lost = replace(run(0, 1000.0, 30.0, start_time_s=8.0), status=RunStatus.CRASHED, reason="a worker died")
     found = times_json(ranked(lost))

@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
@@ -25,6 +25,7 @@ from wattune.orchestrate.failures import (
     failed_nodes,
     is_tried_again,
 )
+from wattune.orchestrate.scheduling.node_wait import NodeWait
 from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.outlook import placement
 from wattune.orchestrate.scheduling.run_order import workers_of
@@ -38,6 +39,7 @@ from wattune.trial import TrialSpec
 
 if TYPE_CHECKING:
     from wattune.orchestrate.cluster import Cluster, Node
+    from wattune.orchestrate.demand import StudyNodes
 
 _log = logging.getLogger(__name__)
 
@@ -122,9 +124,9 @@ class StudyController:
         self._lock = threading.RLock()
         self._ending: Ending | None = None
         self._slots: Slots | None = None
-        self._alive: Callable[[], Sequence[Node]] = list
-        self._left: Callable[[Sequence[Node]], Sequence[Node]] = lambda _nodes: ()
+        self._nodes: StudyNodes | None = None
         self._looked_s = -math.inf
+        self._wait = NodeWait()
         self._running: dict[str, Attempt] = {}
         self._measured: set[str] = set()
         """Those that run whose steps are done, so that their nodes are free."""
@@ -150,18 +152,10 @@ class StudyController:
                 listener(replace(_skipped(spec, result), num_left=self._num_to_come))
             self._listeners.append(listener)
 
-    def open(
-        self,
-        cluster: "Cluster",
-        alive: "Callable[[], Sequence[Node]]",
-        left: "Callable[[Sequence[Node]], Sequence[Node]]",
-    ) -> None:
-        """Gives the study its nodes, and emits the placement of its trials.
-
-        `alive` returns the nodes that are alive now, `left` those of some that are gone, whatever Ray counts.
-        """
+    def open(self, cluster: "Cluster", nodes: "StudyNodes") -> None:
+        """Gives the study its nodes, and emits the placement of its trials."""
         with self._lock:
-            self._slots, self._alive, self._left = Slots(cluster, self._begun_ns), alive, left
+            self._slots, self._nodes = Slots(cluster, self._begun_ns), nodes
             self._emit(placement(self._queue.preview(), self._slots))
 
     def first(self) -> "tuple[TrialSpec, tuple[Node, ...]] | None":
@@ -187,7 +181,7 @@ class StudyController:
     @property
     def missing(self) -> list[str]:
         """Nodes that the trials left behind need and the cluster lacks, one text for each kind of cluster."""
-        wanted = dict.fromkeys(queued.spec.cluster for queued in self._queue.stranded)
+        wanted = dict.fromkeys([*(queued.spec.cluster for queued in self._queue.stranded), *self._wait.clusters])
         return [self._opened.missing(spec) for spec in wanted]
 
     @property
@@ -218,9 +212,20 @@ class StudyController:
                 elif self._ending is not None or not self._queue.refill(self._opened, idle=not self._running):
                     break
             self._tell_race()
-            if self._ending is None and not self._running and not self._queue.num_waiting:
-                self._ending = "nodes" if self._queue.stranded else "failures" if self._queue.failed else "finished"
+            if self._ending is None and not self._running and not self._waits():
+                queue = self._queue
+                self._ending = "nodes" if self._wait.clusters else "failures" if queue.failed else "finished"
             return None
+
+    def _waits(self) -> bool:
+        """Returns whether nodes may still come, or come free, for trials while nothing runs."""
+        self._note_wait()
+        return self._wait.goes_on(self._run.wait_nodes_s, of_others=bool(self._queue.num_waiting))
+
+    def _note_wait(self) -> None:
+        if self._wait.note(self._queue, self._opened, self._of_cluster):
+            now = placement(self._queue.preview(), self._opened)
+            self._emit(replace(now, waits_for=self._wait.waits_for))
 
     def _tell_race(self) -> None:
         if (step := self._queue.race_news()) is not None:
@@ -311,13 +316,19 @@ class StudyController:
         assert self._slots is not None, "open() comes first"
         return self._slots
 
+    @property
+    def _of_cluster(self) -> "StudyNodes":
+        assert self._nodes is not None, "open() comes first"
+        return self._nodes
+
     def _look(self) -> None:
-        """Notes nodes that died or joined, at most every `LOOK_EVERY_S`."""
+        """Notes nodes that died or joined, and what other jobs use, at most every `LOOK_EVERY_S`."""
         now_s = time.monotonic()
         if now_s - self._looked_s >= LOOK_EVERY_S:
             self._looked_s = now_s
-            if self._opened.update(self._alive()):
+            if self._opened.update(self._of_cluster.alive(), self._of_cluster.used_by_others()):
                 self._queue.reconsider()
+            self._note_wait()
 
     def _affords(self, queued: Attempt) -> bool:
         budget = self._run.budget
@@ -345,6 +356,7 @@ class StudyController:
             tags={**tags, "profile": UNPROFILED} if left_out else tags,
             numbers=replace(
                 run.numbers,
+                node_wait_s=self._wait.end(queued.spec.cluster),
                 attempt=num_attempts + 1 if num_attempts else None,
                 race_until_probability=None if raced is None else raced.until,
             ),
@@ -414,8 +426,8 @@ class StudyController:
 
     def _dead_nodes(self, running: Attempt) -> tuple[str, ...]:
         """Names the nodes of a trial that are dead; empty if all live."""
-        alive = {node.node_id for node in self._alive()}
-        gone = self._left([node for node in running.nodes if node.node_id in alive])
+        alive = {node.node_id for node in self._of_cluster.alive()}
+        gone = self._of_cluster.left([node for node in running.nodes if node.node_id in alive])
         return tuple(node.name for node in running.nodes if node.node_id not in alive or node in gone)
 
     def _keep(self, folder: TrialFolder, result: Run) -> None:

@@ -19,7 +19,7 @@ of the reservation leaves, and when a trial that the cluster failed is tried aga
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -42,9 +42,19 @@ class Slots:
         self._taken: dict[str, float] = {}
         """Domains with a trial on them, and the expected end of each."""
         self._sets: dict[tuple[str, int, int], list[tuple[Node, ...]]] = defaultdict(list)
+        self._others: Mapping[str, Mapping[str, float]] = {}
+        """Processors and GPUs that other jobs hold, by the id of the node."""
 
-    def update(self, nodes: Sequence["Node"]) -> bool:
-        """Notes the nodes that are alive now; returns whether they changed."""
+    def update(self, nodes: Sequence["Node"], others: Mapping[str, Mapping[str, float]] | None = None) -> bool:
+        """Notes the nodes that are alive now, and what other jobs hold of them; returns whether they changed.
+
+        Time that a node was not there, or another job's, is none in which it had nothing to do.
+        """
+        now_ns, known = time.monotonic_ns(), {node.node_id for node in self._cluster.nodes}
+        for node in nodes:
+            if node.node_id not in known or node.node_id in self._others:
+                self._freed_ns[node.domain] = now_ns
+        self._others = others or {}
         if {node.node_id for node in nodes} == {node.node_id for node in self._cluster.nodes}:
             return False
         self._cluster = replace(self._cluster, nodes=tuple(nodes))
@@ -76,7 +86,7 @@ class Slots:
         Nodes to `avoid` are taken only if there would not be enough others with nothing running; `closed` domains are
         not, although they are free. `until_s` is the expected end of the trial, on any clock.
         """
-        nodes = self._choose(spec, self._taken.keys() | closed, avoid)
+        nodes = self._choose(spec, self._taken.keys() | closed, avoid, beside=True)
         if nodes is None:
             return None
         used = self._sets[_kind(spec)]
@@ -99,7 +109,21 @@ class Slots:
 
     def is_free(self, spec: ClusterSpec, avoid: Set[str] = frozenset(), *, closed: Set[str] = frozenset()) -> bool:
         """Returns whether `take` would find nodes now."""
-        return self._choose(spec, self._taken.keys() | closed, avoid) is not None
+        return self._choose(spec, self._taken.keys() | closed, avoid, beside=True) is not None
+
+    def kept_by_others(self, spec: ClusterSpec) -> tuple[str, ...]:
+        """Names the nodes that other jobs keep from a trial; empty if it would not start without them either."""
+        if self.is_free(spec) or self._choose(spec, self._taken.keys()) is None:
+            return ()
+        return tuple(node.name for node in self._cluster.fitting(spec) if not self._has_room(node, spec))
+
+    def _has_room(self, node: "Node", spec: ClusterSpec) -> bool:
+        """Returns whether a node can hold a trial beside other jobs: none has its GPUs, or processors of its ranks."""
+        others = self._others.get(node.node_id)
+        if others is None:
+            return True
+        ranks_cpus = self._cluster.cpus_per_rank(spec, node) * spec.devices_per_node
+        return not (spec.device != "cpu" and others["GPU"]) and node.num_cpus - others["CPU"] >= ranks_cpus
 
     def opening(self, spec: ClusterSpec, avoid: Set[str], now_s: float) -> tuple[float, tuple["Node", ...]]:
         """Predicts when `take` finds nodes if nothing else starts, and which. The nodes exist.
@@ -131,8 +155,11 @@ class Slots:
         """Describes the nodes a trial wants and the nodes there are."""
         return self._cluster.missing(spec)
 
-    def _choose(self, spec: ClusterSpec, taken: Set[str], avoid: Set[str] = frozenset()) -> tuple["Node", ...] | None:
-        fitting = self._cluster.fitting(spec)
+    def _choose(
+        self, spec: ClusterSpec, taken: Set[str], avoid: Set[str] = frozenset(), *, beside: bool = False
+    ) -> tuple["Node", ...] | None:
+        """Chooses nodes; `beside` says that other jobs keep what they hold."""
+        fitting = [node for node in self._cluster.fitting(spec) if not beside or self._has_room(node, spec)]
         others = [node for node in fitting if node.name not in avoid]
         free = [node for node in (others if len(others) >= spec.num_nodes else fitting) if node.domain not in taken]
         if len(free) < spec.num_nodes:

@@ -40,6 +40,9 @@ class StudyRun:
     candidates: Sequence[TrialSpec] = ()
     """Every trial of the space. Without any, the first trial that completes is the reference trial."""
     budget: Budget | None = None
+    wait_nodes_s: float | None = None
+    """Longest that the study stands idle for want of nodes; None waits as long as an autoscaler or another job may give
+    them."""
     retry: frozenset[RunStatus] = frozenset()
     """Statuses of earlier calls' trials that run again, beside those that do anyway."""
     outdated: Callable[[Run], bool] | None = None

@@ -4,11 +4,12 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from wattune.analysis.metrics.step_breakdown import HOST_BOUND_FRAC
+from wattune.catalog.hardware import ClusterSpec
 from wattune.fidelity import FIRST_BURST_REPEAT, FIRST_SOAK_REPEAT, Role, role_of
 from wattune.metrics import METRICS
 from wattune.orchestrate.attempt import Attempt
@@ -141,6 +142,11 @@ class TrialQueue:
     def num_waiting(self) -> int:
         """Queued trials whose nodes exist."""
         return len(self._waiting)
+
+    @property
+    def clusters(self) -> Set[ClusterSpec]:
+        """The clusters that queued trials wait for, whose nodes exist."""
+        return self._waiting.clusters
 
     @property
     def num_left(self) -> int:
@@ -289,23 +295,23 @@ class TrialQueue:
         `idle` says that nothing runs. Returns whether it looked for new trials, so that `pop` is worth another call.
         """
         run, measure = self._run, self._run.measure
-        if self._promotes(slots, searching=True):
+        if self._promotes(slots, searching=True, idle=idle):
             return True
-        searches = self._strategy.learns and len(self._asked) < run.num_trials and self._wants_more(slots)
+        searches = self._strategy.learns and len(self._asked) < run.num_trials and self._wants_more(slots, idle=idle)
         if searches and (proposed := self._proposed()):
             self._asked |= {spec.trial_id: spec for spec in proposed}
             self._waiting.add(map(self._proposals.with_prediction, self._first_runs(proposed)))
             return True
         if self.num_waiting or not (idle or self._racing):
             return False
-        if self._promotes(slots, searching=False):
+        if self._promotes(slots, searching=False, idle=idle):
             return True
         if not self._rounds_queued:
             self._rounds_queued = True
             asked = list(self._asked.values())
             self._waiting.add(self._rounds(self._ladder.promoted(asked) if self._ladder is not None else asked))
             return True
-        if self._queue_of_race(slots):
+        if self._queue_of_race(slots, idle=idle):
             return True
         if not idle:
             return False
@@ -332,13 +338,13 @@ class TrialQueue:
         """Returns whether the space lists a trial. One that it has lost keeps its results, and runs no more."""
         return not self._listed or trial_id in self._listed
 
-    def _queue_of_race(self, slots: Slots) -> bool:
-        """Queues the next repeat of the race if it may start now; returns whether it did."""
+    def _queue_of_race(self, slots: Slots, *, idle: bool) -> bool:
+        """Queues the next repeat of the race if it may start now, or nothing else runs; returns whether it did."""
         if self._race is None or self.stranded or self.failed:
             return False
         self._racing = True
         found = self._race.next(self._waiting.left_out)
-        if found is None or (slots.exists(found[0].cluster) and not slots.is_free(found[0].cluster)):
+        if found is None or not (idle or slots.is_free(found[0].cluster) or not slots.exists(found[0].cluster)):
             return False
         repeat = self._trial(*found, self._run.measure, "race")
         self._race.start(repeat.trial_id, repeat.repeat)
@@ -459,9 +465,9 @@ class TrialQueue:
             return [self._trial(spec, 0, self._run.measure) for spec in specs]
         return self._bursts(specs)
 
-    def _promotes(self, slots: Slots, *, searching: bool) -> bool:
+    def _promotes(self, slots: Slots, *, searching: bool, idle: bool) -> bool:
         """Queues the full measurement of the next trial that is worth it; returns whether there was one."""
-        if self._ladder is None or self._rounds_queued or not self._wants_more(slots):
+        if self._ladder is None or self._rounds_queued or not self._wants_more(slots, idle=idle):
             return False
         spec = self._ladder.next(self._waiting.left_out, searching=searching)
         if spec is None:
@@ -479,14 +485,15 @@ class TrialQueue:
         due = self._references.due(workers_of(queued.spec), nodes, opens=queued.role == "trial")
         return None if due is None else self._trial(*due, self._run.measure, "reference")
 
-    def _wants_more(self, slots: Slots) -> bool:
-        """Returns whether nodes are idle that another proposal might use."""
+    def _wants_more(self, slots: Slots, *, idle: bool) -> bool:
+        """Returns whether nodes are idle that another proposal might use; where nothing runs, one waits for nodes."""
         if self.num_waiting + self._waiting.num_held >= LOOK_AHEAD:
             return False
         closed = closed_domains(self._ahead, math.inf)
+        waiting = self.clusters | {queued.spec.cluster for queued in self.stranded}
         return any(
-            not self._waiting.has(cluster)
+            cluster not in waiting
             and self._waiting.count(cluster.device) < _MOST_ASIDE
-            and slots.is_free(cluster, closed=closed)
+            and (idle or slots.is_free(cluster, closed=closed))
             for cluster in self._run.clusters
         )

@@ -1,7 +1,7 @@
 """The trials that wait, in order, by workers and nodes; and those that this call does not start. No Ray here."""
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Set
 from operator import itemgetter
 from typing import Final
 
@@ -69,9 +69,10 @@ class Waiting:
         """Returns the number of trials that wait for this kind of device."""
         return sum(len(line) for line in self._lines.values() if line and _device(line) == device)
 
-    def has(self, cluster: ClusterSpec) -> bool:
-        """Returns whether a trial waits for a cluster of this kind."""
-        return any(line[0][1].spec.cluster == cluster for line in self._lines.values() if line)
+    @property
+    def clusters(self) -> Set[ClusterSpec]:
+        """The clusters that trials wait for."""
+        return dict.fromkeys(line[0][1].spec.cluster for line in self._lines.values() if line).keys()
 
     def in_order(self) -> list[Attempt]:
         """Lists the queued trials that are worth running, in order over all kinds of devices."""
