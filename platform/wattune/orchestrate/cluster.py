@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -217,16 +217,22 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
         )
     ray_settings.apply(ray_settings.JOB_SETTINGS)
     ray_settings.withhold_secrets()
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise PlanError("the folder that this was started in is gone; change to one that exists") from None
     if ray.is_initialized():  # a script that connected by itself keeps its connection
-        yield _inventory(ours=False)
+        with _watched():
+            yield _inventory(ours=False)
         return
     with ray_folder() if target is None else nullcontext() as folder:
         if folder is None:
             try:
                 _reach(target, None)
-                yield _inventory(ours=False)
+                with _watched():
+                    yield _inventory(ours=False)
             finally:
-                _disconnect()
+                (_disconnect_in_time if lost_cluster.found() else _disconnect)()
             return
         with forced_exit.last_act(partial(remove_by_force, folder)):
             try:
@@ -252,12 +258,22 @@ def _disconnect() -> None:
             gc.enable()
 
 
-def _end_local(folder: Path) -> None:
-    """Ends a cluster of our own, and whatever outlives it: Ray asks dead processes of its own for minutes."""
+def _watched() -> AbstractContextManager[None]:
+    return lost_cluster.watched(partial(is_answering, own_addresses()))
+
+
+def _disconnect_in_time() -> None:
+    """Disconnects from Ray, which asks dead processes of its own for minutes."""
     try:
         within(SHUTDOWN_S, _disconnect, name="ray shutdown")
     except TimeoutError:
         atexit.unregister(ray.shutdown)  # Ray's own hook: at the process's end it would ask them again
+
+
+def _end_local(folder: Path) -> None:
+    """Ends a cluster of our own, and whatever outlives it."""
+    try:
+        _disconnect_in_time()
     finally:
         end_processes(folder)
 

@@ -1,10 +1,11 @@
-"""Ends a study whose own Ray cluster is lost: a dead head or raylet, or a clock that keeps it from placing workers."""
+"""Ends a study whose cluster or folder is lost: a dead head or raylet, a clock by which Ray places no workers."""
 
 import signal
 import threading
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Final
 
 import psutil
@@ -21,6 +22,9 @@ MOST_BACK_S: Final = 60.0
 After a step back Ray (2.60) places no new workers for as long as the step: it takes a node's reports for old ones
 (measured: `benchmarks/results/chaos.md`). The start of workers waits for 120 s, and a trial is tried twice.
 """
+
+SILENT_S: Final = 30.0
+"""Longest that the head of a cluster which was joined may be away, as while it is started again; Ray waits 60 s."""
 
 _VITAL: Final = frozenset(("raylet", "gcs_server"))
 """Processes without which a cluster of our own cannot go on."""
@@ -47,22 +51,33 @@ def error() -> EngineError | None:
 
 
 @contextmanager
-def watched() -> Iterator[None]:
+def watched(is_answering: Callable[[], bool] | None = None) -> Iterator[None]:
     """Ends the block within seconds where the cluster that this process starts in it cannot go on.
+
+    Of a cluster that was joined `is_answering` says whether its head and this node's raylet are there.
 
     Ray itself takes a minute to give up a head or raylet that is dead, during its start too, and then ends the process
     it runs in. It never gives up what a clock that was set back keeps it from placing. A stop of the study comes first:
     it may be what ended the processes, as a signal to the whole process group does.
 
     Raises:
-        EngineError: Its head or raylet ended, or the wall clock was set back by more than `MOST_BACK_S`.
+        EngineError: Its head or raylet ended, the wall clock was set back by more than `MOST_BACK_S`, or the folder
+            that this process was started in is gone.
     """
+    folder, answered_s = Path.cwd(), time.monotonic()
     vital: dict[str, psutil.Process] = {}
     ahead_s = _wall_ahead_s()
     over = threading.Event()
     _found.clear()
 
     def problem() -> str:
+        nonlocal answered_s
+        if not folder.is_dir():
+            return f"the folder that it was started in, {folder}, is gone"
+        if is_answering is not None:
+            answered_s = time.monotonic() if is_answering() else answered_s
+            silent_s = time.monotonic() - answered_s
+            return f"the cluster's head is dead: no answer for {silent_s:.0f} s" if silent_s > SILENT_S else ""
         if len(vital) < len(_VITAL):  # it is being started
             vital.update(_children(_VITAL - vital.keys()))
         dead = [name for name, process in vital.items() if not _runs(process)]

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from wattune.errors import EngineError
+from wattune.errors import EngineError, PlanError
 from wattune.orchestrate import lost_cluster
+from wattune.orchestrate.cluster import connect
 
 
 @pytest.fixture
@@ -71,3 +72,34 @@ def test_a_small_step_back_and_any_forward_end_nothing(monkeypatch: pytest.Monke
     with lost_cluster.watched():
         moved_s[0] = moved_by_s
         time.sleep(0.4)
+
+
+def test_a_joined_cluster_whose_head_stays_away_is_lost_and_one_that_comes_back_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lost_cluster, "LOOK_S", 0.05)
+    monkeypatch.setattr(lost_cluster, "SILENT_S", 1.0)
+    answers = [True]
+    said = "cut short: the cluster's head is dead: no answer for 1 s; .*; run the same command to continue"
+    with pytest.raises(EngineError, match=said), contextlib.suppress(KeyboardInterrupt):  # noqa: SIM117
+        with lost_cluster.watched(lambda: answers[0]):
+            answers[0] = False
+            time.sleep(0.5)
+            answers[0] = True  # it was started again
+            time.sleep(0.8)
+            assert not lost_cluster.found()
+            answers[0] = False
+            time.sleep(30)
+
+
+def test_a_folder_that_vanishes_ends_the_call_and_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost_cluster, "LOOK_S", 0.05)
+    job = tmp_path / "job"
+    job.mkdir()
+    monkeypatch.chdir(job)
+    said = rf"the folder that it was started in, {job}, is gone; finished trials are kept; run the same command"
+    with pytest.raises(EngineError, match=said), contextlib.suppress(KeyboardInterrupt), lost_cluster.watched():
+        job.rmdir()
+        time.sleep(30)
+    with pytest.raises(PlanError, match="change to one that exists"), connect("127.0.0.1:1"):
+        pytest.fail("it connected")
