@@ -219,7 +219,8 @@ class StudyController:
 
     def _waits(self) -> bool:
         """Returns whether nodes may still come, or come free, for trials while nothing runs."""
-        self._note_wait()
+        if not self._wait.clusters:  # else the look at the nodes, once a second, has noted it
+            self._note_wait()
         return self._wait.goes_on(self._run.wait_nodes_s, of_others=bool(self._queue.num_waiting))
 
     def _note_wait(self) -> None:
