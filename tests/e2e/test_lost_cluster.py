@@ -37,7 +37,8 @@ def test_a_dead_head_is_one_line_and_the_same_space_goes_on_elsewhere(
     (line,) = [line for line in running.text.splitlines() if line.startswith("error:")]
     assert "the cluster's head is dead" in line and "run the same command to continue" in line
     assert "Traceback" not in running.text
-    assert {one["status"] for one in results(storage / "headless").values()} == {"interrupted"}
+    ended = {one["status"] for one in results(storage / "headless").values()}
+    assert ended <= {"interrupted"}, "what was cut off is marked now, or by the next call"
     short = write_space("headless", **long | {"measure": measure | {"min_seconds": 1}})
     done = wattune("run", short, "--json", timeout_s=300)
     assert json.loads(done.stdout)["finished"], done.stderr
