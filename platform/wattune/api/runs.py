@@ -452,9 +452,8 @@ def _run_on_cluster(
 
     with connect(address) as cluster:
         lacking = [spec for spec in needed if len(cluster.fitting(spec)) < spec.num_nodes]
-        if (
-            len(lacking) == len(needed) and not waits and not has_autoscaler()
-        ):  # else what can run runs, and the rest waits for its nodes
+        # Else what can run runs, and the rest waits for its nodes.
+        if len(lacking) == len(needed) and not waits and not has_autoscaler():
             cluster.resources_per_rank(lacking[0])
         require_libraries(candidates.specs, cluster)
         run_on_ray(study, controller, cluster, candidates.specs, hold)
