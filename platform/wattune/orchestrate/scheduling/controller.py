@@ -124,7 +124,7 @@ class StudyController:
         self._lock = threading.RLock()
         self._ending: Ending | None = None
         self._slots: Slots | None = None
-        self._nodes: StudyNodes | None = None
+        self._nodes: StudyNodes  # open() comes first
         self._looked_s = -math.inf
         self._wait = NodeWait()
         self._running: dict[str, Attempt] = {}
@@ -213,8 +213,7 @@ class StudyController:
                     break
             self._tell_race()
             if self._ending is None and not self._running and not self._waits():
-                queue = self._queue
-                self._ending = "nodes" if self._wait.clusters else "failures" if queue.failed else "finished"
+                self._ending = "nodes" if self._wait.clusters else "failures" if self._queue.failed else "finished"
             return None
 
     def _waits(self) -> bool:
@@ -224,9 +223,8 @@ class StudyController:
         return self._wait.goes_on(self._run.wait_nodes_s, of_others=bool(self._queue.num_waiting))
 
     def _note_wait(self) -> None:
-        if self._wait.note(self._queue, self._opened, self._of_cluster):
-            now = placement(self._queue.preview(), self._opened)
-            self._emit(replace(now, waits_for=self._wait.waits_for))
+        if self._wait.note(self._queue, self._opened, self._nodes):
+            self._emit(replace(placement(self._queue.preview(), self._opened), waits_for=self._wait.waits_for))
 
     def _tell_race(self) -> None:
         if (step := self._queue.race_news()) is not None:
@@ -317,17 +315,12 @@ class StudyController:
         assert self._slots is not None, "open() comes first"
         return self._slots
 
-    @property
-    def _of_cluster(self) -> "StudyNodes":
-        assert self._nodes is not None, "open() comes first"
-        return self._nodes
-
     def _look(self) -> None:
         """Notes nodes that died or joined, and what other jobs use, at most every `LOOK_EVERY_S`."""
         now_s = time.monotonic()
         if now_s - self._looked_s >= LOOK_EVERY_S:
             self._looked_s = now_s
-            if self._opened.update(self._of_cluster.alive(), self._of_cluster.used_by_others()):
+            if self._opened.update(self._nodes.alive(), self._nodes.used_by_others()):
                 self._queue.reconsider()
             self._note_wait()
 
@@ -427,8 +420,8 @@ class StudyController:
 
     def _dead_nodes(self, running: Attempt) -> tuple[str, ...]:
         """Names the nodes of a trial that are dead; empty if all live."""
-        alive = {node.node_id for node in self._of_cluster.alive()}
-        gone = self._of_cluster.left([node for node in running.nodes if node.node_id in alive])
+        alive = {node.node_id for node in self._nodes.alive()}
+        gone = self._nodes.left([node for node in running.nodes if node.node_id in alive])
         return tuple(node.name for node in running.nodes if node.node_id not in alive or node in gone)
 
     def _keep(self, folder: TrialFolder, result: Run) -> None:
