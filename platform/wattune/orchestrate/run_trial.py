@@ -6,13 +6,10 @@ Its measured steps begin when that is done (`Lanes.run`), so no step is measured
 result is stored: one whose driver dies before that is run again.
 """
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 import pyarrow as pa
 
@@ -29,7 +26,7 @@ from wattune.orchestrate.lanes.messages import Answer, Assignment, Death, GroupK
 from wattune.orchestrate.power_limit import NODE_POWER, PowerLimit, simulated_power_w
 from wattune.orchestrate.telemetry_actor import NO_OFFSET, NodeTelemetry
 from wattune.orchestrate.trial_result import status_of, trial_result
-from wattune.orchestrate.trial_telemetry import TrialTelemetry, sampling
+from wattune.orchestrate.trial_telemetry import TrialTelemetry, niced, sampling
 from wattune.plans.program import is_command
 from wattune.run import NO_NUMBERS, Numbers, Run, RunStatus
 from wattune.simulation.sensors import simulate
@@ -38,10 +35,6 @@ from wattune.storage.files import with_calibrations
 from wattune.storage.measured import tier_files
 from wattune.storage.study import TrialFolder
 from wattune.units import ns_to_s
-
-_NICENESS: Final = 10
-"""Added to that of the thread that makes a result, which Linux counts by thread: the next trial may build and compile
-meanwhile. Ray has made every process of its own nice, and only root may take that back."""
 
 
 @dataclass(slots=True)
@@ -100,8 +93,7 @@ def run_trial(
             ended_mono_ns = time.monotonic_ns()
             free()
         sensing.close()
-        with ThreadPoolExecutor(1, initializer=os.nice, initargs=(_NICENESS,)) as aside:
-            return aside.submit(_conclude, measured, course, workers, begun, ended_mono_ns).result()
+        return niced(lambda: _conclude(measured, course, workers, begun, ended_mono_ns))
 
 
 def _conclude(measured: Attempt, course: _Course, workers: Lanes, begun: ClockAnchor, ended_mono_ns: int | None) -> Run:
@@ -115,7 +107,8 @@ def _conclude(measured: Attempt, course: _Course, workers: Lanes, begun: ClockAn
     digests |= _write_telemetry(
         measured, folder, course.answer, spans, telemetry.recorded if telemetry is not None else ()
     )
-    result = trial_result(measured, course.answer, spans, start_wall_ns=begun.wall_ns)
+    beside = telemetry.beside if telemetry is not None else None
+    result = trial_result(measured, course.answer, spans, start_wall_ns=begun.wall_ns, beside=beside)
     if lost := course.settle(workers):
         result = replace(result, tags={**result.tags, "group_lost": lost})
     result = _timed(result, measured, course, begun, ended_mono_ns or time.monotonic_ns())

@@ -1,7 +1,7 @@
 """The result of a trial: status, metrics, quality and tags, from its ranks' outcomes and its folder."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -68,8 +68,18 @@ def _of_deaths(answer: Answer, node_names: Mapping[str, str]) -> _Ending:
     return RunStatus.INFRA_FAILED, reason, Failure(Cause.WORKER_KILLED, reason, tuple(names))
 
 
-def trial_result(attempt: Attempt, answer: Answer, spans: pa.Table | None, *, start_wall_ns: int) -> Run:
-    """Assesses a trial whose spans, which are those of all ranks, and telemetry are in its folder."""
+def trial_result(
+    attempt: Attempt,
+    answer: Answer,
+    spans: pa.Table | None,
+    *,
+    start_wall_ns: int,
+    beside: Callable[[Callable[[], Summary]], Summary] | None = None,
+) -> Run:
+    """Assesses a trial whose spans, which are those of all ranks, and telemetry are in its folder.
+
+    `beside` does the analysis where it costs less than here.
+    """
     spec, folder = attempt.spec, TrialFolder(attempt.folder)
     status, reason, failure = status_of(spec, answer, attempt.nodes)
     numbers = attempt.numbers | rank_numbers(answer.outcomes)
@@ -80,8 +90,12 @@ def trial_result(attempt: Attempt, answer: Answer, spans: pa.Table | None, *, st
     summary = Summary(quality="", numbers=numbers)
     if status is RunStatus.COMPLETED:
         peaks, metrics = _peaks(answer.outcomes), _told(answer.outcomes, spec.plan.ep)
-        data = RunData.of(folder.path).of_trial(tags, numbers, memory_peak_bytes=peaks, told=metrics)
-        summary = summarize(data)
+        path, known = folder.path, numbers
+
+        def analysed() -> Summary:
+            return summarize(RunData.of(path).of_trial(tags, known, memory_peak_bytes=peaks, told=metrics))
+
+        summary = analysed() if beside is None else beside(analysed)
         status, reason = against_limits(summary, attempt.limits)
     facts = {
         "engine": spec.engine,

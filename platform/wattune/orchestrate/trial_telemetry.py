@@ -1,15 +1,19 @@
 """Telemetry of one trial: a sampler on each of its nodes while it runs, and the tables they recorded."""
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
+import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from wattune.analysis.signals.readings import HOST
 from wattune.catalog.hardware import ClusterSpec
@@ -32,6 +36,16 @@ START_S: Final = 90.0
 STOP_S: Final = 60.0
 LOOK_S: Final = 5.0
 """Longest a reading of a running trial's power may take; a later one is left out."""
+
+FEW_NODES: Final = 8
+"""Nodes up to which a trial's analysis takes a head less than a second of a processor."""
+WORK_S: Final = 600.0
+"""Longest that work on a trial's files may take on a node."""
+NICENESS: Final = 10
+"""Added to that of the thread that makes a result, which Linux counts by thread: the next trial may build and compile
+meanwhile, and only root may take that back."""
+
+Answer = TypeVar("Answer")
 
 _BACKENDS_OF_VENDOR: Final = {"cpu": ("host",), "nvidia": ("host", "nvml"), "amd": ("host", "amd_smi")}
 """Backends that read a node's sensors, by the vendor of its devices."""
@@ -109,6 +123,24 @@ class TrialTelemetry:
             digests |= {**part.digests, **MeasuredFolder(folder).write_files(part.node, part.files)}
         return digests
 
+    def beside(self, work: Callable[[], Answer]) -> Answer:
+        """Does work on the trial's files: on one of its nodes that see them, if there are many nodes; else here.
+
+        So a head that drives many trials is not busy with each. Where the node fails at it, it is done here.
+        """
+        seen = [node for node in self.actors if any(part.node == node.name and part.digests for part in self.recorded)]
+        if len(self.actors) <= FEW_NODES or not seen:
+            return work()
+        pinned = NodeAffinitySchedulingStrategy(seen[-1].node_id, soft=False)
+        task = ray.remote(niced).options(num_cpus=0, max_retries=0, scheduling_strategy=pinned)
+        found, failed = ask_all({seen[-1]: task.remote(work)}, WORK_S)
+        for node, error in failed.items():
+            why = cause(error) if isinstance(error, RayTaskError) else ray_words(error)
+            _log.warning("what node %s was to do is done here: %s", node.name, why)
+            return work()
+        answer: Answer = found[seen[-1]]
+        return answer
+
     def forget(self) -> None:
         """Removes the trial's files from its nodes once they are in the study folder."""
         ask_all(
@@ -129,6 +161,12 @@ class TrialTelemetry:
         asked = {death: actors[death.node_id].fate.remote(death.pid) for death in deaths if death.node_id in actors}
         fates, _ = ask_all(asked, LOOK_S)  # a node that is gone is found by the study's controller
         return tuple(_explained(death, *fates.get(death, ("", 0))) for death in deaths)
+
+
+def niced(work: Callable[[], Answer]) -> Answer:
+    """Does work in a thread that gives way to others."""
+    with ThreadPoolExecutor(1, initializer=os.nice, initargs=(NICENESS,)) as aside:
+        return aside.submit(work).result()
 
 
 def sensor_backends(spec: TrialSpec) -> list[str]:

@@ -1,7 +1,7 @@
 """A trial and its nodes' samplers, also if one of them fails. No Ray is started."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +13,11 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from wattune.catalog.hardware import DEVICES, ClusterSpec
 from wattune.errors import TelemetryError
+from wattune.orchestrate import trial_telemetry
 from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.lanes.messages import Death, Place
 from wattune.orchestrate.telemetry_actor import NodeTelemetry, Sensed
-from wattune.orchestrate.trial_telemetry import sampling, sensor_backends
+from wattune.orchestrate.trial_telemetry import TrialTelemetry, sampling, sensor_backends
 from wattune.telemetry.registry import BACKENDS
 
 
@@ -189,3 +190,30 @@ def test_silent_nodes_are_named_together_and_asked_once(sampled: Any, tmp_path: 
     telemetry.forget()
     assert telemetry.lost == ["telemetry of nodes n0, n1 did not answer within 60 s; check that they are alive"]
     assert all(one.asked[-1] == "stop" for one in (first, second)), "who is silent is not waited for again"
+
+
+@pytest.mark.parametrize(("num_nodes", "fails"), [(8, False), (9, False), (9, True)])
+def test_work_on_files_of_many_nodes_is_done_on_one_that_sees_them(
+    new_node: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, num_nodes: int, fails: bool
+) -> None:
+    nodes = [replace(new_node(f"n{number}"), node_id=f"{number:056x}") for number in range(num_nodes)]
+    pinned: list[Any] = []
+
+    def ask(asked: dict[Any, Any], _within_s: float) -> tuple[dict[Any, Any], dict[Any, Any]]:
+        return (
+            ({}, {node: RayActorError() for node in asked}) if fails else ({n: one() for n, one in asked.items()}, {})
+        )
+
+    def options(**given: Any) -> Any:
+        pinned.append(given["scheduling_strategy"].node_id)
+        return SimpleNamespace(remote=lambda work: work)
+
+    monkeypatch.setattr(trial_telemetry, "ask_all", ask)
+    monkeypatch.setattr(ray, "remote", lambda _: SimpleNamespace(options=options))
+    told = [
+        NodeTelemetry(one.name, {}, (), {"telemetry/fast.parquet": "0"} if one != nodes[-1] else {}) for one in nodes
+    ]
+    telemetry = TrialTelemetry(key="", sensed={}, node_power_w=dict, actors=dict.fromkeys(nodes), recorded=told)
+    assert telemetry.beside(lambda: "done") == "done"
+    assert pinned == ([nodes[-2].node_id] if num_nodes > 8 else [])
+    assert ("n7 was to do is done here" in caplog.text) == fails
