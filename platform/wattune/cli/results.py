@@ -37,7 +37,7 @@ from wattune.view.console import show
 from wattune.view.files import ranking_csv
 from wattune.view.machine import metrics_table
 from wattune.view.plans import fit_view
-from wattune.view.ranking import front_table, ranking_view
+from wattune.view.ranking import MOST_ROWS, front_table, ranking_view
 from wattune.view.table import Note
 from wattune.view.times import times_json, times_view
 
@@ -100,7 +100,9 @@ def rank(
     pareto_of: Annotated[
         FrontOf, typer.Option(help="Trials the front is of: the feasible ones, or all measured ones.")
     ] = FrontOf.FEASIBLE,
-    top: Annotated[int | None, typer.Option(min=1, help="Rows of each kind at most.", show_default=False)] = None,
+    top: Annotated[
+        int | None, typer.Option(min=1, help=f"Rows of each kind at most; else {MOST_ROWS}.", show_default=False)
+    ] = None,
     time: Annotated[
         bool, typer.Option("--time", help="Show the seconds of each run by part too: start, build, warm-up and so on.")
     ] = False,
@@ -151,7 +153,7 @@ def rank(
         )
     else:
         fronts = [front_table(front, metrics, of=f"{pareto_of} trials")] if metrics else []
-        show(out, *ranking_view(ranking, top=top), *fronts, *(times_view(ranking) if time else []))
+        show(out, *ranking_view(ranking, top=top or MOST_ROWS), *fronts, *(times_view(ranking) if time else []))
     raise typer.Exit(feasible_code(ranking))
 
 

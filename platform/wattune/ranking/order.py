@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from typing import Any, Final
 
@@ -60,9 +61,12 @@ class SpaceShare:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Ranking:
-    """All assessed trials of a study, as `rank` prints and the report draws them."""
+    """All assessed trials of a study, as `rank` prints and the report draws them.
+
+    What all rows tell together is computed once: each of ten thousand rows may ask for it.
+    """
 
     question: Question
     where: tuple[Where, ...]
@@ -112,22 +116,22 @@ class Ranking:
         """The bounds that must hold."""
         return self.question.constraints
 
-    @property
+    @cached_property
     def trials(self) -> tuple[RankedTrial, ...]:
         """Every trial in the order of its listing."""
         return self.compared + self.unknown + self.burst + self.interrupted + self.failed
 
-    @property
+    @cached_property
     def compared(self) -> tuple[RankedTrial, ...]:
         """The trials with a verdict on every bound, in the order of their listing."""
         return self.feasible + self.undecided + self.behind + self.infeasible
 
-    @property
+    @cached_property
     def of_recordings(self) -> bool:
         """True where recordings are ranked, which have a command and no plan."""
         return any(row.recorded for row in self.trials)
 
-    @property
+    @cached_property
     def varying(self) -> tuple[str, ...]:
         """Parts of the trials' settings that differ between trials; see `RankedTrial.setting`."""
         settings = [row.setting for row in self.trials]
@@ -138,14 +142,14 @@ class Ranking:
         """The first feasible trial, None if no trial is feasible."""
         return self.feasible[0] if self.feasible else None
 
-    @property
+    @cached_property
     def breaking(self) -> tuple[RankedTrial, ...]:
         """The infeasible trials of the same work as the best feasible one, or all where none is feasible."""
         metric, rows = self.objective.metric, self.infeasible
         own = "" if self.best is None else work_of(self.best.spec, metric)
         return tuple(row for row in rows if own in ("", work_of(row.spec, metric)))
 
-    @property
+    @cached_property
     def price(self) -> RankedTrial | None:
         """The trial that shows the price of the bounds; None where they cost nothing that was measured.
 
@@ -157,18 +161,18 @@ class Ranking:
         ahead = first.objective.value - best.objective.value
         return first if (ahead > 0 if self.objective.maximize else ahead < 0) else None
 
-    @property
+    @cached_property
     def qualities(self) -> dict[str, int]:
         """Measured trials by quality, the best quality first."""
         counts = Counter(row.quality for row in self.trials if row.counted)
         return {quality: counts[quality] for quality in reversed(QUALITIES) if counts[quality]}
 
-    @property
+    @cached_property
     def simulated(self) -> bool:
         """True if any ranked figure comes from simulated telemetry."""
         return any(row.simulated for row in self.trials)
 
-    @property
+    @cached_property
     def stamp(self) -> str:
         """Words across every plot of figures that were not measured as they stand."""
         words = {"simulated": "SIMULATED", SCALED: "SCALED DOWN"}
@@ -200,7 +204,7 @@ class Ranking:
         parts += [f"{one.study}: {one}" if several else str(one) for one in self.space]
         return "; ".join(parts)
 
-    @property
+    @cached_property
     def best_of_each(self) -> tuple[RankedTrial, ...]:
         """The first feasible trial of every size of work, if there is more than one size; see `warnings`."""
         metric = self.objective.metric
@@ -230,7 +234,7 @@ class Ranking:
         alone = sum(one.spec.model.name == row.spec.model.name for one in self.best_of_each) == 1
         return row.spec.model.name if alone else work_of(row.spec, self.objective.metric)
 
-    @property
+    @cached_property
     def _sizes(self) -> list[str]:
         """Sizes of work among measured trials, if the objective is a speed or an energy that depends on them."""
         planned = (row for row in self.trials if row.objective and row.recorded is None)

@@ -61,10 +61,16 @@ def keeps_probability(values: Sequence[float], bound: float, *, below: bool, wai
 
     `below` is true for an upper bound. `waiting` says how much its host sets its pace: 0 not at all, 1 in full.
     """
+    return _keeps(tuple(sorted(values)), bound, below, waiting)
+
+
+@lru_cache(maxsize=4096)
+def _keeps(values: tuple[float, ...], bound: float, below: bool, waiting: float) -> float:
+    """Computes it once for equal runs: most plans measured nothing but 0."""
     if bound < 0.0 or bound >= 1.0:
         at_most = float(bound >= 1.0)
     else:
-        scatter, weight = _posterior(tuple(sorted(values)), waiting)
+        scatter, weight = _posterior(values, waiting)
         inside = normal_cumulative((bound - _LEVEL[None, :]) / scatter[:, None])
         at_most = float((weight * inside).sum(axis=1).mean())
         num_kept, num_past = _clear(values, bound, waiting)

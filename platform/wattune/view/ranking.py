@@ -31,6 +31,9 @@ READING: Final = reading(
     "trials that are told to be better, at 95 % over all comparisons"
 )
 
+MOST_ROWS: Final = 200
+"""Most trials of each kind that a terminal shows unless more are asked for: ten thousand take minutes to lay out."""
+
 STANDING: Final = (
     Column("P(best)", lambda row: row.best_probability, PROBABILITY),
     Column("rank", lambda row: row.rank, COUNT),
@@ -92,6 +95,7 @@ def price_text(ranking: Ranking) -> str:
 def ranking_view(ranking: Ranking, *, top: int | None = None) -> View:
     """Lays out the answer, feasible trials in order with their distance to each bound, and what the others lack."""
     listed = (ranking.feasible, ranking.undecided, ranking.behind, ranking.infeasible)
+    others = [(found, title) for name, title in _WITHOUT if (found := getattr(ranking, name))]
     settings = setting_columns(ranking)
     rows = [row for rows in listed for row in rows[:top]]
     trial, plan = _named(ranking)
@@ -108,12 +112,8 @@ def ranking_view(ranking: Ranking, *, top: int | None = None) -> View:
     return [
         *answer_view(ranking),
         _measured(ranking, rows, settings) if rows else Note(str(ranking.objective), "conclusion"),
-        *_hidden(0 if top is None else sum(max(0, len(rows) - top) for rows in listed)),
-        *(
-            Table(f"{len(found)} {title}", without, found[:top])
-            for name, title in _WITHOUT
-            if (found := getattr(ranking, name))
-        ),
+        *(Table(f"{len(found)} {title}", without, found[:top]) for found, title in others),
+        *_hidden(sum(len(rows[top:]) for rows in (*listed, *(found for found, _ in others))) if top else 0),
         *lines,
         *_risk(ranking),
         reading(ranking.note),
@@ -165,7 +165,7 @@ def _measured(ranking: Ranking, rows: Sequence[RankedTrial], settings: Sequence[
 
 
 def _hidden(count: int) -> list[Note]:
-    return [Note(f"... and {count} more; raise --top to see them")] if count > 0 else []
+    return [Note(f"... and {count} more; raise --top to see them, --csv has all")] if count > 0 else []
 
 
 def _risk(ranking: Ranking) -> list[Note]:

@@ -42,6 +42,10 @@ _BLOCK: Final = 4096
 
 _MOST_ITERATIONS: Final = 30
 
+_MOST_FITTED: Final = 200
+"""Most observed rows that hyperparameters are fitted to, spread over the order in which they came: a fit costs the cube
+of their number, and all of them are conditioned on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hyperprior:
@@ -212,16 +216,19 @@ def fit(
     log_hyper = prior.log_mean if start is None else start
     if len(rows) > 1:
         from scipy.optimize import minimize  # grid and random do not wait for it
+        from threadpoolctl import threadpool_limits
 
-        similar, distances2 = features.by_column(rows)
+        some = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), _MOST_FITTED)).round().astype(np.intp))
+        similar, distances2 = features.by_column(rows[some])
 
         def cost(theta: Vector) -> tuple[float, Vector]:
-            return _negative_log_posterior(theta, similar, distances2, outputs, counts, constant, prior)
+            return _negative_log_posterior(theta, similar, distances2, outputs[some], counts[some], constant, prior)
 
         bounds = [(mean - 4 * std, mean + 4 * std) for mean, std in zip(prior.log_mean, prior.log_std, strict=True)]
-        found = minimize(
-            cost, log_hyper, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": _MOST_ITERATIONS}
-        )
+        with threadpool_limits(1):  # threads wait for one another longer than such small matrices take
+            found = minimize(
+                cost, log_hyper, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": _MOST_ITERATIONS}
+            )
         log_hyper = found.x
     return condition(features, rows, outputs, counts, scale, constant, log_hyper)
 
