@@ -98,3 +98,16 @@ def is_soak(result: Run) -> bool:
 def is_burst(result: Run) -> bool:
     """Returns true for a burst. A burst that failed tells as much of its trial as a full run that failed."""
     return result.tags.get(FIDELITY) == BURST
+
+
+def by_length(counted: Sequence[Run]) -> dict[bool, list[Run]]:
+    """Returns ordinary runs by false and long ones by true, each only where there are some."""
+    found: dict[bool, list[Run]] = {}
+    for run in counted:
+        found.setdefault(is_soak(run), []).append(run)
+    return found
+
+
+def ordinary(counted: Sequence[Run]) -> Sequence[Run]:
+    """Returns the runs that count for the objective: no long ones, unless there are no others."""
+    return [result for result in counted if not is_soak(result)] or counted

@@ -25,15 +25,15 @@ from typing import Final
 import numpy as np
 
 from wattune.arrays import Floats, Indices
-from wattune.fidelity import measuring
+from wattune.fidelity import measuring, ordinary
 from wattune.intervals import CONFIDENCE_FRAC
 from wattune.metrics import METRICS
 from wattune.objective import Question
 from wattune.ranking.assessment import RankedTrial, Verdict
 from wattune.ranking.bounds import kept_in_draws
 from wattune.ranking.scatter import Scatter
-from wattune.ranking.spreads import ordinary
 from wattune.ranking.work import depends_on_work, work_of
+from wattune.run import Run
 
 NUM_DRAWS: Final = 4000
 _SEED: Final = 20260302
@@ -46,7 +46,7 @@ FAR: Final = 8.0
 """Standard errors behind the trial that surely keeps its bounds from which a trial is not drawn: it would win in no
 draw."""
 
-_SURELY: Final = 1e-3
+SURELY: Final = 1e-3
 """Probability that none of the first feasible trials truly keeps its bounds, below which the last of them stands for
 what others must beat."""
 
@@ -215,9 +215,7 @@ def standing(rows: Sequence[RankedTrial], question: Question) -> Standing:
 
 def standings(rows: Sequence[RankedTrial], question: Question) -> Standings:
     """Computes who may be the best trial that keeps every bound, of one or several studies."""
-    able = sorted(
-        filter(_may_be_best, rows), key=lambda row: (row.trial_id, row.study)
-    )  # whatever the order of reading
+    able = sorted(filter(may_be_best, rows), key=lambda row: (row.trial_id, row.study))  # whatever the order of reading
     if not able:
         return Standings()
     all_of_them = standing(able, question)
@@ -313,16 +311,26 @@ def _headroom(row: RankedTrial, question: Question, *, logarithmic: bool) -> flo
 
     A slow host is that of the run, not of the plan.
     """
-    metric = question.objective.metric
-    waits = [run.metrics.get("host_bound_frac", 0.0) for run in measuring(ordinary(row.counted), "host_bound_frac")]
-    frac = min(max(fmean(waits), 0.0), _MOST_WAITING) if METRICS[metric].group in _BY_TIME else 0.0
-    gain = -math.log1p(-frac)
-    if logarithmic or row.objective is None:
-        return gain
-    return abs(row.objective.value) * (math.expm1(gain) if question.objective.maximize else frac)
+    waits = np.array([waiting_frac(row.counted, question.objective.metric)])
+    values = np.array([1.0 if row.objective is None else row.objective.value])
+    return float(headroom_of(waits, values, maximize=question.objective.maximize, logarithmic=logarithmic)[0])
 
 
-def _may_be_best(row: RankedTrial) -> bool:
+def waiting_frac(counted: Sequence[Run], metric: str) -> float:
+    """Returns the share of a step that a trial's devices wait for their host; 0 where a metric is not of time."""
+    if METRICS[metric].group not in _BY_TIME:
+        return 0.0
+    waits = [run.metrics.get("host_bound_frac", 0.0) for run in measuring(ordinary(counted), "host_bound_frac")]
+    return min(max(fmean(waits), 0.0), _MOST_WAITING)
+
+
+def headroom_of(waits: Floats, values: Floats, *, maximize: bool, logarithmic: bool) -> Floats:
+    """Computes by how much figures could be better at most without the shares of waiting, on their scale."""
+    gain: Floats = -np.log1p(-waits)
+    return gain if logarithmic else np.abs(values) * (np.expm1(gain) if maximize else waits)
+
+
+def may_be_best(row: RankedTrial) -> bool:
     """Returns whether more runs may show that a trial keeps every bound."""
     if row.verdict not in (Verdict.FEASIBLE, Verdict.UNDECIDED, Verdict.INFEASIBLE) or row.objective is None:
         return False
@@ -333,21 +341,33 @@ def _may_be_best(row: RankedTrial) -> bool:
 def _distance_behind(one: Standing, headroom: Floats, rows: Sequence[RankedTrial], risk: float) -> Floats:
     """Computes the standard errors by which each trial is at least behind one that surely keeps its bounds.
 
-    Of the feasible trials that is the first with which it is sure that it or one before it truly does. A trial whose
-    next run breaks its bounds with a probability of p truly breaks them at the risk r with at most p / r (Markov).
-    Without such a trial nothing is far behind: distances then tell the order, and all are below `FAR`.
+    Of the feasible trials that is the first with which it is sure that it or one before it truly does. Without such a
+    trial nothing is far behind: distances then tell the order, and all are below `FAR`.
     """
     at_best, unsure = one.mean + headroom, 1.0
     for index in np.argsort(-one.mean, kind="stable"):
-        if rows[index].verdict is not Verdict.FEASIBLE:
-            continue
-        breaks = sum(1.0 - (margin.holds_probability or 0.0) for margin in rows[index].margins)
-        unsure *= min(breaks / risk, 1.0)
-        if unsure < _SURELY:
-            found: Floats = (one.mean[index] - at_best) / np.sqrt(_variance(one, np.array([index]))[0] + 1e-300)
-            return found
+        if (unsure := still_unsure(unsure, rows[index], risk)) < SURELY:
+            return distance_behind(one, int(index), at_best)
     order: Floats = np.argsort(np.argsort(-at_best, kind="stable")) / len(at_best)
     return order
+
+
+def still_unsure(unsure: float, row: RankedTrial, risk: float) -> float:
+    """Returns the probability that no trial truly keeps its bounds, with one more beside those that gave `unsure`.
+
+    A trial whose next run breaks its bounds with a probability of p truly breaks them at the risk r with at most p / r
+    (Markov). One that is not feasible counts for nothing.
+    """
+    if row.verdict is not Verdict.FEASIBLE:
+        return unsure
+    breaks = sum(1.0 - (margin.holds_probability or 0.0) for margin in row.margins)
+    return unsure * min(breaks / risk, 1.0)
+
+
+def distance_behind(one: Standing, index: int, at_best: Floats) -> Floats:
+    """Computes by how many standard errors of the difference each trial, at its best, is behind one of them."""
+    found: Floats = (one.mean[index] - at_best) / np.sqrt(_variance(one, np.array([index]))[0] + 1e-300)
+    return found
 
 
 def _near(distance: Floats) -> Indices:

@@ -19,14 +19,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from wattune.fidelity import measuring
+from wattune.fidelity import by_length, measuring
 from wattune.intervals import t_cumulative
 from wattune.metrics import METRICS
 from wattune.objective import SENSOR_ACCURACY_FRAC, Constraint, is_sensed
 from wattune.ranking import shares
 from wattune.ranking.heat import stays_cool_probability, unsettled_text
 from wattune.ranking.shares import normal_cumulative
-from wattune.ranking.spreads import NextRun, Spreads, by_length, resolution, waiting_share
+from wattune.ranking.spreads import NextRun, Spreads, resolution, waiting_share
 from wattune.run import Run
 
 LIMIT: Final = "device_power_limit_w"  # what is enforced does not scatter

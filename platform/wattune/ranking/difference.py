@@ -16,11 +16,11 @@ from typing import Any, Final
 import numpy as np
 
 from wattune.arrays import Floats
-from wattune.fidelity import measuring
+from wattune.fidelity import measuring, ordinary
 from wattune.intervals import CONFIDENCE_FRAC, Interval, t_cumulative, t_quantile
 from wattune.metrics import METRICS
 from wattune.ranking.scatter import factor
-from wattune.ranking.spreads import Fitted, Spreads, ordinary
+from wattune.ranking.spreads import Fitted, Spreads
 from wattune.run import Run
 
 LEAST_PAIRS: Final = 4

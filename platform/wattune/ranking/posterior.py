@@ -3,15 +3,41 @@
 Ranking, race, live view, early stops, the frontier and suggestions ask it, so that they give one answer.
 """
 
+from collections.abc import Iterable, Iterator
 from functools import cached_property
+from typing import Final
 
+import numpy as np
+
+from wattune.arrays import Floats
+from wattune.fidelity import measuring
 from wattune.objective import Question
-from wattune.ranking.assessment import RankedTrial, assess_trial, finite
-from wattune.ranking.best import Standings, standings
+from wattune.ranking.assessment import RankedTrial, Verdict, assess_trial, completed, finite
+from wattune.ranking.best import (
+    FAR,
+    HOPELESS,
+    MOST_FINALISTS,
+    SURELY,
+    Standing,
+    Standings,
+    distance_behind,
+    headroom_of,
+    may_be_best,
+    on_one_scale,
+    standings,
+    still_unsure,
+    waiting_frac,
+)
 from wattune.ranking.spreads import Results, Spreads
 from wattune.run import Run
 from wattune.scale_down.reading import as_large
 from wattune.trial import TrialSpec
+
+_SURELY_NOT: Final = 0.02 * HOPELESS
+"""Probability to keep a bound below which a trial is not looked at again until its study has grown by `_LOOK_AT`: what
+is known of scatter moves little meanwhile, and it would have to move the probability fifty times."""
+
+_LOOK_AT: Final = 1.1
 
 
 class Posterior:
@@ -20,8 +46,10 @@ class Posterior:
     def __init__(self, results: Results, question: Question) -> None:
         """Groups every repeat of a study's trials by trial; small trials are read as the large ones they stand for."""
         self.question = question
-        kept = as_large((spec, finite(result)) for spec, result in results)
-        self.results: Results = kept
+        self._begin(as_large((spec, finite(result)) for spec, result in results))
+
+    def _begin(self, kept: list[tuple[TrialSpec, Run]]) -> None:
+        self.results: list[tuple[TrialSpec, Run]] = kept
         """The results, without figures that are not finite."""
         self.spreads = Spreads(kept)
         """Scatter of every metric, the same for every question."""
@@ -30,23 +58,129 @@ class Posterior:
         for spec, result in kept:
             specs[result.trial_id] = spec
             repeats.setdefault(result.trial_id, []).append(result)
-        self._trials = [
-            (specs[trial_id], tuple(sorted(own, key=lambda result: result.repeat))) for trial_id, own in repeats.items()
-        ]
+        self._trials = {
+            trial_id: (specs[trial_id], tuple(sorted(own, key=lambda result: result.repeat)))
+            for trial_id, own in repeats.items()
+        }
+        self._forget(self._trials)
+
+    def _forget(self, trials: Iterable[str]) -> None:
+        """Forgets what followed from results so far; of a trial's own figures, only those of some."""
+        for name in ("rows", "standings", "front"):
+            self.__dict__.pop(name, None)
+        self._changed = dict.fromkeys(trials)
+        if len(self._changed) == len(self._trials):
+            self._placed: dict[str, tuple[int, float]] = {}
+            self._hopeless: set[str] = set()
+            self._num_looked = 0
+
+    def tell(self, spec: TrialSpec, result: Run) -> None:
+        """Takes in one more result. What came before it is not computed again, a model of scatter apart."""
+        (read,) = as_large([(spec, finite(result))])
+        _, own = self._trials.get(result.trial_id, (spec, ()))
+        if any(one.repeat == result.repeat for one in own):  # measured anew: the earlier one does not count
+            key = result.trial_id, result.repeat
+            self._begin([*(pair for pair in self.results if (pair[1].trial_id, pair[1].repeat) != key), read])
+            return
+        self.results.append(read)
+        self.spreads.add(read[1])
+        self._trials[result.trial_id] = read[0], tuple(sorted((*own, read[1]), key=lambda one: one.repeat))
+        self._hopeless.discard(result.trial_id)
+        changed = self._changed
+        self._forget(())
+        self._changed = changed | {result.trial_id: None}
 
     def asking(self, question: Question) -> "Posterior":
         """Returns what the same results say to another question: scatter and grouping are not computed again."""
         other = object.__new__(Posterior)
         other.question, other.results, other.spreads = question, self.results, self.spreads
         other._trials = self._trials
+        other._forget(self._trials)
         return other
 
     @cached_property
     def rows(self) -> tuple[RankedTrial, ...]:
         """Every trial, assessed: its figures, its distance to each bound, a verdict. None is ranked yet."""
-        return tuple(assess_trial("", spec, own, self.spreads, self.question) for spec, own in self._trials)
+        return tuple(map(self._assessed, self._trials))
 
     @cached_property
     def standings(self) -> Standings:
         """The trials that may be the best, with P(best) of each, and the one whose next run tells most."""
         return standings(self.rows, self.question)
+
+    @cached_property
+    def front(self) -> Standings:
+        """The same without what is behind: trials that lead in no draw are not assessed."""
+        found = self._figures()
+        if found is None:
+            return standings((), self.question)
+        if any(result.reading_errors for _, result in self.results[:1]):
+            return self.standings  # errors of reading small trials as large ones are not among the figures
+        names, one, headroom = found
+        seen: dict[int, RankedTrial] = {}
+        at_best, unsure, sure = one.mean + headroom, 1.0, -1
+        for place in np.argsort(-one.mean, kind="stable").tolist():
+            if (row := self._hopeful(names[place])) is None:
+                continue
+            seen[place] = row
+            if (unsure := still_unsure(unsure, row, self.question.risk)) < SURELY:
+                sure = place
+                break
+        distance = -at_best if sure < 0 else distance_behind(one, sure, at_best)
+        able = 0
+        for place in np.argsort(distance, kind="stable").tolist():
+            if able == MOST_FINALISTS or (sure >= 0 and distance[place] >= FAR):
+                break
+            if place not in seen and (row := self._hopeful(names[place])) is not None:
+                seen[place] = row
+            able += place in seen and may_be_best(seen[place])
+        return standings([*seen.values()], self.question)
+
+    def best_first(self) -> Iterator[RankedTrial]:
+        """Assesses trials one after another, the best figure first, without those that surely break a bound."""
+        found = self._figures()
+        if found is not None:
+            names, one, _ = found
+            for place in np.argsort(-one.mean, kind="stable").tolist():
+                if (row := self._hopeful(names[place])) is not None:
+                    yield row
+
+    def _assessed(self, trial_id: str) -> RankedTrial:
+        return assess_trial("", *self._trials[trial_id], self.spreads, self.question)
+
+    def _hopeful(self, trial_id: str) -> RankedTrial | None:
+        """Assesses a trial; None where it surely breaks a bound, or has no verdict by its bounds."""
+        if len(self.results) > _LOOK_AT * self._num_looked:
+            self._hopeless.clear()
+            self._num_looked = len(self.results)
+        if trial_id in self._hopeless:
+            return None
+        row = self._assessed(trial_id)
+        judged = row.verdict in (Verdict.FEASIBLE, Verdict.UNDECIDED, Verdict.INFEASIBLE)
+        if judged and all((one.holds_probability or 0.0) >= _SURELY_NOT for one in row.margins):
+            return row
+        self._hopeless.add(trial_id)
+        return None
+
+    def _figures(self) -> tuple[list[str], Standing, Floats] | None:
+        """Returns the trials that have a figure of the objective, all on one scale, and their headroom."""
+        metric = self.question.objective.metric
+        fitted = self.spreads.fitted(metric)
+        if fitted is None:
+            return None
+        for trial_id in self._changed:
+            counted = completed(self._trials[trial_id][1])
+            number = self.spreads.number(measuring(counted, metric), metric)
+            if number is not None:
+                self._placed[trial_id] = number, waiting_frac(counted, metric)
+            else:
+                self._placed.pop(trial_id, None)
+        self._changed = {}
+        if not self._placed:
+            return None
+        numbers, waits = np.array([*self._placed.values()]).T
+        places = numbers.astype(np.intp)
+        values = self.spreads.figures(metric)[places]
+        one = on_one_scale([(fitted.scatter, places, values)], maximize=self.question.objective.maximize)
+        maximize = self.question.objective.maximize
+        return [*self._placed], one, headroom_of(waits, values, maximize=maximize, logarithmic=one.logarithmic)

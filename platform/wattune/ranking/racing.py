@@ -19,7 +19,7 @@ MOST_MOMENTS: Final = 24
 
 def race_standings(results: Results, question: Question) -> Standings:
     """Computes who may be the best, without long runs: they follow the race, and must not open it again."""
-    return Posterior([(spec, result) for spec, result in results if not is_soak(result)], question).standings
+    return Posterior([(spec, result) for spec, result in results if not is_soak(result)], question).front
 
 
 def history(results: Results, question: Question) -> list[tuple[int, Standings]]:

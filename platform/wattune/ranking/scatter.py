@@ -39,7 +39,7 @@ NODE_SET_SPREAD: Final = 0.05
 """Prior standard deviation of one node set against another, on the logarithmic scale. Our choice, beside the 8 %
 that GPUs of one kind differ by on average (Sinha et al., SC 2022)."""
 
-_MOST_LOG: Final = 700.0
+MOST_LOG: Final = 700.0
 """Largest exponent that a float holds, rounded down."""
 
 _ROUNDS: Final = 4
@@ -64,7 +64,7 @@ def factor(log_change: float) -> float:
 
     An interval that reaches further says that nothing is known, and is no reason to stop.
     """
-    return math.exp(min(log_change, _MOST_LOG))
+    return math.exp(min(log_change, MOST_LOG))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,18 +8,18 @@ there is no ordinary run.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from wattune.analysis.metrics.step_breakdown import HOST_BOUND_FRAC
 from wattune.arrays import Floats
-from wattune.fidelity import is_burst, is_soak, is_unprofiled, measuring
+from wattune.fidelity import by_length, is_burst, is_soak, is_unprofiled, measuring, ordinary
 from wattune.intervals import NORMAL_95, Interval, t_quantile
 from wattune.metrics import METRICS
 from wattune.ranking.heat import heat_left, judged_metric
-from wattune.ranking.scatter import Prior, Runs, Scatter, factor, fit, learned
+from wattune.ranking.scatter import MOST_LOG, Prior, Runs, Scatter, factor, fit, learned
 from wattune.run import NO_NUMBERS, Numbers, Run, RunStatus
 from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S, format_quantity
@@ -196,22 +196,27 @@ class Spreads:
 
     def __init__(self, results: AnyResults) -> None:
         """Keeps the runs of one study that completed, without bursts: a few steps scatter otherwise."""
-        self._results = results
-        self._known: dict[str, Fitted | None] = {}
+        runs = (result for _, result in results if _is_whole(result))
+        # In an order that does not depend on how they were read.
+        self._runs = sorted(runs, key=lambda run: (run.trial_id, run.repeat))
+        self._known: dict[str, _Columns] = {}
 
-    @cached_property
-    def _runs(self) -> list[Run]:
-        """Completed runs in an order that does not depend on how they were read."""
-        completed = (result for _, result in self._results if result.status is RunStatus.COMPLETED)
-        runs = [result for result in completed if not is_burst(result)]
-        return sorted(runs, key=lambda run: (run.trial_id, run.repeat))
+    def add(self, run: Run) -> None:
+        """Adds a run that ended: models that are asked for again take it in, and nothing that came before it."""
+        if _is_whole(run):
+            self._runs.append(run)
 
     def fitted(self, metric: str) -> Fitted | None:
         """Returns the model of a metric, None if no run measured it."""
-        if metric not in self._known:
-            runs = [run for run in self._runs if metric in run.metrics]
-            self._known[metric] = _fitted(runs, metric) if runs else None
-        return self._known[metric]
+        known = self._known.get(metric) or self._known.setdefault(metric, _Columns(metric))
+        return known.fitted(self._runs)
+
+    def figures(self, metric: str) -> Floats:
+        """Returns the mean of each number's runs as `middle` has it: [trials], in the metric's unit."""
+        fitted = self.fitted(metric)
+        assert fitted is not None, "a metric that was measured"
+        change, raw = fitted.scatter.mean - fitted.scatter.raw_mean, self._known[metric].means()
+        return raw * np.exp(np.minimum(change, MOST_LOG)) if fitted.logarithmic else raw + change
 
     def number(self, counted: Sequence[Run], metric: str) -> int | None:
         """Returns the trial's number in the model, None if one of its repeats did not measure the metric."""
@@ -361,9 +366,9 @@ def learned_scatter(studies: Iterable[Results]) -> Numbers:
     return replace(NO_NUMBERS, **found)  # type: ignore[arg-type]  # these are fractions and degrees of freedom
 
 
-def _expected(runs: Sequence[Run], group: str) -> Prior:
+def _expected(last: Run, group: str) -> Prior:
     """Returns what was expected of scatter when the last run began: by the storage's other studies, else as shipped."""
-    shipped, known = PRIORS.get(group, PRIOR), max(runs, key=lambda run: run.start_wall_ns).numbers.known
+    shipped, known = PRIORS.get(group, PRIOR), last.numbers.known
     spread, alike = known.get(f"{group}_spread_frac"), known.get(f"{group}_similar_degrees")
     if spread is None or alike is None or not (1e-6 < spread < 1.0 < alike < math.inf):
         return shipped  # a file may be edited
@@ -374,27 +379,16 @@ def _is_measured(run: Run) -> bool:
     return run.tags.get("simulated") == "false"
 
 
-def by_length(counted: Sequence[Run]) -> dict[bool, list[Run]]:
-    """Returns ordinary runs by false and long ones by true, each only where there are some."""
-    found: dict[bool, list[Run]] = {}
-    for run in counted:
-        found.setdefault(is_soak(run), []).append(run)
-    return found
-
-
 def waiting_share(counted: Sequence[Run]) -> float:
     """Returns by how much the host sets the pace of a trial's runs: 0 not at all, 1 in full."""
-    return float(_waiting_shares(counted).max(initial=0.0))
+    fracs = [run.metrics.get("host_bound_frac", math.nan) for run in counted]
+    known = [frac for frac in fracs if math.isfinite(frac)]
+    return float(_share_of_pace(np.array(math.fsum(known) / max(len(known), 1))))
 
 
-def _waiting_shares(runs: Sequence[Run]) -> Floats:
-    share: Floats = np.clip((_host_bound_fracs(runs) - HOST_BOUND_FRAC) / (_ALL_HOST_FRAC - HOST_BOUND_FRAC), 0.0, 1.0)
+def _share_of_pace(waiting_frac: Floats) -> Floats:
+    share: Floats = np.clip((waiting_frac - HOST_BOUND_FRAC) / (_ALL_HOST_FRAC - HOST_BOUND_FRAC), 0.0, 1.0)
     return share
-
-
-def ordinary(counted: Sequence[Run]) -> Sequence[Run]:
-    """Returns the runs that count for the objective: no long ones, unless there are no others."""
-    return [result for result in counted if not is_soak(result)] or counted
 
 
 def _scatter_text(size: str, prior: Prior, expected: str, num_repeats: int) -> str:
@@ -418,54 +412,89 @@ def _mean(runs: Sequence[Run], metric: str) -> float:
     return math.fsum(run.metrics[metric] for run in runs) / len(runs)
 
 
-def _host_bound_fracs(runs: Sequence[Run]) -> Floats:
-    """Returns the mean `host_bound_frac` of each run's trial, 0 where none of its runs was profiled.
-
-    A run whose profiled pass failed waits for its host as the others of its trial do. Left at 0 it would count as the
-    one that is known well.
-    """
-    known: dict[str, list[float]] = {}
-    for run in runs:
-        frac = run.metrics.get("host_bound_frac")
-        if frac is not None and math.isfinite(frac):
-            known.setdefault(run.trial_id, []).append(frac)
-    mean = {trial_id: math.fsum(fracs) / len(fracs) for trial_id, fracs in known.items()}
-    return np.array([mean.get(run.trial_id, 0.0) for run in runs], np.float64)
+def _is_whole(run: Run) -> bool:
+    return run.status is RunStatus.COMPLETED and not is_burst(run)
 
 
-def _fitted(runs: Sequence[Run], metric: str) -> Fitted:
-    """Fits the model of one metric to runs that all measured it."""
-    number: dict[tuple[str, bool], int] = {}
-    trial = np.array([number.setdefault((run.trial_id, is_soak(run)), len(number)) for run in runs], np.intp)
-    node_sets = tuple(sorted({run.tags.get("nodes", "") for run in runs}))
-    places = {name: index for index, name in enumerate(node_sets)}
-    value = np.array([run.metrics[metric] for run in runs], np.float64)
-    time_s = np.array([run.start_wall_ns for run in runs], np.float64) / NS_PER_S
-    if (time_s > 0).any():
-        time_s[time_s <= 0] = time_s[time_s > 0].mean()  # a run at an unknown time has no part in the drift
-    described = METRICS[metric]
-    logarithmic = described.group in _LOGARITHMIC and float(value.min()) > 0.0
-    steps = _UNCERTAINTIES.get(metric, "")
-    within = np.array([run.metrics.get(steps, 0.0) for run in runs], np.float64) / NORMAL_95
-    prior = _expected(runs, described.group) if logarithmic and all(map(_is_measured, runs)) else PRIOR
-    num_host_bound, wider = 0, np.zeros(len(runs))
-    if described.group in HOST_SPREAD and metric != _WITHOUT_HOST:
-        share = _waiting_shares(runs)
-        wider = HOST_SPREAD[described.group] * share
-        num_host_bound = len({run.trial_id for run, own in zip(runs, share, strict=True) if own > 0})
-    typical = _TYPICAL_TEMPERATURE_C if described.unit == _DEGREES else float(np.abs(value).mean()) or 1.0
-    found = fit(
-        Runs(
-            value=value,
-            trial=trial,
-            node_set=np.array([places[run.tags.get("nodes", "")] for run in runs], np.intp),
-            time_s=time_s,
-            within=within if logarithmic else within * np.abs(value),
-            wider=wider if logarithmic else wider * np.abs(value),
-            typical=None if logarithmic else typical,
-            resolution=resolution(metric),
-        ),
-        prior,
-    )
-    num_zeros = 0 if value.any() else len(value)
-    return Fitted(found, found.standard_error(), number, node_sets, num_zeros, num_host_bound, described.group, prior)
+class _Columns:
+    """Runs of one metric as columns that grow: a run that is added costs no look at those before it."""
+
+    def __init__(self, metric: str) -> None:
+        self._metric, self._steps = metric, _UNCERTAINTIES.get(metric, "")
+        self._number: dict[tuple[str, bool], int] = {}
+        self._node_sets: dict[str, int] = {}
+        self._trials: dict[str, int] = {}
+        self._data = np.empty((7, 64))
+        """Rows: number, node set, trial, start, value, error within the run, share of waiting for the host or NaN."""
+        self._num_seen, self._size, self._are_measured = 0, 0, True
+        self._latest = Run(trial_id="", repeat=0, status=RunStatus.INVALID, start_wall_ns=-1)
+        self._found: Fitted | None = None
+
+    def fitted(self, runs: Sequence[Run]) -> Fitted | None:
+        """Takes in what is new in a list of runs; returns the model of all, None without any."""
+        new, self._num_seen, before = runs[self._num_seen :], len(runs), self._size
+        for run in new:
+            self._add(run)
+        self._found = self._fitted() if self._size > before else self._found
+        return self._found
+
+    def means(self) -> Floats:
+        """Returns the mean of each number's runs."""
+        number, value = self._data[0, : self._size].astype(np.intp), self._data[4, : self._size]
+        return np.asarray(np.bincount(number, value) / np.bincount(number))
+
+    def _add(self, run: Run) -> None:
+        if self._metric not in (metrics := run.metrics):
+            return
+        if self._size == self._data.shape[1]:
+            self._data = np.concatenate([self._data, np.empty_like(self._data)], axis=1)
+        frac = metrics.get("host_bound_frac", math.nan)
+        self._data[:, self._size] = (
+            self._number.setdefault((run.trial_id, is_soak(run)), len(self._number)),
+            self._node_sets.setdefault(run.tags.get("nodes", ""), len(self._node_sets)),
+            self._trials.setdefault(run.trial_id, len(self._trials)),
+            run.start_wall_ns / NS_PER_S,
+            metrics[self._metric],
+            metrics.get(self._steps, 0.0) / NORMAL_95,
+            frac if math.isfinite(frac) else math.nan,
+        )
+        self._size += 1
+        self._are_measured = self._are_measured and _is_measured(run)
+        self._latest = max(self._latest, run, key=lambda one: one.start_wall_ns)
+
+    def _fitted(self) -> Fitted:
+        """Fits the model."""
+        number, node_set, trial, time_s, value, within, frac = self._data[:, : self._size].copy()
+        number, node_set, trial = number.astype(np.intp), node_set.astype(np.intp), trial.astype(np.intp)
+        node_sets = tuple(sorted(self._node_sets))
+        place = np.array([node_sets.index(name) for name in self._node_sets], np.intp)
+        if (time_s > 0).any():
+            time_s[time_s <= 0] = time_s[time_s > 0].mean()  # a run at an unknown time has no part in the drift
+        described = METRICS[self._metric]
+        logarithmic = described.group in _LOGARITHMIC and float(value.min()) > 0.0
+        prior = _expected(self._latest, described.group) if logarithmic and self._are_measured else PRIOR
+        num_host_bound, wider = 0, np.zeros(len(value))
+        if described.group in HOST_SPREAD and self._metric != _WITHOUT_HOST:
+            # A run whose profiled pass failed waits for its host as the others of its trial do.
+            known = ~np.isnan(frac)
+            of_trial = np.bincount(trial, np.where(known, frac, 0.0)) / np.maximum(np.bincount(trial, known), 1.0)
+            shares = _share_of_pace(of_trial)
+            wider, num_host_bound = HOST_SPREAD[described.group] * shares[trial], int((shares > 0).sum())
+        typical = _TYPICAL_TEMPERATURE_C if described.unit == _DEGREES else float(np.abs(value).mean()) or 1.0
+        found = fit(
+            Runs(
+                value=value,
+                trial=number,
+                node_set=place[node_set],
+                time_s=time_s,
+                within=within if logarithmic else within * np.abs(value),
+                wider=wider if logarithmic else wider * np.abs(value),
+                typical=None if logarithmic else typical,
+                resolution=resolution(self._metric),
+            ),
+            prior,
+        )
+        num_zeros = 0 if value.any() else len(value)
+        return Fitted(
+            found, found.standard_error(), self._number, node_sets, num_zeros, num_host_bound, described.group, prior
+        )

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from made_trials import on_n0, reference_runs, speed, trial
 
-from wattune.fidelity import is_soak
-from wattune.ranking.spreads import PRIORS, Results, Spreads, learned_scatter, ordinary, resolution
+from wattune.fidelity import is_soak, ordinary
+from wattune.ranking.spreads import PRIORS, Results, Spreads, learned_scatter, resolution
 from wattune.run import NO_NUMBERS, Numbers
 
 

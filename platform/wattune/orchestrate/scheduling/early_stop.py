@@ -4,7 +4,8 @@ import math
 from typing import Final
 
 from wattune.objective import Question
-from wattune.ranking.order import rank
+from wattune.ranking.assessment import Verdict
+from wattune.ranking.posterior import Posterior
 from wattune.ranking.work import work_of
 from wattune.run import Run
 from wattune.trial import TrialSpec
@@ -24,14 +25,16 @@ class EarlyStop:
 
     def __init__(self, question: Question) -> None:
         self._question = question
-        self._results: dict[tuple[str, int], tuple[TrialSpec, Run]] = {}
+        self._posterior = Posterior((), question)
+        self._works: set[str] = set()
         self._worst: dict[str, float] = {}
         """By size of work, the objective that a run must be worse than to lose."""
         self._known = True
 
     def note(self, spec: TrialSpec, result: Run) -> None:
         """Takes a final result of the study."""
-        self._results[result.trial_id, result.repeat] = spec, result
+        self._posterior.tell(spec, result)
+        self._works.add(work_of(spec, self._question.objective.metric))
         self._known = False
 
     def stop_above_s(self, spec: TrialSpec) -> float | None:
@@ -51,12 +54,16 @@ class EarlyStop:
         """Returns the objective that a run must be worse than to lose, by size of work."""
         if not self._known:
             objective, self._known, self._worst = self._question.objective, True, {}
-            ranking = rank([*self._results.values()], self._question)
-            for row in reversed(ranking.feasible):  # the first of each size stays
-                assert row.objective is not None, "a feasible trial has its objective"
-                shared = ranking.shared[""]
-                spread_frac = max(shared["spread_frac"], shared["host_bound_spread_frac"] or 0.0)
-                scatter = math.exp(_RUN_SCATTERS * spread_frac)
-                worst = row.objective.low / scatter if objective.maximize else row.objective.high * scatter
-                self._worst[work_of(row.spec, objective.metric)] = worst
+            for row in self._posterior.best_first():
+                work = work_of(row.spec, objective.metric)
+                if row.verdict is not Verdict.FEASIBLE or row.objective is None or work in self._worst:
+                    continue
+                fitted = self._posterior.spreads.fitted(objective.metric)
+                assert fitted is not None, "a feasible trial has its objective"
+                scatter = math.exp(
+                    _RUN_SCATTERS * max(fitted.scatter.spread_frac, fitted.host_bound_spread_frac or 0.0)
+                )
+                self._worst[work] = row.objective.low / scatter if objective.maximize else row.objective.high * scatter
+                if len(self._worst) == len(self._works):
+                    break
         return self._worst

@@ -7,11 +7,11 @@ import math
 from collections import Counter
 from collections.abc import Container
 
-from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_of_race, role_of
+from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_of_race, is_soak, role_of
 from wattune.objective import Question
 from wattune.orchestrate.events import RaceStep
 from wattune.ranking.best import Standings
-from wattune.ranking.racing import race_standings
+from wattune.ranking.posterior import Posterior
 from wattune.run import Run, RunStatus
 from wattune.search.search_entry import Finalists
 from wattune.trial import Measure, TrialSpec
@@ -23,9 +23,11 @@ class Race:
     def __init__(self, settings: Finalists, question: Question, measure: Measure) -> None:
         """Starts without any result. The settings of measuring number the repeats of the search."""
         self._settings = settings
-        self._question = question
         self._first_repeat = measure.repeats
-        self._results: dict[tuple[str, int], tuple[TrialSpec, Run]] = {}
+        self._specs: dict[str, TrialSpec] = {}
+        self._ended: set[tuple[str, int]] = set()
+        self._posterior = Posterior((), question)
+        """Of all results but long runs; they follow the race, and must not open it again."""
         self._running: set[tuple[str, int]] = set()
         self._num_repeats = 0
         self._num_completed = 0
@@ -39,12 +41,15 @@ class Race:
         if role_of(result) == "finalist":
             return
         self._running.discard(key)
-        if key not in self._results:
+        if key not in self._ended:
             own = self._is_its_own(result)
             self._num_repeats += own
             ordinary = not own and result.repeat < FIRST_REFERENCE_REPEAT
             self._num_completed += ordinary and result.status is RunStatus.COMPLETED
-        self._results[key] = spec, result
+        self._ended.add(key)
+        self._specs.setdefault(result.trial_id, spec)
+        if not is_soak(result):
+            self._posterior.tell(spec, result)
         self._found = None
 
     def give_up(self, trial_id: str, repeat: int) -> None:
@@ -57,7 +62,7 @@ class Race:
 
     @property
     def over(self) -> bool:
-        """True if no further repeat starts. It costs a ranking after each new result."""
+        """True if no further repeat starts. After a new result, it costs a look at those that may be the best."""
         return bool(self._look().ending)
 
     @property
@@ -86,7 +91,7 @@ class Race:
             repeat += 1
         if repeat >= FIRST_REFERENCE_REPEAT:
             return None
-        return next(spec for spec, run in self._results.values() if run.trial_id == row.trial_id), repeat
+        return self._specs[row.trial_id], repeat
 
     def start(self, trial_id: str, repeat: int) -> None:
         """Counts a repeat that is going to run."""
@@ -94,7 +99,7 @@ class Race:
 
     def _is_taken(self, trial_id: str, repeat: int, left_out: Container[str]) -> bool:
         key = (trial_id, repeat)
-        return key in self._results or key in self._running or f"{trial_id}-{repeat}" in left_out
+        return key in self._ended or key in self._running or f"{trial_id}-{repeat}" in left_out
 
     def _is_its_own(self, result: Run) -> bool:
         """Returns whether a repeat is the race's. One from before the ordinary repeats grew is now one of those."""
@@ -102,7 +107,7 @@ class Race:
 
     def _standings(self) -> Standings:
         if self._found is None:
-            self._found = race_standings([*self._results.values()], self._question)
+            self._found = self._posterior.front
             self._step = None
         return self._found
 
