@@ -64,6 +64,10 @@ class StudyMetrics:
             self._states[status] += not event.again
             if event.kind == "finished":
                 self._states["running"] = max(self._states["running"] - (status is not RunStatus.REJECTED), 0)
+                if waited_s := event.result.numbers.node_wait_s:
+                    self._metrics["wattune_study_seconds"].inc(
+                        waited_s, tags={"study": self._study, "part": "for nodes"}
+                    )
                 self._spend(event.result.times_s)
                 if status not in (RunStatus.COMPLETED, RunStatus.INTERRUPTED, RunStatus.REJECTED):
                     cause = event.result.tags.get(CAUSE_TAG, status)

@@ -48,7 +48,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Page:
 
 
 def ended(status: RunStatus, repeat: int, *, window_s: float = 0.0, wait_s: float = 0.0, length_s: float = 10.0) -> Run:
-    numbers = Numbers(measure_time_s=window_s, wait_time_s=wait_s)
+    numbers = Numbers(measure_time_s=window_s, wait_time_s=wait_s, node_wait_s=7.0 if wait_s else None)
     return replace(result_of(status, repeat), numbers=numbers, start_wall_ns=S, end_wall_ns=round((1 + length_s) * S))
 
 
@@ -76,6 +76,7 @@ def test_a_call_is_counted_by_state_part_and_cause(page: Page) -> None:
         ("failures", "out_of_memory"): 1,
         ("seconds", "window"): 4.0,
         ("seconds", "wait"): 2.0,
+        ("seconds", "for nodes"): 7.0,  # in no node's time, and so in no share of it
         ("seconds", "other"): 6.0 + 6.0 + 2.0,
         ("measured_ratio", ""): pytest.approx(4.0 / 20.0),
     }
