@@ -8,6 +8,7 @@ their posterior. Log-normal priors hold all of them, so that ten trials are not 
 """
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -192,9 +193,19 @@ def condition(
     covariance = constant**2 + additive**2 * features.similar(rows, rows, relevance).astype(np.float64)
     covariance += joint**2 * _matern(features.distances2(rows, rows, relevance).astype(np.float64), length)
     covariance[np.diag_indices_from(covariance)] += own**2 + noise**2 / counts + _LEAST_NOISE**2
-    inverse = np.linalg.inv(np.linalg.cholesky(covariance)) if len(rows) else np.zeros((0, 0))
+    factor = _factor(covariance) if len(rows) else np.zeros((0, 0))
+    inverse = np.asarray(np.linalg.inv(factor), dtype=np.float64)
     weights = inverse.T @ (inverse @ outputs)
     return GaussianProcess(features, rows, outputs, counts, scale, constant, log_hyper, inverse, weights)
+
+
+def _factor(covariance: Vector) -> Vector:
+    """Returns the Cholesky factor, of a little more on the diagonal where kernels of 32 bits leave none."""
+    for share in (0.0, 1e-6, 1e-5, 1e-4):
+        with suppress(np.linalg.LinAlgError):
+            added = share * float(np.diag(covariance).mean()) * np.eye(len(covariance))
+            return np.asarray(np.linalg.cholesky(covariance + added))
+    return np.asarray(np.linalg.cholesky(covariance + 1e-3 * np.diag(np.diag(covariance))))
 
 
 def fit(

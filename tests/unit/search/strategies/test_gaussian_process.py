@@ -132,3 +132,11 @@ def test_a_belief_in_a_row_that_was_observed_is_one_more_observation_of_it():
     assert after[0] == pytest.approx(before[0], abs=2e-3)
     others = np.setdiff1d(np.arange(len(PLANS)), rows)
     assert after[1][others] == pytest.approx(before[1][others], abs=2e-3)
+
+
+def test_kernels_of_32_bits_that_leave_no_factor_are_conditioned_all_the_same():
+    rows, loud = np.arange(len(PLANS)), PRIOR.log_mean.copy()
+    loud[:3] += 3.0  # amplitudes and length, beside a noise of nothing
+    loud[OWN], loud[NOISE] = -20.0, -20.0
+    found = condition(FEATURES, rows, TRUTH, ONES, ONES, 0.5, loud)
+    assert np.allclose(found.predict(rows)[0], TRUTH, atol=0.3)
