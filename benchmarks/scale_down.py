@@ -209,7 +209,7 @@ def _options(parser: ArgumentParser) -> None:
     parser.add_argument("--window-s", type=float, default=2.0, help="least seconds of measured steps")
     parser.add_argument("--most-s", type=float, default=520.0, help="seconds for all studies together")
     parser.add_argument("--requires", action="append", default=[], help="condition on plans; may be repeated")
-    parser.add_argument("--also", type=Path, help="folder of another call, whose rankings are added to these")
+    parser.add_argument("--also", type=Path, action="append", default=[], help="folder of another call; repeatable")
     parser.add_argument("--seed", type=int, default=0)
 
 
@@ -238,14 +238,19 @@ def main(given: Namespace) -> Found:
     raw = Rows(
         "case", "plan", "step_ratio", "peak_ratio", "published_ratio", "predicted_ratio", "distance_frac"
     )  # what is read over what the whole model measured
-    folders = [given.keep, *([given.also] if given.also else [])]
-    kept = {case: dict[str, dict[str, Any]]() for case in CASES}
-    for case, path in ((case, folder / f"{case}.json") for case in CASES for folder in folders):
-        kept[case] |= figures(path) if path.exists() else {}
+    calls = [
+        {case: figures(path) if (path := folder / f"{case}.json").exists() else {} for case in CASES}
+        for folder in (given.keep, *given.also)
+    ]
     wrong: list[str] = []
     for case in CASES[1:]:
-        if len(kept["whole"].keys() & kept[case].keys()) > 1:
-            wrong += compared(case, kept["whole"], kept[case], rows, raw)
+        whole, small = ({plan: row for call in calls for plan, row in call[name].items()} for name in ("whole", case))
+        for call in calls:  # both runs of one call, where one has both
+            both = call["whole"].keys() & call[case].keys()
+            whole |= {plan: call["whole"][plan] for plan in both}
+            small |= {plan: call[case][plan] for plan in both}
+        if len(whole.keys() & small.keys()) > 1:
+            wrong += compared(case, whole, small, rows, raw)
     published = Rows("proxy", "published_ratio", "predicted_ratio", "off_ratio", "distance_frac")
     wrong = ([] if given.device == "cpu" else wrong) + proxies(published, raw)
     given.keep.mkdir(parents=True, exist_ok=True)

@@ -97,6 +97,7 @@ FACTS: Final[dict[str, EngineFacts]] = {
         compiles_split=True,
         host_ops=60,
         host_split=1.3,
+        gathers_rows=True,
         host_ops_gather=0,
         grad_bytes=10,
         reduced_bytes=10,
@@ -136,7 +137,6 @@ FACTS["nemo"] = replace(
     hides_replicas_beside_tp=True,
     sent_grad_bytes=2,
     host_ops_exchange=0,
-    gathers_rows=True,
     casts_apart=False,
 )
 # XLA compiles all of it; attention is cuDNN's. `remat_policy=save_qkv_proj` (dgxc-benchmarking, maxtext/configure.sh)

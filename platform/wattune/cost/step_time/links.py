@@ -49,6 +49,9 @@ _RAMPS: Final = ((35e-6, 16e6),)
 """Messages of some MB do not reach the bandwidth of large ones: seconds that they lose, and bytes of those that lose
 half of them. Fitted to the same table."""
 
+_HOP_FRAC: Final = 0.14
+"""Latency of each further hop of a ring in a node, over that of a first one: the rows of H100 in the same table."""
+
 _FAR_RAMPS: Final = ((70e-6, 0.7e6), (140e-6, 47e6))
 """The same between nodes. These, and the next three, are fitted to NCCL tests of four sites. Those of seven others,
 over 2 to 8 nodes, they miss by 7 % (median, `benchmarks/results/collectives.md`)."""
@@ -146,11 +149,12 @@ class Links:
     def latency_s(self, kind: str, group: RankGroups, size_bytes: Floats) -> Floats:
         """Computes what a collective takes beside its bytes on the wire.
 
-        It grows with each doubling in a node. Over nodes an all-reduce is a tree, and grows with each doubling of them;
-        the others are rings and grow with each rank.
+        In a node all are rings: it grows with each hop, and an all-reduce goes round twice. Over nodes it grows with
+        each doubling in them; an all-reduce is a tree, and grows with each doubling of them, the others with each rank.
         """
-        c, far = self.coefficients, group.nodes > 1
-        inside = c.latency_s * (0.5 + 0.5 * np.log2(np.maximum(group.local, 2)))
+        c, far, rounds = self.coefficients, group.nodes > 1, 2 if kind == "all_reduce" else 1
+        local = np.maximum(group.local, 2)
+        hops, doubled = 1 + _HOP_FRAC * (rounds * (local - 1) - 1), 0.5 + 0.5 * np.log2(local)
         near_s, far_s = (
             sum(lost_s * size_bytes / (size_bytes + half) for lost_s, half in ramps) for ramps in (_RAMPS, _FAR_RAMPS)
         )
@@ -159,7 +163,7 @@ class Links:
         else:
             bulk = size_bytes / (size_bytes + _FAR_RAMPS[1][1])
             far_s = far_s + c.network_latency_s * (group.nodes - 1) + _RANK_S * (group.size - 1) * (1 + 2 * bulk)
-        return np.asarray(inside + np.where(far, far_s, near_s))
+        return np.asarray(np.where(far, c.latency_s * doubled + far_s, c.latency_s * hops + rounds * near_s))
 
     def collective_s(self, kind: str, group: RankGroups, size_bytes: Floats) -> Floats:
         """Predicts a collective.

@@ -64,9 +64,11 @@ def test_experts_exchange_in_both_passes():
 
 def test_gathered_rows_are_as_many_as_experts_a_token(monkeypatch):
     """Two experts a token: rows take a pair of collectives as large as two of tokens; attention keeps its own."""
-    tokens = traffic("mixtral_8x7b", engine="megatron", tp=4, etp=4)
-    monkeypatch.setitem(FACTS, "megatron", replace(FACTS["megatron"], gathers_rows=True))
-    rows = traffic("mixtral_8x7b", engine="megatron", tp=4, etp=4)
+    rows, sent = (traffic("mixtral_8x7b", engine="megatron", tp=4, etp=4, ep=ep) for ep in (1, 2))
+    monkeypatch.setitem(FACTS, "megatron", replace(FACTS["megatron"], gathers_rows=False))
+    tokens, all_sent = (traffic("mixtral_8x7b", engine="megatron", tp=4, etp=4, ep=ep) for ep in (1, 2))
+    exchanged = sent["ep_forward_s"] - rows["ep_forward_s"]
+    assert 4 * exchanged == pytest.approx(all_sent["ep_forward_s"], rel=0.6), "each rank sends its own tokens alone"
     assert tokens["ep_forward_s"] == 0
     assert rows["tp_forward_s"] == pytest.approx(tokens["tp_forward_s"] / 2)
     assert 1.6 < rows["ep_forward_s"] / rows["tp_forward_s"] < 2.0  # latency is paid once

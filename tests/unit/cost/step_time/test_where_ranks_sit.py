@@ -95,9 +95,11 @@ def simulated_s(kind, group, size_bytes, node_of, machines):
 
 def start_s(kind, n, nodes, fewest, size_bytes):
     """Latencies and what messages of some MB lose: by NCCL's trees and rings, with what was fitted to its tests."""
-    found = LINK.latency_s * (0.5 + 0.5 * math.log2(max(fewest, 2)))
     if nodes == 1:
-        return found + 35e-6 * size_bytes / (size_bytes + 16e6)
+        rounds = 2 if kind == "all_reduce" else 1
+        further_hops = rounds * (n - 1) - 1
+        return LINK.latency_s * (1 + 0.14 * further_hops) + rounds * 35e-6 * size_bytes / (size_bytes + 16e6)
+    found = LINK.latency_s * (0.5 + 0.5 * math.log2(max(fewest, 2)))
     found += 70e-6 * size_bytes / (size_bytes + 0.7e6) + 140e-6 * size_bytes / (size_bytes + 47e6)
     if kind == "all_reduce":
         return found + 3.8 * LINK.network_latency_s * math.log2(nodes)
