@@ -118,6 +118,18 @@ def test_waits_for_the_host_lie_in_a_short_window_and_waits_for_a_collective_do_
     assert peaks[0] < 0.8 * peaks[1]
 
 
+def test_peaks_move_with_the_step_only_where_it_fills_the_window() -> None:
+    wrong = {"error_frac": np.full(1, 0.3), "longer_frac": np.full(1, 0.9)}
+    alone, short = (replace(step_of(one_stage(work_s, 0, 40, 0)), **wrong) for work_s in (4.0, 0.1))
+    found, brief = (predict(batch_of(1), one, ROUND, limit_w=700) for one in (alone, short))
+    assert found.peak_error_frac == ROUND.peak_error_frac < brief.peak_error_frac and found.error_frac > 0.2
+    sharded = replace(batch_of(1), sharding=np.full(1, 3))
+    gathers = predict(sharded, alone, ROUND, limit_w=700)
+    assert gathers.device_power_peak_1s_w == pytest.approx(gathers.device_power_mean_w), "gathers between all layers"
+    for one in (found, brief, gathers):
+        assert (1 - one.error_frac) * one.device_power_mean_w >= 99.9, "the idle power"
+
+
 @given(steps())
 def test_a_limit_at_infinity_is_the_power_without_one(seconds: np.ndarray) -> None:
     free = predict(batch_of(4), step_of(seconds), ROUND, limit_w=np.inf)
