@@ -101,7 +101,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 STRATEGY: Final[dict[str, tuple[int, Callable[[Problem], Strategy]]]] = {
-    "model_guided": (60, lambda problem: ModelGuided(problem, stops=False)),
+    "model_guided": (24, lambda problem: ModelGuided(problem, stops=False)),
     "random": (400, STRATEGIES["random"]),
 }
 """By name: most trials of a replay, and what makes the strategy."""

@@ -3,9 +3,8 @@
 After each layer of the last stage, forward and backward, a kernel holds its device for a while: so it is as slow as a
 slow device, steadily. Four windows take turns: even layers without holds and with them, which are the reference, and
 again even layers and (L + 1, L - 1) with holds, which are the measurement. `wattune.placement.gain.Pipe` predicts the
-gain from the reference alone: how slow each device is, the optimizer's time, and by how much a device is faster that
-waits more (of all cases: the device that is not held). A case whose reference differs by more than 1 % between its
-halves is dropped, and counted.
+gain from the reference alone: how slow each device is, and the optimizer's time. A case whose reference differs by more
+than 1 % between its halves is dropped, and counted.
 
     python benchmarks/placement_on_gpus.py --out $OUT                  # the first two of the visible GPUs; 8 minutes
     python benchmarks/placement_on_gpus.py --out /tmp/out --cpu        # a dry run: two gloo ranks, one sleeps
@@ -102,28 +101,15 @@ def stages_s(windows: list[Window]) -> Any:
     return np.median(each_s[:, :, 1:3].sum(-1), axis=1) / windows[0].num_micro_batches
 
 
-def pipe_of(row: dict[str, float], waiting_exponent: float) -> Pipe:
-    """The pipeline of a case as its reference tells it, by the placement room alone."""
+def predicted_gain(row: dict[str, float]) -> float:
+    """Predicts the gain of one layer moved to the first stage, by the placement room alone."""
     spec = specification(int(row["num_layers_a_stage"]), on_cpu=False, moved=False)
     free, held, optimizer = (
         np.array([row[f"{one}_first_s"], row[f"{one}_last_s"]]) for one in ("free", "held", "optimizer")
     )
-    pipe = Pipe(spec, free[None], (held / free)[None], row["backward_frac"], optimizer, waiting_exponent)
+    pipe = Pipe(spec, free[None], (held / free)[None], row["backward_frac"], optimizer)
     pipe.rest_s = row["held_step_s"] - float(pipe.step_s()[0])
-    return pipe
-
-
-def predicted_gain(row: dict[str, float], waiting_exponent: float) -> float:
-    """Predicts the gain of one layer moved to the first stage."""
-    pipe = pipe_of(row, waiting_exponent)
     return float((pipe.step_s() / pipe.step_s(pipe.layers + np.array([[1, -1]])))[0]) - 1.0
-
-
-def waiting_exponent(rows: list[dict[str, float]]) -> float:
-    """By how much a device that waits more is faster: of the device that is not held, least squares over the cases."""
-    busy = np.log([row["held_first_s"] / row["held_step_s"] * row["free_step_s"] / row["free_first_s"] for row in rows])
-    faster = np.log([row["held_first_s"] / row["free_first_s"] for row in rows])
-    return max(float(busy @ faster / (busy @ busy)), 0.0)
 
 
 KERNEL = """
@@ -259,8 +245,8 @@ def work(rank: int, port: int, out: Path, on_cpu: bool, layers: tuple[int, ...])
                 row = dict(zip(COLUMNS, found, strict=True))
                 text = f"slower {100 * (row['held_last_s'] / row['free_last_s'] - 1):5.1f} %, the other "
                 text += f"{100 * (row['held_first_s'] / row['free_first_s'] - 1):+.1f} % (asked {100 * asked:4.1f}), "
-                text += f"drift {100 * row['reference_drift_frac']:+.1f}: predicted {100 * predicted_gain(row, 0):+.2f}"
-                text += f" or less, measured {100 * row['measured_gain_frac']:+.2f}"
+                text += f"drift {100 * row['reference_drift_frac']:+.1f}: predicted {100 * predicted_gain(row):+.2f}"
+                text += f", measured {100 * row['measured_gain_frac']:+.2f}"
                 print(
                     f"  {text} ± {200 * row['measured_error_frac']:.2f} %; {time.monotonic() - begun:.0f} s", flush=True
                 )
@@ -278,17 +264,13 @@ def judged(path: Path) -> bool:
     print(f"{len(rows)} of {len(every)} cases count: the others' reference differed by more than {STEADY_FRAC:.0%}")
     if not rows:
         return False
-    exponent = waiting_exponent(rows)
-    print(f"a pass goes with the share of time that its device is busy, to the power of {exponent:.3f}")
     measured, error = (np.array([one[name] for one in rows]) for name in ("measured_gain_frac", "measured_error_frac"))
-    loses = int((measured < 0).sum())
+    loses, predicted = int((measured < 0).sum()), np.array([predicted_gain(one) for one in rows])
+    right, off = int((np.sign(predicted) == np.sign(measured)).sum()), 100 * (predicted - measured)
     always = max(loses, len(rows) - loses)
-    for used, what in ((0.0, "without that exponent"), (exponent, "with it")):
-        predicted = np.array([predicted_gain(one, used) for one in rows])
-        right, off = int((np.sign(predicted) == np.sign(measured)).sum()), 100 * (predicted - measured)
-        print(f"{what}: sign right in {right} of {len(rows)} (bar: 19 of 20); always the same sign in {always}")
-        text = f"error of the gain: median {np.median(np.abs(off)):.2f}, largest {np.abs(off).max():.2f} points"
-        print(f"  {text} (bar: 1 point), on average {off.mean():+.2f}")
+    print(f"sign right in {right} of {len(rows)} (bar: 19 of 20); always the same sign would be right in {always}")
+    text = f"error of the gain: median {np.median(np.abs(off)):.2f}, largest {np.abs(off).max():.2f} points"
+    print(f"{text} (bar: 1 point), on average {off.mean():+.2f}")
     print(f"standard error of a gain: median {100 * np.median(error):.2f}, largest {100 * error.max():.2f} points")
     return bool(right >= 0.95 * len(rows) and np.abs(off).max() <= 1.0 and len(rows) >= 20)
 

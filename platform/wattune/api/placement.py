@@ -20,7 +20,7 @@ from wattune.arrays import Floats
 from wattune.errors import PlanError
 from wattune.fidelity import is_burst
 from wattune.orchestrate.events import Listener
-from wattune.placement.gain import WAITING_EXPONENT, Move, PlacementAdvice, place_plan
+from wattune.placement.gain import Move, PlacementAdvice, place_plan
 from wattune.placement.slots import SlotMap, SlotReading, fit_map
 from wattune.plans.axes import AXES
 from wattune.plans.parallel import coordinates, num_micro_batches
@@ -83,10 +83,10 @@ def place(
     restart_s = median(sum(one or 0.0 for one in each) for each in starts)
     times_s = mean(run.metrics["step_time_s"] for run in runs), restart_s, horizon_s
     peak_bytes = max((one for run in runs if (one := run.metrics.get("memory_peak_bytes"))), default=None)
-    waiting = WAITING_EXPONENT * runs[-1].metrics.get("throttle_power_frac", 0.0)
-    passes = backward_frac, optimizer_s, waiting
     slots = slot_map(map_of or str(folder.path), storage=storage)
-    return replace(place_plan(spec, slots, own, passes, times_s, peak_bytes), study=str(folder.path))
+    return replace(
+        place_plan(spec, slots, own, (backward_frac, optimizer_s), times_s, peak_bytes), study=str(folder.path)
+    )
 
 
 def verify(

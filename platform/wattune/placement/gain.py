@@ -25,11 +25,6 @@ from wattune.units import format_quantity
 LEAST_PROBABILITY: Final = 0.95
 """P(gain > 0) from which a placement is recommended."""
 
-WAITING_EXPONENT: Final = 0.107
-"""A device that its power limit holds is faster where it waits more: the time of a pass goes with the share of the step
-that it is busy, to this power. Least squares of 20 cases on two H200, of the device that was not slowed, +- 0.02
-(`benchmarks/placement_on_gpus.py`)."""
-
 HYSTERESIS: Final = 2.0
 """Standard errors that a gain over an earlier choice of placement must have: else a plan would go back and forth."""
 
@@ -66,23 +61,16 @@ class Pipe:
     """A plan's pipeline on a map: draws of its layers' time, of what its ends take besides, and of every slot."""
 
     def __init__(
-        self,
-        spec: TrialSpec,
-        work_s: Floats,
-        slowness: Floats,
-        backward_frac: float,
-        optimizer_s: Floats | float = 0.0,
-        waiting_exponent: float = 0.0,
+        self, spec: TrialSpec, work_s: Floats, slowness: Floats, backward_frac: float, optimizer_s: Floats | float = 0.0
     ) -> None:
         """Takes draws of each stage's micro-batch, (draws, stages), and of each slot, (draws, slots).
 
         A layer's time is that of inner stages, of two stages that of the first: its embedding takes next to nothing.
-        The optimizer's seconds, of each stage, go with its layers. `waiting_exponent`: `WAITING_EXPONENT` where the
-        power limit holds the devices.
+        The optimizer's seconds, of each stage, go with its layers.
         """
         plan, world_size = spec.plan, spec.cluster.world_size
         self.spec, self.work_s, self.slowness, self.backward_frac = spec, work_s, slowness, backward_frac
-        self.optimizer_s, self.waiting_exponent = np.asarray(optimizer_s), waiting_exponent
+        self.optimizer_s = np.asarray(optimizer_s)
         self.rest_s = 0.0  # of a step beside passes and optimizer: it stays as it is
         self.layers = np.array([[len(chunk) for chunk in stage] for stage in stage_layers(spec.model, plan)]).T
         self.micro_batches = num_micro_batches(plan, world_size, spec.workload.global_batch_size)
@@ -91,29 +79,18 @@ class Pipe:
         self.ends_s = work_s - self.layer_s[:, None] * totals
         self.order = np.array(range(world_size) if isinstance(plan.rank_order, str) else plan.rank_order)
 
-    def stages_s(self, layers: Ints, order: Ints, slowness: Floats | None = None) -> Floats:
+    def stages_s(self, layers: Ints, order: Ints) -> Floats:
         """Seconds of a micro-batch, (draws, replicas, chunks, stages)."""
         plan, chunk_s = self.spec.plan, self.layer_s[:, None, None] * layers
         chunk_s[:, 0, :-1] += self.ends_s[:, :-1]
         chunk_s[:, -1, -1] += self.ends_s[:, -1]
-        slowness = self.slowness if slowness is None else slowness
-        of_rank = slowness[:, order].reshape(len(slowness), plan.pp, -1, plan.cp * plan.tp).max(-1)
+        of_rank = self.slowness[:, order].reshape(len(self.slowness), plan.pp, -1, plan.cp * plan.tp).max(-1)
         return np.asarray(chunk_s[:, None] * np.moveaxis(of_rank, 1, 2)[:, :, None, :])
 
     def step_s(self, layers: Ints | None = None, order: Ints | None = None) -> Floats:
         """Seconds of every draw's step: sum t_i + (m - 1) max t_i; of few micro-batches, or chunks, the schedule."""
         layers, order = self.layers if layers is None else layers, self.order if order is None else order
-        found = self._one_step_s(layers, order, self.slowness)
-        if self.waiting_exponent:
-            now = self._busy(*self._one_step_s(self.layers, self.order, self.slowness), self.order)
-            for _ in range(3):  # the change is of some percent, so it converges at once
-                share = self._busy(*found, order) / now
-                found = self._one_step_s(layers, order, self.slowness * share**self.waiting_exponent)
-        return found[0]
-
-    def _one_step_s(self, layers: Ints, order: Ints, slowness: Floats) -> tuple[Floats, Floats]:
-        """Seconds of a step at given speeds, and those of its stages."""
-        stages_s = self.stages_s(layers, order, slowness)
+        stages_s = self.stages_s(layers, order)
         if self.spec.plan.vpp == 1 and self.micro_batches >= 16 * self.spec.plan.pp:  # else the ends count: a layer
             passes_s = stages_s.sum((2, 3)) + (self.micro_batches - 1) * stages_s.max((2, 3))
         else:
@@ -121,14 +98,7 @@ class Pipe:
             count = np.full(len(flat), self.micro_batches)
             passes_s = pipeline_s(flat * (1 - b), flat * b, count, trains=b > 0).reshape(stages_s.shape[:2])
         optimizer_s = (self.optimizer_s * layers.sum(axis=0) / self.layers.sum(axis=0)).max()
-        return np.asarray(passes_s.max(-1) + self.rest_s + optimizer_s), stages_s
-
-    def _busy(self, step_s: Floats, stages_s: Floats, order: Ints) -> Floats:
-        """Share of a step that the device of each slot computes passes, (draws, slots)."""
-        share, found = self.micro_batches * stages_s.sum(2) / step_s[:, None, None], np.ones(self.slowness.shape)
-        ranks = self.spec.plan.cp * self.spec.plan.tp
-        found[:, order] = np.repeat(np.moveaxis(share, 1, 2).reshape(len(share), -1), ranks, axis=1)
-        return found
+        return np.asarray(passes_s.max(-1) + self.rest_s + optimizer_s)
 
     def choices(self) -> dict[str, tuple[Ints, Ints]]:
         """Finds the best layers and orders on the measured map: by exchanges alone, by layers alone, and by both."""
@@ -190,7 +160,7 @@ def place_plan(
     spec: TrialSpec,
     slots: SlotMap,
     own: Sequence[SlotReading],
-    passes: tuple[float, Floats | float, float],
+    passes: tuple[float, Floats | float],
     times_s: tuple[float, float, float],
     peak_bytes: float | None = None,
 ) -> PlacementAdvice:
@@ -251,9 +221,8 @@ def _in_memory(spec: TrialSpec, moves: Sequence[Move], peak_bytes: float | None)
 
 def _missing(pipe: Pipe, slowest: int, least: float) -> str:
     """Finds by bisection how slow a slot would have to be for a gain that counts."""
-    beside, low, high = (pipe.backward_frac, pipe.optimizer_s, pipe.waiting_exponent), 0.0, 1.0
-    there = Pipe(pipe.spec, pipe.work_s[:1], pipe.slowness[:1].copy(), *beside)
-    there.rest_s, others = pipe.rest_s, float(np.delete(pipe.slowness[0], slowest).mean())
+    there = Pipe(pipe.spec, pipe.work_s[:1], pipe.slowness[:1].copy(), pipe.backward_frac, pipe.optimizer_s)
+    there.rest_s, others, low, high = pipe.rest_s, float(np.delete(pipe.slowness[0], slowest).mean()), 0.0, 1.0
 
     def gains(slower: float) -> bool:
         there.slowness[0, slowest] = others * (1.0 + slower)

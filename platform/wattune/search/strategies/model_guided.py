@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wattune.arrays import Indices
 from wattune.fidelity import is_burst, is_soak
@@ -69,6 +70,15 @@ _MOST_FOR_STOP: Final = 256
 """Most promising candidates that the expected gain is computed over."""
 _NUM_SAMPLES: Final = 256
 _MEMORY: Final = Quantity(metric="memory_peak_bytes")
+_DEVICES: Final = {
+    "device_power_mean_w": "",
+    "device_power_peak_1s_w": "",
+    "node_device_power_mean_w": "devices_per_node",
+    "node_device_power_peak_1s_w": "devices_per_node",
+    "cluster_device_power_peak_1s_w": "world_size",
+}
+"""Devices of a cluster, else one, whose limits add up to the most that a metric can be: limits act within a second."""
+
 _NO_ROWS: Final = np.zeros(0, dtype=np.intp)
 
 
@@ -80,11 +90,19 @@ class _Bound:
     quantity: Quantity
     bound: float
     below: bool
+    kept: NDArray[np.bool_]
+    """Candidates whose devices' limits of power keep it, as long as no measurement says otherwise."""
 
-    def log_probability(self, mean: Vector, std: Vector) -> Vector:
-        """Log of the probability that it holds."""
+    def tell(self, row: int, value: float, burst: bool) -> None:
+        """Takes a measurement."""
+        (self.surrogate.tell_burst if burst else self.surrogate.tell)(row, value)
+        if self.kept[row] and value > self.bound:
+            self.kept[:] = False  # these devices do not keep their limits
+
+    def log_probability(self, mean: Vector, std: Vector, rows: Indices | slice) -> Vector:
+        """Log of the probability that it holds for some candidates."""
         z = (self.surrogate.transformed(self.bound) - mean) / std
-        return log_probability(z if self.below else -z)
+        return np.where(self.kept[rows], 0.0, log_probability(z if self.below else -z))
 
 
 class ModelGuided:
@@ -110,6 +128,7 @@ class ModelGuided:
         warm = [one for one in problem.warm if one.spec.cluster.sensed_device.counted in devices]
         self._features = make_features([*self._specs, *(one.spec for one in warm)], len(warm))
         self._problem, self._warm = problem, warm
+        self._nowhere = np.zeros(len(self._specs) + len(warm), dtype=bool)
         self._goal = Quantity(metric=objective.metric)
         self._sign = 1.0 if objective.maximize else -1.0
         self._objective = self._surrogate(self._goal)
@@ -200,7 +219,7 @@ class ModelGuided:
         runs = []
         for bound in (one for one in bounds if id(one) not in own):
             belief = predicted(bound.surrogate)
-            runs.append(bound.log_probability(belief.mean, belief.std))
+            runs.append(bound.log_probability(belief.mean, belief.std, rows))
         return Predictions(
             objective=predicted(self._objective),
             sign=self._sign,
@@ -264,7 +283,16 @@ class ModelGuided:
 
     def _bound(self, constraint: Constraint) -> _Bound:
         quantity = Quantity(metric=constraint.metric, limit_metric=constraint.limit_metric)
-        return _Bound(self._surrogate(quantity), quantity, constraint.factor, constraint.operator.startswith("<"))
+        below, each = constraint.operator.startswith("<"), _DEVICES.get(constraint.metric)
+        kept = self._nowhere.copy()
+        if below and each is not None and constraint.limit_metric is None:
+            limits_w = [
+                (spec.plan.power_limit_w or spec.cluster.sensed_device.power_limit_w or math.inf)
+                * (getattr(spec.cluster, each) if each else 1)
+                for spec in self._specs
+            ]
+            kept[: len(limits_w)] = np.array(limits_w) <= constraint.factor
+        return _Bound(self._surrogate(quantity), quantity, constraint.factor, below, kept)
 
     def _memory_bound(self) -> _Bound | None:
         """The bound that a device's memory sets; None where it is not known."""
@@ -273,7 +301,7 @@ class ModelGuided:
         if not capacities or any(capacity is None for capacity in capacities):
             return None
         self._capacity = np.array(capacities, dtype=np.float64)
-        return _Bound(self._surrogate(_MEMORY, self._capacity), _MEMORY, 1.0, below=True)
+        return _Bound(self._surrogate(_MEMORY, self._capacity), _MEMORY, 1.0, True, self._nowhere)
 
     def _take(self, row: int, result: Run) -> None:
         if result.status in TEACHES_NOTHING:
@@ -303,7 +331,7 @@ class ModelGuided:
         for bound in self._bounds:
             bounded = bound.quantity.of(metrics)
             if bounded is not None:
-                (bound.surrogate.tell_burst if burst else bound.surrogate.tell)(row, bounded)
+                bound.tell(row, bounded, burst)
         memory = _MEMORY.of(metrics)
         if self._memory is not None and memory is not None and memory > 0:
             self._memory.surrogate.tell(row, memory / self._capacity[row])
@@ -323,7 +351,7 @@ class ModelGuided:
     def _active_bounds(self) -> list[_Bound]:
         bounds = [bound for bound in self._bounds if bound.surrogate.knows]
         if self._models_constraints and self._has_failed:
-            bounds.append(_Bound(self._success, Quantity(metric=""), 0.0, below=False))
+            bounds.append(_Bound(self._success, Quantity(metric=""), 0.0, False, self._nowhere))
         memory = self._memory
         if memory is not None and memory.surrogate.knows:
             bounds.append(memory)
@@ -393,7 +421,7 @@ class ModelGuided:
         logs = [np.zeros(len(rows))]
         for bound, process in zip(bounds, processes[1:], strict=True):
             one = bound.surrogate.believe(process, where)
-            logs.append(bound.log_probability(one.mean, one.std))
+            logs.append(bound.log_probability(one.mean, one.std, where))
         log_feasible = log_joint(logs)
         best = self._best(processes[0])
         mean = self._sign * belief.mean
@@ -440,7 +468,8 @@ class ModelGuided:
             mixed = mixed if bound.below else -mixed
             values = bound.surrogate.draws(process, rows, mixed, dice.standard_normal(_NUM_SAMPLES))
             limit = bound.surrogate.transformed(bound.bound)
-            drawn[(values > limit) if bound.below else (values < limit)] = -math.inf
+            broken = (values > limit) if bound.below else (values < limit)
+            drawn[broken & ~bound.kept[rows][:, None]] = -math.inf
         unit = 1.0 if self._objective.is_log else max(abs(best), 1e-12)
         ahead = drawn.max(0) - best
         return float(np.maximum(ahead, 0.0).mean()) / unit, self._objective.noise / unit, float((ahead > 0.0).mean())

@@ -93,6 +93,33 @@ def test_fast_plans_just_past_a_bound_are_not_measured_one_by_one(low_frac):
     assert sum(spec in fails for spec in proposed) <= 6
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_limit_of_power_keeps_a_bound_on_it_unless_a_measurement_says_otherwise(keeps):
+    """Estimates of power are wide, those of speed are right: the highest limit that keeps the bound comes first."""
+    node = BASE.cluster.devices_per_node
+    limits = {spec: (None, 650, 600, 500, 400)[place % 5] for place, spec in enumerate(SPECS[:50])}
+    specs = [replace(one, plan=replace(one.plan, power_limit_w=limit)) for one, limit in limits.items()]
+    watts = np.array([float(one.plan.power_limit_w or 700) for one in specs])
+    known = {
+        "tokens_per_s": EstimatedMetric.of(1e5 * watts**0.3, 0.1),
+        POWER.metric: EstimatedMetric.of(node * watts, 0.35),
+    }
+    bound = parse_constraint(f"node_device_power_peak_1s_w <= {660 * node}")
+    strategy = ModelGuided(problem(specs=specs, constraints=(bound,), estimates=known), stops=False)
+    asked = []
+    for _ in range(10):
+        asked += strategy.ask(1)
+        row = specs.index(asked[-1])
+        over = 1.0 if keeps else 1.05
+        measured = {"tokens_per_s": 1e5 * watts[row] ** 0.3, POWER.metric: over * node * watts[row]}
+        strategy.tell(
+            asked[-1], Run(trial_id=asked[-1].trial_id, repeat=0, status=RunStatus.COMPLETED, metrics=measured)
+        )
+    found = [one.plan.power_limit_w for one in asked]
+    assert found[0] == 650
+    assert found.count(650) == 10 if keeps else found.count(650) <= 2 and 600 in found
+
+
 def test_a_minimized_objective_and_a_ratio_of_metrics_work():
     bound = parse_constraint("node_device_power_peak_1s_w <= 0.8 * device_power_limit_w")
     strategy = ModelGuided(problem(objective=parse_objective("minimize step_time_s"), constraints=(bound,)))
