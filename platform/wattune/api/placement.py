@@ -1,6 +1,6 @@
 """Places of a plan's ranks and layers: the map of the slots from a study's runs, the placement that pays, its check."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from wattune.api.runs import run_study
 from wattune.api.spaces import StudyPlan, plan
 from wattune.api.studies import find_measured, find_study
 from wattune.arrays import Floats
+from wattune.cost.power import power_coefficients
 from wattune.errors import PlanError
 from wattune.fidelity import is_burst
 from wattune.orchestrate.events import Listener
@@ -28,6 +29,7 @@ from wattune.plans.placement import place as slots_of
 from wattune.plans.program import is_command
 from wattune.ranking.answer import answer_of
 from wattune.ranking.assessment import is_simulated
+from wattune.ranking.bounds import LIMIT
 from wattune.ranking.difference import Counted, Difference, difference
 from wattune.ranking.spreads import Spreads
 from wattune.run import Run, RunStatus
@@ -37,6 +39,10 @@ from wattune.storage.files import storage_path
 from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S
+
+FREE_BELOW: Final = 0.8
+"""Share of the slowest stage's time below which a device's power tells what it would draw without a limit. Our choice:
+what computes 0.8 of the time is held from 1.25 times the limit."""
 
 VERIFYING_REPEATS: Final = 6
 """Runs of each placement, in turn: they tell a difference of about their scatter. Our choice."""
@@ -83,10 +89,9 @@ def place(
     restart_s = median(sum(one or 0.0 for one in each) for each in starts)
     times_s = mean(run.metrics["step_time_s"] for run in runs), restart_s, horizon_s
     peak_bytes = max((one for run in runs if (one := run.metrics.get("memory_peak_bytes"))), default=None)
+    passes = backward_frac, optimizer_s, _strain(spec, runs[-1], own)
     slots = slot_map(map_of or str(folder.path), storage=storage)
-    return replace(
-        place_plan(spec, slots, own, (backward_frac, optimizer_s), times_s, peak_bytes), study=str(folder.path)
-    )
+    return replace(place_plan(spec, slots, own, passes, times_s, peak_bytes), study=str(folder.path))
 
 
 def verify(
@@ -140,6 +145,19 @@ def _measured(folder: StudyFolder) -> list[tuple[TrialSpec, Run]]:
         what = "only simulated sensors, commands" if ended else "no full run"
         raise PlanError(f"{folder.path} has {what}: a map needs times of real devices; run an engine on them")
     return found
+
+
+def _strain(spec: TrialSpec, run: Run, own: Sequence[SlotReading]) -> float:
+    """`Pipe.strain` by the devices that wait in much of a round, which no limit slows; 0 where no power is known."""
+    c, slowest_s = power_coefficients(spec.cluster.sensed_device), max((one.time_s for one in own), default=0.0)
+    told = [(one.time_s, one.power_w) for one in own if one.power_w is not None and one.time_s < FREE_BELOW * slowest_s]
+    if c is None or not told:
+        return 0.0
+    times_s, power_w = np.array(told).T
+    each = num_micro_batches(spec.plan, spec.cluster.world_size, spec.workload.global_batch_size)
+    busy = np.minimum(each * times_s / run.metrics["step_time_s"], 1.0)
+    free_w = np.median((power_w - c.idle_w - (1 - busy) * c.wait_w) / busy)
+    return float(free_w / (c.regulated_frac * run.metrics.get(LIMIT, c.limit_w) - c.idle_w))
 
 
 def _readings(folder: StudyFolder, spec: TrialSpec, run: Run) -> tuple[list[SlotReading], float, Floats]:

@@ -61,31 +61,53 @@ class Pipe:
     """A plan's pipeline on a map: draws of its layers' time, of what its ends take besides, and of every slot."""
 
     def __init__(
-        self, spec: TrialSpec, work_s: Floats, slowness: Floats, backward_frac: float, optimizer_s: Floats | float = 0.0
+        self,
+        spec: TrialSpec,
+        work_s: Floats,
+        slowness: Floats,
+        backward_frac: float,
+        optimizer_s: Floats | float = 0.0,
+        strain: float = 0.0,
     ) -> None:
         """Takes draws of each stage's micro-batch, (draws, stages), and of each slot, (draws, slots).
 
         A layer's time is that of inner stages, of two stages that of the first: its embedding takes next to nothing.
-        The optimizer's seconds, of each stage, go with its layers.
+        The optimizer's seconds, of each stage, go with its layers. `strain` is the power above idle of a device that
+        computes all the time, without a limit, over what its limit leaves: above 1 the slowest stage is slowed most.
         """
         plan, world_size = spec.plan, spec.cluster.world_size
-        self.spec, self.work_s, self.slowness, self.backward_frac = spec, work_s, slowness, backward_frac
-        self.optimizer_s = np.asarray(optimizer_s)
+        self.spec, self.slowness, self.backward_frac, self.strain = spec, slowness, backward_frac, strain
+        self.optimizer_s, self.measured_s = np.asarray(optimizer_s), work_s
         self.rest_s = 0.0  # of a step beside passes and optimizer: it stays as it is
         self.layers = np.array([[len(chunk) for chunk in stage] for stage in stage_layers(spec.model, plan)]).T
         self.micro_batches = num_micro_batches(plan, world_size, spec.workload.global_batch_size)
+        self.order = np.array(range(world_size) if isinstance(plan.rank_order, str) else plan.rank_order)
+        work_s = work_s / self._slowed(work_s[:, None] * self._of_ranks(self.order)).mean(axis=1)
         totals, inner = self.layers.sum(axis=0), slice(1, -1) if plan.pp > 2 else slice(0, 1)
         self.layer_s = (work_s[:, inner] / totals[inner]).mean(axis=1)
         self.ends_s = work_s - self.layer_s[:, None] * totals
-        self.order = np.array(range(world_size) if isinstance(plan.rank_order, str) else plan.rank_order)
+
+    def _of_ranks(self, order: Ints) -> Floats:
+        """Slowness of each stage, (draws, replicas, stages): that of its slowest slot."""
+        plan = self.spec.plan
+        of_rank = self.slowness[:, order].reshape(len(self.slowness), plan.pp, -1, plan.cp * plan.tp).max(-1)
+        return np.moveaxis(of_rank, 1, 2)
+
+    def _slowed(self, stages_s: Floats) -> Floats:
+        """How much longer the limit makes stages of some times, the last axis: each computes its share of a round."""
+        share = stages_s / stages_s.max(-1, keepdims=True)
+        return np.asarray(np.maximum(1.0, share * self.strain) ** (1 / LIMIT_EXPONENT))
 
     def stages_s(self, layers: Ints, order: Ints) -> Floats:
         """Seconds of a micro-batch, (draws, replicas, chunks, stages)."""
-        plan, chunk_s = self.spec.plan, self.layer_s[:, None, None] * layers
+        chunk_s = self.layer_s[:, None, None] * layers
         chunk_s[:, 0, :-1] += self.ends_s[:, :-1]
         chunk_s[:, -1, -1] += self.ends_s[:, -1]
-        of_rank = self.slowness[:, order].reshape(len(self.slowness), plan.pp, -1, plan.cp * plan.tp).max(-1)
-        return np.asarray(chunk_s[:, None] * np.moveaxis(of_rank, 1, 2)[:, :, None, :])
+        free_s = chunk_s[:, None] * self._of_ranks(order)[:, :, None, :]
+        totals_s = longer_s = free_s.sum(2)
+        for _ in range(8 if self.strain > 1.0 else 0):  # shrinks what is missing to a third each time
+            longer_s = totals_s * self._slowed(longer_s)
+        return np.asarray(free_s * (longer_s / totals_s)[:, :, None])
 
     def step_s(self, layers: Ints | None = None, order: Ints | None = None) -> Floats:
         """Seconds of every draw's step: sum t_i + (m - 1) max t_i; of few micro-batches, or chunks, the schedule."""
@@ -160,7 +182,7 @@ def place_plan(
     spec: TrialSpec,
     slots: SlotMap,
     own: Sequence[SlotReading],
-    passes: tuple[float, Floats | float],
+    passes: tuple[float, Floats | float, float],
     times_s: tuple[float, float, float],
     peak_bytes: float | None = None,
 ) -> PlacementAdvice:
@@ -221,7 +243,8 @@ def _in_memory(spec: TrialSpec, moves: Sequence[Move], peak_bytes: float | None)
 
 def _missing(pipe: Pipe, slowest: int, least: float) -> str:
     """Finds by bisection how slow a slot would have to be for a gain that counts."""
-    there = Pipe(pipe.spec, pipe.work_s[:1], pipe.slowness[:1].copy(), pipe.backward_frac, pipe.optimizer_s)
+    beside = pipe.backward_frac, pipe.optimizer_s, pipe.strain
+    there = Pipe(pipe.spec, pipe.measured_s[:1], pipe.slowness[:1].copy(), *beside)
     there.rest_s, others, low, high = pipe.rest_s, float(np.delete(pipe.slowness[0], slowest).mean()), 0.0, 1.0
 
     def gains(slower: float) -> bool:

@@ -168,7 +168,8 @@ def _heat(readings: Sequence[SlotReading], device: DeviceInSlot) -> dict[str, An
         left, degrees = temp_c - columns @ theta, len(here) - len(theta)
         half = t_quantile(degrees) * np.sqrt(np.diag(inverse) * (left @ left) / degrees)
         keys = ("inlet_c", "resistance_k_per_w", "inlet_half_k", "resistance_half_k_per_w")
-        coupling = {str(each[1]): float(one) for each, one in zip(used[1:], theta[2:], strict=True)}
+        told_apart = zip(used[1:], theta[2:], half[2:], strict=True)
+        coupling = {str(each[1]): float(one) for each, one, width in told_apart if abs(one) > width}
         told = dict(zip(keys, [*theta[:2].tolist(), *half[:2].tolist()], strict=True))
         return told | ({"coupling_k_per_w": coupling} if coupling else {})
     return {}
