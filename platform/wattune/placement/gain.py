@@ -94,7 +94,7 @@ class Pipe:
         return np.moveaxis(of_rank, 1, 2)
 
     def _slowed(self, stages_s: Floats) -> Floats:
-        """How much longer the limit makes stages of some times, the last axis: each computes its share of a round."""
+        """Computes how much longer the limit makes stages, the last axis: each is busy for its share of a round."""
         share = stages_s / stages_s.max(-1, keepdims=True)
         return np.asarray(np.maximum(1.0, share * self.strain) ** (1 / LIMIT_EXPONENT))
 
