@@ -32,9 +32,8 @@ CLOCK = "WATTUNE_CHAOS_CLOCK"
 PROCESSES = {
     "driver": "",
     "worker": "RayTrainWorker",
-    "train controller": "TrainController",
     "lane actor": "LaneKeeper",
-    "trial driver": "ray::ImplicitFunc",
+    "result maker": "ray::Aside",
     "telemetry actor": "TelemetryActor",
     "sampler": "wattune.telemetry.sampler",
     "raylet": "raylet/raylet",
@@ -47,7 +46,7 @@ SERVERS = {"mlflow server": "mlflow", "storage server": "moto.server"}
 
 DISK = ("full disk", "full temporary disk", "read-only disk")
 CLOCKS = ("clock forward", "clock back")
-STOPS = tuple(f"stop {kind}" for kind in ("driver", "worker", "lane actor", "trial driver", "raylet", "sampler"))
+STOPS = tuple(f"stop {kind}" for kind in ("driver", "worker", "lane actor", "result maker", "raylet", "sampler"))
 HAZARDS = (*PROCESSES, *SERVERS, *DISK, *CLOCKS, *STOPS)
 
 SPACE: dict[str, Any] = {

@@ -25,7 +25,7 @@ MOST_S = 15.0
 """Longest that the command may take to end after its signal."""
 
 START_S = 600.0
-ORDERS = ("group", "group SIGHUP", "all", "driver", "gcs", "raylet", "worker", "lane actor", "trial driver", "sampler")
+ORDERS = ("group", "group SIGHUP", "all", "driver", "gcs", "raylet", "worker", "lane actor", "result maker", "sampler")
 """Orders by name: the process group or every process gets the signal, or the driver does, after a kill of another."""
 
 COLUMNS = ["order", "signal", "repeat", "driver_s", "all_s", "exit_code", "left", "left_after_next"]
@@ -47,7 +47,7 @@ def stop(order: str, repeat: int, folder: Path) -> tuple[Any, ...]:
                 process = place.start("run", str(place.space), log=log, start_new_session=True)
             time.sleep(0.3)
         time.sleep(3 + repeat)
-        if order in ("gcs", "raylet", "worker", "lane actor", "trial driver", "sampler"):
+        if order in ("gcs", "raylet", "worker", "lane actor", "result maker", "sampler"):
             find(order, place.mark, process.pid)[0].kill()
             time.sleep(1)
         stopped_s = time.monotonic()

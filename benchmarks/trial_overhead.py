@@ -33,7 +33,7 @@ from wattune.engines.torch.engine import TorchEngine
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster, connect
 from wattune.orchestrate.lanes.client import Lanes
-from wattune.orchestrate.run_trial import run_trial
+from wattune.orchestrate.run_trial import drive, run_trial
 from wattune.plans.axes import Plan
 from wattune.trial import Measure, TrialSpec
 from wattune.workers.engine import Ranks, StepSpans
@@ -125,7 +125,7 @@ def compare(given: Namespace, root: Path) -> Found:
     spec = specification(given, given.engine)
     trials = []
     faults: list[str] = []
-    with connect() as cluster, Lanes() as lanes:
+    with connect() as cluster, Lanes(drive) as lanes:
         kinds = ["fresh"] * given.fresh + ["warm"] * (given.warm + 1)
         for number, isolation in enumerate(kinds):
             trials.append(one(root, spec, number, isolation, cluster, lanes))

@@ -28,7 +28,7 @@ from wattune.catalog.models import ModelSpec
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import connect
 from wattune.orchestrate.lanes.client import Lanes
-from wattune.orchestrate.run_trial import run_trial
+from wattune.orchestrate.run_trial import drive, run_trial
 from wattune.plans.axes import Plan
 from wattune.trial import Measure, TrialSpec
 from wattune.workload import Workload
@@ -53,19 +53,25 @@ def say(label, result, **more):
                                   "tags": dict(result.tags), "metrics": dict(result.metrics),
                                   "numbers": result.numbers.known, **more}), flush=True)
 
-class HeardLanes(Lanes):
-    answers = []
+async def heard(workers, attempt, cluster, free):
+    # It keeps the losses of the steps too.
+    run = type(workers).run
 
-    def run(self, *arguments):
-        self.answers.append(super().run(*arguments))
-        return self.answers[-1]
+    async def hear(*given):
+        answer = await run(workers, *given)
+        ranks = answer.outcomes
+        losses = {rank.num_warmup_steps + step: loss for rank in ranks for step, loss in enumerate(rank.losses)}
+        (attempt.folder / "losses.json").write_text(json.dumps(losses))
+        return answer
+
+    workers.run = hear
+    await drive(workers, attempt, cluster, free)
 
 def run(label, lanes, cluster, number, **options):
     asked = request(number, **options)
     result = run_trial(asked, cluster, lanes)
-    ranks = getattr(lanes, "answers", None) and lanes.answers[-1].outcomes
-    losses = {rank.num_warmup_steps + step: loss for rank in ranks or () for step, loss in enumerate(rank.losses)}
-    say(label, result, folder=str(asked.folder), losses=losses)
+    losses = asked.folder / "losses.json"
+    say(label, result, folder=str(asked.folder), losses=json.loads(losses.read_text()) if losses.exists() else {})
 
 def own(text):
     for process in psutil.Process().children(recursive=True):
@@ -119,7 +125,6 @@ def kill_during(label, number, find, lanes, cluster, **options):
 
 def worker(): return next((p.pid for p in own("RayTrainWorker")), None)
 def keeper(): return next((p.pid for p in own("LaneKeeper")), None)
-def controller(): return next((p.pid for p in own("TrainController")), None)
 def actor(): return next((p.pid for p in own("TelemetryActor")), None)
 def sampler():
     for process in psutil.process_iter():  # nobody's child: it has the environment of this script
@@ -135,7 +140,7 @@ def test_failures_cost_a_group_at_most_and_never_the_next_trial(script) -> None:
     found = script(
         KILLS
         + """
-with connect() as cluster, Lanes() as lanes:
+with connect() as cluster, Lanes(drive) as lanes:
     run("first", lanes, cluster, 0)
     run("large", lanes, cluster, 1, fault=OUT_OF_MEMORY)
     run("profiled", lanes, cluster, 2, fault=PROFILE_OUT_OF_MEMORY, profile_steps=2)
@@ -202,7 +207,7 @@ def processes_of(process: "subprocess.Popen[str]") -> list[psutil.Process]:
 @pytest.mark.slow
 def test_a_hang_says_where_it_hangs_and_a_leak_costs_the_workers(script) -> None:
     found = script("""
-with connect() as cluster, Lanes() as lanes:
+with connect() as cluster, Lanes(drive) as lanes:
     run("hangs", lanes, cluster, 0, fault=HANGS, stall_s=5)
     run("after hangs", lanes, cluster, 1)
     run("leaks", lanes, cluster, 2, fault=LEAKS)
@@ -230,13 +235,13 @@ with connect() as cluster, Lanes() as lanes:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("victim", "status"),
-    [("keeper", "infra_failed"), ("controller", "infra_failed"), ("actor", "completed"), ("sampler", "completed")],
+    [("keeper", "infra_failed"), ("actor", "completed"), ("sampler", "completed")],
 )
 def test_whatever_is_killed_the_next_trial_completes(script, victim: str, status: str) -> None:
     found = script(
         KILLS
         + f"""
-with connect() as cluster, Lanes() as lanes:
+with connect() as cluster, Lanes(drive) as lanes:
     run("first", lanes, cluster, 0)
     kill_during("killed", 1, {victim}, lanes, cluster)
     run("next", lanes, cluster, 2)
@@ -248,8 +253,6 @@ with connect() as cluster, Lanes() as lanes:
     if victim == "keeper":
         reason = found["killed"]["reason"]
         assert reason.count("the process that holds the lanes ended") == 1 and "did not answer" not in reason
-    elif victim == "controller":
-        assert found["killed"]["tags"]["infra_cause"] in ("workers_lost", "worker_killed")
     else:
         manifests = [json.loads(path.read_text()) for path in folder.glob("telemetry/*/manifest.json")]
         assert [manifest["closed"] for manifest in manifests] == [victim != "sampler"]
@@ -257,7 +260,7 @@ with connect() as cluster, Lanes() as lanes:
 
 @pytest.mark.slow
 def test_a_keeper_killed_while_workers_start_takes_no_place_with_it(script) -> None:
-    """Ray keeps the placement group of a controller that is killed."""
+    """Ray keeps the placement group of an actor that is killed and started again."""
     found = script(
         KILLS
         + """
@@ -271,7 +274,7 @@ def kill_at_start():
             return
         time.sleep(0.02)
 
-with connect() as cluster, Lanes() as lanes:
+with connect() as cluster, Lanes(drive) as lanes:
     thread = threading.Thread(target=kill_at_start)
     thread.start()
     run("killed", lanes, cluster, 0)
@@ -286,8 +289,9 @@ with connect() as cluster, Lanes() as lanes:
 
 
 @pytest.mark.slow
-def test_only_what_dead_controllers_left_is_removed(script) -> None:
+def test_only_what_an_earlier_process_of_the_actor_left_is_removed(script) -> None:
     script("""
+from concurrent.futures import ThreadPoolExecutor
 from ray.util.placement_group import placement_group, placement_group_table
 from wattune.orchestrate.lanes.placement_groups import remove_orphans
 
@@ -295,33 +299,30 @@ def make(label):
     group = placement_group([{"CPU": 0.1}], name=label)
     assert group.wait(30)
 
-@ray.remote(num_cpus=0)
-class TrainController:
-    make = staticmethod(make)
-
-@ray.remote(num_cpus=0)
-class Other:
-    make = staticmethod(make)
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
+class Maker:
+    def make(self, label):
+        with ThreadPoolExecutor(1) as pool:  # as workers are started
+            pool.submit(make, label).result()
+    def remove(self):
+        return remove_orphans()
 
 with connect():
     make("driver")
-    actors = {"alive": TrainController.remote(), "dead": TrainController.remote(), "stranger": Other.remote()}
+    actors = {"killed": Maker.remote(), "other": Maker.remote()}
     ray.get([actor.make.remote(label) for label, actor in actors.items()])
-    ray.kill(actors["dead"])
-    ray.kill(actors["stranger"])
+    ray.kill(actors["killed"], no_restart=False)
+    assert ray.get(actors["killed"].remove.remote()) == 1
     deadline = time.monotonic() + 30
-    while not remove_orphans():
-        assert time.monotonic() < deadline, "the dead controller's group was not found"
-        time.sleep(0.2)
-    states = {"REMOVED": set(), "CREATED": set()}
-    while len(states["REMOVED"]) != 1:
+    states = {"REMOVED": set()}
+    while not states["REMOVED"]:
         assert time.monotonic() < deadline, states
         time.sleep(0.2)
         states = {"REMOVED": set(), "CREATED": set()}
         for group in placement_group_table().values():
             states[group["state"]].add(group["name"])
-    assert states == {"REMOVED": {"dead"}, "CREATED": {"alive", "driver", "stranger"}}, states
-    assert not remove_orphans()
+    assert states == {"REMOVED": {"killed"}, "CREATED": {"other", "driver"}}, states
+    assert ray.get(actors["killed"].remove.remote()) == 0
 """)
 
 
@@ -329,7 +330,7 @@ with connect():
 def test_warm_and_fresh_workers_measure_the_same(script) -> None:
     found = script(
         """
-with connect() as cluster, HeardLanes() as lanes:
+with connect() as cluster, Lanes(heard) as lanes:
     for number in range(5):
         run(f"warm {number}", lanes, cluster, number, min_seconds=2, min_steps=20)
     for number in range(3):

@@ -63,7 +63,7 @@ from wattune.orchestrate import trial_telemetry
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import connect
 from wattune.orchestrate.lanes.client import Lanes
-from wattune.orchestrate.run_trial import run_trial
+from wattune.orchestrate.run_trial import drive, run_trial
 from wattune.plans.axes import Plan
 from wattune.trial import Measure, TrialSpec
 from wattune.workload import Workload
@@ -75,7 +75,7 @@ model = ModelSpec(name="tiny", num_layers=2, hidden_size=64, ffn_hidden_size=128
                   vocab_size=256, source="made up")
 spec = TrialSpec(model=model, cluster=ClusterSpec(device="cpu", devices_per_node=2), engine="torch",
                  workload=Workload(seq_len=32, global_batch_size=4), plan=Plan(dtype="fp32"))
-with connect() as cluster, Lanes() as lanes:
+with connect() as cluster, Lanes(drive) as lanes:
     # The first one has the workers start: a busy machine may take longer for that than the load lasts.
     for repeat, (limit_w, seconds) in enumerate([(9999.0, 1.0), (2000.0, 60.0), (3000.0, 4.0)]):
         folder = root / "study" / "trials" / f"{spec.trial_id}-{repeat}"

@@ -1,7 +1,8 @@
 """The pause before a trial, until its devices are as cool as the study asks."""
 
+import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from wattune.run import Numbers, Run
@@ -10,13 +11,13 @@ COOLDOWN_LOOK_S: Final = 2.0
 """Seconds between two readings of temperatures while a trial waits for its devices to cool."""
 
 
-def wait_until_cool(
-    read_c: Callable[[], Mapping[str, float]],
+async def wait_until_cool(
+    read_c: Callable[[], Awaitable[Mapping[str, float]]],
     *,
     below_c: float,
     max_s: float,
     clock_s: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> tuple[dict[str, str], Numbers]:
     """Waits until no device is warmer than a temperature.
 
@@ -26,7 +27,7 @@ def wait_until_cool(
     """
     begun_s = clock_s()
     while True:
-        temperatures_c = read_c()
+        temperatures_c = await read_c()
         waited_s = clock_s() - begun_s
         if not temperatures_c:
             return {"cooldown": "no temperature"}, Numbers(cooldown_s=round(waited_s, 1))
@@ -36,7 +37,7 @@ def wait_until_cool(
             return {}, numbers
         if waited_s >= max_s:
             return {"cooldown": "too warm"}, numbers
-        sleep(min(COOLDOWN_LOOK_S, max_s - waited_s))
+        await sleep(min(COOLDOWN_LOOK_S, max_s - waited_s))
 
 
 def waited_s(result: Run) -> float:

@@ -1,60 +1,52 @@
 """A study on Ray Tune: the controller chooses trials, Tune starts them, lanes of warm workers run them.
 
-Tune does little on purpose. Its trainable runs one trial and reports only that its nodes are free, and that it is done.
+Tune does little on purpose: it asks the controller for trials and starts them, as calls to the one process that drives
+all trials, and hears only that a trial's nodes are free, and that it is done.
 Results travel through the study folder, so a study continues from its folder whatever happened to Tune. Tune's own
 restore is not used.
 """
 
-import contextlib
 import logging
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any, Final
+from uuid import uuid4
 
 import ray
 from ray import tune
+from ray.air.execution._internal import RayActorManager, TrackedActor
 from ray.exceptions import RayError
 from ray.tune import TuneError
+from ray.tune.execution import tune_controller
 from ray.tune.search import Searcher
 
 from wattune.engines.registry import check_libraries
-from wattune.errors import EngineError, TelemetryError
+from wattune.errors import EngineError
 from wattune.orchestrate import lost_cluster
-from wattune.orchestrate.ask import ask_all
 from wattune.orchestrate.attempt import Attempt
-from wattune.orchestrate.cluster import Cluster, Node
-from wattune.orchestrate.cooldown import wait_until_cool
+from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.demand import StudyNodes
 from wattune.orchestrate.events import TrialProgress
-from wattune.orchestrate.failures import Cause, Failure, is_of_the_machine
+from wattune.orchestrate.lanes.actor import DONE_METRIC
 from wattune.orchestrate.lanes.client import STOPPED_S, Lanes
 from wattune.orchestrate.lanes.messages import GroupKey
 from wattune.orchestrate.ray_folder import scratch_place
-from wattune.orchestrate.run_trial import conclude, run_trial
+from wattune.orchestrate.run_trial import drive
 from wattune.orchestrate.scheduling.controller import Ending, StudyController
 from wattune.orchestrate.study_metrics import StudyMetrics
 from wattune.orchestrate.trial_telemetry import own_devices, sensor_backends
-from wattune.run import Run, RunStatus
-from wattune.storage.study import StudyFolder, TrialFolder
+from wattune.storage.study import StudyFolder
 from wattune.trial import TrialSpec
 
 _log = logging.getLogger(__name__)
-
-_DONE_METRIC: Final = "done_trials"
-"""The only metric the trainable reports; Tune needs one. 0 where the trial's nodes are free, 1 where it is done."""
 
 _ASK_S: Final = 1.0
 """Longest time that known progress of running trials is used."""
 
 _ASKED_S: Final = 5.0
 """Longest a study's end waits for an answer about progress; who asks gives up earlier."""
-
-_TEMPERATURES_S: Final = 30.0
-"""Longest a node may take to report its temperatures."""
 
 
 def run_study(
@@ -75,7 +67,7 @@ def run_study(
     """
     _quiet_ray()
     with (
-        Lanes(study.path.parent) as lanes,
+        Lanes(drive, study.path.parent) as lanes,
         tempfile.TemporaryDirectory(prefix="wattune-tune-", dir=scratch_place(), ignore_cleanup_errors=True) as scratch,
     ):
         own_devices(candidates, cluster, lanes)
@@ -87,17 +79,15 @@ def run_study(
             spec, taken = first
             resources = cluster.only(taken).resources_per_rank(spec.cluster)
             lanes.prepare(GroupKey.of(spec, resources), taken, sensor_backends(spec))
-        trainable = tune.with_resources(
-            tune.with_parameters(_trainable, cluster=cluster, lanes=lanes), _here(cluster.driver_node)
-        )
+        # Not public: Tune has no way to run trials but as an actor each.
+        tune_controller.RayActorManager = lambda **_: _OneDriver(lanes, cluster)
         tuner = tune.Tuner(
-            trainable,
+            _trial,
             tune_config=tune.TuneConfig(
                 search_alg=_StudySearcher(controller, progress),
                 num_samples=-1,  # the controller decides when the study ends and how many trials run at once
-                metric=_DONE_METRIC,
+                metric=DONE_METRIC,
                 mode="max",
-                reuse_actors=True,
             ),
             run_config=tune.RunConfig(name=study.name, storage_path=scratch, verbose=0),
         )
@@ -149,73 +139,65 @@ def _quiet_ray() -> None:
     ray._private.worker.print_to_stdstream = to_log
 
 
-def _here(node: Node) -> tune.PlacementGroupFactory:
-    """Pins the drivers of trials to the node of the study's folder, of whose resources they need almost nothing."""
-    return tune.PlacementGroupFactory([{node.address: 0.001}], bundle_label_selector=[{"ray.io/node-id": node.node_id}])
+def _trial(config: dict[str, Any]) -> None:
+    """Tune's name of what it runs: `_Driven` stands in its place."""
 
 
-def _trainable(config: dict[str, Any], *, cluster: Cluster, lanes: Lanes) -> None:
-    """Runs one repeat of one trial for Tune."""
-    attempt: Attempt | None = config["attempt"]
-    if attempt is None:  # only its process is wanted
-        tune.report({_DONE_METRIC: 1})
-        return
-    attempt = replace(attempt, tags={**cluster.tags, **attempt.tags})
-    try:
-        _run(attempt, cluster.only(attempt.nodes), lanes)
-    except (RayError, ConnectionError):
-        # An error of the cluster: the controller checks whether a node died, and then repeats the trial.
-        TrialFolder(attempt.folder).write_error(traceback.format_exc())
-        raise
-    except Exception as error:  # not the trial's fault, but people look for it in its result
-        _note_failure(attempt, error)
-    tune.report({_DONE_METRIC: 1})
+class _Call:
+    """A method as Tune calls those of actors."""
+
+    def __init__(self, remote: Callable[..., Any]) -> None:
+        self.remote = remote
 
 
-def _run(attempt: Attempt, cluster: Cluster, lanes: Lanes) -> None:
-    measure = attempt.measure
-    if measure.cooldown_temp_c is not None:
-        tags, numbers = wait_until_cool(
-            lambda: _temperatures_c(attempt, lanes), below_c=measure.cooldown_temp_c, max_s=measure.cooldown_max_s
-        )
-        attempt = replace(attempt, tags={**attempt.tags, **tags}, numbers=attempt.numbers | numbers)
-    run_trial(attempt, cluster, lanes, lambda: tune.report({_DONE_METRIC: 0}))
+class _Driven:
+    """A trial as Tune sees it: what it would ask of an actor goes to the process that drives all trials."""
+
+    def __init__(self, attempt: Attempt, lanes: Lanes, cluster: Any) -> None:
+        self._attempt, self._lanes, self._cluster = attempt, lanes, cluster
+        self._is_free = False
+        self.train = _Call(self._next)
+        self.stop = self.__ray_ready__ = self.__ray_terminate__ = _Call(lambda *_, **__: ray.put(None))
+        self.get_auto_filled_metrics = _Call(lambda *_, **__: ray.put({}))
+
+    def _next(self) -> Any:
+        """Runs the trial until its nodes are free; the second time until its result is there."""
+        if self._is_free:
+            return self._lanes.concluded(self._attempt)
+        self._is_free = True
+        return self._lanes.drive(self._attempt, self._cluster)
 
 
-def _note_failure(attempt: Attempt, error: Exception) -> None:
-    """Stores the result of a trial that an error of this program ended, and the error's stack beside it."""
-    folder, now_ns = TrialFolder(attempt.folder), time.time_ns()
-    with contextlib.suppress(OSError):  # the disk may be what failed
-        folder.write_error("".join(traceback.format_exception(error)))
-    said = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}; see error.txt"
-    result = Run(
-        trial_id=attempt.trial_id,
-        repeat=attempt.repeat,
-        status=RunStatus.CRASHED,
-        reason=f"wattune failed: {said}",
-        tags=dict(attempt.tags),
-        numbers=attempt.numbers,
-        prediction=attempt.predicted,
-        start_wall_ns=now_ns,
-        end_wall_ns=now_ns,
-    )
-    if is_of_the_machine(error):
-        result = Failure(Cause.HEAD, f"the study's node failed: {said}").of(result)
-    conclude(folder, result)
+class _OneDriver(RayActorManager):  # type: ignore[misc]
+    """Tune's manager of actors, without any: a process and a placement group a trial would cost the head 300 MB."""
 
+    def __init__(self, lanes: Lanes, cluster: Cluster) -> None:
+        super().__init__(resource_manager=self)
+        self._lanes, self._cluster = lanes, ray.put(cluster)
 
-def _temperatures_c(attempt: Attempt, lanes: Lanes) -> dict[str, float]:
-    """Temperature of every device of a trial's nodes; empty if one node does not report them."""
-    backends, nodes = sensor_backends(attempt.spec), attempt.nodes
-    try:
-        # The lanes' actors, not new ones: an actor ends with the handle of its maker.
-        actors = zip(nodes, lanes.telemetry_actors(nodes, backends), strict=True)
-    except TelemetryError:
+    def add_actor(self, cls: Any, kwargs: Mapping[str, Any], resource_request: Any, **heard: Any) -> TrackedActor:  # noqa: ARG002
+        """Begins a trial at once: the controller has given it nodes."""
+        actor = TrackedActor(uuid4().int, **heard)
+        driven = _Driven(kwargs["config"]["attempt"], self._lanes, self._cluster)
+        self._live_actors_to_ray_actors_resources[actor] = (driven, None)
+        ready = driven.__ray_ready__.remote()
+        self._tracked_actors_to_state_futures[actor].add(ready)
+        self._actor_state_events.track_future(ready, lambda _: self._actor_start_resolved(actor, ready))
+        return actor
+
+    def get_resource_futures(self) -> list[Any]:
+        """Resources that are waited for."""
+        return []
+
+    def free_resources(self, acquired_resource: Any) -> None:
+        """Takes back nothing."""
+
+    def get_live_actors_resources(self) -> dict[str, float]:
+        """Resources that trials hold of Tune's."""
         return {}
-    told, silent = ask_all({node.name: actor.temperatures_c.remote() for node, actor in actors}, _TEMPERATURES_S)
-    if silent or not all(told.values()):
-        return {}
-    return {f"{node}/{name}": value for node, found in told.items() for name, value in found.items()}
+
+    def cleanup(self) -> None:
+        """Ends nothing: the lanes end what runs."""
 
 
 class _Progress:
@@ -251,10 +233,8 @@ class _StudySearcher(Searcher):  # type: ignore[misc]
     """Tune's view of the controller. A trial's failure raises nothing here: that would end the study."""
 
     def __init__(self, controller: StudyController, progress: _Progress) -> None:
-        super().__init__(metric=_DONE_METRIC, mode="max")
+        super().__init__(metric=DONE_METRIC, mode="max")
         self._controller, self._progress = controller, progress
-        self._spare: str | None = None
-        """Tune's name of a trial of nothing: its process takes over while that of a trial makes a result."""
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         attempt = self._controller.next(trial_id, self._progress.of)
@@ -262,13 +242,10 @@ class _StudySearcher(Searcher):  # type: ignore[misc]
             return {"attempt": attempt}
         if self._controller.ending is not None:
             return str(Searcher.FINISHED)
-        if self._spare is None and self._controller.hands_over:
-            self._spare = trial_id
-            return {"attempt": None}
         return None
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        if not result[_DONE_METRIC]:
+        if not result[DONE_METRIC]:
             self._controller.free(trial_id)
 
     def on_trial_complete(
@@ -277,8 +254,7 @@ class _StudySearcher(Searcher):  # type: ignore[misc]
         result: dict[str, Any] | None = None,  # noqa: ARG002 - the study folder has it
         error: bool = False,
     ) -> None:
-        if trial_id != self._spare:
-            self._controller.finish(trial_id, error=error)
+        self._controller.finish(trial_id, error=error)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves the controller out: Tune pickles its arguments for a restore that is not used."""

@@ -1,32 +1,42 @@
 """One trial: telemetry on, a lane's workers train, telemetry off; then analysis, and the result into the study folder.
 
-The sensors open while the workers build, and are awaited before the steps that settle. The nodes are free as soon as
-the workers are clean: the next trial starts, builds and compiles while this one's sensors close and its result is made.
-Its measured steps begin when that is done (`Lanes.run`), so no step is measured beside it. A trial counts once its
-result is stored: one whose driver dies before that is run again.
+A trial is a coroutine of the process that holds the lanes. The sensors open while the workers build, and are awaited
+before the steps that settle. The nodes are free as soon as the workers are clean: the next trial starts, builds and
+compiles while this one's sensors close and its result is made, by a process that is there for that. Measured steps on
+these nodes begin when that is done (`LaneKeeper.run`), so no step is measured beside it. A trial counts once its result
+is stored: one whose driver dies before that is run again.
 """
 
+import contextlib
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
 
 import pyarrow as pa
+import ray
+from ray.exceptions import RayActorError, RayError
 
 from wattune.clock import ClockAnchor
 from wattune.engines.registry import check_libraries
 from wattune.errors import EngineError, NodeError, TelemetryError
+from wattune.orchestrate.ask import ask_all
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.command_result import command_spans, run_spans
-from wattune.orchestrate.failures import Cause
-from wattune.orchestrate.lanes.actor import KEEPER_ENDED, cause
+from wattune.orchestrate.cooldown import wait_until_cool
+from wattune.orchestrate.failures import Cause, Failure, is_of_the_machine
+from wattune.orchestrate.lanes.actor import LaneKeeper
 from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.lanes.messages import Answer, Assignment, Death, GroupKey
+from wattune.orchestrate.lanes.ray_errors import KEEPER_ENDED, KEEPER_REMEDY, cause, ray_words
 from wattune.orchestrate.power_limit import NODE_POWER, PowerLimit, simulated_power_w
 from wattune.orchestrate.telemetry_actor import NO_OFFSET, NodeTelemetry
 from wattune.orchestrate.trial_result import status_of, trial_result
-from wattune.orchestrate.trial_telemetry import TrialTelemetry, niced, sampling
+from wattune.orchestrate.trial_telemetry import TrialTelemetry, sampling, sensor_backends
 from wattune.plans.program import is_command
 from wattune.run import NO_NUMBERS, Numbers, Run, RunStatus
 from wattune.simulation.sensors import simulate
@@ -36,67 +46,96 @@ from wattune.storage.measured import tier_files
 from wattune.storage.study import TrialFolder
 from wattune.units import ns_to_s
 
+_TEMPERATURES_S: Final = 30.0
+"""Longest a node may take to report its temperatures."""
+
 
 @dataclass(slots=True)
 class _Course:
     """A trial on its way: the parts of it that exist so far, also after an error."""
 
     nodes: Cluster
-    sensing: ExitStack
-    """Ends the sensors when it is closed."""
     assignment: Assignment | None = None
     telemetry: TrialTelemetry | None = None
     answer: Answer = field(default_factory=Answer)
     limit: PowerLimit | None = None
     asked_ns: int = 0
     """Time at which its workers were asked for, on the monotonic clock."""
-    lost: str | None = None
-    """The reason the trial cost its workers, empty if it did not; None until they have settled."""
-
-    def settle(self, workers: Lanes) -> str:
-        """Waits until the trial's workers are clean; returns the reason it cost them, empty if it did not."""
-        if self.lost is None:
-            self.lost = workers.settle(self.assignment) if self.assignment is not None else ""
-        return self.lost
+    lost: str = ""
+    """The reason the trial cost its workers, empty if it did not; known once they have settled."""
 
 
-def run_trial(
-    attempt: Attempt, cluster: Cluster, lanes: Lanes | None = None, free: Callable[[], None] = lambda: None
-) -> Run:
-    """Runs one repeat of one trial on the first nodes that fit it, and leaves its result in the study folder.
+def run_trial(attempt: Attempt, cluster: Cluster, lanes: Lanes, free: Callable[[], None] = lambda: None) -> Run:
+    """Runs one repeat of one trial on the first nodes that fit it; returns the result it left in the study folder.
 
-    A failure of the trial becomes its status. Only errors of this program are raised. Without the study's warm `lanes`
-    the trial has workers of its own. `free` is called where the nodes are free before the result is made: the trial was
-    measured to its end. What failed keeps them until its result is there, on which the choice of the next trial
-    depends.
+    `free` is called where its nodes are free. Whatever fails becomes the trial's status.
+    """
+    try:
+        ray.get(lanes.drive(attempt, cluster))
+        free()
+        ray.get(lanes.concluded(attempt))
+    except RayActorError as error:
+        _note_failure(attempt, error, Failure(Cause.HEAD, f"{KEEPER_ENDED} ({ray_words(error)}); {KEEPER_REMEDY}"))
+    result = TrialFolder(attempt.folder).result()
+    assert result is not None, "whatever ends a trial leaves a result"
+    return result
+
+
+async def drive(workers: LaneKeeper, attempt: Attempt, cluster: Cluster, free: Callable[[], None]) -> None:
+    """See `wattune.orchestrate.lanes.actor.Drive`; a failure of the trial, or of this program, becomes its status.
+
+    Raises:
+        RayError: The cluster failed: the study's controller checks whether a node died, and then repeats the trial.
+    """
+    attempt = replace(attempt, tags={**cluster.tags, **attempt.tags})
+    cluster = cluster.only(attempt.nodes) if attempt.nodes else cluster
+    try:
+        await _run(await _cooled(attempt, workers), cluster, workers, free)
+    except (RayError, ConnectionError):
+        TrialFolder(attempt.folder).write_error(traceback.format_exc())
+        raise
+    except Exception as error:  # not the trial's fault, but people look for it in its result
+        _note_failure(attempt, error)
+
+
+async def _run(attempt: Attempt, cluster: Cluster, workers: LaneKeeper, free: Callable[[], None]) -> None:
+    """Runs a trial. `free` is called before its result is made where it was measured to its end.
+
+    What failed keeps its nodes until its result is there, on which the choice of the next trial depends.
     """
     begun = ClockAnchor.now()  # a wall clock that is set meanwhile makes no trial longer
-    folder = TrialFolder(attempt.folder)
-    folder.write_spec(attempt.spec)
+    await workers.in_thread(partial(TrialFolder(attempt.folder).write_spec, attempt.spec))
     # Each command starts anew, though its lane stays.
-    isolation = "fresh" if lanes is None or is_command(attempt.spec) else attempt.isolation
-    with ExitStack() as held, ExitStack() as sensing:
-        workers = lanes if lanes is not None else held.enter_context(Lanes(attempt.storage))
-        course = _Course(nodes=cluster, sensing=sensing)
-        _measure(attempt, course, workers)
-        tags = {**attempt.tags, "isolation": isolation, "lane": ",".join(node.name for node in course.nodes.nodes)}
-        numbers = attempt.numbers | _lane_numbers(course.answer)
-        numbers |= course.limit.numbers if course.limit is not None else NO_NUMBERS
-        measured = replace(attempt, nodes=course.nodes.nodes, tags=tags, numbers=numbers)
-        ended_mono_ns = None
-        is_measured = status_of(attempt.spec, course.answer)[0] is RunStatus.COMPLETED
-        if is_measured and course.telemetry is not None and attempt.isolation == "warm":
-            if is_command(attempt.spec):
-                sensing.close()  # the next command's processes would seem strangers
-            held.enter_context(workers.concluding(attempt.name))
-            course.settle(workers)
-            ended_mono_ns = time.monotonic_ns()
-            free()
-        sensing.close()
-        return niced(lambda: _conclude(measured, course, workers, begun, ended_mono_ns))
+    isolation = "fresh" if is_command(attempt.spec) else attempt.isolation
+    with ExitStack() as held:
+        sensing = ExitStack()
+        """Ends the sensors when it is closed."""
+        course = _Course(nodes=cluster)
+        try:
+            await _measure(attempt, course, workers, sensing)
+            tags = {**attempt.tags, "isolation": isolation, "lane": ",".join(node.name for node in course.nodes.nodes)}
+            numbers = attempt.numbers | _lane_numbers(course.answer)
+            numbers |= course.limit.numbers if course.limit is not None else NO_NUMBERS
+            measured = replace(attempt, nodes=course.nodes.nodes, tags=tags, numbers=numbers)
+            ended_mono_ns = None
+            is_measured = status_of(attempt.spec, course.answer)[0] is RunStatus.COMPLETED
+            frees = is_measured and course.telemetry is not None and attempt.isolation == "warm"
+            if frees:
+                if is_command(attempt.spec):  # the next command's processes would seem strangers
+                    await workers.in_thread(sensing.close)
+                held.enter_context(workers.concluding(measured))
+            if course.assignment is not None:
+                course.lost = await workers.settle(course.assignment)
+            if frees:
+                ended_mono_ns = time.monotonic_ns()
+                free()
+        finally:
+            await workers.in_thread(sensing.close)
+        course.limit = None  # it holds the lanes, which stay here
+        await workers.aside(partial(_conclude, measured, course, begun, ended_mono_ns))
 
 
-def _conclude(measured: Attempt, course: _Course, workers: Lanes, begun: ClockAnchor, ended_mono_ns: int | None) -> Run:
+def _conclude(measured: Attempt, course: _Course, begun: ClockAnchor, ended_mono_ns: int | None) -> None:
     """Makes and stores the result of a trial whose steps and sensors have ended; None is the end where it is now."""
     folder, telemetry = TrialFolder(measured.folder), course.telemetry
     spans = _write_spans(measured, folder, course.answer, telemetry)
@@ -109,13 +148,12 @@ def _conclude(measured: Attempt, course: _Course, workers: Lanes, begun: ClockAn
     )
     beside = telemetry.beside if telemetry is not None else None
     result = trial_result(measured, course.answer, spans, start_wall_ns=begun.wall_ns, beside=beside)
-    if lost := course.settle(workers):
-        result = replace(result, tags={**result.tags, "group_lost": lost})
+    if course.lost:
+        result = replace(result, tags={**result.tags, "group_lost": course.lost})
     result = _timed(result, measured, course, begun, ended_mono_ns or time.monotonic_ns())
     conclude(folder, result, digests)
     if telemetry is not None:
         telemetry.forget()
-    return result
 
 
 def _with_losses(answer: Answer, telemetry: TrialTelemetry) -> Answer:
@@ -128,7 +166,7 @@ def _with_losses(answer: Answer, telemetry: TrialTelemetry) -> Answer:
     return replace(answer, failure="; ".join(filter(None, (told, *lost))), infra=infra)
 
 
-def _measure(attempt: Attempt, course: _Course, workers: Lanes) -> None:
+async def _measure(attempt: Attempt, course: _Course, workers: LaneKeeper, sensing: ExitStack) -> None:
     """Runs the trial on workers with telemetry around it; an error of either becomes the answer's failure."""
     spec, cluster = attempt.spec, course.nodes
     try:
@@ -136,16 +174,17 @@ def _measure(attempt: Attempt, course: _Course, workers: Lanes) -> None:
         course.nodes = cluster.only(cluster.fitting(spec.cluster)[: spec.cluster.num_nodes])
         if any(node.node_id == cluster.driver_node_id for node in course.nodes.nodes):
             check_libraries(spec)  # before workers start; on other nodes the workers check it
-        telemetry = course.sensing.enter_context(sampling(attempt.key, spec, course.nodes, workers))
-        course.telemetry = telemetry
+        sampled = sampling(attempt.key, spec, course.nodes, workers)
+        course.telemetry = telemetry = await workers.in_thread(partial(sensing.enter_context, sampled))
         placed = replace(attempt, nodes=course.nodes.nodes)
         key = GroupKey.of(spec, resources)
         course.assignment = Assignment(attempt=placed, key=key, sensed=telemetry.sensed)
         course.limit = _limit(attempt, telemetry, workers)
         course.asked_ns = time.monotonic_ns()
-        course.answer = answer = workers.run(course.assignment, course.limit, telemetry.await_sensors)
+        over_limit = course.limit if NODE_POWER in attempt.limits else None
+        course.answer = answer = await workers.run(course.assignment, over_limit, telemetry.await_sensors)
         if answer.deaths:
-            deaths = telemetry.explained(answer.deaths)
+            deaths = await workers.in_thread(partial(telemetry.explained, answer.deaths))
             course.answer = replace(answer, deaths=deaths, stacks={**answer.stacks, **_words(deaths)})
         telemetry.places = course.answer.places
         telemetry.warm = course.answer.warm and not is_command(spec)  # a command's own processes are new
@@ -153,6 +192,51 @@ def _measure(attempt: Attempt, course: _Course, workers: Lanes) -> None:
         kinds = ((NodeError, Cause.NODE_UNFIT), (TelemetryError, Cause.TELEMETRY))
         infra = next((infra for kind, infra in kinds if isinstance(error, kind)), Cause.PLACEMENT)
         course.answer = Answer(failure=cause(error), infra=infra, interrupted=course.answer.interrupted)
+
+
+async def _cooled(attempt: Attempt, workers: LaneKeeper) -> Attempt:
+    """Waits until the trial's devices are as cool as it asks."""
+    measure = attempt.measure
+    if measure.cooldown_temp_c is None:
+        return attempt
+    tags, numbers = await wait_until_cool(
+        lambda: workers.in_thread(partial(_temperatures_c, attempt, workers)),
+        below_c=measure.cooldown_temp_c,
+        max_s=measure.cooldown_max_s,
+    )
+    return replace(attempt, tags={**attempt.tags, **tags}, numbers=attempt.numbers | numbers)
+
+
+def _temperatures_c(attempt: Attempt, workers: LaneKeeper) -> dict[str, float]:
+    """Temperature of every device of a trial's nodes; empty if one node does not report them."""
+    # The lanes' actors, not new ones: an actor ends with the handle of its maker.
+    actors = zip(attempt.nodes, workers.telemetry_actors(attempt.nodes, sensor_backends(attempt.spec)), strict=True)
+    told, silent = ask_all({node.name: actor.temperatures_c.remote() for node, actor in actors}, _TEMPERATURES_S)
+    if silent or not all(told.values()):
+        return {}
+    return {f"{node}/{name}": value for node, found in told.items() for name, value in found.items()}
+
+
+def _note_failure(attempt: Attempt, error: Exception, failure: Failure | None = None) -> None:
+    """Stores the result of a trial that an error of this program ended, and the error's stack beside it."""
+    folder, now_ns = TrialFolder(attempt.folder), time.time_ns()
+    with contextlib.suppress(OSError):  # the disk may be what failed
+        folder.write_error("".join(traceback.format_exception(error)))
+    said = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}; see error.txt"
+    result = Run(
+        trial_id=attempt.trial_id,
+        repeat=attempt.repeat,
+        status=RunStatus.CRASHED,
+        reason=f"wattune failed: {said}",
+        tags=dict(attempt.tags),
+        numbers=attempt.numbers,
+        prediction=attempt.predicted,
+        start_wall_ns=now_ns,
+        end_wall_ns=now_ns,
+    )
+    if failure is None and is_of_the_machine(error):
+        failure = Failure(Cause.HEAD, f"the study's node failed: {said}")
+    conclude(folder, result if failure is None else failure.of(result))
 
 
 def _words(deaths: Sequence[Death]) -> dict[int, str]:
@@ -173,7 +257,7 @@ def conclude(folder: TrialFolder, result: Run, digests: Mapping[str, str] = NO_F
         folder.keep_result(result)
 
 
-def _limit(attempt: Attempt, telemetry: TrialTelemetry, lanes: Lanes) -> PowerLimit:
+def _limit(attempt: Attempt, telemetry: TrialTelemetry, lanes: LaneKeeper) -> PowerLimit:
     """Makes the watch over the trial's hard limit."""
     spec = attempt.spec
 

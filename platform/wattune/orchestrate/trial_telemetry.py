@@ -20,9 +20,10 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.errors import PlanError, TelemetryError
 from wattune.orchestrate.ask import ask_all
 from wattune.orchestrate.cluster import Cluster, Node
-from wattune.orchestrate.lanes.actor import KEEPER_ENDED, KEEPER_REMEDY, cause, ended_with_keeper, ray_words
+from wattune.orchestrate.lanes.actor import LaneKeeper
 from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.lanes.messages import Death, Place
+from wattune.orchestrate.lanes.ray_errors import KEEPER_ENDED, KEEPER_REMEDY, cause, ended_with_keeper, ray_words
 from wattune.orchestrate.telemetry_actor import EXCHANGE_S, NO_OFFSET, NodeTelemetry, Sensed, clock_offset
 from wattune.storage.files import write_whole
 from wattune.storage.measured import MeasuredFolder
@@ -175,7 +176,7 @@ def sensor_backends(spec: TrialSpec) -> list[str]:
 
 
 @contextmanager
-def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: Lanes) -> Iterator[TrialTelemetry]:
+def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: LaneKeeper) -> Iterator[TrialTelemetry]:
     """Samples the trial's nodes while the body runs; `await_sensors` says from when on.
 
     Raises:

@@ -92,11 +92,6 @@ def test_placementgrouptabledata() -> None:
     assert parameters(get("ray.util.placement_group.PlacementGroup"))[0] == "id"
 
 
-@pytest.mark.private_api("ray.train TrainController")
-def test_traincontroller() -> None:
-    assert get("ray.train.v2._internal.execution.controller.controller.TrainController").__name__ == "TrainController"
-
-
 @pytest.mark.private_api("ray.train.v2.api.data_parallel_trainer.DataParallelTrainer._create_default_callbacks")
 def test_create_default_callbacks() -> None:
     trainer = "ray.train.v2.api.data_parallel_trainer.DataParallelTrainer"
@@ -119,9 +114,51 @@ def test_fixed_scaling_policy() -> None:
     # Without a client nothing is asked for, and so nothing is to be taken back.
     assert "TrainAutoscalingCoordinatorClient(" in source(f"{policy}.after_controller_start")
     assert "if self._coordinator_client is None:\n            return" in source(f"{policy}._cancel_resource_request")
-    trainer = "ray.train.v2.api.data_parallel_trainer.DataParallelTrainer"
-    assert "scaling_policy=create_scaling_policy(self.scaling_config)" in source(f"{trainer}.fit")
-    assert parameters(get(f"{trainer}._initialize_and_run_controller")) == ["self", "controller_init_kwargs"]
+
+
+@pytest.mark.private_api("ray.train.v2._internal.execution.controller.controller.TrainController")
+def test_train_controller() -> None:
+    fit = source("ray.train.v2.api.data_parallel_trainer.DataParallelTrainer.fit")
+    given = ("train_fn_ref", "scaling_policy", "failure_policy", "train_run_context", "callbacks", "validation_config")
+    controller = "ray.train.v2._internal.execution.controller.controller.TrainController"
+    assert set(given) <= set(parameters(get(f"{controller}.__init__")))
+    assert all(f"{name}=" in fit for name in given) and "ObjectRefWrapper(train_fn)" in fit
+    assert "train_fn = self._get_train_func()" in fit
+    assert "while not self.get_state().is_terminal():" in source(f"{controller}.run")
+    assert callable(get(f"{controller}.get_training_failed_error"))
+    # What blocks is in `_step`, and in the state of running in `_poll_workers` alone.
+    running = source(f"{controller}._step").split("elif isinstance(controller_state, RunningState):")[1]
+    assert running.strip().startswith("worker_group_status: WorkerGroupPollStatus = await self._poll_workers()")
+    for part in ("self._health_check_interval_s", "self._worker_group.poll_status(", "self._latest_poll_time = "):
+        assert part in source(f"{controller}._poll_workers")
+    assert "self._failure_policy.make_decision(" in source(f"{controller}._run_control_loop_iteration")
+    policy = "ray.train.v2._internal.execution.failure_handling.DefaultFailurePolicy.make_decision"
+    assert parameters(get(policy)) == ["self", "training_failed_error"]
+    assert get("ray.train.v2._internal.execution.failure_handling.FailureDecision").RAISE
+
+
+@pytest.mark.private_api("ray.train.v2._internal.execution.worker_group.worker_group.SynchronizationActor")
+def test_synchronization_actor() -> None:
+    starts = source("ray.train.v2._internal.execution.worker_group.worker_group.WorkerGroup._start_impl")
+    assert "sync_actor = SynchronizationActor.options(" in starts and ").remote(" in starts
+    state = source("ray.train.v2._internal.execution.worker_group.state")
+    assert state.count("_shutdown_sync_actor(self.sync_actor)") == 2
+
+
+@pytest.mark.private_api("ray.tune.execution.tune_controller.RayActorManager")
+def test_ray_actor_manager() -> None:
+    manager = "ray.air.execution._internal.actor_manager.RayActorManager"
+    tune = source("ray.tune.execution.tune_controller")
+    assert "self._actor_manager = RayActorManager(resource_manager=resource_manager)" in tune
+    assert parameters(get(f"{manager}.add_actor"))[:4] == ["self", "cls", "kwargs", "resource_request"]
+    for name in ("cleanup", "get_live_actors_resources", "_actor_start_resolved"):
+        assert callable(get(f"{manager}.{name}"))
+    kept = source(f"{manager}.__init__")
+    assert all(f"self.{name}" in kept for name in ("_live_actors_to_ray_actors_resources", "_actor_state_events"))
+    # What Tune calls of a trial's actor.
+    called = tune + source(manager) + source("ray.tune.experiment.trial")
+    for name in ("get_auto_filled_metrics", "__ray_terminate__", '"stop"', '"train"'):
+        assert name in called
 
 
 @pytest.mark.private_api("ray.train.torch.config._set_torch_distributed_env_vars")

@@ -1,4 +1,4 @@
-"""Tune's view of a study's controller, and the trainable of one trial. No Ray is started."""
+"""Tune's view of a study's controller, and of its trials. No Ray is started."""
 
 import copy
 import pickle
@@ -10,15 +10,15 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from ray.exceptions import RayError
+from ray.air.execution._internal import event_manager
+from ray.exceptions import RayActorError, RayError
 from ray.tune import TuneError
 
 from wattune.errors import EngineError
 from wattune.orchestrate import lost_cluster, run_study
-from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.events import TrialProgress
-from wattune.orchestrate.run_study import _cause, _Progress, _StudySearcher, _trainable, require_libraries
+from wattune.orchestrate.run_study import _cause, _OneDriver, _Progress, _StudySearcher, require_libraries
 from wattune.run import RunStatus
 from wattune.trial import Measure
 
@@ -171,83 +171,48 @@ def test_a_studys_end_waits_for_an_answer_under_way_and_asks_no_more(world, spec
     assert ask() is None and lanes.num_asked == 1
 
 
-@pytest.fixture
-def reported(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
-    reports: list[dict[str, int]] = []
-    monkeypatch.setattr(run_study.tune, "report", reports.append)
-    return reports
+def test_the_next_trial_starts_while_the_result_of_a_measured_one_is_made(world, specs) -> None:
+    searcher = make_searcher(world, specs, isolation="warm")
+    attempt = searcher.suggest("t0")["attempt"]
+    assert searcher.suggest("t1") is None
+    searcher.on_trial_result("t0", {"done_trials": 0})
+    assert world.study.trial(attempt.trial_id, 0).result() is None
+    assert searcher.suggest("t1")["attempt"].spec == specs[1]
 
 
-def test_an_error_of_this_program_is_the_trials_result_with_its_stack(
-    world, specs, searcher, reported, monkeypatch
-) -> None:
-    def broken(*_: Any) -> None:
-        raise ValueError("not\n thought of")
+def test_tune_runs_many_trials_at_a_time_without_an_actor_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own manager starts them, hears twice of each, and of one whose driver died."""
+    refs: dict[int, Any] = {}
 
-    monkeypatch.setattr(run_study, "run_trial", broken)
-    _trainable(searcher.suggest("t0"), cluster=cluster_of(world), lanes=FakeLanes())
-    result = world.result(specs[0])
-    assert result.status is RunStatus.CRASHED
-    assert result.reason == "wattune failed: ValueError: not thought of; see error.txt"
-    stack = (world.study.trial(specs[0].trial_id, 0).path / "error.txt").read_text()
-    assert "in broken" in stack
-    assert reported == [{"done_trials": 1}]
+    def put(value: Any) -> int:
+        refs[len(refs)] = value
+        return len(refs) - 1
 
+    def get(ref: int) -> Any:
+        if isinstance(refs[ref], Exception):
+            raise refs[ref]
+        return refs[ref]
 
-def test_the_next_trial_starts_while_the_result_of_a_measured_one_is_made(world, specs, reported, monkeypatch) -> None:
-    searcher, seen = make_searcher(world, specs, isolation="warm"), []
-
-    def measured(attempt: Attempt, _cluster: Any, _lanes: Any, free: Any) -> None:
-        free()
-        seen.extend((list(reported), world.study.trial(attempt.trial_id, 0).result(), searcher.suggest("t1")))
-        searcher.on_trial_result("t0", reported[0])
-        seen.append(searcher.suggest("t2")["attempt"].spec)
-
-    monkeypatch.setattr(run_study, "run_trial", measured)
-    _trainable(searcher.suggest("t0"), cluster=cluster_of(world), lanes=FakeLanes())
-    assert seen == [[{"done_trials": 0}], None, {"attempt": None}, specs[1]]
-    searcher.on_trial_complete("t1", {"done_trials": 1})  # a process that takes over, and no trial of the study
-    _trainable({"attempt": None}, cluster=cluster_of(world), lanes=FakeLanes())
-    assert [one["done_trials"] for one in reported] == [0, 1, 1]
-
-
-@pytest.mark.parametrize(("num", "isolation"), [(1, "warm"), (3, "fresh")])
-def test_no_process_starts_that_no_trial_would_take_over(world, specs, num: int, isolation: str) -> None:
-    searcher = make_searcher(world, specs[:num], isolation=isolation)
-    assert searcher.suggest("t0")["attempt"] is not None and searcher.suggest("t1") is None
-
-
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(5, "I/O error"), MemoryError()])
-def test_a_full_disk_of_the_head_is_no_bad_configuration(
-    world, specs, searcher, reported, monkeypatch, error: Exception
-) -> None:
-    def broken(*_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(run_study, "run_trial", broken)
-    _trainable(searcher.suggest("t0"), cluster=cluster_of(world), lanes=FakeLanes())
-    result = world.result(specs[0])
-    assert result.status is RunStatus.INFRA_FAILED and result.tags["infra_cause"] == "head"
-    assert type(error).__name__ in result.reason and reported == [{"done_trials": 1}]
-
-
-def test_an_error_of_the_cluster_is_left_to_the_controller(world, specs, searcher, reported, monkeypatch) -> None:
-    def gone(*_: Any) -> None:
-        raise RayError("no answer")
-
-    monkeypatch.setattr(run_study, "run_trial", gone)
-    with pytest.raises(RayError):
-        _trainable(searcher.suggest("t0"), cluster=cluster_of(world), lanes=FakeLanes())
-    assert world.study.trial(specs[0].trial_id, 0).result() is None and not reported
-
-
-def test_a_trial_begins_when_its_devices_are_cool_and_says_how_warm_they_were(
-    world, specs, reported, monkeypatch
-) -> None:
-    seen: list[Attempt] = []
-    monkeypatch.setattr(run_study, "run_trial", lambda attempt, *_: seen.append(attempt))
-    monkeypatch.setattr(run_study, "_temperatures_c", lambda _attempt, _lanes: {"n0/gpu0": 41.0, "n0/gpu1": 39.5})
-    searcher = make_searcher(world, specs[:1], Measure(cooldown_temp_c=45))
-    _trainable(searcher.suggest("t0"), cluster=cluster_of(world), lanes=FakeLanes())
-    assert seen[0].numbers.start_temp_max_c == 41.0 and seen[0].tags["nodes"] == "n0"
-    assert seen[0].tags["ray.cluster"] == "own"
+    for module in (run_study.ray, event_manager.ray):
+        monkeypatch.setattr(module, "put", put)
+        monkeypatch.setattr(module, "get", get)
+        monkeypatch.setattr(module, "wait", lambda pending, **_: (pending[:1], pending[1:]))
+    lanes: Any = SimpleNamespace(
+        drive=lambda attempt, cluster: put({"done_trials": 0} if attempt else RayActorError()),
+        concluded=lambda _: put({"done_trials": 1, "done": True}),
+    )
+    manager, heard = _OneDriver(lanes, Cluster(nodes=(), driver_node_id="")), []
+    for number in range(40):
+        given = {"config": {"attempt": number % 2}}
+        heard_of = {
+            f"on_{name}": lambda actor, *_, name=name: heard.append(name) for name in ("start", "stop", "error")
+        }
+        actor = manager.add_actor(cls=None, kwargs=given, resource_request=None, **heard_of)
+        for _ in range(2 if number % 2 else 1):
+            manager.schedule_actor_task(actor, "train", on_result=lambda _, told: heard.append(told["done_trials"]))
+    assert manager.num_live_actors == 40 and manager.num_pending_actors == 0
+    while manager.next(timeout=0):
+        if not manager.num_actor_tasks and heard.count("start") == 40:
+            break
+    assert [heard.count(one) for one in ("start", "error", 0, 1)] == [40, 20, 20, 20]
+    manager.cleanup()

@@ -1,7 +1,6 @@
 """One trial's request, limit and last write. No Ray is started."""
 
-import os
-import threading
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray import cloudpickle
+from ray.exceptions import RayError
 from specs import trial_spec
 
 from wattune.errors import TelemetryError
@@ -17,7 +18,7 @@ from wattune.orchestrate import run_trial as run_trial_module
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster, Node
 from wattune.orchestrate.lanes.messages import Answer, Assignment, Place
-from wattune.orchestrate.run_trial import _limit, conclude
+from wattune.orchestrate.run_trial import _limit, conclude, drive
 from wattune.orchestrate.trial_telemetry import TrialTelemetry
 from wattune.run import Run, RunStatus
 from wattune.storage.study import TrialFolder
@@ -76,24 +77,32 @@ class FakeLanes:
     assigned: list[Assignment] = field(default_factory=list)
     concluded: list[str] = field(default_factory=list)
 
-    def run(
-        self, assignment: Assignment, over_limit: Callable[[], str | None], await_sensors: Callable[[], None]
+    async def run(
+        self, assignment: Assignment, over_limit: Callable[[], str | None] | None, await_sensors: Callable[[], None]
     ) -> Answer:
         self.assigned.append(assignment)
         await_sensors()
-        over_limit()
+        if over_limit is not None:
+            over_limit()
         if self.error is not None:
             raise self.error
         return self.answer
 
-    def settle(self, assignment: Assignment) -> str:
+    async def settle(self, assignment: Assignment) -> str:
         assert assignment is self.assigned[-1]
         return self.lost
 
     @contextmanager
-    def concluding(self, name: str) -> Iterator[None]:
-        self.concluded.append(name)
+    def concluding(self, attempt: Attempt) -> Iterator[None]:
+        self.concluded.append(attempt.name)
         yield
+
+    async def in_thread(self, work: Callable[[], Any]) -> Any:
+        return work()
+
+    async def aside(self, work: Callable[[], Any]) -> Any:
+        """As in another process, where only what can be sent there arrives."""
+        return cloudpickle.loads(cloudpickle.dumps(work))()
 
 
 @pytest.fixture
@@ -116,10 +125,10 @@ def cluster(new_node: Callable[..., Node]) -> Cluster:
 
 def ran(tmp_path: Path, cluster: Cluster, lanes: FakeLanes, **changes: Any) -> Run:
     asked = replace(request(tmp_path), **changes)
-    result = run_trial_module.run_trial(asked, cluster, lanes)  # type: ignore[arg-type]
+    asyncio.run(drive(lanes, asked, cluster, lambda: None))  # type: ignore[arg-type]
     stored = TrialFolder(asked.folder).result()
-    assert stored is not None and replace(stored, end_wall_ns=0) == replace(result, end_wall_ns=0)
-    return result
+    assert stored is not None
+    return stored
 
 
 @pytest.mark.parametrize("jump_s", [3600, -3600])
@@ -130,16 +139,13 @@ def test_a_wall_clock_that_is_set_meanwhile_makes_no_trial_longer_or_shorter(
     monkeypatch.setattr(time, "time_ns", lambda: true_ns() + ahead_ns[0])
 
     class Jumps(FakeLanes):
-        def run(self, assignment: Assignment, *given: Any) -> Answer:
+        async def run(self, assignment: Assignment, *given: Any) -> Answer:
             ahead_ns[0] = jump_s * 10**9
-            return super().run(assignment, *given)
+            return await super().run(assignment, *given)
 
     result = ran(tmp_path, cluster, Jumps())
-    stored = TrialFolder(request(tmp_path).folder).result()
-    assert stored is not None
-    for each in (result, stored):
-        assert abs(each.start_wall_ns - true_ns()) < 600 * 10**9
-        assert 0 <= each.end_wall_ns - each.start_wall_ns < 600 * 10**9
+    assert abs(result.start_wall_ns - true_ns()) < 600 * 10**9
+    assert 0 <= result.end_wall_ns - result.start_wall_ns < 600 * 10**9
 
 
 @pytest.mark.usefixtures("telemetry")
@@ -203,28 +209,11 @@ def test_the_nodes_of_a_trial_that_was_measured_are_free_before_its_result_is_th
         time.sleep(0.01)
 
     asked = replace(asked, isolation=isolation)
-    result = run_trial_module.run_trial(asked, cluster, lanes, free)  # type: ignore[arg-type]
-    assert TrialFolder(asked.folder).result() == result and bool(freed) is is_early
+    asyncio.run(drive(lanes, asked, cluster, free))  # type: ignore[arg-type]
+    result = TrialFolder(asked.folder).result()
+    assert result is not None and bool(freed) is is_early
     assert result.tags["group_lost"] == "it leaked"
     assert not freed or result.end_wall_ns <= freed[0], "the next trial's time begins where this one's ends"
-
-
-@pytest.mark.usefixtures("telemetry")
-def test_a_result_is_made_behind_all_else_though_ray_has_made_its_process_nice(
-    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    levels: list[int] = []
-    monkeypatch.setattr(run_trial_module, "_conclude", lambda *_: levels.append(os.nice(0)))
-
-    def run() -> None:
-        os.nice(5)
-        run_trial_module.run_trial(request(tmp_path), cluster, FakeLanes())  # type: ignore[arg-type]
-        levels.append(os.nice(0))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert levels == [min(levels[-1] + 10, 19), levels[-1]], "nobody but root may set a level below that of the process"
 
 
 @pytest.mark.parametrize("isolation", ["warm", "fresh"])
@@ -270,9 +259,9 @@ def test_the_parts_of_a_trials_time_sum_to_it(tmp_path: Path, cluster: Cluster) 
     told = RankOutcome(rank=0, status=RunStatus.COMPLETED, build_time_s=0.5, parts_s=parts_s)
 
     class Takes(FakeLanes):
-        def run(self, assignment: Assignment, *given: Any) -> Answer:
-            time.sleep(1.0)
-            return super().run(assignment, *given)
+        async def run(self, assignment: Assignment, *given: Any) -> Answer:
+            await asyncio.sleep(1.0)
+            return await super().run(assignment, *given)
 
     outcomes = (told, RankOutcome(rank=1, status=RunStatus.COMPLETED, build_time_s=0.25))
     lanes = Takes(Answer(outcomes=outcomes, failure="a worker died", number=1))
@@ -287,3 +276,49 @@ def test_the_parts_of_a_trials_time_sum_to_it(tmp_path: Path, cluster: Cluster) 
     assert sum(times_s.values()) == pytest.approx(length_s, abs=0.01)
     silent = ran(tmp_path / "silent", cluster, Takes(Answer(failure="a worker died", number=1))).times_s
     assert silent.keys() == {"start", "other"} and silent["other"] >= 1.0, "its length is nobody's"
+
+
+def breaks(error: Exception) -> Any:
+    async def broken(*_: Any) -> None:
+        raise error
+
+    return broken
+
+
+def test_an_error_of_this_program_is_the_trials_result_with_its_stack(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_trial_module, "_run", breaks(ValueError("not\n thought of")))
+    result = ran(tmp_path, cluster, FakeLanes())
+    assert result.status is RunStatus.CRASHED
+    assert result.reason == "wattune failed: ValueError: not thought of; see error.txt"
+    assert "in broken" in (request(tmp_path).folder / "error.txt").read_text()
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(5, "I/O error"), MemoryError()])
+def test_a_full_disk_of_the_head_is_no_bad_configuration(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(run_trial_module, "_run", breaks(error))
+    result = ran(tmp_path, cluster, FakeLanes())
+    assert result.status is RunStatus.INFRA_FAILED and result.tags["infra_cause"] == "head"
+    assert type(error).__name__ in result.reason
+
+
+def test_an_error_of_the_cluster_is_left_to_the_controller(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_trial_module, "_run", breaks(RayError("no answer")))
+    with pytest.raises(RayError):
+        asyncio.run(drive(FakeLanes(), request(tmp_path), cluster, lambda: None))  # type: ignore[arg-type]
+    assert TrialFolder(request(tmp_path).folder).result() is None
+
+
+def test_a_trial_begins_when_its_devices_are_cool_and_says_how_warm_they_were(
+    tmp_path: Path, cluster: Cluster, telemetry: TrialTelemetry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert telemetry
+    monkeypatch.setattr(run_trial_module, "_temperatures_c", lambda *_: {"n0/gpu0": 41.0, "n0/gpu1": 39.5})
+    tagged = replace(cluster, tags={"ray.cluster": "own"})
+    result = ran(tmp_path, tagged, FakeLanes(), measure=Measure(cooldown_temp_c=45))
+    assert result.numbers.start_temp_max_c == 41.0 and result.tags["ray.cluster"] == "own"

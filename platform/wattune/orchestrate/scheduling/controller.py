@@ -185,11 +185,6 @@ class StudyController:
         return [self._opened.missing(spec) for spec in wanted]
 
     @property
-    def hands_over(self) -> bool:
-        """True if a trial is to start while the result of another one is made."""
-        return self._run.isolation == "warm" and self.num_left > 0
-
-    @property
     def num_left(self) -> int:
         """Trials that are left when nothing runs, as far as it is known: see `TrialQueue.num_left`."""
         return self._queue.num_left
@@ -275,7 +270,7 @@ class StudyController:
             reason = reason if found is None else f"{reason}; {found.reason}"
             result = Failure(Cause.NODE_LOST, reason, dead).of(result)
         elif found is None and error:
-            result = Failure(Cause.HEAD, "the trial's driver process ended").of(result)
+            result = Failure(Cause.HEAD, "the process that drives the trials ended; Ray starts it again").of(result)
         if result is not found:
             self._keep(folder, result)
         return result

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray import cloudpickle
 from ray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
@@ -16,14 +17,18 @@ from ray.exceptions import (
     RayTaskError,
     WorkerCrashedError,
 )
-from ray.train import ScalingConfig
-from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy, NoopDecision, ScalingPolicy
+from ray.train import FailureConfig, ScalingConfig
+from ray.train.v2._internal.execution.controller.state import InitializingState, RunningState
+from ray.train.v2._internal.execution.failure_handling import FailureDecision
+from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ScalingPolicy
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from wattune.errors import TelemetryError
-from wattune.orchestrate.lanes import actor
-from wattune.orchestrate.lanes.actor import LaneKeeper, cause, death
+from wattune.orchestrate.lanes import actor, train_runs
+from wattune.orchestrate.lanes.actor import LaneKeeper
 from wattune.orchestrate.lanes.messages import Answer
+from wattune.orchestrate.lanes.ray_errors import cause, death
 from wattune.workers.outcome import RankOutcome
 
 
@@ -49,15 +54,26 @@ def test_the_cause_of_a_lost_group_names_its_first_worker() -> None:
     assert cause(RuntimeError()) == "RuntimeError: no message"
 
 
+HEAD = "0f" * 28
+"""The node of the study, by its id."""
+
+
 class FakeLane:
     """A lane that notes its calls."""
 
     def __init__(self, nodes: tuple[str, ...]) -> None:
-        self.nodes, self.calls = nodes, []
+        self.nodes, self.calls, self.windows = nodes, [], []
+        self.ends, self.ends_with_window = asyncio.Event(), True
 
     async def run(self, assignment: Any) -> Answer:
         self.calls.append("run")
+        await asyncio.wait_for(self.ends.wait(), 30)
         return Answer(number=1)
+
+    def open_window(self, window: str) -> None:
+        self.windows.append(window)
+        if self.ends_with_window:
+            self.ends.set()
 
     async def make_room(self) -> None:
         self.calls.append("make_room")
@@ -69,7 +85,11 @@ class FakeLane:
         return "+".join(self.nodes)
 
     def stop_trial(self, name: str, reason: str) -> bool:
-        return name == "+".join(self.nodes)
+        mine = name == "+".join(self.nodes)
+        if mine:
+            self.calls.append(("stop_trial", reason))
+            self.ends.set()
+        return mine
 
     def progress(self) -> Any:
         return {"+".join(self.nodes): "progress"} if len(self.nodes) == 1 else {}
@@ -81,13 +101,18 @@ class FakeLane:
 @pytest.fixture
 def keeper(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> LaneKeeper:
     """An actor's instance in this process, whose lanes are fakes."""
-    monkeypatch.setattr(actor.ray, "get_runtime_context", lambda: SimpleNamespace(current_actor=None))
+    monkeypatch.setattr(
+        actor.ray, "get_runtime_context", lambda: SimpleNamespace(current_actor=None, get_node_id=lambda: HEAD)
+    )
+    monkeypatch.setattr(actor, "remove_orphans", lambda: 0)
     monkeypatch.setattr(actor, "Lane", lambda nodes, _launch, _kill, _probe, _share: FakeLane(nodes))
     return LaneKeeper(str(tmp_path))
 
 
 def assignment(*nodes: str) -> Any:
-    return SimpleNamespace(node_names={node: node for node in nodes})
+    attempt = SimpleNamespace(name="+".join(nodes), nodes=[SimpleNamespace(node_id=node) for node in nodes])
+    spec = SimpleNamespace(engine="torch")
+    return SimpleNamespace(node_names={node: node for node in nodes}, attempt=attempt, spec=spec, window="w")
 
 
 def lane_of(keeper: LaneKeeper, *nodes: str) -> Any:
@@ -107,13 +132,145 @@ def test_lanes_on_the_same_nodes_make_room_and_others_go_on(keeper: LaneKeeper) 
     assert lane_of(keeper, "a", "b").calls == ["run", "make_room"]
 
 
+def held(keeper: LaneKeeper, *nodes: str) -> Any:
+    """The lane of these nodes, whose trial ends only when it is stopped."""
+    lane: Any = keeper._lane(nodes)
+    lane.ends_with_window = False
+    return lane
+
+
+def test_a_trial_is_looked_at_again_and_again_until_it_is_above_its_limit(
+    keeper: LaneKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor, "LOOK_S", 0.01)
+    reasons = iter([None, None, "3000 W"])
+
+    async def scenario() -> None:
+        lane = held(keeper, "a")
+        assert (await keeper.run(assignment("a"), lambda: next(reasons))).number == 1
+        assert lane.calls == ["run", ("stop_trial", "3000 W")] and lane.windows == ["w"]
+
+    asyncio.run(scenario())
+
+
+def test_sensors_that_do_not_open_end_the_trial_and_are_its_error(
+    keeper: LaneKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor, "LOOK_S", 0.01)
+
+    def fails() -> None:
+        raise TelemetryError("no sensor")
+
+    async def scenario() -> None:
+        lane = held(keeper, "a")
+        with pytest.raises(TelemetryError, match="no sensor"):
+            await keeper.run(assignment("a"), await_sensors=fails)
+        assert lane.calls == ["run", ("stop_trial", "no sensor")] and not lane.windows
+
+    asyncio.run(scenario())
+
+
+def test_a_command_begins_when_its_window_may(keeper: LaneKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor, "is_command", lambda _spec: True)
+    begun: list[list[Any]] = []
+
+    async def scenario() -> None:
+        lane: Any = keeper._lane(("a",))
+        await keeper.run(assignment("a"), await_sensors=lambda: begun.append(list(lane.calls)))
+
+    asyncio.run(scenario())
+    assert begun == [[]]
+
+
+@pytest.mark.parametrize(("concluded", "nodes", "waits"), [("a", "a", True), ("b", HEAD, True), ("b", "a", False)])
+def test_a_window_opens_when_nothing_is_concluded_on_its_nodes_that_was_when_it_was_asked_for(
+    keeper: LaneKeeper, concluded: str, nodes: str, waits: bool
+) -> None:
+    """A result is made on the trial's own nodes and on the study's."""
+
+    async def scenario() -> None:
+        lane: Any = keeper._lane((nodes,))
+        with keeper.concluding(assignment(concluded).attempt):
+            running = asyncio.create_task(keeper.run(assignment(nodes)))
+            await asyncio.wait([running], timeout=0.3)
+            assert (lane.windows == []) is waits
+        await asyncio.wait_for(running, 30)
+        assert lane.windows == ["w"]
+
+    asyncio.run(scenario())
+
+
+def test_a_conclusion_that_hangs_keeps_no_trial_for_ever(
+    keeper: LaneKeeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(actor, "CONCLUDED_S", 0.05)
+
+    async def scenario() -> None:
+        with keeper.concluding(assignment("a").attempt):
+            assert (await keeper.run(assignment("a"))).number == 1
+
+    asyncio.run(scenario())
+    assert "a takes longer than 0 s" in caplog.text
+
+
+def test_a_trial_frees_its_nodes_before_it_is_concluded_and_its_error_is_told_then(keeper: LaneKeeper) -> None:
+    async def drives(_keeper: Any, attempt: Any, _cluster: Any, free: Any) -> None:
+        free()
+        await asyncio.sleep(0.01)
+        if attempt.name == "b":
+            raise RayActorError
+
+    async def scenario() -> None:
+        keeper._drive = drives
+        for name in ("a", "b"):
+            assert await keeper.drive(assignment(name).attempt, None) == {"done_trials": 0}  # type: ignore[arg-type]
+        assert await keeper.concluded("a") == {"done_trials": 1, "done": True}
+        with pytest.raises(RayActorError):
+            await keeper.concluded("b")
+        assert not keeper._driven
+
+    asyncio.run(scenario())
+
+
+def test_results_are_made_aside_at_low_priority_by_a_few_processes(
+    keeper: LaneKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    class Made:
+        def __init__(self) -> None:
+            self.running: list[Any] = []
+            self.do = SimpleNamespace(remote=self._do)
+            made.append(self)
+
+        async def _do(self, work: Any) -> Any:
+            self.running.append(work)
+            await asyncio.sleep(0.01)
+            return work()
+
+    monkeypatch.setattr(actor.os, "cpu_count", lambda: 6)
+    monkeypatch.setattr(
+        actor.ray, "remote", lambda _: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=Made))
+    )
+
+    async def scenario() -> None:
+        assert await asyncio.gather(*(keeper.aside(lambda n=n: n) for n in range(9))) == list(range(9))
+
+    asyncio.run(scenario())
+    assert [len(one.running) for one in made] == [3, 3, 3]
+    levels: list[int] = []
+    monkeypatch.setattr(actor.os, "nice", levels.append)
+    actor.Aside()
+    assert levels == [10]
+
+
 def test_calls_find_the_lane_of_their_trial(keeper: LaneKeeper) -> None:
     async def scenario() -> None:
         for nodes in (("a",), ("b", "c")):
-            assert await keeper.settle(nodes) == "+".join(nodes)
+            assert await keeper.settle(assignment(*nodes)) == "+".join(nodes)
         assert await keeper.stop_trial("b+c", "3000 W") and not await keeper.stop_trial("other", "3000 W")
         assert await keeper.progress() == {"a": "progress"}
-        assert await keeper.spans("b+c") == {0: "spans"} and await keeper.spans("other") == {}
+        assert keeper.spans("b+c") == {0: "spans"} and keeper.spans("other") == {}
 
     asyncio.run(scenario())
 
@@ -123,7 +280,7 @@ def test_lanes_on_a_dead_node_close_and_their_telemetry_is_forgotten(keeper: Lan
 
     async def scenario() -> list[Any]:
         for nodes in (("a",), ("b",), ("a", "b")):
-            await keeper.settle(nodes)
+            await keeper.settle(assignment(*nodes))
         lanes = [lane_of(keeper, *nodes) for nodes in (("a",), ("b",), ("a", "b"))]
         await keeper.forget_nodes(("a",))
         return [lane.calls for lane in lanes]
@@ -150,7 +307,7 @@ def test_closing_interrupts_every_lane_and_releases_every_sampler_also_past_one_
     keeper._telemetry = {("a", ()): sampler("a", RayActorError()), ("b", ()): sampler("b")}
 
     async def scenario() -> Any:
-        await keeper.settle(("a",))
+        await keeper.settle(assignment("a"))
         await keeper.close()
         return lane_of(keeper, "a").calls
 
@@ -196,25 +353,44 @@ def test_workers_of_a_lane_that_is_gone_are_told_to_end(keeper: LaneKeeper) -> N
     assert asyncio.run(scenario()) == [None] * 4
 
 
-@pytest.mark.parametrize(("answer", "ends"), [(True, False), (False, True), (GetTimeoutError(), True)])
-def test_a_train_run_nobody_wants_ends_before_it_starts_other_workers(
-    monkeypatch: pytest.MonkeyPatch, answer: Any, ends: bool
-) -> None:
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_train_run_starts_other_workers_only_where_its_lane_wants_them(wanted: bool) -> None:
     told: list[tuple[Any, ...]] = []
-    exits: list[int] = []
+    lane: Any = SimpleNamespace(lost=lambda *said: (told.append(said), wanted)[1])
+    policy = train_runs._Policy(lane, 4, FailureConfig(max_failures=-1, controller_failure_limit=1))
+    failures = {2: ValueError("later"), 0: RayTaskError("f", "", OSError("disk full"))}
+    decision = policy.make_decision(WorkerGroupError("2 workers failed", failures))
+    assert told == [(4, "worker 0 of the group: OSError: disk full", {})]
+    assert decision is (FailureDecision.RETRY if wanted else FailureDecision.RAISE)
+    assert policy.make_decision(ControllerError(ValueError("a hook"))) is FailureDecision.RAISE and len(told) == 1
 
-    def get(_pending: Any, timeout: float) -> bool:
-        if isinstance(answer, Exception):
-            raise answer
-        return bool(answer)
 
-    monkeypatch.setattr(actor.ray, "get", get)
-    monkeypatch.setattr(actor.os, "_exit", exits.append)
-    holder: Any = SimpleNamespace(call=SimpleNamespace(remote=lambda *said: told.append(said)))
-    losses = actor._Losses(holder, "lane", 4)
-    losses.after_exception(None, {2: ValueError("later"), 0: RayTaskError("f", "", OSError("disk full"))})
-    assert told == [("lane", "lost", 4, "worker 0 of the group: OSError: disk full", {})]
-    assert exits == ([1] if ends else [])
+def test_a_controller_of_train_blocks_no_other_and_asks_many_workers_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its own loop starts, polls and ends workers; only what waits leaves the loop of the lanes."""
+    threads: list[str] = []
+
+    async def in_thread(work: Any) -> Any:
+        threads.append("step" if getattr(work, "func", None) is None else "poll")
+        return await asyncio.get_running_loop().run_in_executor(None, work)
+
+    def made(self: Any, **_: Any) -> None:
+        self._health_check_interval_s, self._latest_poll_time, self._state = 2.0, 0.0, InitializingState()
+
+    async def step(self: Any) -> Any:
+        if isinstance(self._state, RunningState):
+            return await self._poll_workers()
+        return "stepped"
+
+    monkeypatch.setattr(train_runs.TrainController, "__init__", made)
+    monkeypatch.setattr(train_runs.TrainController, "_step", step)
+    few, many = train_runs._Controller(in_thread, 2), train_runs._Controller(in_thread, 4096)
+    assert (few._health_check_interval_s, many._health_check_interval_s) == (2.0, 16.0)
+    few._worker_group = SimpleNamespace(poll_status=lambda timeout: timeout)
+    assert asyncio.run(few._step()) == "stepped"
+    few._state = RunningState()
+    assert asyncio.run(few._step()) == 2.0 and threads == ["step", "poll"]
 
 
 def test_only_a_process_that_ended_has_died() -> None:
@@ -241,10 +417,10 @@ def test_a_probe_tells_a_dead_worker_from_one_that_lives() -> None:
 
 
 def of_ranks() -> Any:
-    return actor._of_ranks("h200_sxm", None)
+    return train_runs._of_ranks("h200_sxm", None)
 
 
-@pytest.mark.parametrize("trainer", [actor._of_commands, of_ranks])
+@pytest.mark.parametrize("trainer", [train_runs._of_commands, of_ranks])
 def test_no_process_for_datasets_or_places_is_started_beside_workers(trainer: Any) -> None:
     """Everything else that Train does about a group of workers stays."""
     run = trainer()(train_loop_config={}, scaling_config=ScalingConfig(num_workers=2))
@@ -254,23 +430,32 @@ def test_no_process_for_datasets_or_places_is_started_beside_workers(trainer: An
     assert len(kept) == len(rays) - 2
 
 
-@pytest.mark.parametrize("trainer", [actor._of_commands, of_ranks])
-def test_no_process_is_started_to_ask_an_autoscaler(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("trainer", [train_runs._of_commands, of_ranks])
+def test_no_process_is_started_for_a_controller_to_ask_an_autoscaler_or_to_report(
+    trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The controller decides on workers as Train's own does, and needs no answer before they start."""
     given: dict[str, Any] = {}
-    monkeypatch.setattr(
-        DataParallelTrainer, "_initialize_and_run_controller", lambda _, **settings: given.update(settings)
-    )
+    monkeypatch.setattr(train_runs, "_Controller", lambda _keeper, num, **settings: given.update(settings, num=num))
     monkeypatch.setattr(ScalingPolicy, "_send_resource_request", lambda _: pytest.fail("an actor was asked"))
+    for module, name in (
+        (train_runs.group_of_workers, "SynchronizationActor"),
+        (train_runs.group_state, "_shutdown_sync_actor"),
+    ):
+        monkeypatch.setattr(module, name, None)
+    monkeypatch.setattr(train_runs, "ObjectRefWrapper", lambda function: function)
     run = trainer()(train_loop_config={}, scaling_config=ScalingConfig(num_workers=2))
-    run._initialize_and_run_controller(scaling_policy=FixedScalingPolicy(run.scaling_config), callbacks=["theirs"])
-    policy = given.pop("scaling_policy")
-    assert isinstance(policy, FixedScalingPolicy) and given == {"callbacks": ["theirs"]}
+    run.controller(None, "policy")
+    assert (given["num"], given["failure_policy"], given["train_run_context"]) == (2, "policy", run.train_run_context)
+    policy = given["scaling_policy"]
     policy.after_controller_start(SimpleNamespace(run_id="a"))
     assert policy.make_decision_for_non_running_worker_group().num_workers == 2
     assert isinstance(policy.make_decision_for_running_worker_group(None, None), NoopDecision)
     asyncio.run(policy.before_controller_shutdown())
     policy.before_controller_abort()
+    nobody = train_runs.group_of_workers.SynchronizationActor.options(label_selector={}).remote(timeout_s=1)
+    train_runs.group_state._shutdown_sync_actor(nobody)
+    assert isinstance(cloudpickle.loads(cloudpickle.dumps(nobody)), train_runs._Nobody), "every worker gets it"
 
 
 def test_ranks_meet_before_they_serve_and_commands_do_not() -> None:
@@ -293,13 +478,13 @@ def test_ranks_meet_before_they_serve_and_commands_do_not() -> None:
 
     def start(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         waited: list[str] = []
-        monkeypatch.setattr(actor.ray, "get", waited.extend)
+        monkeypatch.setattr(train_runs.ray, "get", waited.extend)
         run = trainer()(train_loop_config={}, scaling_config=ScalingConfig(num_workers=2))
         run.backend_config.backend_cls().on_start(Workers(), run.backend_config)
         return waited
 
     with pytest.MonkeyPatch.context() as patch:
-        assert start(actor._of_commands, patch) == [] and asked == []
+        assert start(train_runs._of_commands, patch) == [] and asked == []
         assert start(of_ranks, patch) == ["answer of 0", "answer of 1"]
     # Their environment is prepared before they load torch, which meeting does.
     met = [(0, "_meet", "10.0.0.1", 4711, 0, 2), (1, "_meet", "10.0.0.1", 4711, 1, 2)]
