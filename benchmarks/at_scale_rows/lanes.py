@@ -5,13 +5,21 @@ import pickle
 import statistics
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
+
+import psutil
+import ray
+from fake_ranks import PER_NODE, fake_cluster, fake_nodes
 
 from at_scale_rows import Fit, Row, measures
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.orchestrate.attempt import Attempt
-from wattune.orchestrate.cluster import Node
+from wattune.orchestrate.cluster import Cluster
+from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.lanes.lane import Lane
 from wattune.orchestrate.lanes.messages import Assignment, GroupKey, Place, RankAssignment, Report, WorkerPlace
 from wattune.plans.axes import Plan
@@ -21,7 +29,6 @@ from wattune.workers.outcome import RankOutcome
 from wattune.workload import Workload
 
 RANKS: Final = (8, 32, 128, 512, 1024, 4096)
-PER_NODE: Final = 8
 TRIALS: Final = 5
 REFERENCE: Any = b"0" * 64
 """As long as what Ray sends of an object that each node fetches once."""
@@ -41,14 +48,10 @@ MODEL = ModelSpec(
 def assignment(num_ranks: int) -> Assignment:
     """A trial on so many devices, eight a node."""
     num_nodes = num_ranks // PER_NODE
-    cluster = ClusterSpec(device="cpu", num_nodes=num_nodes, devices_per_node=PER_NODE, simulate_sensors_of="h200_sxm")
+    cluster = ClusterSpec(device="cpu", num_nodes=num_nodes, devices_per_node=PER_NODE)
     workload = Workload(seq_len=128, global_batch_size=num_ranks)
     spec = TrialSpec(model=MODEL, cluster=cluster, engine="torch", workload=workload, plan=Plan(dtype="fp32"))
-    nodes = tuple(
-        Node(node_id=f"{index:056x}", name=f"node-{index:03d}", address="", num_cpus=PER_NODE, num_gpus=0)
-        for index in range(num_nodes)
-    )
-    attempt = Attempt(spec=spec, repeat=0, measure=Measure(), nodes=nodes)
+    attempt = Attempt(spec=spec, repeat=0, measure=Measure(), nodes=fake_nodes(num_nodes))
     return Assignment(attempt=attempt, key=GroupKey.of(spec, {"CPU": 1.0}), sensed={})
 
 
@@ -118,3 +121,110 @@ def protocol() -> Iterator[Row]:
             spread=statistics.stdev(each_s),
         )
     yield Fit.of(list(middles), list(middles.values())).row("lane's work a trial against ranks", bar=1.15)
+
+
+def process(text: str) -> psutil.Process:
+    """Returns the process of this program with a text in its name, once it has started."""
+    while True:
+        for one in psutil.Process().children(recursive=True):
+            if text in " ".join(one.cmdline()):
+                return one
+        time.sleep(0.5)
+
+
+def overhead_s(cluster: Cluster, lanes: Lanes, root: Path, num_ranks: int, repeat: int) -> tuple[float, float]:
+    """Wall seconds of a trial without steps, until its nodes are free, and processor seconds of what drives it."""
+    given, driver = assignment(num_ranks).attempt, process("FakeKeeper")
+    nodes, name = cluster.nodes[: num_ranks // PER_NODE], f"{given.trial_id}-{repeat}"
+    attempt = replace(given, repeat=repeat, nodes=nodes, folder=root / "study" / "trials" / name)
+    before, begun_s = driver.cpu_times(), time.perf_counter()
+    ray.get(lanes.drive(attempt, cluster))
+    taken_s = time.perf_counter() - begun_s
+    after = driver.cpu_times()
+    ray.get(lanes.concluded(attempt))
+    return taken_s, after.user + after.system - before.user - before.system
+
+
+@measures(timeout_s=580)
+def overhead() -> Iterator[Row]:
+    """Cost of a whole trial beside its steps, against its ranks: driver, messages and folder are real."""
+    wall_s: dict[int, float] = {}
+    processor_s: dict[int, float] = {}
+    sizes = RANKS[:-1]
+    with TemporaryDirectory() as folder, fake_cluster(sizes[-1] // PER_NODE, Path(folder)) as (cluster, lanes, hosts):
+        ray.get([host.release.remote() for host in hosts])
+        for num_ranks in sizes:
+            each = [overhead_s(cluster, lanes, Path(folder), num_ranks, repeat) for repeat in range(4)][1:]
+            walls, processors = zip(*each, strict=True)
+            wall_s[num_ranks], processor_s[num_ranks] = min(walls), statistics.median(processors)
+            what = f"trial of {num_ranks} ranks"
+            yield Row(f"overhead of a {what}", "s", value=min(walls), spread=statistics.stdev(walls))
+            spread_s = statistics.stdev(processors)
+            yield Row(f"the driver's work for a {what}", "CPU-s", value=processor_s[num_ranks], spread=spread_s)
+    yield Fit.of(list(wall_s), list(wall_s.values())).row("overhead of a trial against ranks", bar=1.15)
+    yield Fit.of(list(processor_s), list(processor_s.values())).row("the driver's work against ranks", bar=1.15)
+    yield Row("overhead of a trial of 1,024 ranks by that of 8", "ratio", bar=3.0, value=wall_s[1024] / wall_s[8])
+
+
+@measures(timeout_s=580)
+def largest() -> Iterator[Row]:
+    """One trial of 4,096 ranks on 512 nodes."""
+    with TemporaryDirectory() as folder, fake_cluster(RANKS[-1] // PER_NODE, Path(folder)) as (cluster, lanes, hosts):
+        ray.get([host.release.remote() for host in hosts])
+        wall_s, processor_s = overhead_s(cluster, lanes, Path(folder), RANKS[-1], 0)
+    yield Row("first trial of 4,096 ranks, start of its ranks included", "s", value=wall_s)
+    yield Row("the driver's work for it", "CPU-s", value=processor_s)
+
+
+def own_mb(text: str) -> float:
+    """Memory that no other process shares, in MB, of this program's processes with a text in their names."""
+    found = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    return sum(one.memory_full_info().uss for one in found if text in " ".join(one.cmdline())) / 1e6
+
+
+@measures(timeout_s=580)
+def many() -> Iterator[Row]:
+    """Trials at a time, the head's memory of each, and the start of many lanes beside that of one."""
+    num_trials = 512
+    with TemporaryDirectory() as folder, fake_cluster(num_trials, Path(folder)) as (cluster, lanes, hosts):
+
+        def start(first: int, count: int) -> tuple[float, list[Any]]:
+            """Starts trials on nodes of their own; returns the seconds until the ranks of all are in their steps."""
+            running, begun_s = [], time.perf_counter()
+            before = sum(ray.get([host.num_running.remote() for host in hosts]))
+            for index in range(first, first + count):
+                given = assignment(PER_NODE).attempt
+                attempt = replace(
+                    given,
+                    repeat=index,
+                    nodes=(cluster.nodes[index],),
+                    folder=Path(folder) / "study" / "trials" / f"{given.trial_id}-{index}",
+                )
+                running.append((attempt, lanes.drive(attempt, known)))
+            while sum(ray.get([host.num_running.remote() for host in hosts])) < before + count * PER_NODE:
+                time.sleep(0.01)
+            return time.perf_counter() - begun_s, running
+
+        known = ray.put(cluster)
+        start(0, 1)
+        one_s, others = zip(*(start(index, 1) for index in range(1, 8)), strict=True)
+        assert others
+        hundred_s, _ = start(8, 100)
+        middle_s = statistics.median(one_s)
+        yield Row("start of one lane", "s", value=middle_s, spread=statistics.stdev(one_s))
+        yield Row("start of 100 lanes", "s", value=hundred_s)
+        yield Row("start of 100 lanes by that of one", "ratio", bar=1.5, value=hundred_s / middle_s)
+        yield Row("start of 100 lanes by that of 100 one by one", "ratio", value=hundred_s / 100 / middle_s)
+        before_mb = own_mb("FakeKeeper") + own_mb("at_scale") + own_mb("Aside")
+        start(108, num_trials - 108)
+        after_mb = own_mb("FakeKeeper") + own_mb("at_scale") + own_mb("Aside")
+        progress = lanes.progress()
+        at_a_time = sum(ray.get([host.num_running.remote() for host in hosts])) / PER_NODE
+        yield Row("trials at a time on this machine", "", bar=512, value=min(at_a_time, len(progress)), at_least=True)
+        yield Row("head's memory a running trial", "MB", bar=20, value=(after_mb - before_mb) / (num_trials - 108))
+        yield Row(
+            "threads of the process that drives the trials, 512 running",
+            "",
+            bar=256,
+            value=process("FakeKeeper").num_threads(),
+        )
