@@ -222,3 +222,25 @@ def test_nodes() -> None:
         assert key.encode() in said, key
     assert load("ray._private.resource_and_label_spec").RESOURCE_CONSTRAINT_PREFIX == "accelerator_type:"
     assert load("ray._common.constants").NODE_ID_PREFIX == "node:"
+
+
+@pytest.mark.private_api("ray._private.state.state.available_resources_per_node")
+def test_who_holds_what_of_a_node() -> None:
+    assert parameters(get("ray._private.state.GlobalState.available_resources_per_node")) == ["self"]
+    table = load("ray.core.generated.gcs_pb2").PlacementGroupTableData
+    assert {"creator_job_id", "state", "bundles"} <= set(table.DESCRIPTOR.fields_by_name)
+    bundle = table.DESCRIPTOR.fields_by_name["bundles"].message_type.fields_by_name
+    assert {"unit_resources", "node_id"} <= set(bundle)
+
+
+@pytest.mark.private_api("ray._private.worker.global_worker.gcs_client")
+def test_what_an_autoscaler_says() -> None:
+    constants = load("ray._private.ray_constants")
+    assert isinstance(constants.DEBUG_AUTOSCALING_STATUS, str)
+    client = load("ray._raylet").InnerGcsClient  # `GcsClient` hands calls on to it
+    assert callable(client.internal_kv_get) and callable(client.get_cluster_status)
+    reply = load("ray.core.generated.autoscaler_pb2").GetClusterStatusReply.DESCRIPTOR.fields_by_name
+    assert "ray_node_type_name" in (
+        reply["cluster_resource_state"].message_type.fields_by_name["node_states"].message_type.fields_by_name
+    )
+    assert "infeasible_gang_resource_requests" in reply["autoscaling_state"].message_type.fields_by_name
