@@ -12,7 +12,7 @@ import tarfile
 import time
 from pathlib import Path
 
-from wattune.api.experiments import find_experiments, run_experiment
+from wattune.api.experiments import find_experiments, run_experiments
 from wattune.errors import WattuneError
 from wattune.orchestrate.cluster import connect
 from wattune.view.effects import effect_text
@@ -42,8 +42,8 @@ def main() -> int:
                 continue
             try:
                 storage = str(given.out / "studies")
-                result = run_experiment(name, folder=folder, results=results, storage=storage, short=given.short)
-                for claim in result["claims"]:
+                ran = run_experiments([name], folder=folder, results=results, storage=storage, short=given.short)
+                for claim in ran[name]["claims"]:
                     print(f"{name}: {effect_text(claim)}, expected {claim['expected']}", flush=True)
             except WattuneError as error:
                 failed = 1

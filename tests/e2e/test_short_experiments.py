@@ -1,33 +1,43 @@
-"""Every experiment that measures runs short on processors, with simulated sensors, and its arms take turns."""
+"""Every experiment that measures runs short on processors, with simulated sensors; those of one work are one study."""
 
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from wattune.api.experiments import find_experiments
 
 FOLDER = Path(__file__).parents[2] / "experiments"
-MEASURED = [name for name, declared in find_experiments(FOLDER).items() if "EVIDENCE" not in declared]
-QUICK = "recomputation"
-"""The one of the quick tests; the others run in `make nightly`."""
+MEASURED = {name: one for name, one in find_experiments(FOLDER).items() if "EVIDENCE" not in one}
+WORK = {key: MEASURED["recomputation"]["SPACE"][key] for key in ("model", "workload")}
+ALIKE = [
+    name
+    for name, one in MEASURED.items()
+    if WORK.items() <= one["SPACE"].items() and not any("workload" in arm for arm in one["ARMS"].values())
+]
+OTHERS = sorted({*MEASURED} - {*ALIKE})
+"""Each of them starts workers of its own, so they run in `make nightly`."""
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600), pytest.mark.usefixtures("on_standing_cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900), pytest.mark.usefixtures("on_standing_cluster")]
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MEASURED]
+    "names", [ALIKE, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["of one work", "of others"]
 )
-def test_an_experiment_runs_short(wattune, storage: Path, tmp_path: Path, name: str) -> None:
-    found = wattune("experiments", "run", name, "--folder", FOLDER, "--short", "--results", tmp_path / "here", "--json")
-    assert found.returncode == 0, found.stderr
-    result = json.loads(found.stdout)
-    assert result["evidence"] == "simulated" and "simulating" in result["hardware"]
-    assert result["claims"] and all(claim["repeats"] == 2 or claim["effect"] is None for claim in result["claims"])
-    assert "SIMULATED SENSORS" in (tmp_path / "here" / f"{name}.svg").read_text()
-    began = []
-    for path in storage.glob("experiment_*/trials/*/run.json"):
-        run = json.loads(path.read_text())
-        began.append((run["start_wall_ns"], run["trial_id"]))
-    ids = [trial for _, trial in sorted(began)]
-    assert len(ids) == 4 and ids[0] == ids[2] != ids[1] == ids[3], "arms take turns"
+def test_experiments_run_short_in_one_command(wattune, storage: Path, tmp_path: Path, names: list[str]) -> None:
+    here = tmp_path / "here"
+    ran = wattune("experiments", "run", *names, "--folder", FOLDER, "--short", "--results", here, "--json")
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert found.keys() == {*names}
+    runs = [path.parent.name.split("-")[0] for path in storage.glob("experiment_*/trials/*/run.json")]
+    if names == ALIKE:
+        assert len(names) >= 8 and len(list(storage.glob("experiment_*"))) == 1
+        assert len(runs) == len({*runs}) < 2 * len(names), "an arm of several experiments runs once"
+    for name, result in found.items():
+        assert result["evidence"] == "simulated" and "simulating" in result["hardware"]
+        assert result["claims"] and all(claim["repeats"] == 1 or claim["effect"] is None for claim in result["claims"])
+        assert "SIMULATED SENSORS" in (here / f"{name}.svg").read_text()
+        ids = pq.read_table(here / f"{name}.parquet")["trial_id"].to_pylist()
+        assert len(ids) == len({*ids}) == 2 and {*ids} <= {*runs}

@@ -11,6 +11,13 @@ ROOT = Path(__file__).parents[2]
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*.py"))
 OF_A_SPACE = [one for one in EXPERIMENTS if "shared.one_study import main" in one.read_text()]
 """Those that take a space; the others have two arms and claims of their own."""
+OF_ARMS = sorted({*EXPERIMENTS} - {*OF_A_SPACE})
+ASKS = """
+if __name__ == "__main__":
+    from shared.one_study import ask
+
+    raise SystemExit(ask(__file__))
+"""
 
 
 def run(experiment: Path, *arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -28,9 +35,14 @@ def run(experiment: Path, *arguments: object, cwd: Path) -> subprocess.Completed
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda path: path.stem)
-def test_an_experiment_is_executable_and_ends_with_the_right_code(experiment: Path, tmp_path: Path) -> None:
-    assert os.access(experiment, os.X_OK) and experiment.read_text().startswith("#!/usr/bin/env python\n")
-    assert "sys.argv" not in experiment.read_text()
+def test_an_experiment_is_executable_and_those_with_arms_end_alike(experiment: Path) -> None:
+    text = experiment.read_text()
+    assert os.access(experiment, os.X_OK) and text.startswith("#!/usr/bin/env python\n")
+    assert "sys.argv" not in text and (experiment in OF_A_SPACE or text.endswith(ASKS))
+
+
+@pytest.mark.parametrize("experiment", [*OF_A_SPACE, OF_ARMS[0]], ids=lambda path: path.stem)
+def test_an_experiment_ends_with_the_right_code(experiment: Path, tmp_path: Path) -> None:
     helped = run(experiment, "-h", cwd=tmp_path)
     assert helped.returncode == 0 and "--storage" in helped.stdout and "Hypothesis" in helped.stdout
     storage = tmp_path / "storage"

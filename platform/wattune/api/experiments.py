@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from wattune.api.estimates import forecast
 from wattune.api.results import compare
 from wattune.api.runs import run_study
 from wattune.api.spaces import StudyPlan, plan
+from wattune.api.studies import Study
 from wattune.catalog.hardware import device_of_product
 from wattune.errors import PlanError, TelemetryError, closest
 from wattune.intervals import NORMAL_95
@@ -45,10 +47,21 @@ SAME: Final = 0.03
 """Largest effect, as a log ratio, that counts as none where `same` is expected. Our choice."""
 
 _TINY: Final = {"hidden_size": 64, "ffn_hidden_size": 128, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 256}
-_QUICK: Final = {"warmup_steps": 2, "min_steps": 4, "min_seconds": 0.5, "profile_steps": 0, "timeout_s": 120}
+_QUICK: Final = {
+    "warmup_steps": 2,
+    "min_steps": 4,
+    "min_seconds": 0.5,
+    "profile_steps": 0,
+    "timeout_s": 120,
+    "repeats": 1,
+}
 _ON_CPU: Final = {"device": "cpu", "devices_per_node": 2, "simulate_sensors_of": "h200_sxm"}
 _MARKS: Final = ("<!-- results -->\n", "<!-- end of results -->")
 _MOST_REPEATS: Final = 998
+
+_Arms = tuple[dict[str, Any], dict[str, Any]]
+_Expected = Mapping[str, tuple[float, float]]
+_Effects = dict[str, dict[str, Any]]
 
 
 def find_experiments(folder: str | Path = FOLDER) -> dict[str, dict[str, Any]]:
@@ -79,44 +92,74 @@ def written_page(folder: str | Path = FOLDER) -> str:
     return before + _MARKS[0] + results_page(results_of(folder)) + _MARKS[1] + rest.partition(_MARKS[1])[2]
 
 
-def run_experiment(
-    name: str,
+def run_experiments(
+    names: Sequence[str],
     *,
     folder: str | Path = FOLDER,
     results: str | Path | None = None,
     storage: str | None = None,
     short: bool = False,
     watch: Callable[[StudyPlan], AbstractContextManager[Listener]] | None = None,
-) -> dict[str, Any]:
-    """Runs an experiment and writes its result, figure and runs as NAME.json, NAME.svg and NAME.parquet.
+) -> dict[str, dict[str, Any]]:
+    """Runs experiments and writes result, figure and runs of each as NAME.json, NAME.svg and NAME.parquet.
+
+    Those whose arms are plans of the same work are one study: its workers start once, and an arm that several have
+    runs once.
 
     Args:
-        name: Its file's name without `.py`.
+        names: Names of their files without `.py`.
         folder: The folder of experiments.
         results: The folder to write to; None is `results` in `folder`.
-        storage: The place its studies are kept in. Called again, an experiment goes on with what is there.
+        storage: The place their studies are kept in. Called again, an experiment goes on with what is there.
         short: True runs the same plans of a tiny model on two processors, with simulated sensors.
         watch: Makes a view of each study that runs.
 
     Raises:
-        PlanError: There is no such experiment, an arm cannot run, or this machine has no devices for it.
+        PlanError: There is no such experiment, this machine has no devices for it, or an arm cannot run or did not
+            complete; what the others found is written then.
     """
-    known = find_experiments(folder)
-    if name not in known:
-        raise PlanError(f'unknown experiment "{name[:60]}"; {closest(name, known)}')
-    declared = known[name]
-    evidence = declared.get("EVIDENCE", "measured")
-    cluster: Any = "1x2 h200_sxm" if short or evidence == "estimated" else _devices_here()
-    arms = [_space(name, declared, arm, cluster) for arm in declared["ARMS"].values()]
-    expected = [_estimated(arm) for arm in arms]
-    facts: dict[str, Any] = {"hardware": "", "quality": ""}
-    table = None
-    if evidence == "estimated":
-        effects = _between(expected)
-    else:
-        evidence = "simulated" if short else evidence
-        effects, facts, table = _measured([_shortened(arm) for arm in arms] if short else arms, storage, watch)
-    predicted = _between(expected)
+    known, place = find_experiments(folder), Path(results or Path(folder) / "results")
+    arms, expected, together = dict[str, _Arms](), dict[str, list[_Expected]](), dict[str, list[str]]()
+    for name in dict.fromkeys(names):
+        if name not in known:
+            raise PlanError(f'unknown experiment "{name[:60]}"; {closest(name, known)}')
+        declared, estimated = known[name], known[name].get("EVIDENCE") == "estimated"
+        cluster: Any = "1x2 h200_sxm" if short or estimated else _devices_here()
+        first, second = (_space(declared, arm, cluster) for arm in declared["ARMS"].values())
+        expected[name] = [_estimated(first), _estimated(second)]
+        arms[name] = (_shortened(first), _shortened(second)) if short else (first, second)
+        works = [json.dumps(one | {"plans": []}, sort_keys=True) for one in arms[name]]
+        together.setdefault(works[0] if works[0] == works[1] and not estimated else name, []).append(name)
+    place.mkdir(parents=True, exist_ok=True)
+    found, problems = dict[str, dict[str, Any]](), list[str]()
+    for group in together.values():
+        estimated = known[group[0]].get("EVIDENCE") == "estimated"
+        studies = {} if estimated else _run([arms[name] for name in group], group[0], storage, watch)
+        for name in group:
+            predicted = _between(expected[name])
+            table, facts = None, {"hardware": "", "quality": ""}
+            effects = predicted
+            try:
+                if not estimated:
+                    effects, facts, table = _measured(arms[name], studies, storage)
+            except PlanError as error:  # an arm did not complete; the others are told
+                problems.append(f"{name}: {error}")
+                continue
+            evidence = "estimated" if estimated else "simulated" if short else "measured"
+            found[name] = result = _result(known[name], evidence, predicted, effects, facts)
+            write_asked_bytes(place / f"{name}.svg", effects_picture(result).encode())
+            if table is not None:
+                pq.write_table(table, place / f"{name}.parquet")
+            write_asked_bytes(place / f"{name}.json", (json.dumps(result, indent=1) + "\n").encode())
+    if problems:
+        raise PlanError("\n".join(problems))
+    return found
+
+
+def _result(
+    declared: Mapping[str, Any], evidence: str, predicted: _Effects, effects: _Effects, facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns what an experiment's file of results holds."""
     unmeasured = {"effect": None, "low": None, "high": None, "repeats": 0}
     claims = [
         {"metric": metric, "expected": side, "predicted": predicted.get(metric, unmeasured)["effect"]}
@@ -124,7 +167,7 @@ def run_experiment(
         | judged(side, found)
         for metric, side in declared["CLAIMS"].items()
     ]
-    result = {
+    return {
         "question": declared["QUESTION"],
         "paper": declared["PAPER"],
         "evidence": evidence,
@@ -135,16 +178,9 @@ def run_experiment(
         "claims": claims,
         "verdict": claims[0]["verdict"],
     }
-    place = Path(results or Path(folder) / "results")
-    place.mkdir(parents=True, exist_ok=True)
-    write_asked_bytes(place / f"{name}.svg", effects_picture(result).encode())
-    if table is not None:
-        pq.write_table(table, place / f"{name}.parquet")
-    write_asked_bytes(place / f"{name}.json", (json.dumps(result, indent=1) + "\n").encode())
-    return result
 
 
-def measured_effects(a: Counted, b: Counted) -> dict[str, dict[str, Any]]:
+def measured_effects(a: Counted, b: Counted) -> _Effects:
     """Returns the effect of B over A with its 95 % interval, for every metric that the runs of both measured."""
     effects = {}
     for one in filter(None, (difference(metric, a, b) for metric in METRICS)):
@@ -194,10 +230,10 @@ def _devices_here() -> str:
     return f"1x{4 if number >= 4 else 2} {kind.name}"
 
 
-def _space(name: str, declared: Mapping[str, Any], arm: Mapping[str, Any], cluster: Any) -> dict[str, Any]:
+def _space(declared: Mapping[str, Any], arm: Mapping[str, Any], cluster: Any) -> dict[str, Any]:
     """Returns the space of one arm on a cluster, unless the file names one."""
     own = {key: arm[key] for key in arm if key in SpaceFile.model_fields.keys() - {*OF_PLAN, "flags"}}
-    given = {"study": f"experiment_{name}", "cluster": cluster, "engine": "torch", **declared["SPACE"], **own}
+    given = {"study": "experiment", "cluster": cluster, "engine": "torch", **declared["SPACE"], **own}
     return given | {
         "objective": "maximize tokens_per_s",
         "plans": [{key: value for key, value in arm.items() if key not in own}],
@@ -207,7 +243,7 @@ def _space(name: str, declared: Mapping[str, Any], arm: Mapping[str, Any], clust
 
 def _shortened(space: dict[str, Any]) -> dict[str, Any]:
     """Returns the same plan of a tiny model on processors: seconds an arm, and nothing that says anything of a GPU."""
-    quick = space | {"cluster": _ON_CPU, "measure": space["measure"] | _QUICK | {"repeats": 2}}
+    quick = space | {"cluster": _ON_CPU, "measure": space["measure"] | _QUICK}
     if space["engine"] == "command":
         return quick
     models = space["model"] if isinstance(space["model"], list) else [space["model"]]
@@ -217,7 +253,7 @@ def _shortened(space: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _estimated(space: dict[str, Any]) -> dict[str, tuple[float, float]]:
+def _estimated(space: dict[str, Any]) -> _Expected:
     """Returns the estimate of every metric of an arm, with the standard deviation of its log; none of a command."""
     planned = plan(space)
     planned.candidates.require_kept()
@@ -229,7 +265,7 @@ def _estimated(space: dict[str, Any]) -> dict[str, tuple[float, float]]:
     return {name: (float(one.value[0]), float(one.log_std[0])) for name, one in made.estimates.columns.items()}
 
 
-def _between(arms: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, dict[str, Any]]:
+def _between(arms: Sequence[_Expected]) -> _Effects:
     """Returns effects between two estimates. Their errors are taken as independent, which is the wider interval."""
     found = {}
     for metric, (a, of_a) in arms[0].items():
@@ -242,29 +278,37 @@ def _between(arms: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, dic
     return found
 
 
-def _measured(
-    arms: Sequence[dict[str, Any]], storage: str | None, watch: Any
-) -> tuple[dict[str, dict[str, Any]], dict[str, Any], pa.Table]:
-    """Runs two arms in turn; returns effects by metric, facts of the runs, and the runs as a table."""
-    first, second = arms
-    rounds = [first | {"plans": [*first["plans"], *second["plans"]]}]
+def _run(arms: Sequence[_Arms], name: str, storage: str | None, watch: Any) -> dict[str, Study]:
+    """Runs arms in turn, those of one work as one study; returns the study of each trial by its id."""
+    (first, second), name = arms[0], f"experiment_{name}"
+    each = [plan for pair in arms for one in pair for plan in one["plans"]]
+    rounds = [first | {"study": name, "plans": [one for at, one in enumerate(each) if one not in each[:at]]}]
     if any(first[key] != second[key] for key in first if key != "plans"):
         # Arms of other work are studies of their own, which take turns.
-        first, second = (one | {"study": f"{one['study']}_{end}"} for one, end in zip(arms, "ab", strict=True))
-        each = range(1, first["measure"]["repeats"] + 1)
-        rounds = [one | {"measure": one["measure"] | {"repeats": n}} for n in each for one in (first, second)]
-    studies = {}
+        ends = [one | {"study": f"{name}_{end}"} for one, end in zip(arms[0], "ab", strict=True)]
+        numbers = range(1, first["measure"]["repeats"] + 1)
+        rounds = [one | {"measure": one["measure"] | {"repeats": n}} for n in numbers for one in ends]
+    studies = dict[str, Study]()
     for space in rounds:
         planned = plan(space)
         with nullcontext() if watch is None else watch(planned) as listener:
-            studies[space["study"]] = run_study(planned, storage=storage, listener=listener).study
-    trials = [f"{studies[one['study']].path}/trials/{plan(one).kept[0].trial_id}" for one in (first, second)]
-    compared = compare(*trials, storage=storage)
-    runs = [trial.result for study in studies.values() for trial in study.trials()]
+            study = run_study(planned, storage=storage, listener=listener).study
+        studies |= dict.fromkeys((one.trial_id for one in planned.kept), study)
+    return studies
+
+
+def _measured(
+    arms: _Arms, studies: Mapping[str, Study], storage: str | None
+) -> tuple[_Effects, dict[str, Any], pa.Table]:
+    """Returns effects of one arm over the other by metric, facts of their runs, and the runs as a table."""
+    ids = [plan(one).kept[0].trial_id for one in arms]
+    compared = compare(*(f"{studies[one].path}/trials/{one}" for one in ids), storage=storage)
+    runs = [*compared.a.counted.runs, *compared.b.counted.runs]
     facts = {
         "hardware": compared.a.spec.cluster.label,
         "quality": min((run.quality for run in runs), key=QUALITIES.index),
         "versions": {key[len("version.") :]: text for key, text in runs[0].tags.items() if key.startswith("version.")},
     }
+    tables = [studies[one].metrics().filter(pc.equal(pc.field("trial_id"), one)) for one in ids]
     effects = measured_effects(compared.a.counted, compared.b.counted)
-    return effects, facts, pa.concat_tables([one.metrics() for one in studies.values()], promote_options="default")
+    return effects, facts, pa.concat_tables(tables, promote_options="default")

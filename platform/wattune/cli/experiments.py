@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from wattune.api.bundles import check_bundle
-from wattune.api.experiments import FOLDER, find_experiments, results_of, run_experiment, written_page
+from wattune.api.experiments import FOLDER, find_experiments, results_of, run_experiments, written_page
 from wattune.cli.shell import JsonOption, StorageOption, out, print_json, print_line
 from wattune.cli.study import in_order, view_of
 from wattune.cli.verbs import app
@@ -18,8 +18,10 @@ from wattune.view.effects import effect_text, experiments_view
 
 @app.command()
 def experiments(
-    action: Annotated[str, typer.Argument(help="list, run NAME, check ZIP, or page: write README.md anew.")] = "list",
-    name: Annotated[str | None, typer.Argument(help="What to run or check.", show_default=False)] = None,
+    action: Annotated[
+        str, typer.Argument(help="list, run NAME..., check ZIP, or page: write README.md anew.")
+    ] = "list",
+    names: Annotated[list[str] | None, typer.Argument(help="What to run or check.", show_default=False)] = None,
     folder: Annotated[Path, typer.Option(help="Folder of the experiments.")] = Path(FOLDER),
     results: Annotated[
         Path | None, typer.Option(help="Folder to write results to; else results in --folder.", show_default=False)
@@ -30,14 +32,15 @@ def experiments(
     storage: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Lists experiments with hardware, date, quality, answer and verdict; `run NAME` runs one."""
-    if action not in ("list", "run", "page", "check") or (action in ("run", "check")) != (name is not None):
+    """Lists experiments with hardware, date, quality, answer and verdict; `run NAME` runs one, or several."""
+    num = len(names or ())
+    if not {"list": num == 0, "page": num == 0, "run": num > 0, "check": num == 1}.get(action, False):
         raise typer.BadParameter("write `experiments`, `experiments run NAME`, `experiments page`, or `... check ZIP`")
     if short and results is None:
         raise typer.BadParameter("--short says nothing of hardware, and does not stand among results; give --results")
     if action == "page":
         write_asked_bytes(folder / "README.md", written_page(folder).encode())
-    elif name is None:
+    elif not names:
         questions = {one: declared["QUESTION"] for one, declared in find_experiments(folder).items()}
         found = results_of(folder)
         if as_json:
@@ -45,7 +48,7 @@ def experiments(
         else:
             show(out, *experiments_view(questions, found))
     elif action == "check":
-        told = check_bundle(Path(name))
+        told = check_bundle(Path(names[0]))
         differ = [f"{one}: {text}" for one, text in told["differences"].items()]
         derived = ", ".join(f"{number} {verdict}" for verdict, number in told["verdicts"].items()) or "no verdict"
         line = f"{told['name']}, wattune {told['version']}: {len(differ)} of {told['files']} files differ; {derived}"
@@ -55,9 +58,9 @@ def experiments(
     else:
         watch = None if as_json else view_of
         with in_order():
-            result = run_experiment(name, folder=folder, results=results, storage=storage, short=short, watch=watch)
+            found = run_experiments(names, folder=folder, results=results, storage=storage, short=short, watch=watch)
         if as_json:
-            print_json(result)
-        else:
+            print_json(found)
+        for name, result in ({} if as_json else found).items():
             for claim in result["claims"]:
-                print_line(f"{effect_text(claim)}, expected {claim['expected']}")
+                print_line(f"{name}: {effect_text(claim)}, expected {claim['expected']}")

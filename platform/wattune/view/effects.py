@@ -30,7 +30,7 @@ def effects_picture(result: Mapping[str, Any]) -> str:
     """
     claims = result["claims"]
     values = [_shown(claim, key) for claim in claims for key in ("effect", "low", "high", "predicted")]
-    most = max(1.0, *(abs(value) for value in values if value is not None))
+    most = max([1.0, *(abs(value) for value in values if value is not None)])
     height, middle = _TOP + _ROW * len(claims) + 44, (_LEFT + _WIDTH - 190) / 2
     scale = (_WIDTH - 210 - _LEFT) / 2 / most
     arms, stamp = " against ".join(reversed(result["arms"])), _STAMPS[result["evidence"]]

@@ -7,6 +7,7 @@ import re
 import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,7 +35,7 @@ def test_an_experiment_is_a_short_declaration_whose_arms_can_run(name: str):
     devices = ["1x2 h200_sxm", "1x2 h100_sxm", "1x4 h100_sxm"] if "EVIDENCE" not in declared else ["1x2 h200_sxm"]
     for cluster in devices:
         for arm in declared["ARMS"].values():
-            space = room._space(name, declared, arm, cluster)
+            space = room._space(declared, arm, cluster)
             (kept,) = wattune.plan(space).kept
             assert "EVIDENCE" in declared or wattune.plan(room._shortened(space)).kept, kept
 
@@ -99,7 +100,8 @@ def judged_again(claim):
 
 
 def test_an_estimated_experiment_runs_anywhere_and_its_picture_needs_no_colour(tmp_path: Path):
-    result = room.run_experiment("scale_out", folder=FOLDER, results=tmp_path, storage=str(tmp_path / "storage"))
+    storage = str(tmp_path / "storage")
+    (result,) = room.run_experiments(["scale_out"], folder=FOLDER, results=tmp_path, storage=storage).values()
     assert json.loads((tmp_path / "scale_out.json").read_text()) == json.loads(json.dumps(result))
     assert result["evidence"] == "estimated" and not (tmp_path / "scale_out.parquet").exists()
     claim = result["claims"][0]
@@ -120,18 +122,40 @@ def ratio():
     return speeds[1] / speeds[0]
 
 
+@pytest.mark.parametrize(
+    ("names", "turns"),
+    [
+        (["recomputation"], [("experiment_recomputation", 3, 2)]),
+        (["recomputation", "traffic", "parallelism"], [("experiment_recomputation", 3, 5)]),  # one arm is of two
+        (["lora"], [(f"experiment_lora_{end}", number, 1) for number in (1, 2, 3) for end in "ab"]),
+    ],
+)
+def test_arms_of_one_work_are_one_study_and_others_take_turns(monkeypatch: pytest.MonkeyPatch, names, turns):
+    ran = []
+
+    def run_study(planned, **_):
+        ran.append((planned.name, planned.spec.measure.repeats, len(planned.kept)))
+        return SimpleNamespace(study=planned.name)
+
+    monkeypatch.setattr(room, "run_study", run_study)
+    declared = [KNOWN[name] for name in names]
+    arms = [tuple(room._space(one, arm, "1x2 h200_sxm") for arm in one["ARMS"].values()) for one in declared]
+    studies = room._run(arms, names[0], None, None)
+    assert ran == turns and {wattune.plan(arm).kept[0].trial_id for pair in arms for arm in pair} == studies.keys()
+
+
 def test_mistakes_are_told(tmp_path: Path):
     with pytest.raises(PlanError, match='unknown experiment "scale_outt"; did you mean "scale_out"'):
-        room.run_experiment("scale_outt", folder=FOLDER)
+        room.run_experiments(["scale_outt"], folder=FOLDER)
     with pytest.raises(PlanError, match="no experiment in"):
         room.find_experiments(tmp_path)
     with pytest.raises(PlanError, match="no two GPUs"):
-        room.run_experiment("recomputation", folder=FOLDER, results=tmp_path)
+        room.run_experiments(["recomputation"], folder=FOLDER, results=tmp_path)
     shutil.copy(FOLDER / "recomputation.py", tmp_path / "too_large.py")
     text = (tmp_path / "too_large.py").read_text().replace('"num_layers": 4, ', "")
     (tmp_path / "too_large.py").write_text(text.replace('"llama3_8b"', '"gpt3_175b"').replace("4096", "2048"))
     with pytest.raises(PlanError, match="tp2 mbs2 does not fit"):
-        room.run_experiment("too_large", folder=tmp_path, short=True)
+        room.run_experiments(["too_large"], folder=tmp_path, short=True)
 
 
 @pytest.mark.parametrize(
