@@ -4,8 +4,9 @@
 Hypothesis: EP8-TP4 spreads each exchange of tokens over four nodes with one port each, EP8-TP1-PP4 keeps it on NVLink
 and sends only activations between stages. The paper's figures 4 to 7 have more than half of the kernel time of
 EP8-TP4-PP1 in communication.
-Estimated: nobody here has four nodes. Expected by `wattune.estimate`: 8 times the speed. It said 27 times where each
-rank of a split expert sent the tokens of all of them, as in the torch engine; Megatron-Core's send their own.
+Estimated: nobody here has four nodes. Expected by `wattune.estimate`, before any run: 8 times the speed. It said 27
+where each rank of a split expert sent the tokens of all of them, as in the torch engine; Megatron-Core's send
+their own.
 """
 
 EVIDENCE = "estimated"
