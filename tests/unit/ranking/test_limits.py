@@ -45,6 +45,17 @@ def test_a_plan_is_measured_where_it_ran_and_else_read_from_its_nearest_run():
     assert wide[0] == wide[-1] == 1.0 and min(wide[1:-1]) > 1.03 and wide[3] >= wide[1]
 
 
+def test_the_five_fastest_at_the_highest_limit_are_shown_whether_they_were_measured_there_or_not():
+    factors = np.random.default_rng(1).uniform(0.8, 1.2, 8)
+    pairs = [
+        ran(plan(400 if place % 2 else None, micro_batch_size=1 if place < 4 else 2, tp=2 ** (place % 4)), factor)
+        for place, factor in enumerate(factors)
+    ]
+    alone = [by_limit([pair], VARIED, default_coefficients)[0] for pair in pairs]
+    fastest = sorted(alone, key=lambda rows: -rows[-1]["tokens_per_s"]["value"])[:5]
+    assert by_limit(pairs, VARIED, default_coefficients) == fastest
+
+
 def test_a_trial_without_a_figure_or_a_limit_is_left_out():
     spec, run = ran(plan(500))
     bare = replace(run, metrics={"tokens_per_s": 1.0})
