@@ -3,7 +3,7 @@
     python benchmarks/whole_node_rows.py --csv benchmarks/results/whole_node.csv
     python benchmarks/whole_node_rows.py --studies DIR      # after new calls of whole_node.py: the table by slot anew
 
-It reads `benchmarks/data/node_sweep.parquet`, `node_slots.parquet`, `node_by_slot.parquet` and the estimates that
+It reads `benchmarks/data/node_sweep.parquet`, `node_slots.parquet`, `slots/node.parquet` and the estimates that
 `whole_node.py` wrote before it ran anything. Regret is that of the first proposals of each model, against the best of
 all that was measured, at three bounds on the node's power. A verdict on the node is computed by the rule of
 `wattune experiments`, from arms of eight devices; that before is the one of two devices.
@@ -170,7 +170,7 @@ def layouts(rows: Rows) -> None:
 
 def slots(rows: Rows) -> None:
     """Adds means over all runs by slot, and by arm what the node's power did at 20 ms."""
-    table = pq.read_table(DATA / "node_by_slot.parquet").to_pylist()
+    table = pq.read_table(DATA / "slots" / "node.parquet").to_pylist()
     warm = float(np.mean([row["temp_max_c"] for row in table]))
     for slot in sorted({row["slot"] for row in table}):
         mine = [row for row in table if row["slot"] == slot]
@@ -227,7 +227,7 @@ def main(given: Namespace) -> Found:
     """Computes all rows."""
     if given.studies:
         table = pa.Table.from_pylist([*by_slot(given.studies / "node_slots")])
-        pq.write_table(table, DATA / "node_by_slot.parquet", compression="zstd")
+        pq.write_table(table, DATA / "slots" / "node.parquet", compression="zstd")
     rows = Rows("case", "model", "metric", "num_runs", *FIGURES)
     errors(rows)
     regret(rows)

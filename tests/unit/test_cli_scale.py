@@ -31,7 +31,7 @@ def test_the_small_space_plans_and_says_where_it_comes_from(tmp_path, wattune):
     assert code == 0 and "pipeline bubble to compute" in out and "wrote" in out
     small = tmp_path / "large_on_1x8_h100_sxm.yaml"
     assert "stand for the plans of large.yaml" in small.read_text()
-    assert "figures and order are of the small runs" in wattune("plan", small, "--estimate")[1]
+    assert "figures are the large plans'" in wattune("plan", small, "--estimate")[1]
     planned = api.plan(small)
     assert planned.name == "large_on_1x8_h100_sxm"
     assert {one.spec.stands_for for one in planned.kept} <= {one.spec for one in api.plan(path).kept}
