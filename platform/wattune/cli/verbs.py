@@ -49,7 +49,8 @@ VERBS: Final = {
         "export", "Writes a study's results as one table: a column for each setting and metric, with units."
     ),
     "experiments": Verb(
-        "experiments", "Lists experiments with hardware, date, quality, answer and verdict; `run NAME` runs one, or several."
+        "experiments",
+        "Lists experiments with hardware, date, quality, answer and verdict; `run NAME` runs one, or several.",
     ),
     "rank": Verb(
         "results",
