@@ -17,14 +17,15 @@ ALIKE = [
     if WORK.items() <= one["SPACE"].items() and not any("workload" in arm for arm in one["ARMS"].values())
 ]
 OTHERS = sorted({*MEASURED} - {*ALIKE})
-"""Each of them starts workers of its own, so they run in `make nightly`."""
+"""Each of them starts workers of its own."""
+
+NIGHTLY = [pytest.param(names, marks=pytest.mark.slow) for names in (ALIKE, OTHERS)]
+"""Two gloo ranks with tensor parallelism may wait for each other for ever: one run of three of all that are alike."""
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900), pytest.mark.usefixtures("on_standing_cluster")]
 
 
-@pytest.mark.parametrize(
-    "names", [ALIKE, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["of one work", "of others"]
-)
+@pytest.mark.parametrize("names", [["recomputation"], *NIGHTLY], ids=["one", "of one work", "of others"])
 def test_experiments_run_short_in_one_command(wattune, storage: Path, tmp_path: Path, names: list[str]) -> None:
     here = tmp_path / "here"
     ran = wattune("experiments", "run", *names, "--folder", FOLDER, "--short", "--results", here, "--json")
