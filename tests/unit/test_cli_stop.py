@@ -33,7 +33,8 @@ from wattune import api
 def run_study(*_, **__):
     try:
         print("RUNS", flush=True)  # inside: the key may come before the next line runs
-        time.sleep(60)
+        for _ in range(600):  # short waits, as a study's: a signal just before one long sleep would wait for its end
+            time.sleep(0.1)
     except KeyboardInterrupt:
         time.sleep(0.3)
         print("ENDED", flush=True)
