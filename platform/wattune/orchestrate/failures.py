@@ -114,13 +114,18 @@ def failed_nodes(result: Run) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailuresInARow:
-    """Failures in a row of trials for the same workers, for the same reason."""
+    """Failures in a row of trials for the same workers, for the same reason.
+
+    What the cluster failed side by side counts once.
+    """
 
     reason: str | None = None
     """Their `likeness`; None while there is none."""
     count: int = 0
     trial_id: str = ""
     """The last of them."""
+    end_ns: int = 0
+    """Wall time at which the last one ended that was counted."""
     any_ran: bool = False
     """True once a trial for the workers completed."""
 
@@ -134,7 +139,12 @@ class FailuresInARow:
         again = reason == self.reason
         if again and result.trial_id == self.trial_id and is_surrounded(result):  # it says nothing of other plans
             return self
-        return replace(self, reason=reason, count=self.count + 1 if again else 1, trial_id=result.trial_id)
+        # One death of a rack, or of the process that drives all trials, ends each that runs there.
+        of_cluster = result.status is RunStatus.INFRA_FAILED and not is_surrounded(result)
+        if again and of_cluster and result.start_wall_ns < self.end_ns:
+            return self
+        count = self.count + 1 if again else 1
+        return replace(self, reason=reason, count=count, trial_id=result.trial_id, end_ns=result.end_wall_ns)
 
     def ends_study(self, result: Run) -> bool:
         """Returns whether no more trials for the workers start after the last one of the row."""

@@ -241,6 +241,26 @@ def test_failures_of_one_kind_in_a_row_stop_it_and_the_rest_goes_on(world, make_
     assert sizes(world.drain(world.controller([*torch, *other]))) == [6, 7, 8], "the same command tries on"
 
 
+def test_the_death_of_what_drives_all_trials_is_one_failure_of_a_row(world, make_specs, new_node) -> None:
+    world.nodes += [new_node(f"n{number}") for number in range(1, MOST_ALIKE + 1)]
+    specs = make_specs(3 * (MOST_ALIKE + 1))
+    controller = world.controller(specs)
+    running = [f"t{number}" for number in range(MOST_ALIKE + 1)]
+    assert all(controller.next(name) for name in running)
+    for name in running:
+        controller.finish(name, error=True)
+    assert {one.trial_id for one in world.drain(controller)} == {spec.trial_id for spec in specs}
+    assert controller.ending == "finished" and not controller.stopped
+
+
+def test_failures_of_the_cluster_one_after_another_stop_their_kind(world, make_specs) -> None:
+    controller = world.controller(make_specs(MOST_ALIKE))
+    for number in range(MOST_ALIKE):
+        assert not controller.stopped and controller.next(f"t{number}")
+        controller.finish(f"t{number}", error=True)
+    assert len(controller.stopped) == 1 and controller.next("more") is None and controller.ending == "failures"
+
+
 def end(world, controller, running, tune_id: str, status: RunStatus, reason: str) -> None:
     """Ends a trial with a status and a reason."""
     world.write(running.spec, running.repeat, status, tags=dict(running.tags))
