@@ -216,7 +216,6 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
             "cluster --address HEAD:6379"
         )
     ray_settings.apply(ray_settings.JOB_SETTINGS)
-    ray_settings.withhold_secrets()
     try:
         Path.cwd()
     except FileNotFoundError:

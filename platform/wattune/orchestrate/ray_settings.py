@@ -70,20 +70,6 @@ _LOCAL_SETTINGS: Final = {
 """Environment of a cluster that wattune starts; a variable that the user has set stays."""
 
 
-def withhold_secrets() -> None:
-    """Keeps credentials of the driver out of Ray Tune's actors, and so out of Ray's logs.
-
-    Tune gives every trial the driver's AWS keys as a runtime environment, which Ray's agents write down in files that
-    everybody may read. No trial needs them: results are sent by the driver.
-    """
-    # Loaded here: actors import this module too, and most of them would load Tune, pandas and Ray Data for nothing.
-    from ray.tune.execution import class_cache
-
-    class_cache.ENV_VARS_TO_PROPAGATE.difference_update(
-        [name for name in class_cache.ENV_VARS_TO_PROPAGATE if name.startswith("AWS_")]
-    )
-
-
 def apply(settings: Mapping[str, str]) -> None:
     """Puts settings into this process's environment, unless the user has set them."""
     for name, value in settings.items():

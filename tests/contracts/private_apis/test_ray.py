@@ -27,13 +27,6 @@ def test_temp_dir() -> None:
     assert "temp_dir=_temp_dir" in source("ray._private.worker.init")
 
 
-@pytest.mark.private_api("ray.tune.execution.class_cache.ENV_VARS_TO_PROPAGATE")
-def test_env_vars_to_propagate() -> None:
-    names = get("ray.tune.execution.class_cache.ENV_VARS_TO_PROPAGATE")
-    assert isinstance(names, set)
-    assert "ENV_VARS_TO_PROPAGATE" in source("ray.tune.execution.class_cache._ActorClassCache.get")
-
-
 @pytest.mark.private_api("ray._private.ray_constants.ENABLE_RAY_CLUSTER")
 def test_enable_ray_cluster() -> None:
     constants = load("ray._private.ray_constants")

@@ -181,7 +181,10 @@ def test_the_next_trial_starts_while_the_result_of_a_measured_one_is_made(world,
 
 
 def test_tune_runs_many_trials_at_a_time_without_an_actor_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own manager starts them, hears twice of each, and of one whose driver died."""
+    """Its own manager starts them, hears twice of each, and of one whose driver died.
+
+    The class in which Tune puts the driver's AWS keys, for Ray to write into its logs, is not touched.
+    """
     refs: dict[int, Any] = {}
 
     def put(value: Any) -> int:
