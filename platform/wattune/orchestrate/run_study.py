@@ -161,7 +161,7 @@ class _Driven:
         self.get_auto_filled_metrics = _Call(lambda *_, **__: ray.put({}))
 
     def _next(self) -> Any:
-        """Runs the trial until its nodes are free; the second time until its result is there."""
+        """Runs the trial until its nodes are free; the second time, if Tune asks again, until its result is there."""
         if self._is_free:
             return self._lanes.concluded(self._attempt)
         self._is_free = True

@@ -29,7 +29,7 @@ from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.command_result import command_spans, run_spans
 from wattune.orchestrate.cooldown import wait_until_cool
 from wattune.orchestrate.failures import Cause, Failure, is_of_the_machine
-from wattune.orchestrate.lanes.actor import LaneKeeper
+from wattune.orchestrate.lanes.actor import DONE_METRIC, LaneKeeper
 from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.lanes.messages import Answer, Assignment, Death, GroupKey
 from wattune.orchestrate.lanes.ray_errors import KEEPER_ENDED, KEEPER_REMEDY, cause, ray_words
@@ -71,9 +71,10 @@ def run_trial(attempt: Attempt, cluster: Cluster, lanes: Lanes, free: Callable[[
     `free` is called where its nodes are free. Whatever fails becomes the trial's status.
     """
     try:
-        ray.get(lanes.drive(attempt, cluster))
+        is_done = ray.get(lanes.drive(attempt, cluster))[DONE_METRIC]
         free()
-        ray.get(lanes.concluded(attempt))
+        if not is_done:
+            ray.get(lanes.concluded(attempt))
     except RayActorError as error:
         _note_failure(attempt, error, Failure(Cause.HEAD, f"{KEEPER_ENDED} ({ray_words(error)}); {KEEPER_REMEDY}"))
     result = TrialFolder(attempt.folder).result()

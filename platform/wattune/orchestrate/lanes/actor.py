@@ -41,7 +41,7 @@ from wattune.plans.program import is_command
 _log = logging.getLogger(__name__)
 
 DONE_METRIC: Final = "done_trials"
-"""The only metric that Ray Tune is told; it needs one. 0 where the trial's nodes are free, 1 where it is done."""
+"""The only metric that Ray Tune is told; it needs one. 0 where only the trial's nodes are free, 1 where it is done."""
 
 MOST_CALLS: Final = 100_000
 """Calls that may wait at once: two per worker, one per driver."""
@@ -107,14 +107,14 @@ class LaneKeeper:
         """Returns once this process takes calls: who waits for it, survives a death of the one before."""
 
     async def drive(self, attempt: Attempt, cluster: Cluster, _ready: None = None) -> dict[str, Any]:
-        """Runs a trial until its nodes are free. Its result may be made yet: see `concluded`."""
+        """Runs a trial until its nodes are free, and ends as `concluded` does where its result is there by then."""
         assert self._drive is not None, "these lanes are driven"
         freed = asyncio.Event()
         task: asyncio.Task[None] = asyncio.create_task(self._drive(self, attempt, cluster, freed.set))
         task.add_done_callback(lambda _: freed.set())
         self._driven[attempt.name] = task
         await freed.wait()
-        return {DONE_METRIC: 0}
+        return await self.concluded(attempt.name) if task.done() else {DONE_METRIC: 0}
 
     async def concluded(self, name: str) -> dict[str, Any]:
         """Returns once the result of a trial that was driven is stored; raises what kept it from that."""

@@ -232,6 +232,24 @@ def test_a_trial_frees_its_nodes_before_it_is_concluded_and_its_error_is_told_th
     asyncio.run(scenario())
 
 
+def test_nodes_of_a_trial_that_frees_none_early_are_free_when_its_end_is_told(keeper: LaneKeeper) -> None:
+    """Its result counts in the choice of what runs there next."""
+
+    async def drives(_keeper: Any, attempt: Any, _cluster: Any, _free: Any) -> None:
+        if attempt.name == "b":
+            raise RayActorError
+
+    async def scenario() -> None:
+        keeper._drive = drives
+        told = await keeper.drive(assignment("a").attempt, None)  # type: ignore[arg-type]
+        assert told == {"done_trials": 1, "done": True}
+        with pytest.raises(RayActorError):
+            await keeper.drive(assignment("b").attempt, None)  # type: ignore[arg-type]
+        assert not keeper._driven
+
+    asyncio.run(scenario())
+
+
 def test_results_are_made_aside_at_low_priority_by_a_few_processes(
     keeper: LaneKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
