@@ -43,8 +43,6 @@ JOB_SETTINGS: Final = {
     # writes a checkpoint. No trial does: wattune acts when a node has left. With it Train would take no notice of a
     # lost worker until the node's deadline.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-    # Trials end by themselves; where Tune has to end one, its workers must not hold their devices for ten minutes.
-    "TUNE_FORCE_TRIAL_CLEANUP_S": "10",
     # The study folder holds the results.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",

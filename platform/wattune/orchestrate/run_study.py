@@ -185,6 +185,10 @@ class _OneDriver(RayActorManager):  # type: ignore[misc]
         self._actor_state_events.track_future(ready, lambda _: self._actor_start_resolved(actor, ready))
         return actor
 
+    def remove_actor(self, tracked_actor: TrackedActor, kill: bool = False, stop_future: Any = None) -> bool:
+        """Forgets a trial that ended. There is nothing to kill where Tune comes late to forget it."""
+        return not kill and bool(super().remove_actor(tracked_actor, stop_future=stop_future))
+
     def get_resource_futures(self) -> list[Any]:
         """Resources that are waited for."""
         return []

@@ -185,7 +185,6 @@ def test_ray_train_worker_group_start_timeout_s() -> None:
     readers = {
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "ray.train.v2._internal.constants",
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "ray.train.v2._internal.constants",
-        "TUNE_FORCE_TRIAL_CLEANUP_S": "ray.tune.execution.tune_controller",
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "ray.tune.utils.callback",
         "TUNE_GLOBAL_CHECKPOINT_S": "ray.tune.execution.tune_controller",
         "RAY_AIR_NEW_OUTPUT": "ray.tune.experimental.output",

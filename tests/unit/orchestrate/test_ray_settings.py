@@ -27,9 +27,9 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_the_user_has_set_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TUNE_FORCE_TRIAL_CLEANUP_S", "99")
+    monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "99")
     ray_settings.apply(ray_settings.JOB_SETTINGS)
-    assert os.environ["TUNE_FORCE_TRIAL_CLEANUP_S"] == "99"
+    assert os.environ["TUNE_GLOBAL_CHECKPOINT_S"] == "99"
     assert os.environ["RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES"] == "1"
 
 

@@ -218,4 +218,7 @@ def test_tune_runs_many_trials_at_a_time_without_an_actor_each(monkeypatch: pyte
         if not manager.num_actor_tasks and heard.count("start") == 40:
             break
     assert [heard.count(one) for one in ("start", "error", 0, 1)] == [40, 20, 20, 20]
+    late = manager.add_actor(cls=None, kwargs=given, resource_request=None)
+    assert not manager.remove_actor(late, kill=True), "Tune kills what it comes late to forget, as on a busy machine"
+    assert manager.next(timeout=0)
     manager.cleanup()
