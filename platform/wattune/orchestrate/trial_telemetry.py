@@ -20,7 +20,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.errors import PlanError, TelemetryError
 from wattune.orchestrate.ask import ask_all
 from wattune.orchestrate.cluster import Cluster, Node
-from wattune.orchestrate.lanes.actor import LaneKeeper
+from wattune.orchestrate.lanes.actor import NICENESS, LaneKeeper
 from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.lanes.messages import Death, Place
 from wattune.orchestrate.lanes.ray_errors import KEEPER_ENDED, KEEPER_REMEDY, cause, ended_with_keeper, ray_words
@@ -42,11 +42,8 @@ FEW_NODES: Final = 8
 """Nodes up to which a trial's analysis takes a head less than a second of a processor."""
 WORK_S: Final = 600.0
 """Longest that work on a trial's files may take on a node."""
-NICENESS: Final = 10
-"""Added to that of the thread that makes a result, which Linux counts by thread: the next trial may build and compile
-meanwhile, and only root may take that back."""
 
-Answer = TypeVar("Answer")
+_T = TypeVar("_T")
 
 _BACKENDS_OF_VENDOR: Final = {"cpu": ("host",), "nvidia": ("host", "nvml"), "amd": ("host", "amd_smi")}
 """Backends that read a node's sensors, by the vendor of its devices."""
@@ -124,7 +121,7 @@ class TrialTelemetry:
             digests |= {**part.digests, **MeasuredFolder(folder).write_files(part.node, part.files)}
         return digests
 
-    def beside(self, work: Callable[[], Answer]) -> Answer:
+    def beside(self, work: Callable[[], _T]) -> _T:
         """Does work on the trial's files: on one of its nodes that see them, if there are many nodes; else here.
 
         So a head that drives many trials is not busy with each. Where the node fails at it, it is done here.
@@ -134,13 +131,13 @@ class TrialTelemetry:
             return work()
         pinned = NodeAffinitySchedulingStrategy(seen[-1].node_id, soft=False)
         task = ray.remote(niced).options(num_cpus=0, max_retries=0, scheduling_strategy=pinned)
-        found, failed = ask_all({seen[-1]: task.remote(work)}, WORK_S)
-        for node, error in failed.items():
+        try:
+            done: _T = ray.get(task.remote(work), timeout=WORK_S)
+        except RayError as error:
             why = cause(error) if isinstance(error, RayTaskError) else ray_words(error)
-            _log.warning("what node %s was to do is done here: %s", node.name, why)
+            _log.warning("what node %s was to do is done here: %s", seen[-1].name, why)
             return work()
-        answer: Answer = found[seen[-1]]
-        return answer
+        return done
 
     def forget(self) -> None:
         """Removes the trial's files from its nodes once they are in the study folder."""
@@ -164,8 +161,8 @@ class TrialTelemetry:
         return tuple(_explained(death, *fates.get(death, ("", 0))) for death in deaths)
 
 
-def niced(work: Callable[[], Answer]) -> Answer:
-    """Does work in a thread that gives way to others."""
+def niced(work: Callable[[], _T]) -> _T:
+    """Does work in a thread that gives way to others: Linux counts niceness by thread, and only root may lower it."""
     with ThreadPoolExecutor(1, initializer=os.nice, initargs=(NICENESS,)) as aside:
         return aside.submit(work).result()
 

@@ -13,7 +13,6 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from wattune.catalog.hardware import DEVICES, ClusterSpec
 from wattune.errors import TelemetryError
-from wattune.orchestrate import trial_telemetry
 from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.lanes.messages import Death, Place
 from wattune.orchestrate.telemetry_actor import NodeTelemetry, Sensed
@@ -199,16 +198,16 @@ def test_work_on_files_of_many_nodes_is_done_on_one_that_sees_them(
     nodes = [replace(new_node(f"n{number}"), node_id=f"{number:056x}") for number in range(num_nodes)]
     pinned: list[Any] = []
 
-    def ask(asked: dict[Any, Any], _within_s: float) -> tuple[dict[Any, Any], dict[Any, Any]]:
-        return (
-            ({}, {node: RayActorError() for node in asked}) if fails else ({n: one() for n, one in asked.items()}, {})
-        )
+    def get(task: Callable[[], Any], timeout: float) -> Any:
+        if fails:
+            raise RayActorError
+        return task()
 
     def options(**given: Any) -> Any:
         pinned.append(given["scheduling_strategy"].node_id)
         return SimpleNamespace(remote=lambda work: work)
 
-    monkeypatch.setattr(trial_telemetry, "ask_all", ask)
+    monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(ray, "remote", lambda _: SimpleNamespace(options=options))
     told = [
         NodeTelemetry(one.name, {}, (), {"telemetry/fast.parquet": "0"} if one != nodes[-1] else {}) for one in nodes

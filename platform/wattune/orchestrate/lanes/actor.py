@@ -61,8 +61,8 @@ MOST_THREADS: Final = 128
 MOST_ASIDE: Final = 4
 """Processes that make results; half the node's processors where that is less."""
 
-_NICENESS: Final = 10
-"""Added to that of those processes: the next trials may build and compile meanwhile."""
+NICENESS: Final = 10
+"""Added to that of what makes results: the next trials may build and compile meanwhile."""
 
 _T = TypeVar("_T")
 
@@ -71,7 +71,7 @@ class Aside:
     """A process beside the one that drives the trials, of which a study has a few."""
 
     def __init__(self) -> None:
-        os.nice(_NICENESS)
+        os.nice(NICENESS)
 
     def do(self, work: Callable[[], _T]) -> _T:
         """Does a piece of work."""
@@ -84,7 +84,7 @@ class LaneKeeper:
     A lane may be gone, with a node or with an earlier process of this actor.
     """
 
-    def __init__(self, scratch: str, storage: Path | None = None, drive: "Drive | None" = None) -> None:
+    def __init__(self, scratch: str, storage: Path | None, drive: "Drive") -> None:
         self._scratch, self._storage, self._drive = scratch, storage, drive
         self._driven: dict[str, asyncio.Task[None]] = {}
         """Trials by name, from their start until somebody has heard that their result is there."""
@@ -108,7 +108,6 @@ class LaneKeeper:
 
     async def drive(self, attempt: Attempt, cluster: Cluster, _ready: None = None) -> dict[str, Any]:
         """Runs a trial until its nodes are free, and ends as `concluded` does where its result is there by then."""
-        assert self._drive is not None, "these lanes are driven"
         freed = asyncio.Event()
         task: asyncio.Task[None] = asyncio.create_task(self._drive(self, attempt, cluster, freed.set))
         task.add_done_callback(lambda _: freed.set())
@@ -232,20 +231,21 @@ class LaneKeeper:
 
     def spans(self, name: str) -> dict[int, pa.Table]:
         """See `Lane.spans`."""
-        return next((found for lane in self._lanes.values() if (found := lane.spans(name))), {})
+        lanes = list(self._lanes.values())  # a thread calls this, while others may be added
+        return next((found for lane in lanes if (found := lane.spans(name))), {})
 
     async def forget_nodes(self, nodes: tuple[str, ...]) -> None:
         """Ends the lanes on nodes that are gone."""
         gone = [name for name, lane in self._lanes.items() if set(lane.nodes) & set(nodes)]
         lanes = [self._lanes.pop(name) for name in gone]
-        self._telemetry = {key: actor for key, actor in self._telemetry.items() if key[0] not in nodes}
+        self._telemetry = {key: actor for key, actor in list(self._telemetry.items()) if key[0] not in nodes}
         await asyncio.gather(*(lane.close("a node of the lane is gone") for lane in lanes))
 
     async def close(self) -> None:
         """Ends every lane and every running sampler."""
         await asyncio.gather(
             *(lane.close("the study was stopped", interrupts=True) for lane in self._lanes.values()),
-            *map(_release, self._telemetry.values()),
+            *map(_release, list(self._telemetry.values())),
         )
 
     async def call(self, lane: str, name: str, *arguments: Any, **more: Any) -> Any:

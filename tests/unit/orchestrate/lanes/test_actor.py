@@ -106,7 +106,8 @@ def keeper(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> LaneKeeper:
     )
     monkeypatch.setattr(actor, "remove_orphans", lambda: 0)
     monkeypatch.setattr(actor, "Lane", lambda nodes, _launch, _kill, _probe, _share: FakeLane(nodes))
-    return LaneKeeper(str(tmp_path))
+    unused: Any = None
+    return LaneKeeper(str(tmp_path), None, unused)
 
 
 def assignment(*nodes: str) -> Any:
