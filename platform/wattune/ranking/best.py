@@ -200,8 +200,9 @@ def standing(rows: Sequence[RankedTrial], question: Question) -> Standing:
     models: dict[int, tuple[Scatter, list[tuple[int, int, float]]]] = {}
     unseen: list[float] = []
     for place, row in enumerate(rows):
-        fitted, number = row.spreads.fitted(metric), row.spreads.number(row.counted, metric)
-        assert fitted is not None and number is not None and row.objective is not None, "every row has its objective"
+        placed = row.spreads.placed(row.counted, metric)
+        assert placed is not None and row.objective is not None, "every row has its objective"
+        fitted, number = placed
         models.setdefault(id(fitted), (fitted.scatter, []))[1].append((place, number, row.objective.value))
         unseen.append(fitted.reading_error(row.counted, metric) ** 2)
     parts = [

@@ -220,8 +220,9 @@ class _Part:
 
     @classmethod
     def of(cls, metric: str, side: Counted) -> "_Part":
-        fitted, number = side.spreads.fitted(metric), side.spreads.number(side.runs, metric)
-        assert fitted is not None and number is not None, "a side with an interval has a model"
+        placed = side.spreads.placed(side.runs, metric)
+        assert placed is not None, "a side with an interval has a model"
+        fitted, number = placed
         found, runs = fitted.scatter, ordinary(side.runs)
         variance, degrees = float(found.variance[number]), float(found.degrees_of_freedom[number])
         of_mean = variance / len(runs) if len(runs) < found.num_runs[number] else 1.0 / float(found.weight[number])

@@ -10,7 +10,6 @@ from typing import Final
 import numpy as np
 
 from wattune.arrays import Floats
-from wattune.fidelity import measuring
 from wattune.objective import Question
 from wattune.ranking.assessment import RankedTrial, Verdict, assess_trial, completed, finite
 from wattune.ranking.best import (
@@ -170,9 +169,8 @@ class Posterior:
             return None
         for trial_id in self._changed:
             counted = completed(self._trials[trial_id][1])
-            number = self.spreads.number(measuring(counted, metric), metric)
-            if number is not None:
-                self._placed[trial_id] = number, waiting_frac(counted, metric)
+            if (placed := self.spreads.placed(counted, metric)) is not None:
+                self._placed[trial_id] = placed[1], waiting_frac(counted, metric)
             else:
                 self._placed.pop(trial_id, None)
         self._changed = {}
@@ -181,6 +179,6 @@ class Posterior:
         numbers, waits = np.array([*self._placed.values()]).T
         places = numbers.astype(np.intp)
         values = self.spreads.figures(metric)[places]
-        one = on_one_scale([(fitted.scatter, places, values)], maximize=self.question.objective.maximize)
         maximize = self.question.objective.maximize
+        one = on_one_scale([(fitted.scatter, places, values)], maximize=maximize)
         return [*self._placed], one, headroom_of(waits, values, maximize=maximize, logarithmic=one.logarithmic)

@@ -6,6 +6,7 @@ there is no ordinary run.
 """
 
 import math
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -218,8 +219,8 @@ class Spreads:
         change, raw = fitted.scatter.mean - fitted.scatter.raw_mean, self._known[metric].means()
         return raw * np.exp(np.minimum(change, MOST_LOG)) if fitted.logarithmic else raw + change
 
-    def number(self, counted: Sequence[Run], metric: str) -> int | None:
-        """Returns the trial's number in the model, None if one of its repeats did not measure the metric."""
+    def placed(self, counted: Sequence[Run], metric: str) -> tuple[Fitted, int] | None:
+        """Returns a metric's model and the trial's number in it, None if one of its repeats did not measure it."""
         if not counted:
             return None
         soaks, is_measured = True, False
@@ -229,18 +230,12 @@ class Spreads:
             elif not is_unprofiled(result):
                 return None
         fitted = self.fitted(metric)
-        return None if fitted is None or not is_measured else fitted.number[counted[0].trial_id, soaks]
-
-    def _placed(self, counted: Sequence[Run], metric: str) -> tuple[Fitted, int, Sequence[Run]] | None:
-        """Returns a metric's model, the trial's number in it, and those of its repeats that count for such a metric."""
-        counted = measuring(counted, metric)
-        number, fitted = self.number(counted, metric), self.fitted(metric)
-        return None if number is None or fitted is None else (fitted, number, counted)
+        return None if fitted is None or not is_measured else (fitted, fitted.number[counted[0].trial_id, soaks])
 
     def middle(self, counted: Sequence[Run], metric: str) -> float | None:
         """Computes the middle of `interval` alone, in a fraction of its time: tables of all trials need no more."""
-        placed = self._placed(counted, metric)
-        return None if placed is None else _middle(*placed, metric)
+        placed = self.placed(counted, metric)
+        return None if placed is None else _middle(*placed, measuring(counted, metric), metric)
 
     def interval(self, counted: Sequence[Run], metric: str) -> Interval | None:
         """Computes a metric over completed repeats of one trial, None if one of them did not measure it.
@@ -248,9 +243,9 @@ class Spreads:
         The middle is the mean of the runs, as it would be on the study's most used nodes at the middle of its time.
         Some of a trial's repeats alone have the interval of so many.
         """
-        if (placed := self._placed(counted, metric)) is None:
+        if (placed := self.placed(counted, metric)) is None:
             return None
-        fitted, number, counted = placed
+        (fitted, number), counted = placed, measuring(counted, metric)
         runs, found, value = ordinary(counted), fitted.scatter, _middle(fitted, number, counted, metric)
         error = float(fitted.error[number])
         if len(runs) < found.num_runs[number]:
@@ -268,9 +263,9 @@ class Spreads:
         temperature is the settled one: where runs were long enough for that, short ones do not count.
         """
         metric = judged_metric(metric, counted)
-        if (placed := self._placed(counted, metric)) is None:
+        if (placed := self.placed(counted, metric)) is None:
             return []
-        fitted, _, counted = placed
+        (fitted, _), counted = placed, measuring(counted, metric)
         found, nexts = fitted.scatter, []
         for soak, runs in by_length(counted).items():
             number = fitted.number[counted[0].trial_id, soak]
@@ -424,32 +419,36 @@ class _Columns:
         self._number: dict[tuple[str, bool], int] = {}
         self._node_sets: dict[str, int] = {}
         self._trials: dict[str, int] = {}
-        self._data = np.empty((7, 64))
-        """Rows: number, node set, trial, start, value, error within the run, share of waiting for the host or NaN."""
-        self._num_seen, self._size, self._are_measured = 0, 0, True
+        self._data = array("d")
+        """Of each run: number, node set, trial, start, value, error within it, share of waiting for the host or NaN."""
+        self._num_seen, self._are_measured = 0, True
         self._latest = Run(trial_id="", repeat=0, status=RunStatus.INVALID, start_wall_ns=-1)
         self._found: Fitted | None = None
 
     def fitted(self, runs: Sequence[Run]) -> Fitted | None:
         """Takes in what is new in a list of runs; returns the model of all, None without any."""
-        new, self._num_seen, before = runs[self._num_seen :], len(runs), self._size
-        for run in new:
+        if len(runs) == self._num_seen:
+            return self._found
+        before = len(self._data)
+        for run in runs[self._num_seen :]:
             self._add(run)
-        self._found = self._fitted() if self._size > before else self._found
+        self._num_seen = len(runs)
+        self._found = self._fitted() if len(self._data) > before else self._found
         return self._found
 
     def means(self) -> Floats:
         """Returns the mean of each number's runs."""
-        number, value = self._data[0, : self._size].astype(np.intp), self._data[4, : self._size]
-        return np.asarray(np.bincount(number, value) / np.bincount(number))
+        number, _, _, _, value, _, _ = self._columns()
+        return np.asarray(np.bincount(number.astype(np.intp), value) / np.bincount(number.astype(np.intp)))
+
+    def _columns(self) -> Floats:
+        return np.array(self._data).reshape(-1, 7).T.copy()
 
     def _add(self, run: Run) -> None:
         if self._metric not in (metrics := run.metrics):
             return
-        if self._size == self._data.shape[1]:
-            self._data = np.concatenate([self._data, np.empty_like(self._data)], axis=1)
         frac = metrics.get("host_bound_frac", math.nan)
-        self._data[:, self._size] = (
+        values = (
             self._number.setdefault((run.trial_id, is_soak(run)), len(self._number)),
             self._node_sets.setdefault(run.tags.get("nodes", ""), len(self._node_sets)),
             self._trials.setdefault(run.trial_id, len(self._trials)),
@@ -458,13 +457,13 @@ class _Columns:
             metrics.get(self._steps, 0.0) / NORMAL_95,
             frac if math.isfinite(frac) else math.nan,
         )
-        self._size += 1
+        self._data.extend(values)
         self._are_measured = self._are_measured and _is_measured(run)
-        self._latest = max(self._latest, run, key=lambda one: one.start_wall_ns)
+        self._latest = run if run.start_wall_ns > self._latest.start_wall_ns else self._latest
 
     def _fitted(self) -> Fitted:
         """Fits the model."""
-        number, node_set, trial, time_s, value, within, frac = self._data[:, : self._size].copy()
+        number, node_set, trial, time_s, value, within, frac = self._columns()
         number, node_set, trial = number.astype(np.intp), node_set.astype(np.intp), trial.astype(np.intp)
         node_sets = tuple(sorted(self._node_sets))
         place = np.array([node_sets.index(name) for name in self._node_sets], np.intp)
