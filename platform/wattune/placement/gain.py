@@ -46,7 +46,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class PlacementAdvice:
-    """The moves that a map offers to a plan, by gain, and the one that is recommended, if any."""
+    """The moves that a map offers to a plan, first those that a run can make, by gain; and the recommended one."""
 
     study: str
     spec: TrialSpec
@@ -175,7 +175,7 @@ class Pipe:
             slow = np.sort(self.slowness.reshape(len(now_s), nodes, -1).max(-1), axis=1)
             aside_s = now_s * slow[:, -2] / slow[:, -1] * nodes / (nodes - 1)
             add("set the slowest node aside", aside_s, needs=f"a plan of {nodes - 1} nodes; at most")
-        return sorted(found, key=lambda one: -round(one.gain_frac, 3))  # the least change first where gains are alike
+        return found
 
 
 def place_plan(
@@ -207,6 +207,8 @@ def place_plan(
     pipe = Pipe(spec, of_stage, slots.slowness[:, where], *passes)
     pipe.rest_s = step_time_s - float(pipe.step_s()[0])
     moves, least = _in_memory(spec, pipe.moves(), peak_bytes), restart_s / horizon_s
+    # What a run can do first, by gain; the least change first where gains are alike.
+    moves.sort(key=lambda one: (one.needs != "", -round(one.gain_frac, 3)))
     ours = [one for one in moves if one.plan != spec.plan]
     errors = HYSTERESIS if spec.plan.layout or spec.plan.rank_order != "topology" else 0.0
     sure = [one for one in ours if one.probability >= LEAST_PROBABILITY and one.gain_frac > errors * one.error_frac]
