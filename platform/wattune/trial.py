@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
@@ -290,3 +291,8 @@ def _cluster(origins: tuple[str, ...], names: tuple[str, ...], *values: Any) -> 
     cluster = ClusterSpec(**dict(zip(names, values, strict=True)))
     require_kinds(cluster)
     return cluster
+
+
+def limit_of(spec: TrialSpec) -> float:
+    """Returns the watts that each device of a trial may draw; infinite where that is not known."""
+    return float(spec.plan.power_limit_w or spec.cluster.sensed_device.power_limit_w or math.inf)

@@ -17,7 +17,7 @@ from wattune.objective import Constraint, Objective, VariedBound
 from wattune.ranking.assessment import RankedTrial, completed, is_simulated, shallow
 from wattune.ranking.bounds import LIMIT, Margin
 from wattune.ranking.difference import Counted, difference
-from wattune.ranking.limits import LimitRows, limit_of, split
+from wattune.ranking.limits import LimitRows, split
 from wattune.ranking.order import Ranking, named, ranking_of
 from wattune.ranking.posterior import Posterior
 from wattune.ranking.spreads import Results
@@ -26,7 +26,7 @@ from wattune.run import Prediction, Run
 from wattune.search.names import namer
 from wattune.search.strategies.prediction import Predictions
 from wattune.storage.study import Unreadable
-from wattune.trial import TrialSpec
+from wattune.trial import TrialSpec, limit_of
 
 LIKELY: Final = 0.5
 """Least probability of feasibility of a plan that is named as predicted best."""

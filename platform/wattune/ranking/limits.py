@@ -15,17 +15,12 @@ from wattune.plans.program import is_command
 from wattune.ranking.bounds import LIMIT
 from wattune.ranking.spreads import Results
 from wattune.run import Run
-from wattune.trial import TrialSpec
+from wattune.trial import TrialSpec, limit_of
 
 STEP_W: Final = 50.0
 FIGURES: Final = ("tokens_per_s", "device_power_mean_w", "energy_per_token_j")
 
 LimitRows = list[dict[str, Any]]
-
-
-def limit_of(spec: TrialSpec) -> float:
-    """Returns the watts that each device of a trial may draw; infinite where that is not known."""
-    return float(spec.plan.power_limit_w or spec.cluster.sensed_device.power_limit_w or np.inf)
 
 
 def every_50_w(specs: Sequence[TrialSpec]) -> VariedBound:
@@ -53,7 +48,7 @@ def by_limit(pairs: Results, varied: VariedBound, find: Find) -> list[LimitRows]
         near = min((one for one, _ in groups[base]), key=lambda one: abs(limit_of(one) - varied.values[-1]))
         if limit_of(near) == varied.values[-1]:  # measured there: no estimate is needed
             return float(np.mean([run.metrics["tokens_per_s"] for one, run in groups[base] if one == near]))
-        return float(_of_plan(base, groups[base], varied.values, find)[-1]["tokens_per_s"]["value"])
+        return float(_of_plan(base, groups[base], varied.values[-1:], find)[0]["tokens_per_s"]["value"])
 
     first = sorted(groups, key=fastest, reverse=True)[:5]
     return [_of_plan(base, groups[base], varied.values, find) for base in first]

@@ -10,8 +10,9 @@ from specs import trial_spec
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import estimate
 from wattune.objective import VariedBound
-from wattune.ranking.limits import FIGURES, by_limit, every_50_w, limit_of, split
+from wattune.ranking.limits import FIGURES, by_limit, every_50_w, split
 from wattune.run import Run, RunStatus
+from wattune.trial import limit_of
 
 LIMITS_W = (400.0, 450.0, 500.0, 550.0, 600.0, 650.0, 700.0)
 VARIED = VariedBound(metric="device_power_limit_w", operator="<=", values=LIMITS_W)

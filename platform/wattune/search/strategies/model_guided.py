@@ -21,7 +21,7 @@ from wattune.search.strategies.gaussian_process import GaussianProcess, Vector
 from wattune.search.strategies.prediction import Predictions, log_joint
 from wattune.search.strategies.protocol import FAILED, TEACHES_NOTHING, Observation, Problem, draw
 from wattune.search.strategies.surrogate import Belief, Quantity, Surrogate
-from wattune.trial import TrialSpec
+from wattune.trial import TrialSpec, limit_of
 
 LEAST_FEASIBLE: Final = 0.05
 """A candidate that holds every bound with a smaller probability is proposed only when no other is left."""
@@ -286,11 +286,7 @@ class ModelGuided:
         below, each = constraint.operator.startswith("<"), _DEVICES.get(constraint.metric)
         kept = self._nowhere.copy()
         if below and each is not None and constraint.limit_metric is None:
-            limits_w = [
-                (spec.plan.power_limit_w or spec.cluster.sensed_device.power_limit_w or math.inf)
-                * (getattr(spec.cluster, each) if each else 1)
-                for spec in self._specs
-            ]
+            limits_w = [limit_of(spec) * (getattr(spec.cluster, each) if each else 1) for spec in self._specs]
             kept[: len(limits_w)] = np.array(limits_w) <= constraint.factor
         return _Bound(self._surrogate(quantity), quantity, constraint.factor, below, kept)
 
