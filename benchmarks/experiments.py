@@ -1,14 +1,18 @@
-"""Runs experiments one after another in one call, and packs what came out after each: a call may be cut.
+"""Runs experiments in one call, those of one work as one study, and packs what came out after each: a call may be cut.
 
-    python benchmarks/experiments.py --out DIR --minutes 8.5 recomputation fsdp_micro_batch prefill parallelism
+    python benchmarks/experiments.py --out DIR --minutes 9 parallelism,traffic,swing:6 prefill:7.5 skewed_experts
     python benchmarks/experiments.py --out DIR --short              # every one on processors, sensors simulated
 
-It needs two or four H100 or H200. It prints a line a claim, and writes DIR/experiments.tar with NAME.json, NAME.svg and
-NAME.parquet of each; unpack it into `experiments/results`, then `wattune experiments page` writes the table.
+Names with commas between them run together. `:6` is the minute of the call after which no run of theirs starts; what is
+there by then is judged. It needs two or four H100 or H200. It prints a line a claim, and writes DIR/experiments.tar
+with NAME.json, NAME.svg and NAME.parquet of each; unpack it into `experiments/results`, then `wattune experiments page`
+writes the table. DIR/runs.tar.xz has the studies without their telemetry, packed anew every half minute.
 """
 
 import argparse
+import subprocess
 import tarfile
+import threading
 import time
 from pathlib import Path
 
@@ -18,42 +22,73 @@ from wattune.orchestrate.cluster import connect
 from wattune.view.effects import effect_text
 
 ROOT = Path(__file__).resolve().parents[1]
-SOAKED = ("micro_batch_heat",)
+SOAKED = ("micro_batch_heat", "overlap_heat", "thermal_bound")
 """Longer than a call; named, they run all the same."""
+
+PACK_EVERY_S = 30.0
+
+
+def pack_runs(storage: Path, target: Path) -> None:
+    """Packs studies without raw telemetry; a run that is being written may be missing."""
+    part = target.with_name("runs.part")
+    without = [f"--exclude={name}" for name in ("telemetry", "ml*", "report.html")]
+    command = ["tar", "-C", str(storage), *without, "-cJf", str(part), "."]
+    if storage.is_dir() and subprocess.run(command, check=False, capture_output=True).returncode in (0, 1):
+        part.replace(target)
 
 
 def main() -> int:
     """Runs what was asked for; returns 1 where one of them failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*")
+    parser.add_argument("stages", nargs="*", metavar="NAME,NAME:MINUTE")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=8.5, help="no experiment starts that may end later")
+    parser.add_argument("--storage", type=Path, help="folder of the studies; else DIR/studies")
+    parser.add_argument("--minutes", type=float, default=9.0, help="no run starts that may end later")
     parser.add_argument("--short", action="store_true")
     given = parser.parse_args()
-    folder, began_s, longest_s, failed = ROOT / "experiments", time.monotonic(), 0.0, 0
+    folder, began_s, failed, done = ROOT / "experiments", time.monotonic(), 0, threading.Event()
     given.out.mkdir(parents=True, exist_ok=True)
-    results = given.out / "results"
-    names = given.names or [name for name in find_experiments(folder) if name not in SOAKED]
+    results, storage = given.out / "results", given.storage or given.out / "studies"
+    everything = ",".join(name for name in find_experiments(folder) if name not in SOAKED)
+
+    def pack_often() -> None:
+        while not done.wait(PACK_EVERY_S):
+            pack_runs(storage, given.out / "runs.tar.xz")
+
+    packer = threading.Thread(target=pack_often, daemon=True)
+    packer.start()
     with connect():
-        for name in names:
+        for stage in given.stages or [everything]:
+            names, _, minute = stage.partition(":")
             start_s = time.monotonic()
-            if start_s - began_s + longest_s > 60 * given.minutes:
-                print(f"{name}: not run, the time is up", flush=True)
+            left_s = 60 * min(float(minute or given.minutes), given.minutes) - (start_s - began_s)
+            if left_s <= 0:
+                print(f"{names}: not run, the time is up", flush=True)
                 continue
             try:
-                storage = str(given.out / "studies")
-                ran = run_experiments([name], folder=folder, results=results, storage=storage, short=given.short)
-                for claim in ran[name]["claims"]:
-                    print(f"{name}: {effect_text(claim)}, expected {claim['expected']}", flush=True)
+                asked = names.split(",")
+                ran = run_experiments(
+                    asked,
+                    folder=folder,
+                    results=results,
+                    storage=str(storage),
+                    short=given.short,
+                    max_hours=left_s / 3600,
+                )
+                for name, result in ran.items():
+                    for claim in result["claims"]:
+                        print(f"{name}: {effect_text(claim)}, expected {claim['expected']}", flush=True)
             except WattuneError as error:
                 failed = 1
-                print(f"{name}: {error}", flush=True)
-            took_s = time.monotonic() - start_s
-            longest_s = max(longest_s, took_s)
-            print(f"{name}: {took_s:.0f} s, {time.monotonic() - began_s:.0f} s in all", flush=True)
+                print(f"{names}: {error}", flush=True)
+            now_s = time.monotonic()
+            print(f"{names}: {now_s - start_s:.0f} s, {now_s - began_s:.0f} s in all", flush=True)
             with tarfile.open(given.out / "experiments.tar", "w") as packed:
                 for path in sorted(results.glob("*")):
                     packed.add(path, path.name)
+    done.set()
+    packer.join()
+    pack_runs(storage, given.out / "runs.tar.xz")
     return failed
 
 

@@ -12,7 +12,7 @@ PAPER = "MICRO 2025, figures 8 and 10"
 SPACE = {
     "model": {"name": "llama3_8b", "num_layers": 4, "vocab_size": 32000},
     "workload": {"seq_len": 4096, "global_batch_size": 16},
-    "measure": {"warmup_steps": 5, "min_steps": 10, "min_seconds": 8, "profile_steps": 0},
+    "measure": {"warmup_steps": 5, "min_steps": 10, "min_seconds": 5, "profile_steps": 0},
 }
 ARMS = {
     "one after another": {"micro_batch_size": 2, "sharding": "zero1"},

@@ -12,7 +12,7 @@ PAPER = "ours: swing of a node"
 SPACE = {
     "model": {"name": "llama3_8b", "num_layers": 4, "vocab_size": 32000},
     "workload": {"seq_len": 4096, "global_batch_size": 16},
-    "measure": {"warmup_steps": 5, "min_steps": 10, "min_seconds": 8, "profile_steps": 0},
+    "measure": {"warmup_steps": 5, "min_steps": 10, "min_seconds": 5, "profile_steps": 0},
 }
 ARMS = {"tensor parallel": {"tp": 2, "micro_batch_size": 4}, "pipeline": {"pp": 2, "micro_batch_size": 4}}
 CLAIMS = {"power_swing_rms_w": "higher", "power_ramp_max_w_per_s": "higher", "device_power_mean_w": "lower"}

@@ -99,6 +99,7 @@ def run_experiments(
     results: str | Path | None = None,
     storage: str | None = None,
     short: bool = False,
+    max_hours: float | None = None,
     watch: Callable[[StudyPlan], AbstractContextManager[Listener]] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Runs experiments and writes result, figure and runs of each as NAME.json, NAME.svg and NAME.parquet.
@@ -112,6 +113,7 @@ def run_experiments(
         results: The folder to write to; None is `results` in `folder`.
         storage: The place their studies are kept in. Called again, an experiment goes on with what is there.
         short: True runs the same plans of a tiny model on two processors, with simulated sensors.
+        max_hours: Hours of each study: no run starts that is expected to end later. What is there by then is judged.
         watch: Makes a view of each study that runs.
 
     Raises:
@@ -134,7 +136,7 @@ def run_experiments(
     found, problems = dict[str, dict[str, Any]](), list[str]()
     for group in together.values():
         estimated = known[group[0]].get("EVIDENCE") == "estimated"
-        studies = {} if estimated else _run([arms[name] for name in group], group[0], storage, watch)
+        studies = {} if estimated else _run([arms[name] for name in group], group[0], storage, max_hours, watch)
         for name in group:
             predicted = _between(expected[name])
             table, facts = None, {"hardware": "", "quality": ""}
@@ -278,7 +280,9 @@ def _between(arms: Sequence[_Expected]) -> _Effects:
     return found
 
 
-def _run(arms: Sequence[_Arms], name: str, storage: str | None, watch: Any) -> dict[str, Study]:
+def _run(
+    arms: Sequence[_Arms], name: str, storage: str | None, max_hours: float | None, watch: Any
+) -> dict[str, Study]:
     """Runs arms in turn, those of one work as one study; returns the study of each trial by its id."""
     (first, second), name = arms[0], f"experiment_{name}"
     each = [plan for pair in arms for one in pair for plan in one["plans"]]
@@ -292,7 +296,7 @@ def _run(arms: Sequence[_Arms], name: str, storage: str | None, watch: Any) -> d
     for space in rounds:
         planned = plan(space)
         with nullcontext() if watch is None else watch(planned) as listener:
-            study = run_study(planned, storage=storage, listener=listener).study
+            study = run_study(planned, storage=storage, max_hours=max_hours, listener=listener).study
         studies |= dict.fromkeys((one.trial_id for one in planned.kept), study)
     return studies
 

@@ -140,7 +140,7 @@ def test_arms_of_one_work_are_one_study_and_others_take_turns(monkeypatch: pytes
     monkeypatch.setattr(room, "run_study", run_study)
     declared = [KNOWN[name] for name in names]
     arms = [tuple(room._space(one, arm, "1x2 h200_sxm") for arm in one["ARMS"].values()) for one in declared]
-    studies = room._run(arms, names[0], None, None)
+    studies = room._run(arms, names[0], None, None, None)
     assert ran == turns and {wattune.plan(arm).kept[0].trial_id for pair in arms for arm in pair} == studies.keys()
 
 
