@@ -130,6 +130,9 @@ def measure(case: str, given: Namespace, most_s: float) -> None:
 def figures(path: Path) -> dict[str, dict[str, Any]]:
     """Metrics of each plan of a ranking, with the interval of its objective."""
     found = json.loads(path.read_text())
+    if "error" in found:  # its study measured nothing, so that plans are missing, which misses a bar
+        print(f"{path.stem}: {found['error']['what']}", file=sys.stderr)
+        return {}
     rows = [row for name in ("feasible", "undecided", "infeasible") for row in found[name] if row["objective"]]
     return {row["label"].removesuffix(" scaled"): row["repeats"][0]["metrics"] | row["objective"] for row in rows}
 
