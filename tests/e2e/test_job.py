@@ -1,4 +1,4 @@
-"""`ray job submit` on nodes that have wattune's dependencies and not wattune; and `ray job stop`."""
+"""`ray job submit` on nodes that have wattune's dependencies and not wattune; `ray job stop`; and another job."""
 
 import json
 import os
@@ -282,6 +282,38 @@ def test_a_job_runs_on_the_nodes_of_a_cluster_that_have_the_dependencies_alone(
     for name, one in found.items():
         sampled = {path.name for path in (storage / "on_nodes" / "trials" / name / "telemetry").iterdir()}
         assert sampled == set(one["tags"]["nodes"].split(","))
+
+
+OTHER_JOB = """
+import sys, time, ray
+ray.init(log_to_driver=False)
+@ray.remote(num_cpus=2)
+def holds(held_s): time.sleep(held_s)
+held = holds.remote(float(sys.argv[1]))
+print("asks", flush=True)
+ray.get(held)
+"""
+"""Takes the node as soon as it is free, for so many seconds."""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("on_standing_cluster")
+def test_a_node_that_another_job_takes_before_a_trials_workers_is_waited_for_in_no_trials_time(
+    start, start_wattune, write_space, results, environment: dict[str, str], storage: Path
+) -> None:
+    held_s, space = 15, write_space("taken", space={"micro_batch_size": [1, 2]}, isolation="fresh")
+    running = start_wattune("run", space)
+    running.says(r"^\[0/2\].* measure|RUNS")
+    other = start([sys.executable, "-c", OTHER_JOB, str(held_s)], env=environment)
+    other.says("asks")
+    assert running.ends(400) == 0, running.text
+    assert other.ends(60) == 0, other.text
+    found = sorted(results(storage / "taken").values(), key=lambda one: one["start_wall_ns"])
+    assert [one["status"] for one in found] == ["completed"] * 2, found
+    assert "node_wait_s" not in found[0]["numbers"] and found[1]["numbers"]["node_wait_s"] > held_s - 5
+    first_s, second_s = ((one["end_wall_ns"] - one["start_wall_ns"]) / 1e9 for one in found)
+    assert second_s < first_s + held_s / 2, "the wait is in no trial's time"
+    assert found[1]["numbers"]["start_time_s"] < second_s
 
 
 def _left(settings: dict[str, str], tmp_path: Path) -> list[Any]:

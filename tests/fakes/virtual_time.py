@@ -2,8 +2,10 @@
 
 import asyncio
 import selectors
+import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 Result = TypeVar("Result")
 
@@ -30,6 +32,6 @@ class _VirtualTime(asyncio.SelectorEventLoop):
 
 
 def run_in_virtual_time(main: Coroutine[Any, Any, Result]) -> Result:
-    """Runs as `asyncio.run` does, without the waiting."""
-    with asyncio.Runner(loop_factory=_VirtualTime) as runner:
+    """Runs as `asyncio.run` does, without the waiting; `time.monotonic` is the loop's clock meanwhile."""
+    with asyncio.Runner(loop_factory=_VirtualTime) as runner, patch.object(time, "monotonic", runner.get_loop().time):
         return runner.run(main)

@@ -36,7 +36,7 @@ class StudyNodes:
         self._wanted: ClusterSpec | None = None
         self._group: PlacementGroup | None = None
         self._unfit_since_s: float | None = None
-        self._used: dict[str, Mapping[str, float]] = {}
+        self._used: dict[str, Mapping[str, float]] | None = None
 
     def left(self, nodes: Sequence[Node]) -> list[Node]:
         """Returns those of some nodes that are gone. They then count as dead until they answer again."""
@@ -61,7 +61,8 @@ class StudyNodes:
     def used_by_others(self) -> dict[str, Mapping[str, float]]:
         """Returns what other jobs hold of the nodes (`CPU`, `GPU`), by Ray's id of those where they hold something.
 
-        It was so at the look before too: what a job of ours has just given back seems another's for a moment.
+        It was so at the look before too, but at the first: what a job of ours has just given back seems another's for a
+        moment.
         """
         # Not public: Ray has no public way to ask who holds what.
         state, own = ray._private.state.state, _own(ray.get_runtime_context().get_job_id())
@@ -75,7 +76,7 @@ class StudyNodes:
                 if any(amount > 1e-3 for amount in used.values()):
                     found[node.node_id] = {name: max(0.0, amount) for name, amount in used.items()}
         before, self._used = self._used, found
-        return {node_id: used for node_id, used in found.items() if node_id in before}
+        return {node_id: used for node_id, used in found.items() if before is None or node_id in before}
 
     def want(self, spec: ClusterSpec | None) -> bool:
         """Shows the autoscaler the nodes that a trial lacks, none for None; returns whether they may come.

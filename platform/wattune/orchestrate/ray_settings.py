@@ -37,8 +37,6 @@ ANSWER_WITHIN_S: Final = 60.0
 """Longest a node may take to report its settings."""
 
 JOB_SETTINGS: Final = {
-    # By default Ray retries for ever a placement group that cannot be satisfied, as when a node has just left.
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "120",
     # A process beside every group of workers that asks every 5 s which nodes are about to leave, for training that then
     # writes a checkpoint. No trial does: wattune acts when a node has left. With it Train would take no notice of a
     # lost worker until the node's deadline.

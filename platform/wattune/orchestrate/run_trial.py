@@ -44,7 +44,7 @@ from wattune.storage.digests import NO_FILES
 from wattune.storage.files import with_calibrations
 from wattune.storage.measured import tier_files
 from wattune.storage.study import TrialFolder
-from wattune.units import ns_to_s
+from wattune.units import ns_to_s, s_to_ns
 
 _TEMPERATURES_S: Final = 30.0
 """Longest a node may take to report its temperatures."""
@@ -115,7 +115,7 @@ async def _run(attempt: Attempt, cluster: Cluster, workers: LaneKeeper, free: Ca
         try:
             await _measure(attempt, course, workers, sensing)
             tags = {**attempt.tags, "isolation": isolation, "lane": ",".join(node.name for node in course.nodes.nodes)}
-            numbers = attempt.numbers | _lane_numbers(course.answer)
+            numbers = attempt.numbers | _lane_numbers(course.answer, attempt.numbers)
             numbers |= course.limit.numbers if course.limit is not None else NO_NUMBERS
             measured = replace(attempt, nodes=course.nodes.nodes, tags=tags, numbers=numbers)
             ended_mono_ns = None
@@ -148,7 +148,8 @@ def _conclude(measured: Attempt, course: _Course, begun: ClockAnchor, ended_mono
         measured, folder, course.answer, spans, telemetry.recorded if telemetry is not None else ()
     )
     beside = telemetry.beside if telemetry is not None else None
-    result = trial_result(measured, course.answer, spans, start_wall_ns=begun.wall_ns, beside=beside)
+    start_wall_ns = begun.wall_ns + s_to_ns(course.answer.node_wait_s)  # what it waited for nodes is not its own time
+    result = trial_result(measured, course.answer, spans, start_wall_ns=start_wall_ns, beside=beside)
     if course.lost:
         result = replace(result, tags={**result.tags, "group_lost": course.lost})
     result = _timed(result, measured, course, begun, ended_mono_ns or time.monotonic_ns())
@@ -269,11 +270,13 @@ def _limit(attempt: Attempt, telemetry: TrialTelemetry, lanes: LaneKeeper) -> Po
     return PowerLimit(attempt.limits.get(NODE_POWER), spec.cluster.num_nodes, look)
 
 
-def _lane_numbers(answer: Answer) -> Numbers:
+def _lane_numbers(answer: Answer, told: Numbers) -> Numbers:
+    waited_s = (told.node_wait_s or 0.0) + answer.node_wait_s
     return Numbers(
         lane_trial=answer.number or None,
         group_start_s=round(answer.group_start_s, 3) if answer.number else None,
         group_restart_s=None if answer.restart_s is None else round(answer.restart_s, 3),
+        node_wait_s=round(waited_s, 3) or None,
     )
 
 

@@ -134,6 +134,12 @@ def test_train_controller() -> None:
 def test_synchronization_actor() -> None:
     starts = source("ray.train.v2._internal.execution.worker_group.worker_group.WorkerGroup._start_impl")
     assert "sync_actor = SynchronizationActor.options(" in starts and ").remote(" in starts
+    assert "= self._create_placement_group(" in starts and "not pg_handle.wait(" in starts
+    assert starts.index("self._create_placement_group(") < starts.index("pg_handle.wait(")
+    controller = "ray.train.v2._internal.execution.controller.controller.TrainController"
+    assert "self.worker_group_cls.create(" in source(f"{controller}._start_worker_group")
+    handle = "ray.train.v2._internal.execution.worker_group.placement_group_handle.PlacementGroupHandle"
+    assert parameters(get(f"{handle}.wait")) == ["self", "timeout_seconds"] and callable(get(f"{handle}.shutdown"))
     state = source("ray.train.v2._internal.execution.worker_group.state")
     assert state.count("_shutdown_sync_actor(self.sync_actor)") == 2
 
@@ -180,10 +186,9 @@ def test_reporter_update_interval_ms() -> None:
     )
 
 
-@pytest.mark.private_api("ray RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S")
-def test_ray_train_worker_group_start_timeout_s() -> None:
+@pytest.mark.private_api("ray RAY_TRAIN_ENABLE_PREEMPTION_WATCHER")
+def test_settings_of_a_job() -> None:
     readers = {
-        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "ray.train.v2._internal.constants",
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "ray.train.v2._internal.constants",
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "ray.tune.utils.callback",
         "TUNE_GLOBAL_CHECKPOINT_S": "ray.tune.execution.tune_controller",

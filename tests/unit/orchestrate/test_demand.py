@@ -48,10 +48,13 @@ def test_a_node_that_left_gets_no_trial_until_it_answers_again(nodes: Any) -> No
 def test_what_other_jobs_hold_is_what_neither_is_free_nor_of_this_job(nodes: Any) -> None:
     nodes.free = {"id-n0": {"CPU": 1.0}, "id-n1": {"CPU": 4.0}}  # a resource without a rest is not named
     nodes.own = {("id-n0", "CPU"): 3.0, ("id-n1", "GPU"): 6.0}
-    assert nodes.nodes.used_by_others() == {}, "it may be what this job has just given back"
-    assert nodes.nodes.used_by_others() == {"id-n1": {"CPU": 0.0, "GPU": 2.0}}
+    held = {"id-n1": {"CPU": 0.0, "GPU": 2.0}}
+    assert nodes.nodes.used_by_others() == held, "at the first look this job has given nothing back"
     nodes.free["id-n1"]["GPU"] = 2.0
     assert nodes.nodes.used_by_others() == {}
+    nodes.free["id-n1"]["GPU"] = 0.0
+    assert nodes.nodes.used_by_others() == {}, "it may be what this job has just given back"
+    assert nodes.nodes.used_by_others() == held
 
 
 def test_a_demand_is_whole_nodes_of_the_label_beside_those_that_live() -> None:

@@ -20,7 +20,7 @@ from wattune.orchestrate.cluster import Cluster, Node
 from wattune.orchestrate.lanes.messages import Answer, Assignment, Place
 from wattune.orchestrate.run_trial import _limit, conclude, drive
 from wattune.orchestrate.trial_telemetry import TrialTelemetry
-from wattune.run import Run, RunStatus
+from wattune.run import Numbers, Run, RunStatus
 from wattune.storage.study import TrialFolder
 from wattune.trial import Measure
 from wattune.workers.outcome import RankOutcome
@@ -159,6 +159,16 @@ def test_a_trial_runs_on_the_first_nodes_that_fit_and_its_tags_say_so(tmp_path: 
     assert {name: result.tags.get(name) for name in expected} == expected
     numbers = {"lane_trial": 3, "group_start_s": 1.5, "group_restart_s": 2.0, "limit_looks": 1, "limit_looks_seeing": 1}
     assert result.numbers.known.items() >= numbers.items()
+
+
+@pytest.mark.usefixtures("telemetry")
+def test_what_a_trial_waited_for_nodes_that_another_job_took_is_its_own_column(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    now_ns, lanes = time.time_ns(), FakeLanes(Answer(failure="a worker died", number=1, node_wait_s=20.0))
+    result = ran(tmp_path, cluster, lanes, numbers=Numbers(node_wait_s=5.0))
+    assert result.numbers.node_wait_s == 25.0 and (result.numbers.start_time_s or 0.0) < 10
+    assert result.start_wall_ns >= now_ns + 20 * 10**9, "its own time begins once it had them"
 
 
 @pytest.mark.parametrize(("warm", "is_command"), [(True, False), (False, False), (True, True)])

@@ -221,10 +221,6 @@ class LaneKeeper:
         """See `Lane.settle`."""
         return await self._lane(tuple(assignment.node_names)).settle()
 
-    async def stop_trial(self, name: str, reason: str) -> bool:
-        """See `Lane.stop_trial`."""
-        return any(lane.stop_trial(name, reason) for lane in self._lanes.values())  # it runs on one
-
     async def progress(self) -> dict[str, TrialProgress]:
         """Progress of every running trial, by its name."""
         return {name: one for lane in self._lanes.values() for name, one in lane.progress().items()}

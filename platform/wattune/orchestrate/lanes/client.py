@@ -113,14 +113,6 @@ class Lanes:
             raise TelemetryError(_no_answer(error)) from error
         return actors
 
-    def stop_trial(self, name: str, reason: str) -> bool:
-        """Ends a running trial as `aborted`; returns whether it was running."""
-        try:
-            stopped: bool = ray.get(self._keeper.stop_trial.remote(name, reason), timeout=_QUICK_S)
-        except (RayActorError, GetTimeoutError):
-            return False
-        return stopped
-
     def progress(self) -> Mapping[str, TrialProgress]:
         """Progress of each running trial, by its folder's name; empty if nobody answers in time."""
         try:

@@ -24,8 +24,9 @@ so nothing here needs a lock. Whatever happens to a trial, its driver gets an an
 
 import asyncio
 import contextlib
+import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
 import pyarrow as pa
@@ -33,6 +34,7 @@ import pyarrow as pa
 from wattune.errors import WattuneError
 from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.failures import Cause
+from wattune.orchestrate.lanes.changes import LOOK_S, Changes
 from wattune.orchestrate.lanes.messages import (
     FINISH,
     Answer,
@@ -48,8 +50,6 @@ from wattune.run import RunStatus
 from wattune.workers.outcome import RankOutcome
 from wattune.workers.watchdog import Order
 
-GROUP_START_S: Final = 300.0
-"""Longest a group may take from its start until its last worker has joined."""
 FREE_S: Final = 20.0
 """Longest ranks may take to leave a trial that cannot go on; then their processes are ended."""
 DUMP_S: Final = 5.0
@@ -70,20 +70,21 @@ MOST_LOSSES: Final = 4
 """Groups lost in a row, without one trial that all ranks answered, after which the lane stops waiting."""
 
 
-class Lane:
+class Lane(Changes):
     """Groups of workers for one set of nodes, one at a time, and the trials that wait for them."""
 
     def __init__(self, nodes: tuple[str, ...], launch: Launch, kill: Kill, probe: Probe, share: Share = None) -> None:
         """Starts nothing on these nodes: Ray's ids, in the plan's order."""
+        super().__init__()
         self.nodes, self._share = nodes, share
         self._launch, self._kill, self._probe_worker = launch, kill, probe
         self._one_at_a_time = asyncio.Lock()
-        self._changed, self._told = asyncio.Event(), asyncio.Event()
         self._run: LaneRun | None = None
         self._group: Group | None = None
         self._num_runs = self._num_groups = self._num_losses = 0
         self._lost_reason = ""
         self._lost_s: float | None = None
+        self._placing_s = 0.0  # that the trial whose turn it is has waited for its nodes
         self._settling: asyncio.Task[str] | None = None
         self._window, self._num_next = "", 0  # whose measured steps may begin, and how many wait for the lane
         self._closed: str | None = None
@@ -94,16 +95,21 @@ class Lane:
     async def run(self, assignment: Assignment) -> Answer:
         """Runs a trial, after those that were asked for before it."""
         async with self._turn():
-            begun_s, before = time.monotonic(), self._run
+            begun_s, before, self._placing_s = time.monotonic(), self._run, 0.0
             try:
                 group = await self._group_for(assignment)
-                start_s = time.monotonic() - begun_s
+                waited_s, start_s = self._placing_s, time.monotonic() - begun_s - self._placing_s
                 restart_s, self._lost_s = group.restart_s(self._lost_s), None
                 trial = group.begin(assignment, self._share)
             except WattuneError as error:
                 infra = Cause.PLACEMENT if self._closed is None else Cause.NODE_LOST
-                own_s = time.monotonic() - begun_s
-                return Answer(failure=str(error), infra=infra, interrupted=self._interrupts, group_start_s=own_s)
+                return Answer(
+                    failure=str(error),
+                    infra=infra,
+                    interrupted=self._interrupts,
+                    group_start_s=time.monotonic() - begun_s - self._placing_s,
+                    node_wait_s=self._placing_s,
+                )
             self._notify()
             await self._watch(group, trial)
             # The driver reads telemetry while the workers clean up: it is answered before they are done.
@@ -118,6 +124,7 @@ class Lane:
                 interrupted=trial.interrupted,
                 stacks=trial.stacks,
                 group_start_s=start_s,
+                node_wait_s=waited_s,
                 restart_s=restart_s,
                 number=trial.number,
                 warm=before is not None and before is self._run,
@@ -271,6 +278,13 @@ class Lane:
         if (trial := self._trial(group_number, number)) is not None:
             trial.spans[rank] = spans
 
+    def place(self, run: int, *times_s: float) -> bool:
+        """Notes from when to when workers wait for their place, in whose thread; returns whether they are wanted."""
+        if self._run is None or self._run.number != run:
+            return False
+        self._run.asked_s, self._run.placed_s = times_s
+        return not self._run.ending
+
     def lost(self, run: int, reason: str, died: Mapping[int, str] | None = None) -> bool:
         """Notes that Ray Train lost workers, some of which `died`; returns whether it may start new ones by itself."""
         if self._run is None or self._run.number != run:
@@ -302,27 +316,6 @@ class Lane:
             self._num_next -= 1
             yield
 
-    def _notify(self, *, workers: bool = True) -> None:
-        # A new event each time: everyone who waits looks once at each change, and nobody has to clear it.
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-        if workers:
-            told, self._told = self._told, asyncio.Event()
-            told.set()
-
-    async def _until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Waits until a condition holds; returns whether it does."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while not condition():
-                    await self._changed.wait()
-        return condition()
-
-    async def _until_told(self, condition: Callable[[], bool]) -> None:
-        """Waits for what a worker waits for, which only this lane brings about: none wakes all others."""
-        while not condition():
-            await self._told.wait()
-
     # ---- the life of a group
 
     async def _group_for(self, assignment: Assignment) -> Group:
@@ -352,13 +345,20 @@ class Lane:
 
     async def _first_ready(self, run: LaneRun, tolerated: int) -> Group | None:
         """Waits until all workers of a run are idle; None if the run has to be replaced."""
-        await self._until(lambda: self._ready() is not None or self._gone(run, tolerated), GROUP_START_S)
+        begun_s, before_s, late = time.monotonic(), self._placing_s, ""
+        while not await self._until(lambda: bool(self._ready() or self._gone(run, tolerated)), LOOK_S):
+            if late := run.late(begun_s):
+                break
+        self._placing_s = before_s + run.waited_s(begun_s)
+        if late and run.asked_s < run.placed_s == math.inf:
+            await self._end_run()
+            raise LaneError(late)
         group = self._ready()
         if group is not None and not self._gone(run, tolerated):
             return group
         if run.over is not None or self._num_losses < tolerated:
             # A run that never came to life takes minutes to say so: it is tried once more, not four times.
-            self._lost_reason = run.over or f"they did not start within {GROUP_START_S:.0f} s"
+            self._lost_reason = run.over or late
             self._num_losses += MOST_LOSSES // 2
         return None
 

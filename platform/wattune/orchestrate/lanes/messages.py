@@ -215,7 +215,9 @@ class Answer:
     stacks: Mapping[int, str] = field(default_factory=dict)
     """Stacks of all threads of hung ranks, by rank."""
     group_start_s: float = 0.0
-    """Seconds the trial waited for its workers."""
+    """Seconds the trial waited for its workers, without the next."""
+    node_wait_s: float = 0.0
+    """Seconds it waited for nodes that another job took after they were chosen for it."""
     restart_s: float | None = None
     """Seconds without workers because an earlier trial cost its group; None if it did not."""
     number: int = 0

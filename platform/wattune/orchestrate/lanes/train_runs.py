@@ -1,6 +1,7 @@
 """Ray Train's runs, which start the workers of lanes. Their controllers are coroutines of the lanes' process."""
 
 import asyncio
+import math
 import os
 import shutil
 import tempfile
@@ -24,6 +25,7 @@ from ray.train.v2._internal.execution.worker_group import worker_group as group_
 from ray.train.v2._internal.util import ObjectRefWrapper
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
+from wattune.orchestrate.lanes.changes import LOOK_S
 from wattune.orchestrate.lanes.lane import Lane
 from wattune.orchestrate.lanes.messages import GroupKey
 from wattune.orchestrate.lanes.ray_errors import cause, death
@@ -66,6 +68,21 @@ class _Policy(DefaultFailurePolicy):  # type: ignore[misc]
         return decision if wanted else FailureDecision.RAISE
 
 
+class _Workers(group_of_workers.WorkerGroup):  # type: ignore[misc]
+    """Workers of a lane, which hears how long they wait for their place: another job may have taken it."""
+
+    place: Callable[..., bool]
+
+    def _create_placement_group(self, *given: Any) -> Any:
+        asked_s, handle = time.monotonic(), super()._create_placement_group(*given)
+        while not handle.wait(LOOK_S):
+            if not self.place(asked_s, math.inf):
+                handle.shutdown()
+                raise RuntimeError("its place is not waited for any more")
+        self.place(asked_s, time.monotonic())
+        return handle
+
+
 class _Controller(TrainController):  # type: ignore[misc]
     """Train's controller of one group of workers as a coroutine: as an actor each would be a process of 300 MB here.
 
@@ -75,8 +92,9 @@ class _Controller(TrainController):  # type: ignore[misc]
     _health_check_interval_s: float
     _latest_poll_time: float
 
-    def __init__(self, in_thread: InThread, num_workers: int, **settings: Any) -> None:
+    def __init__(self, in_thread: InThread, place: Callable[..., bool], num_workers: int, **settings: Any) -> None:
         super().__init__(**settings)
+        self.worker_group_cls = type("Workers", (_Workers,), {"place": staticmethod(place)})
         self._in_thread = in_thread
         self._health_check_interval_s = max(self._health_check_interval_s, num_workers / POLLED_PER_S)
 
@@ -152,7 +170,7 @@ class Launcher:
                 failure_config=failures,
                 worker_runtime_env={"env_vars": environment} if environment else None,
             ),
-        ).controller(self._in_thread, _Policy(self.lane, number, failures))
+        ).controller(self._in_thread, partial(self.lane.place, number), _Policy(self.lane, number, failures))
 
 
 # What follows loads a library where it is needed, in the workers: the study's own process and Tune's import this module
@@ -168,11 +186,12 @@ class _Trainer(DataParallelTrainer):  # type: ignore[misc]
     def _create_default_callbacks(self) -> list[Any]:
         return [each for each in super()._create_default_callbacks() if type(each).__name__ not in _START_A_PROCESS]
 
-    def controller(self, in_thread: InThread, policy: _Policy) -> _Controller:
+    def controller(self, in_thread: InThread, place: Callable[..., bool], policy: _Policy) -> _Controller:
         """Makes what `fit` would run in an actor and wait for."""
         group_of_workers.SynchronizationActor, group_state._shutdown_sync_actor = _Nobody(), lambda _: None
         return _Controller(
             in_thread,
+            place,
             self.scaling_config.num_workers,
             train_fn_ref=ObjectRefWrapper(self._get_train_func()),
             scaling_policy=_Placed(self.scaling_config),

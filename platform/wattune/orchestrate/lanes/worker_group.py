@@ -1,6 +1,8 @@
 """State of one group of a lane's workers, and of the trial it runs, without Ray."""
 
 import asyncio
+import math
+import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,6 +45,12 @@ Share = Callable[[Assignment], Any] | None
 None leaves it as it is, for workers in the lane's own process.
 """
 
+GROUP_START_S: Final = 300.0
+"""Longest a group may take from its start until its last worker has joined, without its wait for a place."""
+PLACE_S: Final = 2.0
+"""Longest that a place on free nodes takes; what takes longer is a wait for nodes."""
+GIVE_BACK_S: Final = 30.0
+"""Longest a trial waits for nodes that another job took after they were chosen for it; then it may start on others."""
 PROBE_S: Final = 5.0
 """Longest a worker that reported nothing may take to show that its process lives."""
 
@@ -204,6 +212,25 @@ class LaneRun:
     ending: bool = False
     over: str | None = None
     """The reason it starts no more workers."""
+    asked_s: float = math.inf
+    placed_s: float = math.inf
+    """Times at which its latest workers asked for their place on the nodes, and had it."""
+
+    def late(self, since_s: float) -> str:
+        """Returns why its workers should be there, of the time since then; empty while they need not be."""
+        waited_s = self.waited_s(since_s)
+        if self.placed_s == math.inf and waited_s > GIVE_BACK_S:
+            return (
+                f"its workers had no place on its nodes for {waited_s:.0f} s after these were chosen, as where another "
+                "job takes them meanwhile; it starts again where nodes are free"
+            )
+        is_late = time.monotonic() - since_s - waited_s > GROUP_START_S
+        return f"they did not start within {GROUP_START_S:.0f} s" if is_late else ""
+
+    def waited_s(self, since_s: float) -> float:
+        """Seconds since then that its workers waited for their place, if it took longer than on free nodes."""
+        waited_s = min(self.placed_s, time.monotonic()) - max(self.asked_s, since_s)
+        return waited_s if waited_s > PLACE_S else 0.0
 
 
 def assign_ranks(assignment: Assignment, workers: dict[int, WorkerPlace], *, number: int) -> dict[int, RankAssignment]:

@@ -157,6 +157,7 @@ class StudyController:
         with self._lock:
             self._slots, self._nodes = Slots(cluster, self._begun_ns), nodes
             self._emit(placement(self._queue.preview(), self._slots))
+            self._look()  # before anything of this study holds a part of them
 
     def first(self) -> "tuple[TrialSpec, tuple[Node, ...]] | None":
         """Returns a trial of the kind that starts first, and its nodes, whose workers may start at once.

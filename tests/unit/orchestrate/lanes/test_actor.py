@@ -4,6 +4,7 @@ No Ray is started.
 """
 
 import asyncio
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -287,7 +288,6 @@ def test_calls_find_the_lane_of_their_trial(keeper: LaneKeeper) -> None:
     async def scenario() -> None:
         for nodes in (("a",), ("b", "c")):
             assert await keeper.settle(assignment(*nodes)) == "+".join(nodes)
-        assert await keeper.stop_trial("b+c", "3000 W") and not await keeper.stop_trial("other", "3000 W")
         assert await keeper.progress() == {"a": "progress"}
         assert keeper.spans("b+c") == {0: "spans"} and keeper.spans("other") == {}
 
@@ -404,7 +404,7 @@ def test_a_controller_of_train_blocks_no_other_and_asks_many_workers_less_often(
 
     monkeypatch.setattr(train_runs.TrainController, "__init__", made)
     monkeypatch.setattr(train_runs.TrainController, "_step", step)
-    few, many = train_runs._Controller(in_thread, 2), train_runs._Controller(in_thread, 4096)
+    few, many = (train_runs._Controller(in_thread, lambda **_: True, number) for number in (2, 4096))
     assert (few._health_check_interval_s, many._health_check_interval_s) == (2.0, 16.0)
     few._worker_group = SimpleNamespace(poll_status=lambda timeout: timeout)
     assert asyncio.run(few._step()) == "stepped"
@@ -455,7 +455,7 @@ def test_no_process_is_started_for_a_controller_to_ask_an_autoscaler_or_to_repor
 ) -> None:
     """The controller decides on workers as Train's own does, and needs no answer before they start."""
     given: dict[str, Any] = {}
-    monkeypatch.setattr(train_runs, "_Controller", lambda _keeper, num, **settings: given.update(settings, num=num))
+    monkeypatch.setattr(train_runs, "_Controller", lambda _, __, num, **settings: given.update(settings, num=num))
     monkeypatch.setattr(ScalingPolicy, "_send_resource_request", lambda _: pytest.fail("an actor was asked"))
     for module, name in (
         (train_runs.group_of_workers, "SynchronizationActor"),
@@ -464,7 +464,7 @@ def test_no_process_is_started_for_a_controller_to_ask_an_autoscaler_or_to_repor
         monkeypatch.setattr(module, name, None)
     monkeypatch.setattr(train_runs, "ObjectRefWrapper", lambda function: function)
     run = trainer()(train_loop_config={}, scaling_config=ScalingConfig(num_workers=2))
-    run.controller(None, "policy")
+    run.controller(None, None, "policy")
     assert (given["num"], given["failure_policy"], given["train_run_context"]) == (2, "policy", run.train_run_context)
     policy = given["scaling_policy"]
     policy.after_controller_start(SimpleNamespace(run_id="a"))
@@ -475,6 +475,28 @@ def test_no_process_is_started_for_a_controller_to_ask_an_autoscaler_or_to_repor
     nobody = train_runs.group_of_workers.SynchronizationActor.options(label_selector={}).remote(timeout_s=1)
     train_runs.group_state._shutdown_sync_actor(nobody)
     assert isinstance(cloudpickle.loads(cloudpickle.dumps(nobody)), train_runs._Nobody), "every worker gets it"
+
+
+@pytest.mark.parametrize(("ready", "wanted"), [([True], 0), ([False, False, True], 2), ([False] * 9, 2)])
+def test_a_place_is_waited_for_as_long_as_the_lane_wants_its_workers(
+    monkeypatch: pytest.MonkeyPatch, ready: list[bool], wanted: int
+) -> None:
+    told: list[bool] = []
+    handle = SimpleNamespace(wait=lambda _s: ready.pop(0), shutdown=lambda: told.append(None))  # type: ignore[arg-type]
+    monkeypatch.setattr(train_runs.group_of_workers.WorkerGroup, "_create_placement_group", lambda *_: handle)
+
+    def place(_asked_s: float, placed_s: float) -> bool:
+        told.append(placed_s < math.inf)
+        return len(told) <= wanted
+
+    workers: Any = object.__new__(type("Workers", (train_runs._Workers,), {"place": staticmethod(place)}))
+    if sum(ready):
+        assert workers._create_placement_group(None, None) is handle
+        assert told == [False] * wanted + [True]
+    else:
+        with pytest.raises(RuntimeError, match="not waited for"):
+            workers._create_placement_group(None, None)
+        assert told == [False] * (wanted + 1) + [None], "its place is given back"
 
 
 def test_ranks_meet_before_they_serve_and_commands_do_not() -> None:

@@ -1,6 +1,8 @@
 """A lane without Ray: its workers are coroutines that report what the test wants."""
 
 import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,6 +18,7 @@ from wattune.orchestrate.failures import Cause
 from wattune.orchestrate.lanes import lane as lane_module
 from wattune.orchestrate.lanes.lane import Lane
 from wattune.orchestrate.lanes.messages import Answer, Assignment, GroupKey, Place, RankAssignment, Report, WorkerPlace
+from wattune.orchestrate.lanes.worker_group import GIVE_BACK_S
 from wattune.run import Numbers, RunStatus
 from wattune.trial import Measure
 from wattune.workers.outcome import RankOutcome
@@ -228,6 +231,54 @@ async def test_prepared_workers_of_another_kind_make_room(workers: Workers) -> N
     answer = await workers.complete()
     assert answer.number == 1 and not answer.warm and not answer.failure
     assert [key.engine for key, _ in workers.launches] == ["deepspeed", "torch"]
+
+
+def placed_after(workers: Workers, waits_s: float) -> None:
+    """Has workers wait so long for their place, as those do whose nodes another job took."""
+    launch = workers.launch
+
+    async def late(key: GroupKey, nodes: tuple[str, ...], restarts: bool, number: int) -> None:
+        asked_s = time.monotonic()
+        for _ in range(int(waits_s)):
+            if not workers.lane.place(number, asked_s, math.inf):
+                raise RuntimeError("its place is not waited for any more")
+            await asyncio.sleep(1)
+        assert workers.lane.place(number, asked_s, time.monotonic())
+        await asyncio.sleep(5)
+        await launch(key, nodes, restarts, number)
+
+    workers.lane._launch = late
+
+
+@lane_test()
+async def test_a_wait_for_nodes_is_no_start_of_workers_and_the_last_trials_is_none_of_the_next(
+    workers: Workers,
+) -> None:
+    placed_after(workers, 20)
+    first, second = await workers.complete(), await workers.complete()
+    assert (first.node_wait_s, first.group_start_s) == pytest.approx((20, 5), abs=0.1)
+    assert (second.node_wait_s, second.group_start_s) == pytest.approx((0, 0), abs=0.1)
+    placed_after(workers, 1)
+    third = await workers.complete(engine="deepspeed")
+    assert third.node_wait_s == 0, "a place on free nodes takes a moment too"
+    placed_after(workers, 25)
+    workers.lane.prepare(assignment(engine="megatron").key)
+    await asyncio.sleep(0.1)
+    ended = asyncio.create_task(workers.lane.make_room())
+    await asyncio.sleep(10)
+    assert ended.done(), "nobody waits for the place of workers that are not wanted"
+
+
+@lane_test()
+async def test_nodes_that_another_job_keeps_are_given_back_and_the_start_counts_from_the_place(
+    workers: Workers,
+) -> None:
+    placed_after(workers, HANGS_S)
+    answer = await workers.lane.run(assignment())
+    assert answer.infra is Cause.PLACEMENT and "another job" in answer.failure
+    assert answer.node_wait_s == pytest.approx(GIVE_BACK_S, abs=3) and answer.group_start_s < 3
+    placed_after(workers, GIVE_BACK_S - 5)
+    assert (await workers.complete()).node_wait_s == pytest.approx(GIVE_BACK_S - 5, abs=0.1)
 
 
 @lane_test()
