@@ -139,6 +139,8 @@ async def _run(attempt: Attempt, cluster: Cluster, workers: LaneKeeper, free: Ca
 def _conclude(measured: Attempt, course: _Course, begun: ClockAnchor, ended_mono_ns: int | None) -> None:
     """Makes and stores the result of a trial whose steps and sensors have ended; None is the end where it is now."""
     folder, telemetry = TrialFolder(measured.folder), course.telemetry
+    if len(folder.attempts()) >= (measured.numbers.attempt or 1):  # see `conclude`
+        return
     spans = _write_spans(measured, folder, course.answer, telemetry)
     digests: dict[str, str] = {}
     if telemetry is not None:
@@ -251,9 +253,13 @@ def conclude(folder: TrialFolder, result: Run, digests: Mapping[str, str] = NO_F
 
     A result that is there already is the controller's. It marks a trial as interrupted before it takes its workers
     away, so a failure after that comes from the stop. Stored as a failure it would be final, and the trial would not be
-    run again. `digests` are of files that others wrote.
+    run again. Where the trial's driver died, it is run again, and what comes late of the attempt before is dropped.
+    `digests` are of files that others wrote.
     """
-    if result.status is RunStatus.COMPLETED:
+    if len(folder.attempts()) >= (result.numbers.attempt or 1):
+        return
+    kept = folder.result()
+    if result.status is RunStatus.COMPLETED and (kept is None or kept.status is RunStatus.INTERRUPTED):
         folder.write_result(result, digests)
     else:
         folder.keep_result(result)

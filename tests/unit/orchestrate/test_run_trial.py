@@ -59,8 +59,23 @@ def test_a_failure_after_the_study_was_stopped_does_not_make_the_trial_final(tmp
     folder.write_result(ended)
     conclude(folder, replace(ended, status=RunStatus.CRASHED, reason="the sampler is gone"))
     assert folder.result() == ended
-    conclude(folder, replace(ended, status=RunStatus.COMPLETED))
-    assert folder.result() == replace(ended, status=RunStatus.COMPLETED)
+    completed = replace(ended, status=RunStatus.COMPLETED)
+    conclude(folder, completed)
+    assert folder.result() == completed
+
+
+def test_what_a_process_without_its_driver_makes_late_does_not_count(tmp_path: Path) -> None:
+    folder = TrialFolder(request(tmp_path).folder)
+    failed = Run(trial_id="0" * 12, repeat=0, status=RunStatus.INFRA_FAILED, reason="its driver ended")
+    late, own = (replace(failed, status=RunStatus.COMPLETED, numbers=Numbers(attempt=one)) for one in (None, 2))
+    folder.write_result(failed)
+    conclude(folder, late)
+    assert folder.result() == failed, "the controller has queued it again"
+    folder.set_aside()
+    conclude(folder, late)
+    assert folder.result() is None, "the next attempt runs"
+    conclude(folder, own)
+    assert folder.result() == own and folder.attempts() == [failed]
 
 
 def test_the_same_trial_of_two_storages_has_two_keys(tmp_path: Path) -> None:
