@@ -8,7 +8,7 @@ Expected by `wattune.estimate` on two H200, before the run: speed +134 %, mean p
 
 PAPER = "MICRO 2025, inference"
 SPACE = {
-    "model": {"name": "llama3_8b", "num_layers": 8, "vocab_size": 32000},
+    "model": {"name": "llama3_8b_8_layers", "like": "llama3_8b", "num_layers": 8, "vocab_size": 32000},
     "workload": {"mode": "prefill", "seq_len": 2048, "global_batch_size": 64},
     "measure": {"warmup_steps": 5, "min_steps": 10, "min_seconds": 5, "profile_steps": 0},
 }

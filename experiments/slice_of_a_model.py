@@ -10,15 +10,15 @@ Expected by `wattune.estimate` on two H200, before the run: utilization and powe
 PAPER = "ours: slices stand for whole models"
 SPACE = {
     "model": [
-        {"name": "llama3_8b", "num_layers": 8, "vocab_size": 32000},
-        {"name": "llama3_8b_half", "like": "llama3_8b", "num_layers": 4, "vocab_size": 32000},
+        {"name": "llama3_8b_8_layers", "like": "llama3_8b", "num_layers": 8, "vocab_size": 32000},
+        {"name": "llama3_8b", "num_layers": 4, "vocab_size": 32000},
     ],
     "workload": {"seq_len": 4096, "global_batch_size": 16},
     "measure": {"warmup_steps": 5, "min_steps": 10, "min_seconds": 5, "profile_steps": 0},
 }
 ARMS = {
-    "whole": {"model": "llama3_8b", "tp": 2, "micro_batch_size": 2},
-    "slice": {"model": "llama3_8b_half", "tp": 2, "micro_batch_size": 2},
+    "whole": {"model": "llama3_8b_8_layers", "tp": 2, "micro_batch_size": 2},
+    "slice": {"model": "llama3_8b", "tp": 2, "micro_batch_size": 2},
 }
 CLAIMS = {"mfu_frac": "same", "device_power_mean_w": "same"}
 

@@ -13,6 +13,9 @@ LORA_TARGETS: Final = ("q", "k", "v", "o", "gate", "up", "down")
 TOKEN_DTYPES: Final = {"uint16": 2, "uint32": 4, "int32": 4, "int64": 8}
 """Types of tokens in a file, in the machine's byte order, and the bytes of one token."""
 
+OF_WORK: Final = ("mode", "seq_len", "global_batch_size")
+"""Fields that a study may list several values of: the kind of work, and its numbers."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFile:

@@ -1,4 +1,4 @@
-"""Every experiment that measures runs short on processors, with simulated sensors; those of one work are one study."""
+"""The twelve questions of the paper run short on processors, with simulated sensors, in one command of two studies."""
 
 import json
 from pathlib import Path
@@ -9,23 +9,30 @@ import pytest
 from wattune.api.experiments import find_experiments
 
 FOLDER = Path(__file__).parents[2] / "experiments"
-MEASURED = {name: one for name, one in find_experiments(FOLDER).items() if "EVIDENCE" not in one}
-WORK = {key: MEASURED["recomputation"]["SPACE"][key] for key in ("model", "workload")}
-ALIKE = [
-    name
-    for name, one in MEASURED.items()
-    if WORK.items() <= one["SPACE"].items() and not any("workload" in arm for arm in one["ARMS"].values())
-]
-OTHERS = sorted({*MEASURED} - {*ALIKE})
-"""Each of them starts workers of its own."""
-
-NIGHTLY = [pytest.param(names, marks=pytest.mark.slow) for names in (ALIKE, OTHERS)]
-"""Two gloo ranks with tensor parallelism may wait for each other for ever: one run of three of all that are alike."""
+KNOWN = find_experiments(FOLDER)
+TWELVE = {
+    "parallelism against power": ["parallelism"],
+    "traffic by slot": ["traffic"],
+    "recomputation and overlap": ["recomputation", "overlap"],
+    "micro-batch": ["micro_batch"],
+    "LoRA": ["lora"],
+    "prefill": ["prefill"],
+    "scale-up against scale-out": ["scale_up", "scale_out"],
+    "uneven pipelines": ["uneven_pipeline"],
+    "swing and phase of two jobs": ["swing", "two_jobs"],
+    "limit against plan": ["power_limit", "thermal_bound"],
+    "slice against whole": ["slice_of_a_model"],
+    "8K projection": ["faster_network_8k"],
+}
+QUICK = [name for names in TWELVE.values() for name in names]
+OTHERS = sorted({*KNOWN} - {*QUICK})
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900), pytest.mark.usefixtures("on_standing_cluster")]
 
 
-@pytest.mark.parametrize("names", [["recomputation"], *NIGHTLY], ids=["one", "of one work", "of others"])
+@pytest.mark.parametrize(
+    "names", [QUICK, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["the twelve", "the others"]
+)
 def test_experiments_run_short_in_one_command(wattune, storage: Path, tmp_path: Path, names: list[str]) -> None:
     here = tmp_path / "here"
     ran = wattune("experiments", "run", *names, "--folder", FOLDER, "--short", "--results", here, "--json")
@@ -33,12 +40,19 @@ def test_experiments_run_short_in_one_command(wattune, storage: Path, tmp_path: 
     found = json.loads(ran.stdout)
     assert found.keys() == {*names}
     runs = [path.parent.name.split("-")[0] for path in storage.glob("experiment_*/trials/*/run.json")]
-    if names == ALIKE:
-        assert len(names) >= 8 and len(list(storage.glob("experiment_*"))) == 1
-        assert len(runs) == len({*runs}) < 2 * len(names), "an arm of several experiments runs once"
+    if names == QUICK:
+        assert len(TWELVE) == 12
+        studies = {path.name for path in storage.glob("experiment_*")}
+        assert studies == {"experiment_parallelism", "experiment_two_jobs"}, "workers start once for all of one engine"
+        assert len(runs) == len({*runs}) < 20, "an arm of several experiments runs once"
     for name, result in found.items():
+        assert result["claims"] and len({*result["arms"]}) == 2
+        picture = (here / f"{name}.svg").read_text()
+        if KNOWN[name].get("EVIDENCE") == "estimated":
+            assert result["evidence"] == "estimated" and "ESTIMATED" in picture
+            continue
         assert result["evidence"] == "simulated" and "simulating" in result["hardware"]
-        assert result["claims"] and all(claim["repeats"] == 1 or claim["effect"] is None for claim in result["claims"])
-        assert "SIMULATED SENSORS" in (here / f"{name}.svg").read_text()
+        assert all(claim["repeats"] == 1 or claim["effect"] is None for claim in result["claims"])
+        assert "SIMULATED SENSORS" in picture
         ids = pq.read_table(here / f"{name}.parquet")["trial_id"].to_pylist()
         assert len(ids) == len({*ids}) == 2 and {*ids} <= {*runs}

@@ -45,7 +45,7 @@ def packed(name: str, *, storage: str | None = None) -> bytes:
     if not (place / "study.yaml").exists() and any(b'"claims"' in one.read_bytes() for one in results.glob("*.json")):
         kind, title = "experiments", place.absolute().name
         files = _found(results, "results/", "*.json", "*.svg", "*.parquet")
-        files |= _found(results.parent, "", *(f"{one.stem}.py" for one in results.glob("*.json")))
+        files |= _found(results.parent, "", *(f"{one.stem.split('@')[0]}.py" for one in results.glob("*.json")))
     else:
         study = folder_of(name, storage=storage)
         report(study)

@@ -9,9 +9,11 @@ import json
 import math
 import os
 import runpy
+import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,14 +32,16 @@ from wattune.intervals import NORMAL_95
 from wattune.metrics import METRICS
 from wattune.orchestrate.events import Listener
 from wattune.ranking.difference import Counted, difference
-from wattune.run import QUALITIES
+from wattune.run import QUALITIES, RunStatus
 from wattune.search.command_entry import OF_PLAN
+from wattune.search.fields import listed
 from wattune.search.grammar import SpaceFile
 from wattune.storage.files import write_asked_bytes
 from wattune.telemetry.probe import nvidia_products
 from wattune.units import unit_of
 from wattune.version import __version__
 from wattune.view.effects import effects_picture, results_page
+from wattune.workload import OF_WORK
 
 FOLDER: Final = "experiments"
 REPEATS: Final = 3
@@ -47,17 +51,11 @@ SAME: Final = 0.03
 """Largest effect, as a log ratio, that counts as none where `same` is expected. Our choice."""
 
 _TINY: Final = {"hidden_size": 64, "ffn_hidden_size": 128, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 256}
-_QUICK: Final = {
-    "warmup_steps": 2,
-    "min_steps": 4,
-    "min_seconds": 0.5,
-    "profile_steps": 0,
-    "timeout_s": 120,
-    "repeats": 1,
-}
+_QUICK: Final = {"warmup_steps": 2, "min_steps": 4, "min_seconds": 0.5, "timeout_s": 240, "stall_s": 30, "repeats": 1}
 _ON_CPU: Final = {"device": "cpu", "devices_per_node": 2, "simulate_sensors_of": "h200_sxm"}
 _MARKS: Final = ("<!-- results -->\n", "<!-- end of results -->")
 _MOST_REPEATS: Final = 998
+_TRIED_AGAIN: Final = (RunStatus.CRASHED, RunStatus.TIMED_OUT)  # ranks may hang by chance
 
 _Arms = tuple[dict[str, Any], dict[str, Any]]
 _Expected = Mapping[str, tuple[float, float]]
@@ -80,9 +78,9 @@ def find_experiments(folder: str | Path = FOLDER) -> dict[str, dict[str, Any]]:
     return found
 
 
-def results_of(folder: str | Path = FOLDER) -> dict[str, dict[str, Any]]:
-    """Reads the results of a folder's experiments by name; one that did not run has none."""
-    paths = sorted((Path(folder) / "results").glob("*.json"))
+def results_of(folder: str | Path = FOLDER, results: str | Path | None = None) -> dict[str, dict[str, Any]]:
+    """Reads the results of a folder's experiments by name, of repeats as NAME@2; one that did not run has none."""
+    paths = sorted(Path(results or Path(folder) / "results").glob("*.json"))
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 
@@ -104,8 +102,8 @@ def run_experiments(
 ) -> dict[str, dict[str, Any]]:
     """Runs experiments and writes result, figure and runs of each as NAME.json, NAME.svg and NAME.parquet.
 
-    Those whose arms are plans of the same work are one study: its workers start once, and an arm that several have
-    runs once.
+    Those that can be plans of one study are one: its workers start once, and an arm that several have runs once. Where
+    the runs of an earlier call are there, the first result stays, and the new one is NAME@2.json, and so on.
 
     Args:
         names: Names of their files without `.py`.
@@ -121,38 +119,45 @@ def run_experiments(
             complete; what the others found is written then.
     """
     known, place = find_experiments(folder), Path(results or Path(folder) / "results")
-    arms, expected, together = dict[str, _Arms](), dict[str, list[_Expected]](), dict[str, list[str]]()
+    arms, expected, groups = dict[str, _Arms](), dict[str, list[_Expected]](), list[list[str]]()
+    estimated = {name for name, declared in known.items() if declared.get("EVIDENCE") == "estimated"}
     for name in dict.fromkeys(names):
         if name not in known:
             raise PlanError(f'unknown experiment "{name[:60]}"; {closest(name, known)}')
-        declared, estimated = known[name], known[name].get("EVIDENCE") == "estimated"
-        cluster: Any = "1x2 h200_sxm" if short or estimated else _devices_here()
-        first, second = (_space(declared, arm, cluster) for arm in declared["ARMS"].values())
+        cluster: Any = "1x2 h200_sxm" if short or name in estimated else _devices_here()
+        first, second = (_space(known[name], arm, cluster) for arm in known[name]["ARMS"].values())
         expected[name] = [_estimated(first), _estimated(second)]
-        arms[name] = (_shortened(first), _shortened(second)) if short else (first, second)
-        works = [json.dumps(one | {"plans": []}, sort_keys=True) for one in arms[name]]
-        together.setdefault(works[0] if works[0] == works[1] and not estimated else name, []).append(name)
+        arms[name] = (_shortened(first), _shortened(second)) if short and name not in estimated else (first, second)
+        alike = (one for one in groups if _joined([arm for other in [*one, name] for arm in arms[other]]))
+        group = next((one for one in alike if not {name, one[0]} & estimated), [])
+        group.append(name)
+        groups += [group] if len(group) == 1 else []
     place.mkdir(parents=True, exist_ok=True)
     found, problems = dict[str, dict[str, Any]](), list[str]()
-    for group in together.values():
-        estimated = known[group[0]].get("EVIDENCE") == "estimated"
-        studies = {} if estimated else _run([arms[name] for name in group], group[0], storage, max_hours, watch)
-        for name in group:
-            predicted = _between(expected[name])
-            table, facts = None, {"hardware": "", "quality": ""}
-            effects = predicted
-            try:
-                if not estimated:
-                    effects, facts, table = _measured(arms[name], studies, storage)
-            except PlanError as error:  # an arm did not complete; the others are told
-                problems.append(f"{name}: {error}")
-                continue
-            evidence = "estimated" if estimated else "simulated" if short else "measured"
-            found[name] = result = _result(known[name], evidence, predicted, effects, facts)
-            write_asked_bytes(place / f"{name}.svg", effects_picture(result).encode())
-            if table is not None:
-                pq.write_table(table, place / f"{name}.parquet")
-            write_asked_bytes(place / f"{name}.json", (json.dumps(result, indent=1) + "\n").encode())
+    with ExitStack() as held:
+        if sum(one[0] not in estimated for one in groups) > 1:
+            from wattune.orchestrate.cluster import connect  # Ray takes seconds to import, and estimates need none
+
+            held.enter_context(connect())
+        for group in groups:
+            spaces = [arm for name in group if name not in estimated for arm in arms[name]]
+            studies = _run(spaces, group[0], storage, max_hours, watch) if spaces else {}
+            for name in group:
+                predicted = _between(expected[name])
+                table, facts, effects = None, {"hardware": "", "quality": ""}, predicted
+                try:
+                    if spaces:
+                        effects, facts, table = _measured(arms[name], studies, storage)
+                except PlanError as error:  # an arm did not complete; the others are told
+                    problems.append(f"{name}: {error}")
+                    continue
+                evidence = "estimated" if not spaces else "simulated" if short else "measured"
+                stem = _free_name(name, place, table)
+                found[stem] = result = _result(known[name], evidence, predicted, effects, facts)
+                write_asked_bytes(place / f"{stem}.svg", effects_picture(result).encode())
+                if table is not None:
+                    pq.write_table(table, place / f"{stem}.parquet")
+                write_asked_bytes(place / f"{stem}.json", (json.dumps(result, indent=1) + "\n").encode())
     if problems:
         raise PlanError("\n".join(problems))
     return found
@@ -251,7 +256,7 @@ def _shortened(space: dict[str, Any]) -> dict[str, Any]:
     models = space["model"] if isinstance(space["model"], list) else [space["model"]]
     return quick | {
         "model": [{**model, **_TINY} for model in models],
-        "workload": space["workload"] | {"seq_len": 64},
+        "workload": space["workload"] | {"seq_len": 64, "global_batch_size": 8},
     }
 
 
@@ -280,24 +285,68 @@ def _between(arms: Sequence[_Expected]) -> _Effects:
     return found
 
 
+def _free_name(name: str, place: Path, table: pa.Table | None) -> str:
+    """Returns the name of a result: its experiment's, or with a number where other runs of it are there."""
+    keys = ["trial_id", "energy_per_step_j"]  # no two runs measure the same joules
+
+    def is_free(stem: str) -> bool:
+        path, now = place / f"{stem}.parquet", [] if table is None else table.select(keys).to_pylist()
+        return (
+            table is None
+            or not path.exists()
+            or all(row in now for row in pq.read_table(path, columns=keys).to_pylist())
+        )
+
+    return next(filter(is_free, (name if number == 1 else f"{name}@{number}" for number in count(1))))
+
+
+def _joined(spaces: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Returns one space with the plans of several, each with what it is of; None where they are other studies."""
+    models, adapters, plans = dict[str, Any](), list[Any](), list[dict[str, Any]]()
+    works: dict[str, dict[Any, None]] = {key: {} for key in OF_WORK}
+    rests = list[dict[str, Any]]()
+    for space in spaces:
+        own = [{"name": one} if isinstance(one, str) else one for one in listed(space.get("model", []))]
+        work = {"mode": "pretrain", **space["workload"]} if "workload" in space else {}
+        rests.append({key: space[key] for key in space if key not in ("plans", "model", "workload")})
+        rests[-1] |= {key: work[key] for key in work if key not in works and key != "lora"}
+        adapters += [work["lora"]] if "lora" in work else []
+        alone = {key: listed(work[key]) for key in works if work} | {"model": [one["name"] for one in own]}
+        of = {key: values[0] for key, values in alone.items() if len(values) == 1}
+        plans += [of | plan for plan in space["plans"] if of | plan not in plans]
+        for key in works if work else ():
+            works[key] |= dict.fromkeys(alone[key])
+        if any(models.setdefault(one["name"], one) != one for one in own):
+            return None
+    if any(one != rests[0] for one in rests) or any(one != adapters[0] for one in adapters):
+        return None
+    joined = spaces[0] | {"plans": plans}
+    if models:
+        own_work = spaces[0]["workload"] | {key: [*values] for key, values in works.items()}
+        joined |= {"model": [*models.values()], "workload": own_work | ({"lora": adapters[0]} if adapters else {})}
+    return joined
+
+
 def _run(
-    arms: Sequence[_Arms], name: str, storage: str | None, max_hours: float | None, watch: Any
+    spaces: Sequence[dict[str, Any]], name: str, storage: str | None, max_hours: float | None, watch: Any
 ) -> dict[str, Study]:
-    """Runs arms in turn, those of one work as one study; returns the study of each trial by its id."""
-    (first, second), name = arms[0], f"experiment_{name}"
-    each = [plan for pair in arms for one in pair for plan in one["plans"]]
-    rounds = [first | {"study": name, "plans": [one for at, one in enumerate(each) if one not in each[:at]]}]
-    if any(first[key] != second[key] for key in first if key != "plans"):
-        # Arms of other work are studies of their own, which take turns.
-        ends = [one | {"study": f"{name}_{end}"} for one, end in zip(arms[0], "ab", strict=True)]
-        numbers = range(1, first["measure"]["repeats"] + 1)
-        rounds = [one | {"measure": one["measure"] | {"repeats": n}} for n in numbers for one in ends]
+    """Runs arms in turn, as one study if they can be; returns the study of each trial by its id."""
+    name, joined, began_s = f"experiment_{name}", _joined(spaces), time.monotonic()
+    ends = [one | {"study": f"{name}_{end}"} for one, end in zip(spaces, "ab", strict=False)]
+    numbers = range(1, spaces[0]["measure"]["repeats"] + 1)
+    turns = [one | {"measure": one["measure"] | {"repeats": n}} for n in numbers for one in ends]
     studies = dict[str, Study]()
-    for space in rounds:
+    for space in [joined | {"study": name}] if joined else turns:
         planned = plan(space)
-        with nullcontext() if watch is None else watch(planned) as listener:
-            study = run_study(planned, storage=storage, max_hours=max_hours, listener=listener).study
-        studies |= dict.fromkeys((one.trial_id for one in planned.kept), study)
+        for retry in ((), _TRIED_AGAIN):
+            left_h = None if max_hours is None else max(max_hours - (time.monotonic() - began_s) / 3600, 0.0)
+            with nullcontext() if watch is None else watch(planned) as listener:
+                done = run_study(planned, storage=storage, max_hours=left_h, retry=retry, listener=listener)
+            if done.ending == "interrupted":
+                raise KeyboardInterrupt
+            if not {*_TRIED_AGAIN} & {one.status for row in done.ranking.trials for one in row.repeats}:
+                break
+        studies |= dict.fromkeys((one.trial_id for one in planned.kept), done.study)
     return studies
 
 

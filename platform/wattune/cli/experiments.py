@@ -13,7 +13,7 @@ from wattune.cli.verbs import app
 from wattune.masking import printable
 from wattune.storage.files import write_asked_bytes
 from wattune.view.console import show
-from wattune.view.effects import effect_text, experiments_view
+from wattune.view.effects import effect_text, experiments_view, repeat_text
 
 
 @app.command()
@@ -64,3 +64,6 @@ def experiments(
         for name, result in ({} if as_json else found).items():
             for claim in result["claims"]:
                 print_line(f"{name}: {effect_text(claim)}, expected {claim['expected']}")
+            if "@" in name:
+                first = results_of(folder, results)[name.partition("@")[0]]
+                print_line(f"{name}: {repeat_text(first, result)}")

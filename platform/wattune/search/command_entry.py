@@ -36,19 +36,20 @@ from wattune.search.fields import JsonSchema, repetitions
 from wattune.search.problems import Path, got, refuse
 from wattune.search.requirements import parse_requirement
 from wattune.steps.source import KINDS, PRESETS, UNITS_NS, parse_source
+from wattune.workload import OF_WORK
 
 MOST_VALUES: Final = 1000
 """Most values of a flag."""
 
-OF_PLAN: Final = ("model", "cluster", "engine", "seq_len", "global_batch_size")
+OF_PLAN: Final = ("model", "cluster", "engine", *OF_WORK)
 """Dimensions outside of a plan that an entry of `plans` may name: it is then crossed with that value alone."""
 
 PLAN_SCHEMA: Final[JsonSchema] = {
     "type": "object",
     "properties": {  # the axes refer to those of `space`: `wattune.search.reference`
         "flags": {"type": "object"},
-        **{name: {"type": "string"} for name in OF_PLAN[:3]},
-        **{name: {"type": "integer", "minimum": 1} for name in (*OF_PLAN[3:], "dp")},
+        **{name: {"type": "string"} for name in OF_PLAN[:4]},
+        **{name: {"type": "integer", "minimum": 1} for name in (*OF_PLAN[4:], "dp")},
     },
     "additionalProperties": False,
     "minProperties": 1,
@@ -343,8 +344,7 @@ def _plans(space: SpaceLike) -> Iterable[tuple[Path, str]]:
         "model": [entry.name for entry in space.model or ()],
         "cluster": [entry.resolve().label for entry in space.cluster],
         "engine": space.engine,
-        "seq_len": sizes.seq_len if sizes else [],
-        "global_batch_size": sizes.global_batch_size if sizes else [],
+        **{name: getattr(sizes, name) if sizes else [] for name in OF_WORK},
     }
     for index, plan in enumerate(space.plans):
         for name in OF_PLAN:

@@ -45,7 +45,7 @@ from wattune.search.search_entry import Search, early_stop_problems, ladder_prob
 from wattune.storage.format import FORMAT, check_format
 from wattune.storage.study import check_study_name
 from wattune.trial import Measure
-from wattune.workload import Lora, TokenFile, Workload
+from wattune.workload import OF_WORK, Lora, TokenFile, Workload
 
 LONGEST_VALUE: Final = 2**16
 """Most entries of one value of an axis, such as a layout."""
@@ -116,7 +116,7 @@ def _plan_entries(plans: list[Any]) -> list[Any]:
                     check_flags({flag: [own] for flag, own in value.items()})
                 except PydanticCustomError as error:
                     found += [((index, name, path[0]), text) for path, text in (error.context or {})["found"]]
-            elif name in OF_PLAN[:3]:
+            elif name in OF_PLAN[:4]:
                 if not isinstance(value, str):
                     found.append(((index, name), got(value, f"the name of one {name} of the file")))
             elif name not in (*AXES, *OF_PLAN, "dp"):
@@ -129,7 +129,7 @@ def _plan_entries(plans: list[Any]) -> list[Any]:
 
 
 def _not_an_axis(name: str) -> str:
-    if name in ("seq_len", "global_batch_size"):
+    if name in OF_WORK:
         return f"is no axis of a plan; list its values in workload.{name}"
     if name in ("model", "cluster", "engine"):
         return f"is no axis of a plan; list its values at the top of the file, as {name}"
@@ -227,8 +227,10 @@ class WorkloadEntry(Entry):
 
     stand_ins: ClassVar = {"seq_len": 1, "global_batch_size": 1}
 
-    mode: Annotated[str, one_of(MODES)] = "pretrain"
-    """`pretrain` trains all weights, `lora` trains adapters, `prefill` runs prompts forward and trains nothing."""
+    mode: Annotated[list[Annotated[str, one_of(MODES)]], Field(min_length=1), *ALONE, AfterValidator(distinct)] = Field(
+        default=["pretrain"]
+    )
+    """`pretrain` trains all weights, `lora` adapters, `prefill` nothing: prompts run forward. A list is a dimension."""
     seq_len: Annotated[list[Count], Field(min_length=1, examples=[4096]), *ALONE, AfterValidator(distinct)]
     """Tokens of a sequence. A list makes it a dimension of the study."""
     global_batch_size: Annotated[list[Count], Field(min_length=1, examples=[16]), *ALONE, AfterValidator(distinct)]
@@ -244,10 +246,12 @@ class WorkloadEntry(Entry):
         """Finds problems of keys that are valid one by one."""
         del context
         found: list[tuple[Path, str]] = []
-        if self.mode == "lora" and self.lora is None:
+        if "lora" in self.mode and self.lora is None:
             found.append((("lora",), 'missing; mode: lora needs it, such as "lora: {rank: 16, targets: [q, v]}"'))
-        if self.mode != "lora" and self.lora is not None:
-            found.append((("lora",), f"does nothing with mode: {self.mode}; leave it out, or use mode: lora"))
+        if "lora" not in self.mode and self.lora is not None:
+            found.append(
+                (("lora",), f"does nothing with mode: {', '.join(self.mode)}; leave it out, or use mode: lora")
+            )
         if self.tokens is not None and (problem := self.tokens.problem(max(self.seq_len))):
             found.append((("tokens",), problem))
         return found
@@ -255,22 +259,22 @@ class WorkloadEntry(Entry):
     def plain(self, *, has_experts: bool) -> dict[str, Any]:
         """The entry with every default spelled out; only where there are experts it has a routing."""
         balanced = "balanced" if has_experts else None
-        sizes = {name: _alone(getattr(self, name)) for name in ("seq_len", "global_batch_size")}
+        sizes = {name: _alone(getattr(self, name)) for name in OF_WORK}
         return {**self.model_dump(), **sizes, "routing": self.routing or balanced}
 
     def resolve(self, *, has_experts: bool) -> tuple[Workload, ...]:
-        """The workloads it describes: every sequence length with every batch."""
+        """The workloads it describes: every mode with every sequence length and every batch."""
         written = self.plain(has_experts=has_experts)
         chosen = written["routing"]
         if isinstance(chosen, str):
             written["routing"] = {"by": chosen}
         elif chosen is not None:  # an exponent of 0 gives equal shares
             written["routing"] = {"by": "skew", "skew": float(chosen["skew"])} if chosen["skew"] else {"by": "balanced"}
-        return tuple(
-            Workload.from_json({**written, "seq_len": seq_len, "global_batch_size": batch})
-            for seq_len in self.seq_len
-            for batch in self.global_batch_size
+        each = (
+            dict(zip(OF_WORK, one, strict=True)) for one in product(self.mode, self.seq_len, self.global_batch_size)
         )
+        adapters = {True: written["lora"], False: None}
+        return tuple(Workload.from_json({**written, **one, "lora": adapters[one["mode"] == "lora"]}) for one in each)
 
 
 def _alone(values: list[Any]) -> Any:

@@ -19,6 +19,7 @@ from wattune.scale_down.choice import KEEPS, choose
 from wattune.search.command_entry import Products
 from wattune.search.space import StudySpec, is_of, plain_value
 from wattune.trial import TrialSpec
+from wattune.workload import OF_WORK
 
 Config = Mapping[str, Any]
 """One combination as the file writes it: axis values. Model, cluster, engine and sizes of the workload too where the
@@ -279,9 +280,6 @@ SCALE_DOWN: Final = "scale_down"
 REQUIRES: Final = "requires"
 """Name of the rule of combinations that break a requirement of their space."""
 
-_SIZES: Final = ("seq_len", "global_batch_size")
-"""Numbers of a workload that a space may list several of."""
-
 
 def combinations(study: StudySpec) -> Iterator[tuple[TrialSpec, Config]]:
     """Yields the specification and configuration of every combination, as written and in the order of the file."""
@@ -295,7 +293,7 @@ def combinations(study: StudySpec) -> Iterator[tuple[TrialSpec, Config]]:
         study.places,
         strict=True,
     )
-    several = {name for name in _SIZES if len({getattr(one, name) for one in study.workloads}) > 1}
+    several = {name for name in OF_WORK if len({getattr(one, name) for one in study.workloads}) > 1}
     each = [(*product, plan) for product, plan in zip(study.products, study.plans or [{}], strict=True)]
     for (model_label, cluster_label, _, _), place in labels:
         model, cluster, engine, of_all = place
@@ -304,7 +302,7 @@ def combinations(study: StudySpec) -> Iterator[tuple[TrialSpec, Config]]:
             **({"model": model_label} if len(study.models) > 1 else {}),
             **({"cluster": cluster_label} if len(study.clusters) > 1 else {}),
             **({"engine": engine} if len(study.engines) > 1 else {}),
-            **{name: getattr(workload, name) for name in _SIZES if name in several},
+            **{name: getattr(workload, name) for name in OF_WORK if name in several},
         }
         neutral = {"dtype": cluster.rank_device.dtypes[0]}
         program = _program(study, engine)

@@ -29,7 +29,7 @@ from wattune.search.search_entry import Search
 from wattune.steps.source import parse_source
 from wattune.storage.documents import MOST_YAML_BYTES, yaml_tree
 from wattune.trial import Measure
-from wattune.workload import UNKNOWN_WORKLOAD, Workload
+from wattune.workload import OF_WORK, UNKNOWN_WORKLOAD, Workload
 
 MAX_COMBINATIONS: Final = 1_000_000
 """Most combinations that one study may list. More are a slip, or several studies."""
@@ -49,7 +49,7 @@ class StudySpec:
     clusters: tuple[ClusterSpec, ...]
     engines: tuple[str, ...]
     workloads: tuple[Workload, ...]
-    """Every sequence length with every batch that the file lists."""
+    """Every mode, sequence length and batch that the file lists, each with each."""
     axes: Mapping[str, tuple[Any, ...]]
     """Values by axis, as `Plan` holds them. An axis that is neither here nor in a plan has its neutral value."""
     measure: Measure
@@ -100,7 +100,7 @@ class StudySpec:
 def is_of(plan: Mapping[str, Any], place: Outer) -> bool:
     """Tells whether a plan in mind is of a model, cluster, engine and workload: of every one unless it says which."""
     model, cluster, engine, workload = place
-    values = (model.name, cluster.label, engine, workload.seq_len, workload.global_batch_size)
+    values = (model.name, cluster.label, engine, *(getattr(workload, name) for name in OF_WORK))
     return all(plan.get(name, value) == value for name, value in zip(OF_PLAN, values, strict=True))
 
 

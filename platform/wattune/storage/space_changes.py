@@ -16,16 +16,13 @@ from wattune.catalog.models import ModelSpec
 from wattune.field_types import default_of
 from wattune.plans.axes import FOUND, Plan
 from wattune.trial import Measure
-from wattune.workload import Workload
+from wattune.workload import OF_WORK, Workload
 
 FREE: Final = ("study", "measure", "isolation", "objective", "constraints", "limits", "search", "requires")
 """Keys that change no measured result. Each trial says itself how long it was measured and in which workers."""
 
 LISTED: Final = ("engine", "space", "flags", "plans")
 """Keys whose values may come and go: they are a part of every trial's id."""
-
-_SIZES: Final = ("seq_len", "global_batch_size")
-"""Keys of a workload that may be lists of values to try."""
 
 _ANOTHER_NAME: Final = "or give the study another name"
 _ABSENT: Final = "nothing"
@@ -103,10 +100,10 @@ def _of_models(stored: Sequence[Any], given: Sequence[Any]) -> list[str]:
 
 
 def _of_workload(stored: Any, given: Any) -> list[str]:
-    """Finds the keys of a workload that differ; sizes may gain and lose values while one stays."""
+    """Finds the keys of a workload that differ; mode and sizes may gain and lose values while one stays."""
     if not isinstance(stored, Mapping) or not isinstance(given, Mapping):
         return [] if stored == given else _fields("", {"workload": stored}, {"workload": given}, _ANOTHER_NAME[3:])
-    sizes = [name for name in _SIZES if any(one in _entries(stored.get(name)) for one in _entries(given.get(name)))]
+    sizes = [name for name in OF_WORK if any(one in _entries(stored.get(name)) for one in _entries(given.get(name)))]
     old = {name: value for name, value in stored.items() if name not in sizes}
     new = {name: value for name, value in given.items() if name not in sizes}
     return _fields("workload", old, new, "results of two workloads do not compare: give the study another name")

@@ -67,25 +67,46 @@ def effects_picture(result: Mapping[str, Any]) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
+def repeat_text(first: Mapping[str, Any], again: Mapping[str, Any]) -> str:
+    """Says whether a repeat has the verdict of the first run, and where a claim's is another, what may be why."""
+    ways = []
+    for was, now in zip(first["claims"], again["claims"], strict=False):
+        if was["verdict"] != now["verdict"]:
+            ends = [one[key] for one in (was, now) for key in ("low", "high")]
+            apart = None not in ends and max(ends[0], ends[2]) > min(ends[1], ends[3])
+            how = "lie apart" if apart else "overlap, so more repeats may tell"
+            ways.append(f"{now['metric']} {now['verdict']}, before {was['verdict']}: the intervals {how}")
+    old, new = ({"hardware": one["hardware"], **one["versions"]} for one in (first, again))
+    pairs = [(key, new.get(key), old.get(key)) for key in ("hardware", *_VERSIONS)]
+    others = [f"{key} {now}, before {was}" for key, now, was in pairs if now != was]
+    ways.append(f"other are {'; '.join(others)}" if others else "hardware and versions are the same")
+    same = f"reproduces {first['verdict']}; " if first["verdict"] == again["verdict"] else ""
+    return f"{same}{'; '.join(ways)} ({first['date']})"
+
+
 def experiments_view(questions: Mapping[str, str], results: Mapping[str, Mapping[str, Any]]) -> View:
     """Lays out every experiment: what it asks, on what it ran, and what came out."""
     told = {name: (_ran_on(one), "; ".join(map(effect_text, one["claims"]))) for name, one in results.items()}
     columns = [
         Column("experiment", lambda name: name, place="lead"),
-        Column("question", lambda name: questions[name], place="prose"),
+        Column("question", lambda name: questions.get(name, "repeated"), place="prose"),
         Column("ran on", lambda name: told.get(name, ("-", ""))[0], place="prose"),
         Column("answer", lambda name: told.get(name, ("", "not run"))[1], place="prose"),
     ]
-    return [Table(f"{len(results)} of {len(questions)} experiments ran", columns, list(questions))]
+    ran = f"{len(questions.keys() & results.keys())} of {len(questions)} experiments ran"
+    return [Table(ran, columns, sorted({*questions, *results}))]
 
 
 def results_page(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Writes the Markdown table of results, by the experiments' names: what was asked, on what, and what came out."""
     rows: list[list[str]] = [["experiment", "question", "whose", "ran on", "answer", "verdict"], ["---"] * 6]
     for name, result in results.items():
-        linked = f"[{name}]({name}.py), [figure](results/{name}.svg)<br>`wattune experiments run {name}`"
+        own, verdict = name.partition("@")[0], f"**{result['verdict']}**"
+        linked = f"[{name}]({own}.py), [figure](results/{name}.svg)<br>`wattune experiments run {own}`"
+        if own != name and own in results:
+            verdict += f"; {repeat_text(results[own], result)}"
         answer = "<br>".join(map(effect_text, result["claims"]))
-        rows.append([linked, result["question"], result["paper"], _ran_on(result), answer, f"**{result['verdict']}**"])
+        rows.append([linked, result["question"], result["paper"], _ran_on(result), answer, verdict])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

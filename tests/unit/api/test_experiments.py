@@ -9,13 +9,17 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 import wattune
 from wattune.api import experiments as room
 from wattune.errors import PlanError
 from wattune.metrics import METRICS
-from wattune.view.effects import effect_text, effects_picture
+from wattune.run import RunStatus
+from wattune.view.effects import effect_text, effects_picture, repeat_text
 
 FOLDER = Path(__file__).parents[3] / "experiments"
 KNOWN = room.find_experiments(FOLDER)
@@ -69,16 +73,17 @@ def test_each_line_of_the_page_has_its_result_and_each_result_is_computed():
     assert {line.split("]")[0].removeprefix("| [") for line in table.splitlines() if line.startswith("| [")} == {
         *RESULTS
     }
-    assert RESULTS.keys() <= KNOWN.keys()
-    for name, result in RESULTS.items():
+    for stem, result in RESULTS.items():
+        name = stem.partition("@")[0]
+        assert name in KNOWN and name in RESULTS, stem
         for claim in result["claims"]:
             assert judged_again(claim) == claim, name
         assert result["verdict"] == result["claims"][0]["verdict"]
         assert {one["metric"]: one["expected"] for one in result["claims"]}.items() <= KNOWN[name]["CLAIMS"].items()
-        figure = FOLDER / "results" / f"{name}.svg"
+        figure = FOLDER / "results" / f"{stem}.svg"
         assert figure.stat().st_size < 200_000 and effects_picture(result) == figure.read_text()
         if result["evidence"] == "measured":
-            assert (FOLDER / "results" / f"{name}.parquet").stat().st_size < 1_000_000
+            assert (FOLDER / "results" / f"{stem}.parquet").stat().st_size < 1_000_000
         assert result["evidence"] != "simulated", "simulated sensors prove nothing about hardware"
 
 
@@ -122,26 +127,88 @@ def ratio():
     return speeds[1] / speeds[0]
 
 
+TURNS = [(f"experiment_skewed_experts_{end}", number, 1) for number in (1, 2, 3) for end in "ab"]
+
+
 @pytest.mark.parametrize(
     ("names", "turns"),
     [
         (["recomputation"], [("experiment_recomputation", 3, 2)]),
         (["recomputation", "traffic", "parallelism"], [("experiment_recomputation", 3, 5)]),  # one arm is of two
-        (["lora"], [(f"experiment_lora_{end}", number, 1) for number in (1, 2, 3) for end in "ab"]),
+        (["lora", "prefill"], [("experiment_lora", 3, 4)]),
+        (["slice_of_a_model", "uneven_pipeline", "traffic"], [("experiment_slice_of_a_model", 3, 5)]),
+        (["micro_batch", "micro_batch_heat"], None),  # windows of other lengths
+        (["two_jobs", "traffic"], None),
+        (["skewed_experts"], TURNS),
     ],
 )
-def test_arms_of_one_work_are_one_study_and_others_take_turns(monkeypatch: pytest.MonkeyPatch, names, turns):
+def test_arms_that_can_be_plans_of_one_study_are_and_others_take_turns(monkeypatch: pytest.MonkeyPatch, names, turns):
     ran = []
 
     def run_study(planned, **_):
         ran.append((planned.name, planned.spec.measure.repeats, len(planned.kept)))
-        return SimpleNamespace(study=planned.name)
+        return SimpleNamespace(study=planned.name, ending="finished", ranking=SimpleNamespace(trials=()))
 
     monkeypatch.setattr(room, "run_study", run_study)
-    declared = [KNOWN[name] for name in names]
-    arms = [tuple(room._space(one, arm, "1x2 h200_sxm") for arm in one["ARMS"].values()) for one in declared]
-    studies = room._run(arms, names[0], None, None, None)
-    assert ran == turns and {wattune.plan(arm).kept[0].trial_id for pair in arms for arm in pair} == studies.keys()
+    spaces = [room._space(KNOWN[one], arm, "1x2 h200_sxm") for one in names for arm in KNOWN[one]["ARMS"].values()]
+    if turns is None:
+        assert room._joined(spaces) is None
+        return
+    studies = room._run(spaces, names[0], None, None, None)
+    assert ran == turns and {wattune.plan(arm).kept[0].trial_id for arm in spaces} == studies.keys()
+
+
+def test_a_run_that_crashed_or_hung_is_tried_once_more(monkeypatch: pytest.MonkeyPatch):
+    space = [room._space(KNOWN["traffic"], arm, "1x2 h200_sxm") for arm in KNOWN["traffic"]["ARMS"].values()]
+    for ends, calls in (
+        (["completed", "completed"], 1),
+        (["timed_out", "completed"], 2),
+        (["crashed", "crashed"], 2),
+        (["out_of_memory"], 1),
+    ):
+        ran = []
+
+        def run_study(_, *, retry, ends=ends, ran=ran, **__):
+            rows = [SimpleNamespace(repeats=[SimpleNamespace(status=RunStatus(ends[len(ran)]))])]
+            ran.append(retry)
+            return SimpleNamespace(study="x", ending="finished", ranking=SimpleNamespace(trials=rows))
+
+        monkeypatch.setattr(room, "run_study", run_study)
+        room._run(space, "traffic", None, None, None)
+        assert len(ran) == calls and not ran[0] and all(RunStatus.TIMED_OUT in retry for retry in ran[1:])
+
+
+def test_a_repeat_stands_beside_the_first_result_and_says_whether_it_reproduces_it(tmp_path: Path):
+    """A study that goes on replaces its result; other runs, on any machine and day, never do."""
+    for name in ("recomputation.json", "recomputation.parquet"):
+        shutil.copy(FOLDER / "results" / name, tmp_path)
+    runs = pq.read_table(tmp_path / "recomputation.parquet")
+    names = runs.column_names
+    longer, other = (
+        pa.concat_tables([runs, runs]),
+        runs.set_column(names.index("energy_per_step_j"), "energy_per_step_j", pc.add(runs["energy_per_step_j"], 1.0)),
+    )
+    assert [room._free_name("recomputation", tmp_path, one) for one in (runs, longer, other, runs.slice(1))] == [
+        "recomputation",
+        "recomputation",
+        "recomputation@2",
+        "recomputation@2",
+    ]
+    pq.write_table(other, tmp_path / "recomputation@2.parquet")
+    assert room._free_name("recomputation", tmp_path, other) == "recomputation@2"
+    assert room._free_name("recomputation", tmp_path, runs.slice(1)) == "recomputation@3"
+    assert room._free_name("traffic", tmp_path, runs) == "traffic"
+    first = RESULTS["recomputation"]
+    again = json.loads(json.dumps(first)) | {"hardware": "1x2 h100_sxm"}
+    assert repeat_text(first, again) == (
+        f"reproduces agrees; other are hardware 1x2 h100_sxm, before 1x2 h200_sxm ({first['date']})"
+    )
+    claim = again["claims"][0]
+    claim |= {"low": -0.26, "high": 0.01, "verdict": "cannot tell"}
+    assert "tokens_per_s cannot tell, before agrees: the intervals overlap" in repeat_text(first, again)
+    claim |= {"low": 0.1, "high": 0.2, "verdict": "contests"}
+    told = repeat_text(first, again | {"verdict": "contests", "hardware": first["hardware"]})
+    assert "intervals lie apart" in told and "versions are the same" in told and "reproduces" not in told
 
 
 def test_mistakes_are_told(tmp_path: Path):

@@ -1,11 +1,14 @@
 """Plans in mind: a list of them in a space, alone or crossed with it."""
 
 import json
+import re
 
 import pytest
 import yaml
 
+import wattune
 from wattune.errors import SpaceError
+from wattune.search.names import namer
 from wattune.search.prune import prune
 from wattune.search.space import parse_space
 from wattune.storage.space_changes import changes, contradictions
@@ -140,3 +143,40 @@ def test_a_study_goes_on_with_more_plans_and_is_shown_by_what_they_vary():
     assert any(line.startswith("plans: adds") for line in changes(before, after))
     assert {"tp", "pp"} <= set(dimensions(after)) and "cp" not in dimensions(after)
     assert yaml.safe_load(yaml.safe_dump(dict(after)))["plans"][2] == {"tp": 2, "pp": 4}
+
+
+def test_kinds_of_work_are_a_dimension_and_a_plan_may_name_its_own():
+    """Each is the trial that a study of it alone has, adapters are of `lora` alone, and names tell them apart."""
+    document = {
+        "study": "kinds",
+        "model": "llama3_8b",
+        "cluster": "1x8 h200_sxm",
+        "engine": "torch",
+        "workload": {
+            "mode": ["pretrain", "lora"],
+            "seq_len": 4096,
+            "global_batch_size": 16,
+            "lora": {"rank": 8, "targets": ["q"]},
+        },
+        "plans": [{"tp": 8, "mode": "lora"}, {"tp": 4, "dp": 2}],
+        "objective": "maximize tokens_per_s",
+    }
+    planned = wattune.plan(document)
+    found = {(one.spec.plan.tp, one.spec.workload.mode): one for one in planned.kept}
+    assert found.keys() == {(8, "lora"), (4, "lora"), (4, "pretrain")} and planned.spec.num_combinations == 3
+    assert {one.spec.workload.lora is None for (_, mode), one in found.items() if mode == "pretrain"} == {True}
+    alone = {key: value for key, value in document["workload"].items() if key != "lora"} | {"mode": "pretrain"}
+    (same,) = wattune.plan(document | {"workload": alone, "plans": [{"tp": 4}]}).kept
+    assert same.trial_id == found[4, "pretrain"].trial_id
+    names = namer(one.spec.workload for one in planned.kept)
+    assert {names(one.spec) for one in planned.kept} == {"tp8 mbs1 lora", "dp2 tp4 mbs1 lora", "dp2 tp4 mbs1 pretrain"}
+    for wrong, said in (
+        ({"mode": "lora", "lora": None}, "mode: lora needs it"),
+        ({"mode": ["pretrain", "prefill"]}, "does nothing with mode: pretrain, prefill"),
+        ({"mode": ["lora", "lora"]}, "workload.mode"),
+        ({"mode": []}, "workload.mode"),
+    ):
+        with pytest.raises(SpaceError, match=re.escape(said)):
+            wattune.plan(document | {"workload": document["workload"] | wrong, "plans": [{"tp": 8}]})
+    with pytest.raises(SpaceError, match="none of the file's own: pretrain, lora"):
+        wattune.plan(document | {"plans": [{"tp": 8, "mode": "prefill"}]})
