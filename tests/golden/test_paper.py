@@ -29,6 +29,7 @@ ROWS: list[Row] = [
     {name: value if name in TEXTS else int(value) for name, value in row.items()}
     for row in csv.DictReader((Path(__file__).parent / "paper" / "files.csv").open())
 ]
+DEGREES = ("tp", "pp", "dp", "ep", "seq_len")
 SIZES = ("num_layers", "hidden_size", "ffn_hidden_size", "num_heads")
 
 
@@ -237,22 +238,95 @@ def test_tuples_that_nobody_published_are_judged_by_rule(seed: int):
     assert any(expected) and not all(expected)
 
 
+STEPS = {
+    "tp": (lambda n: 2 * n, lambda n: n + 1),
+    "pp": (lambda n: 2 * n, lambda n: n + 1),
+    "ep": (lambda n: n + 1, lambda n: 2 * n),
+    "micro_batch_size": (lambda n: n + 1, lambda n: 3 * n),
+    "global_batch_size": (lambda n: n + 1, lambda n: n - 1),
+    "num_nodes": (lambda n: 2 * n, lambda n: n + 1),
+}
+"""One number of a file, off by one or by a factor."""
+
+
+def test_one_number_of_a_file_changed_is_told():
+    """Mutants of sound files of every kind of work: those that cannot run are told, and those that can are kept."""
+    draw = random.Random(0)
+    judged_as: Counter[str] = Counter()
+    sound = [row for row in ROWS if not misplaced(row) and verdict(row)[0] == "kept"]
+    for family in sorted({group(row) for row in sound}):
+        rows, expected = [], []
+        for row in draw.sample(own := [row for row in sound if group(row) == family], min(len(own), 12)):
+            key = draw.choice([key for key in STEPS if key != "ep" or row["ep"] > 1])
+            one = row | {key: draw.choice(STEPS[key])(row[key])}
+            if not dp(one) or any(entry(one) == entry(other) for other in rows):
+                continue
+            heads = {"gpt3_175b": 96}.get(model(row), 8)
+            rows.append(one)
+            expected.append(
+                one["tp"] * one["pp"] * dp(one) == one["batch_nodes"] * 8
+                and heads % one["tp"] == 0
+                and not breaks_arithmetic(one)
+                and (one["ep"] == 1 or (8 % one["ep"] == 0 and dp(one) % one["ep"] == 0))
+            )
+        # What does not fit is told too, but by its size.
+        found = judged(rows)
+        assert [rule in ("kept", "memory") for rule, _ in found] == expected, [*zip(rows, found, expected, strict=True)]
+        judged_as.update(rule for rule, _ in found)
+    assert judged_as["kept"] >= 5 and judged_as.keys() >= {"world_size", "batch", "layers"}, judged_as
+
+
+@pytest.mark.parametrize("overlap", ["grad_param", "tp"])
+def test_a_switch_that_nobody_published_is_the_same_run_where_nothing_is_left_to_overlap(overlap: str):
+    row = next(row for row in ROWS if model(row) == "llama3_70b" and row["mode"] == "pretrain" and not row["fsdp"])
+    for tp, pp in itertools.product([1, 2, 4, 8], [1, 2, 4, 8, 16, 20]):
+        off = row | {"tp": tp, "pp": pp, "num_nodes": row["batch_nodes"], "micro_batch_size": 1, "recompute": 1}
+        if off["batch_nodes"] * 8 % (tp * pp) or off["num_layers"] % pp:
+            continue
+        made = document([off | {"tp_overlap": 0, "dp_overlap": 0}])
+        made["plans"].append(made["plans"][0] | {"overlap": overlap})
+        planned = wattune.plan(made)
+        idle = tp == 1 if overlap == "tp" else dp(off) == 1
+        assert len(planned.equivalent) == idle and len(planned.kept) == 2 - idle, (tp, pp, overlap)
+
+
+COUNTS = {
+    "fsdp_h100x64": (4, 4, 8),
+    "fsdp_h200x32": (16, 16, 0),
+    "lora_h200x32": (61, 0, 7),
+    "micro_batch_h200x32": (51, 0, 1),
+    "micro_batch_mi250x32": (30, 0, 0),
+    "optimization_h100x64": (56, 6, 6),
+    "optimization_h200x32": (52, 10, 0),
+    "parallelism_h100x64": (14, 0, 1),
+    "parallelism_h200x32": (13, 0, 0),
+    "parallelism_mi250x32": (10, 0, 0),
+    "prefill_h200x32": (87, 0, 11),
+}
+"""Kept, equivalent and rejected by the rules, of each shipped sweep."""
+
+
 @pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)
 def test_each_sweep_plans(path: Path):
     planned = wattune.plan(path)
     total = len(planned.kept) + len(planned.rejected) + len(planned.equivalent)
     assert total == planned.spec.num_combinations and planned.kept
+    assert COUNTS[path.stem] == (len(planned.kept), len(planned.equivalent), len(planned.rejected))
     assert all("dp" in plan for plan in planned.spec.plans), "a tuple is data"
 
 
 def test_the_sweeps_hold_the_published_tuples():
     """Every file of the artifact, with the right width, is a combination of a shipped sweep."""
-    shipped = set()
+    shipped, published = set(), {(model(row), row["device"], *(entry(row)[name] for name in DEGREES)) for row in ROWS}
     for path in SPACES:
         planned = wattune.plan(path)
         for one in (*planned.kept, *planned.equivalent, *planned.rejected):
             config = one.config
             several = planned.spec.workloads
+            length = config.get("seq_len", several[0].seq_len)
+            degrees = (*(config.get(name, 1) for name in DEGREES[:-1]), length)
+            device = planned.spec.clusters[0].rank_device.name
+            assert (config["model"], device, *degrees) in published or device == "mi250_gcd", "a tuple of nobody"
             shipped.add(
                 (
                     config["model"],

@@ -19,6 +19,7 @@ from wattune.api.exports import export
 from wattune.api.reports import report
 from wattune.api.results import folder_of, rank
 from wattune.errors import PlanError, WattuneError
+from wattune.intervals import t_quantile
 from wattune.storage.digests import FILES, object_of, with_digest
 from wattune.storage.files import is_file_of, is_inside, named_path
 from wattune.units import unit_of
@@ -26,6 +27,7 @@ from wattune.version import __version__
 from wattune.view.files import ranking_table
 
 _LIST: Final = "bundle.json"
+_LEAST_REACH: Final = 0.2  # of an interval by its runs alone; all runs of a study tell more. Our choice
 _MOST_BYTES: Final = 2**29  # of all files, unpacked: a thousand trials take some 20 MB. Our choice
 _OF_STUDY: Final = ("study.yaml", "space.*.yaml", "candidates.parquet", "trials/*/spec.json", "trials/*/run.json")
 _DAMAGE: Final = (WattuneError, ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
@@ -130,6 +132,8 @@ def _claims(path: Path) -> dict[str, tuple[str, str]]:
     """Returns the verdicts of an experiment's claims, as packed and as judged again; the first is its own."""
     result, tested = json.loads(path.read_bytes()), []
     rows = pq.read_table(path.with_suffix(".parquet")).to_pylist() if result["evidence"] != "estimated" else []
+    if {row["cluster"] for row in rows} - {result["hardware"]}:
+        raise ValueError(f"its runs are not of {result['hardware']}")
     there, here = [result["verdict"]], []
     for one in result["claims"]:
         there.append(one["verdict"])
@@ -137,9 +141,16 @@ def _claims(path: Path) -> dict[str, tuple[str, str]]:
         if rows and one["low"] is not None:
             kelvin, own = unit_of(one["metric"]) == "degC", dict[str, list[float]]()
             for row in (row for row in rows if row[one["metric"]] is not None):
-                own.setdefault(row["trial_id"], []).append(row[one["metric"]])
-            a, b = (fmean(own[arm] if kelvin else map(math.log, own[arm])) for arm in sorted(own))
-            tested.append((one["low"], b - a, one["high"]))
+                own.setdefault(row["trial_id"], []).append(
+                    row[one["metric"]] if kelvin else math.log(row[one["metric"]])
+                )
+            a, b = (own[arm] for arm in sorted(own))
+            tested.append((one["low"], fmean(b) - fmean(a), one["high"]))
+            free, about = len(a) + len(b) - 2, abs(one["low"] + one["high"] - 2 * one["effect"])
+            spread = sum((value - fmean(arm)) ** 2 for arm in (a, b) for value in arm) / max(free, 1)
+            reach = t_quantile(max(free, 1)) * math.sqrt(spread * (1 / len(a) + 1 / len(b)))
+            if about > 1e-9 or one["high"] - one["low"] < 2 * _LEAST_REACH * reach:
+                raise ValueError(f"the interval of {one['metric']} is not that of its runs")
     # The table does not say which arm is the first one, so either may be, for all claims.
     if not any(all(low <= sign * effect <= high for low, effect, high in tested) for sign in (1, -1)):
         raise ValueError("its intervals do not hold the effects of its runs")

@@ -228,7 +228,7 @@ class WorkloadEntry(Entry):
     stand_ins: ClassVar = {"seq_len": 1, "global_batch_size": 1}
 
     mode: Annotated[list[Annotated[str, one_of(MODES)]], Field(min_length=1), *ALONE, AfterValidator(distinct)] = Field(
-        default=["pretrain"]
+        default="pretrain", validate_default=True
     )
     """`pretrain` trains all weights, `lora` adapters, `prefill` nothing: prompts run forward. A list is a dimension."""
     seq_len: Annotated[list[Count], Field(min_length=1, examples=[4096]), *ALONE, AfterValidator(distinct)]

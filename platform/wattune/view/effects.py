@@ -57,11 +57,8 @@ def effects_picture(result: Mapping[str, Any]) -> str:
             parts.append(f'<path d="M{x["predicted"]:.1f} {y - 8}l7 8-7 8-7-8z" fill="none" stroke="#111"/>')
         if "effect" in x:
             parts.append(f'<circle cx="{x["effect"]:.1f}" cy="{y}" r="5"/>')
-        parts.append(
-            _text(
-                _WIDTH - 170, y + 4, {"agrees": "✓ ", "contests": "✗ "}.get(claim["verdict"], "? ") + claim["verdict"]
-            )
-        )
+        mark = {"agrees": "✓", "contests": "✗"}.get(claim["verdict"], "?")
+        parts.append(_text(_WIDTH - 170, y + 4, f"{mark} {claim['verdict']}"))
     if result["evidence"] != "measured":
         parts.append(_text(middle, height - 36, stamp, size=22, anchor="middle"))
     return "\n".join([*parts, "</svg>"]) + "\n"
@@ -112,9 +109,8 @@ def results_page(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _ran_on(result: Mapping[str, Any]) -> str:
     versions = [f"{key} {result['versions'][key]}" for key in _VERSIONS if key in result["versions"]]
-    return ", ".join(
-        filter(None, [result["hardware"], result["evidence"], result["date"], result["quality"], *versions])
-    )
+    facts = [result[key] for key in ("hardware", "evidence", "date", "quality")]
+    return ", ".join(filter(None, [*facts, *versions]))
 
 
 def _shown(claim: Mapping[str, Any], key: str) -> float | None:

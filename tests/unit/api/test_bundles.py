@@ -106,6 +106,12 @@ def test_a_verdict_that_was_typed_is_found_although_checksums_agree(study: bytes
     assert "its runs" in checked(changed(asked, name, **far), tmp_path)["differences"][name]
     other = {"low": -1.1, "effect": -0.85, "high": -0.6, "expected": "lower"}  # one claim turned, others not
     assert "its runs" in checked(changed(asked, name, **other), tmp_path)["differences"][name]
+    claim = json.loads(files_of(asked)[name])["claims"][0]
+    near = {"low": claim["effect"] - 0.02, "high": claim["effect"] + 0.02}  # narrower than its runs scatter
+    for edited in (near, {"low": claim["low"] + 0.001}, {"high": claim["high"] * 2}):
+        assert "not that of its runs" in checked(changed(asked, name, **edited), tmp_path)["differences"][name], edited
+    told = json.loads(files_of(asked)[name]) | {"hardware": "1x8 h200_sxm"}
+    assert "not of 1x8" in checked(forged(asked, **{name: json.dumps(told).encode()}), tmp_path)["differences"][name]
     assert "no verdict" in checked(changed(asked, name, low="wide"), tmp_path)["differences"][name]
     assert "no verdict" in checked(forged(asked, **{name: b"[1"}), tmp_path)["differences"][name]
     told = checked(forged(study, **{"study/study.yaml": b"a: 1\n"}), tmp_path)

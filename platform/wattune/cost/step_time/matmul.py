@@ -9,11 +9,6 @@ import numpy.typing as npt
 
 from wattune.arrays import Floats
 
-REFERENCE_FLOP_PER_S: Final = 989.4e12
-"""Peak of the device whose products were measured (H100 SXM, NVIDIA's datasheet, dense)."""
-REFERENCE_BYTES_PER_S: Final = 3.35e12
-"""Its memory bandwidth (the same datasheet)."""
-
 _TILES: Final = ((128, 256), (128, 128), (64, 128), (64, 64))
 """Output tiles that cuBLAS has on Hopper, largest first; a smaller one is slower a number."""
 _TILE_SLOWNESS: Final = (1.0, 1.08, 1.35, 1.8)
