@@ -146,7 +146,9 @@ def _claims(path: Path) -> dict[str, tuple[str, str]]:
                 )
             a, b = (own[arm] for arm in sorted(own))
             tested.append((one["low"], fmean(b) - fmean(a), one["high"]))
-            free, about = len(a) + len(b) - 2, abs(one["low"] + one["high"] - 2 * one["effect"])
+            free, ends = len(a) + len(b) - 2, [one["low"], one["high"], one["effect"]]
+            # About the effect as a log ratio, or as a difference where the metric can be 0.
+            about = min(abs(low + high - 2 * effect) for low, high, effect in (ends, map(math.expm1, ends)))
             spread = sum((value - fmean(arm)) ** 2 for arm in (a, b) for value in arm) / max(free, 1)
             reach = t_quantile(max(free, 1)) * math.sqrt(spread * (1 / len(a) + 1 / len(b)))
             if about > 1e-9 or one["high"] - one["low"] < 2 * _LEAST_REACH * reach:

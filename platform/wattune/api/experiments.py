@@ -191,9 +191,9 @@ def measured_effects(a: Counted, b: Counted) -> _Effects:
     """Returns the effect of B over A with its 95 % interval, for every metric that the runs of both measured."""
     effects = {}
     for one in filter(None, (difference(metric, a, b) for metric in METRICS)):
-        shares = (one.change_frac, one.low_frac, one.high_frac)
-        logs = [None if share is None else math.log1p(share) for share in shares]
-        ends = [one.change, one.low, one.high] if unit_of(one.metric) == "degC" else logs
+        ends, of_a = [one.change, one.low, one.high], one.a.value
+        if unit_of(one.metric) != "degC":  # of traffic too, which can be 0
+            ends = [None if end is None or min(of_a, of_a + end) <= 0 else math.log1p(end / of_a) for end in ends]
         if ends[0] is not None:
             repeats = min(len(a.runs), len(b.runs))
             effects[one.metric] = {"effect": ends[0], "low": ends[1], "high": ends[2], "repeats": repeats}

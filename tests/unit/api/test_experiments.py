@@ -258,3 +258,21 @@ def test_effects_are_worded():
     warm = {"metric": "device_temp_max_c", "effect": 1.0, "low": -1.0, "high": 3.0}
     warm |= {"verdict": "cannot tell", "would_tell": 12}
     assert effect_text(warm) == "device_temp_max_c +1.0 K (-1.0 to +3.0): cannot tell; 12 repeats would tell"
+
+
+def test_an_effect_is_a_log_ratio_also_of_what_can_be_0(monkeypatch: pytest.MonkeyPatch):
+    """Traffic has no share of its own, as it can be 0: the ratio is that to the first arm's."""
+
+    def effect(metric, a, change, low, high):
+        found = SimpleNamespace(metric=metric, change=change, low=low, high=high, a=SimpleNamespace(value=a))
+        monkeypatch.setattr(room, "difference", lambda asked, *_: found if asked == metric else None)
+        runs = SimpleNamespace(runs=(1, 2))
+        return room.measured_effects(runs, runs).get(metric)
+
+    found = effect("nvlink_bytes_per_s", 40e9, -38e9, -38.4e9, -37.6e9)
+    assert math.isclose(math.exp(found["effect"]), 0.05) and found["low"] < found["effect"] < found["high"]
+    assert room.judged("lower", found)["verdict"] == "agrees"
+    wide = effect("nvlink_bytes_per_s", 40e9, -38e9, -41e9, 1e9)
+    assert wide["low"] is None and room.judged("lower", wide)["verdict"] == "cannot tell"
+    assert effect("nvlink_bytes_per_s", 0.0, 1e9, None, None) is None
+    assert effect("device_temp_max_c", 50.0, 1.0, -1.0, 3.0)["effect"] == 1.0
