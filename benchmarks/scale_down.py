@@ -3,17 +3,20 @@
     python benchmarks/scale_down.py --keep DIR                       whole and slice on two GPUs, beside a naive cut
     python benchmarks/scale_down.py --keep DIR --device cpu          the same of a tiny model, no GPU
     python benchmarks/scale_down.py --keep DIR --cases none          the tables of an earlier call again
+    python benchmarks/scale_down.py --keep DIR --cases none --ratios FILE.csv   with whole plans of another call
 
 The same plans of a model of 3 billion parameters (28 layers) are measured three times, each a study of its own by
 `wattune run`: `whole`; `slice`, the space that `wattune scale` writes for the same two devices; `naive`, 8 layers with
 everything else as it is. `wattune rank --json` gives the figures: those of `slice` are read as the whole model's by the
 product, those of `naive` by the ratio of layers. Each study's ranking is kept as `CASE.json` as soon as it is done, and
-`scale_down.csv` has what is read over what the whole model measured, plan by plan.
+`scale_down.csv` has what is read over what the whole model measured, plan by plan, and the figures. Where a plan was
+measured small alone, `--ratios` takes the whole model's from what another call's slice was of it.
 
 The published proxies of Llama 405B are predicted alone: the ratio of their MFU to the full model's. No coefficient is
 fitted to those rows.
 """
 
+import csv
 import itertools
 import json
 import math
@@ -137,6 +140,19 @@ def figures(path: Path) -> dict[str, dict[str, Any]]:
     return {row["label"].removesuffix(" scaled"): row["repeats"][0]["metrics"] | row["objective"] for row in rows}
 
 
+def implied(small: dict[str, dict[str, Any]], path: Path) -> dict[str, dict[str, Any]]:
+    """Returns what the whole model measures of each plan, if a slice is of it what the slice of another call was."""
+    with path.open(newline="") as file:
+        told = {row["plan"]: row for row in csv.DictReader(file) if row["case"] == "slice"}
+    by = {STEP: "step_ratio", PEAK: "peak_ratio"}
+    found = {
+        plan: row | {name: row[name] / float(told[plan][by[name]]) for name in by}
+        for plan, row in small.items()
+        if plan in told
+    }
+    return {plan: row | {SPEED: small[plan][SPEED] * small[plan][STEP] / row[STEP]} for plan, row in found.items()}
+
+
 def tau(a: list[float], b: list[float]) -> float:
     """Kendall's rank correlation of two lists without ties."""
     pairs = list(itertools.combinations(range(len(a)), 2))
@@ -163,7 +179,8 @@ def compared(case: str, whole: dict[str, Any], small: dict[str, Any], rows: Rows
         None if case == "naive" else sum(inside) / len(inside),
     )  # fmt: skip
     for plan, step, peak in zip(plans, off[STEP], off[PEAK], strict=True):
-        raw.add(case, plan, 1 + step, 1 + peak, None, None, None)
+        measured = [one[plan][name] for one in (whole, small) for name in (STEP, PEAK)]
+        raw.add(case, plan, 1 + step, 1 + peak, None, None, None, *measured)
     if case == "naive":
         return []
     wrong = [] if len(plans) >= LEAST_PLANS else [f"{len(plans)} plans in both"]
@@ -208,7 +225,7 @@ def proxies(rows: Rows, raw: Rows) -> list[str]:
         predicted, told = float(mfu[0] / mfu[1]), row["mfu"] / whole[row["precision"]]["mfu"]
         name = f"{row['precision']}, {row['num_layers']:.0f} layers"
         rows.add(name, told, predicted, predicted - told, one.percent / 100)
-        raw.add("proxy", name, None, None, told, predicted, one.percent / 100)
+        raw.add("proxy", name, None, None, told, predicted, one.percent / 100, *[None] * 4)
         wrong += [f"{name}: {predicted - told:+.3f}"] if abs(predicted - told) > MOST_POINTS else []
     return wrong
 
@@ -229,6 +246,7 @@ def _options(parser: ArgumentParser) -> None:
     parser.add_argument("--window-s", type=float, default=2.0, help="least seconds of measured steps")
     parser.add_argument("--most-s", type=float, default=520.0, help="seconds for all studies together")
     parser.add_argument("--requires", action="append", default=[], help="condition on plans; may be repeated")
+    parser.add_argument("--ratios", type=Path, help="scale_down.csv of another call")
     parser.add_argument("--also", type=Path, action="append", default=[], help="folder of another call; repeatable")
 
 
@@ -255,7 +273,17 @@ def main(given: Namespace) -> Found:
         if left_s > STOP_S:
             measure(case, given, left_s * part if number < len(cases) - 1 else left_s)
     raw = Rows(
-        "case", "plan", "step_ratio", "peak_ratio", "published_ratio", "predicted_ratio", "distance_frac"
+        "case",
+        "plan",
+        "step_ratio",
+        "peak_ratio",
+        "published_ratio",
+        "predicted_ratio",
+        "distance_frac",
+        "whole_step_s",
+        "whole_peak_w",
+        "read_step_s",
+        "read_peak_w",
     )  # what is read over what the whole model measured
     calls = [
         {case: figures(path) if (path := folder / f"{case}.json").exists() else {} for case in CASES}
@@ -268,6 +296,8 @@ def main(given: Namespace) -> Found:
             both = call["whole"].keys() & call[case].keys()
             whole |= {plan: call["whole"][plan] for plan in both}
             small |= {plan: call[case][plan] for plan in both}
+        if case == "slice" and given.ratios:
+            whole = implied(small, given.ratios) | whole
         if len(whole.keys() & small.keys()) > 1:
             wrong += compared(case, whole, small, rows, raw)
     published = Rows("proxy", "published_ratio", "predicted_ratio", "off_ratio", "distance_frac")

@@ -17,6 +17,9 @@ FREE_PERCENT: Final = 1.0
 """Distance that a shallower stage may add: its steps are as much shorter, and more plans are measured in a time."""
 LEAST_FREE_DEPTH: Final = 0.5
 """Share of a stage's layers below which only memory cuts: a trial's start takes longer then than its steps."""
+PAUSED_FREE_DEPTH: Final = 2 / 3
+"""The same of a pipeline: after each pause a device draws up to a fifth above its limit for some 0.1 s, and so more in
+the mean of shorter phases (`benchmarks/results/scale_down.md`)."""
 KEEPS: Final = "the smallest cluster that keeps it is"
 """Words before the cluster that a refusal names."""
 _MOST_NAMED: Final = 16
@@ -66,7 +69,8 @@ def _shallowest(own: Sequence[Scaled]) -> Scaled:
     """Returns the shallowest cut that fits and costs at most `FREE_PERCENT`; the first is the deepest."""
     fitting = [one for one in own if one.fits] or [own[-1]]
     most = min(one.percent for one in fitting) + FREE_PERCENT
-    kept = LEAST_FREE_DEPTH * own[0].small.model.num_layers
+    share = PAUSED_FREE_DEPTH if own[0].small.plan.pp > 1 else LEAST_FREE_DEPTH
+    kept = share * own[0].small.model.num_layers
     free = [one for one in fitting if one.percent <= most and one.small.model.num_layers >= kept]
     return free[-1] if free else min(fitting, key=lambda one: one.percent)
 

@@ -12,7 +12,7 @@ from wattune.cost.estimate import estimate
 from wattune.errors import PlanError
 from wattune.plans.parallel import num_micro_batches
 from wattune.plans.placement import spread_of_groups
-from wattune.scale_down.choice import KEEPS, choose
+from wattune.scale_down.choice import KEEPS, LEAST_FREE_DEPTH, PAUSED_FREE_DEPTH, choose
 from wattune.scale_down.cut import DEPTHS, cluster_of, depths, parse_target, runnable, whole_stages
 from wattune.scale_down.invariants import LACKING, Scaled, compare, fabrics
 from wattune.search.prune import prune
@@ -110,6 +110,16 @@ def test_the_choice_is_no_further_than_any_cut_but_for_what_depth_may_cost():
             fitting = [other for other in compare(cuts(large, "2x8"), default_coefficients) if other.fits]
             assert one.percent <= min(other.percent for other in fitting) + 1.01
             assert one.fits
+
+
+def test_a_pipeline_keeps_more_of_its_phases():
+    """After a pause a device draws above its limit, so that phases of half the length draw more in the mean."""
+    kept = {
+        one.large.plan.pp: one.small.model.num_layers / one.large.model.num_layers
+        for one in choose(larges("llama3_8b", "1x2 h200_sxm", "torch", 8, tp=[1], pp=[1, 2]), parse_target("1x2"))
+        if isinstance(one, Scaled)
+    }
+    assert kept[1] == LEAST_FREE_DEPTH < PAUSED_FREE_DEPTH <= kept[2] < 1
 
 
 def test_a_refusal_names_the_invariant_and_a_cluster_that_keeps_it():

@@ -33,16 +33,9 @@ PARTS: Final = (
 """Names of the parts, those of the measured decomposition with `_s` for `_frac`."""
 
 _STAGES: Final = (
-    "matrix_s",
-    "memory_s",
-    "collective_s",
-    "idle_s",
-    "overlapped_s",
-    "matrix_frac",
-    "clock_frac",
-    "held_frac",
+    *("matrix_s", "memory_s", "collective_s", "idle_s", "overlapped_s"),
+    *("matrix_frac", "clock_frac", "held_frac"),
 )
-
 
 FP8_ERROR_FRAC: Final = 0.35
 """Least half width of the 95 % interval of a step in fp8. Of 19 runs on one H200 one is further from its prediction; it
@@ -363,9 +356,8 @@ class StepPipeline:
             return np.zeros_like(self.layers)
         split = self._column(batch.tp) if self.model.facts.splits_sequence else 1.0
         size_bytes = self._column(batch.local_tokens) * batch.model.hidden_size * self.model.machine.item_bytes / split
-        # Interleaved stages of Megatron have work to do while they send.
-        exposed = 0.2 if batch.engine == "megatron" and self.vpp > 1 else 1.0
-        return exposed * links.to_next_stage_s(self.pp, size_bytes)
+        # Of interleaved stages too: published chunks of one and two layers tell of no sends beside work.
+        return links.to_next_stage_s(self.pp, size_bytes)
 
     def pass_s(self, direction: str, clock: Floats) -> tuple[Floats, Floats, Floats, Floats]:
         """Predicts passes at a clock: computing, communication, what holds them up, what waits for no network."""
