@@ -85,6 +85,8 @@ class PowerCoefficients:
     """Share of the power limit that the device holds when the limit binds."""
     peak_error_frac: float = 0.15
     """Half width of the 95 % interval of a 1 s node peak, relative."""
+    full_peak_error_frac: float | None = None
+    """The same where the peak fills the power limit, below it; None where that is not known apart."""
     origin: Origin
     error_frac: float
     """Half width of the 95 % interval of a mean power on held-out configurations, relative."""

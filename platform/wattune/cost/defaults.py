@@ -85,7 +85,7 @@ def default_coefficients(device: DeviceSpec) -> Coefficients:
 def coefficients_of_software(device: DeviceSpec, software: str) -> Coefficients:
     """Returns the coefficients for software that wattune does not run: a fit of its own engines says nothing of it.
 
-    Of 370 published configurations on ten devices steps are 7.7 % off in the median so (90th percentile 18 %). By the
+    Of 370 published configurations on ten devices steps are 7.5 % off in the median so (90th percentile 18 %). By the
     fit of H200 it is 7.5 % (24 %), since small models on H100 come out a third too short (`benchmarks/prediction.py`).
 
     Args:
@@ -107,13 +107,9 @@ def _of_same_chip() -> tuple[StepTimeCoefficients, PowerCoefficients]:
     origin: Origin = "same chip"
     step = MEASURED_STEP_TIME.of(origin)
     step = replace(step, error_frac=SAME_CHIP_ERROR_FACTOR * step.error_frac, seen=())
-    power = replace(
-        H200_POWER,
-        origin=origin,
-        error_frac=SAME_CHIP_ERROR_FACTOR * H200_POWER.error_frac,
-        peak_error_frac=SAME_CHIP_ERROR_FACTOR * H200_POWER.peak_error_frac,
-    )
-    return step, power
+    errors = ("error_frac", "peak_error_frac", "full_peak_error_frac")
+    wider = {name: SAME_CHIP_ERROR_FACTOR * getattr(H200_POWER, name) for name in errors}
+    return step, replace(H200_POWER, origin=origin, **wider)
 
 
 def _step_time(device: DeviceSpec) -> StepTimeCoefficients:

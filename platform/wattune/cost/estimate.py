@@ -211,7 +211,12 @@ def estimate(specs: Sequence[TrialSpec], find: Find) -> Estimates:
     Raises `PlanError` where a device cannot be predicted: the catalog lacks its peaks.
     """
     total = len(specs)
-    columns = {name: _empty_column(total) for name in ESTIMATED}
+    columns = {
+        name: EstimatedMetric(
+            value=np.full(total, np.nan), **{end: np.full(total, np.nan, np.float32) for end in ("low", "high")}
+        )
+        for name in ESTIMATED
+    }
     memory_parts: dict[str, Reals] = {}
     step_parts: dict[str, Reals] = {}
     stage, limited_by, origin = np.zeros(total, np.int16), np.zeros(total, np.int8), np.zeros(total, np.int8)
@@ -315,7 +320,7 @@ def _figures(batch: Batch, found: Parts) -> dict[str, _Figure]:
         "tokens_per_s": speed,
         "tokens_per_s_per_device": _inverse(step, tokens / world),
         "energy_per_token_j": _relative(found.power.energy_per_token_j, found.power.energy_error_frac),
-        **{name: _relative(getattr(found.power, name), getattr(found.power, error)) for name, error in _POWERS.items()},
+        **{name: _drawn(batch, name, found.power) for name in _POWERS},
         "device_temp_max_c": (warm_c, warm_c - error_k, warm_c + error_k),
     }
     peak, room = batch.device.peak_flop_per_s(batch.dtype), batch.device.memory_bytes
@@ -329,6 +334,14 @@ def _figures(batch: Batch, found: Parts) -> dict[str, _Figure]:
 
 def _relative(value: Floats, error_frac: Floats) -> _Figure:
     return value, value * np.maximum(1.0 - error_frac, 0.0), value * (1.0 + error_frac)
+
+
+def _drawn(batch: Batch, name: str, found: Power) -> _Figure:
+    """Returns a figure of power; a limit holds means of a second or more, so none is higher than it."""
+    value, low, high = _relative(getattr(found, name), getattr(found, _POWERS[name]))
+    devices = batch.cluster.devices_per_node if name.startswith("node_") else 1
+    most = np.inf if name.endswith("ms_w") else power.HELD_FRAC * batch.limit_w * devices
+    return value, low, np.minimum(high, np.maximum(value, most))
 
 
 def _inverse(figure: _Figure, over: float) -> _Figure:
@@ -354,9 +367,3 @@ def _limited_by(batch: Batch, step: StepTime) -> npt.NDArray[np.int8]:
     seconds |= {limit: step.parts_s.get(part, zero) for limit, part in _OF_PARTS.items()}
     largest: npt.NDArray[np.int8] = np.argmax(np.stack([seconds[limit] for limit in LIMITS]), axis=0).astype(np.int8)
     return largest
-
-
-def _empty_column(size: int) -> EstimatedMetric:
-    return EstimatedMetric(
-        value=np.full(size, np.nan), low=np.full(size, np.nan, np.float32), high=np.full(size, np.nan, np.float32)
-    )

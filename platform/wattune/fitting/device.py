@@ -1,6 +1,7 @@
 """The fit of one kind of device to the trials of studies: memory, step time and power, each with its held-out error."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -47,7 +48,9 @@ def fit_device(
     power = default.power
     rows = [row for row in map(_row, usable) if has_activity(row)]
     if rows:
-        power = with_intervals(rows, default.power, limit_w=default_limit_w(usable))
+        power = with_intervals(
+            rows, default.power, limit_w=usable[0][0].cluster.sensed_device.power_limit_w or math.inf
+        )
         configurations = len({row["trial_id"] for row in rows})
         if configurations >= MIN_CONFIGURATIONS:
             for metric, frac in (
@@ -108,11 +111,6 @@ def add_sweep(before: StoredFit | None, sweep: SweepFit, default: Coefficients) 
         "links": sweep.label,
     }
     return before.model_copy(update=changed)
-
-
-def default_limit_w(usable: Sequence[MeasuredTrial]) -> float:
-    """Returns the catalog's power limit of the trials' device; infinity where it has none."""
-    return usable[0][0].cluster.sensed_device.power_limit_w or float("inf")
 
 
 def _is_usable(spec: TrialSpec, result: Run) -> bool:

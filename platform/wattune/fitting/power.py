@@ -11,9 +11,10 @@ from wattune.arrays import Floats, Ints
 from wattune.cost.batch import Batch, batches
 from wattune.cost.clock import compute_w, slowed_frac, working_clock_frac
 from wattune.cost.coefficients import PowerCoefficients
-from wattune.cost.power import H200_PRIOR, predict
+from wattune.cost.power import FULL_FRAC, H200_PRIOR, predict
 from wattune.cost.tables import Activity, StepTime
 from wattune.fitting.interval import half_width
+from wattune.fitting.step_time import MOST_FOLDS
 from wattune.trial import TrialSpec
 
 FULL_TENSOR_FRAC: Final = 0.936
@@ -38,27 +39,17 @@ CLOCK_FRAC: Final = 0.04
 
 PARTS: Final = tuple(f"exposed_comm_{name}_frac" for name in ("tp", "pp", "cp", "dp", "ep"))
 
-
 PREDICTED: Final = ("device_power_mean_w", "node_device_power_peak_1s_w")
 NEEDED: Final = (
-    "step_time_s",
-    "compute_frac",
-    "exposed_comm_frac",
-    "straggler_frac",
-    "bubble_frac",
-    "tensor_active_frac",
-    "dram_active_frac",
-    "nvlink_of_peak_frac",
-    "clock_deficit_frac",
-    *PREDICTED,
+    *("step_time_s", "compute_frac", "exposed_comm_frac", "straggler_frac", "bubble_frac"),
+    *("tensor_active_frac", "dram_active_frac", "nvlink_of_peak_frac", "clock_deficit_frac", *PREDICTED),
 )
 """Metrics without which a trial says nothing of power."""
 
 MIN_CONFIGURATIONS: Final = 8
 """Fewer say nothing of the error on others."""
-
-
-MOST_FOLDS: Final = 10
+SURE_CONFIGURATIONS: Final = 19
+"""Fewer cannot promise 95 %, and say nothing of a class of them."""
 
 MeasuredSteps = tuple[Ints, Batch, StepTime]
 """Trials of one batch: their positions among the rows they came from, the batch, and what was measured of their steps
@@ -189,8 +180,7 @@ def with_intervals(rows: Sequence[Mapping[str, Any]], prior: PowerCoefficients, 
     configurations = sorted({row["trial_id"] for row in rows})
     if len(configurations) < MIN_CONFIGURATIONS:
         return found
-    mean, peak = [], []
-    of: list[str] = []
+    errors, full, of = list[Floats](), list[bool](), list[str]()
     fold_of = {name: place % MOST_FOLDS for place, name in enumerate(configurations)}
     for fold in range(min(MOST_FOLDS, len(configurations))):
         c = fit_power([row for row in rows if fold_of[row["trial_id"]] != fold], prior, limit_w=limit_w)
@@ -199,15 +189,17 @@ def with_intervals(rows: Sequence[Mapping[str, Any]], prior: PowerCoefficients, 
             these = [row for row in left_out if _limit_w(row, limit_w) == own_w]
             for positions, batch, step in measured_steps(these):
                 power = predict(batch, with_solved_clock(step, c, own_w), c, limit_w=own_w)
-                actual = [[these[place][key] for key in PREDICTED] for place in positions]
-                mean_w, peak_w = np.array(actual).T
-                mean.extend(power.device_power_mean_w / mean_w - 1)
-                peak.extend(power.node_device_power_peak_1s_w / peak_w - 1)
+                actual = np.array([[these[place][key] for place in positions] for key in PREDICTED])
+                errors.extend((np.stack([getattr(power, key) for key in PREDICTED]) / actual - 1).T)
+                full.extend(power.device_power_peak_1s_w >= FULL_FRAC * own_w)
                 of.extend(these[place]["trial_id"] for place in positions)
+    mean, peak = np.stack(errors, axis=1)
+    of_full = [name for name, is_full in zip(of, full, strict=True) if is_full]
     return replace(
         found,
         error_frac=half_width(mean, of) or prior.error_frac,
         peak_error_frac=half_width(peak, of) or prior.peak_error_frac,
+        full_peak_error_frac=half_width(peak[full], of_full) if len({*of_full}) >= SURE_CONFIGURATIONS else None,
     )
 
 

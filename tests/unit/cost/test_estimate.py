@@ -13,6 +13,7 @@ from wattune.catalog.models import MODELS
 from wattune.cost.batch import batches
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import ESTIMATED, LIMITS, EstimatedMetric, estimate, predict
+from wattune.cost.power import FULL_FRAC, H200, HELD_FRAC
 from wattune.errors import PlanError
 from wattune.search.prune import prune
 from wattune.search.space import load_space
@@ -142,6 +143,22 @@ def test_one_candidate_as_plain_data_and_all_as_arrow():
     assert table["estimate.step_time_s"][1].as_py() == one["step_time_s"]["value"]
     turned = found.take(np.array([1, 0]))
     assert turned.one(0) == one and turned.one(1) == found.one(0)
+
+
+def test_the_limit_ends_what_a_second_may_draw():
+    """A plan that fills the limit is surer than one below it: what its steps wait longer comes back as clock."""
+    found = estimate([spec(micro_batch_size=4, sharding="zero1"), spec(tp=8)], default_coefficients).columns
+    for name, devices in (
+        ("device_power_mean_w", 1),
+        ("device_power_peak_1s_w", 1),
+        ("node_device_power_peak_1s_w", 8),
+    ):
+        assert (found[name].high <= np.maximum(found[name].value, HELD_FRAC * 700 * devices) * (1 + 1e-6)).all()
+    assert found["device_power_peak_20ms_w"].high.max() > HELD_FRAC * 700
+    peak = found["device_power_peak_1s_w"]
+    assert peak.value[0] >= FULL_FRAC * 700 > peak.value[1]
+    below = 1 - peak.low / peak.value
+    assert below[0] == pytest.approx(H200.full_peak_error_frac, rel=1e-4) and below[1] > H200.peak_error_frac
 
 
 def test_the_probability_to_be_above_a_bound_follows_the_interval():

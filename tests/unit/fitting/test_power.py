@@ -54,11 +54,11 @@ def row(
     }
 
 
-def made(limit_w: float, seed: int = 0) -> list[dict[str, Any]]:
+def made(limit_w: float, seed: int = 0, waits: float = 1.0) -> list[dict[str, Any]]:
     rng = np.random.default_rng(seed)
     rows = []
     for _ in range(40):
-        matrix, memory, collective, straggler, _ = rng.dirichlet([4, 2, 1, 1, 1])
+        matrix, memory, collective, straggler, _ = rng.dirichlet([4, 2, waits, waits, waits])
         rows.append(row(matrix, memory, collective, straggler, limit_w=limit_w))
     for positions, batch, step in measured_steps(rows):
         power = predict(batch, step, TRUE, limit_w=limit_w)
@@ -129,6 +129,10 @@ def test_intervals_come_from_configurations_left_out(trials: list[dict[str, Any]
     assert 0 < found.error_frac < 0.05 and 0 < found.peak_error_frac < 0.05
     few = with_intervals(named[:16], H200_PRIOR, limit_w=LIMIT_W)
     assert (few.error_frac, few.peak_error_frac) == (H200_PRIOR.error_frac, H200_PRIOR.peak_error_frac)
+    assert found.full_peak_error_frac is None, "ten configurations say nothing of a class of them"
+    full = [one | {"trial_id": f"full{place}"} for place, one in enumerate(made(LIMIT_W, waits=0.01))]
+    sure = with_intervals([*named, *full], H200_PRIOR, limit_w=LIMIT_W)
+    assert sure.full_peak_error_frac is not None and sure.full_peak_error_frac < sure.peak_error_frac < 0.05
 
 
 def test_each_trial_counts_under_the_limit_that_it_ran_under() -> None:
