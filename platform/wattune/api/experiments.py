@@ -253,11 +253,9 @@ def _shortened(space: dict[str, Any]) -> dict[str, Any]:
     quick = space | {"cluster": _ON_CPU, "measure": space["measure"] | _QUICK}
     if space["engine"] == "command":
         return quick
-    models = space["model"] if isinstance(space["model"], list) else [space["model"]]
-    return quick | {
-        "model": [{**model, **_TINY} for model in models],
-        "workload": space["workload"] | {"seq_len": 64, "global_batch_size": 8},
-    }
+    depth = {4: 2, 8: 4}  # of slices; a layout names all layers of deeper ones
+    models = ({**one, **_TINY, "num_layers": depth.get(n := one["num_layers"], n)} for one in listed(space["model"]))
+    return quick | {"model": [*models], "workload": space["workload"] | {"seq_len": 64, "global_batch_size": 8}}
 
 
 def _estimated(space: dict[str, Any]) -> _Expected:

@@ -65,5 +65,5 @@ def experiments(
             for claim in result["claims"]:
                 print_line(f"{name}: {effect_text(claim)}, expected {claim['expected']}")
             if "@" in name:
-                first = results_of(folder, results)[name.partition("@")[0]]
-                print_line(f"{name}: {repeat_text(first, result)}")
+                print_line(f"{name}: {repeat_text(results_of(folder, results)[name.partition('@')[0]], result)}")
+            print_line(f"{name}: {(results or folder / 'results') / name}.svg")
