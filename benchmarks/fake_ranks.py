@@ -1,8 +1,9 @@
 """Nodes and ranks that are made up, for figures at scale: everything between the study and a rank's process is real.
 
-Ranks are coroutines of a few processes. They call their lane as the workers of a GPU node do, and their steps are
-waits. Sensors record nothing. What is real: Ray Tune, the study's controller and folder, the process that drives the
-trials, lanes, messages, results and failures. What is not: Ray Train's workers, the engines and the samplers.
+Ranks are coroutines of a few processes. They call their lane as the workers of a GPU node do, by the post of their
+node, and their steps are waits. Sensors record nothing. What is real: Ray Tune, the study's controller and folder, the
+process that drives the trials, lanes, posts, messages, results and failures. What is not: Ray Train's workers, the
+engines and the samplers, and the way from a rank to its post, which costs its own node alone.
 """
 
 import asyncio
@@ -16,21 +17,25 @@ from typing import Any, Final
 from unittest.mock import patch
 
 import ray
+from at_scale_rows.nodes import PER_NODE, PHASES, STEPS, WARM, spans
 from ray.actor import ActorHandle
 
+from wattune.clock import ClockAnchor
 from wattune.orchestrate.cluster import Cluster, Node, connect
 from wattune.orchestrate.lanes import client
 from wattune.orchestrate.lanes.actor import LaneKeeper
 from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.lanes.lane import Lane
 from wattune.orchestrate.lanes.messages import GroupKey, Place, Report, WorkerPlace
+from wattune.orchestrate.lanes.post import Post
 from wattune.orchestrate.run_trial import drive
 from wattune.orchestrate.telemetry_actor import NodeTelemetry, Sensed
 from wattune.run import RunStatus
-from wattune.schema import SPANS
 from wattune.workers.outcome import RankOutcome
 
-PER_NODE: Final = 8
+MOST_NODES: Final = 512
+NUM_FACTS: Final = 30
+"""Facts that a rank tells of its libraries and settings."""
 HOSTS: Final = 2
 """Processes whose coroutines the ranks are."""
 
@@ -40,6 +45,8 @@ class Host:
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
+        self.posts: dict[str, Post] = {}
+        self.spans = spans(MOST_NODES)
         self.running = 0
 
     async def release(self) -> None:
@@ -57,9 +64,9 @@ class Host:
     async def sensors(self, method: str, node: str) -> Any:
         """Answers as a node's telemetry actor that reads nothing."""
         if method == "start":
-            return Sensed(device_names={}, cpus=())
-        if method == "wall_ns":
-            return time.time_ns()
+            return Sensed(device_names={}, cpus=(), clock=ClockAnchor.now())
+        if method == "mono_ns":
+            return time.monotonic_ns()
         manifest: dict[str, Any] = {"devices": {}, "tiers": {}, "closed": True}
         answers = {"ready": {}, "recording": NodeTelemetry(node=node, manifest=manifest, losses=())}
         return answers.get(method)
@@ -67,10 +74,12 @@ class Host:
     async def serve(
         self, keeper: ActorHandle, lane: str, run: int, numbers: Sequence[int], nodes: Sequence[str]
     ) -> None:
-        """Runs some ranks of a lane until it has no trial left."""
-        await asyncio.gather(*(self._rank(keeper, lane, run, number, nodes[number // PER_NODE]) for number in numbers))
+        """Runs some ranks of a lane until it has no trial left; those of a node have its post between them."""
+        for node_id in {nodes[number // PER_NODE] for number in numbers} - self.posts.keys():
+            self.posts[node_id] = Post(keeper)
+        await asyncio.gather(*(self._rank(lane, run, number, nodes[number // PER_NODE]) for number in numbers))
 
-    async def _rank(self, keeper: ActorHandle, lane: str, run: int, number: int, node_id: str) -> None:
+    async def _rank(self, lane: str, run: int, number: int, node_id: str) -> None:
         place = WorkerPlace(
             number=number,
             node_id=node_id,
@@ -79,17 +88,18 @@ class Host:
             pid=os.getpid(),
             actor=ray.get_runtime_context().current_actor,
         )
-        group, report = await keeper.call.remote(lane, "join", run, place), None
-        while (part := await keeper.call.remote(lane, "next_trial", group, number, report)) is not None:
+        post = self.posts[node_id]
+        group, report = await post.call(lane, "join", run, place), None
+        while (part := await post.call(lane, "next_trial", group, number, report)) is not None:
             if part.assignment is not None:
-                await self._trial(keeper, lane, group, part, place)
+                await self._trial(post, lane, group, part, place)
             report = Report(problem=None)
 
-    async def _trial(self, keeper: ActorHandle, lane: str, group: int, part: Any, place: WorkerPlace) -> None:
-        node = (await part.assignment).node_names[place.node_id]
+    async def _trial(self, post: Post, lane: str, group: int, part: Any, place: WorkerPlace) -> None:
+        node = part.assignment.node_names[place.node_id]
 
         async def call(name: str, *given: Any) -> Any:
-            return await keeper.call.remote(lane, name, group, part.number, *given)
+            return await post.call(lane, name, group, part.number, *given)
 
         order = asyncio.create_task(call("stop_order"))
         if part.rank == 0:
@@ -107,7 +117,14 @@ class Host:
             pid=place.pid,
         )
         status = RunStatus.ABORTED if order.done() else RunStatus.COMPLETED
-        outcome = RankOutcome(rank=part.rank, status=status, spans=SPANS.empty_table(), end_mono_ns=time.monotonic_ns())
+        rows = (STEPS + WARM) * len(PHASES)
+        outcome = RankOutcome(
+            rank=part.rank,
+            status=status,
+            spans=self.spans.slice(part.rank * rows, rows),
+            provenance={f"version.library_{number}": "1.0" for number in range(NUM_FACTS)},
+            end_mono_ns=time.monotonic_ns(),
+        )
         await call("deliver", outcome, where)
         await order
 
@@ -142,11 +159,10 @@ class FakeKeeper(LaneKeeper):
             hosts = [ray.get_actor(f"host-{number}") for number in range(HOSTS)]
 
             async def launch(key: GroupKey, nodes: tuple[str, ...], _restarts: bool, run: int) -> None:
-                shares = [range(number, key.world_size, HOSTS) for number in range(HOSTS)]
-                served = [
-                    host.serve.remote(self.handle, name, run, list(share), nodes)
-                    for host, share in zip(hosts, shares, strict=True)
-                ]
+                shares: dict[int, list[int]] = {}
+                for number in range(key.world_size):  # a node's ranks are in one process, as its post is
+                    shares.setdefault(int(nodes[number // PER_NODE], 16) % HOSTS, []).append(number)
+                served = [hosts[at].serve.remote(self.handle, name, run, share, nodes) for at, share in shares.items()]
                 await asyncio.gather(*served)
 
             async def probe(_worker: WorkerPlace) -> str:
@@ -171,7 +187,7 @@ def fake_nodes(count: int) -> tuple[Node, ...]:
     return tuple(
         Node(
             node_id=f"{index:056x}",
-            name=f"node-{index:03d}",
+            name=f"node{index:03d}",
             address="",
             num_cpus=PER_NODE,
             num_gpus=0,

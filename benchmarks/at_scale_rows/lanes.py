@@ -19,11 +19,13 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster
+from wattune.orchestrate.lanes.actor import DONE_METRIC
 from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.lanes.lane import Lane
 from wattune.orchestrate.lanes.messages import Assignment, GroupKey, Place, RankAssignment, Report, WorkerPlace
 from wattune.plans.axes import Plan
 from wattune.run import RunStatus
+from wattune.storage.study import TrialFolder
 from wattune.trial import Measure, TrialSpec
 from wattune.workers.outcome import RankOutcome
 from wattune.workload import Workload
@@ -138,10 +140,16 @@ def overhead_s(cluster: Cluster, lanes: Lanes, root: Path, num_ranks: int, repea
     nodes, name = cluster.nodes[: num_ranks // PER_NODE], f"{given.trial_id}-{repeat}"
     attempt = replace(given, repeat=repeat, nodes=nodes, folder=root / "study" / "trials" / name)
     before, begun_s = driver.cpu_times(), time.perf_counter()
-    ray.get(lanes.drive(attempt, cluster))
+    is_done = ray.get(lanes.drive(attempt, cluster))[DONE_METRIC]
     taken_s = time.perf_counter() - begun_s
     after = driver.cpu_times()
-    ray.get(lanes.concluded(attempt))
+    if is_done:
+        result = TrialFolder(attempt.folder).result()
+        assert result is not None and result.status is RunStatus.COMPLETED, (
+            result and f"{result.status}: {result.reason}"
+        )
+    else:
+        ray.get(lanes.concluded(attempt))
     return taken_s, after.user + after.system - before.user - before.system
 
 

@@ -1,27 +1,43 @@
 """Nodes: what the analysis of a trial and its telemetry cost as its nodes grow in number."""
 
+import json
 import pickle
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import ray
 
 from at_scale_rows import Fit, Row, measures
+from wattune.analysis.summary import Summary
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
+from wattune.clock import ClockAnchor
+from wattune.orchestrate import run_trial
+from wattune.orchestrate.ask import on_node
+from wattune.orchestrate.attempt import Attempt
+from wattune.orchestrate.cluster import connect
+from wattune.orchestrate.lanes.messages import Answer, Place
+from wattune.orchestrate.ray_settings import normal_priority
 from wattune.orchestrate.telemetry_actor import NodeTelemetry, TelemetryActor
+from wattune.orchestrate.trial_telemetry import TrialTelemetry
 from wattune.plans.axes import Plan
+from wattune.run import RunStatus
 from wattune.schema import SPANS
 from wattune.simulation.sensors import simulate
 from wattune.storage.study import TrialFolder
-from wattune.trial import TrialSpec
+from wattune.trial import Measure, TrialSpec
 from wattune.units import NS_PER_S
+from wattune.workers.outcome import RankOutcome
 from wattune.workload import Workload
 
 NODES: Final = (8, 32, 128)
@@ -78,8 +94,8 @@ def spans(num_nodes: int) -> pa.Table:
     return pa.table([columns.get(one.name, pa.nulls(rows, one.type)) for one in SPANS], schema=SPANS)
 
 
-def write_trial(folder: Path, num_nodes: int) -> None:
-    """Writes a trial of simulated H200s, eight a node."""
+def write_trial(folder: Path, num_nodes: int) -> TrialSpec:
+    """Writes a trial of simulated H200s, eight a node, and returns its specification."""
     cluster = ClusterSpec(device="h200_sxm", num_nodes=num_nodes, devices_per_node=PER_NODE)
     workload = Workload(seq_len=4096, global_batch_size=num_nodes * PER_NODE * 2)
     plan = Plan(micro_batch_size=2, sharding="zero1")
@@ -89,6 +105,7 @@ def write_trial(folder: Path, num_nodes: int) -> None:
     trial.write_spans(own)
     for node, (tables, manifest) in simulate(spec, own, seed=0).items():
         trial.write_telemetry(node, tables, manifest)
+    return spec
 
 
 def cpu_s(warm: Path, folder: Path) -> float:
@@ -111,6 +128,97 @@ def analysis() -> Iterator[Row]:
         spread_s = max(each) - min(each)
         yield Row(f"analysis of {ranks:,} ranks, CPU", "s", bar=MOST_CPU_S, value=took_s[-1], spread=spread_s)
         yield Fit.of([number * PER_NODE for number in NODES], took_s).row("CPU of the analysis against ranks", 1.15)
+
+
+class Beside(TrialTelemetry):
+    """A trial's sensors, whose nodes work at normal priority: this machine has other work."""
+
+    def beside(self, work: Callable[[], Summary]) -> Summary:
+        """Does work in another process, as on a node."""
+        return ray.get(ray.remote(do).options(num_cpus=0).remote(work))
+
+
+class Here(TrialTelemetry):
+    """A trial's sensors, none of whose nodes sees its folder."""
+
+    def beside(self, work: Callable[[], Summary]) -> Summary:
+        """Does work itself."""
+        return work()
+
+
+def do(work: Callable[[], Summary]) -> Summary:
+    """Does a piece of work."""
+    normal_priority()
+    return work()
+
+
+class Nodes:
+    """A process in the place of all nodes: posts that hold spans, and sensors whose files are in the folder."""
+
+    def __init__(self, folder: Path, num_nodes: int) -> None:
+        self.folder, self.spans = folder, spans(num_nodes)
+
+    def tables(self, node: int) -> list[Any]:
+        """References to what the post of a node holds."""
+        rows = self.spans.num_rows // (self.spans["rank"][-1].as_py() + 1) * PER_NODE
+        return [ray.put([(self.spans.slice(node * rows, rows), None)])]
+
+    def recording(self, node: str) -> NodeTelemetry:
+        """Returns what a node says of the files that it has written to the folder."""
+        own = self.folder / "telemetry" / node
+        manifest = json.loads((own / "manifest.json").read_bytes())
+        files = {path: sha256(path.read_bytes()).hexdigest() for path in own.glob("*.parquet")}
+        digests = {path.relative_to(self.folder).as_posix(): digest for path, digest in files.items()}
+        return NodeTelemetry(node=node, manifest=manifest, losses=(), digests=digests)
+
+    def forget(self) -> None:
+        """Forgets nothing."""
+
+
+@measures(timeout_s=580)
+def head() -> Iterator[Row]:
+    """Makes the result of a trial of 1,024 ranks, whose rows one of the nodes reads: the head's share of it."""
+    num_nodes = NODES[-1]
+    with tempfile.TemporaryDirectory() as root, connect() as real:
+        made = Path(root) / "study" / "trials" / "made"
+        spec = write_trial(made, num_nodes)
+        named = [f"node{number:03}" for number in range(num_nodes)]
+        nodes = [replace(real.nodes[0], name=name) for name in named]  # Ray has one node here, which does the work
+        folder = made.rename(made.with_name(f"{spec.trial_id}-0"))
+        process = on_node(Nodes, real.driver_node_id).remote(folder, num_nodes)
+        held = [ref for one in ray.get([process.tables.remote(at) for at in range(num_nodes)]) for ref in one]
+        places = [
+            Place(rank=at, node=named[at // PER_NODE], slot=at % PER_NODE, device=f"gpu{at % PER_NODE}",
+                  device_uuid=None, pid=at) for at in range(num_nodes * PER_NODE)
+        ]  # fmt: skip
+        facts = {f"version.library_{number}": "1.0" for number in range(30)}
+        outcomes = [
+            RankOutcome(rank=place.rank, status=RunStatus.COMPLETED, provenance=facts, build_time_s=1.0)
+            for place in places
+        ]
+        answer = Answer(outcomes=tuple(outcomes), places=tuple(places), tables=tuple(held))
+        asked: Any = {
+            node: SimpleNamespace(
+                recording=SimpleNamespace(remote=lambda *_, name=node.name: process.recording.remote(name)),
+                forget=SimpleNamespace(remote=lambda _: process.forget.remote()),
+            )
+            for node in nodes
+        }
+        attempt = Attempt(spec=spec, repeat=0, measure=Measure(), nodes=tuple(nodes), folder=folder)
+        each_s: dict[type[TrialTelemetry], list[float]] = {Beside: [], Here: []}
+        for kind, several in each_s.items():
+            for _ in range(2):
+                sensed = kind(key="key", sensed={}, node_power_w=dict, actors=asked, places=places)
+                course = run_trial._Course(nodes=real, telemetry=sensed, answer=answer)
+                begun_s = time.process_time()
+                run_trial._conclude(attempt, course, ClockAnchor.now(), None)
+                several.append(time.process_time() - begun_s)
+                result = TrialFolder(folder).result()
+                assert result is not None and result.metrics["cluster_device_power_peak_1s_w"] > 0
+                (folder / "run.json").unlink()
+    what = f"result of a trial of {num_nodes * PER_NODE:,} ranks, the head's CPU"
+    yield Row(what, "CPU-s", bar=1.0, value=min(each_s[Beside]), spread=max(each_s[Beside]) - min(each_s[Beside]))
+    yield Row(f"{what}, where it does the analysis too", "CPU-s", value=min(each_s[Here]))
 
 
 @measures(timeout_s=120)

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 _Key = TypeVar("_Key")
 
@@ -28,3 +29,9 @@ def ask_all(asked: Mapping[_Key, Any], within_s: float) -> tuple[dict[_Key, Any]
         except RayError as error:
             failed[key] = error
     return found, failed
+
+
+def on_node(work: Any, node_id: str, **options: Any) -> Any:
+    """Makes a function or class of Ray's that runs on one node or nowhere, and reserves nothing of it."""
+    here = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return ray.remote(work).options(num_cpus=0, scheduling_strategy=here, **options)

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from wattune.errors import TelemetryError
-from wattune.orchestrate.ask import ask_all
+from wattune.orchestrate.ask import ask_all, on_node
 from wattune.telemetry.probe import nvidia_products
 
 _log = logging.getLogger(__name__)
@@ -27,14 +26,12 @@ def ask_products(node_ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
         return {}
     own_id = ray.get_runtime_context().get_node_id()
     found: dict[str, tuple[str, ...]] = {}
-    task = ray.remote(products_here)
     asked: dict[str, Any] = {}
     for node_id in node_ids:
         if node_id == own_id:  # Ray would take seconds to start a process for it
             found[node_id] = products_here()
             continue
-        place = NodeAffinitySchedulingStrategy(node_id, soft=False)
-        asked[node_id] = task.options(num_cpus=0, max_retries=0, scheduling_strategy=place).remote()
+        asked[node_id] = on_node(products_here, node_id, max_retries=0).remote()
     answers, silent = ask_all(asked, ASK_S)
     if silent:
         _log.warning("node(s) %s did not say which GPUs they have; Ray's label is believed", ", ".join(silent))

@@ -15,9 +15,8 @@ from typing import Any, Final
 import ray
 from ray._private import ray_constants
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from wattune.orchestrate.ask import ask_all
+from wattune.orchestrate.ask import ask_all, on_node
 
 _log = logging.getLogger(__name__)
 
@@ -153,13 +152,7 @@ def _node_settings(niceness: int | None = None) -> dict[str, str]:
 
 def _ask(node_ids: Sequence[str]) -> list[dict[str, str]]:
     """The settings of every node that answers."""
-    ask = ray.remote(_node_settings)
-    asked = {
-        node_id: ask.options(
-            num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
-        ).remote()
-        for node_id in node_ids
-    }
+    asked = {node_id: on_node(_node_settings, node_id).remote() for node_id in node_ids}
     answers, silent = ask_all(asked, ANSWER_WITHIN_S)
     for node_id in silent:
         ray.cancel(asked[node_id], force=True)

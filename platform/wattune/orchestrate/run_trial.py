@@ -36,7 +36,7 @@ from wattune.orchestrate.lanes.ray_errors import KEEPER_ENDED, KEEPER_REMEDY, ca
 from wattune.orchestrate.power_limit import NODE_POWER, PowerLimit, simulated_power_w
 from wattune.orchestrate.telemetry_actor import NO_OFFSET, NodeTelemetry
 from wattune.orchestrate.trial_result import status_of, trial_result
-from wattune.orchestrate.trial_telemetry import TrialTelemetry, sampling, sensor_backends
+from wattune.orchestrate.trial_telemetry import STOP_S, TrialTelemetry, sampling, sensor_backends
 from wattune.plans.program import is_command
 from wattune.run import NO_NUMBERS, Numbers, Run, RunStatus
 from wattune.simulation.sensors import simulate
@@ -302,29 +302,27 @@ def _timed(result: Run, attempt: Attempt, course: _Course, begun: ClockAnchor, e
     return replace(result, numbers=closed)
 
 
-def _spans(answer: Answer) -> pa.Table | None:
-    tables = [outcome.spans for outcome in answer.outcomes if outcome.spans is not None and outcome.spans.num_rows]
-    return pa.concat_tables(tables).unify_dictionaries() if tables else None
-
-
 def _write_spans(
     attempt: Attempt, folder: TrialFolder, answer: Answer, telemetry: TrialTelemetry | None
 ) -> pa.Table | None:
     """Writes what the ranks brought home; returns their spans."""
-    spec = attempt.spec
+    spec, tables = attempt.spec, [(outcome.spans, outcome.kernels) for outcome in answer.outcomes]
+    for held in ray.get(list(answer.tables), timeout=STOP_S) if answer.tables else ():
+        tables += held
     if is_command(spec):
         offsets = telemetry.offsets if telemetry is not None else {}
         offsets_ns = {place.node: offsets.get(place.node, NO_OFFSET)["clock_offset_ns"] for place in answer.places}
         spans = command_spans(answer.outcomes, answer.places, offsets_ns)
     else:
-        spans = _spans(answer)
+        found = [own for own, _ in tables if own is not None and own.num_rows]
+        spans = pa.concat_tables(found).unify_dictionaries() if found else None
     for outcome in answer.outcomes:
         if outcome.command is not None:
             folder.write_output(outcome.rank, outcome.command.output)
     if answer.places:
         folder.write_ranks([place.to_json() for place in answer.places])
     folder.write_stacks(answer.stacks)
-    kernels = [outcome.kernels for outcome in answer.outcomes if outcome.kernels is not None]
+    kernels = [own for _, own in tables if own is not None]
     if len(kernels) == spec.cluster.world_size:  # all ranks are needed to see who waited for whom
         folder.write_kernels(pa.concat_tables(kernels).unify_dictionaries())
     if spans is not None:

@@ -16,12 +16,12 @@ from typing import Any, Final
 import pyarrow as pa
 import ray
 from ray.actor import ActorHandle
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from wattune.analysis.signals.energy_grid import LONGEST_S
 from wattune.clock import ClockAnchor
 from wattune.errors import TelemetryError
 from wattune.limits.process import VENDORS, SettingsProcess
+from wattune.orchestrate.ask import on_node
 from wattune.orchestrate.cluster import NAMESPACE, Node
 from wattune.orchestrate.power_limit import node_power_peak_w
 from wattune.private_folder import temporary_folder
@@ -93,6 +93,8 @@ class Sensed:
     """Names of the devices that have a uuid, by uuid."""
     cpus: tuple[int, ...]
     """Processors it is bound to, which ranks keep off; empty if it shares theirs."""
+    clock: ClockAnchor
+    """Both clocks of the node, read when it told this."""
 
 
 def _power_known_ns(tables: Mapping[str, pa.Table]) -> tuple[int, int] | None:
@@ -184,7 +186,7 @@ class TelemetryActor:
             self._num_oom_kills, self._cpus = num_oom_kills(), cpus
             self._sampler = self._begin(key, cpus)
         names = self.ready(key) if self._device_names is None else self._device_names
-        return Sensed(device_names=names, cpus=cpus)
+        return Sensed(device_names=names, cpus=cpus, clock=ClockAnchor.now())
 
     def ready(self, key: str) -> Mapping[str, str]:
         """Waits until a trial's sensors are open; returns the names of the devices that have a uuid, by uuid.
@@ -298,9 +300,9 @@ class TelemetryActor:
         """
         return last_words(pid), num_oom_kills() - self._num_oom_kills
 
-    def wall_ns(self) -> int:
-        """This node's wall clock."""
-        return time.time_ns()
+    def mono_ns(self) -> int:
+        """This node's monotonic clock."""
+        return time.monotonic_ns()
 
     def forget(self, key: str) -> None:
         """Removes a trial's spool once its telemetry is in the study folder."""
@@ -330,25 +332,51 @@ class TelemetryActor:
 
 EXCHANGE_S: Final = 10.0
 """Longest that a node which has just answered may take to tell its clock."""
+MOST_EXCHANGES, UNCERTAINTY_NS = 8, 500_000
+"""Times that a clock is asked, and the uncertainty that will do."""
+KEPT_NS, DRIFT = 100 * 10**9, 1e-4
+"""Time that an exchange is used again, and twice the drift that quartz is sold with: 10 ms, of the quarter of a second
+that results need (`wattune.analysis.quality`, `clock_uncertain`)."""
 
 NO_OFFSET: Final = {"clock_offset_ns": 0, "clock_offset_uncertainty_ns": 0}
 
 
-def clock_offset(actor: ActorHandle, num_exchanges: int = 8) -> dict[str, int]:
-    """Estimates the offset of a node's wall clock from this process's, positive if it is ahead, as the manifest has it.
+class NodeClocks:
+    """Offsets of nodes' clocks from this process's: of those that nobody sets, which hold for many trials."""
 
-    It is from the exchange with the shortest round trip, half of which is its uncertainty. The remote reading lies
-    somewhere inside the round trip; its middle is the estimate (Cristian, "Probabilistic clock synchronization",
-    Distributed Computing 3, 1989).
+    def __init__(self) -> None:
+        """Knows none."""
+        self._known: dict[str, tuple[int, int, int]] = {}
+        """Uncertainty, offset and own time of the best exchange, by Ray's id of the node."""
+
+    def offset(self, node_id: str, actor: ActorHandle, told: ClockAnchor) -> dict[str, int]:
+        """Estimates how far a node's wall clock is ahead, as the manifest has it; `told` are both its clocks."""
+        known = self._known.get(node_id)
+        if known is None or time.monotonic_ns() - known[2] > KEPT_NS:
+            known = self._known[node_id] = _exchanged(actor)
+        here = ClockAnchor.now()
+        uncertainty_ns, ahead_ns, at_ns = known
+        return {
+            "clock_offset_ns": ahead_ns + (told.wall_ns - told.mono_ns) - (here.wall_ns - here.mono_ns),
+            "clock_offset_uncertainty_ns": uncertainty_ns + round(DRIFT * (here.mono_ns - at_ns)),
+        }
+
+
+def _exchanged(actor: ActorHandle) -> tuple[int, int, int]:
+    """Asks for a node's clock; returns half of the shortest round trip, how far the clock is ahead, and when that was.
+
+    The remote reading lies somewhere inside the round trip; its middle is the estimate (Cristian, "Probabilistic clock
+    synchronization", Distributed Computing 3, 1989).
     """
     found = []
-    for _ in range(num_exchanges):
-        here = ClockAnchor.now()
-        remote_ns = ray.get(actor.wall_ns.remote(), timeout=EXCHANGE_S)
-        half_ns = (time.monotonic_ns() - here.mono_ns) // 2
-        found.append((half_ns, remote_ns - (here.wall_ns + half_ns)))
-    uncertainty_ns, offset_ns = min(found)
-    return {"clock_offset_ns": offset_ns, "clock_offset_uncertainty_ns": uncertainty_ns}
+    for _ in range(MOST_EXCHANGES):
+        begun_ns = time.monotonic_ns()
+        remote_ns = ray.get(actor.mono_ns.remote(), timeout=EXCHANGE_S)
+        half_ns = (time.monotonic_ns() - begun_ns) // 2
+        found.append((half_ns, remote_ns - begun_ns - half_ns, begun_ns))
+        if half_ns <= UNCERTAINTY_NS:
+            break
+    return min(found)
 
 
 def actor_name(node: Node, backends: Sequence[str], job_id: str) -> str:
@@ -364,15 +392,7 @@ def actor_name(node: Node, backends: Sequence[str], job_id: str) -> str:
 def telemetry_actor(node: Node, backends: Sequence[str]) -> ActorHandle:
     """Returns the actor of a node, and starts it if it does not run. It ends with the job."""
     name = actor_name(node, backends, ray.get_runtime_context().get_job_id())
-    remote_class = ray.remote(TelemetryActor)
-    options = remote_class.options(
-        name=name,
-        namespace=NAMESPACE,
-        get_if_exists=True,
-        num_cpus=0,
-        max_restarts=-1,
-        max_task_retries=2,
-        max_concurrency=2,  # a recording is read while the next one begins
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
-    )
-    return options.remote(name, node.name, list(backends))
+    known = {"name": name, "namespace": NAMESPACE, "get_if_exists": True, "max_restarts": -1, "max_task_retries": 2}
+    # Two calls at once: a recording is read while the next one begins.
+    pinned = on_node(TelemetryActor, node.node_id, **known, max_concurrency=2)
+    return pinned.remote(name, node.name, list(backends))

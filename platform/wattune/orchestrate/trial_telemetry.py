@@ -13,18 +13,17 @@ from uuid import uuid4
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from wattune.analysis.signals.readings import HOST
 from wattune.catalog.hardware import ClusterSpec
 from wattune.errors import PlanError, TelemetryError
-from wattune.orchestrate.ask import ask_all
+from wattune.orchestrate.ask import ask_all, on_node
 from wattune.orchestrate.cluster import Cluster, Node
 from wattune.orchestrate.lanes.actor import NICENESS, LaneKeeper
 from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.lanes.messages import Death, Place
 from wattune.orchestrate.lanes.ray_errors import KEEPER_ENDED, KEEPER_REMEDY, cause, ended_with_keeper, ray_words
-from wattune.orchestrate.telemetry_actor import EXCHANGE_S, NO_OFFSET, NodeTelemetry, Sensed, clock_offset
+from wattune.orchestrate.telemetry_actor import EXCHANGE_S, NO_OFFSET, NodeClocks, NodeTelemetry, Sensed
 from wattune.storage.files import write_whole
 from wattune.storage.measured import MeasuredFolder
 from wattune.telemetry.devices import without_own_processes
@@ -129,8 +128,7 @@ class TrialTelemetry:
         seen = [node for node in self.actors if any(part.node == node.name and part.digests for part in self.recorded)]
         if len(self.actors) <= FEW_NODES or not seen:
             return work()
-        pinned = NodeAffinitySchedulingStrategy(seen[-1].node_id, soft=False)
-        task = ray.remote(niced).options(num_cpus=0, max_retries=0, scheduling_strategy=pinned)
+        task = on_node(niced, seen[-1].node_id, max_retries=0)
         try:
             done: _T = ray.get(task.remote(work), timeout=WORK_S)
         except RayError as error:
@@ -190,7 +188,7 @@ def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: LaneKeeper) -> 
         sensed = {node.name: one for node, one in found.items()}
         # This node's clock is the reference. Measured against itself it would only show the noise of the round trip.
         others = {node: actor for node, actor in actors.items() if node.node_id != cluster.driver_node_id}
-        offsets = _clock_offsets(others)
+        offsets = _clock_offsets(others, sensed, lanes.clocks)
     except Exception:  # also if a node has just died: the samplers of the others must not run on
         _stop(key, actors, silent)
         raise
@@ -233,11 +231,13 @@ def _explained(death: Death, words: str, num_oom_kills: int) -> Death:
     return replace(death, words=words, out_of_memory=starved or num_oom_kills > 0)
 
 
-def _clock_offsets(actors: Mapping[Node, ActorHandle]) -> dict[str, dict[str, int]]:
+def _clock_offsets(
+    actors: Mapping[Node, ActorHandle], sensed: Mapping[str, Sensed], clocks: NodeClocks
+) -> dict[str, dict[str, int]]:
     offsets = {}
     for node, actor in actors.items():  # one after another: beside others a round trip takes longer
         try:
-            offsets[node.name] = clock_offset(actor)
+            offsets[node.name] = clocks.offset(node.node_id, actor, sensed[node.name].clock)
         except GetTimeoutError as error:
             _require({node: error}, EXCHANGE_S)
     return offsets

@@ -9,17 +9,18 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+import ray
 
 from wattune.clock import ClockAnchor
 from wattune.errors import TelemetryError
 from wattune.orchestrate import telemetry_actor
 from wattune.orchestrate.cluster import Node
 from wattune.orchestrate.telemetry_actor import (
-    Sensed,
     TelemetryActor,
     actor_name,
     spare_cpus,
@@ -101,7 +102,8 @@ def test_power_and_temperatures_of_a_running_trial_are_read_from_the_samplers_fi
     after_c = actor.temperatures_c()
     assert after_c.keys() == temperatures_c.keys(), "a sampler runs for it where none does"
     began_s = time.monotonic()
-    assert actor.start("next") == Sensed(device_names=sensed.device_names, cpus=())
+    following = actor.start("next")
+    assert (following.device_names, following.cpus) == (sensed.device_names, ())
     assert not (actor._spool / "next" / "manifest.json").exists(), f"waited {time.monotonic() - began_s:.2f} s for it"
     assert sorted(actor.ready("next").values()) == sorted(sensed.device_names.values()), "a replay draws new uuids"
     actor.stop("next")
@@ -245,3 +247,36 @@ def test_a_telemetry_actors_process_loads_no_tune() -> None:
     code += "print([name for name in ('ray.tune', 'ray.data', 'pandas', 'torch') if name in sys.modules])"
     seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert seen.stdout.strip() == "[]"
+
+
+def test_a_nodes_clock_is_asked_now_and_then_and_a_set_wall_clock_is_seen_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ahead_ns, own_ns, asked = 7 * 10**9, [10**12], []
+    monkeypatch.setattr(telemetry_actor.time, "monotonic_ns", lambda: own_ns[0])
+    monkeypatch.setattr(
+        telemetry_actor.ClockAnchor, "now", lambda: ClockAnchor(mono_ns=own_ns[0], wall_ns=own_ns[0] + 50)
+    )
+
+    def answer(_pending: object, timeout: float) -> int:
+        asked.append(timeout)
+        own_ns[0] += 2 * (900_000 if len(asked) == 1 else 400_000)  # there and back
+        return own_ns[0] + ahead_ns - 400_000
+
+    monkeypatch.setattr(ray, "get", answer)
+    clocks, actor = telemetry_actor.NodeClocks(), SimpleNamespace(mono_ns=SimpleNamespace(remote=lambda: None))
+
+    def offset(wall_minus_mono_ns: int) -> dict[str, int]:
+        told = ClockAnchor(mono_ns=0, wall_ns=wall_minus_mono_ns)
+        return clocks.offset("node", actor, told)  # type: ignore[arg-type]
+
+    first = offset(60)
+    assert first["clock_offset_ns"] == ahead_ns + 10 and len(asked) == 2, "the second exchange was short enough"
+    assert 400_000 <= first["clock_offset_uncertainty_ns"] < 401_000
+    own_ns[0] += 50 * 10**9
+    later = offset(60 - 3_000_000_000)
+    assert later["clock_offset_ns"] == ahead_ns + 10 - 3_000_000_000 and len(asked) == 2
+    assert later["clock_offset_uncertainty_ns"] == pytest.approx(5_400_000, rel=0.01), "two clocks drift apart"
+    own_ns[0] += 51 * 10**9
+    offset(60)
+    assert len(asked) == 3

@@ -12,10 +12,11 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from wattune.catalog.hardware import DEVICES, ClusterSpec
+from wattune.clock import ClockAnchor
 from wattune.errors import TelemetryError
 from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.lanes.messages import Death, Place
-from wattune.orchestrate.telemetry_actor import NodeTelemetry, Sensed
+from wattune.orchestrate.telemetry_actor import NodeClocks, NodeTelemetry, Sensed
 from wattune.orchestrate.trial_telemetry import TrialTelemetry, sampling, sensor_backends
 from wattune.telemetry.registry import BACKENDS
 
@@ -34,11 +35,11 @@ class FakeActor:
 
     def __getattr__(self, name: str) -> Any:
         answers = {
-            "start": Sensed(device_names={}, cpus=()),
+            "start": Sensed(device_names={}, cpus=(), clock=ClockAnchor.now()),
             "ready": self.sees,
             "stop": None,
             "recording": NodeTelemetry(node=self.node, manifest=self.manifest, losses=(), files=self.files),
-            "wall_ns": 10**18,
+            "mono_ns": 10**18,
             "node_power_w": 500.0,
         }
 
@@ -65,7 +66,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch, make_specs: Any, new_node: Any) -> 
 
     def begin(first: FakeActor, second: FakeActor) -> Any:
         cluster = Cluster(nodes=(new_node("n0"), new_node("n1")), driver_node_id="n0")
-        lanes: Any = SimpleNamespace(telemetry_actors=lambda _nodes, _backends: [first, second])
+        lanes: Any = SimpleNamespace(telemetry_actors=lambda _nodes, _backends: [first, second], clocks=NodeClocks())
         return sampling("key", make_specs(1)[0], cluster, lanes)
 
     return begin
@@ -75,7 +76,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch, make_specs: Any, new_node: Any) -> 
     ("call", "error", "raised"),
     [
         ("start", RayTaskError("start", "", OSError("disk full")), TelemetryError),
-        ("wall_ns", RayActorError(), RayActorError),
+        ("mono_ns", RayActorError(), RayActorError),
     ],
 )
 def test_where_one_node_cannot_be_sampled_no_other_goes_on(

@@ -19,9 +19,9 @@ import pyarrow as pa
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from wattune.errors import TelemetryError
+from wattune.orchestrate.ask import on_node
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster, Node
 from wattune.orchestrate.events import TrialProgress
@@ -35,7 +35,7 @@ from wattune.orchestrate.lanes.messages import (
 from wattune.orchestrate.lanes.placement_groups import remove_orphans
 from wattune.orchestrate.lanes.ray_errors import death
 from wattune.orchestrate.lanes.train_runs import Launcher
-from wattune.orchestrate.telemetry_actor import telemetry_actor
+from wattune.orchestrate.telemetry_actor import NodeClocks, telemetry_actor
 from wattune.plans.program import is_command
 
 _log = logging.getLogger(__name__)
@@ -98,6 +98,9 @@ class LaneKeeper:
         self._born = uuid4().hex
         """Part of every lane's name, so that no worker takes a lane of a restarted actor for its own."""
         self._telemetry: dict[tuple[str, tuple[str, ...]], ActorHandle] = {}
+        self.clocks = NodeClocks()
+        self._posts: dict[str, ActorHandle] = {}
+        """By node, of those where ranks run and this process does not."""
         self.handle: ActorHandle = ray.get_runtime_context().current_actor
         """By which workers call this process."""
         if num_orphans := remove_orphans():
@@ -128,8 +131,7 @@ class LaneKeeper:
         """Does work that needs a processor for long in another process of this node."""
         most = max(1, min(MOST_ASIDE, (os.cpu_count() or 1) // 2))
         if len(self._aside) < most and all(self._aside.values()):
-            here = NodeAffinitySchedulingStrategy(self._node_id, soft=False)
-            self._aside[ray.remote(Aside).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here).remote()] = 0
+            self._aside[on_node(Aside, self._node_id, max_restarts=-1).remote()] = 0
         actor = min(self._aside, key=lambda one: self._aside[one])
         self._aside[actor] += 1
         try:
@@ -235,6 +237,8 @@ class LaneKeeper:
         gone = [name for name, lane in self._lanes.items() if set(lane.nodes) & set(nodes)]
         lanes = [self._lanes.pop(name) for name in gone]
         self._telemetry = {key: actor for key, actor in list(self._telemetry.items()) if key[0] not in nodes}
+        for node in nodes:
+            self._posts.pop(node, None)
         await asyncio.gather(*(lane.close("a node of the lane is gone") for lane in lanes))
 
     async def close(self) -> None:
@@ -250,10 +254,15 @@ class LaneKeeper:
         answer = getattr(found, name)(*arguments, **more) if found is not None else None
         return await answer if isawaitable(answer) else answer
 
+    async def calls(self, lane: str, name: str, several: Sequence[Sequence[Any]]) -> list[Any]:
+        """Calls a method of a lane for several workers, each with arguments of its own; all are answered together."""
+        return await asyncio.gather(*(self.call(lane, name, *arguments) for arguments in several))
+
     def _lane(self, nodes: tuple[str, ...]) -> Lane:
         name = f"{'+'.join(nodes)}@{self._born}"
         if name not in self._lanes:
             launcher = Launcher(self.handle, name, self._scratch, self._storage, self.in_thread)
+            launcher.posts = self._posts
             self._lanes[name] = launcher.lane = Lane(nodes, launcher.launch, _kill, _probe, ray.put)
         return self._lanes[name]
 

@@ -12,9 +12,9 @@ from typing import Any, Final, Self
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from wattune.errors import TelemetryError
+from wattune.orchestrate.ask import on_node
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Node, is_answering, own_addresses
 from wattune.orchestrate.events import TrialProgress
@@ -40,11 +40,8 @@ class Lanes:
 
         Workers keep compiled kernels in the storage; without one, in their machine's temporary files.
         """
-        remote_class = ray.remote(LaneKeeper)
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        options = remote_class.options(
-            num_cpus=0, max_restarts=-1, max_concurrency=MOST_CALLS, scheduling_strategy=here
-        )
+        here = ray.get_runtime_context().get_node_id()
+        options = on_node(LaneKeeper, here, max_restarts=-1, max_concurrency=MOST_CALLS)
         # The actor may be ended before it has cleaned up.
         self._scratch = tempfile.mkdtemp(prefix="wattune-train-", dir=scratch_place())
         self._keeper: ActorHandle = options.remote(self._scratch, storage, drive)

@@ -27,7 +27,7 @@ import contextlib
 import math
 import time
 from collections.abc import AsyncIterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -118,6 +118,7 @@ class Lane(Changes):
                 outcomes=tuple(trial.outcomes[rank] for rank in sorted(trial.outcomes)),
                 cause=trial.cause,
                 places=tuple(trial.places[rank] for rank in sorted(trial.places)),
+                tables=tuple(trial.tables),
                 failure="" if trial.answered and not trial.interrupted else self._closed or group.lost or "",
                 infra=None if self._closed is None else Cause.NODE_LOST,
                 deaths=group.deaths(trial),
@@ -238,10 +239,10 @@ class Lane(Changes):
             trial.fail(outcome, keeps_group=keeps_group, notified=True)
             self._notify(workers=False)
 
-    def deliver(self, group_number: int, number: int, outcome: RankOutcome, where: Places) -> None:
-        """Takes a rank's outcome; only the first one counts."""
+    def deliver(self, group_number: int, number: int, outcome: RankOutcome, where: Places, held: Any = None) -> None:
+        """Takes a rank's outcome; only the first one counts. `held` refers to tables that its post holds."""
         if (trial := self._trial(group_number, number)) is not None:
-            trial.deliver(outcome, where)
+            trial.deliver(outcome, where, held)
             self._notify(workers=False)
 
     def hung(self, group_number: int, number: int, outcome: RankOutcome, stacks: str) -> None:

@@ -204,6 +204,8 @@ class Answer:
     cause: RankOutcome | None = None
     """The first failure, which decides the trial's status: `completed` if only the profiled pass failed."""
     places: tuple[Place, ...] = ()
+    tables: tuple[ray.ObjectRef, ...] = ()
+    """Spans and kernels that posts hold, of ranks of their nodes: only what makes the result needs them."""
     failure: str = ""
     """The reason the group failed; empty if it did not."""
     infra: Cause | None = None

@@ -22,6 +22,7 @@ from wattune.engines.registry import load_engine
 from wattune.errors import NodeError, WattuneError
 from wattune.orchestrate.failures import is_of_the_machine
 from wattune.orchestrate.lanes.messages import Place, RankAssignment, Report, WorkerPlace, device_name, received
+from wattune.orchestrate.lanes.post import nearest
 from wattune.orchestrate.ray_settings import normal_priority
 from wattune.orchestrate.telemetry_actor import leave_to_sampler
 from wattune.run import RunStatus
@@ -54,11 +55,11 @@ def serve(config: dict[str, Any]) -> None:
     """Runs trials until the lane has none left. Every Ray Train worker of a lane calls it.
 
     Args:
-        config: `keeper` (the actor that holds the lane), `lane` (its name there), `run` (the number of the run).
+        config: `keeper` (which holds the lane), `head` (its node), `lane` (its name there), `run` (its number).
     """
     normal_priority()
     with kept():
-        worker = _Worker(config["keeper"], config["lane"], config["run"])
+        worker = _Worker(nearest(config), config["lane"], config["run"])
         report: Report | None = None
         while (assigned := worker.next_trial(report)) is not None:
             report = worker.probe(assigned) if assigned.assignment is None else worker.run(assigned)

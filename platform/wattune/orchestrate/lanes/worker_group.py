@@ -73,6 +73,8 @@ class TrialOfGroup:
     stacks: dict[int, str] = field(default_factory=dict)
     spans: dict[int, pa.Table] = field(default_factory=dict)
     """The last seconds of each rank."""
+    tables: list[Any] = field(default_factory=list)
+    """References to those that posts hold."""
     cause: RankOutcome | None = None
     keeps_group: bool = True
     """Workers can be used again after `cause`."""
@@ -102,8 +104,10 @@ class TrialOfGroup:
         if self.cause is None:
             self.cause, self.keeps_group, self.notified = outcome, keeps_group, notified
 
-    def deliver(self, outcome: RankOutcome, where: Place | Sequence[Place] | None) -> None:
+    def deliver(self, outcome: RankOutcome, where: Place | Sequence[Place] | None, held: Any = None) -> None:
         """Takes a rank's outcome; only the first one of a rank counts. A command's node tells several places."""
+        if outcome.rank not in self.outcomes and held is not None:
+            self.tables.append(held)
         self.outcomes.setdefault(outcome.rank, outcome)
         if isinstance(where, Place):
             self.places[outcome.rank] = where
