@@ -79,6 +79,12 @@ def _nccl(group: dist.ProcessGroup) -> "dist.ProcessGroupNCCL | None":
     return backend if isinstance(backend, dist.ProcessGroupNCCL) else None
 
 
+def begun() -> str:
+    """Says how many collectives this rank has begun in each group: ranks that wait for each other may differ by one."""
+    groups = list(distributed_c10d._world.pg_names.items())  # another thread may be making some
+    return "".join(f"\ngroup {name}: {one._get_sequence_number_for_group()} collectives begun" for one, name in groups)
+
+
 def leave_groups() -> int:
     """Ends every group, also where there is none; returns how many beside the default one the engine had not ended."""
     left = 0

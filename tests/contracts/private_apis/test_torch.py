@@ -18,6 +18,15 @@ def test_world() -> None:
     assert not world.pg_map and not world.pg_names
 
 
+@pytest.mark.private_api("torch.distributed.ProcessGroup._get_sequence_number_for_group")
+def test_get_sequence_number_for_group() -> None:
+    torch, dist = load("torch"), load("torch.distributed")
+    with group_of_one():
+        before = dist.group.WORLD._get_sequence_number_for_group()
+        dist.all_reduce(torch.zeros(1))
+        assert dist.group.WORLD._get_sequence_number_for_group() == before + 1
+
+
 @pytest.mark.private_api("torch.distributed.ProcessGroup._get_backend")
 def test_get_backend() -> None:
     torch, dist = load("torch"), load("torch.distributed")

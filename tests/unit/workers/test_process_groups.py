@@ -1,5 +1,6 @@
 """Process groups that are made anew for each trial, over the store of the group somebody else made."""
 
+import re
 import sys
 import threading
 import time
@@ -22,7 +23,7 @@ from wattune.trial import Measure, TrialSpec
 from wattune.workers import process_groups
 from wattune.workers.engine import Ranks, StepSpans
 from wattune.workers.loop import measure_trial
-from wattune.workers.process_groups import abort_groups, join_groups, leave_groups
+from wattune.workers.process_groups import abort_groups, begun, join_groups, leave_groups
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -114,6 +115,8 @@ def _run_trials(rank: int, folder: Path) -> None:
             assert "onnection" in str(error), error
             status = None
             traceback.clear_frames(error.__traceback__)
+        if fault == GOOD:
+            assert int(re.findall(r"group \S+: (\d+) collectives begun", begun())[0]) > 0
         leave_groups()
         assert time.monotonic() - begun_s < 80, "freed by the rank that failed, not by the time-out"
         failing = RunStatus.OUT_OF_MEMORY if rank == 1 else None

@@ -35,7 +35,7 @@ from wattune.workers.memory_check import clean_up, leak, leftovers
 from wattune.workers.out_of_memory import is_out_of_memory
 from wattune.workers.outcome import RankOutcome
 from wattune.workers.phases import spans_table
-from wattune.workers.process_groups import abort_groups, join_groups, leave_groups, meet, take_store
+from wattune.workers.process_groups import abort_groups, begun, join_groups, leave_groups, meet, take_store
 from wattune.workers.provenance import provenance
 from wattune.workers.watchdog import Order, WatchedEngine
 
@@ -335,7 +335,7 @@ def _stacks() -> str:
     with tempfile.TemporaryFile("w+") as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
-        return file.read()
+        return file.read() + begun()
 
 
 def failed(rank: int, error: BaseException) -> RankOutcome:
