@@ -68,7 +68,11 @@ class Host:
         if method == "mono_ns":
             return time.monotonic_ns()
         manifest: dict[str, Any] = {"devices": {}, "tiers": {}, "closed": True}
-        answers = {"ready": {}, "recording": NodeTelemetry(node=node, manifest=manifest, losses=())}
+        answers: dict[str, Any] = {
+            "ready": {},
+            "fate": ("", 0),
+            "recording": NodeTelemetry(node=node, manifest=manifest, losses=()),
+        }
         return answers.get(method)
 
     async def serve(

@@ -82,7 +82,8 @@ def _nccl(group: dist.ProcessGroup) -> "dist.ProcessGroupNCCL | None":
 def begun() -> str:
     """Says how many collectives this rank has begun in each group: ranks that wait for each other may differ by one."""
     groups = list(distributed_c10d._world.pg_names.items())  # another thread may be making some
-    return "".join(f"\ngroup {name}: {one._get_sequence_number_for_group()} collectives begun" for one, name in groups)
+    numbers = [(name, one._get_sequence_number_for_group()) for one, name in groups]  # type: ignore[attr-defined]
+    return "".join(f"\ngroup {name}: {count} collectives begun" for name, count in numbers)
 
 
 def leave_groups() -> int:
