@@ -51,7 +51,7 @@ SAME: Final = 0.03
 """Largest effect, as a log ratio, that counts as none where `same` is expected. Our choice."""
 
 _TINY: Final = {"hidden_size": 64, "ffn_hidden_size": 128, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 256}
-_QUICK: Final = {"warmup_steps": 2, "min_steps": 4, "min_seconds": 0.5, "timeout_s": 240, "stall_s": 30, "repeats": 1}
+_QUICK: Final = {"warmup_steps": 2, "min_steps": 4, "min_seconds": 1.2, "timeout_s": 240, "stall_s": 30, "repeats": 1}
 _ON_CPU: Final = {"device": "cpu", "devices_per_node": 2, "simulate_sensors_of": "h200_sxm"}
 _MARKS: Final = ("<!-- results -->\n", "<!-- end of results -->")
 _MOST_REPEATS: Final = 998

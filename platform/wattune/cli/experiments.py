@@ -66,4 +66,4 @@ def experiments(
                 print_line(f"{name}: {effect_text(claim)}, expected {claim['expected']}")
             if "@" in name:
                 print_line(f"{name}: {repeat_text(results_of(folder, results)[name.partition('@')[0]], result)}")
-            print_line(f"{name}: {(results or folder / 'results') / name}.svg")
+            print_line(f"{name}: {result['evidence']}; {(results or folder / 'results') / name}.svg")
