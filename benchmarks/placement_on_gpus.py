@@ -1,17 +1,20 @@
 """Predicted against measured gain of one layer moved off a slow device: two stages on two GPUs, one of them slowed.
 
 After each layer of the last stage, forward and backward, a kernel holds its device for a while: so it is as slow as a
-slow device, steadily. Four windows take turns: even layers without holds and with them, which are the reference, and
-again even layers and (L + 1, L - 1) with holds, which are the measurement. `wattune.placement.gain.Pipe` predicts the
+slow device, steadily. Windows take turns: even layers without holds and with them, which are the reference, and twice
+even layers and (L + 1, L - 1) with holds, which are the measurement. `wattune.placement.gain.Pipe` predicts the
 gain from the reference alone: how slow each device is, and the optimizer's time. A case whose reference differs by more
-than 1 % between its halves is dropped, and counted.
+than 1 % between its halves is dropped, and counted. OUT/passes_RANK.npz has every span of
+every step beside its window, and the joules that the device drew in it.
 
     python benchmarks/placement_on_gpus.py --out $OUT                  # the first two of the visible GPUs; 8 minutes
+    python benchmarks/placement_on_gpus.py --out $OUT --minutes 4 --quanta 0.2 0.7 1.2 1.7 2.2
     python benchmarks/placement_on_gpus.py --out /tmp/out --cpu        # a dry run: two gloo ranks, one sleeps
 """
 
 import argparse
 import csv
+import importlib
 import os
 import socket
 import statistics
@@ -32,6 +35,7 @@ from wattune.catalog.models import model
 from wattune.engines.torch.engine import TorchEngine
 from wattune.placement.gain import Pipe
 from wattune.plans.axes import Plan
+from wattune.schema import PHASES
 from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S
 from wattune.workers.engine import Ranks
@@ -45,7 +49,10 @@ QUANTA = (0.3, 0.6, 1.4, 1.8, 2.3)
 """Slowness that is asked for, in such quanta."""
 
 TURNS = 6
-"""Windows of each kind, in turn, of two steps each."""
+"""Turns of a case, of six windows of two steps, unless there is a time for all cases."""
+
+KINDS = ((0, False), (0, True), (0, True), (1, True), (1, True), (0, True))
+"""Windows of a turn: the layout, and whether the slow device is held. The first two are the reference."""
 
 STEADY_FRAC = 0.01
 """Largest difference of the slow stage's time between the first and the last half of a case that counts."""
@@ -80,14 +87,22 @@ def specification(layers: int, on_cpu: bool, moved: bool) -> TrialSpec:
 class Window:
     """Steps of an engine on this rank, and what all ranks saw of them."""
 
-    def __init__(self, engine: TorchEngine, num_micro_batches: int, num_steps: int) -> None:
+    def __init__(
+        self, engine: TorchEngine, num_micro_batches: int, num_steps: int, joules: Callable[[], float]
+    ) -> None:
         """Runs the steps. Collective."""
-        own = []
-        for _ in range(num_steps):
+        own, self.passes, began_j = [], [], joules()
+        for step in range(num_steps):
             spans = engine.step().spans
+            self.passes += [
+                (step, PHASES.index(one.phase), -1 if one.micro_batch is None else one.micro_batch,
+                 one.start_mono_ns, one.end_mono_ns)
+                for one in spans
+            ]  # fmt: skip
             names = ("step", "forward", "backward", "optimizer")
             took = [sum(one.end_mono_ns - one.start_mono_ns for one in spans if one.phase == name) for name in names]
             own.append(np.array(took) / NS_PER_S)
+        self.energy_j = joules() - began_j
         both: list[Any] = [None, None]
         dist.all_gather_object(both, own)
         self.each_s = np.array(both)  # ranks, steps, phases
@@ -153,6 +168,21 @@ def holder(device: str) -> Callable[[float], None]:
     return launch
 
 
+def meter(device: str) -> Callable[[], float]:
+    """Returns what reads the joules that a device has drawn since its driver was loaded; NaN without a GPU."""
+    if device == "cpu":
+        return lambda: float("nan")
+    pynvml = importlib.import_module("pynvml")
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+    except (AttributeError, pynvml.NVMLError) as error:  # the times are what is asked for
+        print(f"no joules: {error!r}", flush=True)
+        return lambda: float("nan")
+    return lambda: float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000.0
+
+
 class Hold(torch.autograd.Function):
     """Holds the device behind a layer: a third of the time in the forward pass, the rest in the backward pass."""
 
@@ -185,7 +215,9 @@ class Layouts:
             engine.build(spec, ranks, seed=0)
             for layer in engine._running._pipeline._stages[0]._model.layers.values():
                 layer.register_forward_hook(lambda _module, _inputs, out: Hold.apply(out) if Hold.seconds else None)
-        self.asked_s = 0.0
+        self.asked_s, self.joules = 0.0, meter(ranks.device)
+        self.case_s: float | None = None  # of a case; without it there are `TURNS`
+        self.windows: list[tuple[float, int, Window]] = []
         for which in (0, 1, 0, 1):
             self.window(which, 3)
         self.free = [self.window(0, 3)]
@@ -193,24 +225,35 @@ class Layouts:
     def window(self, which: int, num_steps: int = 2, *, holds: bool = False) -> Window:
         """Runs steps of one layout."""
         Hold.seconds = self.asked_s if holds and self.is_slow else 0.0
-        return Window(self.engines[which], self.specs[0].workload.global_batch_size // 2, num_steps)
+        return Window(self.engines[which], self.specs[0].workload.global_batch_size // 2, num_steps, self.joules)
+
+    def goes_on(self, turn: int, began_s: float) -> bool:
+        """Whether there is time for another turn, as the first rank sees it. Collective."""
+        if self.case_s is None:
+            return turn < TURNS
+        left = [turn < 2 or (turn + 1) / turn * (time.monotonic() - began_s) < self.case_s]
+        dist.broadcast_object_list(left, src=0)
+        return left[0]
 
     def case(self, asked: float) -> list[float]:
         """Measures one strength; returns the figures of a row."""
         layers = self.specs[0].model.num_layers // 2
         self.asked_s = asked * float(stages_s(self.free)[1]) / layers
+        begun_s, turn = time.monotonic(), 0
         self.window(1, holds=True)
-        kinds = [(0, False), (0, True), (0, True), (1, True)]
-        found: list[list[Window]] = [[], [], [], []]
-        for turn in range(TURNS):
-            for kind in range(4) if turn % 2 else reversed(range(4)):
-                which, holds = kinds[kind]
+        found: list[list[Window]] = [[] for _ in KINDS]
+        while self.goes_on(turn, begun_s):
+            for kind in range(len(KINDS)) if turn % 2 else reversed(range(len(KINDS))):
+                which, holds = KINDS[kind]
                 found[kind].append(self.window(which, holds=holds))
-        self.free, held, even, moved = found
-        halves = [stages_s(one)[1] for one in (held[: TURNS // 2], held[TURNS // 2 :])]
+                self.windows.append((asked, kind, found[kind][-1]))
+            turn += 1
+        self.free, held = found[:2]
+        even, moved = found[2] + found[5], found[3] + found[4]
+        halves = [stages_s(one)[1] for one in (held[: turn // 2], held[turn // 2 :])]
         ratios = np.array([a.step_s / b.step_s for a, b in zip(even, moved, strict=True)]) - 1.0
-        error = 1.25 * float(ratios.std(ddof=1)) / TURNS**0.5
-        step_s = [statistics.median(one.step_s for one in each) / 2 for each in found]
+        error = 1.25 * float(ratios.std(ddof=1)) / len(ratios) ** 0.5
+        step_s = [statistics.median(one.step_s for one in each) / 2 for each in (self.free, held, even, moved)]
         times_s = np.concatenate([one.each_s for one in held], axis=1)
         optimizer_s, backward = np.median(times_s[:, :, 3], axis=1), times_s[:, :, 2].sum() / times_s[:, :, 1:3].sum()
         of_held = [*stages_s(held), step_s[1], *stages_s(moved), *optimizer_s, float(backward)]
@@ -218,8 +261,17 @@ class Layouts:
         return [layers, asked, *stages_s(self.free), step_s[0], *of_held, *measured]
 
 
-def work(rank: int, port: int, out: Path, on_cpu: bool, layers: tuple[int, ...]) -> None:
+def work(
+    rank: int,
+    port: int,
+    out: Path,
+    on_cpu: bool,
+    layers: tuple[int, ...],
+    quanta: tuple[float, ...],
+    all_s: float | None,
+) -> None:
     """Runs every case on one rank; rank 0 writes each as it is done."""
+    end_s = None if all_s is None else time.monotonic() + all_s
     device = "cpu" if on_cpu else f"cuda:{rank}"
     if on_cpu:
         torch.set_num_threads(1)
@@ -230,13 +282,17 @@ def work(rank: int, port: int, out: Path, on_cpu: bool, layers: tuple[int, ...])
     join_groups(store, "placement", rank=rank, world_size=2, device=device, timeout_s=300.0)
     ranks = Ranks(rank=rank, world_size=2, local_rank=rank, device=device)
     rows = [list(COLUMNS)]
-    for each in layers:
+    passes: list[tuple[float, ...]] = []
+    for number, each in enumerate(layers):
         begun = time.monotonic()
+        left_s = None if end_s is None else (end_s - begun) / sum(layers[number:]) * each
         both = Layouts(each, ranks, on_cpu)
+        if left_s is not None:  # deeper stages take longer, and so do their cases
+            both.case_s = max(left_s - (time.monotonic() - begun), 0.0) / len(quanta)
         if rank == 0:
             text = f"step {1e3 * both.free[0].step_s / 3:.1f} ms, stages {(1e3 * stages_s(both.free)).round(2)} ms"
             print(f"L={each}: built in {time.monotonic() - begun:.0f} s, {text}", flush=True)
-        for asked in (quanta / each for quanta in QUANTA):
+        for asked in (one / each for one in quanta):
             begun, found = time.monotonic(), both.case(asked)
             rows.append([f"{one:.6g}" for one in found])
             if rank == 0:
@@ -250,6 +306,9 @@ def work(rank: int, port: int, out: Path, on_cpu: bool, layers: tuple[int, ...])
                 print(
                     f"  {text} ± {200 * row['measured_error_frac']:.2f} %; {time.monotonic() - begun:.0f} s", flush=True
                 )
+        for window, (asked, kind, seen) in enumerate(both.windows):
+            passes += [(each, asked, window, kind, seen.energy_j, *one) for one in seen.passes]
+        np.savez_compressed(out / f"passes_{rank}.npz", passes=np.array(passes))
         for engine in both.engines:
             engine.close()
     dist.barrier()
@@ -281,6 +340,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of placement_on_gpus.csv")
     parser.add_argument("--cpu", action="store_true", help="two gloo ranks on processors")
     parser.add_argument("--layers", type=int, nargs="+", default=LAYERS, help="layers of a stage")
+    parser.add_argument("--quanta", type=float, nargs="+", default=QUANTA, help="strengths, over one layer of a stage")
+    parser.add_argument("--minutes", type=float, help="for all cases; six turns a case unless given")
     arguments = parser.parse_args()
     header(
         "Moving a layer off a slow device gains what the map predicts, also where it loses.",
@@ -290,7 +351,8 @@ def main() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    given = (port, arguments.out, arguments.cpu, tuple(arguments.layers))
+    all_s = arguments.minutes and 60 * arguments.minutes
+    given = (port, arguments.out, arguments.cpu, tuple(arguments.layers), tuple(arguments.quanta), all_s)
     torch.multiprocessing.spawn(work, given, nprocs=2)
     return 0 if judged(arguments.out / "placement_on_gpus.csv") else 1
 
