@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from runs import run_data
 
@@ -19,6 +21,7 @@ from wattune.analysis.signals.align import align
 from wattune.analysis.summary import Summary, node_power_series, summarize
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
+from wattune.cost.temperature import H200
 from wattune.plans.axes import Plan
 from wattune.run import PUBLISHABLE
 from wattune.storage.measured import MeasuredFolder
@@ -280,3 +283,21 @@ def test_excursions_and_throttling_are_listed_as_they_are_counted():
     window_s = summary("tp2pp2").numbers.window_s
     assert lost_s / 4 / window_s == pytest.approx(summary("tp2pp2").metrics["throttle_power_loss_frac"], rel=0.02)
     assert all(45 <= celsius <= 61 for celsius in throttles["onset_temp_c"].to_pylist())
+
+
+def test_mean_temperatures_go_with_mean_powers_where_a_load_comes_and_goes():
+    """A square wave's hottest readings are 8 K above its mean, and what they say of a cooler is a third too little."""
+    settled = {}
+    for name in ("square_inphase", "dp4"):
+        folder = MeasuredFolder(FOLDER / name)
+        spans = pq.read_table(FOLDER / name / "spans.parquet")
+        window = pc.min(spans["start_wall_ns"]).as_py(), pc.max(spans["end_wall_ns"]).as_py()
+        examined = run_data(None, None, folder.telemetry(), folder.manifests(), window=window).examined
+        settled[name] = [
+            (examined.traces[where][0].mean_w, one.mean_c, one.settled_c) for where, one in examined.settled.items()
+        ]
+    low, high = (np.array(settled[name]) for name in ("square_inphase", "dp4"))
+    by_mean, by_hottest = ((high - low)[:, column] / (high - low)[:, 0] for column in (1, 2))
+    known = sum(H200.resistances_k_per_w), H200.preheat_k_per_w
+    assert (by_mean > known[0]).all() and (by_mean < sum(known) + 0.015).all()
+    assert (by_hottest < known[0]).all()

@@ -180,7 +180,7 @@ def _readings(folder: StudyFolder, spec: TrialSpec, run: Run) -> tuple[list[Slot
     ranks = zip(steps.rank.tolist(), steps.device, each_s.tolist(), strict=True)
     for number, device, time_s in sorted(ranks, key=lambda one: (places[one[0]].node, places[one[0]].device)):
         where = device[0], places[number].device, str(aligned.known.get(device, {}).get("uuid") or "")
-        temp_c = settled[device].settled_c if device in settled else None
+        temp_c = settled[device].mean_c if device in settled else None
         power_w = traces[device][0].mean_w / traces[device][0].share if device in traces else None
         stage = coordinates(number, own, size).pp
         found.append(SlotReading(path.name, where, (work, stage), at_s, time_s, alone, temp_c, power_w))

@@ -75,6 +75,8 @@ class Settled:
     """Hottest reading once stored heat is in balance with the measured power."""
     uncertainty_k: float
     """Half width of its 95 % interval."""
+    mean_c: float
+    """Mean of the readings, not the hottest: what goes with the mean power, also of a load that comes and goes."""
 
 
 def coefficients_of(device: DeviceSpec | None, limit_w: float | None) -> ThermalCoefficients:
@@ -189,6 +191,7 @@ def _fit(
         start_c=float(mean_c[inside & read][0]),
         settled_c=float(reached_c[hottest]),
         uncertainty_k=NORMAL_95 * math.sqrt(variance + HIGHEST_K**2),
+        mean_c=float((mean_c + left_k)[inside & read].mean()),
     )
 
 
