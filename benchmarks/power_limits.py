@@ -58,14 +58,14 @@ def ratio(pair: dict[str, str]) -> float:
     return float(pair["per_s"]) / float(pair["at_700_w_per_s"])
 
 
-def step(row: dict[str, str], limit_w: float) -> tuple[float, float]:
-    """Estimates seconds of a step and watts of a device of a row of torchtitan."""
+def step(row: dict[str, str], limit_w: float, engine: str = "torchtitan") -> tuple[float, float]:
+    """Estimates seconds of a step and watts of a device of a row of torchtitan, or of the same plan of an engine."""
     world = int(row["workload"].rsplit(" ", 1)[1])
     device = {**HBM2E, "power_limit_w": limit_w} if row["device"] == "hbm2e" else row["device"]
     found = wattune.estimate(
         model="llama3_8b",
         cluster={"device": device, "num_nodes": world // 8, "devices_per_node": 8},
-        engine="torchtitan",
+        engine=engine,
         storage=NOWHERE,
         dtype="fp8" if "fp8" in row["workload"] else "bf16",
         sharding="zero3",
@@ -84,7 +84,16 @@ def step(row: dict[str, str], limit_w: float) -> tuple[float, float]:
 )
 def main(_: Namespace) -> Found:
     """Predicts pairs, steps, and one plan at each limit."""
-    rows = Rows("what", "workload", "limit_w", "measured_ratio", "ours_ratio", "cube_root_ratio", "no_limit_ratio")
+    rows = Rows(
+        "what",
+        "workload",
+        "limit_w",
+        "measured_ratio",
+        "ours_ratio",
+        "cube_root_ratio",
+        "no_limit_ratio",
+        "torch_ratio",
+    )
     pairs = read("pair")
     fitted = [one for one in pairs if one["at_limit"] == "yes"]
     points, thumb = [], []
@@ -92,22 +101,27 @@ def main(_: Namespace) -> Found:
         limit_w = float(one["limit_w"])
         of_others = exponent([other for other in fitted if other is not one])
         ours, cube = room(limit_w) ** (1 / of_others), (limit_w / OWN_W) ** (1 / 3)
-        rows.add("rate over that at 700 W", one["workload"], limit_w, ratio(one), ours, cube, 1.0)
+        rows.add("rate over that at 700 W", one["workload"], limit_w, ratio(one), ours, cube, 1.0, None)
         if one in fitted:
             points.append(abs(ours - ratio(one)))
             thumb.append(abs(cube - ratio(one)))
-    errors: dict[str, list[float]] = {"ours": [], "cube": [], "none": []}
+    errors: dict[str, list[float]] = {"ours": [], "cube": [], "none": [], "torch": []}
     for one in read("step"):
         limit_w = float(one["limit_w"])
         measured_s = 2 * 8192 / float(one["per_s"])
         free_s, _w = step(one, OWN_W)
         ours_s, _w = step(one, limit_w)
+        torch_s, _w = step(one, limit_w, "torch")
         cube_s = free_s * (OWN_W / limit_w) ** (1 / 3)
         rows.add(
-            "step over the measured", one["workload"], limit_w, 1.0, *(s / measured_s for s in (ours_s, cube_s, free_s))
+            "step over the measured",
+            one["workload"],
+            limit_w,
+            1.0,
+            *(s / measured_s for s in (ours_s, cube_s, free_s, torch_s)),
         )
         if limit_w < OWN_W:
-            for name, guess_s in (("ours", ours_s), ("cube", cube_s), ("none", free_s)):
+            for name, guess_s in (("ours", ours_s), ("cube", cube_s), ("none", free_s), ("torch", torch_s)):
                 errors[name].append(abs(guess_s / measured_s - 1))
     tokens_row = read("step")[0]
     whole_s, whole_w = step(tokens_row, OWN_W)

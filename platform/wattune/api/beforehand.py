@@ -57,16 +57,11 @@ class OtherStudies:
             if spec.cluster.simulate_sensors_of is None and "memory_peak_bytes" in result.metrics
             if not is_command(spec)
         ]
-        memory = replace(memory, excess_bytes=measured_excess(peaks, memory))
+        found = replace(default, memory=replace(memory, excess_bytes=measured_excess(peaks, memory)))
         if fit is None:
-            return replace(default, memory=memory)
-        return Coefficients(
-            memory=memory,
-            step_time=fit.step_time or default.step_time,
-            power=fit.power or default.power,
-            thermal=default.thermal,
-            fit=fit.label,
-        )
+            return found
+        step_time, power = fit.step_time or default.step_time, fit.power or default.power
+        return replace(found, step_time=step_time, power=power, fit=fit.label)
 
     @cached_property
     def studies(self) -> list[list[MeasuredTrial]]:

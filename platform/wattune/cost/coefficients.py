@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import hypot, log2, sqrt
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from wattune.catalog.networks import DEFAULT_NETWORK, NetworkSpec
 from wattune.field_types import LARGEST_WORLD
@@ -11,8 +11,7 @@ from wattune.field_types import LARGEST_WORLD
 Origin = Literal["measured here", "same chip", "published kernels", "datasheet"]
 """Origin of a coefficient, best first. Each is trusted less than the one before, and its interval is wider."""
 
-ORIGINS: Final[tuple[Origin, ...]] = ("measured here", "same chip", "published kernels", "datasheet")
-"""Every origin, best first."""
+ORIGINS: Final[tuple[Origin, ...]] = get_args(Origin)
 
 
 INLET_ERROR_K: Final = 6.9

@@ -49,6 +49,11 @@ _OF_PARTS: Final = {
 LIMITS: Final = ("matrix units", "memory bandwidth", "power limit", *_OF_PARTS)
 """Largest uses of a step's time, by which it is said to be limited."""
 
+PROFILE_FRACS: Final = (0.1, 0.03, 0.15)
+"""How much shorter and longer a step, and how much less or more power and energy a power profile may make: NVIDIA's
+paper on them ("Datacenter Energy Optimized Power Profiles", 2025) has that of B200 and Hopper. Which does what to a
+plan is not known."""
+
 SLOWED_FRAC: Final = 0.97
 """Clock below which computing counts as limited by power."""
 
@@ -183,11 +188,7 @@ class Estimates:
         """Returns all columns as Arrow: `estimate.<metric>`, `.low`, `.high`, parts, limit, origin."""
         columns: dict[str, Any] = {}
         for name, column in self.columns.items():
-            columns |= {
-                f"estimate.{name}": column.value,
-                f"estimate.{name}.low": column.low,
-                f"estimate.{name}.high": column.high,
-            }
+            columns |= {f"estimate.{name}{end}": getattr(column, end[1:] or "value") for end in ("", ".low", ".high")}
         columns |= {f"estimate.memory.{name}_bytes": part for name, part in self.memory_parts_bytes.items()}
         columns |= {f"estimate.step.{name}_s": part for name, part in self.step_parts_s.items()}
         for name, places, texts in (("limited_by", self.limited_by, LIMITS), ("origin", self.origin, ORIGINS)):
@@ -311,7 +312,9 @@ def _figures(batch: Batch, found: Parts) -> dict[str, _Figure]:
     world, tokens = batch.cluster.world_size, batch.workload.tokens_per_step
     size = _relative(found.memory.peak_bytes, found.memory.error_frac)
     step_s = found.step.step_time_s
-    step = step_s, step_s * np.maximum(1.0 - found.step.error_frac, 0.0), step_s * (1.0 + found.step.longer_frac)
+    drawn, (shorter, longer, more) = found.power, (each * batch.profiled for each in PROFILE_FRACS)
+    ends = np.maximum(1.0 - found.step.error_frac - shorter, 0.0), 1.0 + found.step.longer_frac + longer
+    step = step_s, step_s * ends[0], step_s * ends[1]
     speed = _inverse(step, float(tokens))
     warm_c, error_k = found.temperature.device_temp_max_c, found.temperature.error_k
     figures = {
@@ -319,8 +322,8 @@ def _figures(batch: Batch, found: Parts) -> dict[str, _Figure]:
         "step_time_s": step,
         "tokens_per_s": speed,
         "tokens_per_s_per_device": _inverse(step, tokens / world),
-        "energy_per_token_j": _relative(found.power.energy_per_token_j, found.power.energy_error_frac),
-        **{name: _drawn(batch, name, found.power) for name in _POWERS},
+        "energy_per_token_j": _relative(drawn.energy_per_token_j, drawn.energy_error_frac + more),
+        **{name: _drawn(batch, name, drawn, more) for name in _POWERS},
         "device_temp_max_c": (warm_c, warm_c - error_k, warm_c + error_k),
     }
     peak, room = batch.device.peak_flop_per_s(batch.dtype), batch.device.memory_bytes
@@ -336,9 +339,9 @@ def _relative(value: Floats, error_frac: Floats) -> _Figure:
     return value, value * np.maximum(1.0 - error_frac, 0.0), value * (1.0 + error_frac)
 
 
-def _drawn(batch: Batch, name: str, found: Power) -> _Figure:
+def _drawn(batch: Batch, name: str, found: Power, more: Floats) -> _Figure:
     """Returns a figure of power; a limit holds means of a second or more, so none is higher than it."""
-    value, low, high = _relative(getattr(found, name), getattr(found, _POWERS[name]))
+    value, low, high = _relative(getattr(found, name), getattr(found, _POWERS[name]) + more)
     devices = batch.cluster.devices_per_node if name.startswith("node_") else 1
     most = np.inf if name.endswith("ms_w") else power.HELD_FRAC * batch.limit_w * devices
     return value, low, np.minimum(high, np.maximum(value, most))

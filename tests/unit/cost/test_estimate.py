@@ -117,6 +117,20 @@ def test_a_locked_clock_stretches_products_and_saves_watts_where_it_binds():
     assert free[0] < low[0] < lower[0] < free[0] * 1975 / 900 and free[1] > low[1] > lower[1]
 
 
+def test_a_power_profile_widens_what_it_may_change_and_nothing_else():
+    """NVIDIA says up to 3 % of speed and 15 % of energy; which profile does what to a plan, nobody said."""
+    found = estimate([spec("b200_sxm"), spec("b200_sxm", power_profile="max_q")], default_coefficients).columns
+    for name, column in found.items():
+        low, high = column.low / column.value, column.high / column.value
+        assert column.value[0] == column.value[1], name
+        if "memory" in name or "temp" in name:
+            assert low[0] == low[1] and high[0] == high[1], name
+        else:
+            assert low[1] < low[0] and high[1] >= high[0], name  # no power is above what a limit holds
+    step, energy = (found[name].high / found[name].value for name in ("step_time_s", "energy_per_token_j"))
+    assert step[1] - step[0] == pytest.approx(0.03, abs=1e-5) and energy[1] - energy[0] == pytest.approx(0.15, abs=1e-5)
+
+
 def test_a_board_with_a_lower_limit_is_its_chip_under_that_limit():
     h200 = DEVICES["h200_sxm"]
     board = replace(h200, name="ours", power_limit_w=500.0, source="like h200_sxm")
