@@ -19,7 +19,7 @@ from harness import header
 from wattune.arrays import Floats, Ints
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
-from wattune.placement.gain import Move, Pipe, PlacementAdvice, place_plan
+from wattune.placement.gain import MODEL_ERROR, Move, Pipe, PlacementAdvice, place_plan
 from wattune.placement.min_max import min_max
 from wattune.placement.slots import SlotReading, fit_map
 from wattune.plans.axes import Plan
@@ -95,7 +95,7 @@ def simulated(draw: np.random.Generator) -> tuple[PlacementAdvice, list[Move], P
 
 def true_gain(truth: Pipe, move: Move) -> float:
     """Gain of a move on the machine as it is."""
-    there = Pipe(replace(truth.spec, plan=move.plan), truth.work_s, truth.slowness, truth.backward_frac)
+    there = Pipe(replace(truth.spec, plan=move.plan), truth.measured_s, truth.slowness, truth.backward_frac)
     return float((truth.step_s() / truth.step_s(there.layers, there.order))[0]) - 1.0
 
 
@@ -104,13 +104,14 @@ def of_maps(num_maps: int) -> list[dict[str, float]]:
     draw, rows = np.random.default_rng(11), []
     for number in range(num_maps):
         found, moves, truth, noise = simulated(draw)
+        strange = float(np.exp(draw.normal(0, MODEL_ERROR)))  # what real devices do beside their map
         row: dict[str, float] = {"num_map": number, "num_stages": truth.spec.plan.pp, "scatter_frac": noise}
         if moves:
-            gain, best = true_gain(truth, moves[0]), moves[0]
+            gain, best = (1 + true_gain(truth, moves[0])) * strange - 1, moves[0]
             figures = {"predicted_gain_frac": best.gain_frac, "low_frac": best.low_frac, "high_frac": best.high_frac}
             row |= figures | {"true_gain_frac": gain, "probability_frac": best.probability}
         if found.chosen is not None:
-            row |= {"recommended_true_gain_frac": true_gain(truth, found.chosen)}
+            row |= {"recommended_true_gain_frac": (1 + true_gain(truth, found.chosen)) * strange - 1}
             row |= {"recommended_probability_frac": found.chosen.probability}
         rows.append(row)
     return rows

@@ -38,7 +38,7 @@ def placement_view(found: PlacementAdvice, told: tuple[Move, Difference] | None 
         Column("move", lambda move: move.what, place="lead"),
         Column("gain", lambda move: Cell(move.gain_frac, detail=_interval(move)), PERCENT_CHANGE),
         Column("P(gain > 0)", lambda move: move.probability, PROBABILITY),
-        Column("needs", lambda move: move.needs or move.plan.label, place="prose"),
+        Column("runs as", lambda move: move.needs or move.plan.label, place="prose"),
     ]
     how = "gain is in steps a second, with its 95 % interval; P(gain > 0) counts the maps that agree with the runs; "
     how += f"a restart took the runs of this plan {format_quantity('restart_s', found.restart_s)}, without a checkpoint"

@@ -2,15 +2,17 @@
 
 import csv
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from placement_on_gpus import predicted_gain
 from specs import trial_spec
 
 from wattune.catalog.models import model
 from wattune.cost.clock import LIMIT_EXPONENT
 from wattune.errors import PlanError
-from wattune.placement.gain import Pipe, place_plan
+from wattune.placement.gain import MODEL_ERROR, Pipe, place_plan
 from wattune.placement.slots import SlotReading, fit_map
 from wattune.plans.axes import Plan
 
@@ -74,6 +76,32 @@ def test_the_optimizer_goes_with_the_layers_of_the_longest_stage() -> None:
     for layers, longer_s in (([7, 5], 0.14), ([3, 9], 0.09)):
         moved = np.array([layers])
         assert more.step_s(moved)[0] == pytest.approx(plain.step_s(moved)[0] + longer_s)
+
+
+def test_measured_moves_follow_the_schedule_and_scatter_as_intervals_say() -> None:
+    """The raw rows of two GPUs: where the slowest stage stands counts, and `MODEL_ERROR` is what gains are off by."""
+    with open(Path(__file__).parents[3] / "benchmarks/results/placement_on_gpus.csv", newline="") as file:
+        rows = [{key: float(value or "nan") for key, value in row.items()} for row in csv.DictReader(file)]
+    rows = [one for one in rows if one["num_call"] == 2 and one["measured_error_frac"] < 0.02]
+    measured, scatter = (
+        np.array([one[name] for one in rows]) for name in ("measured_gain_frac", "measured_error_frac")
+    )
+    off = np.array([predicted_gain(one) for one in rows]) - measured
+    assert np.sqrt((off**2).mean() - (scatter**2).mean()) == pytest.approx(MODEL_ERROR, rel=0.1)
+    by_formula = []
+    for one in rows:
+        layers, held = one["num_layers_a_stage"], np.array([one["held_first_s"], one["held_last_s"]])
+        moved = held * [1 + 1 / layers, 1 - 1 / layers]
+        now_s, then_s = (float(each.sum() + 3 * each.max()) for each in (held, moved))
+        by_formula.append((now_s - then_s) / one["step_even_s"] - one["measured_gain_frac"])
+    assert (np.square(by_formula).mean() / np.square(off).mean()) ** 0.5 > 3
+
+
+def test_an_interval_holds_the_error_of_the_prediction_beside_the_map_s() -> None:
+    found = placed(spec(20, 2), [1.0, 1.105], [0.1] * 2, step_time_s=6.5)
+    (move,) = [one for one in found.moves if one.what == "split layers"]
+    assert 0 < move.gain_frac < 1.6 * MODEL_ERROR and move.low_frac < 0 and found.chosen is None
+    assert move.error_frac == pytest.approx(MODEL_ERROR, rel=0.1)
 
 
 def test_the_limit_slows_the_stage_that_becomes_the_slowest_and_speeds_up_the_one_that_was() -> None:
