@@ -50,8 +50,8 @@ LIMITS: Final = ("matrix units", "memory bandwidth", "power limit", *_OF_PARTS)
 """Largest uses of a step's time, by which it is said to be limited."""
 
 PROFILE_FRACS: Final = (0.1, 0.03, 0.15)
-"""How much shorter and longer a step, and how much less or more power and energy a power profile may make: NVIDIA's
-paper on them ("Datacenter Energy Optimized Power Profiles", 2025) has that of B200 and Hopper. Which does what to a
+"""Shares that a power profile may make a step shorter and longer, and power and energy less or more: NVIDIA's paper
+on them ("Datacenter Energy Optimized Power Profiles", 2025) has that of B200 and Hopper. Which does what to a
 plan is not known."""
 
 SLOWED_FRAC: Final = 0.97

@@ -39,7 +39,7 @@ class Move:
     what: str
     plan: Plan
     needs: str
-    """Why no run makes it; empty where `wattune run` does."""
+    """Reason that no run makes it; empty where `wattune run` does."""
     gain_frac: float
     low_frac: float
     high_frac: float
