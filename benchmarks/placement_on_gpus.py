@@ -228,7 +228,7 @@ class Layouts:
         return Window(self.engines[which], self.specs[0].workload.global_batch_size // 2, num_steps, self.joules)
 
     def goes_on(self, turn: int, began_s: float) -> bool:
-        """Whether there is time for another turn, as the first rank sees it. Collective."""
+        """Tells whether there is time for another turn, as the first rank sees it. Collective."""
         if self.case_s is None:
             return turn < TURNS
         left = [turn < 2 or (turn + 1) / turn * (time.monotonic() - began_s) < self.case_s]

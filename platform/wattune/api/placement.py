@@ -41,8 +41,7 @@ from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S
 
 FREE_BELOW: Final = 0.8
-"""Share of the slowest stage's time below which a device's power tells what it would draw without a limit. Our choice:
-what computes 0.8 of the time is held from 1.25 times the limit."""
+"""Share of the slowest stage's time below which power tells what a device would draw without a limit. Our choice."""
 
 VERIFYING_REPEATS: Final = 6
 """Runs of each placement, in turn: they tell a difference of about their scatter. Our choice."""

@@ -53,8 +53,7 @@ class Batch:
     """Watts that each device may draw: the plan's limit, else the device's own; infinite where neither is known."""
     clock_mhz: Floats
     """Compute clock that each device is locked to; infinite where it is not."""
-    profiled: Bools
-    """True where devices have a power profile that is not the one found."""
+    profiled: Bools  # devices have a power profile that is not the one found
     layers: Ints
     """Layers of every virtual stage, [candidates, most virtual stages]; virtual stage `chunk * pp + stage` follows the
     model from input to output. 0 behind a candidate's last one."""

@@ -50,9 +50,8 @@ LIMITS: Final = ("matrix units", "memory bandwidth", "power limit", *_OF_PARTS)
 """Largest uses of a step's time, by which it is said to be limited."""
 
 PROFILE_FRACS: Final = (0.1, 0.03, 0.15)
-"""Shares that a power profile may make a step shorter and longer, and power and energy less or more: NVIDIA's paper
-on them ("Datacenter Energy Optimized Power Profiles", 2025) has that of B200 and Hopper. Which does what to a
-plan is not known."""
+"""Shares by which a power profile may shorten and lengthen a step, and change power and energy, on B200 and Hopper
+(NVIDIA, "Datacenter Energy Optimized Power Profiles", 2025). Which does what to a plan is not known."""
 
 SLOWED_FRAC: Final = 0.97
 """Clock below which computing counts as limited by power."""
@@ -311,10 +310,9 @@ def _figures(batch: Batch, found: Parts) -> dict[str, _Figure]:
     """Joins the parts of one batch to figures: value, low and high end."""
     world, tokens = batch.cluster.world_size, batch.workload.tokens_per_step
     size = _relative(found.memory.peak_bytes, found.memory.error_frac)
-    step_s = found.step.step_time_s
+    s, step_s = found.step, found.step.step_time_s
     drawn, (shorter, longer, more) = found.power, (each * batch.profiled for each in PROFILE_FRACS)
-    ends = np.maximum(1.0 - found.step.error_frac - shorter, 0.0), 1.0 + found.step.longer_frac + longer
-    step = step_s, step_s * ends[0], step_s * ends[1]
+    step = step_s, step_s * np.maximum(1.0 - s.error_frac - shorter, 0.0), step_s * (1.0 + s.longer_frac + longer)
     speed = _inverse(step, float(tokens))
     warm_c, error_k = found.temperature.device_temp_max_c, found.temperature.error_k
     figures = {

@@ -153,8 +153,8 @@ class Pipe:
         def add(what: str, other_s: Floats, moved: Plan = plan, needs: str = "") -> None:
             gain, maps = now_s / other_s, (now_s / other_s)[1:] * strange - 1.0
             low, high = np.quantile(maps, [0.025, 0.975]).tolist()
-            figures = float(gain[0]) - 1.0, low, high, float(maps.std()), float((maps > 0).mean())
-            found.append(Move(what, moved, needs, *figures))
+            error, probability = float(maps.std()), float((maps > 0).mean())
+            found.append(Move(what, moved, needs, float(gain[0]) - 1.0, low, high, error, probability))
 
         for what, (layers, order) in self.choices().items():
             layout = () if (layers == layers.flat[0]).all() else tuple(layers.ravel().tolist())

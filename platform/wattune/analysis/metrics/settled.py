@@ -75,8 +75,7 @@ class Settled:
     """Hottest reading once stored heat is in balance with the measured power."""
     uncertainty_k: float
     """Half width of its 95 % interval."""
-    mean_c: float
-    """Mean of the readings, not the hottest: what goes with the mean power, also of a load that comes and goes."""
+    mean_c: float  # of the readings, not the hottest: what goes with the mean power of a load that comes and goes
 
 
 def coefficients_of(device: DeviceSpec | None, limit_w: float | None) -> ThermalCoefficients:
