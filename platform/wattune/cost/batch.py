@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wattune.arrays import Bools, Floats, Ints
+from wattune.arrays import Floats, Ints
 from wattune.catalog.hardware import ClusterSpec, DeviceSpec
 from wattune.catalog.models import ModelSpec
 from wattune.plans.axes import AXES, Plan
@@ -53,7 +53,7 @@ class Batch:
     """Watts that each device may draw: the plan's limit, else the device's own; infinite where neither is known."""
     clock_mhz: Floats
     """Compute clock that each device is locked to; infinite where it is not."""
-    profiled: Bools  # devices have a power profile that is not the one found
+    profiled: Floats  # 1 where devices have a power profile that is not the one found, else 0
     layers: Ints
     """Layers of every virtual stage, [candidates, most virtual stages]; virtual stage `chunk * pp + stage` follows the
     model from input to output. 0 behind a candidate's last one."""
@@ -128,7 +128,7 @@ def _batch(key: _Key, plans: Sequence[Plan]) -> Batch:
         **{name: choice(name) for name in ("sharding", "recompute", "offload", "overlap")},
         limit_w=setting("power_limit_w", cluster.sensed_device.power_limit_w),
         clock_mhz=setting("clock_mhz", None),
-        profiled=np.array([plan.power_profile is not None for plan in plans]),
+        profiled=np.array([plan.power_profile is not None for plan in plans], np.float64),
         layers=_layers(model, plans),
     )
 
