@@ -33,7 +33,7 @@ from wattune.arrays import Floats
 from wattune.cost.coefficients import ThermalCoefficients
 from wattune.cost.temperature import H200, lagged, scaled
 from wattune.objective import RISK, parse_constraint
-from wattune.ranking.bounds import Holds, margin
+from wattune.ranking.bounds import Holds, margins
 from wattune.ranking.heat import HOTTEST, SETTLED, UNCERTAINTY
 from wattune.ranking.spreads import Spreads
 from wattune.run import Numbers, Run, RunStatus
@@ -150,7 +150,8 @@ def verdicts(case: Case, *, settled: bool) -> list[tuple[Holds, bool]]:
     spreads, found = Spreads([(None, run)]), []
     for away in range(-NEAR_K, NEAR_K):
         bound_c = case.truth_c + away + 0.5
-        one = margin(parse_constraint(f"{HOTTEST} <= {bound_c:g}"), [run], spreads, risk=RISK, simulated=False)
+        bound = parse_constraint(f"{HOTTEST} <= {bound_c:g}")
+        (one,) = margins(bound, [[run]], spreads, risk=RISK, simulated=[False])
         assert one is not None
         found.append((one.verdict, case.truth_c <= bound_c))
     return found

@@ -32,7 +32,7 @@ from wattune.fidelity import is_burst
 from wattune.metrics import METRICS
 from wattune.objective import Constraint
 from wattune.ranking.assessment import Verdict
-from wattune.ranking.bounds import Holds, margin
+from wattune.ranking.bounds import Holds, margins
 from wattune.ranking.order import Ranking, rank
 from wattune.ranking.spreads import Spreads, learned_scatter
 from wattune.run import Run, RunStatus
@@ -87,7 +87,7 @@ def held_out(results: Results, metric: str) -> Iterator[tuple[bool, Holds, bool]
             spreads = Spreads([pair for pair in runs if pair[1].trial_id != only[1].trial_id or pair is only])
             for bound in bounds:
                 constraint = Constraint(metric=metric, operator="<=", factor=float(bound))
-                found = margin(constraint, [only[1]], spreads, risk=RISK, simulated=False)
+                (found,) = margins(constraint, [[only[1]]], spreads, risk=RISK, simulated=[False])
                 assert found is not None, "the run measured it"
                 for _, other in (pair for pair in own if pair is not only):
                     yield waits, found.verdict, other.metrics[metric] <= bound

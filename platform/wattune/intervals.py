@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import repeat
 from statistics import NormalDist
 from typing import Any, Final
 
@@ -107,40 +108,51 @@ def _lag_1(values: Floats) -> float:
 
 
 def t_cumulative(value: float, degrees_of_freedom: float) -> float:
-    """Computes P(T <= value) of Student's t.
+    """Computes P(T <= value) of Student's t; see `t_cumulatives`."""
+    return float(t_cumulatives(np.array([value]), np.array([degrees_of_freedom]))[0])
+
+
+def t_cumulatives(value: Floats, degrees_of_freedom: Floats) -> Floats:
+    """Computes P(T <= value) of Student's t for each pair of a value and its degrees of freedom.
 
     Exact for whole degrees of freedom (finite sums: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3,
     26.7.4). Between two whole ones it is linear in their inverse. From `MANY_DEGREES` on the normal approximation
-    26.7.8 holds to 1e-6. There is at least one degree.
+    26.7.8 holds to 1e-6. There is at least one degree. Roots and sums are numpy's, which rounds them as `math` does;
+    other functions are those of `math`, so that a pair's result does not depend on the pairs beside it.
     """
-    if degrees_of_freedom >= MANY_DEGREES:
-        if math.isinf(degrees_of_freedom):
-            return _NORMAL.cdf(value)
-        shrunk = value * (1 - 1 / (4 * degrees_of_freedom)) / math.sqrt(1 + value**2 / (2 * degrees_of_freedom))
-        return _NORMAL.cdf(shrunk)
-    whole = int(degrees_of_freedom)
-    low = _whole_t_cumulative(value, whole)
-    if whole == degrees_of_freedom:
-        return low
-    return low + _between(whole, degrees_of_freedom) * (_whole_t_cumulative(value, whole + 1) - low)
+    found = np.empty(len(value))
+    is_many = degrees_of_freedom >= MANY_DEGREES
+    if is_many.any():
+        many, x = degrees_of_freedom[is_many], value[is_many]
+        squares = np.array([one**2 for one in x.tolist()])
+        shrunk = np.where(np.isinf(many), x, x * (1 - 1 / (4 * many)) / np.sqrt(1 + squares / (2 * many)))
+        found[is_many] = list(map(_NORMAL.cdf, shrunk.tolist()))
+    few = np.where(is_many, 0.0, degrees_of_freedom)
+    wholes = np.floor(few)
+    for number in np.unique(wholes[~is_many]).tolist():
+        here = np.flatnonzero(wholes == number)
+        x, degrees, whole = value[here], few[here], int(number)
+        low = _whole_t_cumulative(x, whole)
+        part = degrees != number
+        if part.any():
+            high = _whole_t_cumulative(x[part], whole + 1)
+            low[part] += (1 / whole - 1 / degrees[part]) / (1 / whole - 1 / (whole + 1)) * (high - low[part])
+        found[here] = low
+    return found
 
 
-def _between(whole: int, degrees_of_freedom: float) -> float:
-    """Returns the place between two whole degrees of freedom, linear in their inverse."""
-    return (1 / whole - 1 / degrees_of_freedom) / (1 / whole - 1 / (whole + 1))
-
-
-def _whole_t_cumulative(value: float, degrees_of_freedom: int) -> float:
-    angle = math.atan2(abs(value), math.sqrt(degrees_of_freedom))
-    sine, cosine = math.sin(angle), math.cos(angle)
+def _whole_t_cumulative(value: Floats, degrees_of_freedom: int) -> Floats:
+    angles = list(map(math.atan2, np.abs(value).tolist(), repeat(math.sqrt(degrees_of_freedom))))
+    sine, cosines = np.array(list(map(math.sin, angles))), list(map(math.cos, angles))
+    angle, cosine, squares = np.array(angles), np.array(cosines), np.array([one**2 for one in cosines])
     odd = degrees_of_freedom % 2
-    term, total = (cosine if odd else 1.0), 0.0
+    term, total = cosine if odd else np.ones(len(value)), np.zeros(len(value))
     for step in range(2 + odd, degrees_of_freedom + 1, 2):
-        total += term
-        term *= cosine**2 * (step - 1) / step
-    inside = 2 / math.pi * (angle + sine * total) if odd else sine * total
-    inside = min(inside, 1.0)
-    return (1 + math.copysign(inside, value)) / 2
+        total = total + term
+        term = term * (squares * (step - 1) / step)
+    inside = np.minimum(2 / math.pi * (angle + sine * total) if odd else sine * total, 1.0)
+    found: Floats = (1 + np.copysign(inside, value)) / 2
+    return found
 
 
 def t_quantile(degrees_of_freedom: float) -> float:
@@ -151,7 +163,8 @@ def t_quantile(degrees_of_freedom: float) -> float:
     low = _whole_t_quantile(whole)
     if whole == degrees_of_freedom:
         return low
-    return low + _between(whole, degrees_of_freedom) * (_whole_t_quantile(whole + 1) - low)
+    between = (1 / whole - 1 / degrees_of_freedom) / (1 / whole - 1 / (whole + 1))
+    return low + between * (_whole_t_quantile(whole + 1) - low)
 
 
 @cache

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import repeat
 from statistics import median
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from wattune.fidelity import is_burst, measuring
 from wattune.intervals import Interval
 from wattune.metrics import METRICS
 from wattune.objective import Objective, Question
-from wattune.ranking.bounds import Holds, Margin, margin
+from wattune.ranking.bounds import Holds, Margin, margins
 from wattune.ranking.spreads import Spreads
 from wattune.run import QUALITIES, Recorded, Run, RunStatus
 from wattune.scale_down.reading import SCALED
@@ -200,57 +201,61 @@ def group_quality(result: Run, groups: Iterable[str]) -> str:
     return min(named, key=QUALITIES.index)
 
 
-def assess_trial(
+def assess_trials(
     study: str,
-    spec: TrialSpec,
-    repeats: tuple[Run, ...],
+    trials: Sequence[tuple[TrialSpec, tuple[Run, ...]]],
     spreads: Spreads,
     question: Question,
-) -> RankedTrial:
-    """Assesses a trial with all its repeats; it is not ranked yet.
+) -> list[RankedTrial]:
+    """Assesses trials with all their repeats, together; they are not ranked yet.
 
     Args:
         study: Name of the study, empty if only one is ranked.
-        spec: Specification of the trial.
-        repeats: Its runs, in order.
+        trials: Specification of each, and its runs, in order.
         spreads: Scatter of the study.
         question: The objective, the bounds, and the accepted risk.
     """
-    counted = completed(repeats)
-    bursts = [result for result in repeats if is_burst(result) and result.status is RunStatus.COMPLETED]
-    simulated = any(is_simulated(result) for result in counted)
-    checked = (
-        margin(one, measuring(counted, one.metric), spreads, risk=question.risk, simulated=simulated)
-        for one in question.constraints
-    )
-    margins = tuple(one for one in checked if one is not None)
     needed = question.needed
-    missing = [name for name in needed if any(name not in result.metrics for result in measuring(counted, name))]
     groups = {METRICS[name].group for name in needed}
-    verdict, reason = (
-        _failed(repeats, counted, bursts)
-        or (None if counted else _burst(bursts, question.objective))
-        or _broken_bound(margins)
-        or ((Verdict.UNKNOWN, f"not measured: {', '.join(missing)}") if missing else None)
-        or _open_bound(margins)
-        or (Verdict.FEASIBLE, "")
-    )
-    return RankedTrial(
-        study=study,
-        spec=spec,
-        trial_id=repeats[0].trial_id,
-        rank=None,
-        best_probability=None,
-        repeats=repeats,
-        spreads=spreads,
-        verdict=verdict,
-        objective=spreads.interval(counted, question.objective.metric),
-        margins=margins,
-        missing=tuple(missing),
-        reason=reason,
-        quality=min((group_quality(result, groups) for result in counted), key=QUALITIES.index, default=""),
-        simulated=simulated,
-    )
+    every = [completed(repeats) for _, repeats in trials]
+    simulated = [any(map(is_simulated, counted)) for counted in every]
+    columns = []
+    for one in question.constraints:
+        runs = [measuring(counted, one.metric) for counted in every]
+        columns.append(margins(one, runs, spreads, risk=question.risk, simulated=simulated))
+    each = zip(*columns, strict=True) if columns else repeat((), len(trials))
+    rows = []
+    for (spec, repeats), counted, made_up, found in zip(trials, every, simulated, each, strict=True):
+        own = tuple(one for one in found if one is not None)
+        missing = [name for name in needed if any(name not in result.metrics for result in measuring(counted, name))]
+        bursts = [result for result in repeats if is_burst(result) and result.status is RunStatus.COMPLETED]
+        verdict, reason = (
+            _failed(repeats, counted, bursts)
+            or (None if counted else _burst(bursts, question.objective))
+            or _broken_bound(own)
+            or ((Verdict.UNKNOWN, f"not measured: {', '.join(missing)}") if missing else None)
+            or _open_bound(own)
+            or (Verdict.FEASIBLE, "")
+        )
+        rows.append(
+            RankedTrial(
+                study=study,
+                spec=spec,
+                trial_id=repeats[0].trial_id,
+                rank=None,
+                best_probability=None,
+                repeats=repeats,
+                spreads=spreads,
+                verdict=verdict,
+                objective=spreads.interval(counted, question.objective.metric),
+                margins=own,
+                missing=tuple(missing),
+                reason=reason,
+                quality=min((group_quality(result, groups) for result in counted), key=QUALITIES.index, default=""),
+                simulated=made_up,
+            )
+        )
+    return rows
 
 
 _Verdict = tuple[Verdict, str]

@@ -220,7 +220,10 @@ def standings(rows: Sequence[RankedTrial], question: Question) -> Standings:
     if not able:
         return Standings()
     all_of_them = standing(able, question)
-    headroom = np.array([_headroom(row, question, logarithmic=all_of_them.logarithmic) for row in able])
+    metric, maximize = question.objective.metric, question.objective.maximize
+    waits = np.array([waiting_frac(row.counted, metric) for row in able])
+    values = np.array([1.0 if row.objective is None else row.objective.value for row in able])
+    headroom = headroom_of(waits, values, maximize=maximize, logarithmic=all_of_them.logarithmic)
     distance = _distance_behind(all_of_them, headroom, able, question.risk)
     near = _near(distance)
     one, drawn = all_of_them.of(near), [able[index] for index in near]
@@ -307,16 +310,6 @@ def _behind(
     return found
 
 
-def _headroom(row: RankedTrial, question: Question, *, logarithmic: bool) -> float:
-    """Returns by how much a trial could be better at most if its devices never waited for their host.
-
-    A slow host is that of the run, not of the plan.
-    """
-    waits = np.array([waiting_frac(row.counted, question.objective.metric)])
-    values = np.array([1.0 if row.objective is None else row.objective.value])
-    return float(headroom_of(waits, values, maximize=question.objective.maximize, logarithmic=logarithmic)[0])
-
-
 def waiting_frac(counted: Sequence[Run], metric: str) -> float:
     """Returns the share of a step that a trial's devices wait for their host; 0 where a metric is not of time."""
     if METRICS[metric].group not in _BY_TIME:
@@ -326,7 +319,10 @@ def waiting_frac(counted: Sequence[Run], metric: str) -> float:
 
 
 def headroom_of(waits: Floats, values: Floats, *, maximize: bool, logarithmic: bool) -> Floats:
-    """Computes by how much figures could be better at most without the shares of waiting, on their scale."""
+    """Computes by how much figures could be better at most if devices never waited for their host, on their scale.
+
+    A slow host is that of the run, not of the plan.
+    """
     gain: Floats = -np.log1p(-waits)
     return gain if logarithmic else np.abs(values) * (np.expm1(gain) if maximize else waits)
 
@@ -440,6 +436,13 @@ def ranks(one: Standing) -> Indices:
         told = (gaps > 0) & (gaps**2 > critical[:, None] ** 2 * _variance(ahead, rows))
         found[by_mean[rows]] += told.sum(axis=1)
     return found
+
+
+def surely_better(pair: Standing, most_others: int) -> bool:
+    """Returns true where the second of two trials is told to be better than the first, whatever others there are."""
+    degrees, gap = max(3, min(int(pair.freedom[0]), 60)), pair.mean[1] - pair.mean[0]
+    critical = max(critical_value(most_others, alike, degrees) for alike in range(_ALIKENESS + 1))
+    return bool(gap > 0 and gap**2 > critical**2 * _variance(pair, np.array([0]))[0, 1])
 
 
 @lru_cache(maxsize=4096)

@@ -10,9 +10,11 @@ counts in the verdict where a bound asks for it (`Constraint.sensor_gain_frac`),
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
+from operator import itemgetter
 from statistics import NormalDist
 from typing import Any, Final
 
@@ -20,11 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from wattune.fidelity import by_length, measuring
-from wattune.intervals import t_cumulative
+from wattune.intervals import t_cumulatives
 from wattune.metrics import METRICS
 from wattune.objective import SENSOR_ACCURACY_FRAC, Constraint, is_sensed
 from wattune.ranking import shares
 from wattune.ranking.heat import stays_cool_probability, unsettled_text
+from wattune.ranking.scatter import Scatter
 from wattune.ranking.shares import normal_cumulative
 from wattune.ranking.spreads import NextRun, Spreads, resolution, waiting_share
 from wattune.run import Run
@@ -88,65 +91,68 @@ class Margin:
         return {**known, "constraint": str(self.constraint), "metric": self.metric}
 
 
-def margin(
-    constraint: Constraint, repeats: Sequence[Run], spreads: Spreads, *, risk: float, simulated: bool
-) -> Margin | None:
-    """Computes the margin of the worst repeat and the verdict on the bound, None if no repeat can be checked.
+def margins(
+    constraint: Constraint, each: Sequence[Sequence[Run]], spreads: Spreads, *, risk: float, simulated: Sequence[bool]
+) -> list[Margin | None]:
+    """Computes the margin of each trial's worst repeat and the verdict on the bound, None if no repeat can be checked.
 
     Repeats are those that completed, long runs of a finalist too. `risk` is the accepted probability of a wrong
-    verdict. Simulated sensors have no gain error, whatever a bound asks for.
+    verdict. Simulated sensors have no gain error, whatever a bound asks for. What the next runs of thousands of trials
+    measure is computed as columns.
     """
-    known = [(own, one) for one in repeats if (own := constraint.slack(one.metrics)) is not None]
-    if not known:
-        return None
-    slack, result = min(known, key=lambda pair: pair[0])
-    num_past = sum(not constraint.keeps(own) for own, _ in known)
-    bound = constraint.bound(result.metrics)
-    assert bound is not None, "a slack has a bound"
-    metric = constraint.metric
-    below = constraint.operator.startswith("<")
-    gain = 0.0 if simulated else _gain(constraint)
-    each: Iterable[float]
-    nexts: Sequence[NextRun] = ()
-    if metric == LIMIT:
-        each = (float(constraint.keeps(own)) for own, _ in known)
-    elif shares.is_share(metric):
-        each = (
-            shares.keeps_probability(values, bound, below=below, waiting=waiting)
-            for values, waiting in _shares(repeats, metric)
+    metric, below = constraint.metric, constraint.operator.startswith("<")
+    known = [[(own, one) for one in runs if (own := constraint.slack(one.metrics)) is not None] for runs in each]
+    worst = [min(own, key=itemgetter(0), default=None) for own in known]
+    bounds = [0.0 if one is None else constraint.bound(one[1].metrics) or 0.0 for one in worst]
+    modelled = metric != LIMIT and not shares.is_share(metric)
+    nexts = [spreads.next_runs(own, metric) if modelled and one else [] for own, one in zip(each, worst, strict=True)]
+    gains = [0.0 if one else _gain(constraint) for one in simulated]
+    likely = _probabilities(nexts, metric, bounds, gains, below=below)
+    for place, runs in enumerate(each):
+        found = likely[place]
+        if metric == LIMIT:
+            found = min((float(constraint.keeps(own)) for own, _ in known[place]), default=None)
+        elif not modelled and known[place]:
+            keeps = partial(shares.keeps_probability, bound=bounds[place], below=below)
+            found = min((keeps(own, waiting=part) for own, part in _shares(runs, metric)), default=None)
+        if found is not None and below:
+            # Heat to come is a doubt, never a proof: a share that was kept does not break before heat is there.
+            found = max(found * stays_cool_probability(metric, runs), min(found, risk))
+        likely[place] = found
+    holding = [
+        own if one is not None and one >= 1.0 - risk and not made_up else []
+        for own, one, made_up in zip(nexts, likely, simulated, strict=True)
+    ]
+    away = _probabilities(holding, metric, bounds, gains, below=below, elsewhere=True)
+    margins: list[Margin | None] = []
+    for own, one, bound, probability, elsewhere, runs in zip(known, worst, bounds, likely, away, each, strict=True):
+        if one is None:
+            margins.append(None)
+            continue
+        (slack, result), num_past, verdict = one, sum(not constraint.keeps(each) for each, _ in own), Holds.UNDECIDED
+        if probability is not None and probability < risk:
+            verdict = Holds.BREAKS
+        elif probability is not None and probability >= 1.0 - risk:
+            verdict = Holds.HOLDS
+        elif probability is None and num_past:
+            verdict = Holds.BREAKS  # not every repeat was measured, and one of those that were broke it
+        margins.append(
+            Margin(
+                constraint=constraint,
+                got=result.metrics[metric],
+                bound=bound,
+                slack=slack,
+                slack_frac=slack / abs(bound) if bound and METRICS[metric].unit != "degC" else None,
+                repeat=result.repeat,
+                num_runs=len(own),
+                num_past=num_past,
+                holds_probability=probability,
+                elsewhere_probability=elsewhere,
+                verdict=verdict,
+                unsettled=unsettled_text(metric, bound, runs) if verdict is Holds.UNDECIDED else "",
+            )
         )
-    else:
-        nexts = spreads.next_runs(repeats, metric)
-        each = (_probability(one, metric, bound, below=below, gain=gain) for one in nexts)
-    likely = min(each, default=None)
-    if likely is not None and below:
-        # Heat to come is a doubt, never a proof: a share that was kept does not break before heat is there.
-        likely = max(likely * stays_cool_probability(metric, repeats), min(likely, risk))
-    verdict = Holds.UNDECIDED
-    if likely is not None and likely < risk:
-        verdict = Holds.BREAKS
-    elif likely is not None and likely >= 1.0 - risk:
-        verdict = Holds.HOLDS
-    elif likely is None and num_past:
-        verdict = Holds.BREAKS  # not every repeat was measured, and one of those that were broke it
-    return Margin(
-        constraint=constraint,
-        got=result.metrics[metric],
-        bound=bound,
-        slack=slack,
-        slack_frac=slack / abs(bound) if bound and METRICS[metric].unit != "degC" else None,
-        repeat=result.repeat,
-        num_runs=len(known),
-        num_past=num_past,
-        holds_probability=likely,
-        elsewhere_probability=None
-        if simulated or verdict is not Holds.HOLDS
-        else min(
-            (_probability(one, metric, bound, below=below, gain=gain, elsewhere=True) for one in nexts), default=None
-        ),
-        verdict=verdict,
-        unsettled=unsettled_text(metric, bound, repeats) if verdict is Holds.UNDECIDED else "",
-    )
+    return margins
 
 
 def kept_in_draws(
@@ -247,24 +253,49 @@ def true_text(margins: Sequence[Margin]) -> str:
     )
 
 
-def _probability(
-    one: NextRun, metric: str, bound: float, *, below: bool, gain: float, elsewhere: bool = False
-) -> float:
-    """Computes the probability that the next run keeps a bound: in the study, or on another day or device."""
-    if one.num_zeros and (not bound or one.zero_everywhere):
-        # A count that was always 0 shows no scatter to model, and it scatters to one side only: Jeffreys' estimate of
-        # a share that was never seen (Brown, Cai and DasGupta 2001, "Interval estimation for a binomial proportion").
-        zero = (one.num_zeros + 0.5) / (one.num_zeros + 1.0)
-        at_most = zero if bound >= 0.0 else 0.0
-        return at_most if below else (1.0 if bound <= 0.0 else 1.0 - zero)
-    if one.logarithmic and bound <= 0.0:
-        return 0.0 if below else 1.0
-    distance, systematic = _distance(one, metric, bound, gain)
-    systematic += one.elsewhere_variance if elsewhere else 0.0
-    at_most = 0.0
-    for away, unknown, share in one.places:
-        variance = one.own_variance + systematic + unknown
+def _probabilities(
+    nexts: Sequence[Sequence[NextRun]],
+    metric: str,
+    bounds: Sequence[float],
+    gains: Sequence[float],
+    *,
+    below: bool,
+    elsewhere: bool = False,
+) -> list[float | None]:
+    """Computes the least probability that a next run of each trial keeps its bound; None without one.
+
+    The next runs are in the study, or `elsewhere`: on another day or device.
+    """
+    found: list[list[float]] = [[] for _ in nexts]
+    models: dict[int, tuple[Scatter, list[tuple[float, ...]]]] = {}  # of a temperature two: as read, and settled
+    for place, (each, bound, gain) in enumerate(zip(nexts, bounds, gains, strict=True)):
+        for one in each:
+            if one.num_zeros and (not bound or one.zero_everywhere):
+                # A count that was always 0 shows no scatter to model, and it scatters to one side only: Jeffreys'
+                # estimate of a share that was never seen (Brown, Cai and DasGupta 2001, "Interval estimation for a
+                # binomial proportion").
+                zero = (one.num_zeros + 0.5) / (one.num_zeros + 1.0)
+                at_most = zero if bound >= 0.0 else 0.0
+                found[place].append(at_most if below else (1.0 if bound <= 0.0 else 1.0 - zero))
+            elif one.logarithmic and bound <= 0.0:
+                found[place].append(0.0 if below else 1.0)
+            else:
+                distance, systematic = _distance(one, metric, bound, gain)
+                systematic += one.elsewhere_variance if elsewhere else 0.0
+                _, rows = models.setdefault(id(one.scatter), (one.scatter, []))
+                rows.append((place, one.number, distance, systematic, one.own_variance, one.degrees_of_freedom))
+    for scatter, rows in models.values():
+        places, at = (column.astype(np.intp) for column in np.array(rows).T[:2])
+        distances, systematics, own, degrees = (column[:, None] for column in np.array(rows).T[2:])
+        # Change from the mean to a run at each place like those of the study, and its variance: [next runs, places].
+        variance = own + systematics + scatter.away_variance[at]
         # Welch and Satterthwaite: the systematic part is known, the scatter is estimated.
-        freedom = one.degrees_of_freedom * (variance / one.own_variance) ** 2
-        at_most += share * t_cumulative((distance - away) / math.sqrt(variance), freedom)
-    return at_most if below else 1.0 - at_most
+        squares = np.array([one**2 for one in (variance / own).ravel().tolist()]).reshape(variance.shape)
+        away = (distances - scatter.away[at]) / np.sqrt(variance)
+        told = t_cumulatives(away.ravel(), (degrees * squares).ravel()).reshape(variance.shape)
+        kept = np.zeros(len(rows))
+        for share, column in zip(scatter.place_share.tolist(), told.T, strict=True):
+            kept += share * column
+        for place, at_most in zip(places.tolist(), kept.tolist(), strict=True):
+            found[place].append(at_most if below else 1.0 - at_most)
+    return [min(each, default=None) for each in found]

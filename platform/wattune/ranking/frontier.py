@@ -1,8 +1,8 @@
 """The price of a bound: the best plan at each of several values of it, measured, and beside it what is predicted.
 
-At each value all trials are ranked anew, by the one posterior of their results. Measured and predicted plans never mix:
-a plan that was measured has no prediction here, and one that is predicted was never measured in full: a burst ranks
-nothing.
+At each value trials are judged anew by the one posterior of their results, as far as they may be the best or lead it.
+Measured and predicted plans never mix: a plan that was measured has no prediction here, and one that is predicted was
+never measured in full: a burst ranks nothing.
 """
 
 import math
@@ -14,11 +14,12 @@ import numpy as np
 
 from wattune.intervals import CONFIDENCE_FRAC, Interval
 from wattune.objective import Constraint, Objective, VariedBound
-from wattune.ranking.assessment import RankedTrial, completed, is_simulated, shallow
+from wattune.ranking.assessment import RankedTrial, Verdict, completed, is_simulated, shallow
+from wattune.ranking.best import ranks, standing, surely_better
 from wattune.ranking.bounds import LIMIT, Margin
 from wattune.ranking.difference import Counted, difference
 from wattune.ranking.limits import LimitRows, split
-from wattune.ranking.order import Ranking, named, ranking_of
+from wattune.ranking.order import SCALED_DOWN, Ranking, by_figure, named, ranking_of
 from wattune.ranking.posterior import Posterior
 from wattune.ranking.spreads import Results
 from wattune.ranking.work import compares
@@ -175,20 +176,22 @@ def frontier(
     question, results = posterior.question, posterior.results
     objective = question.objective
     others = tuple(one for one in question.constraints if not varied.replaces(one))
-    points: list[FrontierPoint] = []
     name = namer(spec.workload for spec in (*(spec for spec, _ in results), *(unmeasured[0] if unmeasured else ())))
     warnings: dict[str, None] = {}
-    stamp = ""
-    for value in varied.values:
-        bound = varied.at(value)
-        moved = posterior.asking(replace(question, constraints=(*others, bound)))
-        ranking = replace(ranking_of({"": moved}), unreadable=unreadable or {})
-        warnings |= dict.fromkeys(ranking.warnings)
-        stamp = ranking.stamp
-        feasible, ahead = (tuple(named(rows, name)) for rows in (ranking.feasible, ranking.undecided))
-        ranking = replace(ranking, feasible=feasible, undecided=ahead)
-        gain, apart = _gain(points[-1].best if points else None, ranking)
-        if (best := ranking.best) is not None:
+    looks: list[tuple[Posterior, RankedTrial | None, tuple[RankedTrial, ...]]] = []
+    moved, ranking = posterior, None
+    for value in reversed(varied.values):  # what surely breaks a bound breaks a tighter one too
+        moved = moved.asking(replace(question, constraints=(*others, varied.at(value))), tighter=bool(looks))
+        if ranking is None or SCALED_DOWN in ranking.stamp:  # all rankings warn of the same, but for small trials
+            ranking = replace(ranking_of({"": moved}), unreadable=unreadable or {})
+            warnings = dict.fromkeys(ranking.warnings) | warnings
+        looks.insert(0, (moved, *_leading(moved, name)))
+    assert ranking is not None, "a varied bound has values"
+    points: list[FrontierPoint] = []
+    for value, (moved, best, ahead) in zip(varied.values, looks, strict=True):
+        bound, before = varied.at(value), points[-1].best if points else None
+        gain, apart = _gain(before, best, moved, ranking)
+        if best is not None:
             alike = (row for row in ahead if compares(row.spec, best.spec, objective.metric))
             ahead = tuple(row for row in alike if (ranking.lead_frac(row, best) or 0.0) > 0.0)
         predicted = unmeasured and _predicted(unmeasured, (*others, bound), best, objective.metric, name)
@@ -208,7 +211,7 @@ def frontier(
         plans=tuple(plans),
         has_predictions=unmeasured is not None,
         simulated=any(is_simulated(result) for result in done),
-        stamp=stamp,
+        stamp=ranking.stamp,
         warnings=tuple(warnings),
     )
 
@@ -251,9 +254,27 @@ def usual_range(constraint: Constraint, results: Results) -> VariedBound | None:
     )
 
 
-def _gain(before: RankedTrial | None, ranking: Ranking) -> tuple[float | None, bool | None]:
+def _leading(
+    posterior: Posterior, name: Callable[[TrialSpec], str]
+) -> tuple[RankedTrial | None, tuple[RankedTrial, ...]]:
+    """Returns the first feasible trial of a ranking, and the undecided ones ahead of it, or all where none is."""
+    objective, found, best = posterior.question.objective, posterior.front, math.inf
+    likely, rows = found.likely, list[RankedTrial]()
+    for row in posterior.best_first():
+        price, _, _ = by_figure(row, objective)
+        if price - best > 1e-9 * abs(best):  # those behind are not assessed
+            break
+        rows.append(replace(row, best_probability=likely.get((row.study, row.trial_id), 0.0)))
+        best = min(best, price) if row.verdict is Verdict.FEASIBLE else best
+    rows = sorted(named(rows, name), key=lambda row: by_figure(row, objective))
+    ahead = [row for row in rows if row.verdict is Verdict.UNDECIDED and (row.study, row.trial_id) not in found.behind]
+    return next((row for row in rows if row.verdict is Verdict.FEASIBLE), None), tuple(ahead)
+
+
+def _gain(
+    before: RankedTrial | None, best: RankedTrial | None, posterior: Posterior, ranking: Ranking
+) -> tuple[float | None, bool | None]:
     """Returns by how much the best now measured better than the best before, and whether that is told apart."""
-    best = ranking.best
     if before is None or best is None or before.objective is None or best.objective is None:
         return None, None
     if best.trial_id == before.trial_id:
@@ -261,14 +282,17 @@ def _gain(before: RankedTrial | None, ranking: Ranking) -> tuple[float | None, b
     if not compares(best.spec, before.spec, ranking.objective.metric):
         return None, None
     gain = ranking.lead_frac(best, before)
-    now = next((row for row in ranking.feasible if row.trial_id == before.trial_id), None)
-    if now is None or now.rank is None or now.rank == 1:
-        return gain, False
-    # A rank says that some trial is better. The best one may have run once, and the better one another.
     of_two = difference(
-        ranking.objective.metric, Counted(now.counted, now.spreads), Counted(best.counted, best.spreads)
+        ranking.objective.metric, Counted(before.counted, before.spreads), Counted(best.counted, best.spreads)
     )
-    return gain, of_two is not None and of_two.p_value is not None and of_two.p_value <= 1.0 - CONFIDENCE_FRAC
+    if of_two is None or of_two.p_value is None or of_two.p_value > 1.0 - CONFIDENCE_FRAC:
+        return gain, False
+    # The best one may have run once: among all that keep every bound, some other must be told to be better too.
+    if surely_better(standing([before, best], posterior.question), len(posterior.results)):
+        return gain, True
+    feasible = [row for row in posterior.rows if row.verdict is Verdict.FEASIBLE]
+    told = dict(zip((row.trial_id for row in feasible), ranks(standing(feasible, posterior.question)), strict=True))
+    return gain, bool(told.get(before.trial_id, 1) > 1)
 
 
 def _predicted(

@@ -33,6 +33,9 @@ from wattune.search.names import namer
 from wattune.storage.study import Unreadable
 from wattune.trial import TrialSpec
 
+SCALED_DOWN: Final = "SCALED DOWN"
+"""Words across plots of small trials that are read as large ones."""
+
 MOST_NAMED: Final = 10
 """Most unreadable trials that warnings name one by one; `unreadable` has all of them."""
 
@@ -175,7 +178,7 @@ class Ranking:
     @cached_property
     def stamp(self) -> str:
         """Words across every plot of figures that were not measured as they stand."""
-        words = {"simulated": "SIMULATED", SCALED: "SCALED DOWN"}
+        words = {"simulated": "SIMULATED", SCALED: SCALED_DOWN}
         return ", ".join(word for mark, word in words.items() if any(mark in row.marks for row in self.trials))
 
     @property
@@ -352,7 +355,7 @@ def ranking_of(studies: Mapping[str, Posterior], *, where: Sequence[Where] = (),
     def those(verdict: Verdict, key: Callable[[RankedTrial, Objective], Any]) -> tuple[RankedTrial, ...]:
         return tuple(sorted((row for row in rows if row.verdict is verdict), key=lambda row: key(row, objective)))
 
-    leading = those(Verdict.FEASIBLE, _best_first)
+    leading = those(Verdict.FEASIBLE, by_figure)
     expected = None
     if leading and leading[0].objective is not None:
         first, lost = leading[0].objective.value, found.regression * (-1.0 if objective.maximize else 1.0)
@@ -364,10 +367,10 @@ def ranking_of(studies: Mapping[str, Posterior], *, where: Sequence[Where] = (),
         feasible=tuple(
             replace(row, rank=int(rank), best_probability=of(row)) for row, rank in zip(leading, told, strict=True)
         ),
-        undecided=tuple(replace(row, best_probability=of(row)) for row in those(Verdict.UNDECIDED, _best_first)),
+        undecided=tuple(replace(row, best_probability=of(row)) for row in those(Verdict.UNDECIDED, by_figure)),
         behind=(),
-        infeasible=those(Verdict.INFEASIBLE, _best_first),
-        unknown=those(Verdict.UNKNOWN, _best_first),
+        infeasible=those(Verdict.INFEASIBLE, by_figure),
+        unknown=those(Verdict.UNKNOWN, by_figure),
         burst=those(Verdict.BURST, _burst_first),
         interrupted=those(Verdict.INTERRUPTED, _by_reason),
         failed=those(Verdict.FAILED, _by_reason),
@@ -405,7 +408,8 @@ def _without_those_behind(ranking: Ranking, leaders: Mapping[tuple[str, str], Ra
     )
 
 
-def _best_first(row: RankedTrial, objective: Objective) -> tuple[float, str, str]:
+def by_figure(row: RankedTrial, objective: Objective) -> tuple[float, str, str]:
+    """Returns the place of a trial in its list: what is smaller the better its figure is, then its id."""
     return _price(None if row.objective is None else row.objective.value, objective), row.trial_id, row.study
 
 

@@ -3,15 +3,15 @@
 Ranking, race, live view, early stops, the frontier and suggestions ask it, so that they give one answer.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Final
 
 import numpy as np
 
-from wattune.arrays import Floats
+from wattune.arrays import Floats, Indices
 from wattune.objective import Question
-from wattune.ranking.assessment import RankedTrial, Verdict, assess_trial, completed, finite
+from wattune.ranking.assessment import RankedTrial, Verdict, assess_trials, completed, finite
 from wattune.ranking.best import (
     FAR,
     HOPELESS,
@@ -67,6 +67,7 @@ class Posterior:
         """Forgets what followed from results so far; of a trial's own figures, only those of some."""
         for name in ("rows", "standings", "front"):
             self.__dict__.pop(name, None)
+        self._seen: dict[str, RankedTrial] = {}
         self._changed = dict.fromkeys(trials)
         if len(self._changed) == len(self._trials):
             self._placed: dict[str, tuple[int, float]] = {}
@@ -89,18 +90,25 @@ class Posterior:
         self._forget(())
         self._changed = changed | {result.trial_id: None}
 
-    def asking(self, question: Question) -> "Posterior":
-        """Returns what the same results say to another question: scatter and grouping are not computed again."""
+    def asking(self, question: Question, *, tighter: bool = False) -> "Posterior":
+        """Returns what the same results say to another question: scatter and grouping are not computed again.
+
+        Of one that is `tighter` in a bound, and else the same, neither are trials that surely break a bound.
+        """
         other = object.__new__(Posterior)
         other.question, other.results, other.spreads = question, self.results, self.spreads
         other._trials = self._trials
         other._forget(self._trials)
+        if tighter:
+            other._hopeless, other._num_looked = set(self._hopeless), self._num_looked
         return other
 
     @cached_property
     def rows(self) -> tuple[RankedTrial, ...]:
         """Every trial, assessed: its figures, its distance to each bound, a verdict. None is ranked yet."""
-        return tuple(map(self._assessed, self._trials))
+        found = assess_trials("", [*self._trials.values()], self.spreads, self.question)
+        self._seen = dict(zip(self._trials, found, strict=True))
+        return tuple(found)
 
     @cached_property
     def standings(self) -> Standings:
@@ -118,21 +126,19 @@ class Posterior:
         names, one, headroom = found
         seen: dict[int, RankedTrial] = {}
         at_best, unsure, sure = one.mean + headroom, 1.0, -1
-        for place in np.argsort(-one.mean, kind="stable").tolist():
-            if (row := self._hopeful(names[place])) is None:
-                continue
+        for place, row in self._hopeful(names, np.argsort(-one.mean, kind="stable")):
             seen[place] = row
             if (unsure := still_unsure(unsure, row, self.question.risk)) < SURELY:
                 sure = place
                 break
         distance = -at_best if sure < 0 else distance_behind(one, sure, at_best)
-        able = 0
-        for place in np.argsort(distance, kind="stable").tolist():
-            if able == MOST_FINALISTS or (sure >= 0 and distance[place] >= FAR):
+        near, able = np.argsort(distance, kind="stable"), 0
+        near = near[distance[near] < FAR] if sure >= 0 else near
+        for place, row in self._hopeful(names, near, MOST_FINALISTS):
+            if able == MOST_FINALISTS:
                 break
-            if place not in seen and (row := self._hopeful(names[place])) is not None:
-                seen[place] = row
-            able += place in seen and may_be_best(seen[place])
+            seen.setdefault(place, row)
+            able += may_be_best(row)
         return standings([*seen.values()], self.question)
 
     def best_first(self) -> Iterator[RankedTrial]:
@@ -140,26 +146,30 @@ class Posterior:
         found = self._figures()
         if found is not None:
             names, one, _ = found
-            for place in np.argsort(-one.mean, kind="stable").tolist():
-                if (row := self._hopeful(names[place])) is not None:
-                    yield row
+            for _, row in self._hopeful(names, np.argsort(-one.mean, kind="stable")):
+                yield row
 
-    def _assessed(self, trial_id: str) -> RankedTrial:
-        return assess_trial("", *self._trials[trial_id], self.spreads, self.question)
+    def _hopeful(self, names: Sequence[str], order: Indices, num_first: int = 4) -> Iterator[tuple[int, RankedTrial]]:
+        """Assesses trials in an order of their places, without those that surely break a bound, or have no verdict.
 
-    def _hopeful(self, trial_id: str) -> RankedTrial | None:
-        """Assesses a trial; None where it surely breaks a bound, or has no verdict by its bounds."""
+        They are assessed some at a time, at first `num_first`: of thousands the first few may do.
+        """
         if len(self.results) > _LOOK_AT * self._num_looked:
             self._hopeless.clear()
             self._num_looked = len(self.results)
-        if trial_id in self._hopeless:
-            return None
-        row = self._assessed(trial_id)
-        judged = row.verdict in (Verdict.FEASIBLE, Verdict.UNDECIDED, Verdict.INFEASIBLE)
-        if judged and all((one.holds_probability or 0.0) >= _SURELY_NOT for one in row.margins):
-            return row
-        self._hopeless.add(trial_id)
-        return None
+        left = [place for place in order.tolist() if names[place] not in self._hopeless]
+        while left:
+            places, left, num_first = left[:num_first], left[num_first:], 2 * num_first
+            new = [names[place] for place in places if names[place] not in self._seen]
+            rows = assess_trials("", [self._trials[name] for name in new], self.spreads, self.question)
+            self._seen |= dict(zip(new, rows, strict=True))
+            for place in places:
+                row = self._seen[names[place]]
+                judged = row.verdict in (Verdict.FEASIBLE, Verdict.UNDECIDED, Verdict.INFEASIBLE)
+                if judged and all((one.holds_probability or 0.0) >= _SURELY_NOT for one in row.margins):
+                    yield place, row
+                else:
+                    self._hopeless.add(names[place])
 
     def _figures(self) -> tuple[list[str], Standing, Floats] | None:
         """Returns the trials that have a figure of the objective, all on one scale, and their headroom."""

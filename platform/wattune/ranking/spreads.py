@@ -185,12 +185,6 @@ class NextRun:
         """Variance of a run and of the mean of `num_runs`."""
         return self.run_variance * (1.0 + 1.0 / self.num_runs)
 
-    @property
-    def places(self) -> Iterable[tuple[float, float, float]]:
-        """Change from `mean` to a run at each place like those of the study, its variance, and the share of runs."""
-        found, at = self.scatter, self.number
-        return zip(found.away[at].tolist(), found.away_variance[at].tolist(), found.place_share.tolist(), strict=True)
-
 
 class Spreads:
     """Scatter of every metric of one study, computed at first use."""

@@ -147,10 +147,10 @@ def read_table(path: Path, facts: DeviceFacts | None = None, *, elsewhere: bool 
     """
     try:
         require_file(path)
-        schema = pq.read_schema(path)
-        require_format(schema, path, elsewhere=elsewhere)
-        require_schema(schema, str(path))
-        table = pq.read_table(path, page_checksum_verification=True, partitioning=None)
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:  # `pq.read_table` would load pandas
+            require_format(file.schema_arrow, path, elsewhere=elsewhere)
+            require_schema(file.schema_arrow, str(path))
+            table = file.read()
         table.validate(full=True)
     except DAMAGE as error:
         raise TelemetryError(f"{path} cannot be read: {in_a_line(error)}") from error

@@ -10,7 +10,7 @@ from study_files import SPEC, result_of
 
 from wattune.fidelity import UNPROFILED
 from wattune.objective import Question, parse_constraint
-from wattune.ranking.assessment import Verdict, assess_trial, is_simulated, start_up_text
+from wattune.ranking.assessment import Verdict, assess_trials, is_simulated, start_up_text
 from wattune.ranking.difference import Counted, difference
 from wattune.ranking.order import rank
 from wattune.ranking.spreads import Spreads
@@ -112,7 +112,7 @@ def test_the_quality_of_a_row_is_the_worst_of_the_groups_it_uses(group, quality)
 
 def test_a_trial_without_a_completed_repeat_has_no_quality_and_no_margin():
     spec, result = trial(1, status=RunStatus.TIMED_OUT, reason="rank 0: no step")
-    row = assess_trial("moe", spec, (result,), Spreads([(spec, result)]), asked(FASTEST, POWER))
+    row = assess_trials("moe", [(spec, (result,))], Spreads([(spec, result)]), asked(FASTEST, POWER))[0]
     assert (row.verdict, row.reason) == (Verdict.FAILED, "timed_out: rank 0: no step")
     assert (row.quality, row.simulated, row.margins, row.objective, row.counted) == ("", False, (), None, ())
     assert row.setting == {

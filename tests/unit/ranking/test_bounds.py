@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from made_trials import CAPPED, COOL, FASTEST, POWER, asked, speed, trial
 
 from wattune.objective import parse_constraint
-from wattune.ranking.assessment import Verdict, assess_trial
+from wattune.ranking.assessment import Verdict, assess_trials
 from wattune.ranking.bounds import Holds, kept_in_draws, true_text
 from wattune.ranking.order import rank, ranking_of
 from wattune.ranking.posterior import Posterior
@@ -102,7 +102,7 @@ def test_a_margin_is_that_of_the_worst_repeat_and_counts_those_past_the_bound(wa
     bound = parse_constraint(f"node_device_power_peak_1s_w {operator} {bound_w:g}")
     pairs = [speed(1, 10.0, power_w=power_w, repeat=repeat) for repeat, power_w in enumerate(watts)]
     repeats = tuple(result for _, result in pairs)
-    row = assess_trial("", pairs[0][0], repeats, Spreads(pairs), asked(FASTEST, bound))
+    row = assess_trials("", [(pairs[0][0], repeats)], Spreads(pairs), asked(FASTEST, bound))[0]
     (margin,) = row.margins
     below = operator.startswith("<")
     assert margin.got == (max(watts) if below else min(watts))
@@ -158,7 +158,7 @@ def kept_share(powers_w, *, simulated=True, risk=0.05, bound=POWER):
     pairs = [speed(1, 100.0, power_w=power_w, repeat=repeat) for repeat, power_w in enumerate(powers_w)]
     others = [speed(2, 100.0, power_w=2000.0 * (1 + 0.01 * (-1) ** repeat), repeat=repeat) for repeat in range(200)]
     spreads, repeats = Spreads([*pairs, *others]), tuple(result for _, result in pairs)
-    row = assess_trial("", pairs[0][0], repeats, spreads, asked(FASTEST, bound))
+    row = assess_trials("", [(pairs[0][0], repeats)], spreads, asked(FASTEST, bound))[0]
     rng = np.random.default_rng(1)
     kept = kept_in_draws(row.margins, repeats, spreads, rng, 20_000, risk=risk, simulated=simulated)
     return kept.mean()
@@ -197,7 +197,7 @@ def test_another_day_or_device_is_less_sure_and_decides_nothing(power_w, verdict
         for simulated in ("false", "true")
     )
     (found, *_), (of_fake, *_) = (
-        assess_trial("", pairs[0][0], (pairs[0][1],), Spreads(pairs), asked(FASTEST, POWER)).margins
+        assess_trials("", [(pairs[0][0], (pairs[0][1],))], Spreads(pairs), asked(FASTEST, POWER))[0].margins
         for pairs in (real, fake)
     )
     assert found.verdict is verdict and of_fake.elsewhere_probability is None

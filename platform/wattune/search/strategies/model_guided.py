@@ -6,6 +6,7 @@ Every candidate is scored exactly, by expected improvement times the probability
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -148,9 +149,13 @@ class ModelGuided:
         """Candidates of which a full run broke a bound, or a run failed: the ranking calls none of them feasible."""
         self._told: set[int] = set()
         self._stale = True
-        self._drawn = sorted(range(len(self._specs)), key=lambda row: draw(self._seed, self._specs[row].trial_id))
         for row, one in enumerate(warm, start=len(self._specs)):
             self._take(row, one.result)
+
+    @cached_property
+    def _drawn(self) -> list[int]:
+        """Candidates in the order drawn by the seed."""
+        return sorted(range(len(self._specs)), key=lambda row: draw(self._seed, self._specs[row].trial_id))
 
     def ask(self, n: int) -> list[TrialSpec]:
         """Returns up to `n` proposals; none once the expected gain of all that is left is below the noise."""
