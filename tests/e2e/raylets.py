@@ -7,14 +7,16 @@ drivers run, has as many processors as the second argument says; the first is th
 
 import sys
 
+from ray._private import services
 from ray.cluster_utils import Cluster
 
-from wattune.orchestrate.cluster import _patience
+from wattune.orchestrate.cluster import NODE_START_S, _patience
 
 
 def main() -> None:
     """Obeys until `end`, or until nobody speaks any more."""
-    with _patience():  # Ray itself gives a node 30 s to start
+    services.wait_for_node.__defaults__ = (NODE_START_S,)  # Ray itself gives a node 30 s to start, in two places
+    with _patience():
         obey()
 
 
