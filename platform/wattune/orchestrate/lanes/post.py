@@ -59,6 +59,7 @@ class Post:
 
     async def _send(self, key: tuple[Any, ...], several: list[tuple[Any, ...]], whole: asyncio.Event) -> list[Any]:
         await asyncio.wait([asyncio.create_task(whole.wait())], timeout=GATHER_S)
+        whole.set()  # ends the task above where it was not
         del self._gathered[key]  # who comes now is of the next call
         lane, name, _ = key
         if name in _ALIKE:
