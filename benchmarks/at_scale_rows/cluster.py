@@ -305,7 +305,7 @@ def study() -> Iterator[Row]:
     twice = [one for one in attempts if one.status is RunStatus.COMPLETED]
     again = len(twice) + len(runs) - len({(run.trial_id, run.repeat) for run in runs})
     yield Row("study of 200 trials: measured twice", "trials", bar=0, value=again)
-    failed = Counter(one.tags.get("infra_nodes", "") for one in attempts)
+    failed = Counter(one.tags.get("infra_nodes") or one.tags["nodes"] for one in attempts)
     print("attempts that failed, by node at fault:", failed, "of", names, said, flush=True)
     at_fault = {names["fails"], names["leaves"]}
     yield Row("study of 200 trials: attempts that failed", "attempts", value=len(attempts))
