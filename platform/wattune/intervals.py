@@ -117,8 +117,7 @@ def t_cumulatives(value: Floats, degrees_of_freedom: Floats) -> Floats:
 
     Exact for whole degrees of freedom (finite sums: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3,
     26.7.4). Between two whole ones it is linear in their inverse. From `MANY_DEGREES` on the normal approximation
-    26.7.8 holds to 1e-6. There is at least one degree. Roots and sums are numpy's, which rounds them as `math` does;
-    other functions are those of `math`, so that a pair's result does not depend on the pairs beside it.
+    26.7.8 holds to 1e-6. There is at least one degree. A pair's result does not depend on the pairs beside it.
     """
     found = np.empty(len(value))
     is_many = degrees_of_freedom >= MANY_DEGREES

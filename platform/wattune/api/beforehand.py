@@ -33,8 +33,7 @@ from wattune.trial import Measure, TrialSpec
 CPU: Final = "cpu"
 
 MOST_EARLIER: Final = 500
-"""Most results of earlier studies that a search starts from, and most trials of a study that its surrogates learn
-from for a question: fitting costs time with the cube of their number."""
+"""Most results of earlier studies that a search starts from: fitting costs time with the cube of their number."""
 
 
 class OtherStudies:

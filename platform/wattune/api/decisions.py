@@ -1,12 +1,11 @@
 """Questions of an operator to a study that was measured: what a bound costs, and what to measure next."""
 
-import math
 import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from wattune.api.beforehand import MOST_EARLIER, Beforehand, OtherStudies, known_before
+from wattune.api.beforehand import Beforehand, OtherStudies, known_before
 from wattune.api.results import AnyStudy, folder_of
 from wattune.api.spaces import StudyPlan, plan
 from wattune.errors import PlanError, SpaceError
@@ -25,9 +24,9 @@ from wattune.ranking.sources import Source, collector_paused
 from wattune.ranking.spreads import Results
 from wattune.ranking.suggestions import Suggestions
 from wattune.ranking.suggestions import suggest as suggest_for
-from wattune.run import Run, RunStatus
+from wattune.run import RunStatus
 from wattune.search.strategies.model_guided import ModelGuided
-from wattune.search.strategies.protocol import Problem
+from wattune.search.strategies.protocol import Problem, telling
 from wattune.storage.study import StudyFolder
 from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S
@@ -185,35 +184,12 @@ def _model(planned: StudyPlan, folder: StudyFolder, constraints: Sequence[Constr
         warm=known.warm(),
     )
     model = ModelGuided(problem, stops=False)
-    taught = _taught([one for one in results if one[1].status.is_final], problem)
+    first = {result.trial_id: result for _, result in reversed(results) if result.status.is_final}
+    taught = telling(first, problem.question or planned.spec.question)
     for spec, result in results:
         if result.trial_id in taught and result.status.is_final:
             model.tell(spec, result)
     return model
-
-
-def _taught(results: Results, problem: Problem) -> set[str]:
-    """Chooses the trials that surrogates learn from: all, else `MOST_EARLIER`, since fitting costs the cube of that.
-
-    Half of them are the best that hold every bound. The others are spread evenly over the rest, best to worst.
-    """
-    question, first = problem.question, {result.trial_id: result for _, result in reversed(results)}
-    assert question is not None, "a study asks one"
-    if len(first) <= MOST_EARLIER:
-        return set(first)
-    sign = -1.0 if question.objective.maximize else 1.0
-
-    def worse(result: Run) -> float:
-        value = sign * result.metrics.get(question.objective.metric, math.nan)
-        return value if math.isfinite(value) else math.inf
-
-    ordered = sorted(first.values(), key=worse)
-    measured = [one for one in ordered if worse(one) < math.inf]
-    good = [one for one in measured if question.kept(one.metrics)]
-    leaders = [one.trial_id for one in good[: MOST_EARLIER // 2]]
-    rest = [one.trial_id for one in ordered if one.trial_id not in set(leaders)]
-    count = MOST_EARLIER - len(leaders)
-    return {*leaders, *(rest[place * (len(rest) - 1) // max(count - 1, 1)] for place in range(count))}
 
 
 def _usual(planned: StudyPlan, results: Results, folder: StudyFolder) -> VariedBound:

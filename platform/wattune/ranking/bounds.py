@@ -97,8 +97,7 @@ def margins(
     """Computes the margin of each trial's worst repeat and the verdict on the bound, None if no repeat can be checked.
 
     Repeats are those that completed, long runs of a finalist too. `risk` is the accepted probability of a wrong
-    verdict. Simulated sensors have no gain error, whatever a bound asks for. What the next runs of thousands of trials
-    measure is computed as columns.
+    verdict. Simulated sensors have no gain error, whatever a bound asks for.
     """
     metric, below = constraint.metric, constraint.operator.startswith("<")
     known = [[(own, one) for one in runs if (own := constraint.slack(one.metrics)) is not None] for runs in each]
@@ -262,10 +261,7 @@ def _probabilities(
     below: bool,
     elsewhere: bool = False,
 ) -> list[float | None]:
-    """Computes the least probability that a next run of each trial keeps its bound; None without one.
-
-    The next runs are in the study, or `elsewhere`: on another day or device.
-    """
+    """Computes each trial's least probability that a next run keeps its bound, here or on another day or device."""
     found: list[list[float]] = [[] for _ in nexts]
     models: dict[int, tuple[Scatter, list[tuple[float, ...]]]] = {}  # of a temperature two: as read, and settled
     for place, (each, bound, gain) in enumerate(zip(nexts, bounds, gains, strict=True)):

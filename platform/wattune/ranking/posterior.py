@@ -91,10 +91,7 @@ class Posterior:
         self._changed = changed | {result.trial_id: None}
 
     def asking(self, question: Question, *, tighter: bool = False) -> "Posterior":
-        """Returns what the same results say to another question: scatter and grouping are not computed again.
-
-        Of one that is `tighter` in a bound, and else the same, neither are trials that surely break a bound.
-        """
+        """Returns what the same results say to another question: a `tighter` one differs in one bound alone."""
         other = object.__new__(Posterior)
         other.question, other.results, other.spreads = question, self.results, self.spreads
         other._trials = self._trials
@@ -150,10 +147,7 @@ class Posterior:
                 yield row
 
     def _hopeful(self, names: Sequence[str], order: Indices, num_first: int = 4) -> Iterator[tuple[int, RankedTrial]]:
-        """Assesses trials in an order of their places, without those that surely break a bound, or have no verdict.
-
-        They are assessed some at a time, at first `num_first`: of thousands the first few may do.
-        """
+        """Assesses trials in order, some at a time, without those that surely break a bound or have no verdict."""
         if len(self.results) > _LOOK_AT * self._num_looked:
             self._hopeless.clear()
             self._num_looked = len(self.results)

@@ -20,7 +20,7 @@ from wattune.search.strategies.acquisition import log_expected_improvement, log_
 from wattune.search.strategies.features import make_features
 from wattune.search.strategies.gaussian_process import GaussianProcess, Vector
 from wattune.search.strategies.prediction import Predictions, log_joint
-from wattune.search.strategies.protocol import FAILED, TEACHES_NOTHING, Observation, Problem, draw
+from wattune.search.strategies.protocol import FAILED, MOST_TAUGHT, TEACHES_NOTHING, Observation, Problem, draw, telling
 from wattune.search.strategies.surrogate import Belief, Quantity, Surrogate
 from wattune.trial import TrialSpec, limit_of
 
@@ -137,7 +137,7 @@ class ModelGuided:
         self._success = Surrogate(self._features, signed=True)
         self._memory = self._memory_bound() if models_constraints else None
         self._models_constraints, self._stops = models_constraints, stops
-        self._num_idle = 0
+        self._num_idle = self._num_chosen_of = 0
         self._has_failed = False
         self._free = np.ones(len(self._specs), dtype=bool)
         self._pending: list[int] = []
@@ -147,7 +147,10 @@ class ModelGuided:
         """Candidates that were measured in full."""
         self._broken: set[int] = set()
         """Candidates of which a full run broke a bound, or a run failed: the ranking calls none of them feasible."""
-        self._told: set[int] = set()
+        self._first: dict[int, Run] = {}
+        """First result of each candidate that teaches something."""
+        self._taught: set[int] = set()
+        """Rows that surrogates learn from, where more than `MOST_TAUGHT` candidates ran; else empty, and all count."""
         self._stale = True
         for row, one in enumerate(warm, start=len(self._specs)):
             self._take(row, one.result)
@@ -211,7 +214,7 @@ class ModelGuided:
 
     def predict(self, specs: Sequence[TrialSpec]) -> Predictions | None:
         """Predicts candidates by all results so far, running trials left out; None while too little is known."""
-        drawn = self._objective.estimate is None and not self._warm and len(self._told) < NUM_DRAWN
+        drawn = self._objective.estimate is None and not self._warm and len(self._first) < NUM_DRAWN
         if drawn or not self._objective.knows:
             return None
         bounds = self._updated_bounds()
@@ -256,11 +259,11 @@ class ModelGuided:
         """True until enough is known for a model to propose."""
         if self._objective.estimate is not None or self._warm:
             return False
-        return len(self._told) + len(self._pending) < NUM_DRAWN
+        return len(self._first) + len(self._pending) < NUM_DRAWN
 
     def _drawn_rows(self, n: int) -> list[int]:
         rows = [row for row in self._drawn if self._free[row]]
-        return rows[: min(n, NUM_DRAWN - len(self._told) - len(self._pending))]
+        return rows[: min(n, NUM_DRAWN - len(self._first) - len(self._pending))]
 
     def _surrogate(self, quantity: Quantity, divide_by: Vector | None = None) -> Surrogate:
         """Makes the surrogate of a quantity, with the estimates of all rows where there are some."""
@@ -309,8 +312,9 @@ class ModelGuided:
             return
         self._stale = True
         is_candidate = row < len(self._specs)
+        self._taught |= {row} if self._taught else set()
         if is_candidate:
-            self._told.add(row)
+            self._first.setdefault(row, result)
         failed = result.status in FAILED
         self._has_failed |= failed
         self._success.tell(row, -1.0 if failed else 1.0)
@@ -366,8 +370,14 @@ class ModelGuided:
         """Returns the bounds that something is known of, every surrogate up to date."""
         bounds = self._active_bounds()
         if self._stale:
+            if len(self._first) > max(MOST_TAUGHT, self._num_chosen_of + MOST_TAUGHT // 10):
+                earlier = range(len(self._specs), len(self._nowhere))
+                self._taught, self._num_chosen_of = (
+                    telling(self._first, self._question) | set(earlier),
+                    len(self._first),
+                )
             for surrogate in self._modelled(bounds):
-                surrogate.update()
+                surrogate.update(self._taught)
             self._stale = False
         return bounds
 
@@ -410,7 +420,7 @@ class ModelGuided:
         """The largest mean of the objective over trials measured to hold every bound; None where there is none."""
         if not self._feasible:
             return None
-        rows = np.array(sorted(self._feasible), dtype=np.intp)
+        rows = np.array(sorted((self._feasible & self._taught) or self._feasible), dtype=np.intp)
         return float((self._sign * self._objective.believe(objective, rows).mean).max())
 
     def _score(
@@ -437,7 +447,7 @@ class ModelGuided:
         The gain is computed from joint draws of the most promising candidates, so that likes are not counted twice.
         """
         best = self._best(processes[0])
-        if best is None or len(self._told) < max(NUM_BEFORE_STOP, self._features.num_columns):
+        if best is None or len(self._first) < max(NUM_BEFORE_STOP, self._features.num_columns):
             return False
         gain, noise, _ = self._joint_gain(best, rows, processes, bounds)
         self._num_idle = self._num_idle + 1 if gain < noise else 0
@@ -459,7 +469,7 @@ class ModelGuided:
         self, best: float, rows: Indices, processes: Sequence[GaussianProcess], bounds: Sequence[_Bound]
     ) -> tuple[float, float, float]:
         """Computes what some rows are expected to gain over the best, the noise, and the probability of a gain."""
-        dice = np.random.default_rng([self._seed, len(self._told)])
+        dice = np.random.default_rng([self._seed, len(self._first)])
         shape = (len(rows), _NUM_SAMPLES)
         objective, normals = self._objective, dice.standard_normal(shape)
         drawn = self._sign * objective.draws(processes[0], rows, normals, dice.standard_normal(_NUM_SAMPLES))

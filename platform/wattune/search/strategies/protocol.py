@@ -1,9 +1,11 @@
 """The protocol of a strategy, and the problem that it is given."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from itertools import islice
+from typing import Final, Protocol, TypeVar, runtime_checkable
 
 from wattune.cost.estimate import EstimatedMetric
 from wattune.objective import Question
@@ -19,9 +21,32 @@ FAILED = frozenset(
 """Statuses of a configuration that cannot be used."""
 
 
+_Key = TypeVar("_Key", bound=Hashable)
+
+MOST_TAUGHT: Final = 500
+"""Most trials that surrogates learn from: what a proposal costs grows with the square of their number."""
+
+
 def draw(seed: int, trial_id: str) -> bytes:
     """Draws a trial's place in an order: the same on every machine and version, whatever else is drawn."""
     return hashlib.sha256(f"{seed} {trial_id}".encode()).digest()
+
+
+def telling(first: Mapping[_Key, Run], question: Question) -> set[_Key]:
+    """Chooses the trials that surrogates learn from, by their first results: all, else `MOST_TAUGHT`.
+
+    Half of them are the best that hold every bound. The others are spread evenly over the rest, best to worst.
+    """
+    if len(first) <= MOST_TAUGHT:
+        return set(first)
+    metric, sign = question.objective.metric, -1.0 if question.objective.maximize else 1.0
+    value = {key: sign * run.metrics.get(metric, math.nan) for key, run in first.items()}
+    ordered = sorted(first, key=lambda key: value[key] if math.isfinite(value[key]) else math.inf)
+    good = (key for key in ordered if math.isfinite(value[key]) and question.kept(first[key].metrics))
+    leaders: set[_Key] = set(islice(good, MOST_TAUGHT // 2))
+    rest = [key for key in ordered if key not in leaders]
+    count = MOST_TAUGHT - len(leaders)
+    return {*leaders, *(rest[place * (len(rest) - 1) // max(count - 1, 1)] for place in range(count))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

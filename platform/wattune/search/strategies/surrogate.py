@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -191,9 +191,11 @@ class Surrogate:
     _bursts: dict[int, float] = field(default_factory=dict)
     _process: GaussianProcess | None = None
     _num_fitted: int = 0
-    _is_log: bool = True
+    is_log: bool = True
+    """True where it works on logarithms."""
     _offset: Vector | None = None
-    _noise: float = _EXPECTED_NOISE
+    noise: float = _EXPECTED_NOISE
+    """Standard deviation of one measurement: a fraction where it works on logarithms, else in the unit."""
     _lever: Vector | None = None
     """By how much each row's belief moves when the slope does by one standard deviation; None without estimates."""
     slope: float = 1.0
@@ -219,7 +221,7 @@ class Surrogate:
 
     def expect(self, row: int) -> None:
         """Keeps what is predicted of a row that is about to be measured, so that the measurement judges it."""
-        if not self._is_log or self._process is None:
+        if not self.is_log or self._process is None:
             return
         belief = self._believe(self._process, np.array([row], dtype=np.intp), 1.0)
         self._expected[row] = float(belief.mean[0]), float(np.hypot(belief.std[0], belief.noise))
@@ -228,16 +230,6 @@ class Surrogate:
     def knows(self) -> bool:
         """True where it can tell candidates apart: by an estimate or by observations."""
         return self.estimate is not None or bool(self._values) or bool(self._bursts)
-
-    @property
-    def is_log(self) -> bool:
-        """True where it works on logarithms."""
-        return self._is_log
-
-    @property
-    def noise(self) -> float:
-        """Standard deviation of one measurement: a fraction where it works on logarithms, else in the unit."""
-        return self._noise
 
     def has(self, row: int) -> bool:
         """Returns whether a full measurement of a row was told."""
@@ -291,53 +283,57 @@ class Surrogate:
         assert self._offset is not None
         if self._lever is not None:
             std = np.hypot(std, self._lever[rows])
-        return Belief(mean=mean + self._offset[rows], std=std * widened, noise=self._noise, is_log=self._is_log)
+        return Belief(mean=mean + self._offset[rows], std=std * widened, noise=self.noise, is_log=self.is_log)
 
     def transformed(self, value: float) -> float:
         """Returns a value, such as a bound, in the units that the surrogate works in."""
-        if not self._is_log:
+        if not self.is_log:
             return value
         return math.log(value) if value > 0 else -math.inf
 
-    def update(self) -> None:
-        """Takes in what was told since the last call."""
+    def update(self, some: Collection[int] = ()) -> None:
+        """Takes in what was told since the last call, of `some` rows alone unless there are none."""
         num_rows = len(self.features.place)
-        every = [*(value for values in self._values.values() for value in values), *self._bursts.values()]
-        was_log = self._is_log
-        self._is_log = not self.signed and all(value > 0 for value in every)
-        transform = np.log if self._is_log else np.asarray
-        raw = [transform(np.asarray(values, dtype=np.float64)) for values in self._values.values()]
-        full = {row: float(values.mean()) for row, values in zip(self._values, raw, strict=True)}
-        bursts = {row: float(transform(value)) for row, value in self._bursts.items()}
+        known = {row: values for row, values in self._values.items() if not some or row in some}
+        bursts = {row: value for row, value in self._bursts.items() if not some or row in some}
+        every = [*(value for values in known.values() for value in values), *bursts.values()]
+        was_log = self.is_log
+        self.is_log = not self.signed and all(value > 0 for value in every)
+        transform = np.log if self.is_log else np.asarray
+        raw = [transform(np.asarray(values, dtype=np.float64)) for values in known.values()]
+        full = {row: float(values.mean()) for row, values in zip(known, raw, strict=True)}
+        bursts = {row: float(transform(value)) for row, value in bursts.items()}
         offset, scale, constant = self._prior(num_rows, {**bursts, **full})
         self._offset = offset
         typical = float(np.median(scale))
         pooled = sum(float(((values - values.mean()) ** 2).sum()) for values in raw)
         num_free = sum(len(values) - 1 for values in raw)
-        expected = _EXPECTED_NOISE if self._is_log else 0.05 * typical
+        expected = _EXPECTED_NOISE if self.is_log else 0.05 * typical
         if num_free:  # two pseudo-repeats of the expected noise keep a lucky pair from claiming none
             expected = math.sqrt((pooled + 2 * expected**2) / (num_free + 2))
-        self._noise = expected
-        known = _Bursts.of(bursts, full, expected)
+        self.noise = expected
+        short = _Bursts.of(bursts, full, expected)
         rows = np.array([*full, *(row for row in bursts if row not in full)], dtype=np.intp)
-        means, counts = known.joined(rows, full, {row: float(len(self._values[row])) for row in full}, expected)
-        own = _OWN_DEVIATION / typical if self._is_log else 0.1
+        means, counts = short.joined(rows, full, {row: float(len(known[row])) for row in full}, expected)
+        own = _OWN_DEVIATION / typical if self.is_log else 0.1
         prior = Hyperprior.of(
             self.features.num_columns, len(rows), own, expected / typical, 0.3 / math.sqrt(1 + num_free)
         )
         outputs = (means - offset[rows]) / scale[rows] if len(rows) else np.zeros(0)
         last = self._process
-        if last is None or was_log != self._is_log or len(rows) > _REFIT_AT * self._num_fitted:
-            start = last.log_hyper if last is not None and was_log == self._is_log else None
+        num_known = len(self._values.keys() | self._bursts.keys())
+        if last is None or was_log != self.is_log or num_known > _REFIT_AT * self._num_fitted:
+            start = last.log_hyper if last is not None and was_log == self.is_log else None
             self._process = fit(self.features, rows, outputs, counts, scale, constant, prior, start)
-            self._num_fitted = len(rows)
+            self._num_fitted = num_known
         else:
             self._process = condition(self.features, rows, outputs, counts, scale, constant, last.log_hyper)
-        self._take_in_bounds(rows, outputs, counts, scale, constant)
+        over = {row: bound for row, bound in self._above.items() if not some or row in some}
+        self._take_in_bounds(over, rows, outputs, counts, scale, constant)
 
     def _prior(self, num_rows: int, measured: Mapping[int, float]) -> tuple[Vector, Vector, float]:
         """Prior mean and standard deviation of every row, and of the common level in units of the latter."""
-        if self.estimate is not None and self._is_log:
+        if self.estimate is not None and self.is_log:
             known = np.isfinite(self.estimate) & (self.estimate > 0)
             logs = np.log(np.where(known, self.estimate, 1.0))
             logs[~known] = np.median(logs[known]) if known.any() else 0.0
@@ -351,18 +347,20 @@ class Surrogate:
         self._lever = None
         means = np.array([*measured.values()])
         level = float(means.mean()) if len(means) else 0.0
-        expected = _UNKNOWN_SPREAD if self._is_log or self.signed else 0.1 * max(abs(level), 1e-6)
+        expected = _UNKNOWN_SPREAD if self.is_log or self.signed else 0.1 * max(abs(level), 1e-6)
         spread = math.sqrt((float(((means - level) ** 2).sum()) + 2 * expected**2) / (len(means) + 2))
         return np.full(num_rows, level), np.full(num_rows, max(spread, 1e-9)), 0.5
 
-    def _take_in_bounds(self, rows: Indices, outputs: Vector, counts: Vector, scale: Vector, constant: float) -> None:
+    def _take_in_bounds(
+        self, over: Mapping[int, float], rows: Indices, outputs: Vector, counts: Vector, scale: Vector, constant: float
+    ) -> None:
         """Adds rows that are only known to be above a bound: at their prediction, or just above the bound."""
-        above = [row for row in self._above if row not in self._values and row not in self._bursts]
+        above = [row for row in over if row not in self._values and row not in self._bursts]
         if not above or self._process is None or self._offset is None:
             return
         extra = np.array(above, dtype=np.intp)
         belief = self.believe(self._process, extra)
-        least = np.array([self.transformed(self._above[row] * (1 + _OVER)) for row in above])
+        least = np.array([self.transformed(over[row] * (1 + _OVER)) for row in above])
         added = (np.maximum(belief.mean, least) - self._offset[extra]) / scale[extra]
         self._process = condition(
             self.features,

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from wattune.cost.estimate import EstimatedMetric
 from wattune.fidelity import FIRST_BURST_REPEAT
 from wattune.objective import parse_constraint, parse_objective
 from wattune.run import Run, RunStatus
+from wattune.search.strategies import model_guided, protocol
 from wattune.search.strategies.model_guided import NUM_BEFORE_STOP, ModelGuided
-from wattune.search.strategies.protocol import Observation, TimedStrategy, draw
+from wattune.search.strategies.protocol import Observation, TimedStrategy, draw, telling
 
 
 def told(strategy, specs):
@@ -40,6 +42,19 @@ def test_without_an_estimate_the_best_feasible_is_found_in_a_tenth_of_the_space(
 def test_with_an_estimate_that_is_wrong_by_a_fifth_it_takes_a_few_trials():
     found = regrets(ModelGuided(problem(estimates=estimates(0.2))), 8)
     assert min(found) <= 0.02
+
+
+@patch(f"{model_guided.__name__}.MOST_TAUGHT", 24)
+@patch(f"{protocol.__name__}.MOST_TAUGHT", 24)
+def test_of_many_results_the_best_and_some_of_the_others_teach_and_the_best_is_found_all_the_same():
+    strategy = ModelGuided(problem(), stops=False)
+    begun = [spec for spec in SPECS if spec != BEST][::2]
+    found = regrets(told(strategy, begun), len(SPECS) // 10)
+    assert min(found) <= 0.02
+    assert len(strategy._objective.process(np.zeros(0, np.intp)).rows) <= 24 + 4
+    kept = telling({spec.trial_id: result(spec) for spec in SPECS}, strategy._question)
+    best = sorted(filter(is_feasible, SPECS), key=lambda spec: -metrics(spec)["tokens_per_s"])[:12]
+    assert len(kept) == 24 and {spec.trial_id for spec in best} <= kept
 
 
 def test_the_same_seed_gives_the_same_proposals():
