@@ -134,14 +134,19 @@ def test_train_controller() -> None:
 def test_synchronization_actor() -> None:
     starts = source("ray.train.v2._internal.execution.worker_group.worker_group.WorkerGroup._start_impl")
     assert "sync_actor = SynchronizationActor.options(" in starts and ").remote(" in starts
+    state = source("ray.train.v2._internal.execution.worker_group.state")
+    assert state.count("_shutdown_sync_actor(self.sync_actor)") == 2
+
+
+@pytest.mark.private_api("ray.train.v2._internal.execution.worker_group.worker_group.WorkerGroup")
+def test_worker_group() -> None:
+    starts = source("ray.train.v2._internal.execution.worker_group.worker_group.WorkerGroup._start_impl")
     assert "= self._create_placement_group(" in starts and "not pg_handle.wait(" in starts
     assert starts.index("self._create_placement_group(") < starts.index("pg_handle.wait(")
     controller = "ray.train.v2._internal.execution.controller.controller.TrainController"
     assert "self.worker_group_cls.create(" in source(f"{controller}._start_worker_group")
     handle = "ray.train.v2._internal.execution.worker_group.placement_group_handle.PlacementGroupHandle"
     assert parameters(get(f"{handle}.wait")) == ["self", "timeout_seconds"] and callable(get(f"{handle}.shutdown"))
-    state = source("ray.train.v2._internal.execution.worker_group.state")
-    assert state.count("_shutdown_sync_actor(self.sync_actor)") == 2
 
 
 @pytest.mark.private_api("ray.tune.execution.tune_controller.RayActorManager")
