@@ -79,7 +79,8 @@ def test_runs_of_another_study_are_inside_the_interval_of_the_next_run(metric: s
                 ):
                     continue
                 (next_run,) = spreads.next_runs(seen, metric)
-                away = sum(share * (change**2 + unknown) for change, unknown, share in next_run.places)
+                scatter, at = next_run.scatter, next_run.number
+                away = scatter.place_share @ (scatter.away[at] ** 2 + scatter.away_variance[at])
                 variance = next_run.own_variance + away + next_run.elsewhere_variance
                 reach = t_quantile(next_run.degrees_of_freedom) * math.sqrt(variance)
                 inside.append(abs(math.log(run.metrics[metric]) - next_run.mean) < reach)

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from scipy.ndimage import uniform_filter1d
-from scipy.signal import welch
 
 from wattune.analysis.metrics.energy import Powers
 from wattune.analysis.signals.energy_grid import GRID_S, SWING_BAND_HZ, GridEnergy
@@ -102,6 +100,8 @@ def training_w(load: NodeLoad, num_nodes: int, jitter_s: float) -> Floats:
     frequency_hz = np.fft.rfftfreq(points, GRID_S)
     total, share = parts / load.num_nodes * num_nodes, np.ones(len(frequency_hz))
     if parts > 1:
+        from scipy.signal import welch  # takes 1 s; rankings, which may show a projection, do not wait for it
+
         size = min(round(COHERENCE_S / GRID_S), points)
         of_all = np.vstack([load.parts_w, load.parts_w.sum(axis=0)])
         _, swing = welch(of_all, nperseg=size, noverlap=size - max(size // 4, 1))
@@ -173,6 +173,8 @@ def _cycle(load: NodeLoad, num_nodes: int, training: Floats, saves: Checkpoints)
     trains = np.interp(time_s, ends_s, [0.0, 1.0, 1.0, 0.0], period=trained_s + saves.duration_s)
     around = round(load.averaged_s / GRID_S / 2)
     if around:
+        from scipy.ndimage import uniform_filter1d  # takes 0.3 s
+
         trains = uniform_filter1d(trains, 2 * around, mode="wrap", origin=-1)
     saves_w = num_nodes * saves.node_w
     watts = saves_w + trains * (np.resize(training, len(trains)) - saves_w)

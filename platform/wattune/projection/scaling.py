@@ -14,7 +14,6 @@ from statistics import NormalDist
 from typing import Final
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from wattune.arrays import Floats
 from wattune.intervals import Interval
@@ -97,6 +96,8 @@ def at_size(measured: Sequence[SizedStep], target: SizedStep, *, straggler_frac:
 
     def misses(term: Floats) -> Floats:
         return np.concatenate([(seen - log_steps(term)[:-1]) / error, (term - means) / deviations])
+
+    from scipy.optimize import least_squares  # takes 0.3 s
 
     fit = least_squares(misses, means)
     slope = np.array([log_steps(fit.x + one)[-1] - log_steps(fit.x - one)[-1] for one in 5e-6 * np.eye(4)]) / 1e-5

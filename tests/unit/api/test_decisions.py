@@ -121,7 +121,7 @@ def test_trials_that_are_no_candidates_any_more_still_count(tmp_path) -> None:
 
 
 def test_of_many_trials_the_surrogates_learn_from_the_best_and_from_some_of_all(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("wattune.api.decisions.MOST_EARLIER", 6)
+    monkeypatch.setattr("wattune.search.strategies.protocol.MOST_TAUGHT", 6)
     told: list[TrialSpec] = []
     monkeypatch.setattr("wattune.api.decisions.ModelGuided.tell", lambda _self, spec, _result: told.append(spec))
     study = write_study(tmp_path, lambda _: True, constraints=[f"{POWER} <= 1000"])
@@ -135,7 +135,7 @@ def test_of_many_trials_the_surrogates_learn_from_the_best_and_from_some_of_all(
 
 
 def test_failures_are_not_among_the_best_that_surrogates_learn_from(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("wattune.api.decisions.MOST_EARLIER", 6)
+    monkeypatch.setattr("wattune.search.strategies.protocol.MOST_TAUGHT", 6)
     monkeypatch.setattr("wattune.api.decisions.suggest_for", lambda *_, **__: None)
     told: list[TrialSpec] = []
     monkeypatch.setattr("wattune.api.decisions.ModelGuided.tell", lambda _self, spec, _result: told.append(spec))
@@ -174,7 +174,7 @@ def test_a_plan_of_which_only_a_burst_was_measured_is_predicted_and_suggested(tm
 
 
 def test_a_measured_trial_that_no_surrogate_learned_from_is_not_suggested_as_new(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("wattune.api.decisions.MOST_EARLIER", 4)
+    monkeypatch.setattr("wattune.search.strategies.protocol.MOST_TAUGHT", 4)
     study = write_study(tmp_path, half, constraints=[f"{POWER} <= 1200"])
     new = [one.spec for one in api.suggest(study, budget="10h").listed if one.kind == "new"]
     assert new and not any(half(spec) for spec in new)

@@ -72,8 +72,9 @@ def test_the_next_run_scatters_like_a_run_about_a_mean_of_its_own_error() -> Non
     pairs = reference_runs([100.0, 103.0, 97.0, 104.0])
     (one,) = Spreads(pairs).next_runs([result for _, result in pairs], "tokens_per_s")
     assert one.num_runs == 4 and one.own_variance == pytest.approx(one.run_variance * 1.25)
-    assert any(change and unknown for change, unknown, _ in one.places), "it may be at another time of the drift"
-    assert sum(share for _, _, share in one.places) == pytest.approx(1.0)
+    elsewhere = (one.scatter.away[one.number] != 0) & (one.scatter.away_variance[one.number] > 0)
+    assert elsewhere.any(), "it may be at another time of the drift"
+    assert one.scatter.place_share.sum() == pytest.approx(1.0)
 
 
 def with_host(frac: float, *values: float):
