@@ -26,7 +26,7 @@ LEAST_PROBABILITY: Final = 0.95
 """P(gain > 0) from which a placement is recommended."""
 
 MODEL_ERROR: Final = 0.005
-"""Standard error of a gain beside the map's: of 42 moves on H200s, less what scattered (`placement_on_gpus.md`)."""
+"""Standard error of a gain beside the map's: 40 moves between two stages, less scatter (`placement_on_gpus.md`)."""
 
 HYSTERESIS: Final = 2.0
 """Standard errors that a gain over an earlier choice of placement must have: else a plan would go back and forth."""
