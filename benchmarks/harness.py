@@ -1,4 +1,4 @@
-"""The frame of every benchmark: a claim with its bar, options, conditions, turns in pairs, and rows with units.
+"""The frame of every benchmark: a claim with its bar, options, conditions, and rows with units.
 
 A script declares one function. The harness reads its command line, runs it, prints conditions, claim, bar and rows as
 Markdown, and ends with 1 where the bar is missed:
@@ -21,9 +21,7 @@ import inspect
 import json
 import os
 import platform
-import resource
 import sys
-import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -33,10 +31,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 VERSIONS: Final = ("torch", "ray", "numpy", "pyarrow")
-RESAMPLES: Final = 2000
 UNITS: Final = {
     "frac": "",
     "ratio": "",
@@ -91,57 +86,6 @@ class Found:
     missed: Sequence[str] = ()
     more: dict[str, Any] = field(default_factory=dict)
     """Facts that `--json` has beside the rows."""
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """Of two ways, a over b with the 95 % interval of its bootstrap."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        """Returns it as a page shows it."""
-        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
-
-
-def _middle(values: np.ndarray) -> float:
-    quarter = len(values) // 4
-    return float(np.sort(values)[quarter : len(values) - quarter].mean())
-
-
-def ratio_of(a: Sequence[float], b: Sequence[float]) -> Ratio:
-    """Returns the ratio of pairs that were measured side by side: the mean of the middle half of its logarithms."""
-    logs, draws = np.log(np.asarray(a, float) / np.asarray(b, float)), np.random.default_rng(0)
-    drawn = [_middle(draws.choice(logs, len(logs))) for _ in range(RESAMPLES)]
-    value, low, high = (float(np.exp(one)) for one in (_middle(logs), *np.quantile(drawn, [0.025, 0.975])))
-    return Ratio(value, low, high)
-
-
-def turns(a: Callable[[], float], b: Callable[[], float], count: int) -> tuple[list[float], list[float]]:
-    """Runs two ways in turns, every second pair the other way round: a drift of the machine meets both alike."""
-    found: tuple[list[float], list[float]] = ([], [])
-    for pair in range(count):
-        for side in (0, 1) if pair % 2 == 0 else (1, 0):
-            found[side].append((a, b)[side]())
-    return found
-
-
-def timed(action: Callable[[], Any], runs: int = 3) -> tuple[float, float, Any]:
-    """Returns the least wall and processor seconds of some runs, those of processes they start too, and the result."""
-
-    def cpu_s() -> float:
-        own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
-
-    walls, processor, result = [], [], None
-    for _ in range(runs):
-        wall_s, before_s = time.perf_counter(), cpu_s()
-        result = action()
-        walls.append(time.perf_counter() - wall_s)
-        processor.append(cpu_s() - before_s)
-    return min(walls), min(processor), result
 
 
 def conditions() -> str:

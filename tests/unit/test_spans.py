@@ -11,7 +11,7 @@ from wattune.steps.reader import StepReader
 from wattune.steps.source import AUTO
 
 MOST_US = 100.0
-"""Five times the claim (`benchmarks/step_hooks.py`): a machine of the tests may be slow."""
+"""Five times the claim (`benchmarks/results/step_hooks.md`): a machine of the tests may be slow."""
 
 COST = """
 import time

@@ -77,7 +77,7 @@ class Prior:
     """Number of observations the prior is worth."""
     similar_degrees: float = 24.0
     """Trials of a study scatter alike: their variances differ as a chi-square of so many degrees of freedom does. Our
-    choice; `benchmarks/coverage.py` shows the coverage that follows."""
+    choice; `benchmarks/results/coverage.md` shows the coverage that follows."""
     drift: float = 0.03
     """Standard deviation of the machine's drift from the first to the last run of a study, as a fraction. Our choice.
     It counts inside a study: for verdicts, ranks and the race."""

@@ -196,7 +196,7 @@ def race_of(seed: int, most_repeats: int = 6) -> tuple[bool, bool, int]:
 
 @pytest.mark.slow
 def test_where_it_stops_it_names_the_truly_best_feasible_trial() -> None:
-    """`benchmarks/racing.py` says the same of more kinds of studies."""
+    """`benchmarks/results/racing.md` says the same of more kinds of studies."""
     ends = [race_of(seed) for seed in range(200)]
     told = [right for stopped, right, _ in ends if stopped]
     assert len(told) >= 90  # else the race decides nothing

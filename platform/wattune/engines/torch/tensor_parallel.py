@@ -2,7 +2,7 @@
 
 Korthikanti et al. 2022 (arXiv 2205.05198), section 4.2.2; embedding and logits are cut along the vocabulary. A rank's
 piece is a plain tensor. As a DTensor it would cost the host a dispatch by placement for every operation, and in a
-compiled layer the wrapping of every weight and gradient (`benchmarks/tensor_parallel_host.py`).
+compiled layer the wrapping of every weight and gradient (`benchmarks/results/tensor_parallel_host.md`).
 """
 
 from functools import partial
