@@ -1,19 +1,21 @@
 """Predicted against measured gain of one layer moved off a slow device: two stages on two GPUs, one of them slowed.
 
 After each layer of the last stage, forward and backward, a kernel holds its device for a while: so it is as slow as a
-slow device, steadily. Windows take turns: even layers without holds and with them, which are the reference, and twice
-even layers and (L + 1, L - 1) with holds, which are the measurement. `wattune.placement.gain.Pipe` predicts the
+slow device, steadily. Steps take turns: even layers without holds and with them, which are the reference, and twice
+even layers and (L + 1, L - 1) with holds, which are the measurement: the median of ratios of neighbours. Micro-batches
+are long and recomputed, so that no device waits for its host. `wattune.placement.gain.Pipe` predicts the
 gain from the reference alone: how slow each device is, and the optimizer's time. A case whose reference differs by more
 than 1 % between its halves is dropped, and counted. OUT/passes_RANK.npz has every span of
 every step beside its window, and the joules that the device drew in it.
 
-    python benchmarks/placement_on_gpus.py --out $OUT                  # the first two of the visible GPUs; 8 minutes
+    python benchmarks/placement_on_gpus.py --out $OUT                  # the first two of the visible GPUs; 9 minutes
     python benchmarks/placement_on_gpus.py --out $OUT --minutes 4 --quanta 0.2 0.7 1.2 1.7 2.2
     python benchmarks/placement_on_gpus.py --out /tmp/out --cpu        # a dry run: two gloo ranks, one sleeps
 """
 
 import argparse
 import csv
+import gc
 import importlib
 import os
 import socket
@@ -45,11 +47,11 @@ from wattune.workload import Workload
 LAYERS = (6, 8, 12, 16)
 """Layers of a stage: one of them moved pays beyond a slowness of one over that, roughly."""
 
-QUANTA = (0.3, 0.6, 1.4, 1.8, 2.3)
-"""Slowness that is asked for, in such quanta."""
+QUANTA = (0.1, 0.35, 0.6, 0.85, 1.1, 1.35, 1.6, 1.85, 2.1, 2.35)
+"""Slowness that is asked for, in such quanta: a half of them at each depth, in turn."""
 
-TURNS = 6
-"""Turns of a case, of six windows of two steps, unless there is a time for all cases."""
+TURNS = 4
+"""Turns of a case, of six steps, unless there is a time for all cases."""
 
 KINDS = ((0, False), (0, True), (0, True), (1, True), (1, True), (0, True))
 """Windows of a turn: the layout, and whether the slow device is held. The first two are the reference."""
@@ -74,10 +76,11 @@ def specification(layers: int, on_cpu: bool, moved: bool) -> TrialSpec:
         model=replace(model("llama3_8b"), num_layers=2 * layers, **width),
         cluster=ClusterSpec(device="cpu" if on_cpu else "h100_sxm", devices_per_node=2),
         engine="torch",
-        workload=Workload(seq_len=64 if on_cpu else 4096, global_batch_size=8),
+        workload=Workload(seq_len=64 if on_cpu else 4096, global_batch_size=12),
         plan=Plan(
             pp=2,
-            micro_batch_size=2,
+            micro_batch_size=3,
+            recompute="full",
             dtype="fp32" if on_cpu else "bf16",
             layout=(layers + 1, layers - 1) if moved else (),
         ),
@@ -219,13 +222,13 @@ class Layouts:
         self.case_s: float | None = None  # of a case; without it there are `TURNS`
         self.windows: list[tuple[float, int, Window]] = []
         for which in (0, 1, 0, 1):
-            self.window(which, 3)
-        self.free = [self.window(0, 3)]
+            self.window(which)
+        self.free = [self.window(0, 2)]
 
-    def window(self, which: int, num_steps: int = 2, *, holds: bool = False) -> Window:
+    def window(self, which: int, num_steps: int = 1, *, holds: bool = False) -> Window:
         """Runs steps of one layout."""
         Hold.seconds = self.asked_s if holds and self.is_slow else 0.0
-        return Window(self.engines[which], self.specs[0].workload.global_batch_size // 2, num_steps, self.joules)
+        return Window(self.engines[which], self.specs[0].workload.global_batch_size // 3, num_steps, self.joules)
 
     def goes_on(self, turn: int, began_s: float) -> bool:
         """Tells whether there is time for another turn, as the first rank sees it. Collective."""
@@ -252,8 +255,8 @@ class Layouts:
         even, moved = found[2] + found[5], found[3] + found[4]
         halves = [stages_s(one)[1] for one in (held[: turn // 2], held[turn // 2 :])]
         ratios = np.array([a.step_s / b.step_s for a, b in zip(even, moved, strict=True)]) - 1.0
-        error = 1.25 * float(ratios.std(ddof=1)) / len(ratios) ** 0.5
-        step_s = [statistics.median(one.step_s for one in each) / 2 for each in (self.free, held, even, moved)]
+        error = 1.25 * 1.48 * float(np.median(np.abs(ratios - np.median(ratios)))) / len(ratios) ** 0.5
+        step_s = [statistics.median(one.step_s for one in each) for each in (self.free, held, even, moved)]
         times_s = np.concatenate([one.each_s for one in held], axis=1)
         optimizer_s, backward = np.median(times_s[:, :, 3], axis=1), times_s[:, :, 2].sum() / times_s[:, :, 1:3].sum()
         of_held = [*stages_s(held), step_s[1], *stages_s(moved), *optimizer_s, float(backward)]
@@ -281,6 +284,9 @@ def work(
     store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0)
     join_groups(store, "placement", rank=rank, world_size=2, device=device, timeout_s=300.0)
     ranks = Ranks(rank=rank, world_size=2, local_rank=rank, device=device)
+    own = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, own[rank * len(own) // 2 : (rank + 1) * len(own) // 2])
+    gc.disable()  # it stops a host for long enough that the device waits
     rows = [list(COLUMNS)]
     passes: list[tuple[float, ...]] = []
     for number, each in enumerate(layers):
@@ -288,11 +294,11 @@ def work(
         left_s = None if end_s is None else (end_s - begun) / sum(layers[number:]) * each
         both = Layouts(each, ranks, on_cpu)
         if left_s is not None:  # deeper stages take longer, and so do their cases
-            both.case_s = max(left_s - (time.monotonic() - begun), 0.0) / len(quanta)
+            both.case_s = max(left_s - (time.monotonic() - begun), 0.0) / len(quanta[number % 2 :: 2])
         if rank == 0:
-            text = f"step {1e3 * both.free[0].step_s / 3:.1f} ms, stages {(1e3 * stages_s(both.free)).round(2)} ms"
+            text = f"step {1e3 * both.free[0].step_s / 2:.1f} ms, stages {(1e3 * stages_s(both.free)).round(2)} ms"
             print(f"L={each}: built in {time.monotonic() - begun:.0f} s, {text}", flush=True)
-        for asked in (one / each for one in quanta):
+        for asked in (one / each for one in quanta[number % 2 :: 2]):
             begun, found = time.monotonic(), both.case(asked)
             rows.append([f"{one:.6g}" for one in found])
             if rank == 0:
@@ -311,6 +317,8 @@ def work(
         np.savez_compressed(out / f"passes_{rank}.npz", passes=np.array(passes))
         for engine in both.engines:
             engine.close()
+        del both, engine
+        gc.collect()
     dist.barrier()
     dist.destroy_process_group()
 
