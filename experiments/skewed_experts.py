@@ -7,6 +7,8 @@ more energy, since a waiting device draws a third of a busy one. The paper's exp
 leaves open.
 Expected by `wattune.estimate` on two H200, before the run: speed -8.9 %, energy a token +11 %, mean power +1.4 %, so it
 contests lower power.
+Ran on two H100, three runs before the time was up: two runs of the balanced plan are 29 % apart (0.80 and 0.62 s a
+step), the skewed one is between them (0.70 s). Of workers started anew for each run, that is no answer.
 """
 
 PAPER = "ours: skewed experts"
