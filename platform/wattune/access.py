@@ -53,11 +53,9 @@ class Access:
     def do(self, action: str, operation: Callable[[], _T], *, moving_s: float = 0.0) -> _T:
         """Calls an operation in a thread of its own, and turns every error into a `TrackingError`.
 
-        `moving_s` is the longest time that its data may take to move, besides the time of an answer.
-
-        Raises:
-            TrackingError: With the action, the cause and the remedy. It is raised without an attempt if the store could
-                not be reached within the last `RETRY_AFTER_S`.
+        `moving_s` is the longest time that its data may take to move, besides the time of an answer. Raises
+        `TrackingError`: with the action, the cause and the remedy. It is raised without an attempt if the store could
+        not be reached within the last `RETRY_AFTER_S`.
         """
         if self._cause and self._clock() < self._closed_until_s:
             raise TrackingError(f"cannot {action}: {self._cause}; not tried again for {RETRY_AFTER_S:g} s")

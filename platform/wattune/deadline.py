@@ -20,11 +20,8 @@ def within(longest_s: float, operation: Callable[[], _T], *, name: str) -> _T:
     """Calls an operation in a thread of its own, and waits for it only so long.
 
     A time-out of each request does not suffice: a server that sends a byte now and then keeps to it for ever. An
-    operation that is late goes on in its thread, which holds up nothing, also not the end of the program.
-
-    Raises:
-        TimeoutError: It has not returned within that time.
-        Exception: Whatever the operation raises.
+    operation that is late goes on in its thread, which holds up nothing, also not the end of the program. Raises
+    `TimeoutError`: it has not returned within that time, `Exception`: whatever the operation raises.
     """
     outcome: queue.SimpleQueue[tuple[_T | None, Exception | None]] = queue.SimpleQueue()
 
@@ -47,9 +44,7 @@ def within(longest_s: float, operation: Callable[[], _T], *, name: str) -> _T:
 def read_bounded(path: Path | str, most_bytes: int, *, longest_s: float = MOST_READ_S) -> bytes:
     """Reads a file, or a pipe to its end. A device, or a pipe nobody writes to, ends it too.
 
-    Raises:
-        OSError: It cannot be read, or sends no end within that time.
-        ValueError: It is larger than `most_bytes`.
+    Raises `OSError`: it cannot be read, or sends no end within that time, `ValueError`: it is larger than `most_bytes`.
     """
     end_s, found = time.monotonic() + longest_s, bytearray()
     # Without O_NONBLOCK the opening of a pipe waits for somebody who writes.

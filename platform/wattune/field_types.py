@@ -87,9 +87,8 @@ def _types(hint: Any) -> tuple[type, ...]:
 def require_kinds(part: Any) -> None:
     """Makes sure that every plain field of a dataclass that was read from a file holds what its annotation says.
 
-    Raises:
-        TypeError: A field holds another type.
-        ValueError: A number is not finite, negative, 0 where it may not be, or larger than any real one.
+    Raises `TypeError`: a field holds another type, `ValueError`: a number is not finite, negative, 0 where it may not
+    be, or larger than any real one.
     """
     bounds = _bounds(type(part))  # type: ignore[arg-type]  # a class is hashable
     for name, kinds in _kinds(type(part)).items():  # type: ignore[arg-type]

@@ -65,11 +65,9 @@ def inspect(path: Path, *, accept: bool = False) -> Analysis:
     """Analyses a folder; long recordings are read a device at a time.
 
     Memory is that of the rank that used most, from the trial's result: allocators' memory is not in any table. `accept`
-    takes files that were edited on purpose as they are now; the quality says so from then on.
-
-    Raises:
-        PlanError: There is no such folder, or it has no measured data.
-        TelemetryError: A table or manifest in it cannot be read, or a file does not agree with its digest.
+    takes files that were edited on purpose as they are now; the quality says so from then on. Raises `PlanError`: there
+    is no such folder, or it has no measured data, `TelemetryError`: a table or manifest in it cannot be read, or a file
+    does not agree with its digest.
     """
     if not path.is_dir():
         raise PlanError(f"{path} is not a folder; give a trial's or a recording's folder")

@@ -131,11 +131,7 @@ class Question:
     """Accepted probability that a verdict on a bound is wrong: above 0 and below `MOST_RISK`."""
 
     def __post_init__(self) -> None:
-        """Checks the risk.
-
-        Raises:
-            SpaceError: It is out of range.
-        """
+        """Checks the risk. Raises `SpaceError`: it is out of range."""
         if not 0.0 < self.risk < MOST_RISK:
             raise SpaceError(
                 f"got risk {self.risk:g}; give the accepted probability of a wrong verdict, above 0 and below 0.5"

@@ -17,9 +17,7 @@ def temporary_folder(*names: str) -> Path:
     """Returns a folder of this user's own in the machine's temporary folder, made if need be.
 
     `names` are folders below `<temporary folder>/wattune-<user id>`, outermost first; None is that folder itself.
-
-    Raises:
-        NotPrivateError: One of them is not this user's own.
+    Raises `NotPrivateError`: one of them is not this user's own.
     """
     path = Path(tempfile.gettempdir()) / f"wattune-{os.getuid()}"
     own_folder(path)
@@ -34,11 +32,9 @@ def own_folder(path: Path, remedy: str = "remove it", *, shared: bool = False) -
 
     The name can be guessed, so another user may have made it first, or a link in its place: what is read there could be
     theirs, and what is written there would be theirs to read. The parent exists; `remedy` is the end of the message,
-    after "belongs to ...". In a `shared` one everybody may leave files, and only root and this user those of others:
-    it is sticky, and one of the two has it.
-
-    Raises:
-        NotPrivateError: It is a link or no folder, belongs to another user, or others write to it.
+    after "belongs to ...". In a `shared` one everybody may leave files, and only root and this user those of others: it
+    is sticky, and one of the two has it. Raises `NotPrivateError`: it is a link or no folder, belongs to another user,
+    or others write to it.
     """
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)

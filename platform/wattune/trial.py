@@ -24,11 +24,7 @@ TRIAL_ID_DIGITS: Final = 12
 
 
 def check_trial_id(text: str) -> str:
-    """Returns a text that has the form of a trial's id.
-
-    Raises:
-        SpaceError: It has another form.
-    """
+    """Returns a text that has the form of a trial's id. Raises `SpaceError`: it has another form."""
     if not re.fullmatch(rf"[0-9a-f]{{{TRIAL_ID_DIGITS}}}", text):
         raise SpaceError(
             f'"{text[:60]}" is no trial id: {TRIAL_ID_DIGITS} hexadecimal digits; `wattune plan` lists those of a space'

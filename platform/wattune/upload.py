@@ -132,10 +132,8 @@ def send_all(
     """Sends every finished trial of a study, then facts of the whole study, to each of several places.
 
     `senders` has by name of the place a function that sends a trial, and one that sends the study; `on_trial` is called
-    after each trial, with true if it was sent now. Returns the number of trials that were sent now, by place.
-
-    Raises:
-        WattuneError: A place cannot be reached or refuses, or a trial cannot be read; all others were sent.
+    after each trial, with true if it was sent now. Returns the number of trials that were sent now, by place. Raises
+    `WattuneError`: a place cannot be reached or refuses, or a trial cannot be read; all others were sent.
     """
     results, unreadable = study.finished()
     sent = dict.fromkeys(senders, 0)
@@ -244,8 +242,7 @@ class Delivery:
     def __enter__(self) -> Self:
         """Fetches finished trials that other machines sent, and starts to send.
 
-        Raises:
-            SpaceError: The storage has a study of this name that contradicts this one.
+        Raises `SpaceError`: the storage has a study of this name that contradicts this one.
         """
         if self._remote is not None:
             try:

@@ -29,8 +29,7 @@ class TokenFile:
     def problem(self, seq_len: int) -> str | None:
         """Says why no sequence can be taken from it, judged by its size; None where one can.
 
-        Raises:
-            OSError: It cannot be read from here.
+        Raises `OSError`: it cannot be read from here.
         """
         size_bytes, item_bytes = Path(self.path).stat().st_size, TOKEN_DTYPES[self.dtype]
         if size_bytes % item_bytes:

@@ -88,10 +88,8 @@ class RunData:
     def of(cls, path: Path) -> Self:
         """Reads the folder of a trial or of a recording that is closed; its tables are read as they are needed.
 
-        Raises:
-            PlanError: Its specification cannot be read.
-            TelemetryError: A table or manifest in it cannot be read.
-            ImpossibleValueError: A value in it cannot be.
+        Raises `PlanError`: its specification cannot be read, `TelemetryError`: a table or manifest in it cannot be
+        read, `ImpossibleValueError`: a value in it cannot be.
         """
         folder, facts = TrialFolder(path), RecordingFolder(path).facts()
         data = cls(
@@ -227,10 +225,8 @@ class RunData:
         """Findings in it, its tables aligned once; None without a window, or where tables have `problems`.
 
         Steps in front of the steady state (`wattune.analysis.signals.steady_state.steady_from`) are left out, and the
-        window begins after them; not where the steps were `chosen`.
-
-        Raises:
-            ImpossibleValueError: A value in a table cannot be.
+        window begins after them; not where the steps were `chosen`. Raises `ImpossibleValueError`: a value in a table
+        cannot be.
         """
         aligned = None if self.problems else align(self.sources, self.spans, self.manifests, window=self.window)
         if aligned is None or aligned.steps is None:

@@ -69,9 +69,7 @@ def check_bundle(path: Path) -> dict[str, Any]:
 
     A study is ranked again. A verdict of an experiment follows again from its interval, which must hold the effect of
     the runs beside it. Returns `verdicts` (how many of each were derived) and `differences` (what is wrong, by file).
-
-    Raises:
-        PlanError: It is no bundle, or a damaged one. Nothing is written but to a temporary folder.
+    Raises `PlanError`: it is no bundle, or a damaged one. Nothing is written but to a temporary folder.
     """
     verdicts = Counter[str]()
     with TemporaryDirectory() as text:

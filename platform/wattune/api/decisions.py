@@ -123,11 +123,7 @@ def suggest(study: AnyStudy, *, budget: str | float, storage: str | None = None)
 
 
 def parse_budget(budget: str | float, option: str = "--budget") -> float:
-    """Returns the seconds of a budget, or of another option's time.
-
-    Raises:
-        PlanError: It is not a time above 0.
-    """
+    """Returns the seconds of a budget, or of another option's time. Raises `PlanError`: it is not a time above 0."""
     seconds = 0.0
     if isinstance(budget, str):
         match = _DURATION.fullmatch(budget) if len(budget) <= _LONGEST_TEXT else None
@@ -143,8 +139,7 @@ def parse_budget(budget: str | float, option: str = "--budget") -> float:
 def measured(folder: StudyFolder, source: Source | None = None) -> tuple[StudyPlan, Source]:
     """Reads a study's space, and its results unless they are at hand.
 
-    Raises:
-        PlanError: It has no finished trial, or its space is not one of this version.
+    Raises `PlanError`: it has no finished trial, or its space is not one of this version.
     """
     source = source or Source.of_folder(folder)
     if not any(result.status.is_final for _, result in source.results):

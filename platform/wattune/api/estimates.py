@@ -119,13 +119,12 @@ def _refuse_command(engines: Iterable[str]) -> None:
 def forecast(space: Space, *, storage: str | None = None) -> Forecast:
     """Predicts memory, step time, power and temperature of every plan of a space. Starts nothing, needs no GPU.
 
+    Raises `SpaceError`: the space is not valid, `PlanError`: a device has no estimates, or its stored fit cannot be
+    read.
+
     Args:
         space: The path of a YAML file, its content, or what `plan` returned.
         storage: The place whose stored fits are used; see `wattune.storage.files.find_storage`.
-
-    Raises:
-        SpaceError: The space is not valid.
-        PlanError: A device has no estimates, or its stored fit cannot be read.
     """
     planned = plan(space)
     spec = planned.spec
@@ -143,16 +142,13 @@ def fit(
 ) -> list[tuple[Path, StoredFit]]:
     """Fits the coefficients of predictions to the trials of studies, and keeps them for later plans of the storage.
 
+    Returns for each kind of device the file that was written, and its content. Raises `PlanError`: there is no such
+    study or table, no trial can be fitted to, or nothing can be written.
+
     Args:
         studies: Studies, their names, or their folders. Without any, a table of links is added to the stored fits.
         links: The table of `calibrate_links`; None is the newest of each kind of device in the storage, if any.
         storage: The place studies are kept in; fits are written under `fits` there.
-
-    Returns:
-        For each kind of device the file that was written, and its content.
-
-    Raises:
-        PlanError: There is no such study or table, no trial can be fitted to, or nothing can be written.
     """
     place = storage_path(storage)
     require_writable(place / FITS)
@@ -219,14 +215,13 @@ def _sweeps(storage: Path, named: str | None) -> list[SweepFit]:
 def beside_result(trial: str, *, storage: str | None = None, metrics: Mapping[str, float] | None = None) -> Beside:
     """Lays the estimate of a measured trial beside its result: figures, and parts of the step by the same names.
 
+    Raises `PlanError`: there is no such trial, it is a recording, its sensors were simulated, or its device has no
+    estimates.
+
     Args:
         trial: The trial, as `STUDY:TRIAL_ID` or the path of its folder; the first digits of the id are enough.
         storage: The place of studies and fits.
         metrics: The trial's metrics as they were computed again; None takes those of its result.
-
-    Raises:
-        PlanError: There is no such trial, it is a recording, its sensors were simulated, or its device has no
-            estimates.
     """
     study, side, spec, coefficients = _measured(trial, storage)
     if side.simulated:
@@ -251,10 +246,8 @@ def stage_clocks(
     """Predicts the least energy of a step as long as a trial's and longer, by clocks of every pass.
 
     `trial` and `storage` are those of `beside_result`. The first is the trial as it is. What was measured over what is
-    predicted scales all, unless its sensors are simulated. `listener` hears what is done, and how much of all.
-
-    Raises:
-        PlanError: There is no such trial, it is no pipeline of a built-in engine, or its device lacks estimates.
+    predicted scales all, unless its sensors are simulated. `listener` hears what is done, and how much of all. Raises
+    `PlanError`: there is no such trial, it is no pipeline of a built-in engine, or its device lacks estimates.
     """
     _, side, spec, coefficients = _measured(trial, storage)
     found = estimate_specs([spec], lambda _: coefficients).columns

@@ -65,8 +65,7 @@ _Effects = dict[str, dict[str, Any]]
 def find_experiments(folder: str | Path = FOLDER) -> dict[str, dict[str, Any]]:
     """Loads every file of a folder that declares `CLAIMS`, by name; `QUESTION` is its docstring's first line.
 
-    Raises:
-        PlanError: There is none.
+    Raises `PlanError`: there is none.
     """
     found = {}
     for path in sorted(Path(folder).glob("*.py")):
@@ -103,7 +102,9 @@ def run_experiments(
     """Runs experiments and writes result, figure and runs of each as NAME.json, NAME.svg and NAME.parquet.
 
     Those that can be plans of one study are one: its workers start once, and an arm that several have runs once. Where
-    the runs of an earlier call are there, the first result stays, and the new one is NAME@2.json, and so on.
+    the runs of an earlier call are there, the first result stays, and the new one is NAME@2.json, and so on. Raises
+    `PlanError`: there is no such experiment, this machine has no devices for it, or an arm cannot run or did not
+    complete; what the others found is written then.
 
     Args:
         names: Names of their files without `.py`.
@@ -113,10 +114,6 @@ def run_experiments(
         short: True runs the same plans of a tiny model on two processors, with simulated sensors.
         max_hours: Hours of each study: no run starts that is expected to end later. What is there by then is judged.
         watch: Makes a view of each study that runs.
-
-    Raises:
-        PlanError: There is no such experiment, this machine has no devices for it, or an arm cannot run or did not
-            complete; what the others found is written then.
     """
     known, place = find_experiments(folder), Path(results or Path(folder) / "results")
     arms, expected, groups = dict[str, _Arms](), dict[str, list[_Expected]](), list[list[str]]()
@@ -203,13 +200,12 @@ def measured_effects(a: Counted, b: Counted) -> _Effects:
 def judged(expected: str, effect: Mapping[str, Any]) -> dict[str, Any]:
     """Computes a verdict: `agrees` or `contests` where the 95 % interval lies on one side, else `cannot tell`.
 
+    Returns `verdict`, and `would_tell`: repeats of each arm by which the interval would lie on one side if the effect
+    stays, as it shrinks with their square root. None where it is decided, or no number of repeats would tell.
+
     Args:
         expected: `higher` or `lower` than no effect, or the `same` within 3 %.
         effect: `effect` with the ends `low` and `high`, and `repeats` of each arm; 0 is no effect.
-
-    Returns:
-        `verdict`, and `would_tell`: repeats of each arm by which the interval would lie on one side if the effect
-        stays, as it shrinks with their square root. None where it is decided, or no number of repeats would tell.
     """
     low, high, middle, repeats = (effect[key] for key in ("low", "high", "effect", "repeats"))
     edges = (-SAME, SAME) if expected == "same" else (0.0,)

@@ -21,16 +21,15 @@ ROWS: Final[tuple[str, ...]] = get_args(Rows)
 def export(study: AnyStudy, to: Format, *, rows: Rows = "repeats", storage: str | None = None) -> bytes:
     """Returns a study's results as the content of one file.
 
+    Raises `SpaceError`: there is no such format, or rows, `PlanError`: there is no such study, or none of its finished
+    trials can be read.
+
     Args:
         study: A study, its name, or its folder.
         to: `csv`, `parquet` with units in the fields' metadata, or `json` with the unit of each column.
         rows: `repeats` is one row for each finished repeat with what it measured (`Study.metrics`). `trials` is one
             row for each trial as it is ranked, with verdict, interval and margins (`ranking.parquet`).
         storage: The place studies are kept in.
-
-    Raises:
-        SpaceError: There is no such format, or rows.
-        PlanError: There is no such study, or none of its finished trials can be read.
     """
     for name, got, allowed in (("to", to, FORMATS), ("rows", rows, ROWS)):
         if got not in allowed:

@@ -50,8 +50,7 @@ VERIFYING_REPEATS: Final = 6
 def slot_map(study: str | None = None, *, storage: str | None = None) -> SlotMap:
     """Fits the map of the slots that a study's trials ran on; None is the study of the storage that changed last.
 
-    Raises:
-        PlanError: There is no such study, or none of its trials measured a device.
+    Raises `PlanError`: there is no such study, or none of its trials measured a device.
     """
     place = storage_path(storage)
     latest = max(place.glob("*/study.yaml"), key=lambda path: path.stat().st_mtime_ns, default=None)
@@ -67,11 +66,8 @@ def place(
     """Finds the best placement of a study's best plan, or of `STUDY:TRIAL_ID`, and whether it pays.
 
     `horizon` is the time that the plan still has to run. `map_of` is the study of the same plan and machines whose map
-    counts; None is the trial's own.
-
-    Raises:
-        PlanError: There is no such study or trial, the plan has one stage, all is simulated, or the map is of other
-            machines or cannot compare their slots.
+    counts; None is the trial's own. Raises `PlanError`: there is no such study or trial, the plan has one stage, all is
+    simulated, or the map is of other machines or cannot compare their slots.
     """
     horizon_s, (name, _, trial) = parse_budget(horizon, "--horizon"), study.rpartition(":")
     names_trial = bool(name) and "/" not in trial
@@ -101,10 +97,8 @@ def verify(
 ) -> tuple[Move, Difference]:
     """Runs a placement's most promising move and the present one in turn, as a study of two plans, or goes on with it.
 
-    `watch` makes a listener of that study. Returns the move, and the change of step time by it.
-
-    Raises:
-        PlanError: Nothing that a run can do differs from the present placement, or there are no runs of both.
+    `watch` makes a listener of that study. Returns the move, and the change of step time by it. Raises `PlanError`:
+    nothing that a run can do differs from the present placement, or there are no runs of both.
     """
     move = found.chosen or next((one for one in found.moves if not one.needs), None)
     if move is None:

@@ -39,15 +39,14 @@ from wattune.upload import charts_of
 def analyze(folder: str | Path, *, storage: str | None = None, accept: bool = False) -> Analysis:
     """Recomputes metrics, quality and detail of a trial or a recording from its folder alone.
 
+    Raises `PlanError`: there is no such folder, or nothing measured in it, `TelemetryError`: a table or manifest in it
+    cannot be read.
+
     Args:
         folder: The folder, or its URL; also `STUDY:TRIAL_ID`, or a recording's name
             (`wattune.api.studies.find_measured`).
         storage: The place studies and recordings are kept in.
         accept: Takes files that were edited on purpose as they are now. The quality says so from then on.
-
-    Raises:
-        PlanError: There is no such folder, or nothing measured in it.
-        TelemetryError: A table or manifest in it cannot be read.
     """
     if "://" in str(folder):
         if accept:
@@ -142,18 +141,14 @@ def send_recording(
 ) -> bool:
     """Sends a recording to the storage's URL, and to the trackers that are asked for.
 
+    Returns true where the storage has a URL. Raises `PlanError`: the library of a tracker is not installed,
+    `TrackingError`: a place cannot be reached or refuses; the others have it, and it is safe in the local folder.
+
     Args:
         recording: The recording.
         storage: The place recordings are kept in; see `wattune.storage.files.find_storage`.
         wandb: Project of Weights & Biases, where it is a run of the group `recordings`.
         tensorboard: Folder that it is written to for TensorBoard, below `recordings`.
-
-    Returns:
-        True where the storage has a URL.
-
-    Raises:
-        PlanError: The library of a tracker is not installed.
-        TrackingError: A place cannot be reached or refuses; the others have it, and it is safe in the local folder.
     """
     folder, url = find_storage(storage)
     if recording.recorded is None:
@@ -188,6 +183,10 @@ def import_logs(
 ) -> tuple[Run, dict[str, Any]]:
     """Makes a recording of logs that other tools wrote; see `wattune.foreign.recording.import_logs`.
 
+    Returns the recording, and what was read of the logs: `imported`, a file each, and `energies`, what the logs say of
+    energy by themselves. Raises `PlanError`: a file cannot be read, is of no known format or contradicts another, or
+    the name is taken.
+
     Args:
         files: The logs of one run.
         storage: Folder recordings are kept in, under `recordings`; see `wattune.storage.files.find_storage`.
@@ -198,13 +197,6 @@ def import_logs(
         steps: The log of the training run, with times, or a CSV of step and time.
         window: The part that the figures are of, as for `record`.
         tokens_per_step: Tokens of a step over all ranks.
-
-    Returns:
-        The recording, and what was read of the logs: `imported`, a file each, and `energies`, what the logs say of
-        energy by themselves.
-
-    Raises:
-        PlanError: A file cannot be read, is of no known format or contradicts another, or the name is taken.
     """
     folder = read_foreign(
         files,
@@ -229,17 +221,13 @@ def calibrate(
 ) -> list[tuple[Path, dict[str, Any]]]:
     """Calibrates every device of a backend, about two minutes each, and keeps what was found for later studies.
 
+    Returns for each device the file that was written, and its content. Raises `PlanError`: nothing can be written in
+    the storage, `TelemetryError`: there are no such sensors or devices here, or the load or the sampler failed.
+
     Args:
         backend: `nvml` or `simulated`; see `wattune.calibration.run.calibrate`.
         storage: Folder it is kept in, under `calibration`; see `wattune.storage.files.find_storage`.
         listener: Called with what is going on and the share of it all that is done.
-
-    Returns:
-        For each device the file that was written, and its content.
-
-    Raises:
-        PlanError: Nothing can be written in the storage.
-        TelemetryError: There are no such sensors or devices here, or the load or the sampler failed.
     """
     folder = storage_path(storage)
     require_writable(folder / CALIBRATIONS)  # said now, not after minutes of load
@@ -257,16 +245,14 @@ def calibrate_links(
 ) -> Sweep:
     """Measures collectives and kernels on all devices of this node, and keeps the table for `fit`.
 
+    Raises `PlanError`: nothing can be written there, `TelemetryError`: there are no devices, or nothing was measured.
+
     Args:
         backend: `nvml`, or `cpu` for processors.
         storage: The place that `fit` looks in; the table goes to its folder `links`.
         out: Another folder for the table.
         minutes: Longest time.
         listener: Called with the case that runs and the share of the time that is used.
-
-    Raises:
-        PlanError: Nothing can be written there.
-        TelemetryError: There are no devices, or nothing was measured.
     """
     folder = Path(out) if out else storage_path(storage) / LINKS / datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     require_writable(folder)

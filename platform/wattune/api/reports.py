@@ -41,8 +41,7 @@ def report(
 def figures(study: Study | StudyFolder, folder: str | Path) -> list[Path]:
     """Writes every figure of the study's report as PNG and SVG, and returns their paths.
 
-    Raises:
-        WattuneError: The plotting library's exporter, or the browser it draws with, is not installed.
+    Raises `WattuneError`: the plotting library's exporter, or the browser it draws with, is not installed.
     """
     own = folder_of(study)
     ranking, source = _ranked(own)

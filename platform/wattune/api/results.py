@@ -121,6 +121,10 @@ def sync(
 ) -> dict[str, int]:
     """Sends every finished trial that the tracking store, and the storage's URL, do not have yet.
 
+    Returns how many trials were sent now: `sent` to the tracking store, with a URL `stored` there, and `wandb` and
+    `tensorboard` where they are asked for. Raises `TrackingError`: one of them cannot be reached or refuses; what was
+    sent stays sent, to the others too, `PlanError`: a trial cannot be read; all others were sent.
+
     Args:
         study: The study to send.
         storage: The place studies are kept in; a URL is sent to as well.
@@ -128,14 +132,6 @@ def sync(
         wandb: Project of Weights & Biases to send to as well.
         tensorboard: Folder to write to for TensorBoard as well.
         on_trial: Called after each trial with true where it was sent now.
-
-    Returns:
-        How many trials were sent now: `sent` to the tracking store, with a URL `stored` there, and `wandb` and
-        `tensorboard` where they are asked for.
-
-    Raises:
-        TrackingError: One of them cannot be reached or refuses; what was sent stays sent, to the others too.
-        PlanError: A trial cannot be read; all others were sent.
     """
     local = folder_of(study)
     url = find_storage(storage)[1]

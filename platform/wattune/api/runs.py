@@ -247,13 +247,10 @@ def preview(
 ) -> Preview:
     """Computes what `run_study` would do with the same arguments. Starts nothing and writes nothing.
 
-    Trials that are finished in the local folder are left out; storage at a URL is not asked.
-
-    Raises:
-        SpaceError: The space is not valid, names a reference trial it does not have, or contradicts the results of
-            the study.
-        NothingToTryError: Every candidate is rejected.
-        PlanError: Nothing could be written in the storage, or the study that is there cannot be read.
+    Trials that are finished in the local folder are left out; storage at a URL is not asked. Raises `SpaceError`: the
+    space is not valid, names a reference trial it does not have, or contradicts the results of the study,
+    `NothingToTryError`: every candidate is rejected, `PlanError`: nothing could be written in the storage, or the study
+    that is there cannot be read.
     """
     planned = _runnable(space)
     study = StudyFolder(storage_path(storage) / planned.name)
@@ -439,10 +436,8 @@ def _run_on_cluster(
 ) -> None:
     """Connects to Ray and runs what the controller has to do on the clusters it needs; calls `hold` before it runs.
 
-    `waits` starts it although no trial has its nodes yet, as it does where an autoscaler is there.
-
-    Raises:
-        EngineError: The Ray cluster cannot be reached, or is too small, or an engine's library is not installed here.
+    `waits` starts it although no trial has its nodes yet, as it does where an autoscaler is there. Raises
+    `EngineError`: the Ray cluster cannot be reached, or is too small, or an engine's library is not installed here.
     """
     # Ray takes seconds to import; calls that only read do without it.
     from wattune.orchestrate.cluster import connect

@@ -190,18 +190,14 @@ def plan(space: Space) -> StudyPlan:
 def scale(path: Path, to: str, *, allow_percent: float | None = None) -> tuple[str, StudyPlan, list[Scaled]]:
     """Makes the space whose small runs stand for the plans of a large one. Starts nothing, writes nothing.
 
+    Returns the text of the small space, what would run, and the distance of each run from its plan. Raises
+    `SpaceError`: the file is no valid space, is scaled already, has no plan that can run, or none that a small run
+    stands for, `PlanError`: `to` names no cluster.
+
     Args:
         path: The large space.
         to: The cluster to run on, such as `1x2:h100_sxm`.
         allow_percent: Largest distance of a small run, in percent of a step; None is 5.
-
-    Returns:
-        The text of the small space, what would run, and the distance of each run from its plan.
-
-    Raises:
-        SpaceError: The file is no valid space, is scaled already, has no plan that can run, or none that a small run
-            stands for.
-        PlanError: `to` names no cluster.
     """
     target, large = parse_target(to), load_space(path)
     if allow_percent is not None and not 0 < allow_percent < 100:

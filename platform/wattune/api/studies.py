@@ -176,13 +176,12 @@ def find_recording(name: str | Path, *, storage: str | None = None) -> Path | No
 def find_measured(name: str | Path, *, storage: str | None = None) -> Path:
     """Finds what can be analysed: a folder, a recording by its name, or a trial as `STUDY:TRIAL_ID`.
 
+    Raises `PlanError`: there is nothing of that name, or several trials begin with it.
+
     Args:
         name: What is looked for. The first digits of a trial's id are enough, and `-N` after it names its repeat N;
             else it is the first one that completed.
         storage: The place studies and recordings are kept in.
-
-    Raises:
-        PlanError: There is nothing of that name, or several trials begin with it.
     """
     text, folder = str(name), named_path(name)
     if folder.is_dir():

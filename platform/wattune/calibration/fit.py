@@ -103,8 +103,7 @@ def fit(
       `gain_frac`, each signal's integral over the rise of the energy counter; `energy_error_frac`, how far that of
       the ring is from 1.
 
-    Raises:
-        TelemetryError: No power signal was recorded, or the spans do not fit the plan.
+    Raises `TelemetryError`: no power signal was recorded, or the spans do not fit the plan.
     """
     waves, first_ns = waves_of(spans, plan), origin_ns(spans)
     counter = _changes(*_readings(tables, device, "slow", "energy_j", first_ns))

@@ -45,6 +45,9 @@ def import_logs(
 ) -> Path:
     """Makes a recording of logs that other tools wrote.
 
+    Returns the recording's folder. Raises `PlanError`: a file is none that can be read, or two contradict each other,
+    or the name is taken. Nothing was written.
+
     Args:
         files: The logs, of one run: of several sources, several nodes, or one after another. A folder is that of a
             run of MLflow. Those that have no readings are left out where others have some.
@@ -57,13 +60,6 @@ def import_logs(
         steps: The log of the training run, whose steps are then the recording's (`wattune.foreign.steps`).
         window: The part that the figures are of, where there are steps (`wattune.recording.window.parse_window`).
         tokens_per_step: Tokens of a step over all ranks, for a log that does not tell them.
-
-    Returns:
-        The recording's folder.
-
-    Raises:
-        PlanError: A file is none that can be read, or two contradict each other, or the name is taken. Nothing was
-            written.
     """
     given, files = files, [one for path in files for one in files_of(path)]
     if len(nodes) > 1 and len(nodes) != len(files):

@@ -30,7 +30,8 @@ def steps_beside(
 ) -> tuple[pa.Table, dict[str, Any]]:
     """Returns the spans of a log's steps, for every device of every node, and the facts of the recording that follow.
 
-    The log has lines with times, or is a CSV with the columns step and time, the end of the step.
+    The log has lines with times, or is a CSV with the columns step and time, the end of the step. Raises `PlanError`:
+    it has no times or no steps, or is of another time than the sensors.
 
     Args:
         path: The log.
@@ -38,9 +39,6 @@ def steps_beside(
         devices: Names of the devices by node.
         zone: Zone of times without one.
         has_date: True where the times of the sensors have a date.
-
-    Raises:
-        PlanError: It has no times or no steps, or is of another time than the sensors.
     """
     where = path.name
     try:

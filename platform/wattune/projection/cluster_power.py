@@ -128,11 +128,9 @@ def cluster_power(
 
     `down_w` is the power of a node while the job starts again after a failure, and `down_frac` the share of time in
     which it does. `window_s` is the length of a trace that begins with training, None whole cycles of checkpoints.
-
-    Returns:
-        `cluster_power_mean_w`, `_p5_w` and `_p95_w` over time. `_peak_1s_w` and `_ramp_1s_w_per_s`, from mean to next
-        mean, by `WINDOWS_S` that the sensor resolves; `_range_1s_w`, from the lowest. Of 0.1 to 20 Hz, or up to the
-        readings' Nyquist frequency, `cluster_swing_rms_w` and the strongest `cluster_line_1_hz`, `_1_rms_w` and 2, 3.
+    Returns `cluster_power_mean_w`, `_p5_w` and `_p95_w` over time. `_peak_1s_w` and `_ramp_1s_w_per_s`, from mean to
+    next mean, by `WINDOWS_S` that the sensor resolves; `_range_1s_w`, from the lowest. Of 0.1 to 20 Hz, or up to the
+    readings' Nyquist frequency, `cluster_swing_rms_w` and the strongest `cluster_line_1_hz`, `_1_rms_w` and 2, 3.
     """
     watts = training = training_w(load, num_nodes, jitter_s)
     mean_w = float(training.mean())

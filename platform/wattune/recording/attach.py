@@ -14,8 +14,7 @@ class AttachedProcess:
     def __init__(self, pid: int) -> None:
         """Holds on to it, so that its number cannot become another's.
 
-        Raises:
-            PlanError: There is no such process, or this user may not look at it.
+        Raises `PlanError`: there is no such process, or this user may not look at it.
         """
         folder, tries_left = Path(f"/proc/{pid}"), 10
         try:

@@ -104,7 +104,10 @@ def record(
 
     A signal that would end this process goes to the command instead. The recording ends with the command, however that
     ends, and is then closed. Only SIGKILL of this process leaves it open: the sampler then ends by its lease, and
-    `wattune.recording.recording.load` reads the rows it wrote.
+    `wattune.recording.recording.load` reads the rows it wrote. Returns the recording's folder. Raises `PlanError`:
+    there is nothing to record, the command cannot be run, the process cannot be attached to, the window cannot be read,
+    or the name is taken; nothing was written, `TelemetryError`: a device that was chosen is not there, a backend or a
+    device's calibration cannot be used, and nothing was written; or the samples could not be written.
 
     Args:
         command: The program and its arguments, and `NAME=VALUE` before it; empty records the machine.
@@ -121,15 +124,6 @@ def record(
         devices: Devices that count (`wattune.telemetry.devices.named`); None is those of the command
             (`wattune.recording.devices.Choice`).
         attach: A process that runs already, recorded until it ends or a signal comes; it gets no signal.
-
-    Returns:
-        The recording's folder.
-
-    Raises:
-        PlanError: There is nothing to record, the command cannot be run, the process cannot be attached to, the window
-            cannot be read, or the name is taken; nothing was written.
-        TelemetryError: A device that was chosen is not there, a backend or a device's calibration cannot be used, and
-            nothing was written; or the samples could not be written.
     """
     attached = None if attach is None else AttachedProcess(attach)
     variables = list(itertools.takewhile(ASSIGNMENT.match, command))

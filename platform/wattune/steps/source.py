@@ -149,10 +149,7 @@ def parse_source(value: Any) -> StepSource:
     """Reads a source as a space or a command line gives it.
 
     It is a kind, the name of a preset, `pattern:REGULAR_EXPRESSION` or `pattern/ms:...`, `{pattern: ..., unit: ...}`,
-    or a `StepSource`; None is `auto`.
-
-    Raises:
-        SpaceError: It is none of these, or its pattern cannot be used.
+    or a `StepSource`; None is `auto`. Raises `SpaceError`: it is none of these, or its pattern cannot be used.
     """
     if isinstance(value, StepSource):
         return value

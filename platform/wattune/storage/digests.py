@@ -50,8 +50,7 @@ class DigestError(ValueError):
 def with_digest(data: Mapping[str, Any]) -> bytes:
     """Writes an object and its format as JSON, its digest in front of everything else.
 
-    Raises:
-        ValueError: It has a number that JSON does not have.
+    Raises `ValueError`: it has a number that JSON does not have.
     """
     others = {name: value for name, value in data.items() if name != DIGEST} | {FORMAT_KEY: FORMAT}
     body = b'",' + json.dumps(others, indent=1, sort_keys=True, allow_nan=False).encode()[1:] + b"\n"
@@ -73,8 +72,7 @@ def with_digest_line(body: bytes) -> bytes:
 def body_of(content: bytes) -> bytes:
     """Returns a text file without the line of its digest. A user who edits such a file takes the line out.
 
-    Raises:
-        DigestError: It does not agree with its digest.
+    Raises `DigestError`: it does not agree with its digest.
     """
     if not content.startswith(_LINE_HEAD):
         return content
@@ -89,18 +87,15 @@ def object_of(
 ) -> dict[str, Any]:
     """Reads a JSON object of this format and checks its digest; returns it without both.
 
+    Raises `DigestError`: it does not agree with its digest, or lacks it, `FormatError`: it is of another format,
+    `ValueError`: it is not JSON, `TypeError`: it is not an object.
+
     Args:
         content: The file's bytes.
         bare: Takes an object without a digest: such a file is written before others, one of which has its digest.
         accept: Takes an object that has no digest, or does not agree with it.
         any_depth: See `wattune.storage.documents.parse_json`.
         elsewhere: Takes an object of another tool, which says no format.
-
-    Raises:
-        DigestError: It does not agree with its digest, or lacks it.
-        FormatError: It is of another format.
-        ValueError: It is not JSON.
-        TypeError: It is not an object.
     """
     data = parse_json(content, any_depth=any_depth)
     if not isinstance(data, dict):
@@ -128,8 +123,7 @@ def _computed(path: str) -> str:
 def digest_of(path: Path) -> str:
     """Computes the digest of a file, or returns the one this process computed for the same size and time.
 
-    Raises:
-        OSError: It cannot be read.
+    Raises `OSError`: it cannot be read.
     """
     known = path.stat()
     if abs(time.time_ns() - known.st_mtime_ns) < _SETTLED_NS:  # it may change again without another time
@@ -177,8 +171,7 @@ NO_DIGESTS: Final = FileCheck()
 def check_files(folder: Path, files: Mapping[str, Any], accepted: Any) -> FileCheck:
     """Compares the files of a folder with their digests by place; `accepted` are names of files that a user accepted.
 
-    Raises:
-        OSError: A file cannot be read.
+    Raises `OSError`: a file cannot be read.
     """
     found = dict(_files(folder))
     changed = [name for name, path in found.items() if name in files and digest_of(path) != files[name]]

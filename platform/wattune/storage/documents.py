@@ -27,8 +27,7 @@ MOST_YAML_NODES: Final = 100_000
 def parse_json(content: bytes | str, *, any_depth: bool = False) -> Any:
     """Reads a JSON text. With `any_depth` the number of levels is left to the reader, who takes only plain values.
 
-    Raises:
-        ValueError: It is not UTF-8, not JSON, too large or too deep.
+    Raises `ValueError`: it is not UTF-8, not JSON, too large or too deep.
     """
     if len(content) > MOST_BYTES:
         raise ValueError(f"{len(content):,} bytes, allowed: {MOST_BYTES:,}")
@@ -46,8 +45,7 @@ def parse_json(content: bytes | str, *, any_depth: bool = False) -> Any:
 def check_depth(data: Any) -> None:
     """Makes sure that plain data has at most `MOST_DEPTH` levels, so that whatever walks it ends.
 
-    Raises:
-        ValueError: It has more.
+    Raises `ValueError`: it has more.
     """
     level = [data]
     for _ in range(MOST_DEPTH + 1):
@@ -83,8 +81,7 @@ def json_text(data: Any, **layout: Any) -> str:
 def parse_yaml(text: str) -> Any:
     """Reads a YAML text. Its size with all aliases written out is known before anything is made of it.
 
-    Raises:
-        ValueError: It is not YAML, too large or too deep, or has a value that does not exist.
+    Raises `ValueError`: it is not YAML, too large or too deep, or has a value that does not exist.
     """
     return yaml_tree(text)[1]
 
@@ -92,8 +89,7 @@ def parse_yaml(text: str) -> Any:
 def yaml_tree(text: str) -> tuple[yaml.Node | None, Any]:
     """Reads a YAML text as its tree of nodes, which knows lines and repeated keys, and as plain data.
 
-    Raises:
-        ValueError: As of `parse_yaml`.
+    Raises `ValueError`: as of `parse_yaml`.
     """
     if len(text) > MOST_YAML_BYTES:
         raise ValueError(f"{len(text):,} characters, allowed: {MOST_YAML_BYTES:,}")

@@ -40,12 +40,9 @@ well, as whole objects; empty where there is none."""
 def find_storage(storage: str | None = None) -> Storage:
     """Finds the place of studies: the argument, else `$WATTUNE_STORAGE`, else `~/wattune-studies`.
 
-    Args:
-        storage: A path on any file system, or a URL of fsspec's. With a URL studies run in the folder that
-            `$WATTUNE_STORAGE` names, else in `~/wattune-studies`.
-
-    Raises:
-        PlanError: It is in the home of a user that this machine does not have.
+    `storage`: a path on any file system, or a URL of fsspec's. With a URL studies run in the folder that
+    `$WATTUNE_STORAGE` names, else in `~/wattune-studies`. Raises `PlanError`: it is in the home of a user that this
+    machine does not have.
     """
     own = os.environ.get(STORAGE_VARIABLE) or DEFAULT_STORAGE
     text = storage or own
@@ -57,8 +54,7 @@ def find_storage(storage: str | None = None) -> Storage:
 def named_path(text: str | Path) -> Path:
     """Returns the path that a user typed, with the home that `~` stands for.
 
-    Raises:
-        PlanError: It is the home of a user that this machine does not have.
+    Raises `PlanError`: it is the home of a user that this machine does not have.
     """
     try:
         return Path(text).expanduser()
@@ -80,8 +76,7 @@ def nearest_existing(folder: Path) -> tuple[Path, bool]:
 def require_writable(folder: Path) -> None:
     """Makes sure, before work whose result goes there, that a folder exists or could be made. Makes nothing.
 
-    Raises:
-        PlanError: It does not exist and cannot be made, or cannot be written to.
+    Raises `PlanError`: it does not exist and cannot be made, or cannot be written to.
     """
     existing, writable = nearest_existing(folder)
     if not writable:
@@ -91,8 +86,7 @@ def require_writable(folder: Path) -> None:
 def make_folder(folder: Path) -> Path:
     """Makes a folder of the storage, with those above it, unless it exists.
 
-    Raises:
-        PlanError: It cannot be made, or cannot be written to.
+    Raises `PlanError`: it cannot be made, or cannot be written to.
     """
     require_writable(folder)
     try:
@@ -199,8 +193,7 @@ def write_table(path: Path, table: pa.Table) -> None:
 def write_asked(path: Path, text: str) -> None:
     """Writes a text to a path of the user, over what is there. The path may be a pipe or a device.
 
-    Raises:
-        PlanError: The path cannot be written to.
+    Raises `PlanError`: the path cannot be written to.
     """
     write_asked_bytes(path, text.encode())
 
@@ -218,10 +211,8 @@ def read_json_object(
 ) -> dict[str, Any]:
     """Reads an object that `write_json` or `write_digested` wrote, and names the `writer` in the error.
 
-    `bare` and `elsewhere` are those of `wattune.storage.digests.object_of`.
-
-    Raises:
-        TelemetryError: The file is not a JSON object of this format, or does not agree with its digest.
+    `bare` and `elsewhere` are those of `wattune.storage.digests.object_of`. Raises `TelemetryError`: the file is not a
+    JSON object of this format, or does not agree with its digest.
     """
     try:
         return object_of(read_bounded(path, MOST_BYTES), bare=bare, elsewhere=elsewhere)
@@ -245,10 +236,8 @@ def write_calibration(storage: Path, calibration: Mapping[str, Any]) -> Path:
 def with_calibrations(storage: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a node's manifest with the calibrations of its devices: their `sensor_limits` and `link_peaks`.
 
-    They are kept with the recording, so that it is judged alike wherever it is read.
-
-    Raises:
-        TelemetryError: A device's calibration cannot be read.
+    They are kept with the recording, so that it is judged alike wherever it is read. Raises `TelemetryError`: a
+    device's calibration cannot be read.
     """
     devices = {}
     for name, facts in manifest.get("devices", {}).items():

@@ -25,8 +25,7 @@ class FormatError(ValueError):
 def check_format(found: Any) -> None:
     """Makes sure that the format a file says, None where it says none, is the one that this code reads.
 
-    Raises:
-        FormatError: An earlier or a later wattune wrote it, or it is no format. The message has no place.
+    Raises `FormatError`: an earlier or a later wattune wrote it, or it is no format. The message has no place.
     """
     text = str(found)
     if text == str(FORMAT) and not isinstance(found, float):
@@ -43,8 +42,7 @@ def check_format(found: Any) -> None:
 def without_format(data: Mapping[str, Any], *, elsewhere: bool = False) -> dict[str, Any]:
     """Returns an object without its format, which this code reads. One made `elsewhere` need not say any.
 
-    Raises:
-        FormatError: It is of another format.
+    Raises `FormatError`: it is of another format.
     """
     if FORMAT_KEY in data or not elsewhere:
         check_format(data.get(FORMAT_KEY))

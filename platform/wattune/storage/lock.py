@@ -18,8 +18,7 @@ LOCK: Final = ".running"
 def if_idle(folder: Path) -> Iterator[bool]:
     """Locks a folder unless another process holds it. Yields whether it is locked now.
 
-    Raises:
-        PlanError: Its file system has no locks.
+    Raises `PlanError`: its file system has no locks.
     """
     path = folder / LOCK
     while True:
@@ -44,8 +43,7 @@ def if_idle(folder: Path) -> Iterator[bool]:
 def run_lock(folder: Path, begun: Path) -> Iterator[None]:
     """Locks a folder for one runner. Makes the folder; it goes again unless the file `begun` is in it by then.
 
-    Raises:
-        PlanError: Another process holds it, it cannot be made, or cannot be written to.
+    Raises `PlanError`: another process holds it, it cannot be made, or cannot be written to.
     """
     above, _ = nearest_existing(folder)
     made = [one for one in (folder, *folder.parents) if one != above and one.is_relative_to(above)]

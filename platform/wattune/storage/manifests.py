@@ -47,8 +47,7 @@ _MOST: Final = 10**300
 def checked_manifest(manifest: Any, where: str) -> dict[str, Any]:
     """Returns a node's manifest: facts of the node and its devices, from a sampler or another recorder.
 
-    Raises:
-        TelemetryError: It, or a part of it, is of another kind than its name says. Every such part is named.
+    Raises `TelemetryError`: it, or a part of it, is of another kind than its name says. Every such part is named.
     """
     problems = list(_wrong(manifest, _MANIFEST, "")) if isinstance(manifest, dict) else ["allowed: an object"]
     if problems:

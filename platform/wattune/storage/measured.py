@@ -93,16 +93,14 @@ class MeasuredFolder:
     def spans(self) -> pa.Table | None:
         """Reads the spans of all ranks; None where there are none.
 
-        Raises:
-            TelemetryError: The file is not a Parquet table.
+        Raises `TelemetryError`: the file is not a Parquet table.
         """
         return self._table("spans")
 
     def check(self) -> FileCheck:
         """Compares every file with its digest, which `run.json` has.
 
-        Raises:
-            TelemetryError: A file does not agree with its digest. Every such file is named.
+        Raises `TelemetryError`: a file does not agree with its digest. Every such file is named.
         """
         found = self._check()
         if found.changed:
@@ -126,8 +124,7 @@ class MeasuredFolder:
     def kernels(self) -> pa.Table | None:
         """Reads the kernels of all ranks' profiled steps; None where no step was profiled.
 
-        Raises:
-            TelemetryError: The file is not such a table.
+        Raises `TelemetryError`: the file is not such a table.
         """
         table = self._table("kernels")
         lacking = [] if table is None else [name for name in KERNELS.names if name not in table.column_names]
@@ -168,8 +165,7 @@ class MeasuredFolder:
     def telemetry(self) -> dict[str, pa.Table]:
         """Reads every tier's table over all nodes. A tier that was not recorded is absent.
 
-        Raises:
-            TelemetryError: A file is not a Parquet table.
+        Raises `TelemetryError`: a file is not a Parquet table.
         """
         tables, facts = {}, self._facts()
         for tier in TELEMETRY:
@@ -193,8 +189,7 @@ class MeasuredFolder:
     def stored(self) -> dict[str, ParquetTier]:
         """Opens every tier's tables over all nodes and reads no rows: analysis reads a device at a time.
 
-        Raises:
-            TelemetryError: A file is not a Parquet table.
+        Raises `TelemetryError`: a file is not a Parquet table.
         """
         found, facts = {tier: self._tier_paths(tier) for tier in TELEMETRY}, self._facts()
         return {tier: ParquetTier(paths, facts, elsewhere=self.elsewhere) for tier, paths in found.items() if paths}
@@ -202,8 +197,7 @@ class MeasuredFolder:
     def manifests(self) -> dict[str, dict[str, Any]]:
         """Reads the manifest of each node: the node's own file, else its part of the recording's.
 
-        Raises:
-            TelemetryError: A file is not a JSON object, or a value in it is of another kind than its name says.
+        Raises `TelemetryError`: a file is not a JSON object, or a value in it is of another kind than its name says.
         """
         found: dict[str, dict[str, Any]] = {}
         whole = self.path / "manifest.json"
@@ -223,9 +217,8 @@ class RecordingFolder(MeasuredFolder):
     def create(cls, storage: Path, name: str, number: int = 0) -> "RecordingFolder":
         """Makes a new folder for a recording; with a `number` the first that is free, by numbers behind its name.
 
-        Raises:
-            PlanError: The name cannot be a folder or is taken (a recording is never written over), or the storage
-                cannot be written to.
+        Raises `PlanError`: the name cannot be a folder or is taken (a recording is never written over), or the storage
+        cannot be written to.
         """
         if not FOLDER_NAME.fullmatch(name):
             raise PlanError(
@@ -249,8 +242,7 @@ class RecordingFolder(MeasuredFolder):
     def facts(self) -> dict[str, Any]:
         """Reads the facts of the recording as a whole; empty for a trial.
 
-        Raises:
-            TelemetryError: The file is not a JSON object, or its window has another form.
+        Raises `TelemetryError`: the file is not a JSON object, or its window has another form.
         """
         path = self.path / "manifest.json"
         facts = read_json_object(path, "a recording", elsewhere=self.elsewhere) if path.exists() else {}

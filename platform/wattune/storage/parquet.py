@@ -112,11 +112,7 @@ class TableSource:
 
 
 def require_file(path: Path) -> None:
-    """Makes sure that a path is a file: a pipe or a device in its place may never end.
-
-    Raises:
-        OSError: It is none.
-    """
+    """Makes sure that a path is a file: a pipe or a device in its place may never end. Raises `OSError`: it is none."""
     if not path.is_file():
         raise OSError("it is no file")
 
@@ -124,8 +120,7 @@ def require_file(path: Path) -> None:
 def require_format(schema: pa.Schema, path: Path, *, elsewhere: bool = False) -> None:
     """Makes sure that a file's schema says the format that this code reads. One made `elsewhere` need not say any.
 
-    Raises:
-        TelemetryError: It says another one, or none.
+    Raises `TelemetryError`: it says another one, or none.
     """
     said = (schema.metadata or {}).get(FORMAT_TAG.encode())
     if said is None and elsewhere:
@@ -139,11 +134,8 @@ def require_format(schema: pa.Schema, path: Path, *, elsewhere: bool = False) ->
 def read_table(path: Path, facts: DeviceFacts | None = None, *, elsewhere: bool = False) -> pa.Table:
     """Reads a whole table, its pages checked against their checksums and its values against their bounds.
 
-    `facts` are of the devices of a telemetry table; for `elsewhere` see `require_format`.
-
-    Raises:
-        TelemetryError: It is not a Parquet table of this format, or is damaged.
-        ImpossibleValueError: A value in it cannot be.
+    `facts` are of the devices of a telemetry table; for `elsewhere` see `require_format`. Raises `TelemetryError`: it
+    is not a Parquet table of this format, or is damaged, `ImpossibleValueError`: a value in it cannot be.
     """
     try:
         require_file(path)
@@ -188,10 +180,8 @@ class ParquetTier:
     def __init__(self, paths: Sequence[Path], facts: DeviceFacts | None = None, *, elsewhere: bool = False) -> None:
         """Opens one file or more and reads no rows.
 
-        `facts` of their devices bound values more closely than the schema; for `elsewhere` see `require_format`.
-
-        Raises:
-            TelemetryError: A file is not a Parquet table, or its columns contradict another file's.
+        `facts` of their devices bound values more closely than the schema; for `elsewhere` see `require_format`. Raises
+        `TelemetryError`: a file is not a Parquet table, or its columns contradict another file's.
         """
         self._paths, self._facts = list(paths), facts or {}
         try:
@@ -239,12 +229,8 @@ class ParquetTier:
     def parts(self, device: DeviceKey, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Reads some columns of a device's rows, in the order of writing. A column that a file lacks is null there.
 
-        Yields:
-            The rows of one row group at a time, so that memory of earlier ones can be freed.
-
-        Raises:
-            TelemetryError: A file is damaged.
-            ImpossibleValueError: A value cannot be.
+        Yields the rows of one row group at a time, so that memory of earlier ones can be freed. Raises
+        `TelemetryError`: a file is damaged, `ImpossibleValueError`: a value cannot be.
         """
         schema = pa.schema([self.schema.field(name) for name in columns])
         for number, group in self._places.get(device, ()):
@@ -270,11 +256,7 @@ class ParquetTier:
         return rows
 
     def table(self) -> pa.Table:
-        """Reads all rows of all files.
-
-        Raises:
-            TelemetryError: A file is damaged.
-        """
+        """Reads all rows of all files. Raises `TelemetryError`: a file is damaged."""
         every = [
             _with_columns(self._rows(number, list(range(file.num_row_groups)), self.schema.names), self.schema)
             for number, file in enumerate(self._files)
@@ -317,8 +299,7 @@ class ParquetTier:
 def _with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Returns a table with exactly a schema's columns. Those it lacks are null.
 
-    Raises:
-        TelemetryError: Values of one file do not fit the type that the files of all nodes have together.
+    Raises `TelemetryError`: values of one file do not fit the type that the files of all nodes have together.
     """
     if table.schema.equals(schema):
         return table

@@ -46,13 +46,12 @@ class RemoteStorage:
     def __init__(self, url: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Names a store. It is reached by the first call.
 
+        Raises `PlanError`: the kind of store is unknown, or its library is not installed.
+
         Args:
             url: Any URL of fsspec's, such as `s3://bucket/studies`, `gs://...` or `file:///mnt/studies`. Keys and
                 endpoints come from the store's own variables and files, or from fsspec's configuration.
             clock: Returns monotonic seconds, for the wait after a failure.
-
-        Raises:
-            PlanError: The kind of store is unknown, or its library is not installed.
         """
         import fsspec
         from fsspec.utils import get_protocol
@@ -78,11 +77,7 @@ class RemoteStorage:
         return without_secrets(self.url)
 
     def studies(self) -> list[str]:
-        """Lists the names of the studies.
-
-        Raises:
-            TrackingError: The store cannot be reached or refuses.
-        """
+        """Lists the names of the studies. Raises `TrackingError`: the store cannot be reached or refuses."""
 
         def find(fs: Any) -> list[str]:
             return [path.removeprefix(self._root).split("/")[0] for path in fs.glob(f"{self._root}*/{STUDY}")]
@@ -93,11 +88,9 @@ class RemoteStorage:
         """Sends a finished trial, and returns whether it was sent now.
 
         One that is there is not sent again, and one that will run again is not sent. An upload that was cut short goes
-        on with the files that are not there. A trial costs one listing, of its own folder.
-
-        Raises:
-            TrackingError: The store cannot be reached or refuses, or holds another measurement of this trial.
-            TelemetryError: A file of it does not agree with its digest.
+        on with the files that are not there. A trial costs one listing, of its own folder. Raises `TrackingError`: the
+        store cannot be reached or refuses, or holds another measurement of this trial, `TelemetryError`: a file of it
+        does not agree with its digest.
         """
         result = folder.result()
         if result is None or not result.status.is_final:
@@ -138,9 +131,8 @@ class RemoteStorage:
     def send_study(self, study: StudyFolder) -> None:
         """Sends the files of the study as a whole, again whenever they change.
 
-        Raises:
-            TrackingError: The store cannot be reached or refuses.
-            SpaceError: It holds a study of this name that contradicts this one, or that has grown beyond it.
+        Raises `TrackingError`: the store cannot be reached or refuses, `SpaceError`: it holds a study of this name that
+        contradicts this one, or that has grown beyond it.
         """
         if not study.exists:  # its first space is not there yet
             return
@@ -160,12 +152,8 @@ class RemoteStorage:
         A trial that is in the store and not finished here comes from there. Its unfinished files here are removed. One
         that failed here and was tried again elsewhere is set aside, and the later attempt comes from there. `whole`
         fetches spans and telemetry too, not only the files that a ranking needs; `may_lack` takes a study that is
-        neither there nor here as one that begins.
-
-        Raises:
-            PlanError: The study is neither there nor here.
-            SpaceError: The study here contradicts the one there.
-            TrackingError: The store cannot be reached or refuses.
+        neither there nor here as one that begins. Raises `PlanError`: the study is neither there nor here,
+        `SpaceError`: the study here contradicts the one there, `TrackingError`: the store cannot be reached or refuses.
         """
         study = StudyFolder(storage / name)
         content = self._do(f"read study {name}", lambda fs: _read(fs, f"{self._root}{name}/{STUDY}"))
@@ -216,9 +204,7 @@ class RemoteStorage:
     def fetch_folder(self, inside: str, folder: Path) -> None:
         """Fetches the files of a trial or recording that are not here; `inside` is empty where the URL is its own.
 
-        Raises:
-            PlanError: The store has no such folder.
-            TrackingError: The store cannot be reached or refuses.
+        Raises `PlanError`: the store has no such folder, `TrackingError`: the store cannot be reached or refuses.
         """
         found = self._do(f"list {inside or self.shown}", lambda fs: self._list(fs, inside))
         if not found:
@@ -227,11 +213,7 @@ class RemoteStorage:
         self._bring(inside, folder, {name: size for name, size in found.items() if not (folder / name).exists()})
 
     def send_recording(self, folder: Path) -> None:
-        """Sends a recording, its `run.json` last.
-
-        Raises:
-            TrackingError: The store cannot be reached or refuses.
-        """
+        """Sends a recording, its `run.json` last. Raises `TrackingError`: the store cannot be reached or refuses."""
         top = f"{RECORDINGS}/{folder.name}"
         files = {path: f"{top}/{path.relative_to(folder).as_posix()}" for path in _files(folder)}
         num_bytes = sum(path.stat().st_size for path in files)

@@ -72,8 +72,7 @@ class StoredSpace:
 def read_space(path: Path) -> StoredSpace:
     """Reads a `study.yaml`, or a `space.<n>.yaml`.
 
-    Raises:
-        PlanError: It cannot be read, does not agree with its digest, is not a mapping, or is of another format.
+    Raises `PlanError`: it cannot be read, does not agree with its digest, is not a mapping, or is of another format.
     """
     try:
         return space_of(read_bounded(path, MOST_BYTES), path)
@@ -82,11 +81,7 @@ def read_space(path: Path) -> StoredSpace:
 
 
 def space_of(content: bytes, where: Path | str) -> StoredSpace:
-    """Reads the content of a `study.yaml`.
-
-    Raises:
-        PlanError: See `read_space`.
-    """
+    """Reads the content of a `study.yaml`. Raises `PlanError`: see `read_space`."""
     try:
         document = deepcopy(_document_of(content))
     except DigestError as error:
@@ -118,8 +113,7 @@ def _document_of(content: bytes) -> Any:
 def all_spaces(folder: Path) -> list[StoredSpace]:
     """Reads every space of a study, the one it was begun with first.
 
-    Raises:
-        PlanError: One cannot be read, or does not agree with its digest.
+    Raises `PlanError`: one cannot be read, or does not agree with its digest.
     """
     current = read_space(folder / STUDY)
     earlier = []
@@ -136,10 +130,7 @@ def commit(folder: Path, document: Mapping[str, Any], rows: Sequence[Mapping[str
     """Makes a space the one that holds, with the table of its combinations. A crash leaves the old one or the new.
 
     `document` has every default, and that it may follow the stored one was checked. `rows` are all its combinations;
-    None leaves the table as it is.
-
-    Raises:
-        PlanError: The stored space cannot be read.
+    None leaves the table as it is. Raises `PlanError`: the stored space cannot be read.
     """
     stored = read_space(folder / STUDY) if (folder / STUDY).exists() else None
     number = 1 if stored is None else stored.number
@@ -200,8 +191,7 @@ _TEXTS: Final = ("trial_id", "status", "reason")
 def candidates(folder: Path) -> list[dict[str, Any]]:
     """Reads every combination of a study's spaces; empty before the table was written.
 
-    Raises:
-        PlanError: The table cannot be read, or does not agree with its digest.
+    Raises `PlanError`: the table cannot be read, or does not agree with its digest.
     """
     table = candidates_table(folder)
     return [] if table is None else list(table.to_pylist())
@@ -210,8 +200,7 @@ def candidates(folder: Path) -> list[dict[str, Any]]:
 def candidates_table(folder: Path) -> pa.Table | None:
     """Reads the table of every combination of a study's spaces, as it was written; None before it was.
 
-    Raises:
-        PlanError: The table cannot be read, or does not agree with its digest.
+    Raises `PlanError`: the table cannot be read, or does not agree with its digest.
     """
     for _ in range(2):  # a study that runs may change its space between two of these lines
         wanted = read_space(folder / STUDY).files.get(CANDIDATES) if (folder / STUDY).exists() else None

@@ -74,8 +74,7 @@ _LONGEST_SHOWN: Final = 200
 def check_study_name(name: str) -> str:
     """Returns a name that is one folder inside the storage.
 
-    Raises:
-        SpaceError: It is empty, too long, has separators, or is taken by the layout.
+    Raises `SpaceError`: it is empty, too long, has separators, or is taken by the layout.
     """
     if not FOLDER_NAME.fullmatch(name) or name in _TAKEN:
         raise SpaceError(
@@ -95,8 +94,7 @@ class TrialFolder(MeasuredFolder):
     def spec(self) -> TrialSpec:
         """Reads the specification of the trial.
 
-        Raises:
-            PlanError: The folder does not hold a readable specification.
+        Raises `PlanError`: the folder does not hold a readable specification.
         """
         try:
             return spec_of(read_bounded(self.path / "spec.json", MOST_BYTES))
@@ -106,8 +104,7 @@ class TrialFolder(MeasuredFolder):
     def read(self) -> tuple[TrialSpec, Run | None]:
         """Reads specification and result, None while there is none, and makes sure that they belong to this folder.
 
-        Raises:
-            PlanError: They cannot be read, or are of another trial.
+        Raises `PlanError`: they cannot be read, or are of another trial.
         """
         spec, result = self.spec(), self.result()
         trial_id, repeat = self.key()
@@ -141,11 +138,7 @@ class TrialFolder(MeasuredFolder):
         write_digested(self.path / RUN, with_digests(self.path, result, digests), private=result.recorded is not None)
 
     def result(self) -> Run | None:
-        """Reads the result; None while there is none.
-
-        Raises:
-            PlanError: The file is not a result of this version.
-        """
+        """Reads the result; None while there is none. Raises `PlanError`: the file is not a result of this version."""
         path = self.path / RUN
         return read_result_file(path) if path.exists() else None
 
@@ -184,8 +177,7 @@ class TrialFolder(MeasuredFolder):
     def key(self) -> tuple[str, int]:
         """Returns the trial's id and the repeat, from the folder's name.
 
-        Raises:
-            PlanError: The name is of another form.
+        Raises `PlanError`: the name is of another form.
         """
         try:
             return key_of(self.path.name)
@@ -217,14 +209,13 @@ class StudyFolder:
     def create(cls, storage: Path, name: str, document: Mapping[str, Any]) -> "StudyFolder":
         """Returns the folder of a study, a new one or the one that is there, with a space that holds from now on.
 
+        Raises `SpaceError`: the name is unusable, or the space contradicts the results of the study, `PlanError`: the
+        storage cannot be written to, or the study in it cannot be read.
+
         Args:
             storage: The folder of studies.
             name: The study's name.
             document: The search space with every default.
-
-        Raises:
-            SpaceError: The name is unusable, or the space contradicts the results of the study.
-            PlanError: The storage cannot be written to, or the study in it cannot be read.
         """
         study = cls(make_folder(storage / check_study_name(name)))
         study.require_space(document)
@@ -235,8 +226,7 @@ class StudyFolder:
     def open(cls, name_or_path: str, storage: Path) -> "StudyFolder":
         """Opens an existing study, by its name in the storage or by its folder.
 
-        Raises:
-            PlanError: The study does not exist, or the folder cannot be read. The message names existing studies.
+        Raises `PlanError`: the study does not exist, or the folder cannot be read. The message names existing studies.
         """
         try:
             for path in (storage / name_or_path, named_path(name_or_path)):
@@ -264,9 +254,8 @@ class StudyFolder:
     def document(self) -> dict[str, Any]:
         """Reads the search space that holds.
 
-        Raises:
-            PlanError: The file cannot be read, does not agree with its digest, is not a mapping, or is of another
-                format.
+        Raises `PlanError`: the file cannot be read, does not agree with its digest, is not a mapping, or is of another
+        format.
         """
         return self.space().document
 
@@ -282,10 +271,8 @@ class StudyFolder:
         """Makes sure that the study may go on with a search space that has every default.
 
         `where` names the place of a space that is not the user's. Returns the differences to the space that holds, a
-        line each; none where there is no study yet.
-
-        Raises:
-            SpaceError: The space contradicts results of the study; each contradiction is named.
+        line each; none where there is no study yet. Raises `SpaceError`: the space contradicts results of the study;
+        each contradiction is named.
         """
         if not self.exists:
             return []
@@ -313,10 +300,8 @@ class StudyFolder:
     def running(self) -> Iterator[None]:
         """Locks the study for one runner. The lock ends with its process, however that ends.
 
-        The folder is made where there is none. It goes again where no study was begun in it.
-
-        Raises:
-            PlanError: Another process is running this study, or its storage cannot be written to.
+        The folder is made where there is none. It goes again where no study was begun in it. Raises `PlanError`:
+        another process is running this study, or its storage cannot be written to.
         """
         with run_lock(self.path, self.path / spaces.STUDY):
             yield
@@ -324,8 +309,7 @@ class StudyFolder:
     def if_idle(self) -> AbstractContextManager[bool]:
         """Locks the study unless another process runs it. Yields whether it is locked now.
 
-        Raises:
-            PlanError: Its file system has no locks.
+        Raises `PlanError`: its file system has no locks.
         """
         return if_idle(self.path)
 
@@ -345,10 +329,8 @@ class StudyFolder:
     def finished(self) -> tuple[list[tuple[TrialSpec, Run]], dict[str, str]]:
         """Reads every finished trial, with its specification, and why others cannot be read (`Unreadable`).
 
-        One that cannot be read does not affect the others.
-
-        Raises:
-            PlanError: There are finished trials, and none of them can be read.
+        One that cannot be read does not affect the others. Raises `PlanError`: there are finished trials, and none of
+        them can be read.
         """
         # Ten thousand trials are ranked while a user waits: every file is opened once, and paths are plain text.
         results: list[tuple[TrialSpec, Run]] = []
@@ -383,11 +365,9 @@ class StudyFolder:
     def candidates(self) -> list[dict[str, Any]]:
         """Reads every combination of the space that holds, and the trials of the spaces before it.
 
-        Each row has the number of the space that its trial came with (`space`). A trial that is in earlier spaces
-        only is `removed`. Empty before `write_candidates`.
-
-        Raises:
-            PlanError: The file is not a Parquet table, or does not agree with its digest.
+        Each row has the number of the space that its trial came with (`space`). A trial that is in earlier spaces only
+        is `removed`. Empty before `write_candidates`. Raises `PlanError`: the file is not a Parquet table, or does not
+        agree with its digest.
         """
         return spaces.candidates(self.path)
 

@@ -24,11 +24,7 @@ EDITED: Final = "edited"
 
 
 def read_result_file(path: Path) -> Run:
-    """Reads a `run.json`.
-
-    Raises:
-        PlanError: It cannot be read, is no result, or does not agree with its digest.
-    """
+    """Reads a `run.json`. Raises `PlanError`: it cannot be read, is no result, or does not agree with its digest."""
     try:
         content = read_bounded(path, MOST_BYTES)
     except (OSError, ValueError) as error:
@@ -39,8 +35,7 @@ def read_result_file(path: Path) -> Run:
 def read_result(content: bytes, folder: Path | str = "") -> Run:
     """Reads the content of a `run.json` of a folder, which the error names.
 
-    Raises:
-        PlanError: It is no result, or does not agree with its digest.
+    Raises `PlanError`: it is no result, or does not agree with its digest.
     """
     try:
         return result_of(object_of(content, any_depth=True))
@@ -83,8 +78,7 @@ def spec_and_id(content: bytes) -> tuple[TrialSpec, str]:
 def key_of(name: str) -> tuple[str, int]:
     """Returns the trial's id and the repeat that a folder's name says.
 
-    Raises:
-        ValueError: The name is of another form.
+    Raises `ValueError`: the name is of another form.
     """
     trial_id, _, repeat = name.rpartition("-")
     if not (trial_id and repeat.isdecimal() and repeat.isascii() and len(repeat) < 10):
@@ -95,8 +89,7 @@ def key_of(name: str) -> tuple[str, int]:
 def require_own(name: str, spec: TrialSpec, result: Run, own_id: str = "") -> None:
     """Makes sure that folder, specification and result are of one trial; `own_id` is the specification's, if known.
 
-    Raises:
-        ValueError: They are not.
+    Raises `ValueError`: they are not.
     """
     said = {"folder": key_of(name), "run.json": (result.trial_id, result.repeat)}
     own_id = own_id or spec.trial_id
@@ -131,10 +124,7 @@ def accept(folder: Path) -> tuple[str, ...]:
     """Takes files that were edited on purpose as they are now: writes their digests, and says so in the quality.
 
     The result's figures stay what they are. It is never better than `indicative` again. Returns the files that were
-    edited; none where all agree.
-
-    Raises:
-        PlanError: There is no result, or what it or the specification holds is none.
+    edited; none where all agree. Raises `PlanError`: there is no result, or what it or the specification holds is none.
     """
     path = folder / RUN
     try:

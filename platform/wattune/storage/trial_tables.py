@@ -28,10 +28,8 @@ def open_tables(study: Path, tier: str) -> "ds.Dataset":
 
     Its rows are those of every trial's and node's file with two columns in front. `trial` is the trial folder's name.
     `simulated` is true where the file's values were computed instead of measured. A column that a file lacks is null.
-    The metadata of the schema names the trials that are left out (`UNREADABLE`).
-
-    Raises:
-        TelemetryError: The tier does not exist or no trial has it, or not one trial's table can be read.
+    The metadata of the schema names the trials that are left out (`UNREADABLE`). Raises `TelemetryError`: the tier does
+    not exist or no trial has it, or not one trial's table can be read.
     """
     # This loads pandas where it is installed; every command would wait a fifth of a second for it.
     import pyarrow.dataset as ds

@@ -24,10 +24,8 @@ def require_possible(table: pa.Table, where: str, facts: Mapping[str, Any] | Non
     """Makes sure that every value of a table is one that can be.
 
     The rows are of one device in the order they were written, or have none, such as spans. A device's facts bound some
-    columns more closely.
-
-    Raises:
-        ImpossibleValueError: A value is beyond its bound, a counter rises faster than it can, or time runs back.
+    columns more closely. Raises `ImpossibleValueError`: a value is beyond its bound, a counter rises faster than it
+    can, or time runs back.
     """
     for name in table.column_names:
         bound = BOUNDS.get(name)
@@ -112,8 +110,7 @@ def _is_number(kind: pa.DataType) -> bool:
 def require_schema(schema: pa.Schema, where: str) -> None:
     """Makes sure that columns can be told apart by their names.
 
-    Raises:
-        ImpossibleValueError: Two columns have one name.
+    Raises `ImpossibleValueError`: two columns have one name.
     """
     if len(set(schema.names)) < len(schema.names):
         raise ImpossibleValueError(f"{where}: two columns have one name")

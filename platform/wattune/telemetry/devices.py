@@ -27,10 +27,8 @@ where its own is absent."""
 def named(text: str, devices: Devices) -> list[str]:
     """Returns the devices of a list: positions as nvidia-smi has them, names, or UUIDs or their unique beginnings.
 
-    `all` and `none` are lists too.
-
-    Raises:
-        SensorChoiceError: A part of it names no device, several, or a part of a device.
+    `all` and `none` are lists too. Raises `SensorChoiceError`: a part of it names no device, several, or a part of a
+    device.
     """
     order = _in_order(devices)
     if text in ("all", "none"):
@@ -51,10 +49,8 @@ def named(text: str, devices: Devices) -> list[str]:
 def visible(variables: Mapping[str, str], devices: Devices) -> tuple[list[str], str] | None:
     """Returns the devices that a program with these variables sees, and the variables; None where none chooses.
 
-    As the vendors do, a list ends before its first entry that names no device, and an empty one names none.
-
-    Raises:
-        SensorChoiceError: A part of a device is named, or nobody can tell which device a position means.
+    As the vendors do, a list ends before its first entry that names no device, and an empty one names none. Raises
+    `SensorChoiceError`: a part of a device is named, or nobody can tell which device a position means.
     """
     kinds = {str(facts.get("name")) for facts in devices.values()}
     amd = any("AMD" in kind for kind in kinds) or any(one.get("backend") == "amd_smi" for one in devices.values())

@@ -56,12 +56,9 @@ def rapl_zones(sysfs: Path, kind: str) -> list[RaplZone]:
 
     The `intel-rapl-mmio` zones are left out: they are the same packages through another door.
 
-    The kind is `package` or `dram`. There are none where the machine has none.
-
-    Raises:
-        PermissionError: They are there, and only root may read them (since CVE-2020-8694).
-        OSError: They are there and cannot be read.
-        ValueError: They are there and hold no numbers.
+    The kind is `package` or `dram`. There are none where the machine has none. Raises `PermissionError`: they are
+    there, and only root may read them (since CVE-2020-8694), `OSError`: they are there and cannot be read,
+    `ValueError`: they are there and hold no numbers.
     """
     zones = []
     for folder in sorted((sysfs / "class/powercap").glob("intel-rapl:*")):

@@ -39,9 +39,7 @@ def probe(procfs: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> list[tupl
 def nvidia_products() -> list[str]:
     """Returns the product name of every NVIDIA GPU of this machine, in the driver's order.
 
-    Raises:
-        TelemetryError: The driver does not answer.
-        OSError: There is no driver.
+    Raises `TelemetryError`: the driver does not answer, `OSError`: there is no driver.
     """
     names = []
     with _nvml() as (library, check):
@@ -55,9 +53,7 @@ def nvidia_products() -> list[str]:
 def nvidia_heat() -> list[tuple[float, float, float]]:
     """Returns degrees Celsius, watts and busy share of every NVIDIA GPU of this machine, in the driver's order.
 
-    Raises:
-        TelemetryError: The driver does not answer.
-        OSError: There is no driver.
+    Raises `TelemetryError`: the driver does not answer, `OSError`: there is no driver.
     """
     found = []
     with _nvml() as (library, check):

@@ -31,8 +31,7 @@ ARGUMENTS: Final[dict[str, str]] = {"replay": "FOLDER"}
 def split_backend(text: str) -> tuple[str, str]:
     """Splits `name` or `name:argument` into a backend's name and its argument.
 
-    Raises:
-        SensorChoiceError: There is no such backend, or it lacks its argument or takes none.
+    Raises `SensorChoiceError`: there is no such backend, or it lacks its argument or takes none.
     """
     name, _, argument = text.partition(":")
     if name not in BACKENDS:
@@ -46,10 +45,8 @@ def split_backend(text: str) -> tuple[str, str]:
 def load_backend(text: str) -> Backend:
     """Makes a backend of a name and opens its sensors; called in the sampler process.
 
-    A name may have a colon and an argument; see `ARGUMENTS`.
-
-    Raises:
-        TelemetryError: There is no such backend, its library is not installed, or this machine has no such sensors.
+    A name may have a colon and an argument; see `ARGUMENTS`. Raises `TelemetryError`: there is no such backend, its
+    library is not installed, or this machine has no such sensors.
     """
     name, argument = split_backend(text)
     module_name, _, class_name = BACKENDS[name].partition(":")

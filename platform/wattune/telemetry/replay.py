@@ -47,8 +47,7 @@ it begins again there when it is over, counters going on; else every read fails 
 def parse_playback(text: str) -> Playback:
     """Reads `FOLDER[?speed=2&start_s=18&loop]`.
 
-    Raises:
-        TelemetryError: An option is unknown, or its value is out of range.
+    Raises `TelemetryError`: an option is unknown, or its value is out of range.
     """
     folder, _, query = text.partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
@@ -108,8 +107,7 @@ class ReplayBackend:
     ) -> None:
         """Reads the recording; play begins now, where all of its tiers have begun.
 
-        Raises:
-            TelemetryError: There is no device telemetry of exactly one node, or it is over before `start_s`.
+        Raises `TelemetryError`: there is no device telemetry of exactly one node, or it is over before `start_s`.
         """
         self._folder, self._speed, start_s, self._loops = parse_playback(playback)
         recording = MeasuredFolder(self._folder)

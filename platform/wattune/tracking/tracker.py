@@ -87,7 +87,8 @@ class Tracker:
         """Sends one repeat of a trial with its folder's files; a repeat that was sent completely is not sent again.
 
         A run takes the place of an earlier attempt, of an earlier measurement of the same trial, and of a result whose
-        files were since accepted as edited.
+        files were since accepted as edited. Returns true if it was sent now. Raises `TrackingError`: the store cannot
+        be reached or refuses. A part may have been sent; the next call replaces it.
 
         Args:
             spec: Specification of the trial.
@@ -95,12 +96,6 @@ class Tracker:
             folder: The trial's folder; every file in it becomes an artifact with the same path, except hidden ones.
             series: Curves for MLflow's charts; they are averaged to at most one point a second.
             picture: An SVG of the trial, which becomes an artifact too; empty for none.
-
-        Returns:
-            True if it was sent now.
-
-        Raises:
-            TrackingError: The store cannot be reached or refuses. A part may have been sent; the next call replaces it.
         """
         name = f"{result.trial_id}-{result.repeat}"
         identity = {TRIAL_TAG: name}
@@ -146,14 +141,13 @@ class Tracker:
     ) -> None:
         """Sends facts of the whole study; call it again after every change.
 
+        Raises `TrackingError`: the store cannot be reached or refuses.
+
         Args:
             document: The search space with every default.
             ranking: `Ranking.to_json()`.
             report_path: The report, if there is one.
             results: All results of the study, for the delivery log.
-
-        Raises:
-            TrackingError: The store cannot be reached or refuses.
         """
         self._document = document
 

@@ -95,10 +95,7 @@ def align(
     The window runs from the earliest start to the latest end of the measured steps over all ranks. Without spans it is
     `window`. `measured_steps` None counts every step from 0 on, because warm-up steps are negative; `window` is in
     nanoseconds of the reference node's wall clock. None where neither spans nor `window` give a window of positive
-    length.
-
-    Raises:
-        ImpossibleValueError: The window is longer than `wattune.schema.MOST_WINDOW_NS`.
+    length. Raises `ImpossibleValueError`: the window is longer than `wattune.schema.MOST_WINDOW_NS`.
     """
     sources = {tier: as_source(table) for tier, table in tables.items()}
     spans = None if spans is None else with_values(spans, _SPAN_KEYS)

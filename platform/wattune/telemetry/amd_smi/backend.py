@@ -72,11 +72,8 @@ class AmdSmiBackend:
 
         `package` is the module `amdsmi`, imported where None. `hip_bdfs` gives the bus addresses of all devices in
         HIP's order, as hipDeviceGetPCIBusId does; where None the library's own enumeration is asked, which heeds no
-        `HIP_VISIBLE_DEVICES`.
-
-        Raises:
-            TelemetryError: AMD SMI cannot be loaded or started, does not belong to its wrapper, shows no device, or
-                HIP's order is not known.
+        `HIP_VISIBLE_DEVICES`. Raises `TelemetryError`: AMD SMI cannot be loaded or started, does not belong to its
+        wrapper, shows no device, or HIP's order is not known.
         """
         self._library = Library(load_package() if package is None else package)
         self._open = True

@@ -65,11 +65,7 @@ class EnergyPower:
     """Mean power between two readings of the energy accumulator."""
 
     def __init__(self, metrics: Metrics) -> None:
-        """Takes the first reading.
-
-        Raises:
-            TelemetryError: There is no accumulator, or no time stamp with it.
-        """
+        """Takes the first reading. Raises `TelemetryError`: there is no accumulator, or no time stamp with it."""
         self._last = self._reading(metrics)
 
     @staticmethod
@@ -81,8 +77,7 @@ class EnergyPower:
     def power_w(self, metrics: Metrics) -> float | None:
         """The mean since the reading before, None while the accumulator has not moved: its next step covers both.
 
-        Raises:
-            TelemetryError: It is not available now, or fell.
+        Raises `TelemetryError`: it is not available now, or fell.
         """
         now_ns, now_count = self._reading(metrics)
         last_ns, last_count = self._last
@@ -100,8 +95,7 @@ class Residency:
     def __init__(self, metrics: Metrics) -> None:
         """Takes the first reading.
 
-        Raises:
-            TelemetryError: There are no residency accumulators, or no time stamp with them.
+        Raises `TelemetryError`: there are no residency accumulators, or no time stamp with them.
         """
         self._last = self._reading(metrics)
 
@@ -114,10 +108,8 @@ class Residency:
         """Nanoseconds by cause: the share of firmware cycles that counted, of the time between the two readings.
 
         Of a cause's accumulators the one that rose most, so that limits which held together count once. None while the
-        cycle counter has not moved; its next step covers both.
-
-        Raises:
-            TelemetryError: They are not available now, or one fell.
+        cycle counter has not moved; its next step covers both. Raises `TelemetryError`: they are not available now, or
+        one fell.
         """
         now, last = self._reading(metrics), self._last
         rise = {name: now[name] - last[name] for name in now}
@@ -136,19 +128,14 @@ class ThrottleTime:
     """Cumulative time by cause since it was opened."""
 
     def __init__(self, metrics: Metrics) -> None:
-        """Starts at 0.
-
-        Raises:
-            TelemetryError: There are no residency accumulators, or no time stamp with them.
-        """
+        """Starts at 0. Raises `TelemetryError`: there are no residency accumulators, or no time stamp with them."""
         self._residency, self._total_ns = Residency(metrics), dict.fromkeys(_RESIDENCIES, 0)
         self._counted: Metrics | None = None
 
     def total_ns(self, cause: str, metrics: Metrics) -> int:
         """The time a cause held; an interval in which an accumulator fell is left out.
 
-        Raises:
-            TelemetryError: The accumulators are not available now, or one fell.
+        Raises `TelemetryError`: the accumulators are not available now, or one fell.
         """
         if metrics is not self._counted:
             for name, held_ns in (self._residency.held_ns(metrics) or {}).items():

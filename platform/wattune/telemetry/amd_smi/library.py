@@ -29,10 +29,8 @@ _OWN_NUMBERING_FROM: Final = 20
 def load_package() -> Any:
     """Imports `amdsmi`, whatever it prints kept from standard output.
 
-    Only a sampler process may call this: a broken `amdsmi` breaks `import ray` too.
-
-    Raises:
-        TelemetryError: It is not installed, or cannot load its library.
+    Only a sampler process may call this: a broken `amdsmi` breaks `import ray` too. Raises `TelemetryError`: it is not
+    installed, or cannot load its library.
     """
     said = io.StringIO()
     try:
@@ -73,11 +71,7 @@ class Metrics:
         self._struct, self._unset = struct, unset
 
     def value(self, name: str) -> int:
-        """A number.
-
-        Raises:
-            TelemetryError: It is not available; the message is `NOT_AVAILABLE`.
-        """
+        """A number. Raises `TelemetryError`: it is not available; the message is `NOT_AVAILABLE`."""
         number = getattr(self._struct, name, None)
         if number is None or number == self._unset[name]:
             raise TelemetryError(NOT_AVAILABLE)
@@ -86,8 +80,7 @@ class Metrics:
     def values(self, name: str) -> list[int]:
         """The numbers of an array that are available.
 
-        Raises:
-            TelemetryError: None is; the message is `NOT_AVAILABLE`.
+        Raises `TelemetryError`: none is; the message is `NOT_AVAILABLE`.
         """
         numbers = [int(number) for number in getattr(self._struct, name, ()) if number != self._unset[name]]
         if not numbers:
@@ -116,8 +109,7 @@ class Library:
     def __init__(self, package: Any) -> None:
         """Checks that wrapper and library belong together and starts the library.
 
-        Raises:
-            TelemetryError: They do not, or it does not start.
+        Raises `TelemetryError`: they do not, or it does not start.
         """
         self._package, self._wrapper = package, package.amdsmi_wrapper
         self._lock = threading.Lock()
@@ -151,10 +143,8 @@ class Library:
     def call(self, function: str, *arguments: Any) -> Any:
         """Calls one of the package's functions.
 
-        A text among the arguments names a member of an enumeration, as in `AmdSmiClkType.GFX`.
-
-        Raises:
-            TelemetryError: It failed or this release lacks it; the message is AMD SMI's code.
+        A text among the arguments names a member of an enumeration, as in `AmdSmiClkType.GFX`. Raises `TelemetryError`:
+        it failed or this release lacks it; the message is AMD SMI's code.
         """
         call = getattr(self._package, function, None)
         if call is None:
@@ -176,8 +166,7 @@ class Library:
     def metrics(self, handle: Any) -> Metrics:
         """Reads the firmware's metrics of a device, in one call.
 
-        Raises:
-            TelemetryError: It failed; the message is AMD SMI's code.
+        Raises `TelemetryError`: it failed; the message is AMD SMI's code.
         """
         struct = self._metrics_type()
         with self._lock:

@@ -65,8 +65,7 @@ def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The last manifest a sampler wrote there.
 
-    Raises:
-        TelemetryError: There is none, or it is not a JSON object of this format.
+    Raises `TelemetryError`: there is none, or it is not a JSON object of this format.
     """
     if not (folder / MANIFEST).exists():
         raise TelemetryError(f"{folder} holds no recording; give the folder of one")
@@ -79,11 +78,7 @@ class TierWriter:
     def __init__(
         self, folder: Path, schema: pa.Schema, segment_s: float = SEGMENT_S, consolidate_s: float = CONSOLIDATE_S
     ) -> None:
-        """Opens the first segment.
-
-        Raises:
-            FileExistsError: The folder holds such a segment already.
-        """
+        """Opens the first segment. Raises `FileExistsError`: the folder holds such a segment already."""
         self.segments: list[dict[str, Any]] = []
         self._folder, self._schema = folder, schema
         self._segment_ns, self._consolidate_ns = s_to_ns(segment_s), s_to_ns(consolidate_s)
@@ -189,8 +184,7 @@ class SegmentStore:
     def put(self, rows: Mapping[str, Sequence[StoredRow]], manifest: dict[str, Any] | None = None) -> None:
         """Hands over rows by tier, and a manifest to write once they are written. Neither may change afterwards.
 
-        Raises:
-            TelemetryError: An earlier write failed.
+        Raises `TelemetryError`: an earlier write failed.
         """
         self._check()
         self._queue.put((rows, manifest))
@@ -198,10 +192,7 @@ class SegmentStore:
     def close(self, manifest: dict[str, Any]) -> None:
         """Writes what is left, ends every stream, and writes the last manifest.
 
-        `closed`, set in it here, says whether every stream has its end mark.
-
-        Raises:
-            TelemetryError: A write failed.
+        `closed`, set in it here, says whether every stream has its end mark. Raises `TelemetryError`: a write failed.
         """
         self._queue.put(None)
         self._thread.join()
@@ -273,13 +264,10 @@ def _recorded_segments(folder: Path) -> dict[str, dict[str, Any]]:
 def read_tables(folder: Path, *, start_mono_ns: int | None = None) -> tuple[dict[str, pa.Table], list[str]]:
     """Reads back what a sampler wrote, whether it ended well, was killed, or is still writing.
 
-    Rows read before a time are left out; a `ring` row is read up to a drain after its `sensor_ns`. Returns
-    tables by tier, each row once and in the order it was read on its device; and a note on every segment that lacks its
-    end mark, cannot be read to its end, or holds fewer rows than the manifest counts. A note is not a failure: the last
-    segments of a living or killed sampler have one each.
-
-    Raises:
-        TelemetryError: The manifest exists and cannot be read.
+    Rows read before a time are left out; a `ring` row is read up to a drain after its `sensor_ns`. Returns tables by
+    tier, each row once and in the order it was read on its device; and a note on every segment that lacks its end mark,
+    cannot be read to its end, or holds fewer rows than the manifest counts. A note is not a failure: the last segments
+    of a living or killed sampler have one each. Raises `TelemetryError`: the manifest exists and cannot be read.
     """
     recorded = _recorded_segments(folder)
     notes = [f"{name}: the file is gone" for name in sorted(recorded) if not (folder / name).exists()]

@@ -34,10 +34,7 @@ class StreamWriter:
     def __init__(self, path: Path, schema: pa.Schema, *, compressed: bool) -> None:
         """Makes the files and writes the schema.
 
-        Compression costs some 20 bytes a buffer.
-
-        Raises:
-            FileExistsError: There is such a stream.
+        Compression costs some 20 bytes a buffer. Raises `FileExistsError`: there is such a stream.
         """
         self.path = path
         # Unbuffered: what is written here survives the process.
@@ -102,10 +99,8 @@ def read_stream(path: Path) -> tuple[pa.Table | None, str | None, int]:
     """Reads back a stream whose writer ended well, was killed, or is still writing.
 
     Returns every batch that is as it was written, None where not even the schema is; why there may have been more, None
-    where the end mark proves that there was not; and the bytes behind the last whole batch, which were not read.
-
-    Raises:
-        FileNotFoundError: There is no such stream.
+    where the end mark proves that there was not; and the bytes behind the last whole batch, which were not read. Raises
+    `FileNotFoundError`: there is no such stream.
     """
     data = path.read_bytes()
     if not checksums_of(path).exists():

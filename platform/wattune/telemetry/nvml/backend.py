@@ -43,8 +43,7 @@ class NvmlBackend:
     ) -> None:
         """Starts NVML and asks every device what it can do.
 
-        Raises:
-            TelemetryError: NVML cannot be started, or shows no device.
+        Raises `TelemetryError`: NVML cannot be started, or shows no device.
         """
         try:
             self._nvml = importlib.import_module("pynvml")

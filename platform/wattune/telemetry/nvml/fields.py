@@ -52,10 +52,8 @@ def decode(value_type: int, value: Any) -> int | float:
     """The number in an `nvmlValue_t`.
 
     `value_type` is what the driver says it wrote: on H200 power is u32, energy u64, thresholds s32, and reading one as
-    another gives a plausible wrong number.
-
-    Raises:
-        TelemetryError: The type is not known; the text is a code for the row.
+    another gives a plausible wrong number. Raises `TelemetryError`: the type is not known; the text is a code for the
+    row.
     """
     if value_type not in _MEMBERS:
         raise TelemetryError(f"VALUE_TYPE_{value_type}")
@@ -66,8 +64,7 @@ def decode(value_type: int, value: Any) -> int | float:
 def counter_bits(value_type: int) -> int:
     """Width of the register behind a counter of a value type.
 
-    Raises:
-        TelemetryError: No counter has such a type; the text is a code for the row.
+    Raises `TelemetryError`: no counter has such a type; the text is a code for the row.
     """
     if value_type not in _BITS:
         raise TelemetryError(f"VALUE_TYPE_{value_type}")
@@ -92,6 +89,10 @@ class Counter:
     ) -> int:
         """Returns the count at a new reading of the register.
 
+        Raises `TelemetryError`: the register was reset, or rose by more than it can. The text is a code for the row;
+        the count then continues from the new reading. Or all 64 bits are set, which a bus gives for a device that is
+        gone: that reading is passed over.
+
         Args:
             raw: The register.
             bits: Its width. One that runs backwards has wrapped at it; 64 bits never do, so those were reset.
@@ -99,11 +100,6 @@ class Counter:
             about_per_s: Its rate by another sensor, from which the number of wraps of a narrow register since the last
                 reading follows. None where there is none; it then wrapped at most once.
             at_most_per_s: Highest rate it can have; None where there is no bound.
-
-        Raises:
-            TelemetryError: The register was reset, or rose by more than it can. The text is a code for the row; the
-                count then continues from the new reading. Or all 64 bits are set, which a bus gives for a device
-                that is gone: that reading is passed over.
         """
         if bits == 64 and raw == 2**64 - 1:
             raise TelemetryError("ALL_BITS_SET")

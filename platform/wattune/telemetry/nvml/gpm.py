@@ -26,9 +26,7 @@ class Gpm:
     def __init__(self, nvml: ModuleType, handle: Any, metrics: Sequence[int], clock_ns: Callable[[], int]) -> None:
         """Asks for support and allocates the buffers.
 
-        Raises:
-            TelemetryError: The device has no GPM; the text is a code.
-            NVMLError: NVML refuses.
+        Raises `TelemetryError`: the device has no GPM; the text is a code, `NVMLError`: NVML refuses.
         """
         if not nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
             raise TelemetryError("NOT_SUPPORTED")
@@ -67,9 +65,8 @@ class Gpm:
     def value(self, metric: int) -> float | None:
         """A metric's mean over the last pair, in NVML's unit; None where there is no new pair.
 
-        Raises:
-            NVMLError: The sample or this metric failed.
-            TelemetryError: It is not a finite number; the text is a code.
+        Raises `NVMLError`: the sample or this metric failed, `TelemetryError`: it is not a finite number; the text is a
+        code.
         """
         if self._error is not None:
             raise self._error

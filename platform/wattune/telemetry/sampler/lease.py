@@ -75,11 +75,7 @@ class Lease:
 
 
 def renew(path: Path) -> None:
-    """Renews a lease, and names this process as its owner.
-
-    Raises:
-        FileNotFoundError: There is none.
-    """
+    """Renews a lease, and names this process as its owner. Raises `FileNotFoundError`: there is none."""
     owner = f"{os.getpid()} {start_ticks(os.getpid()) or ''}".ljust(_OWNER_LENGTH).encode()
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -153,10 +149,7 @@ def runtime_folder() -> Path:
     """The folder where this user's samplers on this node meet, made if need be.
 
     Where `$WATTUNE_RUNTIME` is not set it depends on the user alone, not on `$TMPDIR` or `$XDG_RUNTIME_DIR`: a login
-    shell and a Ray worker must find the same one.
-
-    Raises:
-        TelemetryError: The folder is not this user's own.
+    shell and a Ray worker must find the same one. Raises `TelemetryError`: the folder is not this user's own.
     """
     path = Path(os.environ.get(RUNTIME_VARIABLE) or f"/tmp/wattune-locks-{os.getuid()}")  # noqa: S108 – checked below
     try:
@@ -171,10 +164,8 @@ class DeviceLocks:
     def __init__(self, backend: str, devices: Iterable[str], *, wait_s: float = 0.0) -> None:
         """Takes one lock a device in `runtime_folder`, all or none.
 
-        A device is known by its uuid where it has one.
-
-        Raises:
-            TelemetryError: Another sampler reads one of them; the message names its process.
+        A device is known by its uuid where it has one. Raises `TelemetryError`: another sampler reads one of them; the
+        message names its process.
         """
         self._locks: list[FileLock] = []
         deadline_s = time.monotonic() + wait_s
@@ -231,8 +222,7 @@ class DetachedProcess:
     def renew(self) -> None:
         """Renews the lease; to be called well within every `lease_s`.
 
-        Raises:
-            TelemetryError: There is no lease: nobody was started here, or the folder was cleared.
+        Raises `TelemetryError`: there is no lease: nobody was started here, or the folder was cleared.
         """
         try:
             renew(self.folder / LEASE)
@@ -283,8 +273,7 @@ class DetachedProcess:
     def wait_until_ready(self, timeout_s: float = READY_S) -> None:
         """Waits until it has written its `ready_file`: until a sampler has opened its sensors.
 
-        Raises:
-            TelemetryError: It ended or was too slow; the message holds the end of its log.
+        Raises `TelemetryError`: it ended or was too slow; the message holds the end of its log.
         """
         deadline_s = time.monotonic() + timeout_s
         while not (self.folder / self.ready_file).exists():

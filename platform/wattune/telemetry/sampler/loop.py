@@ -98,10 +98,8 @@ class Sampler:
 
         Backends are open, and closed when the recording ends. `expired` says whether the owner is gone, once a batch;
         `wait` sleeps so many seconds and returns why to stop, or None; `rates_hz` is by tier. The monotonic clock
-        paces, the wall clock only stamps.
-
-        Raises:
-            TelemetryError: Two backends have a device or a tier in common, or none has a tier.
+        paces, the wall clock only stamps. Raises `TelemetryError`: two backends have a device or a tier in common, or
+        none has a tier.
         """
         self._node, self._backends = node, backends
         self._expired, self._wait = expired, wait
@@ -135,10 +133,8 @@ class Sampler:
     def run(self) -> str:
         """Samples until `wait` or the lease ends it; then closes every file and backend, also after an error.
 
-        Returns the reason it ended: that of `wait`, or `lease expired`.
-
-        Raises:
-            TelemetryError: The store cannot be written.
+        Returns the reason it ended: that of `wait`, or `lease expired`. Raises `TelemetryError`: the store cannot be
+        written.
         """
         # A collection would only pause the loop, which makes no cycles.
         gc.collect()

@@ -63,6 +63,9 @@ class SamplerProcess(DetachedProcess):
     ) -> Self:
         """Starts a sampler and waits until its sensors are open.
 
+        Raises `TelemetryError`: the folder is taken, a rate is wrong, or the sampler ended or was too slow; the message
+        holds the end of its log.
+
         Args:
             folder: A folder for this recording alone; it is made if need be.
             node: This node's name in every row.
@@ -73,10 +76,6 @@ class SamplerProcess(DetachedProcess):
             lock_wait_s: Longest to wait for devices that another sampler reads; an orphan is gone after its lease.
             timeout_s: Longest the start may take altogether; 0 does not wait: see `wait_until_ready`.
             choice: Devices (`chosen`) that it alone may read. All are read. With `asked`, it is looked who uses each.
-
-        Raises:
-            TelemetryError: The folder is taken, a rate is wrong, or the sampler ended or was too slow; the message
-                holds the end of its log.
         """
         sampler = cls(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -91,11 +90,7 @@ class SamplerProcess(DetachedProcess):
 
     @classmethod
     def attach(cls, folder: Path) -> Self:
-        """The sampler that runs in a folder, its lease renewed.
-
-        Raises:
-            TelemetryError: None does.
-        """
+        """The sampler that runs in a folder, its lease renewed. Raises `TelemetryError`: none does."""
         sampler = cls(folder)
         if not sampler.alive():
             raise TelemetryError(f"no sampler runs in {folder}; read what it recorded, and start one in a new folder")
@@ -109,10 +104,8 @@ class SamplerProcess(DetachedProcess):
     def stop(self, timeout_s: float = 10.0) -> dict[str, Any]:
         """Has it close its files and end, and kills it where that takes too long. May be called twice.
 
-        Returns its last manifest; `closed` is false where it was killed or had died before.
-
-        Raises:
-            TelemetryError: There is none: it ended before its sensors were open.
+        Returns its last manifest; `closed` is false where it was killed or had died before. Raises `TelemetryError`:
+        there is none: it ended before its sensors were open.
         """
         self.end(timeout_s)
         return self.manifest()
@@ -121,8 +114,7 @@ class SamplerProcess(DetachedProcess):
 def parse_rate(text: str) -> tuple[str, float]:
     """A tier and its rate in Hz from `tier=hz`.
 
-    Raises:
-        SensorChoiceError: There is no such tier, or the rate is not in (0, 1000] Hz.
+    Raises `SensorChoiceError`: there is no such tier, or the rate is not in (0, 1000] Hz.
     """
     tier, _, rate = text.partition("=")
     if tier not in TELEMETRY:
@@ -186,10 +178,8 @@ def sample(
 ) -> str:
     """Opens backends, locks their devices, or those of a choice, and samples until a stop signal or the lease's end.
 
-    Returns the reason it ended.
-
-    Raises:
-        TelemetryError: A backend cannot be opened, another sampler reads one of its devices, or the disk failed.
+    Returns the reason it ended. Raises `TelemetryError`: a backend cannot be opened, another sampler reads one of its
+    devices, or the disk failed.
     """
     if cpus:
         _pin(cpus)
