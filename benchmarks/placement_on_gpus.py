@@ -8,7 +8,7 @@ gain from the reference alone: how slow each device is, and the optimizer's time
 than 1 % between its halves is dropped, and counted. OUT/passes_RANK.npz has every span of
 every step beside its window, and the joules that the device drew in it.
 
-    python benchmarks/placement_on_gpus.py --out $OUT                  # the first two of the visible GPUs; 9 minutes
+    python benchmarks/placement_on_gpus.py --out $OUT                  # the first two of the visible GPUs; 6 minutes
     python benchmarks/placement_on_gpus.py --out $OUT --minutes 4 --quanta 0.2 0.7 1.2 1.7 2.2
     python benchmarks/placement_on_gpus.py --out /tmp/out --cpu        # a dry run: two gloo ranks, one sleeps
 """
@@ -50,8 +50,8 @@ LAYERS = (6, 8, 12, 16)
 QUANTA = (0.1, 0.35, 0.6, 0.85, 1.1, 1.35, 1.6, 1.85, 2.1, 2.35)
 """Slowness that is asked for, in such quanta: a half of them at each depth, in turn."""
 
-TURNS = 4
-"""Turns of a case, of six steps, unless there is a time for all cases."""
+TURNS = 3
+"""Turns of a case, of six steps and then of five, unless there is a time for all cases."""
 
 KINDS = ((0, False), (0, True), (0, True), (1, True), (1, True), (0, True))
 """Windows of a turn: the layout, and whether the slow device is held. The first two are the reference."""
@@ -243,11 +243,12 @@ class Layouts:
         layers = self.specs[0].model.num_layers // 2
         self.asked_s = asked * float(stages_s(self.free)[1]) / layers
         begun_s, turn = time.monotonic(), 0
-        self.window(1, holds=True)
         found: list[list[Window]] = [[] for _ in KINDS]
         while self.goes_on(turn, begun_s):
             for kind in range(len(KINDS)) if turn % 2 else reversed(range(len(KINDS))):
                 which, holds = KINDS[kind]
+                if turn and not holds:  # the free device is seen once a case
+                    continue
                 found[kind].append(self.window(which, holds=holds))
                 self.windows.append((asked, kind, found[kind][-1]))
             turn += 1
