@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import cache
 from unittest.mock import patch
 
 import numpy as np
@@ -17,6 +18,7 @@ from wattune.run import Run, RunStatus
 from wattune.search.strategies import model_guided, protocol
 from wattune.search.strategies.model_guided import NUM_BEFORE_STOP, ModelGuided
 from wattune.search.strategies.protocol import Observation, TimedStrategy, draw, telling
+from wattune.trial import TrialSpec
 
 
 def told(strategy, specs):
@@ -33,7 +35,11 @@ def estimates(error: float) -> dict[str, EstimatedMetric]:
     return {name: EstimatedMetric.of(column, 0.15) for name, column in columns.items()}
 
 
-@pytest.mark.parametrize("seed", range(4))
+NIGHTLY = pytest.mark.slow
+"""Of seeds that hold the same: a search of 30 trials takes seconds."""
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=NIGHTLY), 2, pytest.param(3, marks=NIGHTLY)])
 def test_without_an_estimate_the_best_feasible_is_found_in_a_tenth_of_the_space(seed):
     found = regrets(ModelGuided(problem(seed=seed)), len(SPECS) // 10)
     assert min(found) <= 0.02
@@ -239,14 +245,24 @@ def test_an_earlier_study_of_another_device_is_left_out():
     assert ModelGuided(problem(warm=warm)).ask(3) == ModelGuided(problem()).ask(3)
 
 
+@cache
+def stopped() -> tuple[ModelGuided, list[TrialSpec]]:
+    """A search that stopped by itself, with what it asked for; not to be told more."""
+    strategy, asked = ModelGuided(problem(estimates=estimates(0.05))), []
+    while len(asked) < 100 and (one := strategy.ask(1)):
+        asked += one
+        strategy.tell(one[0], result(one[0]))
+    return strategy, asked
+
+
 def test_it_stops_with_a_sentence_once_nothing_is_to_be_gained():
-    strategy = ModelGuided(problem(estimates=estimates(0.05)))
-    found = regrets(strategy, 100)
-    assert NUM_BEFORE_STOP <= len(found) < 60
+    strategy, asked = stopped()
+    assert NUM_BEFORE_STOP <= len(asked) < 60
     assert strategy.stopped_because is not None
     assert "expected gain" in strategy.stopped_because and "below the measured noise" in strategy.stopped_because
     assert strategy.ask(3) == []
-    assert found[-1] <= 0.02
+    feasible = [metrics(spec)["tokens_per_s"] for spec in asked if is_feasible(spec)]
+    assert max(feasible) >= 0.98 * metrics(BEST)["tokens_per_s"]
 
 
 def turned(columns: dict[str, EstimatedMetric], *names: str) -> dict[str, EstimatedMetric]:
@@ -255,23 +271,29 @@ def turned(columns: dict[str, EstimatedMetric], *names: str) -> dict[str, Estima
     return columns | {name: EstimatedMetric.of(np.exp(2 * log.mean() - log), 0.15) for name, log in logs.items()}
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("names", [("tokens_per_s",), ("tokens_per_s", "node_device_power_peak_1s_w")])
+SPEED, SPEED_AND_POWER = ("tokens_per_s",), ("tokens_per_s", POWER.metric)
+
+
+@pytest.mark.parametrize(
+    ("names", "seed"),
+    [
+        (SPEED, 0),
+        (SPEED_AND_POWER, 1),
+        *(
+            pytest.param(*one, marks=NIGHTLY)
+            for one in ((SPEED, 1), (SPEED, 2), (SPEED_AND_POWER, 0), (SPEED_AND_POWER, 2))
+        ),
+    ],
+)
 def test_an_estimate_that_orders_plans_the_wrong_way_neither_misleads_nor_stops_it_early(names, seed):
     strategy = ModelGuided(problem(seed=seed, estimates=turned(estimates(0.05), *names)))
-    found = regrets(strategy, 60)
-    assert found[-1] <= 0.02
+    found = regrets(strategy, 30)
     assert found[29] <= 0.02, "no estimate finds it within a tenth of the space, a wrong one at least as soon"
 
 
 def test_while_nothing_promises_a_gain_each_second_proposal_is_drawn():
     """A model that is wrong everywhere promises nothing either: trials that it would not choose may tell it so."""
-
-    strategy, asked = ModelGuided(problem(estimates=estimates(0.05))), []
-    while one := strategy.ask(1):
-        asked += one
-        strategy.tell(one[0], result(one[0]))
-    assert strategy.stopped_because is not None
+    _, asked = stopped()
     places = {spec: place for place, spec in enumerate(sorted(SPECS, key=lambda spec: draw(0, spec.trial_id)))}
     assert sum(places[spec] < 12 for spec in asked) >= 3, "of 288 plans the first dozen drawn"
 

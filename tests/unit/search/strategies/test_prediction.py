@@ -1,6 +1,7 @@
 """Predictions of candidates: their units, intervals, probabilities of bounds, and the tag they are kept in."""
 
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ from wattune.search.strategies.prediction import log_joint, prediction_of
 from wattune.search.strategies.surrogate import Belief
 
 
-def searched(num_trials: int, **changed) -> tuple[ModelGuided, list[tuple[Prediction, float]]]:
-    """A search after some trials, and each prediction with the measurement that followed it."""
-    strategy, pairs = ModelGuided(problem(**changed), stops=False), []
+@cache
+def searched(num_trials: int) -> tuple[ModelGuided, list[tuple[Prediction, float]]]:
+    """A search after some trials, and each prediction with the measurement that followed it; not to be told more."""
+    strategy, pairs = ModelGuided(problem(), stops=False), []
     for _ in range(num_trials):
         (spec,) = strategy.ask(1)
         predicted, done = strategy.prediction(spec), result(spec)
@@ -55,7 +57,7 @@ def test_nothing_is_predicted_while_trials_are_drawn_then_most_measurements_are_
 
 
 def test_feasible_plans_are_predicted_likelier_feasible_than_others() -> None:
-    strategy, _ = searched(40)
+    strategy, _ = searched(30)
     left = SPECS[::3]
     chance = np.exp(strategy.predict(left).log_feasible([POWER]))
     feasible = np.array([is_feasible(spec) for spec in left])
@@ -63,7 +65,7 @@ def test_feasible_plans_are_predicted_likelier_feasible_than_others() -> None:
 
 
 def test_a_looser_bound_is_never_less_likely_and_gains_are_of_better_plans() -> None:
-    strategy, _ = searched(25)
+    strategy, _ = searched(30)
     found = strategy.predict(SPECS)
     tight, loose = (found.log_feasible([parse_constraint(f"{POWER.metric} <= {watts}")]) for watts in (3000, 4000))
     assert (tight <= loose + 1e-12).all() and (tight < loose).any()
