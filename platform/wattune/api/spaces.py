@@ -20,7 +20,7 @@ from wattune.scale_down.invariants import Scaled, compare
 from wattune.search.command_entry import NEEDS_TOKENS
 from wattune.search.fields import listed
 from wattune.search.model_entry import other_than_named
-from wattune.search.prune import SCALE_DOWN, Candidate, Candidates, Equivalent, Rejected, prune
+from wattune.search.prune import SCALE_DOWN, Candidate, Candidates, LeftOut, prune
 from wattune.search.space import StudySpec, load_space, parse_space
 from wattune.search.strategies.protocol import Observation, Problem, Strategy
 from wattune.search.strategy import is_searcher, make_strategy
@@ -58,12 +58,12 @@ class StudyPlan:
         return self.candidates.kept
 
     @property
-    def rejected(self) -> tuple[Rejected, ...]:
+    def rejected(self) -> tuple[LeftOut, ...]:
         """The combinations that cannot run, each with its rule and reason."""
         return self.candidates.rejected
 
     @property
-    def equivalent(self) -> tuple[Equivalent, ...]:
+    def equivalent(self) -> tuple[LeftOut, ...]:
         """The combinations that do the same work as one that is kept."""
         return self.candidates.equivalent
 

@@ -13,7 +13,7 @@ from wattune.ranking.assessment import NOT_ITS_OWN, RankedTrial, is_simulated
 from wattune.ranking.evidence import Evidence
 from wattune.ranking.order import Ranking
 from wattune.run import Run, RunStatus
-from wattune.search.prune import Rejected
+from wattune.search.prune import LeftOut
 from wattune.units import NS_PER_S
 from wattune.view.html import Html, fill, join, section, table
 from wattune.view.plans import rejections
@@ -185,7 +185,7 @@ def saturation_section(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Ht
 def rejections_section(candidates: Sequence[Mapping[str, Any]]) -> Html:
     """Lists rejected combinations by rule, and counts the equivalent ones."""
     rejected = [
-        Rejected(config={}, rule=row["rule"], reason=row["reason"]) for row in candidates if row["status"] == "rejected"
+        LeftOut(config={}, rule=row["rule"], reason=row["reason"]) for row in candidates if row["status"] == "rejected"
     ]
     num_equivalent = sum(row["status"] == "equivalent" for row in candidates)
     parts = [table(rejections(rejected), "Combinations that cannot run.")] if rejected else []

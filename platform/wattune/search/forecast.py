@@ -17,7 +17,7 @@ from wattune.objective import Constraint, Objective
 from wattune.plans.effective import effective
 from wattune.plans.rules import engine_combination, violations
 from wattune.search.names import namer
-from wattune.search.prune import Candidate, Candidates, Rejected, combinations
+from wattune.search.prune import Candidate, Candidates, LeftOut, combinations
 from wattune.search.space import StudySpec
 from wattune.steps.steady import least_warmup
 from wattune.trial import Measure, TrialSpec
@@ -70,7 +70,7 @@ class CoefficientSource:
         return f"{', '.join(self.clusters)}: {origins}{links}{fit}{excess}"
 
 
-class Unfitting(Sequence[Rejected]):
+class Unfitting(Sequence[LeftOut]):
     """Candidates that do not fit. Their reasons have figures of their own, so those of a million are not all kept."""
 
     def __init__(self, kept: Sequence[Candidate], found: Estimates, places: Ints) -> None:
@@ -85,7 +85,7 @@ class Unfitting(Sequence[Rejected]):
             return [self[one] for one in range(len(self))[number]]
         place = int(self._places[number])
         candidate = self._kept[place]
-        return Rejected(config=candidate.config, rule=MEMORY_RULE, reason=_reason(candidate.spec, self._found, place))
+        return LeftOut(config=candidate.config, rule=MEMORY_RULE, reason=_reason(candidate.spec, self._found, place))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class Forecast:
     """In the same order."""
     risks: Mapping[str, Floats]
     """Probability that each bound breaks, by its text, in the same order."""
-    rejected: Sequence[Rejected]
+    rejected: Sequence[LeftOut]
     """Those that cannot fit, by the rule `memory`. Each reason is written when it is read."""
     objective: Objective
     """The objective of the order: the study's, or `FALLBACK`."""

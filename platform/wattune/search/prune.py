@@ -74,23 +74,15 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rejected:
-    """A combination that cannot run."""
+class LeftOut:
+    """A combination that is no trial: it cannot run, or does the same work as a kept one."""
 
     config: Config
-    rule: str
-    """The first rule of `wattune.plans.rules.RULES` that it breaks, or `REQUIRES`."""
     reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Equivalent:
-    """A combination that does the same work as a kept one."""
-
-    config: Config
-    into: str
-    """Id of the trial that stands for it."""
-    reason: str
+    rule: str = ""
+    """The first rule of `wattune.plans.rules.RULES` that it breaks, or `REQUIRES`; empty where it could run."""
+    into: str = ""
+    """Id of the trial that stands for it; empty where it cannot run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +90,8 @@ class Candidates:
     """All combinations of a space. Each is in exactly one of three lists, in the order of the space."""
 
     kept: tuple[Candidate, ...]
-    rejected: tuple[Rejected, ...]
-    equivalent: tuple[Equivalent, ...]
+    rejected: tuple[LeftOut, ...]
+    equivalent: tuple[LeftOut, ...]
 
     @property
     def specs(self) -> list[TrialSpec]:
@@ -171,7 +163,7 @@ def prune(study: StudySpec) -> Candidates:
         violation = next(violations(spec), None) or _other_dp(spec, config) or _unmet(study, written)
         if violation:
             reason = sys.intern(violation.reason)  # few differ among very many
-            rejected.append(Rejected(config=config, rule=violation.rule, reason=reason))
+            rejected.append(LeftOut(config=config, rule=violation.rule, reason=reason))
         elif spec not in kept:
             kept[spec] = Candidate(spec=spec, config=config), equivalences
         elif equivalences:
@@ -185,7 +177,7 @@ def prune(study: StudySpec) -> Candidates:
         kept=tuple(candidate for candidate, _ in kept.values()),
         rejected=tuple(rejected),
         equivalent=tuple(
-            Equivalent(config=config, into=ids[spec], reason="; ".join(equivalences))
+            LeftOut(config=config, into=ids[spec], reason="; ".join(equivalences))
             for spec, config, equivalences in same
         ),
     )
@@ -204,7 +196,7 @@ def _scaled_down(study: StudySpec, found: Candidates) -> Candidates:
             else:
                 small[large.trial_id] = one.small
     each = [(one.config, one.trial_id) for one in found.kept] + [(one.config, one.into) for one in found.equivalent]
-    refused = (Rejected(config=config, rule=SCALE_DOWN, reason=why[own]) for config, own in each if own in why)
+    refused = (LeftOut(config=config, rule=SCALE_DOWN, reason=why[own]) for config, own in each if own in why)
     into = {own: spec.trial_id for own, spec in small.items()}
     return Candidates(
         kept=tuple(replace(k, spec=small.get(k.trial_id, k.spec)) for k in found.kept if k.trial_id not in why),

@@ -7,7 +7,7 @@ from typing import Final
 from wattune.cost.estimate import LIMITS
 from wattune.fitting.store import StoredFit
 from wattune.search.forecast import Estimate, Forecast
-from wattune.search.prune import Candidate, Candidates, Rejected
+from wattune.search.prune import Candidate, Candidates, LeftOut
 from wattune.trial import TrialSpec
 from wattune.view.table import COUNT, FIGURE, PERCENT, Column, Note, Table, View, columns_of, halved, reading, worded
 
@@ -52,7 +52,7 @@ def notes_of(kept: Iterable[Candidate]) -> list[Note]:
     return [Note(f"{note} (trials: {n})") for note, n in Counter(note for one in kept for note in one.notes).items()]
 
 
-def rejections(rejected: Sequence[Rejected]) -> Table:
+def rejections(rejected: Sequence[LeftOut]) -> Table:
     """Lays out rejected combinations by rule, the most frequent first, with the first reason of each."""
     counts = Counter(one.rule for one in rejected)
     examples = {one.rule: one.reason for one in reversed(rejected)}
