@@ -115,8 +115,8 @@ def test_gains_are_over_the_best_feasible_plan_and_not_over_an_undecided_one_tha
     model, ranking, left = told(SPECS[10:290:24])
     first, *others = ranking.feasible
     leads = replace(ranking, feasible=tuple(others), undecided=(first, *ranking.undecided))
-    over_first = suggest(model, ranking, left, lambda _: 30.0, budget_s=600.0)
-    over_second = suggest(model, leads, left, lambda _: 30.0, budget_s=600.0)
+    over_first = suggest(model, ranking, left, lambda _: 30.0, budget_s=30.0)
+    over_second = suggest(model, leads, left, lambda _: 30.0, budget_s=30.0)
     assert over_first.best == first and over_second.best == others[0]
     assert over_second.gain_frac > over_first.gain_frac
 
