@@ -2,9 +2,12 @@
 
 Each plan runs once, one of them again and again, and then the race repeats what tells most until the answer is known or
 half as many runs are used. Then it is asked whether the named plan is the truly best one that keeps the bound.
+
+Recorded studies of a device that waits for its host are redrawn too (`redrawn_losses`): its host takes another time in
+each run. What a plan loses then is against a truth that is known, and not against runs that were lucky once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +31,12 @@ UNTIL = 0.95
 NEAR = 0.98
 NUM_TRUTHS = 4000
 FIRST_EARLIER = 77000
+HOST_PACE = 0.15
+"""Standard deviation of the time that a host takes, as recorded plans that wait for theirs have it."""
+WAITING_POWER = 0.03
+"""That of a peak over one less half of the wait, as these repeat."""
+STEADY = 0.003
+LEAST_WAIT = 0.03
 Pairs = list[tuple[TrialSpec, Run]]
 
 
@@ -216,6 +225,92 @@ def scores(num_studies: int, num_earlier: int = 0) -> Iterator[tuple[World, Scor
         for seed in range(num_studies):
             judge(*study(world, 1000 * number + 2 * seed, known), score)
         yield world, score
+
+
+class Redrawn:
+    """A recorded study whose devices may wait for their host: a step takes the longer time of the two."""
+
+    def __init__(self, results: Pairs, bound_w: float, rng: np.random.Generator) -> None:
+        """Takes the times and the peaks of the plans; the host of a plan that did not wait takes 0.8 of its step."""
+        runs: dict[TrialSpec, list[dict[str, float]]] = {}
+        for spec, run in results:
+            if run.status is RunStatus.COMPLETED:
+                runs.setdefault(spec, []).append(dict(run.metrics))
+        self.specs, self._rng = [*runs], rng
+        step, device, wait, peak, speed = (
+            np.array([np.mean([each[name] for each in own]) for own in runs.values()])
+            for name in ("step_time_s", "device_bound_step_time_s", "host_bound_frac", POWER, "tokens_per_s")
+        )
+        self._device_s, self._host_s = device, np.where(wait < LEAST_WAIT, 0.8 * device, step)
+        self._peak_w, self._tokens = peak / (1.0 - wait / 2.0), speed * step
+        draws = [self.read(np.full(NUM_TRUTHS, plan)) for plan in range(len(self.specs))]
+        self.speed = np.array([each[0].mean() for each in draws])
+        self.breaks = np.array([(each[1] > bound_w).mean() for each in draws])
+
+    def read(self, plan: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Returns tokens per second, peaks and waits of runs."""
+        noise = self._rng.standard_normal((3, len(plan)))
+        step = np.maximum(self._device_s[plan], self._host_s[plan] * np.exp(HOST_PACE * noise[0]))
+        wait = 1.0 - self._device_s[plan] / step
+        spread = np.where(wait > LEAST_WAIT, WAITING_POWER, STEADY)
+        peak = self._peak_w[plan] * (1.0 - wait / 2.0) * np.exp(spread * noise[1])
+        return self._tokens[plan] / step * np.exp(STEADY * noise[2]), peak, wait
+
+    def measure(self, plan: int, pairs: Pairs) -> None:
+        """Runs a plan once more."""
+        speed, peak, wait = (float(one[0]) for one in self.read(np.array([plan])))
+        spec = self.specs[plan]
+        run = Run(
+            trial_id=spec.trial_id,
+            repeat=sum(run.trial_id == spec.trial_id for _, run in pairs),
+            status=RunStatus.COMPLETED,
+            metrics={
+                "tokens_per_s": speed,
+                POWER: peak,
+                "step_time_s": float(self._tokens[plan]) / speed,
+                "host_bound_frac": wait,
+            },
+            tags={"simulated": "false", "nodes": "a"},
+            start_wall_ns=int((1000.0 + 60.0 * len(pairs)) * NS_PER_S),
+        )
+        pairs.append((spec, run))
+
+    def lost(self, named: TrialSpec | None) -> float | None:
+        """Returns by how much a named plan is slower than the best that truly keeps the bound; None without any."""
+        able = np.flatnonzero(self.breaks <= QUESTION.risk)
+        if not len(able):
+            return None
+        return 1.0 if named is None else float(1.0 - self.speed[self.specs.index(named)] / self.speed[able].max())
+
+
+def redrawn_losses(results: Pairs, question: Question, num_studies: int) -> Iterator[tuple[str, list[Sequence[float]]]]:
+    """Yields what verdicts lose after one run of each plan, and after repeats until decided or half as many again.
+
+    Of each study: share lost, probability that the named plan breaks its bound, runs, share undecided.
+    """
+    at: dict[str, list[Sequence[float]]] = {"one run of each": [], "until decided": []}
+    for seed in range(num_studies):
+        rng, pairs = np.random.default_rng(seed), Pairs()
+        truth = Redrawn(results, question.constraints[0].factor, rng)
+        num = len(truth.specs)
+        for place, plan in enumerate(rng.permutation(num)):
+            truth.measure(int(plan), pairs)
+            if place % 12 == 0:
+                truth.measure(0, pairs)
+        most = 1.5 * len(pairs)
+        for rows in at.values():
+            found = Posterior(pairs, question)
+            while rows is at["until decided"] and len(pairs) < most and not found.standings.told_apart(UNTIL):
+                if (row := found.standings.next({})) is None:
+                    break
+                truth.measure(truth.specs.index(row.spec), pairs)
+                found = Posterior(pairs, question)
+            ranking = ranking_of({"": found})
+            named = None if ranking.best is None else ranking.best.spec
+            if (lost := truth.lost(named)) is not None:
+                broken = 0.0 if named is None else float(truth.breaks[truth.specs.index(named)])
+                rows.append((lost, broken, len(pairs), len(ranking.undecided) / num))
+    yield from at.items()
 
 
 def _spec(number: int) -> TrialSpec:

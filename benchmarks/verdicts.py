@@ -3,17 +3,21 @@
 
     python benchmarks/verdicts.py
     python benchmarks/verdicts.py --learned
+    python benchmarks/verdicts.py --redrawn 20
+    python benchmarks/verdicts.py --intervals
     python benchmarks/verdicts.py --studies 25
     python benchmarks/verdicts.py --studies 25 --earlier 6
 
 The tables of `benchmarks/data` with measured sensors are ranked by the question that their spaces ask. Then, of every
 plan with repeats, each run in turn is the only one that its study has of the plan, and each other run is the truth, at
 13 bounds over the measured range of the study. What a verdict costs is the named plan against the best one whose every
-run kept every bound. With `--studies` so many simulated studies of each world
-(`verdict_worlds.py`) are asked, whose truth is known. With `--learned` each table is ranked as in a storage that holds
-the other tables of its device, and with `--earlier` each simulated study as in one with so many others of its world:
-what they tell of scatter stands in for the shipped priors. `dense_llama_repeats_h100x2` is counted apart too: it was
-measured last, and seen when the pooling of unlike trials was chosen.
+run kept every bound. With `--studies` so many simulated studies of each world (`verdict_worlds.py`) are asked, whose
+truth is known. With `--redrawn` the recorded studies that lose throughput are redrawn so many times, with their hosts
+at another pace in each run. With `--learned` each table is ranked as in a storage that holds the other tables of its
+device, and with `--earlier` each simulated study as in one with so many others of its world: what they tell of scatter
+stands in for the shipped priors. `dense_llama_repeats_h100x2` is counted apart too: it was seen when the pooling of
+unlike trials was chosen. It is older than the count of waits for another rank's host, so it is counted once more with
+these (`waits_as_now`). The results of `experiments` came last: only the scatter of shares was chosen with them.
 """
 
 import json
@@ -21,14 +25,16 @@ from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 from harness import Found, Rows, benchmark
-from verdict_worlds import scores
+from verdict_worlds import redrawn_losses, scores
 
 from wattune.fidelity import is_burst
+from wattune.intervals import t_quantile
 from wattune.metrics import METRICS
 from wattune.objective import Constraint
 from wattune.ranking.assessment import Verdict
@@ -44,12 +50,17 @@ PEAK = "node_device_power_peak_1s_w"
 RISK = 0.05
 NUM_BOUNDS = 13
 HOST_BOUND = 0.1
+WAITING = ("dense_gpt_1b_h200", "dense_gpt_1b_h200_guided", "dense_llama_1b_h200")
+NEWEST = "dense_llama_repeats_h100x2"
 MOST_UNDECIDED_FRAC = 34 / 276
 MOST_CONTRADICTED_FRAC = 0.05
 MOST_LOST_FRAC = 0.02
 LEAST_ANSWERED_FRAC = 0.95
+LEAST_COVERED_FRAC = 0.9
+MOST_COVERED_FRAC = 0.97
 MOST_MISCALIBRATED = 0.05
 Results = list[tuple[TrialSpec, Run]]
+METRICS_HELD_OUT = (PEAK, "tokens_per_s", "energy_per_token_j", "throttle_power_frac", "throttle_loss_frac")
 
 
 def studies() -> Iterator[tuple[str, StudySpec, Results]]:
@@ -73,7 +84,25 @@ def result(row: dict[str, object]) -> tuple[TrialSpec, Run]:
     return TrialSpec.from_json(json.loads(str(row["spec"]))), run
 
 
-def held_out(results: Results, metric: str) -> Iterator[tuple[bool, Holds, bool]]:
+def experiments() -> Iterator[list[tuple[None, Run]]]:
+    """Yields the runs of each result in `experiments`: two plans with two or three runs each, on H200."""
+    for path in sorted((DATA.parents[1] / "experiments/results").glob("*.parquet")):
+        yield [
+            (
+                None,
+                Run(
+                    trial_id=row["trial_id"],
+                    repeat=row["repeat"],
+                    status=RunStatus(row["status"]),
+                    metrics={name: row[name] for name in METRICS if row.get(name) is not None},
+                    tags={"simulated": str(row["simulated"]).lower()},
+                ),
+            )
+            for row in pq.read_table(path).to_pylist()
+        ]
+
+
+def held_out(results: Results | list[tuple[None, Run]], metric: str) -> Iterator[tuple[bool, Holds, bool]]:
     """Yields, for each run as its plan's only one, each bound, and each other run: host-bound, verdict, truth."""
     runs = [pair for pair in results if _counts(pair[1], metric)]
     by_trial: dict[str, Results] = {}
@@ -91,6 +120,24 @@ def held_out(results: Results, metric: str) -> Iterator[tuple[bool, Holds, bool]
                 assert found is not None, "the run measured it"
                 for _, other in (pair for pair in own if pair is not only):
                     yield waits, found.verdict, other.metrics[metric] <= bound
+
+
+def covered(results: Results | list[tuple[None, Run]], metric: str) -> Iterator[tuple[bool, bool, float]]:
+    """Yields, for each run as its plan's only one and each other: host-bound, inside the 95 % interval, half width."""
+    runs = [pair for pair in results if _counts(pair[1], metric)]
+    for only in runs:
+        own = [run for _, run in runs if run.trial_id == only[1].trial_id]
+        if len(own) < 2:
+            continue
+        waits = float(np.mean([run.metrics.get("host_bound_frac", 0.0) for run in own])) >= HOST_BOUND
+        spreads = Spreads([pair for pair in runs if pair[1].trial_id != only[1].trial_id or pair is only])
+        (found,) = spreads.next_runs([only[1]], metric)
+        scatter, number = found.scatter, found.number
+        away = scatter.place_share @ (scatter.away[number] ** 2 + scatter.away_variance[number])
+        reach = t_quantile(found.degrees_of_freedom) * float(np.sqrt(found.own_variance + away))
+        for run in own:
+            if run is not only[1]:
+                yield waits, abs(float(np.log(run.metrics[metric])) - found.mean) < reach, float(np.expm1(reach))
 
 
 def lost_frac(found: Ranking) -> float | None:
@@ -117,12 +164,45 @@ def _open_fracs(found: Counter[Verdict]) -> tuple[float, float]:
     return found[Verdict.UNDECIDED] / num, found[Verdict.BEHIND] / num
 
 
+def _counted(verdict: Holds, kept: bool) -> Counter[str]:
+    wrong = verdict is (Holds.BREAKS if kept else Holds.HOLDS)
+    return Counter(all=1, undecided=verdict is Holds.UNDECIDED, wrong=wrong)
+
+
+def waits_as_now(results: Results) -> Results:
+    """Gives tensor parallel runs of the newest study their wait for the host as the analysis counts it since 9ec7361a.
+
+    The study is older: a kernel of a collective that waits for the other rank's host counted as busy. With its length
+    left out, busy time is the time that the device needs: of a profiled step of T, (1 - other) T was counted busy, and
+    (1 - other - straggler) T is needed. T is told by runs whose counted wait is not 0, and the need is the plan's own.
+    """
+    needed_s: dict[str, list[float]] = {}
+    for spec, run in results:
+        if spec.plan.tp > 1 and (counted := run.metrics["host_bound_frac"]) > 0.0:
+            busy_s, idle_frac = (1.0 - counted) * run.metrics["step_time_s"], run.metrics["other_frac"]
+            needed_s.setdefault(run.trial_id, []).append(
+                busy_s * (1.0 - run.metrics["straggler_frac"] / (1.0 - idle_frac))
+            )
+    found = []
+    for spec, run in results:
+        metrics = dict(run.metrics)
+        if run.trial_id in needed_s:
+            frac = 1.0 - float(np.mean(needed_s[run.trial_id])) / metrics["step_time_s"]
+            metrics["host_bound_frac"] = max(frac, 0.0)
+        found.append((spec, replace(run, metrics=metrics)))
+    return found
+
+
 def _counts(run: Run, metric: str) -> bool:
     return run.status is RunStatus.COMPLETED and metric in run.metrics and not is_burst(run)
 
 
 def _options(parser: ArgumentParser) -> None:
     parser.add_argument("--studies", type=int, default=0, help="simulated studies of each world (default: %(default)s)")
+    parser.add_argument(
+        "--redrawn", type=int, default=0, help="redraws of each study that waits (default: %(default)s)"
+    )
+    parser.add_argument("--intervals", action="store_true", help="how often the next run is inside its interval")
     parser.add_argument("--earlier", type=int, default=0, help="earlier studies of each world (default: %(default)s)")
     parser.add_argument("--learned", action="store_true", help="scatter learned from the other tables of the device")
 
@@ -156,6 +236,79 @@ def of_worlds(num_studies: int, num_earlier: int, rows: Rows) -> list[str]:
     return missed
 
 
+def of_intervals() -> Found:
+    """Adds a row for each metric and kind of plan: pairs, share inside the interval, half width."""
+    rows, missed = Rows("metric", "plans", "num", "covered_frac", "half_width_frac"), []
+    tables = [(name, waits_as_now(results) if name == NEWEST else results) for name, _, results in studies()]
+    for metric in METRICS_HELD_OUT[:3]:
+        pooled: dict[str, list[tuple[bool, float]]] = {}
+        for name, results in [*tables, *(("", each) for each in experiments())]:
+            for waits, inside, half_width in covered(results, metric):
+                plans = "host-bound" if waits else "steady" if name else "experiments"
+                pooled.setdefault(plans, []).append((inside, half_width))
+        for plans, pairs in sorted(pooled.items()):
+            share = float(np.mean([inside for inside, _ in pairs]))
+            rows.add(metric, plans, len(pairs), share, float(np.median([width for _, width in pairs])))
+            if not LEAST_COVERED_FRAC <= share <= MOST_COVERED_FRAC:
+                missed.append(f"{metric}, {plans}: {share:.1%} covered")
+    return Found(rows, missed=missed)
+
+
+def of_redrawn(num_studies: int) -> Found:
+    """Adds a row for each redrawn study, before and after its repeats."""
+    rows = Rows("table", "repeats", "lost_frac", "worst_lost_frac", "broken_frac", "num_runs", "undecided_frac")
+    missed = []
+    for name, space, results in studies():
+        if name not in WAITING:
+            continue
+        for when, found in redrawn_losses(results, space.question, num_studies):
+            lost, broken, num_runs, undecided = np.array(found).T
+            rows.add(name, when, np.median(lost), lost.max(), broken.mean(), num_runs.mean(), undecided.mean())
+        if lost.max() > MOST_LOST_FRAC:
+            missed.append(f"{name}: {np.mean(lost > MOST_LOST_FRAC):.0%} of redraws lose throughput until decided")
+        if broken.mean() > MOST_CONTRADICTED_FRAC:
+            missed.append(f"{name}: {broken.mean():.1%} of promises broken")
+    return Found(rows, missed=missed)
+
+
+def of_tables(learned: bool) -> Found:
+    """Adds a row for each table at its own bounds, and for its repeats."""
+    rows = Rows("table", "metric", "plans", "num", "undecided_frac", "behind_frac", "contradicted_frac", "lost_frac")
+    verdicts: Counter[Verdict] = Counter()
+    losses: list[float] = []
+    pooled: dict[tuple[str, str], Counter[str]] = {}
+    tables = list(studies())
+    for name, space, results in with_learned(tables) if learned else tables:
+        ranking = rank(results, space.question)
+        found = Counter(row.verdict for row in ranking.compared)
+        verdicts.update(found)
+        lost = lost_frac(ranking)
+        losses += [] if lost is None else [lost]
+        rows.add(name, "own bounds", "all", found.total(), *_open_fracs(found), "", "" if lost is None else lost)
+        for metric in METRICS_HELD_OUT:
+            for waits, verdict, kept in held_out(results, metric):
+                count = pooled.setdefault((metric, "host-bound" if waits else "steady"), Counter())
+                own = _counted(verdict, kept)
+                count.update(own)
+                if name == NEWEST:
+                    pooled.setdefault((metric, "newest study"), Counter()).update(own)
+            for _, verdict, kept in held_out(waits_as_now(results), metric) if name == NEWEST else ():
+                pooled.setdefault((metric, "newest study, waits as now"), Counter()).update(_counted(verdict, kept))
+    for results, metric in product(experiments(), METRICS_HELD_OUT):
+        for _, verdict, kept in held_out(results, metric):
+            pooled.setdefault((metric, "experiments"), Counter()).update(_counted(verdict, kept))
+    undecided_frac, behind_frac = _open_fracs(verdicts)
+    rows.add("all", "own bounds", "all", verdicts.total(), undecided_frac, behind_frac, "", float(np.median(losses)))
+    missed = [f"{undecided_frac:.0%} undecided"] if undecided_frac > MOST_UNDECIDED_FRAC else []
+    if max(losses) > MOST_LOST_FRAC:
+        missed.append(f"{sum(one > MOST_LOST_FRAC for one in losses)} of {len(losses)} studies lose throughput")
+    for (metric, plans), count in sorted(pooled.items()):
+        wrong_frac = count["wrong"] / max(count["all"] - count["undecided"], 1)
+        rows.add("repeats", metric, plans, count["all"], count["undecided"] / count["all"], "", wrong_frac, "")
+        missed += [f"{metric}, {plans}: {wrong_frac:.1%} contradicted"] if wrong_frac > MOST_CONTRADICTED_FRAC else []
+    return Found(rows, missed=missed)
+
+
 @benchmark(
     claim="Few plans end undecided at their study's own bounds, and the next run seldom contradicts a verdict.",
     bar=f"undecided <= {MOST_UNDECIDED_FRAC:.0%} of plans; contradicted <= {MOST_CONTRADICTED_FRAC:.0%} of decided; "
@@ -167,36 +320,11 @@ def main(given: Namespace) -> Found:
     if given.studies:
         rows = Rows("world", "answered_frac", "broken_frac", "P(best)", "best_frac", "num_runs", "undecided_frac")
         return Found(rows, missed=of_worlds(given.studies, given.earlier, rows))
-    rows = Rows("table", "metric", "plans", "num", "undecided_frac", "behind_frac", "contradicted_frac", "lost_frac")
-    verdicts: Counter[Verdict] = Counter()
-    losses: list[float] = []
-    pooled: dict[tuple[str, str], Counter[str]] = {}
-    tables = list(studies())
-    for name, space, results in with_learned(tables) if given.learned else tables:
-        ranking = rank(results, space.question)
-        found = Counter(row.verdict for row in ranking.compared)
-        verdicts.update(found)
-        lost = lost_frac(ranking)
-        losses += [] if lost is None else [lost]
-        rows.add(name, "own bounds", "all", found.total(), *_open_fracs(found), "", "" if lost is None else lost)
-        for metric in (PEAK, "tokens_per_s", "energy_per_token_j", "throttle_power_frac"):
-            for waits, verdict, kept in held_out(results, metric):
-                count = pooled.setdefault((metric, "host-bound" if waits else "steady"), Counter())
-                own = Counter(all=1, undecided=verdict is Holds.UNDECIDED)
-                own["wrong"] = verdict is (Holds.BREAKS if kept else Holds.HOLDS)
-                count.update(own)
-                if name == "dense_llama_repeats_h100x2":
-                    pooled.setdefault((metric, "newest study"), Counter()).update(own)
-    undecided_frac, behind_frac = _open_fracs(verdicts)
-    rows.add("all", "own bounds", "all", verdicts.total(), undecided_frac, behind_frac, "", float(np.median(losses)))
-    missed = [f"{undecided_frac:.0%} undecided"] if undecided_frac > MOST_UNDECIDED_FRAC else []
-    if max(losses) > MOST_LOST_FRAC:
-        missed.append(f"{sum(one > MOST_LOST_FRAC for one in losses)} of {len(losses)} studies lose throughput")
-    for (metric, plans), count in sorted(pooled.items()):
-        wrong_frac = count["wrong"] / max(count["all"] - count["undecided"], 1)
-        rows.add("repeats", metric, plans, count["all"], count["undecided"] / count["all"], "", wrong_frac, "")
-        missed += [f"{metric}, {plans}: {wrong_frac:.1%} contradicted"] if wrong_frac > MOST_CONTRADICTED_FRAC else []
-    return Found(rows, missed=missed)
+    if given.redrawn:
+        return of_redrawn(given.redrawn)
+    if given.intervals:
+        return of_intervals()
+    return of_tables(given.learned)
 
 
 if __name__ == "__main__":

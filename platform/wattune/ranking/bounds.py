@@ -112,7 +112,7 @@ def margins(
         if metric == LIMIT:
             found = min((float(constraint.keeps(own)) for own, _ in known[place]), default=None)
         elif not modelled and known[place]:
-            keeps = partial(shares.keeps_probability, bound=bounds[place], below=below)
+            keeps = partial(shares.keeps_probability, bound=bounds[place], below=below, size=shares.size_of(metric))
             found = min((keeps(own, waiting=part) for own, part in _shares(runs, metric)), default=None)
         if found is not None and below:
             # Heat to come is a doubt, never a proof: a share that was kept does not break before heat is there.
@@ -178,8 +178,9 @@ def kept_in_draws(
         below, gain = found.constraint.operator.startswith("<"), 0.0 if simulated else _gain(found.constraint)
         if shares.is_share(found.metric):
             for values, waiting in _shares(repeats, found.metric):
+                size = shares.size_of(found.metric)
                 kept &= shares.kept_in_draws(
-                    values, found.bound, rng, num_draws, below=below, waiting=waiting, risk=risk
+                    values, found.bound, rng, num_draws, below=below, waiting=waiting, risk=risk, size=size
                 )
             continue
         kept &= found.holds or found.metric != LIMIT

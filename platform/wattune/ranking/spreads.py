@@ -369,10 +369,13 @@ def _is_measured(run: Run) -> bool:
 
 
 def waiting_share(counted: Sequence[Run]) -> float:
-    """Returns by how much the host sets the pace of a trial's runs: 0 not at all, 1 in full."""
+    """Returns by how much waits for the host scatter a trial's shares of time: 0 not at all, 1 in full.
+
+    Any wait lets a device rest from throttling, long before the host sets the pace of the step.
+    """
     fracs = [run.metrics.get("host_bound_frac", math.nan) for run in counted]
     known = [frac for frac in fracs if math.isfinite(frac)]
-    return float(_share_of_pace(np.array(math.fsum(known) / max(len(known), 1))))
+    return min(math.fsum(known) / max(len(known), 1) / HOST_BOUND_FRAC, 1.0)
 
 
 def _share_of_pace(waiting_frac: Floats) -> Floats:

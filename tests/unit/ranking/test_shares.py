@@ -10,7 +10,7 @@ from wattune.metrics import METRICS
 from wattune.objective import parse_constraint
 from wattune.ranking.assessment import Verdict
 from wattune.ranking.order import Ranking, rank
-from wattune.ranking.shares import is_share, keeps_probability, kept_in_draws
+from wattune.ranking.shares import is_share, keeps_probability, kept_in_draws, size_of
 
 THROTTLED = parse_constraint("throttle_power_frac <= 0.01")
 
@@ -68,7 +68,17 @@ def test_runs_that_disagree_by_more_than_scatter_decide_nothing() -> None:
 
 
 def test_a_plan_that_waits_for_its_host_is_less_sure() -> None:
-    assert likely([0.4], 0.5) > 0.99 > likely([0.4], 0.5, waiting=1.0) > 0.7
+    assert likely([0.4], 0.5) > 0.98 > likely([0.4], 0.5, waiting=1.0) > 0.7
+
+
+def test_what_throttling_loses_scatters_less_than_its_time() -> None:
+    """Repeats of 43 plans: by 0.006, where the time scatters by 0.028."""
+    of = {name: size_of(name) for name in ("throttle_power_frac", "throttle_loss_frac", "throttle_thermal_loss_frac")}
+    assert (
+        likely([0.09], 0.1) < 0.75
+        and keeps_probability([0.09], 0.1, below=True, waiting=0.0, size=of["throttle_loss_frac"]) > 0.9
+    )
+    assert of["throttle_power_frac"] == 1.0 and of["throttle_loss_frac"] == of["throttle_thermal_loss_frac"]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +86,7 @@ def test_a_plan_that_waits_for_its_host_is_less_sure() -> None:
     [
         ([0.0], 0.05, 0.99),
         ([0.04], 0.05, 0.16),
-        ([0.02], 0.05, 0.6),
+        ([0.02], 0.05, 0.43),
         ([0.0] * 9, 0.05, 0.99),
         ([0.5] * 4, 0.1, 0.0),
         ([0.5] * 4, 0.6, 1.0),
