@@ -51,7 +51,9 @@ NUM_CALIBRATED: Final = 6
 """Predictions that came back from which on their calibration is known."""
 
 MOST_MISSED: Final = 1.5
-"""Calibration (`Surrogate.calibration`) above which the search does not stop: a gain of 0 is then no reason to."""
+"""Calibration (`Surrogate.calibration`) above which the search does not stop: a gain of 0 is then no reason to.
+Where no estimate orders plans rightly, patience begins anew when it falls below: a model that was wrong and has
+nothing to go by proposed what came in between."""
 
 MOST_BENT: Final = 0.5
 """Distance of an estimate's learned slope from 1 up to which the estimate counts as one that orders plans rightly."""
@@ -137,7 +139,7 @@ class ModelGuided:
         self._success = Surrogate(self._features, signed=True)
         self._memory = self._memory_bound() if models_constraints else None
         self._models_constraints, self._stops = models_constraints, stops
-        self._num_idle = self._num_chosen_of = 0
+        self._num_idle = self._num_sure = self._num_chosen_of = 0
         self._has_failed = False
         self._free = np.ones(len(self._specs), dtype=bool)
         self._pending: list[int] = []
@@ -455,9 +457,10 @@ class ModelGuided:
         known = self._objective.num_returned >= NUM_CALIBRATED and all(
             abs(one.slope - 1.0) <= MOST_BENT for one in modelled
         )
-        missed = max(one.calibration for one in modelled)
-        patience = CALIBRATED_PATIENCE if known else PATIENCE
-        if self._num_idle < patience or missed > MOST_MISSED or not self._stops:
+        missed = max(one.calibration for one in modelled) > MOST_MISSED
+        self._num_sure = 0 if missed else min(self._num_sure + 1, self._num_idle)
+        waited = self._num_idle >= CALIBRATED_PATIENCE if known else self._num_sure >= PATIENCE
+        if not waited or missed or not self._stops:
             return False
         left = int(self._free.sum())
         self.stopped_because = (

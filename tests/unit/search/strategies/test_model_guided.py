@@ -16,8 +16,9 @@ from wattune.fidelity import FIRST_BURST_REPEAT
 from wattune.objective import parse_constraint, parse_objective
 from wattune.run import Run, RunStatus
 from wattune.search.strategies import model_guided, protocol
-from wattune.search.strategies.model_guided import NUM_BEFORE_STOP, ModelGuided
+from wattune.search.strategies.model_guided import MOST_MISSED, NUM_BEFORE_STOP, PATIENCE, ModelGuided
 from wattune.search.strategies.protocol import Observation, TimedStrategy, draw, telling
+from wattune.search.strategies.surrogate import Surrogate
 from wattune.trial import TrialSpec
 
 
@@ -296,6 +297,16 @@ def test_while_nothing_promises_a_gain_each_second_proposal_is_drawn():
     _, asked = stopped()
     places = {spec: place for place, spec in enumerate(sorted(SPECS, key=lambda spec: draw(0, spec.trial_id)))}
     assert sum(places[spec] < 12 for spec in asked) >= 3, "of 288 plans the first dozen drawn"
+
+
+def test_patience_begins_anew_once_a_model_without_an_estimate_to_go_by_no_longer_misses():
+    wrong = {name: one.at(np.arange(0, len(SPECS), 3)) for name, one in turned(estimates(0.05), "tokens_per_s").items()}
+    strategy, asked = ModelGuided(problem(specs=SPECS[::3], estimates=wrong)), 0
+    for misses, most in ((2 * MOST_MISSED, 30), (1.0, 60)):
+        with patch.object(Surrogate, "calibration", misses):
+            asked = len(regrets(strategy, most))
+        assert (asked == most) is (misses > 1.0), "while it misses it does not stop, whatever it promises"
+    assert strategy.stopped_because is not None and asked >= PATIENCE - 1
 
 
 def test_a_result_that_still_ran_when_it_stopped_may_make_it_go_on():

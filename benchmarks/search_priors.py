@@ -1,0 +1,223 @@
+#!/usr/bin/env python
+"""Replays `model_guided` with estimates that are wrong on purpose, beside the list of a table by its estimate.
+
+    python benchmarks/search_priors.py                      # every case of search_cases.yaml, four seeds
+    python benchmarks/search_priors.py --case synthetic_600_5250w --seeds 8
+    python benchmarks/search_priors.py --ask 200            # processor time of a decision among 50,000 candidates
+
+A strategy that takes estimates as its prior is replayed with the estimate that a table has, with that mirrored, with
+its ranks reversed, and with none. None of them may make it stop at a plan that is far from the best.
+"""
+
+import math
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import islice, product
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from harness import Found, Rows, benchmark
+from numpy.typing import NDArray
+from search_regret import WITHIN, cases_of, curve, estimates_of, replay
+
+from wattune.cost.estimate import EstimatedMetric
+from wattune.objective import Question
+from wattune.plans.axes import Plan
+from wattune.run import Run, RunStatus
+from wattune.search.strategies.model_guided import ModelGuided
+from wattune.search.strategies.protocol import Problem, Strategy
+from wattune.trial import TrialSpec
+
+Column = NDArray[np.float64]
+CASES: Final = Path(__file__).parent / "data/search_cases.yaml"
+NUM_ASKED: Final = 50_000
+MOST_ASK_S: Final = 1.0
+SPEED: Final = "tokens_per_s"
+POWER: Final = "node_device_power_peak_1s_w"
+
+
+def mirrored(values: Column) -> Column:
+    """Mirrors what is known about its middle: the logarithm where all is positive. Missing values stay missing."""
+    known = values[np.isfinite(values)]
+    if len(known) and (known > 0).all():
+        return np.asarray(np.exp(2 * np.log(known).mean() - np.log(values)))
+    return np.asarray(known.min() + known.max() - values) if len(known) else values
+
+
+def reversed_ranks(values: Column) -> Column:
+    """Gives the lowest value to the row that had the highest, and so on. Missing values stay missing."""
+    known = np.flatnonzero(np.isfinite(values))
+    order = known[np.argsort(values[known], kind="stable")]
+    turned = values.copy()
+    turned[order] = values[order[::-1]]
+    return turned
+
+
+def _with(problem: Problem, change: Callable[[Column], Column], only: str | None = None) -> Problem:
+    if problem.estimates is None:
+        return problem
+    changed = {
+        name: EstimatedMetric.of(change(np.asarray(one.value, dtype=np.float64)), one.log_std)
+        if only in (None, name)
+        else one
+        for name, one in problem.estimates.items()
+    }
+    return replace(problem, estimates=changed)
+
+
+def _objective(problem: Problem) -> str:
+    assert problem.question is not None
+    return problem.question.objective.metric
+
+
+PRIORS: Final[dict[str, Callable[[Problem], Problem]]] = {
+    "prior": lambda problem: problem,
+    "mirrored": lambda problem: _with(problem, mirrored),
+    "reversed": lambda problem: _with(problem, reversed_ranks, _objective(problem)),
+    "both": lambda problem: _with(problem, reversed_ranks),
+    "none": lambda problem: replace(problem, estimates=None),
+}
+"""By name: the estimate as it is; every estimate mirrored; ranks of the objective reversed; ranks of every estimate
+reversed; none."""
+
+
+class ListByEstimate:
+    """Goes down the list of the estimate: plans whose estimate holds every bound by their objective, then the others.
+
+    The others come by how far their estimate is past the bound that they break most.
+    """
+
+    learns = False
+    stopped_because: str | None = None
+
+    def __init__(self, problem: Problem) -> None:
+        """Sorts the candidates of a problem with estimates."""
+        question, estimates = problem.question, problem.estimates
+        assert question is not None and estimates is not None
+        value = np.asarray(estimates[question.objective.metric].value, dtype=np.float64)
+        gain = value if question.objective.maximize else -value
+        past = np.zeros(len(value))
+        for one in question.constraints:
+            if one.metric in estimates:
+                limit = estimates[one.limit_metric].value if one.limit_metric else 1.0
+                share = np.asarray(estimates[one.metric].value) / limit
+                over = (share - one.factor) if one.operator.startswith("<") else (one.factor - share)
+                past = np.maximum(past, np.nan_to_num(over, nan=np.inf) / max(abs(one.factor), 1e-9))
+        rows: Sequence[int] = np.lexsort((-np.nan_to_num(gain, nan=-np.inf), past)).tolist()
+        self._left = [problem.specs[row] for row in rows]
+
+    def ask(self, n: int) -> list[TrialSpec]:
+        """Returns the next ones of the list."""
+        asked, self._left = self._left[:n], self._left[n:]
+        return asked
+
+    def tell(self, spec: TrialSpec, result: Run) -> None:
+        """Learns nothing."""
+
+    def restrict(self, specs: Sequence[TrialSpec]) -> None:
+        """Proposes these and none else."""
+        kept = set(specs)
+        self._left = [spec for spec in self._left if spec in kept]
+
+
+def cpu_s_of_asking(num_trials: int) -> tuple[float, float]:
+    """Measures a decision after so many trials of 50,000 made-up candidates: mean and most of the last 20."""
+    axes: dict[str, Sequence[object]] = {
+        "tp": (1, 2, 4, 8),
+        "pp": (1, 2, 4, 8),
+        "micro_batch_size": (1, 2, 4, 8, 16),
+        "recompute": ("none", "selective", "full"),
+        "sharding": ("none", "zero1", "zero2", "zero3"),
+        "power_limit_w": np.linspace(300.0, 700.0, 18).tolist(),
+        "overlap": ("none", "grad", "grad_param"),
+    }
+    base = next(cases_of(CASES, ["moe_ep_h200x4_2750w"], None))[0].trials[0].spec
+    plans = (Plan(**dict(zip(axes, values, strict=True))) for values in product(*axes.values()))
+    specs = tuple(replace(base, plan=plan) for plan in islice(plans, NUM_ASKED))
+    rng, num = np.random.default_rng(0), len(specs)
+    limit, micro, tp = (
+        np.array([getattr(s.plan, n) for s in specs]) for n in ("power_limit_w", "micro_batch_size", "tp")
+    )
+    true = {SPEED: 1e4 * (limit / 700) ** 0.4 * micro**0.1 / tp**0.05, POWER: 4 * limit}
+    true = {name: column * np.exp(0.04 * rng.standard_normal(num)) for name, column in true.items()}
+    estimates = {n: EstimatedMetric.of(each * np.exp(0.1 * rng.standard_normal(num)), 0.15) for n, each in true.items()}
+    question = Question.of(f"maximize {SPEED}", f"{POWER} <= 2500")
+    strategy = ModelGuided(Problem(specs=specs, question=question, estimates=estimates, seed=0), stops=False)
+    rows, spent_s = {spec: row for row, spec in enumerate(specs)}, []
+    for _ in range(num_trials):
+        begun_s = time.process_time()
+        (spec,) = strategy.ask(1)
+        spent_s.append(time.process_time() - begun_s)
+        metrics = {name: float(column[rows[spec]]) for name, column in true.items()}
+        run = Run(trial_id=spec.trial_id, repeat=0, status=RunStatus.COMPLETED, metrics=metrics)
+        strategy.tell(spec, run)
+    return float(np.mean(spent_s[-20:])), max(spent_s[-20:])
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Adds the cases, and how often each is replayed."""
+    parser.add_argument("--ask", type=int, default=0, metavar="TRIALS", help="time a decision after so many trials")
+    parser.add_argument("--cases", type=Path, default=CASES)
+    parser.add_argument("--case", action="append", default=[], help="a case by name; all where none is given")
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--most", type=int, default=60, help="most trials of a replay")
+
+
+def guided(prior: str) -> Callable[[Problem], Strategy]:
+    """Makes a maker of the strategy with one of `PRIORS`."""
+    return lambda problem: ModelGuided(PRIORS[prior](problem))
+
+
+@benchmark(
+    claim="An estimate that orders plans the wrong way neither misleads the search for long nor stops it early.",
+    bar=f"no stop above {WITHIN:.0%} regret; a decision <= {MOST_ASK_S:g} CPU-s",
+    options=add_arguments,
+)
+def main(given: Namespace) -> Found:
+    """Replays every case with every prior."""
+    if given.ask:
+        asked = Rows("candidates", "trials", "mean_cpu_s", "most_cpu_s")
+        mean_s, most_s = cpu_s_of_asking(given.ask)
+        asked.add(NUM_ASKED, given.ask, mean_s, most_s)
+        return Found(asked, missed=[f"a decision takes {mean_s:.1f} CPU-s"] if mean_s > MOST_ASK_S else [])
+    rows = Rows(
+        "case", "prior", "num_runs", "num_until_found", "num_lost", "num_trials", "num_stops", "worst_stop_frac"
+    )
+    missed = []
+    for case, _, _ in cases_of(given.cases, given.case, None):
+        best = max(map(case.value, case.trials))
+        makers: dict[str, Callable[[Problem], Strategy]] = {name: guided(name) for name in PRIORS}
+        if estimates_of(case.trials) is None:
+            makers = {"none": guided("none")}
+        else:
+            makers["list by the estimate"] = ListByEstimate
+        for prior, make in makers.items():
+            found, ended, stops, last = list[float](), list[int](), list[float](), list[float]()
+            for seed in range(given.seeds):
+                run = replay(make, case, seed, given.most)
+                regrets = curve(case, run, best, 0)
+                found.append(next((at + 1.0 for at, one in enumerate(regrets) if one <= WITHIN), math.inf))
+                ended.append(len(run.trials))
+                last.append(regrets[-1])
+                stops += [regrets[-1]] if run.stopped_because else []
+            worst = max(stops, default=0.0)
+            rows.add(
+                case.name,
+                prior,
+                given.seeds,
+                float(np.quantile(found, 0.5, method="higher")),
+                sum(one > WITHIN for one in last),
+                float(np.median(ended)),
+                len(stops),
+                worst,
+            )
+            if worst > WITHIN:
+                missed.append(f"{case.name}, {prior}: {sum(one > WITHIN for one in stops)} of {len(stops)} stops")
+    return Found(rows, missed=missed)
+
+
+if __name__ == "__main__":
+    main()
