@@ -19,7 +19,7 @@ from wattune.plans.rules import engine_combination, violations
 from wattune.search.names import namer
 from wattune.search.prune import Candidate, Candidates, LeftOut, combinations
 from wattune.search.space import StudySpec
-from wattune.steps.steady import least_warmup
+from wattune.steps.steady import least_warmup, num_profiled
 from wattune.trial import Measure, TrialSpec
 
 MEMORY_RULE: Final = "memory"
@@ -287,10 +287,6 @@ def _sources(specs: Sequence[TrialSpec], find: Find) -> tuple[CoefficientSource,
     return tuple(found)
 
 
-PROFILED_STEPS: Final = 2
-"""Steps under the profiler where `measure.profile_steps` does not say; on processors none (`wattune.trial.Measure`)."""
-
-
 def duration_s(step_time_s: float, measure: Measure, *, on_cpu: bool) -> float:
     """Computes how long a trial's steps take: warm-up, measured window and profile. Building the model comes on top.
 
@@ -303,7 +299,9 @@ def duration_s(step_time_s: float, measure: Measure, *, on_cpu: bool) -> float:
 
 def around_s(step_time_s: float, measure: Measure, *, on_cpu: bool) -> float:
     """Computes how long a trial's steps outside of its measured window take: warm-up and profile."""
-    profiled = measure.profile_steps if measure.profile_steps is not None else 0 if on_cpu else PROFILED_STEPS
+    profiled = (
+        measure.profile_steps if measure.profile_steps is not None else 0 if on_cpu else num_profiled(step_time_s)
+    )
     return (least_warmup(measure.warmup_steps) + profiled) * step_time_s
 
 

@@ -14,6 +14,17 @@ MOST_TIMES: Final = 4
 """Times the least warm-up after which a trial is measured although its steps are not stable."""
 
 
+MOST_PROFILED: Final = 2
+PROFILED_S: Final = 0.25
+"""Steps that run under the profiler on GPUs unless a study says otherwise: as many as take so long, one or two. A step
+of 0.72 s (H200) divides into the same shares as the next one, to 0.0003."""
+
+
+def num_profiled(step_time_s: float) -> int:
+    """Returns the steps that run under the profiler where a study names no number."""
+    return 1 if step_time_s >= PROFILED_S else MOST_PROFILED
+
+
 def is_stable(times_s: Sequence[float]) -> bool:
     """Returns True where halves, and every other step, have medians alike; fewer than `WINDOW_STEPS` never do."""
     if len(times_s) < WINDOW_STEPS:

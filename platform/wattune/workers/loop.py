@@ -11,7 +11,6 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import pyarrow as pa
 import torch
@@ -19,7 +18,7 @@ import torch.distributed as dist
 
 from wattune.clock import ClockAnchor
 from wattune.run import RunStatus
-from wattune.steps.steady import WINDOW_STEPS, is_stable, least_warmup, most_warmup
+from wattune.steps.steady import WINDOW_STEPS, is_stable, least_warmup, most_warmup, num_profiled
 from wattune.trial import Measure, TrialSpec
 from wattune.workers.device import device_memory
 from wattune.workers.early_stop import loses, steps_to_look
@@ -103,7 +102,7 @@ def measure_trial(
         reserved_peak_bytes = getattr(device_memory(ranks.device), "reserved_peak_bytes", 0)
         expert_tokens = engine.expert_tokens()
         facts = dict(engine.facts())
-        if profile_steps := _profile_steps(measure, ranks):
+        if profile_steps := _agree(_profile_steps(steps, measure, ranks), ranks):
             report("profile", 0, profile_steps)
             read_profile = _profile(engine, spec, ranks, profile_steps)
     except _NonFiniteLossError as error:
@@ -139,14 +138,11 @@ def measure_trial(
     )
 
 
-PROFILE_STEPS: Final = 2
-"""Steps profiled on GPUs unless a study says otherwise: the second shows whether the first was usual."""
-
-
-def _profile_steps(measure: Measure, ranks: Ranks) -> int:
+def _profile_steps(steps: Sequence[tuple[int, StepSpans]], measure: Measure, ranks: Ranks) -> int:
     if measure.profile_steps is not None:
         return measure.profile_steps
-    return 0 if ranks.device == "cpu" else PROFILE_STEPS
+    step_s = statistics.median(_step_time_s(result) for _, result in steps[-WINDOW_STEPS:])
+    return 0 if ranks.device == "cpu" else num_profiled(step_s)
 
 
 Profile = tuple[pa.Table | None, str]

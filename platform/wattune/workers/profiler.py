@@ -11,6 +11,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -108,34 +109,21 @@ def kernels_table(
     }
     on_device = any(event.get("cat") in _ON_DEVICE for event in events)
     found = list(_kernels(events, described) if on_device else _operators(events))
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for step, (start_ns, end_ns) in enumerate(spans_ns):
-        rows.append(_row(rank, step, ProfiledInterval("step", -1, 0.0, 0.0), "", 0, end_ns - start_ns))
+        rows.append((rank, step, -1, "step", "", "", "", "", 0, end_ns - start_ns))
         for each in found:
             first = max(base_ns + round(each.start_us * 1e3), start_ns)
             last = min(base_ns + round(each.end_us * 1e3), end_ns)
             if first < last:
+                told = each.stream, each.name[:LONGEST_NAME], each.collective, each.group, each.ranks
                 rows.append(
-                    _row(rank, step, each, _fabric(each.ranks, devices_per_node), first - start_ns, last - start_ns)
+                    (rank, step, *told, _fabric(each.ranks, devices_per_node), first - start_ns, last - start_ns)
                 )
-    return pa.Table.from_pylist(rows, schema=KERNELS)
+    return pa.Table.from_pydict(dict(zip(KERNELS.names, zip(*rows, strict=True), strict=True)), schema=KERNELS)
 
 
-def _row(rank: int, step: int, interval: ProfiledInterval, fabric: str, start_ns: int, end_ns: int) -> dict[str, Any]:
-    return {
-        "rank": rank,
-        "step": step,
-        "stream": interval.stream,
-        "name": interval.name[:LONGEST_NAME],
-        "collective": interval.collective,
-        "group": interval.group,
-        "group_ranks": interval.ranks,
-        "fabric": fabric,
-        "start_ns": start_ns,
-        "end_ns": end_ns,
-    }
-
-
+@cache
 def _fabric(ranks: str, devices_per_node: int) -> str:
     """`node` where a group's ranks share one, `network` where they do not, nothing where the group is not known."""
     numbers = [int(number) for number in re.findall(r"\d+", ranks)]

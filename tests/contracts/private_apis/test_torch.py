@@ -88,6 +88,14 @@ def test_recompile_limit() -> None:
     assert parameters(get("torch._dynamo.reset")) == []
 
 
+@pytest.mark.private_api("torch._inductor.async_compile.maybe_warm_pool")
+def test_maybe_warm_pool() -> None:
+    assert parameters(get("torch._inductor.async_compile.maybe_warm_pool")) == []
+    assert "maybe_warm_pool()" in source("torch._dynamo.backends.inductor.inductor"), (
+        "torch calls it at the first graph"
+    )
+
+
 @pytest.mark.private_api("torch._inductor.config._micro_pipeline_tp")
 def test_micro_pipeline_tp() -> None:
     assert load("torch._inductor.config")._micro_pipeline_tp is False

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattune.steps.steady import STABLE_FRAC, is_stable, least_warmup, most_warmup, warmup
+from wattune.steps.steady import STABLE_FRAC, is_stable, least_warmup, most_warmup, num_profiled, warmup
 
 
 @pytest.mark.parametrize(("asked", "steps"), [(0, 5), (1, 5), (2, 5), (3, 5), (5, 5), (6, 6), (20, 20)])
@@ -54,3 +54,7 @@ def test_scatter_of_two_percent_is_steady_at_once() -> None:
     worlds = [np.random.default_rng(seed).normal(1.0, 0.02, 60).tolist() for seed in range(200)]
     lengths = [warmup(times_s, 5)[0] for times_s in worlds]
     assert None not in lengths and np.mean([length == 5 for length in lengths]) > 0.8
+
+
+def test_a_long_step_is_profiled_once() -> None:
+    assert [num_profiled(step_s) for step_s in (0.01, 0.24, 0.25, 2.0)] == [2, 2, 1, 1]

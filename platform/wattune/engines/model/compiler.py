@@ -5,6 +5,7 @@ same: by every layer of a model, and by every later trial of a process whose lay
 generated on disk too, so that a new process compiles a known layer in seconds.
 """
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -50,6 +51,17 @@ def _compiled(function: Callable[..., Tensor], backend: str) -> Callable[..., Te
     return compiled
 
 
+def start_compilers() -> None:
+    """Starts the processes that compile kernels of GPUs: they load torch while this one loads what else it needs.
+
+    torch starts them at the first graph. Until they have loaded it, it compiles kernels one by one itself.
+    """
+    if torch.cuda.is_available():  # the import takes seconds
+        from torch._inductor import async_compile
+
+        getattr(async_compile, "maybe_warm_pool", lambda: None)()
+
+
 _variants: set[object] = set()
 
 
@@ -64,5 +76,6 @@ def begin_variant(key: object) -> bool:
     if not known and len(_variants) >= MOST_VARIANTS:
         torch._dynamo.reset()
         _variants.clear()
+        gc.unfreeze()  # workers freeze what they hold between trials
     _variants.add(key)
     return known

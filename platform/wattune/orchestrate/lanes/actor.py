@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from inspect import isawaitable
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -71,6 +72,8 @@ class Aside:
     """A process beside the one that drives the trials, of which a study has a few."""
 
     def __init__(self) -> None:
+        import scipy.signal  # noqa: F401 - the first result would wait a second for it
+
         os.nice(NICENESS)
 
     def do(self, work: Callable[[], _T]) -> _T:
@@ -131,7 +134,7 @@ class LaneKeeper:
         """Does work that needs a processor for long in another process of this node."""
         most = max(1, min(MOST_ASIDE, (os.cpu_count() or 1) // 2))
         if len(self._aside) < most and all(self._aside.values()):
-            self._aside[on_node(Aside, self._node_id, max_restarts=-1).remote()] = 0
+            self._add_aside()
         actor = min(self._aside, key=lambda one: self._aside[one])
         self._aside[actor] += 1
         try:
@@ -139,6 +142,11 @@ class LaneKeeper:
         finally:
             self._aside[actor] -= 1
         return done
+
+    def _add_aside(self) -> None:
+        actor = on_node(Aside, self._node_id, max_restarts=-1).remote()
+        actor.do.remote(partial(bool, self._drive))  # to read this it loads what makes results
+        self._aside[actor] = 0
 
     @contextlib.contextmanager
     def concluding(self, attempt: Attempt) -> Iterator[None]:
@@ -203,9 +211,10 @@ class LaneKeeper:
         return await lane.run(assignment)
 
     async def prepare(self, key: GroupKey, nodes: Sequence[Node], backends: Sequence[str]) -> None:
-        """See `Lane.prepare`; starts the nodes' telemetry actors too."""
+        """See `Lane.prepare`; starts the nodes' telemetry actors too, and a process that makes results."""
         self._lane(tuple(node.node_id for node in nodes)).prepare(key)
         self.telemetry_actors(nodes, backends)
+        self._add_aside()
 
     async def telemetry(self, nodes: Sequence[Node], backends: Sequence[str]) -> list[ActorHandle]:
         """See `telemetry_actors`."""

@@ -261,11 +261,13 @@ def _meet(address: str, port: int, rank: int, count: int) -> None:
     """Opens the store in which the ranks of every trial meet. Every worker runs it; the first holds the store."""
     from ray.train.torch.config import _set_torch_distributed_env_vars
 
+    from wattune.engines.model.compiler import start_compilers
     from wattune.workers.process_groups import open_store
 
     os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
     _set_torch_distributed_env_vars()
     open_store(address, port, holds=rank == 0, num_ranks=count)
+    start_compilers()
 
 
 def _serve_ranks(config: dict[str, Any]) -> None:

@@ -233,6 +233,7 @@ class StudyController:
                 return
             self._measured.add(tune_id)
             self._opened.release(running.nodes)
+            self._queue.warm.freed(running.spec, running.repeat, running.tags["nodes"])
             if self._run.budget is not None:
                 self._run.budget.settle(tune_id)
 

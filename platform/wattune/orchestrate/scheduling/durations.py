@@ -27,10 +27,13 @@ class Pace:
         self._took_s: dict[Hashable, list[float]] = defaultdict(list)
         self._by_start_s: dict[tuple[Hashable, Start], list[float]] = defaultdict(list)
 
-    def add(self, spec: TrialSpec, took_s: float, start: Start | None = None) -> None:
-        """Adds the time of a trial, and how it started where that is known."""
+    def add(self, spec: TrialSpec, took_s: float, start: Start | None = None, start_s: float = 0.0) -> None:
+        """Adds the time of a trial, how it started where that is known, and the seconds that its start took.
+
+        New workers start once: their start is not expected of trials that start otherwise.
+        """
         workers = workers_of(spec)
-        insort(self._took_s[workers], took_s)
+        insort(self._took_s[workers], took_s - start_s if start == "new_workers" else took_s)
         if start is not None:
             insort(self._by_start_s[workers, start], took_s)
 

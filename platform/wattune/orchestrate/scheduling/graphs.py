@@ -88,6 +88,8 @@ class WarmGraphs:
     def __init__(self) -> None:
         self._lanes: dict[str, tuple[Hashable, dict[TrialSpec, Hashable]]] = {}
         """The kind of workers of each set of nodes, and their graphs by plan."""
+        self._starts: dict[tuple[str, int], Start] = {}
+        """Of trials whose nodes are free and whose results are being made."""
 
     def start_of(self, spec: TrialSpec, nodes: str | None = None) -> Start:
         """Predicts how a trial starts on nodes (names joined by commas); None takes those where it starts soonest."""
@@ -108,6 +110,16 @@ class WarmGraphs:
             held.clear()
         held[spec] = graphs_of(spec)
         return start
+
+    def freed(self, spec: TrialSpec, repeat: int, nodes: str) -> None:
+        """Notes a trial whose nodes are free: the next one is chosen before this one's result is there."""
+        start = self.start_of(spec, nodes)
+        self._starts[spec.trial_id, repeat] = self.ran(spec, nodes, new_workers=start == "new_workers")
+
+    def told(self, spec: TrialSpec, result: Run, nodes: str) -> Start:
+        """Notes the result of a trial; returns how it started."""
+        start, is_new = self._starts.pop((result.trial_id, result.repeat), None), waited_for_workers(result)
+        return self.ran(spec, nodes, new_workers=is_new) if start is None or is_new else start
 
     def forget(self) -> None:
         """Forgets all workers: they ended with the call that made them."""

@@ -17,6 +17,7 @@ from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_burst
 from wattune.objective import Question
 from wattune.orchestrate.cooldown import waited_s
 from wattune.orchestrate.scheduling.durations import Pace
+from wattune.orchestrate.scheduling.graphs import Start
 from wattune.ranking.assessment import finite
 from wattune.run import Run, RunStatus
 from wattune.search.search_entry import LadderSettings
@@ -45,15 +46,16 @@ class Ladder:
         least = self.settings.burst
         return replace(measure, min_steps=least.min_steps, min_seconds=least.min_seconds, profile_steps=0)
 
-    def note(self, spec: TrialSpec, result: Run) -> None:
-        """Takes a final result of the study; of others than bursts it only learns that the trial was promoted."""
+    def note(self, spec: TrialSpec, result: Run, start: Start | None = None) -> None:
+        """Takes a final result and how its trial started; of others than bursts it learns that they were promoted."""
         if not is_burst(result):
             if result.repeat < FIRST_REFERENCE_REPEAT:
                 self._promoted[result.trial_id] = spec
             return
         self._bursts[result.trial_id] = spec, finite(result)
         if result.status is RunStatus.COMPLETED:
-            self.pace.add(spec, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S + waited_s(result))
+            took_s = (result.end_wall_ns - result.start_wall_ns) / NS_PER_S + waited_s(result)
+            self.pace.add(spec, took_s, start, result.numbers.start_time_s or 0.0)
 
     def next(self, left_out: Container[str], *, searching: bool) -> TrialSpec | None:
         """Promotes the best trial that is not left out, or None. `searching` says that more bursts are to come."""

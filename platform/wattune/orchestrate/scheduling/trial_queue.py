@@ -19,7 +19,7 @@ from wattune.orchestrate.failures import FailuresInARow, may_end_calls
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.durations import Durations, Pace
 from wattune.orchestrate.scheduling.early_stop import EarlyStop
-from wattune.orchestrate.scheduling.graphs import Start, WarmGraphs, graphs_of, waited_for_workers
+from wattune.orchestrate.scheduling.graphs import Start, WarmGraphs, graphs_of
 from wattune.orchestrate.scheduling.ladder import Ladder
 from wattune.orchestrate.scheduling.nodes import Reservation, Reservations, Slots, closed_domains
 from wattune.orchestrate.scheduling.outlook import Outlook, loads_s
@@ -77,7 +77,7 @@ class TrialQueue:
         self._soaked: set[str] = set()
         self._host_bound: dict[str, float] = {}
         """Largest share of a step in which devices waited for their host, of each trial that was profiled."""
-        self._pace, self._warm = Pace(), WarmGraphs()
+        self._pace, self.warm = Pace(), WarmGraphs()
         self._durations = Durations(self._pace, run.duration_s)
         if run.duration_s is not None:
             self._durations.beside.take(run.earlier())
@@ -116,7 +116,7 @@ class TrialQueue:
                 # A trial that the space does not list any more is none of those it may try.
                 if role in ("trial", "race", "burst") and self._is_listed(result.trial_id):
                     self._asked[result.trial_id] = spec
-        self._warm.forget()  # the workers of earlier calls have ended
+        self.warm.forget()  # the workers of earlier calls have ended
         if not strategy.learns:
             # What was begun counts first: a space that grew may draw others, and nothing measured goes to waste.
             proposed = strategy.ask(max(run.num_trials, len(run.candidates)))
@@ -214,16 +214,16 @@ class TrialQueue:
             self._host_bound[result.trial_id] = max(waits, self._host_bound.get(result.trial_id, 0.0))
         if self._run.learns_memory is not None and self._run.learns_memory(spec, result):
             self._waiting.put_last(self._run.runs_late)
-        start = self._warm.ran(spec, nodes, new_workers=waited_for_workers(result))
+        start = self.warm.told(spec, result, nodes)
         if self._ladder is not None and self._is_listed(result.trial_id):
-            self._ladder.note(spec, result)
+            self._ladder.note(spec, result, start)
         if role == "burst":  # it is no measure of pace, drift or finalists
             return
         if self._early_stop is not None:
             self._early_stop.note(spec, result)
         if result.status is RunStatus.COMPLETED and role != "finalist":
             took_s, wait_s = (result.end_wall_ns - result.start_wall_ns) / NS_PER_S, waited_s(result)
-            self._pace.add(spec, took_s + wait_s, start)
+            self._pace.add(spec, took_s + wait_s, start, result.numbers.start_time_s or 0.0)
             self._durations.add(spec, self._run.measure, result, start, wait_s)
         if result.repeat == 0 and result.status not in WORTH_REPEATING:
             for repeat in range(1, self._run.measure.repeats):
@@ -324,7 +324,7 @@ class TrialQueue:
 
     def _proposed(self) -> list[TrialSpec]:
         """Returns the next trial of a strategy that learns, or none."""
-        pace, warm, least_s = self._pace, self._warm, self._run.measure.min_seconds
+        pace, warm, least_s = self._pace, self.warm, self._run.measure.min_seconds
         timed = (lambda spec: pace.expected_s(spec, least_s, warm.start_of(spec))) if self.knows_times else None
         return self._proposals.next(self._run.num_trials - len(self._asked), timed)
 
@@ -357,7 +357,7 @@ class TrialQueue:
 
     def expected_s(self, queued: Attempt, start: Start | None = None) -> float:
         """Expected seconds of a trial that starts so; else where the workers are that suit it best."""
-        start = start or self._warm.start_of(queued.spec)
+        start = start or self.warm.start_of(queued.spec)
         if self._ladder is not None and queued.role == "burst":
             return self._ladder.pace.expected_s(queued.spec, queued.measure.min_seconds, start)
         return self._durations.expected_s(queued.spec, queued.measure, start)

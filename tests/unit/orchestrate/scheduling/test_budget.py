@@ -75,3 +75,6 @@ def test_pace_tells_warm_starts_from_cold_ones() -> None:
     assert pace.expected_s(spec(2), 20, "warm") == 20
     pace.add(spec(1, engine="other"), 70, "new_workers")
     assert pace.expected_s(spec(1, engine="other"), 0, "warm") == 70, "none started so yet"
+    pace.add(spec(1, engine="third"), 70, "new_workers", 50)
+    assert pace.expected_s(spec(1, engine="third"), 0, "warm") == 20, "workers start once"
+    assert pace.expected_s(spec(1, engine="third"), 0, "new_workers") == 70

@@ -84,6 +84,21 @@ def test_the_nodes_of_a_measured_trial_are_freed_once_and_its_result_counts_when
     assert controller.next("t2").spec == specs[2]
 
 
+def test_a_short_budget_knows_that_workers_are_warm_before_the_first_result_is_made(world, specs) -> None:
+    """Two GPUs, 83 s: after the first trial nothing was begun, since the 40 s of its workers were counted again."""
+    now_s = [0.0]
+    budget = Budget(max_hours=100 / 3600, clock_s=lambda: now_s[0])
+    controller = world.controller(specs, duration_s=lambda _spec, _measure: 5.0, budget=budget)
+    first, now_s[0] = controller.next("t0"), 62.0
+    controller.free("t0")
+    second = controller.next("t1")
+    assert second is not None
+    for running, name in ((first, "t0"), (second, "t1")):
+        world.run(controller, running, name)
+    now_s[0] = 99.0
+    assert controller.next("t2") is None and controller.ending == "budget"
+
+
 def test_workers_may_start_before_the_first_trial_where_its_kind_is_known(world, specs, make_specs, learner) -> None:
     controller = world.controller(specs)
     spec, nodes = controller.first()
