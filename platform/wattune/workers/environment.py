@@ -18,6 +18,10 @@ _EXPANDABLE: Final = "expandable_segments:True"
 """Segments that grow: freed pieces of other sizes are used again. Without it a trial ran out of memory while 14.7 GiB
 were reserved and free, and 3.0 GiB were asked for (two H100, `pp2 mbs4 recompute=full`)."""
 
+_NCCL_ERRORS: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+"""wattune aborts communicators itself, when the lane orders it, and torch asks for 0 then (`_abort_process_group`). The
+worker's watchdog ends a hang: it knows how long steps take."""
+
 _INDUCTOR: Final = "TORCHINDUCTOR_CACHE_DIR"
 _TRITON: Final = "TRITON_CACHE_DIR"
 
@@ -34,6 +38,8 @@ def prepare_environment(device: str, storage: Path | None, *, runs_program: bool
     vendor = device_of(device).vendor
     if vendor == "cpu":
         return
+    if not runs_program:
+        os.environ[_NCCL_ERRORS] = "0"  # here, since Ray starts new processes for what it sets itself
     if vendor == "nvidia" and not runs_program and not any(name in os.environ for name in ALLOCATOR):
         os.environ[ALLOCATOR[0]] = _EXPANDABLE
     if _INDUCTOR not in os.environ:

@@ -9,7 +9,8 @@ import pytest
 from wattune.workers import environment
 from wattune.workers.environment import ALLOCATOR, kernels_folder, prepare_environment
 
-NAMES = (*ALLOCATOR, "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+NCCL = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+NAMES = (*ALLOCATOR, "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", NCCL)
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +36,7 @@ def test_kernels_are_kept_in_the_storage_by_device_and_torch(tmp_path: Path) -> 
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
         "TORCHINDUCTOR_CACHE_DIR": str(kept),
         "TRITON_CACHE_DIR": str(kept / "triton"),
+        NCCL: "0",
     }
     assert kept.is_dir() and kept.parent.stat().st_mode & 0o777 == 0o700
 
@@ -44,7 +46,7 @@ def test_the_users_values_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n
     monkeypatch.setenv(name, "backend:cudaMallocAsync")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
     prepare_environment("h100_sxm", tmp_path)
-    assert found() == {name: "backend:cudaMallocAsync", "TORCHINDUCTOR_CACHE_DIR": "/mine"}
+    assert found() == {name: "backend:cudaMallocAsync", "TORCHINDUCTOR_CACHE_DIR": "/mine", NCCL: "0"}
     assert not list(tmp_path.glob("kernels-*"))
 
 
@@ -53,8 +55,9 @@ def test_a_users_program_keeps_its_allocator_and_amd_and_processors_theirs(tmp_p
     assert found() == {}
     prepare_environment("mi250_gcd", tmp_path)
     assert ALLOCATOR[0] not in found() and "TORCHINDUCTOR_CACHE_DIR" in found()
+    del os.environ[NCCL]
     prepare_environment("h100_sxm", tmp_path, runs_program=True)
-    assert ALLOCATOR[0] not in found()
+    assert ALLOCATOR[0] not in found() and NCCL not in found()
 
 
 def test_without_the_storage_kernels_are_temporary_and_those_of_others_are_not_loaded(

@@ -44,12 +44,6 @@ _START_A_PROCESS: Final = ("DatasetsCallback", "PlacementGroupCleanerCallback")
 and to remove the group's place when its controller has died, which `remove_orphans` does. Under another name the
 process would be there again."""
 
-_NVIDIA_ENVIRONMENT: Final = {
-    # wattune aborts communicators itself, when the lane orders it, and torch asks for 0 then (`_abort_process_group`).
-    # The worker's watchdog ends a hang: it knows how long steps take.
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-}
-
 
 class _Policy(DefaultFailurePolicy):  # type: ignore[misc]
     """Tells the lane at once that workers failed, and why. Train starts others only where the lane wants them."""
@@ -152,8 +146,7 @@ class Launcher:
         self, key: GroupKey, nodes: tuple[str, ...], restarts: bool, number: int, scratch: str
     ) -> TrainController:
         runs_command = runs_program(key.engine)
-        own = _NVIDIA_ENVIRONMENT if key.has_gpus and not runs_command else {}
-        environment = {**own, **dict(key.environment)}
+        environment = dict(key.environment)
         trainer = _of_commands() if runs_command else _of_ranks(key.device, self._storage)
         head = ray.get_runtime_context().get_node_id()
         for node_id in {*nodes} - {head, *self.posts} if not runs_command else ():
