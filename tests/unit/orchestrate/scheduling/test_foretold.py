@@ -63,10 +63,10 @@ def announced_over_taken(name: str, earlier: list[tuple[TrialSpec, Run]]) -> flo
     durations.beside.take(earlier)
     announced_s, warm = 0.0, WarmGraphs()
     for spec, result in trials:
-        # Warm-up went on longer then than it is asked for now.
+        # Warm-up went on longer then than it is asked for now, and two steps were profiled.
         warmup = int(result.numbers.warmup_steps or 5)
         least = {key: asked[key] for key in ("min_steps", "min_seconds") if key in asked}
-        measure = Measure(**least, warmup_steps=warmup)
+        measure = Measure(**least, warmup_steps=warmup, profile_steps=2)
         start = warm.start_of(spec, "")
         announced_s += durations.expected_s(spec, measure, start)
         warm.ran(spec, "", new_workers=start == "new_workers" or waited_for_workers(result))
@@ -97,6 +97,7 @@ def test_what_is_shipped_is_what_the_tables_of_two_h200_say() -> None:
         warm = WarmGraphs()
         for spec, result in recorded(name):
             start = warm.ran(spec, "", new_workers=waited_for_workers(result))
-            durations.beside.add(spec, Measure(warmup_steps=int(result.numbers.warmup_steps or 5)), result, start)
+            measure = Measure(warmup_steps=int(result.numbers.warmup_steps or 5), profile_steps=2)
+            durations.beside.add(spec, measure, result, start)
     for start, shipped_s in BESIDE_STEPS_S.items():
         assert durations.beside.expected_s(spec, start) == pytest.approx(shipped_s, rel=0.15)
