@@ -52,7 +52,7 @@ def rows_of(folder: Path, tier: str) -> int:
     return tables[tier].num_rows if tier in tables else 0
 
 
-def test_the_commands_output_and_exit_code_are_its_own(wattune: Run, storage: Path) -> None:
+def test_the_commands_output_and_exit_code_are_its_own(wattune: Run, wattune_here: Run, storage: Path) -> None:
     done = wattune("record", "--name", "mine", "sh", "-c", "echo out; sleep 1; exit 3")
     assert done.returncode == 3, done.stderr
     assert done.stdout == "out\n"
@@ -67,12 +67,12 @@ def test_the_commands_output_and_exit_code_are_its_own(wattune: Run, storage: Pa
     read_ns = pq.read_table(folder / "telemetry" / node / "host.parquet")["mono_ns"].to_pylist()
     assert read_ns[0] < facts["window"]["start_mono_ns"] < facts["window"]["end_mono_ns"] < read_ns[-1] + 1e9
 
-    again = wattune("record", "--name", "mine", "--", "true")
+    again = wattune_here("record", "--name", "mine", "--", "true")
     assert again.returncode == 2 and "is there already" in again.stderr
     assert json.loads((folder / "manifest.json").read_text()) == facts
 
 
-def test_json_is_one_object_and_analyze_gives_the_same_figures(wattune: Run) -> None:
+def test_json_is_one_object_and_analyze_gives_the_same_figures(wattune: Run, wattune_here: Run) -> None:
     done = wattune("record", "--json", "--backend", "simulated", "--", "sh", "-c", "echo out; sleep 2; kill -SEGV $$")
     assert done.returncode == 128 + signal.SIGSEGV, done.stderr
     recorded = json.loads(done.stdout)
@@ -86,7 +86,7 @@ def test_json_is_one_object_and_analyze_gives_the_same_figures(wattune: Run) -> 
     (device,) = recorded["devices"].values()
     assert device["device_power_mean_w"] == recorded["metrics"]["device_power_mean_w"]
     assert not [name for name in device if name.startswith("node_")]
-    analyzed = json.loads(wattune("analyze", "--json", recorded["folder"]).stdout)
+    analyzed = json.loads(wattune_here("analyze", "--json", recorded["folder"]).stdout)
     for key in ("metrics", "quality", "quality_reasons"):
         assert analyzed[key] == recorded[key], key
     for path in Path(recorded["folder"]).glob("telemetry/*/*.parquet"):
@@ -116,9 +116,9 @@ def test_the_machine_is_recorded_for_some_seconds_and_a_command_told_to_end_afte
     ],
 )
 def test_what_cannot_be_recorded_is_one_message_and_leaves_nothing(
-    wattune: Run, storage: Path, arguments: list[str], code: int, named: str
+    wattune_here: Run, storage: Path, arguments: list[str], code: int, named: str
 ) -> None:
-    done = wattune("record", *arguments)
+    done = wattune_here("record", *arguments)
     assert done.returncode == code, done.stderr
     assert named in done.stderr and "Traceback" not in done.stderr and done.stdout == ""
     assert not list(storage.glob("recordings/*"))
@@ -170,7 +170,7 @@ def test_ctrl_c_on_a_terminal_reaches_the_command_once_and_the_recording_is_clos
 
 
 def test_after_kill_9_of_the_recorder_everything_is_readable(
-    wattune: Run, tmp_path: Path, storage: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    wattune_here: Run, tmp_path: Path, storage: Path, environment: dict[str, str]
 ) -> None:
     arguments = [sys.executable, "-m", "wattune", "record", "--name", "mine", "--backend", "simulated", "sleep", "30"]
     process = subprocess.Popen(arguments, cwd=tmp_path, env=environment, start_new_session=True)
@@ -183,11 +183,11 @@ def test_after_kill_9_of_the_recorder_everything_is_readable(
     facts = json.loads((folder / "manifest.json").read_text())
     sampler = SamplerProcess.attach(folder / "telemetry" / facts["node"])
     try:
-        first = json.loads(wattune("analyze", "--json", folder).stdout)
+        first = json.loads(wattune_here("analyze", "--json", folder).stdout)
     finally:
         sampler.stop()
     assert facts["closed"] is False and "exit_code" not in facts
     assert first["metrics"]["device_power_mean_w"] > 0 and "simulated" in first["quality_reasons"]
     # Once the sampler has ended the answer no longer changes.
-    second, third = (json.loads(wattune("analyze", "--json", folder).stdout) for _ in range(2))
+    second, third = (json.loads(wattune_here("analyze", "--json", folder).stdout) for _ in range(2))
     assert second == third and second["quality"] == "indicative"

@@ -1,7 +1,6 @@
 """The placement whose slowest stage is fastest, exactly: stages to slots, and whole layers to stages."""
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from wattune.arrays import Floats, Ints
 
@@ -15,6 +14,8 @@ def min_max(
     the times that stages can take, it is exact. A stage may take places of its own block; i is in place i now. `counts`
     are units that stay. Returns places and units of the stages, of least total time where T* is reached, and T*.
     """
+    from scipy.optimize import linear_sum_assignment  # takes 0.3 s; `wattune record` does not wait for it
+
     size = len(slowness)
     allowed = np.arange(1, total - size + 2)[None, :].repeat(size, 0) if counts is None else counts[:, None]
     times_s = (unit_s * allowed + fixed_s[:, None])[:, None, :] * slowness[None, :, None]

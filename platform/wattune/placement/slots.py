@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from wattune.arrays import Floats
 from wattune.errors import PlanError
@@ -67,6 +65,9 @@ class SlotMap:
 
 def fit_map(readings: Sequence[SlotReading], seed: int = 0) -> SlotMap:
     """Fits the map of the slots; draws are of Student's t, as the scatter is measured. Without readings `PlanError`."""
+    from scipy.sparse import coo_array  # takes 0.2 s; other commands show no map
+    from scipy.sparse.csgraph import connected_components
+
     if not readings:
         raise PlanError("no run has the times of its devices; run a study on them")
     readings = sorted(readings, key=lambda one: one.at_s)

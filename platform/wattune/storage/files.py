@@ -16,7 +16,6 @@ from wattune.errors import PlanError, TelemetryError
 from wattune.storage.digests import DigestError, object_of, with_digest
 from wattune.storage.documents import MOST_BYTES
 from wattune.storage.format import FORMAT, FORMAT_KEY, FormatError
-from wattune.storage.parquet import encoded
 
 STORAGE_VARIABLE: Final = "WATTUNE_STORAGE"
 DEFAULT_STORAGE: Final = "~/wattune-studies"
@@ -187,6 +186,8 @@ def write_digested(path: Path, data: Mapping[str, Any], *, over: bool = True, pr
 
 def write_table(path: Path, table: pa.Table) -> None:
     """Writes one Parquet file, whole or not at all, with the options that all tables share."""
+    from wattune.storage.parquet import encoded  # a sampler writes JSON alone, and starts with every trial
+
     write_whole(path, encoded(table).to_pybytes())
 
 

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from wattune.errors import SensorChoiceError
 from wattune.telemetry.backend import OTHER_PROCESSES
@@ -103,6 +102,8 @@ def of_devices(
     tables: Mapping[str, pa.Table], manifest: Mapping[str, Any], names: Collection[str]
 ) -> tuple[dict[str, pa.Table], dict[str, Any]]:
     """Returns tables and manifest of a node with some of its devices alone; a tier that none of them has is absent."""
+    import pyarrow.compute as pc  # a sampler, which starts with every trial, needs none
+
     wanted = pa.array(sorted(names), pa.string())
     parts = {tier: table.filter(pc.is_in(table["device"].cast(pa.string()), wanted)) for tier, table in tables.items()}
     by_device = {key: manifest[key] for key in ("devices", "measured") if isinstance(manifest.get(key), Mapping)}

@@ -4,6 +4,7 @@ import csv
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,21 @@ ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "benchmarks" / "search_regret.py"
 DATA = ROOT / "benchmarks" / "data"
 CASES = DATA / "search_cases.yaml"
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Runs the benchmark's command in this process; gives its exit code, and what it printed as an error."""
+
+    def run(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
+        try:
+            script.main()
+        except SystemExit as leaving:
+            return (leaving.code, capsys.readouterr().err) if isinstance(leaving.code, int) else (1, str(leaving.code))
+        return 0, capsys.readouterr().err
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +66,9 @@ def test_a_replay_of_the_grid_finds_the_best_where_it_stands(case):
 
 
 def test_regret_never_rises_and_a_stopped_run_stays_where_it_was(case):
-    run = script.replay(script.STRATEGIES["model_guided"], case, 0, 120)
-    regrets = script.curve(case, run, metrics(BEST)["tokens_per_s"], 150)
-    assert len(regrets) == 150 and (np.diff([r for r in regrets if np.isfinite(r)]) <= 0).all()
+    run = script.replay(script.STRATEGIES["model_guided"], case, 0, 40)
+    regrets = script.curve(case, run, metrics(BEST)["tokens_per_s"], 60)
+    assert len(regrets) == 60 and (np.diff([r for r in regrets if np.isfinite(r)]) <= 0).all()
     assert regrets[-1] == regrets[len(run.trials) - 1]
 
 
@@ -85,20 +101,20 @@ def test_a_window_changes_what_a_full_measurement_costs_and_no_burst():
         assert other.cost_s - one.cost_s == pytest.approx(45.0 * 4 if ran else 0.0)
 
 
-def test_the_commands_of_the_ladder_s_page_work(tmp_path):
-    table, rows = str(DATA / "dense_gpt_h200x4.parquet"), tmp_path / "rows.csv"
-    command = [sys.executable, str(SCRIPT), "--table", table, "--objective", "maximize tokens_per_s", "--seeds", "1"]
+def test_the_commands_of_the_ladder_s_page_work(benchmark, tmp_path):
+    table, rows = DATA / "dense_gpt_h200x4.parquet", tmp_path / "rows.csv"
+    command = ["--table", table, "--objective", "maximize tokens_per_s", "--seeds", "1"]
     command += ["--where", "node_device_power_peak_1s_w <= 2700", "--window", "15", "--csv", str(rows)]
     command += ["--only", "random", "--only", "random, ladder"]
-    subprocess.run([*command, "--promote", "0.5"], check=True, capture_output=True, timeout=200)
+    assert benchmark(*command, "--promote", "0.5")[0] == 0
     with rows.open(newline="") as lines:
         plain, laddered = csv.DictReader(lines)
     assert plain["table"] == laddered["table"] == "dense_gpt_h200x4_window15s"
     assert (plain["num_bursts"], laddered["num_bursts"]) == ("0", "7")
     # Half of seven is four, but the bursts of four break the bound.
     assert (plain["num_trials_run"], laddered["num_trials_run"]) == ("7", "3")
-    done = subprocess.run([*command, "--promote", "2"], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 2 and "--promote is 2; give a share" in done.stderr
+    code, said = benchmark(*command, "--promote", "2")
+    assert code == 2 and "--promote is 2; give a share" in said
 
 
 def test_the_hypervolume_is_the_area_above_the_worst_point():
@@ -125,13 +141,10 @@ def test_every_shipped_table_can_be_replayed(path):
     assert any(trial.results[0].status is RunStatus.COMPLETED for trial in trials)
 
 
-def test_bounds_that_nothing_holds_are_refused():
-    table = str(DATA / "moe_ep_h200x4.parquet")
+def test_bounds_that_nothing_holds_are_refused(benchmark):
     where = ["--objective", "maximize tokens_per_s", "--where", "node_device_power_peak_1s_w <= 1"]
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--table", table, *where], capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 2 and "no trial holds every bound" in done.stderr
+    code, said = benchmark("--table", DATA / "moe_ep_h200x4.parquet", *where)
+    assert code == 2 and "no trial holds every bound" in said
 
 
 def test_a_surrogate_s_order_and_intervals_are_judged_on_what_it_had_not_seen(case):
@@ -165,9 +178,9 @@ def test_one_command_writes_rows_page_and_drawing(tmp_path):
     (one,) = [one for one in yaml.safe_load(CASES.read_text()) if one["name"] == "dense_gpt_h200x4_2700w"]
     # A held-out fit takes seconds; `test_held_out_estimates_are_fitted_to_other_tables` makes one.
     cases.write_text(yaml.safe_dump([one | {"table": str(DATA / one["table"]), "held_out": False}]))
-    command = [sys.executable, str(SCRIPT), "--cases", str(cases), "--case", "dense_gpt_h200x4_2700w", "--seeds", "2"]
-    command += ["--only", "random", "--only", "model_guided", "--csv", str(tmp_path / "rows.csv")]
-    command += ["--markdown", str(page), "--svg", str(tmp_path / "page")]
+    command = [sys.executable, SCRIPT, "--cases", cases, "--case", "dense_gpt_h200x4_2700w", "--seeds", "2"]
+    command += ["--only", "random", "--only", "model_guided", "--csv", tmp_path / "rows.csv"]
+    command += ["--markdown", page, "--svg", tmp_path / "page"]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     text = page.read_text()
     assert text.startswith("# Page\n\nbefore") and text.endswith("after\n") and "old" not in text

@@ -20,6 +20,7 @@ from wattune.storage.files import with_calibrations, write_calibration
 from wattune.storage.study import check_study_name
 from wattune.telemetry.probe import probe
 
+Verb = Callable[..., tuple[int, str, str]]
 QUICK = Protocol(waves=((0.5, 4), (2.0, 1)), num_pairs=2, block_s=1.2)
 HERE = {name for name, is_there, *_ in probe() if is_there}
 
@@ -133,36 +134,26 @@ def test_interrupted_it_leaves_no_process(tmp_path: Path) -> None:
 
 @pytest.mark.skipif("nvml" in HERE, reason="this machine has a GPU, so nothing is missing")
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_the_command_says_what_is_missing(tmp_path: Path, options: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "wattune", "calibrate", "--storage", str(tmp_path), *options],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert not done.stdout or json.loads(done.stdout)["error"]["exit_code"] == 1
-    assert done.stderr.startswith("error: ")
-    assert "nvml" in done.stderr.lower()
-    assert "Traceback" not in done.stderr
+def test_the_command_says_what_is_missing(wattune: Verb, tmp_path: Path, options: list[str]) -> None:
+    code, out, err = wattune("calibrate", "--storage", tmp_path, *options)
+    assert code == 1
+    assert not out or json.loads(out)["error"]["exit_code"] == 1
+    assert err.startswith("error: ")
+    assert "nvml" in err.lower()
+    assert "Traceback" not in err
 
 
 def test_the_command_shows_what_was_found_and_where_it_is(
-    found: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    found: dict[str, Any], wattune: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The verb and its tables over a calibration that was measured above; measuring it again would add nothing."""
-    from wattune import cli
     from wattune.api import recordings
 
     monkeypatch.setattr(recordings, "measure_sensors", lambda _backend, listener: [found])
     path = tmp_path / "calibration" / f"{found['uuid']}.json"
     for options in ([], ["--json"]):
-        monkeypatch.setattr(sys, "argv", ["wattune", "calibrate", "--storage", str(tmp_path), *options])
-        with pytest.raises(SystemExit) as leaving:
-            cli.main()
-        assert not leaving.value.code
-        out = capsys.readouterr().out
+        code, out, _ = wattune("calibrate", "--storage", tmp_path, *options)
+        assert not code
         kept = json.loads(path.read_text())
         assert len(kept.pop("digest")) == 64 and kept.pop("format") == 4 and kept == found
         if options:

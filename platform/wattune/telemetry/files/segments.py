@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from wattune.errors import TelemetryError
 from wattune.schema import TELEMETRY, table_schema
@@ -269,6 +268,8 @@ def read_tables(folder: Path, *, start_mono_ns: int | None = None) -> tuple[dict
     cannot be read to its end, or holds fewer rows than the manifest counts. A note is not a failure: the last segments
     of a living or killed sampler have one each. Raises `TelemetryError`: the manifest exists and cannot be read.
     """
+    import pyarrow.compute as pc  # not with the module: a sampler only writes
+
     recorded = _recorded_segments(folder)
     notes = [f"{name}: the file is gone" for name in sorted(recorded) if not (folder / name).exists()]
     tables: dict[str, pa.Table] = {}
