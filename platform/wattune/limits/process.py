@@ -39,10 +39,8 @@ class SettingsProcess(DetachedProcess):
     def start(cls, folder: Path, *, lease_s: float = LEASE_S, **asked: Any) -> Self:
         """Starts it and waits until it owns the node's devices, which can have all values and let it set them.
 
-        `asked` are `backend`, a key of `VENDORS`; `num_devices`, those that trials use; `values` by axis.
-
-        Raises:
-            PlanError: One of them cannot be set, or another process sets it. Nothing is changed then.
+        `asked` are `backend`, a key of `VENDORS`; `num_devices`, those that trials use; `values` by axis. Raises
+        `PlanError`: one of them cannot be set, or another process sets it. Nothing is changed then.
         """
         setter = cls(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -58,8 +56,7 @@ class SettingsProcess(DetachedProcess):
     def set(self, values: Mapping[str, Any]) -> None:
         """Has its devices set, and axes restored that are not named.
 
-        Raises:
-            TelemetryError: It is gone or too slow, or a device refuses.
+        Raises `TelemetryError`: it is gone or too slow, or a device refuses.
         """
         number, deadline_s = time.monotonic_ns(), time.monotonic() + _SET_S
         write_json(self.folder / _WANT, {"number": number, "values": dict(values)})

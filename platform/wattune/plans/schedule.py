@@ -28,10 +28,8 @@ def passes(stage: int, *, num_stages: int, num_chunks: int, num_micro_batches: i
       micro-batches, or somewhat more if that does not divide them (torch's `ScheduleInterleaved1F1B`).
     - Without training: GPipe's forward passes.
 
-    Without `trains` there are no backward passes.
-
-    Raises:
-        PlanError: The micro-batches do not fill rounds of equal size.
+    Without `trains` there are no backward passes. Raises `PlanError`: the micro-batches do not fill rounds of equal
+    size.
     """
     rounds = max(1, num_micro_batches // num_stages) if num_chunks > 1 else 1
     size, rest = divmod(num_micro_batches, rounds)

@@ -12,8 +12,7 @@ from wattune.workers.outcome import DeviceMemory
 def claim(spec: TrialSpec, ranks: Ranks) -> torch.device:
     """Makes a rank's device torch's current one, after checking that the specification can run there.
 
-    Raises:
-        EngineError: The specification breaks a rule, or the ranks are not those of its cluster.
+    Raises `EngineError`: the specification breaks a rule, or the ranks are not those of its cluster.
     """
     for violation in violations(spec):
         raise EngineError(f"{violation.rule}: {violation.reason}")

@@ -49,6 +49,11 @@ def measure_trial(
 ) -> RankOutcome:
     """Runs one trial on one rank; every rank of the default process group calls it with the same arguments.
 
+    Returns the outcome. Out of memory and a loss that is not finite are outcomes; the spans so far are kept. An error
+    of the profiled pass is a fact (`profile`) of a completed outcome. After any failure other ranks may wait in a
+    collective for this one: the owner of the group must free them. Raises `Exception`: anything else the engine raised;
+    the worker's runner reports it and ends the group.
+
     Args:
         engine: A new engine.
         spec: The trial's specification.
@@ -62,14 +67,6 @@ def measure_trial(
         progress: Called between the parts of the trial.
         await_window: Returns once nothing beside the trial disturbs its measured steps any more. It is called after the
             first step, which compiles, so that the steps which settle come after the wait.
-
-    Returns:
-        The outcome. Out of memory and a loss that is not finite are outcomes; the spans so far are kept. An error of
-        the profiled pass is a fact (`profile`) of a completed outcome. After any failure other ranks may wait in a
-        collective for this one: the owner of the group must free them.
-
-    Raises:
-        Exception: Anything else the engine raised; the worker's runner reports it and ends the group.
     """
     report = progress if progress is not None else _silent
     anchor = ClockAnchor.now()

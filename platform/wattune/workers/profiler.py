@@ -79,11 +79,8 @@ def profiled_steps(
 def device_trace(text: str) -> dict[str, Any]:
     """Reads a Chrome trace of torch's profiler, of its events those on devices alone; nothing else parses them.
 
-    A device waits while its rank reads, and kernels are a sixth of the events. A trace without any, or that is not
-    laid out as Kineto does, each event from a line of its own on, is read whole.
-
-    Raises:
-        ValueError: It is not JSON.
+    A device waits while its rank reads, and kernels are a sixth of the events. A trace without any, or that is not laid
+    out as Kineto does, each event from a line of its own on, is read whole. Raises `ValueError`: it is not JSON.
     """
     head, *events = text.split(_EVENT_BEGINS)
     kept = [event.rstrip().removesuffix(",") for event in events if event.lstrip().startswith(_DEVICE_EVENT)]

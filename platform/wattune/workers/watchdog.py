@@ -85,11 +85,7 @@ class WatchedEngine:
         self._waiting_since_ns = time.monotonic_ns()
 
     def step(self) -> StepSpans:
-        """See `Engine.step`.
-
-        Raises:
-            TrialStoppedError: `stop` was called.
-        """
+        """See `Engine.step`. Raises `TrialStoppedError`: `stop` was called."""
         start_ns = time.monotonic_ns()
         with self._reporting():
             if self._stop_reason is not None:

@@ -30,8 +30,7 @@ class FileSamples:
     def __init__(self, spec: TrialSpec) -> None:
         """Maps the file of a specification into memory.
 
-        Raises:
-            EngineError: The file is not there, not of its data type, or shorter than one sequence.
+        Raises `EngineError`: the file is not there, not of its data type, or shorter than one sequence.
         """
         file, workload = spec.workload.tokens, spec.workload
         assert file is not None

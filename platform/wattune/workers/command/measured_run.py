@@ -105,11 +105,7 @@ class MeasuredRun:
         self._process = self._run.supervised(arguments, environment, cwd=cwd, grace_s=grace_s)
 
     def until_over(self) -> ProgramOutcome:
-        """Watches it to its end, and ends all of it.
-
-        Raises:
-            NodeError: The program cannot be started on this node.
-        """
+        """Watches it to its end, and ends all of it. Raises `NodeError`: the program cannot be started on this node."""
         end: tuple[Kind, str] | None = None
         end_ns = 0
         try:

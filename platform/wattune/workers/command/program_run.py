@@ -146,8 +146,7 @@ class ProgramOutcome:
     def told_devices(self, names: Mapping[str, str]) -> dict[int, str]:
         """Returns the name of the device that each rank told itself, where it did.
 
-        Args:
-            names: Telemetry's names of the node's devices by UUID, as NVML (`GPU-...`) or torch writes it.
+        `names`: telemetry's names of the node's devices by UUID, as NVML (`GPU-...`) or torch writes it.
         """
         by_uuid = {_plain(uuid): name for uuid, name in names.items()}
         uuids = {rank: _plain(str(header.get("device_uuid"))) for rank, header in self.headers.items()}
