@@ -12,7 +12,9 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -36,8 +38,35 @@ from wattune.workers.outcome import RankOutcome
 MOST_NODES: Final = 512
 NUM_FACTS: Final = 30
 """Facts that a rank tells of its libraries and settings."""
-HOSTS: Final = 2
-"""Processes whose coroutines the ranks are."""
+HOSTS: Final = max(2, (os.cpu_count() or 1) - 2)
+"""Processes whose coroutines the ranks are, and the posts and sensors of their nodes."""
+
+
+@cache
+def host_of(node_id: str) -> ActorHandle:
+    """Returns the process of a node."""
+    return ray.get_actor(f"host-{int(node_id, 16) % HOSTS}")
+
+
+class NodePost(Post):
+    """The post of a node that is made up: other nodes' posts and sensors are reached as actors are."""
+
+    def _actor(self, name: str) -> Any:
+        node_id = name.rpartition("-")[2]
+        return _sensors(node_id) if name.startswith("telemetry") else _PostOf(self._keeper, node_id)
+
+
+class _PostOf:
+    """The handle of a node's post."""
+
+    def __init__(self, keeper: ActorHandle, node_id: str) -> None:
+        self.keeper, self.node_id = keeper, node_id
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        host = host_of(self.node_id)
+        return SimpleNamespace(remote=lambda *given: host.post.remote(self.keeper, self.node_id, name, *given))
 
 
 class Host:
@@ -45,7 +74,7 @@ class Host:
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
-        self.posts: dict[str, Post] = {}
+        self.posts: dict[str, NodePost] = {}
         self.spans = spans(MOST_NODES)
         self.running = 0
 
@@ -60,6 +89,15 @@ class Host:
     async def num_running(self) -> int:
         """Ranks that are in their measured steps now."""
         return self.running
+
+    async def post(self, keeper: ActorHandle, node_id: str, method: str, *given: Any) -> Any:
+        """Calls the post of a node that is here."""
+        return await getattr(self._post(keeper, node_id), method)(*given)
+
+    def _post(self, keeper: ActorHandle, node_id: str) -> NodePost:
+        if node_id not in self.posts:
+            self.posts[node_id] = NodePost(keeper, node_id, "")
+        return self.posts[node_id]
 
     async def sensors(self, method: str, node: str) -> Any:
         """Answers as a node's telemetry actor that reads nothing."""
@@ -79,8 +117,8 @@ class Host:
         self, keeper: ActorHandle, lane: str, run: int, numbers: Sequence[int], nodes: Sequence[str]
     ) -> None:
         """Runs some ranks of a lane until it has no trial left; those of a node have its post between them."""
-        for node_id in {nodes[number // PER_NODE] for number in numbers} - self.posts.keys():
-            self.posts[node_id] = Post(keeper)
+        for number in numbers:
+            self._post(keeper, nodes[number // PER_NODE])
         await asyncio.gather(*(self._rank(lane, run, number, nodes[number // PER_NODE]) for number in numbers))
 
     async def _rank(self, lane: str, run: int, number: int, node_id: str) -> None:
@@ -97,7 +135,7 @@ class Host:
         while (part := await post.call(lane, "next_trial", group, number, report)) is not None:
             if part.assignment is not None:
                 await self._trial(post, lane, group, part, place)
-            report = Report(problem=None)
+            report = Report(problem=None, after=part.number)
 
     async def _trial(self, post: Post, lane: str, group: int, part: Any, place: WorkerPlace) -> None:
         node = part.assignment.node_names[place.node_id]
@@ -134,24 +172,19 @@ class Host:
 
 
 class _Sensors:
-    """A node's telemetry actor, which all nodes share."""
+    """The handle of a node's telemetry actor."""
 
     def __init__(self, host: ActorHandle, node: str) -> None:
         self.host, self.node = host, node
 
-    def __getattr__(self, name: str) -> "_Method":
-        if name.startswith("_") or name == "host":
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
             raise AttributeError(name)
-        return _Method(self.host, name, self.node)
+        return SimpleNamespace(remote=lambda *_: self.host.sensors.remote(name, self.node))
 
 
-class _Method:
-    def __init__(self, host: ActorHandle, name: str, node: str) -> None:
-        self.host, self.name, self.node = host, name, node
-
-    def remote(self, *_: Any) -> Any:
-        """Asks the process of the ranks."""
-        return self.host.sensors.remote(self.name, self.node)
+def _sensors(node_id: str) -> _Sensors:
+    return _Sensors(host_of(node_id), f"node{int(node_id, 16):03d}")
 
 
 class FakeKeeper(LaneKeeper):
@@ -160,13 +193,12 @@ class FakeKeeper(LaneKeeper):
     def _lane(self, nodes: tuple[str, ...]) -> Lane:
         name = f"{'+'.join(nodes)}@{self._born}"
         if name not in self._lanes:
-            hosts = [ray.get_actor(f"host-{number}") for number in range(HOSTS)]
 
             async def launch(key: GroupKey, nodes: tuple[str, ...], _restarts: bool, run: int) -> None:
-                shares: dict[int, list[int]] = {}
+                shares: dict[ActorHandle, list[int]] = {}
                 for number in range(key.world_size):  # a node's ranks are in one process, as its post is
-                    shares.setdefault(int(nodes[number // PER_NODE], 16) % HOSTS, []).append(number)
-                served = [hosts[at].serve.remote(self.handle, name, run, share, nodes) for at, share in shares.items()]
+                    shares.setdefault(host_of(nodes[number // PER_NODE]), []).append(number)
+                served = [host.serve.remote(self.handle, name, run, share, nodes) for host, share in shares.items()]
                 await asyncio.gather(*served)
 
             async def probe(_worker: WorkerPlace) -> str:
@@ -177,8 +209,11 @@ class FakeKeeper(LaneKeeper):
 
     def telemetry_actors(self, nodes: Sequence[Node], backends: Sequence[str]) -> list[Any]:  # noqa: ARG002
         """Sensors that read nothing."""
-        host = ray.get_actor("host-0")
-        return [_Sensors(host, node.name) for node in nodes]
+        return [_sensors(node.node_id) for node in nodes]
+
+    def post(self, node_id: str) -> Any:
+        """The post of a node."""
+        return _PostOf(self.handle, node_id)
 
     async def close(self) -> None:
         """Ends every lane."""

@@ -110,14 +110,16 @@ def made_up_rank(true: dict[int, float]) -> Callable[[dict[str, Any]], None]:
 
         from wattune.clock import ClockAnchor
         from wattune.orchestrate.lanes.messages import Place, Report, WorkerPlace, received
+        from wattune.orchestrate.lanes.post import nearest
         from wattune.run import RunStatus
         from wattune.workers.outcome import RankOutcome
         from wattune.workers.phases import Span, spans_table
 
-        keeper, lane, own = config["keeper"], config["lane"], ray.get_runtime_context()
+        lane, own = config["lane"], ray.get_runtime_context()
+        post = nearest(config)
 
         def call(name: str, *given: Any) -> Any:
-            return ray.get(keeper.call.remote(lane, name, *given))
+            return ray.get(post.call.remote(lane, name, *given))
 
         node_id, pid = own.get_node_id(), os.getpid()
         (role,) = (one["Labels"]["wattune.io/domain"] for one in ray.nodes() if one["NodeID"] == node_id)
@@ -126,7 +128,7 @@ def made_up_rank(true: dict[int, float]) -> Callable[[dict[str, Any]], None]:
         )
         group, report, count = call("join", config["run"], here), None, 0
         while (part := received(call("next_trial", group, 0, report))) is not None:
-            report = Report(problem=None)
+            report = Report(problem=None, after=part.number)
             if part.assignment is None:
                 continue
             attempt, count = part.assignment.attempt, count + 1

@@ -89,7 +89,7 @@ class Ranks:
             outcome = RankOutcome(rank=message.rank, status=RunStatus.COMPLETED)
             self.lane.deliver(group, message.number, outcome, place)
             await order
-            report = Report(problem=None)
+            report = Report(problem=None, after=message.number)
 
 
 async def overheads_s(num_ranks: int) -> list[float]:

@@ -163,6 +163,35 @@ def held(running: Any, study: Path, num_results: int) -> psutil.Process:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_post_killed_while_ranks_train_costs_nothing_and_one_killed_with_their_spans_a_repetition(
+    raylets: Raylets, start_wattune, write_two_trials, results, storage: Path, environment: dict[str, str]
+) -> None:
+    environment["RAY_AUTH_MODE"] = "disabled"
+    raylets("add a")  # ranks are on a node beside the study's
+    study = storage / "killed_post"
+    space = write_two_trials("killed_post", min_seconds=4, num_ranks=1, repeats=2)
+    running = start_wattune("run", space, "--address", raylets.address)
+    running.says(r"^\[0/4\].* measure [1-9]")
+    (post,) = of_study(raylets, "ray::Post")
+    post.kill()
+    maker = held(raylets, study, 1)
+    assert [one["status"] for one in results(study).values()] == ["completed"] and not [
+        *study.glob("trials/*/attempts")
+    ]
+    (again,) = soon(lambda: of_study(raylets, "ray::Post"))
+    assert again.pid != post.pid
+    again.kill()  # spans that no result has been made of are there
+    maker.resume()
+    assert running.ends(250) == 0, running.text
+    assert "Traceback" not in running.text
+    assert [one["status"] for one in results(study).values()] == ["completed"] * 4
+    (attempt,) = study.glob("trials/*/attempts/1/run.json")
+    lost = json.loads(attempt.read_text())
+    assert lost["status"] == "infra_failed" and lost["reason"].startswith("the post of a node ended")
+
+
+@pytest.mark.slow
 def test_a_kill_while_a_result_is_made_loses_no_result_and_measures_none_twice(
     start_wattune, write_two_trials, results, storage: Path
 ) -> None:

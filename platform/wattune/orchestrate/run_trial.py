@@ -18,7 +18,7 @@ from typing import Final
 
 import pyarrow as pa
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ObjectLostError, RayActorError, RayError
 
 from wattune.clock import ClockAnchor
 from wattune.engines.registry import check_libraries
@@ -141,7 +141,11 @@ def _conclude(measured: Attempt, course: _Course, begun: ClockAnchor, ended_mono
     folder, telemetry = TrialFolder(measured.folder), course.telemetry
     if len(folder.attempts()) >= (measured.numbers.attempt or 1):  # see `conclude`
         return
-    spans = _write_spans(measured, folder, course.answer, telemetry)
+    try:
+        spans = _write_spans(measured, folder, course.answer, telemetry)
+    except ObjectLostError:
+        lost = "the post of a node ended, and took with it what ranks there had measured"
+        spans, course.answer = None, replace(course.answer, failure=lost, infra=Cause.WORKERS_LOST)
     digests: dict[str, str] = {}
     if telemetry is not None:
         digests = telemetry.keep(folder.path, used_alone=is_command(measured.spec) and spans is None)

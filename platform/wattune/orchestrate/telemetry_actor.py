@@ -18,6 +18,7 @@ import ray
 from ray.actor import ActorHandle
 
 from wattune.analysis.signals.energy_grid import LONGEST_S
+from wattune.analysis.signals.readings import HOST
 from wattune.clock import ClockAnchor
 from wattune.errors import TelemetryError
 from wattune.limits.process import VENDORS, SettingsProcess
@@ -229,11 +230,11 @@ class TelemetryActor:
         if self._set_for == key:  # else the next trial has begun
             self._set("", 0, {})
 
-    def recording(self, key: str, mark: Path, used: Collection[str] | None = None) -> NodeTelemetry:
+    def recording(self, key: str, mark: Path, used: Mapping[str, Collection[str]] | None = None) -> NodeTelemetry:
         """Moves what a trial's sampler recorded to the trial's folder, while the sampler of another may run.
 
         The `mark` is a file that the driver made there: a node that does not see it does not share the folder, and
-        returns the files. Asked again, it does the same again. Of `used` devices alone, where they are given.
+        returns the files. Asked again, it does the same again. Where `used` devices are given, by node, of those alone.
 
         Raises:
             TelemetryError: It ended before its sensors were open.
@@ -243,7 +244,7 @@ class TelemetryActor:
         tables, losses = read_tables(folder)
         manifest["measured"] = measured_facts(tables)
         if used is not None:
-            tables, manifest = of_devices(tables, manifest, used)
+            tables, manifest = of_devices(tables, manifest, {HOST, *used.get(self._node, ())})
         told, files = NodeTelemetry(node=self._node, manifest=manifest, losses=tuple(losses)), tier_files(tables)
         if not mark.exists():
             return replace(told, files=files)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from uuid import uuid4
@@ -14,7 +15,6 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from wattune.analysis.signals.readings import HOST
 from wattune.catalog.hardware import ClusterSpec
 from wattune.errors import PlanError, TelemetryError
 from wattune.orchestrate.ask import ask_all, on_node
@@ -23,7 +23,14 @@ from wattune.orchestrate.lanes.actor import NICENESS, LaneKeeper
 from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.lanes.messages import Death, Place
 from wattune.orchestrate.lanes.ray_errors import KEEPER_ENDED, KEEPER_REMEDY, cause, ended_with_keeper, ray_words
-from wattune.orchestrate.telemetry_actor import EXCHANGE_S, NO_OFFSET, NodeClocks, NodeTelemetry, Sensed
+from wattune.orchestrate.telemetry_actor import (
+    EXCHANGE_S,
+    NO_OFFSET,
+    NodeClocks,
+    NodeTelemetry,
+    Sensed,
+    actor_name,
+)
 from wattune.storage.files import write_whole
 from wattune.storage.measured import MeasuredFolder
 from wattune.telemetry.devices import without_own_processes
@@ -43,6 +50,8 @@ WORK_S: Final = 600.0
 """Longest that work on a trial's files may take on a node."""
 
 _T = TypeVar("_T")
+Leaders = Sequence[tuple[ActorHandle, Mapping[Node, str]]]
+"""Posts that ask the actors of nodes, and these actors' names; none where there are few nodes."""
 
 _BACKENDS_OF_VENDOR: Final = {"cpu": ("host",), "nvidia": ("host", "nvml"), "amd": ("host", "amd_smi")}
 """Backends that read a node's sensors, by the vendor of its devices."""
@@ -63,6 +72,7 @@ class TrialTelemetry:
     """Reads every node: the highest 1 s mean of its device power in the last seconds, if power is read."""
     actors: Mapping[Node, ActorHandle] = field(default_factory=dict)
     """The actors that sample the nodes."""
+    leaders: Leaders = ()
     places: Sequence[Place] = ()
     """Places of the ranks; set before the trial is over."""
     warm: bool = False
@@ -81,8 +91,7 @@ class TrialTelemetry:
         Raises:
             TelemetryError: Those of a node are not, or they see other devices than those of the trial before.
         """
-        opening = {node: actor.ready.remote(self.key) for node, actor in self.actors.items()}
-        found, failed = ask_all(opening, START_S)
+        found, failed = self._ask(START_S, "ready")
         _require(failed, START_S)
         for node, names in found.items():
             if names != self.sensed[node.name].device_names:
@@ -95,16 +104,11 @@ class TrialTelemetry:
         """
         used: dict[str, set[str]] = {}
         for place in self.places if used_alone else ():
-            used.setdefault(place.node, {HOST}).add(place.device)
+            used.setdefault(place.node, set()).add(place.device)
         mark = folder / f".seen-{uuid4().hex}"
         write_whole(mark, b"")
         try:
-            asked = {
-                node: one.recording.remote(self.key, mark, used.get(node.name, {HOST}) if used_alone else None)
-                for node, one in self.actors.items()
-                if node not in self.silent
-            }
-            recorded, failed = ask_all(asked, STOP_S)
+            recorded, failed = self._ask(STOP_S, "recording", mark, used if used_alone else None)
         finally:
             mark.unlink(missing_ok=True)
         self._lose(failed, STOP_S)
@@ -139,13 +143,15 @@ class TrialTelemetry:
 
     def forget(self) -> None:
         """Removes the trial's files from its nodes once they are in the study folder."""
-        ask_all(
-            {node: one.forget.remote(self.key) for node, one in self.actors.items() if node not in self.silent}, STOP_S
-        )
+        self._ask(STOP_S, "forget")
 
     def stop(self) -> None:
         """Ends the samplers, and notes what kept some from it."""
-        self._lose(_stop(self.key, self.actors), STOP_S)
+        self._lose(self._ask(STOP_S, "stop")[1], STOP_S)
+
+    def _ask(self, within_s: float, method: str, *given: Any) -> tuple[dict[Node, Any], dict[Node, RayError]]:
+        actors = {node: actor for node, actor in self.actors.items() if node not in self.silent}
+        return _ask(actors, self.leaders, within_s, method, self.key, *given)
 
     def _lose(self, failed: Mapping[Node, RayError], within_s: float) -> None:
         self.silent = {*self.silent, *_silent(failed)}
@@ -177,12 +183,14 @@ def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: LaneKeeper) -> 
     Raises:
         TelemetryError: A sampler did not start.
     """
-    actors = dict(zip(cluster.nodes, lanes.telemetry_actors(cluster.nodes, sensor_backends(spec)), strict=True))
+    backends = sensor_backends(spec)
+    actors = dict(zip(cluster.nodes, lanes.telemetry_actors(cluster.nodes, backends), strict=True))
+    named = partial(actor_name, backends=backends, job_id=ray.get_runtime_context().get_job_id())
+    leaders = [(post, {node: named(node) for node in own}) for post, own in lanes.leaders(cluster.nodes)]
     num_ranks = spec.cluster.devices_per_node
     silent: Set[Node] = frozenset()
     try:
-        started = {node: actor.start.remote(key, num_ranks, settings_of(spec)) for node, actor in actors.items()}
-        found, failed = ask_all(started, START_S)
+        found, failed = _ask(actors, leaders, START_S, "start", key, num_ranks, settings_of(spec))
         silent = _silent(failed)
         _require(failed, START_S)
         sensed = {node.name: one for node, one in found.items()}
@@ -190,10 +198,15 @@ def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: LaneKeeper) -> 
         others = {node: actor for node, actor in actors.items() if node.node_id != cluster.driver_node_id}
         offsets = _clock_offsets(others, sensed, lanes.clocks)
     except Exception:  # also if a node has just died: the samplers of the others must not run on
-        _stop(key, actors, silent)
+        _ask({node: one for node, one in actors.items() if node not in silent}, leaders, STOP_S, "stop", key)
         raise
     telemetry = TrialTelemetry(
-        key=key, sensed=sensed, node_power_w=lambda: _look(key, actors), actors=actors, offsets=offsets
+        key=key,
+        sensed=sensed,
+        node_power_w=lambda: _look(key, actors, leaders),
+        actors=actors,
+        leaders=leaders,
+        offsets=offsets,
     )
     try:
         yield telemetry
@@ -273,14 +286,33 @@ def _reason(node: Node, error: RayError) -> str:
     return f"telemetry of node {node.name} ended ({ray_words(error)}); check that the node is alive and has memory"
 
 
-def _stop(key: str, actors: Mapping[Node, ActorHandle], silent: Set[Node] = frozenset()) -> dict[Node, RayError]:
-    """Ends the samplers; returns what kept some from it. Nobody waits for those that are known to be silent."""
-    asked = {node: actor.stop.remote(key) for node, actor in actors.items()}
-    return ask_all({node: one for node, one in asked.items() if node not in silent}, STOP_S)[1]
+def _ask(
+    actors: Mapping[Node, ActorHandle], leaders: Leaders, within_s: float, method: str, *given: Any
+) -> tuple[dict[Node, Any], dict[Node, RayError]]:
+    """Asks actors as `ask_all` does, by leaders for half of the time; then those themselves that have not answered.
+
+    So a silent leader costs its nodes nothing, and silent nodes cost one time-out.
+    """
+    led, half_s = (
+        {at: tuple(node for node in own if node in actors) for at, (_, own) in enumerate(leaders)},
+        within_s / 2,
+    )
+    asked = {
+        at: post.ask.remote([own[node] for node in led[at]], half_s, method, *given)
+        for at, (post, own) in enumerate(leaders)
+    }
+    told = ask_all(asked, half_s)[0]
+    answers = {node: one for at, several in told.items() for node, one in zip(led[at], several, strict=True)}
+    raised = {node: one for node, one in answers.items() if isinstance(one, RayTaskError)}
+    found = {node: one for node, one in answers.items() if not isinstance(one, Exception)}
+    rest = {node: one for node, one in actors.items() if node not in found and node not in raised}
+    direct = {node: getattr(actor, method).remote(*given) for node, actor in rest.items()}
+    more, failed = ask_all(direct, half_s if leaders else within_s)
+    return found | more, raised | failed
 
 
-def _look(key: str, actors: Mapping[Node, ActorHandle]) -> dict[str, float]:
-    found, failed = ask_all({node: actor.node_power_w.remote(key) for node, actor in actors.items()}, LOOK_S)
+def _look(key: str, actors: Mapping[Node, ActorHandle], leaders: Leaders) -> dict[str, float]:
+    found, failed = _ask(actors, leaders, LOOK_S, "node_power_w", key)
     for reason in _told(failed, LOOK_S):  # the trial goes on; its result counts such looks
         _log.warning("the power of a running trial cannot be read: %s", reason)
     return {node.name: power_w for node, power_w in found.items() if power_w is not None}

@@ -97,7 +97,7 @@ def test_power_and_temperatures_of_a_running_trial_are_read_from_the_samplers_fi
     assert {name: (mark.parent / "telemetry/n0" / name).read_bytes() for name in recorded.files} == recorded.files
     assert MeasuredFolder(mark.parent).telemetry()["fast"].num_rows > 0
     assert pickle.loads(pickle.dumps(written)) == written
-    own = actor.recording("trial", mark, {"gpu1", "host"}).manifest["devices"]
+    own = actor.recording("trial", mark, {"n0": {"gpu1"}}).manifest["devices"]
     assert own.keys() == {"gpu1"}, "of devices that the trial used alone"
     after_c = actor.temperatures_c()
     assert after_c.keys() == temperatures_c.keys(), "a sampler runs for it where none does"

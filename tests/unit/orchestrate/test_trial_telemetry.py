@@ -14,6 +14,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from wattune.catalog.hardware import DEVICES, ClusterSpec
 from wattune.clock import ClockAnchor
 from wattune.errors import TelemetryError
+from wattune.orchestrate import trial_telemetry
 from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.lanes.messages import Death, Place
 from wattune.orchestrate.telemetry_actor import NodeClocks, NodeTelemetry, Sensed
@@ -63,10 +64,13 @@ def sampled(monkeypatch: pytest.MonkeyPatch, make_specs: Any, new_node: Any) -> 
     """Samples two nodes, the second of which is not the driver's."""
     monkeypatch.setattr(ray, "get", lambda pending, timeout=None: pending())
     monkeypatch.setattr(ray, "wait", lambda pending, num_returns, timeout: (pending, []))
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_job_id=lambda: "01"))
 
     def begin(first: FakeActor, second: FakeActor) -> Any:
         cluster = Cluster(nodes=(new_node("n0"), new_node("n1")), driver_node_id="n0")
-        lanes: Any = SimpleNamespace(telemetry_actors=lambda _nodes, _backends: [first, second], clocks=NodeClocks())
+        lanes: Any = SimpleNamespace(
+            telemetry_actors=lambda _nodes, _backends: [first, second], leaders=lambda _: [], clocks=NodeClocks()
+        )
         return sampling("key", make_specs(1)[0], cluster, lanes)
 
     return begin
@@ -217,3 +221,27 @@ def test_work_on_files_of_many_nodes_is_done_on_one_that_sees_them(
     assert telemetry.beside(lambda: "done") == "done"
     assert pinned == ([nodes[-2].node_id] if num_nodes > 8 else [])
     assert ("n7 was to do is done here" in caplog.text) == fails
+
+
+def test_nodes_of_a_silent_leader_are_asked_themselves_and_what_a_node_raised_is_not_asked_again(
+    new_node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "get", lambda pending, timeout=None: pending())
+    monkeypatch.setattr(ray, "wait", lambda refs, **_: ([one for one in refs if one() is not None], []))
+    nodes = [replace(new_node(f"n{number}"), node_id=f"{number:056x}") for number in range(4)]
+    actors = {node: FakeActor(node.name) for node in nodes}
+    raised = RayTaskError("stop", "Traceback", OSError("disk full"))
+
+    def post(answer: Any) -> Any:
+        return SimpleNamespace(ask=SimpleNamespace(remote=lambda *given: asked.append(given) or (lambda: answer)))
+
+    asked: list[Any] = []
+    leaders = [
+        (post(["told", raised]), {nodes[0]: "a", nodes[1]: "b"}),
+        (post(None), {nodes[2]: "c", nodes[3]: "d"}),
+    ]
+    left = {node: actor for node, actor in actors.items() if node is not nodes[3]}
+    found, failed = trial_telemetry._ask(left, leaders, 60.0, "node_power_w", "key")
+    assert asked == [(["a", "b"], 30.0, "node_power_w", "key"), (["c"], 30.0, "node_power_w", "key")]
+    assert found == {nodes[0]: "told", nodes[2]: 500.0} and failed == {nodes[1]: raised}
+    assert [actor.asked for actor in actors.values()] == [[], [], ["node_power_w"], []]

@@ -34,6 +34,7 @@ from wattune.orchestrate.lanes.messages import (
     WorkerPlace,
 )
 from wattune.orchestrate.lanes.placement_groups import remove_orphans
+from wattune.orchestrate.lanes.post import LED, leader, open_post
 from wattune.orchestrate.lanes.ray_errors import death
 from wattune.orchestrate.lanes.train_runs import Launcher
 from wattune.orchestrate.telemetry_actor import NodeClocks, telemetry_actor
@@ -267,11 +268,23 @@ class LaneKeeper:
         """Calls a method of a lane for several workers, each with arguments of its own; all are answered together."""
         return await asyncio.gather(*(self.call(lane, name, *arguments) for arguments in several))
 
+    def post(self, node_id: str) -> ActorHandle:
+        """Returns the post of a node, and starts it where it is not there."""
+        if node_id not in self._posts:
+            self._posts[node_id] = open_post(self.handle, self._born, node_id, self._node_id)
+        return self._posts[node_id]
+
+    def leaders(self, nodes: Sequence[Node]) -> list[tuple[ActorHandle, tuple[Node, ...]]]:
+        """Returns the posts that ask the nodes of a trial, each with its own; none where there are few nodes."""
+        ids, led = [node.node_id for node in nodes], dict[str, list[Node]]()
+        for node in nodes if len(nodes) > LED else ():
+            led.setdefault(leader(ids, node.node_id, self._node_id), []).append(node)
+        return [(self.post(first), tuple(own)) for first, own in led.items()]
+
     def _lane(self, nodes: tuple[str, ...]) -> Lane:
         name = f"{'+'.join(nodes)}@{self._born}"
         if name not in self._lanes:
-            launcher = Launcher(self.handle, name, self._scratch, self._storage, self.in_thread)
-            launcher.posts = self._posts
+            launcher = Launcher(self.handle, name, self._scratch, self._storage, self.in_thread, self.post)
             self._lanes[name] = launcher.lane = Lane(nodes, launcher.launch, _kill, _probe, ray.put)
         return self._lanes[name]
 

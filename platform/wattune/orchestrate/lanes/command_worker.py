@@ -94,7 +94,7 @@ def serve_commands(config: dict[str, Any]) -> None:
     while (assigned := worker.next_trial(report)) is not None:
         if assigned.assignment is not None:
             worker.run(assigned, assigned.assignment)
-        report = worker.report()
+        report = replace(worker.report(), after=assigned.number)
 
 
 class _CommandWorker:

@@ -118,7 +118,7 @@ class Lane(Changes):
                 outcomes=tuple(trial.outcomes[rank] for rank in sorted(trial.outcomes)),
                 cause=trial.cause,
                 places=tuple(trial.places[rank] for rank in sorted(trial.places)),
-                tables=tuple(trial.tables),
+                tables=tuple(trial.tables.values()),
                 failure="" if trial.answered and not trial.interrupted else self._closed or group.lost or "",
                 infra=None if self._closed is None else Cause.NODE_LOST,
                 deaths=group.deaths(trial),
@@ -186,8 +186,8 @@ class Lane(Changes):
         if self._run is None or self._run.number != run or self._run.ending:
             return -1
         group = self._group
-        # A number that joins twice is a new process: the old group is gone, though nobody has said so yet.
-        if group is None or group.lost is not None or worker.number in group.workers:
+        # Another process of a number that has joined: the old group is gone, though nobody has said so yet.
+        if group is None or group.lost or group.workers.get(worker.number, worker).pid != worker.pid:
             if group is not None:
                 self._lose(group, "a worker ended without reporting")
             self._num_groups += 1
@@ -207,10 +207,8 @@ class Lane(Changes):
         self._notify(workers=False)
 
         def offered() -> TrialOfGroup | None:
-            trial = group.trial
-            # A worker that comes back from a trial must not take the same one again.
-            new = trial is not None and not trial.closed and trial.number > group.taken.get(worker, 0)
-            return trial if new else None
+            trial, after = group.trial, 0 if report is None else report.after
+            return trial if trial is not None and not trial.closed and trial.number > after else None
 
         def ending() -> bool:
             return group.lost is not None or self._run is None or self._run.ending
@@ -219,7 +217,7 @@ class Lane(Changes):
         trial = offered()
         if ending() or trial is None:
             return None
-        del group.reports[worker]
+        group.reports.pop(worker, None)  # a call made again may have been first
         group.taken[worker] = trial.number
         self._notify(workers=False)
         return trial.ranks[worker]

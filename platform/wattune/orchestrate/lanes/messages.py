@@ -150,7 +150,7 @@ class RankAssignment:
     """One worker's part of an assignment."""
 
     number: int
-    """Number of the trial in its group, from 1; 0 only tests that the ranks still find each other."""
+    """Number of the trial in its group, from 1."""
     rank: int
     world_size: int
     local_rank: int
@@ -158,7 +158,7 @@ class RankAssignment:
     meeting: str
     """Name under which the ranks meet; no two trials of a group share it."""
     assignment: Assignment | None
-    """None if nothing is to be trained. On its way to a worker it is a reference, see `Share`."""
+    """None if the ranks only test that they find each other. On its way to a worker it is a reference, see `Share`."""
     rendezvous: str = ""
     """Meeting point of a command's processes: `host:port` of node 0."""
 
@@ -178,6 +178,8 @@ class Report:
     """The reason it must not run another trial; None if it may."""
     rendezvous: str = ""
     """A free `host:port` of its node, where a command runs."""
+    after: int = 0
+    """Number of the part it took last, by which a call that is made again gets the same one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

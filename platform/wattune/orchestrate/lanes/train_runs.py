@@ -28,7 +28,6 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from wattune.orchestrate.lanes.changes import LOOK_S
 from wattune.orchestrate.lanes.lane import Lane
 from wattune.orchestrate.lanes.messages import GroupKey
-from wattune.orchestrate.lanes.post import open_post
 from wattune.orchestrate.lanes.ray_errors import cause, death
 from wattune.plans.engines import runs_program
 from wattune.workers.environment import prepare_environment
@@ -121,13 +120,19 @@ class Launcher:
     """Starts the workers of one lane."""
 
     lane: Lane
-    posts: dict[str, ActorHandle]
-    """Of all lanes, by node; a lane adds those that it needs."""
 
-    def __init__(self, keeper: ActorHandle, name: str, scratch: str, storage: Path | None, in_thread: InThread) -> None:
+    def __init__(
+        self,
+        keeper: ActorHandle,
+        name: str,
+        scratch: str,
+        storage: Path | None,
+        in_thread: InThread,
+        post: Callable[[str], ActorHandle],
+    ) -> None:
         """Starts nothing yet. The workers call the `keeper` by the lane's name; the rest is set before they start."""
         self._keeper, self._name, self._scratch, self._storage = keeper, name, scratch, storage
-        self._in_thread = in_thread
+        self._in_thread, self._post = in_thread, post
 
     async def launch(self, key: GroupKey, nodes: tuple[str, ...], restarts: bool, number: int) -> None:
         """See `wattune.orchestrate.lanes.worker_group.Launch`."""
@@ -149,8 +154,8 @@ class Launcher:
         environment = dict(key.environment)
         trainer = _of_commands() if runs_command else _of_ranks(key.device, self._storage)
         head = ray.get_runtime_context().get_node_id()
-        for node_id in {*nodes} - {head, *self.posts} if not runs_command else ():
-            self.posts[node_id] = open_post(self._keeper, self._name, node_id)
+        for node_id in {*nodes} - {head} if not runs_command else ():
+            self._post(node_id)
         config = {"keeper": self._keeper, "head": head, "lane": self._name, "run": number}
         # Train counts failures over a run's whole life; the lane has a breaker of its own.
         failures = FailureConfig(max_failures=-1 if restarts else 0, controller_failure_limit=1)

@@ -62,7 +62,8 @@ def serve(config: dict[str, Any]) -> None:
         worker = _Worker(nearest(config), config["lane"], config["run"])
         report: Report | None = None
         while (assigned := worker.next_trial(report)) is not None:
-            report = worker.probe(assigned) if assigned.assignment is None else worker.run(assigned)
+            after = worker.probe(assigned) if assigned.assignment is None else worker.run(assigned)
+            report = replace(after, after=assigned.number)
 
 
 class _Worker:

@@ -73,8 +73,8 @@ class TrialOfGroup:
     stacks: dict[int, str] = field(default_factory=dict)
     spans: dict[int, pa.Table] = field(default_factory=dict)
     """The last seconds of each rank."""
-    tables: list[Any] = field(default_factory=list)
-    """References to those that posts hold."""
+    tables: dict[int, Any] = field(default_factory=dict)
+    """References to those that posts hold, by the first rank of each: after the end of a post they come again."""
     cause: RankOutcome | None = None
     keeps_group: bool = True
     """Workers can be used again after `cause`."""
@@ -106,8 +106,8 @@ class TrialOfGroup:
 
     def deliver(self, outcome: RankOutcome, where: Place | Sequence[Place] | None, held: Any = None) -> None:
         """Takes a rank's outcome; only the first one of a rank counts. A command's node tells several places."""
-        if outcome.rank not in self.outcomes and held is not None:
-            self.tables.append(held)
+        if held is not None:
+            self.tables[outcome.rank] = held
         self.outcomes.setdefault(outcome.rank, outcome)
         if isinstance(where, Place):
             self.places[outcome.rank] = where
@@ -197,11 +197,7 @@ class Group:
         offered = None if first is None else self.reports.get(first)
         rendezvous = "" if offered is None else offered.rendezvous
         shared = None if only_meet else assignment if share is None else share(assignment)
-        number = 0 if only_meet else number
-        ranks = {
-            worker: replace(rank, number=number, assignment=shared, rendezvous=rendezvous)
-            for worker, rank in ranks.items()
-        }
+        ranks = {worker: replace(rank, assignment=shared, rendezvous=rendezvous) for worker, rank in ranks.items()}
         self.trial = TrialOfGroup(number=self.num_trials, assignment=None if only_meet else assignment, ranks=ranks)
         return self.trial
 

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -50,7 +51,12 @@ def label_of(assigned: RankAssignment) -> str:
 
 def worker_place(number: int, node_id: str = "id0", device_index: int | None = None) -> WorkerPlace:
     index = number if device_index is None else device_index
-    return WorkerPlace(number=number, node_id=node_id, device_index=index, device_uuid=None, pid=number, actor=None)  # type: ignore[arg-type]
+    pid: Any = next(PIDS)
+    return WorkerPlace(number=number, node_id=node_id, device_index=index, device_uuid=None, pid=pid, actor=None)  # type: ignore[arg-type]
+
+
+PIDS = count(1000)
+"""A process has an id of its own."""
 
 
 def completed(rank: int) -> RankOutcome:
@@ -73,10 +79,12 @@ class Worker:
     number: int
     group: int = -1
     task: Any = None
+    place: WorkerPlace = None  # type: ignore[assignment]
 
     async def serve(self) -> None:
         lane = self.workers.lane
-        self.group = lane.join(self.run, worker_place(self.number))
+        self.place = worker_place(self.number)
+        self.group = lane.join(self.run, self.place)
         report: Report | None = None
         while (assigned := await lane.next_trial(self.group, self.number, report)) is not None:
             if assigned.assignment is None:
@@ -84,6 +92,7 @@ class Worker:
                 report = CLEAN
             else:
                 report = await self.workers.act(self, assigned)
+            report = replace(report, after=assigned.number)
 
     async def deliver(self, assigned: RankAssignment, outcome: RankOutcome | None = None) -> Report:
         place = Place(rank=assigned.rank, node="n0", slot=0, device="cpu0", device_uuid=None, pid=self.number)
@@ -144,7 +153,7 @@ class Workers:
 
     def __post_init__(self) -> None:
         self.lane = Lane(("id0",), self.launch, self.kill, self.probe)
-        self._present: dict[int, Worker] = {}
+        self.present: dict[int, Worker] = {}
 
     async def launch(self, key: GroupKey, nodes: tuple[str, ...], restarts: bool, number: int) -> None:
         assert nodes == ("id0",)
@@ -154,7 +163,7 @@ class Workers:
         while True:
             self.num_groups += 1
             group = [Worker(self, number, index) for index in range(key.world_size)]
-            self._present = {worker.number: worker for worker in group}
+            self.present = {worker.number: worker for worker in group}
             for worker in group:
                 worker.task = asyncio.create_task(worker.serve())
             rest, killed = {worker.task for worker in group}, False
@@ -173,7 +182,7 @@ class Workers:
         return "it has died" if asked.number in self.dead else ""
 
     def kill(self, dead: WorkerPlace) -> None:
-        self._present[dead.number].task.cancel()
+        self.present[dead.number].task.cancel()
 
     async def complete(self, label: str = "next", **how: Any) -> Answer:
         """Runs a trial that completes on both ranks."""
@@ -211,6 +220,25 @@ async def test_one_group_runs_trial_after_trial(workers: Workers) -> None:
         assert answer.warm is (number > 1), "the first one's workers came after it"
         assert await workers.lane.settle() == ""
     assert workers.num_groups == 1 and len(workers.launches) == 1 and workers.num_probes == 0
+
+
+async def call_twice(worker: Worker, assigned: RankAssignment) -> Report:
+    """Makes each of a worker's calls twice, as after the end of the post that took the first one's answer with it."""
+    lane, first = worker.workers.lane, replace(CLEAN, after=assigned.number - 1)
+    assert lane.join(worker.run, worker.place) == worker.group, "it is the same process"
+    assert await lane.next_trial(worker.group, worker.number, first) == assigned
+    for held in ("gone", "kept"):
+        place = Place(rank=assigned.rank, node="n0", slot=0, device="cpu0", device_uuid=None, pid=1)
+        lane.deliver(worker.group, assigned.number, completed(assigned.rank), place, held)
+    return CLEAN
+
+
+@lane_test(call_twice)
+async def test_calls_that_are_made_again_change_nothing(workers: Workers) -> None:
+    for number in (1, 2):
+        answer = await workers.complete(f"a-{number}")
+        assert answer.number == number and answer.tables == ("kept", "kept")
+    assert workers.num_groups == 1
 
 
 @lane_test()
@@ -551,7 +579,8 @@ async def test_a_dead_worker_is_found_behind_the_error_of_the_rank_that_missed_i
     """The connection breaks at once; Ray Train asks its workers every two seconds."""
     answer = await workers.lane.run(assignment("killed"))
     (death,) = answer.deaths
-    assert (death.rank, death.node_id, death.why) == (1, "id0", "it has died") and death.pid == 1
+    assert (death.rank, death.node_id, death.why) == (1, "id0", "it has died")
+    assert death.pid == workers.present[1].place.pid
     workers.dead.clear()
     assert not (await workers.complete()).deaths
     assert workers.probed == [1], "a rank that reported lives"

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import ray
+from ray.exceptions import GetTimeoutError, RayActorError
 
 from wattune.orchestrate.lanes import post as posts
 from wattune.orchestrate.lanes.messages import RankAssignment
@@ -53,7 +54,7 @@ def with_ranks(number: int) -> Callable[[Scenario], Callable[[], None]]:
     def decorate(scenario: Scenario) -> Callable[[], None]:
         async def run() -> None:
             keeper: Any = Keeper()
-            post = Post(keeper)
+            post = Post(keeper, "n0", "head")
             assert await asyncio.gather(*(post.call("lane", "join", 7, at) for at in range(number))) == [1] * number
             assert keeper.came == [("join", [(7, at) for at in range(number)])]
             keeper.came.clear()
@@ -162,3 +163,81 @@ def test_an_assignment_comes_to_a_node_once(monkeypatch: pytest.MonkeyPatch) -> 
         assert [one.assignment for one in parts] == ["assignment"] * 2 and Reference.fetched == 1
 
     scenario()
+
+
+class Tree(Post):
+    """A post that finds others in a table: leaders and sensors, by their names."""
+
+    actors: dict[str, Any]
+
+    def _actor(self, name: str) -> Any:
+        return self.actors[name]
+
+
+class Handle:
+    """The handle of an actor, which may have ended with its node."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor, self.gone = actor, False
+
+    def __getattr__(self, name: str) -> Any:
+        async def remote(*given: Any) -> Any:
+            if self.gone:
+                raise RayActorError
+            return await getattr(self.actor, name)(*given)
+
+        return SimpleNamespace(remote=remote)
+
+
+NODES = [f"n{number}" for number in range(2 * posts.LED + 4)]
+
+
+def test_posts_of_many_nodes_are_a_tree_whose_top_calls_for_all_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr(posts, "GATHER_S", 600)
+        keeper: Any = Keeper()
+        tree = {node: Tree(keeper, node, "n0") for node in NODES[1:]}  # the lanes are held on the first
+        handles = {f"post-b-{node}": Handle(post) for node, post in tree.items()}
+        for post in tree.values():
+            post.actors = handles
+        lane = f"{'+'.join(NODES)}@b"
+
+        async def of_all(name: str, *given: Any) -> set[Any]:
+            return set(await asyncio.gather(*(post.call(lane, name, *given) for post in tree.values())))
+
+        monkeypatch.setattr(posts, "GATHER_S", 0.05)
+        assert await of_all("join", 7) == {1}
+        monkeypatch.setattr(posts, "GATHER_S", 600)
+        keeper.came.clear()
+        assert await of_all("next_trial", 1, None) == {"next_trial"}
+        assert await of_all("await_window", 1, 4) == {"await_window"}
+        assert [(name, len(rest[0]) if name == "next_trial" else rest) for name, *rest in keeper.came] == [
+            *(("next_trial", count) for count in (posts.LED - 1, posts.LED, 4)),
+            *[("await_window", [1, 4])] * 3,
+        ]
+        handles[f"post-b-{NODES[posts.LED]}"].gone = True  # its node has left: who it led calls for itself
+        keeper.came.clear()
+        assert await tree[NODES[-5]].call(lane, "failing", 1, 4, "outcome") == "failing"
+        assert keeper.came == [("failing", 1, 4, "outcome")]
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_leader_asks_its_nodes_and_tells_what_kept_those_that_do_not_answer() -> None:
+    async def scenario() -> None:
+        class Sensors:
+            def __init__(self, waits_s: float) -> None:
+                self.waits_s = waits_s
+
+            async def start(self, key: str) -> str:
+                await asyncio.sleep(self.waits_s)
+                return key
+
+        keeper: Any = Keeper()
+        post = Tree(keeper, "n0", "head")
+        post.actors = {"sound": Handle(Sensors(0)), "silent": Handle(Sensors(600)), "gone": Handle(None)}
+        post.actors["gone"].gone = True
+        sound, silent, gone = await post.ask(["sound", "silent", "gone"], 0.05, "start", "key")
+        assert sound == "key" and isinstance(silent, GetTimeoutError) and isinstance(gone, RayActorError)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))

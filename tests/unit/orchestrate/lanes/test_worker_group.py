@@ -93,7 +93,7 @@ def test_each_trial_of_a_group_has_a_number_and_a_meeting_of_its_own(group: Grou
 def test_ranks_that_only_meet_get_nothing_to_train(group: Group) -> None:
     probe = group.begin(ASSIGNMENT, only_meet=True)
     assert probe.name is None and probe.number == 1, "it counts, so that its meeting has a name of its own"
-    assert [(one.number, one.assignment, one.meeting) for one in probe.ranks.values()] == [(0, None, "trial-1")] * 2
+    assert [(one.number, one.assignment, one.meeting) for one in probe.ranks.values()] == [(1, None, "trial-1")] * 2
     assert sorted(one.rank for one in probe.ranks.values()) == [0, 1]
 
 
