@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from harness import Found, Rows, benchmark
+from one_trial import run_trial
 
 from wattune.catalog.hardware import ClusterSpec, device
 from wattune.catalog.models import ModelSpec
@@ -33,7 +34,7 @@ from wattune.engines.torch.engine import TorchEngine
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster, connect
 from wattune.orchestrate.lanes.client import Lanes
-from wattune.orchestrate.run_trial import drive, run_trial
+from wattune.orchestrate.run_trial import drive
 from wattune.plans.axes import Plan
 from wattune.trial import Measure, TrialSpec
 from wattune.workers.engine import Ranks, StepSpans

@@ -133,23 +133,23 @@ def analysis() -> Iterator[Row]:
 class Beside(TrialTelemetry):
     """A trial's sensors, whose nodes work at normal priority: this machine has other work."""
 
-    def beside(self, work: Callable[[], Summary]) -> Summary:
+    def beside(self, on: Callable[[Path], Summary], folder: Path) -> Summary:
         """Does work in another process, as on a node."""
-        return ray.get(ray.remote(do).options(num_cpus=0).remote(work))
+        return ray.get(ray.remote(do).options(num_cpus=0).remote(on, folder))
 
 
 class Here(TrialTelemetry):
     """A trial's sensors, none of whose nodes sees its folder."""
 
-    def beside(self, work: Callable[[], Summary]) -> Summary:
+    def beside(self, on: Callable[[Path], Summary], folder: Path) -> Summary:
         """Does work itself."""
-        return work()
+        return on(folder)
 
 
-def do(work: Callable[[], Summary]) -> Summary:
+def do(on: Callable[[Path], Summary], folder: Path) -> Summary:
     """Does a piece of work."""
     normal_priority()
-    return work()
+    return on(folder)
 
 
 class Nodes:

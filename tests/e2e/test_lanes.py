@@ -18,6 +18,7 @@ from script_results import results
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
 FAKES = Path(__file__).parents[1] / "fakes"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 HEAD = """
 import json, os, signal, sys, threading, time
@@ -28,10 +29,11 @@ from wattune.catalog.models import ModelSpec
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import connect
 from wattune.orchestrate.lanes.client import Lanes
-from wattune.orchestrate.run_trial import drive, run_trial
+from wattune.orchestrate.run_trial import drive
 from wattune.plans.axes import Plan
 from wattune.trial import Measure, TrialSpec
 from wattune.workload import Workload
+from one_trial import run_trial
 from faulty_engine import GOOD, HANGS, LEAKS, OUT_OF_MEMORY, PROFILE_OUT_OF_MEMORY, RAISES
 
 ROOT = Path(sys.argv[1])
@@ -92,7 +94,8 @@ def script(tmp_path: Path, environment: dict[str, str]) -> Callable[..., dict[st
         path.write_text(HEAD + body)
         done = subprocess.run(
             [sys.executable, str(path), str(tmp_path)],
-            env=environment | {"PYTHONPATH": os.pathsep.join([str(FAKES), environment.get("PYTHONPATH", "")])},
+            env=environment
+            | {"PYTHONPATH": os.pathsep.join([str(FAKES), str(BENCHMARKS), environment.get("PYTHONPATH", "")])},
             capture_output=True,
             text=True,
             timeout=timeout_s,

@@ -1,5 +1,6 @@
 """A hard limit in a real study: what breaks it is stopped while it runs; the trials after it are as good as ever."""
 
+import os
 import re
 import subprocess
 import sys
@@ -63,7 +64,8 @@ from wattune.orchestrate import trial_telemetry
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import connect
 from wattune.orchestrate.lanes.client import Lanes
-from wattune.orchestrate.run_trial import drive, run_trial
+from one_trial import run_trial
+from wattune.orchestrate.run_trial import drive
 from wattune.plans.axes import Plan
 from wattune.trial import Measure, TrialSpec
 from wattune.workload import Workload
@@ -95,6 +97,8 @@ def test_real_readings_above_a_limit_stop_a_trial_within_seconds(tmp_path: Path,
     script = tmp_path / "script.py"
     script.write_text(REAL_SENSORS)
     command = [sys.executable, str(script), str(tmp_path), str(recording)]
+    parts = [str(Path(__file__).parents[2] / "benchmarks"), environment.get("PYTHONPATH", "")]
+    environment |= {"PYTHONPATH": os.pathsep.join(filter(None, parts))}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     _, hot, cool = results(done.stdout)

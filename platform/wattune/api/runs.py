@@ -220,7 +220,9 @@ def run_study(
             try:
                 if needed and budget.allows(0.0):  # a study that is done needs no cluster
                     waits = wait_s is not None
-                    _run_on_cluster(study, controller, planned.candidates, needed, address, hold, waits=waits)
+                    _run_on_cluster(
+                        study, controller, planned.candidates, needed, address, hold, waits=waits, url=url or ""
+                    )
                 else:
                     hold()
             except KeyboardInterrupt:  # while Ray started or ended: what was done is ranked and reported all the same
@@ -433,6 +435,7 @@ def _run_on_cluster(
     hold: Callable[[], None],
     *,
     waits: bool,
+    url: str,
 ) -> None:
     """Connects to Ray and runs what the controller has to do on the clusters it needs; calls `hold` before it runs.
 
@@ -451,7 +454,7 @@ def _run_on_cluster(
         if len(lacking) == len(needed) and not waits and not has_autoscaler():
             cluster.resources_per_rank(lacking[0])
         require_libraries(candidates.specs, cluster)
-        run_on_ray(study, controller, cluster, candidates.specs, hold)
+        run_on_ray(study, controller, replace(cluster, url=url), candidates.specs, hold)
 
 
 def _ranked(study: StudyFolder, source: Source) -> Ranking:

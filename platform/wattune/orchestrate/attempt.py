@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from wattune.fidelity import Role
 from wattune.run import NO_NUMBERS, Numbers, Prediction
@@ -12,6 +12,9 @@ from wattune.trial import Measure, TrialSpec
 
 if TYPE_CHECKING:
     from wattune.orchestrate.cluster import Node
+
+PASSED_ON: Final = "telemetry_passed_on"
+"""Tag of a trial whose rows came through the study's node: how many, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -133,6 +133,8 @@ class Cluster:
     """The rest of the cluster, if `nodes` is a part of it."""
     tags: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Ray's settings, kept with every result."""
+    url: str = ""
+    """Storage that nodes which do not see the study's folder send their telemetry to; empty where there is none."""
 
     @property
     def driver_node(self) -> Node:

@@ -112,11 +112,7 @@ def bundles(spec: ClusterSpec, cluster: Cluster) -> dict[str, Any]:
     each = {"CPU": 0.9} if spec.device == "cpu" else {"GPU": float(spec.devices_per_node)}
     living = ",".join(node.node_id for node in cluster.nodes)
     selector = {"ray.io/node-id": f"!in({living})", DEVICE_LABEL: spec.device}
-    return {
-        "bundles": [each] * lacking,
-        "strategy": "STRICT_SPREAD",
-        "bundle_label_selector": [selector] * lacking,
-    }
+    return {"bundles": [each] * lacking, "strategy": "STRICT_SPREAD", "bundle_label_selector": [selector] * lacking}
 
 
 def has_autoscaler() -> bool:

@@ -18,21 +18,20 @@ from typing import Final
 
 import pyarrow as pa
 import ray
-from ray.exceptions import ObjectLostError, RayActorError, RayError
+from ray.exceptions import ObjectLostError, RayError
 
 from wattune.clock import ClockAnchor
 from wattune.engines.registry import check_libraries
 from wattune.errors import EngineError, NodeError, TelemetryError
 from wattune.orchestrate.ask import ask_all
-from wattune.orchestrate.attempt import Attempt
+from wattune.orchestrate.attempt import PASSED_ON, Attempt
 from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.command_result import command_spans, run_spans
 from wattune.orchestrate.cooldown import wait_until_cool
 from wattune.orchestrate.failures import Cause, Failure, is_of_the_machine
-from wattune.orchestrate.lanes.actor import DONE_METRIC, LaneKeeper
-from wattune.orchestrate.lanes.client import Lanes
+from wattune.orchestrate.lanes.actor import LaneKeeper
 from wattune.orchestrate.lanes.messages import Answer, Assignment, Death, GroupKey
-from wattune.orchestrate.lanes.ray_errors import KEEPER_ENDED, KEEPER_REMEDY, cause, ray_words
+from wattune.orchestrate.lanes.ray_errors import KEEPER_ENDED, cause
 from wattune.orchestrate.power_limit import NODE_POWER, PowerLimit, simulated_power_w
 from wattune.orchestrate.telemetry_actor import NO_OFFSET, NodeTelemetry
 from wattune.orchestrate.trial_result import status_of, trial_result
@@ -63,23 +62,6 @@ class _Course:
     """Time at which its workers were asked for, on the monotonic clock."""
     lost: str = ""
     """The reason the trial cost its workers, empty if it did not; known once they have settled."""
-
-
-def run_trial(attempt: Attempt, cluster: Cluster, lanes: Lanes, free: Callable[[], None] = lambda: None) -> Run:
-    """Runs one repeat of one trial on the first nodes that fit it; returns the result it left in the study folder.
-
-    `free` is called where its nodes are free. Whatever fails becomes the trial's status.
-    """
-    try:
-        is_done = ray.get(lanes.drive(attempt, cluster))[DONE_METRIC]
-        free()
-        if not is_done:
-            ray.get(lanes.concluded(attempt))
-    except RayActorError as error:
-        _note_failure(attempt, error, Failure(Cause.HEAD, f"{KEEPER_ENDED} ({ray_words(error)}); {KEEPER_REMEDY}"))
-    result = TrialFolder(attempt.folder).result()
-    assert result is not None, "whatever ends a trial leaves a result"
-    return result
 
 
 async def drive(workers: LaneKeeper, attempt: Attempt, cluster: Cluster, free: Callable[[], None]) -> None:
@@ -156,8 +138,8 @@ def _conclude(measured: Attempt, course: _Course, begun: ClockAnchor, ended_mono
     beside = telemetry.beside if telemetry is not None else None
     start_wall_ns = begun.wall_ns + s_to_ns(course.answer.node_wait_s)  # what it waited for nodes is not its own time
     result = trial_result(measured, course.answer, spans, start_wall_ns=start_wall_ns, beside=beside)
-    if course.lost:
-        result = replace(result, tags={**result.tags, "group_lost": course.lost})
+    told = {"group_lost": course.lost, PASSED_ON: telemetry.passed_on if telemetry is not None else ""}
+    result = replace(result, tags={**result.tags, **{name: text for name, text in told.items() if text}})
     result = _timed(result, measured, course, begun, ended_mono_ns or time.monotonic_ns())
     conclude(folder, result, digests)
     if telemetry is not None:
@@ -225,7 +207,7 @@ def _temperatures_c(attempt: Attempt, workers: LaneKeeper) -> dict[str, float]:
     return {f"{node}/{name}": value for node, found in told.items() for name, value in found.items()}
 
 
-def _note_failure(attempt: Attempt, error: Exception, failure: Failure | None = None) -> None:
+def _note_failure(attempt: Attempt, error: Exception) -> None:
     """Stores the result of a trial that an error of this program ended, and the error's stack beside it."""
     folder, now_ns = TrialFolder(attempt.folder), time.time_ns()
     with contextlib.suppress(OSError):  # the disk may be what failed
@@ -242,9 +224,9 @@ def _note_failure(attempt: Attempt, error: Exception, failure: Failure | None = 
         start_wall_ns=now_ns,
         end_wall_ns=now_ns,
     )
-    if failure is None and is_of_the_machine(error):
-        failure = Failure(Cause.HEAD, f"the study's node failed: {said}")
-    conclude(folder, result if failure is None else failure.of(result))
+    if is_of_the_machine(error):
+        result = Failure(Cause.HEAD, f"the study's node failed: {said}").of(result)
+    conclude(folder, result)
 
 
 def _words(deaths: Sequence[Death]) -> dict[int, str]:
@@ -266,7 +248,7 @@ def conclude(folder: TrialFolder, result: Run, digests: Mapping[str, str] = NO_F
     if result.status is RunStatus.COMPLETED and (kept is None or kept.status is RunStatus.INTERRUPTED):
         folder.write_result(result, digests)
     else:
-        folder.keep_result(result)
+        folder.keep_result(result, digests)
 
 
 def _limit(attempt: Attempt, telemetry: TrialTelemetry, lanes: LaneKeeper) -> PowerLimit:

@@ -9,7 +9,8 @@ import threading
 import time
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,13 +21,14 @@ from ray.actor import ActorHandle
 from wattune.analysis.signals.energy_grid import LONGEST_S
 from wattune.analysis.signals.readings import HOST
 from wattune.clock import ClockAnchor
-from wattune.errors import TelemetryError
+from wattune.errors import PlanError, TelemetryError, TrackingError
 from wattune.limits.process import VENDORS, SettingsProcess
 from wattune.orchestrate.ask import on_node
 from wattune.orchestrate.cluster import NAMESPACE, Node
 from wattune.orchestrate.power_limit import node_power_peak_w
 from wattune.private_folder import temporary_folder
 from wattune.storage.measured import MeasuredFolder, tier_files
+from wattune.storage.remote import RemoteStorage
 from wattune.telemetry.devices import VARIABLES, of_devices
 from wattune.telemetry.files.coverage import measured_facts
 from wattune.telemetry.files.segments import read_tables
@@ -67,23 +69,22 @@ class NodeTelemetry:
     losses: tuple[str, ...]
     """Descriptions of data that could not be read back; empty if the sampler closed its files."""
     digests: Mapping[str, str] = field(default_factory=dict)
-    """Of the files that the node wrote into the trial's folder, by their place in it."""
+    """Of the files that the node wrote into the trial's folder or sent to the storage, by their place in it."""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """The same files by name, where the node does not see the folder."""
+    """The same files by name, where the node does not see the folder and sent none."""
+    sent: Mapping[str, int] = field(default_factory=dict)
+    """Sizes of the files that it sent to the storage, by their place in the folder."""
+    unsent: str = ""
+    """What kept it from sending them."""
 
     def __reduce__(self) -> Any:
         """Sends the manifest compressed: a driver gets one of every node."""
-        return _received, (
-            zlib.compress(json.dumps(self.manifest).encode()),
-            self.node,
-            self.losses,
-            self.digests,
-            self.files,
-        )
+        told = {one.name: getattr(self, one.name) for one in fields(self)}
+        return _received, (zlib.compress(json.dumps(told.pop("manifest")).encode()), told)
 
 
-def _received(facts: bytes, node: str, losses: tuple[str, ...], *more: Any) -> NodeTelemetry:
-    return NodeTelemetry(node, json.loads(zlib.decompress(facts)), losses, *more)
+def _received(facts: bytes, told: Mapping[str, Any]) -> NodeTelemetry:
+    return NodeTelemetry(manifest=json.loads(zlib.decompress(facts)), **told)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,11 +231,14 @@ class TelemetryActor:
         if self._set_for == key:  # else the next trial has begun
             self._set("", 0, {})
 
-    def recording(self, key: str, mark: Path, used: Mapping[str, Collection[str]] | None = None) -> NodeTelemetry:
+    def recording(
+        self, key: str, mark: Path, used: Mapping[str, Collection[str]] | None = None, url: str = ""
+    ) -> NodeTelemetry:
         """Moves what a trial's sampler recorded to the trial's folder, while the sampler of another may run.
 
         The `mark` is a file that the driver made there: a node that does not see it does not share the folder, and
-        returns the files. Asked again, it does the same again. Where `used` devices are given, by node, of those alone.
+        sends the files to the storage's `url`, else returns them. Asked again, it does the same again. Where `used`
+        devices are given, by node, of those alone.
 
         Raises:
             TelemetryError: It ended before its sensors were open.
@@ -246,9 +250,17 @@ class TelemetryActor:
         if used is not None:
             tables, manifest = of_devices(tables, manifest, {HOST, *used.get(self._node, ())})
         told, files = NodeTelemetry(node=self._node, manifest=manifest, losses=tuple(losses)), tier_files(tables)
-        if not mark.exists():
+        if mark.exists():
+            return replace(told, digests=MeasuredFolder(mark.parent).write_files(self._node, files))
+        if not url:
             return replace(told, files=files)
-        return replace(told, digests=MeasuredFolder(mark.parent).write_files(self._node, files))
+        named = {f"telemetry/{self._node}/{name}": content for name, content in files.items()}
+        try:
+            RemoteStorage(url).send_ahead(place_of(mark.parent), named)
+        except (TrackingError, PlanError) as error:
+            return replace(told, files=files, unsent=str(error))
+        digests = {name: sha256(content).hexdigest() for name, content in named.items()}
+        return replace(told, digests=digests, sent={name: len(content) for name, content in named.items()})
 
     def node_power_w(self, key: str) -> float | None:
         """Highest 1 s mean of the node's device power in a trial that runs, since the last call that could tell it.
@@ -329,6 +341,11 @@ class TelemetryActor:
                     with contextlib.suppress(TelemetryError):
                         if process is not None:
                             process.renew()
+
+
+def place_of(folder: Path) -> str:
+    """Returns the place of a trial's folder in the storage."""
+    return "/".join(folder.parts[-3:])
 
 
 EXCHANGE_S: Final = 10.0

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -74,7 +75,7 @@ def trial_result(
     spans: pa.Table | None,
     *,
     start_wall_ns: int,
-    beside: Callable[[Callable[[], Summary]], Summary] | None = None,
+    beside: Callable[[Callable[[Path], Summary], Path], Summary] | None = None,
 ) -> Run:
     """Assesses a trial whose spans, which are those of all ranks, and telemetry are in its folder.
 
@@ -90,12 +91,12 @@ def trial_result(
     summary = Summary(quality="", numbers=numbers)
     if status is RunStatus.COMPLETED:
         peaks, metrics = _peaks(answer.outcomes), _told(answer.outcomes, spec.plan.ep)
-        path, known = folder.path, numbers
+        known = numbers
 
-        def analysed() -> Summary:
+        def analysed(path: Path) -> Summary:
             return summarize(RunData.of(path).of_trial(tags, known, memory_peak_bytes=peaks, told=metrics))
 
-        summary = analysed() if beside is None else beside(analysed)
+        summary = analysed(folder.path) if beside is None else beside(analysed, folder.path)
         status, reason = against_limits(summary, attempt.limits)
     facts = {
         "engine": spec.engine,

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -30,9 +31,11 @@ from wattune.orchestrate.telemetry_actor import (
     NodeTelemetry,
     Sensed,
     actor_name,
+    place_of,
 )
 from wattune.storage.files import write_whole
 from wattune.storage.measured import MeasuredFolder
+from wattune.storage.remote import RemoteStorage
 from wattune.telemetry.devices import without_own_processes
 from wattune.trial import TrialSpec
 
@@ -73,6 +76,8 @@ class TrialTelemetry:
     actors: Mapping[Node, ActorHandle] = field(default_factory=dict)
     """The actors that sample the nodes."""
     leaders: Leaders = ()
+    url: str = ""
+    """Storage that nodes may send recordings to; see `Cluster`."""
     places: Sequence[Place] = ()
     """Places of the ranks; set before the trial is over."""
     warm: bool = False
@@ -82,6 +87,8 @@ class TrialTelemetry:
     recorded: list[NodeTelemetry] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     """Reasons that telemetry of nodes is missing, a line each; silent nodes share one."""
+    passed_on: str = ""
+    """How much came through this node, and why; empty if nothing did."""
     silent: Set[Node] = frozenset()
     """Nodes that did not answer at the trial's end, and are asked no more."""
 
@@ -108,7 +115,7 @@ class TrialTelemetry:
         mark = folder / f".seen-{uuid4().hex}"
         write_whole(mark, b"")
         try:
-            recorded, failed = self._ask(STOP_S, "recording", mark, used if used_alone else None)
+            recorded, failed = self._ask(STOP_S, "recording", mark, used if used_alone else None, self.url)
         finally:
             mark.unlink(missing_ok=True)
         self._lose(failed, STOP_S)
@@ -122,15 +129,26 @@ class TrialTelemetry:
             known |= self.offsets.get(part.node, NO_OFFSET)
             self.recorded.append(replace(part, manifest=known, files={}))
             digests |= {**part.digests, **MeasuredFolder(folder).write_files(part.node, part.files)}
+        if here := [part for part in recorded.values() if part.files]:
+            size_mb = sum(len(content) for part in here for content in part.files.values()) / 1e6
+            why = here[0].unsent or f"they do not see {folder.parents[2]}; give --storage a folder they see, or a URL"
+            self.passed_on = (
+                f"{size_mb:.3g} MB of telemetry of {len(here)} node(s) came through the study's node: {why}"
+            )
         return digests
 
-    def beside(self, work: Callable[[], _T]) -> _T:
-        """Does work on the trial's files: on one of its nodes that see them, if there are many nodes; else here.
+    def beside(self, on: Callable[[Path], _T], folder: Path) -> _T:
+        """Does work on the trial's files: on one of its nodes where it has sent some, or where it has many; else here.
 
         So a head that drives many trials is not busy with each. Where the node fails at it, it is done here.
         """
+        sent = {name: size for part in self.recorded for name, size in part.sent.items()}
         seen = [node for node in self.actors if any(part.node == node.name and part.digests for part in self.recorded)]
-        if len(self.actors) <= FEW_NODES or not seen:
+        work = partial(on, folder)
+        if sent:  # not a node's memory alone: the study's has none of these rows
+            whole = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.*")}
+            work = partial(_fetched, on, self.url, place_of(folder), whole, sent)
+        elif len(self.actors) <= FEW_NODES or not seen:
             return work()
         task = on_node(niced, seen[-1].node_id, max_retries=0)
         try:
@@ -163,6 +181,16 @@ class TrialTelemetry:
         asked = {death: actors[death.node_id].fate.remote(death.pid) for death in deaths if death.node_id in actors}
         fates, _ = ask_all(asked, LOOK_S)  # a node that is gone is found by the study's controller
         return tuple(_explained(death, *fates.get(death, ("", 0))) for death in deaths)
+
+
+def _fetched(on: Callable[[Path], _T], url: str, place: str, whole: Mapping[str, bytes], sent: Mapping[str, int]) -> _T:
+    """Does work on a trial's files, of which some were sent to the storage."""
+    with tempfile.TemporaryDirectory(prefix="wattune-trial-") as scratch:
+        folder = Path(scratch) / place
+        for name, content in whole.items():
+            write_whole(folder / name, content)
+        RemoteStorage(url).fetch_folder(place, folder, {name: sent[name] for name in sent if name not in whole})
+        return on(folder)
 
 
 def niced(work: Callable[[], _T]) -> _T:
@@ -206,6 +234,7 @@ def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: LaneKeeper) -> 
         node_power_w=lambda: _look(key, actors, leaders),
         actors=actors,
         leaders=leaders,
+        url=cluster.url,
         offsets=offsets,
     )
     try:

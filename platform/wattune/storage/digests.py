@@ -134,9 +134,10 @@ def digest_of(path: Path) -> str:
 def digests_of(folder: Path, carrier: str, known: Mapping[str, str] = NO_FILES) -> dict[str, str]:
     """Returns the digests of all files of a folder by their place in it, but of the `carrier` that holds them.
 
-    Files whose digests are `known` to who wrote them are not read.
+    Files whose digests are `known` to who wrote them are not read, and need not be here.
     """
-    return {name: known.get(name) or digest_of(path) for name, path in _files(folder) if name != carrier}
+    found = {name: known.get(name) or digest_of(path) for name, path in _files(folder) if name != carrier}
+    return dict(sorted({**known, **found}.items()))
 
 
 def _files(folder: Path) -> list[tuple[str, Path]]:

@@ -95,10 +95,11 @@ class RemoteStorage:
         result = folder.result()
         if result is None or not result.status.is_final:
             return False
-        folder.check()  # damage stays here
+        checked = folder.check()  # damage stays here
         whole = (folder.path / RUN).read_bytes()
         place = f"{study}/trials/{folder.path.name}"
         files = [path for path in _files(folder.path) if path != folder.path / RUN]
+        ahead = set(checked.missing)
         # A trial that was tried again has what it was before among its attempts.
         earlier = [path.read_bytes() for path in folder.path.glob(f"{_ATTEMPTS}/*/{RUN}")]
 
@@ -116,8 +117,10 @@ class RemoteStorage:
             remotes = {path: path.relative_to(folder.path).as_posix() for path in files}
             if _SENDING in there and sent is None and _read(fs, f"{top}/{_SENDING}") == whole:
                 remotes = {path: name for path, name in remotes.items() if there.get(name) != path.stat().st_size}
-            else:  # what is there is of another attempt
-                if there:
+            else:  # what is there is of another attempt, but for what its nodes have sent
+                for name in there.keys() - ahead if ahead else ():
+                    fs.rm_file(f"{top}/{name}")
+                if there and not ahead:
                     fs.rm(top, recursive=True)
                 fs.pipe_file(f"{top}/{_SENDING}", whole)
             _put(fs, {path: f"{top}/{name}" for path, name in remotes.items()})
@@ -127,6 +130,23 @@ class RemoteStorage:
 
         num_bytes = sum(path.stat().st_size for path in files)
         return self._do(f"send trial {folder.path.name} of study {study}", send, num_bytes)
+
+    def send_ahead(self, place: str, files: Mapping[str, bytes]) -> None:
+        """Sends files of a trial from where they are made, before it has a result: `send_trial` keeps those it names.
+
+        Raises:
+            TrackingError: The store cannot be reached or refuses, is of one machine, or holds a result of this trial.
+        """
+        if self._protocol in ("file", "local", "memory"):
+            raise TrackingError(f"{self.shown} is another place on each machine")
+
+        def send(fs: Any) -> None:
+            if _read(fs, f"{self._root}{place}/{RUN}") is not None:
+                raise TrackingError(f"{self.shown}/{place} holds a result of this trial")
+            for name, content in files.items():
+                fs.pipe_file(f"{self._root}{place}/{name}", content)
+
+        self._do(f"send telemetry of {place}", send, sum(map(len, files.values())))
 
     def send_study(self, study: StudyFolder) -> None:
         """Sends the files of the study as a whole, again whenever they change.
@@ -201,12 +221,14 @@ class RemoteStorage:
             TrialFolder(folder).set_aside()
         return {folder.name for folder in found}
 
-    def fetch_folder(self, inside: str, folder: Path) -> None:
+    def fetch_folder(self, inside: str, folder: Path, sizes: Mapping[str, int] | None = None) -> None:
         """Fetches the files of a trial or recording that are not here; `inside` is empty where the URL is its own.
+
+        Where `sizes` of files are given, these alone.
 
         Raises `PlanError`: the store has no such folder, `TrackingError`: the store cannot be reached or refuses.
         """
-        found = self._do(f"list {inside or self.shown}", lambda fs: self._list(fs, inside))
+        found = sizes or self._do(f"list {inside or self.shown}", lambda fs: self._list(fs, inside))
         if not found:
             place = f"{self.shown}/{inside}".rstrip("/")
             raise PlanError(f"there is no folder {place}; give a trial's or a recording's")

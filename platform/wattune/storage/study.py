@@ -142,10 +142,10 @@ class TrialFolder(MeasuredFolder):
         path = self.path / RUN
         return read_result_file(path) if path.exists() else None
 
-    def keep_result(self, result: Run) -> Run:
+    def keep_result(self, result: Run, digests: Mapping[str, str] = NO_FILES) -> Run:
         """Writes the result unless there is one, also one that another process writes now. Returns what is there."""
-        path = self.path / RUN
-        return result if write_digested(path, with_digests(self.path, result), over=False) else read_result_file(path)
+        path, content = self.path / RUN, with_digests(self.path, result, digests)
+        return result if write_digested(path, content, over=False) else read_result_file(path)
 
     def accept(self) -> tuple[str, ...]:
         """Takes files that were edited on purpose as they are now; see `wattune.storage.trial_files.accept`."""

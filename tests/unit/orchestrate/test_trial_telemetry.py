@@ -1,11 +1,12 @@
 """A trial and its nodes' samplers, also if one of them fails. No Ray is started."""
 
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import ray
@@ -19,6 +20,7 @@ from wattune.orchestrate.cluster import Cluster
 from wattune.orchestrate.lanes.messages import Death, Place
 from wattune.orchestrate.telemetry_actor import NodeClocks, NodeTelemetry, Sensed
 from wattune.orchestrate.trial_telemetry import TrialTelemetry, sampling, sensor_backends
+from wattune.storage.files import write_whole
 from wattune.telemetry.registry import BACKENDS
 
 
@@ -33,13 +35,16 @@ class FakeActor:
     sees: dict[str, str] = field(default_factory=dict)
     manifest: dict[str, Any] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
+    unsent: str = ""
 
     def __getattr__(self, name: str) -> Any:
         answers = {
             "start": Sensed(device_names={}, cpus=(), clock=ClockAnchor.now()),
             "ready": self.sees,
             "stop": None,
-            "recording": NodeTelemetry(node=self.node, manifest=self.manifest, losses=(), files=self.files),
+            "recording": NodeTelemetry(
+                node=self.node, manifest=self.manifest, losses=(), files=self.files, unsent=self.unsent
+            ),
             "mono_ns": 10**18,
             "node_power_w": 500.0,
         }
@@ -218,7 +223,7 @@ def test_work_on_files_of_many_nodes_is_done_on_one_that_sees_them(
         NodeTelemetry(one.name, {}, (), {"telemetry/fast.parquet": "0"} if one != nodes[-1] else {}) for one in nodes
     ]
     telemetry = TrialTelemetry(key="", sensed={}, node_power_w=dict, actors=dict.fromkeys(nodes), recorded=told)
-    assert telemetry.beside(lambda: "done") == "done"
+    assert telemetry.beside(lambda _: "done", Path()) == "done"
     assert pinned == ([nodes[-2].node_id] if num_nodes > 8 else [])
     assert ("n7 was to do is done here" in caplog.text) == fails
 
@@ -245,3 +250,60 @@ def test_nodes_of_a_silent_leader_are_asked_themselves_and_what_a_node_raised_is
     assert asked == [(["a", "b"], 30.0, "node_power_w", "key"), (["c"], 30.0, "node_power_w", "key")]
     assert found == {nodes[0]: "told", nodes[2]: 500.0} and failed == {nodes[1]: raised}
     assert [actor.asked for actor in actors.values()] == [[], [], ["node_power_w"], []]
+
+
+class Store:
+    """Storage at a URL that two nodes and the study's reach."""
+
+    held: ClassVar[dict[str, bytes]] = {"study/trials/id-0/telemetry/n1/fast.parquet": b"rows"}
+
+    def __init__(self, url: str) -> None:
+        assert url == "s3://studies"
+
+    def fetch_folder(self, inside: str, folder: Path, sizes: dict[str, int]) -> None:
+        for name in sizes:
+            write_whole(folder / name, self.held[f"{inside}/{name}"])
+
+
+def test_rows_that_nodes_sent_to_the_storage_are_read_there_and_not_by_the_studys_node(
+    new_node: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "study" / "trials" / "id-0"
+    write_whole(folder / "telemetry/n0/fast.parquet", b"own rows")
+    nodes = [new_node("n0"), new_node("n1")]
+    sent = {"telemetry/n1/fast.parquet": 4}
+    told = [
+        NodeTelemetry("n0", {}, (), {"telemetry/n0/fast.parquet": "0"}),
+        NodeTelemetry("n1", {}, (), dict.fromkeys(sent, "1"), sent=sent),
+    ]
+    assert [pickle.loads(pickle.dumps(one)) for one in told] == told
+    ran_on: list[str] = []
+
+    def on_node(_work: Any, node_id: str, **_: Any) -> Any:
+        ran_on.append(node_id)
+        return SimpleNamespace(remote=lambda work: work)
+
+    monkeypatch.setattr(trial_telemetry, "RemoteStorage", Store)
+    monkeypatch.setattr(trial_telemetry, "on_node", on_node)
+    monkeypatch.setattr(ray, "get", lambda task, timeout: task())
+    telemetry = TrialTelemetry(
+        key="", sensed={}, node_power_w=dict, actors=dict.fromkeys(nodes), recorded=told, url="s3://studies"
+    )
+
+    def rows(path: Path) -> list[bytes]:
+        assert path != folder
+        return [one.read_bytes() for one in sorted(path.rglob("*.parquet"))]
+
+    assert telemetry.beside(rows, folder) == [b"own rows", b"rows"] and ran_on == [nodes[1].node_id]
+    assert [one.name for one in folder.rglob("*.parquet")] == ["fast.parquet"], "nothing came here"
+
+
+def test_where_the_storage_does_not_take_them_rows_come_here_and_the_result_says_why(
+    sampled: Any, tmp_path: Path
+) -> None:
+    own = FakeActor("n1", files={"fast.parquet": b"rows"}, unsent="s3://studies: 403")
+    with sampled(FakeActor("n0"), own) as telemetry:
+        pass
+    assert telemetry.keep(tmp_path).keys() == {"telemetry/n1/fast.parquet"}
+    told = "4e-06 MB of telemetry of 1 node(s) came through the study's node: s3://studies: 403"
+    assert telemetry.passed_on == told

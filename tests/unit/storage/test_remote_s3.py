@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from hashlib import sha256
 from pathlib import Path
 from typing import ClassVar
 
@@ -147,6 +148,29 @@ def test_after_a_kill_an_upload_goes_on_with_what_is_missing(
     assert ".sending" not in there()
     remote.send_study(here)
     assert contents(remote.fetch_study("mine", tmp_path / "there", whole=True).path) == contents(here.path)
+
+
+def test_what_nodes_sent_ahead_stays_and_is_not_on_the_studys_node(
+    here: StudyFolder, calls: Counter, url: str, tmp_path: Path
+) -> None:
+    remote, folder = RemoteStorage(url), measured(here, result_of())
+    place, content = f"mine/trials/{folder.path.name}", b"rows of node1"
+    (folder.path / "run.json").unlink()
+    remote.send_ahead(place, {"telemetry/node9/fast.parquet": b"of an attempt before"})
+    remote.send_ahead(place, {"telemetry/node1/fast.parquet": content})
+    calls.clear()
+    folder.write_result(result_of(), {"telemetry/node1/fast.parquet": sha256(content).hexdigest()})
+    assert remote.send_trial("mine", folder)
+    assert calls["put_object"] == len(contents(folder.path)) + 1, "it does not go through this machine"
+    assert calls["list_objects_v2"] == 1
+    remote.send_study(here)
+    there = remote.fetch_study("mine", tmp_path / "there", whole=True).trial(SPEC.trial_id, 0)
+    assert contents(there.path) == {**contents(folder.path), "telemetry/node1/fast.parquet": content}
+    assert there.check().missing == () and folder.check().missing == ("telemetry/node1/fast.parquet",)
+    with pytest.raises(TrackingError, match="holds a result of this trial"):
+        remote.send_ahead(place, {"telemetry/node1/fast.parquet": b"of another machine"})
+    with pytest.raises(TrackingError, match="is another place on each machine"):
+        RemoteStorage(f"file://{tmp_path}/store").send_ahead(place, {})
 
 
 class Leaky(MemoryFileSystem):

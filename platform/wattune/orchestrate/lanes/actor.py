@@ -27,12 +27,7 @@ from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster, Node
 from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.lanes.lane import Lane
-from wattune.orchestrate.lanes.messages import (
-    Answer,
-    Assignment,
-    GroupKey,
-    WorkerPlace,
-)
+from wattune.orchestrate.lanes.messages import Answer, Assignment, GroupKey, WorkerPlace
 from wattune.orchestrate.lanes.placement_groups import remove_orphans
 from wattune.orchestrate.lanes.post import LED, leader, open_post
 from wattune.orchestrate.lanes.ray_errors import death
@@ -284,7 +279,8 @@ class LaneKeeper:
     def _lane(self, nodes: tuple[str, ...]) -> Lane:
         name = f"{'+'.join(nodes)}@{self._born}"
         if name not in self._lanes:
-            launcher = Launcher(self.handle, name, self._scratch, self._storage, self.in_thread, self.post)
+            launcher = Launcher(self.handle, name, self._scratch, self._storage, self.in_thread)
+            launcher.post = self.post
             self._lanes[name] = launcher.lane = Lane(nodes, launcher.launch, _kill, _probe, ray.put)
         return self._lanes[name]
 

@@ -1,24 +1,21 @@
 """The post of a node: calls of its ranks go to the process that holds the lanes together, one for all of them.
 
 That process would have some calls of every rank in each trial otherwise, which at a thousand ranks are seconds. On many
-nodes the posts are a tree: some lead others, pass on their calls with their own, and ask their nodes' sensors for the
-process that holds the lanes. Ranks on its own node, and workers of commands, of which a node has one, call it
-themselves.
-
-A post holds nothing that calls made again do not bring back. Where it is killed Ray starts it again, and who called it
-calls again; a leader that is gone with its node is left out.
+nodes the posts are a tree: some lead others, pass on their calls, and ask their nodes' sensors. Ranks on its own node,
+and workers of commands, of which a node has one, call it themselves. A post that is killed is started again, and called
+again; a leader that is gone with its node is left out.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import RayActorError
 
 from wattune.orchestrate.ask import on_node
 from wattune.orchestrate.cluster import NAMESPACE
@@ -34,8 +31,7 @@ LED: Final = 16
 _ALIKE: Final = ("await_window", "stop_order")
 """Calls of all ranks that have one answer. Each of the next has something of its own. All others go out at once."""
 _TOGETHER: Final = ("join", "next_trial", "deliver")
-_OF_A_RANK: Final = 4
-"""Arguments of `Lane.deliver` that a rank gives: its post adds another."""
+_OF_A_RANK: Final = 4  # arguments of `Lane.deliver`: its post adds another
 
 
 class Post:
@@ -45,13 +41,13 @@ class Post:
         normal_priority()
         self._keeper, self._node_id, self._head = keeper, node_id, head
         self._above: dict[str, ActorHandle] = {}
-        """Who is called for a lane: its leader here, or the process that holds it."""
+        """Who is called, by lane."""
         self._gathered: dict[tuple[Any, ...], tuple[list[tuple[Any, ...]], asyncio.Event, asyncio.Task[Any]]] = {}
         """Calls that wait for others, by lane, name, and run or group."""
         self._asked: dict[tuple[Any, ...], asyncio.Task[Any]] = {}
         """Calls that have one answer, until it is there."""
         self._parts: dict[str, tuple[ray.ObjectRef, asyncio.Future[Any]]] = {}
-        """The assignment of each lane's latest trial: one copy for the node."""
+        """The assignment of each lane's latest trial."""
         self._joined: Counter[tuple[str, int]] = Counter()
         """Ranks here and at posts it leads, by lane and group."""
 
@@ -116,16 +112,10 @@ class Post:
         """Asks actors of nodes that it leads, by their names; returns their answers, or what kept them."""
 
         async def asked(name: str) -> Any:
-            answer: Awaitable[Any] = getattr(self._actor(name), method).remote(*given)
-            return await answer
+            return await getattr(self._actor(name), method).remote(*given)
 
-        found = await asyncio.gather(
-            *(asyncio.wait_for(asked(name), within_s) for name in actors), return_exceptions=True
-        )
-        return [
-            GetTimeoutError(f"no answer within {within_s:.0f} s") if isinstance(one, TimeoutError) else one
-            for one in found
-        ]
+        several = (asyncio.wait_for(asked(name), within_s) for name in actors)
+        return await asyncio.gather(*several, return_exceptions=True)
 
 
 def _without_tables(delivered: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
@@ -138,14 +128,13 @@ def _without_tables(delivered: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...
     spans = [one.spans for one in outcomes if one.spans is not None and one.spans.num_rows]
     tables = [(pa.concat_tables(spans).unify_dictionaries(), None)] if spans else []
     tables += [(None, one.kernels) for one in outcomes if one.kernels is not None]
-    held = [ray.put(tables) if tables else None, *[None] * len(outcomes)]
-    own = [
-        (*each[:2], replace(each[2], spans=None, kernels=None), each[3], ref)
-        for each, ref in zip(own, held, strict=False)
-    ]
-    told, several = delivered[0][2].provenance, [*own, *(each for each in delivered if len(each) > _OF_A_RANK)]
-    same = [replace(each[2], provenance=told) if each[2].provenance == told else each[2] for each in several]
-    return [(*each[:2], one, *each[3:]) for each, one in zip(several, same, strict=True)]  # sent once if equal
+    held, told, left = [ray.put(tables)] if tables else [], delivered[0][2].provenance, list[tuple[Any, ...]]()
+    for each in (*own, *(each for each in delivered if len(each) > _OF_A_RANK)):
+        facts = told if each[2].provenance == told else each[2].provenance  # sent once if equal
+        one = replace(each[2], spans=None, kernels=None, provenance=facts)
+        ref = each[4] if len(each) > _OF_A_RANK else held.pop() if held else None
+        left.append((*each[:2], one, each[3], ref))
+    return left
 
 
 def leader(nodes: Sequence[str], node_id: str, head: str) -> str:

@@ -120,19 +120,12 @@ class Launcher:
     """Starts the workers of one lane."""
 
     lane: Lane
+    post: Callable[[str], ActorHandle]
 
-    def __init__(
-        self,
-        keeper: ActorHandle,
-        name: str,
-        scratch: str,
-        storage: Path | None,
-        in_thread: InThread,
-        post: Callable[[str], ActorHandle],
-    ) -> None:
+    def __init__(self, keeper: ActorHandle, name: str, scratch: str, storage: Path | None, in_thread: InThread) -> None:
         """Starts nothing yet. The workers call the `keeper` by the lane's name; the rest is set before they start."""
         self._keeper, self._name, self._scratch, self._storage = keeper, name, scratch, storage
-        self._in_thread, self._post = in_thread, post
+        self._in_thread = in_thread
 
     async def launch(self, key: GroupKey, nodes: tuple[str, ...], restarts: bool, number: int) -> None:
         """See `wattune.orchestrate.lanes.worker_group.Launch`."""
@@ -155,7 +148,7 @@ class Launcher:
         trainer = _of_commands() if runs_command else _of_ranks(key.device, self._storage)
         head = ray.get_runtime_context().get_node_id()
         for node_id in {*nodes} - {head} if not runs_command else ():
-            self._post(node_id)
+            self.post(node_id)
         config = {"keeper": self._keeper, "head": head, "lane": self._name, "run": number}
         # Train counts failures over a run's whole life; the lane has a breaker of its own.
         failures = FailureConfig(max_failures=-1 if restarts else 0, controller_failure_limit=1)

@@ -124,10 +124,7 @@ class _Worker:
             leave_to_sampler(assignment.sensed[place.node].cpus)
             engine = watch.over(load_engine(attempt.spec.engine), place)
             ranks = Ranks(
-                rank=assigned.rank,
-                world_size=assigned.world_size,
-                local_rank=assigned.local_rank,
-                device=self._device,
+                rank=assigned.rank, world_size=assigned.world_size, local_rank=assigned.local_rank, device=self._device
             )
             self._join(assigned, COLLECTIVE_TIMEOUT_S)
             outcome = measure_trial(

@@ -12,15 +12,7 @@ import pyarrow as pa
 
 from wattune.errors import EngineError
 from wattune.orchestrate.events import TrialProgress
-from wattune.orchestrate.lanes.messages import (
-    Assignment,
-    Death,
-    GroupKey,
-    Place,
-    RankAssignment,
-    Report,
-    WorkerPlace,
-)
+from wattune.orchestrate.lanes.messages import Assignment, Death, GroupKey, Place, RankAssignment, Report, WorkerPlace
 from wattune.plans.placement import Slot, place
 from wattune.plans.program import is_command
 from wattune.run import RunStatus

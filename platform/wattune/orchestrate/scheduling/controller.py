@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from wattune.errors import PlanError
 from wattune.fidelity import UNPROFILED, role_of, role_tags
-from wattune.orchestrate.attempt import Attempt
+from wattune.orchestrate.attempt import PASSED_ON, Attempt
 from wattune.orchestrate.events import Event, Listener, Preview, TrialEvent, TrialProgress
 from wattune.orchestrate.failures import (
     CUT_OFF,
@@ -130,6 +130,7 @@ class StudyController:
         self._running: dict[str, Attempt] = {}
         self._measured: set[str] = set()
         """Those that run whose steps are done, so that their nodes are free."""
+        self._told_passed_on = False
         self.stopped: list[str] = []
         """Descriptions of what kept trials from starting that are left, if their nodes are there."""
 
@@ -413,6 +414,9 @@ class StudyController:
         if result.status.is_final:
             self._queue.note(running.spec, result, running.tags["nodes"])
             self._strategy.tell(running.spec, read_run(running.spec, result))
+        if (told := result.tags.get(PASSED_ON, "")) and not self._told_passed_on:
+            self._told_passed_on = True
+            _log.warning("%s: %s", running.name, told)
         self._report("finished", running, result, again=again)
 
     def _dead_nodes(self, running: Attempt) -> tuple[str, ...]:

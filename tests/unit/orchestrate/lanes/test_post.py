@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import RayActorError
 
 from wattune.orchestrate.lanes import post as posts
 from wattune.orchestrate.lanes.messages import RankAssignment
@@ -238,6 +238,6 @@ def test_a_leader_asks_its_nodes_and_tells_what_kept_those_that_do_not_answer() 
         post.actors = {"sound": Handle(Sensors(0)), "silent": Handle(Sensors(600)), "gone": Handle(None)}
         post.actors["gone"].gone = True
         sound, silent, gone = await post.ask(["sound", "silent", "gone"], 0.05, "start", "key")
-        assert sound == "key" and isinstance(silent, GetTimeoutError) and isinstance(gone, RayActorError)
+        assert sound == "key" and isinstance(silent, TimeoutError) and isinstance(gone, RayActorError)
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
