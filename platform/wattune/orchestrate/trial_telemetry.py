@@ -167,6 +167,16 @@ class TrialTelemetry:
         """Ends the samplers, and notes what kept some from it."""
         self._lose(self._ask(STOP_S, "stop")[1], STOP_S)
 
+    def know_clocks(self, clocks: NodeClocks, reference: str) -> None:
+        """Estimates offsets of other nodes' clocks: once the steps are over, so that no trial starts later for it."""
+        for node, actor in self.actors.items():  # one after another: beside others a round trip takes longer
+            if node.node_id != reference and node not in self.silent:
+                try:
+                    found = clocks.offset(node.node_id, actor, self.sensed[node.name].clock)
+                    self.offsets = {**self.offsets, node.name: found}
+                except RayError as error:
+                    self._lose({node: error}, EXCHANGE_S)
+
     def _ask(self, within_s: float, method: str, *given: Any) -> tuple[dict[Node, Any], dict[Node, RayError]]:
         actors = {node: actor for node, actor in self.actors.items() if node not in self.silent}
         return _ask(actors, self.leaders, within_s, method, self.key, *given)
@@ -222,9 +232,6 @@ def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: LaneKeeper) -> 
         silent = _silent(failed)
         _require(failed, START_S)
         sensed = {node.name: one for node, one in found.items()}
-        # This node's clock is the reference. Measured against itself it would only show the noise of the round trip.
-        others = {node: actor for node, actor in actors.items() if node.node_id != cluster.driver_node_id}
-        offsets = _clock_offsets(others, sensed, lanes.clocks)
     except Exception:  # also if a node has just died: the samplers of the others must not run on
         _ask({node: one for node, one in actors.items() if node not in silent}, leaders, STOP_S, "stop", key)
         raise
@@ -235,12 +242,13 @@ def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: LaneKeeper) -> 
         actors=actors,
         leaders=leaders,
         url=cluster.url,
-        offsets=offsets,
     )
     try:
         yield telemetry
     finally:
         telemetry.stop()
+        # This node's clock is the reference. Measured against itself it would only show the noise of the round trip.
+        telemetry.know_clocks(lanes.clocks, cluster.driver_node_id)
 
 
 def own_devices(specs: Iterable[TrialSpec], cluster: Cluster, lanes: Lanes) -> None:
@@ -271,18 +279,6 @@ def settings_of(spec: TrialSpec) -> dict[str, Any]:
 def _explained(death: Death, words: str, num_oom_kills: int) -> Death:
     starved = any(sign in death.why for sign in _RAYS_MEMORY_MONITOR)
     return replace(death, words=words, out_of_memory=starved or num_oom_kills > 0)
-
-
-def _clock_offsets(
-    actors: Mapping[Node, ActorHandle], sensed: Mapping[str, Sensed], clocks: NodeClocks
-) -> dict[str, dict[str, int]]:
-    offsets = {}
-    for node, actor in actors.items():  # one after another: beside others a round trip takes longer
-        try:
-            offsets[node.name] = clocks.offset(node.node_id, actor, sensed[node.name].clock)
-        except GetTimeoutError as error:
-            _require({node: error}, EXCHANGE_S)
-    return offsets
 
 
 def _silent(failed: Mapping[Node, RayError]) -> Set[Node]:

@@ -81,20 +81,22 @@ def sampled(monkeypatch: pytest.MonkeyPatch, make_specs: Any, new_node: Any) -> 
     return begin
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "raised"),
-    [
-        ("start", RayTaskError("start", "", OSError("disk full")), TelemetryError),
-        ("mono_ns", RayActorError(), RayActorError),
-    ],
-)
-def test_where_one_node_cannot_be_sampled_no_other_goes_on(
-    sampled: Any, call: str, error: Exception, raised: type[Exception]
-) -> None:
-    first, second = FakeActor("n0"), FakeActor("n1", {call: error})
-    with pytest.raises(raised), sampled(first, second):
+def test_where_one_node_cannot_be_sampled_no_other_goes_on(sampled: Any) -> None:
+    first, second = FakeActor("n0"), FakeActor("n1", {"start": RayTaskError("start", "", OSError("disk full"))})
+    with pytest.raises(TelemetryError), sampled(first, second):
         pytest.fail("it did not begin")
     assert first.asked == ["start", "stop"] and second.asked[-1] == "stop"
+
+
+def test_clocks_are_asked_once_the_steps_are_over_and_one_that_is_not_told_is_a_loss(sampled: Any) -> None:
+    sound, gone = FakeActor("n1"), FakeActor("n1", {"mono_ns": RayActorError(None, "it died")})
+    with sampled(FakeActor("n0"), sound) as telemetry:
+        assert "mono_ns" not in sound.asked
+    assert telemetry.offsets.keys() == {"n1"} and not telemetry.lost
+    with sampled(FakeActor("n0"), gone) as telemetry:
+        pass
+    assert not telemetry.offsets
+    assert telemetry.lost == ["telemetry of node n1 ended (it died); check that the node is alive and has memory"]
 
 
 def test_an_actors_own_error_is_one_line_that_names_the_node(sampled: Any) -> None:
