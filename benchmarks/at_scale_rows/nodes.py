@@ -18,6 +18,7 @@ import pyarrow as pa
 import ray
 
 from at_scale_rows import Fit, Row, measures
+from at_scale_rows.storage import s3_server
 from wattune.analysis.summary import Summary
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
@@ -225,7 +226,7 @@ def head() -> Iterator[Row]:
 def telemetry() -> Iterator[Row]:
     """Records the replay of four H200s as a trial's node does, and weighs what goes to the driver."""
     actor = TelemetryActor("at-scale", "n0", [f"replay:{RECORDING}?start_s=20"])
-    with tempfile.TemporaryDirectory() as root:
+    with tempfile.TemporaryDirectory() as root, s3_server() as url:
         try:
             actor.start("trial")
             actor.ready("trial")
@@ -233,6 +234,8 @@ def telemetry() -> Iterator[Row]:
             actor.stop("trial")
             (mark := Path(root) / ".seen").touch()
             seen, unseen = (actor.recording("trial", one) for one in (mark, Path(root) / "not there"))
+            sent = actor.recording("trial", Path(root) / "study" / "trials" / "a" / "not there", None, url)
+            assert sent.sent and not sent.unsent
         finally:
             actor.release()
 
@@ -241,4 +244,5 @@ def telemetry() -> Iterator[Row]:
 
     each = f"telemetry of 128 nodes at the driver, {TRIALS_AN_HOUR} trials an hour"
     yield Row(each, "MB/h", bar=MOST_MB_AN_HOUR, value=mb_an_hour(seen))
+    yield Row(f"{each}, which send their rows to a URL", "MB/h", bar=MOST_MB_AN_HOUR, value=mb_an_hour(sent))
     yield Row(f"{each}, their rows of 10 s with it where nodes share no folder", "MB/h", value=mb_an_hour(unseen))

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from at_scale_rows import Fit, Row, measures
@@ -26,17 +27,29 @@ AMONG = (20, 80, 320)
 FETCHED = (200, 600, 1_800)
 
 
-@measures(timeout_s=200)
-def requests() -> Iterator[Row]:
-    """Counts S3 requests of one more trial, and how many of them list anything."""
+@contextmanager
+def s3_server() -> Iterator[str]:
+    """An S3 server of this process, and the URL of a storage there."""
+    import boto3
     from moto.server import ThreadedMotoServer
-    from s3fs import S3FileSystem
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     address = f"http://{host}:{port}"
     os.environ |= {"AWS_ENDPOINT_URL": address, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="studies")
+    try:
+        yield "s3://studies/group"
+    finally:
+        server.stop()
+
+
+@measures(timeout_s=200)
+def requests() -> Iterator[Row]:
+    """Counts S3 requests of one more trial, and how many of them list anything."""
+    from s3fs import S3FileSystem
+
     seen, really = Counter[str](), S3FileSystem._call_s3
 
     async def call(self: S3FileSystem, method: str, *args: object, **kwargs: object) -> object:
@@ -44,18 +57,14 @@ def requests() -> Iterator[Row]:
         return await really(self, method, *args, **kwargs)
 
     S3FileSystem._call_s3 = call
-    import boto3
-
-    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="studies")
-    with tempfile.TemporaryDirectory() as place:
-        study, remote = StudyFolder.create(Path(place), "mine", DOCUMENT), RemoteStorage("s3://studies/group")
+    with s3_server() as url, tempfile.TemporaryDirectory() as place:
+        study, remote = StudyFolder.create(Path(place), "mine", DOCUMENT), RemoteStorage(url)
         found: list[Counter[str]] = []
         for repeat in range(AMONG[-1] + 1):
             seen.clear()
             remote.send_trial("mine", measured(study, result_of(repeat=repeat)))
             if repeat in AMONG:
                 found.append(Counter(seen))
-    server.stop()
     yield Fit.of(AMONG, [one.total() for one in found]).row("S3 requests of a trial, by trials in the store", 0.05)
     yield Row("S3 listings of a trial", "", bar=2, value=max(one["list_objects_v2"] for one in found))
 

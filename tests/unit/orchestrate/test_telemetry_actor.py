@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,6 +28,7 @@ from wattune.orchestrate.telemetry_actor import (
 )
 from wattune.storage.digests import digests_of
 from wattune.storage.measured import MeasuredFolder
+from wattune.storage.remote import RemoteStorage
 from wattune.telemetry.sampler.lease import lock_holder
 from wattune.telemetry.sampler.process import SamplerProcess
 
@@ -75,7 +77,7 @@ def actor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TelemetryActor:
 
 
 def test_power_and_temperatures_of_a_running_trial_are_read_from_the_samplers_files(
-    actor: TelemetryActor, tmp_path: Path
+    actor: TelemetryActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sensed = actor.start("trial", 1)
     assert sorted(sensed.device_names.values()) == ["gpu0", "gpu1", "gpu2", "gpu3"]
@@ -90,6 +92,14 @@ def test_power_and_temperatures_of_a_running_trial_are_read_from_the_samplers_fi
     actor.stop("trial")
     recorded = actor.recording("trial", tmp_path / "not seen")
     assert recorded.manifest["closed"] is True and recorded.files and not recorded.digests
+    refused = actor.recording("trial", tmp_path / "not seen", None, f"file://{tmp_path}")
+    assert refused.files == recorded.files and "another place on each machine" in refused.unsent
+    store: dict[str, bytes] = {}
+    monkeypatch.setattr(RemoteStorage, "send_ahead", lambda _self, _place, files: store.update(files))
+    sent = actor.recording("trial", tmp_path / "not seen", None, "s3://studies")
+    assert store == {f"telemetry/n0/{name}": content for name, content in recorded.files.items()} and not sent.files
+    assert sent.digests == {name: sha256(content).hexdigest() for name, content in store.items()}
+    assert sent.sent == {name: len(content) for name, content in store.items()}
     (tmp_path / "study").mkdir()
     (mark := tmp_path / "study" / ".seen").touch()
     written = actor.recording("trial", mark)
