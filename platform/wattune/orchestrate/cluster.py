@@ -143,7 +143,8 @@ class Cluster:
 
     def only(self, nodes: Sequence[Node]) -> "Cluster":
         """The part of the cluster that consists of these nodes, in this order."""
-        others = [node for node in (*self.nodes, *self.others) if node not in nodes]
+        ids = {node.node_id for node in nodes}
+        others = [node for node in (*self.nodes, *self.others) if node.node_id not in ids]
         return replace(self, nodes=tuple(nodes), others=tuple(others))
 
     def fitting(self, spec: ClusterSpec) -> list[Node]:
