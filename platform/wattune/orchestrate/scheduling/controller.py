@@ -126,11 +126,10 @@ class StudyController:
         self._slots: Slots | None = None
         self._nodes: StudyNodes  # open() comes first
         self._looked_s = -math.inf
-        self._wait = NodeWait()
+        self._wait, self._told_passed_on = NodeWait(), False
         self._running: dict[str, Attempt] = {}
         self._measured: set[str] = set()
         """Those that run whose steps are done, so that their nodes are free."""
-        self._told_passed_on = False
         self.stopped: list[str] = []
         """Descriptions of what kept trials from starting that are left, if their nodes are there."""
 
