@@ -75,7 +75,7 @@ class NodeTelemetry:
     sent: Mapping[str, int] = field(default_factory=dict)
     """Sizes of the files that it sent to the storage, by their place in the folder."""
     unsent: str = ""
-    """What kept it from sending them."""
+    """Reason that it sent none; empty if nobody asked it to."""
 
     def __reduce__(self) -> Any:
         """Sends the manifest compressed: a driver gets one of every node."""

@@ -88,7 +88,7 @@ class TrialTelemetry:
     lost: list[str] = field(default_factory=list)
     """Reasons that telemetry of nodes is missing, a line each; silent nodes share one."""
     passed_on: str = ""
-    """How much came through this node, and why; empty if nothing did."""
+    """Amount that came through this node, and why; empty if nothing did."""
     silent: Set[Node] = frozenset()
     """Nodes that did not answer at the trial's end, and are asked no more."""
 

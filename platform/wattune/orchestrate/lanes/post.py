@@ -41,7 +41,7 @@ class Post:
         normal_priority()
         self._keeper, self._node_id, self._head = keeper, node_id, head
         self._above: dict[str, ActorHandle] = {}
-        """Who is called, by lane."""
+        """Called for a lane, by its name."""
         self._gathered: dict[tuple[Any, ...], tuple[list[tuple[Any, ...]], asyncio.Event, asyncio.Task[Any]]] = {}
         """Calls that wait for others, by lane, name, and run or group."""
         self._asked: dict[tuple[Any, ...], asyncio.Task[Any]] = {}
