@@ -10,6 +10,7 @@ import time
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -256,7 +257,7 @@ class TelemetryActor:
             return replace(told, files=files)
         named = {f"telemetry/{self._node}/{name}": content for name, content in files.items()}
         try:
-            RemoteStorage(url).send_ahead(place_of(mark.parent), named)
+            _storage(url).send_ahead(place_of(mark.parent), named)
         except (TrackingError, PlanError) as error:
             return replace(told, files=files, unsent=str(error))
         digests = {name: sha256(content).hexdigest() for name, content in named.items()}
@@ -341,6 +342,9 @@ class TelemetryActor:
                     with contextlib.suppress(TelemetryError):
                         if process is not None:
                             process.renew()
+
+
+_storage = cache(RemoteStorage)  # it remembers for a minute that a store does not answer
 
 
 def place_of(folder: Path) -> str:

@@ -112,13 +112,14 @@ class TrialTelemetry:
         used: dict[str, set[str]] = {}
         for place in self.places if used_alone else ():
             used.setdefault(place.node, set()).add(place.device)
+        within_s = 3 * STOP_S if self.url else STOP_S  # a store that hangs costs a node a minute, and no telemetry
         mark = folder / f".seen-{uuid4().hex}"
         write_whole(mark, b"")
         try:
-            recorded, failed = self._ask(STOP_S, "recording", mark, used if used_alone else None, self.url)
+            recorded, failed = self._ask(within_s, "recording", mark, used if used_alone else None, self.url)
         finally:
             mark.unlink(missing_ok=True)
-        self._lose(failed, STOP_S)
+        self._lose(failed, within_s)
         digests: dict[str, str] = {}
         for part in recorded.values():
             pids: dict[str, list[int]] = {}
