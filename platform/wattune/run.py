@@ -317,8 +317,8 @@ class Run:
         return data
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Run":
-        """Reads a result that `to_json` wrote.
+    def from_json(cls, data: Mapping[str, Any], *, is_sound: bool = False) -> "Run":
+        """Reads a result that `to_json` wrote; one that `is_sound` was read and checked before.
 
         Raises:
             KeyError, TypeError, ValueError: It is none: a field is missing, unknown, or holds what it cannot.
@@ -327,14 +327,15 @@ class Run:
         result = cls(
             **{
                 **data,
-                "numbers": Numbers(**data.get("numbers", {})),
+                "numbers": Numbers(**numbers) if (numbers := data.get("numbers")) else NO_NUMBERS,
                 "prediction": predicted and Prediction(**predicted),
                 "recorded": recorded and Recorded(**{**recorded, "command": tuple(recorded["command"])}),
                 "status": RunStatus(data["status"]),
                 "quality_reasons": tuple(data.get("quality_reasons", ())),
             }
         )
-        result.require_sound()
+        if not is_sound:
+            result.require_sound()
         return result
 
     def require_sound(self) -> None:

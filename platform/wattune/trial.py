@@ -141,10 +141,6 @@ class TrialSpec:
         Raises:
             KeyError, TypeError, ValueError: It is none: a field is missing, unknown, or holds what it cannot.
         """
-        plan = dict(data["plan"])
-        plan["layout"] = tuple(plan["layout"])
-        if not isinstance(plan["rank_order"], str):
-            plan["rank_order"] = tuple(plan["rank_order"])
         cluster = dict(data["cluster"])
         if cluster.get("own_device") is not None:
             cluster["own_device"] = DeviceSpec.from_json(cluster["own_device"])
@@ -156,7 +152,7 @@ class TrialSpec:
             cluster=_cluster(_origins(cluster), tuple(cluster), *cluster.values()),
             engine=data["engine"],
             workload=Workload.from_json(data["workload"]),
-            plan=Plan(**plan),
+            plan=plan_of(data["plan"]),
             program=Program.from_json(data["program"]) if data.get("program") else None,
             stands_for=cls.from_json(data["stands_for"]) if data.get("stands_for") else None,
         )
@@ -169,6 +165,12 @@ class TrialSpec:
         if type(spec.engine) is not str or not spec.engine:
             raise TypeError(f"engine: got {str(spec.engine)[:60]}, allowed: a name")
         return spec
+
+
+def plan_of(data: Mapping[str, Any]) -> Plan:
+    """Makes the plan of a specification that was read; its sequences become tuples again."""
+    order = data["rank_order"]
+    return Plan(**{**data, "layout": tuple(data["layout"]), "rank_order": order if type(order) is str else (*order,)})
 
 
 RECORDED: Final = "recorded"

@@ -3,6 +3,7 @@
 ```
 <storage>/<study>/study.yaml space.<n>.yaml candidates.parquet    see `wattune.storage.spaces`
 <storage>/<study>/ranking.parquet report.html
+  trials/.results    copy of the results (`wattune.storage.known_results`)
   trials/<trial_id>-<repeat>/spec.json run.json spans.parquet [kernels.parquet]
   trials/<trial_id>-<repeat>/telemetry/<node>/<tier>.parquet telemetry/<node>/manifest.json
   trials/<trial_id>-<repeat>/ranks.json stacks/rank<k>.txt    places of ranks; stacks of ranks that hung
@@ -41,6 +42,7 @@ from wattune.storage.files import (
     write_table,
     write_whole,
 )
+from wattune.storage.known_results import KnownResults
 from wattune.storage.lock import if_idle, run_lock
 from wattune.storage.measured import RECORDINGS, RUN, MeasuredFolder
 from wattune.storage.space_changes import changes, contradictions
@@ -52,10 +54,10 @@ from wattune.storage.trial_files import (
     no_trial,
     read_result_file,
     require_own,
-    result_of,
-    spec_and_id,
     spec_of,
+    specified,
     with_digests,
+    without_files,
 )
 from wattune.storage.trial_tables import open_tables
 from wattune.trial import TrialSpec
@@ -335,7 +337,12 @@ class StudyFolder:
         # Ten thousand trials are ranked while a user waits: every file is opened once, and paths are plain text.
         results: list[tuple[TrialSpec, Run]] = []
         problems: dict[str, PlanError] = {}
+        known = KnownResults(self.path)
         for folder in _folders(self.path / "trials"):
+            name, files = folder.rpartition("/")[2], known.files_of(folder)
+            if (pair := known.get(name, files)) is not None:
+                results.append(pair)
+                continue
             try:
                 written = read_bounded(f"{folder}/run.json", MOST_BYTES)
             except FileNotFoundError:
@@ -344,12 +351,15 @@ class StudyFolder:
                 problems[folder] = no_trial(folder, error)
                 continue
             try:
-                spec, trial_id = spec_and_id(read_bounded(f"{folder}/spec.json", MOST_BYTES))
-                result = result_of(object_of(written, any_depth=True))
-                require_own(folder.rpartition("/")[2], spec, result, trial_id)
+                planned = object_of(read_bounded(f"{folder}/spec.json", MOST_BYTES), bare=True, any_depth=True)
+                ended = without_files(object_of(written, any_depth=True))
+                spec, result = specified(planned), Run.from_json(ended)
+                require_own(name, spec, result, planned["trial_id"])
                 results.append((spec, result))
+                known.add(name, files, planned, ended)
             except NO_TRIAL as error:
                 problems[folder] = no_trial(folder, error)
+        known.write()
         if problems and not results:
             raise next(iter(problems.values()))
         return results, {Path(where).name: str(why) for where, why in problems.items()}

@@ -49,7 +49,12 @@ def result_of(data: Mapping[str, Any]) -> Run:
     Raises:
         ValueError, TypeError, KeyError, AttributeError: It is none.
     """
-    return Run.from_json({name: value for name, value in data.items() if name not in (FILES, ACCEPTED)})
+    return Run.from_json(without_files(data))
+
+
+def without_files(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the object of a `run.json` without what it says of the files beside it."""
+    return {name: value for name, value in data.items() if name not in (FILES, ACCEPTED)}
 
 
 def spec_of(content: bytes) -> TrialSpec:
@@ -58,12 +63,11 @@ def spec_of(content: bytes) -> TrialSpec:
     Raises:
         ValueError, TypeError, KeyError, AttributeError: It is none, or was changed after it was written.
     """
-    return spec_and_id(content)[0]
+    return specified(object_of(content, bare=True, any_depth=True))
 
 
-def spec_and_id(content: bytes) -> tuple[TrialSpec, str]:
-    """Reads a specification and its id; see `spec_of`."""
-    data = object_of(content, bare=True, any_depth=True)
+def specified(data: Mapping[str, Any]) -> TrialSpec:
+    """Makes a specification of the object of a `spec.json`; see `spec_of`."""
     spec = TrialSpec.from_json(data)
     trial_id = spec.trial_id
     if data.get("trial_id") != trial_id:
@@ -72,7 +76,7 @@ def spec_and_id(content: bytes) -> tuple[TrialSpec, str]:
         raise ValueError(
             f"plan: {spec.plan.label[:60]} needs more than the {spec.cluster.world_size} rank(s) there are"
         )
-    return spec, trial_id
+    return spec
 
 
 def key_of(name: str) -> tuple[str, int]:

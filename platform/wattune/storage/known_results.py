@@ -1,0 +1,118 @@
+"""Results of a study as one file, `trials/.results`: ten thousand trials are read at once, and not from two files each.
+
+It is a copy that a reader leaves for the next one; the trials' own files remain the truth. A row counts while both
+files of its trial are those it was read from: of the same size, times and inode, which neither a copy elsewhere nor an
+edit keeps. The file has its digest in front. Torn, damaged or of another format it is as if it were not there, so it
+is written without care for a crash. It is packed lines of JSON: the format with the parts that trials share, then
+`[folder, files, number of its parts, plan, result]` for each trial.
+"""
+
+import hashlib
+import json
+import os
+import stat
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pydantic_core import from_json
+
+from wattune.run import Run
+from wattune.storage.format import FORMAT
+from wattune.storage.trial_files import NO_TRIAL
+from wattune.trial import TrialSpec, plan_of
+from wattune.units import NS_PER_S
+
+RESULTS: Final = "trials/.results"
+"""Not in the study's own folder, whose time says which study is newest."""
+
+LEAST_NEW: Final = 250
+"""Trials that are not in the file, of `_NEW_FRAC` of all at least, from which on it is written."""
+_NEW_FRAC: Final = 0.05
+
+_SETTLED_NS: Final = 2 * NS_PER_S
+"""Age from which a file's times tell it from an earlier one: some file systems count whole seconds."""
+
+_PACKING: Final = "zstd"
+
+
+class KnownResults:
+    """Results of a study's trials that were read before."""
+
+    def __init__(self, study: Path) -> None:
+        """Reads the file of a study's folder, if it is there and whole."""
+        self._path = study / RESULTS
+        self._numbers: dict[str, int] = {}
+        self._rows: dict[str, tuple[str, list[Any], bytes]] = {}
+        self._specs: dict[int, TrialSpec] = {}
+        self._kept: list[bytes] = []
+        self._num_new, self._mode = 0, 0o666
+        self._begun_ns = time.time_ns()
+        with suppress(OSError, ValueError, LookupError, TypeError, pa.ArrowException, MemoryError):
+            self._read(self._path.read_bytes())
+
+    def _read(self, content: bytes) -> None:
+        if hashlib.sha256(packed := content[32:]).digest() != content[:32]:
+            return
+        first, *lines = pa.input_stream(pa.py_buffer(packed), compression=_PACKING).read().split(b"\n")
+        form, parts = from_json(first)
+        if form == FORMAT:
+            self._numbers = {text: number for number, text in enumerate(parts)}
+            self._rows = {(row := from_json(line))[0]: (row[1], row[2:], line) for line in lines}
+
+    def files_of(self, folder: str) -> str:
+        """Returns what tells a trial's files from any others; empty where they may change without being told apart."""
+        try:
+            both = [os.stat(f"{folder}/{name}") for name in ("spec.json", "run.json")]  # noqa: PTH116  # twice as fast
+        except OSError:
+            return ""
+        for one in both:
+            self._mode &= one.st_mode
+            if not stat.S_ISREG(one.st_mode) or self._begun_ns - one.st_ctime_ns < _SETTLED_NS:
+                return ""
+        return " ".join(f"{one.st_size} {one.st_mtime_ns} {one.st_ctime_ns} {one.st_ino}" for one in both)
+
+    def get(self, name: str, files: str) -> tuple[TrialSpec, Run] | None:
+        """Returns specification and result of a trial by its folder's name, None unless they are of these files."""
+        known, own, line = self._rows.get(name, ("", [], b""))
+        if not files or known != files:
+            return None
+        number, plan, result = own
+        try:
+            spec = self._specs.get(number)
+            if spec is None:
+                spec = self._specs[number] = TrialSpec.from_json({**from_json([*self._numbers][number]), "plan": plan})
+            found = replace(spec, plan=plan_of(plan)), Run.from_json(result, is_sound=True)
+        except NO_TRIAL:
+            return None
+        self._kept.append(line)
+        return found
+
+    def add(self, name: str, files: str, spec: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+        """Keeps the content of a trial's files that were read and found whole."""
+        if files:
+            parts = json.dumps({key: value for key, value in spec.items() if key not in ("plan", "trial_id")})
+            number = self._numbers.setdefault(parts, len(self._numbers))
+            self._kept.append(json.dumps([name, files, number, spec["plan"], result]).encode())
+            self._num_new += 1
+
+    def write(self) -> None:
+        """Writes the file where enough is new. Where it cannot be written, the next reader reads the trials."""
+        if self._num_new < max(LEAST_NEW, _NEW_FRAC * len(self._kept)):
+            return
+        plain = b"\n".join([json.dumps([FORMAT, [*self._numbers]]).encode(), *self._kept])
+        with pa.CompressedOutputStream(sink := pa.BufferOutputStream(), _PACKING) as stream:
+            stream.write(plain)
+        content = sink.getvalue().to_pybytes()
+        partial = self._path.with_name(f"{self._path.name}.new")
+        with suppress(OSError):
+            try:
+                with open(partial, "wb", opener=lambda path, flags: os.open(path, flags, self._mode & 0o666)) as file:
+                    file.write(hashlib.sha256(content).digest() + content)
+                partial.replace(self._path)
+            finally:
+                partial.unlink(missing_ok=True)
