@@ -55,6 +55,8 @@ UNPROFILED: Final = "left out: an earlier run of its plan was profiled, and did 
 
 def measuring(runs: Sequence[Run], metric: str) -> Sequence[Run]:
     """Returns the runs that were to measure a metric: of figures of a profiled pass, those that had one."""
+    if len(runs) == 1:
+        return runs
     asked = [run for run in runs if metric in run.metrics or not is_unprofiled(run)]
     return runs if len(asked) in (0, len(runs)) else asked
 

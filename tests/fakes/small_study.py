@@ -100,7 +100,9 @@ def make_study(storage: Path, name: str = "dense_h200x4", bound_w: float = 3000.
     kept = (*specs.values(), failed)
     rows = [{"trial_id": spec.trial_id, "status": "kept", "rule": "", "reason": ""} for spec in kept]
     reason = "tp=8 does not divide num_kv_heads=8 over 4 devices"
-    study.write_candidates([*rows, {"trial_id": "", "status": "rejected", "rule": "world_size", "reason": reason}])
+    study.commit(
+        study.document(), [*rows, {"trial_id": "", "status": "rejected", "rule": "world_size", "reason": reason}]
+    )
     return study
 
 

@@ -172,8 +172,9 @@ class Plan:
     @property
     def label(self) -> str:
         """Short text of what is not neutral, such as `tp2 pp2 mbs4 zero1`."""
-        neutral = Plan(etp=self.tp, dtype=self.dtype)
-        parts = [f"{name}{getattr(self, name)}" for name in DEGREES if getattr(self, name) != getattr(neutral, name)]
+        parts = [
+            f"{name}{own}" for name in DEGREES if (own := getattr(self, name)) != (self.tp if name == "etp" else 1)
+        ]
         parts.append(f"mbs{self.micro_batch_size}")
         parts += [self.sharding] if self.sharding != "none" else []
         parts += [f"dp_replicate={self.dp_replicate}"] if self.dp_replicate != 1 else []

@@ -431,10 +431,15 @@ def ranks(one: Standing) -> Indices:
                 for share, freedom in zip(alike, ordered.freedom[rows], strict=True)
             ]
         )
-        ahead = ordered.of(np.arange(int(rows[-1]) + 1))  # only those before it have a larger mean
+        # Only those before it have a larger mean, and of them the first are told to be better, whatever they share.
+        common, own = ordered.common, (1.0 + 1e-9) * (ordered.own[rows] + ordered.own.max())
+        apart = np.maximum(common.max(axis=0) - common[rows], common[rows] - common.min(axis=0)) ** 2
+        sure = ordered.mean[rows] + np.abs(critical) * np.sqrt(own + (1.0 + 1e-9) * apart.sum(axis=1))
+        first = int(np.searchsorted(-ordered.mean, -sure.max()))
+        ahead = ordered.of(np.arange(first, int(rows[-1]) + 1))
         gaps = ahead.mean[None, :] - ordered.mean[rows, None]
-        told = (gaps > 0) & (gaps**2 > critical[:, None] ** 2 * _variance(ahead, rows))
-        found[by_mean[rows]] += told.sum(axis=1)
+        told = (gaps > 0) & (gaps**2 > critical[:, None] ** 2 * _variance(ahead, rows - first))
+        found[by_mean[rows]] += first + told.sum(axis=1)
     return found
 
 

@@ -386,9 +386,10 @@ def ranking_of(studies: Mapping[str, Posterior], *, where: Sequence[Where] = (),
     return _without_those_behind(ranking, found.behind)
 
 
-def named(rows: Iterable[RankedTrial], name: Callable[[TrialSpec], str]) -> list[RankedTrial]:
+def named(rows: Iterable[RankedTrial], name: Callable[..., str]) -> list[RankedTrial]:
     """Names plans as others are named that they stand beside."""
-    return [row if (own := name(row.spec)) == row.label else replace(row, name=own) for row in rows]
+    each = ((row, label := row.spec.label, name(row.spec, label)) for row in rows)
+    return [row if own == (row.name or label) else replace(row, name=own) for row, label, own in each]
 
 
 def _without_those_behind(ranking: Ranking, leaders: Mapping[tuple[str, str], RankedTrial]) -> Ranking:

@@ -142,11 +142,9 @@ def _posterior(values: tuple[float, ...], waiting: float, size: float) -> tuple[
     part = 2.0 / (9.0 * degrees)
     scatter = size * math.hypot(spread, _HOST_SPREAD * waiting) * (1.0 - part + normal * math.sqrt(part)) ** -1.5
     logs = np.tile(_PRIOR_LOG, (len(scatter), 1))
+    at_zero = _log_cumulative(-_LEVEL[None, :] / scatter[:, None]) if min(values, default=1.0) <= 0.0 else logs
     for value in values:
-        if value > 0.0:
-            logs += -0.5 * ((min(value, 1.0) - _LEVEL[None, :]) / scatter[:, None]) ** 2
-        else:
-            logs += _log_cumulative(-_LEVEL[None, :] / scatter[:, None])
+        logs += -0.5 * ((min(value, 1.0) - _LEVEL[None, :]) / scatter[:, None]) ** 2 if value > 0.0 else at_zero
     weight: Floats = np.exp(logs - logs.max(axis=1, keepdims=True))
     return scatter, weight / weight.sum(axis=1, keepdims=True)
 

@@ -187,7 +187,7 @@ def _candidates(study: StudyFolder) -> frozenset[str] | None:
     A million combinations may be rejected, so two columns are read and no rows are made. Raises `PlanError` where the
     file is not such a table, or does not agree with its digest.
     """
-    table = candidates_table(study.path)
+    table = candidates_table(study.path, "status", "trial_id")
     if table is None:
         return None
     try:

@@ -378,11 +378,6 @@ def waiting_share(counted: Sequence[Run]) -> float:
     return min(math.fsum(known) / max(len(known), 1) / HOST_BOUND_FRAC, 1.0)
 
 
-def _share_of_pace(waiting_frac: Floats) -> Floats:
-    share: Floats = np.clip((waiting_frac - HOST_BOUND_FRAC) / (_ALL_HOST_FRAC - HOST_BOUND_FRAC), 0.0, 1.0)
-    return share
-
-
 def _scatter_text(size: str, prior: Prior, expected: str, num_repeats: int) -> str:
     """Describes the scatter of runs of one kind and what it rests on."""
     rests = f"{expected}, {prior.degrees_of_freedom:g} degrees of freedom"
@@ -474,7 +469,7 @@ class _Columns:
             # A run whose profiled pass failed waits for its host as the others of its trial do.
             known = ~np.isnan(frac)
             of_trial = np.bincount(trial, np.where(known, frac, 0.0)) / np.maximum(np.bincount(trial, known), 1.0)
-            shares = _share_of_pace(of_trial)
+            shares = np.clip((of_trial - HOST_BOUND_FRAC) / (_ALL_HOST_FRAC - HOST_BOUND_FRAC), 0.0, 1.0)
             wider, num_host_bound = HOST_SPREAD[described.group] * shares[trial], int((shares > 0).sum())
         typical = _TYPICAL_TEMPERATURE_C if described.unit == _DEGREES else float(np.abs(value).mean()) or 1.0
         found = fit(

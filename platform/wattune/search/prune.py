@@ -132,7 +132,7 @@ class Candidates:
         }
 
     def rows(self) -> list[dict[str, str]]:
-        """Returns flat rows for `StudyFolder.write_candidates`. A column that does not apply is an empty text."""
+        """Returns flat rows for `StudyFolder.commit`. A column that does not apply is an empty text."""
 
         def row(status: str, config: Config, trial_id: str = "", rule: str = "", reason: str = "") -> dict[str, str]:
             named = {"status": status, "trial_id": trial_id, "rule": rule, "reason": reason}

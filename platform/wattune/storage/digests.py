@@ -39,7 +39,7 @@ _KINDS: Final = (".parquet", ".json", ".txt")
 
 NO_FILES: Final[Mapping[str, str]] = {}
 
-_SETTLED_NS: Final = 2 * NS_PER_S
+SETTLED_NS: Final = 2 * NS_PER_S
 """Age from which a file's time tells it from an earlier one: some file systems count whole seconds."""
 
 
@@ -126,7 +126,7 @@ def digest_of(path: Path) -> str:
     Raises `OSError`: it cannot be read.
     """
     known = path.stat()
-    if abs(time.time_ns() - known.st_mtime_ns) < _SETTLED_NS:  # it may change again without another time
+    if abs(time.time_ns() - known.st_mtime_ns) < SETTLED_NS:  # it may change again without another time
         return _computed(str(path))
     return _digest(str(path), known.st_size, known.st_mtime_ns, known.st_ino)
 

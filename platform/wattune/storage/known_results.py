@@ -22,22 +22,16 @@ import pyarrow as pa
 from pydantic_core import from_json
 
 from wattune.run import Run
+from wattune.storage.digests import SETTLED_NS
 from wattune.storage.format import FORMAT
 from wattune.storage.trial_files import NO_TRIAL
 from wattune.trial import TrialSpec, plan_of
-from wattune.units import NS_PER_S
 
 RESULTS: Final = "trials/.results"
 """Not in the study's own folder, whose time says which study is newest."""
 
 LEAST_NEW: Final = 250
-"""Trials that are not in the file, of `_NEW_FRAC` of all at least, from which on it is written."""
-_NEW_FRAC: Final = 0.05
-
-_SETTLED_NS: Final = 2 * NS_PER_S
-"""Age from which a file's times tell it from an earlier one: some file systems count whole seconds."""
-
-_PACKING: Final = "zstd"
+"""Trials that are not in the file, and a twentieth of all at least, from which on it is written."""
 
 
 class KnownResults:
@@ -58,7 +52,7 @@ class KnownResults:
     def _read(self, content: bytes) -> None:
         if hashlib.sha256(packed := content[32:]).digest() != content[:32]:
             return
-        first, *lines = pa.input_stream(pa.py_buffer(packed), compression=_PACKING).read().split(b"\n")
+        first, *lines = pa.input_stream(pa.py_buffer(packed), compression="zstd").read().split(b"\n")
         form, parts = from_json(first)
         if form == FORMAT:
             self._numbers = {text: number for number, text in enumerate(parts)}
@@ -72,7 +66,7 @@ class KnownResults:
             return ""
         for one in both:
             self._mode &= one.st_mode
-            if not stat.S_ISREG(one.st_mode) or self._begun_ns - one.st_ctime_ns < _SETTLED_NS:
+            if not stat.S_ISREG(one.st_mode) or self._begun_ns - one.st_ctime_ns < SETTLED_NS:
                 return ""
         return " ".join(f"{one.st_size} {one.st_mtime_ns} {one.st_ctime_ns} {one.st_ino}" for one in both)
 
@@ -102,10 +96,10 @@ class KnownResults:
 
     def write(self) -> None:
         """Writes the file where enough is new. Where it cannot be written, the next reader reads the trials."""
-        if self._num_new < max(LEAST_NEW, _NEW_FRAC * len(self._kept)):
+        if self._num_new < max(LEAST_NEW, 0.05 * len(self._kept)):
             return
         plain = b"\n".join([json.dumps([FORMAT, [*self._numbers]]).encode(), *self._kept])
-        with pa.CompressedOutputStream(sink := pa.BufferOutputStream(), _PACKING) as stream:
+        with pa.CompressedOutputStream(sink := pa.BufferOutputStream(), "zstd") as stream:
             stream.write(plain)
         content = sink.getvalue().to_pybytes()
         partial = self._path.with_name(f"{self._path.name}.new")

@@ -131,8 +131,10 @@ def require_format(schema: pa.Schema, path: Path, *, elsewhere: bool = False) ->
         raise TelemetryError(f"{path}: {error}") from error
 
 
-def read_table(path: Path, facts: DeviceFacts | None = None, *, elsewhere: bool = False) -> pa.Table:
-    """Reads a whole table, its pages checked against their checksums and its values against their bounds.
+def read_table(
+    path: Path, facts: DeviceFacts | None = None, *, elsewhere: bool = False, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """Reads a table or some `columns`, pages checked against their checksums and values against their bounds.
 
     `facts` are of the devices of a telemetry table; for `elsewhere` see `require_format`. Raises `TelemetryError`: it
     is not a Parquet table of this format, or is damaged, `ImpossibleValueError`: a value in it cannot be.
@@ -142,7 +144,7 @@ def read_table(path: Path, facts: DeviceFacts | None = None, *, elsewhere: bool 
         with pq.ParquetFile(path, page_checksum_verification=True) as file:  # `pq.read_table` would load pandas
             require_format(file.schema_arrow, path, elsewhere=elsewhere)
             require_schema(file.schema_arrow, str(path))
-            table = file.read()
+            table = file.read(columns)
         table.validate(full=True)
     except DAMAGE as error:
         raise TelemetryError(f"{path} cannot be read: {in_a_line(error)}") from error

@@ -197,8 +197,8 @@ def candidates(folder: Path) -> list[dict[str, Any]]:
     return [] if table is None else list(table.to_pylist())
 
 
-def candidates_table(folder: Path) -> pa.Table | None:
-    """Reads the table of every combination of a study's spaces, as it was written; None before it was.
+def candidates_table(folder: Path, *columns: str) -> pa.Table | None:
+    """Reads the table of every combination of a study's spaces, or some columns, as written; None before it was.
 
     Raises `PlanError`: the table cannot be read, or does not agree with its digest.
     """
@@ -214,7 +214,7 @@ def candidates_table(folder: Path) -> pa.Table | None:
         why = "does not agree with its digest: damaged, or edited" if paths else "is missing"
         raise PlanError(f"{folder / CANDIDATES} {why}; {_ANEW}")
     try:
-        table = read_table(agreeing[0])
+        table = read_table(agreeing[0], columns=columns or None)
         for one in table.schema:
             if one.name in _TEXTS and not (pa.types.is_string(one.type) or pa.types.is_null(one.type)):
                 raise TelemetryError(f"{agreeing[0]}: {one.name} is {one.type}, allowed: text")

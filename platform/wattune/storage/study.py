@@ -368,15 +368,11 @@ class StudyFolder:
         """Opens one table of all trials that can be read; see `wattune.storage.trial_tables.open_tables`."""
         return open_tables(self.path, tier)
 
-    def write_candidates(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes every combination of the space that holds: kept, rejected by a rule, or equivalent to a kept one."""
-        self.commit(self.document(), rows)
-
     def candidates(self) -> list[dict[str, Any]]:
         """Reads every combination of the space that holds, and the trials of the spaces before it.
 
         Each row has the number of the space that its trial came with (`space`). A trial that is in earlier spaces only
-        is `removed`. Empty before `write_candidates`. Raises `PlanError`: the file is not a Parquet table, or does not
+        is `removed`. Empty before any was written. Raises `PlanError`: the file is not a Parquet table, or does not
         agree with its digest.
         """
         return spaces.candidates(self.path)

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
-from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -60,15 +60,16 @@ def fitted(console: Console, table: Table) -> RenderableType:
     """
     rows = [[_text(column, column.cell(row)) for column in table.columns] for row in table.rows]
     total = None if table.total is None else [_text(column, column.cell(table.total)) for column in table.columns]
+    every = [*rows, *([] if total is None else [total])]
     short = [column for column in table.columns if column.short]
     for shortened in (False, True)[: 1 + bool(short)]:
-        drawn = _drawn(table, rows, total, shortened=shortened)
-        if _fits(console, drawn, table.columns):
+        if _fits(console, table, every, shortened=shortened):
+            drawn = _drawn(table, rows, total, shortened=shortened)
             legend = [Text(f"{column.short}: {column.name}") for column in short if shortened]
             return Group(drawn, *legend) if legend else drawn
     lines = [Text(table.title, style="bold")] if table.title else []
     lead = [column for column in table.columns if column.place == "lead"] or table.columns[:1]
-    for row in [*rows, *([] if total is None else [total])]:
+    for row in every:
         cells = list(zip(table.columns, row, strict=True))
         lines += _wrapped(console, Text("  ").join(cell for column, cell in cells if column in lead), 0)
         items = [
@@ -105,15 +106,14 @@ def _drawn(table: Table, rows: Sequence[Sequence[Text]], total: Sequence[Text] |
     return drawn
 
 
-def _fits(console: Console, drawn: RichTable, columns: Sequence[Column]) -> bool:
-    """Tells whether a table fits with every cell whole, but for texts of several words."""
-    prose = [one for one, column in zip(drawn.columns, columns, strict=True) if column.place == "prose"]
-    for one in prose:
-        one.max_width = _LEAST_PROSE
-    width = Measurement.get(console, console.options.update(max_width=100_000), drawn).maximum
-    for one in prose:
-        one.max_width = None
-    return width <= console.width
+def _fits(console: Console, table: Table, rows: Sequence[Sequence[Text]], *, shortened: bool) -> bool:
+    """Tells whether a table fits with every cell whole, but for texts of several words; rich would take a second."""
+    total = -1
+    for number, column in enumerate(table.columns):
+        texts = (column.short if shortened and column.short else column.name, *(row[number].plain for row in rows))
+        width = max(cell_len(part) for text in texts for part in text.split("\n"))
+        total += 3 + (min(width, _LEAST_PROSE) if column.place == "prose" else width)  # with space and rule between two
+    return total <= console.width
 
 
 def _heading(column: Column) -> str:

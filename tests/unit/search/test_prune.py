@@ -141,7 +141,7 @@ def test_json_and_rows_hold_every_combination(tmp_path):
     assert data["equivalent"][0].keys() == {"config", "into", "reason"}
 
     folder = StudyFolder.create(tmp_path, spec.name, spec.document)
-    folder.write_candidates(candidates.rows())
+    folder.commit(folder.document(), candidates.rows())
     rows = folder.candidates()
     assert len(rows) == spec.num_combinations
     assert [row["trial_id"] for row in rows if row["status"] == "kept"] == [k["trial_id"] for k in data["kept"]]

@@ -33,7 +33,7 @@ TICK_S = 0.012
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyFolder:
     """A study whose file is written for a single trial, also one of just now."""
     monkeypatch.setattr(known_results, "LEAST_NEW", 1)
-    monkeypatch.setattr(known_results, "_SETTLED_NS", -(10**18))
+    monkeypatch.setattr(known_results, "SETTLED_NS", -(10**18))
     made = StudyFolder.create(tmp_path, "mine", {"study": "mine", "objective": "maximize tokens_per_s"})
     for number in range(6):
         put(made, number)
@@ -118,7 +118,7 @@ def test_specifications_of_commands_and_small_trials_come_back_whole(study: Stud
 def test_a_file_that_may_still_change_within_its_time_is_read_again(
     study: StudyFolder, opened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(known_results, "_SETTLED_NS", 3600 * 10**9)
+    monkeypatch.setattr(known_results, "SETTLED_NS", 3600 * 10**9)
     told(study)
     opened.clear()
     told(study)

@@ -171,7 +171,7 @@ def test_a_study_of_another_space_is_an_error_that_shows_the_difference(url, her
 
 def test_a_study_that_grew_on_another_machine_is_fetched_with_every_space(url, here, tmp_path) -> None:
     remote, grown = RemoteStorage(url), DOCUMENT | {"objective": "minimize step_time_s"}
-    here.write_candidates([{"status": "kept", "trial_id": "a"}])
+    here.commit(here.document(), [{"status": "kept", "trial_id": "a"}])
     remote.send_study(here)
     there = remote.fetch_study("mine", tmp_path / "there")
     there.commit(grown, [{"status": "kept", "trial_id": "a"}, {"status": "kept", "trial_id": "b"}])

@@ -139,5 +139,5 @@ def test_a_table_that_is_lost_is_told_and_written_anew(folder: Path) -> None:
     (folder / CANDIDATES).unlink()
     with pytest.raises(PlanError, match=r"candidates\.parquet is missing; `wattune run` of the space writes it anew"):
         candidates(folder)
-    StudyFolder(folder).write_candidates(rows("a", "b"))
+    StudyFolder(folder).commit(StudyFolder(folder).document(), rows("a", "b"))
     assert [row["trial_id"] for row in candidates(folder)] == ["a", "b", ""]

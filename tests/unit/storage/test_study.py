@@ -245,7 +245,7 @@ def test_a_file_system_without_locks_is_not_called_another_runner(study, monkeyp
 def test_candidates_ranking_and_report_are_read_back(study):
     assert study.candidates() == []
     rows = [{"status": "kept", "trial_id": "a", "rule": "", "reason": "", "config": json.dumps({"tp": 1})}]
-    study.write_candidates(rows)
+    study.commit(study.document(), rows)
     assert study.candidates() == [{**rows[0], "space": 1}]
     assert study.write_report("<html></html>") == study.report_path
     assert study.report_path.read_text() == "<html></html>"
