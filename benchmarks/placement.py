@@ -19,7 +19,7 @@ from harness import header
 from wattune.arrays import Floats, Ints
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
-from wattune.placement.gain import MODEL_ERROR, Move, Pipe, PlacementAdvice, place_plan
+from wattune.placement.gain import Move, Pipe, PlacementAdvice, place_plan
 from wattune.placement.min_max import min_max
 from wattune.placement.slots import SlotReading, fit_map
 from wattune.plans.axes import Plan
@@ -93,10 +93,11 @@ def simulated(draw: np.random.Generator) -> tuple[PlacementAdvice, list[Move], P
     return found, [one for one in found.moves if not one.needs], truth, noise
 
 
-def true_gain(truth: Pipe, move: Move) -> float:
-    """Gain of a move on the machine as it is."""
+def true_gain(truth: Pipe, move: Move, strange: float) -> float:
+    """Gain of a move on the machine as it is, `strange` standard errors of what real devices do beside their map."""
     there = Pipe(replace(truth.spec, plan=move.plan), truth.measured_s, truth.slowness, truth.backward_frac)
-    return float((truth.step_s() / truth.step_s(there.layers, there.order))[0]) - 1.0
+    beside = float(np.exp(strange * truth.unsure(there.layers, there.order)))
+    return float((truth.step_s() / truth.step_s(there.layers, there.order))[0]) * beside - 1.0
 
 
 def of_maps(num_maps: int) -> list[dict[str, float]]:
@@ -104,14 +105,14 @@ def of_maps(num_maps: int) -> list[dict[str, float]]:
     draw, rows = np.random.default_rng(11), []
     for number in range(num_maps):
         found, moves, truth, noise = simulated(draw)
-        strange = float(np.exp(draw.normal(0, MODEL_ERROR)))  # what real devices do beside their map
+        strange = float(draw.normal())
         row: dict[str, float] = {"num_map": number, "num_stages": truth.spec.plan.pp, "scatter_frac": noise}
         if moves:
-            gain, best = (1 + true_gain(truth, moves[0])) * strange - 1, moves[0]
+            gain, best = true_gain(truth, moves[0], strange), moves[0]
             figures = {"predicted_gain_frac": best.gain_frac, "low_frac": best.low_frac, "high_frac": best.high_frac}
             row |= figures | {"true_gain_frac": gain, "probability_frac": best.probability}
         if found.chosen is not None:
-            row |= {"recommended_true_gain_frac": (1 + true_gain(truth, found.chosen)) * strange - 1}
+            row |= {"recommended_true_gain_frac": true_gain(truth, found.chosen, strange)}
             row |= {"recommended_probability_frac": found.chosen.probability}
         rows.append(row)
     return rows

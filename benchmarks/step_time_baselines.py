@@ -1,8 +1,12 @@
 """Baselines beside which an error of a predicted step time means something."""
 
+import numpy as np
+
 from wattune.catalog.models import ModelSpec
 from wattune.cost.flops import workload_flop_per_token
-from wattune.plans.parallel import num_micro_batches, pipeline_bubble_ratio
+from wattune.cost.step_time.pipeline import bubble_ratio
+from wattune.plans.axes import Plan
+from wattune.plans.parallel import num_micro_batches
 from wattune.trial import TrialSpec
 
 PASSES = {"none": 3.0, "selective": 3.0, "full": 4.0}
@@ -25,7 +29,7 @@ def roofline_s(spec: TrialSpec, speedup: float = 1.0) -> float:
     assert peak is not None
     count = num_micro_batches(spec.plan, spec.cluster.world_size, spec.workload.global_batch_size)
     again = PASSES[spec.plan.recompute] / 3.0
-    return at_rate(spec, peak * speedup) * again * (1 + pipeline_bubble_ratio(spec.plan, count))
+    return at_rate(spec, peak * speedup) * again * (1 + _bubble(spec.plan, count))
 
 
 def calculon_s(spec: TrialSpec, speedup: float = 1.0) -> float:
@@ -60,7 +64,7 @@ def calculon_s(spec: TrialSpec, speedup: float = 1.0) -> float:
     head_s = 3 * product_s(tokens, model.vocab_size / plan.tp, h)
     count = num_micro_batches(plan, cluster.world_size, workload.global_batch_size)
     passes_s = count * (layer_s * model.num_layers + head_s) / plan.pp
-    return passes_s * (1 + pipeline_bubble_ratio(plan, count)) + _replicas_s(spec, model, count, link)
+    return passes_s * (1 + _bubble(plan, count)) + _replicas_s(spec, model, count, link)
 
 
 def _replicas_s(spec: TrialSpec, model: ModelSpec, count: int, link: float) -> float:
@@ -74,3 +78,8 @@ def _replicas_s(spec: TrialSpec, model: ModelSpec, count: int, link: float) -> f
     gathers = 2 * count if plan.sharding == "zero3" else 1
     rate = link * 0.6 if cluster.num_nodes == 1 else min(link * 0.6, 50e9 * 0.9 * max(1, 8 // plan.tp))
     return held * (4 * each + 2 * gathers) * (dp - 1) / dp / rate
+
+
+def _bubble(plan: Plan, count: int) -> float:
+    """Idle over busy time of its pipeline."""
+    return float(bubble_ratio(plan.pp, plan.vpp, np.array(count)))

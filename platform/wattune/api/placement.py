@@ -84,9 +84,9 @@ def place(
     restart_s = median(sum(one or 0.0 for one in each) for each in starts)
     times_s = mean(run.metrics["step_time_s"] for run in runs), restart_s, horizon_s
     peak_bytes = max((one for run in runs if (one := run.metrics.get("memory_peak_bytes"))), default=None)
-    passes = backward_frac, optimizer_s, _strain(spec, runs[-1], own)
+    beside = backward_frac, optimizer_s, _strain(spec, runs[-1], own)
     slots = slot_map(map_of or str(folder.path), storage=storage)
-    return replace(place_plan(spec, slots, own, passes, times_s, peak_bytes), study=str(folder.path))
+    return replace(place_plan(spec, slots, own, beside, times_s, peak_bytes), study=str(folder.path))
 
 
 def verify(
@@ -163,12 +163,18 @@ def _readings(folder: StudyFolder, spec: TrialSpec, run: Run) -> tuple[list[Slot
     aligned, steps = examined.aligned, examined.aligned.steps
     phases = PhaseSpans.of(data.spans, steps)
     own_s = phases.time_s(*MODEL, WAIT) - phases.time_s(WAIT)
-    each_s = np.median(own_s, axis=0) / num_micro_batches(own, size, spec.workload.global_batch_size)
+    each = num_micro_batches(own, size, spec.workload.global_batch_size)
+    each_s = np.median(own_s, axis=0) / each
     work = replace(spec, plan=replace(own, rank_order="topology")).trial_id
     traces, places, settled = examined.traces, slots_of(own, spec.cluster), examined.settled
     at_s, found, optimizer_s = run.start_wall_ns / NS_PER_S, list[SlotReading](), np.zeros(own.pp)
     stages = [coordinates(number, own, size).pp for number in steps.rank.tolist()]
     np.maximum.at(optimizer_s, stages, np.median(phases.time_s(OPTIMIZER), axis=0))
+    for index, stage in enumerate(stages if own.pp > 1 and own.vpp == 1 and each > 1 else ()):
+        if (found_passes := phases.passes([index], stage, own, each)) is not None:
+            forward_s = np.median(found_passes[1][[not one.backward for one in found_passes[0]]], axis=(1, 2))
+            # The first pass counts as its others: that its device was idle takes time, whatever its layers.
+            each_s[index] -= (forward_s[0] - np.median(forward_s[1:])) / each
     alone = own.tp == own.cp == own.ep == 1 and own.sharding not in GATHERS_INSIDE
     ranks = zip(steps.rank.tolist(), steps.device, each_s.tolist(), strict=True)
     for number, device, time_s in sorted(ranks, key=lambda one: (places[one[0]].node, places[one[0]].device)):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from wattune.cost.clock import LIMIT_EXPONENT
 from wattune.cost.memory.defaults import default_coefficients
 from wattune.cost.memory.predict import predict
 from wattune.cost.out_of_memory import usable_bytes
-from wattune.cost.step_time.pipeline import pipeline_s
+from wattune.cost.step_time.pipeline import STEADY_ROUNDS, replay_s
 from wattune.errors import PlanError
 from wattune.placement.min_max import grouped, min_max
 from wattune.placement.slots import SlotMap, SlotReading
@@ -25,8 +25,15 @@ from wattune.units import format_quantity
 LEAST_PROBABILITY: Final = 0.95
 """P(gain > 0) from which a placement is recommended."""
 
-MODEL_ERROR: Final = 0.005
-"""Standard error of a gain beside the map's: 40 moves between two stages, less scatter (`placement_on_gpus.md`)."""
+MODEL_ERROR: Final = 0.004
+"""Standard error of a gain beside the map's: it holds 19 of 20 moves between two stages (`placement_on_gpus.md`)."""
+
+LONG_ERROR, LIMIT_SHARE_ERROR = 0.5, 0.3
+"""That of what the place of the slowest of more than two stages makes of a gain (0.17 on two, beyond assumed), and of
+what the power limit does: a layer moved on eight H200 gained 1.7 % (`whole_node.md`)."""
+
+REGULATED_S: Final = 0.035
+"""A power limit acts on means over about this long: passes of two H100 after waits (`placement_on_gpus.md`)."""
 
 HYSTERESIS: Final = 2.0
 """Standard errors that a gain over an earlier choice of placement must have: else a plan would go back and forth."""
@@ -60,6 +67,22 @@ class PlacementAdvice:
     restart_s: float
 
 
+class Regulated:
+    """Passes of a device whose power without a limit strains it: at the full clock until the mean reaches the limit."""
+
+    def __init__(self, strain: float) -> None:
+        self.strain, self.mean, self.busy_s = strain, np.zeros(()), np.zeros(())
+
+    def __call__(self, lasts_s: Floats, wait_s: Floats) -> Floats:
+        """Computes how long a pass takes after a wait that lasts so long at the full clock."""
+        over = self.strain - self.mean * np.exp(-wait_s / REGULATED_S)
+        full_s = np.minimum(REGULATED_S * np.log(over / (self.strain - 1.0)), lasts_s)
+        self.mean = np.where(full_s < lasts_s, 1.0, self.strain - over * np.exp(-lasts_s / REGULATED_S))
+        takes_s: Floats = full_s + (lasts_s - full_s) * self.strain ** (1 / LIMIT_EXPONENT)
+        self.busy_s = self.busy_s + takes_s
+        return takes_s
+
+
 class Pipe:
     """A plan's pipeline on a map: draws of its layers' time, of what its ends take besides, and of every slot."""
 
@@ -75,20 +98,23 @@ class Pipe:
         """Takes draws of each stage's micro-batch, (draws, stages), and of each slot, (draws, slots).
 
         A layer's time is that of inner stages, of two stages that of the first: its embedding takes next to nothing.
-        The optimizer's seconds, of each stage, go with its layers. `strain` is the power above idle of a device that
-        computes all the time, without a limit, over what its limit leaves: above 1 the slowest stage is slowed most.
+        The optimizer's seconds, of each stage, go with its layers. `strain` is that of `Regulated`: up to 1 no limit
+        slows a stage.
         """
         plan, world_size = spec.plan, spec.cluster.world_size
         self.spec, self.slowness, self.backward_frac, self.strain = spec, slowness, backward_frac, strain
         self.optimizer_s, self.measured_s = np.asarray(optimizer_s), work_s
-        self.rest_s = 0.0  # of a step beside passes and optimizer: it stays as it is
+        self.rest_s = 0.0  # of a step beside all that: it stays as it is
         self.layers = np.array([[len(chunk) for chunk in stage] for stage in stage_layers(spec.model, plan)]).T
         self.micro_batches = num_micro_batches(plan, world_size, spec.workload.global_batch_size)
         self.order = np.array(range(world_size) if isinstance(plan.rank_order, str) else plan.rank_order)
-        work_s = work_s / self._slowed(work_s[:, None] * self._of_ranks(self.order)).mean(axis=1)
+        own_s, of_ranks = np.broadcast_to(work_s, (len(slowness), plan.pp)), self._of_ranks(self.order)
+        for _ in range(4 if strain > 1.0 else 0):  # until stages take under the limit what was measured
+            run_s = self._run((own_s[:, None] * of_ranks)[:, :, None])[1]
+            own_s = own_s * (work_s[:, None] * of_ranks / run_s).mean(axis=1)
         totals, inner = self.layers.sum(axis=0), slice(1, -1) if plan.pp > 2 else slice(0, 1)
-        self.layer_s = (work_s[:, inner] / totals[inner]).mean(axis=1)
-        self.ends_s = work_s - self.layer_s[:, None] * totals
+        self.layer_s = (own_s[:, inner] / totals[inner]).mean(axis=1)
+        self.ends_s = own_s - self.layer_s[:, None] * totals
 
     def _of_ranks(self, order: Ints) -> Floats:
         """Slowness of each stage, (draws, replicas, stages): that of its slowest slot."""
@@ -96,34 +122,43 @@ class Pipe:
         of_rank = self.slowness[:, order].reshape(len(self.slowness), plan.pp, -1, plan.cp * plan.tp).max(-1)
         return np.moveaxis(of_rank, 1, 2)
 
-    def _slowed(self, stages_s: Floats) -> Floats:
-        """Computes how much longer the limit makes stages, the last axis: each is busy for its share of a round."""
-        share = stages_s / stages_s.max(-1, keepdims=True)
-        return np.asarray(np.maximum(1.0, share * self.strain) ** (1 / LIMIT_EXPONENT))
-
     def stages_s(self, layers: Ints, order: Ints) -> Floats:
-        """Seconds of a micro-batch, (draws, replicas, chunks, stages)."""
+        """Seconds of a micro-batch without a limit, (draws, replicas, chunks, stages)."""
         chunk_s = self.layer_s[:, None, None] * layers
         chunk_s[:, 0, :-1] += self.ends_s[:, :-1]
         chunk_s[:, -1, -1] += self.ends_s[:, -1]
-        free_s = chunk_s[:, None] * self._of_ranks(order)[:, :, None, :]
-        totals_s = longer_s = free_s.sum(2)
-        for _ in range(8 if self.strain > 1.0 else 0):  # shrinks what is missing to a third each time
-            longer_s = totals_s * self._slowed(longer_s)
-        return np.asarray(free_s * (longer_s / totals_s)[:, :, None])
+        return np.asarray(chunk_s[:, None] * self._of_ranks(order)[:, :, None, :])
+
+    def _run(self, stages_s: Floats) -> tuple[Floats, Floats]:
+        """Seconds of all passes, and of a micro-batch on each stage: sum t_i + (m - 1) max t_i, or the schedule."""
+        (pp, vpp), m, b = (self.spec.plan.pp, self.spec.plan.vpp), self.micro_batches, self.backward_frac
+        paces, each_s = [Regulated(self.strain) for _ in range(pp if self.strain > 1.0 else 0)], stages_s.sum(2)
+        if not paces and vpp == 1 and m >= 16 * pp:  # else its ends count: a layer
+            return each_s.sum(-1) + (m - 1) * each_s.max(-1), each_s
+        few, flat = min(m, STEADY_ROUNDS * pp), stages_s.reshape(-1, vpp, pp)
+        passes_s = replay_s(flat * (1 - b), flat * b, few, trains=b > 0, paces=paces).reshape(each_s.shape[:2])
+        each_s = np.stack([one.busy_s for one in paces], -1).reshape(each_s.shape) / few if paces else each_s
+        return passes_s + (m - few) * each_s.max(-1), each_s
 
     def step_s(self, layers: Ints | None = None, order: Ints | None = None) -> Floats:
-        """Seconds of every draw's step: sum t_i + (m - 1) max t_i; of few micro-batches, or chunks, the schedule."""
+        """Seconds of every draw's step."""
         layers, order = self.layers if layers is None else layers, self.order if order is None else order
-        stages_s = self.stages_s(layers, order)
-        if self.spec.plan.vpp == 1 and self.micro_batches >= 16 * self.spec.plan.pp:  # else the ends count: a layer
-            passes_s = stages_s.sum((2, 3)) + (self.micro_batches - 1) * stages_s.max((2, 3))
-        else:
-            flat, b = stages_s.reshape(-1, *stages_s.shape[2:]), self.backward_frac
-            count = np.full(len(flat), self.micro_batches)
-            passes_s = pipeline_s(flat * (1 - b), flat * b, count, trains=b > 0).reshape(stages_s.shape[:2])
         optimizer_s = (self.optimizer_s * layers.sum(axis=0) / self.layers.sum(axis=0)).max()
-        return np.asarray(passes_s.max(-1) + self.rest_s + optimizer_s)
+        return np.asarray(self._run(self.stages_s(layers, order))[0].max(-1) + self.rest_s + optimizer_s)
+
+    def first(self, *beside: Any) -> "Pipe":
+        """Makes a pipe of the measured map alone."""
+        return Pipe(self.spec, self.measured_s[:1], self.slowness[:1].copy(), self.backward_frac, *beside)
+
+    def unsure(self, layers: Ints, order: Ints) -> float:
+        """Standard error of a gain beside the map's: shares of what the limit and many stages' ends do to it."""
+        gains = []
+        for pipe in (self.first(0.0, self.strain), self.first()):
+            runs = [pipe._run(pipe.stages_s(*one)) for one in ((self.layers, self.order), (layers, order))]
+            ends_s = [(ends.max(), (s.sum(-1) + (self.micro_batches - 1) * s.max(-1)).max()) for ends, s in runs]
+            gains.append(-np.diff(ends_s, axis=0)[0] / float(self.step_s()[0]))
+        of_ends = LONG_ERROR * (gains[0][0] - gains[0][1]) * (self.spec.plan.pp > 2)
+        return float(np.linalg.norm([MODEL_ERROR, of_ends, LIMIT_SHARE_ERROR * (gains[0][0] - gains[1][0])]))
 
     def choices(self) -> dict[str, tuple[Ints, Ints]]:
         """Finds the best layers and orders on the measured map: by exchanges alone, by layers alone, and by both."""
@@ -148,10 +183,10 @@ class Pipe:
         """Returns what `wattune run` can do and gains on the measured map, and what needs more than a plan."""
         now_s, plan, nodes = self.step_s(), self.spec.plan, self.spec.cluster.num_nodes
         tried, found = {plan}, list[Move]()
-        strange = np.exp(MODEL_ERROR * np.random.default_rng(0).standard_normal(len(now_s) - 1))
+        strange = np.random.default_rng(0).standard_normal(len(now_s) - 1)
 
-        def add(what: str, other_s: Floats, moved: Plan = plan, needs: str = "") -> None:
-            gain, maps = now_s / other_s, (now_s / other_s)[1:] * strange - 1.0
+        def add(what: str, other_s: Floats, moved: Plan = plan, needs: str = "", unsure: float = MODEL_ERROR) -> None:
+            gain, maps = now_s / other_s, (now_s / other_s)[1:] * np.exp(unsure * strange) - 1.0
             low, high = np.quantile(maps, [0.025, 0.975]).tolist()
             error, probability = float(maps.std()), float((maps > 0).mean())
             found.append(Move(what, moved, needs, float(gain[0]) - 1.0, low, high, error, probability))
@@ -161,18 +196,19 @@ class Pipe:
             slots = "topology" if (order == np.arange(len(order))).all() else tuple(order.tolist())
             moved = replace(plan, layout=layout, rank_order=slots)
             if moved not in tried and not list(violations(replace(self.spec, plan=moved))):
-                add(what, self.step_s(layers, order), moved)
+                add(what, self.step_s(layers, order), moved, unsure=self.unsure(layers, order))
             tried.add(moved)
-        stages_s, rest_s = self.stages_s(self.layers, self.order), self.rest_s + float(self.optimizer_s.max())
+        stages_s = self._run(self.stages_s(self.layers, self.order))[1]
+        rest_s = self.rest_s + float(self.optimizer_s.max())
         # Time goes with the watts above idle to the power of -1 / LIMIT_EXPONENT; their sum over stages stays.
-        equal_s = (stages_s.sum(2) ** LIMIT_EXPONENT).mean((1, 2)) ** (1 / LIMIT_EXPONENT)
+        equal_s = (stages_s**LIMIT_EXPONENT).mean((1, 2)) ** (1 / LIMIT_EXPONENT)
         needs = "nothing runs it: one limit is set for all devices; at most, where limits slow them"
         add("shift power", (plan.pp + self.micro_batches - 1) * equal_s + rest_s, needs=needs)
-        number, longest_s = stages_s.shape[1], stages_s.max((2, 3))
+        number, longest_s = stages_s.shape[1], stages_s.max(2)
         if number > 1 and plan.vpp == 1:
             total = self.micro_batches * number
             counts = min_max(longest_s[0], 1.0, np.zeros(number), total, blocks=np.arange(number))[1]
-            uneven_s = (stages_s.sum((2, 3)) + (counts - 1) * longest_s).max(-1) + rest_s
+            uneven_s = (stages_s.sum(2) + (counts - 1) * longest_s).max(-1) + rest_s
             needs = f"nothing runs it: {counts.tolist()} micro-batches a replica, and engines give all alike"
             add("uneven micro-batches", uneven_s, needs=needs)
         if nodes > 1:
@@ -186,13 +222,13 @@ def place_plan(
     spec: TrialSpec,
     slots: SlotMap,
     own: Sequence[SlotReading],
-    passes: tuple[float, Floats | float, float],
+    beside: tuple[float, Floats | float, float],
     times_s: tuple[float, float, float],
     peak_bytes: float | None = None,
 ) -> PlacementAdvice:
     """Finds the exact best placements of a measured plan on a map, and recommends one that surely pays for a restart.
 
-    `own` are readings of one run of the plan, by slot, `passes` what `Pipe` takes after them. `times_s` are step,
+    `own` are readings of one run of the plan, by slot, `beside` what `Pipe` takes after them. `times_s` are step,
     restart and horizon. `peak_bytes`, else its estimate, is what runs took: a layout that needs more is none.
     Raises `PlanError` where the map is of other machines or cannot compare the plan's slots, or there is one stage.
     """
@@ -207,7 +243,7 @@ def place_plan(
     if len({rows[one]["group"] for one in where}) > 1 or not slots.degrees:
         raise PlanError("; ".join(one for one in slots.notes if "look alike" in one or "twice" in one))
     of_stage = slots.work_s[:, [slots.works.index(one) for one in works]]
-    pipe = Pipe(spec, of_stage, slots.slowness[:, where], *passes)
+    pipe = Pipe(spec, of_stage, slots.slowness[:, where], *beside)
     pipe.rest_s = step_time_s - float(pipe.step_s()[0])
     moves, least = _in_memory(spec, pipe.moves(), peak_bytes), restart_s / horizon_s
     # What a run can do first, by gain; the least change first where gains are alike.
@@ -248,8 +284,7 @@ def _in_memory(spec: TrialSpec, moves: Sequence[Move], peak_bytes: float | None)
 
 def _missing(pipe: Pipe, slowest: int, least: float) -> str:
     """Finds by bisection how slow a slot would have to be for a gain that counts."""
-    beside = pipe.backward_frac, pipe.optimizer_s, pipe.strain
-    there = Pipe(pipe.spec, pipe.measured_s[:1], pipe.slowness[:1].copy(), *beside)
+    there = pipe.first(pipe.optimizer_s, pipe.strain)
     there.rest_s, others, low, high = pipe.rest_s, float(np.delete(pipe.slowness[0], slowest).mean()), 0.0, 1.0
 
     def gains(slower: float) -> bool:

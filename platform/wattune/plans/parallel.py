@@ -55,14 +55,3 @@ def stage_layers(model: ModelSpec, plan: Plan) -> list[list[range]]:
 def num_micro_batches(plan: Plan, world_size: int, global_batch_size: int) -> int:
     """Computes the micro-batches of a replica's step: global batch over micro-batch size and data parallel degree."""
     return global_batch_size // (plan.micro_batch_size * plan.dp(world_size))
-
-
-def pipeline_bubble_ratio(plan: Plan, num_micro_batches: int) -> float:
-    """Computes idle over busy time of a rank in an ideal 1F1B schedule with equal stages and free communication.
-
-    (p - 1) / (v m) for p stages, v chunks a stage and m >= p micro-batches: Narayanan et al. 2021 (arXiv 2104.04473),
-    sections 2.1 and 2.2. With v = 1, p = 16, m = 128: 0.117. With m < p the first micro-batch comes back to a stage for
-    its next chunk only after p slots, of which m are filled: p - m more idle slots for each further chunk.
-    """
-    p, v, m = plan.pp, plan.vpp, num_micro_batches
-    return (p - 1 + (v - 1) * max(p - m, 0)) / (v * m)

@@ -1,7 +1,7 @@
 """Pipeline schedules: the order of every stage's passes, and their replay with given durations. Pure arithmetic."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,15 +52,17 @@ def passes(stage: int, *, num_stages: int, num_chunks: int, num_micro_batches: i
     return forward[:ahead] + turns + backward[len(order) - ahead :]
 
 
-def replay(orders: Sequence[Sequence[Pass]], duration_s: Sequence[Mapping[Pass, Floats]]) -> Floats:
+def replay(
+    orders: Sequence[Sequence[Pass]], duration_s: Sequence[Mapping[Pass, Floats]], paces: Sequence[Any] = ()
+) -> Floats:
     """Replays a pipeline whose communication is free and finds when it ends.
 
     A pass starts when its stage has ended the pass before and the pass whose result it takes has ended. Virtual stage
     `chunk * stages + stage` follows the model from input to output. A forward pass takes the result of the virtual
     stage before, a backward pass that of the one behind, and the first backward that of its own forward. `orders` are
     the passes of every stage in the order it runs them, and durations, by stage, arrays of one shape that replay many
-    steps at once. Returns the end of the last pass, alike. Raises `PlanError` where passes wait for each other, or for
-    one that no stage runs.
+    steps at once. `paces`, if any, make of a stage's duration and the wait before it what it takes. Returns the end of
+    the last pass, alike. Raises `PlanError` where passes wait for each other, or for one that no stage runs.
     """
     num_stages = len(orders)
     last = max(one.chunk for order in orders for one in order) * num_stages + num_stages - 1
@@ -78,7 +80,9 @@ def replay(orders: Sequence[Sequence[Pass]], duration_s: Sequence[Mapping[Pass, 
                 if needed is not None and needed not in ends_s:
                     break
                 start_s = free_s[stage] if needed is None else np.maximum(free_s[stage], ends_s[needed])
-                free_s[stage] = ends_s[one.backward, one.micro_batch, place] = start_s + duration_s[stage][one]
+                own_s = duration_s[stage][one]
+                lasts_s = paces[stage](own_s, start_s - free_s[stage]) if paces else own_s
+                free_s[stage] = ends_s[one.backward, one.micro_batch, place] = start_s + lasts_s
                 done[stage] += 1
                 moved = True
     if any(count < len(order) for count, order in zip(done, orders, strict=True)):

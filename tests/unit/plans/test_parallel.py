@@ -1,12 +1,14 @@
 """Degrees to ranks, stages and micro-batches."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from wattune.catalog.models import MODELS
+from wattune.cost.step_time.pipeline import bubble_ratio
 from wattune.plans.axes import AXES, Plan
-from wattune.plans.parallel import coordinates, expert_place, num_micro_batches, pipeline_bubble_ratio, stage_layers
+from wattune.plans.parallel import coordinates, expert_place, num_micro_batches, stage_layers
 
 DEGREE = st.integers(1, 4)
 
@@ -71,7 +73,7 @@ def test_micro_batches_share_the_global_batch():
 def test_bubble_of_sixteen_stages_grows_with_the_micro_batch(size, bubble):
     """The worked numbers of TP2-PP16 on 32 devices with a global batch of 128, as shares of the whole step."""
     plan = Plan(tp=2, pp=16, micro_batch_size=size)
-    ratio = pipeline_bubble_ratio(plan, num_micro_batches(plan, 32, 128))
+    ratio = bubble_ratio(plan.pp, plan.vpp, np.array(num_micro_batches(plan, 32, 128)))
     assert ratio / (1 + ratio) == pytest.approx(bubble, abs=5e-4)
 
 
@@ -87,7 +89,7 @@ def test_the_bubble_is_what_a_schedule_slot_by_slot_idles(pp, vpp, number):
                 free = max((at for (v, _), at in end.items() if v % pp == virtual % pp), default=0)
                 end[virtual, micro_batch] = max(free, end.get((virtual - 1, micro_batch), 0)) + 1
     idle = max(end.values()) - vpp * number
-    assert pipeline_bubble_ratio(Plan(pp=pp, vpp=vpp), number) == pytest.approx(idle / (vpp * number))
+    assert bubble_ratio(pp, vpp, np.array(number)) == pytest.approx(idle / (vpp * number))
 
 
 def test_a_label_names_what_is_not_neutral():

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wattune.cost.step_time.pipeline import bubble_ratio
 from wattune.errors import PlanError
-from wattune.plans.axes import Plan
-from wattune.plans.parallel import pipeline_bubble_ratio
 from wattune.plans.schedule import Pass, passes, replay
 
 
@@ -56,7 +55,7 @@ def test_equal_stages_idle_for_the_ideal_bubble(num_stages, num_chunks, rounds, 
     count = rounds * num_stages
     orders = orders_of(num_stages, count, num_chunks)
     busy_s = count * num_chunks * (forward_s + backward_s)
-    ratio = pipeline_bubble_ratio(Plan(pp=num_stages, vpp=num_chunks), count)
+    ratio = bubble_ratio(num_stages, num_chunks, np.array(count))
     end_s = float(replay(orders, with_times(orders, [forward_s] * num_stages, [backward_s] * num_stages)))
     assert end_s >= busy_s * (1 + ratio) - 1e-9
     if num_chunks == 1 or forward_s == backward_s:

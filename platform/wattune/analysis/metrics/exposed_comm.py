@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wattune.arrays import Floats
+from wattune.cost.step_time.pipeline import bubble_ratio
 from wattune.plans.axes import Plan
-from wattune.plans.parallel import pipeline_bubble_ratio
 from wattune.units import NS_PER_S
 
 COMPUTE: Final = ("grouped_gemm", "gemm", "attention", "norm", "optimizer", "reduce", "elementwise", "copy", "other")
@@ -102,7 +102,7 @@ def kernel_metrics(
     - `exposed_comm_frac`: communication runs and no compute does, less the time spent waiting for others. Its parts by
       axis are `exposed_comm_{tp,pp,cp,dp,ep}_frac`; the rest is communication of all ranks together.
     - `bubble_frac`: exposed pipeline communication, up to the bubble of the rank's replay. Without a replay up to what
-      an ideal schedule idles: `pipeline_bubble_ratio` of the slowest rank's forward and backward compute.
+      an ideal schedule idles: `bubble_ratio` of the slowest rank's forward and backward compute.
     - `straggler_frac`: in collectives, the time beyond that of the rank that came last to the same collective. The
       kernel of that rank runs only for the transfer, the others also wait for it. Between pipeline stages, exposed time
       beyond the bubble, up to the rest of the rank's idle time in the replay. Without a replay up to the difference
@@ -152,7 +152,7 @@ def parts(kernels: pa.Table, plan: Plan, *, num_micro_batches: int, replay: Repl
     for index, (cell, each) in enumerate(zip(rows.spans, exposed, strict=True)):
         same = steps == cell[1]
         if replay is None:
-            ideal = pipeline_bubble_ratio(plan, num_micro_batches) * float(model[same].max())
+            ideal = float(bubble_ratio(plan.pp, plan.vpp, np.array(num_micro_batches)) * model[same].max())
             slower = float(busy[same].max() - busy[index])
         else:
             ideal, slower = (share * rows.spans[cell] for share in replay[cell[0]])

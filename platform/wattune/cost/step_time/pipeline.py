@@ -1,6 +1,7 @@
 """Time of a pipeline of unequal stages, by replaying the passes of every stage."""
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 
@@ -28,10 +29,10 @@ def pipeline_s(forward_s: Floats, backward_s: Floats, num_micro_batches: Ints, *
     for count in np.unique(replayed).tolist():
         rows = np.flatnonzero(replayed == count)
         stages = forward_s[rows], backward_s[rows]
-        ends_s = _replay_s(*stages, count, trains=trains)
+        ends_s = replay_s(*stages, count, trains=trains)
         further = num_micro_batches[rows] - count
         if count == most and further.any():
-            round_s = ends_s - _replay_s(*stages, count - num_stages, trains=trains)
+            round_s = ends_s - replay_s(*stages, count - num_stages, trains=trains)
             slowest_s = (stages[0] + stages[1] if trains else stages[0]).sum(axis=1).max(axis=1)
             ends_s = ends_s + np.maximum(round_s / num_stages, slowest_s) * further
         total_s[rows] = ends_s
@@ -39,12 +40,16 @@ def pipeline_s(forward_s: Floats, backward_s: Floats, num_micro_batches: Ints, *
 
 
 def bubble_ratio(num_stages: int, num_chunks: int, num_micro_batches: Ints) -> Floats:
-    """Computes idle over busy time with equal stages, `wattune.plans.parallel.pipeline_bubble_ratio` in columns."""
+    """Computes idle over busy time with equal stages: (p - 1) / (v m), Narayanan et al. 2021 (arXiv 2104.04473), 2.2.
+
+    With m < p a micro-batch comes back for its next chunk after p slots, of which m are filled.
+    """
     p, v, m = num_stages, num_chunks, num_micro_batches
     return (p - 1 + (v - 1) * np.maximum(p - m, 0)) / (v * m)
 
 
-def _replay_s(forward_s: Floats, backward_s: Floats, count: int, *, trains: bool) -> Floats:
+def replay_s(forward_s: Floats, backward_s: Floats, count: int, *, trains: bool, paces: Sequence[Any] = ()) -> Floats:
+    """Replays as many micro-batches, see `pipeline_s` and, of `paces`, `wattune.plans.schedule.replay`."""
     _, num_chunks, num_stages = forward_s.shape
     # Copies, so that each pass reads memory in order.
     by_stage = [np.ascontiguousarray(np.moveaxis(one, 0, -1)) for one in (forward_s, backward_s)]
@@ -53,4 +58,4 @@ def _replay_s(forward_s: Floats, backward_s: Floats, count: int, *, trains: bool
         for stage in range(num_stages)
     ]
     durations = [{one: by_stage[one.backward][one.chunk, stage] for one in order} for stage, order in enumerate(orders)]
-    return replay(orders, durations)
+    return replay(orders, durations, paces)
