@@ -136,7 +136,7 @@ def predicted_gain(row: dict[str, float], strain: float = 0.0) -> float:
 
 
 def strain_of(rows: list[dict[str, float]]) -> float:
-    """What the first device draws without its limit, as `place` finds it: where it waits for a fifth of a round."""
+    """Computes what the first device draws without its limit, as `place` does where it waits for a fifth of a round."""
     c, found = power_coefficients(specification(1, on_cpu=False, moved=False).cluster.sensed_device), []
     for row in (one for one in rows if one["held_first_s"] < FREE_BELOW * one["held_last_s"]):
         busy = 4 * row["held_first_s"] / row["held_step_s"]

@@ -81,5 +81,5 @@ def _replicas_s(spec: TrialSpec, model: ModelSpec, count: int, link: float) -> f
 
 
 def _bubble(plan: Plan, count: int) -> float:
-    """Idle over busy time of its pipeline."""
+    """Returns idle over busy time of its pipeline."""
     return float(bubble_ratio(plan.pp, plan.vpp, np.array(count)))
