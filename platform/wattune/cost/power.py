@@ -61,8 +61,8 @@ of those, held out in folds (`tests/golden/test_predicted_power.py`)."""
 
 H200_PRIOR: Final = PowerCoefficients(
     idle_w=118.4,  # a process holds the device, highest clock: `tests/golden/h200x4`
-    active_w=82.0,  # this and the next two: fitted to h200_gemm_bf16 of AIConfigurator 095f58a (Apache-2.0)
-    matrix_w=687.0,
+    active_w=82.0,  # this and memory_w: fitted to h200_gemm_bf16 of AIConfigurator 095f58a (Apache-2.0)
+    matrix_w=755.0,  # 692.6 W at 0.753 of the clock, 0.90 of the peak rate there: `tests/golden/h200x1/idle_busy`
     memory_w=490.0,
     link_w=55.0,  # assumed, as the next
     wait_w=90.0,
@@ -138,7 +138,8 @@ def predict(batch: Batch, step: StepTime, coefficients: PowerCoefficients, *, li
     # A longer step moves no peak that work alone fills.
     mixed = (fine * activity.collective_s.max(1) / np.maximum(hot_s.max(1), 1e-12)).clip(0.0, 1.0)
     of_peak, of_short = (
-        of_step * np.where(hot_s.max(1) < window_s, 1.0, mixed) for window_s in (PEAK_WINDOW_S, max(SHORT_WINDOWS))
+        of_step * np.where((hot_s.max(1) < window_s) | step.fills_memory, 1.0, mixed)
+        for window_s in (PEAK_WINDOW_S, max(SHORT_WINDOWS))
     )
     # Where the limit slows work down, work gets back as clock what a longer step waits: the mean of a second stays.
     full = (peak_w.max(1) >= FULL_FRAC * limit_w[:, 0]) & (c.full_peak_error_frac is not None)
@@ -156,7 +157,9 @@ def predict(batch: Batch, step: StepTime, coefficients: PowerCoefficients, *, li
         energy_per_token_j=device_mean_w * batch.cluster.world_size * step_s / tokens,
         clock_deficit_frac=lost.sum(1) / batch.pp,
         error_frac=_joined(c, c.error_frac, of_step, device_mean_w),
-        peak_error_frac=_joined(c, own_peak, np.where(full, 0.0, of_peak), peak_w.max(1)),
+        peak_error_frac=_joined(
+            c, own_peak, np.where(full & np.logical_not(step.fills_memory), 0.0, of_peak), peak_w.max(1)
+        ),
         short_peak_error_frac=_joined(c, short_frac, of_short, peak_100ms_w.max(1)),
         energy_error_frac=np.hypot(c.error_frac, step.half_width_frac),
     )
