@@ -26,6 +26,7 @@ from wattune.cost.coefficients import (
 )
 from wattune.cost.flops import workload_flop_per_token
 from wattune.cost.memory.predict import predict as predict_memory
+from wattune.cost.step_time.predict import FULL_MEMORY_FRAC, FULL_MEMORY_LONGER_FRAC
 from wattune.cost.step_time.predict import predict as predict_step_time
 from wattune.cost.tables import Memory, Power, StepTime, Temperature
 from wattune.errors import PlanError
@@ -253,9 +254,13 @@ def predict(batch: Batch, coefficients: Coefficients) -> Parts:
         raise PlanError(unpredictable(batch.device))
     rows = vocabulary(batch)
     step = predict_step_time(batch, coefficients.step_time, coefficients.power, limit_w=limit_w, padded_vocab_size=rows)
+    memory = predict_memory(batch, coefficients.memory, padded_vocab_size=rows)
+    full = memory.peak_bytes >= FULL_MEMORY_FRAC * (batch.device.memory_bytes or np.inf)
+    longer_frac = np.maximum(step.longer_frac, np.where(full, FULL_MEMORY_LONGER_FRAC, 0.0))
+    step = replace(step, longer_frac=longer_frac, fills_memory=full)
     drawn = power.predict(batch, step, coefficients.power, limit_w=limit_w)
     return Parts(
-        memory=predict_memory(batch, coefficients.memory, padded_vocab_size=rows),
+        memory=memory,
         step=step,
         power=drawn,
         temperature=temperature.predict(batch, drawn, coefficients.thermal, limit_w=limit_w),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wattune.arrays import Floats
+from wattune.arrays import Bools, Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +62,8 @@ class StepTime:
     """Step time less the low end of its 95 % interval, relative."""
     longer_frac: Floats
     """High end less the step time, relative: further away where a slower host would make the step longer."""
+    fills_memory: Bools | bool = False
+    """True where the device may wait for memory: its waits are not predicted, its interval holds them."""
 
     @property
     def half_width_frac(self) -> Floats:

@@ -6,6 +6,7 @@ from typing import Final
 import numpy as np
 
 from wattune.arrays import Floats
+from wattune.intervals import NORMAL_95
 
 COVERAGE: Final = 0.95
 """Share of measurements that an interval is to hold."""
@@ -30,3 +31,19 @@ def half_width(error_frac: Floats | Sequence[float], configurations: Sequence[ob
         return None
     rank = min(int(np.ceil(COVERAGE * (len(worst) + 1))), len(worst))
     return sorted(worst.values())[rank - 1]
+
+
+def half_width_elsewhere(error_frac: Floats, configurations: Sequence[object], kinds: Sequence[object]) -> float | None:
+    """Returns the half width that holds a measurement of a kind that was not seen, such as another model.
+
+    Configurations of one kind err alike, as repeats of one do. So errors, of fits without their kind, are taken as the
+    kind's own (its median), which scatters about 0 as the next one's will, and the rest, as `half_width` says; both add
+    in squares. With fewer than three kinds nothing tells the scatter, and the errors count as they are.
+    """
+    errors, of = np.asarray(error_frac, float), np.array([*map(str, kinds)])
+    known = sorted({kind for kind, error in zip(of, errors, strict=True) if np.isfinite(error)})
+    if len(known) < 3:
+        return half_width(errors, configurations)
+    own = {kind: float(np.nanmedian(np.log1p(errors[of == kind]))) for kind in known}
+    rest = half_width(np.expm1(np.log1p(errors) - [own.get(kind, np.nan) for kind in of]), configurations)
+    return float(np.hypot(NORMAL_95 * np.sqrt(np.mean(np.square([*own.values()]))), rest or 0.0))

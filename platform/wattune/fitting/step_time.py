@@ -9,13 +9,17 @@ import numpy as np
 from wattune.arrays import Floats
 from wattune.cost.batch import batches
 from wattune.cost.coefficients import PowerCoefficients, StepTimeCoefficients
-from wattune.cost.step_time.predict import predict
+from wattune.cost.step_time.predict import FULL_MEMORY_FRAC, predict
 from wattune.errors import PlanError
-from wattune.fitting.interval import half_width
+from wattune.fitting.interval import half_width, half_width_elsewhere
 from wattune.trial import TrialSpec
 
 TimedTrial = tuple[TrialSpec, Mapping[str, float | None]]
 """A specification and its metrics, of which `step_time_s` and `device_power_limit_w` are read."""
+
+_Known = tuple[StepTimeCoefficients, PowerCoefficients]
+_Start = tuple[Floats, Floats]
+"""Factors' logs of a fit to a few trials more, and its slopes."""
 
 _ERROR: Final = 0.04
 """Error of a log step time that counts as one unit, and beyond 1.5 units less than quadratically."""
@@ -44,23 +48,28 @@ def fit(
 ) -> tuple[StepTimeCoefficients, Mapping[str, float], Floats]:
     """Fits few factors on the coefficients, held near 1 by their scatter, to the logs of step times.
 
-    Returns the coefficients, the fitted values over those before, and predicted over measured, less 1, of every trial
-    when its configuration was held out: the errors are those of as many fits as there are folds of whole
-    configurations. Repeats of one trial are held out together. Raises `PlanError` where no trial has a step time.
+    Trials that nearly fill their memory are left out where others are left. Returns the coefficients, the fitted values
+    over those before, and predicted over measured, less 1, of every trial fitted to when its configuration was held
+    out: the errors are those of as many fits as there are folds of whole configurations. Repeats of one trial are held
+    out together. Raises `PlanError` where no trial has a step time.
     """
-    usable = [one for one in trials if one[1].get("step_time_s")]
+    timed = [one for one in trials if one[1].get("step_time_s")]
+    usable = [one for one in timed if not _fills_memory(one)] or timed
     if not usable:
         raise PlanError("no trial has a step time to fit coefficients to; give results of completed trials")
     of = [spec.trial_id for spec, _ in usable]
     names = sorted(set(of))
     fold_of = {name: index % min(MOST_FOLDS, len(names)) for index, name in enumerate(names)}
-    start = _linear(usable, prior, power, np.zeros(len(_PARAMETERS)))  # where every fit to some of the trials begins
-    held_out = _held_out(usable, [fold_of[name] for name in of], prior, power, start)
-    kinds = sorted({(spec.engine, spec.model.name) for spec, _ in usable})
-    other = _held_out(usable, [kinds.index((spec.engine, spec.model.name)) for spec, _ in usable], prior, power, start)
-    coefficients, factors = _fitted(usable, prior, power, start)
+    known = prior, power
+    logs = _fitted(usable, known)
+    coefficients, factors = _applied(prior, logs), dict(zip(_PARAMETERS, np.exp(logs).tolist(), strict=True))
+    start = logs, _linear(usable, known, logs)[1]  # where every fit to some of the trials begins
+    held_out = _held_out(usable, [fold_of[name] for name in of], known, start)
+    kind_of = [(spec.engine, spec.model.name) for spec, _ in usable]
+    kinds = sorted(set(kind_of))
+    other = _held_out(usable, [kinds.index(kind) for kind in kind_of], known, start)
     error_frac = half_width(held_out, of) or prior.error_frac
-    other_frac = half_width(other, of) or max(prior.error_frac, prior.elsewhere_error_frac)
+    other_frac = half_width_elsewhere(other, of, kind_of) or max(prior.error_frac, prior.elsewhere_error_frac)
     coefficients = replace(
         coefficients,
         error_frac=error_frac,
@@ -74,26 +83,27 @@ def fit(
     return coefficients.of("measured here"), factors, held_out
 
 
+def _fills_memory(trial: TimedTrial) -> bool:
+    """Tells whether a trial's device may have waited for memory, which no factor is about."""
+    spec, metrics = trial
+    peak, room = metrics.get("memory_peak_bytes"), spec.cluster.sensed_device.memory_bytes
+    return peak is not None and room is not None and peak >= FULL_MEMORY_FRAC * room
+
+
 def _family(spec: TrialSpec) -> str:
     model = spec.model
     return StepTimeCoefficients.family(spec.engine, model.name, model.num_layers, spec.cluster.world_size)
 
 
-def _held_out(
-    trials: Sequence[TimedTrial],
-    fold_of: Sequence[int],
-    prior: StepTimeCoefficients,
-    power: PowerCoefficients,
-    start: "_Linear",
-) -> Floats:
+def _held_out(trials: Sequence[TimedTrial], fold_of: Sequence[int], known: _Known, start: _Start) -> Floats:
     """Predicts each fold by a fit to the others; relative errors, NaN where there is one fold."""
     folds, errors = np.array(fold_of), np.full(len(trials), np.nan)
     if folds.max() > 0:
         for fold in range(folds.max() + 1):
             seen = [one for one, number in zip(trials, folds, strict=True) if number != fold]
-            coefficients, _ = _fitted(seen, prior, power, (start[0][folds != fold], start[1][folds != fold]))
+            coefficients = _applied(known[0], _fitted(seen, known, (start[0], start[1][folds != fold])))
             hidden = [one for one, number in zip(trials, folds, strict=True) if number == fold]
-            errors[folds == fold] = np.exp(_log_errors(hidden, coefficients, power)) - 1
+            errors[folds == fold] = np.exp(_log_errors(hidden, coefficients, known[1])) - 1
     return errors
 
 
@@ -124,33 +134,31 @@ _Linear = tuple[Floats, Floats]
 """Errors of each trial in units of `_ERROR`, and their slopes along the log of each factor."""
 
 
-def _linear(
-    trials: Sequence[TimedTrial], prior: StepTimeCoefficients, power: PowerCoefficients, logs: Floats
-) -> _Linear:
+def _linear(trials: Sequence[TimedTrial], known: _Known, logs: Floats, slopes: Floats | None = None) -> _Linear:
 
     def residuals(at: Floats) -> Floats:
-        return _log_errors(trials, _applied(prior, at), power) / _ERROR
+        return _log_errors(trials, _applied(known[0], at), known[1]) / _ERROR
 
     errors = residuals(logs)
-    slopes = [(residuals(logs + _STEP * unit) - errors) / _STEP for unit in np.eye(len(logs))]
-    return errors, np.stack(slopes, axis=1)
+    if slopes is None:
+        slopes = np.stack([(residuals(logs + _STEP * unit) - errors) / _STEP for unit in np.eye(len(logs))], axis=1)
+    return errors, slopes
 
 
-def _fitted(
-    trials: Sequence[TimedTrial], prior: StepTimeCoefficients, power: PowerCoefficients, start: _Linear
-) -> tuple[StepTimeCoefficients, dict[str, float]]:
-    """Minimises Huber's loss plus the squares of the factors' logs over their scatter, by Gauss-Newton."""
+def _fitted(trials: Sequence[TimedTrial], known: _Known, start: _Start | None = None) -> Floats:
+    """Finds the factors' logs: least Huber's loss plus their squares over their scatter, by Gauss-Newton.
+
+    Slopes are found each round, but for those of `start`.
+    """
     scatter = np.array([each for each, _, _ in _PARAMETERS.values()])
-    logs, (errors, slopes) = np.zeros(len(_PARAMETERS)), start
-    for number in range(_ROUNDS):
-        if number:
-            errors, slopes = _linear(trials, prior, power, logs)
+    logs, begun = start or (np.zeros(len(_PARAMETERS)), None)
+    for _ in range(_ROUNDS):
+        errors, slopes = _linear(trials, known, logs, begun)
         weights = np.minimum(1.0, _HUBER / np.maximum(np.abs(errors), 1e-9))[:, None]
         normal = slopes.T @ (weights * slopes) + np.diag(scatter**-2)
         right = -slopes.T @ (weights[:, 0] * errors) - logs / scatter**2
         logs = logs + np.clip(np.linalg.solve(normal, right), -0.4, 0.4)
-    factors = dict(zip(_PARAMETERS, np.exp(logs).tolist(), strict=True))
-    return _applied(prior, logs), factors
+    return logs
 
 
 def _applied(prior: StepTimeCoefficients, logs: Floats) -> StepTimeCoefficients:

@@ -14,6 +14,7 @@ from wattune.cost.batch import batches
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import ESTIMATED, LIMITS, EstimatedMetric, estimate, predict
 from wattune.cost.power import FULL_FRAC, H200, HELD_FRAC
+from wattune.cost.step_time.predict import FULL_MEMORY_FRAC, FULL_MEMORY_LONGER_FRAC
 from wattune.errors import PlanError
 from wattune.search.prune import prune
 from wattune.search.space import load_space
@@ -182,3 +183,15 @@ def test_the_probability_to_be_above_a_bound_follows_the_interval():
     assert column.probability_above(100.0)[0] == pytest.approx(0.5)
     assert column.probability_above(110.0)[0] == pytest.approx(0.025, abs=1e-4)
     assert column.probability_above(90.0)[0] == pytest.approx(0.975, abs=1e-4)
+
+
+def test_a_device_that_is_nearly_full_may_take_longer_and_draw_less():
+    """Of plans that differ in what they store alone; nothing tells whether the allocator finds room."""
+    specs = prune(load_space(next(path for path in SPACES if path.stem == "moe_ep_h200x4"))).specs
+    found = estimate(specs, default_coefficients)
+    step, mean = found.columns["step_time_s"], found.columns["device_power_mean_w"]
+    full = found.columns["memory_headroom_frac"].value <= 1 - FULL_MEMORY_FRAC
+    assert full.any() and not full.all()
+    assert ((step.high / step.value)[full] >= 1 + FULL_MEMORY_LONGER_FRAC - 1e-6).all()
+    lower = (1 - mean.low / mean.value)[full], (1 - mean.low / mean.value)[~full]
+    assert np.median(lower[0]) > 1.2 * np.median(lower[1])

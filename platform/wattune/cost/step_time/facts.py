@@ -63,6 +63,8 @@ class EngineFacts:
     """True where a plan whose tensor parallel collectives run beside products also hides those between replicas."""
     sent_grad_bytes: float = 4
     """Bytes a parameter of the gradients that replicas reduce."""
+    shards_experts_apart: bool = False
+    """True where a layer's experts are gathered and reduced apart from its other weights, one after the other."""
     gathers_in_update: bool = False
     """True where weights that are gathered once a step are gathered in the update, beside nothing."""
     update_bytes: float
@@ -83,6 +85,7 @@ FACTS: Final[dict[str, EngineFacts]] = {
         host_cast=1.6,
         host_ops_exchange=40,
         exchanges_always=False,
+        shards_experts_apart=True,
         host_ops_gather=150,
         grad_bytes=10,
         reduced_bytes=8,

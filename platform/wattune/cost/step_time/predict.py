@@ -46,6 +46,13 @@ SLOW_HOST: Final = 2.0
 predicted step, by the day (`benchmarks/data/dense_llama_1b_h200.parquet`, `dense_gpt_1b_h200.parquet`)."""
 
 
+FULL_MEMORY_FRAC: Final = 0.8
+FULL_MEMORY_LONGER_FRAC: Final = 0.5
+"""Share of a device's memory from which a step may wait for it, and how much longer it may be: torch's allocator gives
+blocks back and asks anew. Of 34 runs on H100 and H200 with such peaks 13 took 1.1 to 1.46 times the predicted step, of
+168 others 3; with an allocator that joins its pieces two took 0.8 of the time (`benchmarks/results/allocator.md`)."""
+
+
 def predict(
     batch: Batch,
     coefficients: StepTimeCoefficients,
@@ -63,20 +70,20 @@ def predict(
     model = StepModel(batch, coefficients, power, limit_w, vocabulary)
     parts = {name: np.empty(len(batch)) for name in PARTS}
     stages = {name: np.zeros((len(batch), int(batch.pp.max()))) for name in _STAGES}
-    slow_host_frac = np.empty(len(batch))
+    slower_frac, faster_frac = np.empty((2, len(batch)))
     pipeline = batch.pp * (batch.vpp.max() + 1) + batch.vpp
     for key in np.unique(pipeline).tolist():
         positions = np.flatnonzero(pipeline == key)
         for start in range(0, len(positions), ROWS):
             rows = positions[start : start + ROWS]
-            slow_host_frac[rows] = model.predict(rows, parts, stages)
+            slower_frac[rows], faster_frac[rows] = model.predict(rows, parts, stages)
     held = np.where(stages["held_frac"] > 0, stages["held_frac"], 1.0).min(axis=1)
     error_frac = np.hypot(_error_frac(batch, coefficients), LIMIT_ERROR * np.log(held))
     return StepTime(
         parts_s=parts,
         activity=Activity(**stages),
-        error_frac=error_frac,
-        longer_frac=np.maximum(error_frac, slow_host_frac),
+        error_frac=np.maximum(error_frac, faster_frac),
+        longer_frac=np.maximum(error_frac, slower_frac),
     )
 
 
@@ -160,18 +167,19 @@ class StepModel:
             imbalance=expert_imbalance(batch.model, batch.workload, ep),
         )
 
-    def predict(self, rows: Ints, parts: dict[str, Floats], stages: dict[str, Floats]) -> Floats:
+    def predict(self, rows: Ints, parts: dict[str, Floats], stages: dict[str, Floats]) -> tuple[Floats, Floats]:
         """Predicts candidates with one pipeline and writes their rows.
 
-        Returns how much longer their steps are, relative, where the host takes `SLOW_HOST` times its time.
+        Returns how much longer their steps are, relative, where the host takes `SLOW_HOST` times its time, and how much
+        shorter where it takes as much less.
         """
         pipeline = StepPipeline(self, rows)
         for name, values in pipeline.parts().items():
             parts[name][rows] = values
         for name, by_stage in pipeline.activity().items():
             stages[name][rows, : by_stage.shape[1]] = by_stage
-        longer_frac: Floats = _mean(pipeline.slow_host_s.sum(axis=1)) * pipeline.m / pipeline.held_s()
-        return longer_frac
+        slow_s, fast_s = (_mean(each.sum(axis=1)) for each in (pipeline.slow_host_s, pipeline.fast_host_s))
+        return slow_s * pipeline.m / pipeline.held_s(), fast_s * pipeline.m / pipeline.held_s()
 
 
 class StepPipeline:
@@ -265,41 +273,48 @@ class StepPipeline:
     def _replicas(self) -> None:
         """Predicts gathering and reducing: what is exposed in each pass, once a step, and what runs beside compute."""
         facts, weights, links = self.model.facts, self.weights, self.model.links
-        width = self.model.machine.item_bytes
         trains, updates = float(self.model.trains), self.model.updates
-        gather_s = weights.gather_s(links, width)
-        reduce_s = updates * weights.reduce_s(links, scatter=self.sharding > 0, item_bytes=facts.sent_grad_bytes)
         copies_s = updates * weights.sum_copies_s(links, item_bytes=facts.sent_grad_bytes)
         units = np.maximum(weights.units, 1)
         beside_tp = (self.overlap == 3) & facts.hides_replicas_beside_tp
         hides_reduce = ((self.overlap == 1) | (self.overlap == 2) | beside_tp).astype(float)
         hides_gather = ((self.overlap == 2) | beside_tp).astype(float)
         hides_reduce = hides_reduce * (self.sharding >= facts.hides_reduction_from)
-        forward_s = self.forward.matrix_s + self.forward.memory_s
-        backward_s = self.backward.matrix_s + self.backward.memory_s
-
-        each = (self.sharding == 3).astype(float)
-        self.gather_forward_s, over_forward_s = beside(
-            each * gather_s, forward_s, hides_gather, each * gather_s / units
-        )
-        self.gather_backward_s, over_gather_s = beside(
-            trains * each * gather_s, backward_s, hides_gather, each * gather_s / units
-        )
-        every = (self.sharding >= 2).astype(float)
-        self.reduce_backward_s, over_reduce_s = beside(every * reduce_s, backward_s, hides_reduce, 0.0 * reduce_s)
-        self.over_forward_s, self.over_backward_s = over_forward_s, over_gather_s + over_reduce_s
-
-        # Once a step: [candidates, stages].
-        once_s = (1.0 - every) * reduce_s + copies_s
-        late_s = every * hides_reduce * reduce_s / units
-        reduce_once_s, over_once_s = beside(once_s, backward_s, hides_reduce, once_s / units)
-        gathers_once = ((self.sharding == 1) | (self.sharding == 2)) * trains
+        each, every = (self.sharding == 3).astype(float), (self.sharding >= 2).astype(float)
+        once = ((self.sharding == 1) | (self.sharding == 2)) * trains
         hides_once = hides_gather * (not facts.gathers_in_update)
-        gather_once_s, over_first_s = beside(
-            gathers_once * gather_s, forward_s, hides_once, gathers_once * gather_s / units
-        )
-        self.once_s = (reduce_once_s + gather_once_s).sum(axis=1) + late_s.max(axis=1)
-        self.over_once_s = (over_once_s + over_first_s).sum(axis=1)
+        gathers_s = weights.gather_s(links, self.model.machine.item_bytes)
+        reduces_s = weights.reduce_s(links, scatter=self.sharding > 0, item_bytes=facts.sent_grad_bytes)
+        whole_s = [work.matrix_s + work.memory_s for work in (self.forward, self.backward)]
+        kinds = [(gathers_s[0] + gathers_s[1], reduces_s[0] + reduces_s[1], *whole_s, copies_s)]
+        if facts.shards_experts_apart and self.model.batch.model.is_moe:
+            # What computes next is gathered beside what comes before it, and a reduction runs beside what comes after:
+            # experts move beside the rest of a layer, which takes less time than they do.
+            layer = self.model.unique.layer
+            parts_s = [
+                (np.asarray(one.experts_s), one.matrix_s + one.memory_s) for one in (layer.forward, layer.backward)
+            ]
+            experts_s = [self._spread(part_s) * self.layers for part_s, _ in parts_s]
+            rest_s = [self._spread(all_s - part_s) * self.layers for part_s, all_s in parts_s]
+            others = gathers_s[1], reduces_s[1], *rest_s, 0.0 * copies_s
+            kinds = [(gathers_s[0], reduces_s[0], *experts_s, copies_s), others]
+        found = list[tuple[Floats, ...]]()
+        for gather_s, reduce_s, forward_s, backward_s, copied_s in kinds:
+            first_s, last_s, reduced_s = gather_s / units, updates * reduce_s / units, updates * reduce_s
+            ahead = beside(each * gather_s, forward_s, hides_gather, each * first_s)
+            again = beside(trains * each * gather_s, backward_s, hides_gather, each * first_s)
+            # Gathers and reductions take turns on one communicator: the same work hides no two of them. Where weights
+            # are gathered again, the next pass gathers behind the last reduction.
+            behind = beside(every * reduced_s, backward_s - again[1], hides_reduce, each * last_s)
+            sum_s = (1.0 - every) * reduced_s + copied_s
+            end = beside(sum_s, backward_s, hides_reduce, sum_s / units)
+            begin = beside(once * gather_s, forward_s, hides_once, once * first_s)
+            late_s = (every - each) * hides_reduce * last_s
+            found.append((*ahead, *again, *behind, end[0] + begin[0], end[1] + begin[1], late_s))
+        sums = [np.sum(column, axis=0) for column in zip(*found, strict=True)]
+        self.gather_forward_s, self.over_forward_s, self.gather_backward_s, over_s, self.reduce_backward_s = sums[:5]
+        self.over_backward_s = over_s + sums[5]
+        self.once_s, self.over_once_s = sums[6].sum(axis=1) + sums[8].max(axis=1), sums[7].sum(axis=1)
         self.update_s = self._update_s()
 
     def _update_s(self) -> Floats:
@@ -359,7 +374,7 @@ class StepPipeline:
         # Of interleaved stages too: published chunks of one and two layers tell of no sends beside work.
         return links.to_next_stage_s(self.pp, size_bytes)
 
-    def pass_s(self, direction: str, clock: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    def pass_s(self, direction: str, clock: Floats, lead_s: Floats | float = 0.0) -> tuple[Floats, ...]:
         """Predicts passes at a clock: computing, communication, what holds them up, what waits for no network."""
         work, over_s = getattr(self, direction), getattr(self, f"over_{direction}_s")
         copied_bytes = self.model.offloaded_bytes[self.rows][:, None, None] * self.layers
@@ -368,7 +383,7 @@ class StepPipeline:
         compute_s = work.matrix_s / clock + work.memory_s + slowed_s
         traffic_s = np.asarray(sum(self._traffic_of(direction).values()))
         # Copies of activations run beside all else, one layer behind the passes; those that take longer hold up.
-        excess_s = np.maximum(np.maximum(work.host_s, copy_s) - compute_s - traffic_s, work.stall_s)
+        excess_s = np.maximum(np.maximum(work.host_s - lead_s, copy_s) - compute_s - traffic_s, work.stall_s)
         held_s = compute_s + traffic_s + excess_s
         if self.model.links.world_size > self.model.links.domain:
             # Waits for the network are no help, nor is the clock that they let rise: see `held_s`.
@@ -378,13 +393,21 @@ class StepPipeline:
     def _passes(self) -> None:
         """Predicts every pass at the clock of its stage, and the pipeline of them."""
         clock, nothing = self.clock[:, None, :], np.zeros_like(self.layers)
-        self.compute_s, self.excess_s, self.held_pass_s, self.slow_host_s = nothing, nothing, nothing, nothing
+        self.compute_s, self.excess_s, self.held_pass_s, self.slow_host_s, self.fast_host_s = (nothing,) * 5
         durations: list[Floats] = []
+        compute_s, traffic_s, _, _ = self.pass_s("backward", clock)
+        lead_s = np.maximum(compute_s + traffic_s - self.backward.host_s, 0.0)
+        later = (1.0 - 1.0 / self.m)[:, None, None]
         for direction, work in (("forward", self.forward), ("backward", self.backward)):
             compute_s, traffic_s, excess_s, held_s = self.pass_s(direction, clock)
+            if direction == "forward":
+                # What a backward pass leaves the host, it is ahead in the next forward pass, but for a step's first.
+                less_s = later * (excess_s - self.pass_s(direction, clock, lead_s)[2])
+                excess_s, held_s = excess_s - less_s, held_s - less_s
             self.compute_s, self.excess_s = self.compute_s + compute_s, self.excess_s + excess_s
             self.held_pass_s = self.held_pass_s + held_s
             self.slow_host_s = self.slow_host_s + np.maximum(SLOW_HOST * work.host_s - held_s, 0.0)
+            self.fast_host_s = self.fast_host_s + np.minimum(excess_s, work.host_s * (1.0 - 1.0 / SLOW_HOST))
             durations.append(compute_s + traffic_s + excess_s)
         self.comm = self._traffic()
         self.passes_s = pipeline_s(durations[0], durations[1], self.m, trains=self.model.trains)

@@ -14,7 +14,6 @@ Below zero3 DeepSpeed gathers in the update and reduces after the backward pass,
 (measured on H200: `benchmarks/data/dense_gpt_h200x4.parquet`). Gradients travel in fp32, weights in the batch's type.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,38 +37,31 @@ class Weights:
     """Ranks that hold the same shard; one where no shard has a copy."""
     expert_copies: RankGroups
 
-    def gather_s(self, links: Links, item_bytes: int) -> Floats:
-        """Predicts gathering all of them once."""
-        return self._collective_s(links, "all_gather", item_bytes)
+    def gather_s(self, links: Links, item_bytes: int) -> tuple[Floats, Floats]:
+        """Predicts gathering all of them once: dense ones, and experts."""
+        return self._collectives_s(links, "all_gather", item_bytes)
 
-    def reduce_s(self, links: Links, *, scatter: npt.NDArray[np.bool_], item_bytes: float) -> Floats:
-        """Predicts reducing all gradients once, to shards where `scatter` is true."""
-        return np.where(
-            scatter,
-            self._collective_s(links, "reduce_scatter", item_bytes),
-            self._collective_s(links, "all_reduce", item_bytes),
-        )
+    def reduce_s(self, links: Links, *, scatter: npt.NDArray[np.bool_], item_bytes: float) -> tuple[Floats, Floats]:
+        """Predicts reducing all gradients once, to shards where `scatter` is true: dense ones, and experts'."""
+        kinds = [self._collectives_s(links, kind, item_bytes) for kind in ("reduce_scatter", "all_reduce")]
+        dense_s, experts_s = (np.where(scatter, *both) for both in zip(*kinds, strict=True))
+        return dense_s, experts_s
 
     def sum_copies_s(self, links: Links, *, item_bytes: float) -> Floats:
         """Predicts summing the gradients of shards over their copies, once."""
         dense, experts = self.dense / self.dense_group.size, self.experts / self.expert_group.size
-        return self._in_units(
-            links, "all_reduce", ((self.dense_copies, dense), (self.expert_copies, experts)), item_bytes
+        held = (self.dense_copies, dense), (self.expert_copies, experts)
+        return sum((self._in_units(links, "all_reduce", *each, item_bytes) for each in held), np.zeros_like(dense))
+
+    def _collectives_s(self, links: Links, kind: str, item_bytes: float) -> tuple[Floats, Floats]:
+        return (
+            self._in_units(links, kind, self.dense_group, self.dense, item_bytes),
+            self._in_units(links, kind, self.expert_group, self.experts, item_bytes),
         )
 
-    def _collective_s(self, links: Links, kind: str, item_bytes: float) -> Floats:
-        return self._in_units(
-            links, kind, ((self.dense_group, self.dense), (self.expert_group, self.experts)), item_bytes
-        )
-
-    def _in_units(
-        self, links: Links, kind: str, held: Iterable[tuple[RankGroups, Floats]], item_bytes: float
-    ) -> Floats:
-        total, units = np.zeros_like(self.dense), np.maximum(self.units, 1)
-        for group, count in held:
-            one_s = links.collective_s(kind, group, count * item_bytes / units)
-            total = total + np.where(count > 0, one_s * units, 0.0)
-        return total
+    def _in_units(self, links: Links, kind: str, group: RankGroups, count: Floats, item_bytes: float) -> Floats:
+        units = np.maximum(self.units, 1)
+        return np.where(count > 0, links.collective_s(kind, group, count * item_bytes / units) * units, 0.0)
 
 
 def hidden(communication_s: Floats, window_s: Floats, *, first_s: Floats) -> tuple[Floats, Floats]:

@@ -51,6 +51,8 @@ class PassTimes:
     """Of the host to issue kernels that follow a wait for the device; the device idles."""
     flop: Floats
     """Floating-point operations of the products, those of a narrower type counted by their energy."""
+    experts_s: Floats | float = 0.0
+    """Of both kinds of seconds on the device, those in experts."""
 
     def __add__(self, other: "PassTimes") -> "PassTimes":
         return PassTimes(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
@@ -286,9 +288,11 @@ class _Layer:
         moved_back = 2 * moved + self.narrowing_bytes(rows * (h + sum(n for n, _ in ins)))
         moved = moved + self.narrowing_bytes(rows * (h + f))
         nothing = np.zeros_like(rows)
+        moved_s, moved_back_s = machine.moving_s(moved, 25), machine.moving_s(moved_back, 40)
+        forward_s, backward_s = forward_s * held, backward_s * held
         return (
-            PassTimes(forward_s * held, machine.moving_s(moved, 25), nothing, nothing, forward_flop * held),
-            PassTimes(backward_s * held, machine.moving_s(moved_back, 40), nothing, nothing, backward_flop * held),
+            PassTimes(forward_s, moved_s, nothing, nothing, forward_flop * held, forward_s + moved_s),
+            PassTimes(backward_s, moved_back_s, nothing, nothing, backward_flop * held, backward_s + moved_back_s),
         )
 
     def host_s(self) -> tuple[Floats, Floats]:

@@ -212,3 +212,18 @@ def test_unknown_peaks_are_refused():
     ((_, batch),) = batches([spec])
     with pytest.raises(PlanError, match='the peaks of "cpu" are not in the catalog'):
         predict(batch, PUBLISHED_STEP_TIME, POWER, limit_w=700.0)
+
+
+def test_experts_hide_their_weights_beside_attention_alone():
+    """Their FSDP unit is gathered while attention runs, which is shorter than they are: little is hidden."""
+    plans = [Plan(sharding="zero3", micro_batch_size=1, overlap=overlap) for overlap in ("none", "grad_param")]
+    alone, hidden = of(plans, name="mixtral_8x7b", global_batch_size=16).parts_s["exposed_comm_dp_s"]
+    dense_alone, dense_hidden = of(plans, name="llama3_8b", global_batch_size=64).parts_s["exposed_comm_dp_s"]
+    assert 0.5 * alone < hidden < alone and dense_hidden < 0.2 * dense_alone
+
+
+def test_a_host_is_ahead_after_a_backward_pass():
+    """A second micro-batch waits less than the first, whose step begins when the one before has ended."""
+    plans = [Plan(sharding="zero3", micro_batch_size=size, overlap="grad_param") for size in (1, 2)]
+    step = of(plans, name="llama3_8b", global_batch_size=64)
+    assert (step.parts_s["other_s"] < step.longer_frac * step.step_time_s).all()
