@@ -26,9 +26,8 @@ from wattune.cost.coefficients import (
 )
 from wattune.cost.flops import workload_flop_per_token
 from wattune.cost.memory.predict import predict as predict_memory
-from wattune.cost.step_time.predict import FULL_MEMORY_FRAC, FULL_MEMORY_LONGER_FRAC
 from wattune.cost.step_time.predict import predict as predict_step_time
-from wattune.cost.tables import Memory, Power, StepTime, Temperature
+from wattune.cost.tables import FULL_MEMORY_FRAC, FULL_MEMORY_LONGER_FRAC, Memory, Power, StepTime, Temperature
 from wattune.errors import PlanError
 from wattune.intervals import NORMAL_95
 from wattune.metrics import METRICS

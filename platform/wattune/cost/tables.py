@@ -2,10 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from wattune.arrays import Bools, Floats
+
+FULL_MEMORY_FRAC: Final = 0.8
+FULL_MEMORY_LONGER_FRAC: Final = 0.5
+"""Share of a device's memory from which a step may wait for it, and how much longer it may be: torch's allocator gives
+blocks back and asks anew. Of 34 runs on H100 and H200 with such peaks 13 took 1.1 to 1.46 times the predicted step, of
+168 others 3; with an allocator that joins its pieces two took 0.8 of the time (`benchmarks/results/allocator.md`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,8 @@ import numpy as np
 from wattune.arrays import Floats
 from wattune.cost.batch import batches
 from wattune.cost.coefficients import PowerCoefficients, StepTimeCoefficients
-from wattune.cost.step_time.predict import FULL_MEMORY_FRAC, predict
+from wattune.cost.step_time.predict import predict
+from wattune.cost.tables import FULL_MEMORY_FRAC
 from wattune.errors import PlanError
 from wattune.fitting.interval import half_width, half_width_elsewhere
 from wattune.trial import TrialSpec

@@ -14,7 +14,7 @@ from wattune.cost.batch import batches
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import ESTIMATED, LIMITS, EstimatedMetric, estimate, predict
 from wattune.cost.power import FULL_FRAC, H200, HELD_FRAC
-from wattune.cost.step_time.predict import FULL_MEMORY_FRAC, FULL_MEMORY_LONGER_FRAC
+from wattune.cost.tables import FULL_MEMORY_FRAC, FULL_MEMORY_LONGER_FRAC
 from wattune.errors import PlanError
 from wattune.search.prune import prune
 from wattune.search.space import load_space

@@ -46,13 +46,6 @@ SLOW_HOST: Final = 2.0
 predicted step, by the day (`benchmarks/data/dense_llama_1b_h200.parquet`, `dense_gpt_1b_h200.parquet`)."""
 
 
-FULL_MEMORY_FRAC: Final = 0.8
-FULL_MEMORY_LONGER_FRAC: Final = 0.5
-"""Share of a device's memory from which a step may wait for it, and how much longer it may be: torch's allocator gives
-blocks back and asks anew. Of 34 runs on H100 and H200 with such peaks 13 took 1.1 to 1.46 times the predicted step, of
-168 others 3; with an allocator that joins its pieces two took 0.8 of the time (`benchmarks/results/allocator.md`)."""
-
-
 def predict(
     batch: Batch,
     coefficients: StepTimeCoefficients,
@@ -452,19 +445,12 @@ class StepPipeline:
         return _mean(self.held_pass_s.sum(axis=1)) * self.m
 
     def _expert_s(self) -> Floats:
-        """Estimates the time of experts in a step as the share of their parameters in a layer's products."""
-        model = self.model.batch.model
-        if not model.is_moe:
+        """Estimates the time of experts in a step, without what a lower clock adds."""
+        if not self.model.batch.model.is_moe:
             return np.zeros(len(self.rows))
-        h = model.hidden_size
-        experts = sum(
-            kind.ffn_matrices * kind.ffn_hidden_size * kind.num_experts_per_token * share
-            for kind, share in model.shares
-        )
-        others = sum(sum(held_weights(kind)) / h * share for kind, share in model.shares)
-        share = experts / (experts + others)
-        matrix_s = (self.forward.matrix_s + self.backward.matrix_s) / self.clock[:, None, :]
-        expert_s: Floats = share * matrix_s.sum(axis=1).mean(axis=1) * self.m
+        layer = self.model.unique.layer
+        pass_s = self._spread(np.asarray(layer.forward.experts_s) + layer.backward.experts_s)
+        expert_s: Floats = (pass_s * self.layers).sum(axis=1).mean(axis=1) * self.m
         return expert_s
 
     def activity(self) -> dict[str, Floats]:
