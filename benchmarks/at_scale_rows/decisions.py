@@ -20,6 +20,7 @@ from wattune.search.strategy import make_strategy
 
 DECISIONS: Final = 20
 VERBS: Final = {
+    "rank, first call": ["rank", NAME],
     "rank": ["rank", NAME],
     "rank --top 20": ["rank", NAME, "--top", "20"],
     "suggest": ["suggest", NAME, "--budget", "1h"],
