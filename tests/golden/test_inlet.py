@@ -14,6 +14,7 @@ from wattune.arrays import Floats
 from wattune.cost.batch import batches
 from wattune.cost.tables import Power
 from wattune.cost.temperature import H200, inlet_at_rest, predict
+from wattune.placement.slots import SlotReading, fit_map
 
 BENCHMARKS: Final = Path(__file__).parents[2] / "benchmarks"
 REST: Final = 20
@@ -101,3 +102,18 @@ def test_the_inlet_of_two_h100s_explains_the_hottest_readings_of_other_tables(
     for inlet_c, error_k in ((None, usual_k), (inlet_at_rest_c, known_k)):
         errors = [steady_of(np.full(2, mean_w), inlet_c) - hottest_c for mean_w, hottest_c in found]
         assert np.median(errors) == pytest.approx(error_k, abs=0.2)
+
+
+def test_the_map_tells_inlet_and_resistance_of_two_real_slots() -> None:
+    """Seven half minutes of a soak stand for runs: the inlet is what rest tells, and one slot cools less well."""
+    trace, readings = study_trace("soak_llama_h200x2"), []
+    for begin in range(0, 224 - 30, 30):
+        for slot in range(2):
+            warm_c = float(trace.temp_c[slot, begin + 15 : begin + 30].mean())
+            mean_w = float(trace.power_w[slot, begin : begin + 30].mean())
+            if np.isfinite(warm_c):
+                readings.append(SlotReading(str(begin), ("a", slot, ""), ("t", slot), begin, 1.0, True, warm_c, mean_w))
+    rows = fit_map(readings).rows
+    assert all(abs(one["inlet_c"] - inlet_of(trace)) < one["inlet_half_k"] < 2 for one in rows)
+    assert [one["resistance_k_per_w"] for one in rows] == pytest.approx([0.0458, 0.0364], abs=1e-3)
+    assert all(one["resistance_half_k_per_w"] < 0.0035 for one in rows)
