@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -32,6 +33,7 @@ _ALIKE: Final = ("await_window", "stop_order")
 """Calls of all ranks that have one answer. Each of the next has something of its own. All others go out at once."""
 _TOGETHER: Final = ("join", "next_trial", "deliver")
 _OF_A_RANK: Final = 4  # arguments of `Lane.deliver`: its post adds another
+_found = cache(partial(ray.get_actor, namespace=NAMESPACE))
 
 
 class Post:
@@ -41,13 +43,11 @@ class Post:
         normal_priority()
         self._keeper, self._node_id, self._head = keeper, node_id, head
         self._above: dict[str, ActorHandle] = {}
-        """Called for a lane, by its name."""
         self._gathered: dict[tuple[Any, ...], tuple[list[tuple[Any, ...]], asyncio.Event, asyncio.Task[Any]]] = {}
         """Calls that wait for others, by lane, name, and run or group."""
         self._asked: dict[tuple[Any, ...], asyncio.Task[Any]] = {}
         """Calls that have one answer, until it is there."""
         self._parts: dict[str, tuple[ray.ObjectRef, asyncio.Future[Any]]] = {}
-        """The assignment of each lane's latest trial."""
         self._joined: Counter[tuple[str, int]] = Counter()
         """Ranks here and at posts it leads, by lane and group."""
 
@@ -92,7 +92,7 @@ class Post:
         return await self._up("calls", lane, name, _without_tables(several) if name == "deliver" else several)
 
     def _actor(self, name: str) -> ActorHandle:
-        return ray.get_actor(name, NAMESPACE)
+        return _found(name)
 
     async def _up(self, method: str, lane: str, *given: Any, **more: Any) -> Any:
         if lane not in self._above:
@@ -161,4 +161,4 @@ def open_post(keeper: ActorHandle, born: str, node_id: str, head: str) -> ActorH
 def nearest(config: Mapping[str, Any]) -> ActorHandle:
     """Returns what a rank calls: the post of its node; on the node of what holds the lanes that itself."""
     here = ray.get_runtime_context().get_node_id()
-    return config["keeper"] if here == config["head"] else ray.get_actor(_name(config["lane"], here), NAMESPACE)
+    return config["keeper"] if here == config["head"] else _found(_name(config["lane"], here))
