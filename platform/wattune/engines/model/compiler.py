@@ -28,9 +28,12 @@ class Compiler:
 
     backend: str | None
 
-    def run(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
-        """Calls a module's method, given as a function of its class, on the module and its inputs."""
-        return function(*args) if self.backend is None else _compiled(function, self.backend)(*args)
+    def run(self, function: Callable[..., Tensor], *args: Any, tunes: bool = True) -> Tensor:
+        """Calls a module's method, given as a function of its class, on the module and its inputs.
+
+        Without `tunes`, kernels that compute place by place are not timed in several forms before the first is chosen.
+        """
+        return function(*args) if self.backend is None else _compiled(function, self.backend, tunes)(*args)
 
     def __str__(self) -> str:
         return "eager" if self.backend is None else self.backend
@@ -45,9 +48,12 @@ def compiler_for(device: torch.device) -> Compiler:
 
 
 @cache
-def _compiled(function: Callable[..., Tensor], backend: str) -> Callable[..., Tensor]:
+def _compiled(function: Callable[..., Tensor], backend: str, tunes: bool) -> Callable[..., Tensor]:
     # One wrapper for all layers and trials. Whole graphs only: what cannot be compiled is an error, not a slow trial.
-    compiled: Callable[..., Tensor] = torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
+    left_out: dict[str, Any] = {"triton.autotune_pointwise": False}
+    options = None if tunes or backend != "inductor" else left_out
+    made = torch.compile(function, backend=backend, fullgraph=True, dynamic=False, options=options)
+    compiled: Callable[..., Tensor] = made
     return compiled
 
 

@@ -66,6 +66,11 @@ def test_processors_run_eagerly_unless_told_otherwise() -> None:
     assert trained(EAGER, spec()) and num_graphs() == 0
 
 
+def test_what_is_not_timed_is_an_option_of_inductors() -> None:
+    options: list[str] = torch._inductor.list_options()
+    assert "triton.autotune_pointwise" in options
+
+
 def test_a_graph_is_made_once_and_shared_by_layers_and_trials() -> None:
     eager = trained(EAGER, spec())
     first = trained(GRAPHS, spec())
