@@ -13,21 +13,26 @@ from wattune.catalog.networks import NETWORKS
 from wattune.cost.coefficients import MeasuredCollective
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import estimate
+from wattune.cost.tables import FULL_MEMORY_FRAC
 from wattune.plans.axes import Plan
 
 NODES = (1, 2, 4, 8, 16, 32, 128)
 
 
 def half_widths(plan, *, device="h200_sxm", engine="megatron", name="llama3_70b", weak=True, changes=None, found=None):
-    """Returns how far both ends are from the step time, relative, by number of nodes."""
+    """Returns how far both ends are from the step time, relative, by number of nodes.
+
+    Where devices are nearly full the upper end is NaN: over more nodes each may hold less, and wait less for memory.
+    """
     coefficients = found or default_coefficients(DEVICES[device])
     specs = [
         trial_spec(name, on=f"{nodes}x8 {device}", engine=engine, batch=32 * nodes if weak else 4096, plan=plan)
         for nodes in NODES
     ]
     specs = [replace(spec, cluster=replace(spec.cluster, **(changes or {}))) for spec in specs]
-    step = estimate(specs, lambda _: coefficients).columns["step_time_s"]
-    return np.stack([1 - step.low / step.value, step.high / step.value - 1])
+    columns = estimate(specs, lambda _: coefficients).columns
+    step, roomy = columns["step_time_s"], columns["memory_headroom_frac"].value > 1 - FULL_MEMORY_FRAC
+    return np.stack([1 - step.low / step.value, np.where(roomy, step.high / step.value - 1, np.nan)])
 
 
 @settings(max_examples=60)
@@ -54,12 +59,12 @@ def test_more_nodes_are_never_surer(plan, device, engine, name, network, weak):
     changes = {"network": NETWORKS[network]} if network else {}
     widths = half_widths(plan, device=device, engine=engine, name=name, weak=weak, changes=changes)
     assert (np.diff(widths[0]) > 0).all(), widths
-    assert (np.diff(widths[1]) >= -1e-6).all(), widths
+    assert (np.diff(widths[1][~np.isnan(widths[1])]) >= -1e-6).all(), widths
 
 
 def test_a_pipeline_over_nodes_is_never_surer():
     widths = half_widths(Plan(tp=4, etp=4, pp=2, sharding="zero1"))
-    assert (np.diff(widths) >= -1e-6).all(), widths
+    assert all((np.diff(each[~np.isnan(each)]) >= -1e-6).all() for each in widths), widths
 
 
 @pytest.mark.parametrize("trials", ["one node", "eight nodes", "eight nodes of roce"])

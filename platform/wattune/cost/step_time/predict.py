@@ -63,20 +63,20 @@ def predict(
     model = StepModel(batch, coefficients, power, limit_w, vocabulary)
     parts = {name: np.empty(len(batch)) for name in PARTS}
     stages = {name: np.zeros((len(batch), int(batch.pp.max()))) for name in _STAGES}
-    slower_frac, faster_frac = np.empty((2, len(batch)))
+    slow_host_frac = np.empty(len(batch))
     pipeline = batch.pp * (batch.vpp.max() + 1) + batch.vpp
     for key in np.unique(pipeline).tolist():
         positions = np.flatnonzero(pipeline == key)
         for start in range(0, len(positions), ROWS):
             rows = positions[start : start + ROWS]
-            slower_frac[rows], faster_frac[rows] = model.predict(rows, parts, stages)
+            slow_host_frac[rows] = model.predict(rows, parts, stages)
     held = np.where(stages["held_frac"] > 0, stages["held_frac"], 1.0).min(axis=1)
     error_frac = np.hypot(_error_frac(batch, coefficients), LIMIT_ERROR * np.log(held))
     return StepTime(
         parts_s=parts,
         activity=Activity(**stages),
-        error_frac=np.maximum(error_frac, faster_frac),
-        longer_frac=np.maximum(error_frac, slower_frac),
+        error_frac=error_frac,
+        longer_frac=np.maximum(error_frac, slow_host_frac),
     )
 
 
@@ -160,19 +160,18 @@ class StepModel:
             imbalance=expert_imbalance(batch.model, batch.workload, ep),
         )
 
-    def predict(self, rows: Ints, parts: dict[str, Floats], stages: dict[str, Floats]) -> tuple[Floats, Floats]:
+    def predict(self, rows: Ints, parts: dict[str, Floats], stages: dict[str, Floats]) -> Floats:
         """Predicts candidates with one pipeline and writes their rows.
 
-        Returns how much longer their steps are, relative, where the host takes `SLOW_HOST` times its time, and how much
-        shorter where it takes as much less.
+        Returns how much longer their steps are, relative, where the host takes `SLOW_HOST` times its time.
         """
         pipeline = StepPipeline(self, rows)
         for name, values in pipeline.parts().items():
             parts[name][rows] = values
         for name, by_stage in pipeline.activity().items():
             stages[name][rows, : by_stage.shape[1]] = by_stage
-        slow_s, fast_s = (_mean(each.sum(axis=1)) for each in (pipeline.slow_host_s, pipeline.fast_host_s))
-        return slow_s * pipeline.m / pipeline.held_s(), fast_s * pipeline.m / pipeline.held_s()
+        longer_frac: Floats = _mean(pipeline.slow_host_s.sum(axis=1)) * pipeline.m / pipeline.held_s()
+        return longer_frac
 
 
 class StepPipeline:
@@ -386,7 +385,7 @@ class StepPipeline:
     def _passes(self) -> None:
         """Predicts every pass at the clock of its stage, and the pipeline of them."""
         clock, nothing = self.clock[:, None, :], np.zeros_like(self.layers)
-        self.compute_s, self.excess_s, self.held_pass_s, self.slow_host_s, self.fast_host_s = (nothing,) * 5
+        self.compute_s, self.excess_s, self.held_pass_s, self.slow_host_s = nothing, nothing, nothing, nothing
         durations: list[Floats] = []
         compute_s, traffic_s, _, _ = self.pass_s("backward", clock)
         lead_s = np.maximum(compute_s + traffic_s - self.backward.host_s, 0.0)
@@ -396,11 +395,10 @@ class StepPipeline:
             if direction == "forward":
                 # What a backward pass leaves the host, it is ahead in the next forward pass, but for a step's first.
                 less_s = later * (excess_s - self.pass_s(direction, clock, lead_s)[2])
-                excess_s, held_s = excess_s - less_s, held_s - less_s
+                excess_s = excess_s - less_s
             self.compute_s, self.excess_s = self.compute_s + compute_s, self.excess_s + excess_s
             self.held_pass_s = self.held_pass_s + held_s
             self.slow_host_s = self.slow_host_s + np.maximum(SLOW_HOST * work.host_s - held_s, 0.0)
-            self.fast_host_s = self.fast_host_s + np.minimum(excess_s, work.host_s * (1.0 - 1.0 / SLOW_HOST))
             durations.append(compute_s + traffic_s + excess_s)
         self.comm = self._traffic()
         self.passes_s = pipeline_s(durations[0], durations[1], self.m, trains=self.model.trains)
@@ -438,11 +436,10 @@ class StepPipeline:
 
         Over several nodes those without what nodes wait for each other: a longer wait makes no host surer.
         """
-        links = self.model.links
+        links, held_s = self.model.links, _mean(self.held_pass_s.sum(axis=1)) * self.m
         if links.world_size <= links.domain:
-            step_s: Floats = sum(self.parts_s.values(), np.zeros(len(self.rows)))
-            return step_s
-        return _mean(self.held_pass_s.sum(axis=1)) * self.m
+            return np.maximum(sum(self.parts_s.values(), np.zeros(len(self.rows))), held_s)
+        return held_s
 
     def _expert_s(self) -> Floats:
         """Estimates the time of experts in a step, without what a lower clock adds."""
