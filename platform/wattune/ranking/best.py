@@ -61,6 +61,9 @@ _BY_TIME: Final = ("speed", "energy")
 """Groups of metrics that a faster host makes better: by at most the share of a step that devices wait for it, since
 they draw no more power while they wait."""
 
+_LOOK: Final = 4
+"""Trials of a draw whose bounds are drawn at once: the first two that keep theirs are nearly always among them."""
+
 _ROWS_AT_ONCE: Final = 512
 _MOST_WAITING: Final = 0.95
 """Largest share of a step by which a trial is taken to be faster without its host."""
@@ -225,23 +228,19 @@ def standings(rows: Sequence[RankedTrial], question: Question) -> Standings:
     values = np.array([1.0 if row.objective is None else row.objective.value for row in able])
     headroom = headroom_of(waits, values, maximize=maximize, logarithmic=all_of_them.logarithmic)
     distance = _distance_behind(all_of_them, headroom, able, question.risk)
-    near = _near(distance)
+    first_behind = np.argsort(distance, kind="stable")[:MOST_FINALISTS]
+    near = np.sort(first_behind[distance[first_behind] < FAR])
+    works = [work_of(row.spec, metric) if depends_on_work(metric) else "" for row in able]
     one, drawn = all_of_them.of(near), [able[index] for index in near]
     rng = np.random.default_rng(_SEED)
     own, shared = drawn_errors(one, rng)
-    keeps = np.stack(
-        [
-            kept_in_draws(
-                row.margins, row.counted, row.spreads, rng, NUM_DRAWS, risk=question.risk, simulated=row.simulated
-            )
-            for row in drawn
-        ],
-        axis=1,
-    )
-    alone = np.where(keeps, one.mean + own, -np.inf)
-    first = leader_of_each(alone + shared)
+    bounds = _Bounds(drawn, [works[index] for index in near], one.mean + own + shared, question.risk)
+    first = leader_of_each(np.where(bounds.kept, one.mean + own + shared, -np.inf))
     shares = np.bincount(first, minlength=len(drawn) + 1) / NUM_DRAWS
     order = sorted(range(len(drawn)), key=lambda index: (-shares[index], index))
+    for index in order[:2]:
+        bounds.draw(index, np.arange(NUM_DRAWS))  # their draws are shuffled
+    alone = np.where(bounds.kept, one.mean + own, -np.inf)
     effects = {index: _total_effect(index, first, alone, shared, rng) for index in order[:2]}
     finalists = tuple(
         Finalist(row=drawn[index], best_probability=float(shares[index]), total_effect=effects.get(index, 0.0))
@@ -254,25 +253,47 @@ def standings(rows: Sequence[RankedTrial], question: Question) -> Standings:
         errors = (own + shared)[:, feasible]
         leads = (one.mean[feasible] + errors).argmax(axis=1)
         lost = max(float(errors[np.arange(NUM_DRAWS), leads].mean()), 0.0)
+    at_best = one.mean + headroom[near] + own + shared
     return Standings(
         finalists=finalists,
         none_probability=float(shares[len(drawn)]),
         regression=lost,
         logarithmic=one.logarithmic,
-        behind=_behind(
-            able,
-            question,
-            near,
-            one.mean + headroom[near] + own + shared,
-            alone + shared,
-            far=np.flatnonzero(distance >= FAR),
-        ),
+        behind=_behind(able, works, near, at_best, alone + shared, far=np.flatnonzero(distance >= FAR)),
     )
+
+
+class _Bounds:
+    """Trials that keep every bound, by draw; one that is behind two of its work that do is taken to do so too."""
+
+    def __init__(self, rows: Sequence[RankedTrial], works: Sequence[str], figures: Floats, risk: float) -> None:
+        self._rows, self._risk = rows, risk
+        self.kept, self._known = np.ones(figures.shape, np.bool_), np.zeros(figures.shape, np.bool_)
+        for work in set(works):
+            places, draws = np.flatnonzero([own == work for own in works]), np.arange(len(figures))
+            most = min(_LOOK, len(places))
+            while len(draws):
+                those = np.where(self.kept[np.ix_(draws, places)], figures[np.ix_(draws, places)], -np.inf)
+                leading = places[np.argpartition(-those, most - 1, axis=1)[:, :most]]
+                for place in np.unique(leading).tolist():
+                    self.draw(place, draws[(leading == place).any(axis=1)])
+                kept = self.kept[draws[:, None], leading].sum(axis=1)
+                draws = draws[(kept < 2) & (self.kept[np.ix_(draws, places)].sum(axis=1) > kept)]
+
+    def draw(self, place: int, draws: Indices) -> None:
+        """Draws a trial in those of some draws where it is not known yet."""
+        new, row = draws[~self._known[draws, place]], self._rows[place]
+        self._known[new, place] = True
+        if len(new):
+            dice = np.random.default_rng([_SEED, int(new[0]), *f"{row.study}:{row.trial_id}".encode()])
+            self.kept[new, place] = kept_in_draws(
+                row.margins, row.counted, row.spreads, dice, len(new), risk=self._risk, simulated=row.simulated
+            )
 
 
 def _behind(
     able: Sequence[RankedTrial],
-    question: Question,
+    works: Sequence[str],
     near: Indices,
     at_best: Floats,
     figures: Floats,
@@ -285,8 +306,6 @@ def _behind(
     `figures` [draws, drawn]: were their host without delay, and minus infinity where a trial does not keep every bound.
     `far` are the numbers of trials that are so far behind the first feasible one that they lead in no draw.
     """
-    metric = question.objective.metric
-    works = [work_of(row.spec, metric) if depends_on_work(metric) else "" for row in able]
     found: dict[tuple[str, str], RankedTrial] = {}
     for work in sorted(set(works)):
         places = [place for place, number in enumerate(near) if works[number] == work]
@@ -365,12 +384,6 @@ def distance_behind(one: Standing, index: int, at_best: Floats) -> Floats:
     """Computes by how many standard errors of the difference each trial, at its best, is behind one of them."""
     found: Floats = (one.mean[index] - at_best) / np.sqrt(_variance(one, np.array([index]))[0] + 1e-300)
     return found
-
-
-def _near(distance: Floats) -> Indices:
-    """Returns the numbers of the trials that are drawn: those that are not far behind, the first ones of them."""
-    near = np.argsort(distance, kind="stable")[:MOST_FINALISTS]
-    return np.sort(near[distance[near] < FAR])
 
 
 def drawn_errors(one: Standing, rng: np.random.Generator) -> tuple[Floats, Floats]:

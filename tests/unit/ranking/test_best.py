@@ -1,11 +1,13 @@
 """P(best) and ranks: critical values of the literature, and trials whose order is known."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from made_trials import FASTEST, POWER, asked, speed
 
+from wattune.ranking import best
 from wattune.ranking.best import NUM_DRAWS, Standing, critical_value, drawn_errors, leader_of_each, ranks
 from wattune.ranking.order import rank
 from wattune.ranking.posterior import Posterior
@@ -95,3 +97,29 @@ def test_the_standings_are_those_of_the_ranking() -> None:
     likely = Posterior(pairs, question).standings.likely
     told = {row.trial_id: row.best_probability for row in rank(pairs, question).trials if row.best_probability}
     assert {trial_id: one for (_, trial_id), one in likely.items()} == told
+
+
+@pytest.mark.parametrize("share", [0.95, 0.5, 0.1, 0.0])
+def test_bounds_are_drawn_for_the_first_two_that_keep_theirs_in_each_draw(
+    monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    monkeypatch.setattr(best, "kept_in_draws", lambda *given, **_: given[3].random(given[4]) < share)
+    names = [f"{number:012x}" for number in range(30)]
+    rows = [
+        SimpleNamespace(study="", trial_id=name, margins=(), counted=(), spreads=None, simulated=False)
+        for name in names
+    ]
+    works = ["a"] * 20 + ["b"] * 9 + ["c"]
+    figures = np.random.default_rng(1).normal(size=(300, 30)) + np.linspace(0.0, 3.0, 30)
+    found = best._Bounds(rows, works, figures, 0.05)
+    for work in "abc":
+        places = np.flatnonzero([own == work for own in works])
+        alone = np.where(found.kept[:, places], figures[:, places], -np.inf)
+        for leading in np.argsort(-alone, axis=1)[:, :2].T:
+            sure = found._known[np.arange(300), places[leading]] | ~found.kept[np.arange(300), places[leading]]
+            assert sure.all()
+    drawn = found.kept[found._known]
+    assert abs(drawn.mean() - share) < 0.05
+    assert share < 0.5 or len(drawn) < 0.7 * found.kept.size
+    again = best._Bounds(rows, works, figures, 0.05)
+    assert (again.kept == found.kept).all()
