@@ -120,9 +120,7 @@ def nodes(tmp_path: Path, environment: dict[str, str]):
         for index, kind in enumerate((["--head", f"--port={PORT}"], [f"--address={addresses[0]}:{PORT}"])):
             options = ["start", "--block", "--num-cpus=2", "--object-store-memory=100000000", *kind]
             options += [f"--node-ip-address={addresses[index]}"] if separated else []
-            # On a busy machine the server of Ray's client, which nobody needs, gives up and takes the head with it.
-            own = [f"--temp-dir={scratch}", "--dashboard-port=38265", "--ray-client-server-port=0"]
-            options += own if index == 0 else []
+            options += [f"--temp-dir={scratch}", "--dashboard-port=38265"] if index == 0 else []
             with open(tmp_path / f"node{index}.log", "w") as log:
                 command = [*_prefix(index, separated=separated), *RAY, *options]
                 started.append(
