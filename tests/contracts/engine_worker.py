@@ -36,15 +36,23 @@ TIMEOUT_S = 1800.0
 LET_GO_S = {"gloo": 20.0, "nccl": 1.0}
 """Longest wait for tensors other threads still hold, as gloo's do; one that is really kept is kept for good."""
 
+OF_LIBRARIES: set[int] = set()
+"""Ids of the tensors that libraries made while imported, and hold for good."""
+
+
+def tensors_alive() -> list[torch.Tensor]:
+    with warnings.catch_warnings(action="ignore"):  # isinstance touches deprecated objects of torch
+        return [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
+
 
 def live_tensors() -> int:
     """Weights, gradients and activations alive; the rank numbers torch keeps of closed meshes are integers.
 
-    Compiled graphs keep tensors without memory, which stand for shapes, and wrappers of such.
+    Compiled graphs keep tensors without memory, which stand for shapes, and wrappers of such. What libraries hold is
+    frozen, and seen once an engine has unfrozen it with its graphs.
     """
     gc.collect()
-    with warnings.catch_warnings(action="ignore"):  # isinstance touches deprecated objects of torch
-        plain = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
+    plain = [each for each in tensors_alive() if id(each) not in OF_LIBRARIES]
     floats = [each for each in plain if each.is_floating_point() and not torch._is_functional_tensor(each)]
     return sum(each.untyped_storage().nbytes() > 0 for each in floats)
 
@@ -126,6 +134,7 @@ def main(folder: Path, rank: str, world_size: int, kind: str = "cpu") -> None:
     cases = json.loads((folder / "cases.json").read_text())
     for engine in {case["spec"]["engine"] for case in cases.values()}:
         load_engine(engine)
+    OF_LIBRARIES.update(id(each) for each in tensors_alive())
     gc.freeze()  # what libraries made while imported is not looked through after every case
     gc.disable()  # nor at times of Python's choice: each case looks for garbage itself, before it counts what is left
     if rank == "all":
