@@ -33,7 +33,8 @@ STUDY_FILES: Final = {
     "trials/<trial_id>-<repeat>/spans.parquet": "Phases of every rank's steps.",
     "trials/<trial_id>-<repeat>/kernels.parquet": "Kernels of the profiled steps (`measure.profile_steps`).",
     "trials/<trial_id>-<repeat>/error.txt": "An error of wattune itself that came while the trial ran.",
-    "trials/<trial_id>-<repeat>/stacks/rank<k>.txt": "Python stacks of a rank that hung.",
+    "trials/<trial_id>-<repeat>/stacks/rank<k>.txt": "Python stacks of a rank that hung, and how many collectives "
+    "it had begun in each process group.",
     "trials/<trial_id>-<repeat>/telemetry/<node>/<tier>.parquet": "Readings of one tier on one node.",
     "trials/<trial_id>-<repeat>/telemetry/<node>/manifest.json": "Facts of the node, its devices and the sampler.",
     "trials/<trial_id>-<repeat>/attempts/<n>/...": "The files of an attempt that did not count.",
