@@ -319,10 +319,8 @@ def _ask(
 
     So a silent leader costs its nodes nothing, and silent nodes cost one time-out.
     """
-    led, half_s = (
-        {at: tuple(node for node in own if node in actors) for at, (_, own) in enumerate(leaders)},
-        within_s / 2,
-    )
+    led = {at: tuple(node for node in own if node in actors) for at, (_, own) in enumerate(leaders)}
+    half_s = within_s / 2
     asked = {
         at: post.ask.remote([own[node] for node in led[at]], half_s, method, *given)
         for at, (post, own) in enumerate(leaders)
