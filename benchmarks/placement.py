@@ -89,7 +89,9 @@ def simulated(draw: np.random.Generator) -> tuple[PlacementAdvice, list[Move], P
         readings.append(SlotReading(str(run), ("a", slot, ""), ("plan", rank // dp), 60.0 * run, time_s))
     truth = Pipe(spec, works_s[None], slowness[None], 2 / 3)
     times_s = float(truth.step_s()[0]), 60.0, 86400.0
-    found = place_plan(spec, fit_map(readings), [one for one in readings if one.run == "0"], (2 / 3, 0.0, 0.0), times_s)
+    found = place_plan(
+        spec, fit_map(readings), [one for one in readings if one.run == "0"], (2 / 3, 0.0, 0.0, 0.0), times_s
+    )
     return found, [one for one in found.moves if not one.needs], truth, noise
 
 

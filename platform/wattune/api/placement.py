@@ -79,13 +79,13 @@ def place(
     runs = [run for one, run in _measured(folder) if one.trial_id == spec.trial_id]
     if not runs:
         raise PlanError(f"trial {spec.trial_id} of {folder.path} has no run that measured devices in full; run it")
-    own, backward_frac, optimizer_s = _readings(folder, spec, runs[-1])
+    own, backward_frac, optimizer_s, exchange_s = _readings(folder, spec, runs[-1])
     starts = [(run.numbers.start_time_s, run.numbers.build_time_s, run.numbers.first_step_time_s) for run in runs]
     restart_s = median(sum(one or 0.0 for one in each) for each in starts)
     times_s = mean(run.metrics["step_time_s"] for run in runs), restart_s, horizon_s
     peak_bytes = max((one for run in runs if (one := run.metrics.get("memory_peak_bytes"))), default=None)
-    beside = backward_frac, optimizer_s, _strain(spec, runs[-1], own)
     slots = slot_map(map_of or str(folder.path), storage=storage)
+    beside = backward_frac, optimizer_s, _strain(spec, runs[-1], own), exchange_s
     return replace(place_plan(spec, slots, own, beside, times_s, peak_bytes), study=str(folder.path))
 
 
@@ -153,13 +153,16 @@ def _strain(spec: TrialSpec, run: Run, own: Sequence[SlotReading]) -> float:
     return float(free_w / (c.regulated_frac * run.metrics.get(LIMIT, c.limit_w) - c.idle_w))
 
 
-def _readings(folder: StudyFolder, spec: TrialSpec, run: Run) -> tuple[list[SlotReading], float, Floats]:
-    """Reads each device in a run, by slot, the share of backward, and the optimizer of stages; none without spans."""
+def _readings(folder: StudyFolder, spec: TrialSpec, run: Run) -> tuple[list[SlotReading], float, Floats, float]:
+    """Reads each device in a run, by slot, the share of backward, the optimizer of stages and the time of an exchange.
+
+    There are no devices without spans.
+    """
     path, own, size = folder.trial(run.trial_id, run.repeat).path, spec.plan, spec.cluster.world_size
     data = RunData.of(path)
     examined = data.examined
     if examined is None or examined.aligned.steps is None or data.spans is None:
-        return [], 0.0, np.zeros(own.pp)
+        return [], 0.0, np.zeros(own.pp), 0.0
     aligned, steps = examined.aligned, examined.aligned.steps
     phases = PhaseSpans.of(data.spans, steps)
     own_s = phases.time_s(*MODEL, WAIT) - phases.time_s(WAIT)
@@ -183,4 +186,6 @@ def _readings(folder: StudyFolder, spec: TrialSpec, run: Run) -> tuple[list[Slot
         power_w = traces[device][0].mean_w / traces[device][0].share if device in traces else None
         stage = coordinates(number, own, size).pp
         found.append(SlotReading(path.name, where, (work, stage), at_s, time_s, alone, temp_c, power_w))
-    return (found if each_s.min() > 0 else []), float(phases.time_s(MODEL[1]).sum() / own_s.sum()), optimizer_s
+    backward_frac = float(phases.time_s(MODEL[1]).sum() / own_s.sum())
+    exchange_s = phases.exchange_s() if own.pp > 1 and own.vpp == 1 else 0.0
+    return (found if each_s.min() > 0 else []), backward_frac, optimizer_s, exchange_s

@@ -94,16 +94,18 @@ class Pipe:
         backward_frac: float,
         optimizer_s: Floats | float = 0.0,
         strain: float = 0.0,
+        exchange_s: float = 0.0,
     ) -> None:
         """Takes draws of each stage's micro-batch, (draws, stages), and of each slot, (draws, slots).
 
         A layer's time is that of inner stages, of two stages that of the first: its embedding takes next to nothing.
         The optimizer's seconds, of each stage, go with its layers. `strain` is that of `Regulated`: up to 1 no limit
-        slows a stage.
+        slows a stage. `exchange_s` passes in each exchange with a neighbour: inner stages have two a micro-batch.
         """
         plan, world_size = spec.plan, spec.cluster.world_size
         self.spec, self.slowness, self.backward_frac, self.strain = spec, slowness, backward_frac, strain
-        self.optimizer_s, self.measured_s = np.asarray(optimizer_s), work_s
+        self.optimizer_s, self.measured_s, self.exchange_s = np.asarray(optimizer_s), work_s, exchange_s
+        self.exchanges_s = exchange_s * np.array([1] + [2] * (plan.pp - 2) + [1])
         self.rest_s = 0.0  # of a step beside all that: it stays as it is
         self.layers = np.array([[len(chunk) for chunk in stage] for stage in stage_layers(spec.model, plan)]).T
         self.micro_batches = num_micro_batches(plan, world_size, spec.workload.global_batch_size)
@@ -134,11 +136,13 @@ class Pipe:
         (pp, vpp), m, b = (self.spec.plan.pp, self.spec.plan.vpp), self.micro_batches, self.backward_frac
         paces, each_s = [Regulated(self.strain) for _ in range(pp if self.strain > 1.0 else 0)], stages_s.sum(2)
         if not paces and vpp == 1 and m >= 16 * pp:  # else its ends count: a layer
-            return each_s.sum(-1) + (m - 1) * each_s.max(-1), each_s
+            ends_s = each_s.sum(-1) + 2 * (pp - 1) * self.exchange_s
+            return ends_s + (m - 1) * (each_s + self.exchanges_s).max(-1), each_s
         few, flat = min(m, STEADY_ROUNDS * pp), stages_s.reshape(-1, vpp, pp)
-        passes_s = replay_s(flat * (1 - b), flat * b, few, trains=b > 0, paces=paces).reshape(each_s.shape[:2])
+        passes = flat * (1 - b), flat * b, few
+        passes_s = replay_s(*passes, trains=b > 0, paces=paces, exchange_s=self.exchange_s).reshape(each_s.shape[:2])
         each_s = np.stack([one.busy_s for one in paces], -1).reshape(each_s.shape) / few if paces else each_s
-        return passes_s + (m - few) * each_s.max(-1), each_s
+        return passes_s + (m - few) * (each_s + self.exchanges_s).max(-1), each_s
 
     def step_s(self, layers: Ints | None = None, order: Ints | None = None) -> Floats:
         """Seconds of every draw's step."""
@@ -164,7 +168,7 @@ class Pipe:
         """Finds the best layers and orders on the measured map: by exchanges alone, by layers alone, and by both."""
         cluster, pp, chunks = self.spec.cluster, self.spec.plan.pp, np.arange(self.spec.plan.vpp)[:, None]
         slowness, size, totals = self.slowness[0], cluster.world_size // pp, self.layers.sum(axis=0)
-        fixed = float(self.layer_s[0]), self.ends_s[0], int(totals.sum())
+        fixed = float(self.layer_s[0]), self.ends_s[0] + self.exchanges_s, int(totals.sum())
         now = slowness[self.order].reshape(pp, size).max(axis=1)
         found = {"swap ranks": (totals, self.order)}
         found["split layers"] = min_max(now, *fixed, blocks=np.arange(pp))[1], self.order
@@ -222,7 +226,7 @@ def place_plan(
     spec: TrialSpec,
     slots: SlotMap,
     own: Sequence[SlotReading],
-    beside: tuple[float, Floats | float, float],
+    beside: tuple[float, Floats | float, float, float],
     times_s: tuple[float, float, float],
     peak_bytes: float | None = None,
 ) -> PlacementAdvice:
@@ -284,7 +288,7 @@ def _in_memory(spec: TrialSpec, moves: Sequence[Move], peak_bytes: float | None)
 
 def _missing(pipe: Pipe, slowest: int, least: float) -> str:
     """Finds by bisection how slow a slot would have to be for a gain that counts."""
-    there = pipe.first(pipe.optimizer_s, pipe.strain)
+    there = pipe.first(pipe.optimizer_s, pipe.strain, pipe.exchange_s)
     there.rest_s, others, low, high = pipe.rest_s, float(np.delete(pipe.slowness[0], slowest).mean()), 0.0, 1.0
 
     def gains(slower: float) -> bool:

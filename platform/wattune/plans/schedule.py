@@ -53,9 +53,12 @@ def passes(stage: int, *, num_stages: int, num_chunks: int, num_micro_batches: i
 
 
 def replay(
-    orders: Sequence[Sequence[Pass]], duration_s: Sequence[Mapping[Pass, Floats]], paces: Sequence[Any] = ()
+    orders: Sequence[Sequence[Pass]],
+    duration_s: Sequence[Mapping[Pass, Floats]],
+    paces: Sequence[Any] = (),
+    exchange_s: float = 0.0,
 ) -> Floats:
-    """Replays a pipeline whose communication is free and finds when it ends.
+    """Replays a pipeline whose communication is free, but for an exchange of two stages, and finds when it ends.
 
     A pass starts when its stage has ended the pass before and the pass whose result it takes has ended. Virtual stage
     `chunk * stages + stage` follows the model from input to output. A forward pass takes the result of the virtual
@@ -80,6 +83,7 @@ def replay(
                 if needed is not None and needed not in ends_s:
                     break
                 start_s = free_s[stage] if needed is None else np.maximum(free_s[stage], ends_s[needed])
+                start_s = start_s + exchange_s * (needed is not None and needed[2] != place)
                 own_s = duration_s[stage][one]
                 lasts_s = paces[stage](own_s, start_s - free_s[stage]) if paces else own_s
                 free_s[stage] = ends_s[one.backward, one.micro_batch, place] = start_s + lasts_s

@@ -38,7 +38,7 @@ def measured(slowness, works_s, *, num_runs=8, noise=1e-4, size=None):
 def placed(of, slowness, works_s, *, restart_s=60.0, horizon_s=86400.0, step_time_s=1.0, **more):
     found = measured(slowness, works_s, **more)
     own = [one for one in found if one.run == "0"]
-    return place_plan(of, fit_map(found), own, (2 / 3, 0.0, 0.0), (step_time_s, restart_s, horizon_s))
+    return place_plan(of, fit_map(found), own, (2 / 3, 0.0, 0.0, 0.0), (step_time_s, restart_s, horizon_s))
 
 
 @pytest.mark.parametrize(("layers", "stages", "m", "column"), [(20, 4, 64, 1), (12, 8, 128, 2)])
@@ -216,7 +216,7 @@ def test_slots_are_those_of_the_plan_whatever_the_nodes_are_called() -> None:
     names = {0: ("z", 0, ""), 1: ("a", 0, "")}
     found = [replace(one, device=names[one.device[1]]) for one in measured([1.0, 1.4], [0.06, 0.06])]
     own = sorted((one for one in found if one.run == "0"), key=lambda one: one.work)
-    advice = place_plan(spec(on="2x1 h200_sxm"), fit_map(found), own, (2 / 3, 0.0, 0.0), (5.5, 60.0, 86400.0))
+    advice = place_plan(spec(on="2x1 h200_sxm"), fit_map(found), own, (2 / 3, 0.0, 0.0, 0.0), (5.5, 60.0, 86400.0))
     assert advice.chosen is not None and advice.chosen.plan.layout[0] > 6
     assert advice.chosen.plan.rank_order == "topology"
 
@@ -224,7 +224,7 @@ def test_slots_are_those_of_the_plan_whatever_the_nodes_are_called() -> None:
 def test_a_layout_that_does_not_fit_is_not_recommended() -> None:
     """A slow last stage gives layers to the first, which then holds more than the device leaves."""
     found = measured([1.0, 1.4], [0.12, 0.12])
-    arguments = fit_map(found), [one for one in found if one.run == "0"], (2 / 3, 0.0, 0.0), (12.0, 60.0, 86400.0)
+    arguments = fit_map(found), [one for one in found if one.run == "0"], (2 / 3, 0.0, 0.0, 0.0), (12.0, 60.0, 86400.0)
     fits, full = (place_plan(spec(24), *arguments, peak_bytes) for peak_bytes in (60e9, 146e9))
     assert fits.chosen is not None and fits.chosen.plan.layout[0] > 12
     assert full.chosen is None and "but needs " in full.why and "GiB of a device's memory; it leaves 1" in full.why
@@ -237,7 +237,7 @@ def test_what_cannot_be_placed_is_refused() -> None:
     found = measured([1.0, 1.1], [0.06, 0.06])
     other = [replace(one, device=("b", one.device[1], "")) for one in found if one.run == "0"]
     with pytest.raises(PlanError, match="other machines or plans: it has no b/0/"):
-        place_plan(spec(), fit_map(found), other, (0.6, 0.0, 0.0), (1.0, 1.0, 10.0))
+        place_plan(spec(), fit_map(found), other, (0.6, 0.0, 0.0, 0.0), (1.0, 1.0, 10.0))
     still = [one for one in found if int(one.run) % 2 == 0]
     with pytest.raises(PlanError, match="look alike"):
-        place_plan(spec(), fit_map(still), still[:2], (0.6, 0.0, 0.0), (1.0, 1.0, 10.0))
+        place_plan(spec(), fit_map(still), still[:2], (0.6, 0.0, 0.0, 0.0), (1.0, 1.0, 10.0))

@@ -68,6 +68,18 @@ def test_a_slower_last_stage_works_without_pause(forward_s, backward_s, slower, 
     times = with_times(orders, [forward_s, slower * forward_s], [backward_s, slower * backward_s])
     own_s = slower * (forward_s + backward_s)
     assert float(replay(orders, times)) == pytest.approx(forward_s + count * own_s + backward_s)
+    # The last stage takes a result before each of its forward passes and hands one on behind its last backward pass.
+    longer_s = (count + 1) * 0.01
+    assert float(replay(orders, times, exchange_s=0.01)) == pytest.approx(
+        forward_s + count * own_s + backward_s + longer_s
+    )
+
+
+def test_a_slow_inner_stage_exchanges_twice_as_often_as_a_slow_last_one():
+    orders = orders_of(3, 12)
+    for times_s, exchanges in (([1.0, 1.0, 3.0], 11 + 2 * 2), ([1.0, 3.0, 1.0], 2 * 11 + 2 * 2 - 1)):
+        times = with_times(orders, times_s, times_s)
+        assert float(replay(orders, times, exchange_s=0.01) - replay(orders, times)) == pytest.approx(0.01 * exchanges)
 
 
 @given(st.lists(st.floats(0.1, 3.0), min_size=1, max_size=5), st.integers(1, 6))

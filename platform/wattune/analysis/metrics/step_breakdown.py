@@ -245,6 +245,20 @@ class PhaseSpans:
         result: Floats = np.bincount(cell, new_ns, minlength=size).reshape(self.shape) / NS_PER_S
         return result
 
+    def exchange_s(self) -> float:
+        """Computes how long two stages exchange results, by the rank that waits least between its passes.
+
+        An end of the pipeline exchanges before its forward or its backward passes alone, so the longer median counts.
+        """
+        own = np.flatnonzero(np.array([name in MODEL for name in self.names], bool)[self.phase])
+        own, before = own[1:], own[:-1]
+        wait_s, same = (self.start_ns[own] - self.end_ns[before]) / NS_PER_S, self.cell[own] == self.cell[before]
+        kinds = [same & (self.cell[own] % self.shape[1] == rank) for rank in range(self.shape[1])]
+        of_kind = [(self.phase[own] == self.names.index(name)) for name in MODEL if name in self.names]
+        told = [[wait_s[mine & one] for one in of_kind] for mine in kinds]
+        longest_s = [max((float(np.median(one)) for one in each if len(one)), default=0.0) for each in told]
+        return max(min(longest_s, default=0.0), 0.0)
+
     def passes(
         self, ranks: Sequence[int], stage: int, plan: Plan, num_micro_batches: int
     ) -> tuple[list[Pass], Floats] | None:

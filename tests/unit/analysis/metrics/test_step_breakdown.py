@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattune.analysis.metrics.step_breakdown import Division, decompose_metrics, divide, host_bound_frac
+from wattune.analysis.metrics.step_breakdown import Division, PhaseSpans, decompose_metrics, divide, host_bound_frac
 from wattune.analysis.signals.align import align
 from wattune.plans.axes import Plan
 
@@ -131,6 +131,19 @@ def test_slow_messages_between_equal_stages_are_communication(bench):
     assert metrics["bubble_frac"] == pytest.approx(4 / 16)
     assert metrics["exposed_comm_frac"] == pytest.approx(4 / 16)
     assert metrics["straggler_frac"] == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [
+        ["F0 0-1 F1 1-2 B0 6-7 F2 7-8 B1 10-11 B2 14-15", "F0 1-3 B0 3-5 F1 5.5-7.5 B1 7.5-9.5 F2 10-12 B2 12-14"],
+        ["F0 0-2 F1 2-4 B0 4.5-6.5 F2 6.5-8.5 B1 9-11 B2 11.5-13.5", "F0 3-4 B0 4-5 F1 6-7 B1 7-8 F2 9-10 B2 10-11"],
+    ],
+    ids=["last", "first"],
+)
+def test_an_exchange_is_what_the_slowest_stage_waits_between_passes(bench, slots):
+    spans = bench.spans([(STAGES[rank], rank, *rest) for rank, *rest in pipeline_rows(slots, 1.5)])
+    assert PhaseSpans.of(spans, align({}, spans, {}).steps).exchange_s() == pytest.approx(0.05)
 
 
 def test_a_slower_replica_keeps_the_other_waiting(bench):
