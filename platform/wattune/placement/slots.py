@@ -165,9 +165,10 @@ def _heat(readings: Sequence[SlotReading], device: DeviceInSlot) -> dict[str, An
         if (spread < 1.0).any() or np.linalg.cond((powers - powers.mean(axis=0)) / spread) > TOLD_APART:
             continue
         temp_c, columns = np.array([run[device].temp_c for run in here], float), np.insert(powers, 0, 1.0, axis=1)
+        columns /= (scale := np.linalg.norm(columns, axis=0))  # else an inlet is lost where powers are nearly alike
         theta, inverse = _solved(columns, temp_c)
         left, degrees = temp_c - columns @ theta, len(here) - len(theta)
-        half = t_quantile(degrees) * np.sqrt(np.diag(inverse) * (left @ left) / degrees)
+        half, theta = t_quantile(degrees) * np.sqrt(np.diag(inverse) * (left @ left) / degrees) / scale, theta / scale
         keys = ("inlet_c", "resistance_k_per_w", "inlet_half_k", "resistance_half_k_per_w")
         told_apart = zip(used[1:], theta[2:], half[2:], strict=True)
         coupling = {str(each[1]): float(one) for each, one, width in told_apart if abs(one) > width}

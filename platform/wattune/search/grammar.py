@@ -473,12 +473,13 @@ class SpaceFile(Entry):
         written: list[tuple[Path, str, Any]]
         written = [(("space", a, at), a, v) for a, values in (self.space or {}).items() for at, v in enumerate(values)]
         written += [(("plans", at, a), a, v) for at, plan in enumerate(self.plans) for a, v in plan.items()]
-        found: list[tuple[Path, str]] = []
+        alike: dict[tuple[str, str], list[tuple[Path, Any]]] = {}
         for path, axis, value in written:
-            if axis in SETTINGS and value != FOUND:
-                problems = [setting_problem(one, axis, value) for one in clusters]
-                found += [(path, problems[0])] if problems[0] and all(problems) else []
-        return found
+            problems = [setting_problem(one, axis, value) for one in clusters if axis in SETTINGS and value != FOUND]
+            if problems and problems[0] and all(problems):  # values that are wrong alike are one line
+                alike.setdefault((axis, problems[0].removeprefix(f"{axis}={value}")), []).append((path, value))
+        found = [(axis, text, *zip(*each, strict=True)) for (axis, text), each in alike.items()]
+        return [(paths[0], f"{axis}={', '.join(map(str, values))}{text}") for axis, text, paths, values in found]
 
     def _names_twice(self) -> list[tuple[Path, str]]:
         """Finds devices of the space's own that share a name and differ."""

@@ -14,8 +14,11 @@ from decided_study import SPACE
 from decided_study import write_study as simulated_study
 
 from wattune import api
+from wattune.catalog.hardware import DeviceSpec
 from wattune.run import Numbers, Run, RunStatus
 from wattune.schema import SPANS
+from wattune.simulation.device_model import DeviceModel, device_model
+from wattune.simulation.sensors import simulate
 from wattune.storage.study import StudyFolder
 from wattune.trial import TrialSpec
 from wattune.view.placement import placement_view
@@ -26,7 +29,7 @@ SLOW = 1.6
 NUM_MICRO = 8
 
 
-def spans(spec: TrialSpec, draw: np.random.Generator, node: str) -> pa.Table:
+def spans(spec: TrialSpec, draw: np.random.Generator, node: str, slow: float = SLOW) -> pa.Table:
     """Spans of a pipeline of two stages on two slots; the order of ranks says which stage is on the slow one."""
     rows = []
     order = range(2) if isinstance(spec.plan.rank_order, str) else spec.plan.rank_order
@@ -34,10 +37,10 @@ def spans(spec: TrialSpec, draw: np.random.Generator, node: str) -> pa.Table:
         layers = (spec.plan.layout or (2, 2))[rank] if spec.plan.pp == 2 else 4
         for step in range(6):
             count = NUM_MICRO // (1 if spec.plan.pp == 2 else 2)
-            unit_ns = int(1e7 * layers * (SLOW if slot else 1.0) * np.exp(draw.normal(0, 0.003)))
-            start_ns = 10**9 + step * 3 * 10**9
+            unit_ns = int(1e7 * layers * (slow if slot else 1.0) * np.exp(draw.normal(0, 0.003)))
+            start_ns = 10**10 + step * 10**9
             key = {"node": node, "device": f"cpu{slot}", "rank": rank, "step": step}
-            whole = [("step", None, start_ns, start_ns + 2 * 10**9)]
+            whole = [("step", None, start_ns, start_ns + 9 * 10**8)]
             for micro in range(count):
                 at_ns = start_ns + micro * unit_ns
                 whole += [("forward", micro, at_ns, at_ns + unit_ns // 3)]
@@ -49,19 +52,27 @@ def spans(spec: TrialSpec, draw: np.random.Generator, node: str) -> pa.Table:
 
 
 def write(
-    storage: Path, name: str = "turned", *, plans: tuple[dict, ...] | None = None, node: str = "n"
+    storage: Path,
+    name: str = "turned",
+    *,
+    plans: tuple[dict, ...] | None = None,
+    node: str = "n",
+    repeats: int = 3,
+    slower: float = 0.0,
+    **of_cluster: str,
 ) -> StudyFolder:
-    cluster = {"device": "cpu", "num_nodes": 1, "devices_per_node": 2}
+    """Writes a study of turned ranks; slot 1 becomes so much slower from run to run."""
+    cluster = {"device": "cpu", "num_nodes": 1, "devices_per_node": 2, **of_cluster}
     plans = ({"pp": 2}, {"pp": 2, "rank_order": [1, 0]}) if plans is None else plans
     workload = {"mode": "pretrain", "seq_len": 128, "global_batch_size": NUM_MICRO}
     space = {**SPACE, "study": name, "cluster": cluster, "workload": workload, "constraints": [], "plans": list(plans)}
     planned = api.plan({**space, "space": {"micro_batch_size": [1]}, "objective": "minimize step_time_s"})
     study, draw = StudyFolder.create(storage, name, planned.spec.document), np.random.default_rng(4)
     for number, spec in enumerate(planned.candidates.specs):
-        for repeat in range(3):
+        for repeat in range(repeats):
             folder = study.trial(spec.trial_id, repeat)
             folder.write_spec(spec)
-            folder.write_spans(spans(spec, draw, node))
+            folder.write_spans(spans(spec, draw, node, SLOW * (1 + slower * (2 * repeat + number))))
             start_ns = 10**18 + (2 * repeat + number) * 10**11
             folder.write_result(
                 Run(
@@ -87,6 +98,39 @@ def test_the_map_of_a_turned_study_has_the_slow_slot(storage: Path, wattune: Com
     code, out, _ = wattune("doctor", "--map", "turned", "--json")
     rows = json.loads(out)["slots"]
     assert code == 0 and rows[1]["slower_frac"] == pytest.approx(SLOW - 1, abs=3 * rows[1]["slower_half_frac"])
+
+
+def test_a_hot_slot_is_told_placed_around_and_its_drift_flagged(
+    storage: Path, wattune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sensors are simulated, with a bad cooler on slot 1, whose device slows down from run to run.
+
+    Half of the runs have a lower limit, so that resistances can be told.
+    """
+
+    def badly_cooled(device: DeviceSpec) -> DeviceModel:
+        made = device_model(device)
+        return replace(made, thermal=replace(made.thermal, die_c_per_w=(0.034, 0.064), upstream=(None, None)))
+
+    monkeypatch.setattr("wattune.simulation.sensors.device_model", badly_cooled)
+    study = write(storage, repeats=4, slower=0.02, simulate_sensors_of="h200_sxm")
+    for folder in study.trials():
+        of, (_, repeat) = folder.spec(), folder.key()
+        limited = replace(of, plan=replace(of.plan, power_limit_w=300 if repeat % 2 else None))
+        for node, told in simulate(limited, folder.spans(), seed=repeat).items():
+            folder.write_telemetry(node, *told)
+    code, out, _ = wattune("doctor", "--map", "turned", "--json")
+    cool, hot = (found := json.loads(out))["slots"]
+    assert code == 0 and any(note.startswith("drift: n/1 became") for note in found["notes"])
+    assert hot["slower_frac"] - hot["slower_half_frac"] > 0.5
+    for slot, cooler in ((cool, 0.034), (hot, 0.064)):
+        assert slot["inlet_c"] == pytest.approx(26.9, abs=slot["inlet_half_k"])
+        wanted = pytest.approx(cooler + 0.0045, abs=slot["resistance_half_k_per_w"])  # and the sink that both have
+        assert slot["resistance_k_per_w"] == wanted and slot["resistance_half_k_per_w"] < 0.01
+    code, out, _ = wattune("place", "turned", "--json")
+    plan = (chosen := json.loads(out)["chosen"])["plan"]
+    layers = dict(zip([0, 1] if plan["rank_order"] == "topology" else plan["rank_order"], plan["layout"], strict=True))
+    assert code == 0 and layers == {0: 3, 1: 1} and chosen["probability"] > 0.95
 
 
 def test_place_recommends_the_layer_that_pays_and_says_after_what_time(storage: Path, wattune: Command) -> None:

@@ -107,3 +107,19 @@ def test_air_and_cooler_of_a_slot_are_found() -> None:
     assert [one["resistance_k_per_w"] for one in found.rows] == pytest.approx([0.04] * 4)
     assert found.rows[2]["coupling_k_per_w"] == pytest.approx({"0": 0.01, "1": 0.002, "3": 0.005})
     assert told(fit_map(readings(3, heat=heat)), "coupling of a/0, a/1, a/2, a/3 cannot be told")
+
+
+def test_an_inlet_is_told_as_unsure_where_powers_are_nearly_alike() -> None:
+    """Two slots, 8 runs at 470 to 490 W: the truth lies inside an interval that is wide."""
+    inside = []
+    for seed in range(40):
+        draw, found = np.random.default_rng(seed), []
+        for run in range(8):
+            for slot, power_w in enumerate(draw.uniform(470, 490, 2)):
+                temp_c = 27.0 + 0.04 * power_w + draw.normal(0, 0.1)
+                found.append(
+                    SlotReading(f"r{run}", ("a", slot, ""), ("t", slot), run, 1.0, temp_c=temp_c, power_w=power_w)
+                )
+        rows = fit_map(found, seed).rows
+        inside += [abs(one["inlet_c"] - 27.0) < one["inlet_half_k"] for one in rows if "inlet_c" in one]
+    assert len(inside) > 60 and np.mean(inside) > 0.9

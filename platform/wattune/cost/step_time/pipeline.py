@@ -1,6 +1,5 @@
 """Time of a pipeline of unequal stages, by replaying the passes of every stage."""
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -48,16 +47,8 @@ def bubble_ratio(num_stages: int, num_chunks: int, num_micro_batches: Ints) -> F
     return (p - 1 + (v - 1) * np.maximum(p - m, 0)) / (v * m)
 
 
-def replay_s(
-    forward_s: Floats,
-    backward_s: Floats,
-    count: int,
-    *,
-    trains: bool,
-    paces: Sequence[Any] = (),
-    exchange_s: float = 0.0,
-) -> Floats:
-    """Replays as many micro-batches, see `pipeline_s` and, of what is else, `wattune.plans.schedule.replay`."""
+def replay_s(forward_s: Floats, backward_s: Floats, count: int, *, trains: bool, **beside: Any) -> Floats:
+    """Replays as many micro-batches, see `pipeline_s` and, of what is beside, `wattune.plans.schedule.replay`."""
     _, num_chunks, num_stages = forward_s.shape
     # Copies, so that each pass reads memory in order.
     by_stage = [np.ascontiguousarray(np.moveaxis(one, 0, -1)) for one in (forward_s, backward_s)]
@@ -66,4 +57,4 @@ def replay_s(
         for stage in range(num_stages)
     ]
     durations = [{one: by_stage[one.backward][one.chunk, stage] for one in order} for stage, order in enumerate(orders)]
-    return replay(orders, durations, paces, exchange_s)
+    return replay(orders, durations, **beside)
