@@ -218,7 +218,11 @@ class Pipe:
         if nodes > 1:
             slow = np.sort(self.slowness.reshape(len(now_s), nodes, -1).max(-1), axis=1)
             aside_s = now_s * slow[:, -2] / slow[:, -1] * nodes / (nodes - 1)
-            add("set the slowest node aside", aside_s, needs=f"needs a study of {nodes - 1} nodes; at most")
+            add(
+                "set the slowest node aside",
+                aside_s,
+                needs=f"needs a study of {nodes - 1} nodes, without {{}}; at most",
+            )
         return found
 
 
@@ -249,7 +253,9 @@ def place_plan(
     of_stage = slots.work_s[:, [slots.works.index(one) for one in works]]
     pipe = Pipe(spec, of_stage, slots.slowness[:, where], *beside)
     pipe.rest_s = step_time_s - float(pipe.step_s()[0])
-    moves, least = _in_memory(spec, pipe.moves(), peak_bytes), restart_s / horizon_s
+    slowest, least = int(pipe.slowness[0].argmax()), restart_s / horizon_s
+    moves = [replace(one, needs=one.needs.format(devices[slowest][0])) for one in pipe.moves()]
+    moves = _in_memory(spec, moves, peak_bytes)
     # What a run can do first, by gain; the least change first where gains are alike.
     moves.sort(key=lambda one: (one.needs != "", -round(one.gain_frac, 3)))
     ours = [one for one in moves if one.plan != spec.plan]
@@ -262,7 +268,6 @@ def place_plan(
         why, but = f"{best.what}: it pays for a restart of {lost} after {back}", f"but {best.needs}"
         why = why if chosen else f"nothing pays here: {why}, {but if best.needs else 'beyond the horizon'}"
     else:
-        slowest = int(pipe.slowness[0].argmax())
         slower, half = (100 * rows[where[slowest]][key] for key in ("slower_frac", "slower_half_frac"))
         missing = _missing(pipe, slowest, max([least, *(HYSTERESIS * one.error_frac for one in ours)]))
         why = f"device {devices[slowest][0]}/{devices[slowest][1]} would have to be {missing} slower than the others"
@@ -270,7 +275,7 @@ def place_plan(
     return PlacementAdvice("", spec, moves, chosen, why, restart_s)
 
 
-def _in_memory(spec: TrialSpec, moves: Sequence[Move], peak_bytes: float | None) -> list[Move]:
+def _in_memory(spec: TrialSpec, moves: list[Move], peak_bytes: float | None) -> list[Move]:
     """Says of layouts that do not fit what they need: the plan's peak times the ratio of estimates."""
     usable, specs = usable_bytes(spec.cluster.sensed_device), [spec, *(replace(spec, plan=one.plan) for one in moves)]
     peaks, coefficients = np.zeros(len(specs)), default_coefficients(spec.cluster.sensed_device.name)

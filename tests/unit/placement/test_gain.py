@@ -219,6 +219,9 @@ def test_slots_are_those_of_the_plan_whatever_the_nodes_are_called() -> None:
     advice = place_plan(spec(on="2x1 h200_sxm"), fit_map(found), own, (2 / 3, 0.0, 0.0, 0.0), (5.5, 60.0, 86400.0))
     assert advice.chosen is not None and advice.chosen.plan.layout[0] > 6
     assert advice.chosen.plan.rank_order == "topology"
+    assert {one.what: one.needs for one in advice.moves}["set the slowest node aside"] == (
+        "needs a study of 1 nodes, without a; at most"
+    )
 
 
 def test_a_layout_that_does_not_fit_is_not_recommended() -> None:
