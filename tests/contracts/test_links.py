@@ -166,33 +166,18 @@ def old_words(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_to_a_file_and_a_heading(page: Path) -> None:
-    assert broken_links(page, page.read_text()) == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_modules_and_files_named_on_a_page_exist(page: Path) -> None:
-    assert unknown_modules(page.read_text()) == []
-    assert unknown_files(page.read_text()) == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_python_on_a_page_uses_names_that_exist(page: Path) -> None:
-    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
-        assert unknown_names(block) == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_make_targets_named_on_a_page_exist(page: Path) -> None:
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+def test_what_a_page_names_exists_and_it_holds_no_old_word(page: Path) -> None:
+    """Links with their headings, modules, files, names in Python, and targets of make."""
     text = page.read_text()
+    assert broken_links(page, text) == []
+    assert unknown_modules(text) == []
+    assert unknown_files(text) == []
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert [name for block in blocks for name in unknown_names(block)] == []
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = re.findall(r"`make (\w+)", text) + re.findall(r"^\s*make (\w+)", text, re.MULTILINE)
     assert set(named) <= targets
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_no_page_holds_an_old_word(page: Path) -> None:
-    assert old_words(page.read_text()) == []
+    assert old_words(text) == []
 
 
 @pytest.mark.parametrize("space", sorted((ROOT / "search_spaces").glob("*.yaml")), ids=name_of)

@@ -68,17 +68,16 @@ def name_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_a_page_has_exactly_the_sections(page: Path) -> None:
+def test_a_page_has_exactly_the_sections_a_date_versions_and_its_own_table(page: Path) -> None:
     assert page.read_text().startswith("# ")
     assert list(sections(page)) == SECTIONS
     assert all(sections(page).values())
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_the_setup_has_date_and_versions(page: Path) -> None:
     setup = sections(page)["Setup"]
     assert re.search(r"\b20\d\d-\d\d-\d\d\b", setup)
     assert re.search(r"\bPython\b|\bdriver \d|\bRay \d", setup)
+    named = set(re.findall(r"\]\(([^)]+\.csv)\)", page.read_text()))
+    own = page.with_suffix(".csv")
+    assert named == ({own.name} if own.exists() else set())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -94,13 +93,6 @@ def test_the_commands_exist_with_their_options(page: Path) -> None:
         assert words[0] == "python" and words[1].startswith(("benchmarks/", "tests/fuzz/")), command
         source = "".join(path.read_text() for path in (ROOT / words[1], ROOT / "benchmarks" / "harness.py"))
         assert [word for word in words[2:] if word.startswith("--") and f'"{word}"' not in source] == [], command
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_a_page_names_its_own_table_and_only_that(page: Path) -> None:
-    named = set(re.findall(r"\]\(([^)]+\.csv)\)", page.read_text()))
-    own = page.with_suffix(".csv")
-    assert named == ({own.name} if own.exists() else set())
 
 
 @pytest.mark.parametrize("table", TABLES, ids=name_of)
