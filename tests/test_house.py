@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from functools import cache
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -43,11 +43,17 @@ VENDORS = (
 )
 
 
-def test_every_folder_is_a_package_and_every_file_says_what_it_is() -> None:
-    folders = {path.parent for path in PACKAGE.rglob("*.py")}
+@pytest.fixture(scope="module")
+def trees() -> dict[Path, ast.Module]:
+    """Every file of the package, parsed once; not kept beyond this module."""
+    return {path: ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+
+
+def test_every_folder_is_a_package_and_every_file_says_what_it_is(trees: dict[Path, ast.Module]) -> None:
+    folders = {path.parent for path in trees}
     assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
-    assert [path for path in PACKAGE.rglob("*.py") if path.stem in NAMES_OF_NOTHING] == []
-    assert all((ast.get_docstring(ast.parse(path.read_text())) or "").strip() for path in PACKAGE.rglob("*.py"))
+    assert [path for path in trees if path.stem in NAMES_OF_NOTHING] == []
+    assert [path for path, tree in trees.items() if not (ast.get_docstring(tree) or "").strip()] == []
 
 
 def test_every_unit_test_lies_where_its_subject_does() -> None:
@@ -62,10 +68,10 @@ def test_no_file_is_two_things() -> None:
     assert {path: lines for path, lines in lengths.items() if lines > LONGEST_FILE_LINES} == {}
 
 
-def public_types(path: Path) -> set[str]:
+def public_types(tree: ast.Module) -> set[str]:
     """Lists the classes and the aliases of types that a module defines, without private ones."""
     names = set()
-    for one in ast.parse(path.read_text()).body:
+    for one in tree.body:
         if isinstance(one, ast.ClassDef):
             names.add(one.name)
         elif isinstance(one, ast.AnnAssign) and ast.unparse(one.annotation) == "TypeAlias":
@@ -77,8 +83,8 @@ def public_types(path: Path) -> set[str]:
     return {name for name in names if name[:1].isupper() and not name.isupper()}
 
 
-def test_a_name_of_a_type_means_one_thing() -> None:
-    count = Counter(name for path in PACKAGE.rglob("*.py") for name in public_types(path))
+def test_a_name_of_a_type_means_one_thing(trees: dict[Path, ast.Module]) -> None:
+    count = Counter(name for tree in trees.values() for name in public_types(tree))
     assert {name for name, times in count.items() if times > 1} == set()
 
 
@@ -92,19 +98,19 @@ def rooms_of_the_map() -> dict[str, set[str]]:
     return {room: set(CELL.findall(row[5])) for row in rows for room in CELL.findall(row[2])}
 
 
-def rooms_imported_by(room: str) -> set[str]:
-    trees = [ast.parse(path.read_text()) for path in (PACKAGE / room).rglob("*.py")]
-    modules = [node.module or "" for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+def rooms_imported_by(room: str, trees: dict[Path, ast.Module]) -> set[str]:
+    inside = [tree for path, tree in trees.items() if path.is_relative_to(PACKAGE / room)]
+    modules = [node.module or "" for tree in inside for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     return {module.split(".")[1] for module in modules if module.startswith("wattune.")} - {room}
 
 
-def test_rooms_import_what_the_map_says() -> None:
+def test_rooms_import_what_the_map_says(trees: dict[Path, ast.Module]) -> None:
     layers = (ROOT / ".importlinter").read_text().partition("    fidelity\n")[2].partition("[importlinter")[0]
     below = {"fidelity", *re.findall(r"\w+", layers)}
     rooms = rooms_of_the_map()
     assert len(rooms) == 14 and "ray" not in below
     for room in set(rooms) - {"report", "terminal", "tracking"}:  # those may import all that stands below them
-        assert rooms_imported_by(room) - below <= rooms[room], room
+        assert rooms_imported_by(room, trees) - below <= rooms[room], room
 
 
 UNSAFE_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "pty"}
@@ -115,10 +121,10 @@ UNSAFE_CALLS = {
 UNSAFE_OPTIONS = {"shell", "allow_pickle"}
 
 
-def unsafe(source: str) -> list[str]:
+def unsafe(tree: ast.Module) -> list[str]:
     """Lists what runs data as a program: pickles, evaluation, shells, YAML's objects."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found += [one.name for one in node.names if one.name.split(".")[0] in UNSAFE_MODULES]
         elif isinstance(node, ast.ImportFrom):
@@ -133,14 +139,14 @@ def unsafe(source: str) -> list[str]:
     return found
 
 
-def test_nothing_of_ours_unpickles_evaluates_or_asks_a_shell() -> None:
-    found = {path.relative_to(ROOT).as_posix(): unsafe(path.read_text()) for path in PACKAGE.rglob("*.py")}
+def test_nothing_of_ours_unpickles_evaluates_or_asks_a_shell(trees: dict[Path, ast.Module]) -> None:
+    found = {path.relative_to(ROOT).as_posix(): unsafe(tree) for path, tree in trees.items()}
     assert {path: names for path, names in found.items() if names} == {}
     written = (
         "import pickle\nfrom shelve import open\neval(a)\nrun(b, shell=c)\nyaml.load(d)\nnp.load(e, allow_pickle=True)"
     )
-    assert len(unsafe(written)) == 6
-    assert unsafe("run(b, shell=False)\nyaml.safe_load(d)\nmodel.eval()") == []
+    assert len(unsafe(ast.parse(written))) == 6
+    assert unsafe(ast.parse("run(b, shell=False)\nyaml.safe_load(d)\nmodel.eval()")) == []
 
 
 def test_the_standard_library_platform_is_not_shadowed() -> None:
@@ -152,30 +158,27 @@ def test_the_standard_library_platform_is_not_shadowed() -> None:
     assert not Path(seen).is_relative_to(ROOT / "platform"), seen
 
 
-@cache
-def vendors_of_pure_rooms() -> dict[str, list[str]]:
-    """Returns the vendor libraries that each pure room loads beyond those of the rooms before it."""
+def loaded_by(parts: dict[str, list[str]], libraries: Collection[str]) -> dict[str, list[str]]:
+    """Returns the parts that load libraries beyond those of the parts before them, with these; all in one process."""
+    code = (
+        "import importlib, json, sys\nfound, before = {}, set()\n"
+        f"for part, modules in {parts!r}.items():\n"
+        "    for name in modules: importlib.import_module(name)\n"
+        f"    loaded = {{name for name in {sorted(libraries)!r} if name in sys.modules}}\n"
+        "    found[part], before = sorted(loaded - before), before | loaded\n"
+        "print(json.dumps(found))"
+    )
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
+    return {part: loaded for part, loaded in json.loads(seen.stdout).items() if loaded}
+
+
+def test_pure_rooms_load_no_vendor_library() -> None:
     rooms = {}
     for name in PURE.split():
         folder = PACKAGE / name
         inside = [f"wattune.{name}.{path.stem}" for path in folder.glob("[!_]*.py")]
         rooms[name] = inside if folder.is_dir() else [f"wattune.{name}"]
-    code = (
-        "import importlib, json, sys\nfound, before = {}, set()\n"
-        f"for room, modules in {rooms!r}.items():\n"
-        "    for name in modules: importlib.import_module(name)\n"
-        f"    loaded = {{name for name in {VENDORS!r} if name in sys.modules}}\n"
-        "    found[room], before = sorted(loaded - before), before | loaded\n"
-        "print(json.dumps(found))"
-    )
-    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
-    found: dict[str, list[str]] = json.loads(seen.stdout)
-    return found
-
-
-@pytest.mark.parametrize("name", PURE.split())
-def test_pure_rooms_load_no_vendor_library(name: str) -> None:
-    assert vendors_of_pure_rooms()[name] == []
+    assert loaded_by(rooms, VENDORS) == {}
 
 
 def modules_after(code: str) -> set[str]:
@@ -185,10 +188,14 @@ def modules_after(code: str) -> set[str]:
     return set(seen.stderr.split())
 
 
-@pytest.mark.parametrize("verb", ["rank", "compare", "report", "analyze", "plan", "suggest", "export", "record"])
-def test_a_command_waits_for_no_heavy_library_before_it_needs_one(verb: str) -> None:
-    loaded = modules_after(f"from wattune.cli.verbs import load\nload({verb!r})")
-    assert loaded & {"ray", "torch", "mlflow", "pandas", "plotly", "optuna", "scipy"} == set()
+def test_a_command_waits_for_no_heavy_library_before_it_needs_one() -> None:
+    from wattune.cli.verbs import VERBS
+
+    verbs = ("rank", "compare", "report", "analyze", "plan", "suggest", "export", "record")
+    heavy = {"ray", "torch", "mlflow", "pandas", "plotly", "optuna", "scipy"}
+    modules = {verb: [f"wattune.cli.{VERBS[verb].module}"] for verb in verbs}
+    assert loaded_by(modules, heavy) == {}
+    assert loaded_by({"a room that does": ["scipy"]}, heavy) == {"a room that does": ["scipy"]}
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"]])

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 TESTS = Path(__file__).parent
 
@@ -39,8 +40,9 @@ def _pytest_here(folder: Path, *options: str) -> "subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100)
 
 
+@pytest.mark.slow
 def test_tests_that_interrupt_pass_where_a_shell_ignores_interrupts() -> None:
-    """As in `make test &`. Two that are quick; .ci/run has the whole suite run so."""
+    """As in `make test &`. Two of them; `.ci/run` has all quick tests run so, each time."""
     chosen = [
         "unit/recording/test_recorder.py::test_an_interrupt_ends_a_recording_of_the_machine",
         "e2e/test_record.py::test_a_signal_to_the_recorder_reaches_the_command_once",

@@ -6,6 +6,7 @@ Every program prints one JSON object: the seconds and the tokens of each optimiz
 import argparse
 import json
 import os
+import pickle
 import sys
 import tempfile
 import time
@@ -41,6 +42,13 @@ def data() -> list[dict[str, list[int]]]:
     return [{"input_ids": [1 + k % (VOCABULARY - 1) for k in range(length)]} for length in lengths()]
 
 
+def sent(callback: Any) -> Any:
+    """The callback as ranks have it that are spawned."""
+    there = pickle.loads(pickle.dumps(callback))
+    assert type(there) is type(callback)
+    return there
+
+
 def huggingface(given: argparse.Namespace) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
@@ -64,7 +72,7 @@ def huggingface(given: argparse.Namespace) -> None:
     if given.callback:
         from wattune.callbacks import HuggingFaceCallback
 
-        callbacks.insert(0, HuggingFaceCallback())
+        callbacks.insert(0, sent(HuggingFaceCallback()))
     shape = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
     config = LlamaConfig(num_hidden_layers=1, vocab_size=VOCABULARY, max_position_embeddings=64, **shape)
     with tempfile.TemporaryDirectory() as output:
@@ -143,7 +151,7 @@ def lightning(given: argparse.Namespace) -> None:
     if given.callback:
         from wattune.callbacks import LightningCallback
 
-        callbacks.insert(0, LightningCallback())
+        callbacks.insert(0, sent(LightningCallback()))
     rows = data()
     with tempfile.TemporaryDirectory() as output:
 
