@@ -1,9 +1,9 @@
 """The suite as a whole: the groups it is divided into, and that nothing of it is left behind.
 
-`make test` runs it in three processes. A file's tests stay together, since they share what they measured; all that
+`make test` runs it in two processes. A file's tests stay together, since they share what they measured; all that
 start Ray are one group, since clusters that start side by side take each other's ports. That group comes first: it
-takes longest and mostly waits. The other processes work through everything else and step back where Ray's has work, or
-each start of a cluster would wait for them.
+takes longest and often waits. The other process works through everything else and steps back where Ray's has work, or
+each start of a cluster would wait for it.
 """
 
 import gc
