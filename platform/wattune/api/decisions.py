@@ -1,24 +1,26 @@
 """Questions of an operator to a study that was measured: what a bound costs, and what to measure next."""
 
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from wattune.api.beforehand import Beforehand, OtherStudies, known_before
 from wattune.api.results import AnyStudy, folder_of
 from wattune.api.spaces import StudyPlan, plan
-from wattune.errors import PlanError, SpaceError
+from wattune.errors import PlanError, SpaceError, WattuneError
 from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_burst
 from wattune.metrics import METRICS
-from wattune.objective import Constraint, VariedBound, parse_varied
+from wattune.objective import Question, VariedBound, parse_varied
 from wattune.orchestrate.cooldown import waited_s
 from wattune.orchestrate.scheduling.durations import Pace
 from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.ranking.frontier import Frontier, completed_pairs, usual_range
 from wattune.ranking.frontier import frontier as frontier_of
 from wattune.ranking.limits import by_limit, every_50_w
-from wattune.ranking.order import rank
+from wattune.ranking.order import Ranking, rank
 from wattune.ranking.posterior import Posterior
 from wattune.ranking.sources import Source, collector_paused
 from wattune.ranking.spreads import Results
@@ -26,7 +28,7 @@ from wattune.ranking.suggestions import Suggestions
 from wattune.ranking.suggestions import suggest as suggest_for
 from wattune.run import RunStatus
 from wattune.search.strategies.model_guided import ModelGuided
-from wattune.search.strategies.protocol import Problem, telling
+from wattune.search.strategies.protocol import MOST_TAUGHT, Problem, telling
 from wattune.storage.study import StudyFolder
 from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S
@@ -70,7 +72,8 @@ def price(folder: StudyFolder, planned: StudyPlan, source: Source, varied: Varie
         raise PlanError(f"no trial of {folder.path} measured {missing[0]}; vary a bound on a metric that was measured")
     spec = planned.spec
     others = [one for one in spec.constraints if not varied.replaces(one)]
-    model = _model(planned, folder, (*others, varied.at(varied.values[-1])), results)
+    constraints = (*others, varied.at(varied.values[-1]))
+    model = _model(planned, folder, replace(spec.question, constraints=constraints), results)
     left = _unmeasured(planned, results)
     predictions = model.predict(left) if left else None
     find = OtherStudies(folder.path.parent, apart_from=folder.name).coefficients
@@ -110,7 +113,7 @@ def suggest(study: AnyStudy, *, budget: str | float, storage: str | None = None)
     with collector_paused():
         ranking = replace(rank(results, spec.question), unreadable=source.unreadable)
     found = suggest_for(
-        _model(planned, folder, spec.constraints, results),
+        _model(planned, folder, spec.question, results),
         ranking,
         left,
         _timed(pace, spec.measure.min_seconds),
@@ -120,6 +123,24 @@ def suggest(study: AnyStudy, *, budget: str | float, storage: str | None = None)
         return found
     runs = {one.read_as: one for one in planned.candidates.specs}  # a scaled study runs small trials, by their ids
     return replace(found, listed=tuple(replace(one, spec=runs.get(one.spec, one.spec)) for one in found.listed))
+
+
+def over_all_plans(ranking: Ranking, source: Source) -> Ranking:
+    """Adds to the ranking of one study how likely a plan that was not measured keeps every bound and is better.
+
+    The surrogates of `suggest` say it. It is unknown where they know nothing, where no plan is known to keep every
+    bound, and of many results, which take them many seconds.
+    """
+    folder = StudyFolder(Path(source.place))
+    if not ranking.feasible or len(source.results) > MOST_TAUGHT:
+        return ranking
+    with suppress(WattuneError):  # its space may be of another version: what was measured is ranked all the same
+        planned = known_before(measured(folder, source)[0], folder).planned
+        if left := _unmeasured(planned, source.results):
+            model = _model(planned, folder, ranking.question, source.results)
+            model.lead_by(row.spec for row in ranking.feasible)
+            return replace(ranking, better_probability=(model.joint_gain(left) or (0.0, 0.0, None))[2])
+    return ranking
 
 
 def parse_budget(budget: str | float, option: str = "--budget") -> float:
@@ -166,7 +187,7 @@ def _timed(pace: Pace, least_s: float) -> Callable[[TrialSpec], float]:
     return lambda spec: found.get(key := workers_of(spec)) or found.setdefault(key, pace.expected_s(spec, least_s))
 
 
-def _model(planned: StudyPlan, folder: StudyFolder, constraints: Sequence[Constraint], results: Results) -> ModelGuided:
+def _model(planned: StudyPlan, folder: StudyFolder, question: Question, results: Results) -> ModelGuided:
     """Makes `model_guided`'s surrogates, whatever strategy the study has, and tells them every result."""
     # A trial of an earlier space may be none of the candidates now; what it measured still counts.
     specs = list(dict.fromkeys([*(one.read_as for one in planned.candidates.specs), *(spec for spec, _ in results)]))
@@ -174,13 +195,13 @@ def _model(planned: StudyPlan, folder: StudyFolder, constraints: Sequence[Constr
     problem = Problem(
         specs=specs,
         seed=planned.spec.search.seed,
-        question=replace(planned.spec.question, constraints=tuple(constraints)),
+        question=question,
         estimates=None if known.estimates is None else known.estimates.columns,
         warm=known.warm(),
     )
     model = ModelGuided(problem, stops=False)
     first = {result.trial_id: result for _, result in reversed(results) if result.status.is_final}
-    taught = telling(first, problem.question or planned.spec.question)
+    taught = telling(first, question)
     for spec, result in results:
         if result.trial_id in taught and result.status.is_final:
             model.tell(spec, result)

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from pathlib import Path
 
-from wattune.api.decisions import measured, price
+from wattune.api.decisions import measured, over_all_plans, price
 from wattune.api.results import folder_of
 from wattune.api.spaces import StudyPlan
 from wattune.api.studies import Study
@@ -34,6 +34,7 @@ def report(
     folder, source = folder_of(study), None
     if ranking is None:
         ranking, source = _ranked(folder)
+        ranking = over_all_plans(ranking, source)
         folder.write_ranking(ranking_table(ranking))
     return write_report(folder, ranking, _price(folder, ranking, source, known))
 

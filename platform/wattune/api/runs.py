@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from wattune.api.beforehand import Beforehand, known_before
-from wattune.api.decisions import parse_budget
+from wattune.api.decisions import over_all_plans, parse_budget
 from wattune.api.environment import environment_tags
 from wattune.api.reports import report
 from wattune.api.spaces import Space, StudyPlan, plan
@@ -229,7 +229,7 @@ def run_study(
                 controller.interrupt()
                 hold()
             source = Source.of_folder(study)
-            ranking = _ranked(study, source)
+            ranking = _ranked(study, source, over_all_plans)
             report_problem = _report(study, ranking, planned, source)
             delivery.conclude(ranking, stopped=controller.ending == "interrupted")
     return outcome(ranking, _page(mlflow), delivery.tracking_problem, report_problem)
@@ -457,10 +457,12 @@ def _run_on_cluster(
         run_on_ray(study, controller, replace(cluster, url=url), candidates.specs, hold)
 
 
-def _ranked(study: StudyFolder, source: Source) -> Ranking:
-    """Ranks the results of a study and writes its ranking."""
+def _ranked(
+    study: StudyFolder, source: Source, beside: Callable[[Ranking, Source], Ranking] = lambda ranking, _: ranking
+) -> Ranking:
+    """Ranks the results of a study and writes its ranking, with what `beside` knows of plans not measured."""
     with collector_paused():
-        ranking = rank_sources([source])
+        ranking = beside(rank_sources([source]), source)
     study.write_ranking(ranking_table(ranking))
     return ranking
 

@@ -23,6 +23,9 @@ UNTIL_DECIDED: Final = "--until-decided"
 _RUN: Final = "wattune run SPACE"
 """The command where that of the one study is not known; SPACE is its file."""
 
+BETTER: Final = "wattune.better_probability"
+"""Note of a written ranking: how likely a plan not measured is better, and what was asked of which results."""
+
 State = Literal["sure", "unsure", "undecided", "none", "failed", "unmeasured"]
 """State of knowledge: the best plan; one that holds, while another may be better; only plans whose bounds are open;
 no plan that keeps every bound; nothing but failures; no measurement that could tell."""
@@ -47,7 +50,9 @@ class StudyAnswer:
     lead_frac: float | None = None
     """Lead of the plan over that one, as a fraction of that one's figure; negative if it is worse."""
     best_probability: float | None = None
-    """P(best) of the plan."""
+    """P(best) of the plan among all plans of the space, where `better_probability` is known; else of those measured."""
+    better_probability: float | None = None
+    """Probability that a plan that was not measured keeps every bound and is better; None where nothing predicts it."""
     ties: tuple[str, ...] = ()
     """Other plans that hold and are not told apart from the best."""
     closest: Margin | None = None
@@ -87,6 +92,7 @@ class StudyAnswer:
             "next_plan": self.next_name,
             "lead_frac": self.lead_frac,
             "best_probability": self.best_probability,
+            "better_probability": self.better_probability,
             "reference_trial_id": None if self.reference is None else self.reference.trial_id,
             "ties": list(self.ties),
             "closest_bound": None if self.closest is None else self.closest.to_json(),
@@ -98,6 +104,11 @@ class StudyAnswer:
             "num_candidates": self.num_candidates,
             "num_unmeasured": self.num_unmeasured,
         }
+
+
+def asked_of(ranking: Ranking) -> str:
+    """Returns the question of a ranking, and the number of its results, as a text."""
+    return f"{ranking.question} {sum(len(row.repeats) for row in ranking.trials)}"
 
 
 def answer_of(ranking: Ranking) -> StudyAnswer:
@@ -134,7 +145,8 @@ def answer_of(ranking: Ranking) -> StudyAnswer:
         reference=max(filter(_num_references, measured), key=_num_references, default=None),
         ties=tuple(_name(row, ranking) for row in ranking.feasible if row.rank == 1 and row is not plan),
         lead_frac=None if follower is None else ranking.lead_frac(plan, follower),
-        best_probability=likely,
+        best_probability=likely * (1.0 - (ranking.better_probability or 0.0)),
+        better_probability=ranking.better_probability,
         closest=_closest(plan.margins),
         rivals=tuple((_name(row, ranking), ranking.lead_frac(row, plan), _holds(row)) for row in rivals),
         repeats=tuple(_name(row, ranking) for row in pair),

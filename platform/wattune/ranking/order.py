@@ -106,6 +106,8 @@ class Ranking:
     """Conditions of `where` with a name that no trial has."""
     space: tuple[SpaceShare, ...] = ()
     """Share of each study's space that was measured; empty where the space is not known."""
+    better_probability: float | None = None
+    """Probability that a plan not measured keeps every bound and beats those that do; None if nothing predicts it."""
     run_command: str = ""
     """The command that goes on with the one study: its own file is a space. Empty where there are several."""
 
@@ -203,8 +205,7 @@ class Ranking:
         if self.unreadable:
             parts.append(f"{len(self.unreadable)} unreadable left out")
         parts += [text] if (text := start_up_text(measured)) else []
-        several = len(self.space) > 1
-        parts += [f"{one.study}: {one}" if several else str(one) for one in self.space]
+        parts += [f"{one.study}: {one}" if len(self.space) > 1 else str(one) for one in self.space]
         return "; ".join(parts)
 
     @cached_property
@@ -212,8 +213,7 @@ class Ranking:
         """The first feasible trial of every size of work, if there is more than one size; see `warnings`."""
         metric = self.objective.metric
         first = {work_of(row.spec, metric): row for row in reversed(self.feasible)}
-        own = (row for row in self.feasible if first[work_of(row.spec, metric)] is row)
-        return tuple(own) if len(self._sizes) > 1 else ()
+        return tuple(row for row in self.feasible if len(self._sizes) > 1 and first[work_of(row.spec, metric)] is row)
 
     @property
     def words(self) -> tuple[str, str]:

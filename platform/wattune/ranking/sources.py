@@ -4,7 +4,7 @@ import gc
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypedDict, Unpack
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from wattune.errors import PlanError, SpaceError
 from wattune.fidelity import is_burst
 from wattune.objective import RISK, Question
+from wattune.ranking.answer import BETTER, asked_of
 from wattune.ranking.assessment import NOT_ITS_OWN
 from wattune.ranking.common_steps import of_folder, over_common_steps
 from wattune.ranking.conditions import flag_fields, parse_where
@@ -45,6 +46,8 @@ class Source:
     """Trials that ended but cannot be read, and so are not among the results."""
     candidates: frozenset[str] | None = None
     """Ids of the trials of its space; None where they are not known."""
+    better: str = ""
+    """Note `BETTER` of its last ranking."""
 
     @classmethod
     def of_folder(cls, study: StudyFolder) -> "Source":
@@ -63,6 +66,7 @@ class Source:
             results=as_large(of_folder(study, results)),
             unreadable=unreadable,
             candidates=candidates,
+            better=study.ranking_note(BETTER),
             objective=objective,
             constraints=tuple(constraints),
             place=str(study.path),
@@ -169,6 +173,10 @@ def rank_sources(sources: Sequence[Source], **asked: Unpack[Asked]) -> Ranking:
         least_quality=asked.get("least_quality", ""),
     )
     spaces = [source for source in sources if source.candidates is not None]
+    (likely, _, asked_then), better = sources[0].better.partition(" "), None
+    if len(sources) == 1 and asked_then == asked_of(ranking):
+        with suppress(ValueError):  # `None`: nothing predicted it
+            better = float(likely)
     return replace(
         ranking,
         unreadable={
@@ -177,6 +185,7 @@ def rank_sources(sources: Sequence[Source], **asked: Unpack[Asked]) -> Ranking:
             for name, reason in source.unreadable.items()
         },
         space=tuple(map(_share, spaces)),
+        better_probability=better,
         run_command=_run_command(Path(spaces[0].place)) if len(spaces) == len(sources) == 1 else "",
     )
 

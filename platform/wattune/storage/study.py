@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from wattune.deadline import read_bounded
-from wattune.errors import PlanError, SpaceError
+from wattune.errors import PlanError, SpaceError, TelemetryError
 from wattune.masking import without_secrets
 from wattune.run import Run
 from wattune.storage import spaces
@@ -45,6 +45,7 @@ from wattune.storage.files import (
 from wattune.storage.known_results import KnownResults
 from wattune.storage.lock import if_idle, run_lock
 from wattune.storage.measured import RECORDINGS, RUN, MeasuredFolder
+from wattune.storage.parquet import read_table
 from wattune.storage.space_changes import changes, contradictions
 from wattune.storage.spaces import StoredSpace
 from wattune.storage.trial_files import (
@@ -380,6 +381,13 @@ class StudyFolder:
     def write_ranking(self, table: pa.Table) -> None:
         """Writes the current ranking."""
         write_table(self.path / "ranking.parquet", table)
+
+    def ranking_note(self, name: str) -> str:
+        """Returns a note in the metadata of the current ranking; empty without one that can be read."""
+        with suppress(TelemetryError):
+            metadata = read_table(self.path / "ranking.parquet", columns=["trial_id"]).schema.metadata
+            return str(metadata.get(name.encode(), b""), errors="replace")
+        return ""
 
     @property
     def report_path(self) -> Path:

@@ -93,14 +93,17 @@ def _left(found: StudyAnswer) -> str:
     """Says how many plans the answer does not rest on; empty where none is left, or the space is not known."""
     if not found.num_unmeasured:
         return ""
-    return (
-        f"{found.num_unmeasured} of {found.num_candidates} plans of the space are not measured: the same `wattune run` "
-        "goes on, `wattune suggest` says how likely one of them is better."
-    )
+    left = f"{found.num_unmeasured} of {found.num_candidates} plans of the space are not measured"
+    if found.better_probability is None:
+        return f"{left}: the same `wattune run` goes on, `wattune suggest` says how likely one of them is better."
+    likely = format_probability(found.better_probability)
+    return f"{left}, one of them is better with probability {likely}: the same `wattune run` goes on."
 
 
 def _first(found: StudyAnswer, ranking: Ranking, *, is_running: bool) -> str:
     likely = f"P(best) {format_probability(found.best_probability or 0.0)}"
+    if found.better_probability is not None:
+        likely += f" of all {found.num_candidates} plans"
     assert found.plan is not None, "there is a plan to name"
     figure = worded(ranking.objective.metric, found.plan.objective)
     kept = " plan so far" if is_running else " measured plan" if found.num_unmeasured else ""

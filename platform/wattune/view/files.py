@@ -9,6 +9,7 @@ from wattune.metrics import METRICS
 from wattune.objective import Constraint
 from wattune.plans.axes import AXES
 from wattune.plans.program import text_of
+from wattune.ranking.answer import BETTER, asked_of
 from wattune.ranking.assessment import RankedTrial, is_simulated
 from wattune.ranking.order import Ranking
 from wattune.run import Run
@@ -139,6 +140,7 @@ def ranking_table(ranking: Ranking) -> pa.Table:
         "wattune.note": ranking.note,
         "wattune.unreadable": "\n".join(ranking.unreadable.values()),
         "wattune.simulated": str(ranking.simulated).lower(),
+        BETTER: f"{ranking.better_probability} {asked_of(ranking)}",
     }
     return arrow(ranking_columns(ranking), ranking.trials, metadata)
 

@@ -6,11 +6,16 @@ import pytest
 from decided_study import POWER, best_below, measured, truth, write_study
 
 from wattune import api
-from wattune.api.decisions import parse_budget
+from wattune.api.decisions import over_all_plans, parse_budget
+from wattune.api.reports import report
 from wattune.errors import PlanError, SpaceError
 from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT
+from wattune.ranking.answer import answer_of
+from wattune.ranking.sources import Source
 from wattune.run import RunStatus
 from wattune.trial import TrialSpec
+from wattune.units import format_probability
+from wattune.view.answer import answer_lines
 
 
 def half(spec: TrialSpec) -> bool:
@@ -187,3 +192,55 @@ def test_a_suggestion_of_a_scaled_study_names_the_small_run(tmp_path) -> None:
     found = api.suggest(study, budget="10h")
     small = {one.trial_id for one in api.plan(study.document()).candidates.specs}
     assert found.listed and {one.spec.trial_id for one in found.listed} <= small
+
+
+def run_one(study) -> None:
+    """Runs one more plan of it."""
+    spec = next(one for one in api.plan(study.document()).candidates.specs if not half(one))
+    folder = study.trial(spec.trial_id, 0)
+    folder.write_spec(spec)
+    folder.write_result(measured(spec))
+
+
+def with_space(storage, ran, **changed):
+    """A study that knows how many plans its space has."""
+    study = write_study(storage, ran, **changed)
+    study.commit(study.document(), api.plan(study.document()).candidates.rows())
+    return study
+
+
+def over_all(storage, ran, **changed) -> float | None:
+    """Returns how likely a plan that was not measured is better."""
+    study = with_space(storage, ran, **changed)
+    return over_all_plans(api.rank(study), Source.of_folder(study)).better_probability
+
+
+def test_p_best_is_of_all_plans_the_ones_that_were_not_measured_too(tmp_path) -> None:
+    study = with_space(tmp_path, half)
+    assert api.rank(study).better_probability is None, "no ranking was written"
+    report(study)
+    ranking = api.rank(study)
+    found, likely = answer_of(ranking), ranking.better_probability
+    assert likely is not None and likely == api.suggest(study, budget="1h").better_probability
+    assert found.plan is not None and found.plan.best_probability is not None
+    assert found.best_probability == pytest.approx((1 - likely) * found.plan.best_probability)
+    first, left, *_ = answer_lines(ranking)
+    assert f"P(best) {format_probability(found.best_probability or 0)} of all 16 plans" in first
+    assert f"one of them is better with probability {format_probability(likely)}" in left
+    assert api.rank(study, constraints=[f"{POWER} <= 1100"]).better_probability is None, "another question"
+    assert api.rank(study, where=["micro_batch_size <= 4"]).better_probability is None
+    run_one(study)
+    assert api.rank(study).better_probability is None, "one more result"
+
+
+def test_the_best_plan_left_out_is_likely_among_those_not_measured(tmp_path) -> None:
+    write_study(tmp_path, half)
+    best, below = best_below(1030, tmp_path), {"constraints": [f"{POWER} <= 1030"]}
+    without = over_all(tmp_path / "a", lambda spec: spec != best, **below)
+    with_it = over_all(tmp_path / "b", lambda spec: spec == best or half(spec), **below)
+    assert without is not None and with_it is not None and without > 0.5 > with_it
+
+
+def test_p_best_is_of_measured_plans_where_nothing_predicts_the_others(tmp_path) -> None:
+    assert over_all(tmp_path / "b", lambda _: True) is None
+    assert over_all(tmp_path / "c", half, constraints=[f"{POWER} <= 300"]) is None
