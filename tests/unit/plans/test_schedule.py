@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wattune.cost.step_time.pipeline import bubble_ratio
@@ -135,3 +135,52 @@ def test_orders_that_wait_for_each_other_are_refused():
     stuck = [second, list(reversed(first))]
     with pytest.raises(PlanError, match="wait for each other"):
         replay(stuck, with_times(stuck, [1, 1], [1, 1]))
+
+
+def torch_program(own, stages, count):
+    """Yields what a stage does in torch's `Schedule1F1B`: F, B, or messages and whether it waits for them."""
+    warm, into, out = min(count, stages - own), own > 0, own < stages - 1
+    for number in range(warm):
+        yield from [([("F", own - 1, number)], True)] * into
+        yield "F"
+        yield from [([("F", own, number)], False)] * (out and number < warm - 1)
+    for number in range(count):
+        ahead = number + warm  # with the first backward passes goes what the last forward pass made
+        yield from [([("F", own, ahead - 1)] * (ahead <= count) + [("B", own + 1, number)], True)] * out
+        yield "B"
+        if ahead < count:
+            yield from [([("B", own, number), ("F", own - 1, ahead)], True)] * into
+            yield "F"
+        else:
+            yield from [([("B", own, number)], False)] * into
+
+
+def torch_end_s(forward_s, backward_s, count, exchange_s):
+    """Returns when all stages end whose messages pass once both sides came to them."""
+    programs = [list(torch_program(own, len(forward_s), count)) for own in range(len(forward_s))]
+    now_s, at, came_s = [0.0] * len(programs), [0] * len(programs), {}
+    while any(place < len(program) for place, program in zip(at, programs, strict=True)):
+        before = list(at)
+        for own, program in enumerate(programs):
+            while at[own] < len(program):
+                what = program[at[own]]
+                if isinstance(what, str):
+                    now_s[own] += (forward_s if what == "F" else backward_s)[own]
+                else:
+                    for message in what[0]:
+                        came_s.setdefault(message, {}).setdefault(own, now_s[own])
+                    if what[1]:
+                        if any(len(came_s[message]) < 2 for message in what[0]):
+                            break
+                        now_s[own] = max(*came_s[what[0][0]].values(), *came_s[what[0][-1]].values()) + exchange_s
+                at[own] += 1
+        assert at != before, "the stages wait for each other"
+    return max(now_s)
+
+
+@given(st.lists(st.floats(0.5, 2.0), min_size=2, max_size=5), st.integers(1, 9), st.sampled_from([0.0, 0.01]))
+@settings(deadline=None, max_examples=40)
+def test_the_replay_ends_when_torch_s_schedule_does(times_s, count, exchange_s):
+    orders, backward_s = orders_of(len(times_s), count), [2 * one for one in times_s]
+    end_s = float(replay(orders, with_times(orders, times_s, backward_s), exchange_s=exchange_s))
+    assert end_s == pytest.approx(torch_end_s(times_s, backward_s, count, exchange_s))
