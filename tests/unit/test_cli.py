@@ -51,6 +51,12 @@ def wattune(wattune: Callable[..., tuple[int, str, str]], monkeypatch: pytest.Mo
     return Command(wattune, tmp_path)
 
 
+@pytest.fixture
+def stored(wattune: Command, store_in: Callable[[Path], str]) -> None:
+    """The storage has a tracking store: making one takes most of what a run of no hours does."""
+    store_in(wattune.storage)
+
+
 BAD_SPACES: dict[str, tuple[Any, str]] = {
     "unknown_key": (SPACE | {"modle": 1}, "modle"),
     "wrong_type": (SPACE | {"space": {"tp": "two"}}, "space.tp"),
@@ -148,6 +154,7 @@ def test_a_budget_of_no_trials_names_the_dry_run(wattune: Command, number: int) 
         assert not wattune.storage.exists()
 
 
+@pytest.mark.usefixtures("stored")
 def test_a_dry_run_of_a_space_that_contradicts_the_study_is_refused_as_the_run_is(wattune: Command) -> None:
     assert wattune("run", wattune.write(SPACE), "--max-hours", 0)[0] == 0
     changed = wattune.write(SPACE | {"workload": {**SPACE["workload"], "seq_len": 64}})
@@ -163,6 +170,7 @@ def test_h_is_help(wattune: Command, arguments: list[str]) -> None:
     assert short == long and short[0] == 0 and "Usage" in short[1]
 
 
+@pytest.mark.usefixtures("stored")
 def test_a_run_of_no_hours_ranks_what_is_there_and_starts_nothing(wattune: Command) -> None:
     space = wattune.write(SPACE | {"measure": {"min_seconds": 36, "repeats": 2}})
     code, out, err = wattune("run", space, "--max-hours", 0, "--json")
@@ -233,6 +241,7 @@ def test_a_ctrl_c_while_the_program_loads_is_no_traceback(monkeypatch: pytest.Mo
     assert leaving.value.code == 130 and gc.isenabled()
 
 
+@pytest.mark.usefixtures("stored")
 def test_every_place_that_was_not_sent_to_is_told_and_so_is_the_end(
     wattune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +262,7 @@ def test_every_place_that_was_not_sent_to_is_told_and_so_is_the_end(
     ]
 
 
+@pytest.mark.usefixtures("stored")
 def test_a_study_that_was_stopped_ends_by_the_signal_also_where_uploads_were_not_done(
     wattune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

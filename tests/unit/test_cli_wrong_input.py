@@ -309,7 +309,7 @@ def test_storage_that_is_no_folder_is_said_before_anything_runs(
 
 
 def test_a_space_that_sets_devices_is_planned_and_runs_only_where_that_was_asked_for(
-    tmp_path: Path, wattune: Verb
+    tmp_path: Path, wattune: Verb, store_in: Callable[[Path], str]
 ) -> None:
     text = (Path(__file__).parents[2] / "search_spaces" / "cpu_smoke.yaml").read_text()
     space = tmp_path / "space.yaml"
@@ -320,6 +320,7 @@ def test_a_space_that_sets_devices_is_planned_and_runs_only_where_that_was_asked
     assert (code, out) == (2, "") and err.count("\n") == 1
     assert "power_limit_w: nothing is set on devices unasked; add --set-power-limits to run it" in err
     assert not (tmp_path / "storage").exists()
+    store_in(tmp_path / "storage")
     assert wattune("run", space, *rest, "--set-power-limits")[0] != 2
     space.write_text(space.read_text().replace("[found, 500]", "[found, 900]"))
     code, _, err = wattune("run", space, *rest, "--set-power-limits")

@@ -3,7 +3,7 @@
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -188,6 +188,13 @@ def test_a_bound_that_is_none_and_a_status_that_cannot_run_again_are_refused_bef
     assert not (tmp_path / "storage").exists()
 
 
+@pytest.fixture
+def stored(tmp_path: Path, store_in: Callable[[Path], str]) -> None:
+    """The storage has a tracking store: making one takes most of what a run of no hours does."""
+    store_in(tmp_path)
+
+
+@pytest.mark.usefixtures("stored")
 def test_a_run_of_no_hours_ranks_what_is_there(tmp_path: Path) -> None:
     outcome = wattune.run_study(SPACE, storage=str(tmp_path), max_hours=0.0)
     assert (outcome.finished, outcome.ending) == (False, "budget")
@@ -200,6 +207,7 @@ def test_a_run_of_no_hours_ranks_what_is_there(tmp_path: Path) -> None:
     assert wattune.load_study("cpu_smoke", storage=str(tmp_path)).trials() == []
 
 
+@pytest.mark.usefixtures("stored")
 def test_trials_carry_the_scatter_that_earlier_studies_led_to_expect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +223,7 @@ def test_trials_carry_the_scatter_that_earlier_studies_led_to_expect(
     assert seen == [Numbers(space=1, power_spread_frac=0.02)]
 
 
+@pytest.mark.usefixtures("stored")
 def test_a_run_without_plotly_keeps_its_results_and_says_in_one_line_how_to_get_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
