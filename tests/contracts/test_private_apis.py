@@ -207,7 +207,7 @@ class Part(PipelineModule):
     }
 
 
-def tested() -> list[str]:
+def rows_with_a_test() -> list[str]:
     """The rows that tests are marked with."""
     calls = (
         node
@@ -219,8 +219,8 @@ def tested() -> list[str]:
 
 
 def test_every_row_has_a_test_and_every_test_a_row() -> None:
-    assert sorted(tested()) == sorted(each.names[0] for each in ROWS)
-    assert len(set(tested())) == len(ROWS)
+    assert sorted(rows_with_a_test()) == sorted(each.names[0] for each in ROWS)
+    assert len(set(rows_with_a_test())) == len(ROWS)
 
 
 @pytest.mark.parametrize("each", ROWS, ids=lambda each: each.names[0])
