@@ -22,7 +22,7 @@ help:
 	@echo "make test    the quick tests; set ROOM to a folder of wattune for its own alone"
 	@echo "make check   ruff, mypy --strict, import-linter"
 	@echo "make docs    build the documentation into site/"
-	@echo "make nightly all other tests: every plan of every engine, long lives of Ray, bounds of speed"
+	@echo "make nightly all other tests: every plan of every engine, long lives of Ray, bounds of speed; 400 examples a property"
 	@echo "make fuzz    mutated spaces and damaged folders for an hour; set FUZZ_SECONDS and FUZZ_SEED"
 	@echo "make reference  schema and page of search spaces, after the catalog or the grammar changed"
 	@echo "make hashes  pins with hashes, for pip install --require-hashes"
@@ -53,7 +53,7 @@ check: setup
 	@$(BIN)/lint-imports
 
 nightly: setup
-	@$(BIN)/python tests/cpu_seconds.py $(BIN)/python -m pytest -m "slow and not gpu"
+	@EXAMPLES=400 $(BIN)/python tests/cpu_seconds.py $(BIN)/python -m pytest -m "(slow or hypothesis) and not gpu"
 
 fuzz: setup
 	@PYTHONPATH=tests/fakes $(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)

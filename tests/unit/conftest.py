@@ -1,5 +1,6 @@
 """Settings that every unit test may count on, the command line, and a store that those share which send something."""
 
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -10,8 +11,8 @@ from hypothesis import settings
 
 from wattune.tracking.store import default_uri
 
-# A machine shared with other work may take any time for an example.
-settings.register_profile("shared_machine", deadline=None)
+# A machine shared with other work may take any time for an example. `make nightly` asks for more of them.
+settings.register_profile("shared_machine", deadline=None, max_examples=int(os.environ.get("EXAMPLES", "50")))
 settings.load_profile("shared_machine")
 
 
