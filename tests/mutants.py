@@ -97,22 +97,31 @@ def passes_unbroken(tree: Path, tests: Path) -> bool:
 def run(tree: Path, tests: Path) -> int:
     """Runs quick tests of a tree; returns pytest's exit code."""
     command = ["timeout", str(TIMEOUT_S), sys.executable, "-m", "pytest", *QUICK, str(tests)]
-    environment = os.environ | {"PYTHONPATH": str(tree / "platform")}
+    # With bytecode: each run would compile all modules anew.
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment = kept | {"PYTHONPATH": str(tree / "platform")}
     return subprocess.run(command, cwd=tree, env=environment, capture_output=True, check=False).returncode
 
 
 def caught(tree: Path, path: Path, node: ast.FunctionDef, mutant: ast.FunctionDef) -> bool:
-    """Runs the tests of a mutant, and takes it back."""
+    """Runs a function's own tests with a mutant, and those of its room where they pass."""
     room = tree / "tests" / "unit" / path.parent.relative_to(tree / "platform" / "wattune")
     own = room / f"test_{path.stem}.py"
-    targets = [tests for tests in (own, room) if tests.exists() and passes_unbroken(tree, tests)]
+    return any(
+        tests.exists() and passes_unbroken(tree, tests) and fails(tree, tests, path, node, mutant)
+        for tests in (own, room)
+    )
+
+
+def fails(tree: Path, tests: Path, path: Path, node: ast.FunctionDef, mutant: ast.FunctionDef) -> bool:
+    """Tells whether tests fail with a mutant, and takes it back."""
     text = path.read_text()
     lines = text.splitlines(keepends=True)
     first = min([node.lineno, *(each.lineno for each in node.decorator_list)]) - 1
     lines[first : node.end_lineno] = [indent(ast.unparse(mutant), " " * node.col_offset) + "\n"]
     path.write_text("".join(lines))
     try:
-        return any(run(tree, tests) != 0 for tests in targets)
+        return run(tree, tests) != 0
     finally:
         path.write_text(text)
 
