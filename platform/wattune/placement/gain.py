@@ -28,9 +28,9 @@ LEAST_PROBABILITY: Final = 0.95
 MODEL_ERROR: Final = 0.004
 """Standard error of a gain beside the map's: it holds 19 of 20 moves between two stages (`placement_on_gpus.md`)."""
 
-LONG_ERROR, LIMIT_SHARE_ERROR = 0.5, 0.3
-"""That of what the place of the slowest of more than two stages makes of a gain (0.17 on two, beyond assumed), and of
-what the power limit does: a layer moved on eight H200 gained 1.7 % (`whole_node.md`)."""
+LONG_ERROR, LIMIT_SHARE_ERROR = 0.25, 0.3
+"""That of what the place of the slowest of more than two stages makes of a gain (0.17 on two, up to 0.17 for one layer
+moved on four, beyond assumed), and of what the power limit does (`placement_on_gpus.md`)."""
 
 REGULATED_S: Final = 0.035
 """A power limit acts on means over about this long: passes of two H100 after waits (`placement_on_gpus.md`)."""

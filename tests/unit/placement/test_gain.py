@@ -127,15 +127,26 @@ def test_the_limit_slows_the_stage_that_becomes_the_slowest_and_speeds_up_the_on
     assert 0.04 * 1.03 < found_s[1] < 0.04 * strain ** (1 / LIMIT_EXPONENT) and found_s[3] < 0.035
 
 
+def test_layers_moved_on_four_h200_gain_what_was_measured() -> None:
+    """The even layout of `placement_on_gpus.md`: stages in ms, optimizers in ms, strain, exchange; slots alike."""
+    of = spec(12, 4, on="1x4 h200_sxm", batch=8)
+    works_s, optimizer_s = np.array([[0.02975, 0.0284, 0.02835, 0.0415]]), np.array([9.5, 6.8, 6.8, 9.5]) / 1000
+    pipe = Pipe(of, works_s, np.ones((1, 4)), 0.698, optimizer_s, 1.336, 0.000172)
+    pipe.rest_s = 0.4433 - float(pipe.step_s()[0])
+    for layout, measured_s in (([3, 3, 4, 2], 0.4281), ([3, 3, 2, 4], 0.5185), ([3, 4, 3, 2], 0.4141)):
+        gain = float(pipe.step_s()[0] / pipe.step_s(np.array([layout]))[0]) - 1
+        assert gain == pytest.approx(0.4433 / measured_s - 1, abs=0.01)
+
+
 def test_what_was_not_measured_widens_an_interval() -> None:
-    """Two stages have the error of the prediction; eight have half of what the place of the slowest one does to it."""
+    """Two stages have the error of the prediction; eight a quarter of what the slowest one's place does too."""
     of, works_s = spec(24, 8, on="1x8 h200_sxm", batch=16), np.full((1, 8), 0.0283)
     works_s[0, -1] = 0.044
     pipe = Pipe(of, works_s, np.ones((1, 8)), 2 / 3)
     early, late = (np.array([one]) for one in ([4, 3, 3, 3, 3, 3, 3, 2], [3, 3, 3, 3, 3, 3, 4, 2]))
     gains = [float((pipe.step_s() / pipe.step_s(one))[0]) - 1 for one in (early, late)]
     wide, narrow = (pipe.unsure(one, pipe.order) for one in (early, late))
-    assert gains[0] > gains[1] + 0.04 and wide > 0.02 and wide > 3 * narrow >= 3 * MODEL_ERROR
+    assert gains[0] > gains[1] + 0.04 and wide > 0.012 and wide > 2 * narrow > 2 * MODEL_ERROR
     two = Pipe(spec(batch=8), np.array([[1.0, 1.3]]), np.ones((1, 2)), 2 / 3)
     assert two.unsure(np.array([[7, 5]]), two.order) == MODEL_ERROR
 
