@@ -30,7 +30,10 @@ with connect() as cluster:
 """
 
 
-@pytest.mark.parametrize(("connection", "rays"), [("ours", False), ("callers", True)])
+# Of a connection of ours, test_job.py sees the tag.
+@pytest.mark.parametrize(
+    ("connection", "rays"), [pytest.param("ours", False, marks=pytest.mark.slow), ("callers", True)]
+)
 def test_a_worker_has_its_raylets_priority(environment: dict[str, str], connection: str, rays: bool) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, connection], env=environment, capture_output=True, text=True, timeout=200

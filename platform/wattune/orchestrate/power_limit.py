@@ -10,9 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wattune.analysis.run_data import RunData
 from wattune.run import NO_NUMBERS, Numbers
-from wattune.simulation.sensors import simulate
 from wattune.trial import TrialSpec
 
 NODE_POWER: Final = "node_device_power_w"
@@ -29,9 +27,10 @@ def node_power_peak_w(
 
     None if the devices' power is not read, or the window is shorter than 1 s.
     """
+    from wattune.analysis.run_data import RunData  # takes 0.3 s; each process of a rank or of sensors loads this module
+
     examined = RunData(tables=tables, manifests={node: manifest}, window=window).examined
-    nodes = () if examined is None else examined.powers.by_node
-    return nodes[0][NODE_POWER_PEAK] if nodes else None
+    return examined.powers.by_node[0][NODE_POWER_PEAK] if examined and examined.powers.by_node else None
 
 
 def simulated_power_w(spec: TrialSpec, spans: Mapping[int, pa.Table], *, seed: int) -> dict[str, float]:
@@ -42,6 +41,8 @@ def simulated_power_w(spec: TrialSpec, spans: Mapping[int, pa.Table], *, seed: i
     """
     if len(spans) < spec.cluster.world_size:
         return {}
+    from wattune.simulation.sensors import simulate
+
     found = {}
     for node, (tables, manifest) in simulate(spec, pa.concat_tables(spans.values()), seed=seed).items():
         own = [table for table in spans.values() if table["node"][0].as_py() == node]

@@ -69,9 +69,8 @@ def clock_step_s(tables: Tables) -> float:
                 mono_ns, wall_ns = _ordered(parts, "mono_ns", "wall_ns")
                 apart_ns = wall_ns - mono_ns
                 if len(apart_ns) >= 2 * _AROUND:
-                    middle = np.median(
-                        np.lib.stride_tricks.sliding_window_view(apart_ns - apart_ns[0], _AROUND), axis=1
-                    )
+                    around_ns = np.lib.stride_tricks.sliding_window_view(apart_ns - apart_ns[0], _AROUND)
+                    middle = np.median(around_ns, axis=1)
                     jump_ns = float(np.abs(middle[_AROUND:] - middle[:-_AROUND]).max())
                     largest_ns = max(largest_ns, jump_ns - _rounding_ns(wall_ns))
     return ns_to_s(largest_ns)

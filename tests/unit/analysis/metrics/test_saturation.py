@@ -62,6 +62,15 @@ def test_a_measured_peak_goes_before_the_catalogs_and_has_a_higher_threshold(ben
     assert not of(bench, lambda t: np.full(len(t), 310e9), known=known)["nvlink"].saturated
 
 
+def test_a_peak_that_one_device_lacks_is_the_catalogs(bench):
+    gpus = [GPU, ("n0", "gpu1")]
+    spans = bench.spans([(gpu, rank, 0, "step", 0.0, 20.0) for rank, gpu in enumerate(gpus)])
+    counters = bench.tier("counter", {gpu: {"time_s": TIME_S, "nvlink_tx_bytes": TIME_S + 9.0} for gpu in gpus})
+    for other, peak in (({}, RATED), ({"link_peaks": {"nvlink": 350e9}}, 350e9)):
+        manifests = {"n0": {"devices": {"gpu0": {"link_peaks": {"nvlink": 360e9}}, "gpu1": other}}}
+        assert link_peaks(align({"counter": counters}, spans, manifests), device("h200_sxm"))["nvlink"][0] == peak
+
+
 @pytest.mark.parametrize("sensed", ["h100_nvl", "h100_pcie", "a100_pcie_80gb"])
 def test_a_bridge_is_not_held_against_the_peak_of_pcie(bench, sensed):
     assert "nvlink" not in of(bench, lambda t: np.full(len(t), 60e9), sensed=sensed)

@@ -60,6 +60,7 @@ def test_it_is_over_once_the_share_is_used(make_specs: MakeSpecs) -> None:
     step = race.news()
     assert race.over and race.next(set()) is None and step is not None
     assert step.ending == "its share of repeats is used" and (step.num_repeats, step.most_repeats) == (2, 2)
+    assert race.num_expected(0) == 0
 
 
 def test_a_clear_winner_ends_it_before_it_begins(make_specs: MakeSpecs) -> None:
