@@ -1,15 +1,17 @@
-"""A whole node of four or eight GPUs: the paper's sweep guided and exhaustive, then slots, heat, swing and placement.
+"""A whole node of four or eight GPUs: the paper's sweep guided and exhaustive, then slots, placement, heat and swing.
 
     python benchmarks/whole_node.py sweep --out DIR --minutes 8        # dense and mixture; estimates are written first
-    python benchmarks/whole_node.py slots --out DIR --minutes 8        # arms, turned ranks, layouts, a long full load
+    python benchmarks/whole_node.py slots --out DIR --minutes 8        # arms, turned ranks, layouts
     python benchmarks/whole_node.py place --out DIR --minutes 8        # after slots, with the same --storage
+    python benchmarks/whole_node.py heat --out DIR --minutes 9         # arms at full load, a minute each
     python benchmarks/whole_node.py sweep --out DIR --minutes 8 --go-on sweep.tar slots.tar  # only what is left
     python benchmarks/whole_node.py sweep --out DIR --minutes 8 --cpu                        # a dry run
 
 `sweep` takes Llama-3 70B and Mixtral 8x7B of `search_spaces/paper/parallelism_h200x32.yaml`, cut in depth, over every
 tuple of a node. A guided search proposes some trials of each under a bound on power, which is the median of what is
 estimated; then all others follow. `slots` is one study: the arms of five experiments, a pipeline with its ranks turned
-over all slots, one layer moved off the last stage and one moved to it, and the fastest plan for a minute and a half.
+over all slots, one layer moved off the last stage and one moved to it. `place` asks what pays for the even pipeline and
+for the one with a layer too many on its last stage, and measures it in turn. `heat` runs two pairs of arms, twice.
 
 A trial on eight GPUs takes 18 to 30 s, so that each needs two calls of eight minutes. After every few trials
 DIR/PART.parquet (a row a run) and DIR/PART.tar (the study with its telemetry) are written anew: a call may be cut.
@@ -17,6 +19,7 @@ DIR/PART_estimates.parquet is written before anything starts.
 """
 
 import argparse
+import json
 import sys
 import tarfile
 import time
@@ -32,13 +35,13 @@ import pyarrow.parquet as pq
 from collect_trials import export
 
 from wattune.api.estimates import forecast
-from wattune.api.placement import place, verify
+from wattune.api.placement import place, slot_map, verify
 from wattune.api.runs import run_study
 from wattune.api.spaces import StudyPlan, plan
 from wattune.catalog.hardware import device_of_product
 from wattune.errors import PlanError, WattuneError
 from wattune.orchestrate.events import Event, Listener, TrialEvent
-from wattune.run import Run
+from wattune.run import Run, RunStatus
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.protocol import Problem
 from wattune.search.strategy import STRATEGIES
@@ -48,14 +51,21 @@ from wattune.trial import TrialSpec
 
 POWER: Final = "node_device_power_peak_1s_w"
 GUIDED: Final = 8
-"""Proposals of the guided search, of each model, before all others follow."""
+"""Most proposals of the guided search, of each model, before all others follow; at most half of its plans."""
 
 PACK_EVERY: Final = 6
 """Trials after which results are packed."""
 
-SOAK_S: Final = 90.0
+HEAT_S: Final = 50.0
+"""Seconds of each run of `heat`: more than half of an H200's time constant."""
+
 TINY: Final = {"hidden_size": 64, "ffn_hidden_size": 128, "num_heads": 8, "num_kv_heads": 8, "vocab_size": 256}
 MEASURE: Final = {"warmup_steps": 5, "profile_steps": 0, "timeout_s": 120, "stall_s": 60}
+
+
+def guided(num_plans: int) -> int:
+    """Returns how many of a model's plans the guided search proposes before all others follow."""
+    return min(GUIDED, num_plans // 2)
 
 
 class GuidedFirst:
@@ -74,13 +84,14 @@ class GuidedFirst:
             own = replace(problem, specs=[problem.specs[place] for place in at.tolist()], estimates=found)
             self._models[name] = ModelGuided(own, stops=False)
         self._asked = dict.fromkeys(self._models, 0)
+        self._guided = {name: guided(int((names == name).sum())) for name in self._models}
 
     def ask(self, n: int) -> list[TrialSpec]:
         """Returns up to `n` proposals."""
         asked: list[TrialSpec] = []
-        for most in (GUIDED, len(self._models) * 1000):
+        for most in (self._guided, dict.fromkeys(self._models, 1000)):
             for name, search in self._models.items():
-                new = search.ask(min(n - len(asked), max(0, most - self._asked[name])))
+                new = search.ask(min(n - len(asked), max(0, most[name] - self._asked[name])))
                 self._asked[name] += len(new)
                 asked += new
         return asked
@@ -99,16 +110,19 @@ def tuples(size: int) -> Iterator[tuple[int, int, int]]:
 def sweep(size: int) -> dict[str, Any]:
     """The paper's parallelism sweep on one node: recomputation on, overlap off, balanced routing."""
     dense, mixture = "llama3_70b", "mixtral_8x7b"
+    each_of = (1, 2) if size > 4 else (1, 2, 4)
     spread = [
-        {"model": mixture, "seq_len": 4096, "tp": tp, "pp": pp, "ep": 2**one, "micro_batch_size": 2}
+        {"model": mixture, "seq_len": 4096, "tp": tp, "pp": pp, "ep": 2**one, "micro_batch_size": each}
         for tp, pp, dp in tuples(size)
         if pp <= 2 and tp <= 4 and dp > 1
         for one in range(1, dp.bit_length())
+        for each in each_of
+        if each > 1 or size == 4
     ]
     whole = [
         {"model": dense, "seq_len": 2048, "tp": tp, "pp": pp, "micro_batch_size": each}
         for tp, pp, _ in tuples(size)
-        for each in (1, 2)
+        for each in each_of
     ]
     return {
         "study": "node_sweep",
@@ -116,7 +130,7 @@ def sweep(size: int) -> dict[str, Any]:
             {"name": dense, "num_layers": size, "vocab_size": 32000},
             {"name": mixture, "num_layers": size},
         ],
-        "workload": {"mode": "pretrain", "seq_len": [2048, 4096], "global_batch_size": 2 * size, "routing": "balanced"},
+        "workload": {"mode": "pretrain", "seq_len": [2048, 4096], "global_batch_size": 16, "routing": "balanced"},
         "plans": whole + spread,
         "space": {"recompute": ["full"], "sharding": ["zero1"]},
         "measure": MEASURE | {"min_steps": 3, "min_seconds": 2.5, "reference_every": 9},
@@ -141,10 +155,17 @@ def slots(size: int) -> dict[str, Any]:
             {"micro_batch_size": 1, "sharding": "zero1", "overlap": "grad_param"},
             *({"pp": size, "micro_batch_size": 1, "sharding": "none", **one} for one in pipes),
         ],
-        "measure": MEASURE
-        | {"min_steps": 5, "min_seconds": 4, "repeats": 2, "reference_every": 0}
-        | {"soak_finalists": 1, "soak_seconds": SOAK_S},
+        "measure": MEASURE | {"min_steps": 5, "min_seconds": 4, "repeats": 2, "reference_every": 0},
         "search": {"strategy": "grid"},
+    }
+
+
+def heat(size: int) -> dict[str, Any]:
+    """Overlap and micro-batches at equal work, each run long enough to tell where its temperature settles."""
+    return slots(size) | {
+        "study": "node_heat",
+        "plans": slots(size)["plans"][:4],
+        "measure": MEASURE | {"min_steps": 5, "min_seconds": HEAT_S, "repeats": 2, "reference_every": 0},
     }
 
 
@@ -165,7 +186,6 @@ def shortened(space: dict[str, Any]) -> dict[str, Any]:
     quick = {
         "min_steps": 3,
         "min_seconds": 0.3,
-        "soak_seconds": 3.0,
         "reference_every": min(3, space["measure"]["reference_every"]),
     }
     return space | {
@@ -217,36 +237,52 @@ class Told:
 
 
 def checked_placement(study: Path, out: Path, storage: str) -> None:
-    """Asks where the ranks and layers of the even pipeline should be, and measures that in turn."""
-    specs = (spec for spec, _ in StudyFolder(study).results() if spec.plan.pp > 1)
-    even = next(spec for spec in specs if (spec.plan.layout, spec.plan.rank_order) == ((), "topology"))
-    advice = place(f"{study.name}:{even.trial_id}", storage=storage)
-    said = [
-        f"{one.what} {one.plan.label}: {one.gain_frac:+.4f} ({one.error_frac:.4f}) {one.needs}" for one in advice.moves
-    ]
-    said.append(advice.why)
+    """Asks what pays for the even pipeline, and for one with a layer too many at its end, and measures that in turn."""
+    found_map = slot_map(str(study))
+    text = json.dumps({"slots": found_map.rows, "notes": found_map.notes}, default=float)
+    (out / "map.json").write_text(text + "\n")
+    said = [text]
+    pipes = {
+        spec.plan.layout: spec
+        for spec, run in StudyFolder(study).results()
+        if run.status is RunStatus.COMPLETED and spec.plan.pp > 1 and spec.plan.rank_order == "topology"
+    }
+    for layout, spec in sorted(pipes.items()):
+        if layout and layout[-1] < layout[0]:
+            continue
+        said.append(f"present {spec.label}")
+        part, beside = f"place{len(layout)}", list[Path]()
+
+        def watch(
+            planned: StudyPlan, part: str = part, beside: list[Path] = beside
+        ) -> AbstractContextManager[Listener]:
+            beside.append(study.parent / planned.name)
+            return nullcontext(Told(beside[0], out, part))
+
+        try:
+            advice = place(f"{study.name}:{spec.trial_id}", storage=storage)
+            said += [
+                f"{one.what} {one.plan.label}: {one.gain_frac:+.4f} from {one.low_frac:+.4f} to {one.high_frac:+.4f} "
+                f"P {one.probability:.3f} {one.needs}"
+                for one in advice.moves
+            ]
+            said.append(advice.why)
+            (out / "place.txt").write_text("\n".join(said) + "\n")
+            move, found = verify(advice, storage=storage, watch=watch)
+            said.append(f"measured {move.plan.label}: {found.change_frac} of a step's time")
+            said.append(f"from {found.low_frac} to {found.high_frac}")
+        except PlanError as error:  # nothing pays: the page says so
+            said.append(str(error))
+        if beside:
+            pack(beside[0], out, part)
     print(*said, sep="\n", flush=True)
     (out / "place.txt").write_text("\n".join(said) + "\n")
-    beside: list[Path] = []
-
-    def watch(planned: StudyPlan) -> AbstractContextManager[Listener]:
-        beside.append(study.parent / planned.name)
-        return nullcontext(Told(beside[0], out, "place"))
-
-    move, found = verify(advice, storage=storage, watch=watch)
-    said.append(
-        f"{move.what}: predicted {move.gain_frac:+.4f} of steps/s, measured {found.change_frac} of a step's time"
-    )
-    said.append(f"from {found.low_frac} to {found.high_frac}")
-    print(*said[-2:], sep="\n", flush=True)
-    (out / "place.txt").write_text("\n".join(said) + "\n")
-    pack(beside[0], out, "place")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("sweep", "slots", "place"))
+    parser.add_argument("part", choices=("sweep", "slots", "place", "heat"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--storage", type=Path, help="folder of the studies; DIR/studies unless given")
     parser.add_argument(
@@ -264,10 +300,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.part == "place":
         try:
             checked_placement(storage / "node_slots", given.out, str(storage))
-        except PlanError as error:  # nothing pays: the page says so
-            print(error, flush=True)
+        except WattuneError as error:
+            print(error, file=sys.stderr)
+            return 1
         return 0
-    space = {"sweep": sweep, "slots": slots}[given.part](size) | {"cluster": cluster, "engine": "torch"}
+    space = {"sweep": sweep, "slots": slots, "heat": heat}[given.part](size) | {"cluster": cluster, "engine": "torch"}
     real = space | ({"cluster": f"1x{size} h200_sxm"} if given.cpu else {})
     bound = write_estimates(real, given.out / f"{given.part}_estimates.parquet")
     space["objective"] = "maximize tokens_per_s"
