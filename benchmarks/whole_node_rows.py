@@ -3,10 +3,10 @@
     python benchmarks/whole_node_rows.py --csv benchmarks/results/whole_node.csv
     python benchmarks/whole_node_rows.py --studies DIR      # after new calls of whole_node.py: the table by slot anew
 
-It reads `benchmarks/data/node_sweep.parquet`, `node_slots.parquet`, `slots/node.parquet` and the estimates that
+Of each node it reads `benchmarks/data/node_PART_NODE.parquet`, `slots/node_NODE.parquet` and the estimates that
 `whole_node.py` wrote before it ran anything. Regret is that of the first proposals of each model, against the best of
 all that was measured, at three bounds on the node's power. A verdict on the node is computed by the rule of
-`wattune experiments`, from arms of eight devices; that before is the one of two devices.
+`wattune experiments`, from arms of all its devices; that before is the one of two devices.
 """
 
 import itertools
@@ -21,13 +21,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from harness import Found, Rows, benchmark
-from whole_node import GUIDED, POWER
+from whole_node import POWER, guided
 
 from wattune.analysis.run_data import RunData
 from wattune.api.experiments import find_experiments, judged, measured_effects, results_of
 from wattune.fidelity import FIRST_REFERENCE_REPEAT
 from wattune.metrics import METRICS
-from wattune.ranking.difference import Counted
+from wattune.ranking.difference import Counted, difference
 from wattune.ranking.spreads import Spreads
 from wattune.run import Numbers, Run, RunStatus
 from wattune.storage.study import StudyFolder
@@ -40,14 +40,18 @@ ESTIMATED = ("tokens_per_s", POWER, "device_power_mean_w", "energy_per_token_j",
 BOUNDS = (0.25, 0.5, 0.75)
 """Bounds on the node's power, as quantiles of the dense plans that were measured."""
 
+NODES = ("h200x8", "h200x4")
 ARMS = {
-    "parallelism": ("tp", "pipe"),
-    "traffic": ("tp", "pipe"),
-    "swing": ("tp4", "pipe"),
-    "micro_batch": ("tp", "tp4"),
-    "overlap": ("apart", "overlap"),
+    "slots": {
+        "parallelism": ("tp", "pipe"),
+        "traffic": ("tp", "pipe"),
+        "swing": ("tp4", "pipe"),
+        "micro_batch": ("tp", "tp4"),
+        "overlap": ("apart", "overlap"),
+    },
+    "heat": {"overlap_heat": ("apart", "overlap"), "micro_batch_heat": ("tp", "tp4")},
 }
-"""Arms of eight devices, by the experiment whose claims they are judged by."""
+"""Arms of all devices, by the part and by the experiment whose claims they are judged by."""
 
 
 ENDS = ("effect_log_ratio", "low_log_ratio", "high_log_ratio")
@@ -58,15 +62,16 @@ FIGURES = (
 )  # fmt: skip
 
 
-def add(rows: Rows, case: str, model: str, metric: str, num: int, **figures: float | None) -> None:
+def add(rows: Rows, node: str, case: str, model: str, metric: str, num: int, **figures: float | None) -> None:
     """Adds a row of some figures."""
-    rows.add(case, model, metric, num, *(figures.get(name) for name in FIGURES))
+    rows.add(node, case, model, metric, num, *(figures.get(name) for name in FIGURES))
 
 
-def read(name: str) -> list[tuple[TrialSpec, Run]]:
-    """The completed runs of a table, in the order they ran."""
-    found = []
-    for row in sorted(pq.read_table(DATA / f"{name}.parquet").to_pylist(), key=lambda row: row["start_wall_ns"]):
+def read(node: str, part: str) -> list[tuple[TrialSpec, Run]]:
+    """The completed runs of a table, in the order they ran; none where the node has no such table."""
+    found, path = [], DATA / f"node_{part}_{node}.parquet"
+    table = pq.read_table(path).to_pylist() if path.exists() else []
+    for row in sorted(table, key=lambda row: row["start_wall_ns"]):
         if row["status"] == RunStatus.COMPLETED:
             metrics = {metric: row[metric] for metric in METRICS if row.get(metric) is not None}
             times = {key: row[key] for key in ("trial_id", "repeat", "start_wall_ns", "end_wall_ns")}
@@ -77,11 +82,17 @@ def read(name: str) -> list[tuple[TrialSpec, Run]]:
     return found
 
 
-def errors(rows: Rows) -> None:
+def estimated(node: str, part: str) -> dict[str, dict[str, Any]]:
+    """What was estimated of each plan before anything ran, by trial."""
+    table = pq.read_table(DATA / "estimates" / f"node_{part}_{node}.parquet")
+    return {one["trial_id"]: one for one in table.to_pylist()}
+
+
+def errors(rows: Rows, node: str) -> None:
     """Adds the error of the estimates made before, by model and metric."""
-    for table in ("node_sweep", "node_slots"):
-        estimates = {one["trial_id"]: one for one in pq.read_table(DATA / "estimates" / f"{table}.parquet").to_pylist()}
-        first = {run.trial_id: (spec, run) for spec, run in reversed(read(table))}
+    for part in ("sweep", "slots"):
+        estimates = estimated(node, part)
+        first = {run.trial_id: (spec, run) for spec, run in reversed(read(node, part))}
         for model, metric in itertools.product(dict.fromkeys(s.model.name for s, _ in first.values()), ESTIMATED):
             of = [(run.metrics[metric], estimates[key]) for key, (s, run) in first.items() if s.model.name == model]
             got = np.array([value for value, _ in of])
@@ -96,32 +107,32 @@ def errors(rows: Rows) -> None:
             )
             told = {"error_median_frac": middle, "error_bias_frac": bias, "error_most_frac": most}
             shares = {"inside_frac": float(inside), "pairs_right_frac": float(np.mean(pairs))}
-            add(rows, "estimate", model, metric, len(of), **told, **shares)
+            add(rows, node, "estimate", model, metric, len(of), **told, **shares)
 
 
-def regret(rows: Rows) -> None:
+def regret(rows: Rows, node: str) -> None:
     """Adds the regret of what was known after the guided search's first proposals, at three bounds.
 
     Of plans that no run was left for it adds what the best of them is estimated to gain within the bound.
     """
-    runs = read("node_sweep")
-    estimates = {one["trial_id"]: one for one in pq.read_table(DATA / "estimates" / "node_sweep.parquet").to_pylist()}
+    runs, estimates = read(node, "sweep"), estimated(node, "sweep")
     dense = [run.metrics[POWER] for spec, run in runs if not spec.model.num_experts]
     for model in dict.fromkeys(spec.model.name for spec, _ in runs):
         mine = [run for spec, run in runs if spec.model.name == model]
         known = {run.trial_id: run.metrics for run in reversed(mine)}
         proposed = list(dict.fromkeys(run.trial_id for run in mine if run.repeat < FIRST_REFERENCE_REPEAT))
-        last = next(run.start_wall_ns for run in mine if run.trial_id == proposed[:GUIDED][-1])
-        guided = {run.trial_id for run in mine if run.start_wall_ns <= last}
+        most = guided(sum(one["model"] == model for one in estimates.values()))
+        last = next(run.start_wall_ns for run in mine if run.trial_id == proposed[:most][-1])
+        tried = {run.trial_id for run in mine if run.start_wall_ns <= last}
         left = [one for key, one in estimates.items() if key not in known and one["model"] == model]
         for share in BOUNDS:
             bound = float(np.quantile(dense, share))
             kept = {key: one["tokens_per_s"] for key, one in known.items() if one[POWER] <= bound}
-            best, found = max(kept.values()), max((kept[key] for key in guided if key in kept), default=math.nan)
+            best, found = max(kept.values()), max((kept[key] for key in tried if key in kept), default=math.nan)
             promised = [one["estimate.tokens_per_s"] for one in left if one[f"estimate.{POWER}"] <= bound]
             more = max(promised, default=math.nan) / best - 1
             told = {"bound_w": bound, "regret_frac": 1 - found / best, "left_gain_frac": more}
-            add(rows, "regret", model, "tokens_per_s", len(known), **told)
+            add(rows, node, "regret", model, "tokens_per_s", len(known), **told)
 
 
 def arm_of(spec: TrialSpec) -> str:
@@ -134,28 +145,30 @@ def arm_of(spec: TrialSpec) -> str:
     return "apart" if plan.overlap == "none" else "overlap"
 
 
-def verdicts(rows: Rows) -> Iterator[str]:
+def verdicts(rows: Rows, node: str) -> Iterator[str]:
     """Adds the claims of experiments with arms of the whole node; yields them beside those of two devices."""
-    runs = read("node_slots")
-    spreads, folder = Spreads(runs), ROOT / "experiments"
+    folder = ROOT / "experiments"
     known, before = find_experiments(folder), results_of(folder)
-    for name, arms in ARMS.items():
-        sides = [Counted([run for spec, run in runs if arm_of(spec) == arm], spreads) for arm in arms]
-        effects = measured_effects(*sides)
-        two = {one["metric"]: one["verdict"] for one in before.get(name, {}).get("claims", ())}
-        for metric, expected in known[name]["CLAIMS"].items():
-            effect = effects.get(metric, {"effect": None, "low": None, "high": None, "repeats": 0})
-            told = {"metric": metric, "expected": expected} | effect | judged(expected, effect)
-            yield f"{name} {effect_text(told)}, expected {expected}; two devices: {two.get(metric, 'not run')}"
-            num = sum(len(one.runs) for one in sides)
-            shown = dict(zip(ENDS, (effect["effect"], effect["low"], effect["high"]), strict=True))
-            add(rows, f"verdict {name}: {told['verdict']}", "llama3_8b", metric, num, **shown)
+    for part, experiments in ARMS.items():
+        runs = read(node, part)
+        spreads = Spreads(runs) if runs else None
+        for name, arms in experiments.items() if spreads else ():
+            sides = [Counted([run for spec, run in runs if arm_of(spec) == arm], spreads) for arm in arms]
+            effects = measured_effects(*sides)
+            two = {one["metric"]: one["verdict"] for one in before.get(name, {}).get("claims", ())}
+            for metric, expected in known[name]["CLAIMS"].items():
+                effect = effects.get(metric, {"effect": None, "low": None, "high": None, "repeats": 0})
+                told = {"metric": metric, "expected": expected} | effect | judged(expected, effect)
+                on_two = two.get(metric, "not run")
+                yield f"{node}: {name} {effect_text(told)}, expected {expected}; two devices: {on_two}"
+                num = sum(len(one.runs) for one in sides)
+                shown = dict(zip(ENDS, (effect["effect"], effect["low"], effect["high"]), strict=True))
+                add(rows, node, f"verdict {name}: {told['verdict']}", "llama3_8b", metric, num, **shown)
 
 
-def layouts(rows: Rows) -> None:
+def layouts(rows: Rows, node: str) -> None:
     """Adds the gain of each layout over the even pipeline in every turn, beside the estimate made before."""
-    runs = read("node_slots")
-    estimates = {one["trial_id"]: one for one in pq.read_table(DATA / "estimates" / "node_slots.parquet").to_pylist()}
+    runs, estimates = read(node, "slots"), estimated(node, "slots")
     even = [(run.metrics["step_time_s"], run.trial_id) for spec, run in runs if arm_of(spec) == "pipe"]
     base = np.log([time_s for time_s, _ in even])
     said_s = estimates[even[0][1]]["estimate.step_time_s"]
@@ -165,22 +178,35 @@ def layouts(rows: Rows) -> None:
         reach = 1.96 * float(base.std(ddof=1)) * math.sqrt(1 / len(base) + 1 / len(moved))
         said = math.log(said_s / estimates[moved[0].trial_id]["estimate.step_time_s"])
         told = dict(zip(ENDS, (gain, gain - reach, gain + reach), strict=True)) | {"estimated_log_ratio": said}
-        add(rows, f"layout {label}", "llama3_8b", "steps_per_s", len(base) + len(moved), **told)
+        add(rows, node, f"layout {label}", "llama3_8b", "steps_per_s", len(base) + len(moved), **told)
 
 
-def slots(rows: Rows) -> None:
+def placements(rows: Rows, node: str) -> None:
+    """Adds what `place` said of a pipeline before its move was measured in turn, and what that gave."""
+    runs, path = read(node, "place"), DATA / "slots" / f"said_{node}.parquet"
+    for one in pq.read_table(path).to_pylist() if runs else ():
+        present, moved = ([run for spec, run in runs if spec.trial_id == one[key]] for key in ("present", "moved"))
+        found = difference("step_time_s", *(Counted(side, Spreads(runs)) for side in (present, moved)))
+        assert found is not None
+        ends = [-math.log1p(each) for each in (found.change_frac, found.high_frac, found.low_frac)]
+        told = dict(zip(ENDS, ends, strict=True)) | {"estimated_log_ratio": math.log1p(one["gain_frac"])}
+        case = f"placed {one['label']}, at {one['from']}"
+        add(rows, node, case, "llama3_8b", "steps_per_s", len(present) + len(moved), **told)
+
+
+def slots(rows: Rows, node: str) -> None:
     """Adds means over all runs by slot, and by arm what the node's power did at 20 ms."""
-    table = pq.read_table(DATA / "slots" / "node.parquet").to_pylist()
+    table = pq.read_table(DATA / "slots" / f"node_{node}.parquet").to_pylist()
     warm = float(np.mean([row["temp_max_c"] for row in table]))
     for slot in sorted({row["slot"] for row in table}):
         mine = [row for row in table if row["slot"] == slot]
         names = ("power_mean_w", "temp_max_c", "power_throttle_frac", "thermal_throttle_frac")
         told = {name: float(np.mean([row[name] for row in mine])) for name in names}
-        add(rows, f"slot {slot}", "llama3_8b", "all arms", len(mine), **told, warmer_k=told["temp_max_c"] - warm)
+        add(rows, node, f"slot {slot}", "llama3_8b", "all arms", len(mine), **told, warmer_k=told["temp_max_c"] - warm)
     for arm in dict.fromkeys(row["arm"] for row in table):
         mine = [row for row in table if row["arm"] == arm and row["slot"] == 0]
         told = {name: float(np.mean([row[name] for row in mine])) for name in ("node_swing_std_w", "node_power_max_w")}
-        add(rows, f"swing {arm}", "llama3_8b", "node at 20 ms", len(mine), **told)
+        add(rows, node, f"swing {arm}", "llama3_8b", "node at 20 ms", len(mine), **told)
 
 
 def by_slot(study: Path) -> Iterator[dict[str, Any]]:
@@ -215,7 +241,8 @@ def by_slot(study: Path) -> Iterator[dict[str, Any]]:
 
 def options(parser: ArgumentParser) -> None:
     """Adds the script's own."""
-    parser.add_argument("--studies", type=Path, help="folder with node_slots, as whole_node.py left it")
+    parser.add_argument("--studies", type=Path, help="folder with node_slots and node_heat, as whole_node.py left it")
+    parser.add_argument("--node", choices=NODES, default=NODES[-1], help="the node that ran those studies")
 
 
 @benchmark(
@@ -226,14 +253,18 @@ def options(parser: ArgumentParser) -> None:
 def main(given: Namespace) -> Found:
     """Computes all rows."""
     if given.studies:
-        table = pa.Table.from_pylist([*by_slot(given.studies / "node_slots")])
-        pq.write_table(table, DATA / "slots" / "node.parquet", compression="zstd")
-    rows = Rows("case", "model", "metric", "num_runs", *FIGURES)
-    errors(rows)
-    regret(rows)
-    notes = [*verdicts(rows)]
-    layouts(rows)
-    slots(rows)
+        table = pa.Table.from_pylist(
+            [row | {"part": part} for part in ARMS for row in by_slot(given.studies / f"node_{part}")]
+        )
+        pq.write_table(table, DATA / "slots" / f"node_{given.node}.parquet", compression="zstd")
+    rows, notes = Rows("node", "case", "model", "metric", "num_runs", *FIGURES), list[str]()
+    for node in NODES:
+        errors(rows, node)
+        regret(rows, node)
+        notes += verdicts(rows, node)
+        layouts(rows, node)
+        placements(rows, node)
+        slots(rows, node)
     return Found(rows, notes, missed(rows.objects()))
 
 
@@ -241,7 +272,7 @@ def missed(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Says where a bar is missed."""
     wrong = [r for r in rows if r["metric"] == "tokens_per_s" and (r["error_median_frac"] or 0) > 0.1]
     wrong += [r for r in rows if r["case"] == "regret" and not r["regret_frac"] <= 0.02]
-    return [f"{one['case']} of {one['model']}" for one in wrong]
+    return [f"{one['node']}: {one['case']} of {one['model']}" for one in wrong]
 
 
 if __name__ == "__main__":
