@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -281,6 +282,21 @@ def by_slot(study: Path) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
+def by_second(study: Path) -> pa.Table:
+    """Means of each device over each second of a study, pauses left out, and what its power limit has taken so far."""
+    files = {tier: str(study / f"trials/*/telemetry/*/{tier}.parquet") for tier in ("fast", "slow")}
+    began_ns = f"(SELECT min(wall_ns) FROM '{files['fast']}')"
+    return duckdb.sql(f"""
+        SELECT f.second, f.device, power_w, gpu_temp_c, sm_clock_mhz, throttle_power_ns, throttle_thermal_ns
+        FROM (SELECT (wall_ns - {began_ns}) // 1000000000 AS second, device, avg(power_instant_w) AS power_w,
+                     avg(gpu_temp_c) AS gpu_temp_c, avg(sm_clock_mhz) AS sm_clock_mhz
+              FROM '{files["fast"]}' GROUP BY ALL) f
+        LEFT JOIN (SELECT (wall_ns - {began_ns}) // 1000000000 AS second, device,
+                          max(throttle_power_ns) AS throttle_power_ns, max(throttle_thermal_ns) AS throttle_thermal_ns
+                   FROM '{files["slow"]}' GROUP BY ALL) s USING (second, device)
+        ORDER BY device, second""").to_arrow_table()
+
+
 def options(parser: ArgumentParser) -> None:
     """Adds the script's own."""
     parser.add_argument("--studies", type=Path, help="folder with node_slots and node_heat, as whole_node.py left it")
@@ -299,6 +315,8 @@ def main(given: Namespace) -> Found:
             [row | {"part": part} for part in ARMS for row in by_slot(given.studies / f"node_{part}")]
         )
         pq.write_table(table, DATA / given.node / "by_slot.parquet", compression="zstd")
+        seconds = by_second(given.studies / "node_heat")
+        pq.write_table(seconds, DATA / given.node / "by_second.parquet", compression="zstd")
     rows, notes = Rows("node", "case", "model", "metric", "num_runs", *FIGURES), list[str]()
     for node in NODES:
         errors(rows, node)
