@@ -136,20 +136,23 @@ def _claims(path: Path) -> dict[str, tuple[str, str]]:
     for one in result["claims"]:
         there.append(one["verdict"])
         here.append(judged(one["expected"], one)["verdict"])
-        if rows and one["low"] is not None:
+        if rows and one["high"] is not None:
             kelvin, own = unit_of(one["metric"]) == "degC", dict[str, list[float]]()
             for row in (row for row in rows if row[one["metric"]] is not None):
                 own.setdefault(row["trial_id"], []).append(
                     row[one["metric"]] if kelvin else math.log(row[one["metric"]])
                 )
             a, b = (own[arm] for arm in sorted(own))
-            tested.append((one["low"], fmean(b) - fmean(a), one["high"]))
-            free, ends = len(a) + len(b) - 2, [one["low"], one["high"], one["effect"]]
+            low = -math.inf if one["low"] is None else one["low"]
+            tested.append((low, fmean(b) - fmean(a), one["high"]))
+            free, ends = len(a) + len(b) - 2, [low, one["high"], one["effect"]]
             # About the effect as a log ratio, or as a difference where the metric can be 0.
             about = min(abs(low + high - 2 * effect) for low, high, effect in (ends, map(math.expm1, ends)))
+            if one["low"] is None:  # the difference holds a fall to nothing, which has no logarithm
+                about = 2 * math.expm1(one["effect"]) - math.expm1(one["high"]) + 1.0
             spread = sum((value - fmean(arm)) ** 2 for arm in (a, b) for value in arm) / max(free, 1)
             reach = t_quantile(max(free, 1)) * math.sqrt(spread * (1 / len(a) + 1 / len(b)))
-            if about > 1e-9 or one["high"] - one["low"] < 2 * _LEAST_REACH * reach:
+            if about > 1e-9 or one["high"] - low < 2 * _LEAST_REACH * reach:
                 raise ValueError(f"the interval of {one['metric']} is not that of its runs")
     # The table does not say which arm is the first one, so either may be, for all claims.
     if not any(all(low <= sign * effect <= high for low, effect, high in tested) for sign in (1, -1)):

@@ -205,17 +205,19 @@ def judged(expected: str, effect: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         expected: `higher` or `lower` than no effect, or the `same` within 3 %.
-        effect: `effect` with the ends `low` and `high`, and `repeats` of each arm; 0 is no effect.
+        effect: `effect` with the ends `low` and `high`, and `repeats` of each arm; 0 is no effect. `high` alone is the
+            end of an interval that holds a fall to nothing.
     """
     low, high, middle, repeats = (effect[key] for key in ("low", "high", "effect", "repeats"))
     edges = (-SAME, SAME) if expected == "same" else (0.0,)
-    if low is None:
+    if high is None:
         return {"verdict": "cannot tell", "would_tell": None}
+    low = -math.inf if low is None else low
     if not any(low <= edge <= high for edge in edges):
         agrees = abs(middle) < SAME if expected == "same" else (middle > 0) == (expected == "higher")
         return {"verdict": "agrees" if agrees else "contests", "would_tell": None}
     away = min(abs(middle - edge) for edge in edges)
-    wanted = math.ceil(repeats * ((high - low) / 2 / away) ** 2) if away else 0
+    wanted = math.ceil(repeats * ((high - low) / 2 / away) ** 2) if away and low > -math.inf else 0
     return {"verdict": "cannot tell", "would_tell": max(wanted, repeats + 1) if 0 < wanted <= _MOST_REPEATS else None}
 
 

@@ -17,7 +17,7 @@ def effect_text(claim: Mapping[str, Any]) -> str:
     """Writes an effect with its 95 % interval and verdict: a change in percent, of a temperature in kelvin."""
     effect, low, high = (_shown(claim, key) for key in ("effect", "low", "high"))
     unit = "K" if unit_of(claim["metric"]) == "degC" else "%"
-    within = "untested" if low is None else f"{low:+.1f} to {high:+.1f}"
+    within = "untested" if high is None else f"{-100.0 if low is None else low:+.1f} to {high:+.1f}"
     size = "not measured" if effect is None else f"{effect:+.1f} {unit} ({within})"
     would = f"; {claim['would_tell']} repeats would tell" if claim["would_tell"] else ""
     return f"{claim['metric']} {size}: {claim['verdict']}{would}"

@@ -108,7 +108,7 @@ def test_a_verdict_that_was_typed_is_found_although_checksums_agree(study: bytes
     assert "its runs" in checked(changed(asked, name, **other), tmp_path)["differences"][name]
     claim = json.loads(files_of(asked)[name])["claims"][0]
     near = {"low": claim["effect"] - 0.02, "high": claim["effect"] + 0.02}  # narrower than its runs scatter
-    for edited in (near, {"low": claim["low"] + 0.001}, {"high": claim["high"] * 2}):
+    for edited in (near, {"low": claim["low"] + 0.001}, {"high": claim["high"] * 2}, {"low": None}):
         assert "not that of its runs" in checked(changed(asked, name, **edited), tmp_path)["differences"][name], edited
     told = json.loads(files_of(asked)[name]) | {"hardware": "1x8 h200_sxm"}
     assert "not of 1x8" in checked(forged(asked, **{name: json.dumps(told).encode()}), tmp_path)["differences"][name]

@@ -64,6 +64,11 @@ def test_a_verdict_is_that_of_the_interval():
             assert fewer >= abs(middle) or wanted == repeats + 1, "and fewer would not"
     untested = {"effect": 0.1, "low": None, "high": None, "repeats": 1}
     assert room.judged("higher", untested) == {"verdict": "cannot tell", "would_tell": None}
+    for high, verdict in ((-2.2, "agrees"), (0.1, "cannot tell")):
+        fall = {"effect": -3.7, "low": None, "high": high, "repeats": 2}
+        assert room.judged("lower", fall) == {"verdict": verdict, "would_tell": None}, "it may fall to nothing"
+        text = effect_text({"metric": "nvlink_bytes_per_s"} | fall | room.judged("lower", fall))
+        assert text == f"nvlink_bytes_per_s -97.5 % (-100.0 to {100 * math.expm1(high):+.1f}): {verdict}"
 
 
 def test_each_line_of_the_page_has_its_result_and_each_result_is_computed():
