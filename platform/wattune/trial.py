@@ -84,6 +84,10 @@ class TrialSpec:
     stands_for: "TrialSpec | None" = None
     """The large trial that this small one is a cut of (`wattune.scale_down`); None of a trial that is itself."""
 
+    def __hash__(self) -> int:
+        """Leaves out most of what the trials of a study share: it is asked for tens of thousands of times."""
+        return hash((self.plan, self.workload, self.program, self.engine, self.model.name))
+
     @property
     def trial_id(self) -> str:
         """First 12 hex digits of the SHA-256 of this specification's sorted JSON.

@@ -39,6 +39,7 @@ _DURATION: Final = re.compile(
 _LONGEST_TEXT: Final = 40
 
 
+@collector_paused()
 def frontier(study: AnyStudy, *, vary: str | VariedBound | None = None, storage: str | None = None) -> Frontier:
     """Finds what loosening one bound buys: the best plan at each of its values, and what is only predicted.
 
@@ -63,31 +64,32 @@ def frontier(study: AnyStudy, *, vary: str | VariedBound | None = None, storage:
 
 def price(folder: StudyFolder, planned: StudyPlan, source: Source, varied: VariedBound | None = None) -> Frontier:
     """Finds what loosening a bound of a study buys, from its plan and results that were read already."""
-    planned, results = known_before(planned, folder).planned, source.results
+    known, results = known_before(planned, folder), source.results
+    planned = known.planned
     varied = varied or _usual(planned, results, folder)
     replaced = (one.sensor_gain_frac for one in planned.spec.constraints if varied.replaces(one))
     varied = replace(varied, sensor_gain_frac=max(replaced, default=0.0))
-    known = {name for _, result in completed_pairs(results) for name in result.metrics}
-    if missing := [name for name in varied.at(0.0).missing({}) if name not in known]:
+    measured = {name for _, result in completed_pairs(results) for name in result.metrics}
+    if missing := [name for name in varied.at(0.0).missing({}) if name not in measured]:
         raise PlanError(f"no trial of {folder.path} measured {missing[0]}; vary a bound on a metric that was measured")
     spec = planned.spec
     others = [one for one in spec.constraints if not varied.replaces(one)]
     constraints = (*others, varied.at(varied.values[-1]))
-    model = _model(planned, folder, replace(spec.question, constraints=constraints), results)
+    model = _model(known, folder, replace(spec.question, constraints=constraints), results)
     left = _unmeasured(planned, results)
     predictions = model.predict(left) if left else None
     find = OtherStudies(folder.path.parent, apart_from=folder.name).coefficients
-    with collector_paused():
-        return frontier_of(
-            Posterior(results, spec.question),
-            varied,
-            plans=by_limit(completed_pairs(results), varied, find),
-            unmeasured=None if predictions is None else (left, predictions),
-            num_unmeasured=len(left),
-            unreadable=source.unreadable,
-        )
+    return frontier_of(
+        Posterior(results, spec.question),
+        varied,
+        plans=by_limit(completed_pairs(results), varied, find),
+        unmeasured=None if predictions is None else (left, predictions),
+        num_unmeasured=len(left),
+        unreadable=source.unreadable,
+    )
 
 
+@collector_paused()
 def suggest(study: AnyStudy, *, budget: str | float, storage: str | None = None) -> Suggestions:
     """Finds what to measure next, what it is expected to gain, and which answer it could change.
 
@@ -104,16 +106,16 @@ def suggest(study: AnyStudy, *, budget: str | float, storage: str | None = None)
     budget_s = parse_budget(budget)
     folder = folder_of(study, storage=storage)
     planned, source = measured(folder)
-    planned = known_before(planned, folder).planned
+    known = known_before(planned, folder)
+    planned = known.planned
     spec, pace, results = planned.spec, Pace(), source.results
     for one, result in completed_pairs(results):
         if result.repeat < FIRST_REFERENCE_REPEAT:
             pace.add(one, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S + waited_s(result))
     left = _unmeasured(planned, results)
-    with collector_paused():
-        ranking = replace(rank(results, spec.question), unreadable=source.unreadable)
+    ranking = replace(rank(results, spec.question), unreadable=source.unreadable)
     found = suggest_for(
-        _model(planned, folder, spec.question, results),
+        _model(known, folder, spec.question, results),
         ranking,
         left,
         _timed(pace, spec.measure.min_seconds),
@@ -135,9 +137,9 @@ def over_all_plans(ranking: Ranking, source: Source) -> Ranking:
     if not ranking.feasible or len(source.results) > MOST_TAUGHT:
         return ranking
     with suppress(WattuneError):  # its space may be of another version: what was measured is ranked all the same
-        planned = known_before(measured(folder, source)[0], folder).planned
-        if left := _unmeasured(planned, source.results):
-            model = _model(planned, folder, ranking.question, source.results)
+        known = known_before(measured(folder, source)[0], folder)
+        if left := _unmeasured(known.planned, source.results):
+            model = _model(known, folder, ranking.question, source.results)
             model.lead_by(row.spec for row in ranking.feasible)
             return replace(ranking, better_probability=(model.joint_gain(left) or (0.0, 0.0, None))[2])
     return ranking
@@ -174,11 +176,12 @@ def measured(folder: StudyFolder, source: Source | None = None) -> tuple[StudyPl
 def _unmeasured(planned: StudyPlan, results: Results) -> list[TrialSpec]:
     """Returns the candidates without a full run that ended: what a burst measured is ranked nowhere."""
     tried = {
-        result.trial_id
-        for _, result in results
+        result.trial_id: spec
+        for spec, result in results
         if result.status.is_final and not (is_burst(result) and result.status is RunStatus.COMPLETED)
     }
-    return [one.read_as for one in planned.candidates.specs if one.trial_id not in tried]
+    left = dict.fromkeys(planned.candidates.specs).keys() - tried.values()  # few ids are computed
+    return [one.read_as for one in planned.candidates.specs if one in left and one.trial_id not in tried]
 
 
 def _timed(pace: Pace, least_s: float) -> Callable[[TrialSpec], float]:
@@ -187,11 +190,13 @@ def _timed(pace: Pace, least_s: float) -> Callable[[TrialSpec], float]:
     return lambda spec: found.get(key := workers_of(spec)) or found.setdefault(key, pace.expected_s(spec, least_s))
 
 
-def _model(planned: StudyPlan, folder: StudyFolder, question: Question, results: Results) -> ModelGuided:
+def _model(known: Beforehand, folder: StudyFolder, question: Question, results: Results) -> ModelGuided:
     """Makes `model_guided`'s surrogates, whatever strategy the study has, and tells them every result."""
     # A trial of an earlier space may be none of the candidates now; what it measured still counts.
-    specs = list(dict.fromkeys([*(one.read_as for one in planned.candidates.specs), *(spec for spec, _ in results)]))
-    known = Beforehand(planned, folder.path.parent, specs)
+    planned, candidates = known.planned, known.planned.candidates.specs
+    specs = list(dict.fromkeys([*(one.read_as for one in candidates), *(spec for spec, _ in results)]))
+    if specs != candidates:
+        known = Beforehand(planned, folder.path.parent, specs)
     problem = Problem(
         specs=specs,
         seed=planned.spec.search.seed,

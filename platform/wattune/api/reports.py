@@ -19,6 +19,7 @@ from wattune.storage.study import StudyFolder
 from wattune.view.files import ranking_table
 
 
+@collector_paused()
 def report(
     study: Study | StudyFolder,
     ranking: Ranking | None = None,
@@ -39,6 +40,7 @@ def report(
     return write_report(folder, ranking, _price(folder, ranking, source, known))
 
 
+@collector_paused()
 def figures(study: Study | StudyFolder, folder: str | Path) -> list[Path]:
     """Writes every figure of the study's report as PNG and SVG, and returns their paths.
 
@@ -51,9 +53,8 @@ def figures(study: Study | StudyFolder, folder: str | Path) -> list[Path]:
 
 def _ranked(folder: StudyFolder) -> tuple[Ranking, Source]:
     """Reads a study's results, once for its ranking and its price."""
-    with collector_paused():
-        source = Source.of_folder(folder)
-        return rank_sources([source]), source
+    source = Source.of_folder(folder)
+    return rank_sources([source]), source
 
 
 def _price(

@@ -28,6 +28,7 @@ AnyStudy = Study | StudyFolder | str | Path
 """A study, its name, or its folder."""
 
 
+@collector_paused()
 def rank(
     study: AnyStudy | Sequence[AnyStudy],
     *,
@@ -57,14 +58,13 @@ def rank(
     recordings = [] if tracking_uri else _recordings(wanted, storage, asked.get("where", ()))
     if recordings:
         return rank_sources([Source.of_recordings([run_of(path) for path in recordings])], **asked)
-    with collector_paused():
-        sources = [
-            Source.of_store(tracking_uri, one)
-            if tracking_uri is not None and isinstance(one, str)
-            else Source.of_folder(folder_of(one, storage=storage))
-            for one in wanted
-        ]
-        return rank_sources(sources, **asked)
+    sources = [
+        Source.of_store(tracking_uri, one)
+        if tracking_uri is not None and isinstance(one, str)
+        else Source.of_folder(folder_of(one, storage=storage))
+        for one in wanted
+    ]
+    return rank_sources(sources, **asked)
 
 
 def _recordings(wanted: Sequence[AnyStudy], storage: str | None, where: Sequence[str]) -> list[Path]:

@@ -163,6 +163,10 @@ class ModelSpec:
     source: str = field(default="", compare=False)
     """Origin of the numbers. Models with equal numbers are equal: a study's file keeps the numbers alone."""
 
+    def __hash__(self) -> int:
+        """Takes what tells models apart: trials ask for it tens of thousands of times."""
+        return hash((self.name, self.num_layers, self.hidden_size))
+
     @property
     def is_known(self) -> bool:
         """False where a command trains something that its space does not describe (`OWN_MODEL`)."""

@@ -36,7 +36,6 @@ from wattune.view.comparison import beside_view, comparison_view
 from wattune.view.console import show
 from wattune.view.files import ranking_csv
 from wattune.view.machine import metrics_table
-from wattune.view.plans import fit_view
 from wattune.view.ranking import MOST_ROWS, front_table, ranking_view
 from wattune.view.table import Note
 from wattune.view.times import times_json, times_view
@@ -236,6 +235,8 @@ def fit(
     as_json: JsonOption = False,
 ) -> None:
     """Fits the predictions of `plan --estimate` to measured trials; later plans of the device use them."""
+    from wattune.view.plans import fit_view  # the grammar of spaces with it, which no other command here needs
+
     found = api.fit(study or [], links=links, storage=storage)
     if as_json:
         print_json({"fits": [{**one.model_dump(mode="json"), "path": str(path)} for path, one in found]})

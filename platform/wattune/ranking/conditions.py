@@ -16,11 +16,6 @@ _COUNT: Final = Field(kind=int)
 _NAME: Final = Field(kind=str)
 
 
-def _layout(plan: Plan) -> str:
-    """Returns the layers of each stage as in a plan's label, such as `21-19`."""
-    return "-".join(map(str, plan.layout)) or "even"
-
-
 def _rank_order(plan: Plan) -> str:
     order = plan.rank_order
     return order if isinstance(order, str) else "-".join(map(str, order))
@@ -28,7 +23,7 @@ def _rank_order(plan: Plan) -> str:
 
 _OTHERS: Final[Mapping[str, tuple[Field, Callable[[TrialSpec], int | str]]]] = {
     "dp": (_COUNT, lambda spec: spec.plan.dp(spec.cluster.world_size)),
-    "layout": (_NAME, lambda spec: _layout(spec.plan)),
+    "layout": (_NAME, lambda spec: "-".join(map(str, spec.plan.layout)) or "even"),
     "rank_order": (_NAME, lambda spec: _rank_order(spec.plan)),
     "engine": (Field(kind=str, choices=tuple(CAPABILITIES)), lambda spec: spec.engine),
     "model": (_NAME, lambda spec: spec.model.name),

@@ -1,7 +1,7 @@
 """Plans at limits of power: measured where they ran so, else their nearest run read as that limit by estimates."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -44,34 +44,41 @@ def by_limit(pairs: Results, varied: VariedBound, find: Find) -> list[LimitRows]
         if not is_command(spec) and all(run.metrics.get(name) for name in FIGURES):
             groups[replace(spec, plan=replace(spec.plan, power_limit_w=None))].append((spec, run))
 
-    def fastest(base: TrialSpec) -> float:
-        near = min((one for one, _ in groups[base]), key=lambda one: abs(limit_of(one) - varied.values[-1]))
-        if limit_of(near) == varied.values[-1]:  # measured there: no estimate is needed
-            return float(np.mean([run.metrics["tokens_per_s"] for one, run in groups[base] if one == near]))
-        return float(_of_plan(base, groups[base], varied.values[-1:], find)[0]["tokens_per_s"]["value"])
+    top_w = varied.values[-1]
+    there = {base: _nearest(ran, top_w) for base, ran in groups.items()}
+    left = {base: ran for base, ran in groups.items() if limit_of(there[base]) != top_w}
+    speeds = {base: rows[0]["tokens_per_s"]["value"] for base, rows in _of_plans(left, [top_w], find).items()}
+    for base in groups.keys() - left.keys():  # measured there: no estimate is needed
+        speeds[base] = float(np.mean([run.metrics["tokens_per_s"] for one, run in groups[base] if one == there[base]]))
+    first = sorted(groups, key=speeds.__getitem__, reverse=True)[:5]
+    return [_of_plans({base: groups[base]}, varied.values, find)[base] for base in first]
 
-    first = sorted(groups, key=fastest, reverse=True)[:5]
-    return [_of_plan(base, groups[base], varied.values, find) for base in first]
+
+def _nearest(ran: Results, limit_w: float) -> TrialSpec:
+    return min((one for one, _ in ran), key=lambda one: abs(limit_of(one) - limit_w))
 
 
-def _of_plan(base: TrialSpec, ran: Results, values_w: Sequence[float], find: Find) -> LimitRows:
-    asked = [replace(base, plan=replace(base.plan, power_limit_w=round(value))) for value in values_w]
-    nearest = [min((one for one, _ in ran), key=lambda one: abs(limit_of(one) - value)) for value in values_w]
-    columns = estimate([*asked, *nearest], find).columns
-    rows: LimitRows = []
-    for place, (value, near) in enumerate(zip(values_w, nearest, strict=True)):
-        row: dict[str, Any] = {"plan": base.label, "job": base.model.name, "limit_w": value}
-        row |= {"num_devices": base.cluster.world_size, "measured": limit_of(near) == value}
-        for name in FIGURES:
-            got = float(np.mean([run.metrics[name] for one, run in ran if one == near]))
-            at, by = columns[name].value[[place, len(asked) + place]]
-            off = 100 * LIMIT_ERROR * abs(np.log(at / by))
-            read = read_as(got, by, at, measured_log_std=0.0, distance_percent=off)
-            ends = {end: float(getattr(read, end)[0]) for end in ("value", "low", "high")}
-            row[name] = dict.fromkeys(ends, got) if row["measured"] else ends
-        gain = row["tokens_per_s"]["value"] / rows[-1]["tokens_per_s"]["value"] - 1 if rows else None
-        rows.append(row | {"buys_frac": gain})
-    return rows
+def _of_plans(groups: Mapping[TrialSpec, Results], values_w: Sequence[float], find: Find) -> dict[TrialSpec, LimitRows]:
+    """Reads plans, each with what ran of it, at each limit. They are estimated at once."""
+    asked = [replace(base, plan=replace(base.plan, power_limit_w=round(one))) for base in groups for one in values_w]
+    nearest = [_nearest(ran, value) for ran in groups.values() for value in values_w]
+    columns, found = estimate([*asked, *nearest], find).columns, dict[TrialSpec, LimitRows]()
+    for number, (base, ran) in enumerate(groups.items()):
+        rows = found[base] = []
+        for place, value in enumerate(values_w, number * len(values_w)):
+            near = nearest[place]
+            row: dict[str, Any] = {"plan": base.label, "job": base.model.name, "limit_w": value}
+            row |= {"num_devices": base.cluster.world_size, "measured": limit_of(near) == value}
+            for name in FIGURES:
+                got = float(np.mean([run.metrics[name] for one, run in ran if one == near]))
+                at, by = columns[name].value[[place, len(asked) + place]]
+                off = 100 * LIMIT_ERROR * abs(np.log(at / by))
+                read = read_as(got, by, at, measured_log_std=0.0, distance_percent=off)
+                ends = {end: float(getattr(read, end)[0]) for end in ("value", "low", "high")}
+                row[name] = dict.fromkeys(ends, got) if row["measured"] else ends
+            gain = row["tokens_per_s"]["value"] / rows[-1]["tokens_per_s"]["value"] - 1 if rows else None
+            rows.append(row | {"buys_frac": gain})
+    return found
 
 
 def split(plans: Sequence[LimitRows]) -> LimitRows:

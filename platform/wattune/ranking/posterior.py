@@ -65,7 +65,7 @@ class Posterior:
 
     def _forget(self, trials: Iterable[str]) -> None:
         """Forgets what followed from results so far; of a trial's own figures, only those of some."""
-        for name in ("rows", "standings", "front"):
+        for name in ("rows", "standings", "front", "_figures"):
             self.__dict__.pop(name, None)
         self._seen: dict[str, RankedTrial] = {}
         self._changed = dict.fromkeys(trials)
@@ -96,6 +96,8 @@ class Posterior:
         other.question, other.results, other.spreads = question, self.results, self.spreads
         other._trials = self._trials
         other._forget(self._trials)
+        if question.objective == self.question.objective:
+            other.__dict__["_figures"] = self._figures
         if tighter:
             other._hopeless, other._num_looked = set(self._hopeless), self._num_looked
         return other
@@ -115,7 +117,7 @@ class Posterior:
     @cached_property
     def front(self) -> Standings:
         """The same without what is behind: trials that lead in no draw are not assessed."""
-        found = self._figures()
+        found = self._figures
         if found is None:
             return standings((), self.question)
         if any(result.reading_errors for _, result in self.results[:1]):
@@ -140,8 +142,7 @@ class Posterior:
 
     def best_first(self) -> Iterator[RankedTrial]:
         """Assesses trials one after another, the best figure first, without those that surely break a bound."""
-        found = self._figures()
-        if found is not None:
+        if (found := self._figures) is not None:
             names, one, _ = found
             for _, row in self._hopeful(names, np.argsort(-one.mean, kind="stable")):
                 yield row
@@ -165,6 +166,7 @@ class Posterior:
                 else:
                     self._hopeless.add(names[place])
 
+    @cached_property
     def _figures(self) -> tuple[list[str], Standing, Floats] | None:
         """Returns the trials that have a figure of the objective, all on one scale, and their headroom."""
         metric = self.question.objective.metric

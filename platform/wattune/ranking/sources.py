@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TypedDict, Unpack
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from wattune.errors import PlanError, SpaceError
 from wattune.fidelity import is_burst
@@ -54,7 +53,8 @@ class Source:
         """Reads a study's folder."""
         document, (results, unreadable) = study.document(), study.finished()
         objective, constraints = document.get("objective"), document.get("constraints", [])
-        if not isinstance(objective, str | None) or not _is_texts(constraints):
+        texts = isinstance(constraints, list) and all(isinstance(one, str) for one in constraints)
+        if not isinstance(objective, str | None) or not texts:
             raise PlanError(f"{study.path / 'study.yaml'}: objective and constraints are not texts; restore it")
         candidates = None
         try:
@@ -193,15 +193,15 @@ def rank_sources(sources: Sequence[Source], **asked: Unpack[Asked]) -> Ranking:
 def _candidates(study: StudyFolder) -> frozenset[str] | None:
     """Reads the ids of the trials of a study's space; None before they were written.
 
-    A million combinations may be rejected, so two columns are read and no rows are made. Raises `PlanError` where the
-    file is not such a table, or does not agree with its digest.
+    A million combinations may be rejected, so two columns are read and no rows are made; Arrow's own filter would load
+    pandas. Raises `PlanError` where the file is not such a table, or does not agree with its digest.
     """
     table = candidates_table(study.path, "status", "trial_id")
     if table is None:
         return None
     try:
-        kept = table.filter(pc.equal(table["status"], "kept"))
-        return frozenset(kept["trial_id"].to_pylist())
+        pairs = zip(table["status"].to_pylist(), table["trial_id"].to_pylist(), strict=True)
+        return frozenset(trial_id for status, trial_id in pairs if status == "kept")
     except (KeyError, pa.ArrowException) as error:
         path = study.path / CANDIDATES
         raise PlanError(f"{path}: {error}; `wattune run` of the space writes it anew") from error
@@ -230,10 +230,6 @@ def _share(source: Source) -> SpaceShare:
         num_failed=len(failed),
         num_burst=len(known & {result.trial_id for result in completed} - measured - failed),
     )
-
-
-def _is_texts(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
 def _agreed(what: str, said: Sequence[tuple[str, str]]) -> str:

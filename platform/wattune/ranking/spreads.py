@@ -102,6 +102,8 @@ class Fitted:
 
     scatter: Scatter
     error: Floats
+    means: Floats
+    """Mean of each number's runs, as they were measured."""
     number: Mapping[tuple[str, bool], int]
     """Number of a trial by its id, and true for its long runs."""
     node_sets: tuple[str, ...]
@@ -194,7 +196,11 @@ class Spreads:
         runs = (result for _, result in results if _is_whole(result))
         # In an order that does not depend on how they were read.
         self._runs = sorted(runs, key=lambda run: (run.trial_id, run.repeat))
-        self._known: dict[str, _Columns] = {}
+        self._known: dict[str, tuple[int, Fitted | None]] = {}
+        self._numbers: dict[tuple[str, bool], int] = {}
+        self._node_sets: dict[str, int] = {}
+        self._trials: dict[str, int] = {}
+        self._data = array("d")
 
     def add(self, run: Run) -> None:
         """Adds a run that ended: models that are asked for again take it in, and nothing that came before it."""
@@ -203,15 +209,84 @@ class Spreads:
 
     def fitted(self, metric: str) -> Fitted | None:
         """Returns the model of a metric, None if no run measured it."""
-        known = self._known.get(metric) or self._known.setdefault(metric, _Columns(metric))
-        return known.fitted(self._runs)
+        seen, found = self._known.get(metric, (0, None))
+        if seen < len(self._runs):
+            found = self._fitted(metric) if any(metric in run.metrics for run in self._runs[seen:]) else found
+            self._known[metric] = len(self._runs), found
+        return found
 
     def figures(self, metric: str) -> Floats:
         """Returns the mean of each number's runs as `middle` has it: [trials], in the metric's unit."""
         fitted = self.fitted(metric)
         assert fitted is not None, "a metric that was measured"
-        change, raw = fitted.scatter.mean - fitted.scatter.raw_mean, self._known[metric].means()
+        change, raw = fitted.scatter.mean - fitted.scatter.raw_mean, fitted.means
         return raw * np.exp(np.minimum(change, MOST_LOG)) if fitted.logarithmic else raw + change
+
+    def _fitted(self, metric: str) -> Fitted:
+        """Fits the model of a metric that was measured."""
+        own = [(place, run.metrics) for place, run in enumerate(self._runs) if metric in run.metrics]
+        steps, value = _UNCERTAINTIES.get(metric, ""), np.array([metrics[metric] for _, metrics in own])
+        within = np.array([metrics.get(steps, 0.0) for _, metrics in own]) / NORMAL_95
+        number, node_set, trial, time_s, frac, measured = self._columns([place for place, _ in own])
+        number, node_set, trial = number.astype(np.intp), node_set.astype(np.intp), trial.astype(np.intp)
+        numbers: Mapping[tuple[str, bool], int] = self._numbers
+        if len(own) < len(self._runs):  # numbers without a gap, by the first run of each
+            keys, (old, first, which) = [*numbers], np.unique(number, return_index=True, return_inverse=True)
+            order = np.argsort(first)
+            number = np.argsort(order)[which]
+            numbers = {keys[key]: place for place, key in enumerate(old[order].tolist())}
+        names = [*self._node_sets]
+        node_sets = tuple(sorted(names[each] for each in np.unique(node_set).tolist()))
+        place = np.array([node_sets.index(name) if name in node_sets else -1 for name in names], np.intp)
+        if (time_s > 0).any():
+            time_s[time_s <= 0] = time_s[time_s > 0].mean()  # a run at an unknown time has no part in the drift
+        described = METRICS[metric]
+        logarithmic = described.group in _LOGARITHMIC and float(value.min()) > 0.0
+        latest = max((self._runs[place] for place, _ in own), key=lambda run: run.start_wall_ns)
+        prior = _expected(latest, described.group) if logarithmic and measured.all() else PRIOR
+        num_host_bound, wider = 0, np.zeros(len(value))
+        if described.group in HOST_SPREAD and metric != _WITHOUT_HOST:
+            # A run whose profiled pass failed waits for its host as the others of its trial do.
+            known = ~np.isnan(frac)
+            of_trial = np.bincount(trial, np.where(known, frac, 0.0)) / np.maximum(np.bincount(trial, known), 1.0)
+            shares = np.clip((of_trial - HOST_BOUND_FRAC) / (_ALL_HOST_FRAC - HOST_BOUND_FRAC), 0.0, 1.0)
+            wider, num_host_bound = HOST_SPREAD[described.group] * shares[trial], int((shares > 0).sum())
+        typical = _TYPICAL_TEMPERATURE_C if described.unit == _DEGREES else float(np.abs(value).mean()) or 1.0
+        found = fit(
+            Runs(
+                value=value,
+                trial=number,
+                node_set=place[node_set],
+                time_s=time_s,
+                within=within if logarithmic else within * np.abs(value),
+                wider=wider if logarithmic else wider * np.abs(value),
+                typical=None if logarithmic else typical,
+                resolution=resolution(metric),
+            ),
+            prior,
+        )
+        num_zeros = 0 if value.any() else len(value)
+        means = np.bincount(number, value) / np.bincount(number)
+        error = found.standard_error()
+        return Fitted(found, error, means, numbers, node_sets, num_zeros, num_host_bound, described.group, prior)
+
+    def _columns(self, places: Sequence[int]) -> Floats:
+        """Returns what all metrics share of some runs: number, node set, trial, start, share of waits, 1 if measured.
+
+        The share is NaN where it is not known. A run that is added costs no look at those before it.
+        """
+        for run in self._runs[len(self._data) // 6 :]:
+            frac = run.metrics.get("host_bound_frac", math.nan)
+            own = (
+                self._numbers.setdefault((run.trial_id, is_soak(run)), len(self._numbers)),
+                self._node_sets.setdefault(run.tags.get("nodes", ""), len(self._node_sets)),
+                self._trials.setdefault(run.trial_id, len(self._trials)),
+                run.start_wall_ns / NS_PER_S,
+                frac if math.isfinite(frac) else math.nan,
+                _is_measured(run),
+            )
+            self._data.extend(own)
+        return np.array(self._data).reshape(-1, 6)[places].T.copy()
 
     def placed(self, counted: Sequence[Run], metric: str) -> tuple[Fitted, int] | None:
         """Returns a metric's model and the trial's number in it, None if one of its repeats did not measure it."""
@@ -226,10 +301,23 @@ class Spreads:
         fitted = self.fitted(metric)
         return None if fitted is None or not is_measured else (fitted, fitted.number[counted[0].trial_id, soaks])
 
-    def middle(self, counted: Sequence[Run], metric: str) -> float | None:
-        """Computes the middle of `interval` alone, in a fraction of its time: tables of all trials need no more."""
-        placed = self.placed(counted, metric)
-        return None if placed is None else _middle(*placed, measuring(counted, metric), metric)
+    def middles(self, each: Sequence[Sequence[Run]], metric: str) -> list[float | None]:
+        """Computes the middle of `interval` alone, of all repeats of many trials: tables need no more."""
+        if (fitted := self.fitted(metric)) is None:
+            return [None] * len(each)
+        found = fitted.scatter
+        changes: list[float] = (found.mean - found.raw_mean).tolist()
+        pairs = zip(fitted.means.tolist(), changes, strict=True)
+        values = [mean * factor(change) if fitted.logarithmic else mean + change for mean, change in pairs]
+        of_one = dict(zip(fitted.number, values, strict=False))  # later runs may have new numbers
+
+        def middle(counted: Sequence[Run]) -> float | None:
+            if len(counted) == 1:
+                return of_one.get((counted[0].trial_id, is_soak(counted[0])))
+            placed = self.placed(counted, metric)
+            return None if placed is None else _middle(*placed, measuring(counted, metric), metric)
+
+        return list(map(middle, each))
 
     def interval(self, counted: Sequence[Run], metric: str) -> Interval | None:
         """Computes a metric over completed repeats of one trial, None if one of them did not measure it.
@@ -401,91 +489,3 @@ def _mean(runs: Sequence[Run], metric: str) -> float:
 
 def _is_whole(run: Run) -> bool:
     return run.status is RunStatus.COMPLETED and not is_burst(run)
-
-
-class _Columns:
-    """Runs of one metric as columns that grow: a run that is added costs no look at those before it."""
-
-    def __init__(self, metric: str) -> None:
-        self._metric, self._steps = metric, _UNCERTAINTIES.get(metric, "")
-        self._number: dict[tuple[str, bool], int] = {}
-        self._node_sets: dict[str, int] = {}
-        self._trials: dict[str, int] = {}
-        self._data = array("d")
-        """Of each run: number, node set, trial, start, value, error within it, share of waiting for the host or NaN."""
-        self._num_seen, self._are_measured = 0, True
-        self._latest = Run(trial_id="", repeat=0, status=RunStatus.INVALID, start_wall_ns=-1)
-        self._found: Fitted | None = None
-
-    def fitted(self, runs: Sequence[Run]) -> Fitted | None:
-        """Takes in what is new in a list of runs; returns the model of all, None without any."""
-        if len(runs) == self._num_seen:
-            return self._found
-        before = len(self._data)
-        for run in runs[self._num_seen :]:
-            self._add(run)
-        self._num_seen = len(runs)
-        self._found = self._fitted() if len(self._data) > before else self._found
-        return self._found
-
-    def means(self) -> Floats:
-        """Returns the mean of each number's runs."""
-        number, _, _, _, value, _, _ = self._columns()
-        return np.asarray(np.bincount(number.astype(np.intp), value) / np.bincount(number.astype(np.intp)))
-
-    def _columns(self) -> Floats:
-        return np.array(self._data).reshape(-1, 7).T.copy()
-
-    def _add(self, run: Run) -> None:
-        if self._metric not in (metrics := run.metrics):
-            return
-        frac = metrics.get("host_bound_frac", math.nan)
-        values = (
-            self._number.setdefault((run.trial_id, is_soak(run)), len(self._number)),
-            self._node_sets.setdefault(run.tags.get("nodes", ""), len(self._node_sets)),
-            self._trials.setdefault(run.trial_id, len(self._trials)),
-            run.start_wall_ns / NS_PER_S,
-            metrics[self._metric],
-            metrics.get(self._steps, 0.0) / NORMAL_95,
-            frac if math.isfinite(frac) else math.nan,
-        )
-        self._data.extend(values)
-        self._are_measured = self._are_measured and _is_measured(run)
-        self._latest = run if run.start_wall_ns > self._latest.start_wall_ns else self._latest
-
-    def _fitted(self) -> Fitted:
-        """Fits the model."""
-        number, node_set, trial, time_s, value, within, frac = self._columns()
-        number, node_set, trial = number.astype(np.intp), node_set.astype(np.intp), trial.astype(np.intp)
-        node_sets = tuple(sorted(self._node_sets))
-        place = np.array([node_sets.index(name) for name in self._node_sets], np.intp)
-        if (time_s > 0).any():
-            time_s[time_s <= 0] = time_s[time_s > 0].mean()  # a run at an unknown time has no part in the drift
-        described = METRICS[self._metric]
-        logarithmic = described.group in _LOGARITHMIC and float(value.min()) > 0.0
-        prior = _expected(self._latest, described.group) if logarithmic and self._are_measured else PRIOR
-        num_host_bound, wider = 0, np.zeros(len(value))
-        if described.group in HOST_SPREAD and self._metric != _WITHOUT_HOST:
-            # A run whose profiled pass failed waits for its host as the others of its trial do.
-            known = ~np.isnan(frac)
-            of_trial = np.bincount(trial, np.where(known, frac, 0.0)) / np.maximum(np.bincount(trial, known), 1.0)
-            shares = np.clip((of_trial - HOST_BOUND_FRAC) / (_ALL_HOST_FRAC - HOST_BOUND_FRAC), 0.0, 1.0)
-            wider, num_host_bound = HOST_SPREAD[described.group] * shares[trial], int((shares > 0).sum())
-        typical = _TYPICAL_TEMPERATURE_C if described.unit == _DEGREES else float(np.abs(value).mean()) or 1.0
-        found = fit(
-            Runs(
-                value=value,
-                trial=number,
-                node_set=place[node_set],
-                time_s=time_s,
-                within=within if logarithmic else within * np.abs(value),
-                wider=wider if logarithmic else wider * np.abs(value),
-                typical=None if logarithmic else typical,
-                resolution=resolution(self._metric),
-            ),
-            prior,
-        )
-        num_zeros = 0 if value.any() else len(value)
-        return Fitted(
-            found, found.standard_error(), self._number, node_sets, num_zeros, num_host_bound, described.group, prior
-        )

@@ -47,11 +47,11 @@ class Suggestion:
     spec: TrialSpec
     expected_s: float
     """Expected seconds from build to end, by trials for the same workers."""
-    gain_frac: float | None
+    gain_frac: float | None = None
     """Expected improvement of the best feasible plan, as a fraction; None where it is not known."""
-    feasible_probability: float | None
+    feasible_probability: float | None = None
     """Of a new plan, that it completes and holds every bound. Of a repeat, that repeats without end show so."""
-    predicted: Prediction | None
+    predicted: Prediction | None = None
     """Of a new plan; None of a repeat, whose figures are measured, and while nothing can be predicted."""
     changes: str
     """The answer that it could change."""
@@ -248,27 +248,16 @@ def _undecided(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> li
             for one in row.undecided
         )
         leads = "" if ahead is None else f"; then it leads by {ahead:.1%}"
-        gain = None if ahead is None else ahead * probability
-        found.append(_repeat(row, expected_s, f"whether it holds {open_ones}{leads}", gain, probability))
+        suggestion = Suggestion(
+            kind="repeat",
+            spec=row.spec,
+            expected_s=expected_s(row.spec),
+            gain_frac=None if ahead is None else ahead * probability,
+            feasible_probability=probability,
+            changes=f"whether it holds {open_ones}{leads}",
+        )
+        found.append(suggestion)
     return found
-
-
-def _repeat(
-    row: RankedTrial,
-    expected_s: Callable[[TrialSpec], float],
-    changes: str,
-    gain_frac: float | None = None,
-    probability: float | None = None,
-) -> Suggestion:
-    return Suggestion(
-        kind="repeat",
-        spec=row.spec,
-        expected_s=expected_s(row.spec),
-        gain_frac=gain_frac,
-        feasible_probability=probability,
-        predicted=None,
-        changes=changes,
-    )
 
 
 def _untold(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> list[Suggestion]:
@@ -280,4 +269,4 @@ def _untold(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> list[
     text = f"whether {ranking.name_of(first)} or {ranking.name_of(second)} is best: P(best) " + " against ".join(
         format_probability(row.best_probability or 0.0) for row in rows
     )
-    return [_repeat(row, expected_s, text) for row in rows]
+    return [Suggestion(kind="repeat", spec=row.spec, expected_s=expected_s(row.spec), changes=text) for row in rows]

@@ -28,10 +28,6 @@ def coverage_of(ranking: Ranking, candidates: Sequence[Mapping[str, Any]]) -> Co
     return found + Counter(row["status"] for row in candidates)
 
 
-def _are(count: int) -> str:
-    return " is" if count == 1 else "s are"
-
-
 def coverage_section(ranking: Ranking, candidates: Sequence[Mapping[str, Any]]) -> Html:
     """Shows how many trials have each verdict, and what was measured and what was not, of how many."""
     figures = [(str(verdict), len(getattr(ranking, verdict))) for verdict in Verdict]
@@ -50,7 +46,7 @@ def coverage_section(ranking: Ranking, candidates: Sequence[Mapping[str, Any]]) 
         if found[name]
     ]
     lines = [f"Not measured: {', '.join(said) or 'none'}."]
-    before = [f"{rejected:,} combination{_are(rejected)} rejected by rules"] if rejected else []
+    before = [f"{rejected:,} combination{' is' if rejected == 1 else 's are'} rejected by rules"] if rejected else []
     if equivalent:
         before.append(f"{equivalent:,} {'does' if equivalent == 1 else 'do'} the same work as one of these trials")
     if before:

@@ -56,7 +56,7 @@ def placed(
     filled = list(taken)
     sides = []
     for number, ((x, y), text) in enumerate(zip(points, texts, strict=True)):
-        others = [*filled, *boxes[:number], *boxes[number + 1 :]]
+        others = [*filled, *boxes[:number], *boxes[number + 1 :]] if text else []
         free: list[tuple[int, int, str, Box]] = []
         for side, across, down in _SIDES if text else ():
             box = _box(x, y, wide[number] * len(text), reaches[number], across, down)

@@ -225,10 +225,11 @@ def _place_names(figure: go.Figure, bounds: Sequence[str], plot_px: tuple[float,
         for index, text in enumerate(trace.text or ())
     ]
     named.sort(key=lambda one: (one[0], -one[1], one[2]))
+    each = [(trace.x, trace.y, trace.marker.size) for trace in figure.data]  # plotly looks for each attribute anew
     spots = [
         (
-            width * (figure.data[number].x[index] - low_x) / (high_x - low_x),
-            height * (high_y - figure.data[number].y[index]) / (high_y - low_y),
+            width * (each[number][0][index] - low_x) / (high_x - low_x),
+            height * (high_y - each[number][1][index]) / (high_y - low_y),
         )
         for _, number, index, _ in named
     ]
@@ -257,7 +258,7 @@ def _place_names(figure: go.Figure, bounds: Sequence[str], plot_px: tuple[float,
         avoided=avoided,
         bold=[text.startswith("<b>") for *_, text in named],
         # As plotly places a name: beyond the marker's edge and its line.
-        reaches=[figure.data[number].marker.size[index] / 1.6 + 1 for _, number, index, _ in named],
+        reaches=[each[number][2][index] / 1.6 + 1 for _, number, index, _ in named],
     )
     shown = {(number, index): side for (_, number, index, _), side in zip(named, sides, strict=True)}
     for number, trace in enumerate(figure.data):

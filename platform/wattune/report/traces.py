@@ -9,7 +9,6 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from wattune.arrays import Floats
-from wattune.objective import Constraint
 from wattune.ranking.assessment import RankedTrial, Verdict
 from wattune.ranking.evidence import Evidence
 from wattune.ranking.order import Ranking
@@ -78,7 +77,8 @@ def power(
 
 def _bounds(ranking: Ranking, limits: Mapping[str, float]) -> list[tuple[float, str]]:
     """Returns watts and text of every bound on node power, the hard limit last."""
-    found = [(bound.factor, str(bound)) for bound in ranking.constraints if _bounds_node_power(bound)]
+    own = [bound for bound in ranking.constraints if bound.limit_metric is None]
+    found = [(bound.factor, str(bound)) for bound in own if bound.metric.startswith("node_device_power_")]
     return found + ([(limits[_LIMIT], f"hard limit, {_LIMIT} {limits[_LIMIT]:g}")] if _LIMIT in limits else [])
 
 
@@ -179,7 +179,3 @@ def _joined(excursions: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]
         else:
             joined.append((start_s, end_s))
     return joined
-
-
-def _bounds_node_power(bound: Constraint) -> bool:
-    return bound.metric.startswith("node_device_power_") and bound.limit_metric is None

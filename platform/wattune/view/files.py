@@ -1,6 +1,7 @@
 """Results as flat tables, one figure a cell: a ranking with a row a trial, and a study with a row a repeat."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -62,13 +63,18 @@ def ranking_columns(ranking: Ranking) -> list[Column]:
     """Returns the columns of a ranking. None is nested but `layout`, and each metric has a column."""
     rows, objective = ranking.trials, ranking.objective.metric
     counted = {id(row): row.counted for row in rows}
-    measured = measured_metrics(ranking)
+    studies = {id(row.spreads): row.spreads for row in rows}
 
     def spec_of(row: RankedTrial) -> TrialSpec:
         return row.spec
 
-    def middle(row: RankedTrial, name: str) -> float | None:
-        return row.spreads.middle(counted[id(row)], name) if name in measured else None
+    @lru_cache(maxsize=1)  # a table is read column by column
+    def middles(name: str) -> dict[int, float | None]:
+        found: dict[int, float | None] = {}
+        for spreads in studies.values():
+            own = [id(row) for row in rows if row.spreads is spreads]
+            found |= zip(own, spreads.middles([counted[one] for one in own], name), strict=True)
+        return found
 
     def known(read: Callable[[Any], Any]) -> Callable[[RankedTrial], Any]:
         return lambda row: read(row.spec.model) if row.spec.model.is_known else None
@@ -103,7 +109,7 @@ def ranking_columns(ranking: Ranking) -> list[Column]:
         Column(f"{objective} high", interval(lambda one: one.high), objective),
         Column(f"{objective} interval", interval(lambda one: one.method)),
         Column(f"{objective} runs", interval(lambda one: one.num_runs), kind="count"),
-        *columns_of({name: name for name in METRICS}, middle),
+        *columns_of({name: name for name in METRICS}, lambda row, name: middles(name)[id(row)]),
         *(column for bound in ranking.constraints for column in margins(bound)),
         Column("quality", lambda row: row.quality),
         Column("simulated", lambda row: row.simulated, kind="flag"),
@@ -120,11 +126,6 @@ def _place_columns(spec_of: Callable[[Any], TrialSpec]) -> list[Column]:
         Column("engine", lambda row: spec_of(row).engine),
         Column("dp", lambda row: spec_of(row).plan.dp(spec_of(row).cluster.world_size), kind="count"),
     ]
-
-
-def measured_metrics(ranking: Ranking) -> set[str]:
-    """Returns the metrics that any repeat measured."""
-    return {name for row in ranking.trials for one in row.counted for name in one.metrics}
 
 
 def ranking_table(ranking: Ranking) -> pa.Table:
@@ -151,7 +152,7 @@ def ranking_csv(ranking: Ranking) -> str:
     Its columns are those of `ranking_table`, without metrics that no trial measured. A cell is empty where the table
     is null.
     """
-    measured = measured_metrics(ranking)
+    measured = {name for row in ranking.trials for one in row.counted for name in one.metrics}
     columns = [one for one in ranking_columns(ranking) if one.name not in METRICS or one.name in measured]
     lost = [{"verdict": "unreadable", "trial_id": name, "reason": why} for name, why in ranking.unreadable.items()]
     return csv_text(arrow(columns, ranking.trials), lost)
