@@ -19,7 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -284,6 +283,8 @@ def by_slot(study: Path) -> Iterator[dict[str, Any]]:
 
 def by_second(study: Path) -> pa.Table:
     """Means of each device over each second of a study, pauses left out, and what its power limit has taken so far."""
+    import duckdb  # only new recordings need it
+
     files = {tier: str(study / f"trials/*/telemetry/*/{tier}.parquet") for tier in ("fast", "slow")}
     began_ns = f"(SELECT min(wall_ns) FROM '{files['fast']}')"
     return duckdb.sql(f"""
