@@ -165,7 +165,10 @@ class Pipe:
         return float(np.linalg.norm([MODEL_ERROR, of_ends, LIMIT_SHARE_ERROR * (gains[0][0] - gains[1][0])]))
 
     def choices(self) -> dict[str, tuple[Ints, Ints]]:
-        """Finds the best layers and orders on the measured map: by exchanges alone, by layers alone, and by both."""
+        """Finds the best layers and orders on the measured map: by exchanges alone, by layers alone, and by both.
+
+        Where a large stage costs less of the step early, the best such swap of two stages' layers is a choice, too.
+        """
         cluster, pp, chunks = self.spec.cluster, self.spec.plan.pp, np.arange(self.spec.plan.vpp)[:, None]
         slowness, size, totals = self.slowness[0], cluster.world_size // pp, self.layers.sum(axis=0)
         fixed = float(self.layer_s[0]), self.ends_s[0] + self.exchanges_s, int(totals.sum())
@@ -178,9 +181,14 @@ class Pipe:
             for what, counts in (("swap ranks", totals), ("swap ranks, split layers", None)):
                 places, units, _ = min_max(of_group, *fixed, blocks=groups[1], counts=counts)
                 found[what] = units, groups[0][places].ravel()
-        for what, (units, order) in found.items():
-            split = units // len(chunks) + (chunks < units % len(chunks))
-            found[what] = (self.layers if (units == totals).all() else split), order
+        one_map = self.first(self.optimizer_s, self.strain, self.exchange_s)
+        for what, (units, order) in list(found.items()):
+            later = [(i, j) for j in range(pp) for i in range(j) if "layers" in what and units[i] < units[j]]
+            swapped = [units[[{i: j, j: i}.get(stage, stage) for stage in range(pp)]] for i, j in later]
+            split = [one // len(chunks) + (chunks < one % len(chunks)) for one in (units, *swapped)]
+            found[what] = (self.layers if (units == totals).all() else split[0]), order
+            early = [found[what], *((one, order) for one in split[1:])]
+            found[f"{what}, large ones early"] = min(early, key=lambda one: float(one_map.step_s(*one)[0]))
         return found
 
     def moves(self) -> list[Move]:

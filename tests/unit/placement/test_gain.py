@@ -138,6 +138,17 @@ def test_layers_moved_on_four_h200_gain_what_was_measured() -> None:
         assert gain == pytest.approx(0.4433 / measured_s - 1, abs=0.01)
 
 
+def test_a_large_stage_is_tried_early_too_and_a_slow_device_keeps_few_layers() -> None:
+    """The fastest slot is the third: the layer off the head's stage goes there, and where it ends earlier, too."""
+    of, works_s = spec(12, 4, on="1x4 h200_sxm", batch=8), np.array([[0.0284, 0.0284, 0.0284, 0.042]])
+    for slowness, best in (([1.0, 1.0, 0.99, 1.0], [4, 3, 3, 2]), ([1.3, 1.0, 1.0, 1.0], [2, 4, 4, 2])):
+        pipe = Pipe(of, works_s, np.array([slowness]), 2 / 3)
+        layers, early = (pipe.choices()[what][0] for what in ("split layers", "split layers, large ones early"))
+        assert early.tolist() == [best] and layers.sum() == 12
+        assert pipe.step_s(early)[0] <= pipe.step_s(layers)[0]
+    assert pipe.choices()["swap ranks, large ones early"][0].tolist() == [[3, 3, 3, 3]]
+
+
 def test_what_was_not_measured_widens_an_interval() -> None:
     """Two stages have the error of the prediction; eight a quarter of what the slowest one's place does too."""
     of, works_s = spec(24, 8, on="1x8 h200_sxm", batch=16), np.full((1, 8), 0.0283)

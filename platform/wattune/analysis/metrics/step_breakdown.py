@@ -251,13 +251,12 @@ class PhaseSpans:
         An end of the pipeline exchanges before its forward or its backward passes alone, so the longer median counts.
         """
         own = np.flatnonzero(np.array([name in MODEL for name in self.names], bool)[self.phase])
-        own, before = own[1:], own[:-1]
-        wait_s, same = (self.start_ns[own] - self.end_ns[before]) / NS_PER_S, self.cell[own] == self.cell[before]
-        kinds = [same & (self.cell[own] % self.shape[1] == rank) for rank in range(self.shape[1])]
-        of_kind = [(self.phase[own] == self.names.index(name)) for name in MODEL if name in self.names]
-        told = [[wait_s[mine & one] for one in of_kind] for mine in kinds]
-        longest_s = [max((float(np.median(one)) for one in each if len(one)), default=0.0) for each in told]
-        return max(min(longest_s, default=0.0), 0.0)
+        inside = self.cell[own[1:]] == self.cell[own[:-1]]
+        after, before = own[1:][inside], own[:-1][inside]
+        wait_s = np.maximum(self.start_ns[after] - self.end_ns[before], 0) / NS_PER_S
+        rank, kind = self.cell[after] % self.shape[1], self.phase[after]
+        told = [[wait_s[(rank == one) & (kind == each)] for each in np.unique(kind)] for one in np.unique(rank)]
+        return min((max(float(np.median(one)) for one in each if len(one)) for each in told), default=0.0)
 
     def passes(
         self, ranks: Sequence[int], stage: int, plan: Plan, num_micro_batches: int
