@@ -37,6 +37,10 @@ WAITING_POWER = 0.03
 """That of a peak over one less half of the wait, as these repeat."""
 STEADY = 0.003
 LEAST_WAIT = 0.03
+PLAIN_RISK = QUESTION.risk / 5
+"""Probability of breaking a bound up to which some runs can tell that a plan keeps it at the question's risk."""
+BUDGETS = {"one run of each": 1.0, "until decided": 2.0}
+"""Most runs of a redrawn study, over one of each plan. `wattune run --until-decided` repeats as often as it ran."""
 Pairs = list[tuple[TrialSpec, Run]]
 
 
@@ -275,20 +279,21 @@ class Redrawn:
         )
         pairs.append((spec, run))
 
-    def lost(self, named: TrialSpec | None) -> float | None:
-        """Returns by how much a named plan is slower than the best that truly keeps the bound; None without any."""
-        able = np.flatnonzero(self.breaks <= QUESTION.risk)
+    def lost(self, named: TrialSpec | None, risk: float = QUESTION.risk) -> float | None:
+        """Returns by how much a named plan is slower than the best that keeps the bound at a risk; None without any."""
+        able = np.flatnonzero(self.breaks <= risk)
         if not len(able):
             return None
         return 1.0 if named is None else float(1.0 - self.speed[self.specs.index(named)] / self.speed[able].max())
 
 
 def redrawn_losses(results: Pairs, question: Question, num_studies: int) -> Iterator[tuple[str, list[Sequence[float]]]]:
-    """Yields what verdicts lose after one run of each plan, and after repeats until decided or half as many again.
+    """Yields what verdicts lose after one run of each plan, and after repeats until decided or twice as many.
 
-    Of each study: share lost, probability that the named plan breaks its bound, runs, share undecided.
+    Of each study: share lost against the best plan at the risk, and against the best at a fifth of it, which some runs
+    can tell; probability that the named plan breaks its bound; runs; share undecided.
     """
-    at: dict[str, list[Sequence[float]]] = {"one run of each": [], "until decided": []}
+    at: dict[str, list[Sequence[float]]] = {name: [] for name in BUDGETS}
     for seed in range(num_studies):
         rng, pairs = np.random.default_rng(seed), Pairs()
         truth = Redrawn(results, question.constraints[0].factor, rng)
@@ -297,10 +302,10 @@ def redrawn_losses(results: Pairs, question: Question, num_studies: int) -> Iter
             truth.measure(int(plan), pairs)
             if place % 12 == 0:
                 truth.measure(0, pairs)
-        most = 1.5 * len(pairs)
-        for rows in at.values():
+        first = len(pairs)
+        for name, rows in at.items():
             found = Posterior(pairs, question)
-            while rows is at["until decided"] and len(pairs) < most and not found.standings.told_apart(UNTIL):
+            while len(pairs) < BUDGETS[name] * first and not found.standings.told_apart(UNTIL):
                 if (row := found.standings.next({})) is None:
                     break
                 truth.measure(truth.specs.index(row.spec), pairs)
@@ -309,7 +314,10 @@ def redrawn_losses(results: Pairs, question: Question, num_studies: int) -> Iter
             named = None if ranking.best is None else ranking.best.spec
             if (lost := truth.lost(named)) is not None:
                 broken = 0.0 if named is None else float(truth.breaks[truth.specs.index(named)])
-                rows.append((lost, broken, len(pairs), len(ranking.undecided) / num))
+                plain = truth.lost(named, PLAIN_RISK)
+                rows.append(
+                    (lost, np.nan if plain is None else plain, broken, len(pairs), len(ranking.undecided) / num)
+                )
     yield from at.items()
 
 

@@ -62,6 +62,7 @@ AUDIT_EVERY: Final = 2
 """While nothing promises a gain, one proposal of so many is drawn from all candidates, whatever the model says.
 
 A model that is wrong everywhere promises nothing either. Only a trial that it would not have chosen can show that.
+Where estimates are known to order plans rightly none is drawn: what such a model misses stands next in its order.
 """
 
 MOST_TIMED: Final = 64
@@ -140,7 +141,7 @@ class ModelGuided:
         self._memory = self._memory_bound() if models_constraints else None
         self._models_constraints, self._stops = models_constraints, stops
         self._num_idle = self._num_sure = self._num_chosen_of = 0
-        self._has_failed = False
+        self._has_failed = self._is_guided_rightly = False
         self._free = np.ones(len(self._specs), dtype=bool)
         self._pending: list[int] = []
         self._feasible: set[int] = set()
@@ -164,16 +165,13 @@ class ModelGuided:
 
     def ask(self, n: int) -> list[TrialSpec]:
         """Returns up to `n` proposals; none once the expected gain of all that is left is below the noise."""
-        return self._ask(n, None)
+        return self.ask_timed(n, None)
 
-    def ask_timed(self, n: int, expected_s: Callable[[TrialSpec], float]) -> list[TrialSpec]:
+    def ask_timed(self, n: int, expected_s: Callable[[TrialSpec], float] | None) -> list[TrialSpec]:
         """Returns up to `n` proposals by expected improvement per second (Snoek et al. 2012, arXiv 1206.2944).
 
         Expected seconds are positive, and asked for of the `MOST_TIMED` best only.
         """
-        return self._ask(n, expected_s)
-
-    def _ask(self, n: int, expected_s: Callable[[TrialSpec], float] | None) -> list[TrialSpec]:
         asked: list[TrialSpec] = []
         while len(asked) < n and self.stopped_because is None and self._free.any():
             most = n - len(asked)
@@ -398,7 +396,7 @@ class ModelGuided:
             if not chosen and self._gains_too_little(rows[order[:_MOST_FOR_STOP]], processes, bounds):
                 break
             rows = rows[order[:_SHORTLIST]]
-            if not chosen and self._num_idle % AUDIT_EVERY == 1:
+            if not chosen and self._num_idle % AUDIT_EVERY == 1 and not self._is_guided_rightly:
                 best = self._drawn_one(rows)
             else:
                 best = 0 if expected_s is None else self._soonest(rows, score[order], expected_s)
@@ -458,6 +456,7 @@ class ModelGuided:
             abs(one.slope - 1.0) <= MOST_BENT for one in modelled
         )
         missed = max(one.calibration for one in modelled) > MOST_MISSED
+        self._is_guided_rightly = known and self._objective.estimate is not None
         self._num_sure = 0 if missed else min(self._num_sure + 1, self._num_idle)
         waited = self._num_idle >= CALIBRATED_PATIENCE if known else self._num_sure >= PATIENCE
         if not waited or missed or not self._stops:
