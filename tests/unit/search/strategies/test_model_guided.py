@@ -16,7 +16,7 @@ from wattune.fidelity import FIRST_BURST_REPEAT
 from wattune.objective import parse_constraint, parse_objective
 from wattune.run import Run, RunStatus
 from wattune.search.strategies import model_guided, protocol
-from wattune.search.strategies.model_guided import MOST_MISSED, NUM_BEFORE_STOP, PATIENCE, ModelGuided
+from wattune.search.strategies.model_guided import MOST_MISSED, NUM_BEFORE_STOP, NUM_DRAWN, PATIENCE, ModelGuided
 from wattune.search.strategies.protocol import Observation, TimedStrategy, draw, telling
 from wattune.search.strategies.surrogate import Surrogate
 from wattune.trial import TrialSpec
@@ -248,8 +248,9 @@ def test_an_earlier_study_of_another_device_is_left_out():
 
 @cache
 def stopped(*, estimated: bool = True) -> tuple[ModelGuided, list[TrialSpec]]:
-    """A search that stopped by itself, with what it asked for; not to be told more."""
-    strategy, asked = ModelGuided(problem(estimates=estimates(0.05) if estimated else None)), []
+    """A search that stopped by itself, with what it asked for; not to be told more. Without estimates it is small."""
+    made = problem(estimates=estimates(0.05)) if estimated else problem(specs=SPECS[::3])
+    strategy, asked = ModelGuided(made), []
     while len(asked) < 100 and (one := strategy.ask(1)):
         asked += one
         strategy.tell(one[0], result(one[0]))
@@ -294,9 +295,12 @@ def test_an_estimate_that_orders_plans_the_wrong_way_neither_misleads_nor_stops_
 
 def test_while_nothing_promises_a_gain_each_second_proposal_is_drawn_but_by_a_right_estimate():
     """A model that is wrong everywhere promises nothing either: trials that it would not choose may tell it so."""
-    places = {spec: place for place, spec in enumerate(sorted(SPECS, key=lambda spec: draw(0, spec.trial_id)))}
-    drawn = [sum(places[spec] < 12 for spec in stopped(estimated=one)[1][3:]) for one in (False, True)]
-    assert drawn[0] >= 3 > 2 >= drawn[1], "of 288 plans the first dozen drawn"
+
+    def num_drawn(specs, asked) -> int:
+        order = sorted(specs, key=lambda spec: draw(0, spec.trial_id))
+        return sum(spec in asked for spec in order[NUM_DRAWN:12])
+
+    assert num_drawn(SPECS[::3], stopped(estimated=False)[1]) >= 6 > 2 >= num_drawn(SPECS, stopped()[1])
 
 
 def test_patience_begins_anew_once_a_model_without_an_estimate_to_go_by_no_longer_misses():
