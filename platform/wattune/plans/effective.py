@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any, Final
 
 from wattune.catalog.models import ModelSpec
@@ -22,7 +23,7 @@ def effective(configuration: Configuration) -> tuple[Plan, tuple[str, ...]]:
     if runs_program(configuration.engine):  # nobody knows what a setting does in there
         return plan, ()
     changed: dict[str, tuple[Any, str]] = {}
-    for find in (*_OF_EVERY_ENGINE, *map(_of_engine, CAPABILITIES[configuration.engine].equivalences)):
+    for find in _searches(configuration.engine):
         if change := find(configuration, plan):
             axis, to, why = change
             plan = replace(plan, **{axis: to})
@@ -134,6 +135,12 @@ _OF_EVERY_ENGINE: Final[tuple[Callable[[Configuration, Plan], Change | None], ..
     _copies_of_the_whole,
 )
 """Searches for settings that do nothing in any engine. Each sees the plan that those before it left."""
+
+
+@cache
+def _searches(engine: str) -> tuple[Callable[[Configuration, Plan], Change | None], ...]:
+    """Returns every search for an engine: a space of a million plans asks for them as often."""
+    return (*_OF_EVERY_ENGINE, *map(_of_engine, CAPABILITIES[engine].equivalences))
 
 
 def _of_engine(equivalence: Equivalence) -> Callable[[Configuration, Plan], Change | None]:

@@ -101,7 +101,7 @@ class Configuration(Protocol):
 
 def matches(setting: Mapping[str, Container[Any]], plan: Plan) -> bool:
     """Tells whether a plan has one of the values of `setting` on every axis there."""
-    return all(getattr(plan, axis) in values for axis, values in setting.items())
+    return all([getattr(plan, axis) in values for axis, values in setting.items()])  # noqa: C419 - asked millions of times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,13 +118,11 @@ class Exclusion:
     of_experts: bool = False
     """True where only models with experts cannot run it."""
 
-    def met_by(self, configuration: Configuration) -> bool:
-        """Tells whether a configuration is such a combination."""
-        if self.transformer_engine not in (None, configuration.cluster.transformer_engine):
+    def concerns(self, transformer_engine: bool, mode: str, is_moe: bool) -> bool:
+        """Tells whether plans of such a cluster, workload and model may be such a combination."""
+        if self.transformer_engine not in (None, transformer_engine) or self.mode not in ("", mode):
             return False
-        if self.mode not in ("", configuration.workload.mode) or (self.of_experts and not configuration.model.is_moe):
-            return False
-        return matches(self.setting, configuration.plan)
+        return is_moe or not self.of_experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from wattune.plans.axes import AXES, ITEM_BYTES
-from wattune.plans.engines import CAPABILITIES, ROUTINGS, Configuration
+from wattune.plans.engines import CAPABILITIES, ROUTINGS, Configuration, Exclusion, matches
 from wattune.plans.parallel import num_micro_batches
 from wattune.plans.placement import order_problem
 from wattune.plans.settings import device_settings
@@ -34,11 +34,7 @@ def violations(configuration: Configuration) -> Iterator[Violation]:
     Degrees that do not fit the world size leave no data parallel degree. Then nothing else is judged. Rules of a model
     or a workload are left out where a command runs whose space describes none.
     """
-    for rule in RULES:
-        if (rule in _OF_MODEL and not configuration.model.is_known) or (
-            rule in _OF_WORKLOAD and not configuration.workload.is_known
-        ):
-            continue
+    for rule in _asked(configuration.model.is_known, configuration.workload.is_known):
         reason = rule(configuration)
         if reason is not None:
             yield Violation(rule=rule.__name__, reason=reason)
@@ -128,8 +124,8 @@ def dtype(c: Configuration) -> str | None:
 
 def engine_combination(c: Configuration) -> str | None:
     """The engine can combine these settings."""
-    for exclusion in CAPABILITIES[c.engine].exclusions:
-        if exclusion.met_by(c):
+    for exclusion in _exclusions(c.engine, c.cluster.transformer_engine, c.workload.mode, c.model.is_moe):
+        if matches(exclusion.setting, c.plan):
             parts = [f"{axis}={getattr(c.plan, axis)}" for axis in exclusion.setting]
             parts += [f"mode={exclusion.mode}"] if exclusion.mode else []
             parts += [f"the experts of {c.model.name}"] if exclusion.of_experts else []
@@ -473,6 +469,18 @@ _OF_WORKLOAD: Final = frozenset(
     (adapters, routing, fp8_tokens, positions, sequence, forward_only, batch, micro_batches, loss_chunks)
 )
 """Rules that need a workload."""
+
+
+@lru_cache(maxsize=4)
+def _asked(of_model: bool, of_workload: bool) -> tuple[Rule, ...]:
+    return tuple(
+        rule for rule in RULES if (of_model or rule not in _OF_MODEL) and (of_workload or rule not in _OF_WORKLOAD)
+    )
+
+
+@lru_cache(maxsize=256)
+def _exclusions(engine: str, *where: Any) -> tuple[Exclusion, ...]:
+    return tuple(one for one in CAPABILITIES[engine].exclusions if one.concerns(*where))
 
 
 def _indivisible(c: Configuration, axis: str, degree: int, field: str, total: int) -> str | None:
