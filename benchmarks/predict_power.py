@@ -9,6 +9,7 @@ Temperature is held to recordings in `tests/golden/test_predicted_power.py`.
 import json
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -20,11 +21,13 @@ from harness import Found, Rows, benchmark
 from wattune.catalog.hardware import DEVICES
 from wattune.cost import power as power_module
 from wattune.cost.batch import batches
+from wattune.cost.clock import compute_w, working_clock_frac
 from wattune.cost.coefficients import PowerCoefficients
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import predict as predict_parts
 from wattune.cost.power import predict
-from wattune.fitting.power import H200_PRIOR, fit_power, has_activity, measured_steps, with_intervals, with_solved_clock
+from wattune.cost.tables import StepTime
+from wattune.fitting.power import H200_PRIOR, fit_power, has_activity, measured_steps
 from wattune.trial import TrialSpec
 
 Array = npt.NDArray[np.float64]
@@ -49,6 +52,19 @@ def predicted(c: PowerCoefficients, rows: Trials, solve: bool) -> Array:
         power = predict(batch, with_solved_clock(step, c, LIMIT_W) if solve else step, c, limit_w=LIMIT_W)
         result[positions] = np.stack([getattr(power, name) for name in METRICS], axis=1)
     return result
+
+
+def with_solved_clock(step: StepTime, c: PowerCoefficients, limit_w: float) -> StepTime:
+    """Returns the step with the clock that the limit leaves in the place of the measured one."""
+    a = step.activity
+    work = {"matrix_s": a.matrix_s, "memory_s": a.memory_s, "matrix_frac": a.matrix_frac}
+    dynamic = compute_w(c, **work, overlapped_s=a.overlapped_s)
+    collective_s = a.collective_s + step.parts_s["straggler_s"][:, None]
+    own, clock = (
+        working_clock_frac(c, dynamic, a.matrix_s + a.memory_s, collective_s, each_w)
+        for each_w in (max(limit_w, c.limit_w), limit_w)
+    )
+    return replace(step, activity=replace(a, clock_frac=clock, held_frac=clock / own))
 
 
 def held_out(rows: Trials, groups: Sequence[str], prior: PowerCoefficients) -> dict[str, Array]:
@@ -157,7 +173,7 @@ def main(_: Namespace) -> Found:
         rows.add(
             "model and engine", "whole plan", metric, *np.percentile(np.abs(values / actual - 1), [50, 90, 95, 100])
         )
-    notes = [f"fitted to all: {with_intervals(measured, H200_PRIOR, limit_w=LIMIT_W)}", f"short windows: {factors}"]
+    notes = [f"fitted to all: {fit_power(measured, H200_PRIOR, limit_w=LIMIT_W)}", f"short windows: {factors}"]
     return Found(rows, notes, missed)
 
 

@@ -35,7 +35,7 @@ def errors(judged, metric: str, *, waits: bool) -> np.ndarray:
 @pytest.mark.parametrize(
     ("metric", "median", "worst"),
     [
-        ("step_time_s", 0.05, 0.095),
+        ("step_time_s", 0.05, 0.09),
         ("memory_peak_bytes", 0.005, 0.01),
         ("device_power_mean_w", 0.01, 0.09),
         ("node_device_power_peak_1s_w", 0.01, 0.09),
@@ -53,3 +53,17 @@ def test_trials_that_wait_for_a_slow_host_are_told_too_fast_but_within_their_int
     step = columns["step_time_s"]
     inside = [step.low[place] <= row["step_time_s"] <= step.high[place] for place, row in enumerate(rows)]
     assert np.mean(inside) >= 0.95
+
+
+@pytest.mark.parametrize(
+    "metric", ["step_time_s", "node_device_power_peak_1s_w", "memory_peak_bytes", "device_power_mean_w"]
+)
+def test_intervals_hold_19_of_20_runs_that_no_fit_took(metric: str) -> None:
+    """Those kept aside, and those of eight H200: their widths are of models and engines that were left out."""
+    tables = (*sorted(KEPT_ASIDE), "node_sweep", "node_slots")
+    rows = [row for name in tables for row in completed(DATA / f"{name}.parquet") if row["engine"] != "command"]
+    column = estimate([TrialSpec.from_json(json.loads(row["spec"])) for row in rows], default_coefficients).columns[
+        metric
+    ]
+    inside = [column.low[place] <= row[metric] <= column.high[place] for place, row in enumerate(rows) if row[metric]]
+    assert len(inside) >= 40 and np.mean(inside) >= 0.95

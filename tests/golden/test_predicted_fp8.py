@@ -63,9 +63,9 @@ def test_intervals_hold_the_steps_of_a_study_that_waits_for_its_host(table: str)
     assert waits.sum() >= 4 and inside.mean() >= 0.9 and inside[waits].mean() >= 0.75
     half_frac = (step.high - step.low) / 2 / step.value
     busy = np.array([row["host_bound_frac"] < 0.06 and row["dtype"] == "bf16" for row in rows])
-    assert busy.any() and half_frac[busy] == pytest.approx(
-        MEASURED_STEP_TIME.elsewhere_error_frac, rel=1e-5
-    )  # a host that does not bound widens nothing
+    # A host that does not bound widens nothing, but for one plan that would wait for a host half as fast.
+    narrow, least = np.sort(half_frac[busy]), MEASURED_STEP_TIME.elsewhere_error_frac
+    assert len(narrow) >= 2 and narrow[:-1] == pytest.approx(least, rel=1e-5) and narrow[-1] < 1.4 * least
 
 
 def test_peaks_of_memory_of_a_gpt_that_nothing_was_fitted_to() -> None:
@@ -84,7 +84,7 @@ def test_predicted_steps_are_in_the_measured_order(rows, columns) -> None:
 
 @pytest.mark.parametrize(
     ("engine", "dtype", "least", "most"),
-    [("torch", "bf16", 0.99, 1.05), ("torch", "fp8", 1.07, 1.21), ("megatron", "bf16", 1.02, 1.10)],
+    [("torch", "bf16", 1.0, 1.06), ("torch", "fp8", 1.07, 1.21), ("megatron", "bf16", 0.99, 1.08)],
 )
 def test_steps_of_a_gpt_that_nothing_was_fitted_to(engine: str, dtype: str, least: float, most: float) -> None:
     rows = [row for row in pq.read_table(DATA / WHOLE).to_pylist() if row["host_bound_frac"] <= 0.1]

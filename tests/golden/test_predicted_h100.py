@@ -120,7 +120,7 @@ def test_the_fit_to_the_same_chip_is_nearer_than_published_kernels_and_its_inter
         assert np.mean([run.inside("now", metric) for run in every]) >= 0.95, metric
     assert all(run.inside("now", "memory_peak_bytes") for run in every)
     right, total = ordered([run.trial for run in every], [run.predicted["now"]["step_time_s"][0] for run in every])
-    assert right / total >= 0.92
+    assert right / total >= 0.925
 
 
 def test_what_ran_out_of_memory_was_predicted_larger_than_what_did_not_but_for_a_plan_in_fragments(runs) -> None:

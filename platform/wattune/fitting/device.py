@@ -2,16 +2,22 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from wattune.cost.estimate import Coefficients
+import numpy as np
+
+from wattune.arrays import Bools, Floats
+from wattune.cost.batch import batches
+from wattune.cost.estimate import Coefficients, predict
+from wattune.cost.power import fills_limit
 from wattune.errors import PlanError
 from wattune.fitting.links import SweepFit
 from wattune.fitting.memory import fit_memory
-from wattune.fitting.power import MIN_CONFIGURATIONS, has_activity, with_intervals
+from wattune.fitting.power import MIN_CONFIGURATIONS, PREDICTED, fit_power, has_activity, with_intervals
+from wattune.fitting.step_time import Unseen
 from wattune.fitting.step_time import fit as fit_step_time
 from wattune.fitting.store import HoldOut, StoredFit, missing_data, note
 from wattune.metrics import METRICS
@@ -45,22 +51,18 @@ def fit_device(
     if sweep is not None:
         default = replace(default, step_time=sweep.applied(default.step_time))
         device_uuids = [*device_uuids, *sweep.device_uuids]
-    power = default.power
+    limit_w = usable[0][0].cluster.sensed_device.power_limit_w or math.inf
     rows = [row for row in map(_row, usable) if has_activity(row)]
+    power = fit_power(rows, default.power, limit_w=limit_w) if rows else default.power
+    number = len({spec.trial_id for spec, _ in usable})
+    step, _, errors, unseen = fit_step_time([(a, b.metrics) for a, b in usable], default.step_time, power)
+    note(hold_out, "step_time_s", errors, number)
     if rows:
-        power = with_intervals(
-            rows, default.power, limit_w=usable[0][0].cluster.sensed_device.power_limit_w or math.inf
-        )
+        power = with_intervals(power, *_needed(unseen, rows, default, limit_w))
         configurations = len({row["trial_id"] for row in rows})
         if configurations >= MIN_CONFIGURATIONS:
-            for metric, frac in (
-                ("device_power_mean_w", power.error_frac),
-                ("node_device_power_peak_1s_w", power.peak_error_frac),
-            ):
+            for metric, frac in zip(PREDICTED, (power.error_frac, power.peak_error_frac), strict=True):
                 hold_out[metric] = HoldOut(median_frac=None, p95_frac=frac, num_configurations=configurations)
-    number = len({spec.trial_id for spec, _ in usable})
-    step, _, errors = fit_step_time([(spec, result.metrics) for spec, result in usable], default.step_time, power)
-    note(hold_out, "step_time_s", errors, number)
     peaks = [
         (spec, result.metrics["memory_peak_bytes"]) for spec, result in usable if "memory_peak_bytes" in result.metrics
     ]
@@ -82,6 +84,32 @@ def fit_device(
         sharpen=missing_data([_axes(spec) for spec, _ in usable], longest_s=max(map(_seconds, usable))),
         links=sweep.label if sweep else "",
     )
+
+
+def _needed(
+    unseen: Sequence[Unseen], rows: Sequence[Mapping[str, Any]], default: Coefficients, limit_w: float
+) -> tuple[Floats, Floats, Bools, list[str]]:
+    """Finds how wide an interval of mean power and of peaks must be beyond what a step's own adds, by trial.
+
+    Steps are predicted; no fit has seen the trial. Returns both, whether the peak fills the limit, and trial ids.
+    """
+    mean, peak, full, of = list[float](), list[float](), list[bool](), list[str]()
+    for step, trials in unseen:
+        hidden = {spec.trial_id for spec, _ in trials}
+        c = fit_power([row for row in rows if row["trial_id"] not in hidden], default.power, limit_w=limit_w)
+        alone = replace(c, error_frac=0.0, peak_error_frac=0.0, full_peak_error_frac=0.0)
+        for positions, batch in batches([spec for spec, _ in trials]):
+            found = predict(batch, replace(default, step_time=step, power=alone).on(batch.cluster)).power
+            fills = fills_limit(found.node_device_power_peak_1s_w / batch.cluster.devices_per_node, batch.limit_w)
+            fracs = (mean, PREDICTED[0], found.error_frac), (peak, PREDICTED[1], found.peak_error_frac)
+            for at, (spec, metrics) in enumerate(trials[place] for place in positions):
+                if all(metrics.get(name) for name in PREDICTED):
+                    for needed, name, frac in fracs:
+                        away = (metrics[name] or 0.0) / getattr(found, name)[at] - 1
+                        needed.append(math.sqrt(max(away**2 - frac[at] ** 2, 0.0)))
+                    full.append(bool(fills[at]))
+                    of.append(spec.trial_id)
+    return np.array(mean), np.array(peak), np.array(full, bool), of
 
 
 def add_sweep(before: StoredFit | None, sweep: SweepFit, default: Coefficients) -> StoredFit:

@@ -11,6 +11,8 @@ from wattune.intervals import NORMAL_95
 COVERAGE: Final = 0.95
 """Share of measurements that an interval is to hold."""
 
+FEW_KINDS: Final = 3  # fewer models and engines do not tell how the next one differs
+
 
 def half_width(error_frac: Floats | Sequence[float], configurations: Sequence[object]) -> float | None:
     """Returns the least half width that holds a measurement of the next configuration with 95 % probability.
@@ -38,11 +40,11 @@ def half_width_elsewhere(error_frac: Floats, configurations: Sequence[object], k
 
     Configurations of one kind err alike, as repeats of one do. So errors, of fits without their kind, are taken as the
     kind's own (its median), which scatters about 0 as the next one's will, and the rest, as `half_width` says; both add
-    in squares. With fewer than three kinds nothing tells the scatter, and the errors count as they are.
+    in squares. With fewer than `FEW_KINDS` the errors count as they are.
     """
     errors, of = np.asarray(error_frac, float), np.array([*map(str, kinds)])
     known = sorted({kind for kind, error in zip(of, errors, strict=True) if np.isfinite(error)})
-    if len(known) < 3:
+    if len(known) < FEW_KINDS:
         return half_width(errors, configurations)
     own = {kind: float(np.nanmedian(np.log1p(errors[of == kind]))) for kind in known}
     rest = half_width(np.expm1(np.log1p(errors) - [own.get(kind, np.nan) for kind in of]), configurations)

@@ -7,14 +7,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from wattune.arrays import Floats, Ints
+from wattune.arrays import Bools, Floats, Ints
 from wattune.cost.batch import Batch, batches
 from wattune.cost.clock import compute_w, slowed_frac, working_clock_frac
 from wattune.cost.coefficients import PowerCoefficients
-from wattune.cost.power import FULL_FRAC, H200_PRIOR, predict
+from wattune.cost.power import H200_PRIOR
 from wattune.cost.tables import Activity, StepTime
 from wattune.fitting.interval import half_width
-from wattune.fitting.step_time import MOST_FOLDS
 from wattune.trial import TrialSpec
 
 FULL_TENSOR_FRAC: Final = 0.936
@@ -155,51 +154,29 @@ def fit_power(rows: Sequence[Mapping[str, Any]], prior: PowerCoefficients, *, li
     return replace(prior, origin="measured here", **dict(zip(FITTED, found.x.tolist(), strict=True)))
 
 
-def with_solved_clock(step: StepTime, c: PowerCoefficients, limit_w: float) -> StepTime:
-    """Returns the step with the clock that the limit leaves in the place of the measured one."""
-    a = step.activity
-    work = {"matrix_s": a.matrix_s, "memory_s": a.memory_s, "matrix_frac": a.matrix_frac}
-    dynamic = compute_w(c, **work, overlapped_s=a.overlapped_s)
-    collective_s = a.collective_s + step.parts_s["straggler_s"][:, None]
-    own, clock = (
-        working_clock_frac(c, dynamic, a.matrix_s + a.memory_s, collective_s, each_w)
-        for each_w in (max(limit_w, c.limit_w), limit_w)
-    )
-    return replace(step, activity=replace(a, clock_frac=clock, held_frac=clock / own))
+def with_intervals(
+    found: PowerCoefficients, mean: Floats, peak: Floats, full: Bools, configurations: Sequence[str]
+) -> PowerCoefficients:
+    """Returns coefficients with intervals that hold 95 % of trials of which no fit has seen the kind.
 
-
-def with_intervals(rows: Sequence[Mapping[str, Any]], prior: PowerCoefficients, *, limit_w: float) -> PowerCoefficients:
-    """Fits to all trials, with intervals from configurations that fits without them predict.
-
-    An interval holds 95 % of the errors of mean power and node peak, the clock being solved. Repeats of a configuration
-    are left out together, in at most `MOST_FOLDS` folds. Activity is the measured one, so what a wrong prediction of
-    the step adds is not in it; `wattune.cost.power.predict` adds that. The prior's intervals stay where there are fewer
-    than `MIN_CONFIGURATIONS`.
+    `mean` and `peak` are how wide an interval must be beyond what its step's own adds. Peaks that fill the limit
+    (`full`) are apart where there are enough, and no other is surer. Nor is any than trials scatter, else.
     """
-    found = fit_power(rows, prior, limit_w=limit_w)
-    configurations = sorted({row["trial_id"] for row in rows})
-    if len(configurations) < MIN_CONFIGURATIONS:
+    of = np.array(configurations)
+    if len({*configurations}) < MIN_CONFIGURATIONS:
         return found
-    errors, full, of = list[Floats](), list[bool](), list[str]()
-    fold_of = {name: place % MOST_FOLDS for place, name in enumerate(configurations)}
-    for fold in range(min(MOST_FOLDS, len(configurations))):
-        c = fit_power([row for row in rows if fold_of[row["trial_id"]] != fold], prior, limit_w=limit_w)
-        left_out = [row for row in rows if fold_of[row["trial_id"]] == fold]
-        for own_w in sorted({_limit_w(row, limit_w) for row in left_out}):
-            these = [row for row in left_out if _limit_w(row, limit_w) == own_w]
-            for positions, batch, step in measured_steps(these):
-                power = predict(batch, with_solved_clock(step, c, own_w), c, limit_w=own_w)
-                actual = np.array([[these[place][key] for place in positions] for key in PREDICTED])
-                errors.extend((np.stack([getattr(power, key) for key in PREDICTED]) / actual - 1).T)
-                full.extend(power.device_power_peak_1s_w >= FULL_FRAC * own_w)
-                of.extend(these[place]["trial_id"] for place in positions)
-    mean, peak = np.stack(errors, axis=1)
-    of_full = [name for name, is_full in zip(of, full, strict=True) if is_full]
+
+    def width(needed: Floats, which: Bools, least: int) -> float | None:
+        each = of[which].tolist()
+        return half_width(1.0 / (1.0 + needed[which]) - 1.0, each) if len({*each}) >= least else None
+
+    every, apart = np.full(len(of), True), width(peak, full, SURE_CONFIGURATIONS)
+    of_peak = width(peak, every if apart is None else ~full, MIN_CONFIGURATIONS) or 0.0
     return replace(
         found,
-        error_frac=half_width(mean, of) or prior.error_frac,
-        peak_error_frac=half_width(peak, of) or prior.peak_error_frac,
-        full_peak_error_frac=half_width(peak[full], of_full) if len({*of_full}) >= SURE_CONFIGURATIONS else None,
+        error_frac=max(width(mean, every, MIN_CONFIGURATIONS) or 0.0, TRIAL_FRAC),
+        peak_error_frac=max(of_peak, apart or TRIAL_FRAC),
+        full_peak_error_frac=apart,
     )
 
 

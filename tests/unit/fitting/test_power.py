@@ -15,11 +15,11 @@ from wattune.fitting.power import (
     FULL_MATRIX_FRAC,
     FULL_TENSOR_FRAC,
     H200_PRIOR,
+    TRIAL_FRAC,
     fit_power,
     has_activity,
     measured_steps,
     with_intervals,
-    with_solved_clock,
 )
 
 TRUE = replace(H200_PRIOR, active_w=110.0, matrix_w=800.0, memory_w=430.0, link_w=60.0, wait_w=70.0, exponent=1.7)
@@ -116,31 +116,32 @@ def test_without_trials_to_tell_the_prior_stays(trials: list[dict[str, Any]]) ->
         assert getattr(few, name) == pytest.approx(getattr(H200_PRIOR, name), rel=0.35)
 
 
-def test_the_clock_that_the_limit_leaves_is_the_measured_one(trials: list[dict[str, Any]]) -> None:
-    for _, _, step in measured_steps(trials):
-        found = with_solved_clock(step, TRUE, LIMIT_W).activity
-        assert found.clock_frac == pytest.approx(step.activity.clock_frac)
-        assert found.clock_frac.min() < 0.9
+def test_intervals_hold_what_no_fit_has_seen() -> None:
+    """Of 40 configurations the widest but one counts, peaks that fill the limit apart; repeats count once."""
+    random = np.random.default_rng(1)
+    mean, peak, full = random.uniform(0.05, 0.1, 40), random.uniform(0.05, 0.1, 40), np.arange(40) % 2 == 0
+    of = [str(number) for number in range(40)]
+    found = with_intervals(H200_PRIOR, mean, peak, full, of)
+    assert found.error_frac == pytest.approx(np.sort(mean)[-2])
+    assert found.full_peak_error_frac == pytest.approx(peak[full].max())
+    assert found.peak_error_frac == pytest.approx(peak[~full].max())
+    again = [np.repeat(each, 2) for each in (mean, peak, full)]
+    assert with_intervals(H200_PRIOR, *again, [name for name in of for _ in range(2)]) == found
 
 
-def test_intervals_come_from_configurations_left_out(trials: list[dict[str, Any]]) -> None:
-    named = [each | {"trial_id": f"{place // 4:012x}"} for place, each in enumerate(trials)]
-    found = with_intervals(named, H200_PRIOR, limit_w=LIMIT_W)
-    assert 0 < found.error_frac < 0.05 and 0 < found.peak_error_frac < 0.05
-    few = with_intervals(named[:16], H200_PRIOR, limit_w=LIMIT_W)
-    assert (few.error_frac, few.peak_error_frac) == (H200_PRIOR.error_frac, H200_PRIOR.peak_error_frac)
-    assert found.full_peak_error_frac is None, "ten configurations say nothing of a class of them"
-    full = [one | {"trial_id": f"full{place}"} for place, one in enumerate(made(LIMIT_W, waits=0.01))]
-    sure = with_intervals([*named, *full], H200_PRIOR, limit_w=LIMIT_W)
-    assert sure.full_peak_error_frac is not None and sure.full_peak_error_frac < sure.peak_error_frac < 0.05
+def test_few_configurations_leave_what_was_believed() -> None:
+    needed = np.full(18, 0.05)
+    few = with_intervals(H200_PRIOR, needed, needed, needed > 0, ["a", "b", "c"] * 6)
+    assert few == H200_PRIOR
+    some = with_intervals(H200_PRIOR, needed, needed, np.arange(18) < 9, [str(number) for number in range(18)])
+    assert some.full_peak_error_frac is None, "nine configurations say nothing of a class of them"
+    assert some.peak_error_frac == pytest.approx(0.05)
 
 
-def test_each_trial_counts_under_the_limit_that_it_ran_under() -> None:
-    """One limit for all of them would make the clock of half of the trials a mystery, and intervals of a fifth."""
-    low = [one | {"device_power_limit_w": 450.0} for one in made(450.0, seed=1)]
-    named = [one | {"trial_id": f"{place // 4:012x}"} for place, one in enumerate([*made(LIMIT_W), *low])]
-    found = with_intervals(named, H200_PRIOR, limit_w=LIMIT_W)
-    assert 0 < found.error_frac < 0.05 and 0 < found.peak_error_frac < 0.05
+def test_no_mean_is_surer_than_trials_scatter() -> None:
+    needed = np.zeros(40)
+    found = with_intervals(H200_PRIOR, needed, needed, needed > 1, [str(number) for number in range(40)])
+    assert (found.error_frac, found.peak_error_frac) == (TRIAL_FRAC, 0.0)
 
 
 def test_a_trial_without_a_metric_says_nothing(trials: list[dict[str, Any]]) -> None:

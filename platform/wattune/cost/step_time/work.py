@@ -284,7 +284,8 @@ class _Layer:
         frac = np.where(held > 1, self.kernel.grouped_frac, self.kernel.matmul_frac)
         (forward_s, forward_flop), (backward_s, backward_flop) = self.linears([*ins, (wide, f)], each, frac)
         # Tokens to rows by expert and back, weighted and summed; silu and product in between.
-        moved = width * rows * (9 * h + 5 * f)
+        # What other ranks sent is put in order of experts, and its results in order of ranks again.
+        moved = width * rows * (9 * h + 5 * f + 4 * h * (shapes.ep > 1))
         moved_back = 2 * moved + self.narrowing_bytes(rows * (h + sum(n for n, _ in ins)))
         moved = moved + self.narrowing_bytes(rows * (h + f))
         nothing = np.zeros_like(rows)
@@ -307,7 +308,8 @@ class _Layer:
         operations = np.where(shapes.tp > 1, one + facts.host_ops * (facts.host_split - 1), one)
         waits = np.full(shapes.ep.shape, facts.exchanges_always) | (shapes.ep > 1)
         after: Floats = np.where(waits & self.model.is_moe, facts.host_ops_exchange, 0.0)
-        return (operations + facts.host_ops_gather * shapes.gathers + after) * one_s, after * one_s
+        units = 2 if facts.shards_experts_apart and self.model.is_moe else 1
+        return (operations + units * facts.host_ops_gather * shapes.gathers + after) * one_s, after * one_s
 
     def build(self) -> ModelPart:
         """Adds the pieces; what is computed again counts in the backward pass."""
