@@ -132,7 +132,7 @@ def test_a_refusal_names_the_invariant_and_a_cluster_that_keeps_it():
         place = answer.partition(KEEPS)[2].strip()
         assert isinstance(choose([plan], parse_target(place))[0], Scaled), answer
     far = choose(larges("llama3_8b", tp=[2], pp=[4]), parse_target("1x2"))[0]
-    assert "of a step away, allowed: 5 %; it cannot keep pipeline bubble to compute" in far
+    assert "of a step away, allowed: 5 %; it cannot keep work of a layer and micro-batch" in far
 
 
 def test_more_is_allowed_where_a_space_says_so():
