@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, Protocol
 
 from wattune.catalog.hardware import ClusterSpec
@@ -117,12 +118,6 @@ class Exclusion:
     """The mode of work that cannot run it; empty means every mode."""
     of_experts: bool = False
     """True where only models with experts cannot run it."""
-
-    def concerns(self, transformer_engine: bool, mode: str, is_moe: bool) -> bool:
-        """Tells whether plans of such a cluster, workload and model may be such a combination."""
-        if self.transformer_engine not in (None, transformer_engine) or self.mode not in ("", mode):
-            return False
-        return is_moe or not self.of_experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -393,6 +388,14 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
     )
 }
 """Every engine by name. Editing a limit is editing one line here."""
+
+
+@lru_cache(maxsize=256)
+def exclusions_of(engine: str, transformer_engine: bool, mode: str, is_moe: bool) -> tuple[Exclusion, ...]:
+    """Returns the combinations that an engine cannot run, as far as plans of such a cluster and work may be one."""
+    every = CAPABILITIES[engine].exclusions
+    here = [one for one in every if one.transformer_engine in (None, transformer_engine) and one.mode in ("", mode)]
+    return tuple(one for one in here if is_moe or not one.of_experts)
 
 
 def runs_program(engine: str) -> bool:

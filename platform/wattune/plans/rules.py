@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 from wattune.plans.axes import AXES, ITEM_BYTES
-from wattune.plans.engines import CAPABILITIES, ROUTINGS, Configuration, Exclusion, matches
+from wattune.plans.engines import CAPABILITIES, ROUTINGS, Configuration, exclusions_of, matches
 from wattune.plans.parallel import num_micro_batches
 from wattune.plans.placement import order_problem
 from wattune.plans.settings import device_settings
@@ -124,7 +124,7 @@ def dtype(c: Configuration) -> str | None:
 
 def engine_combination(c: Configuration) -> str | None:
     """The engine can combine these settings."""
-    for exclusion in _exclusions(c.engine, c.cluster.transformer_engine, c.workload.mode, c.model.is_moe):
+    for exclusion in exclusions_of(c.engine, c.cluster.transformer_engine, c.workload.mode, c.model.is_moe):
         if matches(exclusion.setting, c.plan):
             parts = [f"{axis}={getattr(c.plan, axis)}" for axis in exclusion.setting]
             parts += [f"mode={exclusion.mode}"] if exclusion.mode else []
@@ -476,11 +476,6 @@ def _asked(of_model: bool, of_workload: bool) -> tuple[Rule, ...]:
     return tuple(
         rule for rule in RULES if (of_model or rule not in _OF_MODEL) and (of_workload or rule not in _OF_WORKLOAD)
     )
-
-
-@lru_cache(maxsize=256)
-def _exclusions(engine: str, *where: Any) -> tuple[Exclusion, ...]:
-    return tuple(one for one in CAPABILITIES[engine].exclusions if one.concerns(*where))
 
 
 def _indivisible(c: Configuration, axis: str, degree: int, field: str, total: int) -> str | None:
