@@ -35,6 +35,14 @@ def test_the_worked_numbers_of_the_docstrings():
     assert model_flop_per_token(model, 8192) - model_flop_per_token(model, 0) == pytest.approx(6.4e9, rel=1e-2)
 
 
+def test_a_head_of_more_tokens_has_the_attention_of_a_layer():
+    def attention(model):
+        return model_flop_per_token(model, 8192) - model_flop_per_token(model, 0)
+
+    model = MODELS["llama3_8b"]
+    assert attention(replace(model, num_mtp_layers=2)) == pytest.approx(attention(model) * 34 / 32, rel=1e-9)
+
+
 def workload(mode, seq_len=1024, lora=None):
     return Workload(mode=mode, seq_len=seq_len, global_batch_size=8, lora=lora)
 

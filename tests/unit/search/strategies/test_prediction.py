@@ -41,6 +41,12 @@ def test_the_probability_of_a_bound_is_that_of_the_next_measurement(operator, bo
     assert np.exp(one.log_within(operator, bound))[0] == pytest.approx(expected, abs=1e-3)
 
 
+@pytest.mark.parametrize(("operator", "expected"), [("<=", 0.0), (">=", 1.0)])
+def test_what_is_above_zero_is_surely_past_a_bound_of_zero(operator, expected) -> None:
+    one = Belief(mean=np.log([100.0]), std=np.array([0.03]), noise=0.04, is_log=True)
+    assert np.exp(one.log_within(operator, 0.0))[0] == expected
+
+
 def test_bounds_together_are_between_independent_ones_and_the_tightest() -> None:
     half = np.log([0.5])
     assert 0.25 < float(np.exp(log_joint([half, half]))[0]) < 0.5
