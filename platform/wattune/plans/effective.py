@@ -48,7 +48,7 @@ def _even_layout(c: Configuration, plan: Plan) -> Change | None:
 
 
 def _order_of_topology(c: Configuration, plan: Plan) -> Change | None:
-    same = plan.rank_order == tuple(range(c.cluster.world_size))
+    same = plan.rank_order != "topology" and plan.rank_order == tuple(range(c.cluster.world_size))
     return ("rank_order", "topology", "it is the order of the topology") if same else None
 
 

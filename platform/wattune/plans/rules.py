@@ -35,8 +35,7 @@ def violations(configuration: Configuration) -> Iterator[Violation]:
     or a workload are left out where a command runs whose space describes none.
     """
     for rule in _asked(configuration.model.is_known, configuration.workload.is_known):
-        reason = rule(configuration)
-        if reason is not None:
+        if (reason := rule(configuration)) is not None:
             yield Violation(rule=rule.__name__, reason=reason)
             if rule is world_size:
                 return

@@ -64,6 +64,9 @@ they draw no more power while they wait."""
 _LOOK: Final = 4
 """Trials of a draw whose bounds are drawn at once: the first two that keep theirs are nearly always among them."""
 
+_TURNS: Final = 8
+"""Turns of so many. Where few trials keep their bounds, all the others then are drawn at once."""
+
 _ROWS_AT_ONCE: Final = 512
 _MOST_WAITING: Final = 0.95
 """Largest share of a step by which a trial is taken to be faster without its host."""
@@ -271,8 +274,9 @@ class _Bounds:
         self.kept, self._known = np.ones(figures.shape, np.bool_), np.zeros(figures.shape, np.bool_)
         for work in set(works):
             places, draws = np.flatnonzero([own == work for own in works]), np.arange(len(figures))
-            most = min(_LOOK, len(places))
+            turns = 0
             while len(draws):
+                most = min(_LOOK if (turns := turns + 1) <= _TURNS else len(places), len(places))
                 those = np.where(self.kept[np.ix_(draws, places)], figures[np.ix_(draws, places)], -np.inf)
                 leading = places[np.argpartition(-those, most - 1, axis=1)[:, :most]]
                 for place in np.unique(leading).tolist():

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from wattune.analysis.metrics.step_breakdown import HOST_BOUND_FRAC
-from wattune.arrays import Floats
+from wattune.arrays import Floats, Indices
 from wattune.fidelity import by_length, is_burst, is_soak, is_unprofiled, measuring, ordinary
 from wattune.intervals import NORMAL_95, Interval, t_quantile
 from wattune.metrics import METRICS
@@ -200,7 +200,8 @@ class Spreads:
         self._numbers: dict[tuple[str, bool], int] = {}
         self._node_sets: dict[str, int] = {}
         self._trials: dict[str, int] = {}
-        self._data = array("d")
+        self._data, self._start_ns = array("d"), array("q")
+        self._own: dict[str, array[float]] = {}
 
     def add(self, run: Run) -> None:
         """Adds a run that ended: models that are asked for again take it in, and nothing that came before it."""
@@ -211,7 +212,8 @@ class Spreads:
         """Returns the model of a metric, None if no run measured it."""
         seen, found = self._known.get(metric, (0, None))
         if seen < len(self._runs):
-            found = self._fitted(metric) if any(metric in run.metrics for run in self._runs[seen:]) else found
+            new = [(place, run.metrics) for place, run in enumerate(self._runs[seen:], seen) if metric in run.metrics]
+            found = self._fitted(metric, new) if new else found
             self._known[metric] = len(self._runs), found
         return found
 
@@ -222,15 +224,16 @@ class Spreads:
         change, raw = fitted.scatter.mean - fitted.scatter.raw_mean, fitted.means
         return raw * np.exp(np.minimum(change, MOST_LOG)) if fitted.logarithmic else raw + change
 
-    def _fitted(self, metric: str) -> Fitted:
-        """Fits the model of a metric that was measured."""
-        own = [(place, run.metrics) for place, run in enumerate(self._runs) if metric in run.metrics]
-        steps, value = _UNCERTAINTIES.get(metric, ""), np.array([metrics[metric] for _, metrics in own])
-        within = np.array([metrics.get(steps, 0.0) for _, metrics in own]) / NORMAL_95
-        number, node_set, trial, time_s, frac, measured = self._columns([place for place, _ in own])
+    def _fitted(self, metric: str, new: Sequence[tuple[int, Mapping[str, float]]]) -> Fitted:
+        """Fits the model of a metric, with some runs more that measured it: their places and figures."""
+        own, steps = self._own.setdefault(metric, array("d")), _UNCERTAINTIES.get(metric, "")
+        for at, metrics in new:
+            own.extend((at, metrics[metric], metrics.get(steps, 0.0) / NORMAL_95))
+        runs, value, within = np.array(own).reshape(-1, 3).T.copy()
+        number, node_set, trial, time_s, frac, measured = self._columns(runs.astype(np.intp))
         number, node_set, trial = number.astype(np.intp), node_set.astype(np.intp), trial.astype(np.intp)
         numbers: Mapping[tuple[str, bool], int] = self._numbers
-        if len(own) < len(self._runs):  # numbers without a gap, by the first run of each
+        if len(runs) < len(self._runs):  # numbers without a gap, by the first run of each
             keys, (old, first, which) = [*numbers], np.unique(number, return_index=True, return_inverse=True)
             order = np.argsort(first)
             number = np.argsort(order)[which]
@@ -242,7 +245,7 @@ class Spreads:
             time_s[time_s <= 0] = time_s[time_s > 0].mean()  # a run at an unknown time has no part in the drift
         described = METRICS[metric]
         logarithmic = described.group in _LOGARITHMIC and float(value.min()) > 0.0
-        latest = max((self._runs[place] for place, _ in own), key=lambda run: run.start_wall_ns)
+        latest = self._runs[int(runs[np.array(self._start_ns)[runs.astype(np.intp)].argmax()])]
         prior = _expected(latest, described.group) if logarithmic and measured.all() else PRIOR
         num_host_bound, wider = 0, np.zeros(len(value))
         if described.group in HOST_SPREAD and metric != _WITHOUT_HOST:
@@ -270,7 +273,7 @@ class Spreads:
         error = found.standard_error()
         return Fitted(found, error, means, numbers, node_sets, num_zeros, num_host_bound, described.group, prior)
 
-    def _columns(self, places: Sequence[int]) -> Floats:
+    def _columns(self, places: Indices) -> Floats:
         """Returns what all metrics share of some runs: number, node set, trial, start, share of waits, 1 if measured.
 
         The share is NaN where it is not known. A run that is added costs no look at those before it.
@@ -286,6 +289,7 @@ class Spreads:
                 _is_measured(run),
             )
             self._data.extend(own)
+            self._start_ns.append(run.start_wall_ns)
         return np.array(self._data).reshape(-1, 6)[places].T.copy()
 
     def placed(self, counted: Sequence[Run], metric: str) -> tuple[Fitted, int] | None:

@@ -70,9 +70,8 @@ def verdict_tables(ranking: Ranking) -> list[Html]:
     """Makes a table for each verdict that has trials."""
     metric = ranking.objective.metric
     measured = [
-        Column(
-            "configuration", lambda row: Cell(row.spec.label, small=row.trial_id), place="lead"
-        ),  # sizes have columns
+        # Sizes have columns.
+        Column("configuration", lambda row: Cell(row.spec.label, small=row.trial_id), place="lead"),
         *setting_columns(ranking),
         Column(metric, lambda row: Cell(row.objective, small=_brief_repeats(row)), metric),
         *bound_columns(ranking.constraints),

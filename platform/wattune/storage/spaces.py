@@ -13,6 +13,7 @@ digest is found. A YAML file has its own digest in its first line, `# digest: <S
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -143,7 +144,10 @@ def commit(folder: Path, document: Mapping[str, Any], rows: Sequence[Mapping[str
     files = {name: digest for name, digest in (stored.files if stored else {}).items() if name == CANDIDATES}
     files |= {path.name: _sha256(path) for n in range(1, number + 1) if (path := folder / space_name(n)).exists()}
     if rows is not None:
-        table = encoded(_table(grown(known_candidates(folder), rows, number))).to_pybytes()
+        earlier: list[dict[str, Any]] = []
+        with suppress(PlanError):  # where it is damaged, it is written anew
+            earlier = candidates(folder)
+        table = encoded(_table(grown(earlier, rows, number))).to_pybytes()
         files[CANDIDATES] = hashlib.sha256(table).hexdigest()
         if not (folder / CANDIDATES).exists() or _sha256(folder / CANDIDATES) != files[CANDIDATES]:
             write_whole(folder / NEXT_CANDIDATES, table)
@@ -221,14 +225,6 @@ def candidates_table(folder: Path, *columns: str) -> pa.Table | None:
         return table
     except TelemetryError as error:
         raise PlanError(f"{error}; {_ANEW}") from error
-
-
-def known_candidates(folder: Path) -> list[dict[str, Any]]:
-    """Reads the table as `candidates` does; empty where it is damaged: it is about to be written anew."""
-    try:
-        return candidates(folder)
-    except PlanError:
-        return []
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
