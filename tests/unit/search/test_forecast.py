@@ -6,9 +6,10 @@ import pytest
 from wattune.cost.coefficients import ORIGINS
 from wattune.cost.defaults import default_coefficients
 from wattune.objective import parse_constraint, parse_objective
-from wattune.search.forecast import FALLBACK, MEMORY_RISK, forecast
+from wattune.search.forecast import FALLBACK, MEMORY_RISK, around_s, forecast
 from wattune.search.prune import prune
 from wattune.search.space import parse_space
+from wattune.trial import Measure
 
 
 def candidates(**changes):
@@ -125,3 +126,9 @@ def test_a_scaled_space_shows_and_orders_the_large_plans():
     assert [by_name[name] for name in own] == small.estimates.columns["step_time_s"].value.tolist()
     assert {one["runs_on"] for one in small.to_json()["kept"]} == {"1x8 h200_sxm"}
     assert set(small.table()["cluster"].to_pylist()) == {"2x8 h200_sxm"}
+
+
+def test_steps_around_the_window_take_as_long_as_a_step_does():
+    measure = Measure(warmup_steps=4, profile_steps=2)
+    one, two = (around_s(step_s, measure, on_cpu=False) for step_s in (1.0, 2.0))
+    assert two == pytest.approx(2 * one) and one >= 2 + 1

@@ -163,6 +163,14 @@ def test_losers_stop_early_only_where_step_time_decides():
         parse_space({**wanted, "objective": "minimize energy_per_token_j"})
 
 
+def test_steps_of_different_sizes_are_not_compared_by_the_step():
+    by_step = changed("objective", "minimize step_time_s")
+    assert parse_space(by_step).objective.metric == "step_time_s"
+    of_two = by_step | {"workload": {"seq_len": 128, "global_batch_size": [8, 16]}}
+    (text,) = problems(of_two)
+    assert text.startswith("objective: ") and "1,024 to 2,048 tokens; use tokens_per_s" in text
+
+
 def test_finalists_are_raced_only_if_the_file_asks_for_it():
     assert parse_space(SMALL).search.finalists is None
     asked = parse_space(changed("search.finalists", {"until": 0.95, "max_share": 1}))
