@@ -107,7 +107,8 @@ def test_clocks_of_a_pipeline_are_files_that_zeus_reads(wattune: Verb, pipeline:
     code, out, err = wattune("frontier", pipeline, "--clocks", str(tmp_path / "clocks.py"), "--json")
     assert code == 0, err
     now, *points = json.loads(out)
-    assert (now["step_time_s"], now["energy_per_step_j"], now["predicted"]) == (3.0, 12_000.0, False)
+    assert (now["step_time_s"], now["predicted"]) == (3.0, False)
+    assert now["energy_per_step_j"] == pytest.approx(12_000.0)
     assert len(list(tmp_path.iterdir())) == len(points) > 3 and all(one["predicted"] for one in points)
     for place, one in enumerate(points):
         text = (tmp_path / f"clocks{f'_{place}' if place else ''}.py").read_text()
