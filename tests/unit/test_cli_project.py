@@ -127,7 +127,8 @@ def test_a_small_run_is_projected_from_the_plan_it_stands_for(wattune: Run) -> N
         assert "fabric" in str(near["untested"]) and "32 times" in str(there["untested"]), "of what the small run had"
         assert "1x4 h200_sxm" in near["notes"]["scaled_down"] and not near["measured"]
         ramps = [one["figures"]["cluster_power_ramp_1s_w_per_s"]["value"] for one in (near, there)]
-        assert 4 < ramps[1] / ramps[0] < 8, "its own traces, stretched to the large step"
+        # Eight times the nodes, in phase. A mean of a second passes another share of a step that is stretched.
+        assert 4 < ramps[1] / ramps[0] < 9, "its own traces, stretched to the large step"
     code, out, _ = wattune("project", "scaled", "--to", "4x4")
     assert code == 0 and "transferred, scaled_down" in " ".join(out.split())
 
