@@ -241,7 +241,7 @@ def checked_placement(study: Path, out: Path, storage: str) -> None:
     found_map = slot_map(str(study))
     text = json.dumps({"slots": found_map.rows, "notes": found_map.notes}, default=float)
     (out / "map.json").write_text(text + "\n")
-    said = [text]
+    said, foretold = [text], list[dict[str, Any]]()
     pipes = {
         spec.plan.layout: spec
         for spec, run in StudyFolder(study).results()
@@ -269,6 +269,12 @@ def checked_placement(study: Path, out: Path, storage: str) -> None:
             said.append(advice.why)
             (out / "place.txt").write_text("\n".join(said) + "\n")
             move, found = verify(advice, storage=storage, watch=watch)
+            ids = {"present": spec.trial_id, "moved": replace(spec, plan=move.plan).trial_id}
+            names = ("gain_frac", "low_frac", "high_frac", "probability")
+            foretold.append(
+                ids | {"from": spec.label, "label": move.plan.label} | {name: getattr(move, name) for name in names}
+            )
+            pq.write_table(pa.Table.from_pylist(foretold), out / "place_said.parquet")
             said.append(f"measured {move.plan.label}: {found.change_frac} of a step's time")
             said.append(f"from {found.low_frac} to {found.high_frac}")
         except PlanError as error:  # nothing pays: the page says so

@@ -107,8 +107,9 @@ class StudyAnswer:
 
 
 def asked_of(ranking: Ranking) -> str:
-    """Returns the question of a ranking, and the number of its results, as a text."""
-    return f"{ranking.question} {sum(len(row.repeats) for row in ranking.trials)}"
+    """Returns the question of a ranking, and how many results it has and when the last one ended, as a text."""
+    ends_ns = [one.end_wall_ns for row in ranking.trials for one in row.repeats]
+    return f"{ranking.question} {len(ends_ns)} {max(ends_ns, default=0)}"
 
 
 def answer_of(ranking: Ranking) -> StudyAnswer:

@@ -231,6 +231,12 @@ def test_p_best_is_of_all_plans_the_ones_that_were_not_measured_too(tmp_path) ->
     assert api.rank(study, where=["micro_batch_size <= 4"]).better_probability is None
     run_one(study)
     assert api.rank(study).better_probability is None, "one more result"
+    report(study)
+    assert api.rank(study).better_probability is not None
+    _, run = study.results()[0]
+    last_ns = max(one.end_wall_ns for _, one in study.results())
+    study.trial(run.trial_id, run.repeat).write_result(replace(run, end_wall_ns=last_ns + 1))
+    assert api.rank(study).better_probability is None, "as many results, of which one is another"
 
 
 def test_the_best_plan_left_out_is_likely_among_those_not_measured(tmp_path) -> None:
