@@ -62,9 +62,9 @@ def estimate(
         model: Catalog name, path of a `config.json`, or the mapping that a space has for a model.
         cluster: A text such as `4x8 h200_sxm`, or the mapping that a space has for a cluster.
         engine: Engine that trains, or software that wattune estimates and does not run: `nemo` (NeMo and
-            Megatron-Bridge, by their performance recipes), `maxtext`, `automodel`, `llm_foundry`, `torchtitan`.
-            Its plan follows the rules of the engine in `wattune.cost.step_time.facts.SOFTWARE`, whose memory stands for
-            its own.
+            Megatron-Bridge, by their performance recipes), `maxtext`, `automodel`, `llm_foundry`, `torchtitan`,
+            `torchtitan_2024`. Its plan follows the rules of the engine in `wattune.cost.step_time.facts.SOFTWARE`,
+            whose memory stands for its own.
         leave_out: Features of the `config.json` to train without.
         storage: The place whose stored fits are used; see `wattune.storage.files.find_storage`.
         **settings: Axes of the plan (`tp=8, pp=2`) and keys of a space's `workload` (`seq_len`, `mode`). `seq_len` is

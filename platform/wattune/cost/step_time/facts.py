@@ -49,8 +49,15 @@ class EngineFacts:
     """True where ranks that split an expert gather the rows that tokens chose; else they gather tokens."""
     recomputed_frac: float = 1.0
     """Share of a layer's forward pass that full recomputation repeats."""
-    selective_frac: float = 0.0
-    """The same of selective recomputation; 0 where it repeats attention's own part, as Korthikanti et al. 2022 say."""
+    keeps_operations: bool = False
+    """True where selective recomputation keeps attention and every second product of a layer, and repeats all else;
+    False where it repeats attention's own part, as Korthikanti et al. 2022 say."""
+    copies_heads: bool = False
+    """True where keys and values are copied for every head of queries that reads them."""
+    compiles_loss: bool = True
+    """False where the loss is not compiled though layers are."""
+    joins_ends: bool = False
+    """True where embedding and head are one unit that is gathered first and reduced last."""
     host_ops_gather: float
     """More of them for each unit of a layer whose weights are gathered for each pass."""
     grad_bytes: float
@@ -128,7 +135,9 @@ FACTS: Final[dict[str, EngineFacts]] = {
 }
 """Every engine by name, and below the software of `SOFTWARE`."""
 
-SOFTWARE: Final = {"nemo": "megatron"} | dict.fromkeys(("maxtext", "automodel", "llm_foundry", "torchtitan"), "torch")
+SOFTWARE: Final = {"nemo": "megatron"} | dict.fromkeys(
+    ("maxtext", "automodel", "llm_foundry", "torchtitan", "torchtitan_2024"), "torch"
+)
 """Software that estimates know and wattune does not run, with the engine whose rules and memory stand for its own."""
 
 # Megatron with TransformerEngine: attention by cuDNN, faster on H100 than FlashAttention 2 (Shah et al. 2024, arXiv
@@ -152,8 +161,13 @@ FACTS["nemo"] = replace(
 FACTS["maxtext"] = replace(FACTS["torch"], attention_rate=1.4, recomputed_frac=0.65, casts_apart=False)
 # FSDP2 with layers of TransformerEngine and Triton: nothing is compiled.
 FACTS["automodel"] = replace(FACTS["torch"], compiles=False, casts_apart=False)
+# Selective recomputation by operation (`activation_checkpoint.py`), `repeat_kv`, and FSDP2 units of layers and of the
+# whole. FlashAttention 2 has 335 TFLOP/s forward (causal, heads of 128, 16k tokens: Shah et al. 2024, figure 5), where
+# 1 stands for 429. In 2024 the loss was not compiled (e8977b0 to bbb1b61), and the eight kernels of AdamW not fused.
+FACTS["torchtitan"] = replace(
+    FACTS["torch"], attention_rate=0.8, keeps_operations=True, copies_heads=True, joins_ends=True
+)
+FACTS["torchtitan_2024"] = replace(FACTS["torchtitan"], compiles_loss=False, update_bytes=92)
 # In 2023: FSDP1, not compiled, FlashAttention 1 in Triton, half as fast as FlashAttention 2 (Dao 2023, arXiv
 # 2307.08691, abstract).
-# Selective recomputation by operation keeps attention and every second product (`activation_checkpoint.py`).
-FACTS["torchtitan"] = replace(FACTS["torch"], selective_frac=0.5)
 FACTS["llm_foundry"] = replace(FACTS["automodel"], attention_rate=0.5)

@@ -249,7 +249,8 @@ class StepPipeline:
         ends = self.is_first + self.is_last
         if model.tied_embeddings and self.pp == 1:
             ends = ends / 2
-        dense = dense + vocabulary * h / split_ends * ends
+        held_ends = vocabulary * h / split_ends * ends
+        dense = dense + held_ends
         ffn = sum(
             kind.ffn_matrices * h * kind.ffn_hidden_size * kind.num_experts * share for kind, share in model.shares
         )
@@ -257,10 +258,13 @@ class StepPipeline:
         copies = self._column(batch.dp_replicate)
         dense_ranks = dp * cp / copies
         expert_ranks = dp * cp * tp / (ep * etp) / copies
+        units = self.layers + ends
+        joins = self.model.facts.joins_ends
         return Weights(
             dense=dense,
             experts=experts,
-            units=self.layers + ends,
+            units=units,
+            first_frac=held_ends / np.maximum(dense, 1.0) if joins else 1.0 / np.maximum(units, 1.0),
             dense_group=links.group(dense_ranks, tp),
             expert_group=links.group(expert_ranks, ep * etp),
             dense_copies=links.group(copies, tp * dense_ranks),
@@ -272,7 +276,6 @@ class StepPipeline:
         facts, weights, links = self.model.facts, self.weights, self.model.links
         trains, updates = float(self.model.trains), self.model.updates
         copies_s = updates * weights.sum_copies_s(links, item_bytes=facts.sent_grad_bytes)
-        units = np.maximum(weights.units, 1)
         beside_tp = (self.overlap == 3) & facts.hides_replicas_beside_tp
         hides_reduce = ((self.overlap == 1) | (self.overlap == 2) | beside_tp).astype(float)
         hides_gather = ((self.overlap == 2) | beside_tp).astype(float)
@@ -297,14 +300,15 @@ class StepPipeline:
             kinds = [(gathers_s[0], reduces_s[0], *experts_s, copies_s), others]
         found = list[tuple[Floats, ...]]()
         for gather_s, reduce_s, forward_s, backward_s, copied_s in kinds:
-            first_s, last_s, reduced_s = gather_s / units, updates * reduce_s / units, updates * reduce_s
+            first_s, last_s = gather_s * weights.first_frac, updates * reduce_s * weights.first_frac
+            reduced_s = updates * reduce_s
             ahead = beside(each * gather_s, forward_s, hides_gather, each * first_s)
             again = beside(trains * each * gather_s, backward_s, hides_gather, each * first_s)
             # Gathers and reductions take turns on one communicator: the same work hides no two of them. Where weights
             # are gathered again, the next pass gathers behind the last reduction.
             behind = beside(every * reduced_s, backward_s - again[1], hides_reduce, each * last_s)
             sum_s = (1.0 - every) * reduced_s + copied_s
-            end = beside(sum_s, backward_s, hides_reduce, sum_s / units)
+            end = beside(sum_s, backward_s, hides_reduce, sum_s * weights.first_frac)
             begin = beside(once * gather_s, forward_s, hides_once, once * first_s)
             late_s = (every - each) * hides_reduce * last_s
             found.append((*ahead, *again, *behind, end[0] + begin[0], end[1] + begin[1], late_s))

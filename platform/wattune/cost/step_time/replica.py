@@ -31,6 +31,8 @@ class Weights:
     experts: Floats
     units: Floats
     """Parts that are gathered and reduced together: layers, and both ends."""
+    first_frac: Floats
+    """Share of all in the part that is gathered first and reduced last."""
     dense_group: RankGroups
     expert_group: RankGroups
     dense_copies: RankGroups

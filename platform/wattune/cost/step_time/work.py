@@ -228,6 +228,8 @@ class _Layer:
         moved = 2 * (q + kv / 2) if turned or model.has_ssm else 0
         moved += 2 * (q + kv / 2) * (model.qk_norm != "none") * model.has_attention
         rotated = moved * tokens / shapes.tp
+        if self.facts.copies_heads and model.has_attention and kv < 2 * q:
+            rotated = rotated + 2 * q * tokens / shapes.tp
         blocks = (model.num_norms + (model.norm_place == "shared")) if model.has_ffn else 1
         forward = blocks * 4 * h * cut + rotated
         backward = blocks * 6 * h * cut + rotated
@@ -336,13 +338,14 @@ class _Layer:
         if self.model.is_moe:
             expert_forward, expert_backward = self.experts()
             forward, backward = forward + expert_forward, backward + expert_backward
-        facts, selective = self.facts, (shapes.recompute == 1).astype(float)
         nothing = np.zeros_like(mixed_s)
-        attention = PassTimes(mixed_s, nothing, nothing, nothing, mixed_flop) * (
-            selective * (facts.selective_frac == 0)
-        )
-        again = facts.recomputed_frac * (shapes.recompute == 2) + facts.selective_frac * selective
-        return ModelPart(forward, backward + attention + forward * again)
+        selective = PassTimes(mixed_s, nothing, nothing, nothing, mixed_flop)
+        if self.facts.keeps_operations:
+            # The last product's output is what the next layer keeps.
+            (again_s, again_flop), _ = self.linears(linears[:-1][1::2], shapes.tokens, self.kernel.matmul_frac)
+            selective = PassTimes(again_s, forward.memory_s, host_s, stall_s, again_flop)
+        whole = forward * (self.facts.recomputed_frac * (shapes.recompute == 2))
+        return ModelPart(forward, backward + selective * (shapes.recompute == 1).astype(float) + whole)
 
 
 def layer_work(
@@ -378,7 +381,7 @@ def ends_work(
     if workload.mode == "pretrain":
         backward.append((vocabulary, h * ones, rows))
     backward_s, backward_flop = machine.products(backward, frac)
-    compiled = np.where(shapes.tp > 1, facts.compiles_split, facts.compiles)
+    compiled = np.where(shapes.tp > 1, facts.compiles_split, facts.compiles) & facts.compiles_loss
     passes, again = np.where(compiled, 1.0, 3.0), shapes.loss_again
     logit_bytes = rows * vocabulary * 5 * passes
     last = ModelPart(
