@@ -40,8 +40,8 @@ MOST_REPEATS: Final = 998
 class Measure:
     """Settings of measuring. They are not a part of a trial's identity."""
 
-    warmup_steps: CountOrZero = 5
-    """Least steps before anything counts. Warm-up goes on until step time is stable."""
+    warmup_steps: CountOrZero = 2
+    """Least steps before anything counts. Warm-up goes on until step time is stable: then the next steps count."""
     min_steps: Count = 20
     """Least measured steps."""
     min_seconds: NotNegative = 15.0

@@ -1,4 +1,7 @@
-"""The end of warm-up, by one test for built-in engines, commands and recordings: a window slides until it is stable."""
+"""The end of warm-up, by one test for built-in engines, commands and recordings: a window slides until it is stable.
+
+Its steps are the first measured ones: steps that are steady are no warm-up.
+"""
 
 import statistics
 from collections.abc import Sequence
@@ -11,7 +14,7 @@ WINDOW_STEPS: Final = 4
 """Steps that are judged, the latest ones. The first step of all is never among them: it compiles, and starts NCCL."""
 
 MOST_TIMES: Final = 4
-"""Times the least warm-up after which a trial is measured although its steps are not stable."""
+"""Times the least warm-up, or as many judged steps, after which a trial is measured though its steps are not stable."""
 
 
 MOST_PROFILED: Final = 2
@@ -39,23 +42,23 @@ def _alike(some_s: Sequence[float], others_s: Sequence[float]) -> bool:
 
 
 def least_warmup(asked: int) -> int:
-    """Returns the fewest steps of warm-up: as many as asked for, and at least the first one and a window after it."""
-    return max(asked, 1 + WINDOW_STEPS)
+    """Returns the fewest steps of warm-up: as many as asked for, and at least the first one."""
+    return max(asked, 1)
 
 
 def most_warmup(asked: int) -> int:
     """Returns the number of steps after which a trial is measured in any case."""
-    return MOST_TIMES * least_warmup(asked)
+    return MOST_TIMES * max(asked, 1 + WINDOW_STEPS)
 
 
 def warmup(times_s: Sequence[float], asked: int = 0, *, endless: bool = False) -> tuple[int | None, bool]:
     """Finds the end of warm-up in the times of all steps so far, from the program's first one.
 
-    Returns the steps of warm-up, None while it goes on, and whether step time was stable at its end. It ends after
+    Returns the steps of warm-up, None while it goes on, and whether step time was stable after them. It ends after
     `most_warmup` steps anyhow, unless it is `endless`.
     """
     most = len(times_s) if endless else most_warmup(asked)
-    for number in range(least_warmup(asked), min(len(times_s), most) + 1):
-        if is_stable(times_s[number - WINDOW_STEPS : number]):
+    for number in range(least_warmup(asked), min(len(times_s), most) - WINDOW_STEPS + 1):
+        if is_stable(times_s[number : number + WINDOW_STEPS]):
             return number, True
     return (None, False) if endless or len(times_s) < most else (most, False)

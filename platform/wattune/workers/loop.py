@@ -1,8 +1,9 @@
 """The measuring loop, the same for every engine: build, warm up until step time is stable, measure, profile, close.
 
 Steps are measured in rounds, and ranks agree on a round's length before it begins: no measured step carries a
-collective of ours. One round is enough where warm-up predicted the step time; a second adds the missing steps. Where a
-measurement may end early (`wattune.workers.early_stop`), rounds are shorter, and ranks agree on that between two.
+collective of ours. The steps that ended the warm-up by being stable are the first round. A second is enough where they
+predicted the step time; a third adds the missing steps. Where a measurement may end early
+(`wattune.workers.early_stop`), rounds are shorter, and ranks agree on that between two.
 """
 
 import gc
@@ -81,9 +82,10 @@ def measure_trial(
         start_ns = time.monotonic_ns()
         engine.build(spec, ranks, seed=seed)
         build_time_s = (time.monotonic_ns() - start_ns) / 1e9
-        num_warmup_steps, steady = _warm_up(engine, measure, steps, report, await_window)
-        engine.expert_tokens()  # of warm-up
-        done = 0
+        num_warmup_steps, steady, taken = _warm_up(engine, measure, steps, report, await_window)
+        done = len(taken)
+        if done:
+            report("measure", done, done, time.monotonic() - _starts_s(steps, done)[0])
         while missing := _agree(_missing_steps([result for _, result in steps], done, measure), ranks):
             report("measure", done, done + missing)
             now = missing if stop_above_s is None else min(missing, steps_to_look(done, measure.min_steps))
@@ -97,7 +99,7 @@ def measure_trial(
                     break
         memory_peak_bytes = engine.memory_peak_bytes()
         reserved_peak_bytes = getattr(device_memory(ranks.device), "reserved_peak_bytes", 0)
-        expert_tokens = engine.expert_tokens()
+        expert_tokens = _summed([*taken, engine.expert_tokens()])
         facts = dict(engine.facts())
         if profile_steps := _agree(_profile_steps(steps, measure, ranks), ranks):
             report("profile", 0, profile_steps)
@@ -175,7 +177,7 @@ def _profile_problem(error: Exception, ranks: Ranks) -> str:
     return f"missing, since the profiled pass failed: {problem}"
 
 
-def _silent(_part: str, _done: int, _total: int) -> None:
+def _silent(_part: str, _done: int, _total: int, _ago_s: float = 0.0) -> None:
     """Reports progress to nobody."""
 
 
@@ -202,23 +204,34 @@ def _warm_up(
     steps: list[tuple[int, StepSpans]],
     report: Progress,
     await_window: Callable[[], None],
-) -> tuple[int, bool]:
-    """Runs warm-up steps until the latest are stable on every rank, or there were too many."""
+) -> tuple[int, bool, Sequence[ExpertTokens]]:
+    """Runs steps until the latest are stable on every rank, or there were too many.
+
+    Returns the steps of warm-up, whether those after it were stable, and what each of these sent to experts: they count
+    as measured.
+    """
     least, most = least_warmup(measure.warmup_steps), most_warmup(measure.warmup_steps)
     times_s: list[float] = []
+    taken: list[ExpertTokens] = []
     gc.collect()
     report("compile", 0, 1)
     while len(times_s) < most:
-        if len(times_s) in (1, *range(least, most)):
-            report("warmup", len(times_s), most)
         if len(times_s) == 1:
+            report("warmup", 1, most)
             await_window()
         result = _checked(engine.step())
         times_s.append(_step_time_s(result))
+        taken.append(engine.expert_tokens())
         steps.append((-len(times_s), result))  # numbered from the end once the end is known
-        if len(times_s) >= least and _all_ranks(is_stable(times_s[-WINDOW_STEPS:])):
-            return len(times_s), True
-    return most, False
+        number = len(times_s) - WINDOW_STEPS
+        if number >= least and _all_ranks(is_stable(times_s[number:])):
+            steps[number:] = [(step, result) for step, (_, result) in enumerate(steps[number:])]
+            return number, True, taken[number:]
+    return most, False, ()
+
+
+def _summed(taken: Sequence[ExpertTokens]) -> ExpertTokens:
+    return tuple(tuple(map(sum, zip(*layer, strict=True))) for layer in zip(*taken, strict=True))
 
 
 def _missing_steps(results: Sequence[StepSpans], num_measured: int, measure: Measure) -> int:

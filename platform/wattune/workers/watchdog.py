@@ -17,9 +17,10 @@ from wattune.units import ns_to_s, s_to_ns
 from wattune.workers.engine import Engine, ExpertTokens, Ranks, StepSpans
 from wattune.workers.phases import Span
 
-Progress = Callable[[str, int, int], None]
+Progress = Callable[..., None]
 """Called with the part that begins (`build`, `warmup`, `measure`, `profile`), steps done and steps to do; never inside
-measured steps. From `profile` on a failure is one of the profile: the measured result stands."""
+measured steps. A fourth argument is the time since it began, in seconds. From `profile` on a failure is one of the
+profile: the measured result stands."""
 
 STALL_STEPS: Final = 10
 """A trial hangs when a step takes longer than this many times its longest recent step, and than `measure.stall_s`."""

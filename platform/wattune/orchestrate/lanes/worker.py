@@ -228,9 +228,11 @@ class _Watch:
             self._engine.stop(self._stop_reason)
         return self._engine
 
-    def progress(self, part: str, done: int, total: int) -> None:
-        """Notes the part that the measuring loop begins."""
-        self._parts_s, self._part_since_s = self.parts_s(), time.monotonic()
+    def progress(self, part: str, done: int, total: int, ago_s: float = 0.0) -> None:
+        """Notes the part that the measuring loop begins, or began a time ago."""
+        parts_s = self.parts_s()
+        parts_s[self._part[0]] -= ago_s
+        self._parts_s, self._part_since_s = parts_s, time.monotonic() - ago_s
         self._part, self._part_began_at = (part, total), (self._engine.num_steps if self._engine else 0) - done
 
     def parts_s(self) -> dict[str, float]:

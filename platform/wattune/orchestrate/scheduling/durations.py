@@ -70,7 +70,8 @@ class BesideSteps:
         warm = WarmGraphs()
         for spec, result in sorted(results, key=lambda one: one[1].start_wall_ns):
             start = warm.ran(spec, result.tags.get("nodes", ""), new_workers=waited_for_workers(result))
-            self.add(spec, Measure(), result, start)
+            steps = result.numbers.warmup_steps  # what was asked for is not known: at most five without a word
+            self.add(spec, Measure() if steps is None else Measure(warmup_steps=min(steps, 5)), result, start)
 
     def add(self, spec: TrialSpec, measure: Measure, result: Run, start: Start) -> None:
         """Takes a result. One that did not complete, or whose steps are not known, tells nothing."""

@@ -24,12 +24,12 @@ def test_before_the_first_step_it_builds():
 @pytest.mark.parametrize(("step_s", "enough"), [(0.2, 10), (0.05, 20)])
 def test_it_is_finished_after_enough_steps_and_seconds(step_s, enough):
     measuring = Measuring(MEASURE)
-    early = measuring.look(steps([step_s] * (5 + enough - 1)))
+    early = measuring.look(steps([step_s] * (4 + enough - 1)))
     assert (early.part, early.finished, early.done) == ("measure", False, enough - 1)
     assert early.total == pytest.approx(enough, abs=1)
-    done = measuring.look(steps([step_s] * (5 + enough)))
+    done = measuring.look(steps([step_s] * (4 + enough)))
     assert done.finished and done.steady
-    assert (done.first_index, done.end_index, done.num_measured) == (5, 5 + enough, enough)
+    assert (done.first_index, done.end_index, done.num_measured) == (4, 4 + enough, enough)
 
 
 def test_a_loser_is_finished_as_soon_as_its_steps_prove_it():
