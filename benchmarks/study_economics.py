@@ -238,7 +238,7 @@ def row(
 
 
 def parts_error_frac(result: Run) -> float:
-    """How far a trial's parts are from its time, as a share of it; its wait is before it."""
+    """Distance of a trial's parts from its time, as a share of it; its wait is before it."""
     numbers, own_s = result.numbers.known, took_s(result)
     parts_s = [numbers.get(f"{part}_time_s") or 0.0 for part in PARTS if part != "wait"]
     return abs(sum(parts_s) / own_s - 1) if any(parts_s) else 0.0

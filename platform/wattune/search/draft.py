@@ -87,7 +87,7 @@ def draft(wishes: Wishes, full: ModelSpec, *, schema: str) -> str:
         *(f"  {name}: {_flow(values)}  # {comment}" for name, (values, comment) in axes.items()),
         "",
         "# Steps at least, and seconds at least, whichever is longer. `timeout_s` ends a trial that hangs.",
-        f"measure: {{warmup_steps: 5, min_steps: {8 if on_cpu else 20}, min_seconds: {4 if on_cpu else 15}}}",
+        f"measure: {{min_steps: {8 if on_cpu else 20}, min_seconds: {4 if on_cpu else 15}}}",
         f"objective: {wishes.objective}  # `wattune metrics` lists what can be asked",
         *_bound_lines(wishes, cluster),
         f"search: {{strategy: random, num_trials: {MOST_TRIALS}, seed: 0}}  # strategy: grid tries every combination",

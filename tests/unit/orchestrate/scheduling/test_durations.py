@@ -64,7 +64,9 @@ def test_what_a_trial_takes_beside_its_steps_is_learned_by_how_it_starts() -> No
 
 def test_other_studies_of_the_storage_teach_starts() -> None:
     times = Durations(Pace(), predicted)
-    waited = replace(ran(1.0, beside_s=10.0, start_s=100.0), numbers=Numbers(window_s=10.0, group_start_s=7.0, warmup_steps=5))
+    waited = replace(
+        ran(1.0, beside_s=10.0, start_s=100.0), numbers=Numbers(window_s=10.0, group_start_s=7.0, warmup_steps=5)
+    )
     failed = replace(ran(1.0, beside_s=500.0, start_s=300.0), status=RunStatus.CRASHED, reason="made up")
     times.beside.take([(spec(1), failed), (spec(1), ran(1.0, beside_s=4.0, start_s=200.0)), (spec(1), waited)])
     profile_s = 1.0  # what other studies profiled is not known: as usual on GPUs, where a step takes a second
