@@ -90,7 +90,7 @@ def simulated(draw: np.random.Generator) -> tuple[PlacementAdvice, list[Move], P
     truth = Pipe(spec, works_s[None], slowness[None], 2 / 3)
     times_s = float(truth.step_s()[0]), 60.0, 86400.0
     found = place_plan(
-        spec, fit_map(readings), [one for one in readings if one.run == "0"], (2 / 3, 0.0, 0.0, 0.0), times_s
+        spec, fit_map(readings), [one for one in readings if one.run == "0"], (2 / 3, 0.0, 0.0, 0.0, 0.0), times_s
     )
     return found, [one for one in found.moves if not one.needs], truth, noise
 

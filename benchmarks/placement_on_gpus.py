@@ -65,7 +65,8 @@ STEADY_FRAC = 0.01
 COLUMNS = (
     "num_layers_a_stage", "asked_slower_frac", "free_first_s", "free_last_s", "free_step_s", "held_first_s",
     "held_last_s", "held_step_s", "moved_first_s", "moved_last_s", "optimizer_first_s", "optimizer_last_s",
-    "backward_frac", "held_first_w", "measured_gain_frac", "measured_error_frac", "reference_drift_frac", "step_even_s",
+    "backward_frac", "held_first_w", "held_last_w", "behind_s",
+    "measured_gain_frac", "measured_error_frac", "reference_drift_frac", "step_even_s",
     "step_moved_s",
 )  # fmt: skip
 """Of one row in `placement_on_gpus.csv`: times of the two stages' micro-batches, and what was measured."""
@@ -109,11 +110,15 @@ class Window:
             names = ("step", "forward", "backward", "optimizer")
             all_ns = [[one.end_mono_ns - one.start_mono_ns for one in spans if one.phase == name] for name in names]
             longer_ns = all_ns[1][0] - statistics.median(all_ns[1][1:])  # kernels come to an idle device
-            own.append(np.array([*map(sum, all_ns), longer_ns]) / NS_PER_S)
+            ends_ns = [max(one.end_mono_ns for one in spans if one.phase == name) for name in ("backward", "optimizer")]
+            behind_ns = ends_ns[1] - ends_ns[0] - all_ns[3][0]
+            own.append(np.array([*map(sum, all_ns), longer_ns, behind_ns]) / NS_PER_S)
         self.energy_j = joules() - began_j
         both: list[Any] = [None, None]
-        dist.all_gather_object(both, own)
-        self.each_s = np.array(both)  # ranks, steps, phases and what the first pass takes beyond its others
+        dist.all_gather_object(both, (own, self.energy_j))
+        self.energies_j = np.array([one[1] for one in both])
+        # Ranks, steps, phases, what the first pass takes beyond its others, and what lies before the optimizer.
+        self.each_s = np.array([one[0] for one in both])
         self.step_s = float(self.each_s[:, :, 0].max(axis=0).sum())
         self.num_micro_batches = num_micro_batches
 
@@ -124,25 +129,41 @@ def stages_s(windows: list[Window]) -> Any:
     return np.median(each_s[:, :, 1:3].sum(-1) - each_s[:, :, 4], axis=1) / windows[0].num_micro_batches
 
 
-def predicted_gain(row: dict[str, float], strain: float = 0.0) -> float:
-    """Predicts the gain of one layer moved to the first stage, by the placement room alone."""
+def predicted_gain(row: dict[str, float], strain: float = 0.0, held_strain: float | None = None) -> float:
+    """Predicts the gain of one layer moved to the first stage, by the placement room alone.
+
+    `strain` is that of `Pipe`, and `held_strain` what a device has of it while it is held; None is as much.
+    """
     spec = specification(int(row["num_layers_a_stage"]), on_cpu=False, moved=False)
     free, held, optimizer = (
         np.array([row[f"{one}_first_s"], row[f"{one}_last_s"]]) for one in ("free", "held", "optimizer")
     )
-    pipe = Pipe(spec, free[None], (held / free)[None], row["backward_frac"], optimizer, strain)
+    works = free[1] / held[1]  # share of the time that the held device computes
+    of_last = strain if held_strain is None else works * strain + (1 - works) * held_strain
+    strains, behind_s = np.array([strain, of_last]), np.nan_to_num(row["behind_s"])
+    pipe = Pipe(spec, free[None], (held / free)[None], row["backward_frac"], optimizer, strains, behind_s=behind_s)
     pipe.rest_s = row["held_step_s"] - float(pipe.step_s()[0])
     return float((pipe.step_s() / pipe.step_s(pipe.layers + np.array([[1, -1]])))[0]) - 1.0
 
 
-def strain_of(rows: list[dict[str, float]]) -> float:
-    """Computes what the first device draws without its limit, as `place` does where it waits for a fifth of a round."""
+def strain_of(rows: list[dict[str, float]]) -> tuple[float, float | None]:
+    """Computes what the devices draw without their limit, over what it leaves above idle: computing, and held.
+
+    Computing as `place` does, of the first device where it waits for a fifth of a round. Held by what the joules of a
+    step grow with the time that the last device is held; None where nobody kept them.
+    """
     c, found = power_coefficients(specification(1, on_cpu=False, moved=False).cluster.sensed_device), []
+    room_w = c.regulated_frac * c.limit_w - c.idle_w
     for row in (one for one in rows if one["held_first_s"] < FREE_BELOW * one["held_last_s"]):
         busy = 4 * row["held_first_s"] / row["held_step_s"]
         free_w = (row["held_first_w"] - c.idle_w - (1 - busy) * c.wait_w) / busy
-        found.append(free_w / (c.regulated_frac * c.limit_w - c.idle_w))
-    return float(np.median(found or [0.0]))
+        found.append(free_w / room_w)
+    depths = np.array([one["num_layers_a_stage"] for one in rows])
+    busy_s, energy_j = np.array([[4 * o["held_last_s"], o["held_last_w"] * o["held_step_s"]] for o in rows]).T
+    for each in (busy_s, energy_j):
+        each -= [each[depths == one].mean() for one in depths]
+    held_w = float(busy_s @ energy_j / (busy_s @ busy_s))
+    return float(np.median(found or [0.0])), None if np.isnan(held_w) else (held_w - c.idle_w) / room_w
 
 
 KERNEL = """
@@ -275,8 +296,9 @@ class Layouts:
         step_s = [statistics.median(one.step_s for one in each) for each in (self.free, held, even, moved)]
         times_s = np.concatenate([one.each_s for one in held], axis=1)
         optimizer_s, backward = np.median(times_s[:, :, 3], axis=1), times_s[:, :, 2].sum() / times_s[:, :, 1:3].sum()
-        watts = sum(one.energy_j for one in held) / sum(one.step_s for one in held)
-        of_held = [*stages_s(held), step_s[1], *stages_s(moved), *optimizer_s, float(backward), watts]
+        watts = sum(one.energies_j for one in held) / sum(one.step_s for one in held)
+        behind_s = float(np.median(times_s[0, :, 5]))
+        of_held = [*stages_s(held), step_s[1], *stages_s(moved), *optimizer_s, float(backward), *watts, behind_s]
         measured = [float(np.median(ratios)), error, halves[1] / halves[0] - 1.0, *step_s[2:]]
         return [layers, asked, *stages_s(self.free), step_s[0], *of_held, *measured]
 
@@ -348,11 +370,11 @@ def judged(path: Path) -> bool:
     rows = [one for one in every if abs(one["reference_drift_frac"]) <= STEADY_FRAC]
     strain = strain_of(every)
     print(f"{len(rows)} of {len(every)} cases count: the others' reference differed by more than {STEADY_FRAC:.0%}")
-    print(f"without its limit the first device would draw {strain:.2f} of what it leaves, above idle")
+    print(f"without its limit a device would draw so much of what it leaves above idle, computing and held: {strain}")
     if not rows:
         return False
     measured, error = (np.array([one[name] for one in rows]) for name in ("measured_gain_frac", "measured_error_frac"))
-    loses, predicted = int((measured < 0).sum()), np.array([predicted_gain(one, strain) for one in rows])
+    loses, predicted = int((measured < 0).sum()), np.array([predicted_gain(one, *strain) for one in rows])
     right, off = int((np.sign(predicted) == np.sign(measured)).sum()), 100 * (predicted - measured)
     always = max(loses, len(rows) - loses)
     print(f"sign right in {right} of {len(rows)} (bar: 19 of 20); always the same sign would be right in {always}")

@@ -43,6 +43,9 @@ from wattune.units import NS_PER_S
 FREE_BELOW: Final = 0.8
 """Share of the slowest stage's time below which power tells what a device would draw without a limit. Our choice."""
 
+HELD_BELOW: Final = 0.95
+"""Share of what a limit leaves below which a device is not held by it. Our choice."""
+
 VERIFYING_REPEATS: Final = 6
 """Runs of each placement, in turn: they tell a difference of about their scatter. Our choice."""
 
@@ -79,13 +82,13 @@ def place(
     runs = [run for one, run in _measured(folder) if one.trial_id == spec.trial_id]
     if not runs:
         raise PlanError(f"trial {spec.trial_id} of {folder.path} has no run that measured devices in full; run it")
-    own, backward_frac, optimizer_s, exchange_s = _readings(folder, spec, runs[-1])
+    own, backward_frac, optimizer_s, exchange_s, behind_s = _readings(folder, spec, runs[-1])
     starts = [(run.numbers.start_time_s, run.numbers.build_time_s, run.numbers.first_step_time_s) for run in runs]
     restart_s = median(sum(one or 0.0 for one in each) for each in starts)
     times_s = mean(run.metrics["step_time_s"] for run in runs), restart_s, horizon_s
     peak_bytes = max((one for run in runs if (one := run.metrics.get("memory_peak_bytes"))), default=None)
     slots = slot_map(map_of or str(folder.path), storage=storage)
-    beside = backward_frac, optimizer_s, _strain(spec, runs[-1], own), exchange_s
+    beside = backward_frac, optimizer_s, _strain(spec, runs[-1], own), exchange_s, behind_s
     return replace(place_plan(spec, slots, own, beside, times_s, peak_bytes), study=str(folder.path))
 
 
@@ -140,21 +143,25 @@ def _measured(folder: StudyFolder) -> list[tuple[TrialSpec, Run]]:
     return found
 
 
-def _strain(spec: TrialSpec, run: Run, own: Sequence[SlotReading]) -> float:
-    """`Pipe.strain` by the devices that wait in much of a round, which no limit slows; 0 where no power is known."""
+def _strain(spec: TrialSpec, run: Run, own: Sequence[SlotReading]) -> Floats | float:
+    """`Pipe.strain` by the devices that wait in much of a round, which no limit slows; 0 where no power is known.
+
+    A device that never waits and yet draws less than its limit leaves is slowed by something else.
+    """
     c, slowest_s = power_coefficients(spec.cluster.sensed_device), max((one.time_s for one in own), default=0.0)
-    told = [(one.time_s, one.power_w) for one in own if one.power_w is not None and one.time_s < FREE_BELOW * slowest_s]
-    if c is None or not told:
+    power_w = np.array([np.nan if one.power_w is None else one.power_w for one in own])
+    waits = np.array([one.time_s < FREE_BELOW * slowest_s for one in own], bool) & ~np.isnan(power_w)
+    if c is None or not waits.any():
         return 0.0
-    times_s, power_w = np.array(told).T
     each = num_micro_batches(spec.plan, spec.cluster.world_size, spec.workload.global_batch_size)
-    busy = np.minimum(each * times_s / run.metrics["step_time_s"], 1.0)
-    free_w = np.median((power_w - c.idle_w - (1 - busy) * c.wait_w) / busy)
-    return float(free_w / (c.regulated_frac * run.metrics.get(LIMIT, c.limit_w) - c.idle_w))
+    busy = np.minimum(each * np.array([one.time_s for one in own]) / run.metrics["step_time_s"], 1.0)
+    free_w = (power_w - c.idle_w - (1 - busy) * c.wait_w) / busy
+    strain = free_w / (c.regulated_frac * run.metrics.get(LIMIT, c.limit_w) - c.idle_w)
+    return np.where(~waits & (strain < HELD_BELOW), strain, np.median(strain[waits]))
 
 
-def _readings(folder: StudyFolder, spec: TrialSpec, run: Run) -> tuple[list[SlotReading], float, Floats, float]:
-    """Reads each device in a run, by slot, the share of backward, the optimizer of stages and the time of an exchange.
+def _readings(folder: StudyFolder, spec: TrialSpec, run: Run) -> tuple[list[SlotReading], float, Floats, float, float]:
+    """Reads each device in a run, by slot, and what `Pipe` takes of the run beside.
 
     There are no devices without spans.
     """
@@ -162,7 +169,7 @@ def _readings(folder: StudyFolder, spec: TrialSpec, run: Run) -> tuple[list[Slot
     data = RunData.of(path)
     examined = data.examined
     if examined is None or examined.aligned.steps is None or data.spans is None:
-        return [], 0.0, np.zeros(own.pp), 0.0
+        return [], 0.0, np.zeros(own.pp), 0.0, 0.0
     aligned, steps = examined.aligned, examined.aligned.steps
     phases = PhaseSpans.of(data.spans, steps)
     own_s = phases.time_s(*MODEL, WAIT) - phases.time_s(WAIT)
@@ -188,4 +195,5 @@ def _readings(folder: StudyFolder, spec: TrialSpec, run: Run) -> tuple[list[Slot
         found.append(SlotReading(path.name, where, (work, stage), at_s, time_s, alone, temp_c, power_w))
     backward_frac = float(phases.time_s(MODEL[1]).sum() / own_s.sum())
     exchange_s = phases.exchange_s() if own.pp > 1 and own.vpp == 1 else 0.0
-    return (found if each_s.min() > 0 else []), backward_frac, optimizer_s, exchange_s
+    behind_s = float(np.median(phases.behind_s()[:, np.array(stages) == 0])) if own.pp > 1 else 0.0
+    return (found if each_s.min() > 0 else []), backward_frac, optimizer_s, exchange_s, behind_s

@@ -75,6 +75,9 @@ class Regulated:
 
     def __call__(self, lasts_s: Floats, wait_s: Floats) -> Floats:
         """Computes how long a pass takes after a wait that lasts so long at the full clock."""
+        if self.strain <= 1.0:
+            self.busy_s = self.busy_s + lasts_s
+            return lasts_s
         over = self.strain - self.mean * np.exp(-wait_s / REGULATED_S)
         full_s = np.minimum(REGULATED_S * np.log(over / (self.strain - 1.0)), lasts_s)
         self.mean = np.where(full_s < lasts_s, 1.0, self.strain - over * np.exp(-lasts_s / REGULATED_S))
@@ -93,27 +96,34 @@ class Pipe:
         slowness: Floats,
         backward_frac: float,
         optimizer_s: Floats | float = 0.0,
-        strain: float = 0.0,
+        strain: Floats | float = 0.0,
         exchange_s: float = 0.0,
+        behind_s: float = 0.0,
     ) -> None:
         """Takes draws of each stage's micro-batch, (draws, stages), and of each slot, (draws, slots).
 
         A layer's time is that of inner stages, of two stages that of the first: its embedding takes next to nothing.
-        The optimizer's seconds, of each stage, go with its layers. `strain` is that of `Regulated`: up to 1 no limit
-        slows a stage. `exchange_s` passes in each exchange with a neighbour: inner stages have two a micro-batch.
+        The optimizer's seconds, of each stage, go with its layers, one of which takes what the least has. `strain` is
+        that of `Regulated`, of each slot: up to 1 no limit slows it. `exchange_s` passes in each exchange with a
+        neighbour: inner stages have two a micro-batch. `behind_s` lie between the last pass of the first stage, which
+        ends last, and its optimizer: they go with it.
         """
         plan, world_size = spec.plan, spec.cluster.world_size
-        self.spec, self.slowness, self.backward_frac, self.strain = spec, slowness, backward_frac, strain
-        self.optimizer_s, self.measured_s, self.exchange_s = np.asarray(optimizer_s), work_s, exchange_s
+        self.spec, self.slowness, self.backward_frac = spec, slowness, backward_frac
+        self.strain = np.broadcast_to(strain, world_size)
+        self.optimizer_s = np.broadcast_to(np.asarray(optimizer_s, float), plan.pp)
+        self.measured_s, self.exchange_s = work_s, exchange_s
         self.exchanges_s = exchange_s * np.array([1] + [2] * (plan.pp - 2) + [1])
+        self.behind_s = behind_s
         self.rest_s = 0.0  # of a step beside all that: it stays as it is
         self.layers = np.array([[len(chunk) for chunk in stage] for stage in stage_layers(spec.model, plan)]).T
         self.micro_batches = num_micro_batches(plan, world_size, spec.workload.global_batch_size)
         self.order = np.array(range(world_size) if isinstance(plan.rank_order, str) else plan.rank_order)
         own_s, of_ranks = np.broadcast_to(work_s, (len(slowness), plan.pp)), self._of_ranks(self.order)
-        for _ in range(4 if strain > 1.0 else 0):  # until stages take under the limit what was measured
-            run_s = self._run((own_s[:, None] * of_ranks)[:, :, None])[1]
+        for _ in range(4 if self.strain.max() > 1.0 else 0):  # until stages take under the limit what was measured
+            run_s = self._run((own_s[:, None] * of_ranks)[:, :, None], self.order)[1]
             own_s = own_s * (work_s[:, None] * of_ranks / run_s).mean(axis=1)
+        self.update_s = float((self.optimizer_s / self.layers.sum(axis=0)).min())
         totals, inner = self.layers.sum(axis=0), slice(1, -1) if plan.pp > 2 else slice(0, 1)
         self.layer_s = (own_s[:, inner] / totals[inner]).mean(axis=1)
         self.ends_s = own_s - self.layer_s[:, None] * totals
@@ -131,10 +141,13 @@ class Pipe:
         chunk_s[:, -1, -1] += self.ends_s[:, -1]
         return np.asarray(chunk_s[:, None] * self._of_ranks(order)[:, :, None, :])
 
-    def _run(self, stages_s: Floats) -> tuple[Floats, Floats]:
+    def _run(self, stages_s: Floats, order: Ints) -> tuple[Floats, Floats]:
         """Seconds of all passes, and of a micro-batch on each stage: sum t_i + (m - 1) max t_i, or the schedule."""
+        slots = order.reshape(self.spec.plan.pp, -1)
+        slowest = np.take_along_axis(slots, self.slowness[0, slots].argmax(axis=1)[:, None], axis=1)
         (pp, vpp), m, b = (self.spec.plan.pp, self.spec.plan.vpp), self.micro_batches, self.backward_frac
-        paces, each_s = [Regulated(self.strain) for _ in range(pp if self.strain > 1.0 else 0)], stages_s.sum(2)
+        paces = [Regulated(one) for one in self.strain[slowest[:, 0]].tolist()] if self.strain.max() > 1.0 else []
+        each_s = stages_s.sum(2)
         if not paces and vpp == 1 and m >= 16 * pp:  # else its ends count: a layer
             ends_s = each_s.sum(-1) + 2 * (pp - 1) * self.exchange_s
             return ends_s + (m - 1) * (each_s + self.exchanges_s).max(-1), each_s
@@ -147,8 +160,9 @@ class Pipe:
     def step_s(self, layers: Ints | None = None, order: Ints | None = None) -> Floats:
         """Seconds of every draw's step."""
         layers, order = self.layers if layers is None else layers, self.order if order is None else order
-        optimizer_s = (self.optimizer_s * layers.sum(axis=0) / self.layers.sum(axis=0)).max()
-        return np.asarray(self._run(self.stages_s(layers, order))[0].max(-1) + self.rest_s + optimizer_s)
+        updates_s = self.optimizer_s + self.update_s * (layers - self.layers).sum(axis=0)
+        tail_s = self.rest_s + self.behind_s * updates_s[0] / max(self.optimizer_s[0], 1e-12) + updates_s.max()
+        return np.asarray(self._run(self.stages_s(layers, order), order)[0].max(-1) + tail_s)
 
     def first(self, *beside: Any) -> "Pipe":
         """Makes a pipe of the measured map alone."""
@@ -158,7 +172,7 @@ class Pipe:
         """Standard error of a gain beside the map's: shares of what the limit and many stages' ends do to it."""
         gains = []
         for pipe in (self.first(0.0, self.strain), self.first()):
-            runs = [pipe._run(pipe.stages_s(*one)) for one in ((self.layers, self.order), (layers, order))]
+            runs = [pipe._run(pipe.stages_s(*one), one[1]) for one in ((self.layers, self.order), (layers, order))]
             ends_s = [(ends.max(), (s.sum(-1) + (self.micro_batches - 1) * s.max(-1)).max()) for ends, s in runs]
             gains.append(-np.diff(ends_s, axis=0)[0] / float(self.step_s()[0]))
         of_ends = LONG_ERROR * (gains[0][0] - gains[0][1]) * (self.spec.plan.pp > 2)
@@ -181,7 +195,7 @@ class Pipe:
             for what, counts in (("swap ranks", totals), ("swap ranks, split layers", None)):
                 places, units, _ = min_max(of_group, *fixed, blocks=groups[1], counts=counts)
                 found[what] = units, groups[0][places].ravel()
-        one_map = self.first(self.optimizer_s, self.strain, self.exchange_s)
+        one_map = self.first(self.optimizer_s, self.strain, self.exchange_s, self.behind_s)
         for what, (units, order) in list(found.items()):
             later = [(i, j) for j in range(pp) for i in range(j) if "layers" in what and units[i] < units[j]]
             swapped = [units[[{i: j, j: i}.get(stage, stage) for stage in range(pp)]] for i, j in later]
@@ -210,8 +224,8 @@ class Pipe:
             if moved not in tried and not list(violations(replace(self.spec, plan=moved))):
                 add(what, self.step_s(layers, order), moved, unsure=self.unsure(layers, order))
             tried.add(moved)
-        stages_s = self._run(self.stages_s(self.layers, self.order))[1]
-        rest_s = self.rest_s + float(self.optimizer_s.max())
+        stages_s = self._run(self.stages_s(self.layers, self.order), self.order)[1]
+        rest_s = self.rest_s + self.behind_s + float(self.optimizer_s.max())
         # Time goes with the watts above idle to the power of -1 / LIMIT_EXPONENT; their sum over stages stays.
         equal_s = (stages_s**LIMIT_EXPONENT).mean((1, 2)) ** (1 / LIMIT_EXPONENT)
         needs = "nothing runs it: one limit is set for all devices; at most, where limits slow them"
@@ -238,7 +252,7 @@ def place_plan(
     spec: TrialSpec,
     slots: SlotMap,
     own: Sequence[SlotReading],
-    beside: tuple[float, Floats | float, float, float],
+    beside: tuple[float, Floats | float, Floats | float, float, float],
     times_s: tuple[float, float, float],
     peak_bytes: float | None = None,
 ) -> PlacementAdvice:
@@ -301,7 +315,7 @@ def _in_memory(spec: TrialSpec, moves: list[Move], peak_bytes: float | None) -> 
 
 def _missing(pipe: Pipe, slowest: int, least: float) -> str:
     """Finds by bisection how slow a slot would have to be for a gain that counts."""
-    there = pipe.first(pipe.optimizer_s, pipe.strain, pipe.exchange_s)
+    there = pipe.first(pipe.optimizer_s, pipe.strain, pipe.exchange_s, pipe.behind_s)
     there.rest_s, others, low, high = pipe.rest_s, float(np.delete(pipe.slowness[0], slowest).mean()), 0.0, 1.0
 
     def gains(slower: float) -> bool:

@@ -38,7 +38,7 @@ def measured(slowness, works_s, *, num_runs=8, noise=1e-4, size=None):
 def placed(of, slowness, works_s, *, restart_s=60.0, horizon_s=86400.0, step_time_s=1.0, **more):
     found = measured(slowness, works_s, **more)
     own = [one for one in found if one.run == "0"]
-    return place_plan(of, fit_map(found), own, (2 / 3, 0.0, 0.0, 0.0), (step_time_s, restart_s, horizon_s))
+    return place_plan(of, fit_map(found), own, (2 / 3, 0.0, 0.0, 0.0, 0.0), (step_time_s, restart_s, horizon_s))
 
 
 @pytest.mark.parametrize(("layers", "stages", "m", "column"), [(20, 4, 64, 1), (12, 8, 128, 2)])
@@ -73,21 +73,41 @@ def test_the_optimizer_goes_with_the_layers_of_the_longest_stage() -> None:
     works_s, slowness = np.array([[0.06, 0.06]]), np.array([[1.0, 1.2]])
     plain, more = (Pipe(spec(), works_s, slowness, 2 / 3, *rest) for rest in ((), (np.array([0.12, 0.06]),)))
     assert more.step_s()[0] == pytest.approx(plain.step_s()[0] + 0.12)
-    for layers, longer_s in (([7, 5], 0.14), ([3, 9], 0.09)):
+    for layers, longer_s in (([7, 5], 0.13), ([3, 9], 0.09)):
         moved = np.array([layers])
         assert more.step_s(moved)[0] == pytest.approx(plain.step_s(moved)[0] + longer_s)
 
 
+def test_what_follows_the_first_stage_s_last_pass_goes_with_its_weights() -> None:
+    """Of 0.12 s of updates 0.02 are the embedding's: a layer more makes 0.12 + 0.1 / 6, and what lies before it."""
+    works_s, slowness, optimizer_s = np.array([[0.06, 0.06]]), np.ones((1, 2)), np.array([0.12, 0.10])
+    plain, more = (Pipe(spec(), works_s, slowness, 2 / 3, optimizer_s, behind_s=one) for one in (0.0, 0.06))
+    assert more.step_s()[0] == pytest.approx(plain.step_s()[0] + 0.06)
+    for layers, update_s in (([7, 5], 0.12 + 0.1 / 6), ([5, 7], 0.12 - 0.1 / 6)):
+        moved = np.array([layers])
+        assert more.step_s(moved)[0] == pytest.approx(plain.step_s(moved)[0] + 0.06 * update_s / 0.12)
+
+
+def test_a_device_that_its_limit_does_not_hold_gains_nothing_from_waiting() -> None:
+    found_s = []
+    for strain in ([1.2, 0.9], [1.2, 1.2]):
+        pipe = Pipe(spec(batch=8), np.array([[0.06, 0.06]]), np.array([[1.0, 1.3]]), 2 / 3, 0.0, np.array(strain))
+        moved = np.array([[8, 4]])
+        found_s.append(float(pipe._run(pipe.stages_s(moved, pipe.order), pipe.order)[1][0, 0, 1]))
+    assert found_s[0] == pytest.approx(0.078 * 4 / 6, rel=0.01) and found_s[1] < 0.98 * found_s[0]
+
+
 def test_measured_moves_follow_the_schedule_and_scatter_as_intervals_say() -> None:
-    """The raw rows of the last call: where the slowest stage stands counts, and `MODEL_ERROR` holds 19 of 20."""
+    """The raw rows of the last call: all are within a point, and where the slowest stage stands counts."""
     with open(Path(__file__).parents[3] / "benchmarks/results/placement_on_gpus.csv", newline="") as file:
         rows = [{key: float(value or "nan") for key, value in row.items()} for row in csv.DictReader(file)]
     rows = [one for one in rows if one["num_call"] == 4]
     measured, scatter = (
         np.array([one[name] for one in rows]) for name in ("measured_gain_frac", "measured_error_frac")
     )
-    off = np.array([predicted_gain(one, strain_of(rows)) for one in rows]) - measured
-    assert (np.abs(off) < 1.96 * np.hypot(MODEL_ERROR, scatter)).sum() == 19 and np.median(np.abs(off)) < 0.003
+    off = np.array([predicted_gain(one, *strain_of(rows)) for one in rows]) - measured
+    assert (np.abs(off) < 1.96 * np.hypot(MODEL_ERROR, scatter)).all() and np.abs(off).max() < 0.008
+    assert np.median(np.abs(off)) < 0.0015
     assert (np.sign(off + measured) == np.sign(measured)).all()
     by_formula = []
     for one in rows:
@@ -120,9 +140,9 @@ def test_the_limit_slows_the_stage_that_becomes_the_slowest_and_speeds_up_the_on
     """Three layers in 30 ms where devices wait for a third of a round; the last stage's 45 ms are under the limit."""
     of, works_s, strain = spec(12, 4, on="1x4 h200_sxm", batch=32), np.array([[0.03, 0.03, 0.03, 0.045]]), 1.3
     plain, held = (Pipe(of, works_s, np.ones((1, 4)), 2 / 3, 0.0, one) for one in (1.0, strain))
-    assert held._run(held.stages_s(held.layers, held.order))[1][0, 0] == pytest.approx(works_s[0], rel=1e-3)
+    assert held._run(held.stages_s(held.layers, held.order), held.order)[1][0, 0] == pytest.approx(works_s[0], rel=1e-3)
     moved = np.array([[3, 4, 3, 2]])
-    found_s, plain_s = (one._run(one.stages_s(moved, one.order))[1][0, 0] for one in (held, plain))
+    found_s, plain_s = (one._run(one.stages_s(moved, one.order), one.order)[1][0, 0] for one in (held, plain))
     assert plain_s == pytest.approx([0.03, 0.04, 0.03, 0.035])
     assert 0.04 * 1.03 < found_s[1] < 0.04 * strain ** (1 / LIMIT_EXPONENT) and found_s[3] < 0.035
 
@@ -238,7 +258,7 @@ def test_slots_are_those_of_the_plan_whatever_the_nodes_are_called() -> None:
     names = {0: ("z", 0, ""), 1: ("a", 0, "")}
     found = [replace(one, device=names[one.device[1]]) for one in measured([1.0, 1.4], [0.06, 0.06])]
     own = sorted((one for one in found if one.run == "0"), key=lambda one: one.work)
-    advice = place_plan(spec(on="2x1 h200_sxm"), fit_map(found), own, (2 / 3, 0.0, 0.0, 0.0), (5.5, 60.0, 86400.0))
+    advice = place_plan(spec(on="2x1 h200_sxm"), fit_map(found), own, (2 / 3, 0.0, 0.0, 0.0, 0.0), (5.5, 60.0, 86400.0))
     assert advice.chosen is not None and advice.chosen.plan.layout[0] > 6
     assert advice.chosen.plan.rank_order == "topology"
     assert {one.what: one.needs for one in advice.moves}["set the slowest node aside"] == (
@@ -249,7 +269,12 @@ def test_slots_are_those_of_the_plan_whatever_the_nodes_are_called() -> None:
 def test_a_layout_that_does_not_fit_is_not_recommended() -> None:
     """A slow last stage gives layers to the first, which then holds more than the device leaves."""
     found = measured([1.0, 1.4], [0.12, 0.12])
-    arguments = fit_map(found), [one for one in found if one.run == "0"], (2 / 3, 0.0, 0.0, 0.0), (12.0, 60.0, 86400.0)
+    arguments = (
+        fit_map(found),
+        [one for one in found if one.run == "0"],
+        (2 / 3, 0.0, 0.0, 0.0, 0.0),
+        (12.0, 60.0, 86400.0),
+    )
     fits, full = (place_plan(spec(24), *arguments, peak_bytes) for peak_bytes in (60e9, 146e9))
     assert fits.chosen is not None and fits.chosen.plan.layout[0] > 12
     assert full.chosen is None and "but needs " in full.why and "GiB of a device's memory; it leaves 1" in full.why
@@ -262,7 +287,7 @@ def test_what_cannot_be_placed_is_refused() -> None:
     found = measured([1.0, 1.1], [0.06, 0.06])
     other = [replace(one, device=("b", one.device[1], "")) for one in found if one.run == "0"]
     with pytest.raises(PlanError, match="other machines or plans: it has no b/0/"):
-        place_plan(spec(), fit_map(found), other, (0.6, 0.0, 0.0, 0.0), (1.0, 1.0, 10.0))
+        place_plan(spec(), fit_map(found), other, (0.6, 0.0, 0.0, 0.0, 0.0), (1.0, 1.0, 10.0))
     still = [one for one in found if int(one.run) % 2 == 0]
     with pytest.raises(PlanError, match="look alike"):
-        place_plan(spec(), fit_map(still), still[:2], (0.6, 0.0, 0.0, 0.0), (1.0, 1.0, 10.0))
+        place_plan(spec(), fit_map(still), still[:2], (0.6, 0.0, 0.0, 0.0, 0.0), (1.0, 1.0, 10.0))

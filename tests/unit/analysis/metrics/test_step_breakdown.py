@@ -146,6 +146,16 @@ def test_an_exchange_is_what_the_slowest_stage_waits_between_passes(bench, slots
     assert PhaseSpans.of(spans, align({}, spans, {}).steps).exchange_s() == pytest.approx(0.05)
 
 
+def test_what_lies_between_the_last_pass_and_the_optimizer_is_each_rank_s(bench):
+    rows = pipeline_rows(["F0 0-1 B0 5-6", "F0 1-2 B0 2-4"], 0.8)
+    rows += [(rank, 0, "optimizer", 0.65, 0.65 + 0.05 * (1 + rank)) for rank in range(2)]
+    spans = bench.spans([(STAGES[rank], rank, *rest) for rank, *rest in rows])
+    steps = align({}, spans, {}).steps
+    assert PhaseSpans.of(spans, steps).behind_s()[0] == pytest.approx([0.05, 0.25])
+    none = bench.spans([(STAGES[rank], rank, *rest) for rank, *rest in rows if rest[1] != "optimizer"])
+    assert PhaseSpans.of(none, steps).behind_s()[0].tolist() == [0.0, 0.0]
+
+
 def test_a_slower_replica_keeps_the_other_waiting(bench):
     """Two pipelines of two stages and one micro-batch; every pass of the second takes twice as long."""
     fast, slow = ["F0 0-1 B0 3-4", "F0 1-2 B0 2-3"], ["F0 0-2 B0 6-8", "F0 2-4 B0 4-6"]
