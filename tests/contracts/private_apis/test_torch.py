@@ -96,6 +96,26 @@ def test_maybe_warm_pool() -> None:
     )
 
 
+@pytest.mark.private_api("torch._inductor.compile_fx.compile_fx")
+def test_compile_fx() -> None:
+    assert parameters(get("torch._inductor.compile_fx.compile_fx"))[:4] == [
+        "model_",
+        "example_inputs_",
+        "inner_compile",
+        "config_patches",
+    ]
+    config = load("torch._functorch.config")
+    with config.patch(force_non_lazy_backward_lowering=True):
+        assert config.force_non_lazy_backward_lowering is True
+    assert config.force_non_lazy_backward_lowering is False
+    torch = load("torch")
+    with get("torch._subclasses.fake_tensor.FakeTensorMode")():
+        assert torch.empty(2**40).shape == (2**40,), "it has no data"
+    marks = source("torch.distributed.fsdp._fully_shard._fully_shard.fully_shard")
+    assert "_is_fsdp_managed_module = True" in marks and "_fsdp_use_orig_params = True" in marks
+    assert get("torch.testing._internal.distributed.fake_pg.FakeStore")()
+
+
 @pytest.mark.private_api("torch._inductor.config._micro_pipeline_tp")
 def test_micro_pipeline_tp() -> None:
     assert load("torch._inductor.config")._micro_pipeline_tp is False

@@ -41,6 +41,31 @@ class Compiler:
 
 EAGER: Final = Compiler(backend=None)
 
+_UNTIMED: Final[dict[str, Any]] = {"triton.autotune_pointwise": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beforehand(Compiler):
+    """Only compiles what it is called with, whose tensors need no data: torch keeps the generated code on disk."""
+
+    backend: str | None = "inductor"
+
+    def run(self, function: Callable[..., Tensor], *args: Any, tunes: bool = True) -> Tensor:
+        """Returns what the function gives by eager operations, once its graphs are compiled, backward ones too."""
+        return _compiled_beforehand(function, tunes)(*args)
+
+
+@cache
+def _compiled_beforehand(function: Callable[..., Tensor], tunes: bool) -> Callable[..., Tensor]:
+    from torch._inductor.compile_fx import compile_fx
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        compile_fx(graph, inputs, config_patches=None if tunes else _UNTIMED)
+        return graph.forward
+
+    made: Callable[..., Tensor] = torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
+    return made
+
 
 def compiler_for(device: torch.device) -> Compiler:
     """Inductor on GPUs. On CPUs it needs a C++ compiler and half a minute a trial, more than it can save there."""
@@ -50,8 +75,7 @@ def compiler_for(device: torch.device) -> Compiler:
 @cache
 def _compiled(function: Callable[..., Tensor], backend: str, tunes: bool) -> Callable[..., Tensor]:
     # One wrapper for all layers and trials. Whole graphs only: what cannot be compiled is an error, not a slow trial.
-    left_out: dict[str, Any] = {"triton.autotune_pointwise": False}
-    options = None if tunes or backend != "inductor" else left_out
+    options = None if tunes or backend != "inductor" else _UNTIMED
     made = torch.compile(function, backend=backend, fullgraph=True, dynamic=False, options=options)
     compiled: Callable[..., Tensor] = made
     return compiled

@@ -18,6 +18,7 @@ from ray.train import get_context
 from ray.train.torch import get_device
 
 from wattune.clock import ClockAnchor
+from wattune.engines.ahead import Ahead
 from wattune.engines.registry import load_engine
 from wattune.errors import NodeError, WattuneError
 from wattune.orchestrate.failures import is_of_the_machine
@@ -25,6 +26,7 @@ from wattune.orchestrate.lanes.messages import Place, RankAssignment, Report, Wo
 from wattune.orchestrate.lanes.post import nearest
 from wattune.orchestrate.ray_settings import normal_priority
 from wattune.orchestrate.telemetry_actor import leave_to_sampler
+from wattune.plans.placement import place
 from wattune.run import RunStatus
 from wattune.trial import TrialSpec
 from wattune.workers.device import device_uuid
@@ -61,9 +63,12 @@ def serve(config: dict[str, Any]) -> None:
     with kept():
         worker = _Worker(nearest(config), config["lane"], config["run"])
         report: Report | None = None
-        while (assigned := worker.next_trial(report)) is not None:
-            after = worker.probe(assigned) if assigned.assignment is None else worker.run(assigned)
-            report = replace(after, after=assigned.number)
+        try:
+            while (assigned := worker.next_trial(report)) is not None:
+                after = worker.probe(assigned) if assigned.assignment is None else worker.run(assigned)
+                report = replace(after, after=assigned.number)
+        finally:
+            worker.ahead.end()
 
 
 class _Worker:
@@ -71,7 +76,7 @@ class _Worker:
 
     def __init__(self, keeper: ActorHandle, lane: str, run: int) -> None:
         self._keeper, self._lane = keeper, lane
-        self._store = take_store()
+        self._store, self.ahead = take_store(), Ahead()
         context = get_context()
         own = get_device()
         self._device = "cpu" if own.type == "cpu" else f"cuda:{own.index or 0}"
@@ -120,6 +125,7 @@ class _Worker:
         assert assignment is not None
         attempt, place = assignment.attempt, None
         try:
+            self._compile_ahead(assigned)
             place = self._place(assigned)
             leave_to_sampler(assignment.sensed[place.node].cpus)
             engine = watch.over(load_engine(attempt.spec.engine), place)
@@ -146,6 +152,17 @@ class _Worker:
         watch.close()
         return outcome, place
 
+    def _compile_ahead(self, assigned: RankAssignment) -> None:
+        """Has the graphs of coming plans compiled, those of the rank that this worker's device will be."""
+        assert assigned.assignment is not None
+        coming = assigned.assignment.attempt.coming
+        if coming is None:
+            self.ahead.end()
+            return
+        ranks = [place(spec.plan, spec.cluster).index(assigned.slot) for spec in coming]
+        own = Ranks(rank=0, world_size=assigned.world_size, local_rank=assigned.local_rank, device=self._device)
+        self.ahead.go_on([(spec, replace(own, rank=rank)) for spec, rank in zip(coming, ranks, strict=True)])
+
     def _place(self, assigned: RankAssignment) -> Place:
         assignment = assigned.assignment
         assert assignment is not None
@@ -160,6 +177,7 @@ class _Worker:
             device=name,
             device_uuid=self._here.device_uuid,
             pid=os.getpid(),
+            other_pids=self.ahead.pids,
         )
 
     def _join(self, assigned: RankAssignment, timeout_s: float) -> None:

@@ -352,6 +352,7 @@ class StudyController:
                 race_until_probability=None if raced is None else raced.until,
             ),
             isolation=run.isolation,
+            coming=self._queue.coming.beside(queued, tags["nodes"]),
             stop_above_s=self._queue.stop_above_s(queued),
         )
 
@@ -490,9 +491,7 @@ class StudyController:
         for listener in self._listeners:
             try:
                 listener(event)
-            except (
-                Exception
-            ):  # a listener shows or sends results that are safe on disk; Tune would end the study for its error
+            except Exception:  # it shows or sends results that are safe on disk; Tune would end the study for it
                 _log.exception("a listener failed on %s", type(event).__name__)
 
 

@@ -1,0 +1,74 @@
+"""The process that compiles ahead: it takes plans one batch after another, tells what fails, and ends when told to."""
+
+import io
+import logging
+import os
+import pickle
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tiny_models
+from specs import trial_spec
+
+from wattune.engines import ahead
+from wattune.engines.ahead import Ahead, Coming, main
+from wattune.workers.engine import Ranks
+
+SPEC = trial_spec(tiny_models.LLAMA, on="1x1 cpu", seq_len=8, batch=2)
+COMING: Coming = (SPEC, Ranks(rank=0, world_size=1, local_rank=0, device="cpu"))
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """In the place of Python, which would load torch: a program that keeps what it is given and stays."""
+    program = tmp_path_factory.mktemp("program") / "python"
+    program.write_text('#!/bin/sh\ncat > "$0.got"\nexec sleep 60\n')
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    return Path(f"{program}.got")
+
+
+def test_what_comes_while_it_compiles_waits_for_the_next_process(waits: Path) -> None:
+    one = Ahead()
+    one.go_on()
+    assert one.pids == (), "nothing to do"
+    one.go_on([COMING])
+    (pid,) = one.pids
+    one.go_on([COMING, COMING])
+    assert one.pids == (pid,)
+    end_s = time.monotonic() + 20
+    while not (waits.exists() and waits.stat().st_size) and time.monotonic() < end_s:
+        time.sleep(0.01)
+    assert pickle.loads(waits.read_bytes()) == [COMING]
+    one.end()
+    assert one.pids == () and not Path(f"/proc/{pid}").exists()
+    one.go_on()
+    assert len(one.pids) == 1 and one.pids != (pid,), "with the two that waited"
+    one.end()
+    one.end()
+
+
+def test_a_plan_that_fails_is_told_and_the_next_one_compiled(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from wattune.engines.torch import ahead as of_torch
+
+    compiled = []
+
+    def compile_ahead(spec: object, ranks: Ranks) -> None:
+        compiled.append(ranks)
+        if len(compiled) == 1:
+            raise RuntimeError("no compiler here")
+
+    class Input:
+        buffer = io.BytesIO(pickle.dumps([COMING, COMING]))
+
+    monkeypatch.setattr(of_torch, "compile_ahead", compile_ahead)
+    monkeypatch.setattr(sys, "stdin", Input)
+    monkeypatch.setattr(os, "nice", lambda _: 0)
+    monkeypatch.setattr(ahead.ctypes, "CDLL", lambda _: type("C", (), {"prctl": lambda *_: 0})())
+    with caplog.at_level(logging.WARNING):
+        main()
+    assert len(compiled) == 2 and SPEC.trial_id in caplog.text and "no compiler here" in caplog.text
