@@ -20,7 +20,7 @@ from wattune.workers.engine import Ranks
 
 _log = logging.getLogger(__name__)
 
-Coming = tuple[TrialSpec, Ranks]
+RankOfPlan = tuple[TrialSpec, Ranks]
 """A plan, and the rank that this worker will be in it."""
 
 _NICENESS: Final = 10
@@ -35,9 +35,9 @@ class Ahead:
     def __init__(self) -> None:
         """Starts nothing."""
         self._process: subprocess.Popen[bytes] | None = None
-        self._waiting: list[Coming] = []
+        self._waiting: list[RankOfPlan] = []
 
-    def go_on(self, coming: Sequence[Coming] = ()) -> None:
+    def go_on(self, coming: Sequence[RankOfPlan] = ()) -> None:
         """Compiles what waits, unless the process is at what it was given before; what is new waits behind that."""
         self._waiting += coming
         if not self._waiting or self.pids:
@@ -70,7 +70,7 @@ def main() -> None:
     if os.getppid() != parent:
         return
     os.nice(_NICENESS)
-    coming: list[Coming] = pickle.load(sys.stdin.buffer)  # noqa: S301 - of the process that started this one
+    coming: list[RankOfPlan] = pickle.load(sys.stdin.buffer)  # noqa: S301 - of the process that started this one
     from wattune.engines.torch.ahead import compile_ahead
 
     for spec, ranks in coming:

@@ -13,11 +13,11 @@ import tiny_models
 from specs import trial_spec
 
 from wattune.engines import ahead
-from wattune.engines.ahead import Ahead, Coming, main
+from wattune.engines.ahead import Ahead, RankOfPlan, main
 from wattune.workers.engine import Ranks
 
 SPEC = trial_spec(tiny_models.LLAMA, on="1x1 cpu", seq_len=8, batch=2)
-COMING: Coming = (SPEC, Ranks(rank=0, world_size=1, local_rank=0, device="cpu"))
+COMING: RankOfPlan = (SPEC, Ranks(rank=0, world_size=1, local_rank=0, device="cpu"))
 
 
 @pytest.fixture

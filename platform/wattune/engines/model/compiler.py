@@ -45,7 +45,7 @@ _UNTIMED: Final[dict[str, Any]] = {"triton.autotune_pointwise": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beforehand(Compiler):
+class CompilesOnly(Compiler):
     """Only compiles what it is called with, whose tensors need no data: torch keeps the generated code on disk."""
 
     backend: str | None = "inductor"

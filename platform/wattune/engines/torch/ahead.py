@@ -14,7 +14,7 @@ from torch._functorch import config as functorch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from wattune.engines.model.compiler import Beforehand, Compiler
+from wattune.engines.model.compiler import CompilesOnly, Compiler
 from wattune.engines.model.decoder import DTYPES, Decoder, Layer, Rotation
 from wattune.engines.torch.mesh import Meshes
 from wattune.engines.torch.parallel import cut
@@ -23,7 +23,7 @@ from wattune.trial import TrialSpec
 from wattune.workers.engine import Ranks
 
 
-def compile_ahead(spec: TrialSpec, ranks: Ranks, compiler: Compiler = Beforehand()) -> None:  # noqa: B008  (frozen)
+def compile_ahead(spec: TrialSpec, ranks: Ranks, compiler: Compiler = CompilesOnly()) -> None:  # noqa: B008  (frozen)
     """Compiles the graphs that one rank of a plan will run; this process may not be in a process group."""
     plan, model = spec.plan, spec.model
     device, dtype = torch.device(ranks.device), DTYPES[plan.held_dtype]

@@ -19,7 +19,7 @@ AT_ONCE: Final = 6
 """Most graphs compiled beside one trial: each takes 7 s where four processes compile its kernels (two H100)."""
 
 
-class Coming:
+class ComingGraphs:
     """What each set of nodes was asked to compile ahead."""
 
     def __init__(self, run: StudyRun, waiting: Waiting, *, learns: bool) -> None:

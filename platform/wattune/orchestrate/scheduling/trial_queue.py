@@ -17,7 +17,7 @@ from wattune.orchestrate.cooldown import waited_s
 from wattune.orchestrate.events import FirstTrial, Preview, RaceStep, RowStopped
 from wattune.orchestrate.failures import FailuresInARow, may_end_calls
 from wattune.orchestrate.scheduling.budget import Budget
-from wattune.orchestrate.scheduling.coming import Coming
+from wattune.orchestrate.scheduling.coming import ComingGraphs
 from wattune.orchestrate.scheduling.durations import Durations, Pace
 from wattune.orchestrate.scheduling.early_stop import EarlyStop
 from wattune.orchestrate.scheduling.graphs import Start, WarmGraphs, graphs_of
@@ -78,7 +78,11 @@ class TrialQueue:
         self._soaked: set[str] = set()
         self._host_bound: dict[str, float] = {}
         """Largest share of a step in which devices waited for their host, of each trial that was profiled."""
-        self._pace, self.warm, self.coming = Pace(), WarmGraphs(), Coming(run, self._waiting, learns=strategy.learns)
+        self._pace, self.warm, self.coming = (
+            Pace(),
+            WarmGraphs(),
+            ComingGraphs(run, self._waiting, learns=strategy.learns),
+        )
         self._durations = Durations(self._pace, run.duration_s)
         if run.duration_s is not None:
             self._durations.beside.take(run.earlier())

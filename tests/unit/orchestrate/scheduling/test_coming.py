@@ -7,7 +7,7 @@ import pytest
 from specs import trial_spec
 
 from wattune.orchestrate.attempt import Attempt
-from wattune.orchestrate.scheduling.coming import AT_ONCE, Coming
+from wattune.orchestrate.scheduling.coming import AT_ONCE, ComingGraphs
 from wattune.orchestrate.scheduling.waiting import Waiting
 from wattune.trial import Measure, TrialSpec
 
@@ -46,7 +46,7 @@ def waiting() -> Waiting:
 
 
 def test_one_plan_for_each_graph_that_waits_and_none_twice(waiting: Waiting) -> None:
-    coming = Coming(Run(), waiting, learns=False)  # type: ignore[arg-type]
+    coming = ComingGraphs(Run(), waiting, learns=False)  # type: ignore[arg-type]
     assert coming.beside(queued(PLANS[0]), "n0") == (PLANS[2], PLANS[4], PLANS[5])
     assert coming.beside(queued(PLANS[1]), "n0") == ()
     assert coming.beside(queued(PLANS[0]), "n1") == (PLANS[2], PLANS[4], PLANS[5]), "other nodes have no such code"
@@ -55,7 +55,7 @@ def test_one_plan_for_each_graph_that_waits_and_none_twice(waiting: Waiting) -> 
 def test_where_the_strategy_chooses_later_graphs_that_most_plans_share_come_first(waiting: Waiting) -> None:
     many = [plan(micro_batch_size=size, sharding=one) for size in (2, 8) for one in ("none", "zero1")]
     space = [PLANS[0], PLANS[4], *many, *(plan(micro_batch_size=1, tp=8, seq_len=1024 * n) for n in range(1, 9))]
-    coming = Coming(Run(candidates=space), waiting, learns=True)  # type: ignore[arg-type]
+    coming = ComingGraphs(Run(candidates=space), waiting, learns=True)  # type: ignore[arg-type]
     first = coming.beside(queued(PLANS[0]), "n0")
     assert first is not None and len(first) == AT_ONCE and first[:2] == (many[0], many[2])
     later = coming.beside(queued(PLANS[0]), "n0")
@@ -75,4 +75,4 @@ def test_where_the_strategy_chooses_later_graphs_that_most_plans_share_come_firs
 def test_no_graphs_beside_what_needs_its_device_whole_or_compiles_none(
     waiting: Waiting, spec: TrialSpec, settings: dict[str, Any], expected: object
 ) -> None:
-    assert Coming(Run(**settings), waiting, learns=False).beside(queued(spec), "n0") == expected  # type: ignore[arg-type]
+    assert ComingGraphs(Run(**settings), waiting, learns=False).beside(queued(spec), "n0") == expected  # type: ignore[arg-type]
