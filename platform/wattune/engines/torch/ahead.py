@@ -14,7 +14,7 @@ from torch._functorch import config as functorch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from wattune.engines.model.compiler import CompilesOnly, Compiler
+from wattune.engines.model.compiler import Compiler, CompilesOnly
 from wattune.engines.model.decoder import DTYPES, Decoder, Layer, Rotation
 from wattune.engines.torch.mesh import Meshes
 from wattune.engines.torch.parallel import cut
