@@ -5,13 +5,14 @@ of a processor.
 """
 
 import ctypes
+import json
 import logging
 import os
-import pickle
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Final
 
 from wattune.trial import TrialSpec
@@ -47,7 +48,8 @@ class Ahead:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment)
         assert self._process.stdin is not None
         with self._process.stdin as pipe:
-            pickle.dump(self._waiting, pipe)
+            told = [(spec.to_json(), asdict(ranks)) for spec, ranks in self._waiting]
+            pipe.write(json.dumps(told).encode())
         self._waiting = []
 
     @property
@@ -70,12 +72,13 @@ def main() -> None:
     if os.getppid() != parent:
         return
     os.nice(_NICENESS)
-    coming: list[RankOfPlan] = pickle.load(sys.stdin.buffer)  # noqa: S301 - of the process that started this one
+    coming = json.load(sys.stdin.buffer)
     from wattune.engines.torch.ahead import compile_ahead
 
-    for spec, ranks in coming:
+    for given, place in coming:
+        spec = TrialSpec.from_json(given)
         try:
-            compile_ahead(spec, ranks)
+            compile_ahead(spec, Ranks(**place))
         except Exception:  # of any class: the trial compiles itself, and tells its own error
             _log.warning("the graphs of %s were not compiled ahead", spec.trial_id, exc_info=True)
 

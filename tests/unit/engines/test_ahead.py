@@ -1,11 +1,12 @@
 """The process that compiles ahead: it takes plans one batch after another, tells what fails, and ends when told to."""
 
 import io
+import json
 import logging
 import os
-import pickle
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,10 @@ from wattune.workers.engine import Ranks
 
 SPEC = trial_spec(tiny_models.LLAMA, on="1x1 cpu", seq_len=8, batch=2)
 COMING: RankOfPlan = (SPEC, Ranks(rank=0, world_size=1, local_rank=0, device="cpu"))
+
+
+def told(coming: list[RankOfPlan]) -> list[list[object]]:
+    return [[spec.to_json(), asdict(ranks)] for spec, ranks in coming]
 
 
 @pytest.fixture
@@ -41,7 +46,7 @@ def test_what_comes_while_it_compiles_waits_for_the_next_process(waits: Path) ->
     end_s = time.monotonic() + 20
     while not (waits.exists() and waits.stat().st_size) and time.monotonic() < end_s:
         time.sleep(0.01)
-    assert pickle.loads(waits.read_bytes()) == [COMING]
+    assert json.loads(waits.read_bytes()) == told([COMING])
     one.end()
     assert one.pids == () and not Path(f"/proc/{pid}").exists()
     one.go_on()
@@ -63,7 +68,7 @@ def test_a_plan_that_fails_is_told_and_the_next_one_compiled(
             raise RuntimeError("no compiler here")
 
     class Input:
-        buffer = io.BytesIO(pickle.dumps([COMING, COMING]))
+        buffer = io.BytesIO(json.dumps(told([COMING, COMING])).encode())
 
     monkeypatch.setattr(of_torch, "compile_ahead", compile_ahead)
     monkeypatch.setattr(sys, "stdin", Input)
