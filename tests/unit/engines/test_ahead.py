@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,8 +22,15 @@ SPEC = trial_spec(tiny_models.LLAMA, on="1x1 cpu", seq_len=8, batch=2)
 COMING: RankOfPlan = (SPEC, Ranks(rank=0, world_size=1, local_rank=0, device="cpu"))
 
 
-def told(coming: list[RankOfPlan]) -> list[list[object]]:
-    return [[spec.to_json(), asdict(ranks)] for spec, ranks in coming]
+def told(coming: list[RankOfPlan]) -> str:
+    return json.dumps([(spec.to_json(), asdict(ranks)) for spec, ranks in coming])
+
+
+@pytest.fixture
+def one() -> Iterator[Ahead]:
+    made = Ahead()
+    yield made
+    made.end()
 
 
 @pytest.fixture
@@ -35,8 +43,7 @@ def waits(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
     return Path(f"{program}.got")
 
 
-def test_what_comes_while_it_compiles_waits_for_the_next_process(waits: Path) -> None:
-    one = Ahead()
+def test_what_comes_while_it_compiles_waits_for_the_next_process(waits: Path, one: Ahead) -> None:
     one.go_on()
     assert one.pids == (), "nothing to do"
     one.go_on([COMING])
@@ -46,12 +53,11 @@ def test_what_comes_while_it_compiles_waits_for_the_next_process(waits: Path) ->
     end_s = time.monotonic() + 20
     while not (waits.exists() and waits.stat().st_size) and time.monotonic() < end_s:
         time.sleep(0.01)
-    assert json.loads(waits.read_bytes()) == told([COMING])
+    assert waits.read_text() == told([COMING])
     one.end()
     assert one.pids == () and not Path(f"/proc/{pid}").exists()
     one.go_on()
     assert len(one.pids) == 1 and one.pids != (pid,), "with the two that waited"
-    one.end()
     one.end()
 
 
@@ -68,7 +74,7 @@ def test_a_plan_that_fails_is_told_and_the_next_one_compiled(
             raise RuntimeError("no compiler here")
 
     class Input:
-        buffer = io.BytesIO(json.dumps(told([COMING, COMING])).encode())
+        buffer = io.BytesIO(told([COMING, COMING]).encode())
 
     monkeypatch.setattr(of_torch, "compile_ahead", compile_ahead)
     monkeypatch.setattr(sys, "stdin", Input)

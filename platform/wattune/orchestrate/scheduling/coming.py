@@ -20,7 +20,7 @@ AT_ONCE: Final = 6
 
 
 class ComingGraphs:
-    """What each set of nodes was asked to compile ahead."""
+    """Graphs that each set of nodes was asked to compile ahead."""
 
     def __init__(self, run: StudyRun, waiting: Waiting, *, learns: bool) -> None:
         """Takes the plans from what waits or, where the strategy chooses them later, from the whole space."""
