@@ -12,6 +12,7 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import torch
@@ -113,9 +114,12 @@ def measure_trial(
         status, reason = RunStatus.OUT_OF_MEMORY, str(out_of_memory)
     end_mono_ns = time.monotonic_ns()
     report("close", 0, 1)
-    engine.close()
-    # Not before: reading a large trace takes longer than a step, which a watchdog would take for a hang.
-    kernels, problem = read_profile()
+    # Not before: reading a large trace takes longer than a step, which a watchdog would take for a hang. Beside the
+    # close, which mostly waits for NCCL.
+    with ThreadPoolExecutor(1) as beside:
+        reading = beside.submit(read_profile)
+        engine.close()
+        kernels, problem = reading.result()
     facts |= {"profile": problem} if problem else {}
     return RankOutcome(
         rank=ranks.rank,
