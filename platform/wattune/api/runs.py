@@ -6,7 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, time, timedelta
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import Final
 
 from wattune.api.beforehand import Beforehand, known_before
@@ -444,11 +446,15 @@ def _run_on_cluster(
     """
     # Ray takes seconds to import; calls that only read do without it.
     from wattune.orchestrate.cluster import connect
-    from wattune.orchestrate.demand import has_autoscaler
-    from wattune.orchestrate.run_study import require_libraries
-    from wattune.orchestrate.run_study import run_study as run_on_ray
 
+    loading = Thread(target=import_module, args=("wattune.orchestrate.run_study",))  # Tune, while Ray starts
+    loading.start()
     with connect(address) as cluster:
+        loading.join()  # no module is loaded by two threads
+        from wattune.orchestrate.demand import has_autoscaler
+        from wattune.orchestrate.run_study import require_libraries
+        from wattune.orchestrate.run_study import run_study as run_on_ray
+
         lacking = [spec for spec in needed if len(cluster.fitting(spec)) < spec.num_nodes]
         # Else what can run runs, and the rest waits for its nodes.
         if len(lacking) == len(needed) and not waits and not has_autoscaler():

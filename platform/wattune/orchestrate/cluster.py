@@ -18,13 +18,15 @@ from typing import Any, Final
 
 import ray
 import ray.util.client
+from ray._private.ray_constants import DASHBOARD_ADDRESS
+from ray.experimental import internal_kv
 
 from wattune import forced_exit
 from wattune.catalog.hardware import DEVICES, ClusterSpec, device_of_accelerator, device_of_product
 from wattune.deadline import within
 from wattune.errors import EngineError, PlanError
 from wattune.orchestrate import lost_cluster, ray_settings
-from wattune.orchestrate.node_products import ask_products
+from wattune.orchestrate.node_products import ask_products, own_products
 from wattune.orchestrate.ray_folder import end_processes, ray_folder, remove_by_force, temporary_files_in
 
 NAMESPACE: Final = "wattune"
@@ -322,6 +324,7 @@ def _start_local(folder: Path) -> None:
     # Workers of a local cluster inherit the environment: with it they import the same package as this process.
     paths = [str(_package_folder().parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    threading.Thread(target=own_products, daemon=True).start()  # asked for once Ray is there
     with ray_settings.local_cluster(), temporary_files_in(folder), _patience():
         ray.init(
             address="local",
@@ -335,9 +338,15 @@ def _start_local(folder: Path) -> None:
 
 @contextmanager
 def _patience() -> Iterator[None]:
-    """Makes Ray wait `NODE_START_S` for the node it starts; by itself it waits 30 s, too short on a busy machine."""
-    # Not public: Ray 2.60 has no setting for the 30 s.
-    find = ray._private.services.get_node
+    """Makes Ray wait `NODE_START_S` for the node it starts; by itself it waits 30 s, too short on a busy machine.
+
+    And not for its dashboard, which nothing asks before the first trial ends: the raylet would start 2 to 5 s later.
+    """
+    # Not public: Ray 2.60 has no setting for the 30 s, nor for the wait.
+    find, look_up = ray._private.services.get_node, internal_kv._internal_kv_get
+
+    def known(key: Any, *arguments: Any, **more: Any) -> Any:
+        return b"" if key == DASHBOARD_ADDRESS else look_up(key, *arguments, **more)
 
     def wait_for(*arguments: Any) -> Any:
         end_s = time.monotonic() + NODE_START_S
@@ -349,11 +358,11 @@ def _patience() -> Iterator[None]:
                     raise
                 time.sleep(_NODE_LOOK_S)
 
-    ray._private.services.get_node = wait_for
+    ray._private.services.get_node, internal_kv._internal_kv_get = wait_for, known
     try:
         yield
     finally:
-        ray._private.services.get_node = find
+        ray._private.services.get_node, internal_kv._internal_kv_get = find, look_up
 
 
 def _join(address: str) -> None:

@@ -10,11 +10,13 @@ import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from typing import Final
 
 import ray
 from ray._private import ray_constants
+from ray._private.ray_constants import DASHBOARD_ADDRESS, KV_NAMESPACE_DASHBOARD
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+from ray.experimental import internal_kv
 
 from wattune.orchestrate.ask import ask_all, on_node
 
@@ -34,6 +36,12 @@ NICENESS_VARIABLE: Final = "RAY_worker_niceness"
 
 ANSWER_WITHIN_S: Final = 60.0
 """Longest a node may take to report its settings."""
+
+DASHBOARD: Final = "ray.dashboard"
+"""Tag with the address of Ray's dashboard."""
+
+STARTING: Final = "starting"
+"""Its value in a cluster of our own, whose dashboard starts beside the first trial."""
 
 JOB_SETTINGS: Final = {
     # A process beside every group of workers that asks every 5 s which nodes are about to leave, for training that then
@@ -109,7 +117,7 @@ def ray_tags(node_ids: Sequence[str], *, ours: bool) -> dict[str, str]:
     tags = {
         "ray.auth_mode": _auth_mode(),
         "ray.cluster": "own" if ours else "joined",
-        "ray.dashboard": _dashboard(),
+        DASHBOARD: STARTING if ours else dashboard(),
         "ray.usage_stats": "on" if "on" in usage else "off" if usage == {"off"} else "unknown",
         "ray.gpu_poll_interval_s": f"{min(intervals_s):g}" if intervals_s else "unknown",
         "ray.worker_niceness": str(max(int(one["niceness"]) for one in found)) if found else "unknown",
@@ -166,7 +174,7 @@ def _auth_mode() -> str:
     return str(get_authentication_mode_name(get_authentication_mode()))
 
 
-def _dashboard() -> str:
+def dashboard() -> str:
     """Address of Ray's dashboard; `off` if there is none."""
-    context: Any = ray._private.worker.global_worker.node
-    return str(getattr(context, "webui_url", "") or "off")
+    found = internal_kv._internal_kv_get(DASHBOARD_ADDRESS, namespace=KV_NAMESPACE_DASHBOARD)
+    return found.decode() if found else "off"

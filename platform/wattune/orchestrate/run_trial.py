@@ -33,6 +33,7 @@ from wattune.orchestrate.lanes.actor import LaneKeeper
 from wattune.orchestrate.lanes.messages import Answer, Assignment, Death, GroupKey
 from wattune.orchestrate.lanes.ray_errors import KEEPER_ENDED, cause
 from wattune.orchestrate.power_limit import NODE_POWER, PowerLimit, simulated_power_w
+from wattune.orchestrate.ray_settings import DASHBOARD, STARTING, dashboard
 from wattune.orchestrate.telemetry_actor import NO_OFFSET, NodeTelemetry
 from wattune.orchestrate.trial_result import status_of, trial_result
 from wattune.orchestrate.trial_telemetry import STOP_S, TrialTelemetry, sampling, sensor_backends
@@ -70,7 +71,10 @@ async def drive(workers: LaneKeeper, attempt: Attempt, cluster: Cluster, free: C
     Raises:
         RayError: The cluster failed: the study's controller checks whether a node died, and then repeats the trial.
     """
-    attempt = replace(attempt, tags={**cluster.tags, **attempt.tags})
+    tags = {**cluster.tags, **attempt.tags}
+    if tags.get(DASHBOARD) == STARTING:
+        tags[DASHBOARD] = await workers.in_thread(dashboard)
+    attempt = replace(attempt, tags=tags)
     cluster = cluster.only(attempt.nodes) if attempt.nodes else cluster
     try:
         await _run(await _cooled(attempt, workers), cluster, workers, free)

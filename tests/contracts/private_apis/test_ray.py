@@ -54,10 +54,15 @@ def test_usage_stats_enabled() -> None:
     assert get("ray._common.usage.usage_lib.usage_stats_enabled")() in (True, False)
 
 
-@pytest.mark.private_api("ray._private.worker.global_worker.node")
-def test_node() -> None:
-    assert "node" in vars(get("ray._private.worker.global_worker"))
-    assert isinstance(get("ray._private.node.Node.webui_url"), property)
+@pytest.mark.private_api("ray.experimental.internal_kv._internal_kv_get")
+def test_dashboard() -> None:
+    assert get("ray._private.ray_constants.DASHBOARD_ADDRESS") and get(
+        "ray._private.ray_constants.KV_NAMESPACE_DASHBOARD"
+    )
+    assert parameters(get("ray.experimental.internal_kv._internal_kv_get")) == ["key", "namespace"]
+    # By the module's name, and whatever it gives ends the wait: the address is decoded and kept.
+    text = source("ray._private.services.start_api_server")
+    assert "ray.experimental.internal_kv._internal_kv_get(" in text and "if dashboard_url is not None:" in text
 
 
 @pytest.mark.private_api("ray._private.worker.print_to_stdstream")

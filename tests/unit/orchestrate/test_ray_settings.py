@@ -85,7 +85,7 @@ def test_the_tags_of_several_nodes_are_those_of_the_worst(
         {"poll_ms": "5000", "usage_stats": "on", "niceness": "15"},
     ]
     monkeypatch.setattr(ray_settings, "_ask", lambda _node_ids: answers)
-    monkeypatch.setattr(ray_settings, "_dashboard", lambda: "127.0.0.1:8265")
+    monkeypatch.setattr(ray_settings, "dashboard", lambda: "127.0.0.1:8265")
     tags = ray_settings.ray_tags(["a", "b", "c"], ours=False)
     assert tags["ray.gpu_poll_interval_s"] == "5" and tags["ray.usage_stats"] == "on"
     assert tags["ray.cluster"] == "joined" and tags["ray.silent_nodes"] == "1"
