@@ -8,6 +8,7 @@ ranks, or every rank alone. What it leaves of groups ends with it, since gloo's 
 """
 
 import gc
+import importlib
 import json
 import os
 import sys
@@ -24,6 +25,7 @@ import torch.distributed as dist
 
 from wattune.engines.model.compiler import Compiler
 from wattune.engines.registry import load_engine
+from wattune.engines.torch import float8
 from wattune.errors import EngineError
 from wattune.trial import TrialSpec
 from wattune.workers.engine import Engine, Ranks
@@ -134,6 +136,9 @@ def main(folder: Path, rank: str, world_size: int, kind: str = "cpu") -> None:
     cases = json.loads((folder / "cases.json").read_text())
     for engine in {case["spec"]["engine"] for case in cases.values()}:
         load_engine(engine)
+    if any(case["spec"]["plan"]["dtype"] == "fp8" for case in cases.values()):
+        with float8._quiet_import():
+            importlib.import_module("torchao.float8")  # once, not in every rank
     OF_LIBRARIES.update(id(each) for each in tensors_alive())
     gc.freeze()  # what libraries made while imported is not looked through after every case
     gc.disable()  # nor at times of Python's choice: each case looks for garbage itself, before it counts what is left

@@ -1,6 +1,7 @@
 """Experiments are programs of their own: they say what is wrong in a line and end with the right code."""
 
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -36,6 +37,20 @@ def run(experiment: Path, *arguments: object, cwd: Path) -> subprocess.Completed
     )
 
 
+@pytest.fixture
+def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Wattune:
+    """Runs an experiment in this process; gives its exit code, and what it printed on both streams."""
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+
+    def run(experiment: Path, *arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", [str(experiment), *map(str, arguments)])
+        with pytest.raises(SystemExit) as leaving:
+            runpy.run_path(str(experiment), run_name="__main__")
+        return int(leaving.value.code or 0), *capsys.readouterr()
+
+    return run
+
+
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda path: path.stem)
 def test_an_experiment_is_executable_and_those_with_arms_end_alike(experiment: Path) -> None:
     text = experiment.read_text()
@@ -44,27 +59,27 @@ def test_an_experiment_is_executable_and_those_with_arms_end_alike(experiment: P
 
 
 @pytest.mark.parametrize("experiment", OF_A_SPACE, ids=lambda path: path.stem)
-def test_an_experiment_of_a_space_ends_with_the_right_code(experiment: Path, tmp_path: Path) -> None:
-    helped = run(experiment, "-h", cwd=tmp_path)
-    assert helped.returncode == 0 and "--storage" in helped.stdout and "Hypothesis" in helped.stdout
+def test_an_experiment_of_a_space_ends_with_the_right_code(experiment: Path, tmp_path: Path, run_here: Wattune) -> None:
+    code, out, _ = run_here(experiment, "-h")
+    assert code == 0 and "--storage" in out and "Hypothesis" in out
     (tmp_path / "occupied").write_text("")
-    refused = run(experiment, "--storage", tmp_path / "occupied", cwd=tmp_path)
-    assert refused.returncode == 2 and "cannot be written" in refused.stderr and "Traceback" not in refused.stderr
+    code, _, err = run_here(experiment, "--storage", tmp_path / "occupied")
+    assert code == 2 and "cannot be written" in err and "Traceback" not in err
     if experiment != OF_A_SPACE[0]:  # they share all that follows
         return
     storage = tmp_path / "storage"
+    assert run_here(experiment, "--storag")[0] == 2
     absent = run(experiment, "absent.yaml", "--storage", storage, cwd=tmp_path)
     assert (absent.returncode, absent.stdout) == (2, "")
     said = "cannot be read (No such file or directory); give the path of a search space"
     assert absent.stderr == f"error: {ROOT / 'absent.yaml'}: {said}\n"
-    assert run(experiment, "--storag", cwd=tmp_path).returncode == 2
     assert not storage.exists()
 
 
-def test_an_experiment_with_arms_ends_with_the_right_code(tmp_path: Path, wattune: Wattune) -> None:
+def test_an_experiment_with_arms_ends_with_the_right_code(tmp_path: Path, wattune: Wattune, run_here: Wattune) -> None:
     experiment, storage = OF_ARMS[0], tmp_path / "storage"
-    helped = run(experiment, "-h", cwd=tmp_path)
-    assert helped.returncode == 0 and "--storage" in helped.stdout and "Hypothesis" in helped.stdout
+    code, out, _ = run_here(experiment, "-h")
+    assert code == 0 and "--storage" in out and "Hypothesis" in out
     absent = run(experiment, "absent.yaml", "--storage", storage, cwd=tmp_path)
     assert (absent.returncode, absent.stdout) == (2, "") and "Traceback" not in absent.stderr
     assert "absent.yaml" in absent.stderr

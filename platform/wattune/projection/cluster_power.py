@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from wattune.analysis.metrics.energy import Powers
-from wattune.analysis.signals.energy_grid import GRID_S, SWING_BAND_HZ, GridEnergy
+from wattune.analysis.signals.energy_grid import GRID_S, SWING_BAND_HZ, GridEnergy, steps_of
 from wattune.arrays import Floats
 
 JITTER_S: Final = 0.005
@@ -37,6 +37,9 @@ CLUSTER_FIGURES: Final = (
 
 LINE_HZ: Final = 0.05
 """Width of a bin; a line is the strongest one with its neighbours."""
+
+LEAST_SMOOTH: Final = 100_000
+"""Longer cycles are shortened by less than 1 %: a transform of a length with large factors takes ten times as long."""
 
 MOST_READ_S, MOST_TRAINED_S, COHERENCE_S = 300.0, 7200.0, 4.0
 """Readings that are used, the last and most settled ones; training rendered between two checkpoints, of which more
@@ -145,7 +148,9 @@ def cluster_power(
     low_w, high_w = np.quantile(watts, (0.05, 0.95))
     found = {"cluster_power_mean_w": mean_w, "cluster_power_p5_w": float(low_w), "cluster_power_p95_w": float(high_w)}
     resolved_s = max(load.period_s, load.averaged_s / 2)
-    grid = GridEnergy(np.concatenate([[0.0], np.cumsum(np.resize(watts, 2 * len(watts))) * GRID_S]), resolved_s, ())
+    # Windows that begin before the end go on at the front.
+    around_w = np.resize(watts, len(watts) + min(len(watts), 2 * steps_of(max(WINDOWS_S.values()))))
+    grid = GridEnergy(np.concatenate([[0.0], np.cumsum(around_w) * GRID_S]), resolved_s, ())
     for name, length_s in WINDOWS_S.items():
         peak_w, ramp_w_per_s = grid.peak_w(length_s), grid.ramp_w_per_s(length_s)
         if peak_w is None or ramp_w_per_s is None:
@@ -165,7 +170,11 @@ def _cycle(load: NodeLoad, num_nodes: int, training: Floats, saves: Checkpoints)
     """Renders the power from a checkpoint's end to the next one's; returns it with the checkpoint's share of time."""
     whole_s = saves.every_steps * load.step_s
     trained_s = min(whole_s, max(MOST_TRAINED_S, load.step_s))
-    time_s = (np.arange(round((trained_s + saves.duration_s) / GRID_S)) + 0.5) * GRID_S
+    points = round((trained_s + saves.duration_s) / GRID_S)
+    if points > LEAST_SMOOTH:
+        points, rounded = smooth_up_to(points), points
+        trained_s -= (rounded - points) * GRID_S
+    time_s = (np.arange(points) + 0.5) * GRID_S
     half_s = min(max(saves.edge_s, GRID_S), trained_s, saves.duration_s) / 2
     ends_s = [-half_s, half_s, trained_s - half_s, trained_s + half_s]
     trains = np.interp(time_s, ends_s, [0.0, 1.0, 1.0, 0.0], period=trained_s + saves.duration_s)
@@ -177,6 +186,15 @@ def _cycle(load: NodeLoad, num_nodes: int, training: Floats, saves: Checkpoints)
     saves_w = num_nodes * saves.node_w
     watts = saves_w + trains * (np.resize(training, len(trains)) - saves_w)
     return watts, saves.duration_s / (whole_s + saves.duration_s)
+
+
+def smooth_up_to(most: int) -> int:
+    """Returns the largest number up to `most` without factors above 7."""
+    found = np.ones(1, dtype=np.int64)
+    for factor in (2, 3, 5, 7):
+        found = np.multiply.outer(found, factor ** np.arange(int(np.log(most) / np.log(factor)) + 1)).ravel()
+        found = found[found <= most]
+    return int(found.max())
 
 
 def _swing(load: NodeLoad, watts: Floats) -> dict[str, float]:

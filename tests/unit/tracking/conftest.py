@@ -1,5 +1,6 @@
 """A store for all tests of tracking, and a study of its own for each."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ from wattune.tracking.tracker import Tracker
 
 
 @pytest.fixture(scope="session")
-def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+def uri(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> str:
     """One store for all tests: its tables take seconds to make."""
-    return default_uri(tmp_path_factory.mktemp("a storage"))
+    storage = tmp_path_factory.mktemp("a storage")
+    shutil.copyfile(empty_store, storage / empty_store.name)
+    return default_uri(storage)
 
 
 @pytest.fixture
