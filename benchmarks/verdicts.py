@@ -135,7 +135,7 @@ def held_out(results: Results | list[tuple[None, Run]], metric: str) -> Iterator
 def told(run: Run, metric: str) -> float:
     """Returns what a run tells of a metric: of a temperature the settled one, since a bound is on that."""
     judged = judged_metric(metric, [run])
-    return run.metrics[judged] + heat_left(judged, [run]).left_k
+    return run.metrics[judged] + heat_left(judged, [run])[0]
 
 
 def covered(results: Results | list[tuple[None, Run]], metric: str) -> Iterator[tuple[bool, bool, float]]:

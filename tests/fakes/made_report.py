@@ -11,7 +11,7 @@ from specs import trial_spec
 
 from wattune.analysis.detail import EXCURSION_COLUMNS, SLOT_COLUMNS
 from wattune.analysis.metrics.saturation import Saturation
-from wattune.analysis.metrics.waterfall import Breakdown, StepPart
+from wattune.analysis.metrics.waterfall import Breakdown
 from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.comparison import Comparison, Side, compare
@@ -108,7 +108,7 @@ def evidence_of(row: RankedTrial, text: str = "vm", slow: float = 1.0) -> Eviden
         excursions=pa.Table.from_pylist([excursion | {"limit_w": 700.0}], schema=EXCURSION_COLUMNS),
         slots=pa.Table.from_pylist(slots, schema=SLOT_COLUMNS),
         breakdown=Breakdown(
-            parts=tuple(StepPart(name=name, time_s=time_s, energy_j=2600 * time_s) for name, time_s in parts.items()),
+            parts={name: (time_s, 2600 * time_s) for name, time_s in parts.items()},
             step_s=sum(parts.values()),
             step_energy_j=2600 * sum(parts.values()),
         ),

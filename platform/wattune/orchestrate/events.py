@@ -14,15 +14,6 @@ from wattune.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FirstTrial:
-    """One of the trials that a call starts first."""
-
-    spec: TrialSpec
-    role: Role
-    expected_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
     """The work that is left, and the most that this call does of it, before anything starts."""
 
@@ -55,8 +46,8 @@ class Preview:
     """Those trials whose predicted time exceeds `measure.timeout_s`; there they are ended."""
     longest_s: float = 0.0
     """The longest predicted time of such a trial."""
-    first: tuple[FirstTrial, ...] = ()
-    """The trials that start first, in order, as far as it is known before."""
+    first: "tuple[TrialEvent, ...]" = ()
+    """Starts of the trials that come first, in order, as far as it is known before."""
     changes: tuple[str, ...] = ()
     """Differences to the space that the study had before, a line each."""
     workloads: tuple[Workload, ...] = ()

@@ -95,20 +95,6 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartChange:
-    """One part of the waterfall."""
-
-    name: str
-    a: float
-    b: float
-
-    @property
-    def change(self) -> float:
-        """B minus A."""
-        return self.b - self.a
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Waterfall:
     """Change from a whole of A to that of B, part by part."""
 
@@ -116,32 +102,41 @@ class Waterfall:
     """`s` or `J`."""
     per: str
     """`step`, or `million tokens` where steps differ in tokens."""
-    parts: tuple[PartChange, ...]
+    parts: Mapping[str, tuple[float, float]]
+    """Amounts of A and of B by part."""
 
     @property
     def a(self) -> float:
         """The whole of A: the sum of its parts."""
-        return math.fsum(part.a for part in self.parts)
+        return math.fsum(a for a, _ in self.parts.values())
 
     @property
     def b(self) -> float:
         """The whole of B: the sum of its parts."""
-        return math.fsum(part.b for part in self.parts)
+        return math.fsum(b for _, b in self.parts.values())
+
+    @property
+    def changes(self) -> dict[str, float]:
+        """B minus A of each part."""
+        return {name: b - a for name, (a, b) in self.parts.items()}
 
     @property
     def cancels(self) -> bool:
         """True if the parts' changes cancel out, so that they are not meaningful shares of the whole change."""
-        whole = math.fsum(each.change for each in self.parts)
-        return abs(whole) * CANCELS < math.fsum(abs(each.change) for each in self.parts)
+        changes = self.changes.values()
+        return abs(math.fsum(changes)) * CANCELS < math.fsum(map(abs, changes))
 
-    def share_frac(self, part: PartChange) -> float | None:
+    def share_frac(self, part: str) -> float | None:
         """Returns a part's share of the whole change; shares add up to 1. None without a change, or if parts cancel."""
-        whole = math.fsum(each.change for each in self.parts)
-        return part.change / whole if whole and not self.cancels else None
+        whole = math.fsum(self.changes.values())
+        return self.changes[part] / whole if whole and not self.cancels else None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`."""
-        parts = [{**asdict(part), "change": part.change, "share_frac": self.share_frac(part)} for part in self.parts]
+        parts = [
+            {"name": name, "a": a, "b": b, "change": b - a, "share_frac": self.share_frac(name)}
+            for name, (a, b) in self.parts.items()
+        ]
         return {"unit": self.unit, "per": self.per, "a": self.a, "b": self.b, "parts": parts}
 
 
@@ -290,7 +285,7 @@ def _parts_of_equal_work(
 
 
 def _parts(breakdown: Breakdown, scale: float) -> _Parts:
-    return {part.name: (scale * part.time_s, scale * (part.energy_j or 0.0)) for part in breakdown.parts}
+    return {name: (scale * time_s, scale * (of_j or 0.0)) for name, (time_s, of_j) in breakdown.parts.items()}
 
 
 def _equally_divided(a: _Parts, b: _Parts) -> tuple[_Parts, _Parts, list[str]]:
@@ -335,8 +330,7 @@ def _waterfalls(a: _Parts, b: _Parts, per: str) -> tuple[Waterfall, Waterfall]:
     names = [*dict.fromkeys(name for name in (*a, *b) if name != OTHER), OTHER]
     pairs = {name: (a.get(name, _NOTHING), b.get(name, _NOTHING)) for name in names}
     pairs = {name: (of_a, of_b) for name, (of_a, of_b) in pairs.items() if name == OTHER or any((*of_a, *of_b))}
-    time = tuple(PartChange(name=name, a=of_a[0], b=of_b[0]) for name, (of_a, of_b) in pairs.items())
-    energy = tuple(PartChange(name=name, a=of_a[1], b=of_b[1]) for name, (of_a, of_b) in pairs.items())
+    time, energy = ({name: (of_a[i], of_b[i]) for name, (of_a, of_b) in pairs.items()} for i in (0, 1))
     return Waterfall(unit="s", per=per, parts=time), Waterfall(unit="J", per=per, parts=energy)
 
 

@@ -8,7 +8,6 @@ scatter from run to run.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import NormalDist, fmean
 from typing import Final
 
@@ -50,15 +49,10 @@ _CLOSE_K: Final = 3.0
 _NORMAL: Final = NormalDist()
 
 
-@dataclass(frozen=True, slots=True)
-class Heat:
-    """Heat left at the end of some runs, in kelvin of a metric."""
+Heat = tuple[float, float]
+"""Heat left at the end of some runs, in kelvin of a metric, and its variance."""
 
-    left_k: float
-    variance_k2: float
-
-
-NO_HEAT: Final = Heat(0.0, 0.0)
+NO_HEAT: Final = (0.0, 0.0)
 
 
 def judged_metric(metric: str, runs: Sequence[Run]) -> str:
@@ -69,15 +63,15 @@ def judged_metric(metric: str, runs: Sequence[Run]) -> str:
 def heat_left(metric: str, runs: Sequence[Run]) -> Heat:
     """Returns the heat that a metric of some runs of one plan does not show yet; nothing for what is no temperature."""
     if metric == SETTLED:
-        return Heat(0.0, _variance(runs))
+        return 0.0, _variance(runs)
     sign = _SIGNS.get(metric)
     if sign is None or not runs:
         return NO_HEAT
     if all(SETTLED in run.metrics and HOTTEST in run.metrics for run in runs):
-        return Heat(sign * fmean(run.metrics[SETTLED] - run.metrics[HOTTEST] for run in runs), _variance(runs))
+        return sign * fmean(run.metrics[SETTLED] - run.metrics[HOTTEST] for run in runs), _variance(runs)
     if all(is_long(run) for run in runs):
         return NO_HEAT
-    return Heat(sign * UNTOLD_K, UNTOLD_SPREAD_K**2)
+    return sign * UNTOLD_K, UNTOLD_SPREAD_K**2
 
 
 def stays_cool_probability(metric: str, runs: Sequence[Run]) -> float:
@@ -92,8 +86,9 @@ def stays_cool_probability(metric: str, runs: Sequence[Run]) -> float:
     heat = heat_left(margin, runs)
     if heat is NO_HEAT:
         return 1.0
-    room_k = fmean(run.metrics[margin] for run in runs) + heat.left_k
-    return _NORMAL.cdf(room_k / math.hypot(math.sqrt(heat.variance_k2), COOL_SPREAD_K))
+    left_k, variance_k2 = heat
+    room_k = fmean(run.metrics[margin] for run in runs) + left_k
+    return _NORMAL.cdf(room_k / math.hypot(math.sqrt(variance_k2), COOL_SPREAD_K))
 
 
 def unsettled_text(metric: str, bound: float, runs: Sequence[Run]) -> str:

@@ -355,17 +355,17 @@ class Spreads:
         found, nexts = fitted.scatter, []
         for soak, runs in by_length(counted).items():
             number = fitted.number[counted[0].trial_id, soak]
-            mean, heat = _mean(runs, metric), heat_left(metric, runs)
+            mean, (left_k, variance_k2) = _mean(runs, metric), heat_left(metric, runs)
             nexts.append(
                 NextRun(
-                    mean=math.log(mean) if fitted.logarithmic else mean + heat.left_k,
+                    mean=math.log(mean) if fitted.logarithmic else mean + left_k,
                     run_variance=float(found.variance[number]),
                     degrees_of_freedom=float(found.degrees_of_freedom[number]),
                     num_runs=len(runs),
                     num_zeros=fitted.num_zeros or (0 if any(run.metrics[metric] for run in runs) else len(runs)),
                     zero_everywhere=fitted.num_zeros > 0,
                     logarithmic=fitted.logarithmic,
-                    heat_variance=heat.variance_k2 + fitted.reading_error(runs, metric) ** 2,
+                    heat_variance=variance_k2 + fitted.reading_error(runs, metric) ** 2,
                     elsewhere_variance=2.0 * found.elsewhere**2,
                     scatter=found,
                     number=number,

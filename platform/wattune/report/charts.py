@@ -49,7 +49,7 @@ def step_parts(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Chart | No
     if not rows:
         return None
     breakdowns = [broken for row in rows if (broken := evidence[row.trial_id].breakdown)]
-    names = list(dict.fromkeys(part.name for broken in breakdowns for part in broken.parts))
+    names = list(dict.fromkeys(name for broken in breakdowns for name in broken.parts))
     names.sort(key=[*PART_LOOKS, *names].index)
     labels = row_labels(rows)
     figure = blank()
@@ -76,7 +76,7 @@ def _draw_part(figure: go.Figure, name: str, labels: Sequence[str], breakdowns: 
     """Draws one part of every trial's step as a piece of its bar."""
     color, pattern = PART_LOOKS.get(name, PART_LOOKS["exposed_comm"])
     shown = name.replace("_", " ")
-    times_ms = [1e3 * sum(part.time_s for part in broken.parts if part.name == name) for broken in breakdowns]
+    times_ms = [1e3 * broken.parts.get(name, (0.0, None))[0] for broken in breakdowns]
     shares = [time_ms / (1e3 * broken.step_s) for time_ms, broken in zip(times_ms, breakdowns, strict=True)]
     figure.add_bar(
         y=wrapped(labels),
@@ -160,9 +160,9 @@ def waterfall(comparison: Comparison) -> Chart | None:
 def _draw_waterfall(figure: go.Figure, fall: Waterfall, column: int) -> None:
     """Draws A, the change of each part, and B as one subplot."""
     scale = _scale(fall)
-    a, b, changes = scale * fall.a, scale * fall.b, [scale * part.change for part in fall.parts]
+    a, b, changes = scale * fall.a, scale * fall.b, [scale * change for change in fall.changes.values()]
     figure.add_waterfall(
-        x=["A", *(part.name.replace("_", " ") for part in fall.parts), "B"],
+        x=["A", *(name.replace("_", " ") for name in fall.parts), "B"],
         y=[a, *changes, b],
         measure=["absolute", *["relative"] * len(changes), "total"],
         text=[f"{a:.4g}", *(f"{change:+.3g}" for change in changes), f"{b:.4g}"],
@@ -187,7 +187,7 @@ def _shares(falls: Sequence[tuple[Waterfall, str]]) -> str:
     """Describes each part's share of the changes."""
     said = []
     for fall, name in falls:
-        shares = {part.name.replace("_", " "): fall.share_frac(part) for part in fall.parts if part.change}
+        shares = {name.replace("_", " "): fall.share_frac(name) for name, change in fall.changes.items() if change}
         known = {part: share for part, share in shares.items() if share is not None}
         if known:
             listed = ", ".join(f"{part} {_percent(share)}" for part, share in known.items())

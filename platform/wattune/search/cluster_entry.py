@@ -18,7 +18,7 @@ from wattune.catalog.networks import (
 from wattune.errors import WattuneError
 from wattune.field_types import LARGEST_WORLD, Bounds, Count, Size
 from wattune.search.declared import keys_of
-from wattune.search.fields import ALONE, Entry, Short, named_by, one_of
+from wattune.search.fields import ALONE, Entry, Text, named_by, one_of
 from wattune.search.model_entry import OWN_NAME, check_own_name
 from wattune.search.problems import Path, refuse
 
@@ -179,7 +179,9 @@ class ClusterEntry(Entry):
     """Fast fabric by its catalog name, in the place of `nvlink_domain_size`."""
     nvlink_domain_size: Count | None = None
     """Devices that the fast fabric joins. None is the devices of one node."""
-    network: Annotated[NetworkEntry, Short(lambda text: {"like": text}, {"enum": list(NETWORKS)})] | None = None
+    network: (
+        Annotated[NetworkEntry, Text(lambda text: {"like": text}, {"enum": list(NETWORKS)}, is_short=True)] | None
+    ) = None
     """Network between nodes: a catalog name, or a mapping. None is `ndr`, or what a sweep here measured."""
     rails: Size | None = None
     """Ports of that network on each node, shared by its `slots`. None is as the network has it."""

@@ -5,7 +5,7 @@ One annotation says both, so that an editor's completion and wattune's messages 
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any, ClassVar, Final, Self, cast
 
@@ -98,23 +98,31 @@ def _named(key: str | int, text: str) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class _Text:
+class Text:
     """A text that is accepted, or replaced, by a function; `schema` is what JSON Schema says of it."""
 
     check: Callable[[str], Any]
-    schema: JsonSchema = field(default_factory=dict)
+    schema: JsonSchema
+    is_short: bool = False
+    """True where the text stands for a mapping, which may be given too: `check` makes one of it."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        del source
+        def expanded(value: Any) -> Any:
+            return self.check(value) if isinstance(value, str) else value
+
+        if self.is_short:
+            return no_info_before_validator_function(expanded, handler(source))
         return no_info_after_validator_function(self.check, handler(str))
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchema:
+        if self.is_short:
+            return {"anyOf": [{"type": "string", **self.schema}, handler(core)]}
         return {**handler(core), **self.schema}
 
 
 def named_by(
     parse: Callable[[str], object], *, names: Collection[str] = (), pattern: str = "", examples: Sequence[str] = ()
-) -> _Text:
+) -> Text:
     """Accepts a text that one of wattune's own functions accepts, else passes on its message.
 
     `names` complete it, `pattern` is what other texts look like, empty where only names are accepted.
@@ -124,17 +132,17 @@ def named_by(
         _pass_on(parse, text)
         return text
 
-    return _Text(check, _described(names, pattern, examples))
+    return Text(check, _described(names, pattern, examples))
 
 
 def parsed_by(
     parse: Callable[[str], object], *, names: Collection[str] = (), pattern: str = "", examples: Sequence[str] = ()
-) -> _Text:
+) -> Text:
     """Takes a text and keeps what one of wattune's own functions makes of it; passes on its message otherwise."""
-    return _Text(lambda text: _pass_on(parse, text), _described(names, pattern, examples))
+    return Text(lambda text: _pass_on(parse, text), _described(names, pattern, examples))
 
 
-def one_of(names: Collection[str]) -> _Text:
+def one_of(names: Collection[str]) -> Text:
     """Accepts a few names."""
 
     def check(text: str) -> str:
@@ -142,7 +150,7 @@ def one_of(names: Collection[str]) -> _Text:
             raise refuse([((), f'unknown value "{text[:60]}"; {closest(text, names)}')])
         return text
 
-    return _Text(check, {"enum": list(names)})
+    return Text(check, {"enum": list(names)})
 
 
 def _pass_on(parse: Callable[[str], object], text: str) -> object:
@@ -178,23 +186,6 @@ def listed(value: Any) -> Any:
 
 
 ALONE: Final = (BeforeValidator(listed), Alone())
-
-
-@dataclass(frozen=True, eq=False)
-class Short:
-    """Lets a text stand for a mapping: `expand` makes the mapping of it; `schema` describes the text."""
-
-    expand: Callable[[str], Any]
-    schema: JsonSchema
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        def expanded(value: Any) -> Any:
-            return self.expand(value) if isinstance(value, str) else value
-
-        return no_info_before_validator_function(expanded, handler(source))
-
-    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchema:
-        return {"anyOf": [{"type": "string", **self.schema}, handler(core)]}
 
 
 EntryPlaces = Mapping[str, Sequence[int]]

@@ -37,7 +37,7 @@ from wattune.search.command_entry import (
     command_problems,
 )
 from wattune.search.declared import keys_of
-from wattune.search.fields import ALONE, Entry, JsonSchema, Short, distinct, named_by, one_of, parsed_by, repetitions
+from wattune.search.fields import ALONE, Entry, JsonSchema, Text, distinct, named_by, one_of, parsed_by, repetitions
 from wattune.search.model_entry import NAMES, ModelEntry
 from wattune.search.plausible import implausible, never_measured
 from wattune.search.problems import Path, got, refuse
@@ -349,7 +349,7 @@ class SpaceFile(Entry):
     """Name of the study and of its folder."""
     model: (
         Annotated[
-            list[Annotated[ModelEntry, Short(lambda text: {"name": text}, NAMES)]],
+            list[Annotated[ModelEntry, Text(lambda text: {"name": text}, NAMES, is_short=True)]],
             Field(min_length=1),
             *ALONE,
             AfterValidator(distinct),
@@ -358,7 +358,7 @@ class SpaceFile(Entry):
     ) = None
     """Model to train: a catalog name, a mapping, or a list of them. Only a command needs none."""
     cluster: Annotated[
-        list[Annotated[ClusterEntry, Short(cluster_in_short, {"examples": ["1x4 h200_sxm"]})]],
+        list[Annotated[ClusterEntry, Text(cluster_in_short, {"examples": ["1x4 h200_sxm"]}, is_short=True)]],
         Field(min_length=1),
         *ALONE,
         AfterValidator(distinct),

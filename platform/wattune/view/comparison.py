@@ -5,7 +5,7 @@ from typing import Final
 
 from wattune.fitting.estimate_and_result import Beside, Figure
 from wattune.metrics import METRICS
-from wattune.ranking.comparison import Comparison, PartChange, Waterfall
+from wattune.ranking.comparison import Comparison, Waterfall
 from wattune.ranking.difference import Difference
 from wattune.view.table import (
     FIGURE,
@@ -52,16 +52,15 @@ def reason_text(comparison: Comparison) -> str:
     fall = comparison.energy if METRICS[comparison.asked].group == "energy" else comparison.time
     if fall is None:
         return ""
-    parts = sorted(fall.parts, key=lambda part: -abs(part.change))
-    least = _LEAST_TOLD * sum(abs(part.change) for part in parts)
-    told = [f"{part.name.replace('_', ' ')} {_change(fall, part)}" for part in parts if abs(part.change) > least]
+    parts = sorted(fall.changes.items(), key=lambda part: -abs(part[1]))
+    least = _LEAST_TOLD * sum(abs(change) for _, change in parts)
+    told = [f"{name.replace('_', ' ')} {_signed(fall, change)}" for name, change in parts if abs(change) > least]
     of = ", of it " if told else ""
-    whole = PartChange(name=_WHOLE, a=fall.a, b=fall.b)
-    return f"{_QUANTITY[fall.unit][1].lower()} of a {fall.per} {_change(fall, whole)}{of}{', '.join(told)}"
+    return f"{_QUANTITY[fall.unit][1].lower()} of a {fall.per} {_signed(fall, fall.b - fall.a)}{of}{', '.join(told)}"
 
 
-def _change(fall: Waterfall, part: PartChange) -> str:
-    return signed(_QUANTITY[fall.unit][0], part.change).replace("-", "−")
+def _signed(fall: Waterfall, change: float) -> str:
+    return signed(_QUANTITY[fall.unit][0], change).replace("-", "−")
 
 
 def differing(comparison: Comparison) -> Table:
@@ -115,20 +114,20 @@ DIFFERENCE: Final = (
 def _parts(fall: Waterfall) -> list[Table | Note]:
     name, title = _QUANTITY[fall.unit]
 
-    def share(part: PartChange) -> Cell:
-        if part.name == _WHOLE:
+    def share(part: tuple[str, tuple[float, float]]) -> Cell:
+        if part[0] == _WHOLE:
             return Cell(text="-" if fall.cancels else "100 %")
-        return Cell(fall.share_frac(part))
+        return Cell(fall.share_frac(part[0]))
 
     columns = [
-        Column("part", lambda part: part.name.replace("_", " ")),
-        Column("A", lambda part: part.a, name),
-        Column("B", lambda part: part.b, name),
-        Column("change", lambda part: signed(name, part.change), FIGURE),
+        Column("part", lambda part: part[0].replace("_", " ")),
+        Column("A", lambda part: part[1][0], name),
+        Column("B", lambda part: part[1][1], name),
+        Column("change", lambda part: signed(name, part[1][1] - part[1][0]), FIGURE),
         Column("of the change", share, PERCENT_CHANGE),
     ]
-    whole = PartChange(name=_WHOLE, a=fall.a, b=fall.b)
-    parts: list[Table | Note] = [Table(f"{title} of a {fall.per}", columns, fall.parts, total=whole)]
+    whole = (_WHOLE, (fall.a, fall.b))
+    parts: list[Table | Note] = [Table(f"{title} of a {fall.per}", columns, [*fall.parts.items()], total=whole)]
     if fall.cancels:
         parts.append(Note("The parts' changes cancel out, so shares of the rest are not meaningful."))
     return parts

@@ -6,7 +6,6 @@ from wattune.errors import EngineError
 from wattune.plans.rules import violations
 from wattune.trial import TrialSpec
 from wattune.workers.engine import Ranks
-from wattune.workers.outcome import DeviceMemory
 
 
 def claim(spec: TrialSpec, ranks: Ranks) -> torch.device:
@@ -24,16 +23,19 @@ def claim(spec: TrialSpec, ranks: Ranks) -> torch.device:
     return device
 
 
-def device_memory(device: str) -> DeviceMemory | None:
-    """Returns the memory torch holds of a device now; None for a processor, whose allocator keeps no count."""
+def device_memory(device: str) -> dict[str, int]:
+    """Returns the memory torch holds of a device now, by the names of `OutOfMemory`.
+
+    Nothing for a processor, whose allocator keeps no count.
+    """
     if torch.device(device).type != "cuda":
-        return None
-    return DeviceMemory(
-        allocated_bytes=torch.cuda.memory_allocated(device),
-        reserved_bytes=torch.cuda.memory_reserved(device),
-        reserved_peak_bytes=torch.cuda.max_memory_reserved(device),
-        total_bytes=torch.cuda.get_device_properties(device).total_memory,
-    )
+        return {}
+    return {
+        "allocated_bytes": torch.cuda.memory_allocated(device),
+        "reserved_bytes": torch.cuda.memory_reserved(device),
+        "reserved_peak_bytes": torch.cuda.max_memory_reserved(device),
+        "total_bytes": torch.cuda.get_device_properties(device).total_memory,
+    }
 
 
 def device_uuid(device: str) -> str | None:

@@ -99,7 +99,7 @@ def measure_trial(
                     stopped_early = f"{done} of {done + missing - now} steps: {proof}"
                     break
         memory_peak_bytes = engine.memory_peak_bytes()
-        reserved_peak_bytes = getattr(device_memory(ranks.device), "reserved_peak_bytes", 0)
+        reserved_peak_bytes = device_memory(ranks.device).get("reserved_peak_bytes", 0)
         expert_tokens = _summed([*taken, engine.expert_tokens()])
         facts = dict(engine.facts())
         if profile_steps := _agree(_profile_steps(steps, measure, ranks), ranks):

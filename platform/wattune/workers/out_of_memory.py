@@ -24,7 +24,7 @@ def out_of_memory_of(error: BaseException, ranks: Ranks, *, outside: str = "buil
         phase=failed_phase(error) or outside,
         message=first_line(error),
         requested_bytes=found and round(float(found[1]) * _UNIT_BYTES[found[2]]),
-        memory=device_memory(ranks.device),
+        **device_memory(ranks.device),
     )
 
 

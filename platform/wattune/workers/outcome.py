@@ -10,21 +10,6 @@ from wattune.run import RunStatus
 from wattune.workers.command.program_run import ProgramOutcome
 from wattune.workers.engine import ExpertTokens
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceMemory:
-    """Memory torch holds of a device."""
-
-    allocated_bytes: int
-    """By tensors."""
-    reserved_bytes: int
-    """By torch's allocator, tensors included."""
-    reserved_peak_bytes: int
-    """The most since the last reset of torch's peaks."""
-    total_bytes: int
-    """The device's memory."""
-
-
 FRAGMENTATION: Final = "fragmentation"
 """Beginning of the reason, and value of the tag `out_of_memory`, where memory was free but in pieces too small."""
 
@@ -40,22 +25,28 @@ class OutOfMemory:
     """The first line of the allocator's message."""
     requested_bytes: int | None = None
     """Bytes asked for, to the digits the allocator prints."""
-    memory: DeviceMemory | None = None
-    """Memory of the device at that time; None on processors."""
+    allocated_bytes: int | None = None
+    """Bytes of the device that tensors held; this and the rest are None on processors."""
+    reserved_bytes: int | None = None
+    """Those that torch's allocator held, tensors included."""
+    reserved_peak_bytes: int | None = None
+    """The most since the last reset of torch's peaks."""
+    total_bytes: int | None = None
+    """The device's memory."""
 
     @property
     def needed_bytes(self) -> int:
         """Bytes of tensors and of what was asked for; 0 where they are not known."""
-        if self.memory is None or self.requested_bytes is None:
+        if self.allocated_bytes is None or self.requested_bytes is None:
             return 0
-        return self.memory.allocated_bytes + self.requested_bytes
+        return self.allocated_bytes + self.requested_bytes
 
     @property
     def is_fragmentation(self) -> bool:
         """True where torch's allocator held enough free memory, in pieces that were each too small."""
-        if self.memory is None or self.requested_bytes is None:
+        if self.allocated_bytes is None or self.reserved_bytes is None or self.requested_bytes is None:
             return False
-        return self.memory.reserved_bytes - self.memory.allocated_bytes >= self.requested_bytes
+        return self.reserved_bytes - self.allocated_bytes >= self.requested_bytes
 
     def __str__(self) -> str:
         """Returns the text of a result's reason."""
@@ -63,9 +54,9 @@ class OutOfMemory:
         parts += [f"rank {self.rank} in {self.phase}"]
         if self.requested_bytes is not None:
             parts.append(f"{self.requested_bytes:,} bytes asked for")
-        if self.memory is not None:
-            allocated, reserved = self.memory.allocated_bytes, self.memory.reserved_bytes
-            parts.append(f"{allocated:,} allocated, {reserved:,} reserved of {self.memory.total_bytes:,}")
+        if self.allocated_bytes is not None:
+            held = f"{self.allocated_bytes:,} allocated, {self.reserved_bytes:,} reserved of {self.total_bytes:,}"
+            parts.append(held)
         return f"{', '.join(parts)}: {self.message}"
 
 

@@ -55,7 +55,7 @@ def test_two_trials_are_compared_and_a_report_is_written(storage: Path) -> None:
     names = [f"dense_h200x4:{row.trial_id[:6]}" for row in (ranking.feasible[0], ranking.infeasible[0])]
     comparison = wattune.compare(*names, storage=str(storage))
     assert comparison.time is not None
-    assert sum(part.change for part in comparison.time.parts) == pytest.approx(comparison.time.b - comparison.time.a)
+    assert sum(comparison.time.changes.values()) == pytest.approx(comparison.time.b - comparison.time.a)
     with pytest.raises(wattune.WattuneError, match="names neither a trial nor a recording"):
         wattune.compare("nothing", names[0], storage=str(storage))
     assert report(study, ranking) == study.path / "report.html" and (study.path / "report.html").is_file()

@@ -15,7 +15,7 @@ from wattune.orchestrate.lanes.messages import Answer, Death, Place
 from wattune.orchestrate.trial_result import against_limits, rank_numbers, rank_tags, trial_result
 from wattune.run import NO_NUMBERS, Numbers, Run, RunStatus
 from wattune.trial import Measure
-from wattune.workers.outcome import DeviceMemory, OutOfMemory, RankOutcome
+from wattune.workers.outcome import OutOfMemory, RankOutcome
 
 SPEC = trial_spec(on="1x2 cpu", seq_len=8, batch=8)
 
@@ -153,10 +153,13 @@ def test_tags_and_numbers_of_ranks_are_those_of_the_slowest_and_fullest() -> Non
 
 def test_fragmentation_is_told_apart_from_a_device_that_is_full() -> None:
     def failed(allocated_bytes: int) -> RankOutcome:
-        memory = DeviceMemory(
-            allocated_bytes=allocated_bytes, reserved_bytes=75, reserved_peak_bytes=75, total_bytes=80
-        )
-        where = OutOfMemory(rank=0, phase="forward", message="no", requested_bytes=3, memory=memory)
+        memory = {
+            "allocated_bytes": allocated_bytes,
+            "reserved_bytes": 75,
+            "reserved_peak_bytes": 75,
+            "total_bytes": 80,
+        }
+        where = OutOfMemory(rank=0, phase="forward", message="no", requested_bytes=3, **memory)
         return outcome(0, status=RunStatus.OUT_OF_MEMORY, reason=str(where), out_of_memory=where)
 
     assert rank_tags([failed(60)], failed(60)) == {"out_of_memory": "fragmentation"}

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from specs import trial_spec
 
-from wattune.analysis.metrics.waterfall import Breakdown, StepPart
+from wattune.analysis.metrics.waterfall import Breakdown
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.ranking.comparison import Comparison, Side, compare
@@ -21,7 +21,7 @@ SPEC = trial_spec()
 
 def broken_down(**parts_s: float) -> Breakdown:
     """A step of these parts; every second takes 2,500 J."""
-    parts = tuple(StepPart(name=name, time_s=time_s, energy_j=2500 * time_s) for name, time_s in parts_s.items())
+    parts = {name: (time_s, 2500 * time_s) for name, time_s in parts_s.items()}
     step_s = sum(parts_s.values())
     return Breakdown(parts=parts, step_s=step_s, step_energy_j=2500 * step_s)
 
@@ -48,11 +48,11 @@ SLOW = broken_down(compute=0.19, bubble=0.05, other=0.01)
 
 def test_the_changes_of_the_parts_are_the_change():
     found = compare(side(FAST), side(SLOW))
-    changes = {part.name: part.change for part in found.time.parts}
+    changes = found.time.changes
     assert changes == pytest.approx({"compute": -0.01, "exposed_comm": -0.01, "bubble": 0.05, "other": 0.01})
     assert (found.time.a, found.time.b, found.time.per) == (pytest.approx(0.21), pytest.approx(0.25), "step")
-    assert sum(found.time.share_frac(part) for part in found.time.parts) == pytest.approx(1.0)
-    assert [part.name for part in found.time.parts][-1] == "other"
+    assert sum(found.time.share_frac(name) for name in found.time.parts) == pytest.approx(1.0)
+    assert [*found.time.parts][-1] == "other"
     assert found.energy.b - found.energy.a == pytest.approx(100.0)
 
 
@@ -72,16 +72,16 @@ def test_parts_add_up_whatever_they_are(a, b, other, batch):
     scale = 1.0 if batch == 16 else 1e6 / SPEC.workload.tokens_per_step
     assert found.time.a == pytest.approx(scale * left.step_s, abs=1e-9)
     assert found.energy.a == pytest.approx(scale * left.step_energy_j, abs=1e-6)
-    total = sum(part.change for part in found.time.parts)
+    total = sum(found.time.changes.values())
     assert total == pytest.approx(found.time.b - found.time.a, abs=1e-9)
     assert found.time.per == ("step" if batch == 16 else "million tokens")
 
 
 def test_parts_that_cancel_out_are_no_shares_of_what_is_left():
     found = compare(side(broken_down(compute=0.20, straggler=0.02)), side(broken_down(compute=0.18, straggler=0.041)))
-    assert found.time.cancels and [found.time.share_frac(part) for part in found.time.parts] == [None] * 3
+    assert found.time.cancels and [found.time.share_frac(name) for name in found.time.parts] == [None] * 3
     assert found.to_json()["time"]["parts"][0]["share_frac"] is None
-    assert [part.name for part in found.time.parts] == ["compute", "straggler", "other"], "what is nowhere is no part"
+    assert [*found.time.parts] == ["compute", "straggler", "other"], "what is nowhere is no part"
     assert not compare(side(FAST), side(SLOW)).time.cancels
     assert not compare(side(FAST), side(FAST)).time.cancels
 
@@ -103,7 +103,7 @@ def test_two_devices_simulated_on_one_machine_are_no_race():
 
 def test_a_whole_is_not_held_against_parts():
     found = compare(side(FAST), side(broken_down(undivided=0.24, other=0.01)))
-    assert {part.name: (part.a, part.b) for part in found.time.parts} == {
+    assert found.time.parts == {
         "undivided": (pytest.approx(0.21), pytest.approx(0.24)),
         "other": (0.0, 0.01),
     }
@@ -165,19 +165,19 @@ def test_a_recorded_command_that_failed_is_said_beside_a_trial_too():
 
 def test_communication_by_group_is_one_part_where_the_other_side_knows_no_groups():
     groups = Breakdown(
-        parts=(
-            StepPart(name="compute", time_s=0.2, energy_j=500.0),
-            StepPart(name="exposed_comm:tp", time_s=0.02, energy_j=30.0),
-            StepPart(name="exposed_comm:dp", time_s=0.01, energy_j=20.0),
-            StepPart(name="other", time_s=0.0, energy_j=0.0),
-        ),
+        parts={
+            "compute": (0.2, 500.0),
+            "exposed_comm:tp": (0.02, 30.0),
+            "exposed_comm:dp": (0.01, 20.0),
+            "other": (0.0, 0.0),
+        },
         step_s=0.23,
         step_energy_j=550.0,
     )
     found = compare(side(groups), side(FAST))
-    assert {part.name: (part.a, part.b) for part in found.time.parts}["exposed_comm"] == (pytest.approx(0.03), 0.01)
+    assert found.time.parts["exposed_comm"] == (pytest.approx(0.03), 0.01)
     both = compare(side(groups), side(groups))
-    assert [part.name for part in both.time.parts] == ["compute", "exposed_comm:tp", "exposed_comm:dp", "other"]
+    assert [*both.time.parts] == ["compute", "exposed_comm:tp", "exposed_comm:dp", "other"]
 
 
 def test_sides_of_different_sizes_have_different_names():

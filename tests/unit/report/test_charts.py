@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_report import comparison_of, evidence_of, figure_of, ranked, trial, values, whole
 
-from wattune.analysis.metrics.waterfall import Breakdown, StepPart
+from wattune.analysis.metrics.waterfall import Breakdown
 from wattune.catalog.models import model
 from wattune.report.charts import row_labels, slot_temperatures, step_parts, waterfall
 from wattune.report.traces import power
@@ -86,7 +86,7 @@ def test_shares_of_a_change_are_said_only_where_parts_do_not_cancel():
         trial_id: replace(
             evidence[trial_id],
             breakdown=Breakdown(
-                parts=tuple(StepPart(name=name, time_s=time_s, energy_j=None) for name, time_s in own.items()),
+                parts={name: (time_s, None) for name, time_s in own.items()},
                 step_s=sum(own.values()),
                 step_energy_j=None,
             ),

@@ -8,7 +8,7 @@ from typing import Any
 from specs import trial_spec
 
 from wattune.catalog.hardware import ClusterSpec
-from wattune.orchestrate.events import FirstTrial, Preview
+from wattune.orchestrate.events import Preview, TrialEvent
 from wattune.run import RunStatus
 from wattune.terminal.preview import preview_lines
 from wattune.trial import TrialSpec
@@ -47,7 +47,7 @@ def test_changes_come_first_and_what_is_drawn_and_done_is_said() -> None:
 
 def test_the_first_trials_are_named_with_role_and_time() -> None:
     first = tuple(
-        FirstTrial(spec=spec(size), role=role, expected_s=took_s)
+        TrialEvent(kind="started", spec=spec(size), repeat=0, role=role, expected_s=took_s)
         for size, role, took_s in ((2, "reference", 30.0), (2, "reference", 30.0), (1, "trial", 90.0))
     )
     assert lines(first=first, estimated=True)[-1] == (
@@ -66,6 +66,6 @@ def test_time_outs_are_said_before_they_happen() -> None:
 
 def test_first_trials_of_other_sizes_have_other_names() -> None:
     long = replace(spec(1), workload=Workload(seq_len=16, global_batch_size=64))
-    first = tuple(FirstTrial(spec=one, role="trial", expected_s=30.0) for one in (spec(1), long))
+    first = tuple(TrialEvent(kind="started", spec=one, repeat=0, expected_s=30.0) for one in (spec(1), long))
     assert lines(first=first)[-1] == "first: dp4 mbs1 seq8, then dp4 mbs1 seq16"
     assert lines(first=first[:1], workloads=(long.workload,))[-1] == "first: dp4 mbs1 seq8"

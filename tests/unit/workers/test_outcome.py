@@ -5,14 +5,14 @@ import subprocess
 import sys
 
 from wattune.run import RunStatus
-from wattune.workers.outcome import DeviceMemory, OutOfMemory, RankOutcome
+from wattune.workers.outcome import OutOfMemory, RankOutcome
 
 GIB = 2**30
 
 
 def test_where_memory_ran_out_is_said_with_what_is_known() -> None:
-    memory = DeviceMemory(allocated_bytes=GIB, reserved_bytes=2 * GIB, reserved_peak_bytes=3 * GIB, total_bytes=4 * GIB)
-    known = OutOfMemory(rank=3, phase="forward", message="no more", requested_bytes=5 * GIB, memory=memory)
+    memory = {"allocated_bytes": GIB, "reserved_bytes": 2 * GIB, "reserved_peak_bytes": 3 * GIB, "total_bytes": 4 * GIB}
+    known = OutOfMemory(rank=3, phase="forward", message="no more", requested_bytes=5 * GIB, **memory)
     assert str(known) == (
         "rank 3 in forward, 5,368,709,120 bytes asked for, 1,073,741,824 allocated, 2,147,483,648 reserved of "
         "4,294,967,296: no more"
@@ -24,13 +24,9 @@ def test_memory_that_is_free_in_pieces_too_small_is_a_failure_of_its_own_name() 
     """Memory that the allocator keeps for later counts as free; a device that is full has none."""
 
     def failed(allocated_bytes: int, requested_bytes: int | None) -> OutOfMemory:
-        memory = DeviceMemory(
-            allocated_bytes=allocated_bytes,
-            reserved_bytes=80 * GIB,
-            reserved_peak_bytes=80 * GIB,
-            total_bytes=80 * GIB,
-        )
-        return OutOfMemory(rank=0, phase="forward", message="no", requested_bytes=requested_bytes, memory=memory)
+        full = {"reserved_bytes": 80 * GIB, "reserved_peak_bytes": 80 * GIB, "total_bytes": 80 * GIB}
+        asked = {"allocated_bytes": allocated_bytes, "requested_bytes": requested_bytes}
+        return OutOfMemory(rank=0, phase="forward", message="no", **asked, **full)
 
     fragmented = failed(63 * GIB, 3 * GIB)
     assert fragmented.is_fragmentation and str(fragmented).startswith("fragmentation, rank 0 in forward, 3,221,225,472")

@@ -24,22 +24,15 @@ UNEXPLAINED_FRAC: Final = 0.05
 """Share of a step in `other` above which the parts explain too little to rely on (the bound of `other_frac`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPart:
-    """One part of a mean step."""
-
-    name: str
-    time_s: float
-    """Mean over ranks."""
-    energy_j: float | None
-    """Of all devices; None without usable power."""
+StepParts = dict[str, tuple[float, float | None]]
+"""Parts of a mean step by name: seconds, mean over ranks, and joules of all devices, None without usable power."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
     """A mean step in parts."""
 
-    parts: tuple[StepPart, ...]
+    parts: StepParts
     step_s: float
     """The window over the number of steps, that is tokens of a step over `tokens_per_s`; the parts add up to it."""
     step_energy_j: float | None
@@ -48,12 +41,13 @@ class Breakdown:
     @property
     def indicative(self) -> bool:
         """True if too much of the step is unexplained to rely on the other parts."""
-        vague_s = sum(part.time_s for part in self.parts if part.name in (OTHER, UNDIVIDED, UNDIVIDED_WAIT))
+        vague_s = sum(self.parts.get(name, (0.0, None))[0] for name in (OTHER, UNDIVIDED, UNDIVIDED_WAIT))
         return vague_s > UNEXPLAINED_FRAC * self.step_s
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`."""
-        return asdict(self) | {"parts": [asdict(part) for part in self.parts], "indicative": self.indicative}
+        parts = [{"name": name, "time_s": time_s, "energy_j": of_j} for name, (time_s, of_j) in self.parts.items()]
+        return asdict(self) | {"parts": parts, "indicative": self.indicative}
 
 
 def breakdown(
@@ -96,14 +90,12 @@ def breakdown(
     step_s = aligned.duration_s / len(steps.number)
     energy_j = _energy_j(phases)
     step_j = None if energy_j is None else energy_j / len(steps.number)
-    rest_s = step_s - sum(part.time_s for part in parts)
-    rest_j = None if step_j is None else step_j - sum(part.energy_j or 0.0 for part in parts)
-    return Breakdown(
-        parts=(*parts, StepPart(name=OTHER, time_s=rest_s, energy_j=rest_j)), step_s=step_s, step_energy_j=step_j
-    )
+    rest_s = step_s - sum(time_s for time_s, _ in parts.values())
+    rest_j = None if step_j is None else step_j - sum(of_j or 0.0 for _, of_j in parts.values())
+    return Breakdown(parts={**parts, OTHER: (rest_s, rest_j)}, step_s=step_s, step_energy_j=step_j)
 
 
-def _by_spans(aligned: Aligned, division: Division, phases: pa.Table, losses: Floats) -> list[StepPart]:
+def _by_spans(aligned: Aligned, division: Division, phases: pa.Table, losses: Floats) -> StepParts:
     """Returns all parts except `other`, from spans."""
     assert aligned.steps is not None
     ranks, count = aligned.steps.rank, len(aligned.steps.number)
@@ -114,18 +106,18 @@ def _by_spans(aligned: Aligned, division: Division, phases: pa.Table, losses: Fl
     busy_j = _energy_by_rank_j(phases, ranks, COMPUTING)
     wait_j = _energy_by_rank_j(phases, ranks, ("wait",))
 
-    def part(name: str, time_s: Floats, of_s: Floats, of_j: Floats | None) -> StepPart:
+    def part(time_s: Floats, of_s: Floats, of_j: Floats | None) -> tuple[float, float | None]:
         share = np.divide(time_s, of_s, out=np.zeros_like(time_s), where=of_s > 0)
         energy_j = None if of_j is None else float((share * of_j).sum()) / count
-        return StepPart(name=name, time_s=float(time_s.mean()) / count, energy_j=energy_j)
+        return float(time_s.mean()) / count, energy_j
 
-    found = [part(COMPUTE, compute_s - lost_s, compute_s, busy_j)]
+    found = {COMPUTE: part(compute_s - lost_s, compute_s, busy_j)}
     if np.any(losses > 0):
-        found.append(part(THROTTLE, lost_s, compute_s, busy_j))
-    return found + [part(name, waits_s[name], all_waits_s, wait_j) for name in waits_s]
+        found[THROTTLE] = part(lost_s, compute_s, busy_j)
+    return found | {name: part(each_s, all_waits_s, wait_j) for name, each_s in waits_s.items()}
 
 
-def _by_share(aligned: Aligned, phases: pa.Table, shares: Mapping[str, float], loss_frac: float) -> list[StepPart]:
+def _by_share(aligned: Aligned, phases: pa.Table, shares: Mapping[str, float], loss_frac: float) -> StepParts:
     """Returns all parts except `other`, from shares of the time in steps."""
     assert aligned.steps is not None
     if COMPUTE in shares and loss_frac > 0:
@@ -135,11 +127,11 @@ def _by_share(aligned: Aligned, phases: pa.Table, shares: Mapping[str, float], l
     in_steps = phases.filter(pc.not_equal(phases["phase"], BETWEEN))
     energy_j = _energy_j(in_steps)
     step_j = None if energy_j is None else energy_j / len(aligned.steps.number)
-    return [
-        StepPart(name=name, time_s=share * in_steps_s, energy_j=None if step_j is None else share * step_j)
+    return {
+        name: (share * in_steps_s, None if step_j is None else share * step_j)
         for name, share in shares.items()
         if name != OTHER
-    ]
+    }
 
 
 def _energy_j(phases: pa.Table) -> float | None:

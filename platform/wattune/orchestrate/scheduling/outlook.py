@@ -8,7 +8,7 @@ from typing import Any, Final
 from wattune.catalog.hardware import ClusterSpec
 from wattune.fidelity import FIRST_REFERENCE_REPEAT
 from wattune.orchestrate.attempt import Attempt
-from wattune.orchestrate.events import FirstTrial, Placement, Preview
+from wattune.orchestrate.events import Placement, Preview, TrialEvent
 from wattune.orchestrate.scheduling.durations import Durations
 from wattune.orchestrate.scheduling.graphs import Start, WarmGraphs
 from wattune.orchestrate.scheduling.ladder import Ladder
@@ -79,7 +79,7 @@ class Outlook:
             "longest_s": max(known_s, default=0.0),
         }
 
-    def first(self, expected_s: Callable[[Attempt, Start], float]) -> tuple[FirstTrial, ...]:
+    def first(self, expected_s: Callable[[Attempt, Start], float]) -> tuple[TrialEvent, ...]:
         """The trials that start first: the reference trial, if it opens the study, then the head of the queue."""
         waiting = self._waiting.in_order()[:SHOWN_FIRST]
         if not waiting:
@@ -87,9 +87,10 @@ class Outlook:
         workers = workers_of(waiting[0].spec)
         opening = [self._references.spec_of(workers)] * self._references.num_opening(workers)
         head, warm = [self._reference(spec) for spec in opening if spec], WarmGraphs()
+        first = [(one, expected_s(one, _start_after(warm, one.spec))) for one in [*head, *waiting][:SHOWN_FIRST]]
         return tuple(
-            FirstTrial(spec=one.spec, role=one.role, expected_s=expected_s(one, _start_after(warm, one.spec)))
-            for one in [*head, *waiting][:SHOWN_FIRST]
+            TrialEvent(kind="started", spec=one.spec, repeat=one.repeat, role=one.role, expected_s=took_s)
+            for one, took_s in first
         )
 
     def queued_costs(self) -> tuple[list[tuple[ClusterSpec, float]], int]:

@@ -14,7 +14,7 @@ from wattune.fidelity import FIRST_BURST_REPEAT, FIRST_SOAK_REPEAT, Role, role_o
 from wattune.metrics import METRICS
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cooldown import waited_s
-from wattune.orchestrate.events import FirstTrial, Preview, RaceStep, RowStopped
+from wattune.orchestrate.events import Preview, RaceStep, RowStopped, TrialEvent
 from wattune.orchestrate.failures import FailuresInARow, may_end_calls
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.coming import ComingGraphs
@@ -392,7 +392,7 @@ class TrialQueue:
         """
         return self._early_stop.stop_above_s(queued.spec) if self._early_stop and queued.role == "trial" else None
 
-    def first(self) -> tuple[FirstTrial, ...]:
+    def first(self) -> tuple[TrialEvent, ...]:
         """Returns the trials that start first, as far as they are known."""
         return self._outlook.first(self.expected_s)
 

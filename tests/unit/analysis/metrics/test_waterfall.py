@@ -51,13 +51,13 @@ def of(bench, rows, plan, watts=None, losses=None, profiled=None):
     )
     energy_j = total_energy_j(traces, aligned.duration_s)
     assert found.step_energy_j == pytest.approx(energy_j / len(aligned.steps.number))
-    assert sum(part.time_s for part in found.parts) == pytest.approx(found.step_s, rel=1e-12)
-    assert sum(part.energy_j for part in found.parts) == pytest.approx(found.step_energy_j, rel=1e-12)
+    assert sum(time_s for time_s, _ in found.parts.values()) == pytest.approx(found.step_s, rel=1e-12)
+    assert sum(energy_j for _, energy_j in found.parts.values()) == pytest.approx(found.step_energy_j, rel=1e-12)
     return found
 
 
 def times_s(found):
-    return {part.name: part.time_s for part in found.parts}
+    return {name: time_s for name, (time_s, _) in found.parts.items()}
 
 
 def two_steps():
@@ -79,7 +79,7 @@ def test_a_data_parallel_step(bench):
         }
     )
     # Two devices of 400 W each: energy is 800 W times each part's time.
-    assert {part.name: part.energy_j for part in found.parts} == pytest.approx(
+    assert {name: energy_j for name, (_, energy_j) in found.parts.items()} == pytest.approx(
         {name: 800 * time_s for name, time_s in times_s(found).items()}, rel=1e-6, abs=1e-6
     )
     assert found.to_json()["parts"][0]["name"] == "compute"
@@ -89,7 +89,7 @@ def test_a_data_parallel_step(bench):
 def test_compute_has_the_watts_of_computing_and_waiting_those_of_waiting(bench):
     # 600 W while rank 0 computes, 200 W after: both devices the same.
     found = of(bench, two_steps(), Plan(), watts=lambda t: np.where(np.mod(t + 0.01, 1.0) < 0.4, 600.0, 200.0))
-    energy_j = {part.name: part.energy_j for part in found.parts}
+    energy_j = {name: energy_j for name, (_, energy_j) in found.parts.items()}
     # Forward and backward of rank 0 at 600 W, 0.1 s of rank 1's backward and both optimizers at 200 W.
     assert energy_j["compute"] == pytest.approx(2 * 0.4 * 600 + 0.1 * 200 + 2 * 0.1 * 200, rel=0.03)
     assert energy_j["exposed_comm"] + energy_j["straggler"] == pytest.approx((0.4 + 0.3) * 200, rel=0.06)
@@ -121,7 +121,7 @@ def test_without_power_there_are_times_alone(bench):
     aligned = align({}, spans, {})
     phases = phase_table(aligned, powers(aligned), segments(aligned, spans))
     found = breakdown(aligned, divide(spans, aligned.steps, Plan(), num_micro_batches=1), phases, {})
-    assert found.step_energy_j is None and all(part.energy_j is None for part in found.parts)
+    assert found.step_energy_j is None and all(energy_j is None for _, energy_j in found.parts.values())
     assert sum(times_s(found).values()) == pytest.approx(found.step_s)
 
 
@@ -149,4 +149,4 @@ def test_parts_add_up_whatever_the_spans(make_bench, spans, pp, losses):
     rows += [(DEVICES[0], 0, 0, "wait", 0.1, 0.2)]
     rows += [(DEVICES[rank], rank, 0, name, min(a, b), max(a, b)) for rank, name, a, b in spans]
     found = of(make_bench(), rows, Plan(pp=pp), losses=losses, watts=lambda t: 300 + 200 * np.sin(9 * t))
-    assert min(part.time_s for part in found.parts) >= -1e-9
+    assert min(time_s for time_s, _ in found.parts.values()) >= -1e-9
