@@ -11,10 +11,12 @@ from script_results import results
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 SCRIPT = """
-import json, os, psutil, ray, signal, time, traceback
+import json, os, psutil, ray, signal, tempfile, time, traceback
+from pathlib import Path
 from wattune.orchestrate.cluster import connect
 from wattune.orchestrate.ray_settings import dashboard
 from wattune.orchestrate.telemetry_actor import telemetry_actor
+from wattune.storage.study import TrialFolder
 
 def hygiene(cluster):
     @ray.remote
@@ -42,9 +44,11 @@ def killed_actor(cluster, num_kills=3, seconds=16.0):
         time.sleep(seconds / num_kills)
         os.kill(ray.get(actor.__ray_call__.remote(lambda self: os.getpid())), signal.SIGKILL)
     ray.get(actor.stop.remote("killed"), timeout=60)
-    recorded = ray.get(actor.recording.remote("killed"), timeout=60)
+    trial = TrialFolder(Path(tempfile.mkdtemp()))
+    (trial.path / ".seen").touch()
+    recorded = ray.get(actor.recording.remote("killed", trial.path / ".seen"), timeout=60)
     elapsed = time.monotonic() - begun
-    stamps = sorted(recorded.tables["host"]["mono_ns"].to_pylist())
+    stamps = sorted(trial.telemetry()["host"]["mono_ns"].to_pylist())
     gap = max(late - early for early, late in zip(stamps, stamps[1:])) / 1e9
     said = {"closed": recorded.manifest["closed"], "ended": recorded.manifest["ended"]}
     said |= {"losses": len(recorded.losses), "rows": len(stamps), "gap_s": gap, "elapsed_s": elapsed}

@@ -62,7 +62,7 @@ class SettingsProcess(DetachedProcess):
         write_json(self.folder / _WANT, {"number": number, "values": dict(values)})
         while (have := json.loads((self.folder / _HAVE).read_text()))["number"] != number:
             if not self.alive() or time.monotonic() > deadline_s:
-                raise TelemetryError(f"the setter in {self.folder} set nothing:\n{self._last_words()}")
+                raise TelemetryError(f"the setter in {self.folder} set nothing:\n{self.last_words()}")
             self.renew()
             time.sleep(_LOOK_S)
         if have["problem"]:

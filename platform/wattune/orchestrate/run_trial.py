@@ -142,6 +142,9 @@ def _conclude(measured: Attempt, course: _Course, begun: ClockAnchor, ended_mono
     beside = telemetry.beside if telemetry is not None else None
     start_wall_ns = begun.wall_ns + s_to_ns(course.answer.node_wait_s)  # what it waited for nodes is not its own time
     result = trial_result(measured, course.answer, spans, start_wall_ns=start_wall_ns, beside=beside)
+    if result.status is RunStatus.INVALID and telemetry is not None and (died := telemetry.died):
+        why = "; ".join(f"the sampler of node {node} died: {words}" for node, words in died.items())
+        result = Failure(Cause.TELEMETRY, why, tuple(died)).of(result)
     told = {"group_lost": course.lost, PASSED_ON: telemetry.passed_on if telemetry is not None else ""}
     result = replace(result, tags={**result.tags, **{name: text for name, text in told.items() if text}})
     result = _timed(result, measured, course, begun, ended_mono_ns or time.monotonic_ns())

@@ -152,6 +152,8 @@ class TelemetryActor:
         """Processors of its sampler."""
         self._device_names: Mapping[str, str] | None = None
         """Names of the devices that have a uuid, as its latest sampler found them."""
+        self._died: dict[str, str] = {}
+        """Last words of samplers that ended before they were to, by trial."""
         self._power_checked_ns: dict[str, int] = {}
         """Wall time up to which the power of a running trial was checked."""
         self._lock = threading.Lock()
@@ -215,6 +217,7 @@ class TelemetryActor:
         if self._sampler is not None:
             self._sampler.end(STOP_TIMEOUT_S)
         self._power_checked_ns.clear()
+        self._died.pop(key, None)
         shutil.rmtree(self._spool / key, ignore_errors=True)
         # Its parent is the node's raylet. Another one may have the rest of the devices, and a sampler of its own.
         node = node_environment()
@@ -226,7 +229,13 @@ class TelemetryActor:
     def stop(self, key: str) -> None:
         """Ends a trial's sampling, also if this actor was restarted in between."""
         with self._lock:
-            SamplerProcess(self._spool / key).end(STOP_TIMEOUT_S)
+            sampler = SamplerProcess(self._spool / key)
+            if not sampler.alive() and sampler.folder.exists():
+                kills = num_oom_kills() - self._num_oom_kills
+                self._died[key] = sampler.last_words() + (
+                    f"\n  out of memory ended {kills} process(es)" if kills else ""
+                )
+            sampler.end(STOP_TIMEOUT_S)
             if self._sampler is not None and self._sampler.folder == self._spool / key:
                 self._sampler = None
         if self._set_for == key:  # else the next trial has begun
@@ -248,6 +257,8 @@ class TelemetryActor:
         manifest = SamplerProcess(folder).manifest()
         tables, losses = read_tables(folder)
         manifest["measured"] = measured_facts(tables)
+        if (words := self._died.get(key)) and not manifest["closed"]:
+            manifest["died"] = words
         if used is not None:
             tables, manifest = of_devices(tables, manifest, {HOST, *used.get(self._node, ())})
         told, files = NodeTelemetry(node=self._node, manifest=manifest, losses=tuple(losses)), tier_files(tables)

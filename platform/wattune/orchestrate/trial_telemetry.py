@@ -92,6 +92,12 @@ class TrialTelemetry:
     silent: Set[Node] = frozenset()
     """Nodes that did not answer at the trial's end, and are asked no more."""
 
+    @property
+    def died(self) -> dict[str, str]:
+        """Last words of samplers that ended before they were to, by node."""
+        told = {part.node: part.manifest.get("died") for part in self.recorded}
+        return {node: " ".join(words.split()) for node, words in told.items() if words}
+
     def await_sensors(self) -> None:
         """Waits until the sensors of every node are open.
 

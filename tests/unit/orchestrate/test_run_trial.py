@@ -19,6 +19,7 @@ from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster, Node
 from wattune.orchestrate.lanes.messages import Answer, Assignment, Place
 from wattune.orchestrate.run_trial import _limit, conclude, drive
+from wattune.orchestrate.telemetry_actor import NodeTelemetry
 from wattune.orchestrate.trial_telemetry import TrialTelemetry
 from wattune.run import Numbers, Run, RunStatus
 from wattune.storage.study import TrialFolder
@@ -265,6 +266,17 @@ def test_telemetry_that_is_lost_fails_a_trial_that_trained(
     result = ran(tmp_path, cluster, FakeLanes(Answer(outcomes=outcomes)))
     assert (result.status, result.reason) == (RunStatus.INFRA_FAILED, telemetry.lost[0])
     assert result.tags["infra_cause"] == "telemetry"
+
+
+def test_a_sampler_that_died_says_how_and_its_trial_is_no_verdict_on_the_plan(
+    tmp_path: Path, cluster: Cluster, telemetry: TrialTelemetry
+) -> None:
+    facts = {"node": "n0", "closed": False, "devices": {}, "died": "  ended with exit status 137"}
+    telemetry.recorded = [NodeTelemetry(node="n0", manifest=facts, losses=())]
+    outcomes = tuple(RankOutcome(rank=rank, status=RunStatus.COMPLETED) for rank in range(2))
+    result = ran(tmp_path, cluster, FakeLanes(Answer(outcomes=outcomes)))
+    assert result.status is RunStatus.INFRA_FAILED and result.tags["infra_cause"] == "telemetry"
+    assert result.reason == "the sampler of node n0 died: ended with exit status 137"
 
 
 @pytest.mark.usefixtures("telemetry")

@@ -11,8 +11,9 @@ It states facts; `analysis` judges them. Layout of `manifest.json`, unknown fact
 - `sampler`: `pid`, `cpu_s`, `elapsed_s`, `cpu_frac`, `memory_peak_bytes`, `cpus`.
 
 Whoever collects a recording adds facts that only its rows or other nodes show: `measured`, by device, see
-`wattune.telemetry.files.coverage`, and `clock_offset_ns` with `clock_offset_uncertainty_ns`; of devices also
-`own_processes`, those of the trial or the recorded command, which are then not among the other processes.
+`wattune.telemetry.files.coverage`, `died`, the last words of a sampler that nobody had told to end, and
+`clock_offset_ns` with `clock_offset_uncertainty_ns`; of devices also `own_processes`, those of the trial or the
+recorded command, which are then not among the other processes.
 """
 
 import os

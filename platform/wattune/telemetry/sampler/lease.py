@@ -201,9 +201,10 @@ _WAIT_S: Final = 0.02
 READY_S: Final = 60.0
 """Longest one may take to be ready."""
 
-_DETACH: Final = '"$@" >&2 & echo $!'
-"""A shell that starts its arguments in the background, says their process id and ends. It is then nobody's
-child: Ray kills the children of an actor that ends, and an owner would have to reap it."""
+_DETACH: Final = '( "$@" >&2 & echo $!; exec >&2; wait $! || echo "ended with exit status $?" ) &'
+"""A shell that starts its arguments in the background, says their process id and ends. A second shell waits for them,
+to write into their log how they ended: 137 is SIGKILL. Both are then nobody's children: Ray kills the children of an
+actor that ends, and an owner would have to reap them."""
 
 
 class DetachedProcess:
@@ -278,12 +279,12 @@ class DetachedProcess:
         deadline_s = time.monotonic() + timeout_s
         while not (self.folder / self.ready_file).exists():
             if not self.alive():
-                raise TelemetryError(f"the {self.what} in {self.folder} ended while starting:\n{self._last_words()}")
+                raise TelemetryError(f"the {self.what} in {self.folder} ended while starting:\n{self.last_words()}")
             if time.monotonic() > deadline_s:
                 self._signal(signal.SIGKILL)
                 raise TelemetryError(
                     f"the {self.what} in {self.folder} was not ready within timeout_s={timeout_s:g}; raise that, or "
-                    f"see what blocks its driver:\n{self._last_words()}"
+                    f"see what blocks its driver:\n{self.last_words()}"
                 )
             self.renew()
             time.sleep(_WAIT_S)
@@ -291,9 +292,10 @@ class DetachedProcess:
     @property
     def refused(self) -> bool:
         """True where it said why it ended: to start it again changes nothing."""
-        return "error: " in self._last_words()
+        return "error: " in self.last_words()
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
+        """Returns the end of its log."""
         lines = (self.folder / self._log).read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
         return "\n".join(f"  {line}" for line in lines) or "  its log is empty"
 

@@ -94,7 +94,7 @@ def test_after_kill_9_all_but_the_last_second_is_read_back(start: Callable[..., 
         begun_ns = sampler.manifest()["clock"]["start"]["mono_ns"]
         kept_s = len(mono_ns) / RATE_HZ  # what was never sampled is lost as well
         lost_s.append(max((killed_ns - mono_ns[-1]) / 1e9, (mono_ns[-1] - begun_ns) / 1e9 - kept_s))
-        assert "host-0000.arrows" in note
+        assert "host-0000.arrows" in note and "ended with exit status 137" in sampler.last_words()
         assert sampler.manifest()["closed"] is False
         assert sampler.stop()["closed"] is False
     assert min(lost_s) < 1.0, lost_s
