@@ -1,5 +1,7 @@
-"""Arrays by what they hold."""
+"""Arrays by what they hold, and linear algebra by one thread."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,3 +14,15 @@ Indices: TypeAlias = NDArray[np.intp]
 Bools: TypeAlias = NDArray[np.bool_]
 AnyFloats: TypeAlias = NDArray[np.floating[Any]]
 """Floats of any width."""
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Does linear algebra without threads, which wait for one another longer than some hundred rows take.
+
+    On two busy processors most of the time of suggestions was their waiting.
+    """
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1):
+        yield

@@ -9,7 +9,7 @@ their posterior. Log-normal priors hold all of them, so that ten trials are not 
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -40,6 +40,9 @@ other plans better, not worse (`benchmarks/results/search_regret.md`), but no se
 
 _BLOCK: Final = 4096
 """Rows that are predicted at once: few enough that what is computed of them stays in the processor's cache."""
+
+_MOST_KEPT: Final = 2**24
+"""Most numbers, each of an observation and a row, that are kept for the next prediction: 64 MB."""
 
 _MOST_ITERATIONS: Final = 30
 
@@ -86,6 +89,19 @@ def _matern(distances2: NDArray[Any], length: float) -> NDArray[Any]:
     return np.asarray(matern)
 
 
+def _kernel(
+    features: Features, rows: Indices, others: Indices, constant: float, log_hyper: Vector, kind: type[Any] = np.float64
+) -> NDArray[Any]:
+    """Computes the prior covariance of rows and others, in units of their scales and numbers of a kind."""
+    additive, joint, length, own, _ = np.exp(log_hyper[:_NUM_COMMON])
+    relevance = np.exp(log_hyper[_NUM_COMMON:])
+    kernel = _matern(features.distances2(rows, others, relevance).astype(kind, copy=False), length) * kind(joint**2)
+    kernel += features.similar(rows, others, relevance).astype(kind, copy=False) * kind(additive**2)
+    kernel += kind(constant**2)
+    kernel[rows[:, None] == others] += kind(own**2)
+    return np.asarray(kernel)
+
+
 @dataclass(slots=True)
 class GaussianProcess:
     """A posterior over all rows of the features, given some of them."""
@@ -93,10 +109,6 @@ class GaussianProcess:
     features: Features
     rows: Indices
     """Observed rows, each once."""
-    outputs: Vector
-    """Mean of the observations of each row, in units of `scale`."""
-    counts: Vector
-    """Number of observations of each row."""
     scale: Vector
     """Prior standard deviation of every row of the features, in the units of the output."""
     constant: float
@@ -105,77 +117,68 @@ class GaussianProcess:
     inverse: Vector
     """Inverse of the lower Cholesky factor of the observations' covariance."""
     weights: Vector
+    believed: Indices = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
+    """Rows that count as observed once more, at their own predicted means."""
+    _kept: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """Parts of the last large prediction that beliefs leave as they are, for processes of other beliefs too."""
 
     def predict(self, rows: Indices | slice) -> tuple[Vector, Vector]:
         """Predicts means and standard deviations of rows in the units of the output, noise left out."""
         chosen = np.arange(len(self.scale))[rows]
-        weights, inverse = self.weights.astype(np.float32), self.inverse.astype(np.float32)
-        mean, explained = np.zeros(len(chosen)), np.zeros(len(chosen))
-        for start in range(0, len(chosen), _BLOCK):
-            block = slice(start, start + _BLOCK)
-            cross = self._cross(chosen[block])
-            mean[block] = weights @ cross
-            explained[block] = ((inverse @ cross) ** 2).sum(0)
-        scale = self.scale[chosen]
-        return mean * scale, np.sqrt(np.maximum(self._prior_variance - explained, 1e-10)) * scale
+        blocks = [chosen[start : start + _BLOCK] for start in range(0, max(len(chosen), 1), _BLOCK)]
+        parts, keeps = [], len(self._kept.get("mean", ())) < len(chosen) <= _MOST_KEPT / max(len(self.rows), 1)
+        believed = np.zeros(0)
+        for block in blocks:
+            mean, explained, projected = self._observed(block)
+            more = self._beliefs(block, projected)
+            believed = np.concatenate([believed, np.einsum("ij,ij->j", more, more)])
+            parts.append((mean, explained, projected if keeps else projected[:0]))
+        mean, explained, projected = map(np.concatenate, zip(*parts, strict=True))
+        if keeps:
+            place = np.full(len(self.scale), -1, dtype=np.intp)
+            place[chosen] = np.arange(len(chosen))
+            self._kept.update(place=place, mean=mean, explained=explained, projected=projected)
+        additive, joint, _, own, _ = np.exp(self.log_hyper[:_NUM_COMMON])
+        relevance = np.exp(self.log_hyper[_NUM_COMMON:])
+        left = self.constant**2 + additive**2 * relevance.mean() + joint**2 + own**2 - explained - believed
+        return mean * self.scale[chosen], np.sqrt(np.maximum(left, 1e-10)) * self.scale[chosen]
 
     def covariance(self, rows: Indices) -> Vector:
         """Computes the posterior covariance of rows, in the squared units of the output."""
-        additive, joint, length, own, _ = np.exp(self.log_hyper[:_NUM_COMMON])
-        prior = (
-            self.constant**2
-            + own**2 * np.eye(len(rows))
-            + additive**2 * self.features.similar(rows, rows, self._relevance).astype(np.float64)
-        )
-        prior += joint**2 * _matern(self.features.distances2(rows, rows, self._relevance).astype(np.float64), length)
-        explained = self.inverse @ self._cross(rows).astype(np.float64)
+        explained = self.inverse @ self._kernel(self.rows, rows, np.float32).astype(np.float64)
+        believed = self._beliefs(rows, explained.T)
+        left = self._kernel(rows, rows) - explained.T @ explained - believed.T @ believed
         scale = self.scale[rows]
-        return np.asarray((prior - explained.T @ explained) * scale[:, None] * scale[None, :], dtype=np.float64)
+        return np.asarray(left * scale[:, None] * scale[None, :], dtype=np.float64)
 
     def with_beliefs(self, rows: Indices) -> "GaussianProcess":
         """Returns the process after rows were observed at their own predicted means: variances shrink, means stay.
 
         Trials that run count so (the "kriging believer" of Ginsbourger et al. 2010).
         """
-        if not len(rows):
-            return self
-        mean, _ = self.predict(rows)
-        believed = mean / self.scale[rows]
-        at = {row: place for place, row in enumerate(self.rows.tolist())}
-        place = np.array([at.get(row, -1) for row in rows.tolist()], dtype=np.intp)
-        is_new, again = place < 0, place[place >= 0]  # a row that was observed before is observed once more
-        outputs, counts = self.outputs.copy(), self.counts.copy()
-        outputs[again] = (outputs[again] * counts[again] + believed[~is_new]) / (counts[again] + 1.0)
-        counts[again] += 1.0
-        return condition(
-            self.features,
-            np.concatenate([self.rows, rows[is_new]]),
-            np.concatenate([outputs, believed[is_new]]),
-            np.concatenate([counts, np.ones(int(is_new.sum()))]),
-            self.scale,
-            self.constant,
-            self.log_hyper,
-        )
+        return replace(self, believed=rows)
 
-    @property
-    def _prior_variance(self) -> float:
-        additive, joint, _, own, _ = np.exp(self.log_hyper[:_NUM_COMMON])
-        return float(self.constant**2 + additive**2 * self._relevance.mean() + joint**2 + own**2)
+    def _observed(self, rows: Indices) -> tuple[Vector, Vector, NDArray[np.float32]]:
+        """Returns means of rows, the variance that observations explain, and its root (rows, observations)."""
+        if self._kept and ((at := self._kept["place"][rows]) >= 0).all():
+            return self._kept["mean"][at], self._kept["explained"][at], self._kept["projected"][at]
+        cross = self._kernel(self.rows, rows, np.float32)
+        projected = cross.T @ self.inverse.T.astype(np.float32)
+        mean = (self.weights.astype(np.float32) @ cross).astype(np.float64)
+        return mean, np.einsum("ij,ij->i", projected, projected).astype(np.float64), projected
 
-    @property
-    def _relevance(self) -> Vector:
-        return np.asarray(np.exp(self.log_hyper[_NUM_COMMON:]))
+    def _beliefs(self, rows: Indices, projected: NDArray[Any]) -> NDArray[Any]:
+        """Returns what beliefs explain of rows beside observations, one line a belief: the root of a variance."""
+        if not len(self.believed):
+            return np.zeros((0, len(rows)))
+        own = self.inverse @ self._kernel(self.rows, self.believed)
+        covariance = self._kernel(self.believed, self.believed) - own.T @ own
+        covariance[np.diag_indices_from(covariance)] += np.exp(2 * self.log_hyper[NOISE]) + _LEAST_NOISE**2
+        left = self._kernel(self.believed, rows, projected.dtype.type) - (projected @ own.astype(projected.dtype)).T
+        return np.asarray(np.linalg.inv(_factor(covariance)) @ left)
 
-    def _cross(self, rows: Indices) -> NDArray[np.float32]:
-        additive, joint, length, own, _ = np.exp(self.log_hyper[:_NUM_COMMON])
-        cross = _matern(self.features.distances2(self.rows, rows, self._relevance), length) * np.float32(joint**2)
-        cross += self.features.similar(self.rows, rows, self._relevance) * np.float32(additive**2)
-        cross += np.float32(self.constant**2)
-        places = np.full(len(self.scale), -1, dtype=np.intp)
-        places[self.rows] = np.arange(len(self.rows))
-        here = places[rows]
-        cross[here[here >= 0], np.flatnonzero(here >= 0)] += np.float32(own**2)
-        return cross
+    def _kernel(self, rows: Indices, others: Indices, kind: type[Any] = np.float64) -> NDArray[Any]:
+        return _kernel(self.features, rows, others, self.constant, self.log_hyper, kind)
 
 
 def condition(
@@ -187,16 +190,15 @@ def condition(
     constant: float,
     log_hyper: Vector,
 ) -> GaussianProcess:
-    """Conditions a process with given hyperparameters on observations (Rasmussen and Williams 2006, algorithm 2.1)."""
-    additive, joint, length, own, noise = np.exp(log_hyper[:_NUM_COMMON])
-    relevance = np.exp(log_hyper[_NUM_COMMON:])
-    covariance = constant**2 + additive**2 * features.similar(rows, rows, relevance).astype(np.float64)
-    covariance += joint**2 * _matern(features.distances2(rows, rows, relevance).astype(np.float64), length)
-    covariance[np.diag_indices_from(covariance)] += own**2 + noise**2 / counts + _LEAST_NOISE**2
-    factor = _factor(covariance) if len(rows) else np.zeros((0, 0))
-    inverse = np.asarray(np.linalg.inv(factor), dtype=np.float64)
+    """Conditions a process with given hyperparameters on observations (Rasmussen and Williams 2006, algorithm 2.1).
+
+    `outputs` are the mean of the observations of each row, in units of `scale`, and `counts` their numbers.
+    """
+    covariance = _kernel(features, rows, rows, constant, log_hyper)
+    covariance[np.diag_indices_from(covariance)] += np.exp(2 * log_hyper[NOISE]) / counts + _LEAST_NOISE**2
+    inverse = np.asarray(np.linalg.inv(_factor(covariance)) if len(rows) else np.zeros((0, 0)), dtype=np.float64)
     weights = inverse.T @ (inverse @ outputs)
-    return GaussianProcess(features, rows, outputs, counts, scale, constant, log_hyper, inverse, weights)
+    return GaussianProcess(features, rows, scale, constant, log_hyper, inverse, weights)
 
 
 def _factor(covariance: Vector) -> Vector:
@@ -227,7 +229,6 @@ def fit(
     log_hyper = prior.log_mean if start is None else start
     if len(rows) > 1:
         from scipy.optimize import minimize  # grid and random do not wait for it
-        from threadpoolctl import threadpool_limits
 
         some = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), _MOST_FITTED)).round().astype(np.intp))
         similar, distances2 = features.by_column(rows[some])
@@ -236,10 +237,9 @@ def fit(
             return _negative_log_posterior(theta, similar, distances2, outputs[some], counts[some], constant, prior)
 
         bounds = [(mean - 4 * std, mean + 4 * std) for mean, std in zip(prior.log_mean, prior.log_std, strict=True)]
-        with threadpool_limits(1):  # threads wait for one another longer than such small matrices take
-            found = minimize(
-                cost, log_hyper, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": _MOST_ITERATIONS}
-            )
+        found = minimize(
+            cost, log_hyper, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": _MOST_ITERATIONS}
+        )
         log_hyper = found.x
     return condition(features, rows, outputs, counts, scale, constant, log_hyper)
 

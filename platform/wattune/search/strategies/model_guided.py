@@ -6,13 +6,12 @@ Every candidate is scored exactly, by expected improvement times the probability
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wattune.arrays import Indices
+from wattune.arrays import Indices, one_thread
 from wattune.fidelity import is_burst, is_soak
 from wattune.objective import Constraint
 from wattune.run import Prediction, Run, RunStatus
@@ -126,6 +125,7 @@ class ModelGuided:
         self.stopped_because: str | None = None
         self._specs = list(problem.specs)
         self._index = {spec: row for row, spec in enumerate(self._specs)}
+        self._draws: dict[int, bytes] = {}
         self._seed = problem.seed
         clusters = {id(spec.cluster): spec.cluster for spec in self._specs}.values()
         devices = {one.sensed_device.counted for one in clusters}
@@ -158,15 +158,11 @@ class ModelGuided:
         for row, one in enumerate(warm, start=len(self._specs)):
             self._take(row, one.result)
 
-    @cached_property
-    def _drawn(self) -> list[int]:
-        """Candidates in the order drawn by the seed."""
-        return sorted(range(len(self._specs)), key=lambda row: draw(self._seed, self._specs[row].trial_id))
-
     def ask(self, n: int) -> list[TrialSpec]:
         """Returns up to `n` proposals; none once the expected gain of all that is left is below the noise."""
         return self.ask_timed(n, None)
 
+    @one_thread()
     def ask_timed(self, n: int, expected_s: Callable[[TrialSpec], float] | None) -> list[TrialSpec]:
         """Returns up to `n` proposals by expected improvement per second (Snoek et al. 2012, arXiv 1206.2944).
 
@@ -212,6 +208,7 @@ class ModelGuided:
             return None
         return found.one(0, self._goal.metric, self._question.constraints if self._models_constraints else ())
 
+    @one_thread()
     def predict(self, specs: Sequence[TrialSpec]) -> Predictions | None:
         """Predicts candidates by all results so far, running trials left out; None while too little is known."""
         drawn = self._objective.estimate is None and not self._warm and len(self._first) < NUM_DRAWN
@@ -236,6 +233,7 @@ class ModelGuided:
             log_runs=runs,
         )
 
+    @one_thread()
     def joint_gain(self, specs: Sequence[TrialSpec]) -> tuple[float, float, float] | None:
         """Computes by how much measuring all of some candidates is expected to improve on the best feasible trial.
 
@@ -262,8 +260,12 @@ class ModelGuided:
         return len(self._first) + len(self._pending) < NUM_DRAWN
 
     def _drawn_rows(self, n: int) -> list[int]:
-        rows = [row for row in self._drawn if self._free[row]]
+        rows = sorted(np.flatnonzero(self._free).tolist(), key=self._draw)
         return rows[: min(n, NUM_DRAWN - len(self._first) - len(self._pending))]
+
+    def _draw(self, row: int) -> bytes:
+        """Returns a candidate's place in the order drawn by the seed."""
+        return self._draws.get(row) or self._draws.setdefault(row, draw(self._seed, self._specs[row].trial_id))
 
     def _surrogate(self, quantity: Quantity, divide_by: Vector | None = None) -> Surrogate:
         """Makes the surrogate of a quantity, with the estimates of all rows where there are some."""
@@ -397,7 +399,7 @@ class ModelGuided:
                 break
             rows = rows[order[:_SHORTLIST]]
             if not chosen and self._num_idle % AUDIT_EVERY == 1 and not self._is_guided_rightly:
-                best = self._drawn_one(rows)
+                best = min(range(len(rows)), key=lambda place: self._draw(int(rows[place])))
             else:
                 best = 0 if expected_s is None else self._soonest(rows, score[order], expected_s)
             chosen.append(int(rows[best]))
@@ -405,11 +407,6 @@ class ModelGuided:
                 surrogate.expect(chosen[-1])
             rows = np.delete(rows, best)
         return chosen
-
-    def _drawn_one(self, rows: Indices) -> int:
-        """Returns the place of the first of some candidates in the order drawn by the seed."""
-        places = {int(row): place for place, row in enumerate(rows)}
-        return next(places[row] for row in self._drawn if row in places)
 
     def _soonest(self, rows: Indices, score: Vector, expected_s: Callable[[TrialSpec], float]) -> int:
         """Returns the place of the candidate with the largest expected improvement per second among the best ones."""
