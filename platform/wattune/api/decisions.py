@@ -62,8 +62,14 @@ def frontier(study: AnyStudy, *, vary: str | VariedBound | None = None, storage:
     return price(folder, planned, source, parse_varied(vary) if isinstance(vary, str) else vary)
 
 
-def price(folder: StudyFolder, planned: StudyPlan, source: Source, varied: VariedBound | None = None) -> Frontier:
-    """Finds what loosening a bound of a study buys, from its plan and results that were read already."""
+def price(
+    folder: StudyFolder,
+    planned: StudyPlan,
+    source: Source,
+    varied: VariedBound | None = None,
+    ranking: Ranking | None = None,
+) -> Frontier:
+    """Finds what loosening a bound of a study buys, from its plan, results and ranking that are there already."""
     known, results = known_before(planned, folder), source.results
     planned = known.planned
     varied = varied or _usual(planned, results, folder)
@@ -86,6 +92,7 @@ def price(folder: StudyFolder, planned: StudyPlan, source: Source, varied: Varie
         unmeasured=None if predictions is None else (left, predictions),
         num_unmeasured=len(left),
         unreadable=source.unreadable,
+        ranking=ranking,
     )
 
 

@@ -72,5 +72,5 @@ def _price(
         limits = every_50_w(planned.candidates.specs)
         varied = limits if len(limits.values) > 1 else None
         if varied or any(METRICS[one.metric].group == "power" for one in ranking.constraints):
-            return price(folder, planned, read, varied)
+            return price(folder, planned, read, varied, ranking)
     return None

@@ -162,6 +162,7 @@ def frontier(
     unmeasured: Unmeasured | None = None,
     num_unmeasured: int = 0,
     unreadable: Unreadable | None = None,
+    ranking: Ranking | None = None,
 ) -> Frontier:
     """Finds the best plan at each value of a bound.
 
@@ -172,14 +173,15 @@ def frontier(
         unmeasured: Candidates that were never measured in full, where they can be predicted.
         num_unmeasured: How many there are, whether they can be predicted or not.
         unreadable: Repeats that ended and are not among the results.
+        ranking: That of the results, if it was computed: its warnings stand, where no trial is read as a large one.
     """
     question, results = posterior.question, posterior.results
     objective = question.objective
     others = tuple(one for one in question.constraints if not varied.replaces(one))
     name = namer(spec.workload for spec in (*(spec for spec, _ in results), *(unmeasured[0] if unmeasured else ())))
-    warnings: dict[str, None] = {}
+    warnings = dict.fromkeys(ranking.warnings if ranking else ())
     looks: list[tuple[Posterior, RankedTrial | None, tuple[RankedTrial, ...]]] = []
-    moved, ranking = posterior, None
+    moved = posterior
     for value in reversed(varied.values):  # what surely breaks a bound breaks a tighter one too
         moved = moved.asking(replace(question, constraints=(*others, varied.at(value))), tighter=bool(looks))
         if ranking is None or SCALED_DOWN in ranking.stamp:  # all rankings warn of the same, but for small trials

@@ -7,7 +7,7 @@ there is no ordinary run.
 
 import math
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final, TypeAlias
@@ -305,23 +305,24 @@ class Spreads:
         fitted = self.fitted(metric)
         return None if fitted is None or not is_measured else (fitted, fitted.number[counted[0].trial_id, soaks])
 
-    def middles(self, each: Sequence[Sequence[Run]], metric: str) -> list[float | None]:
-        """Computes the middle of `interval` alone, of all repeats of many trials: tables need no more."""
-        if (fitted := self.fitted(metric)) is None:
-            return [None] * len(each)
-        found = fitted.scatter
-        changes: list[float] = (found.mean - found.raw_mean).tolist()
-        pairs = zip(fitted.means.tolist(), changes, strict=True)
-        values = [mean * factor(change) if fitted.logarithmic else mean + change for mean, change in pairs]
-        of_one = dict(zip(fitted.number, values, strict=False))  # later runs may have new numbers
+    def middles(self, each: Sequence[Sequence[Run]]) -> Callable[[str], list[float | None]]:
+        """Returns what computes the middle of `interval` alone by metric, of all repeats of many trials, for tables."""
+        alone = [(runs[0].trial_id, is_soak(runs[0])) if len(runs) == 1 else None for runs in each]
 
-        def middle(counted: Sequence[Run]) -> float | None:
-            if len(counted) == 1:
-                return of_one.get((counted[0].trial_id, is_soak(counted[0])))
-            placed = self.placed(counted, metric)
-            return None if placed is None else _middle(*placed, measuring(counted, metric), metric)
+        def middles(metric: str) -> list[float | None]:
+            if (fitted := self.fitted(metric)) is None:
+                return [None] * len(each)
+            changes: list[float] = (fitted.scatter.mean - fitted.scatter.raw_mean).tolist()
+            pairs = zip(fitted.means.tolist(), changes, strict=True)
+            values = [mean * factor(change) if fitted.logarithmic else mean + change for mean, change in pairs]
+            of_one = dict(zip(fitted.number, values, strict=False))  # later runs may have new numbers
+            placed = [None if key else self.placed(runs, metric) for key, runs in zip(alone, each, strict=True)]
+            return [
+                of_one.get(key) if key else at and _middle(*at, measuring(runs, metric), metric)
+                for key, at, runs in zip(alone, placed, each, strict=True)
+            ]
 
-        return list(map(middle, each))
+        return middles
 
     def interval(self, counted: Sequence[Run], metric: str) -> Interval | None:
         """Computes a metric over completed repeats of one trial, None if one of them did not measure it.

@@ -63,18 +63,17 @@ def ranking_columns(ranking: Ranking) -> list[Column]:
     """Returns the columns of a ranking. None is nested but `layout`, and each metric has a column."""
     rows, objective = ranking.trials, ranking.objective.metric
     counted = {id(row): row.counted for row in rows}
-    studies = {id(row.spreads): row.spreads for row in rows}
+    studies: dict[int, list[RankedTrial]] = {}
+    for row in rows:
+        studies.setdefault(id(row.spreads), []).append(row)
+    of_studies = [(own, own[0].spreads.middles([counted[id(row)] for row in own])) for own in studies.values()]
 
     def spec_of(row: RankedTrial) -> TrialSpec:
         return row.spec
 
     @lru_cache(maxsize=1)  # a table is read column by column
     def middles(name: str) -> dict[int, float | None]:
-        found: dict[int, float | None] = {}
-        for spreads in studies.values():
-            own = [id(row) for row in rows if row.spreads is spreads]
-            found |= zip(own, spreads.middles([counted[one] for one in own], name), strict=True)
-        return found
+        return {id(row): found for own, of in of_studies for row, found in zip(own, of(name), strict=True)}
 
     def known(read: Callable[[Any], Any]) -> Callable[[RankedTrial], Any]:
         return lambda row: read(row.spec.model) if row.spec.model.is_known else None

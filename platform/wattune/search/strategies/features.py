@@ -147,10 +147,8 @@ class Features:
         self, rows: NDArray[np.intp], others: NDArray[np.intp] | slice, weights: NDArray[np.float64] | None = None
     ) -> Matrix:
         """Computes the additive kernel of rows and others, each column counting by its weight."""
-        near = self.additive[rows]
-        if weights is not None:
-            near = near * weights.astype(np.float32)[self.additive_column]
-        return near @ self.additive[others].T
+        by_map = np.ones(len(self.additive_column)) if weights is None else weights[self.additive_column]
+        return (self.additive[rows] * by_map.astype(np.float32)) @ self.additive[others].T
 
     def distances2(
         self, rows: NDArray[np.intp], others: NDArray[np.intp] | slice, weights: NDArray[np.float64] | None = None

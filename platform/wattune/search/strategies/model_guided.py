@@ -102,9 +102,9 @@ class _Bound:
         if self.kept[row] and value > self.bound:
             self.kept[:] = False  # these devices do not keep their limits
 
-    def log_probability(self, mean: Vector, std: Vector, rows: Indices | slice) -> Vector:
+    def log_kept(self, belief: Belief, rows: Indices | slice) -> Vector:
         """Log of the probability that it holds for some candidates."""
-        z = (self.surrogate.transformed(self.bound) - mean) / std
+        z = (self.surrogate.transformed(self.bound) - belief.mean) / belief.std
         return np.where(self.kept[rows], 0.0, log_probability(z if self.below else -z))
 
 
@@ -221,16 +221,12 @@ class ModelGuided:
             return surrogate.believe(surrogate.process(_NO_ROWS), rows)
 
         own = {id(bound) for bound in self._bounds}
-        runs = []
-        for bound in (one for one in bounds if id(one) not in own):
-            belief = predicted(bound.surrogate)
-            runs.append(bound.log_probability(belief.mean, belief.std, rows))
         return Predictions(
             objective=predicted(self._objective),
             sign=self._sign,
             best=self._best(self._objective.process(_NO_ROWS)),
             bounded={one.quantity: predicted(one.surrogate) for one in bounds if id(one) in own},
-            log_runs=runs,
+            log_runs=[one.log_kept(predicted(one.surrogate), rows) for one in bounds if id(one) not in own],
         )
 
     @one_thread()
@@ -428,8 +424,7 @@ class ModelGuided:
         belief = self._objective.believe(processes[0], where)
         logs = [np.zeros(len(rows))]
         for bound, process in zip(bounds, processes[1:], strict=True):
-            one = bound.surrogate.believe(process, where)
-            logs.append(bound.log_probability(one.mean, one.std, where))
+            logs.append(bound.log_kept(bound.surrogate.believe(process, where), where))
         log_feasible = log_joint(logs)
         best = self._best(processes[0])
         mean = self._sign * belief.mean

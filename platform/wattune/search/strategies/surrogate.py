@@ -328,8 +328,16 @@ class Surrogate:
             self._num_fitted = num_known
         else:
             self._process = condition(self.features, rows, outputs, counts, scale, constant, last.log_hyper)
-        over = {row: bound for row, bound in self._above.items() if not some or row in some}
-        self._take_in_bounds(over, rows, outputs, counts, scale, constant)
+        # Rows that are only known to be above a bound count at their prediction, or just above the bound.
+        others = self._above.keys() - self._values.keys() - self._bursts.keys()
+        over = {row: bound for row, bound in self._above.items() if row in others and (not some or row in some)}
+        if over:
+            extra = np.array([*over], dtype=np.intp)
+            least = np.array([self.transformed(bound * (1 + _OVER)) for bound in over.values()])
+            added = (np.maximum(self.believe(self._process, extra).mean, least) - offset[extra]) / scale[extra]
+            rows, outputs = np.concatenate([rows, extra]), np.concatenate([outputs, added])
+            counts, hyper = np.concatenate([counts, np.ones(len(extra))]), self._process.log_hyper
+            self._process = condition(self.features, rows, outputs, counts, scale, constant, hyper)
 
     def _prior(self, num_rows: int, measured: Mapping[int, float]) -> tuple[Vector, Vector, float]:
         """Prior mean and standard deviation of every row, and of the common level in units of the latter."""
@@ -350,27 +358,6 @@ class Surrogate:
         expected = _UNKNOWN_SPREAD if self.is_log or self.signed else 0.1 * max(abs(level), 1e-6)
         spread = math.sqrt((float(((means - level) ** 2).sum()) + 2 * expected**2) / (len(means) + 2))
         return np.full(num_rows, level), np.full(num_rows, max(spread, 1e-9)), 0.5
-
-    def _take_in_bounds(
-        self, over: Mapping[int, float], rows: Indices, outputs: Vector, counts: Vector, scale: Vector, constant: float
-    ) -> None:
-        """Adds rows that are only known to be above a bound: at their prediction, or just above the bound."""
-        above = [row for row in over if row not in self._values and row not in self._bursts]
-        if not above or self._process is None or self._offset is None:
-            return
-        extra = np.array(above, dtype=np.intp)
-        belief = self.believe(self._process, extra)
-        least = np.array([self.transformed(over[row] * (1 + _OVER)) for row in above])
-        added = (np.maximum(belief.mean, least) - self._offset[extra]) / scale[extra]
-        self._process = condition(
-            self.features,
-            np.concatenate([rows, extra]),
-            np.concatenate([outputs, added]),
-            np.concatenate([counts, np.ones(len(extra))]),
-            scale,
-            constant,
-            self._process.log_hyper,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
