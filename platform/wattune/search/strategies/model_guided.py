@@ -68,7 +68,7 @@ MOST_TIMED: Final = 64
 """Best candidates among which the time of a trial may decide."""
 
 _SHORTLIST: Final = 2000
-"""Candidates that the second and later proposals of one batch are taken from."""
+"""Best candidates that one is drawn from, whatever the model says of it."""
 _MOST_FOR_STOP: Final = 256
 """Most promising candidates that the expected gain is computed over."""
 _NUM_SAMPLES: Final = 256
@@ -170,12 +170,12 @@ class ModelGuided:
         """
         asked: list[TrialSpec] = []
         while len(asked) < n and self.stopped_because is None and self._free.any():
-            most = n - len(asked)
-            rows = self._drawn_rows(most) if self._knows_nothing else self._scored_rows(most, expected_s)
-            for row in rows:
-                self._free[row] = False
-                self._pending.append(row)
-                asked.append(self._specs[row])
+            row = self._drawn_row() if self._knows_nothing else self._scored_row(expected_s)
+            if row is None:
+                break
+            self._free[row] = False
+            self._pending.append(row)
+            asked.append(self._specs[row])
         return asked
 
     def tell(self, spec: TrialSpec, result: Run) -> None:
@@ -255,9 +255,8 @@ class ModelGuided:
             return False
         return len(self._first) + len(self._pending) < NUM_DRAWN
 
-    def _drawn_rows(self, n: int) -> list[int]:
-        rows = sorted(np.flatnonzero(self._free).tolist(), key=self._draw)
-        return rows[: min(n, NUM_DRAWN - len(self._first) - len(self._pending))]
+    def _drawn_row(self) -> int:
+        return min(np.flatnonzero(self._free).tolist(), key=self._draw)
 
     def _draw(self, row: int) -> bytes:
         """Returns a candidate's place in the order drawn by the seed."""
@@ -379,30 +378,25 @@ class ModelGuided:
             self._stale = False
         return bounds
 
-    def _scored_rows(self, n: int, expected_s: Callable[[TrialSpec], float] | None) -> list[int]:
-        """Chooses candidates by score: the first of all, later ones of the best of those."""
-        bounds = self._updated_bounds()
-        rows = np.flatnonzero(self._free)
-        chosen: list[int] = []
-        while len(chosen) < n and len(rows):
-            pending = np.array([*self._pending, *chosen], dtype=np.intp)
-            processes = [one.process(pending) for one in self._modelled(bounds)]
-            score, log_feasible = self._score(rows, processes, bounds)
-            allowed = log_feasible >= math.log(LEAST_FEASIBLE)
-            score = np.where(allowed | ~allowed.any(), score, score - 1e6)
-            order = np.argsort(-score, kind="stable")
-            if not chosen and self._gains_too_little(rows[order[:_MOST_FOR_STOP]], processes, bounds):
-                break
-            rows = rows[order[:_SHORTLIST]]
-            if not chosen and self._num_idle % AUDIT_EVERY == 1 and not self._is_guided_rightly:
-                best = min(range(len(rows)), key=lambda place: self._draw(int(rows[place])))
-            else:
-                best = 0 if expected_s is None else self._soonest(rows, score[order], expected_s)
-            chosen.append(int(rows[best]))
-            for surrogate in self._modelled(bounds):
-                surrogate.expect(chosen[-1])
-            rows = np.delete(rows, best)
-        return chosen
+    def _scored_row(self, expected_s: Callable[[TrialSpec], float] | None) -> int | None:
+        """Chooses a candidate by score; None where the search stops."""
+        bounds, rows = self._updated_bounds(), np.flatnonzero(self._free)
+        pending = np.array(self._pending, dtype=np.intp)
+        processes = [one.process(pending) for one in self._modelled(bounds)]
+        score, log_feasible = self._score(rows, processes, bounds)
+        allowed = log_feasible >= math.log(LEAST_FEASIBLE)
+        score = np.where(allowed | ~allowed.any(), score, score - 1e6)
+        order = np.argsort(-score, kind="stable")
+        rows, best = rows[order], 0
+        if self._gains_too_little(rows[:_MOST_FOR_STOP], processes, bounds):
+            return None
+        if self._num_idle % AUDIT_EVERY == 1 and not self._is_guided_rightly:
+            best = min(range(len(rows[:_SHORTLIST])), key=lambda place: self._draw(int(rows[place])))
+        elif expected_s is not None:
+            best = self._soonest(rows, score[order], expected_s)
+        for surrogate in self._modelled(bounds):
+            surrogate.expect(int(rows[best]))
+        return int(rows[best])
 
     def _soonest(self, rows: Indices, score: Vector, expected_s: Callable[[TrialSpec], float]) -> int:
         """Returns the place of the candidate with the largest expected improvement per second among the best ones."""
