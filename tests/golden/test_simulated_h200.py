@@ -93,7 +93,7 @@ def test_ring_spacing_is_the_recorded_one(compared):
 
 
 def test_rest_is_what_the_recordings_show_before_and_after_their_loads():
-    power = device_model(fit.device("h200_sxm")).power
+    power = device_model(fit.device("h200_sxm"))
     recording = fit.load("dp4")
     at_s, power_w = recording.column(recording.tables, "ring", "power_w", "gpu1")
     assert power.idle_power_w == pytest.approx(np.median(power_w[at_s < -10]), abs=2)

@@ -92,8 +92,8 @@ def simulate(spec: TrialSpec, spans: pa.Table, *, seed: int) -> dict[str, tuple[
     """
     device = spec.cluster.sensed_device
     model, plan = device_model(device), spec.plan
-    limit_w, lock_mhz = plan.power_limit_w or model.power.limit_w, plan.clock_mhz or np.inf
-    model = replace(model, power=replace(model.power, limit_w=limit_w, clock_lock_mhz=lock_mhz))
+    limit_w, lock_mhz = plan.power_limit_w or model.limit_w, plan.clock_mhz or np.inf
+    model = replace(model, limit_w=limit_w, clock_lock_mhz=lock_mhz)
     result = {}
     for name, activities in node_activities(spec, spans).items():
         rows = spans.filter(pc.equal(spans["node"].cast(pa.string()), name))
@@ -230,7 +230,7 @@ class _Sensors:
             "mono_ns": at_ns,
             "energy_j": self._at(self._energy_j, held_ns),
             "power_average_w": self._noisy(self._mean_w(held_ns, AVERAGE_S)),
-            "power_limit_w": np.full(len(at_ns), self._model.power.limit_w),
+            "power_limit_w": np.full(len(at_ns), self._model.limit_w),
             "memory_temp_c": np.round(trace.memory_temp_c[row, cell]),
             "throttle_power_ns": capped_ns[cell],
             # The model never gets there: at the limit its slots settle far below slowdown, and nothing brakes it.
@@ -309,8 +309,8 @@ def _manifest(
             name=f"simulated {model.name}",
             uuid=f"simulated-{node.name}-{each.device}",
             slot=each.slot,
-            power_limit_w=model.power.limit_w,
-            sm_clock_max_mhz=model.power.clock_max_mhz,
+            power_limit_w=model.limit_w,
+            sm_clock_max_mhz=model.clock_max_mhz,
             # Two GCDs of an MI250 share a real sensor; simulated ones have one each.
             power_domain=each.device,
         )

@@ -110,7 +110,7 @@ def test_a_hot_slot_is_told_placed_around_and_its_drift_flagged(
 
     def badly_cooled(device: DeviceSpec) -> DeviceModel:
         made = device_model(device)
-        return replace(made, thermal=replace(made.thermal, die_c_per_w=(0.034, 0.064), upstream=(None, None)))
+        return replace(made, die_c_per_w=(0.034, 0.064), upstream=(None, None))
 
     monkeypatch.setattr("wattune.simulation.sensors.device_model", badly_cooled)
     study = write(storage, repeats=4, slower=0.02, simulate_sensors_of="h200_sxm")

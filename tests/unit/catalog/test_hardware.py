@@ -199,7 +199,7 @@ def test_a_new_device_is_one_constant(vendor, monkeypatch, tmp_path):
 
     assert set(sensor_backends(spec)) == {"host", {"nvidia": "nvml", "amd": "amd_smi"}[vendor]}
     simulated = ClusterSpec(device="cpu", devices_per_node=2, simulate_sensors_of="x900").sensed_device
-    assert simulated is made_up and device_model(simulated).power.limit_w == 1200
+    assert simulated is made_up and device_model(simulated).limit_w == 1200
 
 
 def test_boards_whose_link_is_that_of_pcie_say_so() -> None:

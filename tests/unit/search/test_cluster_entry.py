@@ -117,7 +117,7 @@ def test_a_stored_study_of_an_own_device_is_a_space_with_the_same_trials(cluster
 def test_sensors_of_an_own_device_are_simulated_with_its_limit() -> None:
     cluster = study({"device": "cpu", "devices_per_node": 2, "simulate_sensors_of": CAPPED}).clusters[0]
     assert cluster.rank_device is DEVICES["cpu"]
-    assert device_model(cluster.sensed_device).power.limit_w == 500
+    assert device_model(cluster.sensed_device).limit_w == 500
 
 
 def test_figures_that_nobody_gives_are_unknown() -> None:

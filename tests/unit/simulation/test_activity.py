@@ -35,7 +35,7 @@ def make_spec(*, model=MODEL, devices=4, nodes=1, batch=16, sensed="h200_sxm", m
 
 
 def intensity(spec, phase="backward", stage=0):
-    return float(np.dot(H200.power.intensity, phase_shares(stage_work(spec, stage))[phase]))
+    return float(np.dot(H200.intensity, phase_shares(stage_work(spec, stage))[phase]))
 
 
 def test_intensity_follows_the_plan():
@@ -52,7 +52,7 @@ def test_intensity_follows_the_plan():
     sharded, hybrid = (make_spec(sharding="zero3", dp_replicate=copies) for copies in (1, 2))
     assert intensity(hybrid) > intensity(sharded)  # less traffic
     assert stage_work(hybrid, 0)["optimizer"][1] == 2 * stage_work(sharded, 0)["optimizer"][1]
-    assert intensity(dense, "optimizer") == H200.power.intensity[KINDS.index("memory")]
+    assert intensity(dense, "optimizer") == H200.intensity[KINDS.index("memory")]
 
 
 @pytest.mark.parametrize("plan", [{}, {"tp": 2, "pp": 2}, {"pp": 4}, {"pp": 2, "vpp": 2}, {"cp": 2}])

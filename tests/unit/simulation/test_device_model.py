@@ -24,12 +24,11 @@ def test_power_temperature_and_clock_stay_within_what_the_model_allows(shares, s
     load = np.zeros((2, len(KINDS), 20 * len(shares)))
     load[:, 0] = np.repeat(shares, 20)
     trace = run(model, load, [0, 1], np.random.default_rng(seed).standard_normal(load[:, 0].shape))
-    power = model.power
-    assert trace.power_w.min() >= power.idle_power_w
-    assert trace.power_w.max() <= power.ready_power_w + power.dynamic_power_w
-    assert power.clock_idle_mhz <= trace.clock_mhz.min() <= trace.clock_mhz.max() <= power.clock_max_mhz
+    assert trace.power_w.min() >= model.idle_power_w
+    assert trace.power_w.max() <= model.ready_power_w + model.dynamic_power_w
+    assert model.clock_idle_mhz <= trace.clock_mhz.min() <= trace.clock_mhz.max() <= model.clock_max_mhz
     coolest_c, hottest_c = (
-        temperatures(model.thermal, np.full((2, 1), watts), [0, 1])[0] for watts in (0, trace.power_w.max())
+        temperatures(model, np.full((2, 1), watts), [0, 1])[0] for watts in (0, trace.power_w.max())
     )
     assert np.all(coolest_c <= trace.gpu_temp_c)
     assert np.all(trace.gpu_temp_c <= hottest_c)
@@ -40,7 +39,7 @@ def test_power_temperature_and_clock_stay_within_what_the_model_allows(shares, s
 )
 def test_no_slot_can_reach_thermal_slowdown_so_its_counter_stays_0(name):
     model = device_model(device(name))
-    core_c, memory_c = temperatures(model.thermal, np.full((8, 1), 1.02 * model.power.limit_w), list(range(8)))
+    core_c, memory_c = temperatures(model, np.full((8, 1), 1.02 * model.limit_w), list(range(8)))
     assert core_c.max() < 80 < 89  # slowdown of an H200, the lowest in the catalog
     assert memory_c.max() < 80
     # The same slots are hot on both halves of an eight-device board.
@@ -72,10 +71,10 @@ def test_a_lower_limit_takes_the_clock_that_published_pairs_say():
     load[:, 0] = 1.0
 
     def steady(limit_w):
-        trace = run(replace(model, power=replace(model.power, limit_w=limit_w)), load, [0], np.zeros((1, 300)))
+        trace = run(replace(model, limit_w=limit_w), load, [0], np.zeros((1, 300)))
         return trace.clock_mhz[0, -1], trace.power_w[0, -1]
 
-    (full_mhz, _), floor_w = steady(700.0), model.power.ready_power_w
+    (full_mhz, _), floor_w = steady(700.0), model.ready_power_w
     for limit_w in (500.0, 400.0, 350.0):
         clock_mhz, power_w = steady(limit_w)
         room = (0.99 * limit_w - floor_w) / (0.99 * 700.0 - floor_w)

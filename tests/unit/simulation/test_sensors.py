@@ -194,7 +194,7 @@ def test_values_are_held_between_refreshes_of_100_ms(busy):
 def test_before_the_first_mark_devices_are_idle(busy):
     _, tables, _ = busy
     at_s, power_w = ring_of(tables)
-    assert power_w[at_s < 0].mean() == pytest.approx(H200.power.idle_power_w, abs=0.5)
+    assert power_w[at_s < 0].mean() == pytest.approx(H200.idle_power_w, abs=0.5)
     fast = rows_of(tables["fast"], "cpu0")
     idle = fast["mono_ns"].to_numpy() < START_NS
     assert set(fast["event_reasons"].to_numpy()[idle]) == {0x1}
@@ -205,7 +205,7 @@ def test_before_the_first_mark_devices_are_idle(busy):
 def test_a_device_that_never_works_stays_at_idle_power_and_temperature():
     shares = np.zeros((1, len(KINDS), 500))
     trace = run(H200, shares, [0], np.ones((1, 500)))
-    assert np.all(trace.power_w == H200.power.idle_power_w)
+    assert np.all(trace.power_w == H200.idle_power_w)
     assert np.all(trace.idle)
     assert not trace.capped.any()
     assert np.ptp(trace.gpu_temp_c) < 1e-9
@@ -248,7 +248,7 @@ def test_large_micro_batches_of_a_dense_data_parallel_plan_run_at_the_cap():
 
 
 def test_waiting_draws_little_above_ready_and_unmarked_time_a_little_more():
-    ready_w = H200.power.ready_power_w
+    ready_w = H200.ready_power_w
     waiting_w, unmarked_w, busy_w = (
         mean_w(make_spec(ran_on="h100_sxm"), make_spans([("forward", 1e-3), (phase, 0.299)]))
         for phase in ("wait", None, "backward")
