@@ -95,14 +95,14 @@ def difference(metric: str, a: Counted, b: Counted) -> Difference | None:
     if of_a is None or of_b is None or fitted_a is None or fitted_b is None:
         return None
     logarithmic = fitted_a.logarithmic and fitted_b.logarithmic
-    error = _Error.of(metric, a, b, (of_a, of_b), logarithmic=logarithmic)
+    variance, degrees, num_pairs, untested = _error(metric, a, b, (of_a, of_b), logarithmic=logarithmic)
     change = of_b.value - of_a.value
     apart = math.log(of_b.value / of_a.value) if logarithmic else change
     tested: dict[str, float] = {}
-    if not error.untested:
-        size = math.sqrt(error.variance)
-        reach, statistic = t_quantile(error.degrees_of_freedom) * size, abs(apart) / size
-        p_value = 2.0 * (1.0 - t_cumulative(statistic, error.degrees_of_freedom))
+    if not untested:
+        size = math.sqrt(variance)
+        reach, statistic = t_quantile(degrees) * size, abs(apart) / size
+        p_value = 2.0 * (1.0 - t_cumulative(statistic, degrees))
         tested = {"low": apart - reach, "high": apart + reach, "statistic": statistic, "p_value": p_value}
         if logarithmic:
             low_frac, high_frac = _share(apart - reach), _share(apart + reach)
@@ -114,8 +114,8 @@ def difference(metric: str, a: Counted, b: Counted) -> Difference | None:
         b=of_b,
         change=change,
         change_frac=_share(apart) if logarithmic else None,
-        num_pairs=error.num_pairs,
-        untested=error.untested,
+        num_pairs=num_pairs,
+        untested=untested,
         **tested,  # type: ignore[arg-type]  # all of them are numbers
     )
 
@@ -157,49 +157,43 @@ def tell_apart(found: Iterable[Difference], first: str) -> tuple[Difference, ...
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Error:
-    """Variance of a difference, on the logarithmic scale or in the metric's unit."""
+def _error(
+    metric: str, a: Counted, b: Counted, values: tuple[Interval, Interval], *, logarithmic: bool
+) -> tuple[float, float, int, str]:
+    """Returns the variance of a difference, on the logarithmic scale or in the metric's unit.
 
-    variance: float = 0.0
-    degrees_of_freedom: float = 1.0
-    num_pairs: int = 0
-    untested: str = ""
-
-    @classmethod
-    def of(
-        cls, metric: str, a: Counted, b: Counted, values: tuple[Interval, Interval], *, logarithmic: bool
-    ) -> "_Error":
-        parts = [_Part.of(metric, side) for side in (a, b)]
-        runs_a, runs_b = (part.runs for part in parts)
-        if not any(run.metrics[metric] for run in (*runs_a, *runs_b)):
-            return cls(untested="both are 0")
-        same_study = a.spreads is b.spreads
-        if same_study and {run.repeat for run in runs_a} == {run.repeat for run in runs_b} and _one_trial(a, b):
-            return cls(untested="the same runs")
-        # A study on the logarithmic scale beside one that is not is taken to the metric's unit.
-        sizes = [
-            abs(one.value) if part.fitted.logarithmic and not logarithmic else 1.0
-            for part, one in zip(parts, values, strict=True)
-        ]
-        unknown = any(part.repeats_variance is None for part in parts if not part.fitted.logarithmic)
-        if unknown and METRICS[metric].unit != DEGREES:
-            return cls(untested="not tested: no repeat shows its scatter")
-        degrees = min(part.degrees_of_freedom for part in parts)
-        own = sum(size**2 * part.variance_of_mean for size, part in zip(sizes, parts, strict=True))
-        pairs: list[tuple[Run, Run]] = []
-        if same_study and _one_trial(a, b):
-            overlap = len({run.repeat for run in runs_a} & {run.repeat for run in runs_b})
-            counts = 1 / len(runs_a) + 1 / len(runs_b) - 2 * overlap / (len(runs_a) * len(runs_b))
-            own = parts[0].variance * counts
-        elif same_study and logarithmic and (pairs := _pairs(runs_a, runs_b)):
-            own, degrees = _of_pairs(metric, pairs, sum(part.pooled_variance for part in parts))
-        effects = [size * part.shared for size, part in zip(sizes, parts, strict=True)]
-        if same_study:
-            common = _spread(effects[0] - effects[1], parts[0].fitted)
-        else:
-            common = sum(_spread(effect, part.fitted) for effect, part in zip(effects, parts, strict=True))
-        return cls(variance=own + common, degrees_of_freedom=degrees, num_pairs=len(pairs))
+    Then its degrees of freedom, the number of pairs, and the reason why it is not tested, empty where it is.
+    """
+    parts = [_Part.of(metric, side) for side in (a, b)]
+    runs_a, runs_b = (part.runs for part in parts)
+    if not any(run.metrics[metric] for run in (*runs_a, *runs_b)):
+        return 0.0, 1.0, 0, "both are 0"
+    same_study = a.spreads is b.spreads
+    if same_study and {run.repeat for run in runs_a} == {run.repeat for run in runs_b} and _one_trial(a, b):
+        return 0.0, 1.0, 0, "the same runs"
+    # A study on the logarithmic scale beside one that is not is taken to the metric's unit.
+    sizes = [
+        abs(one.value) if part.fitted.logarithmic and not logarithmic else 1.0
+        for part, one in zip(parts, values, strict=True)
+    ]
+    unknown = any(part.repeats_variance is None for part in parts if not part.fitted.logarithmic)
+    if unknown and METRICS[metric].unit != DEGREES:
+        return 0.0, 1.0, 0, "not tested: no repeat shows its scatter"
+    degrees = min(part.degrees_of_freedom for part in parts)
+    own = sum(size**2 * part.variance_of_mean for size, part in zip(sizes, parts, strict=True))
+    pairs: list[tuple[Run, Run]] = []
+    if same_study and _one_trial(a, b):
+        overlap = len({run.repeat for run in runs_a} & {run.repeat for run in runs_b})
+        counts = 1 / len(runs_a) + 1 / len(runs_b) - 2 * overlap / (len(runs_a) * len(runs_b))
+        own = parts[0].variance * counts
+    elif same_study and logarithmic and (pairs := _pairs(runs_a, runs_b)):
+        own, degrees = _of_pairs(metric, pairs, sum(part.pooled_variance for part in parts))
+    effects = [size * part.shared for size, part in zip(sizes, parts, strict=True)]
+    if same_study:
+        common = _spread(effects[0] - effects[1], parts[0].fitted)
+    else:
+        common = sum(_spread(effect, part.fitted) for effect, part in zip(effects, parts, strict=True))
+    return own + common, degrees, len(pairs), ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
