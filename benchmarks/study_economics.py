@@ -3,6 +3,7 @@
     python benchmarks/study_economics.py [--cases dense,mixture] [--before TREE] [--most-s 500] [--csv FILE]
     python benchmarks/study_economics.py --cases dense --kept --long-window-s 12
     python benchmarks/study_economics.py --recorded FOLDER [FOLDER ...]     no run: studies that are there
+    python benchmarks/study_economics.py --replay     no run: which recorded trials `run` would start, by their memory
     python benchmarks/study_economics.py --device cpu --cases tiny     no GPU: two gloo ranks, simulated sensors
 
 Every case is a study of its own in a storage of its own, so that nothing is compiled yet: `wattune run` as a user calls
@@ -20,6 +21,7 @@ that drive trials. The step time of each plan is compared between the trees.
 """
 
 import itertools
+import json
 import os
 import re
 import signal
@@ -29,6 +31,7 @@ import sys
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +41,13 @@ import pyarrow.parquet as pq
 import yaml
 from harness import Found, Rows, benchmark
 
+from wattune.cost.defaults import default_coefficients
+from wattune.cost.estimate import estimate
+from wattune.cost.out_of_memory import CERTAIN, LIKELY, MemoryRisk
+from wattune.plans.engines import CAPABILITIES
 from wattune.ranking.difference import Counted, difference
 from wattune.ranking.spreads import Spreads
-from wattune.run import Run
+from wattune.run import Numbers, Run, RunStatus
 from wattune.storage.study import TrialFolder
 from wattune.trial import TrialSpec
 
@@ -322,6 +329,56 @@ def recorded(studies: list[Path], rows: Rows) -> Found:
     return Found(rows, [], wrong)
 
 
+def replay() -> Found:
+    """Starts the trials of `benchmarks/data` as `run` would: those that memory rules out never, likely ones last.
+
+    What each told of memory corrects the next, as in a study. Trials of one table are one study.
+    """
+    rows, wrong, out_of_memory, ruled_out = Rows("table", "started", "out_of_memory", "rejected", "that_ran"), [], 0, 0
+    for path in sorted((HERE / "benchmarks" / "data").glob("*_h[12]00*.parquet")):
+        queue = [
+            memory_of(one) for one in sorted(pq.read_table(path).to_pylist(), key=lambda one: one["start_wall_ns"])
+        ]
+        queue = [
+            one for one in queue if one[0].engine in CAPABILITIES and one[1].status in ("completed", "out_of_memory")
+        ]
+        specs = list(dict.fromkeys(spec for spec, _ in queue))
+        if not specs or any(spec.program for spec in specs):  # commands have no estimates
+            continue
+        risk = MemoryRisk(specs, estimate(specs, default_coefficients))
+        begun, told = set[TrialSpec](), Counter[str]()
+        while queue:
+            spec, run = queue.pop(
+                next((at for at, (one, _) in enumerate(queue) if one in begun or risk(one) < LIKELY), 0)
+            )
+            failed = run.status == "out_of_memory"
+            if spec not in begun and risk(spec) > CERTAIN:
+                told.update(rejected=1, that_ran=not failed)
+                continue
+            begun.add(spec)
+            told.update(started=1, out_of_memory=failed)
+            risk.note(spec, run)
+        rows.add(path.stem, *(int(told[column]) for column in rows.columns[1:]))
+        out_of_memory, ruled_out = max(out_of_memory, told["out_of_memory"]), ruled_out + told["that_ran"]
+    wrong += [f"{out_of_memory} trials of a study ran out of memory"] if out_of_memory > MOST_OUT_OF_MEMORY else []
+    wrong += [f"{ruled_out} plans were rejected that ran"] if ruled_out else []
+    return Found(rows, [], wrong)
+
+
+def memory_of(row: dict[str, Any]) -> tuple[TrialSpec, Run]:
+    """Reads what a recorded trial told of memory."""
+    told = {**json.loads(row["tags"] or "{}"), **json.loads(row.get("numbers") or "{}")}
+    asked = told.get("memory_asked_bytes")
+    run = Run(
+        trial_id=row["trial_id"],
+        repeat=row["repeat"],
+        status=RunStatus(row["status"]),
+        metrics={"memory_peak_bytes": row["memory_peak_bytes"]} if row.get("memory_peak_bytes") else {},
+        numbers=Numbers(memory_asked_bytes=int(float(asked)) if asked else None),
+    )
+    return TrialSpec.from_json(json.loads(row["spec"])), run
+
+
 def _options(parser: ArgumentParser) -> None:
     parser.add_argument("--cases", default="dense,mixture", help=f"some of {', '.join(CASES)}")
     parser.add_argument("--before", type=Path, help="another source tree, whose platform/ runs the same studies")
@@ -332,6 +389,7 @@ def _options(parser: ArgumentParser) -> None:
     parser.add_argument("--long-window-s", type=float, default=0.0, help="and again, with windows so long")
     parser.add_argument("--most-s", type=float, default=500.0, help="seconds for all studies together")
     parser.add_argument("--shares", default="", help="seconds of each study of a case instead, such as 200,110,190")
+    parser.add_argument("--replay", action="store_true", help="start the trials of benchmarks/data by their memory")
     parser.add_argument("--recorded", type=Path, nargs="+", default=[], help="folders of studies that ran")
     parser.add_argument("--keep", type=Path, help="folder for the studies, else they are removed")
 
@@ -350,6 +408,8 @@ def main(given: Namespace) -> Found:
     cases, rows, notes, wrong = given.cases.split(","), Rows(*COLUMNS), [], []
     if unknown := set(cases) - CASES.keys():
         raise SystemExit(f"no case {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    if given.replay:
+        return replay()
     if given.recorded:
         return recorded(given.recorded, rows)
     trees = {"this": HERE} | ({"before": given.before.resolve()} if given.before else {})
