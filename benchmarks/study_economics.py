@@ -35,6 +35,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -48,8 +49,9 @@ from wattune.plans.engines import CAPABILITIES
 from wattune.ranking.difference import Counted, difference
 from wattune.ranking.spreads import Spreads
 from wattune.run import Numbers, Run, RunStatus
+from wattune.steps.steady import WINDOW_STEPS, warmup
 from wattune.storage.study import TrialFolder
-from wattune.trial import TrialSpec
+from wattune.trial import Measure, TrialSpec
 
 HERE = Path(__file__).resolve().parents[1]
 SPAN_S = 600.0
@@ -321,12 +323,41 @@ def accounted(case: str, now: dict[str, Any]) -> list[str]:
 def recorded(studies: list[Path], rows: Rows) -> Found:
     """Accounts for studies that ran elsewhere: the first result is taken as begun when its trial was."""
     wrong: list[str] = []
+    notes: list[str] = []
     for study in studies:
         if len(found := results(study)) > 1:
+            notes += windows(study.name, [trial for _, trial, result in found if result.status == "completed"])
             figures = row(study.name, found, found[0][2].start_wall_ns / 1e9, 0.0, None)[0] | {"tree": "recorded"}
             rows.add(*(figures[column] for column in COLUMNS))
             wrong += accounted(study.name, figures)
-    return Found(rows, [], wrong)
+    return Found(rows, notes, wrong)
+
+
+def windows(name: str, trials: list[Path]) -> list[str]:
+    """Compares recorded windows with those that today's warm-up would have led to, as long and in the same steps."""
+    old_s, new_s, saved_s = [], [], []
+    for trial in trials:
+        spans = pq.read_table(trial / "spans.parquet", columns=["step", "phase", "start_mono_ns", "end_mono_ns"])
+        spans = spans.filter(pc.equal(spans["phase"].cast("string"), "step"))
+        steps = spans.group_by("step").aggregate([("start_mono_ns", "min"), ("end_mono_ns", "max")]).sort_by("step")
+        begun, ended = (np.array(steps[name]) / 1e9 for name in ("start_mono_ns_min", "end_mono_ns_max"))
+        first = int(np.searchsorted(np.array(steps["step"]), 0))
+        found, _ = warmup((ended - begun).tolist(), Measure().warmup_steps, endless=True)
+        if found is None or len(begun) - first < WINDOW_STEPS:
+            continue
+        within = ended[found:] - begun[found] < ended[-1] - begun[first] + 0.5 * (ended[-1] - begun[-1])
+        last = max(found + int(np.count_nonzero(within)), found + WINDOW_STEPS) - 1
+        old_s.append((ended[-1] - begun[first]) / (len(begun) - first))
+        new_s.append((ended[last] - begun[found]) / (last - found + 1))
+        saved_s.append(begun[first] - begun[found])
+    if len(old_s) < 2:
+        return []
+    pairs = itertools.combinations(range(len(old_s)), 2)
+    alike = [(old_s[a] - old_s[b]) * (new_s[a] - new_s[b]) > 0 for a, b in pairs]
+    moved = np.array(new_s) / np.array(old_s) - 1
+    begin = f"{name}: windows of {len(old_s)} trials begin {np.mean(saved_s):.2f} s sooner with steady steps in them"
+    step = f"step time {np.mean(moved):+.2%} (mean), {np.max(np.abs(moved)):.2%} (most)"
+    return [f"{begin}: {step}, Kendall's tau {2 * np.mean(alike) - 1:.3f}"]
 
 
 def replay() -> Found:
