@@ -12,7 +12,8 @@ from functools import cache
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._functorch import config as functorch
 
 MOST_VARIANTS: Final = 24
 """Different configurations a process keeps graphs of; at the next one it forgets all. Every call checks the guards of
@@ -60,11 +61,25 @@ def _compiled_beforehand(function: Callable[..., Tensor], tunes: bool) -> Callab
     from torch._inductor.compile_fx import compile_fx
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        for place, value in zip(graph.graph.find_nodes(op="placeholder"), inputs, strict=True):
+            place.type = nn.Parameter if isinstance(value, nn.Parameter) else Tensor  # a part of the code's key
+        graph.recompile()
         compile_fx(graph, inputs, config_patches=None if tunes else _UNTIMED)
         return graph.forward
 
+    _keep_code()
     made: Callable[..., Tensor] = torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
     return made
+
+
+def _keep_code() -> None:
+    """Has torch keep whole graphs on disk under one key, whoever compiles them.
+
+    Backward graphs are compiled with the forward ones, also where nothing is run. Collectives of tensor parallel are
+    functions with a backward of their own: all they do is in their graphs.
+    """
+    functorch.force_non_lazy_backward_lowering = True
+    functorch.autograd_cache_allow_custom_autograd_functions = True
 
 
 def compiler_for(device: torch.device) -> Compiler:
@@ -74,6 +89,7 @@ def compiler_for(device: torch.device) -> Compiler:
 
 @cache
 def _compiled(function: Callable[..., Tensor], backend: str, tunes: bool) -> Callable[..., Tensor]:
+    _keep_code()
     # One wrapper for all layers and trials. Whole graphs only: what cannot be compiled is an error, not a slow trial.
     options = None if tunes or backend != "inductor" else _UNTIMED
     made = torch.compile(function, backend=backend, fullgraph=True, dynamic=False, options=options)

@@ -10,7 +10,6 @@ from typing import cast
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._functorch import config as functorch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -35,7 +34,7 @@ def compile_ahead(spec: TrialSpec, ranks: Ranks, compiler: Compiler = CompilesOn
             plan, world_size=ranks.world_size, rank=ranks.rank, device_type=device.type, has_experts=model.is_moe
         )
         here = coordinates(ranks.rank, plan, ranks.world_size)
-        with functorch.patch(force_non_lazy_backward_lowering=True), FakeTensorMode():
+        with FakeTensorMode():
             rotation = None
             if model.positions == "rope":
                 rotation = Rotation.table(model, spec.workload.seq_len, device, dtype)

@@ -116,6 +116,8 @@ class _Worker:
         watch = _Watch(self._keeper, self._lane, self._group, assigned, self._device)
         outcome, place = self._measure(assigned, watch)
         outcome = replace(outcome, provenance=provenance(self._device), parts_s=watch.parts_s())
+        if place is not None:  # those that began meanwhile are no strangers on the device either
+            place = replace(place, other_pids=tuple({*place.other_pids, *self.ahead.pids}))
         ray.get(self._keeper.call.remote(self._lane, "deliver", self._group, assigned.number, outcome, place))
         del outcome
         return self._settle()

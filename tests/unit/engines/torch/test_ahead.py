@@ -104,3 +104,4 @@ def test_a_trial_finds_the_code_of_all_its_graphs(monkeypatch: pytest.MonkeyPatc
     counters.clear()
     one_step(spec, Compiler(backend="inductor"))
     assert counters["inductor"]["fxgraph_cache_hit"] == 4 and not counters["inductor"]["fxgraph_cache_miss"]
+    assert counters["aot_autograd"]["autograd_cache_hit"] == 2, "whole, so that nothing is derived again"
