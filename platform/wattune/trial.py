@@ -48,7 +48,7 @@ class Measure:
     """Least seconds of measured steps."""
     profile_steps: CountOrZero | None = None
     """Steps under a profiler after the measured ones, to find where time goes. None is 0 on CPUs, where it slows steps
-    down, and 1 on GPUs, 2 where a step takes less than 0.25 s: in the first run of each plan, and in all runs of one
+    down, and 1 on GPUs, 2 where a step takes less than 0.2 s: in the first run of each plan, and in all runs of one
     that waits for its host."""
     repeats: Annotated[int, Bounds(ge=1, le=MOST_REPEATS)] = 1
     """Runs of every trial."""

@@ -37,7 +37,7 @@ CONNECT_TIMEOUT_S: Final = 10.0
 NODE_START_S: Final = 120.0
 """Longest a node that wattune starts may take to come up."""
 
-_NODE_LOOK_S: Final = 0.5
+_NODE_LOOK_S: Final = 0.1
 
 KNOCK_S: Final = 2.0
 """Longest a node's raylet may take to accept a connection; a live one needs milliseconds."""

@@ -16,11 +16,11 @@ WINDOW_STEPS: Final = 4
 MOST_TIMES: Final = 4
 """Times the least warm-up, or as many judged steps, after which a trial is measured though its steps are not stable."""
 
-
 MOST_PROFILED: Final = 2
-PROFILED_S: Final = 0.25
+PROFILED_S: Final = 0.2
 """Steps that run under the profiler on GPUs unless a study says otherwise: as many as take so long, one or two. A step
-of 0.72 s (H200) divides into the same shares as the next one, to 0.0003."""
+of 0.72 s (H200) divides into the same shares as the next one, to 0.0003, one of 0.25 s to 0.006: repeats of a plan
+differ by 0.01 to 0.02."""
 
 
 def num_profiled(step_time_s: float) -> int:
