@@ -8,7 +8,9 @@ from specs import trial_spec
 
 from wattune.cost.batch import batches
 from wattune.cost.defaults import default_coefficients
-from wattune.cost.stage_clocks import clock_frontier, convex, graph, least_energy
+from wattune.cost.estimate import predict
+from wattune.cost.stage_clocks import _of_direction, clock_frontier, convex, graph, least_energy, vocabulary
+from wattune.cost.step_time.predict import StepModel, StepPipeline
 from wattune.errors import PlanError
 from wattune.plans.schedule import passes, replay
 
@@ -96,6 +98,19 @@ def test_a_frontier_saves_energy_for_free_and_more_for_time():
         assert all(clock % 15 == 0 and 780 < clock <= 1980 for clock in clocks)
     slowest = [min(clock for _, clock in stage) for stage in found[1].clocks_mhz]
     assert slowest[-1] == max(slowest)
+
+
+@pytest.mark.parametrize("plan", [{"pp": 4, "tp": 2}, {"pp": 2, "tp": 4}], ids=str)
+def test_the_energy_of_passes_is_that_of_the_estimate(plan):
+    batch, coefficients = one(**plan)
+    power, parts = coefficients.power, predict(batch, coefficients)
+    model = StepModel(batch, coefficients.step_time, power, batch.limit_w, vocabulary(batch))
+    pipeline = StepPipeline(model, np.zeros(1, np.int64))
+    kinds = [_of_direction(pipeline, name, pipeline.clock[0][None]) for name in ("forward", "backward")]
+    busy_s, energy_j = (pipeline.m[0] * sum(each).sum(axis=(0, 1)) for each in zip(*kinds, strict=True))
+    step_s = parts.step.step_time_s[0]
+    waits_j = (power.idle_w + power.wait_w) * (step_s - busy_s)
+    assert ((energy_j + waits_j) / step_s).mean() == pytest.approx(parts.power.device_power_mean_w[0], rel=0.03)
 
 
 def test_one_stage_has_nothing_to_wait_for():

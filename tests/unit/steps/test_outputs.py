@@ -90,6 +90,24 @@ def test_case_bars_has_no_steps_for_sure_without_a_word_of_training(monkeypatch:
     assert reader.poll() == {} and "bar of 60 is refused: nothing says that it trains" in reader.problems[-1]
 
 
+@pytest.mark.parametrize(
+    ("words", "rest", "trains"),
+    [
+        ("Training", "it/s", True),
+        ("Steps", "it/s, loss=2.1", True),
+        ("Training", "B/s", False),
+        ("Evaluating", "it/s, loss=2.1", False),
+        ("Loading", "it/s, loss=2.1", False),
+        ("Training data loading", "it/s", False),
+        ("Training data loading", "it/s, loss=2.1", True),
+    ],
+)
+def test_words_unit_and_loss_tell_the_bar_that_trains(words: str, rest: str, trains: bool) -> None:
+    times = [f"{5 * n:3d}%|##| {n}/20 [00:{n:02}<00:{20 - n:02},  1.00{rest}]" for n in range(21)]
+    reader = told([(float(n), f"\r{words}: {text}") for n, text in enumerate(times)])
+    assert [len(steps) for steps in reader.poll().values()] == [20] * trains, reader.source
+
+
 @pytest.mark.parametrize("source", ["torchtitan", "auto"])
 def test_case_tokens_in_lines(source: str) -> None:
     line = (CASES / "tokens_in_lines.txt").read_text().splitlines()[-1]

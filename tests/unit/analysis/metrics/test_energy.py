@@ -50,6 +50,30 @@ def test_a_ramp_is_clipped_by_interpolation(bench):
     assert total_energy_j(powers(aligned), 1.0) == pytest.approx(105.0)
 
 
+def test_the_longest_hold_is_odd_where_it_is_long_and_readings_are_above_and_below_it(bench):
+    def wave(level, length_s):
+        def watts(time_s):
+            other = np.where(np.round(time_s / 0.02).astype(int) % 2, 399.0, 401.0)
+            return np.where((time_s > 5 - 1e-9) & (time_s < 5 + length_s + 1e-9), level, other)
+
+        return watts
+
+    for level, length_s, is_odd in (
+        (400, 3.0, True),
+        (400, 0.7, True),
+        (400, 0.5, False),
+        (450, 3, False),
+        (350, 3, False),
+    ):
+        (trace,) = powers(aligned_ring(bench, {GPU: wave(level, length_s)})).traces
+        assert trace.hold == pytest.approx((5.0, 5.0 + length_s, level, round(length_s / 0.02) + 1))
+        assert trace.hold_is_odd is is_odd, (level, length_s)
+
+
+def test_nodes_are_named_once(bench):
+    assert powers(aligned_ring(bench, dict.fromkeys([("n1", "gpu0"), GPU, TWIN], constant(400)))).nodes == ["n0", "n1"]
+
+
 def test_energy_per_step_and_token(bench):
     ring = {"ring": bench.ring({GPU: constant(300), TWIN: constant(100)})}
     data = run_data(None, bench.steps([GPU, TWIN]), ring, {}, told_tokens_per_step=200.0)
