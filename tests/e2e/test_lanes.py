@@ -296,7 +296,7 @@ def test_only_what_an_earlier_process_of_the_actor_left_is_removed(script) -> No
     script("""
 from concurrent.futures import ThreadPoolExecutor
 from ray.util.placement_group import placement_group, placement_group_table
-from wattune.orchestrate.lanes.placement_groups import remove_orphans
+from wattune.orchestrate.lanes.actor import remove_orphans
 
 def make(label):
     group = placement_group([{"CPU": 0.1}], name=label)

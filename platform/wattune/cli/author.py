@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Callable, Iterable
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -20,7 +21,6 @@ from wattune.objective import parse_objective
 from wattune.plans.engines import CAPABILITIES, capabilities
 from wattune.scale_down.invariants import invariants
 from wattune.search.draft import MOST_TRIALS, Wishes, check_bound, draft, planned
-from wattune.search.examples import example_names, example_text
 from wattune.search.model_entry import own_name_of
 from wattune.search.reference import SCHEMA_NAME, reference_page, schema_line, schema_text
 from wattune.storage.study import check_study_name
@@ -31,6 +31,28 @@ from wattune.view.scale_down import scaled_view
 
 _SPACE_NAME: Final = "space.yaml"
 _OBJECTIVE: Final = "maximize tokens_per_s"
+_MARK: Final = "# yaml-language-server:"
+
+
+def example_names() -> list[str]:
+    """Lists by name the search spaces that travel with the package; those of the paper's sweeps begin with `paper/`."""
+    folder = files("wattune").joinpath("examples")
+    found = {"": folder, "paper/": folder.joinpath("paper")}
+    listed = [f"{place}{one.name}" for place, within in found.items() for one in within.iterdir()]
+    return sorted(name.removesuffix(".yaml") for name in listed if name.endswith(".yaml"))
+
+
+def example_text(name: str, first_line: str) -> str:
+    """Returns a shipped space, with the line that names the schema from where it will be.
+
+    Raises `PlanError` where there is no such space.
+    """
+    names = example_names()
+    if name not in names:
+        raise PlanError(f'unknown example "{name[:60]}"; {closest(name, names)}')
+    text = files("wattune").joinpath("examples", f"{name}.yaml").read_text(encoding="utf-8")
+    rest = [line for line in text.splitlines() if not line.startswith(_MARK)]
+    return "\n".join([first_line, *rest]) + "\n"
 
 
 @app.command()

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from wattune.cli.author import example_names, example_text
 from wattune.errors import PlanError
-from wattune.search.examples import example_names, example_text
 
 SPACES = Path(__file__).parents[3] / "search_spaces"
 

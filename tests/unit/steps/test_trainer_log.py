@@ -2,7 +2,7 @@
 
 import pytest
 
-from wattune.steps.trainer_log import TrainerLog
+from wattune.steps.output import TrainerLog
 from wattune.units import s_to_ns
 
 BEGUN_NS = s_to_ns(1000)

@@ -68,6 +68,8 @@ def test_the_longest_hold_is_odd_where_it_is_long_and_readings_are_above_and_bel
         (trace,) = powers(aligned_ring(bench, {GPU: wave(level, length_s)})).traces
         assert trace.hold == pytest.approx((5.0, 5.0 + length_s, level, round(length_s / 0.02) + 1))
         assert trace.hold_is_odd is is_odd, (level, length_s)
+    (trace,) = powers(aligned_ring(bench, {GPU: constant(400)})).traces
+    assert trace.hold[2:] == (400.0, 1001) and not trace.hold_is_odd, "nothing beside it"
 
 
 def test_nodes_are_named_once(bench):

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from ray.core.generated import gcs_pb2
 
-from wattune.orchestrate.lanes import placement_groups
-from wattune.orchestrate.lanes.placement_groups import remove_orphans
+from wattune.orchestrate.lanes import actor
+from wattune.orchestrate.lanes.actor import remove_orphans
 
 NO_ACTOR = b"\xff" * 16
 
@@ -27,12 +27,10 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Any:
     tables = SimpleNamespace(entries=[], removed=[])
     accessor = SimpleNamespace(get_placement_group_table=lambda: tables.entries)
     state = SimpleNamespace(_connect_and_get_accessor=lambda: accessor)
-    monkeypatch.setattr(placement_groups.ray._private.state, "state", state)
+    monkeypatch.setattr(actor.ray._private.state, "state", state)
     context = SimpleNamespace(get_actor_id=lambda: (b"\x02" * 16).hex())
-    monkeypatch.setattr(placement_groups.ray, "get_runtime_context", lambda: context)
-    monkeypatch.setattr(
-        placement_groups, "remove_placement_group", lambda group: tables.removed.append(group.id.binary()[0])
-    )
+    monkeypatch.setattr(actor.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(actor, "remove_placement_group", lambda group: tables.removed.append(group.id.binary()[0]))
     return tables
 
 

@@ -6,7 +6,7 @@ from specs import trial_spec
 
 from wattune.plans.axes import Plan
 from wattune.run import Run, RunStatus
-from wattune.search.strategies.listed import Grid, Random
+from wattune.search.strategy import Grid, Random
 
 BASE = trial_spec(on="1x1 cpu", seq_len=128, batch=64)
 SPECS = [replace(BASE, plan=Plan(micro_batch_size=size)) for size in range(1, 9)]

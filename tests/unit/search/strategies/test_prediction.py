@@ -9,10 +9,10 @@ from known_space import BEST, POWER, SPECS, is_feasible, metrics, problem, resul
 
 from wattune.objective import parse_constraint
 from wattune.run import Prediction
-from wattune.search.strategies.listed import Random
 from wattune.search.strategies.model_guided import NUM_DRAWN, ModelGuided
 from wattune.search.strategies.prediction import log_joint, prediction_of
 from wattune.search.strategies.surrogate import Belief
+from wattune.search.strategy import Random
 
 
 @cache

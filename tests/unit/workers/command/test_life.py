@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from wattune.workers.command import life
-from wattune.workers.command.life import SignsOfLife
+from wattune.workers.command import measured_run
+from wattune.workers.command.measured_run import SignsOfLife
 
 MIB = 2**20
 
@@ -20,7 +20,7 @@ def look(monkeypatch):
 
     def look(at_s, used, num_lines=0):
         now[0] = at_s
-        monkeypatch.setattr(life, "_used", used.__getitem__)
+        monkeypatch.setattr(measured_run, "_used", used.__getitem__)
         return signs.quiet_s(used, num_lines)
 
     return look
@@ -48,6 +48,6 @@ def test_slow_starts_show_signs_of_life(look, each_s, why):
 
 
 def test_a_process_is_read_from_proc_and_one_that_has_ended_is_not():
-    cpu_s, num_bytes = life._used(os.getpid())
+    cpu_s, num_bytes = measured_run._used(os.getpid())
     assert cpu_s > 0 and num_bytes > MIB
-    assert life._used(2**22 + 1) == (0.0, 0)
+    assert measured_run._used(2**22 + 1) == (0.0, 0)

@@ -1,6 +1,6 @@
 """A command's output: bounded, with its beginning and its end."""
 
-from wattune.workers.command.output import LONGEST_LINE, Output
+from wattune.workers.command.program_run import LONGEST_KEPT, Output
 
 
 def test_all_of_a_short_output_is_kept():
@@ -23,8 +23,8 @@ def test_of_a_long_one_the_middle_is_left_out_and_counted():
 
 def test_a_line_without_end_is_cut():
     output = Output()
-    output.add("x" * (LONGEST_LINE + 5))
-    assert len(output.lines[0]) == LONGEST_LINE
+    output.add("x" * (LONGEST_KEPT + 5))
+    assert len(output.lines[0]) == LONGEST_KEPT
 
 
 def test_of_a_progress_bar_the_last_state_is_kept():
