@@ -23,7 +23,7 @@ def effective(configuration: Configuration) -> tuple[Plan, tuple[str, ...]]:
     if runs_program(configuration.engine):  # nobody knows what a setting does in there
         return plan, ()
     changed: dict[str, tuple[Any, str]] = {}
-    for find in _searches(configuration.engine):
+    for find in _searches(configuration.engine, _trains(configuration)):
         if change := find(configuration, plan):
             axis, to, why = change
             plan = replace(plan, **{axis: to})
@@ -87,35 +87,29 @@ def _overlap_of_nothing(c: Configuration, plan: Plan) -> Change | None:
     return None
 
 
-def _recompute_of_prompts(c: Configuration, plan: Plan) -> Change | None:
-    if _trains(c) or plan.recompute == "none":
-        return None
-    return "recompute", "none", "mode=prefill has no backward pass"
+def _recompute_of_prompts(_: Configuration, plan: Plan) -> Change | None:
+    return None if plan.recompute == "none" else ("recompute", "none", "mode=prefill has no backward pass")
 
 
 def _offload_of_nothing(c: Configuration, plan: Plan) -> Change | None:
-    if plan.offload == "none":
-        return None
-    if c.cluster.rank_device.vendor == "cpu":
+    if plan.offload != "none" and c.cluster.rank_device.vendor == "cpu":
         return "offload", "none", "activations on a processor are in host memory"
-    return None if _trains(c) else ("offload", "none", "mode=prefill has no backward pass")
+    return None if plan.offload == "none" or _trains(c) else ("offload", "none", "mode=prefill has no backward pass")
 
 
-def _loss_of_prompts(c: Configuration, plan: Plan) -> Change | None:
-    if _trains(c) or plan.loss_chunks == 1:
-        return None
-    return "loss_chunks", 1, "mode=prefill has the loss of each sequence's last token alone"
+def _loss_of_prompts(_: Configuration, plan: Plan) -> Change | None:
+    why = "mode=prefill has the loss of each sequence's last token alone"
+    return None if plan.loss_chunks == 1 else ("loss_chunks", 1, why)
 
 
-def _sharding_of_prompts(c: Configuration, plan: Plan) -> Change | None:
-    if _trains(c) or plan.sharding not in ("zero1", "zero2"):
-        return None
-    return "sharding", "none", "mode=prefill has no gradients and no optimizer state"
+def _sharding_of_prompts(_: Configuration, plan: Plan) -> Change | None:
+    why = "mode=prefill has no gradients and no optimizer state"
+    return ("sharding", "none", why) if plan.sharding in ("zero1", "zero2") else None
 
 
-def _overlap_of_prompts(c: Configuration, plan: Plan) -> Change | None:
+def _overlap_of_prompts(_: Configuration, plan: Plan) -> Change | None:
     gathers = plan.overlap == "grad_param" and plan.sharding == "zero3"
-    if _trains(c) or gathers or plan.overlap not in ("grad", "grad_param"):
+    if gathers or plan.overlap not in ("grad", "grad_param"):
         return None
     return "overlap", "none", "mode=prefill reduces no gradients"
 
@@ -136,11 +130,14 @@ _OF_EVERY_ENGINE: Final[tuple[Callable[[Configuration, Plan], Change | None], ..
 )
 """Searches for settings that do nothing in any engine. Each sees the plan that those before it left."""
 
+_OF_PROMPTS: Final = (_recompute_of_prompts, _loss_of_prompts, _sharding_of_prompts, _overlap_of_prompts)
+
 
 @cache
-def _searches(engine: str) -> tuple[Callable[[Configuration, Plan], Change | None], ...]:
-    """Returns every search for an engine: a space of a million plans asks for them as often."""
-    return (*_OF_EVERY_ENGINE, *map(_of_engine, CAPABILITIES[engine].equivalences))
+def _searches(engine: str, trains: bool) -> tuple[Callable[[Configuration, Plan], Change | None], ...]:
+    """Returns every search for an engine and kind of work: a space of a million plans asks for them as often."""
+    every = [one for one in _OF_EVERY_ENGINE if not (trains and one in _OF_PROMPTS)]
+    return (*every, *map(_of_engine, CAPABILITIES[engine].equivalences))
 
 
 def _of_engine(equivalence: Equivalence) -> Callable[[Configuration, Plan], Change | None]:

@@ -102,7 +102,10 @@ class Configuration(Protocol):
 
 def matches(setting: Mapping[str, Container[Any]], plan: Plan) -> bool:
     """Tells whether a plan has one of the values of `setting` on every axis there."""
-    return all([getattr(plan, axis) in values for axis, values in setting.items()])  # noqa: C419 - asked millions of times
+    for axis, values in setting.items():  # noqa: SIM110 - asked millions of times
+        if getattr(plan, axis) not in values:
+            return False
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

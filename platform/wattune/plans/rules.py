@@ -102,19 +102,19 @@ def engine_device(c: Configuration) -> str | None:
 
 def dtype(c: Configuration) -> str | None:
     """Engine and device train in this data type."""
-    of_engine = CAPABILITIES[c.engine].dtypes
+    of_engine, cluster = CAPABILITIES[c.engine].dtypes, c.cluster
     # Simulated sensors are those of a device that ran the plan.
-    devices = (c.cluster.rank_device, c.cluster.sensed_device)
-    lacking = next((one for one in devices if c.plan.dtype not in one.trains_in), None)
-    if c.plan.dtype in of_engine and lacking is None:
+    devices = [cluster.rank_device, cluster.sensed_device] if cluster.simulate_sensors_of else [cluster.rank_device]
+    lacking = [one for one in devices if c.plan.dtype not in one.trains_in]
+    if c.plan.dtype in of_engine and not lacking:
         return None
     both = _listed([name for name in c.cluster.rank_device.dtypes if name in of_engine])
     text = f"dtype={c.plan.dtype} does not run on {c.cluster.label.split(maxsplit=1)[1]} with engine {c.engine}"
     if c.plan.dtype != "fp8":
         return f"{text}; use {both}"
-    if lacking is not None:
+    if lacking:
         return (
-            f"{text}: no fp8 peak of {lacking.name} is known; use {both}, or where your own device has one give its "
+            f"{text}: no fp8 peak of {lacking[0].name} is known; use {both}, or where your own device has one give its "
             "peak_fp8_flop_per_s"
         )
     able = _listed([name for name, engine in CAPABILITIES.items() if "fp8" in engine.dtypes])
