@@ -306,7 +306,7 @@ def test_a_node_that_another_job_takes_before_a_trials_workers_is_waited_for_in_
 ) -> None:
     held_s, space = 12, write_space("taken", space={"micro_batch_size": [1, 2]}, isolation="fresh")
     running = start_wattune("run", space)
-    running.says(r"^\[0/2\].* measure|RUNS")
+    running.says(r"^\[0/2\].* (start|build|compile|warmup|measure)\b")  # it has its processors from then on
     other = start([sys.executable, "-c", OTHER_JOB], env=environment, stdin=subprocess.PIPE)
     other.says("holds")
     wait_for(lambda: len(list(storage.glob("taken/trials/*"))) == 2 or "which other jobs use" in running.text, 240)

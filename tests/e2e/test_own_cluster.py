@@ -37,7 +37,7 @@ def hygiene(cluster):
             "dashboard": dashboard()}
 
 def killed_actor(cluster, num_kills=3, seconds=16.0):
-    actor = telemetry_actor(cluster.driver_node, ["host"])
+    actor = telemetry_actor(cluster.nodes[0], ["host"])
     ray.get(actor.start.remote("killed"))
     begun = time.monotonic()
     for _ in range(num_kills):

@@ -131,17 +131,13 @@ class Cluster:
 
     nodes: tuple[Node, ...]
     driver_node_id: str
+    """Of the node this process runs on, where studies are written."""
     others: tuple[Node, ...] = ()
     """The rest of the cluster, if `nodes` is a part of it."""
     tags: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Ray's settings, kept with every result."""
     url: str = ""
     """Storage that nodes which do not see the study's folder send their telemetry to; empty where there is none."""
-
-    @property
-    def driver_node(self) -> Node:
-        """The node this process runs on, where studies are written."""
-        return next(node for node in (*self.nodes, *self.others) if node.node_id == self.driver_node_id)
 
     def only(self, nodes: Sequence[Node]) -> "Cluster":
         """The part of the cluster that consists of these nodes, in this order."""

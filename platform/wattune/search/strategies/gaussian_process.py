@@ -9,7 +9,7 @@ their posterior. Log-normal priors hold all of them, so that ten trials are not 
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -118,7 +118,8 @@ class GaussianProcess:
     """Inverse of the lower Cholesky factor of the observations' covariance."""
     weights: Vector
     believed: Indices = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
-    """Rows that count as observed once more, at their own predicted means."""
+    """Rows that count as observed once more, at their own predicted means, as of trials that run (the "kriging
+    believer" of Ginsbourger et al. 2010): variances shrink, means stay."""
     _kept: dict[str, NDArray[Any]] = field(default_factory=dict)
     """Parts of the last large prediction that beliefs leave as they are, for processes of other beliefs too."""
 
@@ -150,13 +151,6 @@ class GaussianProcess:
         left = self._kernel(rows, rows) - explained.T @ explained - believed.T @ believed
         scale = self.scale[rows]
         return np.asarray(left * scale[:, None] * scale[None, :], dtype=np.float64)
-
-    def with_beliefs(self, rows: Indices) -> "GaussianProcess":
-        """Returns the process after rows were observed at their own predicted means: variances shrink, means stay.
-
-        Trials that run count so (the "kriging believer" of Ginsbourger et al. 2010).
-        """
-        return replace(self, believed=rows)
 
     def _observed(self, rows: Indices) -> tuple[Vector, Vector, NDArray[np.float32]]:
         """Returns means of rows, the variance that observations explain, and its root (rows, observations)."""

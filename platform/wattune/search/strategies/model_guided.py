@@ -354,9 +354,8 @@ class ModelGuided:
         bounds = [bound for bound in self._bounds if bound.surrogate.knows]
         if self._models_constraints and self._has_failed:
             bounds.append(_Bound(self._success, Quantity(metric=""), 0.0, False, self._nowhere))
-        memory = self._memory
-        if memory is not None and memory.surrogate.knows:
-            bounds.append(memory)
+        if self._memory is not None and self._memory.surrogate.knows:
+            bounds.append(self._memory)
         return bounds
 
     def _modelled(self, bounds: Sequence[_Bound]) -> list[Surrogate]:
@@ -369,10 +368,8 @@ class ModelGuided:
         if self._stale:
             if len(self._first) > max(MOST_TAUGHT, self._num_chosen_of + MOST_TAUGHT // 10):
                 earlier = range(len(self._specs), len(self._nowhere))
-                self._taught, self._num_chosen_of = (
-                    telling(self._first, self._question) | set(earlier),
-                    len(self._first),
-                )
+                self._taught = telling(self._first, self._question).union(earlier)
+                self._num_chosen_of = len(self._first)
             for surrogate in self._modelled(bounds):
                 surrogate.update(self._taught)
             self._stale = False
@@ -416,9 +413,9 @@ class ModelGuided:
         """Log of expected improvement times probability of feasibility, and log of the latter."""
         where: Indices | slice = slice(0, len(self._specs)) if len(rows) == len(self._specs) else rows
         belief = self._objective.believe(processes[0], where)
-        logs = [np.zeros(len(rows))]
-        for bound, process in zip(bounds, processes[1:], strict=True):
-            logs.append(bound.log_kept(bound.surrogate.believe(process, where), where))
+        pairs = zip(bounds, processes[1:], strict=True)
+        logs = [one.log_kept(one.surrogate.believe(process, where), where) for one, process in pairs]
+        logs = logs or [np.zeros(len(rows))]
         log_feasible = log_joint(logs)
         best = self._best(processes[0])
         mean = self._sign * belief.mean

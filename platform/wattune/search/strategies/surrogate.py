@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -253,7 +253,7 @@ class Surrogate:
     def process(self, beliefs: Indices) -> GaussianProcess:
         """Returns the posterior, after `update`, with rows whose trials still run taken at their predicted means."""
         assert self._process is not None, "update() comes first"
-        return self._process.with_beliefs(beliefs)
+        return replace(self._process, believed=beliefs)
 
     def believe(self, process: GaussianProcess, rows: Indices | slice) -> Belief:
         """Predicts rows by a posterior of this surrogate, as surely as its latest predictions were right."""

@@ -115,7 +115,7 @@ def test_a_belief_shrinks_variances_and_keeps_means():
     rows = drawn(10)
     process = condition(FEATURES, rows, TRUTH[rows], np.ones(10), ONES, 0.5, PRIOR.log_mean)
     pending = np.setdiff1d(np.arange(len(PLANS)), rows)[:2]
-    believed = process.with_beliefs(pending)
+    believed = replace(process, believed=pending)
     before, after = process.predict(slice(0, len(PLANS))), believed.predict(slice(0, len(PLANS)))
     assert after[0] == pytest.approx(before[0], abs=2e-3)
     assert (after[1] <= before[1] + 1e-3).all() and (after[1][pending] < 0.5 * before[1][pending]).all()
@@ -127,7 +127,7 @@ def test_a_belief_in_a_row_that_was_observed_is_one_more_observation_of_it():
     prior = PRIOR.log_mean.copy()
     prior[OWN] = np.log(0.3)  # so that a plan differs from its like
     process = condition(FEATURES, rows, TRUTH[rows], np.ones(10), ONES, 0.5, prior)
-    believed = process.with_beliefs(rows[:3])
+    believed = replace(process, believed=rows[:3])
     before, after = process.predict(slice(0, len(PLANS))), believed.predict(slice(0, len(PLANS)))
     assert after[0] == pytest.approx(before[0], abs=2e-3)
     others = np.setdiff1d(np.arange(len(PLANS)), rows)
