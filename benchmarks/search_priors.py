@@ -3,10 +3,15 @@
 
     python benchmarks/search_priors.py                      # every case of search_cases.yaml, four seeds
     python benchmarks/search_priors.py --case synthetic_600_5250w --seeds 8
+    python benchmarks/search_priors.py --redrawn 20 --case synthetic_600_5250w   # the table's plans drawn anew
     python benchmarks/search_priors.py --ask 200            # processor time of a decision among 50,000 candidates
 
 A strategy that takes estimates as its prior is replayed with the estimate that a table has, with that mirrored, with
 its ranks reversed, and with none. None of them may make it stop at a plan that is far from the best.
+
+One table is one draw: how many trials a search takes there, and whether a plan that is left is better at its end, says
+little of the next table. With `--redrawn` what each plan of the synthetic table deviates by is drawn anew, with the
+seed, from the law that the table came from; formulas and estimates stay.
 """
 
 import math
@@ -21,7 +26,7 @@ from typing import Final
 import numpy as np
 from harness import Found, Rows, benchmark
 from numpy.typing import NDArray
-from search_regret import WITHIN, cases_of, curve, estimates_of, replay
+from search_regret import WITHIN, Case, Trial, cases_of, curve, estimates_of, replay
 
 from wattune.cost.estimate import EstimatedMetric
 from wattune.objective import Question
@@ -37,6 +42,10 @@ NUM_ASKED: Final = 50_000
 MOST_ASK_S: Final = 1.0
 SPEED: Final = "tokens_per_s"
 POWER: Final = "node_device_power_peak_1s_w"
+TEMPERATURE: Final = "device_temp_max_c"
+OWN_DEVIATION: Final = np.array([0.03, 0.015])
+"""Of step time and power of the synthetic table's plans from its formulas, and the noise of a run, as it was made."""
+NOISE: Final = np.array([0.02, 0.006])
 
 
 def mirrored(values: Column) -> Column:
@@ -123,6 +132,78 @@ class ListByEstimate:
         self._left = [spec for spec in self._left if spec in kept]
 
 
+def redrawn(case: Case, seed: int) -> Case:
+    """Draws anew by what each plan of the synthetic table deviates from its formulas, and the noise of its runs.
+
+    The deviations of the table were drawn with the trial id as seed, so they are taken out first; the noise of the mean
+    of three runs stays in. Plans are judged by what they truly are, without the noise of their runs.
+    """
+    dice, found = np.random.default_rng([seed, 600]), list[Trial]()
+    for trial in case.trials:
+        before = np.random.default_rng(int(trial.spec.trial_id, 16)).standard_normal(2)
+        away, true = OWN_DEVIATION * (dice.standard_normal(2) - before), trial.metrics
+        if true:
+            true = changed(true, away)
+        results = (
+            replace(run, metrics=changed(true, NOISE * dice.standard_normal(2)) if true else {})
+            for run in trial.results
+        )
+        found.append(replace(trial, results=tuple(results), metrics=true))
+    return replace(case, trials=tuple(found))
+
+
+def changed(metrics: dict[str, float], away: Column) -> dict[str, float]:
+    """Changes step time and power of a plan, and what follows them, by factors on the logarithmic scale."""
+    slower, hotter = np.exp(away).tolist()
+    changes = {"step_time_s": slower, SPEED: 1.0 / slower, POWER: hotter, TEMPERATURE: hotter}
+    return metrics | {name: metrics[name] * change for name, change in changes.items()}
+
+
+def of_redrawn(given: Namespace) -> Found:
+    """Adds a row for each case: trials of search and list on tables drawn anew, and what the search says at its end."""
+    quantiles = "num_p10", "num_median", "num_p90"
+    rows = Rows("case", "by", "num_tables", *quantiles, "within_2_frac", "num_bad_stops", "P(better left)", "true_frac")
+    missed = []
+    for case, _, _ in cases_of(given.cases, given.case, None):
+        took: dict[str, list[float]] = {"search": [], "list by the estimate": []}
+        said, true, bad = list[float](), list[bool](), 0
+        for seed in range(given.redrawn):
+            table, made = redrawn(case, seed), list[ModelGuided]()
+            best = max(map(table.value, table.trials))
+
+            def make(problem: Problem, made: list[ModelGuided] = made) -> Strategy:
+                made.append(ModelGuided(problem))
+                return made[0]
+
+            for name, maker in zip(took, (make, ListByEstimate), strict=True):
+                run = replay(maker, table, seed, given.most)
+                regrets = curve(table, run, best, 0)
+                took[name].append(next((at + 1.0 for at, one in enumerate(regrets) if one <= WITHIN), math.inf))
+                bad += run.stopped_because is not None and regrets[-1] > WITHIN
+                if name == "search":
+                    seen = {trial.spec for trial in run.trials}
+                    left = [trial for trial in table.trials if trial.spec not in seen]
+                    gain = made[0].joint_gain([trial.spec for trial in left])
+                    if gain is not None:
+                        said.append(gain[2])
+                        true.append(max(map(table.value, left)) > max(map(table.value, run.trials)))
+        near = [own <= other + 2.0 for own, other in zip(*took.values(), strict=True)]
+        for name, values in took.items():
+            ends = np.quantile(values, (0.1, 0.5, 0.9), method="higher")
+            own = (
+                (float(np.mean(near)), bad, float(np.mean(said)), float(np.mean(true)))
+                if name == "search"
+                else [""] * 4
+            )
+            rows.add(case.name, name, given.redrawn, *ends.tolist(), *own)
+        medians = [float(np.median(values)) for values in took.values()]
+        if medians[0] > medians[1] + 2.0:
+            missed.append(f"{case.name}: the search takes {medians[0]:g} trials, the list {medians[1]:g}")
+        if bad:
+            missed.append(f"{case.name}: {bad} of {given.redrawn} stop above {WITHIN:.0%}")
+    return Found(rows, missed=missed)
+
+
 def cpu_s_of_asking(num_trials: int) -> tuple[float, float]:
     """Measures a decision after so many trials of 50,000 made-up candidates: mean and most of the last 20."""
     axes: dict[str, Sequence[object]] = {
@@ -160,6 +241,7 @@ def cpu_s_of_asking(num_trials: int) -> tuple[float, float]:
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the cases, and how often each is replayed."""
     parser.add_argument("--ask", type=int, default=0, metavar="TRIALS", help="time a decision after so many trials")
+    parser.add_argument("--redrawn", type=int, default=0, metavar="TABLES", help="draws of each synthetic table")
     parser.add_argument("--cases", type=Path, default=CASES)
     parser.add_argument("--case", action="append", default=[], help="a case by name; all where none is given")
     parser.add_argument("--seeds", type=int, default=4)
@@ -183,6 +265,8 @@ def main(given: Namespace) -> Found:
         mean_s, most_s = cpu_s_of_asking(given.ask)
         asked.add(NUM_ASKED, given.ask, mean_s, most_s)
         return Found(asked, missed=[f"a decision takes {mean_s:.1f} CPU-s"] if mean_s > MOST_ASK_S else [])
+    if given.redrawn:
+        return of_redrawn(given)
     rows = Rows(
         "case", "prior", "num_runs", "num_until_found", "num_lost", "num_trials", "num_stops", "worst_stop_frac"
     )

@@ -1,12 +1,15 @@
 """Simulated studies whose truth is known: plans with true speed and power, and runs that see them through a world.
 
-Each plan runs once, one of them again and again, and then the race repeats what tells most until the answer is known or
-half as many runs are used. Then it is asked whether the named plan is the truly best one that keeps the bound.
+Each plan runs once, and then the race repeats what tells most until the answer is known or as many repeats are used, as
+`wattune run --until-decided` does. The reference runs when it is due there. Then it is asked whether the named plan is
+the truly best one that keeps the bound. `Knowing` is a judge that knows the law by which runs scatter, drift and
+offsets, and lacks the plans' own figures alone: what it misses is not for want of a better model.
 
 Recorded studies of a device that waits for its host are redrawn too (`redrawn_losses`): its host takes another time in
 each run. What a plan loses then is against a truth that is known, and not against runs that were lucky once.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -15,21 +18,25 @@ import numpy as np
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
 from wattune.objective import Question
+from wattune.orchestrate.scheduling.references import OPENING_RUNS
 from wattune.plans.axes import Plan
+from wattune.ranking.best import MAY_BE_BEST
 from wattune.ranking.order import ranking_of
 from wattune.ranking.posterior import Posterior
 from wattune.ranking.spreads import learned_scatter
 from wattune.run import NO_NUMBERS, Numbers, Run, RunStatus
-from wattune.trial import TrialSpec
+from wattune.trial import Measure, TrialSpec
 from wattune.units import NS_PER_S
 from wattune.workload import Workload
 
 POWER = "node_device_power_peak_1s_w"
 BOUND_W = 2750.0
 QUESTION = Question.of("maximize tokens_per_s", f"{POWER} <= {BOUND_W:g}")
+EVERY = Measure().reference_every
 UNTIL = 0.95
 NEAR = 0.98
 NUM_TRUTHS = 4000
+NUM_KNOWING = 2000
 FIRST_EARLIER = 77000
 HOST_PACE = 0.15
 """Standard deviation of the time that a host takes, as recorded plans that wait for theirs have it."""
@@ -109,11 +116,21 @@ class Score:
     num_runs: list[int] = field(default_factory=list)
     undecided: list[float] = field(default_factory=list)
     """Share of plans that end undecided."""
+    open: list[float] = field(default_factory=list)
+    """Share of plans that do, and are the best with a probability of at least `MAY_BE_BEST`."""
+    knowing: list[bool] = field(default_factory=list)
+    """As `answered`, of a judge that knows the law of the world and has a race of its own, of as many repeats."""
+    knowing_broken: list[float] = field(default_factory=list)
 
     @property
     def columns(self) -> tuple[list[float] | list[bool] | list[int], ...]:
         """Figures of a row, each in the mean."""
-        return self.answered, self.broken, self.believed, self.true, self.num_runs, self.undecided
+        own = self.answered, self.broken, self.believed, self.true, self.num_runs, self.undecided, self.open
+        return *own, self.knowing, self.knowing_broken
+
+
+SLOWER = 0.1, 0.05
+"""By how much a slow run reads less speed and power."""
 
 
 class Truth:
@@ -143,17 +160,25 @@ class Truth:
         """Returns the logarithms of speed and power that runs of plans read, at times from 0 on."""
         world, rng, num = self.world, self._rng, len(plan)
         second = rng.random(num) < 0.5 if second is None else second
-        spread = np.where((plan % 2 == 1) & (world.unlike > 0), world.unlike, world.spread)
         slow = rng.random(num) < world.slow_share
         found = []
-        for true, drift, offset, host, fall in (
-            (self.speed, world.drift[0], world.offset[0], 0.1, 0.1),
-            (self.power, world.drift[1], world.offset[1], 0.04, 0.05),
+        for true, spread, away, fall in zip(
+            (self.speed, self.power), self.spreads(plan), self.effects(time, second), SLOWER, strict=True
         ):
             noise = rng.standard_t(world.freedom, num) if world.freedom else rng.standard_normal(num)
-            error = np.where(self.waits[plan], host, spread) * noise
-            found.append(true[plan] + drift * (time - 0.5) + offset * second + error - fall * slow)
-        return found[0], found[1] + np.log1p(world.gain) - world.warming * np.exp(-10.0 * time)
+            found.append(true[plan] + away + spread * noise - fall * slow)
+        return found[0], found[1]
+
+    def spreads(self, plan: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Returns the scales by which speed and power of plans scatter."""
+        own = np.where((plan % 2 == 1) & (self.world.unlike > 0), self.world.unlike, self.world.spread)
+        return np.where(self.waits[plan], 0.1, own), np.where(self.waits[plan], 0.04, own)
+
+    def effects(self, time: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Returns what all plans share in speed and power: drift, node set, gain, and how cold the machine is."""
+        world = self.world
+        speed, power = (drift * (time - 0.5) + at * second for drift, at in zip(world.drift, world.offset, strict=True))
+        return speed, power + np.log1p(world.gain) - world.warming * np.exp(-10.0 * time)
 
     @property
     def best(self) -> int | None:
@@ -162,72 +187,198 @@ class Truth:
         return int(able[self.speed[able].argmax()]) if len(able) else None
 
 
-def study(world: World, seed: int, known: Numbers = NO_NUMBERS) -> tuple[Posterior, list[TrialSpec], Truth]:
-    """Simulates one study, with what was known of scatter before; returns what it found, its plans, and the truth."""
-    truth = Truth(world, np.random.default_rng(seed))
-    order = np.random.default_rng(seed + 1).permutation(world.num_plans)
-    reference, pairs, specs = int(order[0]), Pairs(), [_spec(number) for number in range(world.num_plans)]
-    total = world.num_plans + world.num_plans // 5 + 2
+class Knowing:
+    """A judge that knows a world's law, and its effects exactly: plans' figures alone are to be learned."""
 
-    def measure(plan: int, second: bool) -> None:
-        time = len(pairs) / total
-        speed, power = truth.read(np.array([plan]), np.array([time]), np.array([second]))
-        repeat = sum(run.trial_id == specs[plan].trial_id for _, run in pairs)
-        metrics = {"tokens_per_s": 1e4 * float(np.exp(speed[0])), POWER: float(np.exp(power[0]))}
+    def __init__(self, truth: Truth, rng: np.random.Generator) -> None:
+        """Begins without a run."""
+        self._truth, self._rng, num = truth, rng, truth.world.num_plans
+        self._runs: list[list[np.ndarray]] = [[] for _ in range(num)]
+        self._figures = np.zeros((2, NUM_KNOWING, num))
+        self._end, self._new = 1.0, set(range(num))
+
+    def tell(self, plan: int, read: np.ndarray, time: float, second: bool) -> None:
+        """Takes in what a run read: logarithms of speed and power."""
+        away = self._truth.effects(np.array(time), np.array(second))
+        self._runs[plan].append(read - np.array(away))
+        self._end, self._new = max(time, 1.0), self._new | {plan}
+
+    def _learn(self, plan: int) -> None:
+        """Draws a plan's speed and power from their posterior, on a grid."""
+        world, runs = self._truth.world, np.array(self._runs[plan])
+        scales = [float(one[0]) for one in self._truth.spreads(np.array([plan]))]
+        grids = []
+        for values, scale, fall in zip(runs.T, scales, SLOWER, strict=True):
+            reach, step = (12.0 if world.freedom else 6.0) * scale, 0.3 * scale / np.sqrt(len(values))
+            high = values.max() + (fall if world.slow_share else 0.0)
+            grids.append(np.arange(values.min() - reach, high + reach, step))
+        log = -0.5 * (grids[0] / world.apart)[:, None] ** 2
+        log = log - 0.5 * ((grids[1] - np.log(BOUND_W) + 0.005 - 0.3 * grids[0][:, None]) / 0.03) ** 2
+        for run in runs:
+            log = log + np.logaddexp(
+                np.log(1.0 - world.slow_share) + self._log_density(run, grids, scales, 0.0),
+                np.log(max(world.slow_share, 1e-300)) + self._log_density(run, grids, scales, 1.0),
+            )
+        share = np.cumsum(np.exp(log - log.max()))
+        at = np.searchsorted(share / share[-1], self._rng.random(NUM_KNOWING))
+        self._figures[:, :, plan] = grids[0][at // len(grids[1])], grids[1][at % len(grids[1])]
+
+    def _log_density(self, run: np.ndarray, grids: list[np.ndarray], scales: list[float], slow: float) -> np.ndarray:
+        freedom, found = self._truth.world.freedom, []
+        for value, grid, scale, fall in zip(run, grids, scales, SLOWER, strict=True):
+            squares = ((value + slow * fall - grid) / scale) ** 2
+            found.append(-0.5 * (freedom + 1.0) * np.log1p(squares / freedom) if freedom else -0.5 * squares)
+        return np.asarray(found[0][:, None] + found[1])
+
+    def look(self) -> tuple[int | None, int | None]:
+        """Returns the plan that it names, and the one to run next: none once it knows the answer."""
+        truth, num, rng = self._truth, self._truth.world.num_plans, self._rng
+        for plan in self._new:
+            self._learn(plan)
+        self._new = set()
+        speed, power = self._figures
+        time, second = self._end * rng.random(NUM_TRUTHS), rng.random(NUM_TRUTHS) < 0.5
+        noise = rng.standard_t(truth.world.freedom, NUM_TRUTHS) if truth.world.freedom else rng.normal(size=NUM_TRUTHS)
+        shared = truth.effects(time, second)[1] - SLOWER[1] * (rng.random(NUM_TRUTHS) < truth.world.slow_share)
+        scales = truth.spreads(np.arange(num))[1]
+        away = {scale: np.sort(shared + scale * noise) for scale in set(scales.tolist())}
+        breaks = np.stack(
+            [
+                1.0 - np.searchsorted(away[scale], np.log(BOUND_W) - power[:, plan]) / NUM_TRUTHS
+                for plan, scale in enumerate(scales.tolist())
+            ],
+            axis=1,
+        )
+        kept = breaks <= QUESTION.risk
+        first = np.where(kept.any(axis=1), np.where(kept, speed, -np.inf).argmax(axis=1), num)
+        likely = np.bincount(first, minlength=num + 1) / NUM_KNOWING
+        able = np.flatnonzero(breaks.mean(axis=0) <= QUESTION.risk)
+        named = int(able[speed.mean(axis=0)[able].argmax()]) if len(able) else None
+        pair = np.argsort(-likely[:num])[:2].tolist()
+        if likely[num] >= UNTIL or (likely[pair[0]] >= UNTIL and pair[0] == named):
+            return named, None
+        worth = [kept[:, one].var() + speed[:, one].var() / (1.0 - NEAR) ** 2 for one in pair]
+        return named, max(pair, key=lambda one: worth[pair.index(one)] / (len(self._runs[one]) + 1))
+
+
+class Product:
+    """The judge that is tried: the posterior of wattune, and its race."""
+
+    def __init__(self, truth: Truth, known: Numbers) -> None:
+        """Begins without a run, with what was known of scatter before."""
+        self._truth, self._known, self._pairs = truth, known, Pairs()
+        self.specs = [_spec(number) for number in range(truth.world.num_plans)]
+        self.found = Posterior((), QUESTION)
+
+    def tell(self, plan: int, read: np.ndarray, time: float, second: bool) -> None:
+        """Takes in what a run read: logarithms of speed and power."""
+        del time
+        spec, num = self.specs[plan], len(self._pairs)
+        metrics = {"tokens_per_s": 1e4 * float(np.exp(read[0])), POWER: float(np.exp(read[1]))}
         metrics["step_time_s"] = 65_536.0 / metrics["tokens_per_s"]
         run = Run(
-            trial_id=specs[plan].trial_id,
-            repeat=repeat,
+            trial_id=spec.trial_id,
+            repeat=sum(run.trial_id == spec.trial_id for _, run in self._pairs),
             status=RunStatus.COMPLETED,
-            metrics=metrics | {"host_bound_frac": float(truth.frac[plan])},
+            metrics=metrics | {"host_bound_frac": float(self._truth.frac[plan])},
             tags={"simulated": "false", "nodes": "b" if second else "a"},
-            numbers=known,
-            start_wall_ns=int((1000.0 + 60.0 * len(pairs)) * NS_PER_S),
+            numbers=self._known,
+            start_wall_ns=int((1000.0 + 60.0 * num) * NS_PER_S),
         )
-        pairs.append((specs[plan], run))
+        self._pairs.append((spec, run))
 
-    several = world.offset != (0.0, 0.0)
+    def look(self) -> tuple[int | None, int | None]:
+        """Returns the plan that it names, and the one to run next: none once it knows the answer."""
+        self.found = Posterior(self._pairs, QUESTION)
+        best, standings = ranking_of({"": self.found}).best, self.found.standings
+        row = None if standings.told_apart(UNTIL) else standings.next({})
+        named, plan = (None if one is None else self.specs.index(one.spec) for one in (best, row))
+        return named, plan
+
+
+def named_by(judge: Product | Knowing, truth: Truth, seed: int) -> tuple[int | None, int]:
+    """Simulates a study and a judge's race; returns the plan that it names, and the runs."""
+    world, num_runs, since = truth.world, 0, Counter[bool]()
+    order = np.random.default_rng(seed + 1).permutation(world.num_plans).tolist()
+    total = world.num_plans + OPENING_RUNS + world.num_plans // EVERY
+
+    def measure(plan: int, second: bool) -> None:
+        nonlocal num_runs
+        time = num_runs / total
+        read = truth.read(np.array([plan]), np.array([time]), np.array([second]))
+        judge.tell(plan, np.concatenate(read), time, second)
+        num_runs += 1
+
+    def run(plan: int, place: int) -> None:
+        """Measures a plan on the next node set, and the reference before it where that is due."""
+        second = world.offset != (0.0, 0.0) and place % 2 == 1
+        if since[second] >= EVERY and (world.tied or not second):
+            since[second] = 0
+            measure(order[0], second)
+        since[second] += 1
+        measure(plan, second)
+
+    for _ in range(OPENING_RUNS if world.num_plans >= EVERY else 0):
+        measure(order[0], False)
     for place, plan in enumerate(order):
-        measure(int(plan), several and place % 2 == 1)
-        if place % 5 == 0:
-            measure(reference, several and world.tied and place % 10 == 5)
-    found = Posterior(pairs, QUESTION)
-    while len(pairs) < 1.5 * total and not found.standings.told_apart(UNTIL):
-        row = found.standings.next({})
-        if row is None:
+        run(plan, place)
+    named, plan = judge.look()
+    for place in range(world.num_plans):
+        if plan is None:
             break
-        measure(specs.index(row.spec), several and len(pairs) % 2 == 1)
-        found = Posterior(pairs, QUESTION)
-    truth.until(len(pairs) / total)
-    return found, specs, truth
+        run(plan, place)
+        named, plan = judge.look()
+    truth.until(num_runs / total)
+    return named, num_runs
 
 
-def judge(found: Posterior, specs: list[TrialSpec], truth: Truth, score: Score) -> None:
-    """Adds what came of a study."""
-    ranking, best = ranking_of({"": found}), truth.best
-    named = None if ranking.best is None else specs.index(ranking.best.spec)
+def is_answered(named: int | None, truth: Truth) -> bool:
+    """Tells whether the named plan is the best or near it; none is right where nothing keeps the bound."""
+    best = truth.best
     if named is None or best is None:
-        score.answered.append(named is None and best is None)
-    else:
-        score.answered.append(bool(np.exp(truth.speed[named] - truth.speed[best]) >= NEAR))
+        return named is None and best is None
+    return bool(np.exp(truth.speed[named] - truth.speed[best]) >= NEAR)
+
+
+def study(world: World, seed: int, known: Numbers, score: Score) -> Pairs:
+    """Adds what came of one study, and returns its results."""
+    truth = Truth(world, np.random.default_rng(seed))
+    product = Product(truth, known)
+    named, num_runs = named_by(product, truth, seed)
+    found, undecided = product.found, ranking_of({"": product.found}).undecided
+    score.answered.append(is_answered(named, truth))
     if named is not None:
         score.broken.append(float(truth.breaks[named]))
-    leader = found.standings.leader
-    if leader is not None:
+    if (leader := found.standings.leader) is not None:
         score.believed.append(leader.best_probability)
-        score.true.append(specs.index(leader.row.spec) == best)
-    score.num_runs.append(len(found.results))
-    score.undecided.append(len(ranking.undecided) / len(specs))
+        score.true.append(product.specs.index(leader.row.spec) == truth.best)
+    score.num_runs.append(num_runs)
+    score.undecided.append(len(undecided) / world.num_plans)
+    could_be = sum((row.best_probability or 0.0) >= MAY_BE_BEST for row in undecided)
+    score.open.append(could_be / world.num_plans)
+    return found.results
 
 
-def scores(num_studies: int, num_earlier: int = 0) -> Iterator[tuple[World, Score]]:
+def knowing(world: World, seed: int, score: Score) -> None:
+    """Adds what a judge that knows the world makes of the same plans."""
+    truth = Truth(world, np.random.default_rng(seed))
+    named, _ = named_by(Knowing(truth, np.random.default_rng(seed + 2)), truth, seed)
+    score.knowing.append(is_answered(named, truth))
+    if named is not None:
+        score.knowing_broken.append(float(truth.breaks[named]))
+
+
+def scores(num_studies: int, num_earlier: int = 0, only: str = "") -> Iterator[tuple[World, Score]]:
     """Simulates so many studies of each world, in a storage with so many earlier studies of it."""
     for number, world in enumerate(WORLDS):
-        score = Score()
-        earlier = [study(world, FIRST_EARLIER + 1000 * number + 2 * seed)[0].results for seed in range(num_earlier)]
-        known = learned_scatter(earlier)
-        for seed in range(num_studies):
-            judge(*study(world, 1000 * number + 2 * seed, known), score)
+        if only not in world.name:
+            continue
+        score, seeds = Score(), [1000 * number + 2 * each for each in range(num_studies)]
+        before = [FIRST_EARLIER + 1000 * number + 2 * each for each in range(num_earlier)]
+        known = learned_scatter(study(world, seed, NO_NUMBERS, Score()) for seed in before)
+        for seed in seeds:
+            study(world, seed, known, score)
+            knowing(world, seed, score)
         yield world, score
 
 
@@ -279,12 +430,41 @@ class Redrawn:
         )
         pairs.append((spec, run))
 
+    def lucky_lost(self, pairs: Pairs, bound_w: float) -> float | None:
+        """Returns what the truly best plan loses against the fastest one whose every run so far kept the bound.
+
+        That is how `lost_frac` of verdicts.py counts. Who knows the truth names this plan.
+        """
+        able = np.flatnonzero(self.breaks <= QUESTION.risk)
+        runs: dict[TrialSpec, list[Run]] = {}
+        for spec, run in pairs:
+            runs.setdefault(spec, []).append(run)
+        read = {spec: float(np.mean([run.metrics["tokens_per_s"] for run in own])) for spec, own in runs.items()}
+        kept = [read[spec] for spec, own in runs.items() if all(run.metrics[POWER] <= bound_w for run in own)]
+        if not kept:
+            return None
+        best = read[self.specs[able[self.speed[able].argmax()]]] if len(able) else 0.0
+        return 1.0 - best / max(kept)
+
     def lost(self, named: TrialSpec | None, risk: float = QUESTION.risk) -> float | None:
         """Returns by how much a named plan is slower than the best that keeps the bound at a risk; None without any."""
         able = np.flatnonzero(self.breaks <= risk)
         if not len(able):
             return None
         return 1.0 if named is None else float(1.0 - self.speed[self.specs.index(named)] / self.speed[able].max())
+
+
+def lucky_losses(results: Pairs, question: Question, num_studies: int) -> list[float]:
+    """Computes in redraws what the truth itself loses against plans that were lucky in one run each."""
+    found = []
+    for seed in range(num_studies):
+        rng, pairs, bound_w = np.random.default_rng(seed), Pairs(), question.constraints[0].factor
+        truth = Redrawn(results, bound_w, rng)
+        for plan in rng.permutation(len(truth.specs)):
+            truth.measure(int(plan), pairs)
+        if (lost := truth.lucky_lost(pairs, bound_w)) is not None:
+            found.append(lost)
+    return found
 
 
 def redrawn_losses(results: Pairs, question: Question, num_studies: int) -> Iterator[tuple[str, list[Sequence[float]]]]:

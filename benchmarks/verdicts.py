@@ -5,6 +5,7 @@
     python benchmarks/verdicts.py --learned
     python benchmarks/verdicts.py --redrawn 20
     python benchmarks/verdicts.py --intervals
+    python benchmarks/verdicts.py --knowing
     python benchmarks/verdicts.py --studies 25
     python benchmarks/verdicts.py --studies 25 --earlier 6
 
@@ -13,12 +14,13 @@ plan with repeats, each run in turn is the only one that its study has of the pl
 13 bounds over the measured range of the study. What a verdict costs is the named plan against the best one whose every
 run kept every bound. With `--studies` so many simulated studies of each world (`verdict_worlds.py`) are asked, whose
 truth is known. With `--redrawn` the recorded studies that lose throughput are redrawn so many times, with their hosts
-at another pace in each run. With `--learned` each table is ranked as in a storage that holds the other tables of its
-device, and with `--earlier` each simulated study as in one with so many others of its world: what they tell of scatter
-stands in for the shipped priors. `dense_llama_repeats_h100x2` is counted apart too: it was seen when the pooling of
-unlike trials was chosen. It is older than the count of waits for another rank's host, so it has two rows: as the
-product counts such a run (`waits_as_now`), which the bar judges, and as recorded then, which no run of today is. The
-results of `experiments` came last: only the scatter of shares was chosen with them.
+at another pace in each run. `--knowing` counts what a judge must leave undecided that knows how runs scatter. With
+`--learned` each table is ranked as in a storage that holds the other tables of its device, and with `--earlier` each
+simulated study as in one with so many others of its world: what they tell of scatter stands in for the shipped priors.
+`dense_llama_repeats_h100x2` is counted apart too: it was seen when the pooling of unlike trials was chosen. It is older
+than the count of waits for another rank's host, so it has two rows: as the product counts such a run (`waits_as_now`),
+which the bar judges, and as recorded then, which no run of today is. The results of `experiments` came last: only the
+scatter of shares was chosen with them.
 """
 
 import json
@@ -28,11 +30,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 import pyarrow.parquet as pq
 from harness import Found, Rows, benchmark
-from verdict_worlds import redrawn_losses, scores
+from verdict_worlds import lucky_losses, redrawn_losses, scores
 
 from wattune.fidelity import is_burst
 from wattune.intervals import t_quantile
@@ -51,11 +54,13 @@ DATA = Path(__file__).parent / "data"
 PEAK = "node_device_power_peak_1s_w"
 RISK = 0.05
 NUM_BOUNDS = 13
+NUM_LUCKY = 200
 HOST_BOUND = 0.1
 WAITING = ("dense_gpt_1b_h200", "dense_gpt_1b_h200_guided", "dense_llama_1b_h200")
 NEWEST = "dense_llama_repeats_h100x2"
 AS_RECORDED = "newest study, as recorded before waits for peers counted"
 MOST_UNDECIDED_FRAC = 34 / 276
+MOST_OPEN_FRAC = 0.03
 MOST_CONTRADICTED_FRAC = 0.05
 MOST_LOST_FRAC = 0.02
 LEAST_ANSWERED_FRAC = 0.95
@@ -156,6 +161,42 @@ def covered(results: Results | list[tuple[None, Run]], metric: str) -> Iterator[
                 yield waits, abs(float(np.log(run.metrics[metric])) - found.mean) < reach, float(np.expm1(reach))
 
 
+def of_knowing() -> Found:
+    """Adds a row for each metric and kind of plan: what is undecided for who knows how runs of that kind scatter.
+
+    One judge has one run of a plan, as the product has in `held_out`; the other knows the mean of all its runs too.
+    """
+    rows, half = Rows("metric", "plans", "num", "spread", "one_run_frac", "mean_known_frac"), NormalDist().inv_cdf
+    tables = [(name, waits_as_now(results) if name == NEWEST else results) for name, _, results in studies()]
+    for metric in METRICS_HELD_OUT[:-1]:
+        kinds: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+        scale = np.asarray if METRICS[metric].unit == "1" else np.log
+        for name, results in [*tables, *(("", each) for each in experiments())]:
+            runs: dict[str, list[Run]] = {}
+            for _, run in results:
+                if _counts(run, metric):
+                    runs.setdefault(run.trial_id, []).append(run)
+            values = [run.metrics[metric] for own in runs.values() for run in own]
+            bounds = np.linspace(0.98 * min(values), 1.02 * max(values), NUM_BOUNDS) if values else np.zeros(0)
+            for own in (each for each in runs.values() if len(each) > 1):
+                waits = np.mean([run.metrics.get("host_bound_frac", 0.0) for run in own]) >= HOST_BOUND
+                plans = "host-bound" if waits else "steady" if name else "experiments"
+                told = scale(np.array([run.metrics[metric] for run in own]))
+                kinds.setdefault(plans, []).append((told, scale(bounds)))
+        for plans, pairs in sorted(kinds.items()):
+            squares = sum(float(((told - told.mean()) ** 2).sum()) for told, _ in pairs)
+            spread = float(np.sqrt(squares / sum(len(told) - 1 for told, _ in pairs)))
+            reach = half(1.0 - RISK) * spread
+            one_run, known, num = 0, 0, 0
+            for told, bounds in pairs:
+                others = len(told) - 1  # each is a truth, as `held_out` counts
+                one_run += others * int((abs(bounds - told[:, None]) < np.sqrt(2.0) * reach).sum())
+                known += others * len(told) * int((abs(bounds - told.mean()) < reach).sum())
+                num += others * len(told) * len(bounds)
+            rows.add(metric, plans, num, spread, one_run / num, known / num)
+    return Found(rows)
+
+
 def lost_frac(found: Ranking) -> float | None:
     """Returns by how much the named plan is worse than the best one whose every run kept every bound.
 
@@ -218,6 +259,8 @@ def _options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--redrawn", type=int, default=0, help="redraws of each study that waits (default: %(default)s)"
     )
+    parser.add_argument("--knowing", action="store_true", help="what is undecided for who knows how runs scatter")
+    parser.add_argument("--world", default="", help="worlds whose name has this text (default: all)")
     parser.add_argument("--intervals", action="store_true", help="how often the next run is inside its interval")
     parser.add_argument("--earlier", type=int, default=0, help="earlier studies of each world (default: %(default)s)")
     parser.add_argument("--learned", action="store_true", help="scatter learned from the other tables of the device")
@@ -234,11 +277,12 @@ def with_learned(tables: list[tuple[str, StudySpec, Results]]) -> list[tuple[str
     return found
 
 
-def of_worlds(num_studies: int, num_earlier: int, rows: Rows) -> list[str]:
+def of_worlds(given: Namespace, rows: Rows) -> list[str]:
     """Adds a row for each simulated world, and returns what misses its bar."""
-    answered, missed = [], []
+    answered, missed, could_be = list[bool](), list[str](), list[float]()
     believed, true, broken = 0.0, 0.0, 0.0
-    for world, score in scores(num_studies, num_earlier):
+    for world, score in scores(given.studies, given.earlier, given.world):
+        could_be += score.open
         rows.add(world.name, *(float(np.mean(each)) for each in score.columns))
         answered += score.answered
         broken = max(broken, float(np.mean(score.broken)))
@@ -247,6 +291,8 @@ def of_worlds(num_studies: int, num_earlier: int, rows: Rows) -> list[str]:
             missed.append(f"{world.name}: {np.mean(score.answered):.0%} answered")
     if broken > MOST_CONTRADICTED_FRAC:
         missed.append(f"{broken:.1%} of promises broken")
+    if np.mean(could_be) > MOST_OPEN_FRAC:
+        missed.append(f"{np.mean(could_be):.1%} of plans undecided that could be the best")
     if abs(believed - true) > MOST_MISCALIBRATED * len(answered):
         missed.append(f"P(best) {believed / len(answered):.2f}, true {true / len(answered):.2f}")
     return missed
@@ -282,6 +328,8 @@ def of_redrawn(num_studies: int) -> Found:
             lost, plain, broken, num_runs, undecided = np.array(found).T
             each = (function(one) for one in (lost, plain) for function in (np.median, np.max))
             rows.add(name, when, *each, broken.mean(), num_runs.mean(), undecided.mean())
+        lucky = np.array(lucky_losses(results, space.question, NUM_LUCKY))
+        rows.add(name, "who knows the truth, as recorded runs are judged", *np.quantile(lucky, (0.5, 1)), *[""] * 5)
         if lost.max() > MOST_LOST_FRAC:
             missed.append(f"{name}: {np.mean(lost > MOST_LOST_FRAC):.0%} of redraws lose throughput until decided")
         if broken.mean() > MOST_CONTRADICTED_FRAC:
@@ -337,8 +385,11 @@ def of_tables(learned: bool) -> Found:
 def main(given: Namespace) -> Found:
     """Counts them, of recorded tables or with `--studies` of simulated worlds."""
     if given.studies:
-        rows = Rows("world", "answered_frac", "broken_frac", "P(best)", "best_frac", "num_runs", "undecided_frac")
-        return Found(rows, missed=of_worlds(given.studies, given.earlier, rows))
+        product = "answered_frac", "broken_frac", "P(best)", "best_frac", "num_runs", "undecided_frac", "open_frac"
+        rows = Rows("world", *product, "knowing_answered_frac", "knowing_broken_frac")
+        return Found(rows, missed=of_worlds(given, rows))
+    if given.knowing:
+        return of_knowing()
     if given.redrawn:
         return of_redrawn(given.redrawn)
     if given.intervals:
