@@ -162,11 +162,12 @@ def changed(metrics: dict[str, float], away: Column) -> dict[str, float]:
 def of_redrawn(given: Namespace) -> Found:
     """Adds a row for each case: trials of search and list on tables drawn anew, and what the search says at its end."""
     quantiles = "num_p10", "num_median", "num_p90"
-    rows = Rows("case", "by", "num_tables", *quantiles, "within_2_frac", "num_bad_stops", "P(better left)", "true_frac")
+    ends = "num_trials", "within_2_frac", "num_bad_stops", "worst_stop_frac", "P(better left)", "true_frac"
+    rows = Rows("case", "by", "num_tables", *quantiles, *ends)
     missed = []
     for case, _, _ in cases_of(given.cases, given.case, None):
         took: dict[str, list[float]] = {"search": [], "list by the estimate": []}
-        said, true, bad = list[float](), list[bool](), 0
+        said, true, stops, ended = list[float](), list[bool](), list[float](), list[int]()
         for seed in range(given.redrawn):
             table, made = redrawn(case, seed), list[ModelGuided]()
             best = max(map(table.value, table.trials))
@@ -179,8 +180,9 @@ def of_redrawn(given: Namespace) -> Found:
                 run = replay(maker, table, seed, given.most)
                 regrets = curve(table, run, best, 0)
                 took[name].append(next((at + 1.0 for at, one in enumerate(regrets) if one <= WITHIN), math.inf))
-                bad += run.stopped_because is not None and regrets[-1] > WITHIN
                 if name == "search":
+                    ended.append(len(run.trials))
+                    stops += [regrets[-1]] if run.stopped_because else []
                     seen = {trial.spec for trial in run.trials}
                     left = [trial for trial in table.trials if trial.spec not in seen]
                     gain = made[0].joint_gain([trial.spec for trial in left])
@@ -188,14 +190,12 @@ def of_redrawn(given: Namespace) -> Found:
                         said.append(gain[2])
                         true.append(max(map(table.value, left)) > max(map(table.value, run.trials)))
         near = [own <= other + 2.0 for own, other in zip(*took.values(), strict=True)]
+        bad, shares = sum(one > WITHIN for one in stops), [*map(float, map(np.mean, (ended, near, said, true)))]
+        of_search = [*shares[:2], bad, max(stops, default=0.0), *shares[2:]]
         for name, values in took.items():
-            ends = np.quantile(values, (0.1, 0.5, 0.9), method="higher")
-            own = (
-                (float(np.mean(near)), bad, float(np.mean(said)), float(np.mean(true)))
-                if name == "search"
-                else [""] * 4
-            )
-            rows.add(case.name, name, given.redrawn, *ends.tolist(), *own)
+            took_most = np.quantile(values, (0.1, 0.5, 0.9), method="higher").tolist()
+            rest = of_search if name == "search" else [""] * len(ends)
+            rows.add(case.name, name, given.redrawn, *took_most, *rest)
         medians = [float(np.median(values)) for values in took.values()]
         if medians[0] > medians[1] + 2.0:
             missed.append(f"{case.name}: the search takes {medians[0]:g} trials, the list {medians[1]:g}")

@@ -121,12 +121,13 @@ class Score:
     knowing: list[bool] = field(default_factory=list)
     """As `answered`, of a judge that knows the law of the world and has a race of its own, of as many repeats."""
     knowing_broken: list[float] = field(default_factory=list)
+    knowing_open: list[float] = field(default_factory=list)
 
     @property
     def columns(self) -> tuple[list[float] | list[bool] | list[int], ...]:
         """Figures of a row, each in the mean."""
         own = self.answered, self.broken, self.believed, self.true, self.num_runs, self.undecided, self.open
-        return *own, self.knowing, self.knowing_broken
+        return *own, self.knowing, self.knowing_broken, self.knowing_open
 
 
 SLOWER = 0.1, 0.05
@@ -196,6 +197,8 @@ class Knowing:
         self._runs: list[list[np.ndarray]] = [[] for _ in range(num)]
         self._figures = np.zeros((2, NUM_KNOWING, num))
         self._end, self._new = 1.0, set(range(num))
+        self.open_frac = 1.0
+        """Share of plans that are undecided and the best with a probability of at least `MAY_BE_BEST`."""
 
     def tell(self, plan: int, read: np.ndarray, time: float, second: bool) -> None:
         """Takes in what a run read: logarithms of speed and power."""
@@ -252,7 +255,10 @@ class Knowing:
         kept = breaks <= QUESTION.risk
         first = np.where(kept.any(axis=1), np.where(kept, speed, -np.inf).argmax(axis=1), num)
         likely = np.bincount(first, minlength=num + 1) / NUM_KNOWING
-        able = np.flatnonzero(breaks.mean(axis=0) <= QUESTION.risk)
+        expected = breaks.mean(axis=0)
+        undecided = (expected > QUESTION.risk) & (expected <= 1.0 - QUESTION.risk)
+        self.open_frac = float((undecided & (likely[:num] >= MAY_BE_BEST)).mean())
+        able = np.flatnonzero(expected <= QUESTION.risk)
         named = int(able[speed.mean(axis=0)[able].argmax()]) if len(able) else None
         pair = np.argsort(-likely[:num])[:2].tolist()
         if likely[num] >= UNTIL or (likely[pair[0]] >= UNTIL and pair[0] == named):
@@ -362,7 +368,9 @@ def study(world: World, seed: int, known: Numbers, score: Score) -> Pairs:
 def knowing(world: World, seed: int, score: Score) -> None:
     """Adds what a judge that knows the world makes of the same plans."""
     truth = Truth(world, np.random.default_rng(seed))
-    named, _ = named_by(Knowing(truth, np.random.default_rng(seed + 2)), truth, seed)
+    judge = Knowing(truth, np.random.default_rng(seed + 2))
+    named, _ = named_by(judge, truth, seed)
+    score.knowing_open.append(judge.open_frac)
     score.knowing.append(is_answered(named, truth))
     if named is not None:
         score.knowing_broken.append(float(truth.breaks[named]))

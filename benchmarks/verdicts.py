@@ -386,7 +386,7 @@ def main(given: Namespace) -> Found:
     """Counts them, of recorded tables or with `--studies` of simulated worlds."""
     if given.studies:
         product = "answered_frac", "broken_frac", "P(best)", "best_frac", "num_runs", "undecided_frac", "open_frac"
-        rows = Rows("world", *product, "knowing_answered_frac", "knowing_broken_frac")
+        rows = Rows("world", *product, *(f"knowing_{one}_frac" for one in ("answered", "broken", "open")))
         return Found(rows, missed=of_worlds(given, rows))
     if given.knowing:
         return of_knowing()
