@@ -50,7 +50,8 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Looks at interpreter, processors, memory, libraries, sensors, storage and network; writes nothing."""
-    return [_python(), *_host(), *map(_library, _LIBRARIES), *_sensors(), _storage(), _cluster()]
+    sensors = [Finding(topic=name, ok=ok, have=have, follows=follows) for name, ok, have, follows in probe()]
+    return [_python(), *_host(), *map(_library, _LIBRARIES), *sensors, _storage(), _cluster()]
 
 
 REFERENCE_OPERATION_S: Final = 0.283e-6
@@ -173,10 +174,6 @@ def _library(name: str) -> Finding:
         return Finding(topic=name, ok=True, have=version(name))
     except PackageNotFoundError:
         return Finding(topic=name, ok=False, have="not installed", follows=_LIBRARIES[name])
-
-
-def _sensors() -> list[Finding]:
-    return [Finding(topic=name, ok=ok, have=have, follows=follows) for name, ok, have, follows in probe()]
 
 
 def _storage() -> Finding:

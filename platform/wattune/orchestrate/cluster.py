@@ -431,7 +431,8 @@ def alive_nodes(known: Sequence[Node] = ()) -> list[Node]:
     fresh = [alive[node_id] for node_id in sorted(alive.keys() - {node.node_id for node in kept})]
     taken = {node.name for node in known}
     hosts = [node["NodeManagerHostname"] for node in fresh]
-    products = ask_products([node["NodeID"] for node in fresh if _product_unknown(node)])
+    unknown = [one for one in fresh if one["Resources"].get("GPU") and PRODUCT_LABEL not in (one.get("Labels") or {})]
+    products = ask_products([node["NodeID"] for node in unknown])
     for entry in fresh:
         host = entry["NodeManagerHostname"]
         numbered = (f"{host}-{index}" for index in range(len(fresh) + len(taken) + 1))
@@ -458,10 +459,6 @@ def left(nodes: Sequence[Node]) -> list[Node]:
 
 def _alive_entries() -> list[dict[str, Any]]:
     return [each for each in ray.nodes() if each["Alive"]]
-
-
-def _product_unknown(entry: Mapping[str, Any]) -> bool:
-    return bool(entry["Resources"].get("GPU")) and PRODUCT_LABEL not in (entry.get("Labels") or {})
 
 
 def _node(entry: Mapping[str, Any], name: str, products: tuple[str, ...]) -> Node:

@@ -73,7 +73,8 @@ def _text(value: Any) -> str:
 
 def run_tags(spec: TrialSpec, result: Run) -> dict[str, str]:
     """Returns tags for filters, and the whole specification and result for `read_study`."""
-    whole = dict(zip(_WHOLE, map(_compact, (spec.to_json(), result.to_json())), strict=True))
+    texts = (json.dumps(one.to_json(), separators=(",", ":")) for one in (spec, result))
+    whole = dict(zip(_WHOLE, texts, strict=True))
     commit = result.tags.get("git_commit")
     tags = {
         **result.tags,
@@ -114,10 +115,6 @@ def shown_tags(spec: TrialSpec, result: Run) -> dict[str, str]:
 def quality_tags(result: Run) -> dict[str, str]:
     """Returns the tags that say how far a result can be trusted."""
     return {"quality": result.quality, "quality_reasons": ", ".join(result.quality_reasons)}
-
-
-def _compact(data: Mapping[str, Any]) -> str:
-    return json.dumps(data, separators=(",", ":"))
 
 
 def require_format(run: Any, where: str) -> None:

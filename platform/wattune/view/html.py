@@ -55,7 +55,7 @@ def table(found: Table, caption: str = "", *, name: Callable[[Any], str] | None 
     heads = [
         fill('<th{} title="{}">{}</th>', Html(kind), column.name, column.short)
         if brief and column.short
-        else fill("<th{}>{}</th>", Html(kind), _breakable(column.name))
+        else fill("<th{}>{}</th>", Html(kind), Html(escape(column.name).replace("_", "_<wbr>")))
         for kind, column in zip(kinds, columns, strict=True)
     ]
 
@@ -73,11 +73,6 @@ def table(found: Table, caption: str = "", *, name: Callable[[Any], str] | None 
         fill("<tr>{}</tr>", join(heads)),
         join(map(line, found.rows)),
     )
-
-
-def _breakable(text: str) -> Html:
-    """Returns a name that may break after each of its underscores."""
-    return Html(escape(text).replace("_", "_<wbr>"))
 
 
 def _cell(column: Column, row: Any, *, brief: bool) -> Html:

@@ -148,10 +148,6 @@ def _energy_j(metrics: Metrics) -> float:
     return metrics.value("energy_accumulator") * ENERGY_UNIT_J
 
 
-def _average_power_w(metrics: Metrics) -> float:
-    return float(metrics.value("average_socket_power"))
-
-
 def _link_bytes(name: str, metrics: Metrics) -> int:
     return kib_to_bytes(sum(metrics.values(name)))
 
@@ -163,10 +159,6 @@ def _clock_mhz(metrics: Metrics) -> int:
         return round(sum(clocks) / len(clocks))
     except TelemetryError:
         return metrics.value("current_gfxclk" if metrics.has("current_gfxclk") else "average_gfxclk_frequency")
-
-
-def _hotspot_c(metrics: Metrics) -> float:
-    return float(metrics.value("temperature_hotspot"))
 
 
 def _memory_temp_c(metrics: Metrics) -> float:
@@ -246,7 +238,7 @@ class AmdSmiDevice:
         package: dict[tuple[str, str], Callable[[], MetricReader]] = {
             ("fast", "power_instant_w"): lambda: EnergyPower(metrics).power_w,
             ("slow", "energy_j"): simple(_energy_j),
-            ("slow", "power_average_w"): simple(_average_power_w),
+            ("slow", "power_average_w"): simple(lambda metrics: float(metrics.value("average_socket_power"))),
             ("slow", "power_limit_w"): simple(self._power_limit_w),
         }
         for (tier, column), open_reader in package.items():
@@ -256,7 +248,7 @@ class AmdSmiDevice:
                 self.capabilities[tier][column] = power
         self._offer("fast", "sm_clock_mhz", simple(_clock_mhz))
         self._offer("fast", "event_reasons", partial(_open_reasons, metrics))
-        self._offer("fast", "gpu_temp_c", simple(_hotspot_c))
+        self._offer("fast", "gpu_temp_c", simple(lambda metrics: float(metrics.value("temperature_hotspot"))))
         self._offer("counter", "nvlink_tx_bytes", simple(partial(_link_bytes, "xgmi_write_data_acc")))
         self._offer("counter", "nvlink_rx_bytes", simple(partial(_link_bytes, "xgmi_read_data_acc")))
         self._offer("counter", "dram_active_frac", simple(_dram_active_frac))
