@@ -214,8 +214,11 @@ class TelemetryActor:
         return self._device_names
 
     def _begin(self, key: str, cpus: Sequence[int]) -> SamplerProcess:
-        if self._sampler is not None:
-            self._sampler.end(STOP_TIMEOUT_S)
+        if self._sampler is not None:  # of a trial whose end comes after this start, or never
+            ending = threading.Thread(target=self._sampler.end, args=(STOP_TIMEOUT_S,), daemon=True)
+            ending.start()
+            if self._sampler.folder == self._spool / key:
+                ending.join()
         self._power_checked_ns.clear()
         self._died.pop(key, None)
         shutil.rmtree(self._spool / key, ignore_errors=True)
@@ -228,16 +231,16 @@ class TelemetryActor:
 
     def stop(self, key: str) -> None:
         """Ends a trial's sampling, also if this actor was restarted in between."""
+        sampler = SamplerProcess(self._spool / key)
         with self._lock:
-            sampler = SamplerProcess(self._spool / key)
             if not sampler.alive() and sampler.folder.exists():
                 kills = num_oom_kills() - self._num_oom_kills
                 self._died[key] = sampler.last_words() + (
                     f"\n  out of memory ended {kills} process(es)" if kills else ""
                 )
-            sampler.end(STOP_TIMEOUT_S)
-            if self._sampler is not None and self._sampler.folder == self._spool / key:
+            if self._sampler is not None and self._sampler.folder == sampler.folder:
                 self._sampler = None
+        sampler.end(STOP_TIMEOUT_S)  # the next one starts meanwhile: it waits for the locks of the devices
         if self._set_for == key:  # else the next trial has begun
             self._set("", 0, {})
 
