@@ -1,5 +1,6 @@
 """Expected times of trials: steps by their estimate, starts and builds by trials that ran. No Ray here."""
 
+import math
 import statistics
 from bisect import insort
 from collections import defaultdict
@@ -7,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from copy import deepcopy
 from typing import Final
 
-from wattune.orchestrate.scheduling.graphs import Start, WarmGraphs, waited_for_workers
+from wattune.orchestrate.scheduling.graphs import Start, WarmGraphs, graphs_of, waited_for_workers
 from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.run import Run, RunStatus
 from wattune.search.forecast import around_s, duration_s
@@ -18,6 +19,10 @@ BESIDE_STEPS_S: Final[Mapping[Start, float]] = {"new_workers": 40.0, "new_graphs
 """Seconds of a trial on GPUs beside its steps, by its start, before anything was measured: sensors, workers, build,
 compiling, profile and end. Medians of 83 trials of the torch engine on two H200 (`dense_llama_h200x2`, `moe_ep_h200x2`
 and its guided part in `benchmarks/data`)."""
+
+KEPT_FRAC: Final = 0.7
+"""Share of a first step's time, beyond a step's, that kept kernels save: 0.66 to 0.84 of nine plans on two H200 and two
+H100 that an earlier study in the storage had compiled (`benchmarks/results/study_economics.md`)."""
 
 
 class Pace:
@@ -63,7 +68,9 @@ class BesideSteps:
 
     def __init__(self) -> None:
         self._own_s: dict[Hashable, tuple[float, int]] = {}
-        """Sum and number: a trial costs the same however many there were."""
+        """Sum and number: a trial costs the same however many there were. All as if they had found no kernels."""
+        self._compiled_s: dict[Hashable, float] = {}
+        """Time of first steps beyond a step's, by graphs that an earlier study compiled."""
 
     def take(self, results: Iterable[tuple[TrialSpec, Run]]) -> None:
         """Takes results of other studies, whatever their order."""
@@ -72,6 +79,9 @@ class BesideSteps:
             start = warm.ran(spec, result.tags.get("nodes", ""), new_workers=waited_for_workers(result))
             steps = result.numbers.warmup_steps  # what was asked for is not known: at most five without a word
             self.add(spec, Measure() if steps is None else Measure(warmup_steps=min(steps, 5)), result, start)
+            compiled_s = (result.numbers.first_step_time_s or 0.0) - result.metrics.get("step_time_s", math.inf)
+            if (key := _kernels(spec)) is not None and compiled_s > self._compiled_s.get(key, 0.0):
+                self._compiled_s[key] = compiled_s
 
     def add(self, spec: TrialSpec, measure: Measure, result: Run, start: Start) -> None:
         """Takes a result. One that did not complete, or whose steps are not known, tells nothing."""
@@ -80,6 +90,7 @@ class BesideSteps:
             return
         own_s = ns_to_s(result.end_wall_ns - result.start_wall_ns) - window_s
         own_s = max(own_s - around_s(step_s, measure, on_cpu=spec.cluster.device == "cpu"), 0.0)
+        own_s += self._saved_s(spec, start)
         for key in (_kind(spec, start), start):
             sum_s, num = self._own_s.get(key, (0.0, 0))
             self._own_s[key] = sum_s + own_s, num + 1
@@ -87,7 +98,12 @@ class BesideSteps:
     def expected_s(self, spec: TrialSpec, start: Start) -> float:
         """Returns the expected seconds of a trial that starts so."""
         sum_s, num = self._own_s.get(_kind(spec, start)) or self._own_s.get(start, (0.0, 0))
-        return (BESIDE_STEPS_S[start] + sum_s) / (1 + num)
+        own_s = (BESIDE_STEPS_S[start] + sum_s) / (1 + num)
+        return max(own_s - self._saved_s(spec, start), min(own_s, BESIDE_STEPS_S["warm"]))
+
+    def _saved_s(self, spec: TrialSpec, start: Start) -> float:
+        """Returns what kernels of an earlier study save a trial; a warm one holds its own."""
+        return 0.0 if start == "warm" else KEPT_FRAC * self._compiled_s.get(_kernels(spec), 0.0)
 
     def usual_s(self, spec: TrialSpec) -> float:
         """Returns the expected seconds of a trial on warm workers that may hold its graphs or not."""
@@ -96,6 +112,11 @@ class BesideSteps:
 
 def _kind(spec: TrialSpec, start: Start) -> Hashable:
     return spec.cluster.device, spec.cluster.world_size, spec.engine, start
+
+
+def _kernels(spec: TrialSpec) -> Hashable:
+    graphs = graphs_of(spec)
+    return None if graphs is None else (spec.cluster.device, graphs)
 
 
 class Durations:
