@@ -274,8 +274,8 @@ class Head(nn.Module):
         if self.loss_chunks > 1 and not self.last_only:
             return self._loss_by_chunks(x, targets)
         method = Head.last_loss if self.last_only else Head.loss
-        # Logits are the largest tensor, and their gradient takes their place: to time that kernel, inductor keeps them in
-        # pinned memory of the host, 1 to 4 s of a first step by micro-batches of 1 to 4 (two H200).
+        # Logits are the largest tensor, and their gradient takes their place: to time that kernel, inductor keeps them
+        # in pinned memory of the host, 1 to 4 s of a first step by micro-batches of 1 to 4 (two H200).
         return self.compiler.run(method, self, x, targets, tunes=False)
 
     def _loss_by_chunks(self, x: Tensor, targets: Tensor) -> Tensor:
