@@ -12,9 +12,13 @@ import pyarrow as pa
 import pytest
 from decided_study import SPACE
 from decided_study import write_study as simulated_study
+from specs import trial_spec
 
 from wattune import api
+from wattune.api.placement import _strain
 from wattune.catalog.hardware import DeviceSpec
+from wattune.placement.slots import SlotReading
+from wattune.plans.axes import Plan
 from wattune.run import Numbers, Run, RunStatus
 from wattune.schema import SPANS
 from wattune.simulation.device_model import DeviceModel, device_model
@@ -195,3 +199,15 @@ def test_what_cannot_be_placed_is_one_line_and_exit_code_2(storage: Path, wattun
     }.items():
         code, out, err = wattune(*arguments)
         assert (code, out) == (2, "") and said in err and len(err.strip().splitlines()) == 1, (arguments, err)
+
+
+def test_a_slow_device_that_draws_less_than_its_limit_is_not_slowed_by_it() -> None:
+    """The other one waits for half of a round: it would draw 1.34 of what the limit leaves above idle."""
+    spec = trial_spec(on="1x2 h200_sxm", batch=8, plan=Plan(pp=2))
+    for power_w, strain in ((690.0, 1.34), (450.0, 0.635)):
+        own = [
+            SlotReading("run", ("a", slot, ""), ("t", slot), 0.0, time_s, True, None, watts)
+            for slot, (time_s, watts) in enumerate([(0.06, 560.0), (0.1, power_w)])
+        ]
+        found = _strain(spec, SimpleNamespace(metrics={"step_time_s": 0.9}), own)
+        assert found == pytest.approx([1.34, strain], abs=0.005)
