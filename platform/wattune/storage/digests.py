@@ -112,10 +112,6 @@ def object_of(
 @lru_cache(maxsize=2**16)
 def _digest(path: str, _size_bytes: int, _time_ns: int, _inode: int) -> str:
     """Computes a file's digest once for every size and time, in this process only: a disk's error changes neither."""
-    return _computed(path)
-
-
-def _computed(path: str) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -127,7 +123,7 @@ def digest_of(path: Path) -> str:
     """
     known = path.stat()
     if abs(time.time_ns() - known.st_mtime_ns) < SETTLED_NS:  # it may change again without another time
-        return _computed(str(path))
+        return _digest.__wrapped__(str(path), 0, 0, 0)
     return _digest(str(path), known.st_size, known.st_mtime_ns, known.st_ino)
 
 

@@ -36,11 +36,6 @@ RECORDINGS: Final = "recordings"
 """Folder of the storage that holds the recordings."""
 
 
-def _stable_order(names: pa.ChunkedArray) -> pa.Array:
-    """Returns row numbers sorted by name. Rows of equal names keep their order."""
-    return pc.array_sort_indices(pc.rank(names.cast(pa.string()), tiebreaker="first"))
-
-
 _FACT_KINDS: Final[dict[str, tuple[type, ...]]] = {
     "node": (str, type(None)),
     "simulated_device": (str, type(None)),
@@ -68,7 +63,8 @@ def tier_files(tables: Mapping[str, pa.Table]) -> dict[str, bytes]:
 
     A device's rows stand together, in the order of reading: then neighbouring rows are neighbours in time.
     """
-    ordered = {tier: table.take(_stable_order(table["device"])) for tier, table in tables.items()}
+    ranks = {tier: pc.rank(table["device"].cast(pa.string()), tiebreaker="first") for tier, table in tables.items()}
+    ordered = {tier: table.take(pc.array_sort_indices(ranks[tier])) for tier, table in tables.items()}
     return {f"{tier}.parquet": encoded(table).to_pybytes() for tier, table in ordered.items()}
 
 

@@ -42,7 +42,8 @@ class Race:
             return
         self._running.discard(key)
         if key not in self._ended:
-            own = self._is_its_own(result)
+            # One of the race from before the ordinary repeats grew is now one of those.
+            own = is_of_race(result) and self._first_repeat <= result.repeat < FIRST_REFERENCE_REPEAT
             self._num_repeats += own
             ordinary = not own and result.repeat < FIRST_REFERENCE_REPEAT
             self._num_completed += ordinary and result.status is RunStatus.COMPLETED
@@ -100,10 +101,6 @@ class Race:
     def _is_taken(self, trial_id: str, repeat: int, left_out: Container[str]) -> bool:
         key = (trial_id, repeat)
         return key in self._ended or key in self._running or f"{trial_id}-{repeat}" in left_out
-
-    def _is_its_own(self, result: Run) -> bool:
-        """Returns whether a repeat is the race's. One from before the ordinary repeats grew is now one of those."""
-        return is_of_race(result) and self._first_repeat <= result.repeat < FIRST_REFERENCE_REPEAT
 
     def _standings(self) -> Standings:
         if self._found is None:
