@@ -38,9 +38,6 @@ CLUSTER_FIGURES: Final = (
 LINE_HZ: Final = 0.05
 """Width of a bin; a line is the strongest one with its neighbours."""
 
-LEAST_SMOOTH: Final = 100_000
-"""Longer cycles are shortened by less than 1 %: a transform of a length with large factors takes ten times as long."""
-
 MOST_READ_S, MOST_TRAINED_S, COHERENCE_S = 300.0, 7200.0, 4.0
 """Readings that are used, the last and most settled ones; training rendered between two checkpoints, of which more
 changes the mean alone; and segments whose cross spectra are averaged."""
@@ -171,7 +168,7 @@ def _cycle(load: NodeLoad, num_nodes: int, training: Floats, saves: Checkpoints)
     whole_s = saves.every_steps * load.step_s
     trained_s = min(whole_s, max(MOST_TRAINED_S, load.step_s))
     points = round((trained_s + saves.duration_s) / GRID_S)
-    if points > LEAST_SMOOTH:
+    if trained_s < whole_s:  # shorter by less than 1 %: lengths with large factors take a transform ten times as long
         points, rounded = smooth_up_to(points), points
         trained_s -= (rounded - points) * GRID_S
     time_s = (np.arange(points) + 0.5) * GRID_S
