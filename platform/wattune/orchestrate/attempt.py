@@ -44,8 +44,6 @@ class Attempt:
     """Numbers of this attempt, kept with the result."""
     isolation: str = "warm"
     """`warm`: on workers that ran other trials before. `fresh`: on new workers, which end with the trial."""
-    coming: tuple[TrialSpec, ...] | None = ()
-    """Plans whose graphs are compiled beside it, each for what runs later; None where it needs its devices whole."""
     stop_above_s: float | None = None
     """Mean step time above which the trial loses, and its measurement ends early; None measures it to its end."""
     trial_id: str = field(init=False)

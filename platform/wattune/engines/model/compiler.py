@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._functorch import config as functorch
 
 MOST_VARIANTS: Final = 24
@@ -42,45 +42,6 @@ class Compiler:
 
 EAGER: Final = Compiler(backend=None)
 
-_UNTIMED: Final[dict[str, Any]] = {"triton.autotune_pointwise": False}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompilesOnly(Compiler):
-    """Only compiles what it is called with, whose tensors need no data: torch keeps the generated code on disk."""
-
-    backend: str | None = "inductor"
-
-    def run(self, function: Callable[..., Tensor], *args: Any, tunes: bool = True) -> Tensor:
-        """Returns what the function gives by eager operations, once its graphs are compiled, backward ones too."""
-        return _compiled_beforehand(function, tunes)(*args)
-
-
-@cache
-def _compiled_beforehand(function: Callable[..., Tensor], tunes: bool) -> Callable[..., Tensor]:
-    from torch._inductor.compile_fx import compile_fx
-
-    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        for place, value in zip(graph.graph.find_nodes(op="placeholder"), inputs, strict=True):
-            place.type = nn.Parameter if isinstance(value, nn.Parameter) else Tensor  # a part of the code's key
-        graph.recompile()
-        compile_fx(graph, inputs, config_patches=None if tunes else _UNTIMED)
-        return graph.forward
-
-    _keep_code()
-    made: Callable[..., Tensor] = torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
-    return made
-
-
-def _keep_code() -> None:
-    """Has torch keep whole graphs on disk under one key, whoever compiles them.
-
-    Backward graphs are compiled with the forward ones, also where nothing is run. Collectives of tensor parallel are
-    functions with a backward of their own: all they do is in their graphs.
-    """
-    functorch.force_non_lazy_backward_lowering = True
-    functorch.autograd_cache_allow_custom_autograd_functions = True
-
 
 def compiler_for(device: torch.device) -> Compiler:
     """Inductor on GPUs. On CPUs it needs a C++ compiler and half a minute a trial, more than it can save there."""
@@ -89,9 +50,12 @@ def compiler_for(device: torch.device) -> Compiler:
 
 @cache
 def _compiled(function: Callable[..., Tensor], backend: str, tunes: bool) -> Callable[..., Tensor]:
-    _keep_code()
+    # Collectives of tensor parallel have a backward of their own. torch keeps no graph of these unless told to:
+    # all that ours do is in it.
+    functorch.autograd_cache_allow_custom_autograd_functions = True
     # One wrapper for all layers and trials. Whole graphs only: what cannot be compiled is an error, not a slow trial.
-    options = None if tunes or backend != "inductor" else _UNTIMED
+    left_out: dict[str, Any] = {"triton.autotune_pointwise": False}
+    options = None if tunes or backend != "inductor" else left_out
     made = torch.compile(function, backend=backend, fullgraph=True, dynamic=False, options=options)
     compiled: Callable[..., Tensor] = made
     return compiled

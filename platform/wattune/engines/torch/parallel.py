@@ -44,7 +44,13 @@ def materialise(
     Returns the parameters that every tensor parallel rank holds whole; none where there is one such rank.
     """
     model, plan = spec.model, spec.plan
-    cuts = cut(decoder, spec, meshes, device)
+    if plan.dtype == "fp8":
+        convert_layers(decoder, device)
+    cuts: dict[str, Cut] = {}
+    if plan.tp > 1:
+        pad_vocabulary(decoder, padded_vocab_size(model, spec.engine, plan.tp))
+        cuts = cut_over(decoder, meshes.tensor_ranks())
+    freeze(decoder, spec.workload.mode)
     is_tied = model.tied_embeddings and decoder.embedding is not None and decoder.head is not None
     parts: list[tuple[str, nn.Module | None]] = [("embedding", decoder.embedding)]
     parts += [(f"layers.{index}", layer) for index, layer in decoder.layers.items()]
@@ -67,21 +73,6 @@ def materialise(
         return []
     cut_too = {each for part in decoder.modules() if isinstance(part, Experts) for each in part.parameters()}
     return [each for name, each in decoder.named_parameters() if name not in cuts and each not in cut_too]
-
-
-def cut(decoder: Decoder, spec: TrialSpec, meshes: Meshes, device: torch.device) -> dict[str, Cut]:
-    """Leaves a decoder on the meta device the layers, and this rank's pieces of weights, that it will compute with.
-
-    Returns the cuts of tensor parallel by the names of their parameters.
-    """
-    plan, cuts = spec.plan, dict[str, Cut]()
-    if plan.dtype == "fp8":
-        convert_layers(decoder, device)
-    if plan.tp > 1:
-        pad_vocabulary(decoder, padded_vocab_size(spec.model, spec.engine, plan.tp))
-        cuts = cut_over(decoder, meshes.tensor_ranks())
-    freeze(decoder, spec.workload.mode)
-    return cuts
 
 
 def fsdp_modules(module: nn.Module) -> Iterator[FSDPModule]:

@@ -126,7 +126,7 @@ class Place:
     device_uuid: str | None
     pid: int
     other_pids: tuple[int, ...] = ()
-    """Other processes that belong to the trial: of a command on its node, or of this rank's worker on its device."""
+    """Other processes that belong to the trial on this node, where a command runs."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `ranks.json`."""

@@ -18,7 +18,6 @@ from ray.train import get_context
 from ray.train.torch import get_device
 
 from wattune.clock import ClockAnchor
-from wattune.engines.ahead import Ahead
 from wattune.engines.registry import load_engine
 from wattune.errors import NodeError, WattuneError
 from wattune.orchestrate.failures import is_of_the_machine
@@ -26,7 +25,6 @@ from wattune.orchestrate.lanes.messages import Place, RankAssignment, Report, Wo
 from wattune.orchestrate.lanes.post import nearest
 from wattune.orchestrate.ray_settings import normal_priority
 from wattune.orchestrate.telemetry_actor import leave_to_sampler
-from wattune.plans.placement import place
 from wattune.run import RunStatus
 from wattune.trial import TrialSpec
 from wattune.workers.device import device_uuid
@@ -63,12 +61,9 @@ def serve(config: dict[str, Any]) -> None:
     with kept():
         worker = _Worker(nearest(config), config["lane"], config["run"])
         report: Report | None = None
-        try:
-            while (assigned := worker.next_trial(report)) is not None:
-                after = worker.probe(assigned) if assigned.assignment is None else worker.run(assigned)
-                report = replace(after, after=assigned.number)
-        finally:
-            worker.ahead.end()
+        while (assigned := worker.next_trial(report)) is not None:
+            after = worker.probe(assigned) if assigned.assignment is None else worker.run(assigned)
+            report = replace(after, after=assigned.number)
 
 
 class _Worker:
@@ -76,7 +71,7 @@ class _Worker:
 
     def __init__(self, keeper: ActorHandle, lane: str, run: int) -> None:
         self._keeper, self._lane = keeper, lane
-        self._store, self.ahead = take_store(), Ahead()
+        self._store = take_store()
         context = get_context()
         own = get_device()
         self._device = "cpu" if own.type == "cpu" else f"cuda:{own.index or 0}"
@@ -116,8 +111,6 @@ class _Worker:
         watch = _Watch(self._keeper, self._lane, self._group, assigned, self._device)
         outcome, place = self._measure(assigned, watch)
         outcome = replace(outcome, provenance=provenance(self._device), parts_s=watch.parts_s())
-        if place is not None:  # those that began meanwhile are no strangers on the device either
-            place = replace(place, other_pids=tuple({*place.other_pids, *self.ahead.pids}))
         ray.get(self._keeper.call.remote(self._lane, "deliver", self._group, assigned.number, outcome, place))
         del outcome
         return self._settle()
@@ -127,7 +120,6 @@ class _Worker:
         assert assignment is not None
         attempt, place = assignment.attempt, None
         try:
-            self._compile_ahead(assigned)
             place = self._place(assigned)
             leave_to_sampler(assignment.sensed[place.node].cpus)
             engine = watch.over(load_engine(attempt.spec.engine), place)
@@ -154,17 +146,6 @@ class _Worker:
         watch.close()
         return outcome, place
 
-    def _compile_ahead(self, assigned: RankAssignment) -> None:
-        """Has the graphs of coming plans compiled, those of the rank that this worker's device will be."""
-        assert assigned.assignment is not None
-        coming = assigned.assignment.attempt.coming
-        if coming is None:
-            self.ahead.end()
-            return
-        ranks = [place(spec.plan, spec.cluster).index(assigned.slot) for spec in coming]
-        own = Ranks(rank=0, world_size=assigned.world_size, local_rank=assigned.local_rank, device=self._device)
-        self.ahead.go_on([(spec, replace(own, rank=rank)) for spec, rank in zip(coming, ranks, strict=True)])
-
     def _place(self, assigned: RankAssignment) -> Place:
         assignment = assigned.assignment
         assert assignment is not None
@@ -179,7 +160,6 @@ class _Worker:
             device=name,
             device_uuid=self._here.device_uuid,
             pid=os.getpid(),
-            other_pids=self.ahead.pids,
         )
 
     def _join(self, assigned: RankAssignment, timeout_s: float) -> None:

@@ -352,7 +352,6 @@ class StudyController:
                 race_until_probability=None if raced is None else raced.until,
             ),
             isolation=run.isolation,
-            coming=self._queue.coming.beside(queued, tags["nodes"]),
             stop_above_s=self._queue.stop_above_s(queued),
         )
 
@@ -491,7 +490,9 @@ class StudyController:
         for listener in self._listeners:
             try:
                 listener(event)
-            except Exception:  # it shows or sends results that are safe on disk; Tune would end the study for it
+            except (
+                Exception
+            ):  # a listener shows or sends results that are safe on disk; Tune would end the study for its error
                 _log.exception("a listener failed on %s", type(event).__name__)
 
 

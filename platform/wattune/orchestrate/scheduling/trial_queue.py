@@ -17,7 +17,6 @@ from wattune.orchestrate.cooldown import waited_s
 from wattune.orchestrate.events import Preview, RaceStep, RowStopped, TrialEvent
 from wattune.orchestrate.failures import FailuresInARow, may_end_calls
 from wattune.orchestrate.scheduling.budget import Budget
-from wattune.orchestrate.scheduling.coming import ComingGraphs
 from wattune.orchestrate.scheduling.durations import Durations, Pace
 from wattune.orchestrate.scheduling.early_stop import EarlyStop
 from wattune.orchestrate.scheduling.graphs import Start, WarmGraphs, graphs_of
@@ -72,13 +71,13 @@ class TrialQueue:
         self._proposals = Proposals(strategy)
         self._referenced: dict[str, TrialSpec] = {}
         """Reference trials by id: one may be a trial that the strategy never asks for."""
-        self._rounds_queued, self._soaks_queued = not strategy.learns and run.search.ladder is None, False
+        self._rounds_queued = not strategy.learns and run.search.ladder is None
+        self._soaks_queued = False
         self._listed = {spec.trial_id: spec for spec in run.candidates}
         self._soaked: set[str] = set()
         self._host_bound: dict[str, float] = {}
         """Largest share of a step in which devices waited for their host, of each trial that was profiled."""
         self._pace, self.warm = Pace(), WarmGraphs()
-        self.coming = ComingGraphs(run, self._waiting, learns=strategy.learns)
         self._durations = Durations(self._pace, run.duration_s)
         if run.duration_s is not None:
             self._durations.beside.take(run.earlier())
