@@ -68,7 +68,7 @@ def speed(ranks: int) -> Tier:
             dp: {"overlap": "grad", **large},
             f"{dp}-zero1": {"sharding": "zero1", **large},
             f"{dp}-zero3": {**ZERO_3, **large},
-            "speed-tp2": split["speed-tp2"],
+            **{name: plan for name, plan in split.items() if name == "speed-tp2"},
         },
         "megatron/llama": {dp: {**GATHERED, **large}, **split},
         "deepspeed/llama": {f"{dp}-zero1": {"sharding": "zero1", **large}, f"{dp}-zero3": {**ZERO_3, **large}},

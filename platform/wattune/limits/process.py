@@ -50,7 +50,7 @@ class SettingsProcess(DetachedProcess):
         try:
             setter.wait_until_ready()
         except TelemetryError as error:
-            raise PlanError(str(error).rpartition("error: ")[2].strip()) from None
+            raise PlanError(str(error).rpartition("error: ")[2].splitlines()[0]) from None
         return setter
 
     def set(self, values: Mapping[str, Any]) -> None:

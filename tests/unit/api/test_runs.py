@@ -162,7 +162,7 @@ def test_device_hours_come_from_estimates_and_trials_beyond_their_time_out_are_s
     patient = preview({**large, "measure": {"timeout_s": 36000}}, storage=str(tmp_path))
     estimated = wattune.plan(large)
     times_s = [wattune.api.forecast(estimated).estimates.columns["step_time_s"].value]
-    steps = 5 + 20 + 1  # the one that is profiled
+    steps = 2 + 20 + 1  # the one that is profiled
     assert patient.num_timeouts == 0
     assert patient.device_s == pytest.approx(128 * (steps * float(sum(times_s[0])) + start_s), rel=1e-6)
     chosen = preview({**large, "search": {"strategy": "model_guided", "num_trials": 1}}, storage=str(tmp_path))

@@ -162,7 +162,7 @@ def test_out_of_memory_says_rank_phase_and_bytes(said: str, requested_bytes: int
     assert outcome.status is RunStatus.OUT_OF_MEMORY
     assert outcome.out_of_memory is not None
     found = outcome.out_of_memory
-    assert (found.rank, found.phase, found.requested_bytes, found.memory) == (0, "backward", requested_bytes, None)
+    assert (found.rank, found.phase, found.requested_bytes, found.total_bytes) == (0, "backward", requested_bytes, None)
     assert outcome.reason.startswith("rank 0 in backward") and said in outcome.reason
     assert numbers(outcome) == [-4, -3, -2, -1, 0, 1, 2, 3, 4]
 

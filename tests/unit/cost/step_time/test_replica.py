@@ -30,6 +30,7 @@ def weights(size, dense, experts=0.0, copies=1, cluster="1x8 h200_sxm"):
         dense=np.array([dense]),
         experts=np.array([experts]),
         units=np.array([4.0]),
+        first_frac=np.array([0.25]),
         dense_group=group,
         expert_group=group,
         dense_copies=between,
