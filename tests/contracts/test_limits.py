@@ -127,6 +127,18 @@ def test_what_cannot_be_set_is_one_line_and_changes_nothing(
     assert not list((tmp_path / "shared").glob("*.json")), "nothing is owed"
 
 
+def test_a_setter_that_dies_without_a_word_is_told_whole(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nkill -KILL $$\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(PlanError, match=r"the setter in .* ended while starting: .") as caught:
+        start(tmp_path / "first", {"power_limit_w": 300}, 4)
+    assert "\n" not in str(caught.value) and sets(state) == []
+
+
 def test_a_device_has_one_owner(state: Path, setter: SettingsProcess, tmp_path: Path) -> None:
     setter.set({"power_limit_w": 300})
     with pytest.raises(PlanError, match=rf"device {OWNER}0 is set by process \d+ of user \d+; end that study"):

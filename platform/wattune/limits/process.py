@@ -50,7 +50,8 @@ class SettingsProcess(DetachedProcess):
         try:
             setter.wait_until_ready()
         except TelemetryError as error:
-            raise PlanError(str(error).rpartition("error: ")[2].splitlines()[0]) from None
+            said = str(error).rpartition("error: ")[2].partition("\n")[0] if setter.refused else str(error)
+            raise PlanError(" ".join(said.split())) from None
         return setter
 
     def set(self, values: Mapping[str, Any]) -> None:

@@ -1,9 +1,10 @@
 """The measuring loop, the same for every engine: build, warm up until step time is stable, measure, profile, close.
 
 Steps are measured in rounds, and ranks agree on a round's length before it begins: no measured step carries a
-collective of ours. The steps that ended the warm-up by being stable are the first round. A second is enough where they
-predicted the step time; a third adds the missing steps. Where a measurement may end early
-(`wattune.workers.early_stop`), rounds are shorter, and ranks agree on that between two.
+collective of ours. The steps that ended the warm-up by being stable are the first round; where an earlier window was
+not, ranks agreed on that between two of them. A second is enough where they predicted the step time; a third adds the
+missing steps. Where a measurement may end early (`wattune.workers.early_stop`), rounds are shorter, and ranks agree on
+that between two.
 """
 
 import gc
