@@ -40,7 +40,7 @@ $(INSTALLED): pyproject.toml constraints/cpu.txt
 	@touch $@
 
 demo: setup
-	@$(BIN)/wattune run search_spaces/cpu_smoke.yaml --storage $(STORAGE)
+	@$(BIN)/wattune run search_spaces/cpu_smoke.yaml --until-decided --storage $(STORAGE)
 
 test: setup
 	@test -n "$(TESTS)" || { echo "there are no tests of ROOM=$(ROOM); give a folder of platform/wattune, as ranking or telemetry/nvml" >&2; exit 2; }
