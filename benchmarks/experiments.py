@@ -4,8 +4,9 @@
     python benchmarks/experiments.py --out DIR --short              # every one on processors, sensors simulated
 
 Names with commas between them run together. `:6` is the minute of the call after which no run of theirs starts; what is
-there by then is judged. It needs two or four H100 or H200. It prints a line a claim, and writes DIR/experiments.tar
-with NAME.json, NAME.svg and NAME.parquet of each; unpack it into `experiments/results`, then `wattune experiments page`
+there by then is judged. `:6:14` has windows of 14 s in place of their own, by which more of them are measured alike. It
+needs two or four H100 or H200. It prints a line a claim, and writes DIR/experiments.tar with NAME.json, NAME.svg and
+NAME.parquet of each; unpack it into `experiments/results`, then `wattune experiments page`
 writes the table. DIR/runs.tar.xz has the studies without their telemetry, packed anew every half minute.
 """
 
@@ -40,11 +41,12 @@ def pack_runs(storage: Path, target: Path) -> None:
 def main() -> int:
     """Runs what was asked for; returns 1 where one of them failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stages", nargs="*", metavar="NAME,NAME:MINUTE")
+    parser.add_argument("stages", nargs="*", metavar="NAME,NAME:MINUTE:SECONDS")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--storage", type=Path, help="folder of the studies; else DIR/studies")
     parser.add_argument("--minutes", type=float, default=9.0, help="no run starts that may end later")
     parser.add_argument("--short", action="store_true")
+    parser.add_argument("--repeats", type=int, help="in place of each experiment's own repeats")
     given = parser.parse_args()
     folder, began_s, failed, done = ROOT / "experiments", time.monotonic(), 0, threading.Event()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -59,7 +61,7 @@ def main() -> int:
     packer.start()
     with connect():
         for stage in given.stages or [everything]:
-            names, _, minute = stage.partition(":")
+            names, minute, window = (*stage.split(":"), "", "")[:3]
             start_s = time.monotonic()
             left_s = 60 * min(float(minute or given.minutes), given.minutes) - (start_s - began_s)
             if left_s <= 0:
@@ -74,6 +76,8 @@ def main() -> int:
                     storage=str(storage),
                     short=given.short,
                     max_hours=left_s / 3600,
+                    measure=({"min_seconds": float(window)} if window else {})
+                    | ({"repeats": given.repeats} if given.repeats else {}),
                 )
                 for name, result in ran.items():
                     for claim in result["claims"]:

@@ -4,8 +4,8 @@ After each layer of the last stage, forward and backward, a kernel holds its dev
 slow device, steadily. Steps take turns: even layers without holds and with them, which are the reference, and twice
 even layers and (L + 1, L - 1) with holds, which are the measurement: the median of ratios of neighbours. Micro-batches
 are long and recomputed, so that no device waits for its host. `wattune.placement.gain.Pipe` predicts the
-gain from the reference alone: how slow each device is, and the optimizer's time. A case whose reference differs by more
-than 1 % between its halves is dropped, and counted. OUT/passes_RANK.npz has every span of
+gain from the reference alone: how slow each device is, and the optimizer's time. Every case counts; one whose reference
+differs by more than 1 % between its halves is named. OUT/passes_RANK.npz has every span of
 every step beside its window, and the joules that the device drew in it.
 
     python benchmarks/placement_on_gpus.py --out $OUT                  # the first two of the visible GPUs; 6 minutes
@@ -54,13 +54,19 @@ QUANTA = (0.1, 0.35, 0.6, 0.85, 1.1, 1.35, 1.6, 1.85, 2.1, 2.35)
 """Slowness that is asked for, in such quanta: a half of them at each depth, in turn."""
 
 TURNS = 3
-"""Turns of a case, of six steps and then of five, unless there is a time for all cases."""
+"""Turns of a case, of six steps and then of five; with a time for all cases two, and more of those known worst."""
+
+BUILD_S_A_LAYER = 0.5
+"""Seconds to build both layouts of a depth, for each layer of a stage, once the first depth is built."""
+
+MORE_TURNS = 4
+"""Turns that a case may have more than another one of its depth."""
 
 KINDS = ((0, False), (0, True), (0, True), (1, True), (1, True), (0, True))
 """Windows of a turn: the layout, and whether the slow device is held. The first two are the reference."""
 
 STEADY_FRAC = 0.01
-"""Largest difference of the slow stage's time between the first and the last half of a case that counts."""
+"""Largest difference of the slow stage's time between the first and the last half of a case that is not named."""
 
 COLUMNS = (
     "num_layers_a_stage", "asked_slower_frac", "free_first_s", "free_last_s", "free_step_s", "held_first_s",
@@ -255,7 +261,7 @@ class Layouts:
             for layer in engine._running._pipeline._stages[0]._model.layers.values():
                 layer.register_forward_hook(lambda _module, _inputs, out: Hold.apply(out) if Hold.seconds else None)
         self.asked_s, self.joules = 0.0, meter(ranks.device)
-        self.case_s: float | None = None  # of a case; without it there are `TURNS`
+        self.all_s: float | None = None  # of its cases; without it each has `TURNS`
         self.windows: list[tuple[float, int, Window]] = []
         for which in (0, 1, 0, 1):
             self.window(which)
@@ -266,41 +272,79 @@ class Layouts:
         Hold.seconds = self.asked_s if holds and self.is_slow else 0.0
         return Window(self.engines[which], self.specs[0].workload.global_batch_size // 3, num_steps, self.joules)
 
-    def goes_on(self, turn: int, began_s: float) -> bool:
-        """Tells whether there is time for another turn, as the first rank sees it. Collective."""
-        if self.case_s is None:
-            return turn < TURNS
-        left = [turn < 2 or (turn + 1) / turn * (time.monotonic() - began_s) < self.case_s]
-        dist.broadcast_object_list(left, src=0)
-        return left[0]
+    def case_for(self, cases: list["Case"], begun_s: float) -> int | None:
+        """Returns the case that has the next turn, as the first rank sees it; None where the time is up. Collective.
 
-    def case(self, asked: float) -> list[float]:
-        """Measures one strength; returns the figures of a row."""
-        layers = self.specs[0].model.num_layers // 2
-        self.asked_s = asked * float(stages_s(self.free)[1]) / layers
-        begun_s, turn = time.monotonic(), 0
-        found: list[list[Window]] = [[] for _ in KINDS]
-        while self.goes_on(turn, begun_s):
-            for kind in range(len(KINDS)) if turn % 2 else reversed(range(len(KINDS))):
-                which, holds = KINDS[kind]
-                if turn and not holds:  # the free device is seen once a case
-                    continue
-                found[kind].append(self.window(which, holds=holds))
-                self.windows.append((asked, kind, found[kind][-1]))
-            turn += 1
-        self.free, held = found[:2]
-        even, moved = found[2] + found[5], found[3] + found[4]
-        halves = [stages_s(one)[1] for one in (held[: turn // 2], held[turn // 2 :])]
-        ratios = np.array([a.step_s / b.step_s for a, b in zip(even, moved, strict=True)]) - 1.0
+        Each has two; then the one whose figures are known worst, whatever was predicted of it.
+        """
+        fewest = min(range(len(cases)), key=lambda one: cases[one].turn)
+        turns = sum(one.turn for one in cases)
+        chosen: list[int | None] = [fewest]
+        if self.all_s is None:
+            chosen = [None if cases[fewest].turn == TURNS else fewest]
+        elif cases[fewest].turn >= 2:
+            ends_s = (turns + 1) / turns * (time.monotonic() - begun_s)
+            most = cases[fewest].turn + MORE_TURNS
+            worst = max((one for one in range(len(cases)) if cases[one].turn < most), key=lambda one: cases[one].unsure)
+            chosen = [worst if ends_s < self.all_s else None]
+        dist.broadcast_object_list(chosen, src=0)
+        return chosen[0]
+
+
+class Case:
+    """One strength at one depth, as far as it is measured."""
+
+    def __init__(self, layouts: Layouts, asked: float) -> None:
+        """Measures nothing yet."""
+        self.layouts, self.asked, self.turn = layouts, asked, 0
+        self.found: list[list[Window]] = [[] for _ in KINDS]
+
+    def take_turn(self) -> None:
+        """Measures each kind of window once; the free device is seen in the first turn. Collective."""
+        both = self.layouts
+        both.asked_s = self.asked * float(stages_s(both.free)[1]) / (both.specs[0].model.num_layers // 2)
+        for kind in range(len(KINDS)) if self.turn % 2 else reversed(range(len(KINDS))):
+            which, holds = KINDS[kind]
+            if self.turn and not holds:
+                continue
+            self.found[kind].append(both.window(which, holds=holds))
+            both.windows.append((self.asked, kind, self.found[kind][-1]))
+        self.turn += 1
+
+    @property
+    def drift_frac(self) -> float:
+        """Difference of the slow stage's time between the halves of the reference."""
+        held = self.found[1]
+        halves = [stages_s(one)[1] for one in (held[: self.turn // 2], held[self.turn // 2 :])]
+        return float(halves[1] / halves[0]) - 1.0
+
+    @property
+    def gain(self) -> tuple[float, float]:
+        """The median gain of neighbours, with its standard error."""
+        found = self.found
+        pairs = zip(found[2] + found[5], found[3] + found[4], strict=True)
+        ratios = np.array([a.step_s / b.step_s for a, b in pairs]) - 1.0
         error = 1.25 * 1.48 * float(np.median(np.abs(ratios - np.median(ratios)))) / len(ratios) ** 0.5
-        step_s = [statistics.median(one.step_s for one in each) for each in (self.free, held, even, moved)]
+        return float(np.median(ratios)), error
+
+    @property
+    def unsure(self) -> float:
+        """What another turn may mend: the error of the gain, or of a reference that would not count."""
+        return max(self.gain[1], abs(self.drift_frac) / 2)
+
+    def row(self) -> list[float]:
+        """Returns the figures of a row."""
+        free, held = self.found[:2]
+        even, moved = self.found[2] + self.found[5], self.found[3] + self.found[4]
+        layers = self.layouts.specs[0].model.num_layers // 2
+        step_s = [statistics.median(one.step_s for one in each) for each in (free, held, even, moved)]
         times_s = np.concatenate([one.each_s for one in held], axis=1)
         optimizer_s, backward = np.median(times_s[:, :, 3], axis=1), times_s[:, :, 2].sum() / times_s[:, :, 1:3].sum()
         watts = sum(one.energies_j for one in held) / sum(one.step_s for one in held)
         behind_s = float(np.median(times_s[0, :, 5]))
         of_held = [*stages_s(held), step_s[1], *stages_s(moved), *optimizer_s, float(backward), *watts, behind_s]
-        measured = [float(np.median(ratios)), error, halves[1] / halves[0] - 1.0, *step_s[2:]]
-        return [layers, asked, *stages_s(self.free), step_s[0], *of_held, *measured]
+        measured = [*self.gain, self.drift_frac, *step_s[2:]]
+        return [layers, self.asked, *stages_s(free), step_s[0], *of_held, *measured]
 
 
 def work(
@@ -326,31 +370,29 @@ def work(
     own = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, own[rank * len(own) // 2 : (rank + 1) * len(own) // 2])
     gc.disable()  # it stops a host for long enough that the device waits
-    rows = [list(COLUMNS)]
+    rows: list[list[Any]] = [list(COLUMNS)]
     passes: list[tuple[float, ...]] = []
     for number, each in enumerate(layers):
-        begun = time.monotonic()
-        left_s = None if end_s is None else (end_s - begun) / sum(layers[number:]) * each
+        begun_s = time.monotonic()
         both = Layouts(each, ranks, on_cpu)
-        if left_s is not None:  # deeper stages take longer, and so do their cases
-            both.case_s = max(left_s - (time.monotonic() - begun), 0.0) / len(quanta[number % 2 :: 2])
+        built_s = time.monotonic()
+        if end_s is not None:  # deeper stages take longer, and so do their cases
+            later_s = BUILD_S_A_LAYER * sum(layers[number + 1 :])
+            both.all_s = (end_s - built_s - later_s) / sum(layers[number:]) * each
         if rank == 0:
             text = f"step {1e3 * both.free[0].step_s / 2:.1f} ms, stages {(1e3 * stages_s(both.free)).round(2)} ms"
-            print(f"L={each}: built in {time.monotonic() - begun:.0f} s, {text}", flush=True)
-        for asked in (one / each for one in quanta[number % 2 :: 2]):
-            begun, found = time.monotonic(), both.case(asked)
-            rows.append([f"{one:.6g}" for one in found])
+            print(f"L={each}: built in {built_s - begun_s:.0f} s, {text}", flush=True)
+        cases = [Case(both, one / each) for one in quanta[number % 2 :: 2]]
+        while (chosen := both.case_for(cases, built_s)) is not None:
+            cases[chosen].take_turn()
+            found = [one.row() for one in cases if one.turn >= 2]
             if rank == 0:
                 with open(out / "placement_on_gpus.csv", "w", newline="") as file:
-                    csv.writer(file).writerows(rows)
-                row = dict(zip(COLUMNS, found, strict=True))
-                text = f"slower {100 * (row['held_last_s'] / row['free_last_s'] - 1):5.1f} %, the other "
-                text += f"{100 * (row['held_first_s'] / row['free_first_s'] - 1):+.1f} % (asked {100 * asked:4.1f}), "
-                text += f"drift {100 * row['reference_drift_frac']:+.1f}: predicted {100 * predicted_gain(row):+.2f}"
-                text += f", measured {100 * row['measured_gain_frac']:+.2f}"
-                print(
-                    f"  {text} ± {200 * row['measured_error_frac']:.2f} %; {time.monotonic() - begun:.0f} s", flush=True
-                )
+                    csv.writer(file).writerows(rows + [[f"{value:.6g}" for value in one] for one in found])
+        rows += [[f"{value:.6g}" for value in one] for one in found]
+        if rank == 0:
+            took_s = time.monotonic() - built_s
+            print(f"  turns {[one.turn for one in cases]}, {took_s:.0f} s", flush=True)
         for window, (asked, kind, seen) in enumerate(both.windows):
             passes += [(each, asked, window, kind, seen.energy_j, *one) for one in seen.passes]
         np.savez_compressed(out / f"passes_{rank}.npz", passes=np.array(passes))
@@ -366,17 +408,21 @@ def judged(path: Path) -> bool:
     """Prints the bars of a table, of its last call where it has several; whether all hold."""
     with open(path, newline="") as file:
         every = [{key: float(value or "nan") for key, value in row.items()} for row in csv.DictReader(file)]
-    every = [one for one in every if one.get("num_call") == every[-1].get("num_call")]
-    rows = [one for one in every if abs(one["reference_drift_frac"]) <= STEADY_FRAC]
-    strain = strain_of(every)
-    print(f"{len(rows)} of {len(every)} cases count: the others' reference differed by more than {STEADY_FRAC:.0%}")
+    rows = [one for one in every if one.get("num_call") == every[-1].get("num_call")]
+    strain = strain_of(rows)
     print(f"without its limit a device would draw so much of what it leaves above idle, computing and held: {strain}")
-    if not rows:
-        return False
     measured, error = (np.array([one[name] for one in rows]) for name in ("measured_gain_frac", "measured_error_frac"))
     loses, predicted = int((measured < 0).sum()), np.array([predicted_gain(one, *strain) for one in rows])
     right, off = int((np.sign(predicted) == np.sign(measured)).sum()), 100 * (predicted - measured)
     always = max(loses, len(rows) - loses)
+    for row, gain, found, sure in zip(rows, predicted, measured, error, strict=True):
+        slower = [100 * (row[f"held_{one}_s"] / row[f"free_{one}_s"] - 1) for one in ("last", "first")]
+        text = (
+            f"  L={row['num_layers_a_stage']:2.0f}, slower {slower[0]:5.1f} %, the other {slower[1]:+.1f} %: predicted "
+        )
+        text += f"{100 * gain:+.2f}, measured {100 * found:+.2f} ± {200 * sure:.2f} %"
+        drift = abs(row["reference_drift_frac"])
+        print(text + (f"; its reference differed by {drift:.1%} between its halves" if drift > STEADY_FRAC else ""))
     print(f"sign right in {right} of {len(rows)} (bar: 19 of 20); always the same sign would be right in {always}")
     text = f"error of the gain: median {np.median(np.abs(off)):.2f}, largest {np.abs(off).max():.2f} points"
     print(f"{text} (bar: 1 point), on average {off.mean():+.2f}")

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import pyarrow as pa
@@ -57,6 +58,8 @@ _MARKS: Final = ("<!-- results -->\n", "<!-- end of results -->")
 _MOST_REPEATS: Final = 998
 _TRIED_AGAIN: Final = (RunStatus.CRASHED, RunStatus.TIMED_OUT)  # ranks may hang by chance
 
+_AS_DECLARED: Final[Mapping[str, Any]] = MappingProxyType({})
+
 _Arms = tuple[dict[str, Any], dict[str, Any]]
 _Expected = Mapping[str, tuple[float, float]]
 _Effects = dict[str, dict[str, Any]]
@@ -97,6 +100,7 @@ def run_experiments(
     storage: str | None = None,
     short: bool = False,
     max_hours: float | None = None,
+    measure: Mapping[str, Any] = _AS_DECLARED,
     watch: Callable[[StudyPlan], AbstractContextManager[Listener]] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Runs experiments and writes result, figure and runs of each as NAME.json, NAME.svg and NAME.parquet.
@@ -113,6 +117,7 @@ def run_experiments(
         storage: The place their studies are kept in. Called again, an experiment goes on with what is there.
         short: True runs the same plans of a tiny model on two processors, with simulated sensors.
         max_hours: Hours of each study: no run starts that is expected to end later. What is there by then is judged.
+        measure: Keys of the spaces' `measure` that replace their own, such as shorter windows for a short loan.
         watch: Makes a view of each study that runs.
     """
     known, place = find_experiments(folder), Path(results or Path(folder) / "results")
@@ -122,7 +127,7 @@ def run_experiments(
         if name not in known:
             raise PlanError(f'unknown experiment "{name[:60]}"; {closest(name, known)}')
         cluster: Any = "1x2 h200_sxm" if short or name in estimated else _devices_here()
-        first, second = (_space(known[name], arm, cluster) for arm in known[name]["ARMS"].values())
+        first, second = (_space(known[name], arm, cluster, measure) for arm in known[name]["ARMS"].values())
         expected[name] = [_estimated(first), _estimated(second)]
         arms[name] = (_shortened(first), _shortened(second)) if short and name not in estimated else (first, second)
         alike = (one for one in groups if _joined([arm for other in [*one, name] for arm in arms[other]]))
@@ -235,14 +240,16 @@ def _devices_here() -> str:
     return f"1x{4 if number >= 4 else 2} {kind.name}"
 
 
-def _space(declared: Mapping[str, Any], arm: Mapping[str, Any], cluster: Any) -> dict[str, Any]:
+def _space(
+    declared: Mapping[str, Any], arm: Mapping[str, Any], cluster: Any, measure: Mapping[str, Any] = _AS_DECLARED
+) -> dict[str, Any]:
     """Returns the space of one arm on a cluster, unless the file names one."""
     own = {key: arm[key] for key in arm if key in SpaceFile.model_fields.keys() - {*OF_PLAN, "flags"}}
     given = {"study": "experiment", "cluster": cluster, "engine": "torch", **declared["SPACE"], **own}
     return given | {
         "objective": "maximize tokens_per_s",
         "plans": [{key: value for key, value in arm.items() if key not in own}],
-        "measure": {"reference_every": 0, "repeats": REPEATS, **given.get("measure", {})},  # in rounds of all arms
+        "measure": {"reference_every": 0, "repeats": REPEATS} | given.get("measure", {}) | dict(measure),  # in rounds
     }
 
 
@@ -329,8 +336,12 @@ def _run(
     """Runs arms in turn, as one study if they can be; returns the study of each trial by its id."""
     name, joined, began_s = f"experiment_{name}", _joined(spaces), time.monotonic()
     ends = [one | {"study": f"{name}_{end}"} for one, end in zip(spaces, "ab", strict=False)]
-    numbers = range(1, spaces[0]["measure"]["repeats"] + 1)
-    turns = [one | {"measure": one["measure"] | {"repeats": n}} for n in numbers for one in ends]
+    most = spaces[0]["measure"]["repeats"]
+    # A, B B, A A, and so on: drift cancels, and two runs of one arm in a row start its workers once.
+    turns = [
+        ends[k % 2] | {"measure": spaces[0]["measure"] | {"repeats": min(k + 1, most)}}
+        for k in range(0 if joined else most + 1)
+    ]
     studies = dict[str, Study]()
     for space in [joined | {"study": name}] if joined else turns:
         planned = plan(space)

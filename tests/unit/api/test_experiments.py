@@ -132,7 +132,8 @@ def ratio():
     return speeds[1] / speeds[0]
 
 
-TURNS = [(f"experiment_skewed_experts_{end}", number, 1) for number in (1, 2, 3) for end in "ab"]
+TURNS = [(f"experiment_skewed_experts_{end}", number, 1) for end, number in (("a", 1), ("b", 2), ("a", 3), ("b", 3))]
+"""A, B B, A A, B: workers start four times for six runs."""
 
 
 @pytest.mark.parametrize(
@@ -159,6 +160,9 @@ def test_arms_that_can_be_plans_of_one_study_are_and_others_take_turns(monkeypat
     if turns is None:
         assert room._joined(spaces) is None
         return
+    if names == ["skewed_experts"]:
+        shorter = room._space(KNOWN[names[0]], {}, "1x2 h200_sxm", {"min_seconds": 2, "repeats": 2})["measure"]
+        assert shorter == spaces[0]["measure"] | {"min_seconds": 2, "repeats": 2} != spaces[0]["measure"]
     studies = room._run(spaces, names[0], None, None, None)
     assert ran == turns and {wattune.plan(arm).kept[0].trial_id for arm in spaces} == studies.keys()
 
