@@ -1,7 +1,7 @@
 """Cost of a limit of power, against published runs that no fit of a step or of a load has."""
 
 import numpy as np
-from power_limits import HBM2E, OWN_W, exponent, measured_s, ratio, read, room, step
+from power_limits import HBM2E, OWN_W, exponent, measured_s, ratio, read, room, settings, step
 
 from wattune.cost.clock import LIMIT_ERROR, LIMIT_EXPONENT
 
@@ -22,6 +22,12 @@ def test_steps_at_500_w_are_known_within_8_percent() -> None:
     assert np.median(np.abs(errors)) < 0.08
     free = [step(one, OWN_W)[0] / measured_s(one) - 1 for one in rows]
     assert np.median(np.abs(free)) > 0.12, "without the limit they are not"
+    others = [step(one, 500.0)[0] / measured_s(one) - 1 for one in read("other")]
+    assert len(others) == 9 and np.median(np.abs(errors + others)) < 0.08, (
+        "tensor parallel and long sequences with them"
+    )
+    rings = [error for error, one in zip(others, read("other"), strict=True) if int(settings(one).get("cp", 1)) > 2]
+    assert len(rings) == 2 and max(rings) < -0.3, "torch's ring attention over four and eight is not known"
     assert HBM2E["like"] == "h100_sxm"
 
 
@@ -30,5 +36,5 @@ def test_what_a_program_of_2024_does_more_is_known_of_the_one_of_2025_too() -> N
     rows = [one for one in read("step") if one["device"] != "hbm2e"]
     errors = [step(one, OWN_W)[0] / measured_s(one) - 1 for one in rows]
     older = [step(one, OWN_W, "torchtitan_2024")[0] / measured_s(one) - 1 for one in rows]
-    assert len(rows) == 2 and max(map(abs, errors)) < 0.06
+    assert len(rows) == 2 and max(map(abs, errors)) < 0.07
     assert all(0.005 < more - less < 0.02 for more, less in zip(older, errors, strict=True))

@@ -50,10 +50,15 @@ class EngineFacts:
     recomputed_frac: float = 1.0
     """Share of a layer's forward pass that full recomputation repeats."""
     keeps_operations: bool = False
-    """True where selective recomputation keeps attention and every second product of a layer, and repeats all else;
+    """True where selective recomputation keeps attention, what tensor parallel reduced and every second product of a
+    layer, and repeats all else;
     False where it repeats attention's own part, as Korthikanti et al. 2022 say."""
     copies_heads: bool = False
     """True where keys and values are copied for every head of queries that reads them."""
+    rotary_moves: float = 2
+    """Numbers of bf16 that a pass moves to turn one of a query or key: one read and one written by a fused kernel."""
+    gathers_cast: bool = False
+    """True where inputs of products in fp8 are cast before tensor parallel gathers them."""
     compiles_loss: bool = True
     """False where the loss is not compiled though layers are."""
     joins_ends: bool = False
@@ -163,9 +168,18 @@ FACTS["maxtext"] = replace(FACTS["torch"], attention_rate=1.4, recomputed_frac=0
 FACTS["automodel"] = replace(FACTS["torch"], compiles=False, casts_apart=False)
 # Selective recomputation by operation (`activation_checkpoint.py`), `repeat_kv`, and FSDP2 units of layers and of the
 # whole. FlashAttention 2 has 335 TFLOP/s forward (causal, heads of 128, 16k tokens: Shah et al. 2024, figure 5), where
-# 1 stands for 429. In 2024 the loss was not compiled (e8977b0 to bbb1b61), and the eight kernels of AdamW not fused.
+# 1 stands for 429. Tensor parallel gathers of products in fp8 are in fp8 both ways (`docs/float8.md`: "for TP (by
+# default for `Float8Linear`)"). Queries and keys are turned as complex numbers, which inductor does not compile (issue
+# 15): a cast to fp32, the product and a cast back are 20 bytes a number. In 2024 the loss was not compiled (e8977b0 to
+# bbb1b61), and the eight kernels of AdamW not fused.
 FACTS["torchtitan"] = replace(
-    FACTS["torch"], attention_rate=0.8, keeps_operations=True, copies_heads=True, joins_ends=True
+    FACTS["torch"],
+    attention_rate=0.8,
+    keeps_operations=True,
+    copies_heads=True,
+    joins_ends=True,
+    gathers_cast=True,
+    rotary_moves=10,
 )
 FACTS["torchtitan_2024"] = replace(FACTS["torchtitan"], compiles_loss=False, update_bytes=92)
 # In 2023: FSDP1, not compiled, FlashAttention 1 in Triton, half as fast as FlashAttention 2 (Dao 2023, arXiv

@@ -70,12 +70,15 @@ def layer_traffic(
     one_block = model.layer_kinds in ONE_BLOCK
     across = links.group(shapes.tp, ones)
     if facts.splits_sequence:
-        gather_s = links.collective_s("all_gather", across, whole)
+        gathered = tokens * h if facts.gathers_cast and machine.cast_bytes else whole
+        gather_s = links.collective_s("all_gather", across, gathered)
         pair_s = gather_s + links.collective_s("reduce_scatter", across, whole)
         pairs = 1 if gathers_rows or one_block else 2
         forward_s, backward_s = pairs * pair_s, pairs * pair_s
         if facts.gathers_again:
             backward_s = backward_s + gather_s  # half of both hide behind the product for gradients of inputs
+        if facts.keeps_operations:  # of collectives it keeps what was reduced
+            backward_s = backward_s + pairs * gather_s * (shapes.recompute == 1)
     else:
         reduce_s = links.collective_s("all_reduce", across, whole)
         readers = (3 if model.has_attention else 1 * model.has_ssm) + (model.ffn_matrices - 1) * model.has_ffn

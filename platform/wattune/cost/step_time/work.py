@@ -225,7 +225,7 @@ class _Layer:
         cut = tokens / shapes.tp if self.facts.splits_sequence else tokens
         turned = model.positions == "rope" and model.has_attention
         # Rotary positions read and write queries and keys; Mamba2's convolution all that its states take.
-        moved = 2 * (q + kv / 2) if turned or model.has_ssm else 0
+        moved = (self.facts.rotary_moves if turned else 2 * model.has_ssm) * (q + kv / 2)
         moved += 2 * (q + kv / 2) * (model.qk_norm != "none") * model.has_attention
         rotated = moved * tokens / shapes.tp
         if self.facts.copies_heads and model.has_attention and kv < 2 * q:
@@ -249,9 +249,10 @@ class _Layer:
         width = self.machine.item_bytes
         dense, gates = f, model.ffn_matrices - 1
         if self.cast_bytes:
-            # Inputs of the first products are gathered before they are cast, and so are gradients of the last ones'
-            # outputs: tensor parallel cuts neither.
-            whole, cut_inputs, cut_gradients = 2 * h, o + dense, q + kv + gates * dense
+            # Unless the engine `gathers_cast`, inputs of the first products are gathered before they are cast, and so
+            # are gradients of the last ones' outputs: tensor parallel cuts neither.
+            whole = 2 * h / (shapes.tp if self.facts.gathers_cast else 1)
+            cut_inputs, cut_gradients = o + dense, q + kv + gates * dense
             inputs = self.cast_bytes * tokens * (whole + cut_inputs / shapes.tp)
             gradients = inputs + self.cast_bytes * tokens * (whole + cut_gradients / shapes.tp)
         else:
