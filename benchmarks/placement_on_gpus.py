@@ -329,7 +329,7 @@ class Case:
 
     @property
     def unsure(self) -> float:
-        """What another turn may mend: the error of the gain, or of a reference that would not count."""
+        """The error that another turn may mend: of the gain, or of a reference that drifted."""
         return max(self.gain[1], abs(self.drift_frac) / 2)
 
     def row(self) -> list[float]:
