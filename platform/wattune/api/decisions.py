@@ -47,8 +47,8 @@ def frontier(study: AnyStudy, *, vary: str | VariedBound | None = None, storage:
         study: A study, its name, or its folder.
         vary: The bound and its values, such as `node_device_power_peak_1s_w <= 2000..2800 step 100`. It stands for the
             study's own bounds on that side of the metric. `power_limit_w` is the limit of each device, every 50 W
-            between those of its plans. None takes the study's bound on power, else its first one, over the measured
-            range.
+            between those of its plans, or down to what its devices take where all have one. None takes the study's
+            bound on power, else its first one, over the measured range.
         storage: The place studies are kept in.
 
     Raises:
@@ -58,7 +58,7 @@ def frontier(study: AnyStudy, *, vary: str | VariedBound | None = None, storage:
     folder = folder_of(study, storage=storage)
     planned, source = measured(folder)
     if vary == "power_limit_w":
-        vary = every_50_w([*planned.candidates.specs, *(spec for spec, _ in source.results)])
+        vary = every_50_w([*planned.candidates.specs, *(spec for spec, _ in source.results)], to_least=True)
     return price(folder, planned, source, parse_varied(vary) if isinstance(vary, str) else vary)
 
 

@@ -23,15 +23,23 @@ FIGURES: Final = ("tokens_per_s", "device_power_mean_w", "energy_per_token_j")
 LimitRows = list[dict[str, Any]]
 
 
-def every_50_w(specs: Sequence[TrialSpec]) -> VariedBound:
-    """Varies the limit from the lowest of these trials to the highest, in steps of 50 W from the highest down."""
+def every_50_w(specs: Sequence[TrialSpec], *, to_least: bool = False) -> VariedBound:
+    """Varies the limit from the lowest of these trials to the highest, in steps of 50 W from the highest down.
+
+    `to_least` takes the lowest limit that the devices take, where all trials have one.
+    """
     limits = [limit for one in specs if np.isfinite(limit := limit_of(one))] or [0.0]
-    values = np.arange(max(limits), min(limits) - 1e-6, -STEP_W)[::-1]
+    least = min(limits)
+    if to_least and least == max(limits):
+        least = max((one.cluster.sensed_device.power_limit_least_w or least for one in specs), default=least)
+    values = np.arange(max(limits), least - 1e-6, -STEP_W)[::-1]
     return VariedBound(metric=LIMIT, operator="<=", values=tuple(map(float, values)))
 
 
 def by_limit(pairs: Results, varied: VariedBound, find: Find) -> list[LimitRows]:
-    """Reads the five fastest plans at each limit that is varied: `measured` there, or predicted from their nearest run.
+    """Reads the fastest plans at each limit that is varied: `measured` there, or predicted from their nearest run.
+
+    They are the five fastest and the fastest of each model.
 
     A row has `plan` and `job`, `limit_w`, `num_devices`, `FIGURES` as `value`, `low` and `high`, and `buys_frac`: the
     gain in tokens a second over the limit below. A plan that lacks a figure, and a command, have none.
@@ -50,7 +58,9 @@ def by_limit(pairs: Results, varied: VariedBound, find: Find) -> list[LimitRows]
     speeds = {base: rows[0]["tokens_per_s"]["value"] for base, rows in _of_plans(left, [top_w], find).items()}
     for base in groups.keys() - left.keys():  # measured there: no estimate is needed
         speeds[base] = float(np.mean([run.metrics["tokens_per_s"] for one, run in groups[base] if one == there[base]]))
-    first = sorted(groups, key=speeds.__getitem__, reverse=True)[:5]
+    fastest = sorted(groups, key=speeds.__getitem__, reverse=True)
+    of_jobs = {base.model.name: base for base in reversed(fastest)}.values()  # a rack is split over all of them
+    first = sorted(dict.fromkeys([*of_jobs, *fastest[:5]]), key=fastest.index)
     return [_of_plans({base: groups[base]}, varied.values, find)[base] for base in first]
 
 
@@ -76,6 +86,9 @@ def _of_plans(groups: Mapping[TrialSpec, Results], values_w: Sequence[float], fi
                 read = read_as(got, by, at, measured_log_std=0.0, distance_percent=off)
                 ends = {end: float(getattr(read, end)[0]) for end in ("value", "low", "high")}
                 row[name] = dict.fromkeys(ends, got) if row["measured"] else ends
+            over = row["device_power_mean_w"]["value"] / value  # a driver keeps its limit
+            for name in () if row["measured"] or over <= 1.0 else ("device_power_mean_w", "energy_per_token_j"):
+                row[name] = {end: figure / over for end, figure in row[name].items()}
             gain = row["tokens_per_s"]["value"] / rows[-1]["tokens_per_s"]["value"] - 1 if rows else None
             rows.append(row | {"buys_frac": gain})
     return found

@@ -37,8 +37,12 @@ def test_a_plan_is_measured_where_it_ran_and_else_read_from_its_nearest_run():
     (rows,) = by_limit(pairs, VARIED, default_coefficients)
     assert [row["measured"] for row in rows] == [True, False, False, False, False, False, True]
     truth = estimate([plan(int(value)) for value in LIMITS_W], default_coefficients).columns
+    over = np.maximum(1.1 * truth["device_power_mean_w"].value / LIMITS_W, 1.0)
+    over[[0, -1]] = 1.0  # as measured; elsewhere no device draws more than its limit
+    assert max(over) > 1.05
     for name in FIGURES:  # the factor of the runs is kept
-        assert [row[name]["value"] for row in rows] == pytest.approx((1.1 * truth[name].value).tolist())
+        known = 1.1 * truth[name].value / (1.0 if name == "tokens_per_s" else over)
+        assert [row[name]["value"] for row in rows] == pytest.approx(known.tolist())
     rates = [row["tokens_per_s"]["value"] for row in rows]
     assert [row["buys_frac"] for row in rows[1:]] == pytest.approx((np.array(rates[1:]) / rates[:-1] - 1).tolist())
     assert rows[0]["buys_frac"] is None
@@ -55,6 +59,9 @@ def test_the_five_fastest_at_the_highest_limit_are_shown_whether_they_were_measu
     alone = [by_limit([pair], VARIED, default_coefficients)[0] for pair in pairs]
     fastest = sorted(alone, key=lambda rows: -rows[-1]["tokens_per_s"]["value"])[:5]
     assert by_limit(pairs, VARIED, default_coefficients) == fastest
+    slow = ran(trial_spec("llama3_70b", on="4x8 h200_sxm", batch=32))
+    plans = by_limit([*pairs, slow], VARIED, default_coefficients)
+    assert plans[:5] == fastest and [one[0]["job"] for one in plans[5:]] == ["llama3_70b"], "a job of the rack"
 
 
 def test_a_trial_without_a_figure_or_a_limit_is_left_out():
@@ -63,6 +70,9 @@ def test_a_trial_without_a_figure_or_a_limit_is_left_out():
     assert by_limit([(spec, bare)], VARIED, default_coefficients) == []
     assert limit_of(plan(None)) == 700.0 and limit_of(plan(450)) == 450.0
     assert every_50_w([plan(480), plan(None)]).values == (500.0, 550.0, 600.0, 650.0, 700.0)
+    assert every_50_w([plan(480), plan(None)], to_least=True) == every_50_w([plan(480), plan(None)])
+    assert every_50_w([plan(None)]).values == (700.0,), "a report has no price of what nobody varies"
+    assert every_50_w([plan(None)], to_least=True).values == tuple(range(200, 701, 50)), "what an H200 takes"
 
 
 def test_no_other_split_of_a_rack_is_better():
