@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from wattune.arrays import Bools, Floats
+from wattune.arrays import Floats
 from wattune.cost.batch import batches
 from wattune.cost.estimate import Coefficients, predict
-from wattune.cost.power import fills_limit
+from wattune.cost.power import room_frac
 from wattune.errors import PlanError
 from wattune.fitting.links import SweepFit
 from wattune.fitting.memory import fit_memory
@@ -88,28 +88,30 @@ def fit_device(
 
 def _needed(
     unseen: Sequence[Unseen], rows: Sequence[Mapping[str, Any]], default: Coefficients, limit_w: float
-) -> tuple[Floats, Floats, Bools, list[str]]:
+) -> tuple[Floats, Floats, Floats, list[str]]:
     """Finds how wide an interval of mean power and of peaks must be beyond what a step's own adds, by trial.
 
-    Steps are predicted; no fit has seen the trial. Returns both, whether the peak fills the limit, and trial ids.
+    Steps are predicted; no fit has seen the trial. Returns both, the room that the
+    peak leaves below the limit, and trial ids.
     """
-    mean, peak, full, of = list[float](), list[float](), list[bool](), list[str]()
+    mean, peak, room, of = list[float](), list[float](), list[float](), list[str]()
     for step, trials in unseen:
         hidden = {spec.trial_id for spec, _ in trials}
         c = fit_power([row for row in rows if row["trial_id"] not in hidden], default.power, limit_w=limit_w)
         alone = replace(c, error_frac=0.0, peak_error_frac=0.0, full_peak_error_frac=0.0)
         for positions, batch in batches([spec for spec, _ in trials]):
             found = predict(batch, replace(default, step_time=step, power=alone).on(batch.cluster)).power
-            fills = fills_limit(found.node_device_power_peak_1s_w / batch.cluster.devices_per_node, batch.limit_w)
+            each_w = found.node_device_power_peak_1s_w / batch.cluster.devices_per_node
+            left = room_frac(each_w, each_w, batch.limit_w)
             fracs = (mean, PREDICTED[0], found.error_frac), (peak, PREDICTED[1], found.peak_error_frac)
             for at, (spec, metrics) in enumerate(trials[place] for place in positions):
                 if all(metrics.get(name) for name in PREDICTED):
                     for needed, name, frac in fracs:
                         away = (metrics[name] or 0.0) / getattr(found, name)[at] - 1
                         needed.append(math.sqrt(max(away**2 - frac[at] ** 2, 0.0)))
-                    full.append(bool(fills[at]))
+                    room.append(float(left[at]))
                     of.append(spec.trial_id)
-    return np.array(mean), np.array(peak), np.array(full, bool), of
+    return np.array(mean), np.array(peak), np.array(room), of
 
 
 def add_sweep(before: StoredFit | None, sweep: SweepFit, default: Coefficients) -> StoredFit:

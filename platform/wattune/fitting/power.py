@@ -11,7 +11,7 @@ from wattune.arrays import Bools, Floats, Ints
 from wattune.cost.batch import Batch, batches
 from wattune.cost.clock import compute_w, slowed_frac, working_clock_frac
 from wattune.cost.coefficients import PowerCoefficients
-from wattune.cost.power import H200_PRIOR
+from wattune.cost.power import H200_PRIOR, ROOM_FRAC
 from wattune.cost.tables import Activity, StepTime
 from wattune.fitting.interval import half_width
 from wattune.trial import TrialSpec
@@ -155,12 +155,13 @@ def fit_power(rows: Sequence[Mapping[str, Any]], prior: PowerCoefficients, *, li
 
 
 def with_intervals(
-    found: PowerCoefficients, mean: Floats, peak: Floats, full: Bools, configurations: Sequence[str]
+    found: PowerCoefficients, mean: Floats, peak: Floats, room: Floats, configurations: Sequence[str]
 ) -> PowerCoefficients:
     """Returns coefficients with intervals that hold 95 % of trials of which no fit has seen the kind.
 
-    `mean` and `peak` are how wide an interval must be beyond what its step's own adds. Peaks that fill the limit
-    (`full`) are apart where there are enough, and no other is surer. Nor is any than trials scatter, else.
+    `mean` and `peak` are how wide an interval must be beyond what its step's own adds. Peaks that fill the limit (of
+    no `room`) are apart where there are enough; others are as much wider as they leave room, never surer than trials
+    scatter.
     """
     of = np.array(configurations)
     if len({*configurations}) < MIN_CONFIGURATIONS:
@@ -170,12 +171,17 @@ def with_intervals(
         each = of[which].tolist()
         return half_width(1.0 / (1.0 + needed[which]) - 1.0, each) if len({*each}) >= least else None
 
-    every, apart = np.full(len(of), True), width(peak, full, SURE_CONFIGURATIONS)
-    of_peak = width(peak, every if apart is None else ~full, MIN_CONFIGURATIONS) or 0.0
+    every, full = np.full(len(of), True), room == 0.0
+    apart = width(peak, full, SURE_CONFIGURATIONS)
+    if apart is None:
+        of_peak = max(width(peak, every, MIN_CONFIGURATIONS) or 0.0, TRIAL_FRAC)
+    else:
+        wider = np.maximum(peak - apart, 0.0) * ROOM_FRAC / np.maximum(room, 1e-9)
+        of_peak = apart + (width(wider, ~full, MIN_CONFIGURATIONS) or 0.0)
     return replace(
         found,
         error_frac=max(width(mean, every, MIN_CONFIGURATIONS) or 0.0, TRIAL_FRAC),
-        peak_error_frac=max(of_peak, apart or TRIAL_FRAC),
+        peak_error_frac=of_peak,
         full_peak_error_frac=apart,
     )
 

@@ -12,7 +12,7 @@ from wattune.catalog.hardware import DEVICES
 from wattune.cost.batch import Batch, batches
 from wattune.cost.clock import clock_frac, dynamic_w
 from wattune.cost.coefficients import PowerCoefficients
-from wattune.cost.power import H200, H200_PRIOR, power_coefficients, predict
+from wattune.cost.power import H200, H200_PRIOR, ROOM_FRAC, SECOND_FRAC, power_coefficients, predict
 from wattune.cost.step_time.matmul import matmul_s
 from wattune.cost.tables import Activity, Power, StepTime
 
@@ -118,6 +118,25 @@ def test_waits_for_the_host_lie_in_a_short_window_and_waits_for_a_collective_do_
     assert peaks[0] < 0.8 * peaks[1]
 
 
+def test_a_stage_waits_for_one_with_more_work_in_each_micro_batch_and_not_in_one_pause() -> None:
+    """Of steps of 2 s a stage works half; so would both with a bubble, whose pause leaves a second of work."""
+    uneven, bubble = np.zeros((4, 1, 2)), np.zeros((4, 1, 2))
+    uneven[0], uneven[3], bubble[0], bubble[3] = [[2, 1]], [[0, 1]], 1.5, 0.5
+    waits, pauses = (predict(batch_of(2), step_of(one), ROUND, limit_w=np.inf) for one in (uneven, bubble))
+    assert waits.node_device_power_mean_w == pytest.approx(pauses.node_device_power_mean_w)
+    assert waits.node_device_power_peak_1s_w == pytest.approx(SECOND_FRAC * waits.node_device_power_mean_w)
+    assert pauses.node_device_power_peak_1s_w == pytest.approx(SECOND_FRAC * 4 * 700)
+
+
+def test_a_peak_is_as_unsure_as_it_leaves_room_below_the_limit() -> None:
+    apart = replace(ROUND, full_peak_error_frac=0.1)
+    errors = []
+    for limit_w in (700, 700 * SECOND_FRAC / (1 - ROOM_FRAC), 1400 * SECOND_FRAC, np.inf):
+        found = predict(batch_of(1), step_of(one_stage(4, 0, 0, 0)), apart, limit_w=limit_w)
+        errors.append(found.peak_error_frac[0])
+    assert errors == pytest.approx([0.1, 0.2, 0.6, 0.6])
+
+
 def test_peaks_move_with_the_step_only_where_it_fills_the_window() -> None:
     wrong = {"error_frac": np.full(1, 0.3), "longer_frac": np.full(1, 0.9)}
     alone, short = (replace(step_of(one_stage(work_s, 0, 40, 0)), **wrong) for work_s in (4.0, 0.1))
@@ -125,7 +144,8 @@ def test_peaks_move_with_the_step_only_where_it_fills_the_window() -> None:
     assert found.peak_error_frac == ROUND.peak_error_frac < brief.peak_error_frac and found.error_frac > 0.2
     sharded = replace(batch_of(1), sharding=np.full(1, 3))
     gathers = predict(sharded, alone, ROUND, limit_w=700)
-    assert gathers.device_power_peak_1s_w == pytest.approx(gathers.device_power_mean_w), "gathers between all layers"
+    all_of_it = SECOND_FRAC * gathers.device_power_mean_w
+    assert gathers.device_power_peak_1s_w == pytest.approx(all_of_it), "gathers between all layers"
     for one in (found, brief, gathers):
         assert (1 - one.error_frac) * one.device_power_mean_w >= 99.9, "the idle power"
 
@@ -158,7 +178,8 @@ def test_worked_by_hand() -> None:
     # Products: 100 + 500 * 0.8 + 200 * 0.5 = 600 W, memory-bound: 300 W, a collective 150 W, waiting 20 W, idle 100 W.
     power = predict(batch_of(1), step_of(one_stage(1, 1, 1, 1)), ROUND, limit_w=np.inf)
     assert power.device_power_mean_w == pytest.approx(100 + (600 + 300 + 150 + 20) / 4)
-    assert power.device_power_peak_1s_w == pytest.approx(100 + (600 + 300) / 2)  # compute alternates within it
+    # Compute alternates within a second.
+    assert power.device_power_peak_1s_w == pytest.approx(SECOND_FRAC * (100 + (600 + 300) / 2))
     assert power.node_device_power_mean_w == pytest.approx(4 * 367.5)
     assert power.energy_per_token_j == pytest.approx(4 * 367.5 * 4 / 16_000)
     half = predict(batch_of(1), step_of(one_stage(1, 1, 1, 1), clock=0.5), ROUND, limit_w=np.inf)
@@ -170,7 +191,7 @@ def test_a_short_step_peaks_near_its_mean() -> None:
     # Steps of 0.4 s: two whole ones and 0.2 s, all of it products, at 700 W; the rest of a step draws 120 W.
     power = predict(batch_of(1), step_of(one_stage(0.2, 0, 0, 0.2)), ROUND, limit_w=np.inf)
     assert power.device_power_mean_w == pytest.approx(410)
-    assert power.device_power_peak_1s_w == pytest.approx(0.8 * 410 + 0.2 * 700)
+    assert power.device_power_peak_1s_w == pytest.approx(SECOND_FRAC * (0.8 * 410 + 0.2 * 700))
 
 
 def test_communication_inside_layers_lowers_the_peak() -> None:
@@ -178,7 +199,8 @@ def test_communication_inside_layers_lowers_the_peak() -> None:
     apart = predict(batch_of(1), step_of(seconds), ROUND, limit_w=np.inf)
     inside = predict(batch_of(1), step_of(seconds, fine=True), ROUND, limit_w=np.inf)
     assert apart.device_power_mean_w == pytest.approx(inside.device_power_mean_w)
-    assert (apart.device_power_peak_1s_w[0], inside.device_power_peak_1s_w[0]) == pytest.approx((700, 475))
+    peaks = [each.device_power_peak_1s_w[0] / SECOND_FRAC for each in (apart, inside)]
+    assert peaks == pytest.approx([700, 475])
 
 
 def test_a_rank_that_waits_for_a_slower_one_spins_in_the_collective() -> None:

@@ -9,7 +9,7 @@ import pytest
 from specs import trial_spec
 
 from wattune.cost.clock import compute_w, working_clock_frac
-from wattune.cost.power import predict
+from wattune.cost.power import ROOM_FRAC, predict
 from wattune.fitting.power import (
     FITTED,
     FULL_MATRIX_FRAC,
@@ -120,27 +120,30 @@ def test_intervals_hold_what_no_fit_has_seen() -> None:
     """Of 40 configurations the widest but one counts, peaks that fill the limit apart; repeats count once."""
     random = np.random.default_rng(1)
     mean, peak, full = random.uniform(0.05, 0.1, 40), random.uniform(0.05, 0.1, 40), np.arange(40) % 2 == 0
+    room = np.where(full, 0.0, random.uniform(0.025, 0.3, 40))
     of = [str(number) for number in range(40)]
-    found = with_intervals(H200_PRIOR, mean, peak, full, of)
+    found = with_intervals(H200_PRIOR, mean, peak, room, of)
     assert found.error_frac == pytest.approx(np.sort(mean)[-2])
     assert found.full_peak_error_frac == pytest.approx(peak[full].max())
-    assert found.peak_error_frac == pytest.approx(peak[~full].max())
-    again = [np.repeat(each, 2) for each in (mean, peak, full)]
+    wide = found.full_peak_error_frac + (found.peak_error_frac - found.full_peak_error_frac) * room / ROOM_FRAC
+    assert np.all(peak <= wide + 1e-12) and np.isclose(peak, wide)[~full].any(), "as wide as one of them needs"
+    again = [np.repeat(each, 2) for each in (mean, peak, room)]
     assert with_intervals(H200_PRIOR, *again, [name for name in of for _ in range(2)]) == found
 
 
 def test_few_configurations_leave_what_was_believed() -> None:
     needed = np.full(18, 0.05)
-    few = with_intervals(H200_PRIOR, needed, needed, needed > 0, ["a", "b", "c"] * 6)
+    few = with_intervals(H200_PRIOR, needed, needed, 0 * needed, ["a", "b", "c"] * 6)
     assert few == H200_PRIOR
-    some = with_intervals(H200_PRIOR, needed, needed, np.arange(18) < 9, [str(number) for number in range(18)])
+    room = np.where(np.arange(18) < 9, 0.0, 0.1)
+    some = with_intervals(H200_PRIOR, needed, needed, room, [str(number) for number in range(18)])
     assert some.full_peak_error_frac is None, "nine configurations say nothing of a class of them"
     assert some.peak_error_frac == pytest.approx(0.05)
 
 
 def test_no_interval_is_surer_than_trials_scatter() -> None:
     needed = np.zeros(40)
-    found = with_intervals(H200_PRIOR, needed, needed, needed > 1, [str(number) for number in range(40)])
+    found = with_intervals(H200_PRIOR, needed, needed, needed + 0.1, [str(number) for number in range(40)])
     assert (found.error_frac, found.peak_error_frac) == (TRIAL_FRAC, TRIAL_FRAC)
 
 
