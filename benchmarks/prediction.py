@@ -164,8 +164,8 @@ def judge(
             inside = float(np.mean((low <= actual)[of] & (actual <= high)[of]))
             half = float(np.median(((high - low) / 2 / value)[of]))
             middle, _, tail = add(rows, group + name, metric, "wattune", np.abs(value / actual - 1)[of], inside, half)
-            wide = half_bar is not None and half > half_bar
-            if middle > median_bar or (tail_bar and tail > tail_bar) or not INSIDE[0] <= inside <= INSIDE[1] or wide:
+            wide = half_bar is not None and (half > half_bar or inside > INSIDE[1])
+            if middle > median_bar or (tail_bar and tail > tail_bar) or inside < INSIDE[0] or wide:
                 missed.append(f"{group}{name}: {metric} {middle:.1%}, {tail:.1%}, {inside:.0%} in ±{half:.0%}")
         for by in BASELINES if metric == "step_time_s" and BASELINES[0] in predicted[0] else ():
             add(rows, group, metric, by, np.abs(np.array([predicted[place][by] for place in chosen]) / actual - 1))

@@ -83,10 +83,11 @@ class PowerCoefficients:
     regulated_frac: float = 1.0
     """Share of the power limit that the device holds when the limit binds."""
     peak_error_frac: float = 0.15
-    """Half width of the 95 % interval of a 1 s node peak, relative, at `wattune.cost.power.ROOM_FRAC` below the limit."""
+    """Half width of the 95 % interval of a 1 s node peak, relative; where the next is known, of one at
+    `wattune.cost.power.ROOM_FRAC` below the limit."""
     full_peak_error_frac: float | None = None
     """The same where the peak fills the power limit, below it; others are as much wider as they leave room. None where
-    that is not known: any peak has the other one."""
+    that is not known apart."""
     origin: Origin
     error_frac: float
     """Half width of the 95 % interval of a mean power on held-out configurations, relative."""
