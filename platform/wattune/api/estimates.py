@@ -76,9 +76,10 @@ def estimate(
         PlanError: The device has no estimates, or its stored fit cannot be read.
     """
     _refuse_command([engine])
+    wrong = list[str]()
     if engine not in CAPABILITIES and engine not in SOFTWARE:
         able = [name for name in (*CAPABILITIES, *SOFTWARE) if not runs_program(name)]
-        raise SpaceError.from_problems("estimate", [f'engine: unknown engine "{engine}"; {closest(engine, able)}'])
+        wrong, engine = [f'engine: unknown engine "{engine}"; {closest(engine, able)}'], able[0]
     software = engine if engine in SOFTWARE else ""
     entry = model_in_short(model, leave_out)
     workload = {name: settings.pop(name) for name in [*settings] if name in WorkloadEntry.model_fields}
@@ -95,7 +96,9 @@ def estimate(
         spec = parse_space(document, "estimate")
     except SpaceError as error:  # nobody wrote a file: an argument has no place in one
         text = re.sub(r"^  (?:space|workload)\.([^:[]*)(?:\[0\])?", r"  \1", str(error), flags=re.MULTILINE)
-        raise SpaceError(text) from None
+        wrong += [line[2:] for line in text.splitlines()[1:]]
+    if wrong:
+        raise SpaceError.from_problems("estimate", wrong)
     usual = usual_workload(spec.models[0], spec.clusters[0])
     sizes: dict[str, Any] = {name: usual[name] for name in usual.keys() - workload.keys()}
     spec = replace(spec, workloads=tuple(replace(one, **sizes) for one in spec.workloads))

@@ -88,8 +88,13 @@ def test_the_verb_prints_figures_parts_and_json(wattune):
     code, _, error = wattune("estimate", "llama3_8b", "1x8 h200_sxm", "tp8", "pp=1", "pp=2", "=3", "engine")
     assert code == 2 and "tp8: write NAME=VALUE" in error and "pp: given 2 times" in error
     assert "=3: write NAME=VALUE" in error and "engine: write" not in error and "write --engine NAME" in error
-    code, _, error = wattune("estimate", "llama3_8b", "1x8 h200_sxm", "--engine", "nemoo")
-    assert code == 2 and 'engine: unknown engine "nemoo"; did you mean "nemo"' in error
+    code, _, error = wattune("estimate", "nope.json", "8 h200", "tpp=8", "--engine", "nemoo")
+    assert code == 2 and 'engine: unknown engine "nemoo"; did you mean "nemo"' in error and "4 problems" in error
+    assert (
+        "nope.json: cannot be read" in error
+        and "cluster: " in error
+        and 'tpp: unknown axis; did you mean "tp"' in error
+    )
     code, _, error = wattune("estimate", "llama3_8b", "1x8 h200_sxm", "engine=megatron", "model=gpt")
     assert code == 2 and "engine: an argument of its own; write --engine NAME" in error and "model: an arg" in error
 
