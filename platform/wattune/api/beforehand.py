@@ -174,7 +174,7 @@ class Beforehand:
         found, kept = self.estimates, self.planned.kept
         over = np.flatnonzero(self.out_of_memory.estimated > CERTAIN).tolist()
         named = self.planned.spec.search.reference
-        over = [place for place in over if kept[place].trial_id != named and not began(kept[place].spec)]
+        over = [place for place in over if not began(kept[place].spec) and kept[place].trial_id != named]
         if found is None or not over:
             return self
         fits = np.setdiff1d(np.arange(len(kept)), over)

@@ -80,6 +80,8 @@ class RankedTrial:
     """The worst quality, over the counted repeats, of the groups of metrics that its objective and bounds use."""
     simulated: bool
     """True if telemetry of any counted repeat was simulated instead of measured."""
+    counted: tuple[Run, ...] = field(repr=False, compare=False)
+    """The repeats that completed, which intervals and margins use; for the reference trial, its runs too."""
     spreads: Spreads = field(repr=False, compare=False)
     """Scatter of its study."""
     behind: str = ""
@@ -109,11 +111,6 @@ class RankedTrial:
     def recorded(self) -> Recorded | None:
         """The recorded command; None for a trial."""
         return self.repeats[0].recorded
-
-    @property
-    def counted(self) -> tuple[Run, ...]:
-        """The repeats that completed, which intervals and margins use; for the reference trial, its runs too."""
-        return completed(self.repeats)
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -248,6 +245,7 @@ def assess_trials(
                 spreads=spreads,
                 verdict=verdict,
                 objective=spreads.interval(counted, question.objective.metric),
+                counted=counted,
                 margins=own,
                 missing=tuple(missing),
                 reason=reason,

@@ -185,7 +185,8 @@ def frontier(
     for value in reversed(varied.values):  # what surely breaks a bound breaks a tighter one too
         moved = moved.asking(replace(question, constraints=(*others, varied.at(value))), tighter=bool(looks))
         if ranking is None or SCALED_DOWN in ranking.stamp:  # all rankings warn of the same, but for small trials
-            ranking = replace(ranking_of({"": moved}), unreadable=unreadable or {})
+            scaled = any(result.reading_errors for _, result in results)
+            ranking = replace(ranking_of({"": moved}, ranked=scaled), unreadable=unreadable or {})
             warnings = dict.fromkeys(ranking.warnings) | warnings
         looks.insert(0, (moved, *_leading(moved, name)))
     assert ranking is not None, "a varied bound has values"

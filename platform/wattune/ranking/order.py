@@ -17,7 +17,7 @@ from wattune.fidelity import DECIDED_BY_STEP_TIME, measuring
 from wattune.metrics import METRICS
 from wattune.objective import Condition, Constraint, Objective, Question
 from wattune.ranking.assessment import SIZES, RankedTrial, Verdict, completed, group_quality, start_up_text
-from wattune.ranking.best import ranks, standing, standings
+from wattune.ranking.best import Standings, ranks, standing, standings
 from wattune.ranking.bounds import true_text
 from wattune.ranking.common_steps import describe
 from wattune.ranking.conditions import Where, keeps, unmet
@@ -324,8 +324,10 @@ def rank(
     return ranking_of(own, where=where, least_quality=least_quality)
 
 
-def ranking_of(studies: Mapping[str, Posterior], *, where: Sequence[Where] = (), least_quality: str = "") -> Ranking:
-    """Puts the trials of one or several studies in order, by one question; see `rank`."""
+def ranking_of(
+    studies: Mapping[str, Posterior], *, where: Sequence[Where] = (), least_quality: str = "", ranked: bool = True
+) -> Ranking:
+    """Puts the trials of one or several studies in order, by one question; see `rank`. Unless `ranked`, none leads."""
     if least_quality not in QUALITIES:
         raise SpaceError(f'unknown quality "{least_quality}"; {closest(least_quality, QUALITIES[2:])}')
     several, question = len(studies) > 1, next(iter(studies.values())).question
@@ -333,9 +335,7 @@ def ranking_of(studies: Mapping[str, Posterior], *, where: Sequence[Where] = (),
     groups = {METRICS[name].group for name in question.needed}
     assessed = [replace(row, study=name) if several else row for name, one in studies.items() for row in one.rows]
     rows = [row for row in assessed if _passes(row.spec, row.repeats, where, least_quality, groups)]
-    scatter: list[str] = []
-    shared: dict[str, dict[str, Any]] = {}
-    corrections: list[str] = []
+    scatter, corrections, shared = list[str](), list[str](), dict[str, dict[str, Any]]()
     for study, one in studies.items():
         fitted, front = one.spreads.fitted(objective.metric), f"study {study}, " if several else ""
         if fitted is not None:
@@ -343,7 +343,7 @@ def ranking_of(studies: Mapping[str, Posterior], *, where: Sequence[Where] = (),
             shared[study] = fitted.to_json()
             corrections += [front + text for text in one.spreads.corrections(objective.metric)]
     alone = not several and len(rows) == len(assessed)
-    found = next(iter(studies.values())).standings if alone else standings(rows, question)
+    found = (next(iter(studies.values())).standings if alone else standings(rows, question)) if ranked else Standings()
     likely = found.likely
 
     def of(row: RankedTrial) -> float:
@@ -360,7 +360,7 @@ def ranking_of(studies: Mapping[str, Posterior], *, where: Sequence[Where] = (),
     if leading and leading[0].objective is not None:
         first, lost = leading[0].objective.value, found.regression * (-1.0 if objective.maximize else 1.0)
         expected = first * factor(lost) if found.logarithmic else first + lost
-    told = ranks(standing(leading, question)) if leading else ()
+    told = ranks(standing(leading, question)) if leading and ranked else [0] * len(leading)
     ranking = Ranking(
         question=question,
         where=tuple(where),

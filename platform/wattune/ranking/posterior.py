@@ -52,14 +52,12 @@ class Posterior:
         """The results, without figures that are not finite."""
         self.spreads = Spreads(kept)
         """Scatter of every metric, the same for every question."""
-        specs: dict[str, TrialSpec] = {}
-        repeats: dict[str, list[Run]] = {}
+        found: dict[str, tuple[TrialSpec, list[Run]]] = {}
         for spec, result in kept:
-            specs[result.trial_id] = spec
-            repeats.setdefault(result.trial_id, []).append(result)
+            found.setdefault(result.trial_id, (spec, []))[1].append(result)
         self._trials = {
-            trial_id: (specs[trial_id], tuple(sorted(own, key=lambda result: result.repeat)))
-            for trial_id, own in repeats.items()
+            trial_id: (spec, tuple(sorted(own, key=lambda result: result.repeat)))
+            for trial_id, (spec, own) in found.items()
         }
         self._forget(self._trials)
 
@@ -117,8 +115,7 @@ class Posterior:
     @cached_property
     def front(self) -> Standings:
         """The same without what is behind: trials that lead in no draw are not assessed."""
-        found = self._figures
-        if found is None:
+        if (found := self._figures) is None:
             return standings((), self.question)
         if any(result.reading_errors for _, result in self.results[:1]):
             return self.standings  # errors of reading small trials as large ones are not among the figures

@@ -7,10 +7,10 @@ there is no ordinary run.
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from wattune.fidelity import by_length, is_burst, is_soak, is_unprofiled, measur
 from wattune.intervals import NORMAL_95, Interval, t_quantile
 from wattune.metrics import METRICS
 from wattune.ranking.heat import heat_left, judged_metric
-from wattune.ranking.scatter import MOST_LOG, Prior, Runs, Scatter, factor, fit, learned
+from wattune.ranking.scatter import Prior, Runs, Scatter, factor, fit, learned
 from wattune.run import NO_NUMBERS, Numbers, Run, RunStatus
 from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S, format_quantity
@@ -157,8 +157,7 @@ class Fitted:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class NextRun:
+class NextRun(NamedTuple):
     """Distribution of what the next run of a trial measures: Student's t on the model's scale, at each place."""
 
     mean: float
@@ -201,7 +200,7 @@ class Spreads:
         self._node_sets: dict[str, int] = {}
         self._trials: dict[str, int] = {}
         self._data, self._start_ns = array("d"), array("q")
-        self._own: dict[str, array[float]] = {}
+        self._own: dict[str, Floats] = {}
 
     def add(self, run: Run) -> None:
         """Adds a run that ended: models that are asked for again take it in, and nothing that came before it."""
@@ -212,8 +211,9 @@ class Spreads:
         """Returns the model of a metric, None if no run measured it."""
         seen, found = self._known.get(metric, (0, None))
         if seen < len(self._runs):
-            new = [(place, run.metrics) for place, run in enumerate(self._runs[seen:], seen) if metric in run.metrics]
-            found = self._fitted(metric, new) if new else found
+            values = enumerate((run.metrics.get(metric) for run in self._runs[seen:]), seen)
+            if new := {place: value for place, value in values if value is not None}:
+                found = self._fitted(metric, new)
             self._known[metric] = len(self._runs), found
         return found
 
@@ -222,14 +222,15 @@ class Spreads:
         fitted = self.fitted(metric)
         assert fitted is not None, "a metric that was measured"
         change, raw = fitted.scatter.mean - fitted.scatter.raw_mean, fitted.means
-        return raw * np.exp(np.minimum(change, MOST_LOG)) if fitted.logarithmic else raw + change
+        return raw * np.array([*map(factor, change.tolist())]) if fitted.logarithmic else raw + change
 
-    def _fitted(self, metric: str, new: Sequence[tuple[int, Mapping[str, float]]]) -> Fitted:
-        """Fits the model of a metric, with some runs more that measured it: their places and figures."""
-        own, steps = self._own.setdefault(metric, array("d")), _UNCERTAINTIES.get(metric, "")
-        for at, metrics in new:
-            own.extend((at, metrics[metric], metrics.get(steps, 0.0) / NORMAL_95))
-        runs, value, within = np.array(own).reshape(-1, 3).T.copy()
+    def _fitted(self, metric: str, new: Mapping[int, float]) -> Fitted:
+        """Fits the model of a metric, with some runs more that measured it: figures by their places."""
+        steps = _UNCERTAINTIES.get(metric)
+        each = [self._runs[at].metrics.get(steps, 0.0) / NORMAL_95 for at in new] if steps else [0.0] * len(new)
+        added = np.array([[*new], [*new.values()], each], np.float64)
+        self._own[metric] = np.concatenate([self._own.get(metric, added[:, :0]), added], axis=1)
+        runs, value, within = self._own[metric]
         number, node_set, trial, time_s, frac, measured = self._columns(runs.astype(np.intp))
         number, node_set, trial = number.astype(np.intp), node_set.astype(np.intp), trial.astype(np.intp)
         numbers: Mapping[tuple[str, bool], int] = self._numbers
@@ -294,8 +295,6 @@ class Spreads:
 
     def placed(self, counted: Sequence[Run], metric: str) -> tuple[Fitted, int] | None:
         """Returns a metric's model and the trial's number in it, None if one of its repeats did not measure it."""
-        if not counted:
-            return None
         soaks, is_measured = True, False
         for result in counted:  # one pass: a user waits for ten thousand trials
             if metric in result.metrics:
@@ -305,24 +304,17 @@ class Spreads:
         fitted = self.fitted(metric)
         return None if fitted is None or not is_measured else (fitted, fitted.number[counted[0].trial_id, soaks])
 
-    def middles(self, each: Sequence[Sequence[Run]]) -> Callable[[str], list[float | None]]:
-        """Returns what computes the middle of `interval` alone by metric, of all repeats of many trials, for tables."""
-        alone = [(runs[0].trial_id, is_soak(runs[0])) if len(runs) == 1 else None for runs in each]
-
-        def middles(metric: str) -> list[float | None]:
-            if (fitted := self.fitted(metric)) is None:
-                return [None] * len(each)
-            changes: list[float] = (fitted.scatter.mean - fitted.scatter.raw_mean).tolist()
-            pairs = zip(fitted.means.tolist(), changes, strict=True)
-            values = [mean * factor(change) if fitted.logarithmic else mean + change for mean, change in pairs]
-            of_one = dict(zip(fitted.number, values, strict=False))  # later runs may have new numbers
-            placed = [None if key else self.placed(runs, metric) for key, runs in zip(alone, each, strict=True)]
-            return [
-                of_one.get(key) if key else at and _middle(*at, measuring(runs, metric), metric)
-                for key, at, runs in zip(alone, placed, each, strict=True)
-            ]
-
-        return middles
+    def middles(self, each: Sequence[Sequence[Run]], metric: str) -> list[float | None]:
+        """Computes the middle of `interval` alone, of all repeats of many trials, for tables."""
+        if (fitted := self.fitted(metric)) is None:
+            return [None] * len(each)
+        of_one = dict(zip(fitted.number, self.figures(metric).tolist(), strict=False))  # others may come later
+        return [
+            of_one.get((runs[0].trial_id, is_soak(runs[0])))
+            if len(runs) == 1
+            else (at := self.placed(runs, metric)) and _middle(*at, measuring(runs, metric), metric)
+            for runs in each
+        ]
 
     def interval(self, counted: Sequence[Run], metric: str) -> Interval | None:
         """Computes a metric over completed repeats of one trial, None if one of them did not measure it.

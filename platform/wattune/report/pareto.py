@@ -20,6 +20,9 @@ from wattune.view.table import worded
 LABELLED: Final = 10
 """Most trials that a scatter labels: of more, the best by verdict, and the front at even distances."""
 
+MOST_DRAWN: Final = 500
+"""Most trials of a verdict that a scatter draws, the best first: more of them cover one another."""
+
 PLOT_PX: Final = (840.0, 400.0)
 """Pixels between the axes of an image."""
 
@@ -44,18 +47,17 @@ def pareto(ranking: Ranking, plot_px: tuple[float, float] = PLOT_PX) -> Chart | 
     front = _front(ranking, metric, across)
     if len(front) > 1:
         _draw_front(figure, front, metric, across)
-    labelled = _labelled(ranking, front)
-    for rows, color, symbol in (
-        (ranking.infeasible, INFEASIBLE_COLOR, "x"),
-        (ranking.undecided + ranking.behind, INFEASIBLE_COLOR, "circle-open"),
-        (ranking.feasible, FEASIBLE_COLOR, "circle"),
-    ):
-        points = [(row, x, row.objective) for row in rows if row.objective and (x := row.interval(across))]
-        if points:
-            texts = [_point_text(row, labelled, best=row is ranking.best) for row, _, _ in points]
-            sizes = [17 if row is ranking.best else 11 for row, _, _ in points]
+    labelled, on_front = _labelled(ranking, front), set(map(id, front))
+    kinds = ranking.infeasible, ranking.undecided + ranking.behind, ranking.feasible
+    colors, symbols = (INFEASIBLE_COLOR, INFEASIBLE_COLOR, FEASIBLE_COLOR), ("x", "circle-open", "circle")
+    for rows, color, symbol in zip(kinds, colors, symbols, strict=True):
+        drawn = [row for place, row in enumerate(rows) if place < MOST_DRAWN or id(row) in on_front]
+        if points := [(row, x, row.objective) for row in drawn if row.objective and (x := row.interval(across))]:
+            names = {id(row): plain(row.label) for row, _, _ in points if row.trial_id in labelled}
+            names |= {id(row): f"<b>{plain(row.label)}</b>" for row, _, _ in points if row is ranking.best}
+            texts = [names.get(id(row), "") for row, _, _ in points]
             hovers = [_hover(row, metric, across) for row, _, _ in points]
-            _draw_trials(figure, points, texts, sizes, hovers, color=color, symbol=symbol)
+            _draw_trials(figure, points, texts, hovers, color=color, symbol=symbol)
     for bound in ranking.constraints:
         _draw_bound(figure, ranking, bound, metric, across)
     figure.update_xaxes(title=axis_title(across), automargin=True)
@@ -63,8 +65,9 @@ def pareto(ranking: Ranking, plot_px: tuple[float, float] = PLOT_PX) -> Chart | 
     _leave_room(figure)
     _place_bounds(figure)
     _place_names(figure, [str(bound) for bound in ranking.constraints if bound.metric == across], plot_px)
+    which = f"The best {MOST_DRAWN} of each kind and the front" if max(map(len, kinds)) > MOST_DRAWN else "Every trial"
     caption = (
-        "Every trial that measured both. A circle keeps every bound, a cross breaks at least one, and of a ring the "
+        f"{which} that measured both. A circle keeps every bound, a cross breaks at least one, and of a ring the "
         "runs do not decide it. Bars are 95 % intervals. The dotted line joins the trials that no other beats in both. "
         "Point at a trial for its name and figures; click it to find its row."
     )
@@ -109,24 +112,18 @@ def _labelled(ranking: Ranking, front: Sequence[RankedTrial]) -> set[str]:
     return {row.trial_id for row in shown}
 
 
-def _point_text(row: RankedTrial, labelled: set[str], *, best: bool) -> str:
-    if best:
-        return f"<b>{plain(row.label)}</b>"
-    return plain(row.label) if row.trial_id in labelled else ""
-
-
 def _draw_trials(
     figure: go.Figure,
     points: Sequence[tuple[RankedTrial, Interval, Interval]],
     texts: Sequence[str],
-    sizes: Sequence[int],
     hovers: Sequence[str],
     *,
     color: str,
     symbol: str,
 ) -> None:
-    """Draws trials of one verdict: each with its x and y, its text, the size of its marker and its hover text."""
+    """Draws trials of one verdict: each with its x and y, its text and its hover text; the best one is larger."""
     across, up = [x for _, x, _ in points], [y for _, _, y in points]
+    sizes = [17 if text.startswith("<b>") else 11 for text in texts]
     figure.add_scatter(
         x=[x.value for x in across],
         y=[y.value for y in up],
@@ -151,8 +148,7 @@ def _draw_trials(
 
 
 def _draw_front(figure: go.Figure, front: Sequence[RankedTrial], metric: str, across: str) -> None:
-    points = [(x.value, y.value) for row in front if (x := row.interval(across)) and (y := row.interval(metric))]
-    points.sort()
+    points = sorted((x.value, y.value) for row in front if (x := row.interval(across)) and (y := row.interval(metric)))
     more_is_better = METRICS[across].better == "higher"
     figure.add_scatter(
         x=[x for x, _ in points],

@@ -62,18 +62,18 @@ def flag_columns(specs: Iterable[TrialSpec], spec_of: Callable[[Any], TrialSpec]
 def ranking_columns(ranking: Ranking) -> list[Column]:
     """Returns the columns of a ranking. None is nested but `layout`, and each metric has a column."""
     rows, objective = ranking.trials, ranking.objective.metric
-    counted = {id(row): row.counted for row in rows}
     studies: dict[int, list[RankedTrial]] = {}
     for row in rows:
         studies.setdefault(id(row.spreads), []).append(row)
-    of_studies = [(own, own[0].spreads.middles([counted[id(row)] for row in own])) for own in studies.values()]
+    counted = [(own, [row.counted for row in own], own[0].spreads) for own in studies.values()]
 
     def spec_of(row: RankedTrial) -> TrialSpec:
         return row.spec
 
     @lru_cache(maxsize=1)  # a table is read column by column
     def middles(name: str) -> dict[int, float | None]:
-        return {id(row): found for own, of in of_studies for row, found in zip(own, of(name), strict=True)}
+        each = (zip(own, spreads.middles(runs, name), strict=True) for own, runs, spreads in counted)
+        return {id(row): found for pairs in each for row, found in pairs}
 
     def known(read: Callable[[Any], Any]) -> Callable[[RankedTrial], Any]:
         return lambda row: read(row.spec.model) if row.spec.model.is_known else None
@@ -112,7 +112,7 @@ def ranking_columns(ranking: Ranking) -> list[Column]:
         *(column for bound in ranking.constraints for column in margins(bound)),
         Column("quality", lambda row: row.quality),
         Column("simulated", lambda row: row.simulated, kind="flag"),
-        Column("num_repeats", lambda row: len(counted[id(row)]), kind="count"),
+        Column("num_repeats", lambda row: len(row.counted), kind="count"),
         # What objective and constraints need and nothing measured.
         Column("missing", lambda row: ", ".join(row.missing)),
         Column("reason", lambda row: row.reason),

@@ -44,6 +44,17 @@ def test_of_many_trials_only_the_front_and_the_best_have_a_label():
     assert low < 2001.0 < 3214.0 < high and low < 2750.0 < high
 
 
+def test_of_very_many_trials_the_best_of_each_kind_and_the_front_are_drawn(monkeypatch):
+    # A tenth of the speed at the least power ends the front, behind all others.
+    pairs = [trial(n, 50_000.0 - n, 2000.0 + n) for n in range(1, 8)] + [trial(8, 5_000.0, 1500.0)]
+    every, _ = figure_of(pareto(ranked(pairs)))
+    monkeypatch.setattr("wattune.report.pareto.MOST_DRAWN", 3)
+    front, feasible = figure_of(pareto(ranked(pairs)))[0]
+    assert front == every[0] and front["x"] == [1500.0, 2001.0]
+    assert ([*every[1]["x"][:3], 1500.0], len(every[1]["x"])) == (feasible["x"], 8)
+    assert "The best 3 of each kind and the front" in pareto(ranked(pairs)).caption
+
+
 @pytest.mark.parametrize(
     ("bounds", "metrics", "across"),
     [

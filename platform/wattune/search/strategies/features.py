@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec
 from wattune.plans.axes import DEGREES
 from wattune.trial import TrialSpec
@@ -68,6 +69,12 @@ def numbers_of(spec: TrialSpec) -> dict[str, float]:
     return columns | _of_model(spec.model) | flags
 
 
+@lru_cache(maxsize=256)
+def _of_cluster(cluster: ClusterSpec) -> dict[str, str]:
+    names = "device simulate_sensors_of transformer_engine nvlink_domain_size network host_speed inlet_c"
+    return {name: str(getattr(cluster, name)) for name in names.split()}
+
+
 def categories_of(spec: TrialSpec) -> dict[str, str]:
     """Names the choices of a specification."""
     plan, workload = spec.plan, spec.workload
@@ -82,13 +89,7 @@ def categories_of(spec: TrialSpec) -> dict[str, str]:
         "layout": str(plan.layout),
         "engine": spec.engine,
         "model": spec.model.name,
-        "device": spec.cluster.device,
-        "sensors": str(spec.cluster.simulate_sensors_of),
-        "transformer_engine": str(spec.cluster.transformer_engine),
-        "nvlink_domain": str(spec.cluster.nvlink_domain_size),
-        "network": str(spec.cluster.network),
-        "host_speed": str(spec.cluster.host_speed),
-        "inlet_c": str(spec.cluster.inlet_c),
+        **_of_cluster(spec.cluster),
         "mode": workload.mode,
         "routing": str(workload.routing),
         **{f"{_FLAG}{name}": str(value) for name, value in spec.flags if type(value) not in (int, float)},
@@ -161,14 +162,14 @@ class Features:
         return np.asarray(np.maximum(squares, 0.0, out=squares))
 
     def by_column(self, rows: NDArray[np.intp]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Computes kernels and squared distances (columns, rows, rows), whose sums are `similar` and `distances2`."""
-        shape = (max(self.num_columns, 1), len(rows), len(rows))
-        similar, distances2 = np.zeros(shape), np.zeros(shape)
-        maps, places = self.additive[rows].astype(np.float64), self.place[rows].astype(np.float64)
-        for number, column in enumerate(self.additive_column):
-            similar[column] += np.outer(maps[:, number], maps[:, number])
-        for number, column in enumerate(self.place_column):
-            distances2[column] += (places[:, number][:, None] - places[:, number][None, :]) ** 2
+        """Computes the parts of `similar` and `distances2`: [columns, pairs of rows], in a lower triangle's order."""
+        one, other = np.tril_indices(len(rows))
+        similar, distances2 = np.zeros((2, max(self.num_columns, 1), len(one)))
+        maps, places = self.additive[rows].T.astype(np.float64), self.place[rows].T.astype(np.float64)
+        for each, column in zip(maps, self.additive_column, strict=True):
+            similar[column] += each[one] * each[other]
+        for each, column in zip(places, self.place_column, strict=True):
+            distances2[column] += (each[one] - each[other]) ** 2
         return similar, distances2
 
 

@@ -190,7 +190,7 @@ def condition(
     """
     covariance = _kernel(features, rows, rows, constant, log_hyper)
     covariance[np.diag_indices_from(covariance)] += np.exp(2 * log_hyper[NOISE]) / counts + _LEAST_NOISE**2
-    inverse = np.asarray(np.linalg.inv(_factor(covariance)) if len(rows) else np.zeros((0, 0)), dtype=np.float64)
+    inverse = _inverse(_factor(covariance)) if len(rows) else covariance
     weights = inverse.T @ (inverse @ outputs)
     return GaussianProcess(features, rows, scale, constant, log_hyper, inverse, weights)
 
@@ -202,6 +202,16 @@ def _factor(covariance: Vector) -> Vector:
             added = share * float(np.diag(covariance).mean()) * np.eye(len(covariance))
             return np.asarray(np.linalg.cholesky(covariance + added))
     return np.asarray(np.linalg.cholesky(covariance + 1e-3 * np.diag(np.diag(covariance))))
+
+
+def _inverse(factor: Vector) -> Vector:
+    """Inverts a lower triangle by halves, in a third of the time of a general inverse."""
+    if (half := len(factor) // 2) < 32:
+        return np.asarray(np.linalg.inv(factor))
+    found = np.zeros_like(factor)
+    found[:half, :half], found[half:, half:] = _inverse(factor[:half, :half]), _inverse(factor[half:, half:])
+    found[half:, :half] = -found[half:, half:] @ (factor[half:, :half] @ found[:half, :half])
+    return found
 
 
 def fit(
@@ -253,30 +263,32 @@ def _negative_log_posterior(
     """
     additive, joint, length, own, noise = np.exp(theta[:_NUM_COMMON])
     relevance = np.exp(theta[_NUM_COMMON:])
-    alike = np.tensordot(relevance, similar, 1)
-    r = np.sqrt(np.tensordot(relevance, distances2, 1)) * (_ROOT5 / length)
+    pairs = np.tril_indices(len(outputs))
+    alike = relevance @ similar
+    r = np.sqrt(relevance @ distances2) * (_ROOT5 / length)
     decay = np.exp(-r)
     matern = (1 + r + r * r / 3) * decay
     diagonal = noise**2 / counts
-    covariance = constant**2 + additive**2 * alike + joint**2 * matern
+    covariance = np.zeros((len(outputs), len(outputs)))  # of which the lower triangle is read
+    covariance[pairs] = constant**2 + additive**2 * alike + joint**2 * matern
     covariance[np.diag_indices_from(covariance)] += own**2 + diagonal + _LEAST_NOISE**2
-    factor = np.linalg.cholesky(covariance)
-    inverse_factor = np.linalg.inv(factor)
+    factor = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
+    inverse_factor = _inverse(factor)
     inverse = inverse_factor.T @ inverse_factor
     weights = inverse @ outputs
     deviation = (theta - prior.log_mean) / prior.log_std
     value = 0.5 * outputs @ weights + np.log(np.diag(factor)).sum() + 0.5 * deviation @ deviation
     # d/dtheta = -1/2 tr((w w' - K^-1) dK); those of own deviation and noise are diagonal.
-    inner = np.outer(weights, weights) - inverse
+    inner = (weights[pairs[0]] * weights[pairs[1]] - inverse[pairs]) * (2.0 - (pairs[0] == pairs[1]))
     slope = (1 + r) * decay / 3  # of the Matern by r: -r * slope
     common = [
-        (inner * (2 * additive**2 * alike)).sum(),
-        (inner * (2 * joint**2 * matern)).sum(),
-        (inner * (joint**2 * r * r * slope)).sum(),
-        (np.diag(inner) * 2 * own**2).sum(),
-        (np.diag(inner) * 2 * diagonal).sum(),
+        2 * additive**2 * inner @ alike,
+        2 * joint**2 * inner @ matern,
+        joint**2 * inner @ (r * r * slope),
+        2 * own**2 * (own_inner := weights**2 - np.diag(inverse)).sum(),
+        2 * own_inner @ diagonal,
     ]
-    by_distance2 = inner * (joint**2 * slope * (-0.5 * (_ROOT5 / length) ** 2))
-    by_weight = additive**2 * np.tensordot(similar, inner, 2) + np.tensordot(distances2, by_distance2, 2)
+    by_distance2 = joint**2 * slope * (-0.5 * (_ROOT5 / length) ** 2)
+    by_weight = additive**2 * (similar @ inner) + distances2 @ (inner * by_distance2)
     gradient = -0.5 * np.concatenate([common, relevance * by_weight])
     return float(value), gradient + deviation / prior.log_std

@@ -33,9 +33,9 @@ def drawn(count: int, seed: int = 0) -> np.ndarray:
 
 
 def test_the_gradient_is_that_of_finite_differences():
-    rows = drawn(20)
+    rows = drawn(70)  # so many that a factor is inverted by halves
     similar, distances2 = FEATURES.by_column(rows)
-    counts = np.arange(1.0, 21.0)
+    counts = np.arange(1.0, 71.0)
 
     def cost(theta):
         return _negative_log_posterior(theta, similar, distances2, TRUTH[rows], counts, 0.5, PRIOR)
