@@ -6,6 +6,9 @@ cooler, by some 0.06 K a watt; it is slower by about the share that it waits. A 
 costs that much speed, where a lower power limit would cost less (`power_limit.py`). Each run lasts one time constant
 of an H200 (98 s), and the settled temperature is what stored heat and measured power lead to: nine minutes in all.
 Expected by `wattune.estimate` on two H200, before the run: the warmest device -3.1 K, speed -18 %, mean power -13 %.
+Ran there in windows of 12 s, two runs an arm: speed -9.8 %, mean power -10.7 %, settled temperature -0.9 K (-3.3 to
++1.5). The hotter slot's device drew 109 W less, which is 4 to 5 K by its 36 to 46 mK/W: windows of 12 s do not tell it,
+and by the scatter of these 15 runs an arm would.
 """
 
 PAPER = "ours: thermal bound against plan"

@@ -71,8 +71,9 @@ def repeat_text(first: Mapping[str, Any], again: Mapping[str, Any]) -> str:
         if was["verdict"] != now["verdict"]:
             ends = [one[key] for one in (was, now) for key in ("low", "high")]
             apart = None not in ends and max(ends[0], ends[2]) > min(ends[1], ends[3])
-            how = "lie apart" if apart else "overlap, so more repeats may tell"
-            ways.append(f"{now['metric']} {now['verdict']}, before {was['verdict']}: the intervals {how}")
+            how = "the intervals lie apart" if apart else "the intervals overlap, so more repeats may tell"
+            how = "one of them did not measure it" if None in (was["effect"], now["effect"]) else how
+            ways.append(f"{now['metric']} {now['verdict']}, before {was['verdict']}: {how}")
     old, new = ({"hardware": one["hardware"], **one["versions"]} for one in (first, again))
     pairs = [(key, new.get(key), old.get(key)) for key in ("hardware", *_VERSIONS)]
     others = [f"{key} {now}, before {was}" for key, now, was in pairs if now != was]

@@ -217,6 +217,8 @@ def test_a_repeat_stands_beside_the_first_result_and_says_whether_it_reproduces_
     assert "tokens_per_s cannot tell, before agrees: the intervals overlap" in repeat_text(first, again)
     claim |= {"low": 0.1, "high": 0.2, "verdict": "contests"}
     told = repeat_text(first, again | {"verdict": "contests", "hardware": first["hardware"]})
+    unmeasured = {**again, "claims": [claim | {"verdict": "cannot tell", "effect": None, "low": None, "high": None}]}
+    assert "contests, before cannot tell: one of them did not measure it" in repeat_text(unmeasured, again)
     assert "intervals lie apart" in told and "versions are the same" in told and "reproduces" not in told
 
 
