@@ -1,7 +1,7 @@
 """Figures of a whole node: errors of estimates made before, regret of the guided search, verdicts, slots, layouts.
 
     python benchmarks/whole_node_rows.py --csv benchmarks/results/whole_node.csv
-    python benchmarks/whole_node_rows.py --studies DIR      # after new calls of whole_node.py: the table by slot anew
+    python benchmarks/whole_node_rows.py --studies DIR      # of folders that calls left: the table by slot anew
 
 Of each node it reads `benchmarks/data/nodes/NODE`: a table of each part, what was estimated before anything ran, what
 `place` said before its move ran, and what each device did. Regret is that of the first proposals of each model, against
@@ -24,7 +24,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from harness import Found, Rows, benchmark
 from search_regret import ESTIMATES, LOG_STD, Case, curve, read_table, replay
-from whole_node import POWER, guided
 
 from wattune.analysis.run_data import RunData
 from wattune.api.experiments import find_experiments, judged, measured_effects, results_of
@@ -42,6 +41,10 @@ from wattune.view.effects import effect_text
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "benchmarks" / "data" / "nodes"
+POWER = "node_device_power_peak_1s_w"
+GUIDED = 8
+"""Most proposals of the guided search, of each model, before all others followed; at most half of its plans."""
+
 ESTIMATED = ("tokens_per_s", POWER, "device_power_mean_w", "energy_per_token_j", "memory_peak_bytes")
 SEEDS = 20
 BOUNDS = (0.25, 0.5, 0.75)
@@ -67,6 +70,11 @@ FIGURES = (
     "bound_w", "regret_frac", "regret_most_frac", "left_gain_frac", "estimated_log_ratio", *ENDS,
     "power_mean_w", "warmer_k", "power_throttle_frac", "thermal_throttle_frac", "node_swing_std_w", "node_power_max_w",
 )  # fmt: skip
+
+
+def guided(num_plans: int) -> int:
+    """Returns how many of a model's plans the guided search proposed before all others followed."""
+    return min(GUIDED, num_plans // 2)
 
 
 def add(rows: Rows, node: str, case: str, model: str, metric: str, num: int, **figures: float | None) -> None:
@@ -300,7 +308,7 @@ def by_second(study: Path) -> pa.Table:
 
 def options(parser: ArgumentParser) -> None:
     """Adds the script's own."""
-    parser.add_argument("--studies", type=Path, help="folder with node_slots and node_heat, as whole_node.py left it")
+    parser.add_argument("--studies", type=Path, help="folder with node_slots and node_heat, as a call left it")
     parser.add_argument("--node", choices=NODES, default=NODES[-1], help="the node that ran those studies")
 
 
