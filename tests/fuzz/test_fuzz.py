@@ -57,7 +57,7 @@ def test_every_outcome_is_counted_and_seeds_add_up(tmp_path: Path, monkeypatch: 
         read(table)
 
 
-@pytest.mark.parametrize("count", [500, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [250, pytest.param(3000, marks=pytest.mark.slow)])
 def test_a_mutated_space_is_refused_in_words_or_planned(tmp_path: Path, count: int) -> None:
     found = Tally("search spaces")
     repeat(lambda number: fuzz_space(found, SEED, number, tmp_path), count, SECONDS)
@@ -82,7 +82,7 @@ def test_any_plain_data_is_no_space_or_one() -> None:
     sound(found)
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_damaged_folder_costs_itself_alone(tmp_path: Path, count: int) -> None:
     found, study = Tally("study folders"), Study(tmp_path)
     repeat(lambda number: fuzz_folder(found, study, SEED, number), count, 2 * SECONDS)

@@ -65,7 +65,7 @@ def stopped(tmp_path: Path, *, lost: bool, number: signal.Signals) -> tuple[int,
 
 
 @pytest.mark.usefixtures("in_foreground")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_what_is_measured_is_ranked_also_where_the_end_is_forced(tmp_path: Path, number: signal.Signals) -> None:
     code, said, complaint = stopped(tmp_path, lost=False, number=number)
     assert code == 128 + number, complaint

@@ -133,7 +133,7 @@ def test_the_finest_window_is_two_periods_or_the_sensors_own_window(ideal: dict[
     assert set(ideal["limits"]) == {"ring", "fast", "slow"}
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=settings().max_examples // 8)
 @given(delay_s=st.floats(0.0, 0.4), window_s=st.floats(0.02, 0.3), gain=st.floats(0.8, 1.2))
 def test_any_ring_is_recovered(delay_s: float, window_s: float, gain: float) -> None:
     recorded = tables(ring_delay_s=delay_s, ring_window_s=window_s, gain=gain, average_window_s=None)

@@ -21,7 +21,7 @@ from wattune.storage.study import check_study_name
 from wattune.telemetry.probe import probe
 
 Verb = Callable[..., tuple[int, str, str]]
-QUICK = Protocol(waves=((0.5, 4), (2.0, 1)), num_pairs=2, block_s=1.2)
+QUICK = Protocol(waves=((0.5, 4), (2.0, 1)), num_pairs=2, block_s=0.6)
 HERE = {name for name, is_there, *_ in probe() if is_there}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from fast_rows import BATCH_ROWS, BATCHES, SCHEMA, rows
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from wattune.errors import TelemetryError
@@ -79,7 +79,6 @@ def test_stored_tables_say_what_they_are(tmp_path: Path) -> None:
     assert schema.field("power_instant_w").metadata[b"unit"] == b"W"
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_a_cut_stream_gives_every_whole_batch_and_a_note(data: st.DataObject) -> None:
     content, table, _, _ = stream()
@@ -89,7 +88,6 @@ def test_a_cut_stream_gives_every_whole_batch_and_a_note(data: st.DataObject) ->
     assert len(notes) == 1 and notes[0].startswith("fast-0000.arrows: ")
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_a_zeroed_tail_is_never_read_as_data(data: st.DataObject) -> None:
     content, table, _, _ = stream()

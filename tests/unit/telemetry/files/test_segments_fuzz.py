@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from wattune.schema import table_schema
@@ -97,7 +97,6 @@ def assert_whole_batches(found: list[dict[str, Any]], rows: list[dict[str, Any]]
 
 @pytest.mark.parametrize("tier", TIERS)
 @damage_of
-@settings(max_examples=120, deadline=None)
 @given(data=st.data())
 def test_a_damaged_stream_gives_what_was_written_before_the_damage(
     data: st.DataObject, damage: Callable[[bytearray, st.DataObject], None], tier: str
@@ -115,7 +114,6 @@ def test_a_damaged_stream_gives_what_was_written_before_the_damage(
 
 
 @damage_of
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_damaged_checksums_cost_rows_and_invent_none(
     data: st.DataObject, damage: Callable[[bytearray, st.DataObject], None]
@@ -128,7 +126,6 @@ def test_damaged_checksums_cost_rows_and_invent_none(
     assert (len(found) == len(rows)) or notes
 
 
-@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_damage_to_both_is_noticed(data: st.DataObject) -> None:
     stream, checksums = (bytearray(content) for content in recorded("fast")[:2])
@@ -138,7 +135,6 @@ def test_damage_to_both_is_noticed(data: st.DataObject) -> None:
     assert_whole_batches(found, recorded("fast")[2])
 
 
-@settings(max_examples=100, deadline=None)
 @given(stream=st.binary(max_size=200), checksums=st.binary(max_size=40))
 def test_garbage_is_no_recording(stream: bytes, checksums: bytes) -> None:
     found, notes = read_damaged("fast", stream, checksums)
