@@ -32,7 +32,7 @@ def test_ctrl_c_and_a_killed_driver_lose_nothing_that_was_finished(
 ) -> None:
     """One study is told to end, continued by the same command, killed, and continued again until it is done.
 
-    Two clusters of its own end with it, and the last call is on another one.
+    A cluster of its own ends with it, and the later calls are on another one.
     """
     space, study = write_two_trials("stopped", min_seconds=6, num_ranks=1), storage / "stopped"
     running = second_measures(start_wattune, space)
@@ -46,12 +46,12 @@ def test_ctrl_c_and_a_killed_driver_lose_nothing_that_was_finished(
     (finished,) = (name for name, one in results(study).items() if one["status"] == "completed")
     written_ns = (study / "trials" / finished / "run.json").stat().st_mtime_ns
 
+    go_on_standing_cluster()
     running = second_measures(start_wattune, space)
     (cut_off,) = in_flight(study)
     running.process.kill()
     running.ends(30)
 
-    go_on_standing_cluster()
     done = wattune("run", space, "--json")
     assert done.returncode == 0, done.stderr
     assert "1 skipped, done before: 1 completed" in done.stderr
