@@ -3,8 +3,10 @@
 Started as `engine_worker.py FOLDER RANK WORLD_SIZE [cuda]`; reads `cases.json` (a specification and what compiles it,
 by name), writes `<rank>.json`. With `cuda` each rank drives the GPU of its number through NCCL. With `all` for a rank,
 as in `test_engines.py`, libraries are loaded once and every rank is a fork that writes its errors to `<rank>.err`:
-loading them takes a processor longer than ten cases. Each case gets a default group of its own, as a trial does: all
-ranks, or every rank alone. What it leaves of groups ends with it, since gloo's threads wake a hundred times a second.
+loading them takes a processor longer than ten cases. A WORLD_SIZE of 0 has each case run by as many ranks as its
+cluster has, one size after another, each in a folder of its own. Each case gets a default group of its own, as a trial
+does: all ranks, or every rank alone. What it leaves of groups ends with it, since gloo's threads wake a hundred times a
+second.
 """
 
 import gc
@@ -15,6 +17,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections import defaultdict
 from dataclasses import astuple
 from multiprocessing import util
 from pathlib import Path
@@ -143,13 +146,17 @@ def main(folder: Path, rank: str, world_size: int, kind: str = "cpu") -> None:
     gc.freeze()  # what libraries made while imported is not looked through after every case
     gc.disable()  # nor at times of Python's choice: each case looks for garbage itself, before it counts what is left
     if rank == "all":
-        sys.exit(fork_ranks(folder, world_size, cases))
+        by_size: dict[int, dict[str, Any]] = defaultdict(dict)
+        for name, case in cases.items():
+            by_size[world_size or TrialSpec.from_json(case["spec"]).cluster.world_size][name] = case
+        sys.exit(sum(fork_ranks(folder / str(size), size, by_size[size]) for size in sorted(by_size)))
     run_rank(folder, int(rank), world_size, cases, kind)
 
 
 def fork_ranks(folder: Path, world_size: int, cases: dict[str, Any]) -> int:
     """Runs every rank in a process of its own that starts with what this one has loaded; returns how many failed."""
     pids = []
+    folder.mkdir()
     for rank in range(world_size):
         pid = os.fork()
         if pid:

@@ -443,26 +443,30 @@ def is_quick(engine: str, name: str) -> bool:
 
 
 @cache
-def outcomes_of(engine: str, world_size: int, quick: bool) -> dict[str, list[dict[str, Any]]]:
-    """Runs cases of one world size, the quick ones or the rest, in one set of processes; outcomes by case and rank."""
-    chosen = {name: each for name, each in CASES[engine].items() if each.world_size == world_size}
-    return run({name: (engine, each) for name, each in chosen.items() if is_quick(engine, name) == quick}, world_size)
+def outcomes_of(engine: str, world_size: int) -> dict[str, list[dict[str, Any]]]:
+    """Runs the quick cases of all world sizes where that is 0, else the rest of one; outcomes by case and rank."""
+    chosen = {name: each for name, each in CASES[engine].items() if is_quick(engine, name) == (world_size == 0)}
+    return run({name: (engine, each) for name, each in chosen.items() if world_size in (0, each.world_size)})
 
 
-def run(chosen: Mapping[str, tuple[str, Case]], world_size: int) -> dict[str, list[dict[str, Any]]]:
-    """Runs cases one after another in one set of processes, each by its engine; outcomes by case, then by rank."""
-    return run_specs({name: (each.spec(engine), each.compiler) for name, (engine, each) in chosen.items()}, world_size)
+def run(chosen: Mapping[str, tuple[str, Case]], together: int = 0) -> dict[str, list[dict[str, Any]]]:
+    """Runs cases one after another, each by its engine; outcomes by case, then by rank."""
+    specs = {name: (each.spec(engine), each.compiler) for name, (engine, each) in chosen.items()}
+    return run_specs(specs, together=together)
 
 
 def run_specs(
-    specs: Mapping[str, tuple[TrialSpec, str | None]], world_size: int, worker: Path = WORKER
+    specs: Mapping[str, tuple[TrialSpec, str | None]], worker: Path = WORKER, together: int = 0
 ) -> dict[str, list[dict[str, Any]]]:
-    """Runs specifications, each with what compiles its layers, one after another in one set of processes."""
+    """Runs specifications, each with what compiles its layers, one after another: a set of processes for each size.
+
+    `together` is a number of processes that run all of them, those of fewer ranks in each.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         cases = {name: {"spec": spec.to_json(), "compiler": compiler} for name, (spec, compiler) in specs.items()}
         (folder / "cases.json").write_text(json.dumps(cases))
-        group = start_script(worker, folder, "all", world_size, errors=folder / "all.err")
+        group = start_script(worker, folder, "all", together, errors=folder / "all.err")
         try:
             group.join(GROUP_TIMEOUT_S)
         finally:
@@ -470,14 +474,17 @@ def run_specs(
                 os.killpg(group.pid, signal.SIGKILL)  # a rank may wait for one that failed
             group.kill()  # where it has no session yet
             group.join()
-        said = {path.stem: path.read_text()[-3000:] for path in sorted(folder.glob("*.err"))}
+        said = {path.stem: path.read_text()[-3000:] for path in sorted(folder.rglob("*.err"))}
         assert group.exitcode == 0, "\n".join(f"rank {rank}:\n{text}" for rank, text in said.items() if text)
-        by_rank = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world_size)]
-    return {case_name: [outcomes[case_name] for outcomes in by_rank] for case_name in specs}
+        by_name: dict[str, list[dict[str, Any]]] = {case_name: [] for case_name in specs}
+        for path in sorted(folder.glob("*/*.json")):  # rank after rank: none has ten
+            for case_name, outcome in json.loads(path.read_text()).items():
+                by_name[case_name].append(outcome)
+    return by_name
 
 
 def outcomes(engine: str, name: str) -> list[dict[str, Any]]:
-    return outcomes_of(engine, CASES[engine][name].world_size, is_quick(engine, name))[name]
+    return outcomes_of(engine, 0 if is_quick(engine, name) else CASES[engine][name].world_size)[name]
 
 
 def each_of(cases: Mapping[str, Mapping[str, Case]]) -> pytest.MarkDecorator:

@@ -61,9 +61,9 @@ COMPILED = {
 
 @cache
 def _ran(*groups: str) -> dict[str, Any]:
-    """Runs groups of cases in one set of two processes, where a case of one rank runs in each; rank 0's outcomes."""
+    """Runs groups of cases; rank 0's outcomes."""
     cases = {name: each for group in groups for name, each in globals()[group].items()}
-    found = contract.run_specs({name: (each.spec("torch"), each.compiler) for name, each in cases.items()}, 2)
+    found = contract.run_specs({name: (each.spec("torch"), each.compiler) for name, each in cases.items()})
     return {name: outcomes[0] for name, outcomes in found.items()}
 
 

@@ -49,7 +49,7 @@ def extra(engine: str, name: str) -> int:
 
 @cache
 def flops_of(engine: str) -> dict[str, Counter[str]]:
-    """Operations by kind and data type of every plan, summed over its ranks; one of one rank runs in each of two."""
+    """Operations by kind and data type of every plan, summed over its ranks."""
     if engine == "megatron":
         pytest.importorskip("megatron.core")
     specs = {}
@@ -59,11 +59,8 @@ def flops_of(engine: str) -> dict[str, Counter[str]]:
             cluster = replace(spec.cluster, device="h200_sxm")
             spec = replace(spec, cluster=cluster)
         specs[name] = spec, PLANS[name].compiler
-    by_rank = contract.run_specs(specs, 2, HERE / "products_worker.py")
-    return {
-        name: sum((Counter(one["flops"]) for one in ranks[: PLANS[name].world_size]), Counter())
-        for name, ranks in by_rank.items()
-    }
+    by_rank = contract.run_specs(specs, HERE / "products_worker.py")
+    return {name: sum((Counter(one["flops"]) for one in ranks), Counter()) for name, ranks in by_rank.items()}
 
 
 @pytest.mark.timeout(2 * contract.GROUP_TIMEOUT_S + 20)

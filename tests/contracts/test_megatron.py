@@ -157,11 +157,11 @@ def spec_of(each: Any) -> TrialSpec:
 
 
 @cache
-def outcomes_of(world_size: int, is_slow: bool) -> dict[str, list[dict[str, Any]]]:
-    """Runs every case of one world size in one set of processes; outcomes by case, then by rank."""
+def outcomes_of(is_slow: bool, world_size: int) -> dict[str, list[dict[str, Any]]]:
+    """Runs the cases of continuous integration, of all world sizes, or the rest of one; outcomes by case and rank."""
     cases = SLOW if is_slow else IN_CI | REFUSED
-    specs = {name: (spec_of(each), None) for name, each in cases.items() if each.world_size == world_size}
-    return contract.run_specs(specs, world_size, HERE / "megatron_worker.py")
+    specs = {name: (spec_of(each), None) for name, each in cases.items() if world_size in (0, each.world_size)}
+    return contract.run_specs(specs, HERE / "megatron_worker.py")
 
 
 @cache
@@ -169,7 +169,7 @@ def references(is_slow: bool) -> dict[str, list[dict[str, Any]]]:
     """The torch engine on one device."""
     needed = {each.reference for each in (SLOW if is_slow else IN_CI).values()}
     specs = {each.reference: (each.spec("torch"), None) for each in REFERENCES if each.reference in needed}
-    return contract.run_specs(specs, 1)
+    return contract.run_specs(specs)
 
 
 def reference(name: str) -> dict[str, Any]:
@@ -177,7 +177,8 @@ def reference(name: str) -> dict[str, Any]:
 
 
 def outcomes(name: str) -> list[dict[str, Any]]:
-    return outcomes_of((PARITY | REFUSED)[name].world_size, name in SLOW)[name]
+    is_slow = name in SLOW
+    return outcomes_of(is_slow, SLOW[name].world_size if is_slow else 0)[name]
 
 
 pytestmark = [
