@@ -27,12 +27,14 @@ from step_time_baselines import at_rate, calculon_s, model_flop, roofline_s
 
 import wattune
 from wattune.cost.defaults import default_coefficients
-from wattune.cost.estimate import Estimates, estimate
+from wattune.cost.estimate import EstimatedMetric, Estimates, estimate
 from wattune.fitting.device import MeasuredTrial
 from wattune.objective import parse_objective
 from wattune.search.forecast import forecast
 from wattune.search.prune import prune
 from wattune.search.space import parse_space
+from wattune.search.strategies.features import make_features
+from wattune.search.strategies.surrogate import Surrogate
 from wattune.trial import TrialSpec
 
 HERE: Final = Path(__file__).parent
@@ -45,6 +47,10 @@ BARS: Final = {
     "energy_per_token_j": (0.06, None, None),
 }
 """Bars of the median error, of its 95th percentile, and of the median half width of the interval."""
+TOLD, DRAWS = 4, 20
+"""Plans of a family that a search is told, drawn so many times."""
+TOLD_BARS: Final = {"step_time_s": 0.08, "node_device_power_peak_1s_w": 0.05, "memory_peak_bytes": 0.02}
+"""Bars of the median half width of the next run then."""
 PUBLISHED_BARS: Final = (0.08, 0.20)
 """Bars of the median error of published steps, and of its 90th percentile."""
 GROUP_BAR: Final = 0.20
@@ -107,9 +113,14 @@ def apart(measured: Sequence[MeasuredTrial]) -> tuple[list[MeasuredTrial], list[
     return [one for one in measured if one[0].trial_id not in ids], others
 
 
+def family_of(spec: TrialSpec) -> tuple[str, int, str, int]:
+    """Returns a model, its layers, its engine and a number of devices."""
+    return spec.model.name, spec.model.num_layers, spec.engine, spec.cluster.world_size
+
+
 def families(measured: Sequence[MeasuredTrial]) -> list[Predicted]:
     """Predicts every trial with coefficients fitted to other families."""
-    names = [(spec.model.name, spec.model.num_layers, spec.engine, spec.cluster.world_size) for spec, _ in measured]
+    names = [family_of(spec) for spec, _ in measured]
     predicted: list[Predicted] = [{} for _ in measured]
     for family in dict.fromkeys(names):
         rest = [one for one, name in zip(measured, names, strict=True) if name != family]
@@ -169,6 +180,36 @@ def judge(
                 missed.append(f"{group}{name}: {metric} {middle:.1%}, {tail:.1%}, {inside:.0%} in ±{half:.0%}")
         for by in BASELINES if metric == "step_time_s" and BASELINES[0] in predicted[0] else ():
             add(rows, group, metric, by, np.abs(np.array([predicted[place][by] for place in chosen]) / actual - 1))
+    return missed
+
+
+def told_few(rows: Rows, measured: Sequence[MeasuredTrial], predicted: Sequence[Predicted]) -> list[str]:
+    """Adds the next runs of a family's plans once a search's surrogate was told `TOLD` of them, by estimates before."""
+    names, missed = [family_of(spec) for spec, _ in measured], []
+    for metric, bar in TOLD_BARS.items():
+        size, inside, half = list[float](), list[bool](), list[float]()
+        for family in dict.fromkeys(names):
+            of = {spec.trial_id: at for at, (spec, _) in enumerate(measured) if names[at] == family}
+            places = [at for at in of.values() if metric in measured[at][1].metrics]
+            if len(places) < TOLD + 2:
+                continue
+            value, low, high = (np.array([predicted[at][f"{metric}{end}"] for at in places]) for end in ENDS)
+            actual = np.array([measured[at][1].metrics[metric] for at in places])
+            features = make_features([measured[at][0] for at in places])
+            for seed in range(DRAWS):
+                known = np.random.default_rng(seed).permutation(len(places))[:TOLD].tolist()
+                model = Surrogate(features, value, EstimatedMetric(value=value, low=low, high=high).log_std)
+                for at in known:
+                    model.tell(at, actual[at])
+                model.update()
+                found = model.believe(model.process(np.zeros(0, np.intp)), slice(None))
+                rest = np.setdiff1d(np.arange(len(places)), known)
+                size += np.abs(found.value / actual - 1)[rest].tolist()
+                inside += ((found.low <= actual) & (actual <= found.high))[rest].tolist()
+                half += ((found.high - found.low) / 2 / found.value)[rest].tolist()
+        middle = float(np.median(half))
+        add(rows, f"{TOLD} plans of a family told", metric, "wattune", np.array(size), float(np.mean(inside)), middle)
+        missed += [f"{TOLD} plans told: {metric} in ±{middle:.1%}"] if middle > bar else []
     return missed
 
 
@@ -370,7 +411,9 @@ def own(rows: Rows, given: Namespace) -> tuple[list[str], list[str]]:
     first, fresh = apart(measured)
     foreseen = predictions(first, [spec for spec, _ in fresh])
     judge(rows, "held out", measured, predicted)
-    missed = judge(rows, "families left out", measured, families(measured), by_class=True)
+    apart_from = families(measured)
+    missed = judge(rows, "families left out", measured, apart_from, by_class=True)
+    missed += told_few(rows, measured, apart_from)
     judge(rows, "four to two", fresh, foreseen)
     other = trials(ON_H100)
     missed += judge(rows, "H100 without a fit", other, shipped([spec for spec, _ in other]), by_class=True)

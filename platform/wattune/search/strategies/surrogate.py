@@ -26,6 +26,8 @@ _OWN_DEVIATION: Final = 0.025
 """Expected deviation of one plan from all that its settings explain, as a fraction."""
 _OVER: Final = 0.02
 """Least excess over the bound, as a fraction, of a trial that is only known to be above it."""
+_PARTS: Final = 0.7, 0.4
+"""Most that a plan's own deviation and noise are of the standard deviation that an estimate states: it holds both."""
 _BURST_NOISE: Final = 2.0
 """Expected noise of a burst over that of a full measurement, until trials have both."""
 _BURST_LEVEL: Final = 2.0
@@ -308,14 +310,14 @@ class Surrogate:
         typical = float(np.median(scale))
         pooled = sum(float(((values - values.mean()) ** 2).sum()) for values in raw)
         num_free = sum(len(values) - 1 for values in raw)
-        expected = _EXPECTED_NOISE if self.is_log else 0.05 * typical
+        expected = min(_EXPECTED_NOISE, _PARTS[1] * typical) if self.is_log else 0.05 * typical
         if num_free:  # two pseudo-repeats of the expected noise keep a lucky pair from claiming none
             expected = math.sqrt((pooled + 2 * expected**2) / (num_free + 2))
         self.noise = expected
         short = _Bursts.of(bursts, full, expected)
         rows = np.array([*full, *(row for row in bursts if row not in full)], dtype=np.intp)
         means, counts = short.joined(rows, full, {row: float(len(known[row])) for row in full}, expected)
-        own = _OWN_DEVIATION / typical if self.is_log else 0.1
+        own = min(_OWN_DEVIATION / typical, _PARTS[0]) if self.is_log else 0.1
         prior = Hyperprior.of(
             self.features.num_columns, len(rows), own, expected / typical, 0.3 / math.sqrt(1 + num_free)
         )
