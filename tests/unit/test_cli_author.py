@@ -95,7 +95,7 @@ def test_a_model_of_a_file_is_named_after_its_folder_and_found_again(wattune: Ru
     Path("my_model/config.json").write_text(json.dumps(config))
     arguments = ["init", "--model", "my_model/config.json", "--cluster", "1x4 h200_sxm"]
     code, _, err = wattune(*arguments)
-    assert code == 2 and 'add "leave_out: [vision_config]"' in err
+    assert code == 2 and 'add "leave_out: [vision_config]", or --leave-out vision_config' in err
     assert wattune(*arguments, "--leave-out", "vision_config")[0] == 0
     assert (
         "{name: my_model, from_config: my_model/config.json, leave_out: [vision_config]}"

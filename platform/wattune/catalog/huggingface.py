@@ -95,7 +95,8 @@ def read_config(path: Path, name: str, leave_out: Collection[str] = ()) -> Readi
     noted += ["rope_parameters"] if _scales_rotation(config.get("rope_parameters")) else []
     for feature, phrase in found.features.items():
         if feature not in leave_out:
-            found.problems.append(f'{feature}: {phrase}; add "leave_out: [{feature}]" to train without')
+            way = f'add "leave_out: [{feature}]", or --leave-out {feature}, to train without'
+            found.problems.append(f"{feature}: {phrase}; {way}")
     known = [*found.features, *counted, *noted]
     for feature in leave_out:
         if feature not in known:
