@@ -29,12 +29,9 @@ class Compiler:
 
     backend: str | None
 
-    def run(self, function: Callable[..., Tensor], *args: Any, tunes: bool = True) -> Tensor:
-        """Calls a module's method, given as a function of its class, on the module and its inputs.
-
-        Without `tunes`, kernels that compute place by place are not timed in several forms before the first is chosen.
-        """
-        return function(*args) if self.backend is None else _compiled(function, self.backend, tunes)(*args)
+    def run(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
+        """Calls a module's method, given as a function of its class, on the module and its inputs."""
+        return function(*args) if self.backend is None else _compiled(function, self.backend)(*args)
 
     def __str__(self) -> str:
         return "eager" if self.backend is None else self.backend
@@ -49,13 +46,14 @@ def compiler_for(device: torch.device) -> Compiler:
 
 
 @cache
-def _compiled(function: Callable[..., Tensor], backend: str, tunes: bool) -> Callable[..., Tensor]:
+def _compiled(function: Callable[..., Tensor], backend: str) -> Callable[..., Tensor]:
     # Collectives of tensor parallel have a backward of their own. torch keeps no graph of these unless told to:
     # all that ours do is in it.
     functorch.autograd_cache_allow_custom_autograd_functions = True
+    # Kernels that compute place by place are taken in their first form, which timing nearly always chooses too: it took
+    # 1.3 to 1.6 s of a first step, and none is slower without it (benchmarks/results/study_economics.md).
+    options: dict[str, Any] | None = {"triton.autotune_pointwise": False} if backend == "inductor" else None
     # One wrapper for all layers and trials. Whole graphs only: what cannot be compiled is an error, not a slow trial.
-    left_out: dict[str, Any] = {"triton.autotune_pointwise": False}
-    options = None if tunes or backend != "inductor" else left_out
     made = torch.compile(function, backend=backend, fullgraph=True, dynamic=False, options=options)
     compiled: Callable[..., Tensor] = made
     return compiled

@@ -271,9 +271,7 @@ class Head(nn.Module):
         if self.loss_chunks > 1 and not self.last_only:
             return self._loss_by_chunks(x, targets)
         method = Head.last_loss if self.last_only else Head.loss
-        # Logits are the largest tensor, and their gradient takes their place: to time that kernel, inductor keeps them
-        # in pinned memory of the host, 1 to 4 s of a first step by micro-batches of 1 to 4 (two H200).
-        return self.compiler.run(method, self, x, targets, tunes=False)
+        return self.compiler.run(method, self, x, targets)
 
     def _loss_by_chunks(self, x: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy summed over all tokens, with the logits of one part of them at a time.
@@ -286,7 +284,7 @@ class Head(nn.Module):
         return torch.stack([_again(self._loss_of_rows, *part) for part in parts]).sum()
 
     def _loss_of_rows(self, rows: Tensor, targets: Tensor) -> Tensor:
-        return self.compiler.run(Head.loss_of_rows, self, rows, targets, tunes=False)
+        return self.compiler.run(Head.loss_of_rows, self, rows, targets)
 
     def normed(self, x: Tensor) -> Tensor:
         """The inputs of the projection, [batch, sequence, hidden] on every tensor parallel rank."""
