@@ -67,5 +67,5 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Gives back memory and process groups; may be called twice, and after a failed `build`."""
+        """Gives back memory and own process groups; may be called twice, and after a failed `build`."""
         ...

@@ -1,7 +1,12 @@
-"""Process groups of a worker that runs one trial after another: each trial gets a new default group."""
+"""Process groups of a worker that runs one trial after another.
+
+A group is made for a trial and kept for the next ones of the same meeting: to make NCCL's communicators and to end them
+takes one to two seconds of a trial (two H200, `benchmarks/results/study_economics.md`).
+"""
 
 import gc
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Final
@@ -18,6 +23,11 @@ MEET_S: Final = 180.0
 _stores: list[Store] = []
 """The store of this process's lane, once it is open."""
 
+_met: list[str] = []
+"""The meeting whose default group this process is in."""
+_kept: dict[tuple[tuple[int, ...], int], dist.ProcessGroup] = {}
+"""Groups beside the default one, by their ranks and their number among those of the same ranks."""
+
 
 def open_store(address: str, port: int, *, holds: bool, num_ranks: int) -> None:
     """Opens the store of a lane, which one of its workers `holds` for all. Nobody waits for the others here."""
@@ -32,10 +42,16 @@ def take_store() -> Store:
 
 
 def join_groups(store: Store, name: str, *, rank: int, world_size: int, device: str, timeout_s: float) -> None:
-    """Makes the default group of one trial; every rank calls it, and drives a torch device.
+    """Makes the default group of a trial; every rank calls it, and drives a torch device.
 
-    The ranks meet in the store. No two groups of one store may share a name. A collective may wait `timeout_s`.
+    The ranks meet in the store. Under the name of the meeting that they are in they stay together, with the groups that
+    `group_of` made. No two meetings of one store may share a name. A collective may wait `timeout_s`.
     """
+    if dist.is_initialized():
+        if _met == [name]:
+            return
+        leave_groups()
+    _met[:] = [name]
     dist.init_process_group(
         "nccl" if torch.device(device).type == "cuda" else "gloo",
         store=PrefixStore(name, store),
@@ -43,6 +59,20 @@ def join_groups(store: Store, name: str, *, rank: int, world_size: int, device: 
         world_size=world_size,
         timeout=timedelta(seconds=timeout_s),
     )
+
+
+def group_of(ranks: Sequence[int], number: int, role: str) -> dist.ProcessGroup:
+    """Returns the group of some ranks of this meeting, this one among them; each of these calls it at the same time.
+
+    A trial that needs several groups of the same ranks numbers them from 0. Profiles call it by its `role`.
+    """
+    key = (tuple(ranks), number)
+    if _kept.get(key) not in distributed_c10d._world.pg_map:  # also where somebody else has ended it
+        # Its name follows from the ranks and from how many groups there are, so that another process calls it alike:
+        # compiled graphs are kept by the names of their groups.
+        _kept[key] = dist.new_group(list(ranks), use_local_synchronization=True)
+    _kept[key]._set_group_desc(role)
+    return _kept[key]
 
 
 def meet(device: str) -> None:
@@ -87,10 +117,11 @@ def begun() -> str:
 
 
 def leave_groups() -> int:
-    """Ends every group, also where there is none; returns how many beside the default one the engine had not ended."""
+    """Ends every group, also where there is none; returns how many an engine has made by itself and not ended."""
     left = 0
     if dist.is_initialized():
-        left = len(distributed_c10d._world.pg_map) - 1
+        left = len(distributed_c10d._world.pg_map) - 1 - len(_kept)
+        _kept.clear()
         dist.destroy_process_group()
     _let_go_of_groups()
     return left

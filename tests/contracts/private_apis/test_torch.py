@@ -27,6 +27,15 @@ def test_get_sequence_number_for_group() -> None:
         assert dist.group.WORLD._get_sequence_number_for_group() == before + 1
 
 
+@pytest.mark.private_api("torch.distributed.ProcessGroup._set_group_desc")
+def test_set_group_desc() -> None:
+    dist = load("torch.distributed")
+    with group_of_one():
+        dist.group.WORLD._set_group_desc("mesh_tp")
+        configs = dist.distributed_c10d._get_all_pg_configs()  # what a profile's trace says of its groups
+        assert [config["pg_desc"] for config in configs] == ["mesh_tp"]
+
+
 @pytest.mark.private_api("torch.distributed.ProcessGroup._get_backend")
 def test_get_backend() -> None:
     torch, dist = load("torch"), load("torch.distributed")

@@ -23,7 +23,7 @@ from wattune.trial import Measure, TrialSpec
 from wattune.workers import process_groups
 from wattune.workers.engine import Ranks, StepSpans
 from wattune.workers.loop import measure_trial
-from wattune.workers.process_groups import abort_groups, begun, join_groups, leave_groups
+from wattune.workers.process_groups import abort_groups, begun, group_of, join_groups, leave_groups
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -48,6 +48,7 @@ SPEC = trial_spec(
 def _worker(rank: int, folder: Path) -> None:
     store = store_of_two(rank, folder)
     assert not dist.is_initialized() and leave_groups() == 0
+    names = set()
     for trial in range(3):
         # Ranks may change places from trial to trial.
         mine = rank if trial % 2 == 0 else 1 - rank
@@ -56,8 +57,19 @@ def _worker(rank: int, folder: Path) -> None:
         tensor = torch.tensor([mine + 1])
         dist.all_reduce(tensor, group=extra)
         assert tensor.item() == 3 and dist.get_rank() == mine
+        pair = group_of((0, 1), 0, "mesh_tp")
+        for number, role in ((1, "mesh_pp"), (0, "mesh_shard")):  # the next trial of the meeting
+            join_groups(store, f"trial-{trial}", rank=mine, world_size=2, device="cpu", timeout_s=100)
+            one = group_of((0, 1), number, role)
+            assert (one is pair) == (number == 0) and one.group_desc == role and dist.get_world_size(extra) == 2
+            dist.all_reduce(tensor := torch.tensor([mine + 1]), group=one)
+            assert tensor.item() == 3
+        names.add(pair.group_name)
         abort_groups()  # nothing on processors
         assert leave_groups() == 1 and not dist.is_initialized()
+    assert len(names) == 1, "graphs are kept by the names of their groups"
+    join_groups(store, "left", rank=rank, world_size=2, device="cpu", timeout_s=100)
+    group_of((0, 1), 0, "mesh_tp")  # what is kept does not outlast its meeting
     # A rank that leaves frees one that waits for it.
     join_groups(store, "unequal", rank=rank, world_size=2, device="cpu", timeout_s=100)
     if rank == 0:
@@ -139,7 +151,7 @@ class _FailsInProfile(TorchEngine):
         super().build(spec, ranks, seed=seed)
         self._rank = ranks.rank
 
-    def progress(self, part: str, _done: int, _total: int) -> None:
+    def progress(self, part: str, *_: float) -> None:
         self.part = part
 
     def step(self) -> StepSpans:

@@ -55,12 +55,9 @@ class TorchEngine(Answering):
         self._running = _Running(spec, ranks, self._meshes, device, seed, compiler)
 
     def close(self) -> None:
-        """Gives back memory and the process groups `build` made."""
-        self._running = None
-        meshes, self._meshes = self._meshes, None
+        """Gives back memory. Process groups stay for the next trial of the meeting."""
+        self._running = self._meshes = None
         gc.collect()  # modules and their hooks refer to each other
-        if meshes is not None:
-            meshes.close()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
             # The pages that offloaded activations were pinned in; not every version of torch can give them back.

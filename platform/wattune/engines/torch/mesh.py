@@ -1,14 +1,20 @@
 """The ranks of a plan as device meshes, agreeing with `wattune.plans.parallel`."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from wattune.engines.model.experts import ExpertShard
 from wattune.engines.model.tensor_ranks import TensorRanks
 from wattune.plans.axes import Plan
 from wattune.plans.parallel import coordinates
+from wattune.workers.process_groups import group_of
 
 _identities: dict[tuple[int, tuple[str, ...]], int] = {}
 
@@ -29,31 +35,28 @@ class Meshes:
 
     @classmethod
     def create(cls, plan: Plan, *, world_size: int, rank: int, device_type: str, has_experts: bool) -> "Meshes":
-        """Makes the process groups; all ranks must call it together."""
-
-        def mesh(**sizes: int) -> DeviceMesh:
-            return init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        """Takes this meeting's groups, or makes them; all ranks must call it together."""
 
         def split(size: int) -> dict[str, int]:
             copies = size if plan.sharding == "none" else plan.dp_replicate
             return {"replicate": copies, "shard": size // copies}
 
         dp = plan.dp(world_size)
-        dense = mesh(pp=plan.pp, **split(dp), tp=plan.tp)
-        here = coordinates(rank, plan, world_size)
-        place = dense.get_coordinate()
+        sizes = [{"pp": plan.pp, **split(dp), "tp": plan.tp}]
+        sizes += [{"pp": plan.pp, **split(dp // plan.ep), "ep": plan.ep, "tp": plan.tp}] if has_experts else []
+        grids = [torch.arange(world_size).view(*each.values()) for each in sizes]
+        groups = _groups(sizes, grids, rank)
+        identity = _identities.setdefault((rank, tuple(each.group_name for each in chain(*groups))), len(_identities))
+        suffix = f"_{identity}"
+        dense, *experts = (
+            # All under names of their own: what groups are called is known once they exist.
+            DeviceMesh.from_group(each, device_type, mesh=grid, mesh_dim_names=tuple(dim + suffix for dim in dims))
+            for each, grid, dims in zip(groups, grids, sizes, strict=True)
+        )
+        here, place = coordinates(rank, plan, world_size), dense.get_coordinate()
         assert place is not None
         assert (place[0], place[1] * split(dp)["shard"] + place[2], place[3]) == (here.pp, here.dp, here.tp)
-        experts = mesh(pp=plan.pp, **split(dp // plan.ep), ep=plan.ep, tp=plan.tp) if has_experts else None
-        groups = [group for each in (dense, experts) if each is not None for group in each.get_all_groups()]
-        identity = _identities.setdefault((rank, tuple(group.group_name for group in groups)), len(_identities))
-        suffix = f"_{identity}"
-        return cls(
-            _dense=_renamed(dense, suffix),
-            _experts=None if experts is None else _renamed(experts, suffix),
-            identity=identity,
-            _suffix=suffix,
-        )
+        return cls(_dense=dense, _experts=experts[0] if experts else None, identity=identity, _suffix=suffix)
 
     def dense(self, *dims: str) -> DeviceMesh:
         """Dimensions `pp`, `replicate`, `shard`, `tp` of the mesh of everything but experts."""
@@ -82,20 +85,20 @@ class Meshes:
             group=ep.get_group() if plan.ep > 1 else None,
         )
 
-    def close(self) -> None:
-        """Destroys the process groups made for the meshes; the default group stays."""
-        for mesh in (self._dense, self._experts):
-            for group in mesh.get_all_groups() if mesh is not None else []:
-                if group is not dist.group.WORLD:
-                    dist.destroy_process_group(group)
 
+def _groups(sizes: Sequence[dict[str, int]], grids: Sequence[Tensor], rank: int) -> list[list[dist.ProcessGroup]]:
+    """Returns this rank's group along each dimension of each mesh.
 
-def _renamed(mesh: DeviceMesh, suffix: str) -> DeviceMesh:
-    """The same groups under other names of dimensions: what the groups are called is known once they exist."""
-    assert mesh.mesh_dim_names is not None
-    return DeviceMesh.from_group(
-        mesh.get_all_groups(),
-        mesh.device_type,
-        mesh=mesh.mesh,
-        mesh_dim_names=tuple(name + suffix for name in mesh.mesh_dim_names),
-    )
+    Those of several ranks are made first, so that they are called alike whichever dimension has ranks.
+    """
+    found: dict[tuple[int, int], dist.ProcessGroup] = {}
+    counts: Counter[tuple[int, ...]] = Counter()
+    dims = [
+        (size == 1, mesh, dim, name) for mesh, of in enumerate(sizes) for dim, (name, size) in enumerate(of.items())
+    ]
+    for _, mesh, dim, name in sorted(dims):
+        place = (grids[mesh] == rank).nonzero()[0].tolist()
+        own = tuple(grids[mesh][(*place[:dim], slice(None), *place[dim + 1 :])].tolist())
+        found[mesh, dim] = group_of(own, counts[own], f"mesh_{name}")
+        counts[own] += 1
+    return [[found[mesh, dim] for dim in range(len(of))] for mesh, of in enumerate(sizes)]

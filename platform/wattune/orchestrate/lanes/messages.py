@@ -156,7 +156,7 @@ class RankAssignment:
     local_rank: int
     slot: Slot
     meeting: str
-    """Name under which the ranks meet; no two trials of a group share it."""
+    """Name under which the ranks meet. Trials of a group that share it share their process groups."""
     assignment: Assignment | None
     """None if the ranks only test that they find each other. On its way to a worker it is a reference, see `Share`."""
     rendezvous: str = ""

@@ -64,6 +64,7 @@ def serve(config: dict[str, Any]) -> None:
         while (assigned := worker.next_trial(report)) is not None:
             after = worker.probe(assigned) if assigned.assignment is None else worker.run(assigned)
             report = replace(after, after=assigned.number)
+        leave_groups()
 
 
 class _Worker:
@@ -112,8 +113,9 @@ class _Worker:
         outcome, place = self._measure(assigned, watch)
         outcome = replace(outcome, provenance=provenance(self._device), parts_s=watch.parts_s())
         ray.get(self._keeper.call.remote(self._lane, "deliver", self._group, assigned.number, outcome, place))
+        stays = watch.in_order and outcome.status is RunStatus.COMPLETED
         del outcome
-        return self._settle()
+        return self._settle(stays=stays)
 
     def _measure(self, assigned: RankAssignment, watch: "_Watch") -> tuple[RankOutcome, Place | None]:
         assignment = assigned.assignment
@@ -179,10 +181,10 @@ class _Worker:
             timeout_s=timeout_s,
         )
 
-    def _settle(self) -> Report:
-        """Cleans up, and reports whether memory came back."""
+    def _settle(self, *, stays: bool) -> Report:
+        """Cleans up, and reports whether memory came back. The rank stays in its groups, or leaves them."""
         try:
-            num_groups = leave_groups()
+            num_groups = 0 if stays else leave_groups()
             clean_up(self._device)
             after = leftovers(self._device, num_groups)
         except Exception as error:  # a device that no longer answers, a group that cannot be ended
@@ -210,6 +212,8 @@ class _Watch:
         self._begun_s = self._part_since_s = time.monotonic()
         self._parts_s: dict[str, float] = {}
         self._stop_reason: str | None = None
+        self.in_order = True
+        """False after an error, also one that leaves the result as it is: other ranks may wait for this one."""
         self._shows_spans = assigned.assignment.shows_spans
         self._place: Place | None = None
         self._anchor = ClockAnchor.now()
@@ -247,6 +251,7 @@ class _Watch:
 
     def outcome(self, error: BaseException) -> RankOutcome:
         """Turns an error into the outcome that the lane gets."""
+        self.in_order = False
         if self._stop_reason is not None:
             status, reason = RunStatus.ABORTED, f"rank {self._rank} was stopped: {self._stop_reason}"
             return RankOutcome(rank=self._rank, status=status, reason=reason, end_mono_ns=time.monotonic_ns())
@@ -270,6 +275,7 @@ class _Watch:
 
     def _failing(self, error: BaseException) -> None:
         """Tells the lane of an error before anything is closed: closing may wait for ranks that wait for this one."""
+        self.in_order = False
         if self._stop_reason is None:
             self._report_failing(error)
         if self._engine is not None:

@@ -13,9 +13,11 @@ import pyarrow as pa
 from wattune.errors import EngineError
 from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.lanes.messages import Assignment, Death, GroupKey, Place, RankAssignment, Report, WorkerPlace
+from wattune.plans.axes import DEGREES
 from wattune.plans.placement import Slot, place
 from wattune.plans.program import is_command
 from wattune.run import RunStatus
+from wattune.trial import TrialSpec
 from wattune.workers.outcome import RankOutcome
 from wattune.workers.watchdog import Order
 
@@ -185,6 +187,8 @@ class Group:
         self.num_trials += 1
         number = self.num_trials
         ranks = assign_ranks(assignment, self.workers, number=number)
+        if not only_meet and (meeting := self._meeting(assignment, ranks)):
+            ranks = {worker: replace(rank, meeting=meeting) for worker, rank in ranks.items()}
         first = next((worker for worker, rank in ranks.items() if rank.rank == 0), None)
         offered = None if first is None else self.reports.get(first)
         rendezvous = "" if offered is None else offered.rendezvous
@@ -192,6 +196,23 @@ class Group:
         ranks = {worker: replace(rank, assignment=shared, rendezvous=rendezvous) for worker, rank in ranks.items()}
         self.trial = TrialOfGroup(number=self.num_trials, assignment=None if only_meet else assignment, ranks=ranks)
         return self.trial
+
+    def _meeting(self, assignment: Assignment, ranks: dict[int, RankAssignment]) -> str:
+        """The name under which the last trial met, if its ranks are in order and the next one needs the same groups."""
+        last = self.trial
+        if last is None or last.assignment is None or last.cause is not None or not last.answered:
+            return ""
+        before, after = ({worker: each.rank for worker, each in one.items()} for one in (last.ranks, ranks))
+        if before != after or _groups(last.assignment.spec) != _groups(assignment.spec):
+            return ""
+        return next(iter(last.ranks.values())).meeting
+
+
+def _groups(spec: TrialSpec) -> tuple[Any, ...]:
+    """Returns what process groups follow from. Each holds memory of a device; two ranks have one pair for any plan."""
+    plan, few = spec.plan, spec.cluster.world_size <= 2
+    shape = () if few else (*(getattr(plan, name) for name in DEGREES), plan.dp_replicate, plan.sharding == "none")
+    return spec.engine, *shape
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Node
 from wattune.orchestrate.lanes.messages import Assignment, GroupKey, Place, Report, WorkerPlace
-from wattune.orchestrate.lanes.worker_group import Group, LaneError, TrialOfGroup, assign_ranks
+from wattune.orchestrate.lanes.worker_group import Group, LaneError, TrialOfGroup, _groups, assign_ranks
 from wattune.plans.axes import Plan
 from wattune.run import RunStatus
 from wattune.trial import Measure, TrialSpec
@@ -82,12 +82,36 @@ def test_workers_on_other_nodes_are_refused(group: Group) -> None:
     assert group.trial is None
 
 
-def test_each_trial_of_a_group_has_a_number_and_a_meeting_of_its_own(group: Group) -> None:
+def test_each_trial_of_a_group_has_a_number_and_one_that_did_not_end_well_a_meeting_of_its_own(group: Group) -> None:
     first, second = group.begin(ASSIGNMENT), group.begin(ASSIGNMENT)
     assert (first.number, second.number) == (1, 2) and group.trial is second
     assert {rank.meeting for rank in first.ranks.values()} == {"trial-1"}
     assert {rank.meeting for rank in second.ranks.values()} == {"trial-2"}
     assert second.name == f"{SPEC.trial_id}-0" and all(rank.number == 2 for rank in second.ranks.values())
+
+
+def test_ranks_stay_together_where_the_last_trial_ended_well_and_the_next_needs_the_same_groups(group: Group) -> None:
+    def meeting(spec: TrialSpec, *ends: RunStatus) -> str:
+        trial = group.begin(replace(ASSIGNMENT, attempt=replace(ASSIGNMENT.attempt, spec=spec)))
+        for rank, status in enumerate(ends):
+            trial.deliver(outcome(rank, status), None)
+        (name,) = {rank.meeting for rank in trial.ranks.values()}
+        return name
+
+    well = (RunStatus.COMPLETED, RunStatus.COMPLETED)
+    other = replace(SPEC, plan=replace(SPEC.plan, micro_batch_size=2))
+    names = [meeting(SPEC, *well), meeting(other, *well), meeting(replace(SPEC, engine="other"), *well)]
+    assert names == ["trial-1", "trial-1", "trial-3"]
+    names = [meeting(SPEC, RunStatus.COMPLETED, RunStatus.OUT_OF_MEMORY), meeting(SPEC, *well), meeting(SPEC, well[0])]
+    assert names == ["trial-4", "trial-5", "trial-5"]
+    assert meeting(SPEC, *well) == "trial-7", "a rank of the last one has not answered"
+    group.begin(ASSIGNMENT, only_meet=True)
+    assert meeting(SPEC, *well) == "trial-9", "those that only met have left"
+    assert meeting(replace(SPEC, plan=Plan(rank_order=(1, 0))), *well) == "trial-10", "other processes"
+    # Of more ranks each shape needs groups of its own, which would hold memory.
+    four = replace(SPEC, cluster=replace(SPEC.cluster, devices_per_node=4), plan=replace(SPEC.plan, tp=2))
+    wide = replace(four, plan=replace(four.plan, tp=4))
+    assert _groups(four) == _groups(replace(four, plan=replace(four.plan, recompute="full"))) != _groups(wide)
 
 
 def test_ranks_that_only_meet_get_nothing_to_train(group: Group) -> None:
