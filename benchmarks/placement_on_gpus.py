@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,11 @@ import torch.distributed as dist
 from harness import header
 
 from wattune.api.placement import FREE_BELOW
-from wattune.catalog.hardware import ClusterSpec
+from wattune.catalog.hardware import ClusterSpec, device_of_product
 from wattune.catalog.models import model
 from wattune.cost.power import power_coefficients
 from wattune.engines.torch.engine import TorchEngine
-from wattune.placement.gain import Pipe
+from wattune.placement.gain import Pipe, strain_of_waiting
 from wattune.plans.axes import Plan
 from wattune.schema import PHASES
 from wattune.trial import TrialSpec
@@ -78,14 +79,26 @@ COLUMNS = (
 """Of one row in `placement_on_gpus.csv`: times of the two stages' micro-batches, and what was measured."""
 
 
-def specification(layers: int, on_cpu: bool, moved: bool) -> TrialSpec:
+Row = dict[str, Any]
+"""Numbers by the names of `COLUMNS`, and the kind of `device`; rows from before that had one are of H100."""
+
+
+def read(path: Path) -> list[Row]:
+    """Reads a table."""
+    with open(path, newline="") as file:
+        found = [{"device": "h100_sxm", **row} for row in csv.DictReader(file)]
+    return [{key: text if key == "device" else float(text or "nan") for key, text in row.items()} for row in found]
+
+
+def specification(layers: int, moved: bool, device: str) -> TrialSpec:
     """A dense model of two stages, even or with one layer moved to the first."""
+    on_cpu = device == "cpu"
     width = {"hidden_size": 128, "ffn_hidden_size": 256, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 256}
     if not on_cpu:
         width = {"hidden_size": 2048, "ffn_hidden_size": 8192, "num_heads": 16, "num_kv_heads": 8, "vocab_size": 4096}
     return TrialSpec(
         model=replace(model("llama3_8b"), num_layers=2 * layers, **width),
-        cluster=ClusterSpec(device="cpu" if on_cpu else "h100_sxm", devices_per_node=2),
+        cluster=ClusterSpec(device=device, devices_per_node=2),
         engine="torch",
         workload=Workload(seq_len=64 if on_cpu else 4096, global_batch_size=12),
         plan=Plan(
@@ -135,41 +148,52 @@ def stages_s(windows: list[Window]) -> Any:
     return np.median(each_s[:, :, 1:3].sum(-1) - each_s[:, :, 4], axis=1) / windows[0].num_micro_batches
 
 
-def predicted_gain(row: dict[str, float], strain: float = 0.0, held_strain: float | None = None) -> float:
-    """Predicts the gain of one layer moved to the first stage, by the placement room alone.
+def pipe_of(row: Row, strain: float, held_strain: float | None) -> Pipe:
+    """Returns the even layout of a row's reference, as `place` takes it.
 
     `strain` is that of `Pipe`, and `held_strain` what a device has of it while it is held; None is as much.
     """
-    spec = specification(int(row["num_layers_a_stage"]), on_cpu=False, moved=False)
+    spec = specification(int(row["num_layers_a_stage"]), False, row["device"])
     free, held, optimizer = (
         np.array([row[f"{one}_first_s"], row[f"{one}_last_s"]]) for one in ("free", "held", "optimizer")
     )
     works = free[1] / held[1]  # share of the time that the held device computes
     of_last = strain if held_strain is None else works * strain + (1 - works) * held_strain
     strains, behind_s = np.array([strain, of_last]), np.nan_to_num(row["behind_s"])
-    pipe = Pipe(spec, free[None], (held / free)[None], row["backward_frac"], optimizer, strains, behind_s=behind_s)
+    return Pipe(spec, free[None], (held / free)[None], row["backward_frac"], optimizer, strains, behind_s=behind_s)
+
+
+def predicted_gain(row: Row, strain: float = 0.0, held_strain: float | None = None) -> float:
+    """Predicts the gain of one layer moved to the first stage, by the placement room alone."""
+    pipe = pipe_of(row, strain, held_strain)
     pipe.rest_s = row["held_step_s"] - float(pipe.step_s()[0])
     return float((pipe.step_s() / pipe.step_s(pipe.layers + np.array([[1, -1]])))[0]) - 1.0
 
 
-def strain_of(rows: list[dict[str, float]]) -> tuple[float, float | None]:
+def strain_of(rows: list[Row]) -> tuple[float, float | None]:
     """Computes what the devices draw without their limit, over what it leaves above idle: computing, and held.
 
     Computing as `place` does, of the first device where it waits for a fifth of a round. Held by what the joules of a
     step grow with the time that the last device is held; None where nobody kept them.
     """
-    c, found = power_coefficients(specification(1, on_cpu=False, moved=False).cluster.sensed_device), []
+    c = power_coefficients(specification(1, False, rows[0]["device"]).cluster.sensed_device)
     room_w = c.regulated_frac * c.limit_w - c.idle_w
-    for row in (one for one in rows if one["held_first_s"] < FREE_BELOW * one["held_last_s"]):
-        busy = 4 * row["held_first_s"] / row["held_step_s"]
-        free_w = (row["held_first_w"] - c.idle_w - (1 - busy) * c.wait_w) / busy
-        found.append(free_w / room_w)
     depths = np.array([one["num_layers_a_stage"] for one in rows])
     busy_s, energy_j = np.array([[4 * o["held_last_s"], o["held_last_w"] * o["held_step_s"]] for o in rows]).T
     for each in (busy_s, energy_j):
         each -= [each[depths == one].mean() for one in depths]
     held_w = float(busy_s @ energy_j / (busy_s @ busy_s))
-    return float(np.median(found or [0.0])), None if np.isnan(held_w) else (held_w - c.idle_w) / room_w
+    held_strain = None if np.isnan(held_w) else (held_w - c.idle_w) / room_w
+    waiting = [one for one in rows if one["held_first_s"] < FREE_BELOW * one["held_last_s"]]
+    drawn = []
+    for row in waiting:
+        busy = 4 * row["held_first_s"] / row["held_step_s"]
+        drawn.append((row["held_first_w"] - c.idle_w - (1 - busy) * c.wait_w) / busy / room_w)
+    if not waiting or np.isnan(drawn).any():
+        return 0.0, held_strain
+    ratio = float(np.median(drawn))  # of steps of half a second, between whose ends a meter tells few readings
+    found = [strain_of_waiting(ratio, [0], partial(pipe_of, row, held_strain=held_strain)) for row in waiting]
+    return float(np.median(found)), held_strain
 
 
 KERNEL = """
@@ -252,9 +276,11 @@ class Hold(torch.autograd.Function):
 class Layouts:
     """The two layouts of one depth, built on this rank; holds are of the last one alone."""
 
-    def __init__(self, layers: int, ranks: Ranks, on_cpu: bool) -> None:
+    def __init__(self, layers: int, ranks: Ranks) -> None:
         """Builds and warms both, and measures the free stages. Collective."""
-        self.specs = [specification(layers, on_cpu, moved) for moved in (False, True)]
+        kind = device_of_product(torch.cuda.get_device_name()) if ranks.device != "cpu" else None
+        self.kind = kind.name if kind else "cpu"
+        self.specs = [specification(layers, moved, self.kind) for moved in (False, True)]
         self.engines, self.is_slow = [TorchEngine(), TorchEngine()], ranks.rank == 1
         for engine, spec in zip(self.engines, self.specs, strict=True):
             engine.build(spec, ranks, seed=0)
@@ -370,11 +396,11 @@ def work(
     own = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, own[rank * len(own) // 2 : (rank + 1) * len(own) // 2])
     gc.disable()  # it stops a host for long enough that the device waits
-    rows: list[list[Any]] = [list(COLUMNS)]
+    rows: list[list[Any]] = [["device", *COLUMNS]]
     passes: list[tuple[float, ...]] = []
     for number, each in enumerate(layers):
         begun_s = time.monotonic()
-        both = Layouts(each, ranks, on_cpu)
+        both = Layouts(each, ranks)
         built_s = time.monotonic()
         if end_s is not None:  # deeper stages take longer, and so do their cases
             later_s = BUILD_S_A_LAYER * sum(layers[number + 1 :])
@@ -385,11 +411,11 @@ def work(
         cases = [Case(both, one / each) for one in quanta[number % 2 :: 2]]
         while (chosen := both.case_for(cases, built_s)) is not None:
             cases[chosen].take_turn()
-            found = [one.row() for one in cases if one.turn >= 2]
+            found = [[both.kind, *(f"{value:.6g}" for value in one.row())] for one in cases if one.turn >= 2]
             if rank == 0:
                 with open(out / "placement_on_gpus.csv", "w", newline="") as file:
-                    csv.writer(file).writerows(rows + [[f"{value:.6g}" for value in one] for one in found])
-        rows += [[f"{value:.6g}" for value in one] for one in found]
+                    csv.writer(file).writerows(rows + found)
+        rows += found
         if rank == 0:
             took_s = time.monotonic() - built_s
             print(f"  turns {[one.turn for one in cases]}, {took_s:.0f} s", flush=True)
@@ -406,8 +432,7 @@ def work(
 
 def judged(path: Path) -> bool:
     """Prints the bars of a table, of its last call where it has several; whether all hold."""
-    with open(path, newline="") as file:
-        every = [{key: float(value or "nan") for key, value in row.items()} for row in csv.DictReader(file)]
+    every = read(path)
     rows = [one for one in every if one.get("num_call") == every[-1].get("num_call")]
     strain = strain_of(rows)
     print(f"without its limit a device would draw so much of what it leaves above idle, computing and held: {strain}")

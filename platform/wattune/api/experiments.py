@@ -336,12 +336,9 @@ def _run(
     """Runs arms in turn, as one study if they can be; returns the study of each trial by its id."""
     name, joined, began_s = f"experiment_{name}", _joined(spaces), time.monotonic()
     ends = [one | {"study": f"{name}_{end}"} for one, end in zip(spaces, "ab", strict=False)]
-    most = spaces[0]["measure"]["repeats"]
+    own, most = spaces[0]["measure"], spaces[0]["measure"]["repeats"]
     # A, B B, A A, and so on: drift cancels, and two runs of one arm in a row start its workers once.
-    turns = [
-        ends[k % 2] | {"measure": spaces[0]["measure"] | {"repeats": min(k + 1, most)}}
-        for k in range(0 if joined else most + 1)
-    ]
+    turns = [ends[k % 2] | {"measure": own | {"repeats": min(k + 1, most)}} for k in range(most + 1)]
     studies = dict[str, Study]()
     for space in [joined | {"study": name}] if joined else turns:
         planned = plan(space)

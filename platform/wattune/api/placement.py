@@ -88,7 +88,7 @@ def place(
     times_s = mean(run.metrics["step_time_s"] for run in runs), restart_s, horizon_s
     peak_bytes = max((one for run in runs if (one := run.metrics.get("memory_peak_bytes"))), default=None)
     slots = slot_map(map_of or str(folder.path), storage=storage)
-    beside = backward_frac, optimizer_s, _strain(spec, runs[-1], own), exchange_s, behind_s
+    beside = backward_frac, optimizer_s, _drawn(spec, runs[-1], own), exchange_s, behind_s
     return replace(place_plan(spec, slots, own, beside, times_s, peak_bytes), study=str(folder.path))
 
 
@@ -143,10 +143,10 @@ def _measured(folder: StudyFolder) -> list[tuple[TrialSpec, Run]]:
     return found
 
 
-def _strain(spec: TrialSpec, run: Run, own: Sequence[SlotReading]) -> Floats | float:
-    """`Pipe.strain` by the devices that wait in much of a round, which no limit slows; 0 where no power is known.
+def _drawn(spec: TrialSpec, run: Run, own: Sequence[SlotReading]) -> Floats | float:
+    """What devices draw while they work, over what their limit leaves: of those that wait in much of a round, else NaN.
 
-    A device that never waits and yet draws less than its limit leaves is slowed by something else.
+    0 where no power is known, and of a device that never waits and yet draws less: something else slows it.
     """
     c, slowest_s = power_coefficients(spec.cluster.sensed_device), max((one.time_s for one in own), default=0.0)
     power_w = np.array([np.nan if one.power_w is None else one.power_w for one in own])
@@ -157,7 +157,7 @@ def _strain(spec: TrialSpec, run: Run, own: Sequence[SlotReading]) -> Floats | f
     busy = np.minimum(each * np.array([one.time_s for one in own]) / run.metrics["step_time_s"], 1.0)
     free_w = (power_w - c.idle_w - (1 - busy) * c.wait_w) / busy
     strain = free_w / (c.regulated_frac * run.metrics.get(LIMIT, c.limit_w) - c.idle_w)
-    return np.where(~waits & (strain < HELD_BELOW), strain, np.median(strain[waits]))
+    return np.where(waits, strain, np.where(strain < HELD_BELOW, 0.0, np.nan))
 
 
 def _readings(folder: StudyFolder, spec: TrialSpec, run: Run) -> tuple[list[SlotReading], float, Floats, float, float]:

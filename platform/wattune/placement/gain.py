@@ -1,6 +1,6 @@
 """Gain of another placement of a plan, with its interval, and whether it pays for a restart."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -34,6 +34,9 @@ moved on four, beyond assumed), and of what the power limit does (`placement_on_
 
 REGULATED_S: Final = 0.035
 """A power limit acts on means over about this long: passes of two H100 after waits (`placement_on_gpus.md`)."""
+
+MOST_STRAIN: Final = 2.0
+"""End of the search for a strain: matrix units that work all the time would draw 1.6 to 1.8 on H100 and H200."""
 
 HYSTERESIS: Final = 2.0
 """Standard errors that a gain over an earlier choice of placement must have: else a plan would go back and forth."""
@@ -71,7 +74,7 @@ class Regulated:
     """Passes of a device whose power without a limit strains it: at the full clock until the mean reaches the limit."""
 
     def __init__(self, strain: float) -> None:
-        self.strain, self.mean, self.busy_s = strain, np.zeros(()), np.zeros(())
+        self.strain, self.mean, self.busy_s, self.full_s = strain, np.zeros(()), np.zeros(()), np.zeros(())
 
     def __call__(self, lasts_s: Floats, wait_s: Floats) -> Floats:
         """Computes how long a pass takes after a wait that lasts so long at the full clock."""
@@ -82,8 +85,21 @@ class Regulated:
         full_s = np.minimum(REGULATED_S * np.log(over / (self.strain - 1.0)), lasts_s)
         self.mean = np.where(full_s < lasts_s, 1.0, self.strain - over * np.exp(-lasts_s / REGULATED_S))
         takes_s: Floats = full_s + (lasts_s - full_s) * self.strain ** (1 / LIMIT_EXPONENT)
-        self.busy_s = self.busy_s + takes_s
+        self.busy_s, self.full_s = self.busy_s + takes_s, self.full_s + full_s
         return takes_s
+
+
+def strain_of_waiting(drawn: float, stages: Sequence[int], pipe: Callable[[float], "Pipe"]) -> float:
+    """Finds the strain of devices that wait from what they draw while they work, over what the limit leaves above idle.
+
+    In passes longer than `REGULATED_S` the limit slows them too, so they draw less. `pipe` has their stages.
+    """
+    strain = drawn
+    for _ in range(8 if drawn > 1.0 else 0):
+        paces = [pipe(strain).paces[one] for one in stages]
+        full_frac = float(np.median([(one.full_s / one.busy_s).mean() for one in paces]))
+        strain = min(1.0 + (drawn - 1.0) / full_frac, MOST_STRAIN)
+    return strain
 
 
 class Pipe:
@@ -147,6 +163,7 @@ class Pipe:
         slowest = np.take_along_axis(slots, self.slowness[0, slots].argmax(axis=1)[:, None], axis=1)
         (pp, vpp), m, b = (self.spec.plan.pp, self.spec.plan.vpp), self.micro_batches, self.backward_frac
         paces = [Regulated(one) for one in self.strain[slowest[:, 0]].tolist()] if self.strain.max() > 1.0 else []
+        self.paces = paces
         each_s = stages_s.sum(2)
         if not paces and vpp == 1 and m >= 16 * pp:  # else its ends count: a layer
             ends_s = each_s.sum(-1) + 2 * (pp - 1) * self.exchange_s
@@ -258,7 +275,8 @@ def place_plan(
 ) -> PlacementAdvice:
     """Finds the exact best placements of a measured plan on a map, and recommends one that surely pays for a restart.
 
-    `own` are readings of one run of the plan, by slot, `beside` what `Pipe` takes after them. `times_s` are step,
+    `own` are readings of one run of the plan, by slot, `beside` what `Pipe` takes after them, for the strain what each
+    slot's device draws while it works: NaN where it never waits, 0 where no limit slows it. `times_s` are step,
     restart and horizon. `peak_bytes`, else its estimate, is what runs took: a layout that needs more is none.
     Raises `PlanError` where the map is of other machines or cannot compare the plan's slots, or there is one stage.
     """
@@ -273,7 +291,14 @@ def place_plan(
     if len({rows[one]["group"] for one in where}) > 1 or not slots.degrees:
         raise PlanError("; ".join(one for one in slots.notes if "look alike" in one or "twice" in one))
     of_stage = slots.work_s[:, [slots.works.index(one) for one in works]]
-    pipe = Pipe(spec, of_stage, slots.slowness[:, where], *beside)
+    drawn, slowness = np.broadcast_to(beside[2], len(own)), slots.slowness[:, where]
+    waiting = sorted({one.work[1] for one, ratio in zip(own, drawn, strict=True) if ratio > 0})
+
+    def pipe_of(one: float, maps: slice = slice(1)) -> Pipe:
+        return Pipe(spec, of_stage[maps], slowness[maps], *beside[:2], np.where(drawn == 0, 0.0, one), *beside[3:])
+
+    strain = strain_of_waiting(float(np.median(drawn[drawn > 0])), waiting, pipe_of) if waiting else 0.0
+    pipe = pipe_of(strain, slice(None))
     pipe.rest_s = step_time_s - float(pipe.step_s()[0])
     slowest, least = int(pipe.slowness[0].argmax()), restart_s / horizon_s
     moves = [replace(one, needs=one.needs.format(devices[slowest][0])) for one in pipe.moves()]

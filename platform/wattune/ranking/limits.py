@@ -24,10 +24,7 @@ LimitRows = list[dict[str, Any]]
 
 
 def every_50_w(specs: Sequence[TrialSpec], *, to_least: bool = False) -> VariedBound:
-    """Varies the limit from the lowest of these trials to the highest, in steps of 50 W from the highest down.
-
-    `to_least` takes the lowest limit that the devices take, where all trials have one.
-    """
+    """Varies the limit by 50 W from the highest of these trials to the lowest, `to_least` of one to the devices'."""
     limits = [limit for one in specs if np.isfinite(limit := limit_of(one))] or [0.0]
     least = min(limits)
     if to_least and least == max(limits):
@@ -37,9 +34,7 @@ def every_50_w(specs: Sequence[TrialSpec], *, to_least: bool = False) -> VariedB
 
 
 def by_limit(pairs: Results, varied: VariedBound, find: Find) -> list[LimitRows]:
-    """Reads the fastest plans at each limit that is varied: `measured` there, or predicted from their nearest run.
-
-    They are the five fastest and the fastest of each model.
+    """Reads the five fastest plans and each model's at each limit: `measured`, or predicted from their nearest run.
 
     A row has `plan` and `job`, `limit_w`, `num_devices`, `FIGURES` as `value`, `low` and `high`, and `buys_frac`: the
     gain in tokens a second over the limit below. A plan that lacks a figure, and a command, have none.

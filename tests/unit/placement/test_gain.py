@@ -6,15 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from placement_on_gpus import predicted_gain, strain_of
+from placement_on_gpus import predicted_gain, read, strain_of
 from specs import trial_spec
 
 from wattune.catalog.models import model
 from wattune.cost.clock import LIMIT_EXPONENT
 from wattune.errors import PlanError
-from wattune.placement.gain import MODEL_ERROR, REGULATED_S, Pipe, Regulated, place_plan
+from wattune.placement.gain import MODEL_ERROR, REGULATED_S, Pipe, Regulated, place_plan, strain_of_waiting
 from wattune.placement.slots import SlotReading, fit_map
 from wattune.plans.axes import Plan
+
+TABLE = Path(__file__).parents[3] / "benchmarks/results/placement_on_gpus.csv"
 
 
 def spec(layers=12, pp=2, *, on="1x2 h200_sxm", batch=64, **plan):
@@ -98,17 +100,16 @@ def test_a_device_that_its_limit_does_not_hold_gains_nothing_from_waiting() -> N
 
 
 def test_measured_moves_follow_the_schedule_and_scatter_as_intervals_say() -> None:
-    """The raw rows of the last call: all are within a point, and where the slowest stage stands counts."""
-    with open(Path(__file__).parents[3] / "benchmarks/results/placement_on_gpus.csv", newline="") as file:
-        rows = [{key: float(value or "nan") for key, value in row.items()} for row in csv.DictReader(file)]
-    rows = [one for one in rows if one["num_call"] == 4]
+    """The raw rows of one call on H100: all are within a point, and where the slowest stage stands counts."""
+    rows = [one for one in read(TABLE) if one["num_call"] == 4]
     measured, scatter = (
         np.array([one[name] for one in rows]) for name in ("measured_gain_frac", "measured_error_frac")
     )
     off = np.array([predicted_gain(one, *strain_of(rows)) for one in rows]) - measured
-    assert (np.abs(off) < 1.96 * np.hypot(MODEL_ERROR, scatter)).all() and np.abs(off).max() < 0.008
-    assert np.median(np.abs(off)) < 0.0015
-    assert (np.sign(off + measured) == np.sign(measured)).all()
+    assert (np.abs(off) < 1.96 * np.hypot(MODEL_ERROR, scatter)).all() and np.abs(off).max() < 0.0065
+    assert np.median(np.abs(off)) < 0.0012
+    wrong = np.sign(off + measured) != np.sign(measured)
+    assert wrong.sum() <= 1 and (np.abs(measured[wrong]) < scatter[wrong]).all(), "a gain that is none"
     by_formula = []
     for one in rows:
         layers, held = one["num_layers_a_stage"], np.array([one["held_first_s"], one["held_last_s"]])
@@ -116,6 +117,23 @@ def test_measured_moves_follow_the_schedule_and_scatter_as_intervals_say() -> No
         now_s, then_s = (float(each.sum() + 3 * each.max()) for each in (held, moved))
         by_formula.append((now_s - then_s) / one["step_even_s"] - one["measured_gain_frac"])
     assert (np.square(by_formula).mean() / np.square(off).mean()) ** 0.5 > 3
+
+
+def test_what_waits_draws_less_than_it_would_without_its_limit() -> None:
+    """A first stage that draws 1.4 at the full clock draws 1.2 while it works, as the limit slows its passes too."""
+
+    def pipe(strain: float) -> Pipe:
+        return Pipe(spec(batch=8), np.array([[0.06, 0.08]]), np.ones((1, 2)), 2 / 3, 0.0, np.array([strain, 1.4]))
+
+    pace = pipe(1.4).paces[0]
+    drawn = float((1.4 * pace.full_s + pace.busy_s - pace.full_s).mean() / pace.busy_s.mean())
+    assert 1.15 < drawn < 1.25 and strain_of_waiting(drawn, [0], pipe) == pytest.approx(1.4, abs=0.01)
+    assert strain_of_waiting(0.9, [0], pipe) == 0.9 and strain_of_waiting(1.9, [0], pipe) == 2.0
+    for number, (median, most) in {5: (0.004, 0.0145), 6: (0.006, 0.009)}.items():  # blind calls on H200
+        rows = [one for one in read(TABLE) if one["num_call"] == number]
+        free, held = strain_of(rows)
+        off = [predicted_gain(one, free, held) - one["measured_gain_frac"] for one in rows]
+        assert np.median(np.abs(off)) < median and np.abs(off).max() < most, number
 
 
 def test_an_interval_holds_the_error_of_the_prediction_beside_the_map_s() -> None:
