@@ -144,7 +144,7 @@ def _measured(folder: StudyFolder) -> list[tuple[TrialSpec, Run]]:
 
 
 def _drawn(spec: TrialSpec, run: Run, own: Sequence[SlotReading]) -> Floats | float:
-    """What devices draw while they work, over what their limit leaves: of those that wait in much of a round, else NaN.
+    """Returns what devices draw at work, over what their limit leaves, of those that wait in much of a round, else NaN.
 
     0 where no power is known, and of a device that never waits and yet draws less: something else slows it.
     """
