@@ -71,6 +71,11 @@ CASES: dict[str, dict[str, Any]] = {
         "engine": "megatron",
         "space": {"tp": [1, 2], "micro_batch_size": [1, 2, 4], **GATHERED},
     },
+    "tp2_engines": {
+        "model": {**LLAMA, "num_layers": 8},
+        "engine": ["torch", "megatron"],
+        "space": {"tp": [2], "micro_batch_size": [1, 4]},
+    },
     "mixture": {
         "model": {"name": "gpt_oss_20b_like", "num_layers": 8},
         "space": {"ep": [1, 2], "tp": [1, 2], "micro_batch_size": [1, 2], "recompute": ["none", "full"], **GATHERED},
@@ -95,6 +100,7 @@ LEAST_PLANS = {"dense": 50, "mixture": 30, "three_billion": 22}
 """Plans in ten minutes, cold, on two H100."""
 FIRST_WITHIN_S, TRIAL_WITHIN_S = 60.0, 9.0
 COLD_FRAC, WARM_FRAC = 0.45, 0.60  # least measured shares: of a cold study, and of one with kernels after its first
+OVER_MEGATRON = 1.15  # most that a step of torch's tp2 mbs1 takes, of Megatron's own
 SAME_STEPS_FRAC = 0.005  # difference of step times between the trees, over all plans, that counts as none
 LEAST_TAU, MOST_CONTRADICTED_FRAC = 0.95, 0.05
 MOST_ANNOUNCED, MOST_PARTS_FRAC = 1.3, 0.02
@@ -287,6 +293,18 @@ def same_steps(before: Results, now: Results) -> tuple[str, float]:
     return f"step time, this tree over the other, {len(both)} plans: {spread}", median
 
 
+def engines(found: Results) -> tuple[list[str], list[str]]:
+    """Compares torch with Megatron in one study, plan by plan: the lines, and in what the bar is missed."""
+    steps_s = {(spec.engine, spec.plan.label): run.metrics["step_time_s"] for spec, run in found.values()}
+    ratios = {
+        plan: own_s / steps_s["megatron", plan]
+        for (engine, plan), own_s in steps_s.items()
+        if engine == "torch" and ("megatron", plan) in steps_s
+    }
+    lines = [f"{plan}: a step of torch takes {ratio:.3f} of Megatron's" for plan, ratio in ratios.items()]
+    return lines, [line for line in lines if line.startswith("tp2 mbs1:") and ratios["tp2 mbs1"] > OVER_MEGATRON]
+
+
 def missed(case: str, now: dict[str, Any], before: dict[str, Any] | None, ratio: float, is_cpu: bool) -> list[str]:
     """In what a case misses its bars."""
     wrong: list[str] = []
@@ -461,6 +479,8 @@ def main(given: Namespace) -> Found:
             notes += [f"{case}: {line}"] if line else []
             other = found["before"][0] if given.before else None
             wrong += missed(case, found["this"][0], other, ratio, given.device == "cpu")
+            lines, slow = engines(found["this"][1])
+            notes, wrong = [*notes, *lines], [*wrong, *slow]
             wrong += again(case, found, notes, given.device == "cpu")
     return Found(rows, notes, wrong)
 
