@@ -182,12 +182,14 @@ def lightning(given: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=["huggingface", "lightning"])
+    parser.add_argument("kind", choices=["huggingface", "lightning", "both"])
     parser.add_argument("--callback", action="store_true")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--ranks", type=int, default=0)
     given = parser.parse_args()
-    {"huggingface": huggingface, "lightning": lightning}[given.kind](given)
+    for kind, train in (("huggingface", huggingface), ("lightning", lightning)):
+        if given.kind in (kind, "both"):  # one after the other, in a process that loads torch once
+            train(given)
     sys.stdout.write(json.dumps({"rank": int(os.environ.get("RANK", "0")), **OWN}) + "\n")
 
 

@@ -39,19 +39,20 @@ def tokens_by_step(batches: list[int], per_epoch: int) -> list[int]:
     return [sum(epoch[at : at + PER_STEP]) for epoch in epochs for at in range(0, len(epoch), PER_STEP)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["both", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS)])
 @pytest.mark.parametrize(
     "hooks", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["beside the hooks", "alone"]
 )
 def test_steps_and_tokens_are_the_programs_own(kind: str, hooks: bool, tmp_path: Path) -> None:
     """Gradient accumulation, padding, a last partial step, evaluations, a resume; the callback was pickled before."""
+    num_steps = 24 if kind == "both" else 12
     (own,) = run(tmp_path, kind, "--callback", "--resume", hooks=hooks)
     reader = StepReader(tmp_path, AUTO)
     (steps,) = reader.poll().values()
     assert reader.source == "spans (told by the program)" and reader.problems == []
-    assert len(own["tokens"]) == 3 * BATCHES
+    assert len(own["tokens"]) == 3 * BATCHES * (num_steps // 12)
     assert [one.tokens for one in steps] == tokens_by_step(own["tokens"], BATCHES)
-    assert [one.index for one in steps] == list(range(12)) and len(own["ends_s"]) == 12
+    assert [one.index for one in steps] == list(range(num_steps)) and len(own["ends_s"]) == num_steps
     # The program's clock begins at a step's first batch; the loading before it is the step's as well. A busy machine
     # holds up what lies between the two clocks too: the steps that it left alone say what the callback itself adds.
     own_s = [end - start for start, end in zip(own["starts_s"], own["ends_s"], strict=True)]

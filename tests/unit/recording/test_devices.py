@@ -43,9 +43,14 @@ def recorded(path: Path) -> Recorded:
 @pytest.mark.parametrize(
     ("command", "asked", "counting", "why"),
     [
-        (["sleep", "1"], "0,2", {"gpu0", "gpu2"}, "--devices 0,2"),
-        (["CUDA_VISIBLE_DEVICES=1", "sleep", "1"], "3", {"gpu3"}, "--devices 3"),
-        (["env", "CUDA_VISIBLE_DEVICES=3", "sleep", "1"], None, {"gpu3"}, "CUDA_VISIBLE_DEVICES=3 of the command"),
+        (["CUDA_VISIBLE_DEVICES=1", "sleep", "1"], "0,2", {"gpu0", "gpu2"}, "--devices 0,2"),
+        pytest.param(
+            ["env", "CUDA_VISIBLE_DEVICES=3", "sleep", "1"],
+            None,
+            {"gpu3"},
+            "CUDA_VISIBLE_DEVICES=3 of the command",
+            marks=pytest.mark.slow,
+        ),
         (
             ["sh", "-c", "CUDA_VISIBLE_DEVICES=0,1 sleep 1; true"],
             None,
