@@ -1,5 +1,6 @@
 """Clocks by stage: the linear program against every choice of small pipelines, and a real frontier."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -111,6 +112,24 @@ def test_the_energy_of_passes_is_that_of_the_estimate(plan):
     step_s = parts.step.step_time_s[0]
     waits_j = (power.idle_w + power.wait_w) * (step_s - busy_s)
     assert ((energy_j + waits_j) / step_s).mean() == pytest.approx(parts.power.device_power_mean_w[0], rel=0.03)
+
+
+def test_traffic_and_waits_of_a_pass_have_powers_of_their_own(monkeypatch):
+    batch, coefficients = one(pp=4, tp=2)
+    power = replace(coefficients.power, idle_w=100.0, active_w=40.0, link_w=17.0, wait_w=5.0)
+    model = StepModel(batch, coefficients.step_time, power, batch.limit_w, vocabulary(batch))
+    pipeline = StepPipeline(model, np.zeros(1, np.int64))
+    clocks = pipeline.clock[0][None]
+    compute_s = pipeline.pass_s("forward", clocks)[0]
+
+    def passes(traffic_s, excess_s):
+        told = (compute_s, np.full_like(compute_s, traffic_s), np.full_like(compute_s, excess_s), compute_s)
+        monkeypatch.setattr(StepPipeline, "pass_s", lambda *_: told)
+        return np.array(_of_direction(pipeline, "forward", clocks))
+
+    seconds, joules = passes(2.0, 3.0) - passes(0.0, 0.0)
+    assert seconds == pytest.approx(np.full_like(compute_s, 5.0))
+    assert joules == pytest.approx(np.full_like(compute_s, 5 * 100 + 2 * (40 + 17) + 3 * 5), rel=1e-6)
 
 
 def test_one_stage_has_nothing_to_wait_for():

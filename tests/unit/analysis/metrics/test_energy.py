@@ -70,6 +70,8 @@ def test_the_longest_hold_is_odd_where_it_is_long_and_readings_are_above_and_bel
         assert trace.hold_is_odd is is_odd, (level, length_s)
     (trace,) = powers(aligned_ring(bench, {GPU: constant(400)})).traces
     assert trace.hold[2:] == (400.0, 1001) and not trace.hold_is_odd, "nothing beside it"
+    (trace,) = powers(aligned_ring(bench, {GPU: lambda time_s: np.where(time_s < 0.5, 300 + time_s, 400.0)})).traces
+    assert trace.hold[2] == 400.0 and not trace.hold_is_odd, "too little beside it"
 
 
 def test_nodes_are_named_once(bench):
