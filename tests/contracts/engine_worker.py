@@ -70,10 +70,6 @@ def tensors_left(before: int) -> int:
     return left
 
 
-def live_groups() -> int:
-    return len(dist.distributed_c10d._world.pg_map)
-
-
 def functions_of_torch() -> dict[str, Any]:
     """Returns the functions that every model calls by name and that a library may replace by its own."""
     places = (torch.nn.functional, torch.Tensor, torch.nn.Linear, torch.nn.Embedding)
@@ -90,7 +86,7 @@ def engine_for(spec: TrialSpec, compiler: str | None) -> Engine:
 
 def run_case(spec: TrialSpec, compiler: str | None, ranks: Ranks) -> dict[str, Any]:
     engine = engine_for(spec, compiler)
-    tensors, groups, functions = live_tensors(), live_groups(), functions_of_torch()
+    tensors, functions = live_tensors(), functions_of_torch()
     outcome: dict[str, Any] = {}
     try:
         engine.build(spec, ranks, seed=SEED)
@@ -110,7 +106,6 @@ def run_case(spec: TrialSpec, compiler: str | None, ranks: Ranks) -> dict[str, A
     engine.close()
     engine.close()
     outcome["tensors_left"] = tensors_left(tensors)
-    outcome["groups_left"] = live_groups() - groups
     outcome["functions_replaced"] = [
         name for name, now in functions_of_torch().items() if functions.get(name, now) is not now
     ]
@@ -186,7 +181,7 @@ def run_rank(folder: Path, rank: int, world_size: int, cases: dict[str, Any], ki
         ranks = join(store, number, rank, spec.cluster.world_size, world_size, kind)
         outcomes[name] = run_case(spec, case["compiler"], ranks)
         dist.barrier()  # no rank closes connections that others still use
-        leave_groups()
+        outcomes[name]["groups_left"] = leave_groups()  # without those that are kept for the next trial of a meeting
         gc.freeze()  # nor what this case left for good, as graphs do: a million objects that every look would visit
     (folder / f"{rank}.json").write_text(json.dumps(outcomes))
 
