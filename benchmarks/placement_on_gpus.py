@@ -23,6 +23,7 @@ import socket
 import statistics
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -74,10 +75,12 @@ COLUMNS = (
     "held_last_s", "held_step_s", "moved_first_s", "moved_last_s", "optimizer_first_s", "optimizer_last_s",
     "backward_frac", "held_first_w", "held_last_w", "behind_s",
     "measured_gain_frac", "measured_error_frac", "reference_drift_frac", "step_even_s",
-    "step_moved_s",
+    "step_moved_s", "num_turns",
 )  # fmt: skip
 """Of one row in `placement_on_gpus.csv`: times of the two stages' micro-batches, and what was measured."""
 
+
+GAINS = "measured_gain_frac", "predicted_gain_frac"  # the latter as told when it ran, where a table keeps it
 
 Row = dict[str, Any]
 """Numbers by the names of `COLUMNS`, and the kind of `device`; rows from before that had one are of H100."""
@@ -370,7 +373,7 @@ class Case:
         behind_s = float(np.median(times_s[0, :, 5]))
         of_held = [*stages_s(held), step_s[1], *stages_s(moved), *optimizer_s, float(backward), *watts, behind_s]
         measured = [*self.gain, self.drift_frac, *step_s[2:]]
-        return [layers, self.asked, *stages_s(free), step_s[0], *of_held, *measured]
+        return [layers, self.asked, *stages_s(free), step_s[0], *of_held, *measured, self.turn]
 
 
 def work(
@@ -430,14 +433,34 @@ def work(
     dist.destroy_process_group()
 
 
-def judged(path: Path) -> bool:
-    """Prints the bars of a table, of its last call where it has several; whether all hold."""
-    every = read(path)
-    rows = [one for one in every if one.get("num_call") == every[-1].get("num_call")]
-    strain = strain_of(rows)
-    print(f"without its limit a device would draw so much of what it leaves above idle, computing and held: {strain}")
-    measured, error = (np.array([one[name] for one in rows]) for name in ("measured_gain_frac", "measured_error_frac"))
-    loses, predicted = int((measured < 0).sum()), np.array([predicted_gain(one, *strain) for one in rows])
+def joined(rows: list[Row]) -> list[Row]:
+    """Takes rows of one case, of several calls, together: means of its gains by turns, and their standard error."""
+    cases, found = defaultdict[tuple[float, float], list[Row]](list), list[Row]()
+    for row in rows:
+        cases[row["num_layers_a_stage"], round(row["asked_slower_frac"], 6)].append(row)
+    for each in cases.values():
+        turns = np.nan_to_num([one["num_turns"] for one in each], nan=1.0)
+        share = turns / turns.sum()
+        means = {name: float(share @ [one.get(name, np.nan) for one in each]) for name in (*GAINS, "now")}
+        error = float(np.linalg.norm(share * [one["measured_error_frac"] for one in each]))
+        found.append(each[0] | means | {"measured_error_frac": error})
+    return found
+
+
+def judged(path: Path, calls: list[int] | None = None) -> bool:
+    """Prints the bars of a table, of these calls together, else of its last one; whether all hold."""
+    every, rows = read(path), list[Row]()
+    for call in calls or [every[-1].get("num_call")]:
+        of_call = [one for one in every if one.get("num_call") == call]
+        strain = strain_of(of_call)
+        print(
+            f"without its limit a device would draw so much of what it leaves above idle, computing and held: {strain}"
+        )
+        rows += [one | {"now": predicted_gain(one, *strain)} for one in of_call]
+    rows = joined(rows)
+    names = (*GAINS, "now", "measured_error_frac")
+    measured, said, predicted, error = (np.array([one[name] for one in rows]) for name in names)
+    loses = int((measured < 0).sum())
     right, off = int((np.sign(predicted) == np.sign(measured)).sum()), 100 * (predicted - measured)
     always = max(loses, len(rows) - loses)
     for row, gain, found, sure in zip(rows, predicted, measured, error, strict=True):
@@ -451,6 +474,9 @@ def judged(path: Path) -> bool:
     print(f"sign right in {right} of {len(rows)} (bar: 19 of 20); always the same sign would be right in {always}")
     text = f"error of the gain: median {np.median(np.abs(off)):.2f}, largest {np.abs(off).max():.2f} points"
     print(f"{text} (bar: 1 point), on average {off.mean():+.2f}")
+    if not np.isnan(said).any():
+        before, signs = 100 * np.abs(said - measured), int((np.sign(said) == np.sign(measured)).sum())
+        print(f"as told when it ran: sign {signs}, median {np.median(before):.2f}, largest {before.max():.2f} points")
     print(f"standard error of a gain: median {100 * np.median(error):.2f}, largest {100 * error.max():.2f} points")
     return bool(right >= 0.95 * len(rows) and np.abs(off).max() <= 1.0 and len(rows) >= 20)
 
@@ -460,6 +486,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder of placement_on_gpus.csv")
     parser.add_argument("--judge", type=Path, help="a table to judge again, instead of a run")
+    parser.add_argument("--calls", type=int, nargs="+", help="calls of that table to judge together, by turns")
     parser.add_argument("--cpu", action="store_true", help="two gloo ranks on processors")
     parser.add_argument("--layers", type=int, nargs="+", default=LAYERS, help="layers of a stage")
     parser.add_argument("--quanta", type=float, nargs="+", default=QUANTA, help="strengths, over one layer of a stage")
@@ -470,7 +497,7 @@ def main() -> int:
         "sign right in 19 of 20 cases, error of the gain at most 1 point",
     )
     if arguments.judge:
-        return 0 if judged(arguments.judge) else 1
+        return 0 if judged(arguments.judge, arguments.calls) else 1
     if not arguments.out:
         parser.error("give --out FOLDER, or --judge CSV")
     arguments.out.mkdir(parents=True, exist_ok=True)

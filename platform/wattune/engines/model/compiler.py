@@ -50,8 +50,8 @@ def _compiled(function: Callable[..., Tensor], backend: str) -> Callable[..., Te
     # Collectives of tensor parallel have a backward of their own. torch keeps no graph of these unless told to:
     # all that ours do is in it.
     functorch.autograd_cache_allow_custom_autograd_functions = True
-    # Kernels that compute place by place are taken in their first form, which timing nearly always chooses too: it took
-    # 1.3 to 1.6 s of a first step, and none is slower without it (benchmarks/results/study_economics.md).
+    # Kernels that compute place by place are taken in their first form: to time several took 1.3 to 1.6 s of a first
+    # step, and steps of dense plans are as long without it. Mixtures were not compared (study_economics.md).
     options: dict[str, Any] | None = {"triton.autotune_pointwise": False} if backend == "inductor" else None
     # One wrapper for all layers and trials. Whole graphs only: what cannot be compiled is an error, not a slow trial.
     made = torch.compile(function, backend=backend, fullgraph=True, dynamic=False, options=options)
