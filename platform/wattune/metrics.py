@@ -263,6 +263,7 @@ METRICS: Final[dict[str, Metric]] = {
     **_metrics(
         "memory | lower | result",
         memory_peak_bytes="largest memory that a rank's allocator held",
+        memory_retries_per_step_count="times a step that a rank's allocator gave memory back to ask anew, worst rank",
     ),
     **_metrics(
         "memory | higher | result",

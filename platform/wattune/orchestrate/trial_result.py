@@ -90,7 +90,7 @@ def trial_result(
         tags |= told
     summary = Summary(quality="", numbers=numbers)
     if status is RunStatus.COMPLETED:
-        peaks, metrics = _peaks(answer.outcomes), _told(answer.outcomes, spec.plan.ep)
+        peaks, metrics = _peaks(answer.outcomes), told_by_ranks(answer.outcomes, spec.plan.ep)
         known = numbers
 
         def analysed(path: Path) -> Summary:
@@ -120,13 +120,17 @@ def trial_result(
     return result if failure is None else failure.of(result)
 
 
-def _told(outcomes: Sequence[RankOutcome], ep: int) -> dict[str, float]:
+def told_by_ranks(outcomes: Sequence[RankOutcome], ep: int) -> dict[str, float]:
     """Returns metrics that only the ranks know."""
     command = leading(outcomes)
     found = {
         "expert_imbalance_frac": expert_imbalance_frac([outcome.expert_tokens for outcome in outcomes], ep),
         "startup_s": None if command is None else command.startup_s,
         "overhead_frac": None if command is None else command.overhead_frac,
+        "memory_retries_per_step_count": max(
+            (one.allocator_retries / max(len(one.losses), 1) for one in outcomes if one.memory_reserved_peak_bytes),
+            default=None,
+        ),
     }
     return {name: value for name, value in found.items() if value is not None}
 

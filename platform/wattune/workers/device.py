@@ -38,6 +38,11 @@ def device_memory(device: str) -> dict[str, int]:
     }
 
 
+def allocator_retries(device: str) -> int:
+    """Returns how often torch's allocator has given a device's memory back and asked anew; 0 for a processor."""
+    return 0 if torch.device(device).type != "cuda" else int(torch.cuda.memory_stats(device)["num_alloc_retries"])
+
+
 def device_uuid(device: str) -> str | None:
     """Returns the identity of a torch device as NVML writes it, such as `GPU-163b45e6-75c7-...`; None for a processor.
 

@@ -23,7 +23,7 @@ from wattune.clock import ClockAnchor
 from wattune.run import RunStatus
 from wattune.steps.steady import WINDOW_STEPS, is_stable, least_warmup, most_warmup, num_profiled
 from wattune.trial import Measure, TrialSpec
-from wattune.workers.device import device_memory
+from wattune.workers.device import allocator_retries, device_memory
 from wattune.workers.early_stop import loses, steps_to_look
 from wattune.workers.engine import Engine, ExpertTokens, Ranks, StepSpans
 from wattune.workers.out_of_memory import first_line, is_out_of_memory, out_of_memory_of
@@ -76,7 +76,7 @@ def measure_trial(
     steps: list[tuple[int, StepSpans]] = []
     build_time_s, num_warmup_steps, steady = 0.0, 0, False
     status, reason, stopped_early = RunStatus.COMPLETED, "", ""
-    memory_peak_bytes, reserved_peak_bytes = 0, 0
+    memory_peak_bytes, reserved_peak_bytes, retries = 0, 0, 0
     out_of_memory, read_profile, facts = None, _no_profile, {}
     expert_tokens: ExpertTokens = ()
     try:
@@ -84,7 +84,7 @@ def measure_trial(
         start_ns = time.monotonic_ns()
         engine.build(spec, ranks, seed=seed)
         build_time_s = (time.monotonic_ns() - start_ns) / 1e9
-        num_warmup_steps, steady, taken = _warm_up(engine, measure, steps, report, await_window)
+        num_warmup_steps, steady, taken, before = _warm_up(engine, measure, ranks, steps, report, await_window)
         done = len(taken)
         if done:
             report("measure", done, done, time.monotonic() - _starts_s(steps, done)[0])
@@ -101,6 +101,7 @@ def measure_trial(
                     break
         memory_peak_bytes = engine.memory_peak_bytes()
         reserved_peak_bytes = device_memory(ranks.device).get("reserved_peak_bytes", 0)
+        retries = allocator_retries(ranks.device) - before
         expert_tokens = _summed([*taken, engine.expert_tokens()])
         facts = dict(engine.facts())
         if profile_steps := _agree(_profile_steps(steps, measure, ranks), ranks):
@@ -134,6 +135,7 @@ def measure_trial(
         build_time_s=build_time_s,
         memory_peak_bytes=memory_peak_bytes,
         memory_reserved_peak_bytes=reserved_peak_bytes,
+        allocator_retries=retries,
         out_of_memory=out_of_memory,
         kernels=kernels,
         expert_tokens=expert_tokens,
@@ -206,24 +208,27 @@ def _starts_s(steps: Sequence[tuple[int, StepSpans]], num_measured: int) -> list
 def _warm_up(
     engine: Engine,
     measure: Measure,
+    ranks: Ranks,
     steps: list[tuple[int, StepSpans]],
     report: Progress,
     await_window: Callable[[], None],
-) -> tuple[int, bool, Sequence[ExpertTokens]]:
+) -> tuple[int, bool, Sequence[ExpertTokens], int]:
     """Runs steps until the latest are stable on every rank, or there were too many.
 
-    Returns the steps of warm-up, whether those after it were stable, and what each of these sent to experts: they count
-    as measured.
+    Returns the steps of warm-up, whether those after it were stable, what each of these sent to experts, as they count
+    as measured, and the allocator's retries before them.
     """
     least, most = least_warmup(measure.warmup_steps), most_warmup(measure.warmup_steps)
     times_s: list[float] = []
     taken: list[ExpertTokens] = []
+    retries: list[int] = []
     gc.collect()
     report("compile", 0, 1)
     while len(times_s) < most:
         if len(times_s) == 1:
             report("warmup", 1, most)
             await_window()
+        retries.append(allocator_retries(ranks.device))
         result = _checked(engine.step())
         times_s.append(_step_time_s(result))
         taken.append(engine.expert_tokens())
@@ -231,8 +236,8 @@ def _warm_up(
         number = len(times_s) - WINDOW_STEPS
         if number >= least and _all_ranks(is_stable(times_s[number:])):
             steps[number:] = [(step, result) for step, (_, result) in enumerate(steps[number:])]
-            return number, True, taken[number:]
-    return most, False, ()
+            return number, True, taken[number:], retries[number]
+    return most, False, (), allocator_retries(ranks.device)
 
 
 def _summed(taken: Sequence[ExpertTokens]) -> ExpertTokens:

@@ -83,6 +83,8 @@ class RankOutcome:
     """Highest memory the engine held: see `wattune.workers.engine.Engine.memory_peak_bytes`."""
     memory_reserved_peak_bytes: int = 0
     """Highest memory torch's allocator held of the device, what it keeps for later included; 0 on processors."""
+    allocator_retries: int = 0
+    """Times in the measured steps that it gave memory back and asked anew."""
     out_of_memory: OutOfMemory | None = None
     """Place at which memory ran out, with status `out_of_memory`."""
     kernels: pa.Table | None = None

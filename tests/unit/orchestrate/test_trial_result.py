@@ -12,7 +12,7 @@ from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Node
 from wattune.orchestrate.failures import CAUSE_TAG, NODES_TAG, Cause
 from wattune.orchestrate.lanes.messages import Answer, Death, Place
-from wattune.orchestrate.trial_result import against_limits, rank_numbers, rank_tags, trial_result
+from wattune.orchestrate.trial_result import against_limits, rank_numbers, rank_tags, told_by_ranks, trial_result
 from wattune.run import NO_NUMBERS, Numbers, Run, RunStatus
 from wattune.trial import Measure
 from wattune.workers.outcome import OutOfMemory, RankOutcome
@@ -67,6 +67,14 @@ def test_a_profile_that_failed_is_a_tag_of_a_trial_that_was_measured(tmp_path: P
         assert found.status is RunStatus.INVALID and "no_window" in found.reason  # there are no spans here
         assert found.tags["profile"] == "missing, since rank 1" and found.tags["compiler"] == "eager"
     assert assessed(tmp_path, first, cause=first) == (RunStatus.INFRA_FAILED, "rank 0 ended without reporting")
+
+
+def test_retries_of_memory_are_a_step_of_the_worst_rank_and_not_told_of_processors() -> None:
+    first, second = (
+        outcome(rank, losses=(1.0,) * 4, allocator_retries=6 * rank, memory_reserved_peak_bytes=9) for rank in range(2)
+    )
+    assert told_by_ranks([first, second], ep=1) == {"memory_retries_per_step_count": 1.5}
+    assert told_by_ranks([outcome(0), outcome(1)], ep=1) == {}
 
 
 def test_a_group_that_never_ran_says_why(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from specs import trial_spec
 from wattune.catalog.models import ModelSpec
 from wattune.errors import EngineError
 from wattune.plans.axes import Plan
-from wattune.workers.device import claim, device_memory, device_uuid
+from wattune.workers.device import allocator_retries, claim, device_memory, device_uuid
 from wattune.workers.engine import Ranks
 
 SPEC = trial_spec(
@@ -39,7 +39,7 @@ def test_ranks_of_another_cluster_are_refused() -> None:
 
 
 def test_a_processor_has_neither_a_count_of_memory_nor_an_identity() -> None:
-    assert device_memory("cpu") == {} and device_uuid("cpu") is None
+    assert device_memory("cpu") == {} and device_uuid("cpu") is None and allocator_retries("cpu") == 0
 
 
 @pytest.mark.parametrize("torchs", ["163b45e6-75c7-fc2e-765c-f19788620a68", "GPU-163b45e6-75c7-fc2e-765c-f19788620a68"])
@@ -55,3 +55,5 @@ def test_an_identity_is_written_as_nvml_writes_it(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(torch.cuda, name, lambda _, count=count: count)
     memory = {"allocated_bytes": 1, "reserved_bytes": 2, "reserved_peak_bytes": 3, "total_bytes": 141 * 10**9}
     assert device_memory("cuda:0") == memory
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: {"num_alloc_retries": 4, "num_ooms": 1})
+    assert allocator_retries("cuda:0") == 4

@@ -68,11 +68,17 @@ def numbers(outcome: RankOutcome) -> list[int]:
     return steps
 
 
-def test_tokens_of_experts_are_those_of_the_measured_steps() -> None:
+def test_tokens_of_experts_and_retries_of_memory_are_those_of_the_measured_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine = ScriptedEngine(lambda _: 0.1)
+    monkeypatch.setattr(loop, "allocator_retries", lambda _: 3 * engine.num_steps)
     outcome = run(engine, warmup_steps=4, min_steps=6, min_seconds=0.0, profile_steps=0)
     assert engine.num_steps == 10
     assert outcome.expert_tokens == ((6, 12),)
+    assert (outcome.allocator_retries, len(outcome.losses)) == (18, 6)
+    engine = ScriptedEngine(lambda step: 0.1 * 1.2**step)  # never stable: all of warm-up is left out
+    assert run(engine, warmup_steps=2, min_steps=1, min_seconds=0).allocator_retries == 3
 
 
 def test_warm_up_is_negative_and_measured_steps_count_from_zero() -> None:
