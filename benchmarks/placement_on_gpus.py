@@ -1,12 +1,22 @@
 """Predicted against measured gain of one layer moved off a slow device: two stages on two GPUs, one of them slowed.
 
 After each layer of the last stage, forward and backward, a kernel holds its device for a while: so it is as slow as a
-slow device, steadily. Steps take turns: even layers without holds and with them, which are the reference, and twice
-even layers and (L + 1, L - 1) with holds, which are the measurement: the median of ratios of neighbours. Micro-batches
-are long and recomputed, so that no device waits for its host. `wattune.placement.gain.Pipe` predicts the
-gain from the reference alone: how slow each device is, and the optimizer's time. Every case counts; one whose reference
-differs by more than 1 % between its halves is named. OUT/passes_RANK.npz has every span of
-every step beside its window, and the joules that the device drew in it.
+slow device, steadily. Micro-batches are long and recomputed, so that no device waits for its host. The protocol, fixed
+before a call:
+
+- Cases: every strength of `QUANTA` in turn at the depths of `LAYERS`, 20 in all; every one counts.
+- Before a depth's first turn each layout runs `WARM_STEPS`: the first are up to 2 % slower than later ones.
+- A turn is windows of two steps: even, moved, moved, even, or the other way round, all with holds. Each case has two
+  turns; then the one with the largest standard error of its gain has the next one, whatever was predicted, until
+  all are below `ENOUGH` or the depth's time is up. Time that a depth leaves is that of later ones.
+- The gain is the median of all single even steps over that of all moved ones, its error that of both medians.
+- `wattune.placement.gain.Pipe` predicts it from the even layout alone: its stages with and without holds, its
+  optimizer, its power. No figure of a moved step is in it. A case whose even steps differ by more than 1 % between
+  its halves is named.
+- What is told of a call is what the code predicted that ran in it, by `--judge`.
+
+OUT/passes_RANK.npz has every span of every step beside its window (-1 warms, 0 even without holds, 1 even, 2 moved),
+and the joules that the device drew in it.
 
     python benchmarks/placement_on_gpus.py --out $OUT                  # the first two of the visible GPUs; 6 minutes
     python benchmarks/placement_on_gpus.py --out $OUT --minutes 4 --quanta 0.2 0.7 1.2 1.7 2.2
@@ -52,20 +62,26 @@ from wattune.workload import Workload
 LAYERS = (6, 8, 12, 16)
 """Layers of a stage: one of them moved pays beyond a slowness of one over that, roughly."""
 
-QUANTA = (0.1, 0.35, 0.6, 0.85, 1.1, 1.35, 1.6, 1.85, 2.1, 2.35)
+QUANTA = (0.3, 0.55, 0.8, 1.05, 1.3, 1.55, 1.8, 2.05, 2.3, 2.55)
 """Slowness that is asked for, in such quanta: a half of them at each depth, in turn."""
 
+WARM_STEPS, FREE_STEPS = 8, 4
+"""Steps of each layout before a depth counts, and after them those of the even one without holds."""
+
 TURNS = 3
-"""Turns of a case, of six steps and then of five; with a time for all cases two, and more of those known worst."""
+"""Turns of a case; with a time for all cases two, and more of those known worst."""
 
-BUILD_S_A_LAYER = 0.5
-"""Seconds to build both layouts of a depth, for each layer of a stage, once the first depth is built."""
+BUILD_S_A_LAYER = 1.3
+"""Seconds to build and warm both layouts of a depth, for each layer of a stage, once the first depth is built."""
 
-MORE_TURNS = 4
+MORE_TURNS = 6
 """Turns that a case may have more than another one of its depth."""
 
-KINDS = ((0, False), (0, True), (0, True), (1, True), (1, True), (0, True))
-"""Windows of a turn: the layout, and whether the slow device is held. The first two are the reference."""
+ENOUGH = 0.0012
+"""Standard error of a gain below which a case needs no more turns."""
+
+WARMS, FREE, EVEN, MOVED = -1, 0, 1, 2
+"""Kinds of windows."""
 
 STEADY_FRAC = 0.01
 """Largest difference of the slow stage's time between the first and the last half of a case that is not named."""
@@ -73,7 +89,7 @@ STEADY_FRAC = 0.01
 COLUMNS = (
     "num_layers_a_stage", "asked_slower_frac", "free_first_s", "free_last_s", "free_step_s", "held_first_s",
     "held_last_s", "held_step_s", "moved_first_s", "moved_last_s", "optimizer_first_s", "optimizer_last_s",
-    "backward_frac", "held_first_w", "held_last_w", "behind_s",
+    "backward_first_frac", "backward_last_frac", "held_first_w", "held_last_w", "behind_s",
     "measured_gain_frac", "measured_error_frac", "reference_drift_frac", "step_even_s",
     "step_moved_s", "num_turns",
 )  # fmt: skip
@@ -141,7 +157,7 @@ class Window:
         self.energies_j = np.array([one[1] for one in both])
         # Ranks, steps, phases, what the first pass takes beyond its others, and what lies before the optimizer.
         self.each_s = np.array([one[0] for one in both])
-        self.step_s = float(self.each_s[:, :, 0].max(axis=0).sum())
+        self.steps_s = self.each_s[:, :, 0].max(axis=0)
         self.num_micro_batches = num_micro_batches
 
 
@@ -157,13 +173,14 @@ def pipe_of(row: Row, strain: float, held_strain: float | None) -> Pipe:
     `strain` is that of `Pipe`, and `held_strain` what a device has of it while it is held; None is as much.
     """
     spec = specification(int(row["num_layers_a_stage"]), False, row["device"])
-    free, held, optimizer = (
-        np.array([row[f"{one}_first_s"], row[f"{one}_last_s"]]) for one in ("free", "held", "optimizer")
+    free, held, optimizer, backward = (
+        np.array([row[one.format("first")], row[one.format("last")]])
+        for one in ("free_{}_s", "held_{}_s", "optimizer_{}_s", "backward_{}_frac")
     )
     works = free[1] / held[1]  # share of the time that the held device computes
     of_last = strain if held_strain is None else works * strain + (1 - works) * held_strain
     strains, behind_s = np.array([strain, of_last]), np.nan_to_num(row["behind_s"])
-    return Pipe(spec, free[None], (held / free)[None], row["backward_frac"], optimizer, strains, behind_s=behind_s)
+    return Pipe(spec, free[None], (held / free)[None], backward, optimizer, strains, behind_s=behind_s)
 
 
 def predicted_gain(row: Row, strain: float = 0.0, held_strain: float | None = None) -> float:
@@ -180,6 +197,8 @@ def strain_of(rows: list[Row]) -> tuple[float, float | None]:
     step grow with the time that the last device is held; None where nobody kept them.
     """
     c = power_coefficients(specification(1, False, rows[0]["device"]).cluster.sensed_device)
+    if c is None:  # processors
+        return 0.0, None
     room_w = c.regulated_frac * c.limit_w - c.idle_w
     depths = np.array([one["num_layers_a_stage"] for one in rows])
     busy_s, energy_j = np.array([[4 * o["held_last_s"], o["held_last_w"] * o["held_step_s"]] for o in rows]).T
@@ -292,19 +311,22 @@ class Layouts:
         self.asked_s, self.joules = 0.0, meter(ranks.device)
         self.all_s: float | None = None  # of its cases; without it each has `TURNS`
         self.windows: list[tuple[float, int, Window]] = []
-        for which in (0, 1, 0, 1):
-            self.window(which)
-        self.free = [self.window(0, 2)]
+        for _ in range(WARM_STEPS // 2):
+            self.window(WARMS, 0)
+            self.window(WARMS, 1)
+        self.free = [self.window(FREE, 0) for _ in range(FREE_STEPS // 2)]
 
-    def window(self, which: int, num_steps: int = 1, *, holds: bool = False) -> Window:
-        """Runs steps of one layout."""
-        Hold.seconds = self.asked_s if holds and self.is_slow else 0.0
-        return Window(self.engines[which], self.specs[0].workload.global_batch_size // 3, num_steps, self.joules)
+    def window(self, kind: int, which: int, asked: float = 0.0) -> Window:
+        """Runs two steps of one layout."""
+        Hold.seconds = self.asked_s if kind > FREE and self.is_slow else 0.0
+        found = Window(self.engines[which], self.specs[0].workload.global_batch_size // 3, 2, self.joules)
+        self.windows.append((asked, kind, found))
+        return found
 
     def case_for(self, cases: list["Case"], begun_s: float) -> int | None:
         """Returns the case that has the next turn, as the first rank sees it; None where the time is up. Collective.
 
-        Each has two; then the one whose figures are known worst, whatever was predicted of it.
+        Each has two; then the one whose gain is known worst, whatever was predicted of it.
         """
         fewest = min(range(len(cases)), key=lambda one: cases[one].turn)
         turns = sum(one.turn for one in cases)
@@ -314,8 +336,10 @@ class Layouts:
         elif cases[fewest].turn >= 2:
             ends_s = (turns + 1) / turns * (time.monotonic() - begun_s)
             most = cases[fewest].turn + MORE_TURNS
-            worst = max((one for one in range(len(cases)) if cases[one].turn < most), key=lambda one: cases[one].unsure)
-            chosen = [worst if ends_s < self.all_s else None]
+            worst = max(
+                (one for one in range(len(cases)) if cases[one].turn < most), key=lambda one: cases[one].gain[1]
+            )
+            chosen = [worst if ends_s < self.all_s and cases[worst].gain[1] > ENOUGH else None]
         dist.broadcast_object_list(chosen, src=0)
         return chosen[0]
 
@@ -326,53 +350,45 @@ class Case:
     def __init__(self, layouts: Layouts, asked: float) -> None:
         """Measures nothing yet."""
         self.layouts, self.asked, self.turn = layouts, asked, 0
-        self.found: list[list[Window]] = [[] for _ in KINDS]
+        self.even, self.moved = list[Window](), list[Window]()
 
     def take_turn(self) -> None:
-        """Measures each kind of window once; the free device is seen in the first turn. Collective."""
+        """Measures each layout twice. Collective."""
         both = self.layouts
         both.asked_s = self.asked * float(stages_s(both.free)[1]) / (both.specs[0].model.num_layers // 2)
-        for kind in range(len(KINDS)) if self.turn % 2 else reversed(range(len(KINDS))):
-            which, holds = KINDS[kind]
-            if self.turn and not holds:
-                continue
-            self.found[kind].append(both.window(which, holds=holds))
-            both.windows.append((self.asked, kind, self.found[kind][-1]))
+        for kind in (EVEN, MOVED, MOVED, EVEN) if self.turn % 2 == 0 else (MOVED, EVEN, EVEN, MOVED):
+            found = self.even if kind == EVEN else self.moved
+            found.append(both.window(kind, kind - EVEN, self.asked))
         self.turn += 1
 
     @property
     def drift_frac(self) -> float:
-        """Difference of the slow stage's time between the halves of the reference."""
-        held = self.found[1]
-        halves = [stages_s(one)[1] for one in (held[: self.turn // 2], held[self.turn // 2 :])]
+        """Difference of the slow stage's time between the halves of the even windows."""
+        halves = [stages_s(one)[1] for one in (self.even[: self.turn], self.even[self.turn :])]
         return float(halves[1] / halves[0]) - 1.0
 
     @property
     def gain(self) -> tuple[float, float]:
-        """The median gain of neighbours, with its standard error."""
-        found = self.found
-        pairs = zip(found[2] + found[5], found[3] + found[4], strict=True)
-        ratios = np.array([a.step_s / b.step_s for a, b in pairs]) - 1.0
-        error = 1.25 * 1.48 * float(np.median(np.abs(ratios - np.median(ratios)))) / len(ratios) ** 0.5
-        return float(np.median(ratios)), error
-
-    @property
-    def unsure(self) -> float:
-        """The error that another turn may mend: of the gain, or of a reference that drifted."""
-        return max(self.gain[1], abs(self.drift_frac) / 2)
+        """The gain by medians of single steps, with its standard error."""
+        medians_s, errors = [], []
+        for each in (self.even, self.moved):
+            all_s = np.concatenate([one.steps_s for one in each])
+            medians_s.append(float(np.median(all_s)))
+            errors.append(1.25 * 1.48 * np.median(np.abs(all_s / medians_s[-1] - 1.0)) / len(all_s) ** 0.5)
+        return medians_s[0] / medians_s[1] - 1.0, float(np.linalg.norm(errors))
 
     def row(self) -> list[float]:
         """Returns the figures of a row."""
-        free, held = self.found[:2]
-        even, moved = self.found[2] + self.found[5], self.found[3] + self.found[4]
+        free, held, moved = self.layouts.free, self.even, self.moved
         layers = self.layouts.specs[0].model.num_layers // 2
-        step_s = [statistics.median(one.step_s for one in each) for each in (free, held, even, moved)]
+        step_s = [statistics.median(np.concatenate([one.steps_s for one in each])) for each in (free, held, moved)]
         times_s = np.concatenate([one.each_s for one in held], axis=1)
-        optimizer_s, backward = np.median(times_s[:, :, 3], axis=1), times_s[:, :, 2].sum() / times_s[:, :, 1:3].sum()
-        watts = sum(one.energies_j for one in held) / sum(one.step_s for one in held)
+        optimizer_s = np.median(times_s[:, :, 3], axis=1)
+        backward = np.median(times_s[:, :, 2] / (times_s[:, :, 1:3].sum(-1) - times_s[:, :, 4]), axis=1)
+        watts = sum(one.energies_j for one in held) / sum(float(one.steps_s.sum()) for one in held)
         behind_s = float(np.median(times_s[0, :, 5]))
-        of_held = [*stages_s(held), step_s[1], *stages_s(moved), *optimizer_s, float(backward), *watts, behind_s]
-        measured = [*self.gain, self.drift_frac, *step_s[2:]]
+        of_held = [*stages_s(held), step_s[1], *stages_s(moved), *optimizer_s, *backward, *watts, behind_s]
+        measured = [*self.gain, self.drift_frac, *step_s[1:]]
         return [layers, self.asked, *stages_s(free), step_s[0], *of_held, *measured, self.turn]
 
 
@@ -409,7 +425,7 @@ def work(
             later_s = BUILD_S_A_LAYER * sum(layers[number + 1 :])
             both.all_s = (end_s - built_s - later_s) / sum(layers[number:]) * each
         if rank == 0:
-            text = f"step {1e3 * both.free[0].step_s / 2:.1f} ms, stages {(1e3 * stages_s(both.free)).round(2)} ms"
+            text = f"step {1e3 * both.free[0].steps_s[0]:.1f} ms, stages {(1e3 * stages_s(both.free)).round(2)} ms"
             print(f"L={each}: built in {built_s - begun_s:.0f} s, {text}", flush=True)
         cases = [Case(both, one / each) for one in quanta[number % 2 :: 2]]
         while (chosen := both.case_for(cases, built_s)) is not None:
@@ -490,7 +506,7 @@ def main() -> int:
     parser.add_argument("--cpu", action="store_true", help="two gloo ranks on processors")
     parser.add_argument("--layers", type=int, nargs="+", default=LAYERS, help="layers of a stage")
     parser.add_argument("--quanta", type=float, nargs="+", default=QUANTA, help="strengths, over one layer of a stage")
-    parser.add_argument("--minutes", type=float, help="for all cases; six turns a case unless given")
+    parser.add_argument("--minutes", type=float, help="for all cases; three turns a case unless given")
     arguments = parser.parse_args()
     header(
         "Moving a layer off a slow device gains what the map predicts, also where it loses.",

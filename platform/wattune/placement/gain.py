@@ -110,7 +110,7 @@ class Pipe:
         spec: TrialSpec,
         work_s: Floats,
         slowness: Floats,
-        backward_frac: float,
+        backward_frac: Floats | float,
         optimizer_s: Floats | float = 0.0,
         strain: Floats | float = 0.0,
         exchange_s: float = 0.0,
@@ -121,11 +121,12 @@ class Pipe:
         A layer's time is that of inner stages, of two stages that of the first: its embedding takes next to nothing.
         The optimizer's seconds, of each stage, go with its layers, one of which takes what the least has. `strain` is
         that of `Regulated`, of each slot: up to 1 no limit slows it. `exchange_s` passes in each exchange with a
-        neighbour: inner stages have two a micro-batch. `behind_s` lie between the last pass of the first stage, which
-        ends last, and its optimizer: they go with it.
+        neighbour: inner stages have two a micro-batch. `backward_frac`, of each stage or of all, is the share of
+        backward passes. `behind_s` lie between the last pass of the first stage, which ends last, and its optimizer:
+        they go with it.
         """
         plan, world_size = spec.plan, spec.cluster.world_size
-        self.spec, self.slowness, self.backward_frac = spec, slowness, backward_frac
+        self.spec, self.slowness, self.backward_frac = spec, slowness, np.broadcast_to(backward_frac, plan.pp)
         self.strain = np.broadcast_to(strain, world_size)
         self.optimizer_s = np.broadcast_to(np.asarray(optimizer_s, float), plan.pp)
         self.measured_s, self.exchange_s = work_s, exchange_s
@@ -170,7 +171,9 @@ class Pipe:
             return ends_s + (m - 1) * (each_s + self.exchanges_s).max(-1), each_s
         few, flat = min(m, STEADY_ROUNDS * pp), stages_s.reshape(-1, vpp, pp)
         passes = flat * (1 - b), flat * b, few
-        passes_s = replay_s(*passes, trains=b > 0, paces=paces, exchange_s=self.exchange_s).reshape(each_s.shape[:2])
+        passes_s = replay_s(*passes, trains=bool(b.max() > 0), paces=paces, exchange_s=self.exchange_s).reshape(
+            each_s.shape[:2]
+        )
         each_s = np.stack([one.busy_s for one in paces], -1).reshape(each_s.shape) / few if paces else each_s
         return passes_s + (m - few) * (each_s + self.exchanges_s).max(-1), each_s
 
@@ -269,7 +272,7 @@ def place_plan(
     spec: TrialSpec,
     slots: SlotMap,
     own: Sequence[SlotReading],
-    beside: tuple[float, Floats | float, Floats | float, float, float],
+    beside: tuple[Floats | float, Floats | float, Floats | float, float, float],
     times_s: tuple[float, float, float],
     peak_bytes: float | None = None,
 ) -> PlacementAdvice:
