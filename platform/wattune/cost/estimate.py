@@ -301,7 +301,7 @@ _POWERS: Final = {
 
 ESTIMATED: Final = (
     *("memory_peak_bytes", "memory_headroom_frac", "step_time_s", "tokens_per_s", "tokens_per_s_per_device"),
-    *("mfu_frac", "energy_per_token_j", *_POWERS, "device_temp_max_c"),
+    *("mfu_frac", "energy_per_token_j", *_POWERS, "device_temp_max_c", "clock_deficit_frac"),
 )
 """Metrics that are predicted."""
 
@@ -319,6 +319,7 @@ def _figures(batch: Batch, found: Parts) -> dict[str, _Figure]:
     step = step_s, step_s * np.maximum(1.0 - s.error_frac - shorter, 0.0), step_s * (1.0 + s.longer_frac + longer)
     speed = _inverse(step, float(tokens))
     warm_c, error_k = found.temperature.device_temp_max_c, found.temperature.error_k
+    lost, wide = drawn.clock_deficit_frac, power.CLOCK_ERROR + more
     figures = {
         "memory_peak_bytes": size,
         "step_time_s": step,
@@ -327,6 +328,7 @@ def _figures(batch: Batch, found: Parts) -> dict[str, _Figure]:
         "energy_per_token_j": _relative(drawn.energy_per_token_j, drawn.energy_error_frac + more),
         **{name: _drawn(batch, name, drawn, more) for name in _POWERS},
         "device_temp_max_c": (warm_c, warm_c - error_k, warm_c + error_k),
+        "clock_deficit_frac": (lost, np.maximum(lost - wide, 0.0), np.minimum(lost + wide, 1.0)),
     }
     peak, room = batch.device.peak_flop_per_s(batch.dtype), batch.device.memory_bytes
     if peak is None or room is None:

@@ -17,8 +17,9 @@ SHOWN: Final = {
     "memory": "memory_peak_bytes",
     "node peak 1 s": "node_device_power_peak_1s_w",
     "warmest": "device_temp_max_c",
+    "clock lost": "clock_deficit_frac",
 }
-"""Figures of a candidate that are shown, by heading."""
+"""Figures of a candidate that are shown, by heading; the last one where a space sets limits, clocks or profiles."""
 
 READING: Final = reading(
     "± is half of the 95 % interval; tokens/s has the step's; (%) is the probability to break the bound"
@@ -82,11 +83,11 @@ def forecast_view(forecast: Forecast, *, top: int = 10) -> View:
     def broken(position: int) -> str:
         return ", ".join(f"{bound} ({risk:.0%})" for bound, risk in forecast.breaks(position).items())
 
-    listed = range(len(kept))[:top]
+    listed, sets = range(len(kept))[:top], any(spec.plan.settings for spec in shown)
     columns = [
         Column("trial", lambda position: kept[position].trial_id, place="lead"),
         Column("plan", lambda position: name(shown[position]), place="lead"),
-        *columns_of(SHOWN, figure, FIGURE),
+        *columns_of({key: SHOWN[key] for key in list(SHOWN)[: None if sets else -1]}, figure, FIGURE),
         Column("limited by", lambda position: LIMITS[forecast.estimates.limited_by[position]]),
         *([Column("breaks", broken, place="prose")] if any(map(broken, listed)) else []),
     ]

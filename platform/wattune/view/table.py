@@ -49,9 +49,9 @@ def between(quantity: str, value: float, low: float, high: float) -> str:
 
 
 def halved(quantity: str, value: float, low: float, high: float) -> str:
-    """Returns an estimate with half of its interval: relative, and of a temperature in kelvin."""
-    half = (high - low) / 2
-    spread = f"±{half:.0f} K" if unit_of(quantity) == "degC" else f"±{half / value:.0%}"
+    """Returns an estimate with half of its interval: relative, of a temperature in kelvin, of a share in points."""
+    half, unit = (high - low) / 2, unit_of(quantity)
+    spread = f"±{half:.0f} K" if unit == "degC" else f"±{100 * half:.0f}" if unit == "1" else f"±{half / value:.0%}"
     return f"{worded(quantity, value)} {spread}"
 
 

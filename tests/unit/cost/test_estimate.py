@@ -39,7 +39,7 @@ def test_every_kept_plan_of_every_shipped_space_has_finite_estimates(path):
         # Ends are kept in single precision.
         assert (column.low <= column.value + 1e-6 * abs(column.value)).all(), name
         assert (column.high >= column.value - 1e-6 * abs(column.value)).all(), name
-    positive = [name for name in ESTIMATED if name != "memory_headroom_frac"]
+    positive = [name for name in ESTIMATED if name not in ("memory_headroom_frac", "clock_deficit_frac")]
     assert all((found.columns[name].value > 0).all() for name in positive)
 
 
@@ -123,7 +123,7 @@ def test_a_power_profile_widens_what_it_may_change_and_nothing_else():
     found = estimate([spec("b200_sxm"), spec("b200_sxm", power_profile="max_q")], default_coefficients).columns
     for name, column in found.items():
         low, high = column.low / column.value, column.high / column.value
-        assert column.value[0] == column.value[1], name
+        assert column.value[0] == column.value[1] > 0, name
         if "memory" in name or "temp" in name:
             assert low[0] == low[1] and high[0] == high[1], name
         else:

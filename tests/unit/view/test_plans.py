@@ -43,6 +43,17 @@ def test_every_figure_has_its_interval_and_rows_fit_eighty_columns() -> None:
     assert found.rejected and "memory" in text and "weights" in text
 
 
+def test_a_space_of_limits_shows_the_clock_that_each_takes() -> None:
+    limits = {"tp": [8], "pp": [4], "power_limit_w": ["found", 400], "clock_mhz": ["found", 900]}
+    space = parse_space(SPACE | {"space": limits})
+    found = forecast(prune(space), space.objective, [], default_coefficients)
+    console = Console(file=io.StringIO(), width=300, markup=False)
+    show(console, *forecast_view(found))
+    shares, text = found.estimates.columns["clock_deficit_frac"].value, console.file.getvalue()
+    assert len(shares) == 4 and all(f"{100 * one:.1f} % ±" in text for one in shares) and "clock lost" in text
+    assert shares.min() < 0.3 < shares.max() < 1 - 900 / 1980
+
+
 def test_sizes_of_the_workload_are_told_apart() -> None:
     space = parse_space(SPACE | {"workload": {"seq_len": [1024, 2048], "global_batch_size": 128}})
     found = forecast(prune(space), space.objective, [], default_coefficients)
