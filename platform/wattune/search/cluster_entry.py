@@ -102,7 +102,7 @@ class NetworkEntry(Entry):
     decisive: ClassVar = frozenset({"like"})
 
     name: Annotated[str, named_by(check_own_name, pattern=f"^{OWN_NAME}$", examples=["lab_fabric"])] | None = None
-    """Its name in results, needed where a figure is given; none of the catalog's."""
+    """Its name in results, needed where a figure is given; one of the catalog's alone is that network."""
     like: Annotated[str, named_by(network, names=tuple(NETWORKS))] | None = None
     """Catalog network that it takes every figure from that is not given."""
 
@@ -110,11 +110,10 @@ class NetworkEntry(Entry):
         """Finds problems of keys that are valid one by one."""
         del context
         given = self.given()
-        if self.name in NETWORKS:
-            return [
-                (("name",), f"{self.name} is a catalog network; give yours a name of its own, and like: {self.name}")
-            ]
-        if self.like is None and "bandwidth_bytes_per_s" not in given:
+        if self.name in NETWORKS and (given or self.like not in (None, self.name)):
+            text = f"{self.name} is a catalog network; give yours a name of its own, and like: {self.name}"
+            return [(("name",), text)]
+        if self._like is None and "bandwidth_bytes_per_s" not in given:
             return [(("bandwidth_bytes_per_s",), "missing; add it, or like: a catalog network")]
         if given and self.name is None:
             return [(("name",), f"missing for a network with a {next(iter(given))} of its own; add it")]
@@ -131,11 +130,14 @@ class NetworkEntry(Entry):
 
     def resolve(self) -> NetworkSpec:
         """The network it describes."""
-        given = self.given()
-        if self.like is None:
-            return NetworkSpec(name=self.name or "", source="the space", **given)
-        found = network(self.like)
-        return found if self.name is None else replace(found, name=self.name, source=f"{_LIKE}{self.like}", **given)
+        if self._like is None:
+            return NetworkSpec(name=self.name or "", source="the space", **self.given())
+        found, own = network(self._like), self.name or self._like
+        return found if own == found.name else replace(found, name=own, source=f"{_LIKE}{self._like}", **self.given())
+
+    @property
+    def _like(self) -> str | None:
+        return self.like or (self.name if self.name in NETWORKS else None)
 
 
 class HostEntry(Entry):

@@ -205,6 +205,8 @@ def test_a_network_is_a_name_or_what_is_given_over_one() -> None:
     own = study({**H100, "network": slow}).clusters[0].network
     assert own == replace(NETWORKS["roce_400"], name="ours", latency_s=9e-6)
     assert study(H100).clusters[0].network is None
+    for same in ({"name": "hdr"}, {"like": "hdr"}, {"name": "hdr", "like": "hdr"}):
+        assert study({**H100, "network": same}).clusters[0].network is NETWORKS["hdr"]
 
 
 @pytest.mark.parametrize(
@@ -287,7 +289,7 @@ def test_every_mistake_of_a_cluster_is_told_at_once() -> None:
         "devices_per_node": 8,
         "fabric": "xgmi_8",
         "nvlink_domain_size": 72,
-        "network": {"name": "ndr", "latency_s": -1},
+        "network": {"name": "ndr", "latency_s": -1, "achieved_frac": 0.7},
         "rails": 0,
         "host": {"cpu": "epyc_7742", "speed": 2},
     }
