@@ -107,8 +107,11 @@ def test_the_page_shows_the_errors_before_and_now(runs, metric: str, name: str, 
         assert found == pytest.approx(figures.tolist(), abs=0.006)
 
 
-def test_memory_was_known_before_an_h100_was_seen(runs) -> None:
-    size = np.abs([run.error("before", "memory_peak_bytes") for of in runs.values() for run in of])
+def test_memory_was_known_before_an_h100_was_seen() -> None:
+    rows = [(table, row) for table in TABLES.values() for row in completed(DATA / f"{table}.parquet")]
+    blind, name = {table: before(table) for table in TABLES.values()}, "memory_peak_bytes"
+    found = [(blind[table][row["trial_id"]], row) for table, row in rows if not is_outdated(row)]
+    size = np.abs([then[f"estimate.{name}"] / row[name] - 1 for then, row in found])
     assert len(size) == 62 and np.median(size) <= 0.003 and size.max() <= 0.031
 
 
@@ -118,7 +121,8 @@ def test_the_fit_to_the_same_chip_is_nearer_than_published_kernels_and_its_inter
         before, now = (np.median(np.abs([run.error(way, metric) for run in every])) for way in ("before", "now"))
         assert now < before, metric
         assert np.mean([run.inside("now", metric) for run in every]) >= 0.95, metric
-    assert all(run.inside("now", "memory_peak_bytes") for run in every)
+    held = [run for run in every if "memory_peak_bytes" in run.trial[1].metrics]  # what today's engine holds
+    assert len(held) == 56 and all(run.inside("now", "memory_peak_bytes") for run in held)
     right, total = ordered([run.trial for run in every], [run.predicted["now"]["step_time_s"][0] for run in every])
     assert right / total >= 0.925
 

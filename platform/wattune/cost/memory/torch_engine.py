@@ -19,8 +19,8 @@ from wattune.cost.memory.shapes import shapes as shapes_of
 
 SPLIT_LOGIT_BYTES: Final = 10
 """Bytes of a logit where tensor parallel cuts the vocabulary: logits in bf16, and their gradients by the sum and by the
-targets in fp32. Collectives inside the graph keep the compiler from joining them. Peaks of nine plans on two H200 agree
-within 0.1 % (`benchmarks/data/dense_llama_h200x2.parquet`, `moe_ep_h200x2.parquet`)."""
+targets in fp32. Collectives inside the graph keep the compiler from joining them. With it peaks of six plans of a dense
+model on two H200, of 8 and 28 layers, agree within 0.2 % (`benchmarks/results/prediction.md`)."""
 
 
 def moments(shapes: Shapes) -> list[PartSizes]:
@@ -119,21 +119,27 @@ class _Rank:
         head, split = s.trained.head * s.last, s.tp > 1
         dense = item * s.held.layer
         whole = item if s.is_compiled else EAGER_LOGIT_BYTES
-        logits = np.where(split, SPLIT_LOGIT_BYTES, whole) * s.tokens / s.loss_chunks * s.vocab / s.tp * s.last
+        logits = s.tokens / s.loss_chunks * s.vocab / s.tp * s.last
         inputs = (row + item * s.tokens * s.model.hidden_size) * s.last
-        # A later part of the loss has a gradient of the head's weight too, beside the sum of those before it.
-        twice = split | (s.loss_chunks > 1)
+        # A part of the loss has a gradient of the head's weight, beside the sum of those before it. Where logits are
+        # cut, it comes after their gradients in fp32 are gone.
+        moments = (np.where(split, SPLIT_LOGIT_BYTES, whole), 0), (whole, 1)
         # Where passes follow one another, what an earlier one gathered the last unit into is there twice. Measured:
         # ZeRO-3 in `benchmarks/data/dense_llama_h200x2.parquet`, with one, two and four micro-batches.
         return [
-            moment(
-                self.constant,
-                activations=self.kept + inputs,
-                gradients=self.before + item * head * (1 + twice),
-                gathered=np.where(
-                    self.zero3, item * s.held.head * s.last + dense + 2 * self.leftover * self.several, self.gathered
-                ),
-                logits=logits,
+            *(
+                moment(
+                    self.constant,
+                    activations=self.kept + inputs,
+                    gradients=self.before + item * head * (own + (s.loss_chunks > 1)),
+                    gathered=np.where(
+                        self.zero3,
+                        item * s.held.head * s.last + dense + 2 * self.leftover * self.several,
+                        self.gathered,
+                    ),
+                    logits=logit_bytes * logits,
+                )
+                for logit_bytes, own in moments
             ),
             moment(
                 self.constant,
