@@ -124,6 +124,8 @@ class _Rank:
         # A part of the loss has a gradient of the head's weight, beside the sum of those before it. Where logits are
         # cut, it comes after their gradients in fp32 are gone.
         moments = (np.where(split, SPLIT_LOGIT_BYTES, whole), 0), (whole, 1)
+        # The first unit that is reduced has its result beside its packed gradient and its own.
+        first = MASTER_BYTES * head * (1 + (s.dp > 1) / self.replicas)
         # Where passes follow one another, what an earlier one gathered the last unit into is there twice. Measured:
         # ZeRO-3 in `benchmarks/data/dense_llama_h200x2.parquet`, with one, two and four micro-batches.
         return [
@@ -146,7 +148,7 @@ class _Rank:
                 activations=self.at_reduction + row,
                 gradients=self.before + self.low * head,
                 gathered=np.where(self.zero3, dense + self.leftover, self.gathered),
-                buffers=self._reduced(head, self.replicas, s.dp) * self.on_the_way,
+                buffers=np.maximum(self._reduced(head, self.replicas, s.dp), first) * self.on_the_way,
             ),
         ]
 
