@@ -203,6 +203,8 @@ def assess_trials(
     trials: Sequence[tuple[TrialSpec, tuple[Run, ...]]],
     spreads: Spreads,
     question: Question,
+    *,
+    judged: bool = True,
 ) -> list[RankedTrial]:
     """Assesses trials with all their repeats, together; they are not ranked yet.
 
@@ -211,13 +213,14 @@ def assess_trials(
         trials: Specification of each, and its runs, in order.
         spreads: Scatter of the study.
         question: The objective, the bounds, and the accepted risk.
+        judged: False leaves the bounds aside, where nobody asks for a verdict.
     """
     needed = question.needed
     groups = {METRICS[name].group for name in needed}
     every = [completed(repeats) for _, repeats in trials]
     simulated = [any(map(is_simulated, counted)) for counted in every]
     columns = []
-    for one in question.constraints:
+    for one in question.constraints if judged else ():
         runs = [measuring(counted, one.metric) for counted in every]
         columns.append(margins(one, runs, spreads, risk=question.risk, simulated=simulated))
     each = zip(*columns, strict=True) if columns else repeat((), len(trials))

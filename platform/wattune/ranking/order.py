@@ -327,13 +327,17 @@ def rank(
 def ranking_of(
     studies: Mapping[str, Posterior], *, where: Sequence[Where] = (), least_quality: str = "", ranked: bool = True
 ) -> Ranking:
-    """Puts the trials of one or several studies in order, by one question; see `rank`. Unless `ranked`, none leads."""
+    """Puts the trials of one or several studies in order, by one question; see `rank`.
+
+    Unless `ranked`, none is judged by its bounds and none leads: only what its warnings tell is there.
+    """
     if least_quality not in QUALITIES:
         raise SpaceError(f'unknown quality "{least_quality}"; {closest(least_quality, QUALITIES[2:])}')
     several, question = len(studies) > 1, next(iter(studies.values())).question
     objective = question.objective
     groups = {METRICS[name].group for name in question.needed}
-    assessed = [replace(row, study=name) if several else row for name, one in studies.items() for row in one.rows]
+    each = ((name, row) for name, one in studies.items() for row in (one.rows if ranked else one.unjudged))
+    assessed = [replace(row, study=name) if several else row for name, row in each]
     rows = [row for row in assessed if _passes(row.spec, row.repeats, where, least_quality, groups)]
     scatter, corrections, shared = list[str](), list[str](), dict[str, dict[str, Any]]()
     for study, one in studies.items():

@@ -107,6 +107,11 @@ class Posterior:
         self._seen = dict(zip(self._trials, found, strict=True))
         return tuple(found)
 
+    @property
+    def unjudged(self) -> list[RankedTrial]:
+        """Every trial with its figures alone: no bound is looked at."""
+        return assess_trials("", [*self._trials.values()], self.spreads, self.question, judged=False)
+
     @cached_property
     def standings(self) -> Standings:
         """The trials that may be the best, with P(best) of each, and the one whose next run tells most."""

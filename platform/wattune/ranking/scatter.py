@@ -25,7 +25,7 @@ Given the variances, a and b have Gaussian priors and the rest is a linear regre
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final, TypeVar
 
 import numpy as np
@@ -122,7 +122,7 @@ class Pool:
     """Runs beyond each trial's first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Scatter:
     """The fitted model. Effects are on the model's scale; columns are indexed by trial number."""
 
@@ -161,10 +161,6 @@ class Scatter:
     """[places, effects]: weights of the effects on runs like those of the study: at its times, on its node sets."""
     place_share: Floats
     """[places]: share of runs there; they sum to 1."""
-    away: Floats
-    """[trials, places]: change from a trial's runs, as they were measured, to a run there."""
-    away_variance: Floats
-    """[trials, places]: its variance by what is unknown of the effects."""
     node_offset: Floats
     """a_s by node set; 0 for the base."""
     node_offset_error: Floats
@@ -177,6 +173,20 @@ class Scatter:
 
     spread_frac: float
     """Pooled standard deviation of one run that nothing widens, as a fraction of the value or of `typical`."""
+
+    @cached_property
+    def away(self) -> Floats:
+        """[trials, places]: change from a trial's runs, as they were measured, to a run there."""
+        found: Floats = (self.places @ self.effects)[None, :] - (self.shared @ self.effects)[:, None]
+        return found
+
+    @cached_property
+    def away_variance(self) -> Floats:
+        """[trials, places]: its variance by what is unknown of the effects."""
+        shared, places, covariance = self.shared, self.places, self.shared_covariance
+        at_trials, at_places = ((rows @ covariance * rows).sum(axis=1) for rows in (shared, places))
+        found: Floats = np.maximum(at_trials[:, None] + at_places - 2.0 * shared @ covariance @ places.T, 0.0)
+        return found
 
     def pool(self, number: int) -> Pool:
         """Returns the pool of a trial."""
@@ -263,8 +273,6 @@ def fit(runs: Runs, prior: Prior) -> Scatter:
         drift_error=math.sqrt(covariance[0, 0]),
         places=places,
         place_share=place_share,
-        away=(places @ effects)[None, :] - (shared @ effects)[:, None],
-        away_variance=_apart(shared, places, covariance),
         node_offset=offsets,
         node_offset_error=errors,
         tied=_tied(runs, base, num_sets),
@@ -311,13 +319,6 @@ def _places(design: Floats, counts: Indices) -> tuple[Floats, Floats]:
     sets = np.eye(len(counts))[:, 1:]
     rows = [[time, *one] for time in times for one in sets]
     return np.array(rows), np.outer(weights, counts / counts.sum()).ravel()
-
-
-def _apart(shared: Floats, places: Floats, covariance: Floats) -> Floats:
-    """Computes the variance between each trial's runs and each place, [trials, places]."""
-    at_trials, at_places = ((rows @ covariance * rows).sum(axis=1) for rows in (shared, places))
-    found: Floats = np.maximum(at_trials[:, None] + at_places - 2.0 * shared @ covariance @ places.T, 0.0)
-    return found
 
 
 def _shared_posterior(

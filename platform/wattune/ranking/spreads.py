@@ -7,9 +7,9 @@ there is no ordinary run.
 
 import math
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -96,16 +96,17 @@ def resolution(metric: str) -> float:
     return _WHOLE_DEGREE_C if unit == _DEGREES else 1.0 if metric == "excursion_count" else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Fitted:
     """The model of one metric, with the numbers of its trials and node sets."""
 
     scatter: Scatter
-    error: Floats
     means: Floats
     """Mean of each number's runs, as they were measured."""
     number: Mapping[tuple[str, bool], int]
     """Number of a trial by its id, and true for its long runs."""
+    of_all: Indices
+    """The same trials' numbers among all runs of the study."""
     node_sets: tuple[str, ...]
     num_zeros: int
     """Runs of the study if the metric was 0 in each of them, else 0."""
@@ -115,6 +116,11 @@ class Fitted:
     """The metric's group in `wattune.schema`."""
     prior: Prior
     """Scatter that was expected before the study."""
+
+    @cached_property
+    def error(self) -> Floats:
+        """Standard error of each trial's mean."""
+        return self.scatter.standard_error()
 
     @property
     def logarithmic(self) -> bool:
@@ -201,6 +207,7 @@ class Spreads:
         self._trials: dict[str, int] = {}
         self._data, self._start_ns = array("d"), array("q")
         self._own: dict[str, Floats] = {}
+        self._all = np.empty((0, 0))
 
     def add(self, run: Run) -> None:
         """Adds a run that ended: models that are asked for again take it in, and nothing that came before it."""
@@ -211,9 +218,9 @@ class Spreads:
         """Returns the model of a metric, None if no run measured it."""
         seen, found = self._known.get(metric, (0, None))
         if seen < len(self._runs):
-            values = enumerate((run.metrics.get(metric) for run in self._runs[seen:]), seen)
-            if new := {place: value for place, value in values if value is not None}:
-                found = self._fitted(metric, new)
+            values = self._measured(metric, seen)
+            if len(new := np.flatnonzero(~np.isnan(values))):
+                found = self._fitted(metric, new + seen, values[new])
             self._known[metric] = len(self._runs), found
         return found
 
@@ -224,21 +231,29 @@ class Spreads:
         change, raw = fitted.scatter.mean - fitted.scatter.raw_mean, fitted.means
         return raw * np.array([*map(factor, change.tolist())]) if fitted.logarithmic else raw + change
 
-    def _fitted(self, metric: str, new: Mapping[int, float]) -> Fitted:
+    def _measured(self, metric: str, seen: int) -> Floats:
+        """Returns what the runs from a place on measured of a metric; NaN where one did not."""
+        if self._all.shape == (len(self._runs), len(METRICS)):
+            return self._all[seen:, [*METRICS].index(metric)]
+        return np.array([run.metrics.get(metric, math.nan) for run in self._runs[seen:]], np.float64)
+
+    def _fitted(self, metric: str, places: Indices, new: Floats) -> Fitted:
         """Fits the model of a metric, with some runs more that measured it: figures by their places."""
-        steps = _UNCERTAINTIES.get(metric)
-        each = [self._runs[at].metrics.get(steps, 0.0) / NORMAL_95 for at in new] if steps else [0.0] * len(new)
-        added = np.array([[*new], [*new.values()], each], np.float64)
+        within = np.zeros(len(new))
+        if steps := _UNCERTAINTIES.get(metric):
+            within = np.nan_to_num(self._measured(steps, int(places[0]))[places - places[0]]) / NORMAL_95
+        added = np.stack([places.astype(np.float64), new, within])
         self._own[metric] = np.concatenate([self._own.get(metric, added[:, :0]), added], axis=1)
         runs, value, within = self._own[metric]
         number, node_set, trial, time_s, frac, measured = self._columns(runs.astype(np.intp))
         number, node_set, trial = number.astype(np.intp), node_set.astype(np.intp), trial.astype(np.intp)
         numbers: Mapping[tuple[str, bool], int] = self._numbers
+        of_all = np.arange(len(numbers))
         if len(runs) < len(self._runs):  # numbers without a gap, by the first run of each
             keys, (old, first, which) = [*numbers], np.unique(number, return_index=True, return_inverse=True)
             order = np.argsort(first)
-            number = np.argsort(order)[which]
-            numbers = {keys[key]: place for place, key in enumerate(old[order].tolist())}
+            number, of_all = np.argsort(order)[which], old[order]
+            numbers = {keys[key]: place for place, key in enumerate(of_all.tolist())}
         names = [*self._node_sets]
         node_sets = tuple(sorted(names[each] for each in np.unique(node_set).tolist()))
         place = np.array([node_sets.index(name) if name in node_sets else -1 for name in names], np.intp)
@@ -271,8 +286,7 @@ class Spreads:
         )
         num_zeros = 0 if value.any() else len(value)
         means = np.bincount(number, value) / np.bincount(number)
-        error = found.standard_error()
-        return Fitted(found, error, means, numbers, node_sets, num_zeros, num_host_bound, described.group, prior)
+        return Fitted(found, means, numbers, of_all, node_sets, num_zeros, num_host_bound, described.group, prior)
 
     def _columns(self, places: Indices) -> Floats:
         """Returns what all metrics share of some runs: number, node set, trial, start, share of waits, 1 if measured.
@@ -304,17 +318,29 @@ class Spreads:
         fitted = self.fitted(metric)
         return None if fitted is None or not is_measured else (fitted, fitted.number[counted[0].trial_id, soaks])
 
-    def middles(self, each: Sequence[Sequence[Run]], metric: str) -> list[float | None]:
-        """Computes the middle of `interval` alone, of all repeats of many trials, for tables."""
-        if (fitted := self.fitted(metric)) is None:
-            return [None] * len(each)
-        of_one = dict(zip(fitted.number, self.figures(metric).tolist(), strict=False))  # others may come later
-        return [
-            of_one.get((runs[0].trial_id, is_soak(runs[0])))
-            if len(runs) == 1
-            else (at := self.placed(runs, metric)) and _middle(*at, measuring(runs, metric), metric)
-            for runs in each
-        ]
+    def middles(self, each: Sequence[Sequence[Run]]) -> Callable[[str], Floats]:
+        """Returns what computes the middle of `interval` alone, of all repeats of many trials, for tables.
+
+        It is NaN where `interval` is None. All metrics of a run are read at once: its figures lie together in memory.
+        """
+        self._all = np.array([[*map(run.metrics.get, METRICS)] for run in self._runs], np.float64)
+        self._columns(np.arange(0))
+        alone = [at for at, runs in enumerate(each) if len(runs) == 1]
+        numbers = [self._numbers[each[at][0].trial_id, is_soak(each[at][0])] for at in alone]
+        several = [(at, runs) for at, runs in enumerate(each) if len(runs) > 1]
+
+        def middles(metric: str) -> Floats:
+            found = np.full(len(each), math.nan)
+            if (fitted := self.fitted(metric)) is not None:
+                of_one = np.full(len(self._numbers), math.nan)
+                of_one[fitted.of_all] = self.figures(metric)
+                found[alone] = of_one[numbers]
+                for at, runs in several:
+                    if placed := self.placed(runs, metric):
+                        found[at] = _middle(*placed, measuring(runs, metric), metric)
+            return found
+
+        return middles
 
     def interval(self, counted: Sequence[Run], metric: str) -> Interval | None:
         """Computes a metric over completed repeats of one trial, None if one of them did not measure it.

@@ -287,6 +287,7 @@ def combinations(study: StudySpec) -> Iterator[tuple[TrialSpec, Config]]:
     )
     several = {name for name in OF_WORK if len({getattr(one, name) for one in study.workloads}) > 1}
     each = [(*product, plan) for product, plan in zip(study.products, study.plans or [{}], strict=True)]
+    plans: dict[tuple[Any, ...], Plan] = {}  # each once, whatever the places and workloads it stands beside
     for (model_label, cluster_label, _, _), place in labels:
         model, cluster, engine, of_all = place
         workload = of_all if model.is_moe else replace(of_all, routing=None)
@@ -298,7 +299,7 @@ def combinations(study: StudySpec) -> Iterator[tuple[TrialSpec, Config]]:
         }
         neutral = {"dtype": cluster.rank_device.dtypes[0]}
         program = _program(study, engine)
-        for axes, flags, in_mind in each:
+        for number, (axes, flags, in_mind) in enumerate(each):
             if not is_of(in_mind, place):
                 continue
             stated = {"dp": in_mind["dp"]} if "dp" in in_mind else {}
@@ -306,8 +307,9 @@ def combinations(study: StudySpec) -> Iterator[tuple[TrialSpec, Config]]:
             plain = [[plain_value(value) for value in values] for values in axes.values()]
             written = itertools.product(*plain, *flags.values())
             for values in itertools.product(*axes.values()):
-                chosen = dict(zip(axes, values, strict=True))
-                plan = Plan(**{**neutral, "etp": chosen.get("tp", 1), **chosen})
+                if (plan := plans.get(key := (number, neutral["dtype"], *values))) is None:
+                    chosen = dict(zip(axes, values, strict=True))
+                    plan = plans[key] = Plan(**{**neutral, "etp": chosen.get("tp", 1), **chosen})
                 spec = TrialSpec(
                     model=model, cluster=cluster, engine=engine, workload=workload, plan=plan, program=program
                 )

@@ -164,7 +164,7 @@ class StudyProgress:
         bar = ProgressBar(total=max(1, tally.total), completed=tally.done, width=max(_LEAST_BAR, min(_BAR_WIDTH, room)))
         skipped = f" ({tally.skipped} before)" if tally.skipped else ""
         grid.add_row(
-            Text(f"{tally.done}/{tally.total} trials{skipped}" if tally.total else self._state),
+            Text(f"{tally.done}/{tally.total_text} trials{skipped}" if tally.total else self._state),
             bar,
             Text(f"{duration(now_s - self._begun_s)} elapsed", style="dim"),
             Text("stopping", style="yellow")
@@ -242,7 +242,7 @@ class StudyProgress:
         assert event.result is not None, "only a started trial has no result"
         result, elapsed_s = event.result, self._clock_s() - self._begun_s
         done = f"{self._tally.done:>{len(str(self._tally.total))}}"
-        line = Text(f"[{done}/{self._tally.total}] {elapsed_s:5.0f} s  ", style="dim")
+        line = Text(f"[{done}/{self._tally.total_text}] {elapsed_s:5.0f} s  ", style="dim")
         line.append(f"{self._name(event)} ", style="default")
         if event.kind == "skipped":
             line.append("done before  ")
@@ -296,7 +296,7 @@ class StudyProgress:
             now_s, tally = self._clock_s(), self._tally
             lines = [
                 Text(
-                    f"[{tally.done}/{tally.total}] {now_s - self._begun_s:5.0f} s  {self._name(start)} "
+                    f"[{tally.done}/{tally.total_text}] {now_s - self._begun_s:5.0f} s  {self._name(start)} "
                     f"runs for {duration(now_s - since_s)}  {_part(self._progress.get(key_of(start)))}".rstrip(),
                     style="dim",
                 )

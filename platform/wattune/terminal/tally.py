@@ -57,6 +57,8 @@ class Tally:
     """Descriptions of trials that are not started, because those before them failed alike."""
     race: RaceStep | None = None
     """The latest step of the race of finalists."""
+    may_race: bool = False
+    """True while repeats of a race count in `total` of which some may never run."""
     _measured: bool = False
     _results: dict[tuple[str, int], tuple[TrialSpec, Run]] = field(default_factory=dict)
     _ranking: Ranking | None = None
@@ -71,7 +73,7 @@ class Tally:
             self.total = event.num_now + event.num_done
             self.end_s = now_s + event.most_s
             self._measured = event.measured or event.estimated
-            self.num_planned = event.num_now
+            self.num_planned, self.may_race = event.num_now, event.num_race > 0
             self.work_s = sum(event.load_now_s.values()) if event.estimated else 0.0
         elif isinstance(event, Placement) and event.waits_for:
             self.waits_for, self.waits_since_s = event.waits_for, now_s
@@ -82,7 +84,7 @@ class Tally:
         elif isinstance(event, RowStopped):
             self.stopped.append(str(event))
         elif isinstance(event, RaceStep):
-            self.race = event
+            self.race, self.may_race = event, not event.ending
         elif event.kind == "started":
             self.running[key_of(event)] = event, now_s
         else:
@@ -108,6 +110,11 @@ class Tally:
             self.failed[event.result.status] += 1
         self._results[event.result.trial_id, event.result.repeat] = event.spec, event.result
         self._is_ranked = False
+
+    @property
+    def total_text(self) -> str:
+        """How many trials there are, in words."""
+        return f"{'up to ' if self.may_race else ''}{self.total}"
 
     def ranking(self, *, patient: bool = False) -> Ranking | None:
         """Returns the ranking of all results, made anew where results came since the last time; None without any.

@@ -35,7 +35,10 @@ def arrow(columns: Sequence[Column], rows: Sequence[Any], metadata: Mapping[str,
     """Reads every column of every row, column by column."""
     schema = schema_of(columns, metadata)
     arrays = [
-        pa.array([column.of(row) for row in rows], field.type) for column, field in zip(columns, schema, strict=True)
+        pa.array(column.every(rows), field.type, from_pandas=True)
+        if column.every
+        else pa.array([column.of(row) for row in rows], field.type)
+        for column, field in zip(columns, schema, strict=True)
     ]
     return pa.Table.from_arrays(arrays, schema=schema)
 

@@ -1,11 +1,12 @@
 """Results as flat tables, one figure a cell: a ranking with a row a trial, and a study with a row a repeat."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
+from wattune.arrays import Floats
 from wattune.metrics import METRICS
 from wattune.objective import Constraint
 from wattune.plans.axes import AXES
@@ -65,15 +66,19 @@ def ranking_columns(ranking: Ranking) -> list[Column]:
     studies: dict[int, list[RankedTrial]] = {}
     for row in rows:
         studies.setdefault(id(row.spreads), []).append(row)
-    counted = [(own, [row.counted for row in own], own[0].spreads) for own in studies.values()]
+    order = {id(row): place for place, row in enumerate(row for own in studies.values() for row in own)}
+    of_row = np.array([order[id(row)] for row in rows], np.intp)
+    middles = [own[0].spreads.middles([row.counted for row in own]) for own in studies.values()]
 
     def spec_of(row: RankedTrial) -> TrialSpec:
         return row.spec
 
-    @lru_cache(maxsize=1)  # a table is read column by column
-    def middles(name: str) -> dict[int, float | None]:
-        each = (zip(own, spreads.middles(runs, name), strict=True) for own, runs, spreads in counted)
-        return {id(row): found for pairs in each for row, found in pairs}
+    def metric(name: str) -> Column:
+        def every(_: Sequence[Any]) -> Floats:
+            found: Floats = np.concatenate([np.empty(0), *(read(name) for read in middles)])[of_row]
+            return found
+
+        return Column(name, lambda row: (found := row.interval(name)) and found.value, name, every=every)
 
     def known(read: Callable[[Any], Any]) -> Callable[[RankedTrial], Any]:
         return lambda row: read(row.spec.model) if row.spec.model.is_known else None
@@ -108,7 +113,7 @@ def ranking_columns(ranking: Ranking) -> list[Column]:
         Column(f"{objective} high", interval(lambda one: one.high), objective),
         Column(f"{objective} interval", interval(lambda one: one.method)),
         Column(f"{objective} runs", interval(lambda one: one.num_runs), kind="count"),
-        *columns_of({name: name for name in METRICS}, lambda row, name: middles(name)[id(row)]),
+        *map(metric, METRICS),
         *(column for bound in ranking.constraints for column in margins(bound)),
         Column("quality", lambda row: row.quality),
         Column("simulated", lambda row: row.simulated, kind="flag"),

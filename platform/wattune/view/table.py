@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
+from wattune.arrays import Floats
 from wattune.intervals import Interval
 from wattune.units import format_change, format_probability, format_quantity, unit_of
 
@@ -87,6 +88,8 @@ class Column:
     """Type in a file, a key of `wattune.view.arrow.TYPES`: else by whether there is a quantity."""
     short: str = ""
     """Heading where the whole one does not fit; a line below then says what it means."""
+    every: Callable[[Sequence[Any]], Floats] | None = None
+    """What reads all rows of its table at once, for a file; NaN where there is none."""
 
     def cell(self, row: Any) -> Cell:
         """Returns a row's cell, with its words."""

@@ -259,6 +259,8 @@ def test_a_race_is_told_step_by_step_and_shown_while_it_runs() -> None:
     last = race_step(best_probability=0.96, before=0.84, num_repeats=4, ending="the best is told apart")
     lines = plain(preview(8, num_race=3), first, race_step(), last)
     assert "3 repeat(s) of the race" in lines[0]
+    assert plain(preview(8, num_race=3), ended(1, 100))[-1].startswith("[1/up to 8]"), "some may never run"
+    assert plain(preview(8, num_race=3), last, ended(1, 100))[-1].startswith("[1/8]")
     assert lines[1:] == [
         "racing: P(best) 0.71 for llama3_8b dp2 mbs2, 2 of at most 8 repeats",
         "racing: P(best) 0.71 -> 0.84 for llama3_8b dp2 mbs2, 3 of at most 8 repeats",
