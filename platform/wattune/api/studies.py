@@ -199,20 +199,12 @@ def find_measured(name: str | Path, *, storage: str | None = None) -> Path:
 
 
 def _trial_folder(study: StudyFolder, wanted: str) -> Path:
-    begin, _, number = wanted.partition("-")
     trials = [(trial, key) for trial in study.trials() if (key := _key(trial)) is not None]
-    begun = [(trial, key) for trial, key in trials if key[0].startswith(begin)]
-    ids = sorted({key[0] for _, key in begun})
-    if len(ids) != 1:
-        known = ", ".join(ids or sorted({key[0] for _, key in trials})[:8]) or "none"
-        what = "these begin so" if ids else "it holds"
-        raise PlanError(
-            f'{"more than one" if ids else "no"} trial "{begin}" in study {study.path}; {what}: {known}; give an id '
-            "that `wattune rank` shows"
-        )
-    repeats = {str(key[1]): trial for trial, key in sorted(begun, key=lambda one: one[1][1])}
+    trial_id, number = study.named_trial(wanted, (key[0] for _, key in trials))
+    own = [(trial, key[1]) for trial, key in trials if key[0] == trial_id]
+    repeats = {str(repeat): trial for trial, repeat in sorted(own, key=lambda one: one[1])}
     if number and number not in repeats:
-        raise PlanError(f"trial {ids[0]} of study {study.path} has no repeat {number}; it has {', '.join(repeats)}")
+        raise PlanError(f"trial {trial_id} of study {study.path} has no repeat {number}; it has {', '.join(repeats)}")
     if number:
         return repeats[number].path
     return next((trial for trial in repeats.values() if _completed(trial)), next(iter(repeats.values()))).path

@@ -128,13 +128,6 @@ class RankedTrial:
         """The margins of the constraints that the runs do not decide."""
         return tuple(margin for margin in self.margins if margin.verdict is Holds.UNDECIDED)
 
-    @property
-    def _of_recording(self) -> dict[str, Any]:
-        if self.recorded is None:
-            return {}
-        command, code, machine = self.recorded.command, self.recorded.exit_code, self.recorded.machine
-        return {"recording": {"command": list(command), "exit_code": code, "machine": dict(machine)}}
-
     def interval(self, metric: str) -> Interval | None:
         """Computes a metric over the completed repeats, None if one of them did not measure it."""
         return self.spreads.interval(self.counted, metric)
@@ -142,6 +135,7 @@ class RankedTrial:
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`."""
         own = ("rank", "best_probability", "study", "trial_id", "reason", "behind", "quality", "simulated")
+        of = self.recorded and {"command": [*self.recorded.command], "exit_code": self.recorded.exit_code}
         return {
             **{name: getattr(self, name) for name in own},
             "verdict": str(self.verdict),
@@ -154,7 +148,7 @@ class RankedTrial:
             "dp": self.spec.plan.dp(self.spec.cluster.world_size),
             "plan": shallow(self.spec.plan),
             **({"flags": dict(self.spec.flags)} if self.spec.flags else {}),
-            **self._of_recording,
+            **({"recording": of | {"machine": dict(self.recorded.machine)}} if of and self.recorded else {}),
             "objective": shallow(self.objective) if self.objective else None,
             "margins": [margin.to_json() for margin in self.margins],
             "missing": list(self.missing),

@@ -12,7 +12,7 @@ whole window: a peak over fewer steps would be lower. A trial that shares too fe
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, TypeAlias
 
@@ -77,7 +77,13 @@ def over_common_steps(results: Results, again: Again | None = None) -> Results:
             changed.append((spec, result))
             continue
         found = {} if again is None or common is None or id(result) in outside else again(spec, result, common)
-        changed.append((spec, _over(result, found, common) if found and common is not None else _marked(result)))
+        if found and common is not None:
+            changed.append((spec, _over(result, found, common)))
+            continue
+        quality = INVALID if result.quality == INVALID else INDICATIVE
+        changed.append(
+            (spec, replace(result, quality=quality, quality_reasons=(*result.quality_reasons, STEPS_DIFFER)))
+        )
     return changed
 
 
@@ -118,14 +124,11 @@ def _common(ranges: Mapping[int, Range]) -> tuple[Range | None, set[int]]:
         if last - first + 1 >= LEAST_STEPS:
             return (first, last), outside
         ends = (max(left, key=lambda key: left[key][0]), min(left, key=lambda key: left[key][1]))
-        worst = max(ends, key=lambda key: _num_shared([own for other, own in left.items() if other != key]))
+        others = {key: [own for other, own in left.items() if other != key] for key in ends}
+        worst = max(ends, key=lambda key: min(one[1] for one in others[key]) - max(one[0] for one in others[key]))
         outside.add(worst)
         del left[worst]
     return None, set(ranges)
-
-
-def _num_shared(ranges: Sequence[Range]) -> int:
-    return min(one[1] for one in ranges) - max(one[0] for one in ranges) + 1
 
 
 def _over(result: Run, found: Mapping[str, float], steps: Range) -> Run:
@@ -133,9 +136,3 @@ def _over(result: Run, found: Mapping[str, float], steps: Range) -> Run:
     kept = {name: value for name, value in result.metrics.items() if not is_of_steps(name)}
     tags = {**result.tags, COMPARED: f"{steps[0]}-{steps[1]}"}
     return replace(result, metrics={**kept, **found}, tags=tags)
-
-
-def _marked(result: Run) -> Run:
-    """Returns a result that says that it does not compare."""
-    quality = INVALID if result.quality == INVALID else INDICATIVE
-    return replace(result, quality=quality, quality_reasons=(*result.quality_reasons, STEPS_DIFFER))

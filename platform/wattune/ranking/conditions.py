@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeAlias
 
 from wattune.objective import Condition, Constraint, Field, field_of, parse_condition
-from wattune.plans.axes import AXES, Plan
+from wattune.plans.axes import AXES
 from wattune.plans.engines import CAPABILITIES, MODES
 from wattune.plans.program import FlagValue, text_of
 from wattune.trial import TrialSpec
@@ -16,15 +16,10 @@ _COUNT: Final = Field(kind=int)
 _NAME: Final = Field(kind=str)
 
 
-def _rank_order(plan: Plan) -> str:
-    order = plan.rank_order
-    return order if isinstance(order, str) else "-".join(map(str, order))
-
-
 _OTHERS: Final[Mapping[str, tuple[Field, Callable[[TrialSpec], int | str]]]] = {
     "dp": (_COUNT, lambda spec: spec.plan.dp(spec.cluster.world_size)),
     "layout": (_NAME, lambda spec: "-".join(map(str, spec.plan.layout)) or "even"),
-    "rank_order": (_NAME, lambda spec: _rank_order(spec.plan)),
+    "rank_order": (_NAME, lambda spec: o if isinstance(o := spec.plan.rank_order, str) else "-".join(map(str, o))),
     "engine": (Field(kind=str, choices=tuple(CAPABILITIES)), lambda spec: spec.engine),
     "model": (_NAME, lambda spec: spec.model.name),
     "device": (_NAME, lambda spec: spec.cluster.device),

@@ -151,25 +151,17 @@ class Compared:
 
     def _found(self, wanted: str) -> tuple[TrialSpec, Sequence[Run]]:
         """Finds the specification of a trial and its completed repeats, or the one that is named."""
-        trial, _, number = wanted.partition("-")
-        place = self._study.path
         ids = {result.trial_id for _, result in self._pairs} | {name.rpartition("-")[0] for name in self._unreadable}
-        begun = sorted(one for one in ids if one.startswith(trial)) if trial else []
-        if len(begun) != 1:
-            what = "more than one" if begun else "no"
-            have = (
-                f"these begin so: {', '.join(begun)}" if begun else f"it holds {', '.join(sorted(ids)[:8]) or 'none'}"
-            )
-            raise PlanError(f'{what} trial "{trial}" in study {place}; {have}; give an id that `wattune rank` shows')
-        own = [(spec, result) for spec, result in self._pairs if result.trial_id == begun[0]]
+        trial_id, number = self._study.named_trial(wanted, ids)
+        own = [(spec, result) for spec, result in self._pairs if result.trial_id == trial_id]
         chosen = [one for one in completed(result for _, result in own) if not number or str(one.repeat) == number]
         if chosen:
             return own[0][0], chosen
-        for name in [f"{begun[0]}-{number}"] if number else sorted(self._unreadable):
-            if name in self._unreadable and name.rpartition("-")[0] == begun[0]:
+        for name in [f"{trial_id}-{number}"] if number else sorted(self._unreadable):
+            if name in self._unreadable and name.rpartition("-")[0] == trial_id:
                 raise PlanError(self._unreadable[name])
         ended = ", ".join(f"repeat {result.repeat} {result.status}" for _, result in own)
-        raise PlanError(f"trial {wanted} of study {place} has no completed repeat to compare: {ended}")
+        raise PlanError(f"trial {wanted} of study {self._study.path} has no completed repeat to compare: {ended}")
 
 
 def _objective(study: StudyFolder) -> str:

@@ -327,10 +327,7 @@ def rank(
 def ranking_of(
     studies: Mapping[str, Posterior], *, where: Sequence[Where] = (), least_quality: str = "", ranked: bool = True
 ) -> Ranking:
-    """Puts the trials of one or several studies in order, by one question; see `rank`.
-
-    Unless `ranked`, none is judged by its bounds and none leads: only what its warnings tell is there.
-    """
+    """Puts the trials of studies in order; see `rank`. Unless `ranked`, none is judged: only its warnings are told."""
     if least_quality not in QUALITIES:
         raise SpaceError(f'unknown quality "{least_quality}"; {closest(least_quality, QUALITIES[2:])}')
     several, question = len(studies) > 1, next(iter(studies.values())).question

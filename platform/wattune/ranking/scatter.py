@@ -177,33 +177,30 @@ class Scatter:
     @cached_property
     def away(self) -> Floats:
         """[trials, places]: change from a trial's runs, as they were measured, to a run there."""
-        found: Floats = (self.places @ self.effects)[None, :] - (self.shared @ self.effects)[:, None]
-        return found
+        return np.asarray((self.places @ self.effects)[None, :] - (self.shared @ self.effects)[:, None])
 
     @cached_property
     def away_variance(self) -> Floats:
         """[trials, places]: its variance by what is unknown of the effects."""
         shared, places, covariance = self.shared, self.places, self.shared_covariance
         at_trials, at_places = ((rows @ covariance * rows).sum(axis=1) for rows in (shared, places))
-        found: Floats = np.maximum(at_trials[:, None] + at_places - 2.0 * shared @ covariance @ places.T, 0.0)
-        return found
+        return np.maximum(at_trials[:, None] + at_places - 2.0 * shared @ covariance @ places.T, 0.0)
 
     def pool(self, number: int) -> Pool:
         """Returns the pool of a trial."""
         return self.widened if self.is_widened[number] else self.steady
 
+    @cached_property
     def standard_error(self) -> Floats:
-        """Returns the standard error of each `mean`."""
+        """Standard error of each `mean`."""
         spread = np.einsum("ij,jk,ik->i", self.shared, self.shared_covariance, self.shared)
-        error: Floats = np.sqrt(1.0 / self.weight + np.maximum(spread, 0.0))
-        return error
+        return np.asarray(np.sqrt(1.0 / self.weight + np.maximum(spread, 0.0)))
 
     def drawn_away(self, number: int, rng: np.random.Generator, num_draws: int) -> Floats:
         """Draws the change from a trial's runs to a run at each place, [draws, places]."""
         root = np.linalg.cholesky(self.shared_covariance)
         effects = self.effects + rng.standard_normal((num_draws, len(root))) @ root.T
-        found: Floats = effects @ (self.places - self.shared[number]).T
-        return found
+        return np.asarray(effects @ (self.places - self.shared[number]).T)
 
 
 def fit(runs: Runs, prior: Prior) -> Scatter:

@@ -9,7 +9,7 @@ import math
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,7 +20,7 @@ from wattune.fidelity import by_length, is_burst, is_soak, is_unprofiled, measur
 from wattune.intervals import NORMAL_95, Interval, t_quantile
 from wattune.metrics import METRICS
 from wattune.ranking.heat import heat_left, judged_metric
-from wattune.ranking.scatter import Prior, Runs, Scatter, factor, fit, learned
+from wattune.ranking.scatter import MOST_LOG, Prior, Runs, Scatter, factor, fit, learned
 from wattune.run import NO_NUMBERS, Numbers, Run, RunStatus
 from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S, format_quantity
@@ -96,7 +96,7 @@ def resolution(metric: str) -> float:
     return _WHOLE_DEGREE_C if unit == _DEGREES else 1.0 if metric == "excursion_count" else 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Fitted:
     """The model of one metric, with the numbers of its trials and node sets."""
 
@@ -116,11 +116,6 @@ class Fitted:
     """The metric's group in `wattune.schema`."""
     prior: Prior
     """Scatter that was expected before the study."""
-
-    @cached_property
-    def error(self) -> Floats:
-        """Standard error of each trial's mean."""
-        return self.scatter.standard_error()
 
     @property
     def logarithmic(self) -> bool:
@@ -198,21 +193,35 @@ class Spreads:
 
     def __init__(self, results: AnyResults) -> None:
         """Keeps the runs of one study that completed, without bursts: a few steps scatter otherwise."""
-        runs = (result for _, result in results if _is_whole(result))
-        # In an order that does not depend on how they were read.
-        self._runs = sorted(runs, key=lambda run: (run.trial_id, run.repeat))
+        self._runs: list[Run] = []
         self._known: dict[str, tuple[int, Fitted | None]] = {}
         self._numbers: dict[tuple[str, bool], int] = {}
         self._node_sets: dict[str, int] = {}
         self._trials: dict[str, int] = {}
         self._data, self._start_ns = array("d"), array("q")
+        """Of each run number, node set, trial, start, share of waits (NaN where unknown), and 1 if it was measured."""
         self._own: dict[str, Floats] = {}
         self._all = np.empty((0, 0))
+        # In an order that does not depend on how they were read.
+        for run in sorted((run for _, run in results), key=lambda run: (run.trial_id, run.repeat)):
+            self.add(run)
 
     def add(self, run: Run) -> None:
         """Adds a run that ended: models that are asked for again take it in, and nothing that came before it."""
-        if _is_whole(run):
-            self._runs.append(run)
+        if run.status is not RunStatus.COMPLETED or is_burst(run):
+            return
+        self._runs.append(run)
+        self._start_ns.append(run.start_wall_ns)
+        frac = run.metrics.get("host_bound_frac", math.nan)
+        own = (
+            self._numbers.setdefault((run.trial_id, is_soak(run)), len(self._numbers)),
+            self._node_sets.setdefault(run.tags.get("nodes", ""), len(self._node_sets)),
+            self._trials.setdefault(run.trial_id, len(self._trials)),
+            run.start_wall_ns / NS_PER_S,
+            frac if math.isfinite(frac) else math.nan,
+            _is_measured(run),
+        )
+        self._data.extend(own)
 
     def fitted(self, metric: str) -> Fitted | None:
         """Returns the model of a metric, None if no run measured it."""
@@ -229,7 +238,10 @@ class Spreads:
         fitted = self.fitted(metric)
         assert fitted is not None, "a metric that was measured"
         change, raw = fitted.scatter.mean - fitted.scatter.raw_mean, fitted.means
-        return raw * np.array([*map(factor, change.tolist())]) if fitted.logarithmic else raw + change
+        if not fitted.logarithmic:
+            return raw + change
+        factors: Floats = np.array([*map(math.exp, np.minimum(change, MOST_LOG).tolist())])  # bit for bit as `factor`
+        return raw * factors
 
     def _measured(self, metric: str, seen: int) -> Floats:
         """Returns what the runs from a place on measured of a metric; NaN where one did not."""
@@ -245,7 +257,9 @@ class Spreads:
         added = np.stack([places.astype(np.float64), new, within])
         self._own[metric] = np.concatenate([self._own.get(metric, added[:, :0]), added], axis=1)
         runs, value, within = self._own[metric]
-        number, node_set, trial, time_s, frac, measured = self._columns(runs.astype(np.intp))
+        number, node_set, trial, time_s, frac, measured = (
+            np.array(self._data).reshape(-1, 6)[runs.astype(np.intp)].T.copy()
+        )
         number, node_set, trial = number.astype(np.intp), node_set.astype(np.intp), trial.astype(np.intp)
         numbers: Mapping[tuple[str, bool], int] = self._numbers
         of_all = np.arange(len(numbers))
@@ -288,25 +302,6 @@ class Spreads:
         means = np.bincount(number, value) / np.bincount(number)
         return Fitted(found, means, numbers, of_all, node_sets, num_zeros, num_host_bound, described.group, prior)
 
-    def _columns(self, places: Indices) -> Floats:
-        """Returns what all metrics share of some runs: number, node set, trial, start, share of waits, 1 if measured.
-
-        The share is NaN where it is not known. A run that is added costs no look at those before it.
-        """
-        for run in self._runs[len(self._data) // 6 :]:
-            frac = run.metrics.get("host_bound_frac", math.nan)
-            own = (
-                self._numbers.setdefault((run.trial_id, is_soak(run)), len(self._numbers)),
-                self._node_sets.setdefault(run.tags.get("nodes", ""), len(self._node_sets)),
-                self._trials.setdefault(run.trial_id, len(self._trials)),
-                run.start_wall_ns / NS_PER_S,
-                frac if math.isfinite(frac) else math.nan,
-                _is_measured(run),
-            )
-            self._data.extend(own)
-            self._start_ns.append(run.start_wall_ns)
-        return np.array(self._data).reshape(-1, 6)[places].T.copy()
-
     def placed(self, counted: Sequence[Run], metric: str) -> tuple[Fitted, int] | None:
         """Returns a metric's model and the trial's number in it, None if one of its repeats did not measure it."""
         soaks, is_measured = True, False
@@ -324,7 +319,6 @@ class Spreads:
         It is NaN where `interval` is None. All metrics of a run are read at once: its figures lie together in memory.
         """
         self._all = np.array([[*map(run.metrics.get, METRICS)] for run in self._runs], np.float64)
-        self._columns(np.arange(0))
         alone = [at for at, runs in enumerate(each) if len(runs) == 1]
         numbers = [self._numbers[each[at][0].trial_id, is_soak(each[at][0])] for at in alone]
         several = [(at, runs) for at, runs in enumerate(each) if len(runs) > 1]
@@ -352,7 +346,7 @@ class Spreads:
             return None
         (fitted, number), counted = placed, measuring(counted, metric)
         runs, found, value = ordinary(counted), fitted.scatter, _middle(fitted, number, counted, metric)
-        error = float(fitted.error[number])
+        error = float(found.standard_error[number])
         if len(runs) < found.num_runs[number]:
             error = math.sqrt(error**2 + float(found.variance[number]) / len(runs) - 1.0 / float(found.weight[number]))
         reach = t_quantile(float(found.degrees_of_freedom[number])) * error
@@ -508,7 +502,3 @@ def _middle(fitted: Fitted, number: int, counted: Sequence[Run], metric: str) ->
 
 def _mean(runs: Sequence[Run], metric: str) -> float:
     return math.fsum(run.metrics[metric] for run in runs) / len(runs)
-
-
-def _is_whole(run: Run) -> bool:
-    return run.status is RunStatus.COMPLETED and not is_burst(run)

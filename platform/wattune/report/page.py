@@ -120,7 +120,7 @@ def render_report(
         spaces: Every space of the study, the first one first.
     """
     evidence, comparisons = evidence or {}, comparisons or {}
-    picture = pareto(ranking, BESIDE_PX)
+    picture, text = pareto(ranking, BESIDE_PX), not_drawn(ranking, evidence)
     charts = _details(ranking, evidence, comparisons, document.get("limits"), price)
     body = [
         _banner(ranking.simulated),
@@ -130,7 +130,7 @@ def render_report(
         coverage_section(ranking, candidates),
         *verdict_tables(ranking),
         *(chart.html() for chart in charts),
-        _not_drawn(ranking, evidence),
+        section(STEP_THROUGHPUT, fill('<p class="note">{}</p>', text)) if text else Html(),
         saturation_section(ranking, evidence),
         spaces_section(spaces, ranking),
         rejections_section(candidates),
@@ -181,11 +181,6 @@ def _warnings(warnings: Sequence[str]) -> Html:
     return fill('<aside class="warnings"><strong>Before you compare</strong><ul>{}</ul></aside>\n', listed)
 
 
-def _not_drawn(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Html:
-    text = not_drawn(ranking, evidence)
-    return section(STEP_THROUGHPUT, fill('<p class="note">{}</p>', text)) if text else Html()
-
-
 def _banner(simulated: bool) -> Html:
     if not simulated:
         return Html()
@@ -215,7 +210,8 @@ def _headline(ranking: Ranking, comparisons: Mapping[str, Comparison], picture: 
     title = f"Best feasible {kind}" if found.state != "undecided" else f"Most likely the best {kind}, its bounds open"
     to_do = [_code(note.text, found.command) for note in notes if note.tone == "next"]
     said = [*_why(found, ranking, comparisons), *(note.text for note in notes if not note.tone)]
-    more = _expected(ranking) + _priced(ranking, comparisons) + _others(ranking)
+    lost = reason_text(comparisons["price"]) if "price" in comparisons else ""
+    more = f"{_expected(ranking)}{price_text(ranking)}{lost and f' Against it: {lost}.'}{_others(ranking)}"
     parts = [
         _plan(found, ranking, notes[0].text),
         fill("<ul>{}</ul>", join(fill("<li>{}</li>", text) for text in said)) if said else Html(),
@@ -266,12 +262,6 @@ def _why(found: StudyAnswer, ranking: Ranking, comparisons: Mapping[str, Compari
             reason = reason_text(one)
             said.append(f"Against {title}: {one.conclude('that', 'it')}{reason and f'; {reason}'}.")
     return said
-
-
-def _priced(ranking: Ranking, comparisons: Mapping[str, Comparison]) -> str:
-    """Describes what the bounds cost, and the parts of a step that the plan loses by keeping them."""
-    reason = reason_text(comparisons["price"]) if "price" in comparisons else ""
-    return price_text(ranking) + (reason and f" Against it: {reason}.")
 
 
 def _code(text: str, command: str) -> Html:

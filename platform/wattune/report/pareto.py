@@ -44,7 +44,8 @@ def pareto(ranking: Ranking, plot_px: tuple[float, float] = PLOT_PX) -> Chart | 
     if across is None:
         return None
     figure = blank()
-    front = _front(ranking, metric, across)
+    turned = "none" not in (METRICS[metric].better, METRICS[across].better)
+    front = pareto_front(ranking.compared, metric, across) if turned else []
     if len(front) > 1:
         _draw_front(figure, front, metric, across)
     labelled, on_front = _labelled(ranking, front), set(map(id, front))
@@ -89,12 +90,6 @@ def _across(ranking: Ranking) -> str | None:
     return next(
         (name for name in wanted if any(row.objective and row.interval(name) for row in ranking.compared)), None
     )
-
-
-def _front(ranking: Ranking, metric: str, across: str) -> list[RankedTrial]:
-    if "none" in (METRICS[metric].better, METRICS[across].better):
-        return []
-    return pareto_front(ranking.compared, metric, across)
 
 
 def _labelled(ranking: Ranking, front: Sequence[RankedTrial]) -> set[str]:

@@ -5,7 +5,7 @@ from typing import Any, Final
 import plotly.graph_objects as go
 
 from wattune.ranking.order import Ranking
-from wattune.ranking.racing import history
+from wattune.ranking.posterior import history
 from wattune.report.figure import DASHED, Chart, blank, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
 from wattune.units import format_probability

@@ -18,7 +18,7 @@ none. So a study resumes from its folder.
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -319,6 +319,22 @@ class StudyFolder:
     def trial(self, trial_id: str, repeat: int) -> TrialFolder:
         """Returns the folder of one repeat of one trial. It may not exist yet."""
         return TrialFolder(self.path / "trials" / f"{trial_id}-{repeat}")
+
+    def named_trial(self, wanted: str, ids: Iterable[str]) -> tuple[str, str]:
+        """Returns the one id that a text begins, and the repeat that it names after `-`; empty where it names none.
+
+        Raises `PlanError`: no id begins so, or several do.
+        """
+        begin, _, number = wanted.partition("-")
+        known = sorted({*ids})
+        begun = [one for one in known if one.startswith(begin)] if begin else []
+        if len(begun) == 1:
+            return begun[0], number
+        what, have = ("more than one", "these begin so") if begun else ("no", "it holds")
+        listed = ", ".join(begun or known[:8]) or "none"
+        raise PlanError(
+            f'{what} trial "{begin}" in study {self.path}; {have}: {listed}; give an id that `wattune rank` shows'
+        )
 
     def trials(self) -> list[TrialFolder]:
         """Lists every trial that was begun, finished or not."""

@@ -58,7 +58,7 @@ class Tally:
     race: RaceStep | None = None
     """The latest step of the race of finalists."""
     may_race: bool = False
-    """True while repeats of a race count in `total` of which some may never run."""
+    """True while `total` has repeats of a race that may never run."""
     _measured: bool = False
     _results: dict[tuple[str, int], tuple[TrialSpec, Run]] = field(default_factory=dict)
     _ranking: Ranking | None = None

@@ -63,19 +63,19 @@ def flag_columns(specs: Iterable[TrialSpec], spec_of: Callable[[Any], TrialSpec]
 def ranking_columns(ranking: Ranking) -> list[Column]:
     """Returns the columns of a ranking. None is nested but `layout`, and each metric has a column."""
     rows, objective = ranking.trials, ranking.objective.metric
-    studies: dict[int, list[RankedTrial]] = {}
-    for row in rows:
-        studies.setdefault(id(row.spreads), []).append(row)
-    order = {id(row): place for place, row in enumerate(row for own in studies.values() for row in own)}
-    of_row = np.array([order[id(row)] for row in rows], np.intp)
-    middles = [own[0].spreads.middles([row.counted for row in own]) for own in studies.values()]
+    studies: dict[int, list[int]] = {}
+    for place, row in enumerate(rows):
+        studies.setdefault(id(row.spreads), []).append(place)
+    middles = [(own, rows[own[0]].spreads.middles([rows[at].counted for at in own])) for own in studies.values()]
 
     def spec_of(row: RankedTrial) -> TrialSpec:
         return row.spec
 
     def metric(name: str) -> Column:
         def every(_: Sequence[Any]) -> Floats:
-            found: Floats = np.concatenate([np.empty(0), *(read(name) for read in middles)])[of_row]
+            found = np.full(len(rows), np.nan)
+            for own, read in middles:
+                found[own] = read(name)
             return found
 
         return Column(name, lambda row: (found := row.interval(name)) and found.value, name, every=every)

@@ -98,6 +98,7 @@ def ranking_view(ranking: Ranking, *, top: int | None = None) -> View:
     others = [(found, title) for name, title in _WITHOUT if (found := getattr(ranking, name))]
     settings = setting_columns(ranking)
     rows = [row for rows in listed for row in rows[:top]]
+    hidden = sum(len(rows[top:]) for rows in (*listed, *(found for found, _ in others))) if top else 0
     trial, plan = _named(ranking)
     without = [
         trial,
@@ -113,7 +114,7 @@ def ranking_view(ranking: Ranking, *, top: int | None = None) -> View:
         *answer_view(ranking),
         _measured(ranking, rows, settings) if rows else Note(str(ranking.objective), "conclusion"),
         *(Table(f"{len(found)} {title}", without, found[:top]) for found, title in others),
-        *_hidden(sum(len(rows[top:]) for rows in (*listed, *(found for found, _ in others))) if top else 0),
+        *([Note(f"... and {hidden} more; raise --top to see them, --csv has all")] if hidden else []),
         *lines,
         *_risk(ranking),
         reading(ranking.note),
@@ -162,10 +163,6 @@ def _measured(ranking: Ranking, rows: Sequence[RankedTrial], settings: Sequence[
         Column("quality", lambda row: row.quality + "".join(f" ({mark})" for mark in row.marks)),
     ]
     return Table(str(ranking.objective), columns, rows)
-
-
-def _hidden(count: int) -> list[Note]:
-    return [Note(f"... and {count} more; raise --top to see them, --csv has all")] if count > 0 else []
 
 
 def _risk(ranking: Ranking) -> list[Note]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from made_trials import FASTEST, POWER, Pair, asked, reference_runs, speed, trial
 
 from wattune.ranking.best import Standings
-from wattune.ranking.racing import history, race_standings
+from wattune.ranking.posterior import history, race_standings
 
 
 def simulated(pairs: list[Pair]) -> list[Pair]:

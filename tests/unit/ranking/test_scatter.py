@@ -24,21 +24,21 @@ def test_without_a_repeat_the_prior_is_all_there_is():
     found = fit(runs([100.0, 200.0], [0, 1]), Prior())
     assert (found.steady.num_repeats, found.spread_frac) == (0, pytest.approx(0.01))
     assert list(found.degrees_of_freedom) == [6.0, 6.0]
-    assert found.standard_error() == pytest.approx([0.01, 0.01])
+    assert found.standard_error == pytest.approx([0.01, 0.01])
     apart = fit(runs([100.0, 200.0, 300.0], [0, 1, 2], time_s=[0.0, 50.0, 100.0]), Prior())
     assert (apart.drift, apart.drift_error) == (0.0, pytest.approx(Prior().drift))
     assert list(np.exp(apart.mean)) == pytest.approx([100.0, 200.0, 300.0]), "nothing tells a drift, so none is removed"
-    assert apart.standard_error()[0] == pytest.approx(np.hypot(0.01, Prior().drift / 2))
+    assert apart.standard_error[0] == pytest.approx(np.hypot(0.01, Prior().drift / 2))
 
 
 def test_one_run_is_not_counted_as_many():
-    assert fit(runs([5.0], [0]), Prior()).standard_error() == pytest.approx([0.01])
+    assert fit(runs([5.0], [0]), Prior()).standard_error == pytest.approx([0.01])
 
 
 def test_equal_values_do_not_mean_that_nothing_scatters():
     found = fit(runs([100.0] * 12, [0] * 6 + [1] * 6, time_s=range(12)), Prior())
     assert 0.003 < found.spread_frac < 0.01
-    assert (found.standard_error() > 0.001).all()
+    assert (found.standard_error > 0.001).all()
 
 
 def test_a_trial_without_any_residual_leaves_the_others_their_interval():
@@ -46,7 +46,7 @@ def test_a_trial_without_any_residual_leaves_the_others_their_interval():
     values = [*(100.0 * np.exp(0.01 * rng.normal(size=20))), 50.0, 50.0, 50.0, 70.0]
     found = fit(runs(values, [*np.repeat(np.arange(5), 4), 5, 5, 5, 6]), Prior())
     assert found.degrees_of_freedom[6] >= 3.0
-    assert 0.006 < found.standard_error()[6] < 0.015
+    assert 0.006 < found.standard_error[6] < 0.015
 
 
 def test_repeats_take_over_from_a_prior_that_is_wrong():
@@ -85,7 +85,7 @@ def test_a_chain_of_trials_ties_sets_that_no_trial_shares_with_the_base():
 def test_temperatures_have_their_own_scale_and_the_step_of_their_sensor():
     found = fit(runs([70.0, 70.0, 70.0, 0.0], [0, 0, 0, 1], typical=100.0, resolution=1.0), Prior())
     assert list(found.mean) == [70.0, 0.0]
-    assert found.standard_error()[0] >= 12**-0.5 / 3**0.5
+    assert found.standard_error[0] >= 12**-0.5 / 3**0.5
     assert found.variance[0] >= 1 / 12
 
 
