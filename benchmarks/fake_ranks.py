@@ -76,7 +76,11 @@ class Host:
         self.go = asyncio.Event()
         self.posts: dict[str, NodePost] = {}
         self.spans = spans(MOST_NODES)
-        self.running = 0
+        self.running = self.num_called = 0
+
+    async def taken(self) -> int:
+        """Calls that came from other processes so far."""
+        return self.num_called
 
     async def release(self) -> None:
         """Lets the steps of every rank end, of this trial and of later ones."""
@@ -92,6 +96,7 @@ class Host:
 
     async def post(self, keeper: ActorHandle, node_id: str, method: str, *given: Any) -> Any:
         """Calls the post of a node that is here."""
+        self.num_called += 1
         return await getattr(self._post(keeper, node_id), method)(*given)
 
     def _post(self, keeper: ActorHandle, node_id: str) -> NodePost:
@@ -101,6 +106,7 @@ class Host:
 
     async def sensors(self, method: str, node: str) -> Any:
         """Answers as a node's telemetry actor that reads nothing."""
+        self.num_called += 1
         if method == "start":
             return Sensed(device_names={}, cpus=(), clock=ClockAnchor.now())
         if method == "mono_ns":
@@ -117,6 +123,7 @@ class Host:
         self, keeper: ActorHandle, lane: str, run: int, numbers: Sequence[int], nodes: Sequence[str]
     ) -> None:
         """Runs some ranks of a lane until it has no trial left; those of a node have its post between them."""
+        self.num_called += 1
         for number in numbers:
             self._post(keeper, nodes[number // PER_NODE])
         await asyncio.gather(*(self._rank(lane, run, number, nodes[number // PER_NODE]) for number in numbers))
@@ -189,6 +196,22 @@ def _sensors(node_id: str) -> _Sensors:
 
 class FakeKeeper(LaneKeeper):
     """The process that drives the trials, whose lanes have fake ranks."""
+
+    num_called = 0
+
+    async def taken(self) -> int:
+        """Calls that came from other processes so far: a trial's two, and those of posts."""
+        return self.num_called + 2 * len(self._driven)
+
+    async def call(self, lane: str, name: str, *arguments: Any, **more: Any) -> Any:
+        """Counts a call of one worker."""
+        self.num_called += 1
+        return await super().call(lane, name, *arguments, **more)
+
+    async def calls(self, lane: str, name: str, several: Sequence[Sequence[Any]]) -> list[Any]:
+        """Counts a call of several workers as the one it is."""
+        self.num_called += 1 - len(several)
+        return await super().calls(lane, name, several)
 
     def _lane(self, nodes: tuple[str, ...]) -> Lane:
         name = f"{'+'.join(nodes)}@{self._born}"

@@ -190,6 +190,22 @@ def own_mb(text: str) -> float:
     return sum(one.memory_full_info().uss for one in found if text in " ".join(one.cmdline())) / 1e6
 
 
+class Bare:
+    """An actor that makes as many of Ray's calls as a lane does, one after another, and nothing else."""
+
+    async def lane(self, hosts: list[Any], number: int, num_calls: int) -> None:
+        """Calls one of the processes of the ranks."""
+        for _ in range(num_calls):
+            await hosts[number % len(hosts)].taken.remote()
+
+
+def bare_s(bare: Any, hosts: list[Any], count: int, num_calls: int) -> float:
+    """Seconds that the calls of so many lanes take side by side."""
+    begun_s = time.perf_counter()
+    ray.get([bare.lane.remote(hosts, number, num_calls) for number in range(count)])
+    return time.perf_counter() - begun_s
+
+
 @measures(timeout_s=580)
 def many() -> Iterator[Row]:
     """Trials at a time, the head's memory of each, and the start of many lanes beside that of one."""
@@ -217,8 +233,18 @@ def many() -> Iterator[Row]:
         start(0, 1)
         one_s, others = zip(*(start(index, 1) for index in range(1, 8)), strict=True)
         assert others
+        actors = [*hosts, lanes._keeper]
+        before = sum(ray.get([one.taken.remote() for one in actors]))
         hundred_s, _ = start(8, 100)
+        num_calls = round((sum(ray.get([one.taken.remote() for one in actors])) - before) / 100)
         middle_s = statistics.median(one_s)
+        bare = ray.remote(Bare).options(num_cpus=0, max_concurrency=1000).remote()
+        own_s = statistics.median([bare_s(bare, hosts, 1, num_calls) for _ in range(8)][1:])
+        own_hundred_s = bare_s(bare, hosts, 100, num_calls)
+        yield Row("calls of Ray's a lane makes until its ranks are in their steps", "", value=num_calls)
+        yield Row("as many calls of Ray's alone: one lane's", "s", value=own_s)
+        yield Row("as many calls of Ray's alone: 100 lanes'", "s", value=own_hundred_s)
+        yield Row("as many calls of Ray's alone: 100 lanes' by one's", "ratio", value=own_hundred_s / own_s)
         yield Row("start of one lane", "s", value=middle_s, spread=statistics.stdev(one_s))
         yield Row("start of 100 lanes", "s", value=hundred_s)
         yield Row("start of 100 lanes by that of one", "ratio", bar=1.5, value=hundred_s / middle_s)

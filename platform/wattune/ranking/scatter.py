@@ -184,7 +184,7 @@ class Scatter:
         """[trials, places]: its variance by what is unknown of the effects."""
         shared, places, covariance = self.shared, self.places, self.shared_covariance
         at_trials, at_places = ((rows @ covariance * rows).sum(axis=1) for rows in (shared, places))
-        return np.maximum(at_trials[:, None] + at_places - 2.0 * shared @ covariance @ places.T, 0.0)
+        return np.asarray(np.maximum(at_trials[:, None] + at_places - 2.0 * shared @ covariance @ places.T, 0.0))
 
     def pool(self, number: int) -> Pool:
         """Returns the pool of a trial."""
