@@ -426,9 +426,7 @@ def _by_reason(row: RankedTrial, _objective: Objective) -> tuple[str, str, str]:
 
 def _price(value: float | None, objective: Objective) -> float:
     """Returns what is smaller the better a value is; without a value, infinity."""
-    if value is None:
-        return math.inf
-    return -value if objective.maximize else value
+    return math.inf if value is None else -value if objective.maximize else value
 
 
 def finalists(ranking: Ranking) -> list[TrialSpec]:

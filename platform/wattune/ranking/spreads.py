@@ -202,8 +202,7 @@ class Spreads:
         """Of each run number, node set, trial, start, share of waits (NaN where unknown), and 1 if it was measured."""
         self._own: dict[str, Floats] = {}
         self._all = np.empty((0, 0))
-        # In an order that does not depend on how they were read.
-        for run in sorted((run for _, run in results), key=lambda run: (run.trial_id, run.repeat)):
+        for run in sorted((run for _, run in results), key=lambda run: (run.trial_id, run.repeat)):  # however read
             self.add(run)
 
     def add(self, run: Run) -> None:
@@ -238,10 +237,8 @@ class Spreads:
         fitted = self.fitted(metric)
         assert fitted is not None, "a metric that was measured"
         change, raw = fitted.scatter.mean - fitted.scatter.raw_mean, fitted.means
-        if not fitted.logarithmic:
-            return raw + change
-        factors: Floats = np.array([*map(math.exp, np.minimum(change, MOST_LOG).tolist())])  # bit for bit as `factor`
-        return raw * factors
+        factors = map(math.exp, np.minimum(change, MOST_LOG).tolist())  # bit for bit as `factor`
+        return np.asarray(raw * np.array([*factors]) if fitted.logarithmic else raw + change)
 
     def _measured(self, metric: str, seen: int) -> Floats:
         """Returns what the runs from a place on measured of a metric; NaN where one did not."""
@@ -257,9 +254,8 @@ class Spreads:
         added = np.stack([places.astype(np.float64), new, within])
         self._own[metric] = np.concatenate([self._own.get(metric, added[:, :0]), added], axis=1)
         runs, value, within = self._own[metric]
-        number, node_set, trial, time_s, frac, measured = (
-            np.array(self._data).reshape(-1, 6)[runs.astype(np.intp)].T.copy()
-        )
+        columns = np.array(self._data).reshape(-1, 6)[runs.astype(np.intp)].T
+        number, node_set, trial, time_s, frac, measured = columns.copy()
         number, node_set, trial = number.astype(np.intp), node_set.astype(np.intp), trial.astype(np.intp)
         numbers: Mapping[tuple[str, bool], int] = self._numbers
         of_all = np.arange(len(numbers))
@@ -316,11 +312,11 @@ class Spreads:
     def middles(self, each: Sequence[Sequence[Run]]) -> Callable[[str], Floats]:
         """Returns what computes the middle of `interval` alone, of all repeats of many trials, for tables.
 
-        It is NaN where `interval` is None. All metrics of a run are read at once: its figures lie together in memory.
+        It is NaN where `interval` is None. A run's figures lie together in memory, so they are read together.
         """
         self._all = np.array([[*map(run.metrics.get, METRICS)] for run in self._runs], np.float64)
-        alone = [at for at, runs in enumerate(each) if len(runs) == 1]
-        numbers = [self._numbers[each[at][0].trial_id, is_soak(each[at][0])] for at in alone]
+        single = {at: runs[0] for at, runs in enumerate(each) if len(runs) == 1}
+        alone, numbers = [*single], [self._numbers[run.trial_id, is_soak(run)] for run in single.values()]
         several = [(at, runs) for at, runs in enumerate(each) if len(runs) > 1]
 
         def middles(metric: str) -> Floats:
