@@ -113,7 +113,7 @@ class Tally:
 
     @property
     def total_text(self) -> str:
-        """How many trials there are, in words."""
+        """Number of trials in words."""
         return f"{'up to ' if self.may_race else ''}{self.total}"
 
     def ranking(self, *, patient: bool = False) -> Ranking | None:

@@ -89,7 +89,7 @@ class Column:
     short: str = ""
     """Heading where the whole one does not fit; a line below then says what it means."""
     every: Callable[[Sequence[Any]], Floats] | None = None
-    """What reads all rows of its table at once, for a file; NaN where there is none."""
+    """Function that reads all rows of its table at once, for a file; NaN where there is none."""
 
     def cell(self, row: Any) -> Cell:
         """Returns a row's cell, with its words."""
