@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 from harness import Found, Rows, benchmark
-from measured_tables import fitted_to, ordered, trials
+from measured_tables import DATA, fitted_to, ordered, trials, trials_of
 from published_steps import errors, read
 from step_time_baselines import at_rate, calculon_s, model_flop, roofline_s
 
@@ -415,6 +415,8 @@ def own(rows: Rows, given: Namespace) -> tuple[list[str], list[str]]:
     missed = judge(rows, "families left out", measured, apart_from, by_class=True)
     missed += told_few(rows, measured, apart_from)
     judge(rows, "four to two", fresh, foreseen)
+    later = trials_of(DATA / "nodes" / "h200x4" / "slice.parquet")
+    judge(rows, "a later slice on four", later, shipped([spec for spec, _ in later]), by_class=True)
     other = trials(ON_H100)
     missed += judge(rows, "H100 without a fit", other, shipped([spec for spec, _ in other]), by_class=True)
     if given.trials is not None:
