@@ -172,6 +172,10 @@ class Numbers:
     """The steps under the profiler."""
     close_time_s: float | None = None
     """From its last step until its nodes were free."""
+    ahead_cpu_s: float | None = None
+    """Processor time that compiled coming plans beside it, of all ranks. It is in none of the times above."""
+    ahead_failed: int | None = None
+    """Coming plans that were not compiled for an error, of all ranks; the workers' logs have it."""
     memory_peak_rank: int | None = None
     """The rank that used most memory."""
     memory_asked_bytes: int | None = None

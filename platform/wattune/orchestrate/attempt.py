@@ -44,6 +44,8 @@ class Attempt:
     """Numbers of this attempt, kept with the result."""
     isolation: str = "warm"
     """`warm`: on workers that ran other trials before. `fresh`: on new workers, which end with the trial."""
+    alone: bool = False
+    """It may need all memory of its devices, so that nothing is compiled beside it."""
     stop_above_s: float | None = None
     """Mean step time above which the trial loses, and its measurement ends early; None measures it to its end."""
     trial_id: str = field(init=False)

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 from uuid import uuid4
 
@@ -76,9 +77,10 @@ def run_study(
         controller.watch(StudyMetrics(study.name))
         controller.open(cluster, nodes)
         if (first := controller.first()) is not None:  # they start while Tune does
-            spec, taken = first
+            spec, taken, coming = first
             resources = cluster.only(taken).resources_per_rank(spec.cluster)
-            lanes.prepare(GroupKey.of(spec, resources), taken, sensor_backends(spec))
+            key = replace(GroupKey.of(spec, resources), coming=coming)
+            lanes.prepare(key, taken, sensor_backends(spec))
         # Not public: Tune has no way to run trials but as an actor each.
         tune_controller.RayActorManager = lambda **_: _OneDriver(lanes, cluster)
         tuner = tune.Tuner(

@@ -161,6 +161,8 @@ def rank_numbers(outcomes: Sequence[RankOutcome]) -> Numbers:
         measure_time_s=parts_s.get("measure"),
         profile_time_s=parts_s.get("profile"),
         close_time_s=parts_s.get("close"),
+        ahead_cpu_s=round(sum(one.ahead_cpu_s for one in outcomes), 2) or None,
+        ahead_failed=sum(one.ahead_failed for one in outcomes) or None,
         memory_peak_rank=fullest.rank if fullest is not None and fullest.memory_peak_bytes else None,
         memory_asked_bytes=max((one.out_of_memory.needed_bytes for one in outcomes if one.out_of_memory), default=0)
         or None,

@@ -25,6 +25,10 @@ def _sums(rows: Sequence[_Row]) -> dict[str, float]:
     return {part: sum(row[2].get(part, 0.0) for row in rows) for part in (*TIME_PARTS, "other")}
 
 
+def _ahead_s(ranking: Ranking) -> float:
+    return sum(run.numbers.ahead_cpu_s or 0.0 for row in ranking.trials for run in row.repeats)
+
+
 def times_json(ranking: Ranking) -> dict[str, Any]:
     """Returns plain data for `wattune rank --time --json`: seconds by part of every run in order, and sums.
 
@@ -38,7 +42,7 @@ def times_json(ranking: Ranking) -> dict[str, Any]:
             {"run": name, "plan": plan, **_named(times_s), "node_wait_s": waited_s}
             for name, plan, times_s, waited_s in rows
         ],
-        "sum": _named(sums_s) | {"node_wait_s": sum(row[3] for row in rows)},
+        "sum": _named(sums_s) | {"node_wait_s": sum(row[3] for row in rows), "ahead_cpu_s": _ahead_s(ranking)},
         "total_s": total_s,
         "measured_frac": sums_s[_MEASURED] / total_s if total_s else None,
     }
@@ -54,7 +58,7 @@ def times_view(ranking: Ranking) -> View:
     if not any(times_s.keys() - {"other"} for _, _, times_s, _ in rows):
         return [Note("No run tells where its time went.")]
     sums_s = _sums(rows)
-    total_s, waited_s = sum(sums_s.values()), sum(row[3] for row in rows)
+    total_s, waited_s, ahead_s = sum(sums_s.values()), sum(row[3] for row in rows), _ahead_s(ranking)
     shown = {part: part for part, whole_s in sums_s.items() if whole_s >= 0.05 or part == _MEASURED}
     columns = [
         Column("run", lambda row: row[0], place="lead"),
@@ -70,6 +74,7 @@ def times_view(ranking: Ranking) -> View:
     return [
         Table("Seconds of each run by part", columns, rows, total=("", "sum", sums_s, waited_s)),
         reading(f"steps were measured in {share} of {total_s:.1f} s, the wall time of each set of nodes together"),
+        *([reading(f"beside them {ahead_s:.0f} s of processors compiled coming plans")] if ahead_s else []),
         reading(f"{nodes}wait: its nodes had nothing to do before it; first step: with the compiler's work{other}"),
     ]
 

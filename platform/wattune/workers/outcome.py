@@ -79,6 +79,10 @@ class RankOutcome:
     build_time_s: float = 0.0
     parts_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds by part: `start build compile warmup measure profile close`. A part that it did not reach is missing."""
+    ahead_cpu_s: float = 0.0
+    """Processor time of coming plans' graphs that were compiled since this worker's last outcome."""
+    ahead_failed: int = 0
+    """Plans of these that failed to compile."""
     memory_peak_bytes: int = 0
     """Highest memory the engine held: see `wattune.workers.engine.Engine.memory_peak_bytes`."""
     memory_reserved_peak_bytes: int = 0

@@ -105,11 +105,23 @@ def test_maybe_warm_pool() -> None:
     )
 
 
-@pytest.mark.private_api("torch._functorch.config.autograd_cache_allow_custom_autograd_functions")
-def test_custom_autograd_functions() -> None:
-    name = "autograd_cache_allow_custom_autograd_functions"
-    assert isinstance(getattr(load("torch._functorch.config"), name), bool)
-    assert f"config.{name}" in Path(load("torch._functorch._aot_autograd.autograd_cache").__file__).read_text()
+@pytest.mark.private_api("torch._inductor.compile_fx.compile_fx")
+def test_compile_fx() -> None:
+    assert parameters(get("torch._inductor.compile_fx.compile_fx"))[:4] == [
+        "model_",
+        "example_inputs_",
+        "inner_compile",
+        "config_patches",
+    ]
+    config = load("torch._functorch.config")
+    for name in ("force_non_lazy_backward_lowering", "autograd_cache_allow_custom_autograd_functions"):
+        assert isinstance(getattr(config, name), bool)
+    torch = load("torch")
+    with get("torch._subclasses.fake_tensor.FakeTensorMode")():
+        assert torch.empty(2**40).shape == (2**40,), "it has no data"
+    marks = source("torch.distributed.fsdp._fully_shard._fully_shard.fully_shard")
+    assert "_is_fsdp_managed_module = True" in marks and "_fsdp_use_orig_params = True" in marks
+    assert get("torch.testing._internal.distributed.fake_pg.FakeStore")()
 
 
 @pytest.mark.private_api("torch._inductor.config._micro_pipeline_tp")

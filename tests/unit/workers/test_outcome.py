@@ -47,7 +47,7 @@ def test_an_outcome_is_read_and_a_study_is_run_by_processes_without_torch() -> N
         "import wattune.orchestrate.run_study, wattune.orchestrate.lanes.command_worker\n"
         "from ray.train import ScalingConfig\n"
         "from wattune.orchestrate.lanes.train_runs import _of_commands, _of_ranks\n"
-        "for trainer in (_of_commands, lambda: _of_ranks('h200_sxm', None)):\n"
+        "for trainer in (_of_commands, lambda: _of_ranks(None, None, ())):\n"
         "    run = trainer()(train_loop_config={}, scaling_config=ScalingConfig(num_workers=2))\n"
         "    run._get_train_func(), run._create_default_callbacks()\n"
         "print('torch' in sys.modules)"

@@ -5,6 +5,7 @@ same: by every layer of a model, and by every later trial of a process whose lay
 generated on disk too, so that a new process compiles a known layer in seconds.
 """
 
+import copyreg
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from functools import cache
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._functorch import config as functorch
 
 MOST_VARIANTS: Final = 24
@@ -27,17 +28,50 @@ GRAPHS_PER_VARIANT: Final = 8
 class Compiler:
     """A backend of `torch.compile`, or none."""
 
-    backend: str | None
+    backend: str | Callable[..., Any] | None
 
     def run(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
         """Calls a module's method, given as a function of its class, on the module and its inputs."""
         return function(*args) if self.backend is None else _compiled(function, self.backend)(*args)
 
     def __str__(self) -> str:
-        return "eager" if self.backend is None else self.backend
+        return "eager" if self.backend is None else str(self.backend)
 
 
 EAGER: Final = Compiler(backend=None)
+
+_UNTIMED: Final[dict[str, Any]] = {"triton.autotune_pointwise": False}
+"""Kernels that compute place by place are taken in their first form: to time several took 1.3 to 1.6 s of a first step,
+and steps of dense plans are as long without it. Mixtures were not compared (study_economics.md)."""
+
+
+def compile_only(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+    """A backend that compiles a graph as inductor does, backward too, and runs its operations: tensors need no data."""
+    from torch._inductor.compile_fx import compile_fx
+
+    for place, value in zip(graph.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        place.type = nn.Parameter if isinstance(value, nn.Parameter) else Tensor  # a part of the code's key
+    graph.recompile()
+    compile_fx(graph, inputs, config_patches=_UNTIMED)
+    return graph.forward
+
+
+def _keep_code() -> None:
+    """Has torch keep whole graphs on disk under one key, whoever compiles them.
+
+    Backward graphs are compiled with the forward ones, also where nothing is run. Collectives of tensor parallel are
+    functions with a backward of their own, and torch keeps no graph of these unless told to: all they do is in it.
+    """
+    functorch.force_non_lazy_backward_lowering = True
+    functorch.autograd_cache_allow_custom_autograd_functions = True
+    # Else the key has the name of whichever module first imported torch: one of Ray's in a worker, one of torch's in a
+    # process beside it, which then compiled in vain (two H200, torch 2.11).
+    copyreg.pickle(torch.memory_format, lambda one: (_memory_format, (str(one),)))
+
+
+def _memory_format(name: str) -> torch.memory_format:
+    found: torch.memory_format = getattr(torch, name.removeprefix("torch."))
+    return found
 
 
 def compiler_for(device: torch.device) -> Compiler:
@@ -46,14 +80,10 @@ def compiler_for(device: torch.device) -> Compiler:
 
 
 @cache
-def _compiled(function: Callable[..., Tensor], backend: str) -> Callable[..., Tensor]:
-    # Collectives of tensor parallel have a backward of their own. torch keeps no graph of these unless told to:
-    # all that ours do is in it.
-    functorch.autograd_cache_allow_custom_autograd_functions = True
-    # Kernels that compute place by place are taken in their first form: to time several took 1.3 to 1.6 s of a first
-    # step, and steps of dense plans are as long without it. Mixtures were not compared (study_economics.md).
-    options: dict[str, Any] | None = {"triton.autotune_pointwise": False} if backend == "inductor" else None
+def _compiled(function: Callable[..., Tensor], backend: str | Callable[..., Any]) -> Callable[..., Tensor]:
+    _keep_code()
     # One wrapper for all layers and trials. Whole graphs only: what cannot be compiled is an error, not a slow trial.
+    options = _UNTIMED if backend == "inductor" else None
     made = torch.compile(function, backend=backend, fullgraph=True, dynamic=False, options=options)
     compiled: Callable[..., Tensor] = made
     return compiled

@@ -224,11 +224,14 @@ class Layer(nn.Module):
 
     def _blocks(self, x: Tensor) -> Tensor:
         if isinstance(self.ffn, FeedForward):
-            return self.compiler.run(Layer.mix_all, self, x)
+            return self.compiled(x)
         # Experts exchange tokens in numbers known at run time only, which no whole graph can hold.
-        if self.shares_norm:
-            return self.mix_all(x)
-        return self.mix_ffn(self.compiler.run(Layer.mix_tokens, self, x))
+        return self.mix_all(x) if self.shares_norm else self.mix_ffn(self.compiled(x))
+
+    def compiled(self, x: Tensor) -> Tensor:
+        """The part that is one graph, and runs without other layers: both blocks, or that before experts."""
+        part = Layer.mix_all if isinstance(self.ffn, FeedForward) else Layer.mix_tokens
+        return self.compiler.run(part, self, x)
 
     def mix_tokens(self, x: Tensor) -> Tensor:
         """The attention block with its residual."""

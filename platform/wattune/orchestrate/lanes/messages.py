@@ -31,6 +31,8 @@ class GroupKey:
     """Variables their processes start with, as libraries read them only once."""
     resources: tuple[tuple[str, float], ...]
     """Resources that Ray reserves for each of them."""
+    coming: tuple[TrialSpec, ...] = field(default=(), compare=False)
+    """Plans whose graphs are compiled while they start and run their first trials."""
 
     @property
     def world_size(self) -> int:
@@ -126,7 +128,7 @@ class Place:
     device_uuid: str | None
     pid: int
     other_pids: tuple[int, ...] = ()
-    """Other processes that belong to the trial on this node, where a command runs."""
+    """Other processes that belong to the trial: of a command on its node, or of this rank's worker on its device."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `ranks.json`."""

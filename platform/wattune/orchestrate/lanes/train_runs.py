@@ -1,12 +1,13 @@
 """Ray Train's runs, which start the workers of lanes. Their controllers are coroutines of the lanes' process."""
 
 import asyncio
+import logging
 import math
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +31,11 @@ from wattune.orchestrate.lanes.lane import Lane
 from wattune.orchestrate.lanes.messages import GroupKey
 from wattune.orchestrate.lanes.ray_errors import cause, death
 from wattune.plans.engines import runs_program
+from wattune.plans.placement import Slot
+from wattune.trial import TrialSpec
 from wattune.workers.environment import prepare_environment
+
+_log = logging.getLogger(__name__)
 
 InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Does what blocks in a thread."""
@@ -145,7 +150,7 @@ class Launcher:
     ) -> TrainController:
         runs_command = runs_program(key.engine)
         environment = dict(key.environment)
-        trainer = _of_commands() if runs_command else _of_ranks(key.device, self._storage)
+        trainer = _of_commands() if runs_command else _of_ranks(key, self._storage, nodes)
         head = ray.get_runtime_context().get_node_id()
         for node_id in {*nodes} - {head} if not runs_command else ():
             self.post(node_id)
@@ -217,8 +222,8 @@ def _of_commands() -> Callable[..., DataParallelTrainer]:
     return partial(_Trainer, _serve_commands)
 
 
-def _of_ranks(device: str, storage: Path | None) -> Callable[..., DataParallelTrainer]:
-    return partial(_Trainer, _serve_ranks, backend_config=_RanksMeet(device, storage))
+def _of_ranks(key: GroupKey, storage: Path | None, nodes: tuple[str, ...]) -> Callable[..., DataParallelTrainer]:
+    return partial(_Trainer, _serve_ranks, backend_config=_RanksMeet(key, storage, nodes))
 
 
 class _RanksMeet(BackendConfig):  # type: ignore[misc]
@@ -226,9 +231,9 @@ class _RanksMeet(BackendConfig):  # type: ignore[misc]
 
     backend_cls = property(lambda _: _Meeting)
 
-    def __init__(self, device: str, storage: Path | None) -> None:
+    def __init__(self, key: GroupKey, storage: Path | None, nodes: tuple[str, ...]) -> None:
         """Keeps what the environment of the workers depends on."""
-        self.device, self.storage = device, storage
+        self.key, self.storage, self.nodes = key, storage, nodes
 
 
 class _Meeting(Backend):  # type: ignore[misc]
@@ -241,11 +246,27 @@ class _Meeting(Backend):  # type: ignore[misc]
 
     def on_start(self, worker_group: Any, backend_config: _RanksMeet) -> None:
         """Called by Train's controller once all workers are up."""
-        worker_group.execute(prepare_environment, backend_config.device, backend_config.storage)  # then they load torch
+        key = backend_config.key
+        worker_group.execute(prepare_environment, key.device, backend_config.storage)  # then they load torch
+        if key.coming:
+            worker_group.execute_async(_compile_ahead, key.coming, backend_config.nodes)
         address, port = worker_group.execute_single(0, get_address_and_port)
         count = len(worker_group)
         asked = [worker_group.execute_single_async(rank, _meet, address, port, rank, count) for rank in range(count)]
         ray.get(asked)
+
+
+def _compile_ahead(coming: Sequence[TrialSpec], nodes: tuple[str, ...]) -> None:
+    """Compiles coming plans beside this worker, as the ranks that its device will be in them."""
+    try:
+        from wattune.engines.ahead import start
+
+        context = ray.get_runtime_context()
+        (own,) = context.get_accelerator_ids()["GPU"]
+        device = os.environ["CUDA_VISIBLE_DEVICES"].split(",").index(own)
+        start(coming, Slot(node=nodes.index(context.get_node_id()), device=device))
+    except Exception:  # of any class: trials compile themselves
+        _log.warning("no graphs are compiled ahead", exc_info=True)
 
 
 def _meet(address: str, port: int, rank: int, count: int) -> None:

@@ -18,6 +18,7 @@ from ray.train import get_context
 from ray.train.torch import get_device
 
 from wattune.clock import ClockAnchor
+from wattune.engines import ahead
 from wattune.engines.registry import load_engine
 from wattune.errors import NodeError, WattuneError
 from wattune.orchestrate.failures import is_of_the_machine
@@ -111,7 +112,11 @@ class _Worker:
         assert assigned.assignment is not None
         watch = _Watch(self._keeper, self._lane, self._group, assigned, self._device)
         outcome, place = self._measure(assigned, watch)
-        outcome = replace(outcome, provenance=provenance(self._device), parts_s=watch.parts_s())
+        cpu_s, failed = ahead.taken()
+        outcome = replace(outcome, parts_s=watch.parts_s(), ahead_cpu_s=cpu_s, ahead_failed=failed)
+        outcome = replace(outcome, provenance=provenance(self._device))
+        if place is not None:  # compilers that began meanwhile are no strangers on the device either
+            place = replace(place, other_pids=tuple({*place.other_pids, *ahead.pids()}))
         ray.get(self._keeper.call.remote(self._lane, "deliver", self._group, assigned.number, outcome, place))
         stays = watch.in_order and outcome.status is RunStatus.COMPLETED
         del outcome
@@ -122,6 +127,8 @@ class _Worker:
         assert assignment is not None
         attempt, place = assignment.attempt, None
         try:
+            if attempt.alone:
+                ahead.end()
             place = self._place(assigned)
             leave_to_sampler(assignment.sensed[place.node].cpus)
             engine = watch.over(load_engine(attempt.spec.engine), place)
@@ -162,6 +169,7 @@ class _Worker:
             device=name,
             device_uuid=self._here.device_uuid,
             pid=os.getpid(),
+            other_pids=ahead.pids(),
         )
 
     def _join(self, assigned: RankAssignment, timeout_s: float) -> None:

@@ -159,8 +159,8 @@ class StudyController:
             self._emit(placement(self._queue.preview(), self._slots))
             self._look()  # before anything of this study holds a part of them
 
-    def first(self) -> "tuple[TrialSpec, tuple[Node, ...]] | None":
-        """Returns a trial of the kind that starts first, and its nodes, whose workers may start at once.
+    def first(self) -> "tuple[TrialSpec, tuple[Node, ...], tuple[TrialSpec, ...]] | None":
+        """Returns a trial of the kind that starts first, its nodes, whose workers may start at once, and what comes.
 
         None where a strategy chooses the kind later, where its workers are new anyway, or the nodes are not there.
         """
@@ -172,7 +172,8 @@ class StudyController:
             (spec,) = kinds.values()
             if not waiting and spec.program is not None:
                 return None
-            return next(((spec, nodes) for nodes in self._opened.lanes(spec.cluster)), None)
+            coming = self._queue.outlook.coming(spec, learns=self._strategy.learns)
+            return next(((spec, nodes, coming) for nodes in self._opened.lanes(spec.cluster)), None)
 
     @property
     def ending(self) -> Ending | None:
@@ -352,6 +353,7 @@ class StudyController:
                 race_until_probability=None if raced is None else raced.until,
             ),
             isolation=run.isolation,
+            alone=run.may_fill_memory(queued.spec),
             stop_above_s=self._queue.stop_above_s(queued),
         )
 
@@ -490,9 +492,7 @@ class StudyController:
         for listener in self._listeners:
             try:
                 listener(event)
-            except (
-                Exception
-            ):  # a listener shows or sends results that are safe on disk; Tune would end the study for its error
+            except Exception:  # it shows or sends results that are safe on disk; Tune would end the study for it
                 _log.exception("a listener failed on %s", type(event).__name__)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from copy import deepcopy
 from typing import Final
 
-from wattune.orchestrate.scheduling.graphs import Start, WarmGraphs, graphs_of, waited_for_workers
+from wattune.orchestrate.scheduling.graphs import Start, WarmGraphs, compiles_ahead, graphs_of, waited_for_workers
 from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.run import Run, RunStatus
 from wattune.search.forecast import around_s, duration_s
@@ -19,10 +19,13 @@ BESIDE_STEPS_S: Final[Mapping[Start, float]] = {"new_workers": 40.0, "new_graphs
 """Seconds of a trial on GPUs beside its steps, by its start, before anything was measured: sensors, workers, build,
 compiling, profile and end. Medians of 83 trials of the torch engine on two H200 (`dense_llama_h200x2`, `moe_ep_h200x2`
 and its guided part in `benchmarks/data`)."""
+NEW_WORKERS_S: Final = 20.0
+"""Of new workers of the torch engine since they start beside Tune: six studies (`results/study_economics.md`)."""
 
-KEPT_FRAC: Final = 0.7
+KEPT_FRAC: Final = 0.75
 """Share of a first step's time, beyond a step's, that kept kernels save: 0.66 to 0.84 of nine plans on two H200 and two
-H100 that an earlier study in the storage had compiled (`benchmarks/results/study_economics.md`)."""
+H100 that an earlier study in the storage had compiled, 0.76 to 0.82 of five that were compiled ahead on two H200
+(`benchmarks/results/study_economics.md`)."""
 
 
 class Pace:
@@ -66,11 +69,13 @@ class BesideSteps:
     `BESIDE_STEPS_S` counts as one trial. Those of the same device, number of ranks and engine count, else all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, ahead: bool) -> None:
         self._own_s: dict[Hashable, tuple[float, int]] = {}
         """Sum and number: a trial costs the same however many there were. All as if they had found no kernels."""
         self._compiled_s: dict[Hashable, float] = {}
         """Time of first steps beyond a step's, by graphs that an earlier study compiled."""
+        self._ahead = ahead
+        """True where graphs of coming plans are compiled beside the first trials, and found as kept kernels are."""
 
     def take(self, results: Iterable[tuple[TrialSpec, Run]]) -> None:
         """Takes results of other studies, whatever their order."""
@@ -98,12 +103,17 @@ class BesideSteps:
     def expected_s(self, spec: TrialSpec, start: Start) -> float:
         """Returns the expected seconds of a trial that starts so."""
         sum_s, num = self._own_s.get(_kind(spec, start)) or self._own_s.get(start, (0.0, 0))
-        own_s = (BESIDE_STEPS_S[start] + sum_s) / (1 + num)
+        is_quick = start == "new_workers" and spec.engine == "torch"
+        own_s = ((NEW_WORKERS_S if is_quick else BESIDE_STEPS_S[start]) + sum_s) / (1 + num)
         return max(own_s - self._saved_s(spec, start), min(own_s, BESIDE_STEPS_S["warm"]))
 
     def _saved_s(self, spec: TrialSpec, start: Start) -> float:
-        """Returns what kernels of an earlier study save a trial; a warm one holds its own."""
-        return 0.0 if start == "warm" else KEPT_FRAC * self._compiled_s.get(_kernels(spec), 0.0)
+        """Returns what kernels save that are kept or compiled ahead; a warm trial holds its own."""
+        if start == "warm":
+            return 0.0
+        is_ahead = self._ahead and start == "new_graphs" and compiles_ahead(spec)
+        usual_s = BESIDE_STEPS_S["new_graphs"] - BESIDE_STEPS_S["warm"] if is_ahead else 0.0
+        return KEPT_FRAC * max(self._compiled_s.get(_kernels(spec), 0.0), usual_s)
 
     def usual_s(self, spec: TrialSpec) -> float:
         """Returns the expected seconds of a trial on warm workers that may hold its graphs or not."""
@@ -122,9 +132,11 @@ def _kernels(spec: TrialSpec) -> Hashable:
 class Durations:
     """Expected seconds of trials, better with each one that ended."""
 
-    def __init__(self, pace: Pace, predict: Callable[[TrialSpec, Measure], float | None] | None = None) -> None:
+    def __init__(
+        self, pace: Pace, predict: Callable[[TrialSpec, Measure], float | None] | None = None, *, ahead: bool = False
+    ) -> None:
         self._pace, self._predict = pace, predict
-        self.beside = BesideSteps()
+        self.beside = BesideSteps(ahead=ahead)
         self._ratios: dict[Hashable, list[float]] = defaultdict(list)
         self._all_ratios: list[float] = []
         self._waits_s: list[float] = []

@@ -5,7 +5,8 @@ On GPUs the first trial with new shapes compiles, and those after it with the sa
 (`benchmarks/results/run_order.md`).
 """
 
-from collections.abc import Hashable
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Final, Literal
@@ -69,6 +70,28 @@ def graphs_of(spec: TrialSpec) -> Hashable:
             return engine, None
         return shapes, plan.recompute == "selective", plan.sharding == "zero3"
     return shapes, plan.recompute
+
+
+def compiles_ahead(spec: TrialSpec) -> bool:
+    """Returns whether a trial's graphs can be compiled before it runs, in a process beside workers on NVIDIA GPUs.
+
+    Those of other engines, and where weights are frozen, in fp8 or offloaded, are known once they run.
+    """
+    plan, work = spec.plan, spec.workload
+    is_plain = work.mode == "pretrain" and work.lora is None and plan.dtype != "fp8" and plan.offload == "none"
+    return spec.engine == "torch" and is_plain and spec.cluster.rank_device.vendor == "nvidia"
+
+
+def one_of_each(specs: Iterable[TrialSpec], *, by_share: bool) -> tuple[TrialSpec, ...]:
+    """Returns one plan for each set of graphs that can be compiled before its trial, in order; `PLANS_KEPT` at most.
+
+    `by_share` puts those first that most plans share, where nobody knows which plans run first.
+    """
+    found: dict[Hashable, list[TrialSpec]] = defaultdict(list)
+    for spec in filter(compiles_ahead, specs):
+        found[graphs_of(spec)].append(spec)
+    each = sorted(found.values(), key=lambda one: -len(one) if by_share else 0)
+    return tuple(min(plans, key=lambda one: one.plan.pp) for plans in each[:PLANS_KEPT])  # every rank has every part
 
 
 def waited_for_workers(result: Run) -> bool:

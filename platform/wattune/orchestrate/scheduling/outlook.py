@@ -10,7 +10,7 @@ from wattune.fidelity import FIRST_REFERENCE_REPEAT
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.events import Placement, Preview, TrialEvent
 from wattune.orchestrate.scheduling.durations import Durations
-from wattune.orchestrate.scheduling.graphs import Start, WarmGraphs
+from wattune.orchestrate.scheduling.graphs import Start, WarmGraphs, one_of_each
 from wattune.orchestrate.scheduling.ladder import Ladder
 from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.references import References
@@ -92,6 +92,12 @@ class Outlook:
             TrialEvent(kind="started", spec=one.spec, repeat=one.repeat, role=one.role, expected_s=took_s)
             for one, took_s in first
         )
+
+    def coming(self, first: TrialSpec, *, learns: bool) -> tuple[TrialSpec, ...]:
+        """Returns plans that may run soon on the workers of a first one, one for each set of graphs."""
+        plans = self._run.candidates if learns else [one.spec for one in self._waiting.in_order()]
+        same = [one for one in plans if workers_of(one) == workers_of(first)]
+        return one_of_each(same, by_share=learns)[0 if learns else 1 :]  # the first trial comes too soon for it
 
     def queued_costs(self) -> tuple[list[tuple[ClusterSpec, float]], int]:
         """Cluster and expected seconds of every queued trial, in order; and the number of reference trials in it."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from wattune.catalog.hardware import ClusterSpec
-from wattune.cost.out_of_memory import LIKELY
+from wattune.cost.out_of_memory import LIKELY, UNLIKELY
 from wattune.objective import Question
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.run import NO_NUMBERS, Numbers, Run, RunStatus
@@ -66,6 +66,10 @@ class StudyRun:
     def runs_late(self, spec: TrialSpec) -> bool:
         """Returns whether a trial runs after the others, since it is likely to run out of memory."""
         return self.out_of_memory is not None and self.out_of_memory(spec) >= LIKELY
+
+    def may_fill_memory(self, spec: TrialSpec) -> bool:
+        """Returns whether a trial may need all memory of its devices."""
+        return self.out_of_memory is not None and self.out_of_memory(spec) > UNLIKELY
 
     def num_full(self, num_trials: int) -> int:
         """The full measurements of so many trials, with repeats."""

@@ -78,7 +78,7 @@ class TrialQueue:
         self._host_bound: dict[str, float] = {}
         """Largest share of a step in which devices waited for their host, of each trial that was profiled."""
         self._pace, self.warm = Pace(), WarmGraphs()
-        self._durations = Durations(self._pace, run.duration_s)
+        self._durations = Durations(self._pace, run.duration_s, ahead=run.isolation != "fresh")
         if run.duration_s is not None:
             self._durations.beside.take(run.earlier())
         every = run.measure.reference_every
@@ -93,7 +93,7 @@ class TrialQueue:
         self._racing = False
         self._ladder = None if ladder is None else Ladder(ladder, run.question)
         self._early_stop = EarlyStop(run.question) if run.search.early_stop else None
-        self._outlook = Outlook(run, self._waiting, self._references, self._durations, self._ladder)
+        self.outlook = Outlook(run, self._waiting, self._references, self._durations, self._ladder)
         self._num_again = 0
         self._rows: dict[Hashable, FailuresInARow] = {}
         self._last: set[tuple[str, int]] = set()
@@ -393,15 +393,15 @@ class TrialQueue:
 
     def first(self) -> tuple[TrialEvent, ...]:
         """Returns the trials that start first, as far as they are known."""
-        return self._outlook.first(self.expected_s)
+        return self.outlook.first(self.expected_s)
 
     def preview(self) -> Preview:
         """Previews the work that is left, as far as it is known now, and the part this call may do."""
         measure, budget = self._run.measure, self._run.budget or Budget()
         self._durations.announce()
-        costs, num_references = self._outlook.queued_costs()
+        costs, num_references = self.outlook.queued_costs()
         first = self._run.clusters[0]  # a strategy that learns chooses the cluster later
-        usual_s, num_asked = self._outlook.usual_s(costs, learns=self._strategy.learns), 0
+        usual_s, num_asked = self.outlook.usual_s(costs, learns=self._strategy.learns), 0
         if self._ladder is not None:
             num_bursts = max(0, self._run.num_trials - len(self._asked)) if self._strategy.learns else 0
             costs += [(first, max(self._ladder.pace.typical_s, self._ladder.settings.burst.min_seconds))] * num_bursts
@@ -410,7 +410,7 @@ class TrialQueue:
             num_searched = sum(one in self._asked and repeat < self._run.measure.repeats for one, repeat in self.done)
             num_asked = max(0, self._run.num_trials * measure.repeats - num_searched)
         if num_asked and not costs:
-            costs, num_asked = [(first, usual_s + self._outlook.starts_s())], num_asked - 1
+            costs, num_asked = [(first, usual_s + self.outlook.starts_s())], num_asked - 1
         costs += [(first, usual_s)] * num_asked
         num_finalists = measure.soak_finalists if costs else len(self._unsoaked())
         num_race = self._num_race(len(costs) - num_references)
@@ -431,7 +431,7 @@ class TrialQueue:
             most_s=budget.left_s,
             measured=self._durations.measured,
             first=self.first(),
-            **self._outlook.predicted(learns=self._strategy.learns),
+            **self.outlook.predicted(learns=self._strategy.learns),
         )
 
     def _rounds(self, specs: Sequence[TrialSpec]) -> list[Attempt]:

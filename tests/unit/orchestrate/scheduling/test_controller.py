@@ -101,7 +101,8 @@ def test_a_short_budget_knows_that_workers_are_warm_before_the_first_result_is_m
 
 def test_workers_may_start_before_the_first_trial_where_its_kind_is_known(world, specs, make_specs, learner) -> None:
     controller = world.controller(specs)
-    spec, nodes = controller.first()
+    spec, nodes, coming = controller.first()
+    assert coming == (), "nothing is compiled on processors"
     first = controller.next("t0")
     assert (spec.cluster, spec.engine, nodes) == (first.spec.cluster, first.spec.engine, first.nodes)
     assert world.controller(specs, isolation="fresh").first() is None
@@ -111,6 +112,15 @@ def test_workers_may_start_before_the_first_trial_where_its_kind_is_known(world,
     assert world.controller(both, strategy=learner(both), candidates=both).first() is None
     large = make_specs(1, ClusterSpec(device="cpu", num_nodes=2, devices_per_node=1))
     assert world.controller(large).first() is None, "its nodes are not there"
+
+
+def test_coming_plans_are_those_that_wait_for_the_same_workers(world, make_specs, learner, new_node) -> None:
+    world.nodes = [new_node("n0", **{"wattune.io/device": "h200_sxm"})]
+    specs = make_specs(3, ClusterSpec(device="h200_sxm", num_nodes=1, devices_per_node=2))
+    both = [*specs, *(replace(one, engine="deepspeed") for one in specs)]
+    assert world.controller(both).first()[2] == (specs[1], specs[2]), "the first trial comes too soon"
+    asks = world.controller(specs, strategy=learner(specs), candidates=specs)
+    assert asks.first()[2] == (*specs,), "a strategy may choose any of them first"
 
 
 def test_a_study_does_not_end_before_the_result_of_its_last_trial(world, specs) -> None:

@@ -6,7 +6,7 @@ import pytest
 from specs import trial_spec
 
 from wattune.catalog.models import model
-from wattune.orchestrate.scheduling.graphs import PLANS_KEPT, WarmGraphs, graphs_of, waited_for_workers
+from wattune.orchestrate.scheduling.graphs import PLANS_KEPT, WarmGraphs, graphs_of, one_of_each, waited_for_workers
 from wattune.run import Numbers, Run, RunStatus
 from wattune.trial import TrialSpec
 from wattune.workload import Workload
@@ -69,6 +69,14 @@ def test_workers_are_new_then_compile_and_then_are_warm() -> None:
     assert warm.ran(spec(), "n0", new_workers=True) == "new_workers", "its workers were lost"
     warm.forget()
     assert warm.start_of(spec()) == "new_workers"
+
+
+def test_one_plan_for_each_set_of_graphs_that_is_known_before_it_runs() -> None:
+    known = [spec(pp=2), spec(), spec(micro_batch_size=2), spec(tp=2), spec(micro_batch_size=2, sharding="zero1")]
+    late = [spec("megatron"), spec(dtype="fp8"), spec(device="mi300x"), spec(device="cpu")]
+    assert one_of_each([*late, *known], by_share=False) == (known[1], known[2], known[3]), "each rank has every part"
+    assert one_of_each([*known[2:], *known], by_share=True) == (known[2], known[3], known[1])
+    assert len(one_of_each([spec(micro_batch_size=n) for n in range(1, 60)], by_share=False)) == PLANS_KEPT
 
 
 def test_after_so_many_plans_all_graphs_are_forgotten() -> None:

@@ -12,7 +12,7 @@ from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT, FIRST_REFERENC
 from wattune.objective import Question
 from wattune.orchestrate.events import Preview, RaceStep, TrialEvent
 from wattune.orchestrate.scheduling.budget import Budget
-from wattune.orchestrate.scheduling.durations import BESIDE_STEPS_S
+from wattune.orchestrate.scheduling.durations import BESIDE_STEPS_S, NEW_WORKERS_S
 from wattune.run import Numbers, Prediction, RunStatus
 from wattune.search.search_entry import Burst, Finalists, LadderSettings
 from wattune.search.strategy import make_strategy
@@ -50,8 +50,10 @@ def test_a_trial_that_is_likely_to_run_out_of_memory_runs_after_the_others(world
         return 0.6 if spec.plan.micro_batch_size == 1 else 0.4
 
     measure = Measure(repeats=2, min_seconds=5, reference_every=0)
-    ran = runs(world.drain(world.controller(specs, measure=measure, out_of_memory=risk)))
-    assert [size for size, _, _ in ran] == [2, 2, 4, 4, 1, 1]
+    ran = world.drain(world.controller(specs, measure=measure, out_of_memory=risk))
+    assert [size for size, _, _ in runs(ran)] == [2, 2, 4, 4, 1, 1]
+    assert all(one.alone for one in ran), "and nothing is compiled beside any of them"
+    assert not any(one.alone for one in world.drain(world.controller(specs, out_of_memory=lambda _spec: 0.05)))
 
 
 def test_finalists_run_once_more_and_longer_when_all_else_is_done(world, specs) -> None:
@@ -168,10 +170,10 @@ def test_a_preview_takes_times_from_estimates_and_names_the_first_trials(world, 
     world.controller(specs, measure=measure, **told)
     preview = next(event for event in world.heard if isinstance(event, Preview))
     assert preview.estimated and not preview.measured
-    beside_s = BESIDE_STEPS_S["new_workers"] + 2 * BESIDE_STEPS_S["warm"]
+    beside_s = NEW_WORKERS_S + 2 * BESIDE_STEPS_S["warm"]
     assert preview.device_s == (100 + 200 + 1000 + beside_s) * specs[0].cluster.world_size
     assert (preview.num_timeouts, preview.longest_s) == (1, 4000.0)
-    new_s, warm_s = BESIDE_STEPS_S["new_workers"], BESIDE_STEPS_S["warm"]
+    new_s, warm_s = NEW_WORKERS_S, BESIDE_STEPS_S["warm"]
     first = [(one.spec, one.expected_s) for one in preview.first]
     assert first == [(specs[0], 100 + new_s), (specs[1], 200 + warm_s), (specs[2], 1000 + warm_s)]
 

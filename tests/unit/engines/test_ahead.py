@@ -1,0 +1,99 @@
+"""The process that compiles ahead: where it starts, what a plan that fails costs, and that it ends with its worker."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import tiny_models
+from specs import trial_spec
+
+from wattune.engines import ahead
+from wattune.engines.ahead import start, taken
+from wattune.plans.placement import Slot
+
+SPEC = trial_spec(tiny_models.LLAMA, on="1x2 h200_sxm", seq_len=8, batch=2, rank_order=(1, 0))
+HERE = Slot(node=0, device=1)
+OF_TORCH = """
+import os, time
+def compile_ahead(spec, ranks):
+    here = os.environ["HERE"]
+    open(f"{here}/{os.getpid()}", "w").close()
+    try:
+        open(f"{here}.first", "x").close()
+    except FileExistsError:
+        ...
+    else:
+        print("loud", ranks, flush=True)
+        raise RuntimeError("no compiler here")
+    time.sleep(float(os.environ["STAYS_S"]))
+"""
+
+
+@pytest.fixture
+def begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts it with something in the place of torch, which would take seconds to load."""
+    here = tmp_path / "begun"
+    here.mkdir()
+    monkeypatch.setenv("HERE", str(here))
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, types, wattune.engines.torch\n"
+        "made = types.ModuleType('wattune.engines.torch.ahead')\n"
+        f"exec({OF_TORCH!r}, made.__dict__)\n"
+        "wattune.engines.torch.ahead = sys.modules[made.__name__] = made\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", ""), *sys.path]))
+    monkeypatch.setattr(ahead, "_started", [])
+
+    def begun(num_plans: int, stays_s: float, processors: int = 16) -> subprocess.Popen[bytes]:
+        monkeypatch.setenv("STAYS_S", str(stays_s))
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
+        start([SPEC] * num_plans, HERE)
+        return ahead._started[0]
+
+    yield begun
+    ahead.end()
+
+
+def until(done: Callable[[], object], within_s: float = 60.0) -> None:
+    end_s = time.monotonic() + within_s
+    while not done():
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+
+
+def test_a_plan_that_fails_costs_no_other(begin: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, capfd) -> None:
+    process = begin(5, 0.0)
+    assert process.wait(60) == 0
+    assert len(list((tmp_path / "begun").iterdir())) == 5
+    said = capfd.readouterr().err
+    assert said.count("RuntimeError: no compiler here") == 1 and SPEC.trial_id in said
+    assert "loud Ranks(rank=0, world_size=2, local_rank=1, device='cuda:1')" in said
+    cpu_s, num_failed = taken()
+    assert cpu_s > 0 and num_failed == 1 and taken() == (0, 0)
+
+
+def test_it_ends_with_its_worker_and_so_do_its_children(begin, tmp_path: Path) -> None:
+    process = begin(5, 60.0)
+    assert ahead.pids()[0] == process.pid
+    begun = tmp_path / "begun"
+    assert taken() == (0, 0), "nothing has ended yet, and nobody waits for it"
+    until(lambda: len(list(begun.iterdir())) == 3)  # the one that failed, and two that stay
+    children = psutil.Process(process.pid).children()
+    assert len(children) == 2 and all(one.nice() == 19 for one in children)
+    assert {*ahead.pids()} == {process.pid, *(one.pid for one in children)}
+    ahead.end()  # closes its input, as the kernel does when a worker is killed
+    assert process.returncode == 0 and ahead.pids() == ()
+    until(lambda: not any(psutil.pid_exists(one.pid) and one.status() != "zombie" for one in children))
+    assert len(list(begun.iterdir())) == 3
+
+
+def test_few_processors_are_left_to_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(7)))
+    monkeypatch.setattr(ahead, "_started", [])
+    start([SPEC], HERE)
+    assert not ahead._started
