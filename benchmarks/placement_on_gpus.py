@@ -62,7 +62,7 @@ from wattune.workload import Workload
 LAYERS = (6, 8, 12, 16)
 """Layers of a stage: one of them moved pays beyond a slowness of one over that, roughly."""
 
-QUANTA = (0.3, 0.55, 0.8, 1.05, 1.3, 1.55, 1.8, 2.05, 2.3, 2.55)
+QUANTA = (0.2, 0.45, 0.7, 0.95, 1.2, 1.45, 1.7, 1.95, 2.2, 2.45)
 """Slowness that is asked for, in such quanta: a half of them at each depth, in turn."""
 
 WARM_STEPS, FREE_STEPS = 8, 4
@@ -193,8 +193,9 @@ def predicted_gain(row: Row, strain: float = 0.0, held_strain: float | None = No
 def strain_of(rows: list[Row]) -> tuple[float, float | None]:
     """Computes what the devices draw without their limit, over what it leaves above idle: computing, and held.
 
-    Computing as `place` does, of the first device where it waits for a fifth of a round. Held by what the joules of a
-    step grow with the time that the last device is held; None where nobody kept them.
+    Computing as `place` does, of the first device where it waits: the median of such cases, each solved with its own
+    power. Held by what the joules of a step grow with the time that the last device is held; None where nobody kept
+    them.
     """
     c = power_coefficients(specification(1, False, rows[0]["device"]).cluster.sensed_device)
     if c is None:  # processors
@@ -207,15 +208,13 @@ def strain_of(rows: list[Row]) -> tuple[float, float | None]:
     held_w = float(busy_s @ energy_j / (busy_s @ busy_s))
     held_strain = None if np.isnan(held_w) else (held_w - c.idle_w) / room_w
     waiting = [one for one in rows if one["held_first_s"] < FREE_BELOW * one["held_last_s"]]
-    drawn = []
+    found = []
     for row in waiting:
         busy = 4 * row["held_first_s"] / row["held_step_s"]
-        drawn.append((row["held_first_w"] - c.idle_w - (1 - busy) * c.wait_w) / busy / room_w)
-    if not waiting or np.isnan(drawn).any():
-        return 0.0, held_strain
-    ratio = float(np.median(drawn))  # of steps of half a second, between whose ends a meter tells few readings
-    found = [strain_of_waiting(ratio, [0], partial(pipe_of, row, held_strain=held_strain)) for row in waiting]
-    return float(np.median(found)), held_strain
+        drawn = (row["held_first_w"] - c.idle_w - (1 - busy) * c.wait_w) / busy / room_w
+        found.append(strain_of_waiting(drawn, [0], partial(pipe_of, row, held_strain=held_strain)))
+    strain = float(np.median(found)) if waiting else 0.0
+    return 0.0 if np.isnan(strain) else strain, held_strain
 
 
 KERNEL = """

@@ -40,7 +40,7 @@ from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S
 
-FREE_BELOW: Final = 0.8
+FREE_BELOW: Final = 0.95
 """Share of the slowest stage's time below which power tells what a device would draw without a limit. Our choice."""
 
 HELD_BELOW: Final = 0.95
