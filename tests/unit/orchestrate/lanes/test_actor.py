@@ -5,6 +5,7 @@ No Ray is started.
 
 import asyncio
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,12 +25,15 @@ from ray.train.v2._internal.execution.failure_handling import FailureDecision
 from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ScalingPolicy
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
+from specs import trial_spec
 
+from wattune.engines import ahead
 from wattune.errors import TelemetryError
 from wattune.orchestrate.lanes import actor, train_runs
 from wattune.orchestrate.lanes.actor import LaneKeeper
-from wattune.orchestrate.lanes.messages import Answer
+from wattune.orchestrate.lanes.messages import Answer, GroupKey
 from wattune.orchestrate.lanes.ray_errors import cause, death
+from wattune.plans.placement import Slot
 from wattune.workers.outcome import RankOutcome
 
 
@@ -435,8 +439,9 @@ def test_a_probe_tells_a_dead_worker_from_one_that_lives() -> None:
     assert "died" in asyncio.run(actor._probe(place(ended)))
 
 
-def of_ranks() -> Any:
-    return train_runs._of_ranks("h200_sxm", None)
+def of_ranks(*coming: Any) -> Any:
+    key = replace(GroupKey.of(trial_spec(on="1x2 h200_sxm"), {"GPU": 1.0}), coming=coming)
+    return train_runs._of_ranks(key, None, ("n0",))
 
 
 @pytest.mark.parametrize("trainer", [train_runs._of_commands, of_ranks])
@@ -509,6 +514,8 @@ def test_ranks_meet_before_they_serve_and_commands_do_not() -> None:
         def execute(self, function: Any, *arguments: Any) -> None:
             asked.append(("every worker", function.__name__, *arguments))
 
+        execute_async = execute
+
         def execute_single(self, number: int, function: Any) -> tuple[str, int]:
             assert (number, function.__name__) == (0, "get_address_and_port")
             return "10.0.0.1", 4711
@@ -526,7 +533,22 @@ def test_ranks_meet_before_they_serve_and_commands_do_not() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         assert start(train_runs._of_commands, patch) == [] and asked == []
-        assert start(of_ranks, patch) == ["answer of 0", "answer of 1"]
+        assert start(of_ranks, patch) == start(lambda: of_ranks("plan"), patch) == ["answer of 0", "answer of 1"]
     # Their environment is prepared before they load torch, which meeting does.
     met = [(0, "_meet", "10.0.0.1", 4711, 0, 2), (1, "_meet", "10.0.0.1", 4711, 1, 2)]
-    assert asked == [("every worker", "prepare_environment", "h200_sxm", None), *met]
+    first = ("every worker", "prepare_environment", "h200_sxm", None)
+    assert asked == [first, *met, first, ("every worker", "_compile_ahead", ("plan",), ("n0",)), *met]
+
+
+def test_a_worker_compiles_for_the_rank_of_its_own_device_and_a_failure_of_it_stops_no_worker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    started: list[Any] = []
+    context = SimpleNamespace(get_accelerator_ids=lambda: {"GPU": ["7"]}, get_node_id=lambda: "n1")
+    monkeypatch.setattr(train_runs.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    monkeypatch.setattr(ahead, "start", lambda *given: started.append(given))
+    train_runs._compile_ahead(("plan",), ("n0", "n1"))
+    assert started == [(("plan",), Slot(node=1, device=1))]
+    train_runs._compile_ahead(("plan",), ("n0",))
+    assert len(started) == 1 and "no graphs are compiled ahead" in caplog.text
