@@ -23,7 +23,7 @@ from wattune.orchestrate.cluster import connect
 from wattune.view.effects import effect_text
 
 ROOT = Path(__file__).resolve().parents[1]
-SOAKED = ("micro_batch_heat", "overlap_heat", "thermal_bound")
+SOAKED = ("micro_batch_heat", "overlap_heat")
 """Longer than a call; named, they run all the same."""
 
 PACK_EVERY_S = 30.0

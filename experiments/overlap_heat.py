@@ -8,7 +8,8 @@ nine minutes for two runs of each arm, where a soak of three constants would tak
 Expected by `wattune.estimate` on two H200, before the run: the warmest device 0.0 K, mean power 0.0 %: both plans
 are at the limit already, so the estimate contests the paper.
 Ran there in windows of 12 s, two runs an arm: 0.0 K (-2.3 to +2.3), mean power +0.4 % (0.1 to 0.8). That is 3 W, or
-0.1 K by 36 to 46 mK/W: no window that anybody waits for tells so little, where both plans fill the limit.
+0.1 K by 36 to 46 mK/W: no window that anybody waits for tells so little, where both plans fill the limit. It can tell
+where overlap adds 50 W or more: plans that wait for their network, on nodes, with a limit that neither fills.
 """
 
 PAPER = "MICRO 2025, figures 8 and 10"
