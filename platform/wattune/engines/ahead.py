@@ -28,20 +28,16 @@ _log = logging.getLogger(__name__)
 _NICENESS: Final = 19
 _ENVIRONMENT: Final = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """Each plan is compiled by one thread."""
-_MOST_AT_ONCE: Final = 3
+_MOST_AT_ONCE: Final = 5
 _PROCESSORS_EACH: Final = 4
 """Processors of a rank for each plan compiled beside it: a worker, its sampler and NCCL need some themselves."""
-_LOOK_S: Final = 0.1
 
 _started: list[subprocess.Popen[bytes]] = []
 """Held, since the process ends when its input does."""
 
 
 def start(coming: Sequence[TrialSpec], slot: Slot) -> None:
-    """Starts to compile plans for the rank on a slot, some at a time, for as long as this process lives.
-
-    Where its node has few processors it starts nothing.
-    """
+    """Starts to compile plans for the rank on a slot while this process lives, unless its node has few processors."""
     each = len(os.sched_getaffinity(0)) // coming[0].cluster.devices_per_node
     if at_once := min(_MOST_AT_ONCE, each // _PROCESSORS_EACH):
         given = map(str, (at_once, slot.node, slot.device))
@@ -64,6 +60,13 @@ def pids() -> tuple[int, ...]:
     return tuple(found)
 
 
+def hold(number: int) -> None:
+    """Stops what compiles (SIGSTOP) while steps are measured, or lets it go on (SIGCONT)."""
+    for pid in {*pids()} - {one.pid for one in _started}:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 def end() -> None:
     """Ends it, for a trial that may need all of its device; what it has not compiled, trials compile themselves."""
     for process in _started:
@@ -79,10 +82,7 @@ def taken() -> tuple[float, int]:
 
 
 def main(at_once: int, node: int, device: int) -> None:
-    """Compiles the plans that the first line of standard input holds, until they are done or the input ends.
-
-    Of each plan it writes a line: the processor seconds it took, and 0 unless it failed.
-    """
+    """Compiles the plans in the first line of its input; writes processor seconds and status of each."""
     os.nice(_NICENESS)
     answers = os.dup(1)
     os.dup2(2, 1)  # libraries may print
@@ -97,7 +97,7 @@ def main(at_once: int, node: int, device: int) -> None:
             if os.fork() == 0:
                 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
                 _compile(TrialSpec.from_json(given), Slot(node=node, device=device), ahead)
-        if select.select([0], [], [], _LOOK_S)[0]:  # told to end, or the worker has ended
+        if select.select([0], [], [], 0.1)[0]:  # told to end, or the worker has ended
             os._exit(0)  # children end with this process
         while running and (ended := os.wait4(-1, os.WNOHANG))[0]:
             running -= 1

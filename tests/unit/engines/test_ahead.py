@@ -1,6 +1,7 @@
 """The process that compiles ahead: where it starts, what a plan that fails costs, and that it ends with its worker."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -86,6 +87,12 @@ def test_it_ends_with_its_worker_and_so_do_its_children(begin, tmp_path: Path) -
     children = psutil.Process(process.pid).children()
     assert len(children) == 2 and all(one.nice() == 19 for one in children)
     assert {*ahead.pids()} == {process.pid, *(one.pid for one in children)}
+    ahead.hold(signal.SIGSTOP)
+    until(lambda: all(one.status() == "stopped" for one in children))
+    assert psutil.Process(process.pid).status() != "stopped", "it must hear when its worker ends"
+    ahead.hold(signal.SIGCONT)
+    until(lambda: all(one.status() == "sleeping" for one in children))
+    ahead.hold(signal.SIGSTOP)
     ahead.end()  # closes its input, as the kernel does when a worker is killed
     assert process.returncode == 0 and ahead.pids() == ()
     until(lambda: not any(psutil.pid_exists(one.pid) and one.status() != "zombie" for one in children))

@@ -69,9 +69,8 @@ def _keep_code() -> None:
     copyreg.pickle(torch.memory_format, lambda one: (_memory_format, (str(one),)))
 
 
-def _memory_format(name: str) -> torch.memory_format:
-    found: torch.memory_format = getattr(torch, name.removeprefix("torch."))
-    return found
+def _memory_format(name: str) -> Any:
+    return getattr(torch, name.removeprefix("torch."))
 
 
 def compiler_for(device: torch.device) -> Compiler:

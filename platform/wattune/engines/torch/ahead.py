@@ -23,10 +23,8 @@ from wattune.trial import TrialSpec
 from wattune.workers.engine import Ranks
 from wattune.workers.process_groups import leave_groups
 
-_COMPILES = Compiler(backend=compile_only)
 
-
-def compile_ahead(spec: TrialSpec, ranks: Ranks, compiler: Compiler = _COMPILES) -> None:
+def compile_ahead(spec: TrialSpec, ranks: Ranks, compiler: Compiler = Compiler(backend=compile_only)) -> None:  # noqa: B008  (frozen)
     """Compiles the graphs that one rank of a plan will run; this process may not be in a process group."""
     plan, model = spec.plan, spec.model
     device, dtype = torch.device(ranks.device), DTYPES[plan.held_dtype]

@@ -4,6 +4,7 @@ import faulthandler
 import gc
 import logging
 import os
+import signal
 import tempfile
 import threading
 import time
@@ -255,6 +256,7 @@ class _Watch:
     def await_window(self) -> None:
         """Waits until the lane lets the measured steps begin."""
         assert self._engine is not None
+        ahead.hold(signal.SIGSTOP)
         self._engine.rest(lambda: ray.get(self._call("await_window")))
 
     def outcome(self, error: BaseException) -> RankOutcome:
@@ -277,6 +279,7 @@ class _Watch:
 
     def close(self) -> None:
         """Ends the watch."""
+        ahead.hold(signal.SIGCONT)
         with self._lock:
             self._closed.set()
         self._engine = None
