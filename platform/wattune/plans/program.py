@@ -82,12 +82,17 @@ _OF_SHELLS: Final = (
 """Words that a shell obeys itself, and no program has."""
 
 
-def shell_problem(command: str | Sequence[str]) -> str | None:
+Written = str | Sequence[str] | Mapping[str, Any]
+"""A command of a space: a text, a list of arguments, or a mapping with one of them as `run`, and `warm`."""
+
+
+def shell_problem(command: Written) -> str | None:
     """Says which part of a command only a shell would obey, and how it is written instead; None where there is none.
 
     A text is looked through outside of its quotes. Of a list, whose arguments are meant as they are, the program alone,
     and a text that is all of it.
     """
+    command = command["run"] if isinstance(command, Mapping) else command
     text = command if isinstance(command, str) else command[0] if len(command) == 1 else ""
     first = next(iter(text.split() or command), "")
     if _ASSIGNMENT.match(first) and not _SHELL.search(first):
@@ -191,11 +196,12 @@ def is_choice(template: str) -> bool:
     return "?" in template and not _PART.sub(lambda found: "" if found["if"] else found[0], template)
 
 
-def split_command(command: str | Sequence[str]) -> tuple[str, ...]:
+def split_command(command: Written) -> tuple[str, ...]:
     """Returns a command's arguments: a text is split once, as a shell would, before anything is filled in.
 
     Raises `SpaceError` where quotes are not closed, or there is no program.
     """
+    command = command["run"] if isinstance(command, Mapping) else command
     try:
         # A backslash stays before braces; blanks inside of a choice need quotes, as anywhere.
         arguments = shlex.split(command.replace("\\\n", " ")) if isinstance(command, str) else list(command)
@@ -218,6 +224,8 @@ class Program:
     """Flags and their values in this trial, in the order of the space."""
     steps: str = "auto"
     """Source of its steps: a word, a preset or `pattern/UNIT:REGULAR_EXPRESSION` (`wattune.steps.source`)."""
+    warm: bool = False
+    """True where its processes are forks of those that have made their imports."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -246,8 +254,8 @@ class Program:
         program = cls(**given)
         several = [text for _, value in program.flags if isinstance(value, tuple) for text in value]
         texts = (*program.command, *(text for _, text in program.environment), program.steps, *several)
-        if not all(type(text) is str for text in texts):
-            raise TypeError("program: commands, variables and steps are texts")
+        if not all(type(text) is str for text in texts) or type(program.warm) is not bool:
+            raise TypeError("program: commands, variables and steps are texts, warm is true or false")
         if not all(type(value) in (int, float, str, bool, tuple) for _, value in program.flags):
             raise TypeError("program.flags: got a value that is no number, text, boolean or list of texts")
         return program

@@ -74,6 +74,7 @@ _OWNED: Final = {
 
 NEEDS_TOKENS: Final = ("tokens_per_s", "tokens_per_s_per_device", "energy_per_token_j", "tokens_per_j")
 _NEEDS_STEPS: Final = (*PER_STEP_METRICS, *NEEDS_TOKENS, "mfu_frac", "startup_s", "overhead_frac")
+_PYTHON: Final = re.compile(r"(\S*/)?(python[\d.]*|torchrun) (?!.*--(no-python|numa))(?!(-[^m\s]\S* )*-c )")
 _WITHOUT_TOKENS: Final = ("optimizer", "pattern")
 """Sources of steps that tell no tokens."""
 
@@ -102,7 +103,15 @@ class SpaceLike(Protocol):
 
 
 def check_command(value: Any) -> Any:
-    """Accepts a command: a text, or a list of arguments."""
+    """Accepts a command: a text, a list of arguments, or a mapping with one of them as `run`, and `warm`."""
+    if isinstance(value, dict):
+        if value.keys() != {"run", "warm"} or type(value["warm"]) is not bool or isinstance(value["run"], dict):
+            raise refuse([((), got(value, "{run: COMMAND, warm: true}"))])
+        check_command(value["run"])
+        if value["warm"] and not _PYTHON.match(" ".join(split_command(value))):
+            text = "is no python SCRIPT, python -m MODULE or torchrun, and nothing else can start warm; leave out warm"
+            raise refuse([(("run",), text)])
+        return value
     if not isinstance(value, str | list):
         raise refuse([((), got(value, 'a text such as "torchrun train.py --tp {tp}", or a list of arguments'))])
     if isinstance(value, list):
@@ -200,8 +209,10 @@ def _refuse_by(check: Any, key: str = "") -> None:
         raise refuse([((), re.sub(rf"^{key}[.:]\s*", "", str(error)) if key else str(error))]) from None
 
 
+_RUN: Final = [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]
+_WARM: Final = {"run": {"anyOf": _RUN}, "warm": {"type": "boolean"}}
 COMMAND_SCHEMA: Final[JsonSchema] = {
-    "anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string"}, "minItems": 1}],
+    "anyOf": [*_RUN, {"type": "object", "properties": _WARM, "required": [*_WARM], "additionalProperties": False}],
     "examples": ["torchrun --nproc-per-node {devices_per_node} train.py --tp {tp} --lr {lr}"],
 }
 ENVIRONMENT_SCHEMA: Final[JsonSchema] = {
@@ -270,6 +281,8 @@ def templates_of(space: SpaceLike) -> list[tuple[Path, str]]:
     command = space.command
     arguments = [] if command is None else list(split_command(command))
     places: list[Path] = [("command",)] * len(arguments)
+    if isinstance(command, dict):
+        places = [("command", "run")] * len(arguments)
     if isinstance(command, list):
         places = [("command", index) for index in range(len(arguments))]
     return [*zip(places, arguments, strict=True), *((("env", name), text) for name, text in space.env.items())]

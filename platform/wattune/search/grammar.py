@@ -372,7 +372,8 @@ class SpaceFile(Entry):
     ]
     """Engine that trains: one, or a list."""
     command: Annotated[Any, AfterValidator(check_command), WithJsonSchema(COMMAND_SCHEMA)] | None = None
-    """With `engine: command`: your training command, filled with each trial's values; no shell sees it."""
+    """With `engine: command`: your training command, filled with each trial's values; no shell sees it. `{run: COMMAND,
+    warm: true}` starts it with its imports made."""
     env: Annotated[dict[str, Any], AfterValidator(check_environment), WithJsonSchema(ENVIRONMENT_SCHEMA)] = Field(
         default={}
     )

@@ -44,6 +44,7 @@ from wattune.version import __version__
 from wattune.workers.command.environment import command_environment
 from wattune.workers.command.measured_run import MeasuredRun
 from wattune.workers.command.program_run import ProgramOutcome, StepsByRank
+from wattune.workers.command.warm_starts import WarmStarts
 from wattune.workers.outcome import RankOutcome
 from wattune.workers.provenance import SETTINGS, driver_version
 from wattune.workers.watchdog import Order
@@ -91,10 +92,11 @@ def serve_commands(config: dict[str, Any]) -> None:
     normal_priority()
     worker = _CommandWorker(config["keeper"], config["lane"], config["run"])
     report = worker.report()
-    while (assigned := worker.next_trial(report)) is not None:
-        if assigned.assignment is not None:
-            worker.run(assigned, assigned.assignment)
-        report = replace(worker.report(), after=assigned.number)
+    with worker.warm:
+        while (assigned := worker.next_trial(report)) is not None:
+            if assigned.assignment is not None:
+                worker.run(assigned, assigned.assignment)
+            report = replace(worker.report(), after=assigned.number)
 
 
 class _CommandWorker:
@@ -105,6 +107,7 @@ class _CommandWorker:
         self._node_id = ray.get_runtime_context().get_node_id()
         self._address = ray.util.get_node_ip_address()
         self._meeting: socket.socket | None = None
+        self.warm = WarmStarts()
         here = WorkerPlace(
             number=get_context().get_world_rank(),
             node_id=self._node_id,
@@ -157,6 +160,8 @@ class _CommandWorker:
         values = {**values_of(spec, spec.program.flags), **self._run_time(assigned, assignment, folder / "output")}
         arguments = filled_arguments(spec.program.command, values)
         environment = command_environment(os.environ, _variables(spec.program, values))
+        if spec.program.warm:
+            arguments, environment = self.warm.prepared(arguments, environment)
         anchor = ClockAnchor.now()
         calls = _Calls(self._keeper, (self._lane, self._group, assigned.number), assigned, assignment)
         if self._meeting is not None:  # the command's own processes listen there from now on
@@ -174,6 +179,7 @@ class _CommandWorker:
             progress=calls.progress,
             finishing=calls.finishing,
             show=lambda steps: calls.show(steps, node, devices, anchor),
+            others=self.warm.pids,
         ).until_over()
         devices = found.devices(devices, sensed.device_names)
         places = tuple(
@@ -190,7 +196,8 @@ class _CommandWorker:
         )
         # Names in place of what is of this run alone: a port, a folder.
         shown = filled_arguments(spec.program.command, {**values, **{name: f"{{{name}}}" for name in RUN_TIME}})
-        return _outcome(assigned.rank, found, _provenance(environment, shown)), places
+        provenance = _provenance(environment, shown) | ({"warm": self.warm.told()} if spec.program.warm else {})
+        return _outcome(assigned.rank, found, provenance), places
 
     def _run_time(self, assigned: RankAssignment, assignment: Assignment, output: Path) -> dict[str, Any]:
         """Returns the values that only a running trial has."""

@@ -27,6 +27,10 @@ def install() -> None:
     sys.meta_path.insert(0, after)
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     sys.meta_path.append(LastResort(package))
+    if path := os.environ.pop("WATTUNE_WARM", ""):
+        from .warm import ImportNotes
+
+        sys.meta_path.insert(0, ImportNotes(path))
     watch_errors()
 
 

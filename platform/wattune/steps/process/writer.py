@@ -83,7 +83,7 @@ class StepWriter:
         The file's name has its source. The folder is that of `FOLDER_VARIABLE` where none is given.
         """
         self.source = source
-        self._folder = folder if folder is not None else os.environ.get(FOLDER_VARIABLE, "")
+        self._folder = folder
         self._begin()
         os.register_at_fork(after_in_child=self._begin)
         atexit.register(self.flush)
@@ -95,7 +95,7 @@ class StepWriter:
         self._index = 0
         self._next_write_ns = 0
         self._next_peak_ns = 0
-        self._failed = not self._folder
+        self._failed = False
 
     def step(self, start_mono_ns: int, end_mono_ns: int, tokens: int | None = None) -> None:
         """Takes the next step with this rank's tokens, and writes what waits where the last write is old enough."""
@@ -147,8 +147,13 @@ class StepWriter:
             self._failed = True
 
     def _open(self) -> None:
+        # Asked now: a fork of a warm command has a folder of its own.
+        folder = os.environ.get(FOLDER_VARIABLE, "") if self._folder is None else self._folder
+        if not folder:
+            self._failed = True
+            return
         header = header_of(self.source)
-        path = f"{self._folder}/{header['rank']}-{os.getpid()}-{self.source}"
+        path = f"{folder}/{header['rank']}-{os.getpid()}-{self.source}"
         # A process that replaced itself by another program has its predecessor's id.
         for name in (path, *(f"{path}.{again}" for again in range(1, MOST_FILES))):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC

@@ -72,6 +72,7 @@ class MeasuredRun:
         stop_above_s: float | None = None,
         grace_s: float = GRACE_S,
         cwd: Path | None = None,
+        others: Callable[[], list[int]] = list,
     ) -> None:
         """Starts it.
 
@@ -90,6 +91,7 @@ class MeasuredRun:
             stop_above_s: Mean step time above which the trial loses; None measures to the end.
             grace_s: Time between SIGTERM and SIGKILL.
             cwd: Folder it starts in; None is this process's.
+            others: Finds processes of it that came of others, as of a warm command.
         """
         self._program, self._measure, self._leads, self._grace_s = arguments[0], measure, leads, grace_s
         self._orders, self._progress, self._show, self._finishing = orders, progress, show, finishing
@@ -103,6 +105,7 @@ class MeasuredRun:
         self._awaits_steps, self._quiet_s = leads and source.kind != "none", 0.0
         self._anchor = ClockAnchor.now()
         self._process = self._run.supervised(arguments, environment, cwd=cwd, grace_s=grace_s)
+        self._process.others = others
 
     def until_over(self) -> ProgramOutcome:
         """Watches it to its end, and ends all of it. Raises `NodeError`: the program cannot be started on this node."""

@@ -190,6 +190,8 @@ class SupervisedProcess(_Heard):
         super().__init__(on_line)
         self._mark, self._grace_s = mark.encode(), grace_s
         self._facts: dict[str, Any] = {}
+        self.others: Callable[[], list[int]] = list
+        """Finds processes that belong to it and came of others: they end with it."""
         self.was_stopped = False
         """True where `stop` asked it to end."""
         self.end_mono_ns: int | None = None
@@ -223,6 +225,11 @@ class SupervisedProcess(_Heard):
         return None if code is None else int(code)
 
     @property
+    def command_pid(self) -> int | None:
+        """Process of the command itself; None before it started."""
+        return self._facts.get("pid")
+
+    @property
     def failed_to_start(self) -> int | None:
         """Number of the operating system's error where the program could not be started."""
         number = self._facts.get("failed")
@@ -235,7 +242,7 @@ class SupervisedProcess(_Heard):
 
     def pids(self) -> list[int]:
         """Returns the processes that came of the command and run now."""
-        return supervisor.descendants(self._process.pid)
+        return supervisor.descendants(self._process.pid) + self.others()
 
     def stop(self, grace_s: float | None = None) -> None:
         """Asks it to end: SIGTERM to its process group, and SIGKILL to all of it after the grace time."""
@@ -257,7 +264,9 @@ class SupervisedProcess(_Heard):
         with suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
-        left = supervisor.end_all(lambda: marked_pids(self._mark))  # what outlived its supervisor, which was killed
+        left = supervisor.end_all(
+            lambda: marked_pids(self._mark) + self.others()
+        )  # what outlived its supervisor, which was killed
         for thread in self._threads:
             thread.join(1.0)
         return left

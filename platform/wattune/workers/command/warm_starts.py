@@ -1,0 +1,95 @@
+"""The processes with the imports of a worker's warm commands: one for each process of a command, by its variables."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, Self
+
+import psutil
+
+from wattune.steps.process import warm
+from wattune.steps.process.writer import FOLDER_VARIABLE
+from wattune.workers.command.process import SupervisedProcess
+
+MOST_MEMORY_PERCENT: Final = 75.0
+"""Share of the node's memory in use above which no further process is kept."""
+
+IMPORTS_S: Final = 300.0
+
+
+class WarmStarts:
+    """Puts forks in the place of a command's interpreters. Use it in one thread that outlives it."""
+
+    def __init__(self) -> None:
+        """Holds nothing yet."""
+        self._home = Path(tempfile.mkdtemp(prefix="wattune-warm-"))  # for this user alone
+        self._servers: dict[str, SupervisedProcess] = {}
+        self._said: dict[str, str] = {}
+
+    def prepared(self, arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+        """Returns `python ...` or `torchrun ...` so that it starts in forks, once the imports known so far are made."""
+        path = shutil.which(arguments[0], path=environment["PATH"])
+        own = [path] if path and path.endswith("torchrun") else []
+        named = re.match(rb"#!(?:/bin/sh\n\W*exec' )?\"?([^\"\n ]+)", Path(path).read_bytes()) if path and own else None
+        python = os.fsdecode(named[1]) if named else path  # a script names it; pip writes a long path behind `exec`
+        if not python:
+            return [*arguments], dict(environment)  # the supervisor says that it does not run here
+        wanted = {name: value for name, value in environment.items() if name not in (*warm.OF_A_RUN, "PYTHONPATH")}
+        for folder in (each.parent for each in self._home.glob("*/process")):
+            process = json.loads((folder / "process").read_text())
+            known = folder.name in self._servers or not wanted.items() <= process[-1].items()
+            if not known and psutil.virtual_memory().percent < MOST_MEMORY_PERCENT:
+                self._servers[folder.name] = self._server(folder, *process)
+        until_s = time.monotonic() + IMPORTS_S
+        for name, server in self._servers.items():
+            while not (server.has_ended or (self._home / name / "socket").exists()) and time.monotonic() < until_s:
+                time.sleep(0.02)
+        stand_in = self._home / "python"
+        inner = shlex.join([sys.executable, "-I", "-S", warm.__file__, "in", str(self._home), python])
+        stand_in.write_text(f'#!/bin/sh\nexec {inner} "$@"\n')
+        stand_in.chmod(0o700)
+        return [str(stand_in), *own, *arguments[1:]], {"PYTHON_EXEC": str(stand_in)} | dict(environment)
+
+    def _server(
+        self, folder: Path, python: str, options: list[str], _: object, cwd: str, variables: dict[str, str]
+    ) -> SupervisedProcess:
+        return SupervisedProcess(
+            [python, *options, warm.__file__, "serve", str(folder)],
+            environment=variables | {FOLDER_VARIABLE: str(folder)},
+            on_line=lambda line, _: self._said.update({folder.name: line}),
+            mark=f"{FOLDER_VARIABLE}={folder}",
+            cwd=cwd,
+            grace_s=1.0,
+        )
+
+    def pids(self) -> list[int]:
+        """Returns the forks, and all that came of them."""
+        return [pid for server in self._servers.values() for pid in server.pids() if pid != server.command_pid]
+
+    def told(self) -> str:
+        """Says how the processes of the command that ran last started, and begins anew."""
+        path = self._home / "told"
+        lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+        path.unlink(missing_ok=True)
+        why = {name: self._said.get(name) or "its process ended" for name in self._servers}
+        cold = Counter(why.get(name, "the first of its kind") for name, kind in lines if kind == "cold")
+        said = [f"{len(lines) - cold.total()} of {len(lines)} processes are forks"]
+        return "; ".join([*said, *(f"{count} cold: {reason}" for reason, count in cold.items())])
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends all of them."""
+        for server in self._servers.values():
+            server.close()
+        shutil.rmtree(self._home, ignore_errors=True)
