@@ -2,13 +2,15 @@
 
     python benchmarks/trial_overhead.py [--device cpu] [--ranks 2] [--warm 10] [--fresh 3] [--json] [--out FILE]
     python benchmarks/trial_overhead.py --faults [--device h200_sxm --ranks 2]
+    python benchmarks/trial_overhead.py --command plain_loop hf_trainer [--device h200_sxm --ranks 2] [--turns 3]
 
 A trial's overhead is the time that it keeps its nodes (specification written, sampler started, workers found, process
 group made, memory given back) without its steps, warm-up included, and without the engine's build. With the result,
 which is made while the next trial runs (sampler stopped, tables written, analysis), it is printed beside. Fresh and
 warm trials are of the same small model. `--faults` then also runs trials that fail on their last rank while the others
 wait for it, each followed by a good one: their status, whether they cost the lane its workers, and how long it had
-none.
+none. `--command` runs programs of experiments/own_code under torchrun instead, cold and warm in turns, and tells the
+time to their first step, that of their imports, and the step itself.
 The script prints the rows of benchmarks/results/trial_overhead.md.
 """
 
@@ -36,6 +38,8 @@ from wattune.orchestrate.cluster import Cluster, connect
 from wattune.orchestrate.lanes.client import Lanes
 from wattune.orchestrate.run_trial import drive
 from wattune.plans.axes import Plan
+from wattune.search.prune import prune
+from wattune.search.space import parse_space
 from wattune.trial import Measure, TrialSpec
 from wattune.workers.engine import Ranks, StepSpans
 from wattune.workload import Workload
@@ -184,12 +188,65 @@ def fail(given: Namespace, root: Path, cluster: Cluster, lanes: Lanes) -> list[s
     return lines
 
 
+def compare_commands(given: Namespace, root: Path) -> Found:
+    """Commands that start cold and warm in turns, on one lane."""
+    rows, missed = Rows("what", "median_s", "least_s", "most_s", "num_trials"), []
+    gpu = given.device != "cpu"
+    cluster_text = {"device": given.device, "num_nodes": 1, "devices_per_node": given.ranks}
+    measure = Measure(warmup_steps=4, min_steps=20, min_seconds=4.0, profile_steps=0)
+    with connect() as cluster, Lanes(drive) as lanes:
+        for program in given.command:
+            runs: dict[str, list[Any]] = {"cold": [], "warm, notes its imports": [], "warm, makes them": [], "warm": []}
+            turns = ["warm, notes its imports", "warm, makes them", *["cold", "warm"] * given.turns]
+            for number, kind in enumerate(turns):
+                script = Path(__file__).parents[1] / "experiments" / "own_code" / f"{program}.py"
+                run = f"torchrun --nproc-per-node {given.ranks} --rdzv-backend c10d --rdzv-endpoint {{rendezvous}}"
+                space = {
+                    "study": "study",
+                    "cluster": cluster_text if gpu else {**cluster_text, "simulate_sensors_of": "h200_sxm"},
+                    "engine": "command",
+                    "command": {
+                        "run": f"{run} {script} --steps 100000 --micro-batch-size {{size}}",
+                        "warm": kind != "cold",
+                    },
+                    "flags": {"size": [2]},
+                    "objective": "minimize step_time_s",
+                }
+                spec = prune(parse_space(space)).kept[0].spec
+                folder = root / "study" / "trials" / f"{spec.trial_id}-{number}"
+                begun_s = time.monotonic()
+                result = run_trial(
+                    Attempt(spec=spec, repeat=number, measure=measure, seed=0, folder=folder), cluster, lanes
+                )
+                took_s, numbers = time.monotonic() - begun_s, result.numbers
+                print(
+                    f"{program} {kind}: {took_s:.1f} s, to the first step {numbers.build_time_s} s, imports "
+                    f"{numbers.import_time_s} s, step {result.metrics.get('step_time_s')} s, {result.status} "
+                    f"{result.reason} {result.tags.get('warm', '')}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                step_s = result.metrics.get("step_time_s", 0.0)
+                runs[kind].append((took_s, numbers.build_time_s or 0.0, numbers.import_time_s or 0.0, step_s))
+            for kind, found in runs.items():
+                for at, part in enumerate(("the trial", "to the first step", "of which imports", "a step")):
+                    each_s = [one[at] for one in found]
+                    rows.add(
+                        f"{program}, {kind}: {part}", statistics.median(each_s), min(each_s), max(each_s), len(found)
+                    )
+            cold_s, warm_s = (statistics.median(one[1] for one in runs[kind]) for kind in ("cold", "warm"))
+            missed += [f"{program}: {warm_s:.1f} s warm, {cold_s:.1f} s cold"] if warm_s > cold_s / 2 else []
+    return Found(rows, [], missed)
+
+
 def _options(parser: ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="a device of the catalog")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--engine", default="torch")
     parser.add_argument("--fresh", type=int, default=3)
     parser.add_argument("--warm", type=int, default=10)
+    parser.add_argument("--command", nargs="+", default=[], help="programs of experiments/own_code, cold and warm")
+    parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--faults", action="store_true", help="also: what trials that fail cost the next one")
 
 
@@ -207,7 +264,7 @@ def main(given: Namespace) -> Found:
         [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
     with tempfile.TemporaryDirectory(prefix="wattune-overhead-") as folder:
-        return compare(given, Path(folder))
+        return (compare_commands if given.command else compare)(given, Path(folder))
 
 
 if __name__ == "__main__":

@@ -209,10 +209,12 @@ def _refuse_by(check: Any, key: str = "") -> None:
         raise refuse([((), re.sub(rf"^{key}[.:]\s*", "", str(error)) if key else str(error))]) from None
 
 
-_RUN: Final = [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]
-_WARM: Final = {"run": {"anyOf": _RUN}, "warm": {"type": "boolean"}}
 COMMAND_SCHEMA: Final[JsonSchema] = {
-    "anyOf": [*_RUN, {"type": "object", "properties": _WARM, "required": [*_WARM], "additionalProperties": False}],
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        {"type": "object", "properties": {"run": {}, "warm": {"type": "boolean"}}, "additionalProperties": False},
+    ],
     "examples": ["torchrun --nproc-per-node {devices_per_node} train.py --tp {tp} --lr {lr}"],
 }
 ENVIRONMENT_SCHEMA: Final[JsonSchema] = {

@@ -372,8 +372,7 @@ class SpaceFile(Entry):
     ]
     """Engine that trains: one, or a list."""
     command: Annotated[Any, AfterValidator(check_command), WithJsonSchema(COMMAND_SCHEMA)] | None = None
-    """With `engine: command`: your training command, filled with each trial's values; no shell sees it. `{run: COMMAND,
-    warm: true}` starts it with its imports made."""
+    """With `engine: command`: your command with each trial's values, for no shell, or `{run: COMMAND, warm: true}`."""
     env: Annotated[dict[str, Any], AfterValidator(check_environment), WithJsonSchema(ENVIRONMENT_SCHEMA)] = Field(
         default={}
     )

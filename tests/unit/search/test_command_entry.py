@@ -51,6 +51,30 @@ def test_a_space_needs_neither_model_nor_workload():
     assert found.kept[0].spec.label == "dp4 lr=0.001 algo=Ring flash=true"
 
 
+def test_a_command_is_warm_where_its_processes_are_pythons():
+    command = {"run": OWN["command"], "warm": True}
+    study, cold = parse_space(changed(command=command)), parse_space(OWN)
+    assert study.document["command"] == command == parse_space(dict(study.document)).document["command"]
+    warm, other = prune(study).kept[0].spec, prune(cold).kept[0].spec
+    assert warm.program.warm and warm.program.command == other.program.command and warm.trial_id != other.trial_id
+    assert type(warm).from_json(warm.to_json()) == warm
+    assert parse_space(changed(command=command | {"warm": False})).program == cold.program
+    for run in ("python3.12 -u -m pkg.train", "/opt/venv/bin/python train.py", ["torchrun", "train.py"]):
+        problem = problems(changed(command={"run": run, "warm": True}))
+        assert not [line for line in problem if "warm" in line], problem  # only of axes that it does not use
+    for run in (
+        "bash train.sh {tp}",
+        "python -c pass",
+        "python -u -c pass",
+        "torchrun --no-python x",
+        "srun python train.py",
+    ):
+        (line, *_) = problems(changed(command={"run": run, "warm": True}))
+        assert line.startswith("command.run: is no python SCRIPT, python -m MODULE or torchrun"), run
+    for wrong in ({"warm": True}, {"run": "python x", "warm": "yes"}, {"run": command, "warm": True}):
+        assert problems(changed(command=wrong))[0].startswith("command: got")
+
+
 def test_variables_are_axes_of_the_built_in_engines_too():
     own = changed(
         engine="torch",

@@ -26,7 +26,7 @@ from pathlib import Path
 
 OF_A_RUN = ("WATTUNE_STEPS", "WATTUNE_WARM", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE")
 OF_A_RUN += ("PWD", "OLDPWD", "SHLVL", "_")
-"""Variables that differ in every run: ports, names of files, those of shells. With any other difference it is another process."""
+"""Variables that differ in every run: ports, names of files, those of shells. Any other makes it another process."""
 
 MOST_BEGINNINGS = 5
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")

@@ -203,7 +203,8 @@ def header_of(source: str) -> dict[str, Any]:
         "world_size": _first(_WORLD_SIZE, None),
         "program": sys.argv[0].rpartition("/")[2] if getattr(sys, "argv", None) else "",
         "mono_ns": time.monotonic_ns(),
-        "loaded_mono_ns": _loaded_mono_ns or None,
+        # Of the hooks, whose writer is another one than that of a program with `wattune.spans`.
+        "loaded_mono_ns": getattr(sys.modules.get("_wattune_steps.writer"), "_loaded_mono_ns", _loaded_mono_ns) or None,
     }
     distributed = sys.modules.get("torch.distributed")
     try:
