@@ -92,7 +92,7 @@ def serve_commands(config: dict[str, Any]) -> None:
     normal_priority()
     worker = _CommandWorker(config["keeper"], config["lane"], config["run"])
     report = worker.report()
-    with worker.warm:
+    with contextlib.closing(worker.warm):
         while (assigned := worker.next_trial(report)) is not None:
             if assigned.assignment is not None:
                 worker.run(assigned, assigned.assignment)

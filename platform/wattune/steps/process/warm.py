@@ -24,12 +24,11 @@ import time
 import warnings
 from pathlib import Path
 
-OF_A_RUN = ("WATTUNE_STEPS", "WATTUNE_WARM", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE")
-OF_A_RUN += ("PWD", "OLDPWD", "SHLVL", "_")
+OF_A_RUN = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "PWD", "OLDPWD", "SHLVL", "_"}
+OF_A_RUN |= {"WATTUNE_STEPS", "WATTUNE_WARM"}
 """Variables that differ in every run: ports, names of files, those of shells. Any other makes it another process."""
 
 MOST_BEGINNINGS = 5
-DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 PASSED_ON = [getattr(signal, f"SIG{name}") for name in ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "CONT")]
 
 
@@ -167,7 +166,7 @@ def _import_noted(folder: Path) -> str:
 def _unsafe() -> str:
     """Says what the last import did that no fork may find done; empty where it did nothing of the kind."""
     opened = (os.path.realpath(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd"))
-    if found := next((each for each in opened if each.startswith(DEVICES)), ""):
+    if found := next((each for each in opened if each.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri"))), ""):
         return f"opens {found}"
     with contextlib.suppress(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)

@@ -10,8 +10,9 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 import psutil
 
@@ -38,16 +39,24 @@ class WarmStarts:
         """Returns `python ...` or `torchrun ...` so that it starts in forks, once the imports known so far are made."""
         path = shutil.which(arguments[0], path=environment["PATH"])
         own = [path] if path and path.endswith("torchrun") else []
-        named = re.match(rb"#!(?:/bin/sh\n\W*exec' )?\"?([^\"\n ]+)", Path(path).read_bytes()) if path and own else None
-        python = os.fsdecode(named[1]) if named else path  # a script names it; pip writes a long path behind `exec`
+        head = Path(own[0]).read_bytes() if own else b""  # a script names it; pip writes a long path behind `exec`
+        named = re.match(rb"#!(?:/bin/sh\n\W*exec' |/usr/bin/env )?\"?([^\"\n ]+)", head)
+        python = shutil.which(os.fsdecode(named[1]), path=environment["PATH"]) if named else path
         if not python:
             return [*arguments], dict(environment)  # the supervisor says that it does not run here
-        wanted = {name: value for name, value in environment.items() if name not in (*warm.OF_A_RUN, "PYTHONPATH")}
+        wanted = {name: value for name, value in environment.items() if name not in {*warm.OF_A_RUN, "PYTHONPATH"}}
         for folder in (each.parent for each in self._home.glob("*/process")):
-            process = json.loads((folder / "process").read_text())
-            known = folder.name in self._servers or not wanted.items() <= process[-1].items()
+            kind, options, _, cwd, variables = json.loads((folder / "process").read_text())
+            known = folder.name in self._servers or not wanted.items() <= variables.items()
             if not known and psutil.virtual_memory().percent < MOST_MEMORY_PERCENT:
-                self._servers[folder.name] = self._server(folder, *process)
+                self._servers[folder.name] = SupervisedProcess(
+                    [kind, *options, warm.__file__, "serve", str(folder)],
+                    environment=variables | {FOLDER_VARIABLE: str(folder)},
+                    on_line=partial(self._hear, folder.name),
+                    mark=f"{FOLDER_VARIABLE}={folder}",
+                    cwd=cwd,
+                    grace_s=1.0,
+                )
         until_s = time.monotonic() + IMPORTS_S
         for name, server in self._servers.items():
             while not (server.has_ended or (self._home / name / "socket").exists()) and time.monotonic() < until_s:
@@ -58,17 +67,8 @@ class WarmStarts:
         stand_in.chmod(0o700)
         return [str(stand_in), *own, *arguments[1:]], {"PYTHON_EXEC": str(stand_in)} | dict(environment)
 
-    def _server(
-        self, folder: Path, python: str, options: list[str], _: object, cwd: str, variables: dict[str, str]
-    ) -> SupervisedProcess:
-        return SupervisedProcess(
-            [python, *options, warm.__file__, "serve", str(folder)],
-            environment=variables | {FOLDER_VARIABLE: str(folder)},
-            on_line=lambda line, _: self._said.update({folder.name: line}),
-            mark=f"{FOLDER_VARIABLE}={folder}",
-            cwd=cwd,
-            grace_s=1.0,
-        )
+    def _hear(self, name: str, line: str, _: int) -> None:
+        self._said[name] = line
 
     def pids(self) -> list[int]:
         """Returns the forks, and all that came of them."""
@@ -84,11 +84,7 @@ class WarmStarts:
         said = [f"{len(lines) - cold.total()} of {len(lines)} processes are forks"]
         return "; ".join([*said, *(f"{count} cold: {reason}" for reason, count in cold.items())])
 
-    def __enter__(self) -> Self:
-        """Returns itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         """Ends all of them."""
         for server in self._servers.values():
             server.close()

@@ -42,7 +42,7 @@ BORN = "import os, decimal; decimal.BORN = os.getpid()"
 
 @pytest.fixture
 def warm():
-    with WarmStarts() as starts:
+    with contextlib.closing(WarmStarts()) as starts:
         yield starts
         servers = [server.command_pid for server in starts._servers.values()]
     assert not [pid for pid in servers if pid and psutil.pid_exists(pid)] and not starts._home.exists()
