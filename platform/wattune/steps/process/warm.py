@@ -139,9 +139,8 @@ def _variables() -> dict[str, str]:
 def _import_noted(folder: Path) -> str:
     """Makes the imports of a program's first run, but what a fork cannot have; returns why there are none."""
     left, made, set_here, variables = folder / "left", 0, "", {**_variables(), "WATTUNE_STEPS": str(folder)}
-    leaves: list[list[str]] = json.loads(left.read_text()) if left.exists() else []
-    noted = (folder / "imports").read_text().splitlines() if (folder / "imports").exists() else []
-    for line in noted:
+    leaves: list[list[str]] = json.loads(_read(left) or "[]")
+    for line in _read(folder / "imports").splitlines():
         if line[0] == "[" and json.loads(line) != [_variables(), sys.path]:
             set_here = "; it sets variables or paths that imports may read"  # so the rest it imports itself
             break
@@ -172,7 +171,8 @@ def _unsafe() -> str:
         os.waitpid(-1, os.WNOHANG)
         return "starts a process"
     until_s = 0.0
-    while len(os.listdir("/proc/self/task")) > 1:
+    # jemalloc, as in Arrow, prepares for forks, too: its thread gives memory back, which then happens at allocations.
+    while sum(_read(each / "comm") != "jemalloc_bg_thd\n" for each in Path("/proc/self/task").iterdir()) > 1:
         if until_s and time.monotonic() > until_s:
             return "starts a thread"
         if not until_s:  # libraries that prepare for forks, such as OpenBLAS, end their threads at one
@@ -183,6 +183,12 @@ def _unsafe() -> str:
                     os._exit(0)
             os.waitpid(pid, 0)
         time.sleep(0.01)
+    return ""
+
+
+def _read(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text()
     return ""
 
 
