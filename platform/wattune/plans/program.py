@@ -82,11 +82,7 @@ _OF_SHELLS: Final = (
 """Words that a shell obeys itself, and no program has."""
 
 
-Written = str | Sequence[str] | Mapping[str, Any]
-"""A command of a space: a text, a list of arguments, or a mapping with one of them as `run`, and `warm`."""
-
-
-def shell_problem(command: Written) -> str | None:
+def shell_problem(command: str | Sequence[str] | Mapping[str, Any]) -> str | None:
     """Says which part of a command only a shell would obey, and how it is written instead; None where there is none.
 
     A text is looked through outside of its quotes. Of a list, whose arguments are meant as they are, the program alone,
@@ -196,7 +192,7 @@ def is_choice(template: str) -> bool:
     return "?" in template and not _PART.sub(lambda found: "" if found["if"] else found[0], template)
 
 
-def split_command(command: Written) -> tuple[str, ...]:
+def split_command(command: str | Sequence[str] | Mapping[str, Any]) -> tuple[str, ...]:
     """Returns a command's arguments: a text is split once, as a shell would, before anything is filled in.
 
     Raises `SpaceError` where quotes are not closed, or there is no program.

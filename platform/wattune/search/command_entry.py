@@ -213,7 +213,7 @@ COMMAND_SCHEMA: Final[JsonSchema] = {
     "anyOf": [
         {"type": "string", "minLength": 1},
         {"type": "array", "items": {"type": "string"}, "minItems": 1},
-        {"type": "object", "properties": {"run": {}, "warm": {"type": "boolean"}}, "additionalProperties": False},
+        {"type": "object"},
     ],
     "examples": ["torchrun --nproc-per-node {devices_per_node} train.py --tp {tp} --lr {lr}"],
 }
@@ -282,9 +282,7 @@ def templates_of(space: SpaceLike) -> list[tuple[Path, str]]:
     """Lists every template of a space with its path."""
     command = space.command
     arguments = [] if command is None else list(split_command(command))
-    places: list[Path] = [("command",)] * len(arguments)
-    if isinstance(command, dict):
-        places = [("command", "run")] * len(arguments)
+    places: list[Path] = [("command", *(["run"] if isinstance(command, dict) else ()))] * len(arguments)
     if isinstance(command, list):
         places = [("command", index) for index in range(len(arguments))]
     return [*zip(places, arguments, strict=True), *((("env", name), text) for name, text in space.env.items())]

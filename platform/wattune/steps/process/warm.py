@@ -1,8 +1,7 @@
 """Forks the processes of a warm command from processes that have made their imports: two programs in one file.
 
-`warm.py in HOME PYTHON ...` stands where a command has its interpreter. It is the process that launcher and supervisor
-know: it passes signals on, and ends as its fork ends. Where there is none it becomes the interpreter, which notes its
-imports the first time. `warm.py serve FOLDER` makes those imports, in the user's Python, and forks.
+`warm.py in HOME PYTHON ...` stands for the interpreter: launcher and supervisor know it. It passes signals on and ends as
+its fork; without one it becomes the interpreter, which notes its imports. `warm.py serve FOLDER` makes them, and forks.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ import time
 import warnings
 from pathlib import Path
 
-OF_A_RUN = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "PWD", "OLDPWD", "SHLVL", "_"}
-OF_A_RUN |= {"WATTUNE_STEPS", "WATTUNE_WARM"}
+OF_A_RUN = {"WATTUNE_STEPS", "WATTUNE_WARM", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
+OF_A_RUN |= {"PWD", "OLDPWD", "SHLVL", "_"}
 """Variables that differ in every run: ports, names of files, those of shells. Any other makes it another process."""
 
 MOST_BEGINNINGS = 5
@@ -77,14 +76,13 @@ def serve(folder: Path) -> list[str]:
     listener.bind(str(folder / "new"))
     listener.listen(64)
     (folder / "new").rename(folder / "socket")
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how those that wait for forks end
     while True:
         asker, _ = listener.accept()
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                continue
         if os.fork():
             asker.close()
             continue
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         listener.close()
         libc.prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG: each ends with whom it came of
         pid = os.fork()
@@ -127,6 +125,10 @@ class ImportNotes:
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:  # noqa: ARG002
         """Notes the name before this one, if that was imported: programs also ask whether there is a module."""
+        if not hasattr(
+            sys.modules["__main__"], "__file__"
+        ):  # the interpreter's own `site`: `sys.path` is not whole yet
+            return
         around = json.dumps([_variables(), sys.path])
         self._file.write(f"{self._name}\n" * (self._name in sys.modules) + f"{around}\n" * (around != self._around))
         self._name, self._around = name, around
@@ -141,8 +143,9 @@ def _import_noted(folder: Path) -> str:
     left, made, set_here, variables = folder / "left", 0, "", {**_variables(), "WATTUNE_STEPS": str(folder)}
     leaves: list[list[str]] = json.loads(_read(left) or "[]")
     for line in _read(folder / "imports").splitlines():
-        if line[0] == "[" and json.loads(line) != [_variables(), sys.path]:
-            set_here = "; it sets variables or paths that imports may read"  # so the rest it imports itself
+        if line[0] == "[" and json.loads(line) != [_variables(), sys.path]:  # the rest it imports itself
+            names = {name for name, _ in json.loads(line)[0].items() ^ _variables().items()} or {"sys.path"}
+            set_here = f": it sets {', '.join(sorted(names))}, which an import may read"
             break
         top, before = line.partition(".")[0], {*sys.modules}
         if line[0] == "[" or line in before or any(each in (top, line) for group in leaves for each in group):
@@ -171,11 +174,12 @@ def _unsafe() -> str:
         os.waitpid(-1, os.WNOHANG)
         return "starts a process"
     until_s = 0.0
-    # jemalloc, as in Arrow, prepares for forks, too: its thread gives memory back, which then happens at allocations.
     while sum(_read(each / "comm") != "jemalloc_bg_thd\n" for each in Path("/proc/self/task").iterdir()) > 1:
         if until_s and time.monotonic() > until_s:
             return "starts a thread"
-        if not until_s:  # libraries that prepare for forks, such as OpenBLAS, end their threads at one
+        if (
+            not until_s
+        ):  # libraries that prepare for forks, as OpenBLAS, end their threads at one; jemalloc goes without
             until_s = time.monotonic() + 1.0
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -201,8 +205,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "in":
         stand_in(Path(sys.argv[2]), sys.argv[3], sys.argv[4:])
     sys.argv = serve(Path(sys.argv[2]))
-    if sys.argv[0] == "-m":
-        del sys.argv[0]
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-    else:
+    if sys.argv[0] != "-m":
         runpy.run_path(sys.argv[0], run_name="__main__")
+    elif module := sys.argv.pop(0) and sys.argv[0]:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)

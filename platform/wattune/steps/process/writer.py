@@ -147,10 +147,9 @@ class StepWriter:
             self._failed = True
 
     def _open(self) -> None:
-        # Asked now: a fork of a warm command has a folder of its own.
-        folder = os.environ.get(FOLDER_VARIABLE, "") if self._folder is None else self._folder
-        if not folder:
-            self._failed = True
+        folder = os.environ.get(FOLDER_VARIABLE) if self._folder is None else self._folder  # each fork has its own
+        self._failed = not folder
+        if self._failed:
             return
         header = header_of(self.source)
         path = f"{folder}/{header['rank']}-{os.getpid()}-{self.source}"
@@ -203,7 +202,6 @@ def header_of(source: str) -> dict[str, Any]:
         "world_size": _first(_WORLD_SIZE, None),
         "program": sys.argv[0].rpartition("/")[2] if getattr(sys, "argv", None) else "",
         "mono_ns": time.monotonic_ns(),
-        # Of the hooks, whose writer is another one than that of a program with `wattune.spans`.
         "loaded_mono_ns": getattr(sys.modules.get("_wattune_steps.writer"), "_loaded_mono_ns", _loaded_mono_ns) or None,
     }
     distributed = sys.modules.get("torch.distributed")

@@ -264,9 +264,7 @@ class SupervisedProcess(_Heard):
         with suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
-        left = supervisor.end_all(
-            lambda: marked_pids(self._mark) + self.others()
-        )  # what outlived its supervisor, which was killed
+        left = supervisor.end_all(lambda: marked_pids(self._mark) + self.others())  # its supervisor may be killed
         for thread in self._threads:
             thread.join(1.0)
         return left

@@ -1,7 +1,6 @@
 """The processes with the imports of a worker's warm commands: one for each process of a command, by its variables."""
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -12,18 +11,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 import psutil
 
 from wattune.steps.process import warm
 from wattune.steps.process.writer import FOLDER_VARIABLE
 from wattune.workers.command.process import SupervisedProcess
-
-MOST_MEMORY_PERCENT: Final = 75.0
-"""Share of the node's memory in use above which no further process is kept."""
-
-IMPORTS_S: Final = 300.0
 
 
 class WarmStarts:
@@ -39,16 +32,16 @@ class WarmStarts:
         """Returns `python ...` or `torchrun ...` so that it starts in forks, once the imports known so far are made."""
         path = shutil.which(arguments[0], path=environment["PATH"])
         own = [path] if path and path.endswith("torchrun") else []
-        head = Path(own[0]).read_bytes() if own else b""  # a script names it; pip writes a long path behind `exec`
-        named = re.match(rb"#!(?:/bin/sh\n\W*exec' |/usr/bin/env )?\"?([^\"\n ]+)", head)
-        python = shutil.which(os.fsdecode(named[1]), path=environment["PATH"]) if named else path
+        head = Path(own[0]).read_text() if own else ""  # a script names it; pip writes a long path behind `exec`
+        named = re.match(r"#!(?:/bin/sh\n\W*exec' |/usr/bin/env )?\"?([^\"\n ]+)", head)
+        python = shutil.which(named[1], path=environment["PATH"]) if named else path
         if not python:
             return [*arguments], dict(environment)  # the supervisor says that it does not run here
         wanted = {name: value for name, value in environment.items() if name not in {*warm.OF_A_RUN, "PYTHONPATH"}}
         for folder in (each.parent for each in self._home.glob("*/process")):
             kind, options, _, cwd, variables = json.loads((folder / "process").read_text())
             known = folder.name in self._servers or not wanted.items() <= variables.items()
-            if not known and psutil.virtual_memory().percent < MOST_MEMORY_PERCENT:
+            if not known and psutil.virtual_memory().percent < 75.0:  # of the node's memory in use
                 self._servers[folder.name] = SupervisedProcess(
                     [kind, *options, warm.__file__, "serve", str(folder)],
                     environment=variables | {FOLDER_VARIABLE: str(folder)},
@@ -57,7 +50,7 @@ class WarmStarts:
                     cwd=cwd,
                     grace_s=1.0,
                 )
-        until_s = time.monotonic() + IMPORTS_S
+        until_s = time.monotonic() + 300.0
         for name, server in self._servers.items():
             while not (server.has_ended or (self._home / name / "socket").exists()) and time.monotonic() < until_s:
                 time.sleep(0.02)
@@ -79,7 +72,8 @@ class WarmStarts:
         path = self._home / "told"
         lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
         path.unlink(missing_ok=True)
-        why = {name: self._said.get(name) or "its process ended" for name in self._servers}
+        refused = {name for name, server in self._servers.items() if server.exit_code == 1}
+        why = {name: self._said[name] if name in refused else "its process ended" for name in self._servers}
         cold = Counter(why.get(name, "the first of its kind") for name, kind in lines if kind == "cold")
         said = [f"{len(lines) - cold.total()} of {len(lines)} processes are forks"]
         return "; ".join([*said, *(f"{count} cold: {reason}" for reason, count in cold.items())])
