@@ -1,7 +1,7 @@
 """Forks the processes of a warm command from processes that have made their imports: two programs in one file.
 
-`warm.py in HOME PYTHON ...` stands for the interpreter: launcher and supervisor know it. It passes signals on and ends as
-its fork; without one it becomes the interpreter, which notes its imports. `warm.py serve FOLDER` makes them, and forks.
+`warm.py in HOME PYTHON ...` stands for the interpreter, which launcher and supervisor know: it passes signals on and
+ends as its fork, or becomes the interpreter, which notes its imports. `warm.py serve FOLDER` makes them, and forks.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def serve(folder: Path) -> list[str]:
     listener.bind(str(folder / "new"))
     listener.listen(64)
     (folder / "new").rename(folder / "socket")
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how those that wait for forks end
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         asker, _ = listener.accept()
         if os.fork():
@@ -125,10 +125,8 @@ class ImportNotes:
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:  # noqa: ARG002
         """Notes the name before this one, if that was imported: programs also ask whether there is a module."""
-        if not hasattr(
-            sys.modules["__main__"], "__file__"
-        ):  # the interpreter's own `site`: `sys.path` is not whole yet
-            return
+        if not hasattr(sys.modules["__main__"], "__file__"):
+            return  # the interpreter's own start, as Ubuntu's `sitecustomize`: `sys.path` is not whole yet
         around = json.dumps([_variables(), sys.path])
         self._file.write(f"{self._name}\n" * (self._name in sys.modules) + f"{around}\n" * (around != self._around))
         self._name, self._around = name, around

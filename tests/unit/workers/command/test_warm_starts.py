@@ -57,6 +57,8 @@ def run(tmp_path: Path, warm: WarmStarts):
         "threading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n"
     )
     (packages / "decimal_born.py").write_text(BORN)
+    # As Ubuntu has it: what it asks for is asked for before the program's own folder is on the path.
+    (packages / "sitecustomize.py").write_text("try:\n    import no_such_hook\nexcept ImportError:\n    pass\n")
     (tmp_path / "own.py").write_text("import os\nimport decimal_born\nPID = os.getpid()\n")
 
     def run(*arguments: str, before="", after="", order=None, order_when=lambda: False, given="", start="python"):
