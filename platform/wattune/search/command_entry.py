@@ -108,8 +108,8 @@ def check_command(value: Any) -> Any:
         if value.keys() != {"run", "warm"} or type(value["warm"]) is not bool or isinstance(value["run"], dict):
             raise refuse([((), got(value, "{run: COMMAND, warm: true}"))])
         check_command(value["run"])
+        text = "is no python SCRIPT, python -m MODULE or torchrun, and nothing else can start warm; leave out warm"
         if value["warm"] and not _PYTHON.match(" ".join(split_command(value))):
-            text = "is no python SCRIPT, python -m MODULE or torchrun, and nothing else can start warm; leave out warm"
             raise refuse([(("run",), text)])
         return value
     if not isinstance(value, str | list):

@@ -209,8 +209,8 @@ def _program(file: SpaceFile) -> Program | None:
         return None
     command = () if file.command is None else split_command(file.command)
     environment = tuple(sorted(file.env.items()))
-    warm = isinstance(file.command, dict) and file.command["warm"]
-    return Program(command=command, environment=environment, steps=parse_source(file.steps).text, warm=warm)
+    steps, warm = parse_source(file.steps).text, isinstance(file.command, dict) and file.command["warm"]
+    return Program(command=command, environment=environment, steps=steps, warm=warm)
 
 
 def _command_document(file: SpaceFile) -> dict[str, Any]:

@@ -48,8 +48,8 @@ def stand_in(home: Path, python: str, arguments: list[str]) -> None:
         socket.send_fds(server, [b"-"], [0, 1, 2])
         server.sendall(json.dumps([arguments[at:], dict(os.environ), [*os.sched_getaffinity(0)]]).encode() + b"\n")
         pid = int(heard.readline())
-    for number in PASSED_ON if pid else ():
-        signal.signal(number, lambda number, _: _signal_group(pid, number))
+    for each in PASSED_ON if pid else ():
+        signal.signal(each, lambda number, _: _signal_group(pid, number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
     with (home / "told").open("a") as file:
         file.write(f"{folder.name} {'fork' if pid else 'cold'}\n")
@@ -73,10 +73,10 @@ def serve(folder: Path) -> list[str]:
     if refused := _import_noted(folder):
         sys.exit(refused)
     libc, listener = ctypes.CDLL(None), socket.socket(socket.AF_UNIX)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     listener.bind(str(folder / "new"))
     listener.listen(64)
     (folder / "new").rename(folder / "socket")
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         asker, _ = listener.accept()
         if os.fork():

@@ -27,6 +27,7 @@ class WarmStarts:
         self._home = Path(tempfile.mkdtemp(prefix="wattune-warm-"))  # for this user alone
         self._servers: dict[str, SupervisedProcess] = {}
         self._said: dict[str, str] = {}
+        (self._home / "told").touch()
 
     def prepared(self, arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
         """Returns `python ...` or `torchrun ...` so that it starts in forks, once the imports known so far are made."""
@@ -69,14 +70,13 @@ class WarmStarts:
 
     def told(self) -> str:
         """Says how the processes of the command that ran last started, and begins anew."""
-        path = self._home / "told"
-        lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
-        path.unlink(missing_ok=True)
-        refused = {name for name, server in self._servers.items() if server.exit_code == 1}
-        why = {name: self._said[name] if name in refused else "its process ended" for name in self._servers}
+        lines = [line.split() for line in (self._home / "told").read_text().splitlines()]
+        (self._home / "told").write_text("")
+        ends = {name: server.exit_code for name, server in self._servers.items()}  # 1: it says why
+        why = {name: self._said[name] if code == 1 else "its process ended" for name, code in ends.items()}
         cold = Counter(why.get(name, "the first of its kind") for name, kind in lines if kind == "cold")
-        said = [f"{len(lines) - cold.total()} of {len(lines)} processes are forks"]
-        return "; ".join([*said, *(f"{count} cold: {reason}" for reason, count in cold.items())])
+        said = [f"; {count} cold: {reason}" for reason, count in cold.items()]
+        return f"{len(lines) - cold.total()} of {len(lines)} processes are forks{''.join(said)}"
 
     def close(self) -> None:
         """Ends all of them."""
