@@ -152,8 +152,8 @@ def test_it_ends_as_it_would_and_the_end_of_its_server_is_told(run, warm: WarmSt
             path.unlink()
 
         def when(kind: str = kind) -> bool:
-            if not both() or kind == "stop":
-                return both()
+            if kind == "stop" or not both():
+                return kind == "stop" and both()
             (server,) = [each.command_pid for each in warm._servers.values()]
             if kind == "server":
                 with contextlib.suppress(ProcessLookupError):
