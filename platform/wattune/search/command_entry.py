@@ -108,9 +108,8 @@ def check_command(value: Any) -> Any:
         if value.keys() != {"run", "warm"} or type(value["warm"]) is not bool or isinstance(value["run"], dict):
             raise refuse([((), got(value, "{run: COMMAND, warm: true}"))])
         check_command(value["run"])
-        text = "is no python SCRIPT, python -m MODULE or torchrun, and nothing else can start warm; leave out warm"
         if value["warm"] and not _PYTHON.match(" ".join(split_command(value))):
-            raise refuse([(("run",), text)])
+            raise refuse([(("run",), "is no python SCRIPT, python -m MODULE or torchrun: use one, or leave out warm")])
         return value
     if not isinstance(value, str | list):
         raise refuse([((), got(value, 'a text such as "torchrun train.py --tp {tp}", or a list of arguments'))])
@@ -209,12 +208,9 @@ def _refuse_by(check: Any, key: str = "") -> None:
         raise refuse([((), re.sub(rf"^{key}[.:]\s*", "", str(error)) if key else str(error))]) from None
 
 
+_TEXTS: Final = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 COMMAND_SCHEMA: Final[JsonSchema] = {
-    "anyOf": [
-        {"type": "string", "minLength": 1},
-        {"type": "array", "items": {"type": "string"}, "minItems": 1},
-        {"type": "object"},
-    ],
+    "anyOf": [{"type": "string", "minLength": 1}, _TEXTS, {"type": "object"}],
     "examples": ["torchrun --nproc-per-node {devices_per_node} train.py --tp {tp} --lr {lr}"],
 }
 ENVIRONMENT_SCHEMA: Final[JsonSchema] = {
