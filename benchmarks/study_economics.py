@@ -13,11 +13,12 @@ study has an equal share of `--most-s`, or that of `--shares`; what is left then
 tree's studies run in turns with this one's. Of n results, the first of which is stored a seconds after the command
 began and the others c apart, ten minutes hold 1 + (600 - a) / c.
 
-Measured shares are of the time from the command (cold) or the first result (warm) to the last result. Parts are means
-over the trials after the first, as each trial records them; `parts_error_frac` is how far they are from a trial's time,
-the largest. `announced_ratio` is the time that the study announced over what it took, of all its trials where it ran to
-its end, else of those it named. `driver_cpu_s` are the processor seconds a trial of the command and of the processes
-that drive trials. The step time of each plan is compared between the trees.
+Measured shares are of the time from the command (cold) or the first result (warm) to the last result, and of the ten
+minutes that would go on so (600 s). Parts are means over the trials after the first, as each trial records them;
+`parts_error_frac` is how far they are from a trial's time, the largest. `announced_ratio` is the time that the study
+announced over what it took, of all its trials where it ran to its end, else of those it named. `driver_cpu_s` are the
+processor seconds a trial of the command and of the processes that drive trials. The step time of each plan is compared
+between the trees.
 """
 
 import itertools
@@ -107,7 +108,14 @@ MOST_ANNOUNCED, MOST_PARTS_FRAC = 1.3, 0.02
 MOST_OUT_OF_MEMORY = 2  # of forty trials
 
 PARTS = ("wait", "start", "build", "first_step", "warmup", "measure", "profile", "close")
-FIGURES = ("first_result_s", "measured_cold_frac", "measured_warm_frac", "median_trial_s", "driver_cpu_s")
+FIGURES = (
+    "first_result_s",
+    "measured_600_s_frac",
+    "measured_cold_frac",
+    "measured_warm_frac",
+    "median_trial_s",
+    "driver_cpu_s",
+)
 TOLD = ("announced_ratio", "parts_error_frac", "num_trials", "num_out_of_memory")
 COLUMNS = ("case", "tree", "num_in_600_s", *FIGURES, *TOLD, *(f"{one}_s" for one in PARTS))
 Results = dict[str, tuple[TrialSpec, Run]]
@@ -233,6 +241,7 @@ def row(
         "case": case,
         "num_in_600_s": 1 + (SPAN_S - first_s) / cycle_s,
         "first_result_s": first_s,
+        "measured_600_s_frac": statistics.mean(windows_s) * (1 + (SPAN_S - first_s) / cycle_s) / SPAN_S,
         "measured_cold_frac": sum(windows_s) / (first_s + rest_s),
         "measured_warm_frac": sum(windows_s[1:]) / rest_s,
         "median_trial_s": statistics.median(late - soon for soon, late in itertools.pairwise(stored_s)),
