@@ -105,10 +105,11 @@ class SpaceLike(Protocol):
 def check_command(value: Any) -> Any:
     """Accepts a command: a text, a list of arguments, or a mapping with one of them as `run`, and `warm`."""
     if isinstance(value, dict):
-        if value.keys() != {"run", "warm"} or type(value["warm"]) is not bool or isinstance(value["run"], dict):
+        is_warm = value.get("warm", False)
+        if value.keys() - {"warm"} != {"run"} or type(is_warm) is not bool or isinstance(value["run"], dict):
             raise refuse([((), got(value, "{run: COMMAND, warm: true}"))])
         check_command(value["run"])
-        if value["warm"] and not _PYTHON.match(" ".join(split_command(value))):
+        if is_warm and not _PYTHON.match(" ".join(split_command(value))):
             raise refuse([(("run",), "is no python SCRIPT, python -m MODULE or torchrun: use one, or leave out warm")])
         return value
     if not isinstance(value, str | list):

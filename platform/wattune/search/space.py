@@ -209,7 +209,7 @@ def _program(file: SpaceFile) -> Program | None:
         return None
     command = () if file.command is None else split_command(file.command)
     environment = tuple(sorted(file.env.items()))
-    steps, warm = parse_source(file.steps).text, isinstance(file.command, dict) and file.command["warm"]
+    steps, warm = parse_source(file.steps).text, isinstance(file.command, dict) and file.command.get("warm", False)
     return Program(command=command, environment=environment, steps=steps, warm=warm)
 
 
