@@ -14,6 +14,7 @@ stages to keep it.
 """
 
 PAPER = "ours: thermal bound against plan"
+DEVICES = 2  # with more the batch leaves a pipeline one micro-batch
 SPACE = {
     "model": {"name": "llama3_8b", "num_layers": 4, "vocab_size": 32000},
     "workload": {"seq_len": 4096, "global_batch_size": 8},

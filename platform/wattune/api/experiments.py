@@ -126,7 +126,7 @@ def run_experiments(
     for name in dict.fromkeys(names):
         if name not in known:
             raise PlanError(f'unknown experiment "{name[:60]}"; {closest(name, known)}')
-        cluster: Any = "1x2 h200_sxm" if short or name in estimated else _devices_here()
+        cluster: Any = "1x2 h200_sxm" if short or name in estimated else _devices_here(known[name].get("DEVICES", 4))
         first, second = (_space(known[name], arm, cluster, measure) for arm in known[name]["ARMS"].values())
         expected[name] = [_estimated(first), _estimated(second)]
         arms[name] = (_shortened(first), _shortened(second)) if short and name not in estimated else (first, second)
@@ -226,8 +226,8 @@ def judged(expected: str, effect: Mapping[str, Any]) -> dict[str, Any]:
     return {"verdict": "cannot tell", "would_tell": max(wanted, repeats + 1) if 0 < wanted <= _MOST_REPEATS else None}
 
 
-def _devices_here() -> str:
-    """Returns this machine as a cluster: two or four of the GPUs that a program here sees."""
+def _devices_here(most: int = 4) -> str:
+    """Returns this machine as a cluster: two or, unless `most` is less, four of the GPUs that a program here sees."""
     try:
         products = nvidia_products()
     except (TelemetryError, OSError):
@@ -237,7 +237,7 @@ def _devices_here() -> str:
     kind = device_of_product(products[0]) if number >= 2 else None
     if kind is None:
         raise PlanError("experiments: this machine has no two GPUs of the catalog; --short simulates their sensors")
-    return f"1x{4 if number >= 4 else 2} {kind.name}"
+    return f"1x{4 if min(number, most) >= 4 else 2} {kind.name}"
 
 
 def _space(
