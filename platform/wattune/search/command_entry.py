@@ -209,9 +209,10 @@ def _refuse_by(check: Any, key: str = "") -> None:
         raise refuse([((), re.sub(rf"^{key}[.:]\s*", "", str(error)) if key else str(error))]) from None
 
 
-_TEXTS: Final = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+_RUN: Final = [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]
+_WARM: Final = {"properties": {"run": {"anyOf": _RUN}, "warm": {"type": "boolean"}}, "additionalProperties": False}
 COMMAND_SCHEMA: Final[JsonSchema] = {
-    "anyOf": [{"type": "string", "minLength": 1}, _TEXTS, {"type": "object"}],
+    "anyOf": [*_RUN, {"type": "object", "required": ["run"], **_WARM}],
     "examples": ["torchrun --nproc-per-node {devices_per_node} train.py --tp {tp} --lr {lr}"],
 }
 ENVIRONMENT_SCHEMA: Final[JsonSchema] = {
