@@ -59,26 +59,21 @@ def example_text(name: str, first_line: str) -> str:
 def init(
     path: Annotated[Path, typer.Argument(help="The file to write.", show_default=False)] = Path(_SPACE_NAME),
     model_name: Annotated[
-        str | None,
-        typer.Option("--model", "--from", help="Catalog model, or a config.json of Hugging Face.", show_default=False),
+        str | None, typer.Option("--model", "--from", help="Catalog model, or a config.json of Hugging Face.")
     ] = None,
     leave_out: LeaveOutOption = None,
     cluster: Annotated[
-        str | None,
-        typer.Option(help='NODESxDEVICES and a device, e.g. "1x4 h200_sxm"; else this machine.', show_default=False),
+        str | None, typer.Option(help='NODESxDEVICES and a device, e.g. "1x4 h200_sxm"; else this machine.')
     ] = None,
-    engine: Annotated[str | None, typer.Option(help=f"{', '.join(CAPABILITIES)}.", show_default=False)] = None,
+    engine: Annotated[str | None, typer.Option(help=f"{', '.join(CAPABILITIES)}.")] = None,
     objective: Annotated[str, typer.Option(help='E.g. "minimize energy_per_token_j".')] = _OBJECTIVE,
     bound: Annotated[
         list[str] | None,
-        typer.Option(
-            help='Bound on a metric, e.g. "node_device_power_peak_1s_w <= 2600"; may be repeated.', show_default=False
-        ),
+        typer.Option(help='Bound on a metric, e.g. "node_device_power_peak_1s_w <= 2600"; may be repeated.'),
     ] = None,
-    study: Annotated[str | None, typer.Option(help="The study's name; else the file's.", show_default=False)] = None,
+    study: Annotated[str | None, typer.Option(help="The study's name; else the file's.")] = None,
     example: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help=f"Write a shipped space instead: {', '.join(example_names())}."),
+        str | None, typer.Option(metavar="NAME", help=f"Write a shipped space instead: {', '.join(example_names())}.")
     ] = None,
 ) -> None:
     """Writes a search space with comments, that plans. Asks for what no flag says, if a person is there to ask."""
@@ -204,16 +199,12 @@ def _write(path: Path, text: str) -> None:
 @app.command()
 def scale(
     space: SpaceArgument,
-    to: Annotated[
-        str, typer.Option(metavar="CLUSTER", help="Cluster to run on, e.g. 1x2:h100_sxm.", show_default=False)
-    ],
+    to: Annotated[str, typer.Option(metavar="CLUSTER", help="Cluster to run on, e.g. 1x2:h100_sxm.")],
     allow: Annotated[
-        float | None,
-        typer.Option(metavar="PERCENT", help="Largest distance, in percent of a step; else 5.", show_default=False),
+        float | None, typer.Option(metavar="PERCENT", help="Largest distance, in percent of a step; else 5.")
     ] = None,
     out_file: Annotated[
-        Path | None,
-        typer.Option("--out", help="File to write; else SPACE_on_CLUSTER.yaml beside it.", show_default=False),
+        Path | None, typer.Option("--out", help="File to write; else SPACE_on_CLUSTER.yaml beside it.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -243,9 +234,7 @@ def schema(
     print(reference_page() if page else schema_text(), end="")  # noqa: T201
 
 
-SearchOption = Annotated[
-    str | None, typer.Option("--search", metavar="WORDS", help="Only what has these words.", show_default=False)
-]
+SearchOption = Annotated[str | None, typer.Option("--search", metavar="WORDS", help="Only what has these words.")]
 
 
 @app.command()

@@ -28,16 +28,14 @@ def frontier(
         str | None,
         typer.Option(
             help='A bound at several values, e.g. "node_device_power_peak_1s_w <= 2000..2800 step 100"; else the '
-            "study's bound on power over the measured range. power_limit_w: every 50 W that a device may draw.",
-            show_default=False,
+            "study's bound on power over the measured range. power_limit_w: every 50 W that a device may draw."
         ),
     ] = None,
     clocks: Annotated[
         Path | None,
         typer.Option(
             help="Predict clocks by stage of the pipeline STUDY:TRIAL_ID, and write them to this .py file as Zeus "
-            "reads them: as long a step as now, and beside it a file for each longer one.",
-            show_default=False,
+            "reads them: as long a step as now, and beside it a file for each longer one."
         ),
     ] = None,
     storage: StorageOption = None,
@@ -105,20 +103,19 @@ def place(
 
 @app.command()
 def project(
-    source: Annotated[str, typer.Argument(help="A study, a recording, or a CSV table of runs.", show_default=False)],
-    to: Annotated[str | None, typer.Option(help="Nodes x devices, as 1024x8.", show_default=False)] = None,
-    network: Annotated[str | None, typer.Option(help="Network there; else the same.", show_default=False)] = None,
-    limit: Annotated[float | None, typer.Option(help="Watts of a device there.", show_default=False)] = None,
-    inlet: Annotated[float | None, typer.Option(help="Coolant there, in degrees Celsius.", show_default=False)] = None,
-    global_batch_size: Annotated[int | None, typer.Option(help="Batch; else it grows.", show_default=False)] = None,
-    include: Annotated[str | None, typer.Option(help="transferred: order these too.", show_default=False)] = None,
-    against: Annotated[str | None, typer.Option(help="CSV table measured there.", show_default=False)] = None,
+    source: Annotated[str, typer.Argument(help="A study, a recording, or a CSV table of runs.")],
+    to: Annotated[str | None, typer.Option(help="Nodes x devices, as 1024x8.")] = None,
+    network: Annotated[str | None, typer.Option(help="Network there; else the same.")] = None,
+    limit: Annotated[float | None, typer.Option(help="Watts of a device there.")] = None,
+    inlet: Annotated[float | None, typer.Option(help="Coolant there, in degrees Celsius.")] = None,
+    global_batch_size: Annotated[int | None, typer.Option(help="Batch; else it grows.")] = None,
+    include: Annotated[str | None, typer.Option(help="transferred: order these too.")] = None,
+    against: Annotated[str | None, typer.Option(help="CSV table measured there.")] = None,
     bound: Annotated[
-        list[str] | None,
-        typer.Option(help='Bound there, e.g. "cluster_swing_rms_w <= 2e5"; may be repeated.', show_default=False),
+        list[str] | None, typer.Option(help='Bound there, e.g. "cluster_swing_rms_w <= 2e5"; may be repeated.')
     ] = None,
-    mtbf: Annotated[float | None, typer.Option(help="Hours between failures there.", show_default=False)] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a page with charts.", show_default=False)] = None,
+    mtbf: Annotated[float | None, typer.Option(help="Hours between failures there.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a page with charts.")] = None,
     storage: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:

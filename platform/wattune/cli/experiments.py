@@ -21,11 +21,9 @@ def experiments(
     action: Annotated[
         str, typer.Argument(help="list, run NAME..., check ZIP, or page: write README.md anew.")
     ] = "list",
-    names: Annotated[list[str] | None, typer.Argument(help="What to run or check.", show_default=False)] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="What to run or check.")] = None,
     folder: Annotated[Path, typer.Option(help="Folder of the experiments.")] = Path(FOLDER),
-    results: Annotated[
-        Path | None, typer.Option(help="Folder to write results to; else results in --folder.", show_default=False)
-    ] = None,
+    results: Annotated[Path | None, typer.Option(help="Folder to write results to; else results in --folder.")] = None,
     short: Annotated[
         bool, typer.Option("--short", help="A tiny model on two processors, with simulated sensors; needs --results.")
     ] = False,

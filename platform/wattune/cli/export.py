@@ -21,15 +21,13 @@ def export(
     storage: StorageOption = None,
     to: Annotated[str, typer.Option(help=f"Format: {', '.join(FORMATS)}.")] = "csv",
     out: Annotated[
-        Path | None,
-        typer.Option(help="File to write; - is standard output. Else STUDY.FORMAT here.", show_default=False),
+        Path | None, typer.Option(help="File to write; - is standard output. Else STUDY.FORMAT here.")
     ] = None,
     rows: Annotated[
         str, typer.Option(help=f"{ROWS[0]}: what each run measured; {ROWS[1]}: ranked, with verdict and margins.")
     ] = "repeats",
     bundle: Annotated[
-        Path | None,
-        typer.Option(help="Zip file of all to hand on, in place of a table; also of experiments/.", show_default=False),
+        Path | None, typer.Option(help="Zip file of all to hand on, in place of a table; also of experiments/.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -20,47 +20,32 @@ def import_logs(
     file: Annotated[
         list[Path],
         typer.Argument(
-            help="Logs of one run: of several tools, several nodes, or one after another; or an MLflow run's folder.",
-            show_default=False,
+            help="Logs of one run: of several tools, several nodes, or one after another; or an MLflow run's folder."
         ),
     ],
-    name: Annotated[
-        str | None, typer.Option(help="The recording's name; else that of the first file.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="The recording's name; else that of the first file.")] = None,
     node: Annotated[
-        list[str] | None,
-        typer.Option(help="Node of the logs that name none: one, or one a file; else node0.", show_default=False),
+        list[str] | None, typer.Option(help="Node of the logs that name none: one, or one a file; else node0.")
     ] = None,
     timezone: Annotated[
-        str | None,
-        typer.Option(help="Zone of times that name none, such as Europe/Berlin; else UTC.", show_default=False),
+        str | None, typer.Option(help="Zone of times that name none, such as Europe/Berlin; else UTC.")
     ] = None,
     interval: Annotated[
         float | None,
-        typer.Option(
-            metavar="SECONDS",
-            min=1e-3,
-            max=1e6,
-            help="Time between readings, for a log without times.",
-            show_default=False,
-        ),
+        typer.Option(metavar="SECONDS", min=1e-3, max=1e6, help="Time between readings, for a log without times."),
     ] = None,
     steps: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             help="Log of the training run with times on its lines, or a CSV of step and time: its steps count.",
-            show_default=False,
         ),
     ] = None,
     window: Annotated[
         str, typer.Option(help="With --steps: what the figures are of, as for record: steady, command, steps:20:100.")
     ] = STEADY,
     tokens_per_step: Annotated[
-        float | None,
-        typer.Option(
-            help="With --steps: tokens of a step over all ranks, where the log does not tell.", show_default=False
-        ),
+        float | None, typer.Option(help="With --steps: tokens of a step over all ranks, where the log does not tell.")
     ] = None,
     storage: StorageOption = None,
     as_json: JsonOption = False,

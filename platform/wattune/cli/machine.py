@@ -47,9 +47,7 @@ LONGEST_S: Final = 1e9
 
 @app.command()
 def doctor(
-    study: Annotated[
-        str | None, typer.Argument(help="With --map its study; else the latest.", show_default=False)
-    ] = None,
+    study: Annotated[str | None, typer.Argument(help="With --map its study; else the latest.")] = None,
     of_slots: Annotated[bool, typer.Option("--map", help="Print the map of device slots by a study's runs.")] = False,
     storage: StorageOption = None,
     as_json: JsonOption = False,
@@ -67,14 +65,11 @@ def doctor(
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def record(
-    command: Annotated[
-        list[str] | None, typer.Argument(help="The command to record, after --.", show_default=False)
-    ] = None,
+    command: Annotated[list[str] | None, typer.Argument(help="The command to record, after --.")] = None,
     backend: Annotated[
         list[str] | None,
         typer.Option(
-            help="host, nvml, amd_smi, replay:FOLDER or simulated[:DEVICE]; may be repeated. Else all that is here.",
-            show_default=False,
+            help="host, nvml, amd_smi, replay:FOLDER or simulated[:DEVICE]; may be repeated. Else all that is here."
         ),
     ] = None,
     seconds: Annotated[
@@ -83,12 +78,9 @@ def record(
             min=0.1,
             max=LONGEST_S,
             help="Longest to record; the command is sent SIGTERM then. Without a command: the machine.",
-            show_default=False,
         ),
     ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="The recording's name; else time and program.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="The recording's name; else time and program.")] = None,
     storage: StorageOption = None,
     steps: Annotated[
         str,
@@ -105,8 +97,7 @@ def record(
         ),
     ] = "steady",
     tokens_per_step: Annotated[
-        float | None,
-        typer.Option(help="Tokens of a step over all ranks, where the command does not tell.", show_default=False),
+        float | None, typer.Option(help="Tokens of a step over all ranks, where the command does not tell.")
     ] = None,
     devices: Annotated[
         str | None,
@@ -114,7 +105,6 @@ def record(
             metavar="0,1|UUID,...",
             help="Devices that count, as nvidia-smi counts them, or all or none; else those of CUDA_VISIBLE_DEVICES or "
             "ROCm's variables, else those that the command's processes use. Others are kept and shown apart.",
-            show_default=False,
         ),
     ] = None,
     env: Annotated[
@@ -122,7 +112,6 @@ def record(
         typer.Option(
             metavar="NAME=VALUE",
             help="A variable of the command; may be repeated. NAME=VALUE before the program does the same.",
-            show_default=False,
         ),
     ] = None,
     attach: Annotated[
@@ -131,7 +120,6 @@ def record(
             min=1,
             metavar="PID",
             help="Record a job that runs already, with all that comes of it, until it ends or Ctrl-C.",
-            show_default=False,
         ),
     ] = None,
     table: Annotated[bool, typer.Option("--table", help="Print the figures of every device, not one line.")] = False,
@@ -141,7 +129,6 @@ def record(
         typer.Option(
             metavar="HOST:PORT",
             help="Serve readings to Prometheus meanwhile, such as at 127.0.0.1:9400. Without a command: until Ctrl-C.",
-            show_default=False,
         ),
     ] = None,
     wandb: WandbOption = None,
@@ -260,8 +247,7 @@ def calibrate(
         float, typer.Option(min=0.2, max=600, help="With --links: longest time. Ctrl-C keeps what it has.")
     ] = _MINUTES,
     out_folder: Annotated[
-        str | None,
-        typer.Option("--out", help="With --links: folder of the table; else in the storage.", show_default=False),
+        str | None, typer.Option("--out", help="With --links: folder of the table; else in the storage.")
     ] = None,
     storage: StorageOption = None,
     as_json: JsonOption = False,

@@ -58,32 +58,24 @@ def rank(
         list[str],
         typer.Argument(
             help="Names or folders of one or several studies, or of recordings.",
-            show_default=False,
             autocompletion=complete_stored,
         ),
     ],
     storage: StorageOption = None,
-    tracking_uri: Annotated[
-        str | None, typer.Option(help="Read results from this MLflow store instead.", show_default=False)
-    ] = None,
+    tracking_uri: Annotated[str | None, typer.Option(help="Read results from this MLflow store instead.")] = None,
     objective: Annotated[
-        str | None,
-        typer.Option(help='Instead of the study\'s own, e.g. "minimize energy_per_token_j".', show_default=False),
+        str | None, typer.Option(help='Instead of the study\'s own, e.g. "minimize energy_per_token_j".')
     ] = None,
-    constraint: Annotated[
-        list[str] | None, typer.Option(help="Instead of the study's own; may be repeated.", show_default=False)
-    ] = None,
+    constraint: Annotated[list[str] | None, typer.Option(help="Instead of the study's own; may be repeated.")] = None,
     no_constraints: Annotated[bool, typer.Option("--no-constraints", help="Rank as if there were no bounds.")] = False,
     where: Annotated[
         list[str] | None,
         typer.Option(
-            help='Rank only trials that hold this: "tp <= 2", "engine == torch", "mfu_frac > 0.3". May be repeated.',
-            show_default=False,
+            help='Rank only trials that hold this: "tp <= 2", "engine == torch", "mfu_frac > 0.3". May be repeated.'
         ),
     ] = None,
     quality: Annotated[
-        str,
-        typer.Option(help="Rank only trials of this quality or better: indicative, publishable.", show_default=False),
+        str, typer.Option(help="Rank only trials of this quality or better: indicative, publishable.")
     ] = "",
     risk: Annotated[
         float,
@@ -92,22 +84,16 @@ def rank(
             "keeps it with at least 1 minus that."
         ),
     ] = RISK,
-    pareto: Annotated[
-        str | None,
-        typer.Option(help="Two metrics, as a,b: the trials no other beats in both.", show_default=False),
-    ] = None,
+    pareto: Annotated[str | None, typer.Option(help="Two metrics, as a,b: the trials no other beats in both.")] = None,
     pareto_of: Annotated[
         FrontOf, typer.Option(help="Trials the front is of: the feasible ones, or all measured ones.")
     ] = FrontOf.FEASIBLE,
-    top: Annotated[
-        int | None, typer.Option(min=1, help=f"Rows of each kind at most; else {MOST_ROWS}.", show_default=False)
-    ] = None,
+    top: Annotated[int | None, typer.Option(min=1, help=f"Rows of each kind at most; else {MOST_ROWS}.")] = None,
     time: Annotated[
         bool, typer.Option("--time", help="Show the seconds of each run by part too: start, build, warm-up and so on.")
     ] = False,
     csv: Annotated[
-        Path | None,
-        typer.Option(help="Write every trial to this file too, a line each; - is standard output.", show_default=False),
+        Path | None, typer.Option(help="Write every trial to this file too, a line each; - is standard output.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -178,13 +164,10 @@ def _require_one_output(*, as_json: bool, csv_to_screen: bool, top: int | None, 
 
 @app.command()
 def compare(
-    a: Annotated[
-        str,
-        typer.Argument(help="A trial: STUDY:TRIAL_ID, or its folder; or a recording.", show_default=False),
-    ],
-    b: Annotated[str | None, typer.Argument(help="Another one, of this or another study.", show_default=False)] = None,
+    a: Annotated[str, typer.Argument(help="A trial: STUDY:TRIAL_ID, or its folder; or a recording.")],
+    b: Annotated[str | None, typer.Argument(help="Another one, of this or another study.")] = None,
     storage: StorageOption = None,
-    html: Annotated[Path | None, typer.Option(help="Write it as a page to this file.", show_default=False)] = None,
+    html: Annotated[Path | None, typer.Option(help="Write it as a page to this file.")] = None,
     estimated: Annotated[
         bool, typer.Option("--estimate", help="Lay each trial's estimate beside its result; one trial is enough.")
     ] = False,
@@ -221,14 +204,11 @@ def compare(
 
 @app.command()
 def fit(
-    study: Annotated[
-        list[str] | None, typer.Argument(help="Names or folders of one or several studies.", show_default=False)
-    ] = None,
+    study: Annotated[list[str] | None, typer.Argument(help="Names or folders of one or several studies.")] = None,
     links: Annotated[
         str | None,
         typer.Option(
-            help="Table of `wattune calibrate --links`; else the newest in the storage. Enough without a study.",
-            show_default=False,
+            help="Table of `wattune calibrate --links`; else the newest in the storage. Enough without a study."
         ),
     ] = None,
     storage: StorageOption = None,
@@ -251,8 +231,7 @@ def report(
     study: StudyArgument,
     storage: StorageOption = None,
     figures: Annotated[
-        Path | None,
-        typer.Option(help="Write figures as PNG, SVG and PDF to this folder too; needs Chrome.", show_default=False),
+        Path | None, typer.Option(help="Write figures as PNG, SVG and PDF to this folder too; needs Chrome.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -270,10 +249,7 @@ def report(
 @app.command()
 def analyze(
     folder: Annotated[
-        str,
-        typer.Argument(
-            help="A trial's or a recording's folder or URL, STUDY:TRIAL_ID, or a recording's name.", show_default=False
-        ),
+        str, typer.Argument(help="A trial's or a recording's folder or URL, STUDY:TRIAL_ID, or a recording's name.")
     ],
     storage: StorageOption = None,
     accept: Annotated[

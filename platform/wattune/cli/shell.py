@@ -61,7 +61,7 @@ class _Console(Console):
 out = _Console(markup=False, width=None if sys.stdout.isatty() else _UNSEEN_WIDTH)
 err = _Console(markup=False, stderr=True, width=None if sys.stderr.isatty() else _UNSEEN_WIDTH)
 
-SpaceArgument = Annotated[Path, typer.Argument(help="Search space file.", show_default=False)]
+SpaceArgument = Annotated[Path, typer.Argument(help="Search space file.")]
 
 
 def complete_stored(incomplete: str) -> list[str]:
@@ -79,21 +79,17 @@ def complete_stored(incomplete: str) -> list[str]:
 
 StudyArgument = Annotated[
     str,
-    typer.Argument(help="A study's name, folder or URL.", show_default=False, autocompletion=complete_stored),
+    typer.Argument(help="A study's name, folder or URL.", autocompletion=complete_stored),
 ]
 LeaveOutOption = Annotated[
     list[str] | None,
-    typer.Option(help="Feature of the config.json to train without; may be repeated.", show_default=False),
+    typer.Option(help="Feature of the config.json to train without; may be repeated."),
 ]
 StorageOption = Annotated[
     str | None,
-    typer.Option(
-        help="Folder or URL studies are kept in; else $WATTUNE_STORAGE, else ~/wattune-studies.", show_default=False
-    ),
+    typer.Option(help="Folder or URL studies are kept in; else $WATTUNE_STORAGE, else ~/wattune-studies."),
 ]
-TrackingOption = Annotated[
-    str | None, typer.Option(help="MLflow store; else mlflow.db in the storage folder.", show_default=False)
-]
+TrackingOption = Annotated[str | None, typer.Option(help="MLflow store; else mlflow.db in the storage folder.")]
 WandbOption = Annotated[
     str | None,
     typer.Option(
@@ -101,7 +97,6 @@ WandbOption = Annotated[
         envvar="WATTUNE_WANDB",
         show_envvar=False,
         help="Send results to this project of Weights & Biases too; else $WATTUNE_WANDB.",
-        show_default=False,
     ),
 ]
 TensorboardOption = Annotated[
@@ -111,7 +106,6 @@ TensorboardOption = Annotated[
         envvar="WATTUNE_TENSORBOARD",
         show_envvar=False,
         help="Write results there for TensorBoard too; else $WATTUNE_TENSORBOARD.",
-        show_default=False,
     ),
 ]
 

@@ -70,15 +70,11 @@ _BY_FORCE: Final = "what did not end in time was ended by force"
 def plan(
     space: SpaceArgument,
     estimate: Annotated[
-        bool,
-        typer.Option("--estimate", help="Predict memory, step time, power and temperature; needs no GPU."),
+        bool, typer.Option("--estimate", help="Predict memory, step time, power and temperature; needs no GPU.")
     ] = False,
-    top: Annotated[
-        int | None, typer.Option(min=1, help="With --estimate: the most promising plans only.", show_default=False)
-    ] = None,
+    top: Annotated[int | None, typer.Option(min=1, help="With --estimate: the most promising plans only.")] = None,
     out_file: Annotated[
-        Path | None,
-        typer.Option("--out", help="With --estimate: write every plan to this Parquet file too.", show_default=False),
+        Path | None, typer.Option("--out", help="With --estimate: write every plan to this Parquet file too.")
     ] = None,
     storage: StorageOption = None,
     as_json: JsonOption = False,
@@ -123,16 +119,13 @@ def _print_estimates(
 
 @app.command()
 def estimate(
-    model: Annotated[str, typer.Argument(help="Catalog model, or a config.json of Hugging Face.", show_default=False)],
-    cluster: Annotated[
-        str, typer.Argument(help='Such as "4x8 h200_sxm", or as `wattune doctor` writes it.', show_default=False)
-    ],
+    model: Annotated[str, typer.Argument(help="Catalog model, or a config.json of Hugging Face.")],
+    cluster: Annotated[str, typer.Argument(help='Such as "4x8 h200_sxm", or as `wattune doctor` writes it.')],
     settings: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[NAME=VALUE]...",
             help="Axes of the plan, such as tp=8 pp=2, and the workload's seq_len, global_batch_size, mode.",
-            show_default=False,
         ),
     ] = None,
     engine: Annotated[
@@ -196,29 +189,21 @@ def run(
     space: SpaceArgument,
     storage: StorageOption = None,
     address: Annotated[
-        str | None,
-        typer.Option(help="Ray cluster; else $RAY_ADDRESS, else one on this machine.", show_default=False),
+        str | None, typer.Option(help="Ray cluster; else $RAY_ADDRESS, else one on this machine.")
     ] = None,
     tracking_uri: TrackingOption = None,
     wandb: WandbOption = None,
     tensorboard: TensorboardOption = None,
     max_hours: Annotated[
         float | None,
-        typer.Option(
-            min=0.0,
-            help="Hours on the clock for this call; no trial starts that is expected to end later.",
-            show_default=False,
-        ),
+        typer.Option(min=0.0, help="Hours on the clock for this call; no trial starts that is expected to end later."),
     ] = None,
-    max_trials: Annotated[
-        int | None, typer.Option(help="Trials this call starts at most, repeats counted.", show_default=False)
-    ] = None,
+    max_trials: Annotated[int | None, typer.Option(help="Trials this call starts at most, repeats counted.")] = None,
     gpu_hours: Annotated[
         float | None,
         typer.Option(
             min=0.0,
             help="Device-hours that the trials of this call may take together; none starts that would take more.",
-            show_default=False,
         ),
     ] = None,
     deadline: Annotated[
@@ -226,7 +211,6 @@ def run(
         typer.Option(
             metavar="TIME",
             help="Time of day such as 07:00, or a date with time; no trial starts that is expected to end later.",
-            show_default=False,
         ),
     ] = None,
     retry: Annotated[
@@ -234,7 +218,6 @@ def run(
         typer.Option(
             metavar="STATUS",
             help=f"Run failed trials of this status again: {', '.join(api.RETRIABLE)}. May be given several times.",
-            show_default=False,
         ),
     ] = None,
     until_decided: Annotated[
@@ -259,7 +242,6 @@ def run(
         typer.Option(
             metavar="TIME",
             help="Longest wait for nodes, such as 30m; else as long as an autoscaler or another job may give them.",
-            show_default=False,
         ),
     ] = None,
     dry_run: Annotated[
