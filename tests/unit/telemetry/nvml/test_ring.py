@@ -52,7 +52,7 @@ def test_any_drains_and_clock_steps_give_every_sample_once(
         driver = FakeNvml().install(patch)
         wave = square_wave(period_s)
         # A load is never twice the same to the milliwatt: that is what places are told apart by.
-        driver.gpus[0].power_w = lambda time_s: wave(time_s) + (time_s * 7919 % 1)
+        driver.gpus[0].power_w = lambda time_s: wave(time_s) + (time_s * 7919 * 2**0.5 % 1)
         backend = opened(driver)
         powers = [power_w for _, power_w in drain(backend)]
         first_ns = driver.now_ns
