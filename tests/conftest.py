@@ -47,6 +47,9 @@ RUN_VARIABLE = "TEST_SUITE_RUN"
 STEP_BACK = 5
 """Niceness of what starts no Ray, where several processes run tests: about a third of the weight of Ray's group."""
 
+MANY_MODULES = 50
+"""So many that a test loads are worth to be kept out of looks for garbage."""
+
 GONE_WITHIN_S = 20.0
 """Longest a process may outlive the last test: a sampler that nobody renews closes its files after 10 s."""
 
@@ -128,10 +131,17 @@ def step_back() -> None:
     os.nice(STEP_BACK)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     if "PYTEST_XDIST_WORKER" in os.environ and not starts_ray(item.path):
         step_back()
+    loaded = len(sys.modules)
+    result = yield
+    if len(sys.modules) > loaded + MANY_MODULES:
+        # Every trial of an engine looks for garbage: what its libraries made would be gone through each time.
+        gc.collect()
+        gc.freeze()
+    return result
 
 
 @pytest.hookimpl(optionalhook=True)
