@@ -68,16 +68,21 @@ def run_ranks(rank: Callable[..., None], *arguments: Any, count: int = 2) -> Non
     mp.start_processes(rank, arguments, nprocs=count, start_method="forkserver")
 
 
-def start_script(script: Path, *arguments: object, errors: Path) -> BaseProcess:
-    """Starts a script as `python SCRIPT ARGUMENTS` does, in a session of its own; its errors go to a file."""
-    process = forks().Process(target=_run_script, args=(str(script), [*map(str, arguments)], str(errors)))
+def start_script(script: Path, *arguments: object, errors: Path, said: Path | None = None) -> BaseProcess:
+    """Starts a script as `python SCRIPT ARGUMENTS` does, in a session of its own.
+
+    Its errors go to a file, and what it says to another where one is given.
+    """
+    streams = {2: errors} | ({1: said} if said else {})
+    process = forks().Process(target=_run_script, args=(str(script), [*map(str, arguments)], streams))
     process.start()
     return process
 
 
-def _run_script(script: str, arguments: list[str], errors: str) -> None:
+def _run_script(script: str, arguments: list[str], streams: dict[int, Path]) -> None:
     os.setsid()
-    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT, 0o600), sys.stderr.fileno())
+    for number, path in streams.items():
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), number)
     sys.path.insert(0, str(Path(script).parent))
     sys.argv = [script, *arguments]
     runpy.run_path(script, run_name="__main__")

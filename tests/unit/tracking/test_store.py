@@ -57,28 +57,43 @@ def test_a_dead_server_costs_seconds_once_and_nothing_after_that(dead_server, tm
             server.accept()
 
 
-def read_only(folder: Path) -> list[str]:
-    """Returns the beginning of a command that may read a folder and not write to it."""
+def read_only(*folders: Path) -> list[str]:
+    """Returns the beginning of a command that may read folders and not write to them."""
     if os.geteuid():
-        folder.chmod(0o500)
+        for folder in folders:
+            folder.chmod(0o500)
         return []
     if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
         pytest.skip("this machine lets root write everywhere")
-    mounts = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
-    return ["unshare", "-m", "sh", "-c", mounts, str(folder)]
+    mounts = [f"mount --bind '{folder}' '{folder}' && mount -o remount,ro,bind '{folder}'" for folder in folders]
+    return ["unshare", "-m", "sh", "-c", " && ".join([*mounts, 'exec "$@"']), "sh"]
 
 
-@pytest.mark.parametrize("filled", [True, False], ids=["store", "no store yet"])
-def test_a_read_only_storage_is_one_line_and_wrong_input(tmp_path: Path, empty_store: Path, filled: bool) -> None:
-    storage = tmp_path / "storage"
-    study = make_study(storage)
-    if filled:
-        shutil.copyfile(empty_store, storage / empty_store.name)
-    command = [*read_only(storage), sys.executable, "-m", "wattune", "sync", study.name, "--storage", str(storage)]
+SYNCS = """
+import os, sys
+import wattune.tracking.artifacts
+from wattune.__main__ import main
+
+for study in sys.argv[1:]:
+    if (child := os.fork()) == 0:
+        sys.argv[1:] = ["sync", os.path.basename(study), "--storage", os.path.dirname(study)]
+        main()
+    sys.stdout.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\\n")
+"""
+"""The command for each study: forks of a process that has loaded MLflow, which takes seconds."""
+
+
+def test_a_read_only_storage_is_one_line_and_wrong_input(tmp_path: Path, empty_store: Path) -> None:
+    storages = [tmp_path / "with a store", tmp_path / "without"]
+    studies = [str(make_study(storage).path) for storage in storages]
+    shutil.copyfile(empty_store, storages[0] / empty_store.name)
+    command = [*read_only(*storages), sys.executable, "-c", SYNCS, *studies]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    storage.chmod(0o700)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
-    assert f"{storage / 'mlflow.db'} cannot be written; results stay in the study folder, make it" in done.stderr
+    for storage in storages:
+        storage.chmod(0o700)
+    assert (done.returncode, done.stdout) == (0, "2\n2\n"), done.stderr
+    for storage, line in zip(storages, done.stderr.splitlines(), strict=True):
+        assert f"{storage / 'mlflow.db'} cannot be written; results stay in the study folder, make it" in line
     assert "start the server" not in done.stderr
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
+from warm_ranks import start_script
 
 from wattune.schema import SPANS
 from wattune.units import ns_to_s, s_to_ns
@@ -103,15 +104,16 @@ def test_work_until_a_time_gone_by_is_one_product() -> None:
     assert MatrixProducts("cpu").run_until(0) == 1
 
 
-def command(spans: Path, *options: str) -> list[str]:
-    base = [sys.executable, "-m", "wattune.workers.calibration_load", str(spans), "--node", "n0", "--name", "gpu3"]
-    return [*base, *options]
-
-
 def test_the_process_says_ready_and_leaves_spans(tmp_path: Path) -> None:
     path = tmp_path / "spans.parquet"
-    done = subprocess.run(command(path, "--steady", "0.3"), capture_output=True, text=True, timeout=100, check=False)
-    assert (done.returncode, done.stdout) == (0, "ready\n"), done.stderr
+    said, errors, options = (
+        tmp_path / "said",
+        tmp_path / "errors",
+        ["--node", "n0", "--name", "gpu3", "--steady", "0.3"],
+    )
+    process = start_script(Path(calibration_load.__file__), path, *options, said=said, errors=errors)
+    process.join(100)
+    assert (process.exitcode, said.read_text()) == (0, "ready\n"), errors.read_text()
     spans = pq.read_table(path)
     assert spans.schema.remove_metadata().equals(SPANS.remove_metadata())
     assert spans["step"].to_pylist() == list(range(spans.num_rows))
@@ -139,7 +141,8 @@ def test_waves_are_kept_apart(tmp_path: Path, clock: Clock, monkeypatch: pytest.
 @pytest.mark.slow
 def test_terminated_it_ends_at_once_without_spans(tmp_path: Path) -> None:
     path = tmp_path / "spans.parquet"
-    with subprocess.Popen(command(path, "--steady", "50"), stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-m", "wattune.workers.calibration_load", path, "--node", "n0", "--name", "gpu3"]
+    with subprocess.Popen([*command, "--steady", "50"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.terminate()
