@@ -15,7 +15,7 @@ from wattune.errors import PlanError
 
 RATIO_LOG_STD: Final = 0.019
 """Standard deviation of log(measured ratio / estimated ratio) of two sizes of one plan, where nothing closer is known:
-that of published families (`benchmarks/projection.py`)."""
+that of published families (`benchmarks/results/projection.md`)."""
 
 
 def read_as(

@@ -31,8 +31,8 @@ _NUMBERS: Final = (*_WHOLE, "step_time_s", "tokens_per_s_per_gpu", "step_time_mi
 
 OTHER_LOG_STD, FIXED_SHARE, SHOWN_FRAC = 0.03, 0.01, 0.5
 """Deviation of a run of another plan or submitter from a curve; share of the shortest step that happens once, where no
-estimate says more; and share of what replicas exchange that a step shows, chosen on the families that
-`benchmarks/projection.py` scores. That is held at the largest measured size, since Megatron's buckets grow with the
+estimate says more; and share of what replicas exchange that a step shows, chosen on the families of
+`benchmarks/results/projection.md`. That is held at the largest measured size, since Megatron's buckets grow with the
 replicas (`distributed_data_parallel.py`)."""
 
 FURTHEST_OFF: Final = 30

@@ -23,7 +23,7 @@ CONFIDENCE_FRAC: Final = 0.9
 
 REACH: Final = 3.5
 """Deviations to the end of such an interval. Like growth and noise it was chosen on 54 families of published runs at 8
-to 4,096 devices. This one alone was checked with each family left out (`benchmarks/projection.py`)."""
+to 4,096 devices. This one alone was checked with each family left out (`benchmarks/results/projection.md`)."""
 
 NOISE_LOG_STD: Final = 0.0065
 """Deviation of log(step) of a published run from its own curve, where nothing says more."""
