@@ -8,7 +8,7 @@ in `TRAINS`: steps, seconds of a step, and tokens a second, None where the outpu
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 
 class Output:
@@ -49,6 +49,19 @@ class Output:
         for n in range(0, total + 1, by):
             self.bar(n, total, since_s, words, unit, more, after_s=each_s * by if n else 0.0)
         self.say("")
+
+
+def said(
+    name: str, numbers: Iterable[int], each_s: float, text: Callable[[int], str], end: str = "\n"
+) -> Callable[[Output], None]:
+    """Makes a program that writes one line for each number, so many seconds after the one before."""
+
+    def play(out: Output) -> None:
+        for number in numbers:
+            out.say(text(number), each_s, end)
+
+    play.__name__ = name
+    return play
 
 
 def hf_trainer(out: Output) -> None:
@@ -132,15 +145,6 @@ def megatron(out: Output) -> None:
             )
 
 
-def megatron_deepspeed_slurm(out: Output) -> None:
-    """The last rank prints; srun --label puts its number before the line."""
-    for at in range(1, 31):
-        out.say(
-            f"7:  iteration {at:8d}/   30517 | consumed samples: {16 * at:12d} | consumed tokens: {32768 * at:12d} | elapsed time per iteration (ms): 400.2 | learning rate: 6.000E-07 | global batch size:    16 | lm loss: 1.183278E+01 | samples per second: 40.0 | tokens per gpu per second (tgs): 10240.0 | TFLOPs: 25.55 |",
-            0.4,
-        )
-
-
 def torchtitan(out: Output) -> None:
     for step in (1, *range(10, 101, 10)):
         out.say(
@@ -162,14 +166,6 @@ def torchtitan_all_ranks(out: Output) -> None:
                 f"[rank{rank}]:[titan] 2026-01-02 03:04:05,006 - root - INFO - step: {step}  loss:  7.9  grad_norm:  1.40  memory: 21.0GiB(26.5%)  tps: 4,096",
                 0.15 if rank == 2 else 0.0167,
             )
-
-
-def nemo_2(out: Output) -> None:
-    for step in range(40):
-        out.say(
-            f"Training epoch 0, iteration {step}/249 | lr: 3.9e-06 | global_batch_size: 8 | global_step: {step} | reduced_train_loss: 1.653 | train_step_timing in s: 0.3 | consumed_samples: {8 * step}",
-            0.3,
-        )
 
 
 def nemo_1(out: Output) -> None:
@@ -196,11 +192,6 @@ def deepspeed(out: Output) -> None:
             f"[2024-09-23 10:11:02,482] [INFO] [timer.py:260:stop] epoch=0/micro_step={40 * at}/global_step={10 * at}, RunningAvgSamplesPerSec=649.9, CurrSamplesPerSec=589.2, MemAllocated=0.06GB, MaxMemAllocated=0.06GB",
             0.001,
         )
-
-
-def deepspeed_pipeline(out: Output) -> None:
-    for at in range(1, 25):
-        out.say(f"steps: {10 * at} loss: 2.3026 iter time (s): 0.120 samples/sec: 1066.7", 1.2)
 
 
 def maxtext(out: Output) -> None:
@@ -283,31 +274,6 @@ def checkpoints(out: Output) -> None:
             out.now_s += 3.0
 
 
-def litgpt(out: Output) -> None:
-    """Four iterations make a step."""
-    for it in range(4, 121, 4):
-        out.say(
-            f"Epoch 1 | iter {it} step {it // 4} | loss train: 1.203, val: n/a | iter time: 50.11 ms (step) remaining time: 0:10:20",
-            0.2,
-        )
-
-
-def llm_c(out: Output) -> None:
-    for step in range(1, 41):
-        out.say(
-            f"step {step:4d}/19560 | loss 7.123456 (+1.23z)| norm 1.2345 (+0.11z)| lr 1.23e-04 | 250.12 ms | 45.1% bf16 MFU | 209612 tok/s",
-            0.25,
-        )
-
-
-def nanochat(out: Output) -> None:
-    for step in range(60):
-        out.say(
-            f"step {step:05d}/21400 ({step / 214:.2f}%) | loss: 9.104500 | grad norm: 0.2 | lrm: 1.00 | dt: 100.12ms | tok/sec: 1,096,321 | mfu: 47.30 | total time: 0.10m",
-            0.1,
-        )
-
-
 def torchtune(out: Output) -> None:
     since_s = out.now_s
     for step in range(51):
@@ -346,14 +312,6 @@ def mlx(out: Output) -> None:
         )
         if it % 100 == 0:
             out.say(f"Iter {it}: Val loss 2.2, Val took 1.5s", 1.5)
-
-
-def maxtext_kubectl(out: Output) -> None:
-    for step in range(30):
-        out.say(
-            f"[pod/train-0/main] 2026-01-02T03:04:05.006789Z completed step: {step}, seconds: 0.200, TFLOP/s/device: 451.2, Tokens/s/device: 812.4, total_weights: 65536, loss: 6.7",
-            0.2,
-        )
 
 
 def docker_compose(out: Output) -> None:
@@ -407,17 +365,33 @@ def rounded(out: Output) -> None:
 TRAINS: dict[Callable[[Output], None], tuple[int, float, float | None]] = {
     hf_trainer: (60, 0.2, None), hf_trainer_quoted: (50, 0.11, None), hf_trainer_without_bar: (80, 0.25, None),
     lightning: (60, 0.1, None), lightning_endless: (80, 0.05, None),
-    megatron: (120, 0.5, None), megatron_deepspeed_slurm: (30, 0.4, 32768 / 0.4),
+    megatron: (120, 0.5, None),
     torchtitan: (99, 0.25, 6150.0), torchtitan_all_ranks: (39, 0.2, 4096.0),
-    nemo_2: (40, 0.3, None), nemo_1: (100, 0.1, None),
-    deepspeed: (110, 0.15, None), deepspeed_pipeline: (240, 0.12, None),
-    maxtext: (25, 0.5, 8123.5), maxtext_kubectl: (30, 0.2, 812.4), nanogpt: (200, 0.25, None),
+    nemo_1: (100, 0.1, None),
+    deepspeed: (110, 0.15, None),
+    maxtext: (25, 0.5, 8123.5), nanogpt: (200, 0.25, None),
     llamafactory: (40, 0.5, 8000.0), diffusers: (60, 0.3, None), epochs_and_steps: (100, 0.12, None),
     resumed: (59, 0.2, None), checkpoints: (80, 0.1, None),
-    litgpt: (29, 0.2, None), llm_c: (39, 0.25, 209612.0), nanochat: (59, 0.1, 1096321.0), torchtune: (50, 0.4, None),
+    torchtune: (50, 0.4, None),
     imagenet: (201, 0.1, None), keras: (119, 0.1, None), mlx: (190, 0.2, 1234.5),
     docker_compose: (29, 0.22, None), ray_train: (39, 0.105, None), mpirun: (39, 0.13, None),
     held_back: (140, 0.1, None), epochs_of_lines: (79, 0.15, None), rounded: (207, 0.1, None),
+    # The last rank prints; srun --label puts its number before the line.
+    said("megatron_deepspeed_slurm", range(1, 31), 0.4,
+        lambda at: f"7:  iteration {at:8d}/   30517 | consumed samples: {16 * at:12d} | consumed tokens: {32768 * at:12d} | elapsed time per iteration (ms): 400.2 | learning rate: 6.000E-07 | global batch size:    16 | lm loss: 1.183278E+01 | samples per second: 40.0 | tokens per gpu per second (tgs): 10240.0 | TFLOPs: 25.55 |"): (30, 0.4, 32768 / 0.4),
+    said("nemo_2", range(40), 0.3,
+        lambda step: f"Training epoch 0, iteration {step}/249 | lr: 3.9e-06 | global_batch_size: 8 | global_step: {step} | reduced_train_loss: 1.653 | train_step_timing in s: 0.3 | consumed_samples: {8 * step}"): (40, 0.3, None),
+    said("deepspeed_pipeline", range(1, 25), 1.2,
+        lambda at: f"steps: {10 * at} loss: 2.3026 iter time (s): 0.120 samples/sec: 1066.7"): (240, 0.12, None),
+    # Four iterations make a step.
+    said("litgpt", range(4, 121, 4), 0.2,
+        lambda it: f"Epoch 1 | iter {it} step {it // 4} | loss train: 1.203, val: n/a | iter time: 50.11 ms (step) remaining time: 0:10:20"): (29, 0.2, None),
+    said("llm_c", range(1, 41), 0.25,
+        lambda step: f"step {step:4d}/19560 | loss 7.123456 (+1.23z)| norm 1.2345 (+0.11z)| lr 1.23e-04 | 250.12 ms | 45.1% bf16 MFU | 209612 tok/s"): (39, 0.25, 209612.0),
+    said("nanochat", range(60), 0.1,
+        lambda step: f"step {step:05d}/21400 ({step / 214:.2f}%) | loss: 9.104500 | grad norm: 0.2 | lrm: 1.00 | dt: 100.12ms | tok/sec: 1,096,321 | mfu: 47.30 | total time: 0.10m"): (59, 0.1, 1096321.0),
+    said("maxtext_kubectl", range(30), 0.2,
+        lambda step: f"[pod/train-0/main] 2026-01-02T03:04:05.006789Z completed step: {step}, seconds: 0.200, TFLOP/s/device: 451.2, Tokens/s/device: 812.4, total_weights: 65536, loss: 6.7"): (30, 0.2, 812.4),
 }  # fmt: skip
 
 
@@ -457,22 +431,12 @@ def vllm_serve(out: Output) -> None:
         out.say('INFO:     127.0.0.1:4711 - "POST /v1/completions HTTP/1.1" 200 OK')
 
 
-def ninja_build(out: Output) -> None:
-    for at in range(1, 121):
-        out.say(f"[{at}/120] Building CXX object src/CMakeFiles/train_step.dir/loss_{at}.cpp.o", 0.1)
-
-
 def pytest_run(out: Output) -> None:
     for at in range(1, 60):
         out.say(
             f"tests/test_step_{at}.py::test_loss_of_step_{at} PASSED                     [{at * 100 // 60:3d}%]", 0.1
         )
     out.say("====== 59 passed, 2 skipped in 6.12s ======")
-
-
-def docker_build(out: Output) -> None:
-    for at in range(1, 21):
-        out.say(f"Step {at}/20 : RUN make install\n ---> Running in 0a1b2c3d4e5f", 0.5)
 
 
 def evaluation_only(out: Output) -> None:
@@ -488,13 +452,8 @@ def lm_eval(out: Output) -> None:
     out.say("|arc_easy|      1|none  |     0|acc     |↑  |0.7626|±  |0.0087|")
 
 
-def printed_again(out: Output) -> None:
-    """`cat train.log`: the lines of an hour in a moment."""
-    for at in range(1, 400):
-        out.say(
-            f" iteration {at:8d}/    5000 | consumed samples: {256 * at} | elapsed time per iteration (ms): 900.0 | lm loss: 1.1E+01 |",
-            0.0001,
-        )
+printed_again = said("printed_again", range(1, 400), 0.0001, lambda at: f" iteration {at:8d}/    5000 | consumed samples: {256 * at} | elapsed time per iteration (ms): 900.0 | lm loss: 1.1E+01 |")  # fmt: skip
+"""`cat train.log`: the lines of an hour in a moment."""
 
 
 def bar_printed_again(out: Output) -> None:
@@ -511,15 +470,6 @@ def diffusion_sampling(out: Output) -> None:
         out.bars(50, 0.06)
 
 
-def rsync(out: Output) -> None:
-    for at in range(1, 50):
-        out.say(
-            f"\r  {at * 32768:>12,} {at * 2:3d}%   31.25MB/s    0:00:{50 - at:02d} (xfr#{at}, to-chk={99 - at}/100)",
-            0.1,
-            end="",
-        )
-
-
 def compile_model(out: Output) -> None:
     for at in range(1, 31):
         out.say(f"AUTOTUNE mm(4096x4096, 4096x4096)\n  triton_mm_{at} 0.{at:04d} ms 100.0%", 0.2)
@@ -527,8 +477,14 @@ def compile_model(out: Output) -> None:
 
 
 NOTHING = (
-    pip_install, hub_download, tokenizing, batch_inference, vllm_serve, ninja_build, pytest_run, docker_build,
-    evaluation_only, lm_eval, printed_again, bar_printed_again, diffusion_sampling, rsync, compile_model,
+    pip_install, hub_download, tokenizing, batch_inference, vllm_serve, pytest_run,
+    evaluation_only, lm_eval, printed_again, bar_printed_again, diffusion_sampling, compile_model,
+    said("ninja_build", range(1, 121), 0.1,
+        lambda at: f"[{at}/120] Building CXX object src/CMakeFiles/train_step.dir/loss_{at}.cpp.o"),
+    said("docker_build", range(1, 21), 0.5,
+        lambda at: f"Step {at}/20 : RUN make install\n ---> Running in 0a1b2c3d4e5f"),
+    said("rsync", range(1, 50), 0.1,
+        lambda at: f"\r  {at * 32768:>12,} {at * 2:3d}%   31.25MB/s    0:00:{50 - at:02d} (xfr#{at}, to-chk={99 - at}/100)", end=""),
 )  # fmt: skip
 
 
@@ -540,8 +496,9 @@ def play(function: Callable[[Output], None]) -> list[tuple[float, str]]:
 
 
 if __name__ == "__main__":
+    (chosen,) = (each for each in (*TRAINS, *NOTHING) if each.__name__ == sys.argv[1])
     begun_s = time.monotonic()
-    for at_s, text in play(globals()[sys.argv[1]]):
+    for at_s, text in play(chosen):
         time.sleep(max(begun_s + at_s - time.monotonic(), 0.0))
         sys.stdout.write(text)
         sys.stdout.flush()

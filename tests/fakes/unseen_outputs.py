@@ -7,7 +7,7 @@ None of the 30 that train nothing was taken for steps.
 
 from collections.abc import Callable
 
-from program_outputs import Output
+from program_outputs import Output, said
 
 
 def clm_no_trainer(out: Output) -> None:
@@ -65,14 +65,6 @@ def yolo(out: Output) -> None:
         out.say("                   all        128        929      0.64      0.53      0.6      0.44")
 
 
-def detectron2(out: Output) -> None:
-    for it in range(19, 400, 20):
-        out.say(
-            f"[01/02 03:04:05 d2.utils.events]:  eta: 0:10:11  iter: {it}  total_loss: 1.2  loss_cls: 0.3  loss_box_reg: 0.2  time: 0.1000  last_time: 0.0990  data_time: 0.0112  last_data_time: 0.0034   lr: 1.6e-05  max_mem: 2421M",
-            2.0,
-        )
-
-
 def mmdetection(out: Output) -> None:
     for epoch in (1, 2):
         for n in range(50, 301, 50):
@@ -87,14 +79,6 @@ def mmdetection(out: Output) -> None:
             )
 
 
-def timm(out: Output) -> None:
-    for n in [*range(0, 1001, 50)]:
-        out.say(
-            f"Train: 0 [{n:4d}/1251 ({n // 12:3d}%)]  Loss:  6.912 (6.95)  Time: 0.080s,  742.03/s  (0.080s,  721.10/s)  LR: 1.000e-06  Data: 0.010 (0.020)",
-            4.0,
-        )
-
-
 def torchvision(out: Output) -> None:
     for n in range(0, 1252, 10):
         out.say(
@@ -105,14 +89,6 @@ def torchvision(out: Output) -> None:
         out.say(
             f"Test:   [{n:2d}/50]  eta: 0:00:11  loss: 6.9 (7.0)  acc1: 0.0 (0.1)  time: 0.1 data: 0.01 max mem: 4321",
             1.0,
-        )
-
-
-def fairseq(out: Output) -> None:
-    for n in range(100, 1601, 100):
-        out.say(
-            f"2025-01-02 03:04:05 | INFO | train_inner | epoch 001: {n:6d} / 5000 loss=7.123, nll_loss=6.9, ppl=119.6, wps=51200.0, ups=12.5, wpb=4096, bsz=128, num_updates={n}, lr=1.25e-05, gnorm=2.1, loss_scale=128, train_wall=8, wall=45",
-            8.0,
         )
 
 
@@ -243,33 +219,10 @@ def kohya(out: Output) -> None:
         out.say("\nsaving checkpoint: out/lora-000001.safetensors", 0.5)
 
 
-def flax(out: Output) -> None:
-    for step in range(100, 2100, 100):
-        out.say(
-            f"I0102 03:04:05.123456 140 train.py:123] step: {step}, loss: 2.3100, learning_rate: 1e-3, steps_per_second: 50.1",
-            2.0,
-        )
-
-
-def custom_scientific(out: Output) -> None:
-    for n in range(1, 61):
-        out.say(f"iteration: {n:,} | loss: 3.1e+00 | lr: 1.0e-04 | 0.50 s/it", 0.5)
-
-
-def past_thousand_commas(out: Output) -> None:
-    for n in range(970, 1030):
-        out.say(f"Step {n:,}/10,000 | Loss: 2.31 | tokens/s: 1.25k | TFLOPS: 301", 0.25)
-
-
 def unit_scale_epochs(out: Output) -> None:
     for n in range(1990, 2090):
         out.now_s += 0.15
         out.say(f"\rEpoch 3:  40%|████      | {n / 1000:.2f}k/5.00k [05:00<07:30, 6.67it/s, loss=1.9]", end="")
-
-
-def carriage_returns_no_newline(out: Output) -> None:
-    for n in range(1, 61):
-        out.say(f"\rstep {n}/60  loss={2.3:.3f}  {0.1:.2f}s/step", 0.1, end="")
 
 
 def held_back_bars(out: Output) -> None:
@@ -307,11 +260,14 @@ TRAINS_2 = {
     axolotl: (45, 0.4, None),
     trl_sft: (100, 0.12, None),
     yolo: (90, 0.12, None),
-    detectron2: (380, 0.1, None),
+    said("detectron2", range(19, 400, 20), 2.0,
+        lambda it: f"[01/02 03:04:05 d2.utils.events]:  eta: 0:10:11  iter: {it}  total_loss: 1.2  loss_cls: 0.3  loss_box_reg: 0.2  time: 0.1000  last_time: 0.0990  data_time: 0.0112  last_data_time: 0.0034   lr: 1.6e-05  max_mem: 2421M"): (380, 0.1, None),
     mmdetection: (550, 0.06, None),
-    timm: (1000, 0.08, None),
+    said("timm", [*range(0, 1001, 50)], 4.0,
+        lambda n: f"Train: 0 [{n:4d}/1251 ({n // 12:3d}%)]  Loss:  6.912 (6.95)  Time: 0.080s,  742.03/s  (0.080s,  721.10/s)  LR: 1.000e-06  Data: 0.010 (0.020)"): (1000, 0.08, None),
     torchvision: (1250, 0.0625, None),
-    fairseq: (1500, 0.08, 51200.0),
+    said("fairseq", range(100, 1601, 100), 8.0,
+        lambda n: f"2025-01-02 03:04:05 | INFO | train_inner | epoch 001: {n:6d} / 5000 loss=7.123, nll_loss=6.9, ppl=119.6, wps=51200.0, ups=12.5, wpb=4096, bsz=128, num_updates={n}, lr=1.25e-05, gnorm=2.1, loss_scale=128, train_wall=8, wall=45"): (1500, 0.08, 51200.0),
     neox: (200, 0.41, None),
     composer: (80, 0.2, None),
     lightning_validates_within: (80, 0.1, None),
@@ -324,55 +280,26 @@ TRAINS_2 = {
     titan_slurm_rank: (39, 0.25, 1024.0),
     modded_nanogpt: (99, 0.12, None),
     kohya: (80, 0.3, None),
-    flax: (1900, 0.02, None),
-    custom_scientific: (59, 0.5, None),
-    past_thousand_commas: (59, 0.25, 1250.0),
+    said("flax", range(100, 2100, 100), 2.0,
+        lambda step: f"I0102 03:04:05.123456 140 train.py:123] step: {step}, loss: 2.3100, learning_rate: 1e-3, steps_per_second: 50.1"): (1900, 0.02, None),
+    said("custom_scientific", range(1, 61), 0.5,
+        lambda n: f"iteration: {n:,} | loss: 3.1e+00 | lr: 1.0e-04 | 0.50 s/it"): (59, 0.5, None),
+    said("past_thousand_commas", range(970, 1030), 0.25,
+        lambda n: f"Step {n:,}/10,000 | Loss: 2.31 | tokens/s: 1.25k | TFLOPS: 301"): (59, 0.25, 1250.0),
     unit_scale_epochs: (99, 0.15, None),
-    carriage_returns_no_newline: (59, 0.1, None),
+    said("carriage_returns_no_newline", range(1, 61), 0.1,
+        lambda n: f"\rstep {n}/60  loss={2.3:.3f}  {0.1:.2f}s/step", end=""): (59, 0.1, None),
     held_back_bars: (90, 0.1, None),
     gradient_accumulation: (39, 0.2, None),
     accelerate_lines: (39, 0.206, None),
     gan: (99, 0.1, None),
-}
-
-
-def apt(out: Output) -> None:
-    for n in range(1, 60):
-        out.say(f"Get:{n} http://archive.ubuntu.com/ubuntu noble/main amd64 libfoo{n} amd64 1.2.3-{n} [1,234 kB]", 0.1)
+}  # fmt: skip
 
 
 def cargo(out: Output) -> None:
     for n in range(1, 80):
         out.say(f"   Compiling serde_step{n} v1.0.{n}", 0.1)
         out.say(f"\r    Building [=====>                    ] {n}/120: syn, loss", end="")
-
-
-def git_clone(out: Output) -> None:
-    for n in range(1, 100):
-        out.say(f"\rReceiving objects:  {n}% ({n * 10}/1000), {n / 10:.2f} MiB | 1.10 MiB/s", 0.05, end="")
-
-
-def wget(out: Output) -> None:
-    for n in range(1, 100):
-        out.say(
-            f"\rmodel.bin  {n:3d}%[{'=' * (n // 5)}>{' ' * (20 - n // 5)}] {n * 12345:,}  1.21MB/s    eta {100 - n}s",
-            0.05,
-            end="",
-        )
-
-
-def ffmpeg(out: Output) -> None:
-    for n in range(1, 60):
-        out.say(
-            f"\rframe={n * 25:5d} fps= 25 q=28.0 size=    {n * 256}KiB time=00:00:{n:02d}.00 bitrate= 512.1kbits/s speed=1.01x",
-            0.2,
-            end="",
-        )
-
-
-def split_generation(out: Output) -> None:
-    for n in range(1, 60):
-        out.say(f"\rGenerating train split: {n * 1000} examples [00:{n // 5:02d}, 5000.12 examples/s]", 0.2, end="")
 
 
 def encode_batches(out: Output) -> None:
@@ -391,24 +318,6 @@ def nccl_tests(out: Output) -> None:
         out.say(f"{2 ** (n + 3):12d} {2 ** (n + 1):12d}     float     sum      -1    12.34    0.65    1.23      0", 0.3)
 
 
-def optuna(out: Output) -> None:
-    for n in range(30):
-        out.say(
-            f"[I 2025-01-02 03:04:05,123] Trial {n} finished with value: 0.3123 and parameters: {{'lr': 0.001, 'steps': {100 + n}}}. Best is trial 3 with value: 0.1.",
-            0.5,
-        )
-
-
-def test_loop(out: Output) -> None:
-    for n in range(100):
-        out.say(f"Test batch {n}/100 test loss 2.3012 acc 0.51", 0.1)
-
-
-def kmeans(out: Output) -> None:
-    for n in range(40):
-        out.say(f"Iteration {n}, inertia 12034.5.", 0.1)
-
-
 def llama_cpp(out: Output) -> None:
     for n in range(30):
         out.say(
@@ -424,52 +333,41 @@ def tqdm_of_files(out: Output) -> None:
     out.bars(300, 0.03)
 
 
-def s3_cp(out: Output) -> None:
-    for n in range(1, 60):
-        out.say(f"\rCompleted {n * 12}.5 MiB/1.2 GiB (98.1 MiB/s) with 1 file(s) remaining", 0.1, end="")
-
-
 def rerank_eval(out: Output) -> None:
     since = out.now_s
     for n in range(101):
         out.bar(n, 100, since, "Validation: ", more=", val_loss=2.31", after_s=0.1 if n else 0)
 
 
-def titan_printed_again(out: Output) -> None:
-    for n in range(1, 500):
-        out.say(
-            f"[titan] 2026-01-02 03:04:05,006 - root - INFO - step: {n}  loss:  5.1  grad_norm:  1.2  memory: 21.0GiB(26.5%)  tps: 6,150",
-            0.00002,
-        )
-
-
-def workflow_steps(out: Output) -> None:
-    for n in range(1, 20):
-        out.say(
-            f"Step {n}/19: validate inputs, loss of packets 0.1 %" if n == 7 else f"Step {n}/19: run stage {n}", 0.4
-        )
-
-
 NOTHING_2 = (
-    apt,
+    said("apt", range(1, 60), 0.1,
+        lambda n: f"Get:{n} http://archive.ubuntu.com/ubuntu noble/main amd64 libfoo{n} amd64 1.2.3-{n} [1,234 kB]"),
     cargo,
-    git_clone,
-    wget,
-    ffmpeg,
-    split_generation,
+    said("git_clone", range(1, 100), 0.05,
+        lambda n: f"\rReceiving objects:  {n}% ({n * 10}/1000), {n / 10:.2f} MiB | 1.10 MiB/s", end=""),
+    said("wget", range(1, 100), 0.05,
+        lambda n: f"\rmodel.bin  {n:3d}%[{'=' * (n // 5)}>{' ' * (20 - n // 5)}] {n * 12345:,}  1.21MB/s    eta {100 - n}s", end=""),
+    said("ffmpeg", range(1, 60), 0.2,
+        lambda n: f"\rframe={n * 25:5d} fps= 25 q=28.0 size=    {n * 256}KiB time=00:00:{n:02d}.00 bitrate= 512.1kbits/s speed=1.01x", end=""),
+    said("split_generation", range(1, 60), 0.2,
+        lambda n: f"\rGenerating train split: {n * 1000} examples [00:{n // 5:02d}, 5000.12 examples/s]", end=""),
     encode_batches,
     gptq,
     nccl_tests,
-    optuna,
-    test_loop,
-    kmeans,
+    said("optuna", range(30), 0.5,
+        lambda n: f"[I 2025-01-02 03:04:05,123] Trial {n} finished with value: 0.3123 and parameters: {{'lr': 0.001, 'steps': {100 + n}}}. Best is trial 3 with value: 0.1."),
+    said("test_loop", range(100), 0.1, lambda n: f"Test batch {n}/100 test loss 2.3012 acc 0.51"),
+    said("kmeans", range(40), 0.1, lambda n: f"Iteration {n}, inertia 12034.5."),
     llama_cpp,
     tqdm_of_files,
-    s3_cp,
+    said("s3_cp", range(1, 60), 0.1,
+        lambda n: f"\rCompleted {n * 12}.5 MiB/1.2 GiB (98.1 MiB/s) with 1 file(s) remaining", end=""),
     rerank_eval,
-    titan_printed_again,
-    workflow_steps,
-)
+    said("titan_printed_again", range(1, 500), 0.00002,
+        lambda n: f"[titan] 2026-01-02 03:04:05,006 - root - INFO - step: {n}  loss:  5.1  grad_norm:  1.2  memory: 21.0GiB(26.5%)  tps: 6,150"),
+    said("workflow_steps", range(1, 20), 0.4,
+        lambda n: f"Step {n}/19: validate inputs, loss of packets 0.1 %" if n == 7 else f"Step {n}/19: run stage {n}"),
+)  # fmt: skip
 
 
 def lightning_rich(out: Output) -> None:
@@ -495,14 +393,6 @@ def slurm_hf_bar(out: Output) -> None:
             out.say(f"\n0: {{'loss': 1.234, 'grad_norm': 1.0, 'learning_rate': 1e-05, 'epoch': {n / 60:.2f}}}")
 
 
-def megatron_default_labels(out: Output) -> None:
-    for at in range(1, 21):
-        out.say(
-            f"[default7]: [2025-08-01 07:19:03] iteration {at:8d}/    5000 | consumed samples: {256 * at:12d} | elapsed time per iteration (ms): 800.0 | throughput per GPU (TFLOP/s/GPU): 118.7 | learning rate: 1.4E-07 | global batch size:   256 | lm loss: 1.1E+01 |",
-            0.8,
-        )
-
-
 def nemo_mpirun(out: Output) -> None:
     for step in range(50):
         for rank in (7, 0):
@@ -520,14 +410,6 @@ def ray_bar(out: Output) -> None:
         )
 
 
-def compose_hf(out: Output) -> None:
-    for n in range(1, 81):
-        out.say(
-            f"trainer-1  | {{'loss': 2.1, 'grad_norm': 0.3, 'learning_rate': 1e-05, 'epoch': {n / 80:.2f}, 'step': {n}}}",
-            0.125,
-        )
-
-
 def download_meanwhile(out: Output) -> None:
     since = out.now_s
     for n in range(1, 101):
@@ -541,43 +423,11 @@ def tf_estimator(out: Output) -> None:
         out.say(f"INFO:tensorflow:loss = 2.3012, step = {step} (2.000 sec)", 0.01)
 
 
-def paddle(out: Output) -> None:
-    for step in range(10, 310, 10):
-        out.say(
-            f"[2025-01-02 03:04:05,123] [    INFO] - loss: 2.30120000, learning_rate: 1e-05, global_step: {step}, interval_runtime: 1.5, interval_samples_per_second: 21.3, interval_steps_per_second: 6.6, progress_or_epoch: 0.01",
-            1.5,
-        )
-
-
 def colossal(out: Output) -> None:
     for epoch in range(2):
         since = out.now_s
         for n in range(41):
             out.bar(n, 40, since, f"[Epoch {epoch}/2]: ", more=", loss=2.31", after_s=0.1 if n else 0)
-
-
-def opennmt(out: Output) -> None:
-    for step in range(50, 1050, 50):
-        out.say(
-            f"[2025-01-02 03:04:05,123 INFO] Step {step}/100000; acc: 5.1; ppl: 1234.5; xent: 7.1; lr: 0.00001; sents: 3000; bsz: 3000/3200/30; 60000/64000 tok/s;     45 sec;",
-            2.5,
-        )
-
-
-def mmengine_iter(out: Output) -> None:
-    for n in range(10, 210, 10):
-        out.say(
-            f"01/02 03:04:05 - mmengine - INFO - Iter(train) [{n:6d}/1000]  lr: 2.0000e-05  eta: 1:02:03  time: 0.2500  data_time: 0.0101  memory: 3012  loss: 1.2345",
-            2.5,
-        )
-
-
-def dllogger(out: Output) -> None:
-    for it in range(1, 61):
-        out.say(
-            f"DLL 2025-01-02 03:04:05.123456 - Training Epoch: 0 Training Iteration: {it} step_loss : 9.1234  learning_rate : 0.001",
-            0.3,
-        )
 
 
 def neox_and_deepspeed(out: Output) -> None:
@@ -600,11 +450,6 @@ def json_lines(out: Output) -> None:
         )
         if n % 30 == 0:
             out.say(f'{{"ts": "2026-01-02T03:04:05Z", "event": "eval", "global_step": {n}, "eval_loss": 2.4}}', 2.0)
-
-
-def jax_steps(out: Output) -> None:
-    for n in range(1, 61):
-        out.say(f"Step {n} | loss=3.21 | 5.0 steps/s | 1.2M tok/s | 45% MFU", 0.2)
 
 
 def pretrain_bar_rounded(out: Output) -> None:
@@ -657,26 +502,33 @@ def log_every_25_epochs_of_110(out: Output) -> None:
 
 TRAINS_3 = {
     slurm_hf_bar: (60, 0.25, None),
-    megatron_default_labels: (20, 0.8, None),
+    said("megatron_default_labels", range(1, 21), 0.8,
+        lambda at: f"[default7]: [2025-08-01 07:19:03] iteration {at:8d}/    5000 | consumed samples: {256 * at:12d} | elapsed time per iteration (ms): 800.0 | throughput per GPU (TFLOP/s/GPU): 118.7 | learning rate: 1.4E-07 | global batch size:   256 | lm loss: 1.1E+01 |"): (20, 0.8, None),
     nemo_mpirun: (50, 0.2, None),
     ray_bar: (50, 0.1, None),
-    compose_hf: (79, 0.125, None),
+    said("compose_hf", range(1, 81), 0.125,
+        lambda n: f"trainer-1  | {{'loss': 2.1, 'grad_norm': 0.3, 'learning_rate': 1e-05, 'epoch': {n / 80:.2f}, 'step': {n}}}"): (79, 0.125, None),
     download_meanwhile: (99, 0.1, None),
     tf_estimator: (1900, 0.02, None),
-    paddle: (290, 0.15, None),
+    said("paddle", range(10, 310, 10), 1.5,
+        lambda step: f"[2025-01-02 03:04:05,123] [    INFO] - loss: 2.30120000, learning_rate: 1e-05, global_step: {step}, interval_runtime: 1.5, interval_samples_per_second: 21.3, interval_steps_per_second: 6.6, progress_or_epoch: 0.01"): (290, 0.15, None),
     colossal: (80, 0.1, None),
-    opennmt: (950, 0.05, 64000.0),
-    mmengine_iter: (190, 0.25, None),
-    dllogger: (59, 0.3, None),
+    said("opennmt", range(50, 1050, 50), 2.5,
+        lambda step: f"[2025-01-02 03:04:05,123 INFO] Step {step}/100000; acc: 5.1; ppl: 1234.5; xent: 7.1; lr: 0.00001; sents: 3000; bsz: 3000/3200/30; 60000/64000 tok/s;     45 sec;"): (950, 0.05, 64000.0),
+    said("mmengine_iter", range(10, 210, 10), 2.5,
+        lambda n: f"01/02 03:04:05 - mmengine - INFO - Iter(train) [{n:6d}/1000]  lr: 2.0000e-05  eta: 1:02:03  time: 0.2500  data_time: 0.0101  memory: 3012  loss: 1.2345"): (190, 0.25, None),
+    said("dllogger", range(1, 61), 0.3,
+        lambda it: f"DLL 2025-01-02 03:04:05.123456 - Training Epoch: 0 Training Iteration: {it} step_loss : 9.1234  learning_rate : 0.001"): (59, 0.3, None),
     neox_and_deepspeed: (200, 0.4005, None),
     json_lines: (89, 0.2, 5120.0),
-    jax_steps: (59, 0.2, 1.2e6),
+    said("jax_steps", range(1, 61), 0.2,
+        lambda n: f"Step {n} | loss=3.21 | 5.0 steps/s | 1.2M tok/s | 45% MFU"): (59, 0.2, 1.2e6),
     pretrain_bar_rounded: (84, 0.2, None),
     pl_two_loops: (60, 0.1, None),
     accelerate_two_bars: (39, 0.2, None),
     epochs_without_total: (89, 0.1, None),
     log_every_25_epochs_of_110: (295, 0.02, None),
-}
+}  # fmt: skip
 
 
 def bench_throughput(out: Output) -> None:
@@ -684,55 +536,12 @@ def bench_throughput(out: Output) -> None:
     out.say("Throughput: 16.6 requests/s, 8000.1 total tokens/s, 4000.2 output tokens/s")
 
 
-def docker_pull(out: Output) -> None:
-    for n in range(1, 60):
-        out.say(f"\ra1b2c3d4e5f6: Downloading [{'=' * n}>{' ' * (60 - n)}]  {n * 5}.1MB/345MB", 0.1, end="")
-
-
-def bench_matmul(out: Output) -> None:
-    for n in range(1, 101):
-        out.say(f"iter {n}/100: 12.34 ms, 512.1 TFLOP/s", 0.05)
-
-
 def whisper(out: Output) -> None:
     out.bars(12000, 0.001, unit="frames", by=200)
 
 
-def profiler_table(out: Output) -> None:
-    for n in range(50):
-        out.say(f"  ProfilerStep*  {n}.00%  12.345ms  {n}.00%  12.345ms  1.234ms  {n}", 0.05)
-
-
-def mnist_test(out: Output) -> None:
-    for n in range(5):
-        out.say(f"Test set: Average loss: 0.0{n}12, Accuracy: 987{n}/10000 (99%)", 2.0)
-
-
 def generating(out: Output) -> None:
     out.bars(64, 0.2, "Generating: ", more=", tok/s=123.4")
-
-
-def hub_upload(out: Output) -> None:
-    for n in range(1, 50):
-        out.say(f"\rProcessing Files (1 / 2)      : {2 * n}%|####  |  {n * 20}MB / 1.0GB, 50.1MB/s  ", 0.1, end="")
-
-
-def spark_stages(out: Output) -> None:
-    for n in range(1, 100):
-        out.say(f"\r[Stage 3:==========>                                       ({n} + 8) / 100]", 0.05, end="")
-
-
-def build_numbers(out: Output) -> None:
-    for n in range(1, 40):
-        out.say(f"[{n}/345] //src/train:step_{n}_loss_test PASSED in 1.{n}s", 0.1)
-
-
-def torchrun_failure(out: Output) -> None:
-    for n in range(1, 10):
-        out.say(
-            f"[rank{n % 4}]:[E102 03:04:05.123 ProcessGroupNCCL.cpp:632] [Rank {n % 4}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={n}, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600012 milliseconds",
-            1.0,
-        )
 
 
 def search_progress(out: Output) -> None:
@@ -741,18 +550,23 @@ def search_progress(out: Output) -> None:
 
 NOTHING_3 = (
     bench_throughput,
-    docker_pull,
-    bench_matmul,
+    said("docker_pull", range(1, 60), 0.1,
+        lambda n: f"\ra1b2c3d4e5f6: Downloading [{'=' * n}>{' ' * (60 - n)}]  {n * 5}.1MB/345MB", end=""),
+    said("bench_matmul", range(1, 101), 0.05, lambda n: f"iter {n}/100: 12.34 ms, 512.1 TFLOP/s"),
     whisper,
-    profiler_table,
-    mnist_test,
+    said("profiler_table", range(50), 0.05,
+        lambda n: f"  ProfilerStep*  {n}.00%  12.345ms  {n}.00%  12.345ms  1.234ms  {n}"),
+    said("mnist_test", range(5), 2.0, lambda n: f"Test set: Average loss: 0.0{n}12, Accuracy: 987{n}/10000 (99%)"),
     generating,
-    hub_upload,
-    spark_stages,
-    build_numbers,
-    torchrun_failure,
+    said("hub_upload", range(1, 50), 0.1,
+        lambda n: f"\rProcessing Files (1 / 2)      : {2 * n}%|####  |  {n * 20}MB / 1.0GB, 50.1MB/s  ", end=""),
+    said("spark_stages", range(1, 100), 0.05,
+        lambda n: f"\r[Stage 3:==========>                                       ({n} + 8) / 100]", end=""),
+    said("build_numbers", range(1, 40), 0.1, lambda n: f"[{n}/345] //src/train:step_{n}_loss_test PASSED in 1.{n}s"),
+    said("torchrun_failure", range(1, 10), 1.0,
+        lambda n: f"[rank{n % 4}]:[E102 03:04:05.123 ProcessGroupNCCL.cpp:632] [Rank {n % 4}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={n}, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600012 milliseconds"),
     search_progress,
-)
+)  # fmt: skip
 
 
 TRAINS: dict[Callable[[Output], None], tuple[int, float, float | None]] = {**TRAINS_2, **TRAINS_3}
