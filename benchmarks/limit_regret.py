@@ -120,7 +120,7 @@ def main(given: Namespace) -> Found:
     )  # fmt: skip
     tables = {one["name"]: given.cases.parent / one["table"] for one in yaml.safe_load(given.cases.read_text())}
     sums: dict[str, list[Any]] = {name: [] for name in STRATEGY}
-    for case, _, _ in cases_of(given.cases, given.case or CASES, None):
+    for case, _, _ in cases_of(given.cases, given.case or CASES):
         wide = with_limits(case, tables[case.name], seed=len(case.trials))
         gain = max(map(wide.value, wide.trials)) / max(map(case.value, case.trials)) - 1
         for name, (most, make) in STRATEGY.items():

@@ -165,7 +165,7 @@ def of_redrawn(given: Namespace) -> Found:
     ends = "num_trials", "within_2_frac", "num_bad_stops", "worst_stop_frac", "P(better left)", "true_frac"
     rows = Rows("case", "by", "num_tables", *quantiles, *ends)
     missed = []
-    for case, _, _ in cases_of(given.cases, given.case, None):
+    for case, _, _ in cases_of(given.cases, given.case):
         took: dict[str, list[float]] = {"search": [], "list by the estimate": []}
         said, true, stops, ended = list[float](), list[bool](), list[float](), list[int]()
         for seed in range(given.redrawn):
@@ -215,7 +215,7 @@ def cpu_s_of_asking(num_trials: int) -> tuple[float, float]:
         "power_limit_w": np.linspace(300.0, 700.0, 18).tolist(),
         "overlap": ("none", "grad", "grad_param"),
     }
-    base = next(cases_of(CASES, ["moe_ep_h200x4_2750w"], None))[0].trials[0].spec
+    base = next(cases_of(CASES, ["moe_ep_h200x4_2750w"]))[0].trials[0].spec
     plans = (Plan(**dict(zip(axes, values, strict=True))) for values in product(*axes.values()))
     specs = tuple(replace(base, plan=plan) for plan in islice(plans, NUM_ASKED))
     rng, num = np.random.default_rng(0), len(specs)
@@ -271,7 +271,7 @@ def main(given: Namespace) -> Found:
         "case", "prior", "num_runs", "num_until_found", "num_lost", "num_trials", "num_stops", "worst_stop_frac"
     )
     missed = []
-    for case, _, _ in cases_of(given.cases, given.case, None):
+    for case, _, _ in cases_of(given.cases, given.case):
         best = max(map(case.value, case.trials))
         makers: dict[str, Callable[[Problem], Strategy]] = {name: guided(name) for name in PRIORS}
         if estimates_of(case.trials) is None:

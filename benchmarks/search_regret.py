@@ -10,12 +10,7 @@
 A table has one row per trial repeat (`benchmarks/data/README.md`). A strategy is told one repeat, drawn by the seed. It
 is scored by the mean over repeats. Columns named `estimated_METRIC` are the estimates that `model_guided` gets as its
 prior. `--estimates` takes them from another table, `--held-out` fits them to other tables. A trial costs its whole
-time, from build to end, on all its devices. `--window` sets the seconds of full windows, since measured tables have
-short ones.
-
-`--promote` adds rows with a ladder (`search.ladder`): each proposal is a burst first, and the best are measured in
-full. `search_bursts.py` says what a burst costs and measures. Only full measurements find a trial, and bursts cost
-GPU-seconds too.
+time, from build to end, on all its devices.
 """
 
 import argparse
@@ -36,17 +31,17 @@ import pyarrow.parquet as pq
 import yaml
 from harness import header
 from measured_tables import held_out_estimates
-from search_bursts import LADDERED, PROMOTE_FRAC, SUFFIX, burst_of, costs_s, make_ladder
 from search_regret_page import draw_regret, merge_rows, print_rows, write_tables
 
 from wattune.cost.estimate import EstimatedMetric
 from wattune.metrics import METRICS
 from wattune.objective import Question, parse_constraint, parse_objective
-from wattune.run import Prediction, Run, RunStatus
+from wattune.run import Run, RunStatus
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.protocol import Observation, Problem, Strategy
 from wattune.search.strategy import STRATEGIES
 from wattune.trial import TrialSpec
+from wattune.units import NS_PER_S
 
 ESTIMATES: Final = "estimated_"
 LOG_STD: Final = "_log_std"
@@ -71,9 +66,7 @@ class Trial:
     """Means over completed repeats."""
     estimate: dict[str, float]
     cost_s: float
-    """Mean seconds of its first repeats on all its devices together, with a window as long as is asked for."""
-    burst_cost_s: float
-    """The same of a burst."""
+    """Mean seconds of its first repeats on all its devices together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,30 +90,27 @@ class Case:
         return math.inf if value == -math.inf else (best - value) / abs(best)
 
 
-def read_table(
-    path: Path, estimates: Path | None = None, *, held_out: bool = False, window_s: float | None = None
-) -> tuple[Trial, ...]:
+def read_table(path: Path, estimates: Path | None = None, *, held_out: bool = False) -> tuple[Trial, ...]:
     """Reads a table of trials.
 
     Args:
         path: The table.
         estimates: A table that the estimates are taken from, instead of its own.
         held_out: Whether the estimates are fitted to the other tables beside it.
-        window_s: Seconds of full windows, in what a trial costs; None leaves the table's own.
     """
     rows = pq.read_table(path).to_pylist()
     of_trial: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         of_trial[row["trial_id"]].append(row)
     source = {row["trial_id"]: row for row in (pq.read_table(estimates).to_pylist() if estimates else rows)}
-    found = tuple(_trial(group, source.get(trial_id, {}), window_s) for trial_id, group in of_trial.items())
+    found = tuple(_trial(group, source.get(trial_id, {})) for trial_id, group in of_trial.items())
     if not held_out:
         return found
     known = held_out_estimates(path, tuple(trial.spec for trial in found))
     return tuple(replace(trial, estimate=known[trial.spec.trial_id]) for trial in found)
 
 
-def _trial(rows: list[dict[str, Any]], source: dict[str, Any], window_s: float | None) -> Trial:
+def _trial(rows: list[dict[str, Any]], source: dict[str, Any]) -> Trial:
     spec = TrialSpec.from_json(json.loads(rows[0]["spec"]))
     results = tuple(
         Run(
@@ -134,14 +124,13 @@ def _trial(rows: list[dict[str, Any]], source: dict[str, Any], window_s: float |
     done = [result.metrics for result in results if result.status is RunStatus.COMPLETED]
     common = set.intersection(*map(set, done)) if done else set()
     first = min(row["repeat"] for row in rows)
-    full_s, burst_s = np.mean([costs_s(row, window_s) for row in rows if row["repeat"] == first], axis=0)
+    took_ns = np.mean([row["end_wall_ns"] - row["start_wall_ns"] for row in rows if row["repeat"] == first])
     return Trial(
         spec=spec,
         results=results,
         metrics={name: float(np.mean([metrics[name] for metrics in done])) for name in common},
         estimate={key: value for key, value in source.items() if key.startswith(ESTIMATES) and value is not None},
-        cost_s=float(full_s) * spec.cluster.world_size,
-        burst_cost_s=float(burst_s) * spec.cluster.world_size,
+        cost_s=float(took_ns) / NS_PER_S * spec.cluster.world_size,
     )
 
 
@@ -188,10 +177,8 @@ class Replay:
     """One replay: the trials in order."""
 
     trials: tuple[Trial, ...]
-    """Those measured in full."""
     costs_s: tuple[float, ...]
-    """Device-seconds until each of them ended, with all bursts before."""
-    num_bursts: int
+    """Device-seconds until each of them ended."""
     stopped_because: str | None
     ask_s: float
     """Longest single question."""
@@ -201,9 +188,7 @@ class Replay:
     """Share of pairs with a trial not yet run that the surrogate orders rightly, after `PAIRS_AFTER` trials."""
 
 
-def replay(
-    make: Callable[[Problem], Strategy], case: Case, seed: int, most: int, promote_frac: float | None = None
-) -> Replay:
+def replay(make: Callable[[Problem], Strategy], case: Case, seed: int, most: int) -> Replay:
     """Runs a strategy on a table, one trial after another, until it stops or has proposed so many.
 
     Args:
@@ -211,54 +196,35 @@ def replay(
         case: The table.
         seed: Seed of the order of candidates, of what is drawn, and of the strategy.
         most: Most proposals.
-        promote_frac: Share of the bursts that is measured in full; None measures every proposal in full.
     """
     dice = np.random.default_rng(seed)
     trials = [case.trials[index] for index in dice.permutation(len(case.trials))]
     by_spec = {trial.spec: trial for trial in trials}
     problem = Problem(specs=list(by_spec), seed=seed, question=case.question, estimates=estimates_of(trials))
     strategy = make(problem)
-    ladder = None if promote_frac is None else make_ladder(case.question, promote_frac)
-    proposed: dict[TrialSpec, Prediction | None] = {}
     done, costs, spent_s, ask_s = list[Trial](), list[float](), 0.0, 0.0
     inside: list[bool] = []
     pairs_frac = None
-    while True:
-        # As the queue of a study: a strategy that does not learn has all its bursts first.
-        spec = ladder.next((), searching=True) if ladder and strategy.learns else None
-        is_new = spec is None and len(proposed) < most
-        if is_new:
-            start_s = time.perf_counter()
-            asked = strategy.ask(1)
-            ask_s = max(ask_s, time.perf_counter() - start_s)
-            if asked:
-                spec = asked[0]
-                proposed[spec] = strategy.prediction(spec) if isinstance(strategy, ModelGuided) else None
-            is_new = bool(asked)
-        if spec is None and ladder is not None:
-            spec = ladder.next((), searching=False)
-        if spec is None:
+    while len(done) < most:
+        start_s = time.perf_counter()
+        asked = strategy.ask(1)
+        ask_s = max(ask_s, time.perf_counter() - start_s)
+        if not asked:
             break
-        trial, is_burst = by_spec[spec], is_new and ladder is not None
+        predicted = strategy.prediction(asked[0]) if isinstance(strategy, ModelGuided) else None
+        trial = by_spec[asked[0]]
         result = trial.results[dice.integers(len(trial.results))]
-        if is_burst:
-            result = burst_of(result, dice)
-        spent_s += trial.burst_cost_s if is_burst else trial.cost_s
-        if not is_burst:
-            done.append(trial)
-            costs.append(spent_s)
-            predicted = proposed[spec]
-            if predicted is not None and predicted.metric in result.metrics:
-                inside.append(predicted.low <= result.metrics[predicted.metric] <= predicted.high)
-        if ladder is not None:
-            ladder.note(spec, result)
-        strategy.tell(spec, result)
-        if is_new and isinstance(strategy, ModelGuided) and len(proposed) == min(PAIRS_AFTER, len(trials) // 2):
-            pairs_frac = surrogate_pairs(case, strategy, trials, proposed)
+        spent_s += trial.cost_s
+        done.append(trial)
+        costs.append(spent_s)
+        if predicted is not None and predicted.metric in result.metrics:
+            inside.append(predicted.low <= result.metrics[predicted.metric] <= predicted.high)
+        strategy.tell(trial.spec, result)
+        if isinstance(strategy, ModelGuided) and len(done) == min(PAIRS_AFTER, len(trials) // 2):
+            pairs_frac = surrogate_pairs(case, strategy, trials, {one.spec for one in done})
     return Replay(
         trials=tuple(done),
         costs_s=tuple(costs),
-        num_bursts=0 if ladder is None else len(proposed),
         stopped_because=strategy.stopped_because,
         ask_s=ask_s,
         inside=tuple(inside),
@@ -333,7 +299,6 @@ def figures(case: Case, strategy: str, runs: Sequence[Replay], most: int, power:
         "found_frac": round(float(np.mean(np.isfinite(found))), 3),
         "gpu_time_median_s": _whole(float(np.quantile(costs, 0.5, method="higher"))),
         "gpu_time_whole_median_s": _whole(float(np.median([run.costs_s[-1] if run.costs_s else 0 for run in runs]))),
-        "num_bursts": _whole(float(np.median([run.num_bursts for run in runs]))),
         "num_trials_run": _whole(float(np.median([len(run.trials) for run in runs]))),
         "stopped_frac": round(float(np.mean([run.stopped_because is not None for run in runs])), 3),
         "end_regret_median_frac": _short(float(np.median(ends))),
@@ -381,16 +346,12 @@ def replay_case(
         refuse(f"{case.name}: no trial holds every bound; loosen them")
     rows, curves = [], {}
     best = max(map(case.value, case.trials))
-    compared = [(name, name, make, None) for name, make in variants(case).items()]
-    if given.only or given.promote is not None:  # the rest of the page is about trials, not about bursts
-        promote_frac = PROMOTE_FRAC if given.promote is None else given.promote
-        compared += [(name + SUFFIX, name, STRATEGIES[name], promote_frac) for name in LADDERED]
-    for name, plain, make, promote_frac in compared:
+    for name, make in variants(case).items():
         if given.only and name not in given.only:
             continue
-        own_most = min(most.get(plain, most["others"]), len(case.trials))
-        seeds = min(given.seeds, SLOW_SEEDS) if plain in slow else given.seeds
-        runs = [replay(make, case, seed, own_most, promote_frac) for seed in range(seeds)]
+        own_most = min(most.get(name, most["others"]), len(case.trials))
+        seeds = min(given.seeds, SLOW_SEEDS) if name in slow else given.seeds
+        runs = [replay(make, case, seed, own_most) for seed in range(seeds)]
         rows.append(figures(case, name, runs, own_most, given.power))
         curves[name] = np.array([curve(case, run, best, own_most) for run in runs])
     accuracy = pairwise_accuracy(case)
@@ -408,9 +369,7 @@ def refuse(text: str) -> NoReturn:
     raise SystemExit(2)
 
 
-def cases_of(
-    path: Path, wanted: Sequence[str], window_s: float | None
-) -> Iterator[tuple[Case, dict[str, int], list[str]]]:
+def cases_of(path: Path, wanted: Sequence[str]) -> Iterator[tuple[Case, dict[str, int], list[str]]]:
     """Reads a file of cases: those that are wanted, else all; each with its most trials and its slow strategies."""
     listed = yaml.safe_load(path.read_text())
     unknown = set(wanted) - {one["name"] for one in listed}
@@ -420,17 +379,12 @@ def cases_of(
         if wanted and one["name"] not in wanted:
             continue
         case = Case(
-            name=one["name"] + _window_suffix(window_s),
-            trials=read_table(path.parent / one["table"], held_out=one.get("held_out", False), window_s=window_s),
+            name=one["name"],
+            trials=read_table(path.parent / one["table"], held_out=one.get("held_out", False)),
             question=Question.of(one["objective"], *one["where"]),
             warm=read_table(path.parent / one["warm"]) if "warm" in one else (),
         )
         yield case, {"others": 200, **one.get("most", {})}, one.get("slow", [])
-
-
-def _window_suffix(window_s: float | None) -> str:
-    """Names the window, so that its rows stand beside those of the table's own."""
-    return "" if window_s is None else f"_window{window_s:g}s"
 
 
 def main() -> None:
@@ -446,12 +400,6 @@ def main() -> None:
     parser.add_argument("--objective", type=parse_objective)
     parser.add_argument("--where", type=parse_constraint, action="append", default=[])
     parser.add_argument("--power", default="node_device_power_peak_1s_w", help="metric of the hypervolume")
-    parser.add_argument("--window", type=float, help="seconds of a full window, instead of the table's own")
-    parser.add_argument(
-        "--promote",
-        type=float,
-        help=f"replay ladders too: the share of bursts measured in full; {PROMOTE_FRAC} with --only 'NAME{SUFFIX}'",
-    )
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--most", type=int, default=200, help="most trials of a run of --table")
     parser.add_argument("--only", action="append", help="a strategy to replay; all without it")
@@ -468,19 +416,15 @@ def main() -> None:
     )
     if given.markdown and not given.csv:
         parser.error("--markdown needs --csv, whose rows it shows")
-    if given.window is not None and not 0 < given.window < math.inf:
-        parser.error(f"--window is {given.window:g} s; give seconds above 0")
-    if given.promote is not None and not 0 < given.promote <= 1:
-        parser.error(f"--promote is {given.promote:g}; give a share above 0 and up to 1")
     cases: Iterable[tuple[Case, dict[str, int], list[str]]]
     if given.cases:
-        cases = cases_of(given.cases, given.case, given.window)
+        cases = cases_of(given.cases, given.case)
     elif given.objective is None:
         parser.error("--table needs --objective")
     else:
         case = Case(
-            name=given.name or given.table.stem + _window_suffix(given.window),
-            trials=read_table(given.table, given.estimates, held_out=given.held_out, window_s=given.window),
+            name=given.name or given.table.stem,
+            trials=read_table(given.table, given.estimates, held_out=given.held_out),
             question=Question(objective=given.objective, constraints=tuple(given.where)),
             warm=read_table(given.warm) if given.warm else (),
         )

@@ -1,7 +1,6 @@
 """The replay of measured tables: its figures are those of a table that is known, and the shipped tables can be read."""
 
 import csv
-import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -47,7 +46,6 @@ def case():
             metrics=dict(result(spec).metrics),
             estimate={"estimated_tokens_per_s": metrics(spec)["tokens_per_s"]} if row % 2 else {},
             cost_s=100.0,
-            burst_cost_s=30.0,
         )
         for row, spec in enumerate(SPECS)
     )
@@ -70,51 +68,6 @@ def test_regret_never_rises_and_a_stopped_run_stays_where_it_was(case):
     regrets = script.curve(case, run, metrics(BEST)["tokens_per_s"], 60)
     assert len(regrets) == 60 and (np.diff([r for r in regrets if np.isfinite(r)]) <= 0).all()
     assert regrets[-1] == regrets[len(run.trials) - 1]
-
-
-def test_on_a_ladder_all_bursts_come_first_and_only_full_measurements_count(case):
-    """`grid` learns nothing: its bursts run, then the best eighth is measured in full."""
-    small = replace(case, trials=case.trials[:96])
-    run = script.replay(script.STRATEGIES["grid"], small, 0, len(small.trials), 0.125)
-    num = math.ceil(0.125 * sum(bool(trial.metrics) for trial in small.trials))
-    assert run.num_bursts == 96 and len(run.trials) == num > 5
-    assert run.costs_s == tuple(96 * 30.0 + 100.0 * number for number in range(1, num + 1))
-    # Bursts err by 2 %: nearly all that is promoted is feasible and among the better half.
-    values = sorted(map(small.value, small.trials))
-    assert np.median([small.value(trial) for trial in run.trials]) > values[len(values) * 3 // 4]
-    row = script.figures(small, "grid, ladder", [run], 96, "node_device_power_peak_1s_w")
-    assert row["num_bursts"] == 96 and row["gpu_time_whole_median_s"] == 96 * 30 + num * 100
-
-
-def test_a_strategy_that_learns_promotes_while_it_searches(case):
-    run = script.replay(script.STRATEGIES["tpe"], case, 0, 24, 0.25)
-    assert run.num_bursts == 24 and 1 <= len(run.trials) <= 12
-    assert run.costs_s[0] < 24 * 30.0 + 100.0
-    assert run.costs_s[-1] == 24 * 30.0 + 100.0 * len(run.trials)
-
-
-def test_a_window_changes_what_a_full_measurement_costs_and_no_burst():
-    own, short, long = (script.read_table(DATA / "moe_ep_h200x4.parquet", window_s=s) for s in (None, 15.0, 60.0))
-    for plain, one, other in zip(own, short, long, strict=True):
-        assert plain.burst_cost_s == one.burst_cost_s == other.burst_cost_s <= one.cost_s
-        ran = "step_time_s" in plain.metrics
-        assert other.cost_s - one.cost_s == pytest.approx(45.0 * 4 if ran else 0.0)
-
-
-def test_the_commands_of_the_ladder_s_page_work(benchmark, tmp_path):
-    table, rows = DATA / "dense_gpt_h200x4.parquet", tmp_path / "rows.csv"
-    command = ["--table", table, "--objective", "maximize tokens_per_s", "--seeds", "1"]
-    command += ["--where", "node_device_power_peak_1s_w <= 2700", "--window", "15", "--csv", str(rows)]
-    command += ["--only", "random", "--only", "random, ladder"]
-    assert benchmark(*command, "--promote", "0.5")[0] == 0
-    with rows.open(newline="") as lines:
-        plain, laddered = csv.DictReader(lines)
-    assert plain["table"] == laddered["table"] == "dense_gpt_h200x4_window15s"
-    assert (plain["num_bursts"], laddered["num_bursts"]) == ("0", "7")
-    # Half of seven is four, but the bursts of four break the bound.
-    assert (plain["num_trials_run"], laddered["num_trials_run"]) == ("7", "3")
-    code, said = benchmark(*command, "--promote", "2")
-    assert code == 2 and "--promote is 2; give a share" in said
 
 
 def test_the_hypervolume_is_the_area_above_the_worst_point():
