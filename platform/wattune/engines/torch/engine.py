@@ -19,6 +19,7 @@ from wattune.engines.model.lora import adapt
 from wattune.engines.model.offload import Offload
 from wattune.engines.model.routing import Routes
 from wattune.engines.registry import check_libraries
+from wattune.engines.torch.fsdp_comm import ReduceScatter
 from wattune.engines.torch.mesh import Meshes
 from wattune.engines.torch.optimizer import ShardedAdamW
 from wattune.engines.torch.parallel import materialise
@@ -76,7 +77,10 @@ class _Running(Running):
             # Every tensor parallel rank routes all tokens, and their gradients are summed.
             scale = 1 / (workload.global_batch_size * plan.tp)
             self.routes = Routes(spec, seed, device, sequence_loss_scale=scale)
-        decoders, whole = _decoders(spec, meshes, device, seed, stage_layers(spec.model, plan)[here.pp], self.routes)
+        layers = stage_layers(spec.model, plan)[here.pp]
+        holds_compute = plan.sharding in ("zero2", "zero3") and plan.overlap == "none"
+        reduce = ReduceScatter(device.type, holds_compute=holds_compute)
+        decoders, whole = _decoders(spec, meshes, device, seed, layers, self.routes, reduce)
         for decoder in decoders:
             decoder.compile_with(compiler)
         self._tied = _tied_over_stages(decoders, spec) if plan.pp > 1 and workload.mode == "pretrain" else None
@@ -96,6 +100,7 @@ class _Running(Running):
                 boundary=boundary,
                 tokens=tokens,
                 recorder=self.recorder,
+                reduce=reduce,
             )
             for chunk, decoder in enumerate(decoders)
         ]
@@ -125,7 +130,13 @@ class _Running(Running):
 
 
 def _decoders(
-    spec: TrialSpec, meshes: Meshes, device: torch.device, seed: int, chunks: list[range], routes: Routes | None
+    spec: TrialSpec,
+    meshes: Meshes,
+    device: torch.device,
+    seed: int,
+    chunks: list[range],
+    routes: Routes | None,
+    reduce: ReduceScatter,
 ) -> tuple[list[Decoder], list[nn.Parameter]]:
     """This rank's parts of the model, initialised and sharded, and the parameters tensor parallel leaves whole."""
     model, plan = spec.model, spec.plan
@@ -148,7 +159,7 @@ def _decoders(
         if decoder.head is not None:
             decoder.head.last_only = spec.workload.mode == "prefill"
             decoder.head.loss_chunks = plan.loss_chunks
-        whole += materialise(decoder, spec, meshes, device, seed)
+        whole += materialise(decoder, spec, meshes, device, seed, reduce)
         if plan.offload == "activations":
             decoder.offload = Offload(device, () if rotation is None else (rotation.cos, rotation.sin))
         decoders.append(decoder)

@@ -24,8 +24,8 @@ from wattune.engines.model.decoder import Decoder, Embedding, Head
 from wattune.engines.model.experts import Experts
 from wattune.engines.model.lora import freeze, lower_frozen
 from wattune.engines.model.weights import Cut, initialise, round_values
-from wattune.engines.torch.blocking_comm import HoldCompute, SerialAllGather, SerialReduceScatter
 from wattune.engines.torch.float8 import convert_layers
+from wattune.engines.torch.fsdp_comm import HoldCompute, ReduceScatter, SerialAllGather
 from wattune.engines.torch.mesh import Meshes
 from wattune.engines.torch.tensor_parallel import cut_over, pad_vocabulary
 from wattune.plans.axes import Plan
@@ -34,7 +34,7 @@ from wattune.trial import TrialSpec
 
 
 def materialise(
-    decoder: Decoder, spec: TrialSpec, meshes: Meshes, device: torch.device, seed: int
+    decoder: Decoder, spec: TrialSpec, meshes: Meshes, device: torch.device, seed: int, reduce: ReduceScatter
 ) -> list[nn.Parameter]:
     """Turns a decoder on the meta device into this rank's shards of the initial model, layer by layer.
 
@@ -64,11 +64,11 @@ def materialise(
             round_values(part, torch.bfloat16)
             lower_frozen(part, torch.bfloat16)
         if not (is_tied and isinstance(part, Embedding | Head)):  # a shared weight must lie in one unit: the root's
-            _shard(part, plan, meshes)
+            _shard(part, plan, meshes, reduce)
     if is_tied:
         assert decoder.embedding is not None and decoder.head is not None
         decoder.head.output.weight = decoder.embedding.tokens.weight
-    _shard(decoder, plan, meshes)
+    _shard(decoder, plan, meshes, reduce)
     if plan.tp == 1:
         return []
     cut_too = {each for part in decoder.modules() if isinstance(part, Experts) for each in part.parameters()}
@@ -80,7 +80,7 @@ def fsdp_modules(module: nn.Module) -> Iterator[FSDPModule]:
     return (unit for unit in module.modules() if isinstance(unit, FSDPModule))
 
 
-def _shard(module: nn.Module, plan: Plan, meshes: Meshes) -> None:
+def _shard(module: nn.Module, plan: Plan, meshes: Meshes, reduce: ReduceScatter) -> None:
     """Makes a module, its experts first, a unit of FSDP2.
 
     With bf16, and with fp8, the shards, the optimizer and the reduction of gradients stay in fp32, and weights are cast
@@ -106,7 +106,6 @@ def _shard(module: nn.Module, plan: Plan, meshes: Meshes) -> None:
         sharded.set_force_sum_reduction_for_comms(True)
         if plan.sharding == "zero3" and plan.overlap != "grad_param":
             sharded.set_custom_all_gather(cast(Any, SerialAllGather(mesh.device_type)))
-        if plan.sharding in ("zero2", "zero3") and plan.overlap == "none":
-            sharded.set_custom_reduce_scatter(cast(Any, SerialReduceScatter(mesh.device_type)))
-            if has_copies:  # the hook is called behind the sum over copies, on its stream
-                sharded.set_all_reduce_hook(HoldCompute(mesh.device_type))
+        sharded.set_custom_reduce_scatter(cast(Any, reduce))
+        if reduce.holds_compute and has_copies:  # the hook is called behind the sum over copies, on its stream
+            sharded.set_all_reduce_hook(HoldCompute(mesh.device_type))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from wattune.engines.model.decoder import Decoder
+from wattune.engines.torch.fsdp_comm import ReduceScatter
 from wattune.engines.torch.parallel import fsdp_modules
 from wattune.plans.axes import Plan
 from wattune.workers.recorder import Recorder
@@ -58,6 +59,7 @@ class Stage(PipelineStage):
         boundary: Tensor,
         tokens: Tensor,
         recorder: Recorder,
+        reduce: ReduceScatter,
     ) -> None:
         """Describes what passes between stages, so that torch need not run the model to find out.
 
@@ -82,6 +84,7 @@ class Stage(PipelineStage):
         self._reduces_every_time = plan.sharding in ("zero2", "zero3")
         self._reduces_in_backward = self._reduces_every_time or plan.overlap != "none"
         self._recorder = recorder
+        self._reduce = reduce
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """One micro-batch forward."""
@@ -108,6 +111,9 @@ class Stage(PipelineStage):
             self._reduces_in_backward and (self._reduces_every_time or last_backward)
         )
         self._model.set_requires_all_reduce(last_backward or not self._has_copies)  # copies are summed once a step
+        # Of what is reduced every time, the rest is added to the first; with copies, to the last.
+        stays = last_backward if self._has_copies else bwd_chunk_id == 0
+        self._reduce.stays = stays or not self._reduces_every_time
         with self._recorder.phase("backward", micro_batch=bwd_chunk_id, chunk=self._chunk), _as_raised():
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
