@@ -119,14 +119,18 @@ class Ranks:
             self.stop()
             raise
 
-    def run(self, spec: TrialSpec, steps: tuple[int, int, int], timeout_s: float) -> list[dict[str, Any]]:
+    def run(
+        self, spec: TrialSpec, steps: tuple[int, int, int], timeout_s: float, reach_bytes: float = 0
+    ) -> list[dict[str, Any]]:
         """Runs a specification; returns the findings of every rank.
+
+        `reach_bytes` is the most that torch's allocator may keep of a device; 0 leaves it all.
 
         Raises:
             RuntimeError: A rank failed, or did not finish in time; the ranks are then of no more use.
         """
         self._number += 1
-        line = json.dumps({"spec": spec.to_json(), "steps": steps, "number": self._number})
+        line = json.dumps({"spec": spec.to_json(), "steps": steps, "number": self._number, "reach_bytes": reach_bytes})
         for worker in self._workers:
             assert worker.stdin is not None
             worker.stdin.write(line + "\n")
@@ -183,6 +187,9 @@ def worker(rank: int, world_size: int, folder: Path, kind: str) -> None:
         order = json.loads(line)
         try:
             kernels = folder / f"{order['number']}-{rank}.parquet"
+            if kind == "cuda":
+                has_bytes = torch.cuda.get_device_properties(rank).total_memory
+                torch.cuda.set_per_process_memory_fraction(min(1.0, order["reach_bytes"] / has_bytes or 1.0), rank)
             outcome = train(TrialSpec.from_json(order["spec"]), here, *order["steps"], kernels)
         except Exception as error:
             traceback.print_exc()
@@ -204,6 +211,7 @@ def train(
     import torch
 
     from wattune.engines import registry
+    from wattune.workers.device import allocator_retries
     from wattune.workers.profiler import kernels_table, profiled_steps
 
     if ranks.device != "cpu":
@@ -216,6 +224,7 @@ def train(
     first_step_s = time.perf_counter() - start
     steps += [engine.step() for _ in range(num_warmup - 1)]
     engine.expert_tokens()
+    had = allocator_retries(ranks.device)
     steps += [engine.step() for _ in range(num_steps)]
     times_s = []
     for step in steps[num_warmup:]:
@@ -226,6 +235,8 @@ def train(
         "losses": [step.loss for step in steps],
         "grad_norms": [step.grad_norm for step in steps],
         "memory_peak_bytes": engine.memory_peak_bytes(),
+        "memory_kept_bytes": 0 if ranks.device == "cpu" else torch.cuda.max_memory_reserved(),
+        "memory_retries_per_step_count": (allocator_retries(ranks.device) - had) / max(1, num_steps),
         "spec_to_first_step_s": first_step_s,
         "expert_tokens": engine.expert_tokens(),
     }

@@ -111,9 +111,8 @@ class Stage(PipelineStage):
             self._reduces_in_backward and (self._reduces_every_time or last_backward)
         )
         self._model.set_requires_all_reduce(last_backward or not self._has_copies)  # copies are summed once a step
-        # Of what is reduced every time, the rest is added to the first; with copies, to the last.
-        stays = last_backward if self._has_copies else bwd_chunk_id == 0
-        self._reduce.stays = stays or not self._reduces_every_time
+        # Of what is reduced every time the first stays, and the rest is added to it; with copies sums are added, too.
+        self._reduce.stays = not self._reduces_every_time or (bwd_chunk_id == 0 and not self._has_copies)
         with self._recorder.phase("backward", micro_batch=bwd_chunk_id, chunk=self._chunk), _as_raised():
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
