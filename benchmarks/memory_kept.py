@@ -1,4 +1,4 @@
-"""What torch's allocator keeps of a nearly full device, and what giving it back costs a step, by two source trees.
+"""Memory that torch's allocator keeps of a nearly full device, and what giving it back costs a step, by two trees.
 
 Plans of a mixture that fill devices of 80 GB, on two of them or on two larger ones whose allocator is held to what such
 a device leaves a program; then dense plans with all of the device, whose steps should not change.
@@ -25,7 +25,7 @@ from wattune.trial import TrialSpec
 from wattune.workload import Routing, Workload
 
 REACH_BYTES: Final = 82.8e9
-"""What two H100 of 80 GB left to a program: 82.3 to 83.3 GB (`wattune.cost.out_of_memory`)."""
+"""Bytes that two H100 of 80 GB left to a program: 82.3 to 83.3 GB (`wattune.cost.out_of_memory`)."""
 OVERLAP: Final = {"overlap": "grad_param"}
 FULL: Final[dict[str, dict[str, Any]]] = {
     "dp2 mbs4 zero3": {"micro_batch_size": 4, "sharding": "zero3"},

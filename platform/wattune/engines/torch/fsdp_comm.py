@@ -18,7 +18,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class _OfCompute:
-    """What knows the stream that computes, since it is made on it."""
+    """The stream that computes, on which it is made."""
 
     def __init__(self, device_type: str) -> None:
         """Takes the kind of device that computes, which need not be the GPU that is there too."""
@@ -63,8 +63,8 @@ class ReduceScatter(_OfCompute):
         super().__init__(device_type)
         self.holds_compute = holds_compute
         self.stays = True
-        """Whether what is reduced next is kept as the gradient. What is only added to it is free at once for the stream
-        that added it, and so must be its own."""
+        """Tells that what is reduced next is kept as the gradient. What is only added to it is free at once for the
+        stream that added it, and so must be its own."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """A buffer for FSDP2.
