@@ -1,12 +1,14 @@
 """Hardware: devices and clusters. A device is what one rank drives. Peaks are dense, never the sparse marketing figure.
 
-A new device is one `DeviceSpec` in `DEVICES`: plans, nodes, sensors and their simulation look it up here.
+A new device is one table of `devices.toml`: plans, nodes, sensors and their simulation look it up here.
 """
 
 import math
 import re
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
+from importlib import resources
 from typing import Annotated, Any, Final
 
 from wattune.catalog.networks import NetworkSpec, network
@@ -126,236 +128,13 @@ def _words(product: str) -> tuple[str, ...]:
     return tuple(re.findall(r"[a-z0-9]+", product.lower()))
 
 
-N7_ENERGY: Final = 1 / 0.7
-"""Energy of an operation on TSMC's N7 and N6 over that on N5 and its derivatives, such as an H200's 4N: at the same
-speed N5 draws 30 % less (TSMC)."""
+_FILE: Final = resources.files(__package__).joinpath("devices.toml").read_text(encoding="utf-8")
+_UNKNOWN: Final = {each.name: None for each in fields(DeviceSpec) if each.default is MISSING}
 
 DEVICES: Final[dict[str, DeviceSpec]] = {
-    device.name: device
-    for device in (
-        DeviceSpec(
-            name="h100_sxm",
-            vendor="nvidia",
-            peak_bf16_flop_per_s=989.4e12,  # half of the 1,979 TFLOP/s the datasheet gives with sparsity
-            peak_fp32_flop_per_s=66.9e12,
-            peak_fp8_flop_per_s=1978.9e12,  # half of the 3,958 TFLOP/s with sparsity
-            memory_bytes=80 * 10**9,
-            memory_bandwidth_bytes_per_s=3.35e12,
-            link_bandwidth_bytes_per_s=450e9,  # 18 NVLink 4 links, 900 GB/s both directions together
-            power_limit_w=700.0,
-            power_limit_least_w=200.0,  # nvidia-smi -q: Min Power Limit, as of the next ones but H200
-            sm_clock_max_mhz=1980.0,
-            temp_slowdown_c=89.0,
-            product_names=("NVIDIA H100 80GB HBM3",),  # NVML
-            ray_accelerator_types=("H100",),  # ray 2.60 writes the same for PCIe and NVL boards
-            source="NVIDIA H100 Tensor Core GPU datasheet (SXM5) and Hopper architecture white paper, table 2",
-        ),
-        DeviceSpec(
-            name="h200_sxm",
-            vendor="nvidia",
-            peak_bf16_flop_per_s=989.4e12,  # half of the sparse figure, as for H100
-            peak_fp32_flop_per_s=66.9e12,
-            peak_fp8_flop_per_s=1978.9e12,  # half of the sparse figure, as for H100
-            memory_bytes=141 * 10**9,
-            memory_bandwidth_bytes_per_s=4.8e12,
-            link_bandwidth_bytes_per_s=450e9,
-            power_limit_w=700.0,
-            power_limit_least_w=200.0,  # measured: NVML, driver 580.159.04
-            sm_clock_max_mhz=1980.0,
-            temp_slowdown_c=89.0,  # measured: NVML slowdown threshold, driver 580.159.04
-            product_names=("NVIDIA H200",),  # measured: NVML, driver 580.159.04; the NVL board is "NVIDIA H200 NVL"
-            ray_accelerator_types=("H200",),
-            source="NVIDIA H200 Tensor Core GPU datasheet (SXM); limits and thresholds read by NVML on one H200",
-        ),
-        DeviceSpec(
-            name="h100_pcie",
-            vendor="nvidia",
-            peak_bf16_flop_per_s=756.5e12,  # half of the 1,513 TFLOP/s with sparsity
-            peak_fp32_flop_per_s=51.2e12,
-            peak_fp8_flop_per_s=1513e12,  # half of the 3,026 TFLOP/s with sparsity
-            memory_bytes=80 * 10**9,
-            memory_bandwidth_bytes_per_s=2.04e12,
-            link_bandwidth_bytes_per_s=64e9,  # PCIe 5.0 x16; only pairs have an NVLink bridge
-            power_limit_w=350.0,
-            sm_clock_max_mhz=1755.0,
-            temp_slowdown_c=None,
-            product_names=("NVIDIA H100 PCIe",),  # NVML; Ray labels it H100 like the SXM board, so the name decides
-            source="NVIDIA H100 PCIe GPU product brief PB-11133-001 and H100 datasheet (PCIe); not measured",
-        ),
-        DeviceSpec(
-            name="h100_nvl",
-            vendor="nvidia",
-            peak_bf16_flop_per_s=835.5e12,  # half of the 1,671 TFLOP/s with sparsity
-            peak_fp32_flop_per_s=60.0e12,
-            peak_fp8_flop_per_s=1671e12,  # half of the 3,341 TFLOP/s with sparsity
-            memory_bytes=94 * 10**9,
-            memory_bandwidth_bytes_per_s=3.9e12,
-            link_bandwidth_bytes_per_s=64e9,  # PCIe 5.0 x16; only pairs have an NVLink bridge
-            power_limit_w=400.0,
-            sm_clock_max_mhz=1785.0,
-            temp_slowdown_c=None,
-            product_names=("NVIDIA H100 NVL",),  # NVML; Ray labels it H100 like the SXM board, so the name decides
-            source="NVIDIA H100 Tensor Core GPU datasheet (NVL) and H100 NVL product brief; not measured",
-        ),
-        DeviceSpec(
-            name="b200_sxm",
-            vendor="nvidia",
-            peak_bf16_flop_per_s=2250e12,  # half of the sparse figure
-            peak_fp32_flop_per_s=75e12,
-            peak_fp8_flop_per_s=4500e12,  # half of the sparse figure
-            memory_bytes=180 * 10**9,
-            memory_bandwidth_bytes_per_s=7.7e12,
-            link_bandwidth_bytes_per_s=900e9,  # NVLink 5, 1.8 TB/s both directions together
-            power_limit_w=1000.0,
-            sm_clock_max_mhz=1965.0,
-            temp_slowdown_c=None,
-            product_names=("NVIDIA B200",),
-            ray_accelerator_types=("B200",),
-            source="NVIDIA HGX B200 datasheet, figures of eight GPUs divided; not measured",
-        ),
-        DeviceSpec(
-            name="gb200",
-            vendor="nvidia",
-            peak_bf16_flop_per_s=2500e12,  # half of the 5 PFLOP/s with sparsity, one of a superchip's two GPUs
-            peak_fp32_flop_per_s=80e12,
-            peak_fp8_flop_per_s=5000e12,  # half of the 10 PFLOP/s with sparsity
-            memory_bytes=186 * 10**9,
-            memory_bandwidth_bytes_per_s=8e12,
-            link_bandwidth_bytes_per_s=900e9,  # NVLink 5, 1.8 TB/s both directions together
-            power_limit_w=1200.0,
-            sm_clock_max_mhz=None,
-            temp_slowdown_c=None,
-            product_names=("NVIDIA GB200",),
-            ray_accelerator_types=("GB200",),
-            source="NVIDIA GB200 NVL72 datasheet, figures of 72 GPUs divided; 1,200 W of the Blackwell architecture "
-            "brief; its clock is not published; not measured",
-        ),
-        DeviceSpec(
-            name="a100_sxm_80gb",
-            vendor="nvidia",
-            peak_bf16_flop_per_s=312e12,
-            peak_fp32_flop_per_s=19.5e12,
-            memory_bytes=80 * 10**9,
-            memory_bandwidth_bytes_per_s=2.039e12,
-            link_bandwidth_bytes_per_s=300e9,  # 12 NVLink 3 links, 600 GB/s both directions together
-            power_limit_w=400.0,
-            power_limit_least_w=100.0,
-            sm_clock_max_mhz=1410.0,
-            temp_slowdown_c=None,
-            matrix_energy=N7_ENERGY,
-            product_names=("NVIDIA A100-SXM4-80GB",),  # NVML; Ray labels every board A100, so the name decides
-            source="NVIDIA A100 Tensor Core GPU datasheet (80 GB SXM); Ampere architecture white paper; not measured",
-        ),
-        DeviceSpec(
-            name="a100_sxm_40gb",
-            vendor="nvidia",
-            peak_bf16_flop_per_s=312e12,
-            peak_fp32_flop_per_s=19.5e12,
-            memory_bytes=40 * 10**9,
-            memory_bandwidth_bytes_per_s=1.555e12,
-            link_bandwidth_bytes_per_s=300e9,  # 12 NVLink 3 links, 600 GB/s both directions together
-            power_limit_w=400.0,
-            power_limit_least_w=100.0,
-            sm_clock_max_mhz=1410.0,
-            temp_slowdown_c=None,
-            matrix_energy=N7_ENERGY,
-            product_names=("NVIDIA A100-SXM4-40GB",),
-            source="NVIDIA A100 Tensor Core GPU datasheet (40 GB SXM); Ampere architecture white paper; not measured",
-        ),
-        DeviceSpec(
-            name="a100_pcie_80gb",
-            vendor="nvidia",
-            peak_bf16_flop_per_s=312e12,
-            peak_fp32_flop_per_s=19.5e12,
-            memory_bytes=80 * 10**9,
-            memory_bandwidth_bytes_per_s=1.935e12,
-            link_bandwidth_bytes_per_s=32e9,  # PCIe 4.0 x16; only pairs have an NVLink bridge
-            power_limit_w=300.0,
-            power_limit_least_w=150.0,
-            sm_clock_max_mhz=1410.0,
-            temp_slowdown_c=None,
-            matrix_energy=N7_ENERGY,
-            product_names=("NVIDIA A100 80GB PCIe",),
-            source="NVIDIA A100 80GB PCIe product brief PB-10577-001 and A100 datasheet (PCIe); not measured",
-        ),
-        DeviceSpec(
-            name="mi250_gcd",
-            vendor="amd",
-            peak_bf16_flop_per_s=181.05e12,  # 362.1 TFLOP/s a package, two GCDs
-            peak_fp32_flop_per_s=45.25e12,  # matrix fp32, 90.5 TFLOP/s a package
-            memory_bytes=64 * 10**9,
-            memory_bandwidth_bytes_per_s=1.6384e12,
-            link_bandwidth_bytes_per_s=300e9,  # 6 Infinity Fabric links of 50 GB/s a direction
-            power_limit_w=250.0,  # 500 W board power a package
-            sm_clock_max_mhz=1700.0,
-            temp_slowdown_c=None,
-            devices_per_package=2,
-            matrix_energy=N7_ENERGY,
-            product_names=(
-                "AMD Instinct MI250",
-                "AMD Instinct MI250X / MI250",  # libdrm, amdgpu.ids: PCI device 740C, revision 01
-                "AMD INSTINCT MI250 (MCM) OAM AC MBA",  # rocm-smi --showproductname
-            ),
-            ray_accelerator_types=("AMD-Instinct-MI250X-MI250",),  # ray 2.60, by PCI device 740C
-            source="AMD Instinct MI250 accelerator datasheet, per-package figures halved for one GCD; not measured",
-        ),
-        DeviceSpec(
-            name="mi300x",
-            vendor="amd",
-            peak_bf16_flop_per_s=1307.4e12,
-            peak_fp32_flop_per_s=163.4e12,
-            peak_fp8_flop_per_s=2614.9e12,
-            memory_bytes=192 * 10**9,
-            memory_bandwidth_bytes_per_s=5.3e12,
-            link_bandwidth_bytes_per_s=448e9,  # 7 Infinity Fabric links of 64 GB/s a direction
-            power_limit_w=750.0,
-            sm_clock_max_mhz=2100.0,
-            temp_slowdown_c=None,
-            product_names=("AMD Instinct MI300X", "AMD Instinct MI300X OAM"),
-            ray_accelerator_types=("AMD-Instinct-MI300X-OAM",),  # ray 2.60
-            source="AMD Instinct MI300X accelerator datasheet; not measured",
-        ),
-        DeviceSpec(
-            name="mi325x",
-            vendor="amd",
-            peak_bf16_flop_per_s=1307.4e12,
-            peak_fp32_flop_per_s=163.4e12,
-            peak_fp8_flop_per_s=2614.9e12,
-            memory_bytes=256 * 10**9,
-            memory_bandwidth_bytes_per_s=6e12,
-            link_bandwidth_bytes_per_s=448e9,  # 7 Infinity Fabric links of 64 GB/s a direction
-            power_limit_w=1000.0,
-            sm_clock_max_mhz=2100.0,
-            temp_slowdown_c=None,
-            product_names=("AMD Instinct MI325X", "AMD Instinct MI325X OAM"),
-            ray_accelerator_types=("AMD-Instinct-MI325X-OAM",),
-            source="AMD Instinct MI325X accelerator datasheet; not measured",
-        ),
-        DeviceSpec(
-            name="cpu",
-            vendor="cpu",
-            peak_bf16_flop_per_s=None,
-            peak_fp32_flop_per_s=None,
-            memory_bytes=None,
-            memory_bandwidth_bytes_per_s=None,
-            link_bandwidth_bytes_per_s=None,
-            power_limit_w=None,
-            sm_clock_max_mhz=None,
-            temp_slowdown_c=None,
-            dtypes=("fp32", "bf16"),
-            source="any host: one process a rank; its peaks differ by machine and are therefore not given",
-        ),
-    )
+    name: DeviceSpec.from_json({**_UNKNOWN, "name": name, **figures}) for name, figures in tomllib.loads(_FILE).items()
 }
-"""Every device by name."""
-
-for _like, _of, _name, _size_bytes, _limit_w in (
-    ("b200_sxm", "B300", "b300_sxm", 270 * 10**9, 1100.0),
-    ("gb200", "GB300", "gb300", 279 * 10**9, 1400.0),
-):
-    _names: dict[str, Any] = {"name": _name, "product_names": (f"NVIDIA {_of}",), "ray_accelerator_types": (_of,)}
-    _names |= {"source": "NVIDIA HGX B300 and GB300 NVL72 datasheets; not measured", "sm_clock_max_mhz": None}
-    DEVICES[_name] = replace(DEVICES[_like], memory_bytes=_size_bytes, power_limit_w=_limit_w, **_names)
+"""Every device by name, of `devices.toml`."""
 
 
 def device(name: str) -> DeviceSpec:

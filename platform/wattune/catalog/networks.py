@@ -1,6 +1,8 @@
 """Networks between nodes, fabrics inside them, and processors of hosts: what a cluster is made of beside devices."""
 
+import tomllib
 from dataclasses import dataclass, field
+from importlib import resources
 from typing import Annotated, Final
 
 from wattune.errors import PlanError, closest
@@ -35,85 +37,12 @@ NETWORK_FIGURES: Final = (
 )  # fmt: skip
 """Figures of a network."""
 
-_ASSUMED: Final = "; 0.8 of a port and 4 us a node assumed"
-_ROCE: Final = "; 0.8 of a port assumed; 9 us a node as all-reduces of 1 KB took on OCI's A100 (oci-hpc-oke)"
-_ROCE_S: Final = 9e-6
-"""NCCL has latencies of 2.7, 4 and 14 us of a network, by protocol (`tuning.cc`)."""
+_FILE: Final = resources.files(__package__).joinpath("networks.toml").read_text(encoding="utf-8")
 
 NETWORKS: Final[dict[str, NetworkSpec]] = {
-    one.name: one
-    for one in (
-        NetworkSpec(
-            name="xdr",
-            bandwidth_bytes_per_s=100e9,
-            source=f"NVIDIA Quantum-X800 InfiniBand, 800 Gb/s a port; one a GPU as DGX GB300{_ASSUMED}; not measured",
-        ),
-        NetworkSpec(
-            name="ndr",
-            bandwidth_bytes_per_s=50e9,
-            source=f"NVIDIA Quantum-2 InfiniBand, 400 Gb/s a port; eight ports for eight GPUs as DGX H100{_ASSUMED}; "
-            "not measured",
-        ),
-        NetworkSpec(
-            name="hdr",
-            bandwidth_bytes_per_s=25e9,
-            source=f"NVIDIA Quantum InfiniBand, 200 Gb/s a port; eight ports for eight GPUs as DGX A100{_ASSUMED}; not "
-            "measured",
-        ),
-        NetworkSpec(
-            name="roce_400",
-            bandwidth_bytes_per_s=50e9,
-            latency_s=_ROCE_S,
-            source="RDMA over Ethernet of 400 Gb/s, one port a GPU, as 24,576 H100 of Gangidi et al. 2024 (SIGCOMM, "
-            f"RDMA over Ethernet for distributed AI training at Meta scale){_ROCE}; not measured",
-        ),
-        NetworkSpec(
-            name="roce_400_pods",
-            bandwidth_bytes_per_s=50e9,
-            latency_s=_ROCE_S,
-            rail_devices=3072,
-            oversubscription=7,
-            source="roce_400 in pods of 3,072 GPUs, 1:7 between pods: Llama Team 2024 (arXiv 2407.21783, section 3.3.1)"
-            f"{_ROCE}; not measured",
-        ),
-        NetworkSpec(
-            name="roce_200",
-            bandwidth_bytes_per_s=25e9,
-            latency_s=_ROCE_S,
-            source=f"RDMA over Ethernet of 200 Gb/s, one port a GPU{_ROCE}; not measured",
-        ),
-        NetworkSpec(
-            name="roce_100",
-            bandwidth_bytes_per_s=12.5e9,
-            latency_s=_ROCE_S,
-            source=f"RDMA over Ethernet of 100 Gb/s, one port a GPU{_ROCE}; not measured",
-        ),
-        NetworkSpec(
-            name="efa_p5",
-            bandwidth_bytes_per_s=12.5e9,
-            ports_per_device=4,
-            latency_s=16e-6,
-            source="AWS Elastic Fabric Adapter, 3,200 Gb/s of p5.48xlarge: 32 of 100 Gb/s for eight H100; 0.8 of a "
-            "port and 16 us a node assumed; not measured",
-        ),
-        NetworkSpec(
-            name="efa_p4d",
-            bandwidth_bytes_per_s=12.5e9,
-            ports_per_device=0.5,
-            latency_s=44e-6,
-            source="AWS Elastic Fabric Adapter, 400 Gb/s of p4d.24xlarge: four of 100 Gb/s for eight A100; 0.8 of a "
-            "port assumed; 44 us a node as all-reduces of 1 KB took (awsome-distributed-training); not measured",
-        ),
-        NetworkSpec(
-            name="slingshot_11",
-            bandwidth_bytes_per_s=25e9,
-            ports_per_device=0.5,
-            source="HPE Slingshot 11, 200 Gb/s a port; four ports for eight GCDs as Frontier (OLCF user guide). "
-            f"Perlmutter has four for four GPUs: `rails: 4`{_ASSUMED}; not measured",
-        ),
-    )
+    name: NetworkSpec(name=name, **figures) for name, figures in tomllib.loads(_FILE).items()
 }
-"""Every network by name."""
+"""Every network by name, of `networks.toml`."""
 
 DEFAULT_NETWORK: Final = NETWORKS["ndr"]
 """The network of a cluster that names none."""

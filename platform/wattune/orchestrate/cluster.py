@@ -120,7 +120,7 @@ class Node:
         if labelled is not None:
             return f"labelled {labelled}, its driver says {products}; correct or remove the label {DEVICE_LABEL}"
         if products:
-            return f"kind unknown, its driver says {products}; a device is added in wattune/catalog/hardware.py"
+            return f"kind unknown, its driver says {products}; a device is added in wattune/catalog/devices.toml"
         detected = self.labels.get(_ACCELERATOR_LABEL) or "nothing"
         return f"kind unknown, Ray detected {detected}; label it {DEVICE_LABEL}=NAME"
 

@@ -113,7 +113,9 @@ def test_a_board_of_another_form_factor_is_no_sxm_board(product: str, label: dic
         assert f"8 GPU ({in_catalog.name})" in text, "what was found"
         return
     assert f"its driver says {product}" in text, "what was found"
-    assert ("correct or remove the label" if label else "is added in wattune/catalog/hardware.py") in text, "what to do"
+    assert ("correct or remove the label" if label else "is added in wattune/catalog/devices.toml") in text, (
+        "what to do"
+    )
 
 
 def test_a_product_of_the_catalog_needs_no_label() -> None:
