@@ -157,7 +157,7 @@ def _styled(chart: Chart) -> go.Figure:
 
 
 def _note_narrow(figure: go.Figure) -> None:
-    """Notes for the page's script what a narrow page makes smaller or leaves out (`wattune.report.markup.SCRIPT`)."""
+    """Notes for the page's script what a narrow page makes smaller or leaves out (`page.js`)."""
     for trace in figure.data:
         if "text" in (getattr(trace, "mode", None) or ""):
             trace.meta = {"mode": trace.mode}
