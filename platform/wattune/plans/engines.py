@@ -1,7 +1,7 @@
 """Limits of each engine and settings that act as others there: data, without a training library."""
 
 import sys
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, Protocol
@@ -10,6 +10,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import FEATURES, ModelSpec
 from wattune.errors import PlanError, closest
 from wattune.plans.axes import Plan
+from wattune.workload import Workload
 
 MODES: Final = ("pretrain", "lora", "prefill")
 """Kinds of work a search space may ask for."""
@@ -22,58 +23,6 @@ ROUTINGS: Final = ("balanced", "skew", "learned")
 
 ABOVE_1: Final = range(2, sys.maxsize)
 """Any degree that splits something."""
-
-
-class LoraLike(Protocol):
-    """The part of adapters that decides whether a plan fits them."""
-
-    @property
-    def rank(self) -> int:
-        """Inner width."""
-
-    @property
-    def targets(self) -> Sequence[str]:
-        """Linear layers they stand beside."""
-
-
-class RoutingLike(Protocol):
-    """The part of routing that decides whether it can be followed."""
-
-    @property
-    def by(self) -> str:
-        """One of `ROUTINGS`."""
-
-    @property
-    def skew(self) -> float:
-        """Exponent of Zipf's law."""
-
-
-class WorkloadLike(Protocol):
-    """The part of a workload that decides whether a plan fits it."""
-
-    @property
-    def mode(self) -> str:
-        """One of `MODES`."""
-
-    @property
-    def is_known(self) -> bool:
-        """False where nobody described the data of a command."""
-
-    @property
-    def lora(self) -> LoraLike | None:
-        """Adapters to train, where `mode` is `lora`."""
-
-    @property
-    def routing(self) -> RoutingLike | None:
-        """Routing of tokens to experts."""
-
-    @property
-    def seq_len(self) -> int:
-        """Tokens of one sequence."""
-
-    @property
-    def global_batch_size(self) -> int:
-        """Sequences of one optimizer step over all ranks."""
 
 
 class Configuration(Protocol):
@@ -92,7 +41,7 @@ class Configuration(Protocol):
         """Name of the engine that runs it."""
 
     @property
-    def workload(self) -> WorkloadLike:
+    def workload(self) -> Workload:
         """The data and the kind of work."""
 
     @property
