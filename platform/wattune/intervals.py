@@ -150,8 +150,7 @@ def _whole_t_cumulative(value: Floats, degrees_of_freedom: int) -> Floats:
         total = total + term
         term = term * (squares * (step - 1) / step)
     inside = np.minimum(2 / math.pi * (angle + sine * total) if odd else sine * total, 1.0)
-    found: Floats = (1 + np.copysign(inside, value)) / 2
-    return found
+    return (1 + np.copysign(inside, value)) / 2
 
 
 def t_quantile(degrees_of_freedom: float) -> float:

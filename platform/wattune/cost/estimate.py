@@ -27,7 +27,7 @@ from wattune.cost.coefficients import (
 from wattune.cost.flops import workload_flop_per_token
 from wattune.cost.memory.predict import predict as predict_memory
 from wattune.cost.step_time.predict import predict as predict_step_time
-from wattune.cost.tables import FULL_MEMORY_FRAC, FULL_MEMORY_LONGER_FRAC, Memory, Power, StepTime, Temperature
+from wattune.cost.tables import FULL_MEMORY_FRAC, FULL_MEMORY_LONGER_FRAC, Memory, Power, StepTime
 from wattune.errors import PlanError
 from wattune.intervals import NORMAL_95
 from wattune.metrics import METRICS
@@ -114,8 +114,7 @@ class EstimatedMetric:
     def log_std(self) -> Floats:
         """Standard deviation of log(measured / predicted)."""
         low = np.maximum(self.low, 1e-3 * np.abs(self.value) + 1e-300)
-        spread: Floats = np.log(np.maximum(self.high, low) / low) / (2 * NORMAL_95)
-        return spread
+        return np.log(np.maximum(self.high, low) / low) / (2 * NORMAL_95)
 
     def at(self, positions: Ints) -> "EstimatedMetric":
         """Returns the candidates at these positions, in that order."""
@@ -202,7 +201,8 @@ class Parts:
     memory: Memory
     step: StepTime
     power: Power
-    temperature: Temperature
+    temp_c: tuple[Floats, float]
+    """Of the warmest device in the steady state, and half the width of its 95 % interval."""
 
 
 def estimate(specs: Sequence[TrialSpec], find: Find) -> Estimates:
@@ -262,7 +262,7 @@ def predict(batch: Batch, coefficients: Coefficients) -> Parts:
         memory=memory,
         step=step,
         power=drawn,
-        temperature=temperature.predict(batch, drawn, coefficients.thermal, limit_w=limit_w),
+        temp_c=temperature.predict(batch, drawn, coefficients.thermal, limit_w=limit_w),
     )
 
 
@@ -318,7 +318,7 @@ def _figures(batch: Batch, found: Parts) -> dict[str, _Figure]:
     drawn, (shorter, longer, more) = found.power, (each * batch.profiled for each in PROFILE_FRACS)
     step = step_s, step_s * np.maximum(1.0 - s.error_frac - shorter, 0.0), step_s * (1.0 + s.longer_frac + longer)
     speed = _inverse(step, float(tokens))
-    warm_c, error_k = found.temperature.device_temp_max_c, found.temperature.error_k
+    warm_c, error_k = found.temp_c
     lost, wide = drawn.clock_deficit_frac, power.CLOCK_ERROR + more
     figures = {
         "memory_peak_bytes": size,

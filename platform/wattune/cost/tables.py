@@ -113,16 +113,6 @@ class Power:
     """The same of the energy: time and power of the model err independently, so that they add in squares."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Temperature:
-    """Temperature of the warmest device."""
-
-    device_temp_max_c: Floats
-    """In the steady state."""
-    error_k: Floats
-    """Half width of the 95 % interval of the steady temperature."""
-
-
 def _sum(parts: Mapping[str, Floats]) -> Floats:
     total: Floats = np.sum(list(parts.values()), axis=0)
     return total

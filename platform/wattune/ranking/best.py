@@ -368,8 +368,7 @@ def _distance_behind(one: Standing, headroom: Floats, rows: Sequence[RankedTrial
     for index in np.argsort(-one.mean, kind="stable"):
         if (unsure := still_unsure(unsure, rows[index], risk)) < SURELY:
             return distance_behind(one, int(index), at_best)
-    order: Floats = np.argsort(np.argsort(-at_best, kind="stable")) / len(at_best)
-    return order
+    return np.argsort(np.argsort(-at_best, kind="stable")) / len(at_best)
 
 
 def still_unsure(unsure: float, row: RankedTrial, risk: float) -> float:
@@ -495,5 +494,4 @@ def _normal_quantile(uniform: Floats, power: int) -> Floats:
     above = -np.expm1(np.log(uniform) / power)  # 1 - U**(1/n), exact where that is close to 0
     grid = np.linspace(-8.0, 9.0, 3401)
     tail = np.array([0.5 * math.erfc(x / math.sqrt(2.0)) for x in grid])
-    found: Floats = np.interp(np.log(above), np.log(tail[::-1]), grid[::-1])
-    return found
+    return np.interp(np.log(above), np.log(tail[::-1]), grid[::-1])

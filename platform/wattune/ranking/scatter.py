@@ -406,8 +406,7 @@ def _digamma(x: Floats) -> Floats:
     shift = sum(1.0 / (x + step) for step in range(6))
     far = x + 6.0
     series = 1 / (12 * far**2) - 1 / (120 * far**4) + 1 / (252 * far**6)
-    result: Floats = np.log(far) - 1 / (2 * far) - series - shift
-    return result
+    return np.log(far) - 1 / (2 * far) - series - shift
 
 
 def _trigamma(x: _Numbers) -> _Numbers:

@@ -120,8 +120,7 @@ def kept_in_draws(
     room = (bound - level if below else level - bound) / scatter[which]
     num_kept, num_past = _clear(values, bound, waiting, size)
     against = (num_past if below else num_kept) / (len(values) + 1)
-    kept: npt.NDArray[np.bool_] = (room >= _NORMAL.inv_cdf(1.0 - risk)) & (rng.random(num_draws) >= against)
-    return kept
+    return (room >= _NORMAL.inv_cdf(1.0 - risk)) & (rng.random(num_draws) >= against)
 
 
 def _clear(values: Sequence[float], bound: float, waiting: float, size: float) -> tuple[int, int]:
@@ -156,8 +155,7 @@ def _log_cumulative(x: Floats) -> Floats:
     """
     far = np.minimum(x, -_TAIL)
     tail = -0.5 * far**2 - np.log(-far * math.sqrt(2.0 * math.pi)) + np.log1p(-(far**-2) + 3.0 * far**-4)
-    found: Floats = np.where(x < -_TAIL, tail, np.log(normal_cumulative(np.maximum(x, -_TAIL))))
-    return found
+    return np.where(x < -_TAIL, tail, np.log(normal_cumulative(np.maximum(x, -_TAIL))))
 
 
 def normal_cumulative(x: Floats) -> Floats:

@@ -50,8 +50,7 @@ class Segments:
     @property
     def width_s(self) -> Floats:
         """Length of each stretch."""
-        result: Floats = np.diff(self.edge_s)
-        return result
+        return np.diff(self.edge_s)
 
     def inside(self, *names: str) -> npt.NDArray[np.bool_]:
         """Tells which stretches belong to the named parts."""
@@ -219,5 +218,4 @@ def _energy_until_j(trace: PowerTrace, at_s: Floats) -> Floats:
     series = trace.series
     inside_j = series.cumulative(np.clip(at_s, trace.start_s, trace.end_s))
     outside_s = np.minimum(at_s, trace.start_s) + np.maximum(at_s - trace.end_s, 0.0)
-    result: Floats = inside_j + trace.mean_w * outside_s
-    return result
+    return inside_j + trace.mean_w * outside_s

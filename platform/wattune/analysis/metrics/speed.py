@@ -20,8 +20,7 @@ def step_times_s(steps: Steps) -> Floats:
 
 def step_to_step_s(steps: Steps) -> Floats:
     """Returns the time from each measured step's start to the next one's; the last step has no next and is left out."""
-    result: Floats = np.diff(np.sort(steps.start_ns.min(axis=1))) / NS_PER_S
-    return result
+    return np.diff(np.sort(steps.start_ns.min(axis=1))) / NS_PER_S
 
 
 def speed_metrics(

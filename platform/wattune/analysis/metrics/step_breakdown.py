@@ -242,8 +242,7 @@ class PhaseSpans:
         covered_ns = np.concatenate([start_ns[:1], np.maximum.accumulate(end_ns)[:-1]])
         new_ns = np.maximum(end_ns - np.maximum(start_ns, covered_ns), 0)
         size = self.shape[0] * self.shape[1]
-        result: Floats = np.bincount(cell, new_ns, minlength=size).reshape(self.shape) / NS_PER_S
-        return result
+        return np.bincount(cell, new_ns, minlength=size).reshape(self.shape) / NS_PER_S
 
     def behind_s(self) -> Floats:
         """Returns seconds from each rank's last pass to its optimizer in each step, 0 where one of them lacks."""
@@ -251,8 +250,7 @@ class PhaseSpans:
         ends_ns, starts_ns = np.zeros((2, self.shape[0] * self.shape[1]), np.int64)
         np.maximum.at(ends_ns, self.cell[kinds[0]], self.end_ns[kinds[0]])
         np.maximum.at(starts_ns, self.cell[kinds[1]], self.start_ns[kinds[1]])
-        result: Floats = np.where(ends_ns > 0, np.maximum(starts_ns - ends_ns, 0), 0).reshape(self.shape) / NS_PER_S
-        return result
+        return np.where(ends_ns > 0, np.maximum(starts_ns - ends_ns, 0), 0).reshape(self.shape) / NS_PER_S
 
     def exchange_s(self) -> float:
         """Computes how long two stages exchange results, by the rank that waits least between its passes.

@@ -66,8 +66,7 @@ class Series:
         index = np.clip(np.searchsorted(self.time_s, times_s, side="right") - 1, 0, len(area) - 2)
         part, value = times_s - self.time_s[index], self.value[index]
         slope = (self.value[index + 1] - value) / (self.time_s[index + 1] - self.time_s[index])
-        result: Floats = area[index] + part * (value + part * slope / 2)
-        return result
+        return area[index] + part * (value + part * slope / 2)
 
     def cumulative_on_grid(self, start_s: float, step_s: float, num_steps: int, *, again: int = 0) -> Iterator[Floats]:
         """Computes `cumulative` at `num_steps + 1` times a step apart, all inside the span; much faster.

@@ -47,8 +47,7 @@ class Steps:
 
     def duration_s(self) -> Floats:
         """Returns the time of each rank in each step, shape (steps, ranks)."""
-        result: Floats = (self.end_ns - self.start_ns) / NS_PER_S
-        return result
+        return (self.end_ns - self.start_ns) / NS_PER_S
 
 
 def find_steps(spans: pa.Table, anchors_ns: Mapping[str, int], measured: Sequence[int] | None) -> Steps | None:

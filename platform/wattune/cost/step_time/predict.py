@@ -1,6 +1,5 @@
 """Step time of candidates: passes of every stage, their pipeline, and what follows the last pass."""
 
-from dataclasses import dataclass
 from functools import reduce
 from typing import Final
 
@@ -17,7 +16,7 @@ from wattune.cost.step_time.links import Links, host_bytes_per_s
 from wattune.cost.step_time.pipeline import bubble_ratio, pipeline_s
 from wattune.cost.step_time.replica import Weights, beside
 from wattune.cost.step_time.traffic import LayerTraffic, expert_imbalance, layer_traffic
-from wattune.cost.step_time.work import KernelShapes, Machine, ModelPart, PassTimes, ends_work, layer_work
+from wattune.cost.step_time.work import KernelShapes, Machine, PassTimes, ends_work, layer_work
 from wattune.cost.tables import Activity, StepTime
 
 ROWS: Final = 8192
@@ -31,11 +30,6 @@ PARTS: Final = (
     "other_s",
 )
 """Names of the parts, those of the measured decomposition with `_s` for `_frac`."""
-
-_STAGES: Final = (
-    *("matrix_s", "memory_s", "collective_s", "idle_s", "overlapped_s"),
-    *("matrix_frac", "clock_frac", "held_frac"),
-)
 
 FP8_ERROR_FRAC: Final = 0.35
 """Least half width of the 95 % interval of a step in fp8. Of 19 runs on one H200 one is further from its prediction; it
@@ -66,7 +60,7 @@ def predict(
     vocabulary = np.full(len(batch), batch.model.vocab_size) if padded_vocab_size is None else padded_vocab_size
     model = StepModel(batch, coefficients, power, limit_w, vocabulary)
     parts = {name: np.empty(len(batch)) for name in PARTS}
-    stages = {name: np.zeros((len(batch), int(batch.pp.max()))) for name in _STAGES}
+    stages = {name: np.zeros((len(batch), int(batch.pp.max()))) for name in Activity.__slots__}
     slow_host_frac, fast_host_frac = np.empty((2, len(batch)))
     pipeline = batch.pp * (batch.vpp.max() + 1) + batch.vpp
     for key in np.unique(pipeline).tolist():
@@ -88,18 +82,6 @@ def _error_frac(batch: Batch, coefficients: StepTimeCoefficients) -> float:
     model = batch.model
     family = StepTimeCoefficients.family(batch.engine, model.name, model.num_layers, batch.cluster.world_size)
     return max(coefficients.error_frac_of(family), FP8_ERROR_FRAC if batch.dtype == "fp8" else 0.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Unique:
-    """Work and traffic of distinct shapes, and the shape of every candidate."""
-
-    of: Ints
-    layer: ModelPart
-    first: ModelPart
-    last: ModelPart
-    traffic: LayerTraffic
-    imbalance: Floats
 
 
 class StepModel:
@@ -124,9 +106,10 @@ class StepModel:
         self.vocabulary = vocabulary
         self.offloaded_bytes = offloaded_bytes(batch, vocabulary) if batch.offload.any() else np.zeros(len(batch))
         """Of each layer and micro-batch, copied to host memory and back."""
-        self.unique = self._unique()
+        self._shapes()
 
-    def _unique(self) -> _Unique:
+    def _shapes(self) -> None:
+        """Predicts work and traffic of distinct shapes, and finds the shape of every candidate (`shape_of`)."""
         batch = self.batch
         columns = (
             batch.tp, batch.cp, batch.ep, batch.etp, batch.micro_batch_size, batch.recompute,
@@ -137,7 +120,7 @@ class StepModel:
         for column in columns:
             _, codes = np.unique(column, return_inverse=True)
             key = key * (codes.max() + 1) + codes
-        _, first, of = np.unique(key, return_index=True, return_inverse=True)
+        _, first, self.shape_of = np.unique(key, return_index=True, return_inverse=True)
         tp, cp, ep, etp, _, recompute, gathers, loss_again, overlaps_tp, vocabulary = (
             np.asarray(column[first], float) for column in columns
         )
@@ -145,24 +128,19 @@ class StepModel:
         shapes = KernelShapes(
             tp=tp, cp=cp, ep=ep, etp=etp, tokens=tokens, recompute=recompute, gathers=gathers, loss_again=loss_again
         )
-        layer = layer_work(self.machine, batch.model, batch.workload, shapes, self.facts)
-        ends = ends_work(self.machine, vocabulary, batch.model.hidden_size, batch.workload, shapes, self.facts)
+        self.layer = layer_work(self.machine, batch.model, batch.workload, shapes, self.facts)
+        self.first, self.last = ends_work(
+            self.machine, vocabulary, batch.model.hidden_size, batch.workload, shapes, self.facts
+        )
+        products_s = self.layer.forward.matrix_s
         of_kinds = [
-            (
-                layer_traffic(self.machine, self.links, kind, shapes, self.facts, layer.forward.matrix_s, overlaps_tp),
-                share,
-            )
+            (layer_traffic(self.machine, self.links, kind, shapes, self.facts, products_s, overlaps_tp), share)
             for kind, share in batch.model.shares
         ]
-        traffic = of_kinds[0][0] if len(of_kinds) == 1 else reduce(LayerTraffic.__add__, (a * b for a, b in of_kinds))
-        return _Unique(
-            of=of,
-            layer=layer,
-            first=ends[0],
-            last=ends[1],
-            traffic=traffic,
-            imbalance=expert_imbalance(batch.model, batch.workload, ep),
+        self.traffic = (
+            of_kinds[0][0] if len(of_kinds) == 1 else reduce(LayerTraffic.__add__, (a * b for a, b in of_kinds))
         )
+        self.imbalance = expert_imbalance(batch.model, batch.workload, ep)
 
     def predict(self, rows: Ints, parts: dict[str, Floats], stages: dict[str, Floats]) -> list[Floats]:
         """Predicts candidates with one pipeline and writes their rows.
@@ -202,24 +180,21 @@ class StepPipeline:
         self._passes()
 
     def _column(self, values: Ints) -> Floats:
-        column: Floats = values[self.rows].astype(float)[:, None, None]
-        return column
+        return values[self.rows].astype(float)[:, None, None]
 
     def _spread(self, values: Floats) -> Floats:
-        spread: Floats = values[self.model.unique.of[self.rows]][:, None, None]
-        return spread
+        return values[self.model.shape_of[self.rows]][:, None, None]
 
     def _work(self, direction: str) -> PassTimes:
         """Adds the work of a chunk's layers and ends in one direction, with the passes over its gradients."""
-        unique = self.model.unique
-        if direction == "backward" and not self.model.trains:
+        model = self.model
+        if direction == "backward" and not model.trains:
             nothing = np.zeros_like(self.layers)
             return PassTimes(nothing, nothing, nothing, nothing, nothing)
         kinds = []
         for name in ("matrix_s", "memory_s", "host_s", "stall_s", "flop"):
             layer, first, last = (
-                self._spread(getattr(getattr(part, direction), name))
-                for part in (unique.layer, unique.first, unique.last)
+                self._spread(getattr(getattr(part, direction), name)) for part in (model.layer, model.first, model.last)
             )
             kinds.append(layer * self.layers + first * self.is_first + last * self.is_last)
         matrix_s, memory_s, host_s, stall_s, flop = kinds
@@ -290,7 +265,7 @@ class StepPipeline:
         if facts.shards_experts_apart and self.model.batch.model.is_moe:
             # What computes next is gathered beside what comes before it, and a reduction runs beside what comes after:
             # experts move beside the rest of a layer, which takes less time than they do.
-            layer = self.model.unique.layer
+            layer = self.model.layer
             parts_s = [
                 (np.asarray(one.experts_s), one.matrix_s + one.memory_s) for one in (layer.forward, layer.backward)
             ]
@@ -355,7 +330,7 @@ class StepPipeline:
     def _traffic_of(self, direction: str) -> dict[str, Floats]:
         if direction == "backward" and not self.model.trains:
             return {kind: np.zeros_like(self.layers) for kind in ("tp", "cp", "ep", "dp", "pp")}
-        traffic = self.model.unique.traffic
+        traffic = self.model.traffic
         kinds = {
             kind: self._spread(getattr(traffic, f"{kind}_{direction}_s")) * self.layers for kind in ("tp", "cp", "ep")
         }
@@ -427,7 +402,7 @@ class StepPipeline:
         slowed_s = self.over_once_s * self.model.coefficients.link.slowdown_frac
         tail_s = self.once_s + self.update_s + slowed_s
         uneven_s = np.maximum(self.passes_s - busy_s - bubble_s, 0.0) + tail_s.max(axis=1) - _mean(tail_s)
-        imbalance = self.model.unique.imbalance[self.model.unique.of[self.rows]]
+        imbalance = self.model.imbalance[self.model.shape_of[self.rows]]
         uneven_s = uneven_s + (imbalance - 1) * self._expert_s()
         if batch.cluster.world_size > 1:
             waits_frac = self.model.coefficients.overhead.straggler_frac + TP_WAITS_FRAC * (batch.tp[self.rows] > 1)
@@ -459,7 +434,7 @@ class StepPipeline:
         """Estimates the time of experts in a step, without what a lower clock adds."""
         if not self.model.batch.model.is_moe:
             return np.zeros(len(self.rows))
-        layer = self.model.unique.layer
+        layer = self.model.layer
         pass_s = self._spread(np.asarray(layer.forward.experts_s) + layer.backward.experts_s)
         expert_s: Floats = (pass_s * self.layers).sum(axis=1).mean(axis=1) * self.m
         return expert_s

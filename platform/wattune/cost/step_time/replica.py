@@ -66,16 +66,12 @@ class Weights:
         return np.where(count > 0, links.collective_s(kind, group, count * item_bytes / units) * units, 0.0)
 
 
-def hidden(communication_s: Floats, window_s: Floats, *, first_s: Floats) -> tuple[Floats, Floats]:
+def beside(communication_s: Floats, window_s: Floats, hides: Floats, first_s: Floats) -> tuple[Floats, Floats]:
     """Divides communication that may run beside compute into exposed and overlapped seconds.
 
-    `first_s` is the part that nothing can hide: the first gathering, or the last reduction.
+    Where `hides` is 0 all of it is exposed. `first_s` is the part that nothing can hide: the first gathering, or the
+    last reduction.
     """
-    exposed_s = np.minimum(np.maximum(communication_s - window_s, first_s), communication_s)
+    left_s = np.minimum(np.maximum(communication_s - window_s, first_s), communication_s)
+    exposed_s = np.where(hides > 0, left_s, communication_s)
     return exposed_s, communication_s - exposed_s
-
-
-def beside(communication_s: Floats, window_s: Floats, hides: Floats, first_s: Floats) -> tuple[Floats, Floats]:
-    """Divides communication into exposed and overlapped, where `hides` is 1; else all of it is exposed."""
-    exposed_s, overlapped_s = hidden(communication_s, window_s, first_s=first_s)
-    return np.where(hides > 0, exposed_s, communication_s), np.where(hides > 0, overlapped_s, 0.0)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from wattune.catalog.hardware import parse_cluster_label
 from wattune.cost.coefficients import PUBLISHED_STEP_TIME
 from wattune.cost.step_time.links import Links
-from wattune.cost.step_time.replica import Weights, hidden
+from wattune.cost.step_time.replica import Weights, beside
 
 SECONDS = st.floats(0.0, 10.0)
 
@@ -16,7 +16,7 @@ SECONDS = st.floats(0.0, 10.0)
 @given(SECONDS, SECONDS, st.floats(0.0, 1.0))
 def test_exposed_and_overlapped_are_all_of_it(communication_s, window_s, first_share):
     all_s = np.array([communication_s])
-    exposed_s, overlapped_s = hidden(all_s, np.array([window_s]), first_s=first_share * all_s)
+    exposed_s, overlapped_s = beside(all_s, np.array([window_s]), np.ones(1), first_share * all_s)
     assert exposed_s + overlapped_s == pytest.approx(all_s)
     assert 0 <= overlapped_s[0] <= window_s + 1e-12
     assert exposed_s[0] >= communication_s - window_s - 1e-12
