@@ -1,7 +1,7 @@
 """Details of a trial or recording beyond its metrics: steps, phases, slots, excursions, throttling, odd devices."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -92,7 +92,7 @@ class Detail:
         return {
             **{name: table.slice(0, MOST_LISTED).to_pylist() for name, table in tables.items()},
             "num_rows": {name: table.num_rows for name, table in tables.items()},
-            "outliers": [outlier.to_json() for outlier in self.outliers],
+            "outliers": [asdict(outlier) for outlier in self.outliers],
             "saturation": [one.to_json() for one in self.saturation],
             "breakdown": None if self.breakdown is None else self.breakdown.to_json(),
         }
@@ -152,10 +152,8 @@ def _of_device(examined: Examined, device: DeviceKey) -> tuple[dict[str, Any], p
         _, memory_c = slow.inside("memory_temp_c", 0.0, aligned.duration_s)
         if len(memory_c):
             row["memory_temp_max_c"] = float(memory_c.max())
-    clock = fast.series("sm_clock_mhz") if fast is not None else None
-    inside = clock.clip(0.0, aligned.duration_s) if clock is not None else None
-    if inside is not None:
-        row["sm_clock_mean_mhz"] = inside.mean()
+    if fast is not None and (clock := fast.within("sm_clock_mhz", aligned.duration_s)) is not None:
+        row["sm_clock_mean_mhz"] = clock.mean()
     return row, _temperatures(aligned, device, row["slot"], fast), _throttles(examined, device, fast)
 
 

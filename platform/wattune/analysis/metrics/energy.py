@@ -232,8 +232,7 @@ def _trace(
     start_s, end_s = float(clipped.time_s[0]), float(clipped.time_s[-1])
 
     def clip_again() -> Series:
-        again = aligned.tiers[tier][device].series(column)
-        inside = again.clip(0.0, aligned.duration_s) if again is not None else None
+        inside = aligned.tiers[tier][device].within(column, aligned.duration_s)
         assert inside is not None, device  # it was there a moment ago
         return inside
 

@@ -1,8 +1,8 @@
 """Devices unlike their peers: figures with a slow, starved or broken device describe that device, not the plan."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -45,10 +45,6 @@ class Outlier:
         return (
             f"{self.node}/{self.device}: {self.what} {self.value:.4g}, median of its {number} {self.peers_median:.4g}"
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, ready for `json.dumps`."""
-        return asdict(self)
 
 
 def peer_groups(aligned: Aligned, spec: TrialSpec | None) -> list[list[int]]:
@@ -131,8 +127,6 @@ def _compared(what: str, devices: Sequence[DeviceKey], values: Mapping[DeviceKey
 def _mean_clocks_mhz(aligned: Aligned) -> dict[DeviceKey, float]:
     found = {}
     for where, readings in aligned.readings("fast"):
-        whole = readings.series("sm_clock_mhz")
-        inside = whole.clip(0.0, aligned.duration_s) if whole is not None else None
-        if inside is not None:
-            found[where] = inside.mean()
+        if (clock := readings.within("sm_clock_mhz", aligned.duration_s)) is not None:
+            found[where] = clock.mean()
     return found

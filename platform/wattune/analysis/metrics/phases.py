@@ -158,15 +158,11 @@ def phase_table(aligned: Aligned, powers: Powers, ways: Mapping[DeviceKey, Segme
 
 
 PHASE_COLUMNS: Final = pa.schema(
-    [
-        ("node", pa.string()),
-        ("device", pa.string()),
-        ("rank", pa.int64()),
-        ("phase", pa.string()),
-        ("time_s", pa.float64()),
-        ("energy_j", pa.float64()),
-        ("resolved_frac", pa.float64()),
-    ]
+    [("node", pa.string()), ("device", pa.string()), ("rank", pa.int64()), ("phase", pa.string())]
+    + [(name, pa.float64()) for name in ("time_s", "energy_j", "resolved_frac")]
+)
+STEP_COLUMNS: Final = pa.schema(
+    [("step", pa.int64()), *((name, pa.float64()) for name in ("start_s", "time_s", "energy_j"))]
 )
 
 
@@ -192,12 +188,7 @@ def step_table(aligned: Aligned, powers: Powers) -> pa.Table:
     """Lists every measured step: `step`, `start_s` from the window's start, `time_s` (slowest rank), `energy_j`."""
     steps = aligned.steps
     if steps is None:
-        return pa.table(
-            {
-                "step": pa.array([], pa.int64()),
-                **{n: pa.array([], pa.float64()) for n in ("start_s", "time_s", "energy_j")},
-            }
-        )
+        return STEP_COLUMNS.empty_table()
     energy_j = step_energies_j(aligned, powers)
     return pa.table(
         {

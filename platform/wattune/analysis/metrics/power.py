@@ -14,7 +14,7 @@ from wattune.analysis.metrics.energy import Powers, PowerTrace, enforced_limit_w
 from wattune.analysis.metrics.excursion import WINDOW_S, ExcursionFinder, moving_means, time_above_frac
 from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.energy_grid import LONGEST_S, EnergySum, pieces, resolves, steps_of
-from wattune.analysis.signals.readings import HOST
+from wattune.analysis.signals.readings import HOST, all_known
 from wattune.analysis.signals.series import Series
 
 
@@ -132,17 +132,15 @@ def excursion_metrics(powers: Powers) -> dict[str, float]:
             "excursion_energy_j": float(sum(one.energy_j.sum() for one in found)),
             "excursion_peak_over_limit_frac": max(one.peak_over_limit_frac for one in found),
         }
-    above = [trace.above_limit_frac for trace in powers.traces if trace.above_limit_frac is not None]
-    if len(above) == len(shares):
+    if above := all_known([trace.above_limit_frac for trace in powers.traces]):
         metrics["over_limit_20ms_time_frac"] = float(np.average(above, weights=shares))
     return metrics
 
 
 def _of_meters(aligned: Aligned) -> dict[str, float | None]:
     """Returns mean and 1 s peak of the meters of chassis; their peak only where they are read twice a second."""
-    read = [readings.series("node_power_w") for readings in aligned.tiers.get(HOST, {}).values()]
-    found = [one.clip(0.0, aligned.duration_s) for one in read if one is not None]
-    whole = [one for one in found if one is not None]
+    read = [host.within("node_power_w", aligned.duration_s) for host in aligned.tiers.get(HOST, {}).values()]
+    whole = [one for one in read if one is not None]
     peaks_w = [
         max((piece.most_j(steps_of(LONGEST_S)) for piece in pieces(one)), default=-np.inf) / LONGEST_S
         for one in whole
@@ -183,5 +181,4 @@ def _over(value: float | None, divisor: int) -> float | None:
 
 def _worst(values: Sequence[float | None]) -> float | None:
     """Returns the largest value, None unless all are known: an unknown one could be larger."""
-    known = [value for value in values if value is not None]
-    return max(known) if known and len(known) == len(values) else None
+    return max(all_known(values), default=None)

@@ -7,7 +7,7 @@ import numpy as np
 
 from wattune.analysis.metrics.settled import Settled
 from wattune.analysis.signals.align import Aligned
-from wattune.analysis.signals.readings import Readings
+from wattune.analysis.signals.readings import Readings, all_known
 from wattune.analysis.signals.series import Series
 from wattune.analysis.signals.steady_state import S_PER_MIN, settled_from_s
 from wattune.arrays import Floats
@@ -30,8 +30,7 @@ class CoreTemperature:
 
 def temperature(readings: Readings, window_s: float) -> CoreTemperature | None:
     """Computes one device's core temperature, None if it was not read in the window."""
-    whole = readings.series("gpu_temp_c")
-    inside = whole.clip(0.0, window_s) if whole is not None else None
+    inside = readings.within("gpu_temp_c", window_s)
     if inside is None:
         return None
     return CoreTemperature(
@@ -84,9 +83,7 @@ def temperature_rise_c_per_min(core: Mapping[DeviceKey, CoreTemperature]) -> flo
 
 def all_settled_from_s(core: Mapping[DeviceKey, CoreTemperature]) -> float | None:
     """Returns the time from which all devices are settled; None if one never is, or without temperatures."""
-    settled = [one.settled_from_s for one in core.values()]
-    known = [one for one in settled if one is not None]
-    return max(known) if known and len(known) == len(settled) else None
+    return max(all_known([one.settled_from_s for one in core.values()]), default=None)
 
 
 def _rise_c_per_min(late: Series | None) -> float | None:

@@ -10,7 +10,7 @@ from wattune.analysis.metrics.energy import PowerTrace, counter_span, enforced_l
 from wattune.analysis.metrics.phases import COMPUTING, IN_STEPS, Segments
 from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.energy_grid import resolves
-from wattune.analysis.signals.readings import Readings, cause_column
+from wattune.analysis.signals.readings import Readings, all_known, cause_column
 from wattune.analysis.signals.series import Series, weights_s
 from wattune.arrays import Floats
 from wattune.schema import THROTTLE_REASON_BITS, DeviceKey
@@ -239,8 +239,8 @@ def throttle_metrics(aligned: Aligned, throttles: Mapping[DeviceKey, Throttle]) 
 
 def _mean(values: Sequence[float | None]) -> float | None:
     """Returns the mean, None unless all are known."""
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if len(known) == len(values) else None
+    known = all_known(values)
+    return float(np.mean(known)) if known else None
 
 
 def _counter_metrics(aligned: Aligned) -> dict[str, float]:
@@ -248,9 +248,8 @@ def _counter_metrics(aligned: Aligned) -> dict[str, float]:
     metrics = {}
     for metric, (column, num_causes) in _COUNTERS.items():
         shares = [_active_frac(slow, device, column, num_causes, aligned.duration_s) for device in aligned.devices]
-        known = [share for share in shares if share is not None]
-        if known and len(known) == len(shares):
-            metrics[metric] = float(np.mean(known))
+        if (mean := _mean(shares)) is not None:
+            metrics[metric] = mean
     return metrics
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from wattune.analysis.metrics.energy import counter_span
 from wattune.analysis.metrics.saturation import LinkPeak
 from wattune.analysis.signals.align import Aligned
-from wattune.analysis.signals.readings import HOST, Readings
+from wattune.analysis.signals.readings import HOST, Readings, all_known
 from wattune.catalog.hardware import DeviceSpec
 
 _ACTIVE = ("tensor_active_frac", "dram_active_frac")
@@ -43,8 +43,7 @@ def use_metrics(aligned: Aligned, peaks: Mapping[str, LinkPeak]) -> dict[str, fl
     for name, each in {**means, **rates}.items():
         if each and len(each) == len(aligned.devices):
             metrics[name] = float(np.mean(each))
-    known = [rate for rate in of_hosts if rate is not None]
-    if known and len(known) == len(nodes):
+    if known := all_known(of_hosts):
         metrics["nic_bytes_per_s"] = float(np.mean(known))
     for link, (peak_bytes_per_s, _) in peaks.items():
         if f"{link}_bytes_per_s" in metrics:

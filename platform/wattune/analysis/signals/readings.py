@@ -56,6 +56,12 @@ Tables: TypeAlias = Mapping[str, "pa.Table | TierSource"]
 """Telemetry by tier."""
 
 
+def all_known(values: Sequence[float | None]) -> list[float]:
+    """Returns values if all are known, else none: a mean or a peak of some would be another figure."""
+    known = [value for value in values if value is not None]
+    return known if len(known) == len(values) else []
+
+
 def as_source(tier: "pa.Table | TierSource") -> TierSource:
     """Returns a tier as a source that is read a device at a time."""
     return TableSource(tier) if isinstance(tier, pa.Table) else tier
@@ -75,6 +81,11 @@ class Readings:
     def series(self, name: str) -> Series | None:
         """Returns one column as a series, None if it was not read at least twice."""
         return series(self.time_s, self.columns[name]) if name in self.columns else None
+
+    def within(self, name: str, end_s: float) -> Series | None:
+        """Returns one column as a series from 0 to a time; None if it was not read twice about there."""
+        whole = self.series(name)
+        return None if whole is None else whole.clip(0.0, end_s)
 
     def complete(self, *names: str) -> "Readings | None":
         """Returns some columns at the times all of them were read, ordered and unique; None if a column is missing."""
