@@ -98,7 +98,7 @@ def theirs(name: str, **changes: Any) -> nn.Module:
 def read(name: str, folder: Path) -> ModelSpec:
     made: Any = theirs(name)
     made.config.save_pretrained(folder)
-    return read_config(folder / "config.json", name).model
+    return read_config(folder / "config.json", name)
 
 
 NAMES = {

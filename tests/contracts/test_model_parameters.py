@@ -31,7 +31,7 @@ DEFAULTS = json.loads(
 def read(tmp_path: Path, config: dict[str, Any]) -> ModelSpec:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
-    return read_config(path, "own", ["vision_config"] if "vision_config" in config else []).model
+    return read_config(path, "own", ["vision_config"] if "vision_config" in config else [])
 
 
 @pytest.mark.parametrize("name", CONFIGS)

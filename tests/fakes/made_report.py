@@ -13,7 +13,6 @@ from wattune.analysis.detail import EXCURSION_COLUMNS, SLOT_COLUMNS
 from wattune.analysis.metrics.saturation import Saturation
 from wattune.analysis.metrics.waterfall import Breakdown
 from wattune.objective import Question, parse_constraint, parse_objective
-from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.comparison import Comparison, Side, compare
 from wattune.ranking.difference import Counted
 from wattune.ranking.evidence import Evidence
@@ -93,15 +92,13 @@ def values(found) -> list[float]:
     return list(found)
 
 
-def evidence_of(row: RankedTrial, text: str = "vm", slow: float = 1.0) -> Evidence:
+def evidence_of(text: str = "vm", slow: float = 1.0) -> Evidence:
     """Twenty seconds of forty steps, one excursion, two slots."""
     excursion = {"node": text, "device": text, "start_s": 3.0, "end_s": 3.4, "energy_j": 8.0, "peak_w": 745.0}
     slot = dict.fromkeys(SLOT_COLUMNS.names, 0.1) | {"node": text, "power_mean_w": 650.0}
     slots = [slot | {"slot": n, "device": f"gpu{n}", "temp_mean_c": 74.5 - 5 * n} for n in range(2)]
     parts = {"compute": 0.3, "throttle": 0.05, "exposed_comm": 0.1 * slow, "bubble": 0.04, "other": 0.01}
     return Evidence(
-        trial_id=row.trial_id,
-        repeat=0,
         power_w={text: (np.arange(0.0, 20.0, 0.1), np.full(200, 2650.0)), "quiet": (np.arange(2.0), np.ones(2))},
         steps=(np.arange(0.0, 20.0, 0.5), np.full(40, 0.5)),
         step_index=np.arange(5, 45),
@@ -198,7 +195,7 @@ def whole(simulated: bool = False, text: str = "rank 3 at 140 GiB") -> tuple[Ran
     ]
     shown = (ranking.feasible[0], ranking.infeasible[0])
     place = "vm" if text.startswith("rank 3") else text
-    return ranking, candidates, {row.trial_id: evidence_of(row, place, 1.0 + n) for n, row in enumerate(shown)}
+    return ranking, candidates, {row.trial_id: evidence_of(place, 1.0 + n) for n, row in enumerate(shown)}
 
 
 def render(simulated: bool = False, text: str = "rank 3 at 140 GiB") -> str:

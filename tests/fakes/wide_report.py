@@ -57,7 +57,7 @@ def write_wide_report(path: Path, num_bounds: int = 5, simulated: bool = True) -
     reason = "micro_batch_size 4 times dp 8 does not divide global_batch_size 16; choose a divisor"
     kept += [{"trial_id": "", "status": "rejected", "rule": "global_batch_size", "reason": reason}] * 1204
     shown = [*ranking.feasible[:4], *ranking.infeasible[:4]]
-    evidence = {row.trial_id: evidence_of(row, slow=1.0 + number / 10) for number, row in enumerate(shown)}
+    evidence = {row.trial_id: evidence_of(slow=1.0 + number / 10) for number, row in enumerate(shown)}
     pair = comparison_of(ranking, evidence) if ranking.feasible and ranking.infeasible else None
     path.write_text(
         render_report("moe_expert_parallel_h200", DOCUMENT, ranking, kept, evidence, pair and {"price": pair})

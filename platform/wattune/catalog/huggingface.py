@@ -11,7 +11,7 @@ import difflib
 import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,17 +23,6 @@ from wattune.field_types import LARGEST_COUNT, LARGEST_WORLD
 
 LARGEST_CONFIG_BYTES: Final = 2**20
 """Largest file that is read. A real one has a few kilobytes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """A model that was read from a file."""
-
-    model: ModelSpec
-    left_out: tuple[str, ...]
-    """Features of the file that the space leaves out."""
-    noted: tuple[str, ...] = ()
-    """Keys of the file that change no count and are not trained."""
 
 
 _NEUTRAL: Final[dict[str, float | None]] = {
@@ -62,8 +51,8 @@ _WITHOUT: Final[dict[str, tuple[str, ...]]] = {
 The first one tells whether a model has it. `qkv_bias` is the biases of attention; those of other parts stay."""
 
 
-def read_config(path: Path, name: str, leave_out: Collection[str] = ()) -> Reading:
-    """Reads a model from a `config.json`.
+def read_config(path: Path, name: str, leave_out: Collection[str] = ()) -> ModelSpec:
+    """Reads a model from a `config.json`; its source names the keys that change no count and are not trained.
 
     `leave_out` are features to train without, by the names that a refusal gives them. Raises `PlanError` where the file
     cannot be read, is of a model type that is not known, or describes what would be counted wrong and is not left out.
@@ -106,7 +95,7 @@ def read_config(path: Path, name: str, leave_out: Collection[str] = ()) -> Readi
         raise PlanError("\n".join(f"{path}: {problem}" for problem in found.problems))
     without = {one: plain[one] for word in leave_out for one in counted.get(word, ())}
     source = "config.json of a Hugging Face checkpoint" + (f"; not trained: {', '.join(noted)}" if noted else "")
-    return Reading(model=replace(spec, source=source, **without), left_out=tuple(sorted(leave_out)), noted=tuple(noted))
+    return replace(spec, source=source, **without)
 
 
 _DEFAULT: Final[dict[str, Any]] = {name: each.default for name, each in ModelSpec.__dataclass_fields__.items()}

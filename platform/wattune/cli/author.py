@@ -102,7 +102,7 @@ def init(
     from_config = chosen if _is_config(chosen) else None
     if from_config is not None:
         own = own_name_of(Path(chosen))
-        full = read_config(Path(chosen), own, leave_out or ()).model
+        full = read_config(Path(chosen), own, leave_out or ())
         from_config = _relative(Path(chosen), path.parent)
     else:
         if leave_out:

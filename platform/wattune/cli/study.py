@@ -252,19 +252,22 @@ def run(
     """Runs a study: real steps of every candidate, measured and ranked. Run again, it continues, also with more."""
     # Ray prints to standard output when a node dies; there the one object of `--json` stands alone.
     stray = redirect_stdout(sys.stderr) if as_json else nullcontext()
+    asked: dict[str, Any] = {
+        "storage": storage,
+        "max_hours": max_hours,
+        "max_trials": max_trials,
+        "max_gpu_hours": gpu_hours,
+        "deadline": deadline,
+        "retry": retry or (),
+        "until_decided": until_decided,
+        "try_all": try_all,
+    }
     with in_order():
         planned = api.plan(space)
         view = view_of(planned, err if as_json else out)
         _print_warnings(err if as_json else out, planned)
         if dry_run:
-            bounds: dict[str, Any] = {"max_hours": max_hours, "max_trials": max_trials}
-            bounds |= {
-                "max_gpu_hours": gpu_hours,
-                "deadline": deadline,
-                "until_decided": until_decided,
-                "try_all": try_all,
-            }
-            view(found := api.preview(planned, storage=storage, retry=retry or (), **bounds))
+            view(found := api.preview(planned, **asked))
             (err if as_json else out).print("dry run: nothing was started, nothing was written")
             if as_json:
                 print_json({"dry_run": True, "study": planned.name, **_as_json(found)})
@@ -274,22 +277,15 @@ def run(
         with stray, view:
             outcome = api.run_study(
                 planned,
-                storage=storage,
                 address=address,
                 tracking_uri=tracking_uri,
                 wandb=wandb,
                 tensorboard=tensorboard,
-                max_hours=max_hours,
-                max_trials=max_trials,
-                max_gpu_hours=gpu_hours,
-                deadline=deadline,
-                retry=retry or (),
-                until_decided=until_decided,
-                try_all=try_all,
                 set_power_limits=set_power_limits,
                 wait_nodes=wait_nodes,
                 listener=view,
                 if_forced=partial(_show_forced, as_json=as_json),
+                **asked,
             )
     raise typer.Exit(show(outcome, as_json=as_json))
 

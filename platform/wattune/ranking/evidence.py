@@ -35,8 +35,6 @@ MOST_STEPS: Final = 2000
 class Evidence:
     """One repeat of one trial, on the time axis of its window: seconds from the start of the measured steps."""
 
-    trial_id: str
-    repeat: int
     power_w: Mapping[str, tuple[Floats, Floats]]
     """By node: seconds, and the sum of its devices in watts, in means of 100 ms."""
     steps: tuple[Floats, Floats]
@@ -57,7 +55,7 @@ class Evidence:
         return max(peaks, key=lambda node: peaks[node], default=None)
 
 
-def gather(folder: TrialFolder, result: Run) -> Evidence | None:
+def gather(folder: TrialFolder) -> Evidence | None:
     """Reads the evidence of one repeat, None if its folder has no window of measured steps.
 
     Raises:
@@ -74,8 +72,6 @@ def gather(folder: TrialFolder, result: Run) -> Evidence | None:
     start_s = found.steps["start_s"].to_numpy()[:MOST_STEPS]
     time_s = found.steps["time_s"].to_numpy()[:MOST_STEPS]
     return Evidence(
-        trial_id=result.trial_id,
-        repeat=result.repeat,
         power_w=node_power_series(examined.aligned),
         steps=(start_s, time_s),
         step_index=found.steps["step"].to_numpy()[:MOST_STEPS] - data.first_step,
@@ -98,7 +94,7 @@ def gather_all(study: StudyFolder, rows: Iterable[RankedTrial]) -> tuple[dict[st
         if not row.counted:
             continue
         try:
-            evidence = gather(study.trial(row.trial_id, row.counted[0].repeat), row.counted[0])
+            evidence = gather(study.trial(row.trial_id, row.counted[0].repeat))
         except WattuneError as error:
             problems.append(f"files of trial {row.trial_id} cannot be read, so it is not drawn: {error}")
             continue
@@ -146,7 +142,7 @@ class Compared:
         """
         spec, repeats = self._found(wanted)
         result = min(repeats, key=lambda one: one.repeat)
-        evidence = gather(self._study.trial(result.trial_id, result.repeat), result)
+        evidence = gather(self._study.trial(result.trial_id, result.repeat))
         return _side(self._study, spec, Counted(repeats, self._spreads), result, evidence)
 
     def _found(self, wanted: str) -> tuple[TrialSpec, Sequence[Run]]:

@@ -139,7 +139,7 @@ class ModelEntry(Entry):
         if self.from_config is not None:
             try:
                 path = self._folder / self.from_config
-                return read_config(path, self.name, self.leave_out).model
+                return read_config(path, self.name, self.leave_out)
             except PlanError as error:
                 return [(("from_config",), line) for line in str(error).split("\n")]
         if self.name in MODELS:

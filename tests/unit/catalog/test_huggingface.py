@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from wattune.catalog.huggingface import Reading, read_config
+from wattune.catalog.huggingface import read_config
 from wattune.catalog.models import MODELS, ModelSpec
 from wattune.errors import PlanError
 
@@ -98,17 +98,13 @@ NOISE = ["attn_pdrop", "embd_pdrop", "resid_pdrop"]
 
 
 def read(tmp_path: Path, config: Any, *leave_out: str) -> ModelSpec:
-    return reading(tmp_path, config, *leave_out).model
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    return read_config(path, "own", leave_out)
 
 
 def shape(spec: ModelSpec) -> tuple[Any, ...]:
     return tuple(getattr(spec, name) for name in ModelSpec.__dataclass_fields__ if name not in ("name", "source"))
-
-
-def reading(tmp_path: Path, config: Any, *leave_out: str) -> Reading:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(config))
-    return read_config(path, "own", leave_out)
 
 
 @pytest.mark.parametrize(
@@ -153,10 +149,10 @@ def test_experts_have_their_own_width(tmp_path):
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )
 def test_what_changes_no_count_is_read_and_noted(tmp_path, config, notes):
-    found = reading(tmp_path, config)
-    assert sorted(found.noted) == sorted(notes)
-    assert all(note in found.model.source for note in notes)
-    assert shape(read(tmp_path, config, *notes)) == shape(found.model)
+    found = read(tmp_path, config)
+    _, _, noted = found.source.partition("; not trained: ")
+    assert sorted(filter(None, noted.split(", "))) == sorted(notes)
+    assert shape(read(tmp_path, config, *notes)) == shape(found)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +228,7 @@ def test_a_vision_tower_is_named_and_left_out_by_its_word(tmp_path):
     config = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}, "vision_config": {"hidden_size": 8}}
     with pytest.raises(PlanError, match=r'vision_config: a part .* add "leave_out: \[vision_config\]"'):
         read(tmp_path, config)
-    assert reading(tmp_path, config, "vision_config").left_out == ("vision_config",)
+    assert read(tmp_path, config, "vision_config").num_layers, "a decoder alone"
     with pytest.raises(PlanError, match=r"text_config\.hidden_size: got wide"):
         read(tmp_path, config | {"text_config": {"hidden_size": "wide"}}, "vision_config")
 

@@ -48,7 +48,7 @@ def test_a_trial_whose_result_cannot_be_read_is_compared_by_its_other_repeats_or
 
 def test_evidence_is_what_the_folder_holds(study):
     (best,) = ranking_of(study).feasible
-    found = gather(study.trial(best.trial_id, 0), best.counted[0])
+    found = gather(study.trial(best.trial_id, 0))
     assert found is not None
     assert found.highest_node == "node0"
     time_s, watts = found.power_w["node0"]
@@ -64,7 +64,7 @@ def test_evidence_of_a_trial_without_steps_is_of_the_window_that_its_run_is(tmp_
     study = make_study(tmp_path)
     best = ranking_of(study).best
     result = without_steps(study, best.trial_id)
-    found = gather(study.trial(best.trial_id, 0), result)
+    found = gather(study.trial(best.trial_id, 0))
     assert found is not None and not found.steps[0].size and found.breakdown is None
     (time_s, watts) = found.power_w["node0"]
     start_ns, end_ns = (result.numbers.window_start_mono_ns, result.numbers.window_end_mono_ns)

@@ -32,7 +32,7 @@ def test_the_parts_of_a_step_add_up_and_trials_of_one_plan_stay_apart():
     spec, result = trial(1, 1.0)
     other = replace(spec, model=model("mixtral_8x7b"))
     both = ranked([(spec, result), (other, replace(result, trial_id=other.trial_id))], "")
-    data, _ = figure_of(step_parts(both, {row.trial_id: evidence_of(row) for row in both.trials}))
+    data, _ = figure_of(step_parts(both, {row.trial_id: evidence_of() for row in both.trials}))
     assert len(set(data[0]["y"])) == 2
 
 
@@ -67,12 +67,12 @@ def test_no_two_trials_have_one_label(kinds):
 
 def test_a_place_without_a_temperature_is_an_empty_cell():
     ranking, _, evidence = whole()
-    first, second = (evidence[row.trial_id] for row in (ranking.feasible[0], ranking.infeasible[0]))
-    half = {**evidence, second.trial_id: replace(second, slots=second.slots.slice(0, 1))}
+    first, second = ranking.feasible[0].trial_id, ranking.infeasible[0].trial_id
+    half = {**evidence, second: replace(evidence[second], slots=evidence[second].slots.slice(0, 1))}
     data, _ = figure_of(slot_temperatures(ranking, half))
     assert data[0]["z"] == [[74.5, 74.5], [69.5, None]]
     assert data[0]["text"] == [["74.5", "74.5"], ["69.5", ""]]
-    none = {first.trial_id: replace(first, slots=first.slots.slice(0, 0))}
+    none = {first: replace(evidence[first], slots=evidence[first].slots.slice(0, 0))}
     assert slot_temperatures(ranking, none) is None and slot_temperatures(ranking, {}) is None
 
 

@@ -50,7 +50,7 @@ def test_the_next_plan_and_the_reference_trial_are_compared_with_the_parts_that_
             name=row.trial_id,
             spec=row.spec,
             result=row.counted[0],
-            breakdown=evidence_of(row, slow=slow).breakdown,
+            breakdown=evidence_of(slow=slow).breakdown,
             counted=Counted(row.counted, row.spreads),
             simulated=False,
         )

@@ -15,7 +15,7 @@ from wattune.workload import UNKNOWN_WORKLOAD
 def test_each_step_has_its_tokens_over_the_time_to_the_next_one_at_its_place_in_the_data():
     ranking = ranked([trial(1, 40_000.0), trial(2, 30_000.0, 3188.0)])
     best, over = ranking.feasible[0], ranking.infeasible[0]
-    data, layout = figure_of(step_throughput(ranking, {row.trial_id: evidence_of(row) for row in (best, over)}))
+    data, layout = figure_of(step_throughput(ranking, {row.trial_id: evidence_of() for row in (best, over)}))
     (line,) = data
     assert values(line["x"]) == list(range(5, 44))
     assert values(line["y"]) == pytest.approx([best.spec.workload.tokens_per_step / 0.5] * 39)
@@ -25,7 +25,7 @@ def test_each_step_has_its_tokens_over_the_time_to_the_next_one_at_its_place_in_
 def test_the_most_likely_best_come_first_and_the_compared_steps_are_shaded():
     tags = {COMPARED: "9-30"}
     ranking = ranked([trial(n, 40_000.0 + 10 * n, tags=tags) for n in (1, 2, 4, 8, 16)])
-    evidence = {row.trial_id: evidence_of(row) for row in ranking.feasible}
+    evidence = {row.trial_id: evidence_of() for row in ranking.feasible}
     chart = step_throughput(ranking, evidence)
     data, layout = figure_of(chart)
     assert len(data) == MOST_LEADERS == len({(line["line"]["color"], line["line"]["dash"]) for line in data})
@@ -37,7 +37,7 @@ def test_the_most_likely_best_come_first_and_the_compared_steps_are_shaded():
 def test_without_a_leader_of_two_steps_there_is_no_chart():
     ranking = ranked([trial(1, 40_000.0)])
     (row,) = ranking.feasible
-    short = replace(evidence_of(row), step_index=np.arange(1), steps=(np.zeros(1), np.ones(1)))
+    short = replace(evidence_of(), step_index=np.arange(1), steps=(np.zeros(1), np.ones(1)))
     assert step_throughput(ranking, {row.trial_id: short}) is None
     assert step_throughput(ranking, {}) is None
 
@@ -49,7 +49,7 @@ def test_where_nobody_said_the_tokens_of_a_step_no_chart_is_drawn_and_the_page_s
         return spec, replace(result, trial_id=spec.trial_id)
 
     ranking = ranked([unsaid(1, 40_000.0), unsaid(2, 39_000.0)])
-    evidence = {row.trial_id: evidence_of(row) for row in ranking.feasible}
+    evidence = {row.trial_id: evidence_of() for row in ranking.feasible}
     assert len(evidence) == 2 and step_throughput(ranking, evidence) is None
     assert "nobody said how many tokens a step has" in not_drawn(ranking, evidence)
     page = Page(render_report("own", DOCUMENT, ranking, [], evidence))
@@ -66,6 +66,6 @@ def test_leaders_without_tokens_take_no_place_of_those_that_have_some():
         for one in [replace(spec, plan=replace(spec.plan, micro_batch_size=100 + n))]
     ]
     ranking = ranked([*unsaid, trial(2, 40_000.0)])
-    evidence = {row.trial_id: evidence_of(row) for row in ranking.feasible}
+    evidence = {row.trial_id: evidence_of() for row in ranking.feasible}
     data, _ = figure_of(step_throughput(ranking, evidence))
     assert len(data) == 1 and not_drawn(ranking, evidence) == ""

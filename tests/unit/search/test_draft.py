@@ -86,7 +86,7 @@ def test_a_name_is_read_back_as_it_is(name: str) -> None:
 def test_learned_positions_are_those_of_the_model_on_processors_too(tmp_path: Path, max_positions: int) -> None:
     config = {"model_type": "gpt2", "n_positions": max_positions}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    full = read_config(tmp_path / "config.json", "1e3").model
+    full = read_config(tmp_path / "config.json", "1e3")
     wishes = Wishes(study="first", model="1e3", cluster="1x2 cpu", from_config="config.json")
     text = draft(wishes, full, schema="space.schema.json")
     assert "name: '1e3'" in text or 'name: "1e3"' in text
