@@ -133,12 +133,12 @@ class StepModel:
             self.machine, vocabulary, batch.model.hidden_size, batch.workload, shapes, self.facts
         )
         products_s = self.layer.forward.matrix_s
-        of_kinds = [
-            (layer_traffic(self.machine, self.links, kind, shapes, self.facts, products_s, overlaps_tp), share)
-            for kind, share in batch.model.shares
-        ]
-        self.traffic = (
-            of_kinds[0][0] if len(of_kinds) == 1 else reduce(LayerTraffic.__add__, (a * b for a, b in of_kinds))
+        self.traffic = reduce(
+            LayerTraffic.__add__,
+            (
+                layer_traffic(self.machine, self.links, kind, shapes, self.facts, products_s, overlaps_tp) * share
+                for kind, share in batch.model.shares
+            ),
         )
         self.imbalance = expert_imbalance(batch.model, batch.workload, ep)
 

@@ -9,12 +9,12 @@ from wattune.catalog.models import ONE_BLOCK, ModelSpec
 from wattune.cost.memory.shapes import skewed_load
 from wattune.cost.step_time.facts import EngineFacts
 from wattune.cost.step_time.links import Links
-from wattune.cost.step_time.work import KernelShapes, Machine
+from wattune.cost.step_time.work import KernelShapes, Machine, Summable
 from wattune.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
-class LayerTraffic:
+class LayerTraffic(Summable):
     """Seconds of exposed communication of one layer, forward and backward; what is computed again is in backward."""
 
     tp_forward_s: Floats
@@ -23,12 +23,6 @@ class LayerTraffic:
     cp_backward_s: Floats
     ep_forward_s: Floats
     ep_backward_s: Floats
-
-    def __add__(self, other: "LayerTraffic") -> "LayerTraffic":
-        return LayerTraffic(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
-
-    def __mul__(self, factor: float) -> "LayerTraffic":
-        return LayerTraffic(*(getattr(self, name) * factor for name in self.__slots__))
 
 
 def expert_imbalance(model: ModelSpec, workload: Workload, ep: Floats) -> Floats:

@@ -5,9 +5,9 @@ Bytes of memory-bound kernels count every read and write of a fused kernel's inp
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
@@ -37,8 +37,20 @@ weights and inputs of linear layers in the forward pass of every micro-batch, an
 the backward pass (`float8_linear.py`, dynamic scaling)."""
 
 
+class Summable:
+    """A record whose fields are added each to each, and multiplied by one factor."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+
+    def __mul__(self, factor: Floats | float) -> Self:
+        return type(self)(*(getattr(self, name) * factor for name in self.__slots__))
+
+
 @dataclass(frozen=True, slots=True)
-class PassTimes:
+class PassTimes(Summable):
     """Seconds of one pass at the highest clock, each an array of one shape."""
 
     matrix_s: Floats
@@ -54,25 +66,13 @@ class PassTimes:
     experts_s: Floats | float = 0.0
     """Of both kinds of seconds on the device, those in experts."""
 
-    def __add__(self, other: "PassTimes") -> "PassTimes":
-        return PassTimes(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
-
-    def __mul__(self, factor: Floats | float) -> "PassTimes":
-        return PassTimes(*(getattr(self, one.name) * factor for one in fields(self)))
-
 
 @dataclass(frozen=True, slots=True)
-class ModelPart:
+class ModelPart(Summable):
     """A part of the model in both directions."""
 
     forward: PassTimes
     backward: PassTimes
-
-    def __add__(self, other: "ModelPart") -> "ModelPart":
-        return ModelPart(self.forward + other.forward, self.backward + other.backward)
-
-    def __mul__(self, factor: float) -> "ModelPart":
-        return ModelPart(self.forward * factor, self.backward * factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,8 +353,8 @@ def layer_work(
     machine: Machine, model: ModelSpec, workload: Workload, shapes: KernelShapes, facts: EngineFacts
 ) -> ModelPart:
     """Predicts the work of the mean decoder layer: kinds of layers count by their shares."""
-    parts = [(_Layer(machine, kind, workload, shapes, facts).build(), share) for kind, share in model.shares]
-    return parts[0][0] if len(parts) == 1 else reduce(ModelPart.__add__, (part * share for part, share in parts))
+    layers = (_Layer(machine, kind, workload, shapes, facts).build() * share for kind, share in model.shares)
+    return reduce(ModelPart.__add__, layers)
 
 
 def ends_work(
