@@ -86,11 +86,8 @@ def coefficients_of_software(device: DeviceSpec, software: str) -> Coefficients:
 
     Of 370 published configurations on ten devices steps are 7.5 % off in the median so (90th percentile 18 %). By the
     fit of H200 it is 7.5 % (24 %), since small models on H100 come out a third too short (`benchmarks/prediction.py`).
-    Raises `PlanError`: the catalog lacks the device's peaks or its power limit.
-
-    Args:
-        device: The device.
-        software: One of `wattune.cost.step_time.facts.SOFTWARE`.
+    `software` is one of `wattune.cost.step_time.facts.SOFTWARE`. Raises `PlanError`: the catalog lacks the device's
+    peaks or its power limit.
     """
     found, power = default_coefficients(device), power_coefficients(device)
     assert power is not None, "a device with defaults has them"

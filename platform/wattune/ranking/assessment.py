@@ -202,12 +202,7 @@ def assess_trials(
 ) -> list[RankedTrial]:
     """Assesses trials with all their repeats, together; they are not ranked yet.
 
-    Args:
-        study: Name of the study, empty if only one is ranked.
-        trials: Specification of each, and its runs, in order.
-        spreads: Scatter of the study.
-        question: The objective, the bounds, and the accepted risk.
-        judged: False leaves the bounds aside, where nobody asks for a verdict.
+    The name of the study is empty if only one is ranked. Where nobody asks for a verdict, bounds are not `judged`.
     """
     needed = question.needed
     groups = {METRICS[name].group for name in needed}

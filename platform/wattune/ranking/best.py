@@ -115,11 +115,7 @@ class Finalist:
         return len(ordinary(self.row.counted))
 
     def worth(self, num_running: int) -> float:
-        """Returns the part of its total effect that one more run takes away.
-
-        Args:
-            num_running: Runs of it whose results are not there yet.
-        """
+        """Returns the part of its total effect that one more run takes away, after those that are running."""
         known = self.num_runs + num_running
         return self.total_effect * self.num_runs / (known * (known + 1))
 
@@ -160,11 +156,7 @@ class Standings:
         return max(self.best_probability, self.none_probability) >= until
 
     def next(self, running: Mapping[str, int]) -> RankedTrial | None:
-        """Returns the trial whose next run tells most; None if no trial can be the best.
-
-        Args:
-            running: Runs by trial id whose results are not there yet.
-        """
+        """Returns the trial whose next run tells most, after those `running` by id; None if none can be the best."""
         pair = self.finalists[:2]
         if not pair:
             return None

@@ -82,13 +82,7 @@ class Counted:
 
 
 def difference(metric: str, a: Counted, b: Counted) -> Difference | None:
-    """Tests the difference of two trials in one metric; None if a run of either did not measure it.
-
-    Args:
-        metric: Name of the metric.
-        a: Runs of the one.
-        b: Runs of the other, of the same study or of another one.
-    """
+    """Tests the difference of trials, of one study or two, in a metric; None if a run of either did not measure it."""
     a, b = (replace(one, runs=measuring(one.runs, metric)) for one in (a, b))
     of_a, of_b = a.spreads.interval(a.runs, metric), b.spreads.interval(b.runs, metric)
     fitted_a, fitted_b = a.spreads.fitted(metric), b.spreads.fitted(metric)
@@ -126,15 +120,11 @@ def _share(log_change: float) -> float:
 
 
 def tell_apart(found: Iterable[Difference], first: str) -> tuple[Difference, ...]:
-    """Decides which metrics tell two trials apart.
+    """Decides which metrics tell two trials apart, by their differences.
 
-    The metric that was asked for is tested alone. Of all others together at most one verdict in 20 comparisons of equal
-    trials is wrong: the step-down procedure of Holm (1979, "A simple sequentially rejective multiple test procedure",
-    Scandinavian Journal of Statistics 6). Metrics with the same statistic are one test.
-
-    Args:
-        found: Differences of the same two trials.
-        first: The metric that was asked for.
+    The metric that was asked for, `first`, is tested alone. Of all others together at most one verdict in 20
+    comparisons of equal trials is wrong: the step-down procedure of Holm (1979, "A simple sequentially rejective
+    multiple test procedure", Scandinavian Journal of Statistics 6). Metrics with the same statistic are one test.
     """
     listed, level = list(found), 1.0 - CONFIDENCE_FRAC
     tests: dict[float, float] = {}

@@ -83,11 +83,7 @@ def gather(folder: TrialFolder) -> Evidence | None:
 
 
 def gather_all(study: StudyFolder, rows: Iterable[RankedTrial]) -> tuple[dict[str, Evidence], list[str]]:
-    """Reads the evidence of the first completed repeat of some trials.
-
-    Returns:
-        Evidence by trial id, without trials that have none; and messages about unreadable trials.
-    """
+    """Reads the evidence of trials' first completed repeats, by trial id, and says which cannot be read."""
     found: dict[str, Evidence] = {}
     problems = []
     for row in rows:

@@ -144,10 +144,6 @@ def collector_paused() -> Iterator[None]:
 def rank_sources(sources: Sequence[Source], **asked: Unpack[Asked]) -> Ranking:
     """Ranks the trials of one or several studies together.
 
-    Args:
-        sources: The studies.
-        **asked: See `Asked`.
-
     Raises:
         PlanError: A study is named twice, or has no objective and none is given.
         SpaceError: An objective or constraint cannot be used as written, or the studies' own differ.

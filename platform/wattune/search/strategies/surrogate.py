@@ -149,15 +149,12 @@ class _Line:
     def of(cls, logs: Vector, stated: Vector, measured: Mapping[int, float]) -> "_Line":
         """Fits log(measured / estimated) to log(estimated), with a free level.
 
+        All are logarithms: estimates and their `stated` standard deviations of all rows, what was measured by row.
+
         The slope is Cauchy(1, `_SLOPE_SCALE`) before, as a normal one whose precision is what its tail expects
         (expectation and maximization; Lange et al. 1989), from the slope of the results alone. The stated deviation of
         the estimate counts as `_SLOPE_PSEUDO` observations beside the measured ones (scaled inverse chi-squared, Gelman
         et al. 2013, section 3.2).
-
-        Args:
-            logs: Log estimates of all rows.
-            stated: Stated standard deviations of log(measured / estimated), of all rows.
-            measured: Measured logarithms by row.
         """
         if len(measured) < 2:  # one result tells a level, and no slope
             centre = float(logs[[*measured]].mean()) if measured else float(np.median(logs))
