@@ -32,8 +32,9 @@ LONG_ERROR, LIMIT_SHARE_ERROR = 0.25, 0.3
 """That of what the place of the slowest of more than two stages makes of a gain (0.17 on two, up to 0.17 for one layer
 moved on four, beyond assumed), and of what the power limit does (`placement_on_gpus.md`)."""
 
-REGULATED_S: Final = 0.035
-"""A power limit acts on means over about this long: passes of two H100 after waits (`placement_on_gpus.md`)."""
+RISES_S, FALLS_S = 0.012, 0.03
+"""Times in which the clock of a device at its power limit rises in a wait and falls in a pass: passes of two H100 and
+of three pairs of H200 (`placement_on_gpus.md`)."""
 
 MOST_STRAIN: Final = 2.0
 """End of the search for a strain: matrix units that work all the time would draw 1.6 to 1.8 on H100 and H200."""
@@ -71,28 +72,33 @@ class PlacementAdvice:
 
 
 class Regulated:
-    """Passes of a device whose power without a limit strains it: at the full clock until the mean reaches the limit."""
+    """Passes of a device whose power without a limit strains it: its clock rises in waits, and falls while it works."""
 
     def __init__(self, strain: float) -> None:
-        self.strain, self.mean, self.busy_s, self.full_s = strain, np.zeros(()), np.zeros(()), np.zeros(())
+        self.strain, self.free, self.busy_s, self.full_s = strain, np.ones(()), np.zeros(()), np.zeros(())
+        self.later_s: tuple[Any, Any] = 0.0, 0.0  # of all passes behind the first: what they take, and at full clock
+        self.has_begun = False
 
     def __call__(self, lasts_s: Floats, wait_s: Floats) -> Floats:
         """Computes how long a pass takes after a wait that lasts so long at the full clock."""
-        if self.strain <= 1.0:
-            self.busy_s = self.busy_s + lasts_s
-            return lasts_s
-        over = self.strain - self.mean * np.exp(-wait_s / REGULATED_S)
-        full_s = np.minimum(REGULATED_S * np.log(over / (self.strain - 1.0)), lasts_s)
-        self.mean = np.where(full_s < lasts_s, 1.0, self.strain - over * np.exp(-lasts_s / REGULATED_S))
-        takes_s: Floats = full_s + (lasts_s - full_s) * self.strain ** (1 / LIMIT_EXPONENT)
+        longer = max(self.strain, 1.0) ** (1 / LIMIT_EXPONENT)
+        self.free = 1.0 - (1.0 - self.free) * np.exp(-wait_s / RISES_S)
+        full_s = np.zeros(())
+        for _ in range(8 if longer > 1.0 else 0):  # each leaves at most 0.28 of what the one before was off by
+            full_s = self.free * FALLS_S * -np.expm1(-(longer * lasts_s - (longer - 1.0) * full_s) / FALLS_S)
+        takes_s: Floats = longer * lasts_s - (longer - 1.0) * full_s
+        self.free = self.free * np.exp(-takes_s / FALLS_S)
         self.busy_s, self.full_s = self.busy_s + takes_s, self.full_s + full_s
+        if self.has_begun:
+            self.later_s = self.later_s[0] + takes_s, self.later_s[1] + lasts_s
+        self.has_begun = True
         return takes_s
 
 
 def strain_of_waiting(drawn: float, stages: Sequence[int], pipe: Callable[[float], "Pipe"]) -> float:
     """Finds the strain of devices that wait from what they draw while they work, over what the limit leaves above idle.
 
-    In passes longer than `REGULATED_S` the limit slows them too, so they draw less. `pipe` has their stages.
+    In passes longer than `FALLS_S` the limit slows them too, so they draw less. `pipe` has their stages.
     """
     strain = drawn
     for _ in range(8 if drawn > 1.0 else 0):
@@ -174,7 +180,8 @@ class Pipe:
         passes_s = replay_s(*passes, trains=bool(b.max() > 0), paces=paces, exchange_s=self.exchange_s).reshape(
             each_s.shape[:2]
         )
-        each_s = np.stack([one.busy_s for one in paces], -1).reshape(each_s.shape) / few if paces else each_s
+        if paces:  # a measured micro-batch has its first pass as its others, which follow shorter waits
+            each_s = each_s * np.stack([one.later_s[0] / one.later_s[1] for one in paces], -1).reshape(each_s.shape)
         return passes_s + (m - few) * (each_s + self.exchanges_s).max(-1), each_s
 
     def step_s(self, layers: Ints | None = None, order: Ints | None = None) -> Floats:

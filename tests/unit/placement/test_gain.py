@@ -12,7 +12,7 @@ from specs import trial_spec
 from wattune.catalog.models import model
 from wattune.cost.clock import LIMIT_EXPONENT
 from wattune.errors import PlanError
-from wattune.placement.gain import MODEL_ERROR, REGULATED_S, Pipe, Regulated, place_plan, strain_of_waiting
+from wattune.placement.gain import FALLS_S, MODEL_ERROR, RISES_S, Pipe, Regulated, place_plan, strain_of_waiting
 from wattune.placement.slots import SlotReading, fit_map
 from wattune.plans.axes import Plan
 
@@ -96,7 +96,8 @@ def test_a_device_that_its_limit_does_not_hold_gains_nothing_from_waiting() -> N
         pipe = Pipe(spec(batch=8), np.array([[0.06, 0.06]]), np.array([[1.0, 1.3]]), 2 / 3, 0.0, np.array(strain))
         moved = np.array([[8, 4]])
         found_s.append(float(pipe._run(pipe.stages_s(moved, pipe.order), pipe.order)[1][0, 0, 1]))
-    assert found_s[0] == pytest.approx(0.078 * 4 / 6, rel=0.01) and found_s[1] < 0.98 * found_s[0]
+    # A layer's time without a limit is that of the first stage: what is more counts as the last one's end.
+    assert found_s[0] == pytest.approx(0.078 * 4 / 6, rel=0.02) and found_s[1] < 0.98 * found_s[0]
 
 
 def test_measured_moves_follow_the_schedule_and_scatter_as_intervals_say() -> None:
@@ -106,8 +107,8 @@ def test_measured_moves_follow_the_schedule_and_scatter_as_intervals_say() -> No
         np.array([one[name] for one in rows]) for name in ("measured_gain_frac", "measured_error_frac")
     )
     off = np.array([predicted_gain(one, *strain_of(rows)) for one in rows]) - measured
-    assert (np.abs(off) < 1.96 * np.hypot(MODEL_ERROR, scatter)).all() and np.abs(off).max() < 0.0065
-    assert np.median(np.abs(off)) < 0.0012
+    assert (np.abs(off) < 1.96 * np.hypot(MODEL_ERROR, scatter)).all() and np.abs(off).max() < 0.0071
+    assert np.median(np.abs(off)) < 0.0016
     wrong = np.sign(off + measured) != np.sign(measured)
     assert wrong.sum() <= 1 and (np.abs(measured[wrong]) < scatter[wrong]).all(), "a gain that is none"
     by_formula = []
@@ -131,9 +132,9 @@ def test_what_waits_draws_less_than_it_would_without_its_limit() -> None:
     assert strain_of_waiting(0.9, [0], pipe) == 0.9 and strain_of_waiting(1.9, [0], pipe) == 2.0
     every = []
     for number, (median, most) in {
-        7: (0.0017, 0.0087),
-        5: (0.004, 0.0145),
-        6: (0.006, 0.009),
+        7: (0.0016, 0.006),
+        5: (0.004, 0.0099),
+        6: (0.0046, 0.0071),
     }.items():  # blind calls on H200
         rows = [one for one in read(TABLE) if one["num_call"] == number]
         strain = strain_of(rows)
@@ -143,7 +144,7 @@ def test_what_waits_draws_less_than_it_would_without_its_limit() -> None:
     assert max(abs(one[GAINS[1]] - one["measured_gain_frac"]) for one in every[:20]) == pytest.approx(0.0123, abs=5e-5)
     cases = joined(every[20:])
     told, now = (np.array([one[name] - one["measured_gain_frac"] for one in cases]) for name in (GAINS[1], "now"))
-    assert len(cases) == 20 and np.abs(told).max() == pytest.approx(0.0121, abs=5e-5) and np.abs(now).max() < 0.0096
+    assert len(cases) == 20 and np.abs(told).max() == pytest.approx(0.0121, abs=5e-5) and np.abs(now).max() < 0.0099
 
 
 def test_an_interval_holds_the_error_of_the_prediction_beside_the_map_s() -> None:
@@ -153,15 +154,19 @@ def test_an_interval_holds_the_error_of_the_prediction_beside_the_map_s() -> Non
     assert move.error_frac == pytest.approx(MODEL_ERROR, rel=0.1)
 
 
-def test_a_limit_slows_passes_from_where_the_mean_of_power_reaches_it() -> None:
-    """At 1.3 of the limit its mean rises as 1.3 (1 - exp(-t / T)); a long wait forgets it, a short one does not."""
+def test_a_limit_slows_passes_as_the_clock_falls_and_a_wait_raises_it() -> None:
+    """A long pass at 1.3 of the limit gains the time that its clock takes to fall; a wait gives some of it back."""
     device, longer = Regulated(1.3), 1.3 ** (1 / LIMIT_EXPONENT)
-    free_s = REGULATED_S * np.log(1.3 / 0.3)
-    assert device(np.array(0.5), np.array(0.0)) == pytest.approx(free_s + (0.5 - free_s) * longer)
-    assert device(np.array(0.1), np.array(0.0)) == pytest.approx(0.1 * longer)
-    assert device(np.array(0.03), np.array(5.0)) == pytest.approx(0.03)
-    again_s = float(device(np.array(0.1), np.array(0.01)))
-    assert 0.1 < again_s < 0.1 * longer and device.busy_s == pytest.approx(0.5 + 0.23 + 0.5 * (longer - 1), abs=0.02)
+    gained_s = (longer - 1.0) * FALLS_S
+    assert device(np.array(0.5), np.array(0.0)) == pytest.approx(0.5 * longer - gained_s)
+    assert device(np.array(0.5), np.array(0.0)) == pytest.approx(0.5 * longer)
+    assert device(np.array(0.5), np.array(5.0)) == pytest.approx(0.5 * longer - gained_s)
+    assert device(np.array(0.5), np.array(RISES_S)) == pytest.approx(0.5 * longer - (1 - np.exp(-1)) * gained_s)
+    assert device.busy_s - device.later_s[0] == pytest.approx(0.5 * longer - gained_s) and device.later_s[1] == 1.5
+    # A pass that ends while the clock falls: its work is the integral of the clock.
+    short_s = float(Regulated(1.3)(np.array(0.02), np.array(0.0)))
+    at_s = np.linspace(0.0, short_s, 10_001)
+    assert np.trapezoid(1 / longer + (1 - 1 / longer) * np.exp(-at_s / FALLS_S), at_s) == pytest.approx(0.02, rel=1e-6)
 
 
 def test_the_limit_slows_the_stage_that_becomes_the_slowest_and_speeds_up_the_one_that_was() -> None:
@@ -176,14 +181,23 @@ def test_the_limit_slows_the_stage_that_becomes_the_slowest_and_speeds_up_the_on
 
 
 def test_layers_moved_on_four_h200_gain_what_was_measured() -> None:
-    """The even layout of `placement_on_gpus.md`: stages in ms, optimizers in ms, strain, exchange; slots alike."""
+    """The even layout of `placement_on_gpus.md`: stages in ms, optimizers in ms, exchange; slots alike.
+
+    Waiting stages draw 1.31 of what the limit leaves.
+    """
     of = spec(12, 4, on="1x4 h200_sxm", batch=8)
     works_s, optimizer_s = np.array([[0.02975, 0.0284, 0.02835, 0.0415]]), np.array([9.5, 6.8, 6.8, 9.5]) / 1000
-    pipe = Pipe(of, works_s, np.ones((1, 4)), 0.698, optimizer_s, 1.336, 0.000172)
+
+    def pipe_of(strain: float) -> Pipe:
+        return Pipe(of, works_s, np.ones((1, 4)), 0.698, optimizer_s, strain, 0.000172)
+
+    strain = strain_of_waiting(1.31, [0, 1, 2], pipe_of)
+    assert strain == pytest.approx(1.55, abs=0.01), "as pairs of H200 have it, of passes twice as long"
+    pipe = pipe_of(strain)
     pipe.rest_s = 0.4433 - float(pipe.step_s()[0])
     for layout, measured_s in (([3, 3, 4, 2], 0.4281), ([3, 3, 2, 4], 0.5185), ([3, 4, 3, 2], 0.4141)):
         gain = float(pipe.step_s()[0] / pipe.step_s(np.array([layout]))[0]) - 1
-        assert gain == pytest.approx(0.4433 / measured_s - 1, abs=0.01)
+        assert gain == pytest.approx(0.4433 / measured_s - 1, abs=0.003)
 
 
 def test_a_large_stage_is_tried_early_too_and_a_slow_device_keeps_few_layers() -> None:
