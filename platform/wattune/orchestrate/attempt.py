@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from wattune.fidelity import Role
-from wattune.run import NO_NUMBERS, Numbers, Prediction
+from wattune.run import NO_NUMBERS, Numbers, Prediction, Run, RunStatus
 from wattune.trial import Measure, TrialSpec
 
 if TYPE_CHECKING:
@@ -71,6 +71,20 @@ class Attempt:
     def node_names(self) -> tuple[str, ...]:
         """Names of the nodes it runs on."""
         return tuple(node.name for node in self.nodes)
+
+    def ended(self, status: RunStatus, reason: str, *, start_wall_ns: int, end_wall_ns: int) -> Run:
+        """Returns a run of it that ended so, without anything that was measured."""
+        return Run(
+            trial_id=self.trial_id,
+            repeat=self.repeat,
+            status=status,
+            reason=reason,
+            tags=dict(self.tags),
+            numbers=self.numbers,
+            prediction=self.predicted,
+            start_wall_ns=start_wall_ns,
+            end_wall_ns=end_wall_ns,
+        )
 
     @property
     def storage(self) -> Path:

@@ -164,8 +164,7 @@ class Cluster:
     def resources_per_rank(self, spec: ClusterSpec) -> dict[str, float]:
         """Resources Ray reserves for one rank: its device, and a share of the node's processors.
 
-        Raises:
-            EngineError: The cluster lacks the nodes or devices.
+        Raises `EngineError`: the cluster lacks the nodes or devices.
         """
         fitting = self.fitting(spec)
         if len(fitting) < spec.num_nodes:
@@ -204,10 +203,8 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
     """Connects to a Ray cluster, or starts one here, and disconnects at the end.
 
     Without an address it is the cluster in `RAY_ADDRESS`, which a Ray job sets, or else a new one on this machine.
-
-    Raises:
-        EngineError: The cluster cannot be reached or started.
-        PlanError: The address is one that takes jobs, from outside of the cluster.
+    Raises `EngineError`: the cluster cannot be reached or started, `PlanError`: the address is one that takes jobs,
+    from outside of the cluster.
     """
     target = address or os.environ.get("RAY_ADDRESS")
     if ray.util.client.ray.is_connected() or (not ray.is_initialized() and (target or "").startswith(_OUTSIDE)):

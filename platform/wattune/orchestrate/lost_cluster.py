@@ -58,11 +58,9 @@ def watched(is_answering: Callable[[], bool] | None = None) -> Iterator[None]:
 
     Ray itself takes a minute to give up a head or raylet that is dead, during its start too, and then ends the process
     it runs in. It never gives up what a clock that was set back keeps it from placing. A stop of the study comes first:
-    it may be what ended the processes, as a signal to the whole process group does.
-
-    Raises:
-        EngineError: Its head or raylet ended, the wall clock was set back by more than `MOST_BACK_S`, or the folder
-            that this process was started in is gone.
+    it may be what ended the processes, as a signal to the whole process group does. Raises `EngineError`: its head or
+    raylet ended, the wall clock was set back by more than `MOST_BACK_S`, or the folder that this process was started in
+    is gone.
     """
     folder, answered_s = Path.cwd(), time.monotonic()
     vital: dict[str, psutil.Process] = {}

@@ -46,10 +46,8 @@ _own: Final[list[Path]] = []
 def ray_folder() -> Iterator[Path]:
     """Makes the folder, and removes it at the end, with what killed processes of this user left before.
 
-    After an error it stays for a day, for Ray's logs in it, or until another one has failed.
-
-    Raises:
-        NotPrivateError: A folder above it is not this user's own.
+    After an error it stays for a day, for Ray's logs in it, or until another one has failed. Raises `NotPrivateError`:
+    a folder above it is not this user's own.
     """
     base = temporary_folder()
     if len(os.fsencode(base)) + len(_PREFIX) + 9 > _LONGEST:

@@ -28,8 +28,7 @@ class RaySearcher:
     def __init__(self, name: str, problem: Problem) -> None:
         """Loads the class and gives it objective and space.
 
-        Raises:
-            SpaceError: There is no such class, it is not a searcher of Ray's, or it refuses objective or space.
+        Raises `SpaceError`: there is no such class, it is not a searcher of Ray's, or it refuses objective or space.
         """
         assert problem.question is not None, "a strategy that learns has a question"
         self.stopped_because: str | None = None

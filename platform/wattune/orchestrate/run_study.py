@@ -60,11 +60,8 @@ def run_study(
     """Runs the trials that a study's controller starts, and leaves every result in the study's folder.
 
     Node sets that share no power or thermal domain run trials side by side; on each, one follows another. `begin` is
-    called once the study owns what candidates set.
-
-    Raises:
-        EngineError: The cluster ended before the study; finished trials are in the folder.
-        PlanError: A device cannot be set as candidates ask, or another study sets it.
+    called once the study owns what candidates set. Raises `EngineError`: the cluster ended before the study; finished
+    trials are in the folder, `PlanError`: a device cannot be set as candidates ask, or another study sets it.
     """
     _quiet_ray()
     with (
@@ -114,10 +111,8 @@ def run_study(
 def require_libraries(specs: Iterable[TrialSpec], cluster: Cluster) -> None:
     """Checks that the libraries of trials are installed, before the first one fails for good without them.
 
-    It checks trials that can only run on this node. On other nodes their workers check it.
-
-    Raises:
-        EngineError: An engine's library is not installed.
+    It checks trials that can only run on this node. On other nodes their workers check it. Raises `EngineError`: an
+    engine's library is not installed.
     """
     for spec in {(spec.engine, spec.cluster, spec.plan.dtype): spec for spec in specs}.values():
         if [node.node_id for node in cluster.fitting(spec.cluster)] == [cluster.driver_node_id]:

@@ -30,7 +30,7 @@ from wattune.orchestrate.command_result import command_spans, run_spans
 from wattune.orchestrate.cooldown import wait_until_cool
 from wattune.orchestrate.failures import Cause, Failure, is_of_the_machine
 from wattune.orchestrate.lanes.actor import LaneKeeper
-from wattune.orchestrate.lanes.messages import Answer, Assignment, Death, GroupKey
+from wattune.orchestrate.lanes.messages import Answer, Assignment, GroupKey
 from wattune.orchestrate.lanes.ray_errors import KEEPER_ENDED, cause
 from wattune.orchestrate.power_limit import NODE_POWER, PowerLimit, simulated_power_w
 from wattune.orchestrate.ray_settings import DASHBOARD, STARTING, dashboard
@@ -182,7 +182,8 @@ async def _measure(attempt: Attempt, course: _Course, workers: LaneKeeper, sensi
         course.answer = answer = await workers.run(course.assignment, over_limit, telemetry.await_sensors)
         if answer.deaths:
             deaths = await workers.in_thread(partial(telemetry.explained, answer.deaths))
-            course.answer = replace(answer, deaths=deaths, stacks={**answer.stacks, **_words(deaths)})
+            words = {death.rank: death.words for death in deaths if death.words}
+            course.answer = replace(answer, deaths=deaths, stacks={**answer.stacks, **words})
         telemetry.places = course.answer.places
         telemetry.warm = course.answer.warm and not is_command(spec)  # a command's own processes are new
     except (EngineError, TelemetryError) as error:
@@ -220,25 +221,11 @@ def _note_failure(attempt: Attempt, error: Exception) -> None:
     with contextlib.suppress(OSError):  # the disk may be what failed
         folder.write_error("".join(traceback.format_exception(error)))
     said = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}; see error.txt"
-    result = Run(
-        trial_id=attempt.trial_id,
-        repeat=attempt.repeat,
-        status=RunStatus.CRASHED,
-        reason=f"wattune failed: {said}",
-        tags=dict(attempt.tags),
-        numbers=attempt.numbers,
-        prediction=attempt.predicted,
-        start_wall_ns=now_ns,
-        end_wall_ns=now_ns,
-    )
+    reason = f"wattune failed: {said}"
+    result = attempt.ended(RunStatus.CRASHED, reason, start_wall_ns=now_ns, end_wall_ns=now_ns)
     if is_of_the_machine(error):
         result = Failure(Cause.HEAD, f"the study's node failed: {said}").of(result)
     conclude(folder, result)
-
-
-def _words(deaths: Sequence[Death]) -> dict[int, str]:
-    """Returns the last words of ranks that have some, by rank."""
-    return {death.rank: death.words for death in deaths if death.words}
 
 
 def conclude(folder: TrialFolder, result: Run, digests: Mapping[str, str] = NO_FILES) -> None:

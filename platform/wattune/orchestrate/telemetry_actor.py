@@ -127,8 +127,7 @@ def leave_to_sampler(cpus: tuple[int, ...]) -> None:
 def spool_folder(name: str) -> Path:
     """The folder where an actor keeps telemetry, one folder per trial, until it is in the study folder.
 
-    Raises:
-        NotPrivateError: It, or a folder above it, is not this user's own.
+    Raises `NotPrivateError`: it, or a folder above it, is not this user's own.
     """
     return temporary_folder("spool", name)
 
@@ -181,9 +180,7 @@ class TelemetryActor:
 
         Where an earlier trial was sampled, the devices are known, and nobody waits here for the sensors: see `ready`.
         `num_ranks` are those on the node; 0 leaves the sampler on all processors. Its devices get the `settings`.
-
-        Raises:
-            TelemetryError: The sampler did not start, or devices were not set; the message holds the last words.
+        Raises `TelemetryError`: the sampler did not start, or devices were not set; the message holds the last words.
         """
         self._set(key, num_ranks, settings)
         cpus = spare_cpus(sorted(os.sched_getaffinity(0)), num_ranks)
@@ -196,8 +193,7 @@ class TelemetryActor:
     def ready(self, key: str) -> Mapping[str, str]:
         """Waits until a trial's sensors are open; returns the names of the devices that have a uuid, by uuid.
 
-        Raises:
-            TelemetryError: The sampler did not start; the message holds its last words.
+        Raises `TelemetryError`: the sampler did not start; the message holds its last words.
         """
         sampler = SamplerProcess(self._spool / key)
         try:
@@ -251,10 +247,7 @@ class TelemetryActor:
 
         The `mark` is a file that the driver made there: a node that does not see it does not share the folder, and
         sends the files to the storage's `url`, else returns them. Asked again, it does the same again. Where `used`
-        devices are given, by node, of those alone.
-
-        Raises:
-            TelemetryError: It ended before its sensors were open.
+        devices are given, by node, of those alone. Raises `TelemetryError`: it ended before its sensors were open.
         """
         folder = self._spool / key
         manifest = SamplerProcess(folder).manifest()

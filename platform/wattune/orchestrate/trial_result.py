@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -103,19 +104,13 @@ def trial_result(
         "device": spec.cluster.device,
         "simulated": str(spec.cluster.simulate_sensors_of is not None).lower(),
     }
-    result = Run(
-        trial_id=spec.trial_id,
-        repeat=attempt.repeat,
-        status=status,
-        reason=reason,
+    result = replace(
+        attempt.ended(status, reason, start_wall_ns=start_wall_ns, end_wall_ns=time.time_ns()),
         metrics=summary.metrics,
         quality=summary.quality,
         quality_reasons=summary.quality_reasons,
         tags={**tags, **summary.tags, **facts, **rank_tags(answer.outcomes, answer.cause)},
         numbers=numbers | summary.numbers,
-        prediction=attempt.predicted,
-        start_wall_ns=start_wall_ns,
-        end_wall_ns=time.time_ns(),
     )
     return result if failure is None else failure.of(result)
 

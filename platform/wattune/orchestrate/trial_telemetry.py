@@ -101,8 +101,7 @@ class TrialTelemetry:
     def await_sensors(self) -> None:
         """Waits until the sensors of every node are open.
 
-        Raises:
-            TelemetryError: Those of a node are not, or they see other devices than those of the trial before.
+        Raises `TelemetryError`: those of a node are not, or they see other devices than those of the trial before.
         """
         found, failed = self._ask(START_S, "ready")
         _require(failed, START_S)
@@ -197,7 +196,12 @@ class TrialTelemetry:
         actors = {node.node_id: actor for node, actor in self.actors.items()}
         asked = {death: actors[death.node_id].fate.remote(death.pid) for death in deaths if death.node_id in actors}
         fates, _ = ask_all(asked, LOOK_S)  # a node that is gone is found by the study's controller
-        return tuple(_explained(death, *fates.get(death, ("", 0))) for death in deaths)
+        told = ((death, *fates.get(death, ("", 0))) for death in deaths)
+        starved = {death for death in deaths if any(sign in death.why for sign in _RAYS_MEMORY_MONITOR)}
+        return tuple(
+            replace(death, words=words, out_of_memory=death in starved or num_kills > 0)
+            for death, words, num_kills in told
+        )
 
 
 def _fetched(on: Callable[[Path], _T], url: str, place: str, whole: Mapping[str, bytes], sent: Mapping[str, int]) -> _T:
@@ -225,8 +229,7 @@ def sensor_backends(spec: TrialSpec) -> list[str]:
 def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: LaneKeeper) -> Iterator[TrialTelemetry]:
     """Samples the trial's nodes while the body runs; `await_sensors` says from when on.
 
-    Raises:
-        TelemetryError: A sampler did not start.
+    Raises `TelemetryError`: a sampler did not start.
     """
     backends = sensor_backends(spec)
     actors = dict(zip(cluster.nodes, lanes.telemetry_actors(cluster.nodes, backends), strict=True))
@@ -281,11 +284,6 @@ def own_devices(specs: Iterable[TrialSpec], cluster: Cluster, lanes: Lanes) -> N
 def settings_of(spec: TrialSpec) -> dict[str, Any]:
     """Returns what a trial sets on devices of its nodes; simulated ones obey without."""
     return {} if spec.cluster.simulate_sensors_of else spec.plan.settings
-
-
-def _explained(death: Death, words: str, num_oom_kills: int) -> Death:
-    starved = any(sign in death.why for sign in _RAYS_MEMORY_MONITOR)
-    return replace(death, words=words, out_of_memory=starved or num_oom_kills > 0)
 
 
 def _silent(failed: Mapping[Node, RayError]) -> Set[Node]:

@@ -42,8 +42,7 @@ class Engine(Protocol):
     def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
         """Builds model, optimizer and data from one seed.
 
-        Raises:
-            EngineError: This engine cannot build the specification; the message names the setting.
+        Raises `EngineError`: this engine cannot build the specification; the message names the setting.
         """
         ...
 

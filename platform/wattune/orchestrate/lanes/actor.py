@@ -176,10 +176,8 @@ class LaneKeeper:
 
         Its measured steps begin once `await_sensors` has returned and the trials are concluded that are being concluded
         on its nodes. Nobody can hold the steps of a command: it begins then. `over_limit` is called once a second while
-        it runs. A reason it returns ends the trial as `aborted`. Both are called in threads.
-
-        Raises:
-            TelemetryError: `await_sensors` raised it; the trial has left its workers.
+        it runs. A reason it returns ends the trial as `aborted`. Both are called in threads. Raises `TelemetryError`:
+        `await_sensors` raised it; the trial has left its workers.
         """
         lane, name = self._lane(tuple(assignment.node_names)), assignment.attempt.name
         is_held = not is_command(assignment.spec)

@@ -100,14 +100,18 @@ class Lanes:
     def telemetry_actors(self, nodes: Sequence[Node], backends: Sequence[str]) -> list[ActorHandle]:
         """Returns the telemetry actors of nodes, and starts those that do not run yet.
 
-        Raises:
-            TelemetryError: The actor that holds them died, or does not answer.
+        Raises `TelemetryError`: the actor that holds them died, or does not answer.
         """
         asks = self._keeper.telemetry.options(max_task_retries=-1)
         try:
             actors: list[ActorHandle] = ray.get(asks.remote(nodes, backends), timeout=_SETTLE_S)
-        except (RayActorError, GetTimeoutError) as error:
-            raise TelemetryError(_no_answer(error)) from error
+        except GetTimeoutError as error:
+            raise TelemetryError(
+                f"the process that holds the lanes did not answer within {_SETTLE_S:.0f} s; is the study's node "
+                "overloaded?"
+            ) from error
+        except RayActorError as error:
+            raise TelemetryError(f"{KEEPER_ENDED} ({ray_words(error)}); {KEEPER_REMEDY}") from error
         return actors
 
     def progress(self) -> Mapping[str, TrialProgress]:
@@ -121,12 +125,3 @@ class Lanes:
     def forget_nodes(self, nodes: Sequence[str]) -> None:
         """Ends the lanes on nodes that are gone, by Ray's ids."""
         self._keeper.forget_nodes.remote(tuple(nodes))
-
-
-def _no_answer(error: RayActorError | GetTimeoutError) -> str:
-    """Says why the process that holds the lanes did not answer, and what to do."""
-    if isinstance(error, GetTimeoutError):
-        return (
-            f"the process that holds the lanes did not answer within {_SETTLE_S:.0f} s; is the study's node overloaded?"
-        )
-    return f"{KEEPER_ENDED} ({ray_words(error)}); {KEEPER_REMEDY}"

@@ -372,10 +372,8 @@ def _first_line(error: BaseException) -> str:
 def sensed_name(spec: TrialSpec, slot: int, uuid: str | None, names: Mapping[str, str]) -> str:
     """The name telemetry gives the device that a rank really drives, however `CUDA_VISIBLE_DEVICES` maps the slot.
 
-    Only NVIDIA's tools agree about uuids (checked on H200); elsewhere it is the slot's.
-
-    Raises:
-        NodeError: Telemetry does not see the device, so its readings would be those of another one.
+    Only NVIDIA's tools agree about uuids (checked on H200); elsewhere it is the slot's. Raises `NodeError`: telemetry
+    does not see the device, so its readings would be those of another one.
     """
     if spec.cluster.rank_device.vendor != "nvidia":
         return device_name(spec, slot)

@@ -181,8 +181,7 @@ class Group:
     def begin(self, assignment: Assignment, share: Share = None, *, only_meet: bool = False) -> TrialOfGroup:
         """Begins a trial, from which its workers take their ranks; with `only_meet` they only test that they meet.
 
-        Raises:
-            LaneError: The workers are not on the nodes the trial wants.
+        Raises `LaneError`: the workers are not on the nodes the trial wants.
         """
         self.num_trials += 1
         number = self.num_trials
@@ -249,10 +248,8 @@ class LaneRun:
 def assign_ranks(assignment: Assignment, workers: dict[int, WorkerPlace], *, number: int) -> dict[int, RankAssignment]:
     """Gives each rank to the worker on the device where the plan places it; returns them by the worker's number.
 
-    A command has one worker a node: its ranks are the nodes, in the plan's order.
-
-    Raises:
-        LaneError: The workers are not on the nodes the trial wants.
+    A command has one worker a node: its ranks are the nodes, in the plan's order. Raises `LaneError`: the workers are
+    not on the nodes the trial wants.
     """
     spec, nodes = assignment.spec, list(assignment.node_names)
     at = _workers_by_slot(nodes, workers)

@@ -183,7 +183,9 @@ class StudyController:
     @property
     def missing(self) -> list[str]:
         """Nodes that the trials left behind need and the cluster lacks, one text for each kind of cluster."""
-        wanted = dict.fromkeys([*(queued.spec.cluster for queued in self._queue.stranded), *self._wait.clusters])
+        wanted = dict.fromkeys(
+            [*(queued.spec.cluster for queued in self._queue.waiting.stranded), *self._wait.clusters]
+        )
         return [self._opened.missing(spec) for spec in wanted]
 
     @property
@@ -210,14 +212,16 @@ class StudyController:
                     break
             self._tell_race()
             if self._ending is None and not self._running and not self._waits():
-                self._ending = "nodes" if self._wait.clusters else "failures" if self._queue.failed else "finished"
+                self._ending = (
+                    "nodes" if self._wait.clusters else "failures" if self._queue.waiting.failed else "finished"
+                )
             return None
 
     def _waits(self) -> bool:
         """Returns whether nodes may still come, or come free, for trials while nothing runs."""
         if not self._wait.clusters:  # else the look at the nodes, once a second, has noted it
             self._note_wait()
-        return self._wait.goes_on(self._run.wait_nodes_s, of_others=bool(self._queue.num_waiting))
+        return self._wait.goes_on(self._run.wait_nodes_s, of_others=bool(self._queue.waiting))
 
     def _note_wait(self) -> None:
         if self._wait.note(self._queue, self._opened, self._nodes):
@@ -251,7 +255,7 @@ class StudyController:
             self.free(tune_id)
             again = is_tried_again(result, folder.attempts()) or result.status is RunStatus.INTERRUPTED
             if again:
-                self._queue.again(replace(running, avoid=failed_nodes(result)))
+                self._queue.waiting.add_first(replace(running, avoid=failed_nodes(result)))
             elif not result.status.is_final:
                 self._queue.give_up(running)
             self._conclude(running, result, again=again)
@@ -288,19 +292,14 @@ class StudyController:
             self._ending = "interrupted"
             # First those whose steps run: whoever stops a study may kill it soon. The others are measured to their end.
             for tune_id, running in sorted(self._running.items(), key=lambda one: one[0] in self._measured):
-                if tune_id in self._measured:
-                    self._await_result(running, end_s)
+                while tune_id in self._measured and time.monotonic() < end_s and self._folder(running).result() is None:
+                    time.sleep(_RESULT_LOOK_S)
                 ended = self._ended(running, RunStatus.INTERRUPTED, reason)
                 stopped = self._folder(running).keep_result(ended)
                 if not stopped.status.is_final:
-                    self._queue.again(running)  # for whoever continues the study: it counts as left
+                    self._queue.waiting.add_first(running)  # for whoever continues the study: it counts as left
                 self._conclude(running, stopped)
                 del self._running[tune_id]
-
-    def _await_result(self, running: Attempt, end_s: float) -> None:
-        """Waits a little for the result of a trial whose steps are done."""
-        while self._folder(running).result() is None and time.monotonic() < end_s:
-            time.sleep(_RESULT_LOOK_S)
 
     @property
     def _num_to_come(self) -> int:
@@ -319,7 +318,7 @@ class StudyController:
         if now_s - self._looked_s >= LOOK_EVERY_S:
             self._looked_s = now_s
             if self._opened.update(self._nodes.alive(), self._nodes.used_by_others()):
-                self._queue.reconsider()
+                self._queue.waiting.reconsider()
             self._note_wait()
 
     def _affords(self, queued: Attempt) -> bool:
@@ -448,17 +447,7 @@ class StudyController:
         begun_ns = folder.begun_wall_ns() if (folder.path / "spec.json").exists() else now_ns
         with suppress(OSError):  # a full disk; where the trial began, it is there
             folder.write_spec(running.spec)
-        return Run(
-            trial_id=running.trial_id,
-            repeat=running.repeat,
-            status=status,
-            reason=reason,
-            tags=dict(running.tags),
-            numbers=running.numbers,
-            prediction=running.predicted,
-            start_wall_ns=begun_ns,
-            end_wall_ns=now_ns,
-        )
+        return running.ended(status, reason, start_wall_ns=begun_ns, end_wall_ns=now_ns)
 
     def _folder(self, attempt: Attempt) -> TrialFolder:
         return self._study.trial(attempt.trial_id, attempt.repeat)

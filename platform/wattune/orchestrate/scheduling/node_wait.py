@@ -34,8 +34,8 @@ class NodeWait:
 
     def note(self, queue: TrialQueue, slots: Slots, nodes: "StudyNodes") -> bool:
         """Notes which trials wait, and shows an autoscaler the nodes that do not live; returns whether it changed."""
-        lacking = list(dict.fromkeys(queued.spec.cluster for queued in queue.stranded))
-        kept = {spec: names for spec in queue.clusters if (names := slots.kept_by_others(spec))}
+        lacking = list(dict.fromkeys(queued.spec.cluster for queued in queue.waiting.stranded))
+        kept = {spec: names for spec in queue.waiting.clusters if (names := slots.kept_by_others(spec))}
         now_ns = time.monotonic_ns()
         for spec in self._since_ns.keys() - {*lacking, *kept}:
             self._over_ns[spec] += now_ns - self._since_ns.pop(spec)

@@ -86,7 +86,8 @@ class Outlook:
             return ()
         workers = workers_of(waiting[0].spec)
         opening = [self._references.spec_of(workers)] * self._references.num_opening(workers)
-        head, warm = [self._reference(spec) for spec in opening if spec], WarmGraphs()
+        repeat, measure, warm = FIRST_REFERENCE_REPEAT, self._run.measure, WarmGraphs()
+        head = [Attempt(spec=one, repeat=repeat, measure=measure, role="reference") for one in opening if one]
         first = [(one, expected_s(one, _start_after(warm, one.spec))) for one in [*head, *waiting][:SHOWN_FIRST]]
         return tuple(
             TrialEvent(kind="started", spec=one.spec, repeat=one.repeat, role=one.role, expected_s=took_s)
@@ -122,15 +123,6 @@ class Outlook:
             costs += [(queued.spec.cluster, expected_s)]
             costs += [(queued.spec.cluster, self._durations.expected_s(queued.spec, queued.measure, "warm"))] * due
         return costs, num_references
-
-    def _reference(self, spec: TrialSpec) -> Attempt:
-        """Returns the first run of a reference trial."""
-        return Attempt(
-            spec=spec,
-            repeat=FIRST_REFERENCE_REPEAT,
-            measure=self._run.measure,
-            role="reference",
-        )
 
 
 def placement(preview: Preview, slots: Slots) -> Placement:

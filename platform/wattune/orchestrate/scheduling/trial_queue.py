@@ -4,12 +4,11 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from wattune.analysis.metrics.step_breakdown import HOST_BOUND_FRAC
-from wattune.catalog.hardware import ClusterSpec
 from wattune.fidelity import FIRST_BURST_REPEAT, FIRST_SOAK_REPEAT, Role, role_of
 from wattune.metrics import METRICS
 from wattune.orchestrate.attempt import Attempt
@@ -66,7 +65,7 @@ class TrialQueue:
         """Reservations as of the last look for a trial that may start."""
         self.done: dict[tuple[str, int], Run] = {}
         """Final results by trial and repeat."""
-        self._waiting = Waiting(self.done, unreadable)
+        self.waiting = Waiting(self.done, unreadable)
         self._asked: dict[str, TrialSpec] = {}
         self._proposals = Proposals(strategy)
         self._referenced: dict[str, TrialSpec] = {}
@@ -93,7 +92,7 @@ class TrialQueue:
         self._racing = False
         self._ladder = None if ladder is None else Ladder(ladder, run.question)
         self._early_stop = EarlyStop(run.question) if run.search.early_stop else None
-        self.outlook = Outlook(run, self._waiting, self._references, self._durations, self._ladder)
+        self.outlook = Outlook(run, self.waiting, self._references, self._durations, self._ladder)
         self._num_again = 0
         self._rows: dict[Hashable, FailuresInARow] = {}
         self._last: set[tuple[str, int]] = set()
@@ -126,7 +125,7 @@ class TrialQueue:
             self._asked = {spec.trial_id: spec for spec in specs}
             planned = Counter(map(workers_of, specs))
             self._references.plan({workers: run.num_full(count) for workers, count in planned.items()})
-            self._waiting.add(self._bursts(specs) if self._ladder is not None else self._rounds(specs))
+            self.waiting.add(self._bursts(specs) if self._ladder is not None else self._rounds(specs))
         else:  # it chooses the workers later
             self._proposals.keep(self._asked, self._is_listed)
             self._references.plan(dict.fromkeys(map(workers_of, run.candidates), run.num_full(run.num_trials)))
@@ -139,29 +138,19 @@ class TrialQueue:
         return [(spec, result) for spec, result in known if spec is not None]
 
     @property
-    def num_waiting(self) -> int:
-        """Queued trials whose nodes exist."""
-        return len(self._waiting)
-
-    @property
-    def clusters(self) -> Set[ClusterSpec]:
-        """The clusters that queued trials wait for, whose nodes exist."""
-        return self._waiting.clusters
-
-    @property
     def num_left(self) -> int:
         """Trials expected to run after those that run now, with repeats, reference trials, race and finalists.
 
         Its cost does not depend on their number: every event carries it.
         """
         run, measure = self._run, self._run.measure
-        num_references = self._references.num_left(self._waiting.num_worthwhile)
+        num_references = self._references.num_left(self.waiting.num_worthwhile)
         num_to_ask = max(0, run.num_trials - len(self._asked)) if self._strategy.learns else 0
         num_repeats = 0 if self._rounds_queued else (measure.repeats - 1) * len(self._asked)
-        num_search = self._waiting.num_left + num_to_ask * measure.repeats + num_repeats
+        num_search = self.waiting.num_left + num_to_ask * measure.repeats + num_repeats
         if self._ladder is not None and not self._rounds_queued:
             num_search = (
-                self._waiting.num_left
+                self.waiting.num_left
                 + num_to_ask
                 + self._ladder.num_full_left(len(self._asked) + num_to_ask, measure.repeats)
             )
@@ -176,19 +165,9 @@ class TrialQueue:
             return 0
         return self._race.num_left if self._racing or not num_search else self._race.num_expected(num_search)
 
-    @property
-    def stranded(self) -> tuple[Attempt, ...]:
-        """Trials whose nodes do not exist."""
-        return self._waiting.stranded
-
-    @property
-    def failed(self) -> tuple[Attempt, ...]:
-        """Trials that this call does not start any more: the cluster failed them, or all of their kind failed."""
-        return self._waiting.failed
-
     def give_up(self, queued: Attempt) -> None:
         """Leaves a trial that the cluster failed to a later call."""
-        self._waiting.give_up(queued)
+        self.waiting.give_up(queued)
         self._references.give_up(queued.trial_id, queued.repeat)
         if self._race is not None:
             self._race.give_up(queued.trial_id, queued.repeat)
@@ -199,7 +178,7 @@ class TrialQueue:
         any_ran = any(one.status is RunStatus.COMPLETED for one in self.done.values())
         row = self._rows.get(workers, FailuresInARow(any_ran=any_ran)).then(result)
         self._rows[workers] = row
-        num_held = self._waiting.hold(workers) if row.ends_study(result) else None
+        num_held = self.waiting.hold(workers) if row.ends_study(result) else None
         if num_held is None:
             return None
         return RowStopped(cluster=spec.cluster, engine=spec.engine, result=result, count=row.count, num_held=num_held)
@@ -213,7 +192,7 @@ class TrialQueue:
         if (waits := result.metrics.get("host_bound_frac")) is not None:
             self._host_bound[result.trial_id] = max(waits, self._host_bound.get(result.trial_id, 0.0))
         if self._run.learns_memory is not None and self._run.learns_memory(spec, result):
-            self._waiting.put_last(self._run.runs_late)
+            self.waiting.put_last(self._run.runs_late)
         start = self.warm.told(spec, result, nodes)
         if self._ladder is not None and self._is_listed(result.trial_id):
             self._ladder.note(spec, result, start)
@@ -227,20 +206,12 @@ class TrialQueue:
             self._durations.add(spec, self._run.measure, result, start, wait_s)
         if result.repeat == 0 and result.status not in WORTH_REPEATING:
             for repeat in range(1, self._run.measure.repeats):
-                self._waiting.uncount(result.trial_id, repeat)
+                self.waiting.uncount(result.trial_id, repeat)
         self._references.note(spec, result, nodes)
         if role == "reference":
             self._referenced[result.trial_id] = spec
         if self._race is not None and self._is_listed(result.trial_id):
             self._race.note(spec, result)
-
-    def again(self, queued: Attempt) -> None:
-        """Queues a trial before all others of its kind of device."""
-        self._waiting.add_first(queued)
-
-    def reconsider(self) -> None:
-        """Queues stranded trials again: nodes have come or gone."""
-        self._waiting.reconsider()
 
     def pop(self, slots: Slots, affords: Callable[[Attempt], bool]) -> "tuple[Attempt, tuple[Node, ...]] | None":
         """Takes the first trial that may start now.
@@ -249,8 +220,8 @@ class TrialQueue:
         keep it waiting (`wattune.orchestrate.scheduling.nodes`).
         """
         ahead = self._ahead = []
-        for device in self._waiting.devices():
-            heads = self._waiting.heads(device, slots)
+        for device in self.waiting.devices():
+            heads = self.waiting.heads(device, slots)
             for queued in heads:
                 closed = self._closed(queued, slots, ahead)
                 if closed is None:
@@ -286,7 +257,7 @@ class TrialQueue:
         assert nodes is not None, "free a moment ago"
         reference = self._due_reference(queued, ",".join(node.name for node in nodes))
         if reference is None:
-            self._waiting.take(queued)
+            self.waiting.take(queued)
         return reference or queued, nodes
 
     def refill(self, slots: Slots, *, idle: bool) -> bool:
@@ -300,25 +271,30 @@ class TrialQueue:
         searches = self._strategy.learns and len(self._asked) < run.num_trials and self._wants_more(slots, idle=idle)
         if searches and (proposed := self._proposed()):
             self._asked |= {spec.trial_id: spec for spec in proposed}
-            self._waiting.add(map(self._proposals.with_prediction, self._first_runs(proposed)))
+            self.waiting.add(map(self._proposals.with_prediction, self._first_runs(proposed)))
             return True
-        if self.num_waiting or not (idle or self._racing):
+        if self.waiting or not (idle or self._racing):
             return False
         if self._promotes(slots, searching=False, idle=idle):
             return True
         if not self._rounds_queued:
             self._rounds_queued = True
             asked = list(self._asked.values())
-            self._waiting.add(self._rounds(self._ladder.promoted(asked) if self._ladder is not None else asked))
+            self.waiting.add(self._rounds(self._ladder.promoted(asked) if self._ladder is not None else asked))
             return True
         if self._queue_of_race(slots, idle=idle):
             return True
         if not idle:
             return False
-        if measure.soak_finalists and not self._soaks_queued and not self.stranded and not self._waiting.holds_any:
+        if (
+            measure.soak_finalists
+            and not self._soaks_queued
+            and not self.waiting.stranded
+            and not self.waiting.holds_any
+        ):
             self._soaks_queued = True
             soak = replace(measure, min_seconds=measure.soak_seconds)
-            self._waiting.add(self._trial(spec, FIRST_SOAK_REPEAT, soak, "finalist") for spec in self._unsoaked())
+            self.waiting.add(self._trial(spec, FIRST_SOAK_REPEAT, soak, "finalist") for spec in self._unsoaked())
             return True
         return False
 
@@ -340,15 +316,15 @@ class TrialQueue:
 
     def _queue_of_race(self, slots: Slots, *, idle: bool) -> bool:
         """Queues the next repeat of the race if it may start now, or nothing else runs; returns whether it did."""
-        if self._race is None or self.stranded or self.failed:
+        if self._race is None or self.waiting.stranded or self.waiting.failed:
             return False
         self._racing = True
-        found = self._race.next(self._waiting.left_out)
+        found = self._race.next(self.waiting.left_out)
         if found is None or not (idle or slots.is_free(found[0].cluster) or not slots.exists(found[0].cluster)):
             return False
         repeat = self._trial(*found, self._run.measure, "race")
         self._race.start(repeat.trial_id, repeat.repeat)
-        self._waiting.add([repeat])
+        self.waiting.add([repeat])
         return True
 
     def race_news(self) -> RaceStep | None:
@@ -469,10 +445,10 @@ class TrialQueue:
         """Queues the full measurement of the next trial that is worth it; returns whether there was one."""
         if self._ladder is None or self._rounds_queued or not self._wants_more(slots, idle=idle):
             return False
-        spec = self._ladder.next(self._waiting.left_out, searching=searching)
+        spec = self._ladder.next(self.waiting.left_out, searching=searching)
         if spec is None:
             return False
-        self._waiting.add([self._proposals.with_prediction(self._trial(spec, 0, self._run.measure))])
+        self.waiting.add([self._proposals.with_prediction(self._trial(spec, 0, self._run.measure))])
         return True
 
     def _trial(self, spec: TrialSpec, repeat: int, measure: Measure, role: Role = "trial") -> Attempt:
@@ -487,13 +463,13 @@ class TrialQueue:
 
     def _wants_more(self, slots: Slots, *, idle: bool) -> bool:
         """Returns whether nodes are idle that another proposal might use; where nothing runs, one waits for nodes."""
-        if self.num_waiting + self._waiting.num_held >= LOOK_AHEAD:
+        if len(self.waiting) + self.waiting.num_held >= LOOK_AHEAD:
             return False
         closed = closed_domains(self._ahead, math.inf)
-        waiting = self.clusters | {queued.spec.cluster for queued in self.stranded}
+        waiting = self.waiting.clusters | {queued.spec.cluster for queued in self.waiting.stranded}
         return any(
             cluster not in waiting
-            and self._waiting.count(cluster.device) < _MOST_ASIDE
+            and self.waiting.count(cluster.device) < _MOST_ASIDE
             and (idle or slots.is_free(cluster, closed=closed))
             for cluster in self._run.clusters
         )
