@@ -35,7 +35,7 @@ from wattune.errors import SensorChoiceError, TelemetryError
 from wattune.simulation.activity import DeviceActivity, Part, seconds_of
 from wattune.simulation.device_model import device_model
 from wattune.simulation.sensors import BACKEND as SIMULATED
-from wattune.simulation.sensors import SimulatedNode, simulate_node
+from wattune.simulation.sensors import simulate_node
 from wattune.telemetry.backend import DeviceInfo
 from wattune.telemetry.files.segments import read_tables
 from wattune.telemetry.registry import load_backend
@@ -234,17 +234,12 @@ def _simulated(spans: pa.Table, bench: _Bench) -> Mapping[str, pa.Table]:
     start_ns, end_ns = (spans[f"{edge}_mono_ns"].to_numpy() for edge in ("start", "end"))
     part = Part(start_ns=start_ns, end_ns=end_ns, shares=seconds_of("tensor", 1.0))
     activity = DeviceActivity(device=bench.info.device, steps=None, phases=(part,))
-    node = SimulatedNode(
-        name=bench.node,
-        wall_minus_mono_ns=spans["start_wall_ns"][0].as_py() - spans["start_mono_ns"][0].as_py(),
-        temp_slowdown_c=catalog_device(SIMULATED_DEVICE).temp_slowdown_c,
-        tensor_cores=True,
-    )
     margin_ns = s_to_ns(REST_S + 0.5)
     tables, _ = simulate_node(
         device_model(catalog_device(SIMULATED_DEVICE)),
-        node,
+        bench.node,
         [activity],
+        wall_minus_mono_ns=spans["start_wall_ns"][0].as_py() - spans["start_mono_ns"][0].as_py(),
         first_ns=int(start_ns.min()) - margin_ns,
         last_ns=int(end_ns.max()) + margin_ns,
         seed=0,

@@ -29,7 +29,7 @@ _SCALES: Final[dict[str, dict[str, float]]] = {
 }  # fmt: skip
 """Units of other tools, in lower case: MW is milliwatts. MB is 2^20 bytes, as nvidia-smi and amd-smi mean it."""
 
-_UNITS: Final = {word for scales in _SCALES.values() for word in scales}
+UNITS: Final = {word for scales in _SCALES.values() for word in scales}
 
 _UNREAD: Final = re.compile(
     r"|-+|n/?a|\[.*\]|err!?|nan|[+-]?inf|null|none|unknown( error)?|"
@@ -102,24 +102,19 @@ _OF_DEVICE: Final = re.compile(r"(?:.*_)?(?:gpu|card|device)_?(?P<device>\d+)(?:
 _PREFIX: Final = re.compile(r"(dcgm_fi_dev(?!_total_energy)|nvidia_smi|nvidia_gpu|amd_gpu|amd_smi)_")
 
 
-def is_unit(word: str) -> bool:
-    """Tells whether a word is a unit that is known."""
-    return word.lower() in _UNITS
-
-
 def named(column: str) -> tuple[str, str]:
     """Splits a column's name into words, in lower case with `_` between them, and its unit; empty where it says none.
 
     Such as `power.draw [W]`, `Temperature (Sensor edge) (C)`, `powerWatts`, `gpu_0_power_usage_watts`.
     """
     column, unit = column.strip().lstrip("#").strip(), ""
-    if (found := re.fullmatch(r"(.+?)\s*[\[(]([^\[\]()]*)[\])]", column)) and found[2].strip().lower() in _UNITS:
+    if (found := re.fullmatch(r"(.+?)\s*[\[(]([^\[\]()]*)[\])]", column)) and found[2].strip().lower() in UNITS:
         column, unit = found[1], found[2].strip().lower()
     plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", column)
     plain = _PREFIX.sub("", re.sub(r"[^a-z0-9]+", "_", plain.lower()).strip("_"))
     plain = re.sub(r"(?<=_joules)_total$", "", plain)
     head, _, last = plain.rpartition("_")
-    return (head, last) if head and not unit and last in _UNITS - {"b"} else (plain, unit)
+    return (head, last) if head and not unit and last in UNITS - {"b"} else (plain, unit)
 
 
 @lru_cache(4096)

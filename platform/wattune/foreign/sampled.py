@@ -64,7 +64,8 @@ def sampled_of(
     """
     log = ForeignLog(file=file, format=format_, notes=notes, rows=table.num_rows)
     names = table.column_names
-    said, reasons = _meanings(names, file), _single_reasons(names)
+    last = {name: name.partition("reasons.")[2].strip().partition(" ")[0] for name in names}
+    said, reasons = _meanings(names, file), {name: _REASONS[word] for name, word in last.items() if word in _REASONS}
     log.left_out = [name for name in names if name.strip(" #0123456789") and name not in said and name not in reasons]
     # Where several columns say when, a whole date is preferred to seconds since some start; else the first counts.
     order = sorted(said, key=lambda name: ("stamp" in name.lower() or "host" in name.lower(), -names.index(name)))
@@ -124,11 +125,6 @@ def _meanings(names: Sequence[str], file: str) -> dict[str, tuple[str, str, str 
             if name not in said and one is not None and one[0] == "power_average_w":
                 said[name] = "node_power_w", one[1], None
     return said
-
-
-def _single_reasons(names: Sequence[str]) -> dict[str, int]:
-    last = {name: name.partition("reasons.")[2].strip().partition(" ")[0] for name in names}
-    return {name: _REASONS[word] for name, word in last.items() if word in _REASONS}
 
 
 def _times(

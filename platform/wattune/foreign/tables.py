@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from wattune.errors import PlanError
-from wattune.foreign.columns import KEYS, is_unit, meaning
+from wattune.foreign.columns import KEYS, UNITS, meaning
 from wattune.foreign.times import STAMP
 
 TextTable: TypeAlias = tuple[pa.Table, list[str]]
@@ -156,7 +156,9 @@ def aligned(lines: Sequence[str], times: Sequence[str]) -> TextTable | None:
         words = re.sub(r"\b(GPU|CPU|Switch|Instance|GPU-I) (\d+)", r"\1\2", line.strip().lstrip("#")).split()
         words = [word for word in words if not times or word.lower() not in ("date", "time", "yyyymmdd", "hh:mm:ss")]
         if under_header and len(words) == len(names) and not re.search(r"\d", "".join(words)):
-            names = [f"{name} [{unit}]" if is_unit(unit) else name for name, unit in zip(names, words, strict=True)]
+            names = [
+                f"{name} [{unit}]" if unit.lower() in UNITS else name for name, unit in zip(names, words, strict=True)
+            ]
         elif line.lstrip().startswith("#") or not names:
             under_header = line.lstrip().startswith("#") and "device" in _keys_of(words)
             names = words if under_header else names

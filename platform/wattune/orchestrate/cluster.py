@@ -237,7 +237,10 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
                     _reach(None, folder)
                     yield _inventory(ours=True)
             finally:
-                _end_local(folder)
+                try:
+                    _disconnect_in_time()
+                finally:
+                    end_processes(folder)  # whatever outlives it
 
 
 def _disconnect() -> None:
@@ -265,14 +268,6 @@ def _disconnect_in_time() -> None:
         within(SHUTDOWN_S, _disconnect, name="ray shutdown")
     except TimeoutError:
         atexit.unregister(ray.shutdown)  # Ray's own hook: at the process's end it would ask them again
-
-
-def _end_local(folder: Path) -> None:
-    """Ends a cluster of our own, and whatever outlives it."""
-    try:
-        _disconnect_in_time()
-    finally:
-        end_processes(folder)
 
 
 def is_answering(addresses: Sequence[tuple[str, int]]) -> bool:

@@ -85,7 +85,9 @@ def trial_result(
     spec, folder = attempt.spec, TrialFolder(attempt.folder)
     status, reason, failure = status_of(spec, answer, attempt.nodes)
     numbers = attempt.numbers | rank_numbers(answer.outcomes)
-    tags = {**attempt.tags, **_stopped_early(answer.outcomes)}
+    # The proof on one rank: they ended because all had one.
+    proof = next((outcome.stopped_early for outcome in answer.outcomes if outcome.stopped_early), "")
+    tags = {**attempt.tags, **({STOPPED_EARLY: proof} if proof else {})}
     if is_command(spec):
         told, numbers = command_told(answer.outcomes, answer.places, numbers, has_steps=spans is not None)
         tags |= told
@@ -133,12 +135,6 @@ def told_by_ranks(outcomes: Sequence[RankOutcome], ep: int) -> dict[str, float]:
 def _peaks(outcomes: Sequence[RankOutcome]) -> list[int]:
     """Returns every rank's highest memory; none where a command's processes told none."""
     return [one.memory_peak_bytes for one in outcomes if one.command is None or one.memory_peak_bytes]
-
-
-def _stopped_early(outcomes: Sequence[RankOutcome]) -> dict[str, str]:
-    """Returns the tag of a measurement that ended early: the proof on one rank; they ended because all had one."""
-    proof = next((outcome.stopped_early for outcome in outcomes if outcome.stopped_early), "")
-    return {STOPPED_EARLY: proof} if proof else {}
 
 
 def rank_numbers(outcomes: Sequence[RankOutcome]) -> Numbers:

@@ -11,7 +11,7 @@ from wattune.catalog.hardware import device
 from wattune.simulation.activity import DeviceActivity, Part, seconds_of
 from wattune.simulation.device_model import CELL_S, device_model
 from wattune.simulation.sensors import BACKEND as SIMULATED
-from wattune.simulation.sensors import SimulatedNode, simulate_node
+from wattune.simulation.sensors import simulate_node
 from wattune.telemetry.probe import probe
 from wattune.telemetry.registry import BACKENDS, split_backend
 from wattune.units import s_to_ns
@@ -70,12 +70,13 @@ def simulate_from_host(name: str, node: str, host: pa.Table) -> tuple[dict[str, 
         end_ns=start_ns + (busy_frac[reading] * s_to_ns(CELL_S)).astype(np.int64),
         shares=seconds_of("tensor", 1.0),
     )
-    spec = device(name)
-    described = SimulatedNode(
-        name=node,
-        wall_minus_mono_ns=host["wall_ns"][0].as_py() - first_ns,
-        temp_slowdown_c=spec.temp_slowdown_c,
-        tensor_cores=True,
-    )
     activity = DeviceActivity(device="gpu0", steps=None, phases=(work,))
-    return simulate_node(device_model(spec), described, [activity], first_ns=first_ns, last_ns=last_ns, seed=0)
+    return simulate_node(
+        device_model(device(name)),
+        node,
+        [activity],
+        wall_minus_mono_ns=host["wall_ns"][0].as_py() - first_ns,
+        first_ns=first_ns,
+        last_ns=last_ns,
+        seed=0,
+    )

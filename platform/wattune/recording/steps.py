@@ -44,7 +44,11 @@ def told_steps(
     problems = list(outcome.problems)
     unnamed = [name for rank, name in devices.items() if rank not in steps] if outcome.headers else []
     if unnamed and outcome.end_index is not None:
-        problems.insert(0, _also_of(unnamed))
+        problems.insert(
+            0,
+            f"power and energy are also of devices that no rank named ({', '.join(unnamed)}): idle ones and others' "
+            "work count",
+        )
     tokens = asked.get("tokens_per_step")
     if not isinstance(tokens, int | float):
         num_devices = max(len(manifest.get("devices", {}).keys() - {HOST}), 1) if outcome.per_device else 1
@@ -106,10 +110,3 @@ def devices_of_ranks(outcome: ProgramOutcome, devices: Mapping[str, Mapping[str,
 def uuids_of(devices: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Returns the names of devices by UUID, of those that have one."""
     return {str(facts["uuid"]): name for name, facts in devices.items() if facts.get("uuid")}
-
-
-def _also_of(devices: list[str]) -> str:
-    return (
-        f"power and energy are also of devices that no rank named ({', '.join(devices)}): idle ones and others' work "
-        "count"
-    )

@@ -57,6 +57,9 @@ class DeviceModel:
     clock_idle_mhz: float
     clock_lock_mhz: float = np.inf
     """Clock that the device is locked to; infinite where it is not."""
+    tensor_cores: bool = True
+    """True where products run on tensor cores."""
+    temp_slowdown_c: float | None = None
     idle_power_w: float
     """Nothing on the device; lowest clock."""
     ready_power_w: float
@@ -148,7 +151,7 @@ def device_model(device: DeviceSpec) -> DeviceModel:
     or clock, as for `cpu`.
     """
     if device.name == _H200.name:
-        return _H200
+        return replace(_H200, temp_slowdown_c=device.temp_slowdown_c)
     if device.power_limit_w is None or device.sm_clock_max_mhz is None:
         known = [name for name, one in DEVICES.items() if one.power_limit_w and one.sm_clock_max_mhz]
         raise SensorChoiceError(
@@ -162,6 +165,7 @@ def device_model(device: DeviceSpec) -> DeviceModel:
     return replace(
         _H200,
         name=device.name,
+        temp_slowdown_c=device.temp_slowdown_c,
         limit_w=device.power_limit_w,
         fitted_limit_w=device.power_limit_w,
         clock_max_mhz=device.sm_clock_max_mhz,

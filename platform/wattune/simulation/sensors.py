@@ -12,7 +12,7 @@ another machine's time) and memory in use.
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -70,18 +70,6 @@ _MARGIN_BELOW_SLOWDOWN_C: Final = 2.0
 """The margin counts to the highest operating temperature, 87 of 89 °C on H200: 30 + 57 in dp4."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedNode:
-    """Whose sensors are simulated, besides what they did."""
-
-    name: str
-    wall_minus_mono_ns: int
-    temp_slowdown_c: float | None
-    """Of its devices."""
-    tensor_cores: bool
-    """True where products run on tensor cores."""
-
-
 def simulate(spec: TrialSpec, spans: pa.Table, *, seed: int) -> dict[str, tuple[dict[str, pa.Table], dict[str, Any]]]:
     """Telemetry of every node and device that has spans, a pure function of its arguments.
 
@@ -93,28 +81,26 @@ def simulate(spec: TrialSpec, spans: pa.Table, *, seed: int) -> dict[str, tuple[
     device = spec.cluster.sensed_device
     model, plan = device_model(device), spec.plan
     limit_w, lock_mhz = plan.power_limit_w or model.limit_w, plan.clock_mhz or np.inf
-    model = replace(model, limit_w=limit_w, clock_lock_mhz=lock_mhz)
+    model = replace(model, limit_w=limit_w, clock_lock_mhz=lock_mhz, tensor_cores=plan.dtype != "fp32")
     result = {}
     for name, activities in node_activities(spec, spans).items():
         rows = spans.filter(pc.equal(spans["node"].cast(pa.string()), name))
         offsets_ns = np.sort(pc.subtract(rows["start_wall_ns"], rows["start_mono_ns"]).to_numpy())
-        node = SimulatedNode(
-            name=name,
-            wall_minus_mono_ns=int(offsets_ns[len(offsets_ns) // 2]),
-            temp_slowdown_c=device.temp_slowdown_c,
-            tensor_cores=spec.plan.dtype != "fp32",
-        )
+        ahead_ns = int(offsets_ns[len(offsets_ns) // 2])
         first_ns = pc.min(rows["start_mono_ns"]).as_py() - s_to_ns(LEAD_S)
         last_ns = pc.max(rows["end_mono_ns"]).as_py() + s_to_ns(TAIL_S)
-        result[name] = simulate_node(model, node, activities, first_ns=first_ns, last_ns=last_ns, seed=seed)
+        result[name] = simulate_node(
+            model, name, activities, wall_minus_mono_ns=ahead_ns, first_ns=first_ns, last_ns=last_ns, seed=seed
+        )
     return result
 
 
 def simulate_node(
     model: DeviceModel,
-    node: SimulatedNode,
+    node: str,
     activities: Sequence[DeviceActivity],
     *,
+    wall_minus_mono_ns: int,
     first_ns: int,
     last_ns: int,
     seed: int,
@@ -128,7 +114,7 @@ def simulate_node(
     edges_ns = first_ns + cell_ns * np.arange((last_ns - first_ns) // cell_ns + 1, dtype=np.int64)
     slots = device_slots([activity.device for activity in activities])
     streams = [
-        np.random.default_rng([seed, zlib.crc32(f"{node.name}/{activity.device}".encode())]) for activity in activities
+        np.random.default_rng([seed, zlib.crc32(f"{node}/{activity.device}".encode())]) for activity in activities
     ]
     shares = np.stack([activity.shares(edges_ns) for activity in activities])
     per_slot = round(RING_PERIOD_S / CELL_S)
@@ -136,10 +122,13 @@ def simulate_node(
     noise = np.stack([stream.standard_normal(cells // per_slot + 1).repeat(per_slot)[:cells] for stream in streams])
     trace = run(model, shares, slots, noise)
     sensors = [
-        _Sensors(model, node, activity.device, slot, edges_ns, shares[row], trace, row, streams[row])
+        _Sensors(model, wall_minus_mono_ns, activity.device, slot, edges_ns, shares[row], trace, row, streams[row])
         for row, (activity, slot) in enumerate(zip(activities, slots, strict=True))
     ]
-    tables = {tier: _table(tier, node, [(each.device, each.read(tier)) for each in sensors]) for tier in _TIERS}
+    tables = {
+        tier: _table(tier, node, wall_minus_mono_ns, [(each.device, each.read(tier)) for each in sensors])
+        for tier in _TIERS
+    }
     return tables, _manifest(model, node, sensors, tables)
 
 
@@ -155,7 +144,7 @@ class _Sensors:
     def __init__(
         self,
         model: DeviceModel,
-        node: SimulatedNode,
+        wall_minus_mono_ns: int,
         device: str,
         slot: int,
         edges_ns: Ints,
@@ -165,7 +154,7 @@ class _Sensors:
         stream: np.random.Generator,
     ) -> None:
         self.device, self.slot = device, slot
-        self._model, self._node, self._stream = model, node, stream
+        self._model, self._ahead_ns, self._stream = model, wall_minus_mono_ns, stream
         self._edges_ns, self._shares, self._trace, self._row = edges_ns, shares, trace, row
         self._energy_j = np.concatenate([[0.0], np.cumsum(trace.power_w[row]) * CELL_S])
         self._busy = shares.sum(axis=0) > 0
@@ -189,7 +178,7 @@ class _Sensors:
         drains_ns = np.append(self._ticks("slow"), self._edges_ns[-1])
         return {
             "mono_ns": drains_ns[np.searchsorted(drains_ns[:-1], sample_ns)],
-            "sensor_ns": sample_ns + self._node.wall_minus_mono_ns,
+            "sensor_ns": sample_ns + self._ahead_ns,
             "power_w": self._noisy(self._mean_w(sample_ns, RING_PERIOD_S)),
         }
 
@@ -214,7 +203,7 @@ class _Sensors:
         window_ns = s_to_ns(1 / RATE_HZ["counter"])
         columns: dict[str, npt.NDArray[Any]] = {"mono_ns": at_ns}
         for name, active_frac in ACTIVE_FRAC.items():
-            if name == "tensor_active_frac" and not self._node.tensor_cores:
+            if name == "tensor_active_frac" and not self._model.tensor_cores:
                 continue
             elapsed_s = np.concatenate([[0.0], np.cumsum(np.asarray(active_frac) @ self._shares) * CELL_S])
             columns[name] = (self._at(elapsed_s, at_ns) - self._at(elapsed_s, at_ns - window_ns)) / ns_to_s(window_ns)
@@ -237,8 +226,8 @@ class _Sensors:
             "throttle_thermal_ns": np.zeros(len(at_ns), np.int64),
             "throttle_hw_ns": np.zeros(len(at_ns), np.int64),
         }
-        if self._node.temp_slowdown_c is not None:
-            columns["thermal_margin_c"] = self._node.temp_slowdown_c - _MARGIN_BELOW_SLOWDOWN_C - core_c
+        if self._model.temp_slowdown_c is not None:
+            columns["thermal_margin_c"] = self._model.temp_slowdown_c - _MARGIN_BELOW_SLOWDOWN_C - core_c
         return columns
 
     def _ticks(self, tier: str) -> Ints:
@@ -276,19 +265,21 @@ class _Sensors:
 _TIERS: Final = ("ring", "fast", "counter", "slow")
 
 
-def _table(tier: str, node: SimulatedNode, devices: Sequence[tuple[str, Mapping[str, npt.NDArray[Any]]]]) -> pa.Table:
+def _table(
+    tier: str, node: str, wall_minus_mono_ns: int, devices: Sequence[tuple[str, Mapping[str, npt.NDArray[Any]]]]
+) -> pa.Table:
     """The rows of all devices of a node as a table of the tier's schema."""
     schema = table_schema(tier, backend=BACKEND, simulated=True)
     lengths = [len(columns["mono_ns"]) for _, columns in devices]
     rows = sum(lengths)
     mono_ns = np.concatenate([columns["mono_ns"] for _, columns in devices])
     known: dict[str, pa.Array] = {
-        "node": pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), [node.name]),
+        "node": pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), [node]),
         "device": pa.DictionaryArray.from_arrays(
             pa.array(np.repeat(np.arange(len(devices), dtype=np.int32), lengths)), [name for name, _ in devices]
         ),
         "mono_ns": pa.array(mono_ns),
-        "wall_ns": pa.array(mono_ns + node.wall_minus_mono_ns),
+        "wall_ns": pa.array(mono_ns + wall_minus_mono_ns),
     }
     for name in devices[0][1]:
         if name not in known:
@@ -299,7 +290,7 @@ def _table(tier: str, node: SimulatedNode, devices: Sequence[tuple[str, Mapping[
 
 
 def _manifest(
-    model: DeviceModel, node: SimulatedNode, sensors: Sequence[_Sensors], tables: Mapping[str, pa.Table]
+    model: DeviceModel, node: str, sensors: Sequence[_Sensors], tables: Mapping[str, pa.Table]
 ) -> dict[str, Any]:
     """Returns the facts a sampler would know of itself, without lateness, call latencies and cost: nothing was read."""
     devices = {}
@@ -307,7 +298,7 @@ def _manifest(
         info = DeviceInfo(
             device=each.device,
             name=f"simulated {model.name}",
-            uuid=f"simulated-{node.name}-{each.device}",
+            uuid=f"simulated-{node}-{each.device}",
             slot=each.slot,
             power_limit_w=model.limit_w,
             sm_clock_max_mhz=model.clock_max_mhz,
@@ -320,7 +311,7 @@ def _manifest(
         hz = 1 / RING_PERIOD_S if tier == "ring" else RATE_HZ[tier]
         tiers[tier] = {"requested_hz": hz, "achieved_hz": hz, "missed_ticks": 0, "rows": table.num_rows}
     return {
-        "node": node.name,
+        "node": node,
         "simulated": True,
         "model": model.source,
         "devices": devices,

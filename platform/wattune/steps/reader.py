@@ -50,7 +50,12 @@ class StepReader:
 
     def poll(self) -> Mapping[int, Sequence[Step]]:
         """Reads on, and returns every rank's steps so far, of the best source; empty without any."""
-        self._read_on()
+        try:
+            paths: Iterable[Path] = sorted(self._folder.glob(f"*{SUFFIX}"))
+        except OSError:
+            paths = ()
+        for path in paths:
+            self._files.setdefault(path, StepFile(path)).read_on()
         kinds = HOOKS if self._wanted.kind == "auto" else tuple(kind for kind in HOOKS if kind == self._wanted.kind)
         for kind in kinds:
             files = self._told = self._of_ranks(kind)
@@ -111,14 +116,6 @@ class StepReader:
         """Returns what each rank's process told of itself: `local_rank`, `world_size`, `device_uuid` and more."""
         best = sorted(self._files.values(), key=lambda file: len(file.steps))
         return {file.rank: file.header for file in best if file.header and file.source != EVENTS}
-
-    def _read_on(self) -> None:
-        try:
-            paths: Iterable[Path] = sorted(self._folder.glob(f"*{SUFFIX}"))
-        except OSError:
-            paths = ()
-        for path in paths:
-            self._files.setdefault(path, StepFile(path)).read_on()
 
     def _of_ranks(self, kind: str) -> dict[int, StepFile]:
         """Returns the file with most steps of each rank, all of one run; others are named among the problems."""

@@ -1,7 +1,7 @@
 """The model of a node's manifest: what analysis reads of it, and of which kind that is."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final
 
 from wattune.errors import TelemetryError
@@ -93,12 +93,3 @@ def _is(value: Any, kind: str) -> bool:
     if kind == _COUNT:
         return isinstance(value, int) and 0 <= value < 2**63
     return isinstance(value, int | float) and abs(value) <= _MOST
-
-
-def device_facts(manifests: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], Mapping[str, Any]]:
-    """Returns the facts of every device by node and name, the node's own among those of its host."""
-    return {
-        (node, name): facts
-        for node, manifest in manifests.items()
-        for name, facts in manifest.get("devices", {}).items()
-    }

@@ -22,7 +22,7 @@ from wattune.storage.files import (
     write_table,
     write_whole,
 )
-from wattune.storage.manifests import checked_manifest, device_facts
+from wattune.storage.manifests import checked_manifest
 from wattune.storage.parquet import ParquetTier, encoded, read_table, typed
 from wattune.storage.values import DeviceFacts, wrong_columns
 
@@ -180,7 +180,8 @@ class MeasuredFolder:
         return sorted((self.path / "telemetry").glob(f"*/{tier}.parquet"))
 
     def _facts(self) -> DeviceFacts:
-        return device_facts(self.manifests())
+        found = ((node, manifest.get("devices", {})) for node, manifest in self.manifests().items())
+        return {(node, name): facts for node, devices in found for name, facts in devices.items()}
 
     def stored(self) -> dict[str, ParquetTier]:
         """Opens every tier's tables over all nodes and reads no rows: analysis reads a device at a time.

@@ -87,20 +87,16 @@ class Race:
         row = found.next(Counter(trial_id for trial_id, _ in self._running))
         if row is None:
             return None
-        repeat = self._first_repeat
-        while self._is_taken(row.trial_id, repeat, left_out):
+        trial_id, repeat = row.trial_id, self._first_repeat
+        while (key := (trial_id, repeat)) in self._ended or key in self._running or f"{trial_id}-{repeat}" in left_out:
             repeat += 1
         if repeat >= FIRST_REFERENCE_REPEAT:
             return None
-        return self._specs[row.trial_id], repeat
+        return self._specs[trial_id], repeat
 
     def start(self, trial_id: str, repeat: int) -> None:
         """Counts a repeat that is going to run."""
         self._running.add((trial_id, repeat))
-
-    def _is_taken(self, trial_id: str, repeat: int, left_out: Container[str]) -> bool:
-        key = (trial_id, repeat)
-        return key in self._ended or key in self._running or f"{trial_id}-{repeat}" in left_out
 
     def _standings(self) -> Standings:
         if self._found is None:

@@ -271,7 +271,10 @@ class TrialQueue:
         searches = self._strategy.learns and len(self._asked) < run.num_trials and self._wants_more(slots, idle=idle)
         if searches and (proposed := self._proposed()):
             self._asked |= {spec.trial_id: spec for spec in proposed}
-            self.waiting.add(map(self._proposals.with_prediction, self._first_runs(proposed)))
+            first = (
+                [self._trial(spec, 0, measure) for spec in proposed] if self._ladder is None else self._bursts(proposed)
+            )
+            self.waiting.add(map(self._proposals.with_prediction, first))
             return True
         if self.waiting or not (idle or self._racing):
             return False
@@ -434,12 +437,6 @@ class TrialQueue:
         ordered = run_order(specs, seed=self._run.search.seed, order=self._run.search.order)
         ordered.sort(key=lambda spec: self._runs_last(spec, number))
         return [self._trial(spec, number, burst, "burst") for spec in ordered if (spec.trial_id, 0) not in self.done]
-
-    def _first_runs(self, specs: Sequence[TrialSpec]) -> list[Attempt]:
-        """Lists the first runs of proposed trials."""
-        if self._ladder is None:
-            return [self._trial(spec, 0, self._run.measure) for spec in specs]
-        return self._bursts(specs)
 
     def _promotes(self, slots: Slots, *, searching: bool, idle: bool) -> bool:
         """Queues the full measurement of the next trial that is worth it; returns whether there was one."""

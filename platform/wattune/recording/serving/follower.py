@@ -10,8 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow as pa
-
 from wattune.analysis.metrics.throttle import Throttle
 from wattune.analysis.run_data import RunData
 from wattune.analysis.signals.readings import HOST
@@ -237,9 +235,7 @@ def _clock_lost(measured: RunData, window_ns: tuple[int, int]) -> dict[str, Cloc
 def _latest(measured: RunData, device: DeviceKey) -> dict[str, Latest]:
     """Returns a device's last row of every tier that has one."""
     own = {tier: measured.rows(tier, device) for tier in FOLLOWED_TIERS}
-    return {tier: _last_row(rows) for tier, rows in own.items() if rows is not None}
-
-
-def _last_row(table: pa.Table) -> Latest:
-    (row,) = table.slice(table.num_rows - 1).to_pylist()
-    return {name: value for name, value in row.items() if isinstance(value, int | float)}
+    last = {tier: rows.slice(rows.num_rows - 1).to_pylist()[0] for tier, rows in own.items() if rows is not None}
+    return {
+        tier: {name: one for name, one in row.items() if isinstance(one, int | float)} for tier, row in last.items()
+    }

@@ -41,7 +41,7 @@ class Rounds:
             try:
                 parameter = id(optimizer.param_groups[0]["params"][0])
             except LookupError:
-                parameter = _first_parameter(optimizer)
+                parameter = next((id(one) for group in optimizer.param_groups for one in group["params"]), 0)
             if parameter == self._parameter and id(optimizer) == self._optimizer:
                 self._writer.step(self._start_ns, now_ns)
                 self._start_ns = now_ns
@@ -60,13 +60,6 @@ class Rounds:
         self._start_ns = now_ns
         self._seen = {key}
         self._optimizer, self._parameter = key
-
-
-def _first_parameter(optimizer: Any) -> int:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            return id(parameter)
-    return 0
 
 
 @guarded(WHAT)

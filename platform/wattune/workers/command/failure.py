@@ -75,7 +75,8 @@ def failure(
     if first is not None and first.kind is PLAN:  # only its traceback says of what it is the consequence
         same = [one for one in printed if one.kind is not PLAN and _message(one.text) in first.text]
         first = next((one for one in same if one.rank in (None, first.rank)), first)
-    root, code = _root_cause(lines)
+    reported = _ROOT.search("\n".join(lines))
+    root, code = (int(reported[1]), int(reported[2])) if reported else (None, None)
     number = -code if code is not None and code < 0 else _signal_of(exit_code)
     if number in _OUTSIDE and (first is None or (root is not None and root not in told)):
         words = (KILLED, HOST_MEMORY) if number == signal.SIGKILL else (KILLED,)
@@ -153,9 +154,3 @@ def _reported(lines: Sequence[str]) -> int | None:
             word = found["word"] or found["alone"]
             return _WORDS[word] if word else int(found["code"] or found["on"])
     return None
-
-
-def _root_cause(lines: Sequence[str]) -> tuple[int | None, int | None]:
-    """Reads torchrun's report: rank and exit code of the first failure."""
-    found = _ROOT.search("\n".join(lines))
-    return (int(found[1]), int(found[2])) if found else (None, None)
