@@ -30,15 +30,10 @@ def steps_beside(
 ) -> tuple[pa.Table, dict[str, Any]]:
     """Returns the spans of a log's steps, for every device of every node, and the facts of the recording that follow.
 
-    The log has lines with times, or is a CSV with the columns step and time, the end of the step. Raises `PlanError`:
-    it has no times or no steps, or is of another time than the sensors.
-
-    Args:
-        path: The log.
-        facts: Facts of the recording: `window` of the sensors, `steps_asked`, `node`.
-        devices: Names of the devices by node.
-        zone: Zone of times without one.
-        has_date: True where the times of the sensors have a date.
+    The log has lines with times, or is a CSV with the columns step and time, the end of the step. Of the recording's
+    facts `window` (of the sensors), `steps_asked` and `node` are read; `zone` is that of times without one, and
+    `has_date` says whether the sensors' times have a date. Raises `PlanError`: it has no times or no steps, or is of
+    another time than the sensors.
     """
     where = path.name
     try:

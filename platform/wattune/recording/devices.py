@@ -78,13 +78,10 @@ class Choice:
         return True
 
     def counted(self, manifest: Mapping[str, Any], told: Collection[str] = ()) -> dict[str, Any]:
-        """Says which devices count, and why, as a fact of the recording's manifest.
+        """Says which devices of a sampler's manifest count, and why, as a fact of the recording's own.
 
-        Raises `SensorChoiceError`: the choice cannot be kept, or before the command began a variable of it.
-
-        Args:
-            manifest: The sampler's.
-            told: Devices that ranks told themselves.
+        `told` are those that ranks told themselves. Raises `SensorChoiceError`: the choice cannot be kept, or before
+        the command began a variable of it.
         """
         devices = {name: facts for name, facts in manifest.get("devices", {}).items() if name != HOST}
         if self._simulated is not None:

@@ -87,15 +87,10 @@ def object_of(
 ) -> dict[str, Any]:
     """Reads a JSON object of this format and checks its digest; returns it without both.
 
-    Raises `DigestError`: it does not agree with its digest, or lacks it, `FormatError`: it is of another format,
-    `ValueError`: it is not JSON, `TypeError`: it is not an object.
-
-    Args:
-        content: The file's bytes.
-        bare: Takes an object without a digest: such a file is written before others, one of which has its digest.
-        accept: Takes an object that has no digest, or does not agree with it.
-        any_depth: See `wattune.storage.documents.parse_json`.
-        elsewhere: Takes an object of another tool, which says no format.
+    A `bare` one may have no digest: such a file is written before others, one of which has it. To `accept` takes one
+    that has no digest, or does not agree with it. One made `elsewhere` need not say a format; `any_depth` is that of
+    `wattune.storage.documents.parse_json`. Raises `DigestError`: it does not agree with its digest, or lacks it,
+    `FormatError`: it is of another format, `ValueError`: it is not JSON, `TypeError`: it is not an object.
     """
     data = parse_json(content, any_depth=any_depth)
     if not isinstance(data, dict):

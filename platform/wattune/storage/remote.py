@@ -44,14 +44,10 @@ class RemoteStorage:
     """One URL that studies are copied to and fetched from."""
 
     def __init__(self, url: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Names a store. It is reached by the first call.
+        """Names a store by any URL of fsspec's, such as `s3://bucket/studies`; it is reached by the first call.
 
-        Raises `PlanError`: the kind of store is unknown, or its library is not installed.
-
-        Args:
-            url: Any URL of fsspec's, such as `s3://bucket/studies`, `gs://...` or `file:///mnt/studies`. Keys and
-                endpoints come from the store's own variables and files, or from fsspec's configuration.
-            clock: Returns monotonic seconds, for the wait after a failure.
+        Keys and endpoints come from the store's own variables and files, or from fsspec's configuration. Raises
+        `PlanError`: the kind of store is unknown, or its library is not installed.
         """
         import fsspec
         from fsspec.utils import get_protocol

@@ -212,13 +212,9 @@ class StudyFolder:
     def create(cls, storage: Path, name: str, document: Mapping[str, Any]) -> "StudyFolder":
         """Returns the folder of a study, a new one or the one that is there, with a space that holds from now on.
 
-        Raises `SpaceError`: the name is unusable, or the space contradicts the results of the study, `PlanError`: the
-        storage cannot be written to, or the study in it cannot be read.
-
-        Args:
-            storage: The folder of studies.
-            name: The study's name.
-            document: The search space with every default.
+        The `document` is the space with every default. Raises `SpaceError`: the name is unusable, or the space
+        contradicts the results of the study, `PlanError`: the storage cannot be written to, or the study in it cannot
+        be read.
         """
         study = cls(make_folder(storage / check_study_name(name)))
         study.require_space(document)

@@ -19,12 +19,7 @@ class BesideClient(MlflowClient):  # type: ignore[misc]  # mlflow has no types
     """A client of an sqlite store that keeps artifacts beside the store's file."""
 
     def __init__(self, uri: str, database: Path) -> None:
-        """Names a store.
-
-        Args:
-            uri: `sqlite:///<file>`.
-            database: The file.
-        """
+        """Names a store, `sqlite:///<file>`, and its file."""
         super().__init__(tracking_uri=uri)
         self.database = database
         self._folders: dict[str, Path | None] = {}

@@ -15,13 +15,8 @@ from wattune.tracking.weights_and_biases import WandbTracker, has_key, is_offlin
 def trackers_of(study_name: str, storage: Path, wandb: str | None, tensorboard: str | None) -> dict[str, StudyTracker]:
     """Returns the trackers that are asked for, by option; nothing is written and nobody asked.
 
-    Raises `PlanError`: a library is not installed, a name is none, or a folder cannot be written to.
-
-    Args:
-        study_name: The study.
-        storage: The local folder of studies.
-        wandb: `PROJECT` or `ENTITY/PROJECT` of Weights & Biases.
-        tensorboard: A folder.
+    `wandb` is a `PROJECT` or `ENTITY/PROJECT` of Weights & Biases, `tensorboard` a folder. Raises `PlanError`: a
+    library is not installed, a name is none, or a folder cannot be written to.
     """
     problems, found = [], dict[str, StudyTracker]()
     if wandb is not None:

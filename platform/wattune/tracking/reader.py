@@ -46,10 +46,6 @@ def read_study(uri: str, name: str) -> TrackedStudy:
     """Reads every trial repeat of a study that was sent completely, for `rank`, with objective and constraints.
 
     Raises `TrackingError`: the store cannot be reached or has no such study, or not one of its trials can be read.
-
-    Args:
-        uri: The store.
-        name: The study's name.
     """
     require_store(uri)
 

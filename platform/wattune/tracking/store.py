@@ -77,12 +77,7 @@ class Store(Access):
     """One store's client, which remembers the last failure to reach the store."""
 
     def __init__(self, uri: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Names a store; there is no request before the first call.
-
-        Args:
-            uri: `sqlite:///<file>` or another database, or `http(s)://` of a tracking server.
-            clock: Monotonic seconds, for the wait after a failure.
-        """
+        """Names a database, as `sqlite:///<file>`, or a tracking server; there is no request before the first call."""
         self.uri = uri
         mend = "start the server" if sqlite_file(uri) is None else "restore it"
         super().__init__(uri, f"{mend} or give another tracking URI", clock)

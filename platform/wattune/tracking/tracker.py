@@ -65,14 +65,10 @@ class Tracker:
         document: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Names a store and a study; there is no request before the first call.
+        """Names a store as `Store` does, and a study, whose experiment has its name; there is no request yet.
 
-        Args:
-            uri: `sqlite:///<file>` or another database, or `http(s)://` of a tracking server.
-            study_name: Becomes the MLflow experiment's name.
-            document: The search space with every default. With it the store shows the study's objective from the first
-                trial on, and its pages are arranged for comparison.
-            clock: Monotonic seconds, for the wait after a failure.
+        With the `document`, its search space with every default, the store shows the study's objective from the first
+        trial on, and its pages are arranged for comparison.
         """
         self.uri = uri
         self.study_name = study_name
@@ -87,15 +83,10 @@ class Tracker:
         """Sends one repeat of a trial with its folder's files; a repeat that was sent completely is not sent again.
 
         A run takes the place of an earlier attempt, of an earlier measurement of the same trial, and of a result whose
-        files were since accepted as edited. Returns true if it was sent now. Raises `TrackingError`: the store cannot
-        be reached or refuses. A part may have been sent; the next call replaces it.
-
-        Args:
-            spec: Specification of the trial.
-            result: Result of the repeat.
-            folder: The trial's folder; every file in it becomes an artifact with the same path, except hidden ones.
-            series: Curves for MLflow's charts; they are averaged to at most one point a second.
-            picture: An SVG of the trial, which becomes an artifact too; empty for none.
+        files were since accepted as edited. Every file of the folder becomes an artifact with the same path, except
+        hidden ones, and so does the `picture`, an SVG; of the curves in `series` MLflow gets at most one point a
+        second. Returns true if it was sent now. Raises `TrackingError`: the store cannot be reached or refuses. A part
+        may have been sent; the next call replaces it.
         """
         name = f"{result.trial_id}-{result.repeat}"
         identity = {TRIAL_TAG: name}
@@ -139,15 +130,9 @@ class Tracker:
         report_path: Path | None,
         results: Sequence[tuple[TrialSpec, Run]] = (),
     ) -> None:
-        """Sends facts of the whole study; call it again after every change.
+        """Sends facts of the whole study, and all of its results as the delivery log; to be called after every change.
 
-        Raises `TrackingError`: the store cannot be reached or refuses.
-
-        Args:
-            document: The search space with every default.
-            ranking: `Ranking.to_json()`.
-            report_path: The report, if there is one.
-            results: All results of the study, for the delivery log.
+        The ranking is that of `Ranking.to_json`. Raises `TrackingError`: the store cannot be reached or refuses.
         """
         self._document = document
 

@@ -35,13 +35,10 @@ class ShardedAdamW:
         whole: Iterable[nn.Parameter] = (),
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        """Takes the sharded parameters of one rank.
+        """Takes the sharded parameters of all model chunks of one rank; those that are trained are DTensors.
 
-        Args:
-            parameters: Parameters of all model chunks of this rank; those that are trained are DTensors.
-            tied: The one of them another pipeline stage holds too.
-            whole: Those of them that every tensor parallel rank holds, with an addend of their gradient.
-            group: The tensor parallel ranks.
+        `tied` is the one of them that another pipeline stage holds too. Those that are `whole` are held by every rank
+        of the tensor parallel `group`, with an addend of their gradient.
         """
         self._shards, self._group, summed = [], group, set(whole)
         for each in parameters:

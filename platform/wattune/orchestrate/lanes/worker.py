@@ -56,8 +56,7 @@ WATCH_S: Final = 1.0
 def serve(config: dict[str, Any]) -> None:
     """Runs trials until the lane has none left. Every Ray Train worker of a lane calls it.
 
-    Args:
-        config: `keeper` (which holds the lane), `head` (its node), `lane` (its name there), `run` (its number).
+    It is told the `keeper`, which holds the lane, its node (`head`), the lane's name there, and the number of the run.
     """
     normal_priority()
     with kept():

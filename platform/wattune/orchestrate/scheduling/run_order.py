@@ -39,16 +39,11 @@ def run_order(
     graphs_of: Callable[[TrialSpec], Hashable] = lambda _spec: None,
     chunk: int = CHUNK,
 ) -> list[TrialSpec]:
-    """Puts trials in the order in which they run.
+    """Puts trials in the order in which they run, the same on every machine and however many are done already.
 
-    Args:
-        specs: Trials as the strategy lists them.
-        seed: Seed of the order, which is the same on every machine and however many trials are done already.
-        order: `listed` keeps the order of the list. `shuffled` sorts by a hash of seed and trial id, in chunks of at
-            most `chunk` trials that share compiled graphs, in blocks of at least `BLOCK` trials for the same workers.
-        graphs_of: Returns a key that is equal for trials that share graphs, None where nothing is compiled: such
-            trials need not stand together.
-        chunk: Most trials in a row with the same graphs.
+    `listed` keeps the order of the list. `shuffled` sorts by a hash of seed and trial id, in chunks of at most `chunk`
+    trials that share compiled graphs, in blocks of at least `BLOCK` trials for the same workers. `graphs_of` gives a
+    key that is equal for trials that share graphs, None where nothing is compiled: those need not stand together.
     """
     if order == "listed":
         return list(specs)

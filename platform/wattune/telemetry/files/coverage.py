@@ -21,21 +21,17 @@ LEAST_CHANGES: Final = 3
 
 
 def measured_facts(tables: Mapping[str, pa.Table]) -> dict[str, dict[str, Any]]:
-    """Computes facts about a node's sensors from its tables.
+    """Computes facts about one node's sensors from its tables by tier (`wattune.schema.TELEMETRY`).
 
-    Args:
-        tables: Telemetry of one node by tier (`wattune.schema.TELEMETRY`).
+    Returns by device:
 
-    Returns:
-        By device, and there:
-
-        - by tier: `rows`, `interval_s` (median time between readings), `longest_gap_s`, `coverage_frac` (share of the
-          recording in intervals of at most `COVERED_PERIODS` usual ones), `gaps` (how many are longer), `gap_s` (what
-          those are longer than a usual one, together), and `sensor_period_s` by column, the median time between changes
-          of the value: of a steady signal an upper bound, and left out where it hardly moved;
-        - `energy`, where a counter and a power series span `LEAST_COUNTER_SPAN_S` together: `source` (the series'
-          tier), `span_s`, `integral_j` (trapezoid), `counter_j` (the counter's rise), and `error_frac`, the first over
-          the second less 1.
+    - by tier: `rows`, `interval_s` (median time between readings), `longest_gap_s`, `coverage_frac` (share of the
+      recording in intervals of at most `COVERED_PERIODS` usual ones), `gaps` (how many are longer), `gap_s` (what those
+      are longer than a usual one, together), and `sensor_period_s` by column, the median time between changes of the
+      value: of a steady signal an upper bound, and left out where it hardly moved;
+    - `energy`, where a counter and a power series span `LEAST_COUNTER_SPAN_S` together: `source` (the series' tier),
+      `span_s`, `integral_j` (trapezoid), `counter_j` (the counter's rise), and `error_frac`, the first over the second
+      less 1.
     """
     facts: dict[str, dict[str, Any]] = {}
     rows: dict[tuple[str, str], pa.Table] = {}

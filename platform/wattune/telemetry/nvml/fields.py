@@ -87,19 +87,13 @@ class Counter:
         about_per_s: float | None = None,
         at_most_per_s: float | None = None,
     ) -> int:
-        """Returns the count at a new reading of the register.
+        """Returns the count at a new reading of the register, `raw`, at a monotonic time.
 
-        Raises `TelemetryError`: the register was reset, or rose by more than it can. The text is a code for the row;
-        the count then continues from the new reading. Or all 64 bits are set, which a bus gives for a device that is
-        gone: that reading is passed over.
-
-        Args:
-            raw: The register.
-            bits: Its width. One that runs backwards has wrapped at it; 64 bits never do, so those were reset.
-            time_s: When it was read, on a monotonic clock.
-            about_per_s: Its rate by another sensor, from which the number of wraps of a narrow register since the last
-                reading follows. None where there is none; it then wrapped at most once.
-            at_most_per_s: Highest rate it can have; None where there is no bound.
+        A register that runs backwards has wrapped at its width; 64 bits never do, so those were reset. How often a
+        narrow one wrapped since the last reading follows from its rate by another sensor, `about_per_s`; without one it
+        wrapped at most once. Raises `TelemetryError`: the register was reset, or rose by more than it can. The text is
+        a code for the row; the count then continues from the new reading. Or all 64 bits are set, which a bus gives for
+        a device that is gone: that reading is passed over.
         """
         if bits == 64 and raw == 2**64 - 1:
             raise TelemetryError("ALL_BITS_SET")

@@ -32,12 +32,10 @@ _BY_RAY: Final = ("OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "MKL_NUM_THREADS"
 def command_environment(
     own: Mapping[str, str], given: Mapping[str, str], node: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Returns the environment of a trial's command.
+    """Returns the environment of a trial's command, with variables of the space that are `given`, filled.
 
-    Args:
-        own: The environment of the worker that starts it, which is the job's (`runtime_env`) and Ray's.
-        given: Variables of the space, filled.
-        node: The environment that Ray's processes of this node started with; None looks for it.
+    The worker that starts it has its `own`, which is the job's (`runtime_env`) and Ray's. `node` is what Ray's
+    processes of this node started with; None looks for it.
     """
     node = node_environment() if node is None else node
     kept = {

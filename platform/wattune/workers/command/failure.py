@@ -62,12 +62,9 @@ def failure(
 ) -> tuple[Kind, str]:
     """Returns the kind of end of a command that failed, and the reason with its evidence.
 
-    Args:
-        exit_code: Its exit code, negative for a signal; None where nobody saw its end.
-        lines: Its output.
-        told: Exceptions that ended ranks, where their processes told them; the first one first.
-        num_oom_kills: Processes of the container or machine that the kernel ended for want of memory while it ran.
-        starved: True where the node had next to no memory left at some time.
+    The exit code is negative for a signal, None where nobody saw the end; `told` has the exceptions that ended ranks,
+    the first one first. Memory: so many processes were killed for want of it while the command ran, and the node was
+    `starved` where next to none was left at some time.
     """
     own = [Words(rank, text, kind_of(text)) for rank, text in told.items()]
     printed = printed_words(lines, may_go_on=_signal_of(exit_code) in (None, signal.SIGABRT, *_OUTSIDE))

@@ -74,24 +74,13 @@ class MeasuredRun:
         cwd: Path | None = None,
         others: Callable[[], list[int]] = list,
     ) -> None:
-        """Starts it.
+        """Starts a program with its arguments, filled, and all of its variables but those that steps need.
 
-        Args:
-            arguments: The program and its arguments, filled.
-            environment: All variables it has, without those that steps need.
-            steps_folder: Empty folder that its processes write their steps to.
-            source: Source of its steps.
-            measure: Lengths of warm-up and measurement.
-            leads: True on node 0.
-            orders: Asked for orders of the trial's owner, which also paces the looks.
-            progress: Told on the leading node, about once a second.
-            show: Given the steps so far, about once a second.
-            finishing: Called on the leading node once enough is measured, before anything is stopped: the others'
-                commands may fail as soon as this one's ends.
-            stop_above_s: Mean step time above which the trial loses; None measures to the end.
-            grace_s: Time between SIGTERM and SIGKILL.
-            cwd: Folder it starts in; None is this process's.
-            others: Finds processes of it that came of others, as of a warm command.
+        Its processes write their steps to `steps_folder`, which is empty. Waiting for `orders` paces the looks; `show`
+        is called about once a second, and on node 0, which `leads`, `progress`. `finishing` is called there once enough
+        is measured, before anything is stopped: the others' commands may fail as soon as this one's ends. Above a mean
+        step time of `stop_above_s` the trial loses. `others` finds processes of it that came of others, as of a warm
+        command.
         """
         self._program, self._measure, self._leads, self._grace_s = arguments[0], measure, leads, grace_s
         self._orders, self._progress, self._show, self._finishing = orders, progress, show, finishing

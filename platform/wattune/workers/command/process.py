@@ -110,15 +110,10 @@ class TerminalProcess(_Heard):
         environment: Mapping[str, str] | None = None,
         on_line: OnLine | None = None,
     ) -> None:
-        """Starts it.
+        """Starts a program and its arguments, which no shell sees, with this process's own in the place of None.
 
-        Args:
-            arguments: The program and its arguments; no shell sees them.
-            stdout: The descriptor it writes to; None is this process's.
-            stderr: The same for its errors.
-            environment: All of its variables; None is those of this process.
-            on_line: Hears every line. The command then writes to a pipe, or to a terminal of its own where it would
-                write to one, and what it writes is passed on at once.
+        Where `on_line` hears every line, the command writes to a pipe, or to a terminal of its own where it would write
+        to one, and what it writes is passed on at once.
         """
         super().__init__(on_line)
         targets = [1 if stdout is None else stdout, 2 if stderr is None else stderr]
@@ -177,23 +172,16 @@ class SupervisedProcess(_Heard):
         cwd: str | Path | None = None,
         grace_s: float = GRACE_S,
     ) -> None:
-        """Starts it.
+        """Starts a program and its arguments, which no shell sees.
 
-        Args:
-            arguments: The program and its arguments; no shell sees them.
-            environment: All of its variables.
-            on_line: Hears every line.
-            mark: A variable `NAME=VALUE` of `environment` that no other process has: by it the last of them are found.
-            cwd: Folder it starts in; None is this process's.
-            grace_s: Time between SIGTERM and SIGKILL.
+        `mark` is a variable `NAME=VALUE` of the `environment` that no other process has: by it the last of them are
+        found. `grace_s` is the time between SIGTERM and SIGKILL.
         """
         super().__init__(on_line)
         self._mark, self._grace_s = mark.encode(), grace_s
         self._facts: dict[str, Any] = {}
         self.others: Callable[[], list[int]] = list
         """Finds processes that belong to it and came of others: they end with it."""
-        self.was_stopped = False
-        """True where `stop` asked it to end."""
         self.end_mono_ns: int | None = None
         """Time at which the command itself ended; None while it runs."""
         out, into = os.pipe()
@@ -246,7 +234,6 @@ class SupervisedProcess(_Heard):
 
     def stop(self, grace_s: float | None = None) -> None:
         """Asks it to end: SIGTERM to its process group, and SIGKILL to all of it after the grace time."""
-        self.was_stopped = True
         with suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.write(f"stop {self._grace_s if grace_s is None else grace_s}\n".encode())
