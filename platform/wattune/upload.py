@@ -26,7 +26,7 @@ from wattune.run import Run
 from wattune.storage.measured import MeasuredFolder
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder
-from wattune.tracking.copies import StudyTracker
+from wattune.tracking.destinations import StudyTracker
 from wattune.tracking.picture import trial_picture
 from wattune.tracking.run import Curves
 from wattune.trial import TrialSpec

@@ -18,8 +18,7 @@ from wattune.run import Run
 from wattune.storage.files import find_storage
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder
-from wattune.tracking.copies import StudyTracker
-from wattune.tracking.destinations import trackers_of
+from wattune.tracking.destinations import StudyTracker, trackers_of
 from wattune.tracking.store import default_uri
 from wattune.tracking.tracker import Tracker
 from wattune.upload import SendTrial, conclude_study, send_all, to_storage, to_tracking

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from wattune.arrays import Floats
 from wattune.errors import TelemetryError
+from wattune.telemetry.files.coverage import taken_ns
 from wattune.units import NS_PER_S
 
 TimedValues = tuple[Floats, Floats]
@@ -182,10 +183,7 @@ def _readings(tables: Mapping[str, pa.Table], device: str, tier: str, column: st
     table = tables[tier].filter(
         pc.and_(pc.equal(tables[tier]["device"].cast(pa.string()), device), pc.is_valid(tables[tier][column]))
     )
-    at_ns = table["mono_ns"].to_numpy()
-    if tier == "ring":  # stamped with wall time; the drain's own pair of clock readings takes it back
-        at_ns = table["sensor_ns"].to_numpy() - (table["wall_ns"].to_numpy() - at_ns)
-    at_ns, first = np.unique(at_ns, return_index=True)
+    at_ns, first = np.unique(taken_ns(tier, table), return_index=True)
     return (at_ns - first_ns) / NS_PER_S, table[column].to_numpy()[first].astype(np.float64)
 
 

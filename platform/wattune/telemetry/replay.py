@@ -26,6 +26,7 @@ from wattune.schema import TELEMETRY
 from wattune.storage.measured import MeasuredFolder
 from wattune.storage.values import wrong_columns
 from wattune.telemetry.backend import AVAILABLE, ERROR_SUFFIX, DeviceInfo, Row
+from wattune.telemetry.files.coverage import taken_ns
 from wattune.units import NS_PER_S, s_to_ns
 
 HISTORY_S: Final = 2.36
@@ -232,10 +233,7 @@ def _with_keys(table: pa.Table, tier: str) -> pa.Table:
 
 def _ordered(rows: pa.Table, tier: str) -> pa.Table:
     """A device's rows by time, each once; `mono_ns` of ring rows becomes the moment the sensor took them."""
-    time_ns = rows["mono_ns"].to_numpy()
-    if tier == "ring":
-        time_ns = rows["sensor_ns"].to_numpy() - (rows["wall_ns"].to_numpy() - time_ns)
-    unique_ns, first = np.unique(time_ns, return_index=True)
+    unique_ns, first = np.unique(taken_ns(tier, rows), return_index=True)
     return rows.take(first).set_column(rows.column_names.index("mono_ns"), "mono_ns", pa.array(unique_ns))
 
 

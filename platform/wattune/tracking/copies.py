@@ -1,11 +1,11 @@
-"""The form of every tracker, what its store has of a study, and receipts of that where no store can be asked."""
+"""What a tracker's store has of a study, and receipts of that where no store can be asked."""
 
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from wattune.access import Access
 from wattune.objective import parse_constraint, parse_objective
@@ -72,27 +72,6 @@ def _quality_of(tags: Mapping[str, str]) -> tuple[str, str]:
     return tags.get("quality", ""), tags.get("quality_reasons", "")
 
 
-class StudyTracker(Protocol):
-    """Sends one study to one store. A later call sends what an earlier one could not, and nothing twice."""
-
-    def log_trial(
-        self, spec: TrialSpec, result: Run, folder: Path, series: Curves | None = None, picture: str = ""
-    ) -> bool:
-        """Sends one repeat of a trial; returns true if it was sent now, raises `TrackingError` where it cannot be."""
-
-    def log_study(
-        self,
-        document: Mapping[str, Any],
-        ranking: Mapping[str, Any],
-        report_path: Path | None,
-        results: Sequence[tuple[TrialSpec, Run]] = (),
-    ) -> None:
-        """Sends facts of the whole study; may be called again after every change."""
-
-    def delivered(self) -> Delivered:
-        """Returns what was sent completely and is final."""
-
-
 class WithReceipts(ABC):
     """A tracker of a store that keeps what it is given and is never asked: a file beside it says what it has."""
 
@@ -104,7 +83,7 @@ class WithReceipts(ABC):
     def log_trial(
         self, spec: TrialSpec, result: Run, folder: Path, series: Curves | None = None, picture: str = ""
     ) -> bool:
-        """Sends one repeat of a trial, unless there is a receipt for it; the rest is as in `StudyTracker`.
+        """Sends one repeat of a trial, unless there is a receipt for it; the rest is as `Tracker` does it.
 
         Raises `TrackingError` where the store cannot be reached or refuses.
         """

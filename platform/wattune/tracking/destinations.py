@@ -7,9 +7,13 @@ from wattune.access import refused
 from wattune.errors import PlanError
 from wattune.masking import without_secrets
 from wattune.storage.files import named_path, nearest_existing
-from wattune.tracking.copies import StudyTracker
+from wattune.tracking.copies import WithReceipts
 from wattune.tracking.tensorboard import TensorBoardTracker
+from wattune.tracking.tracker import Tracker
 from wattune.tracking.weights_and_biases import WandbTracker, has_key, is_offline, server
+
+StudyTracker = Tracker | WithReceipts
+"""Sends one study to one store. A later call sends what an earlier one could not, and nothing twice."""
 
 
 def trackers_of(study_name: str, storage: Path, wandb: str | None, tensorboard: str | None) -> dict[str, StudyTracker]:

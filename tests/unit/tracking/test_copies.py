@@ -19,8 +19,7 @@ from wattune.objective import Question
 from wattune.ranking.order import rank
 from wattune.run import Numbers, RunStatus
 from wattune.tracking import destinations
-from wattune.tracking.copies import StudyTracker
-from wattune.tracking.destinations import out_of_reach, trackers_of
+from wattune.tracking.destinations import StudyTracker, out_of_reach, trackers_of
 from wattune.units import NS_PER_S
 
 SPEC = spec_of()

@@ -51,7 +51,7 @@ def _by_device(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         yield device, table.filter(pc.equal(table["device"].cast(pa.string()), device))
 
 
-def _times_ns(tier: str, rows: pa.Table) -> Ints:
+def taken_ns(tier: str, rows: pa.Table) -> Ints:
     """Times of the values on the monotonic clock; a ring sample was taken before its row was read."""
     mono_ns: Ints = rows["mono_ns"].to_numpy()
     if tier != "ring":
@@ -62,7 +62,7 @@ def _times_ns(tier: str, rows: pa.Table) -> Ints:
 
 def _tier_facts(tier: str, rows: pa.Table) -> dict[str, Any]:
     facts: dict[str, Any] = {"rows": rows.num_rows}
-    times_ns = np.unique(_times_ns(tier, rows)[_any_read(tier, rows)])
+    times_ns = np.unique(taken_ns(tier, rows)[_any_read(tier, rows)])
     if len(times_ns) < LEAST_CHANGES:
         return facts
     intervals_ns = np.diff(times_ns)
@@ -109,7 +109,7 @@ def _sensor_periods_s(tier: str, rows: pa.Table) -> dict[str, float]:
 def _readings(tier: str, rows: pa.Table, column: str) -> tuple[Ints, Floats]:
     """Times and values of a column where it was read, ordered by time, each time once."""
     values = rows[column].cast(pa.float64(), safe=False).to_numpy()
-    times_ns, first = np.unique(_times_ns(tier, rows), return_index=True)
+    times_ns, first = np.unique(taken_ns(tier, rows), return_index=True)
     read = np.isfinite(values[first])
     return times_ns[read], values[first][read]
 
