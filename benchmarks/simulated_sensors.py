@@ -27,7 +27,7 @@ from wattune.catalog.models import model
 from wattune.plans.axes import Plan
 from wattune.simulation.activity import DeviceActivity, Part, node_activities
 from wattune.simulation.device_model import KINDS, device_model
-from wattune.simulation.sensors import LEAD_S, TAIL_S, SimulatedNode, simulate_node
+from wattune.simulation.sensors import LEAD_S, TAIL_S, simulate_node
 from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S, s_to_ns
 from wattune.workload import Workload
@@ -69,10 +69,9 @@ class Recording:
         return sorted(pc.unique(self.spans["device"].cast(pa.string())).to_pylist())
 
     @property
-    def node(self) -> SimulatedNode:
-        """The node to simulate."""
-        offset_ns = pc.subtract(self.spans["start_wall_ns"], self.spans["start_mono_ns"])[0].as_py()
-        return SimulatedNode(name="node0", wall_minus_mono_ns=offset_ns, temp_slowdown_c=89.0, tensor_cores=True)
+    def wall_minus_mono_ns(self) -> int:
+        """How far the node's wall clock is ahead of its monotonic one."""
+        return int(pc.subtract(self.spans["start_wall_ns"], self.spans["start_mono_ns"])[0].as_py())
 
     @property
     def spec(self) -> TrialSpec:
@@ -106,7 +105,7 @@ class Recording:
         rows = table.filter(pc.equal(table["device"].cast(pa.string()), device_name))
         at_ns = rows["mono_ns"].to_numpy()
         if tier == "ring":
-            at_ns = rows["sensor_ns"].to_numpy() - self.node.wall_minus_mono_ns
+            at_ns = rows["sensor_ns"].to_numpy() - self.wall_minus_mono_ns
         at_ns, first = np.unique(at_ns, return_index=True)
         values = rows[name].to_numpy()[first].astype(np.float64)
         return (at_ns - self.start_ns) / NS_PER_S, values
@@ -128,8 +127,9 @@ def simulated_tables(recording: Recording) -> dict[str, pa.Table]:
     """The tables the simulation gives for a recording's load."""
     tables, _ = simulate_node(
         device_model(device("h200_sxm")),
-        recording.node,
+        "node0",
         recording.activities(),
+        wall_minus_mono_ns=recording.wall_minus_mono_ns,
         first_ns=recording.start_ns - s_to_ns(LEAD_S),
         last_ns=recording.end_ns + s_to_ns(TAIL_S),
         seed=SEED,

@@ -18,7 +18,7 @@ from wattune.errors import TelemetryError
 from wattune.schema import SPANS, TELEMETRY
 from wattune.simulation.activity import DeviceActivity, Part
 from wattune.simulation.device_model import KINDS, device_model
-from wattune.simulation.sensors import SimulatedNode, simulate_node
+from wattune.simulation.sensors import simulate_node
 
 NS = 1_000_000_000
 MONO_0_NS = 77_000 * NS
@@ -203,8 +203,9 @@ def test_simulated_sensors_are_found_as_they_are_made() -> None:
     )
     simulated, _ = simulate_node(
         device_model(device("h200_sxm")),
-        SimulatedNode(name="n", wall_minus_mono_ns=WALL_AHEAD_NS, temp_slowdown_c=89.0, tensor_cores=True),
+        "n",
         [DeviceActivity(device="gpu0", steps=None, phases=(part,))],
+        wall_minus_mono_ns=WALL_AHEAD_NS,
         first_ns=MONO_0_NS - 3 * NS,
         last_ns=MONO_0_NS + round((end_s[-1] + 3.0) * NS),
         seed=0,
