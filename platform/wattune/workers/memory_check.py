@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 import gc
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -23,22 +23,6 @@ FIRST_GROWTH_BYTES: Final = 4 * 2**30
 1.5 GiB on two H200s (`benchmarks/results/trial_overhead.md`), and room for an engine that needs more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leftovers:
-    """Memory and groups one worker holds between trials."""
-
-    device_allocated_bytes: int = 0
-    """Held by tensors on the GPU; 0 without one."""
-    device_reserved_bytes: int = 0
-    """Held by torch's allocator on the GPU; 0 without one."""
-    tensor_bytes: int = 0
-    """Held by tensors on the host."""
-    host_bytes: int = 0
-    """Resident memory of the process without a file behind it; pages of libraries are not a leak."""
-    num_groups: int = 0
-    """Process groups the engine did not end; they are ended now."""
-
-
 def clean_up(device: str) -> None:
     """Frees all memory that can be freed without knowing its holder. Compiled code stays, for the next trial."""
     gc.collect()
@@ -51,20 +35,19 @@ def clean_up(device: str) -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def leftovers(device: str, num_groups: int) -> Leftovers:
-    """Measures what is held now; raises RuntimeError where the device no longer answers."""
+def leftovers(device: str) -> dict[str, int]:
+    """Measures the bytes that a worker holds between trials, by kind; raises RuntimeError where the device is lost.
+
+    `allocated` by tensors on the GPU and `reserved` by torch's allocator there are 0 without one. `tensors` are on the
+    host, `resident` is memory of the process without a file behind it: pages of libraries are not a leak.
+    """
     allocated = reserved = 0
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)  # where an earlier kernel failed, this says so
         allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     resident, shared = (int(pages) for pages in Path("/proc/self/statm").read_text().split()[1:3])
-    return Leftovers(
-        device_allocated_bytes=allocated,
-        device_reserved_bytes=reserved,
-        tensor_bytes=_tensor_bytes(),
-        host_bytes=(resident - shared) * os.sysconf("SC_PAGESIZE"),
-        num_groups=num_groups,
-    )
+    own_bytes = (resident - shared) * os.sysconf("SC_PAGESIZE")
+    return {"allocated": allocated, "reserved": reserved, "tensors": _tensor_bytes(), "resident": own_bytes}
 
 
 def _tensor_bytes() -> int:
@@ -78,18 +61,18 @@ def _tensor_bytes() -> int:
     return sum(storages.values())
 
 
-def leak(before: Leftovers, after: Leftovers, *, is_first: bool = False) -> str | None:
-    """Returns the reason a worker must not go on, None where its memory came back.
+def leak(before: Mapping[str, int], after: Mapping[str, int], *, is_first: bool = False) -> str | None:
+    """Returns the reason a worker must not go on, by `leftovers`, None where its memory came back.
 
     `before` was held after its first trial; of tensors, before it. With `is_first` it had run none, so that it is what
     a process holds that has done nothing yet.
     """
     host_bound = FIRST_GROWTH_BYTES if is_first else HOST_GROWTH_BYTES
     bounds = (
-        ("device memory allocated", after.device_allocated_bytes, DEVICE_LEFT_BYTES),
-        ("device memory reserved", after.device_reserved_bytes, DEVICE_RESERVED_BYTES),
-        ("host tensors more than before", after.tensor_bytes - before.tensor_bytes, TENSOR_GROWTH_BYTES),
-        ("resident memory more than before", after.host_bytes - before.host_bytes, host_bound),
+        ("device memory allocated", after["allocated"], DEVICE_LEFT_BYTES),
+        ("device memory reserved", after["reserved"], DEVICE_RESERVED_BYTES),
+        ("host tensors more than before", after["tensors"] - before["tensors"], TENSOR_GROWTH_BYTES),
+        ("resident memory more than before", after["resident"] - before["resident"], host_bound),
     )
     found = [
         f"{value / 2**20:.0f} MiB of {what} (at most {bound / 2**20:.0f})"

@@ -88,7 +88,7 @@ class _Worker:
         )
         clean_up(self._device)
         gc.freeze()
-        self._before = leftovers(self._device, 0)
+        self._before = leftovers(self._device)
         self._has_run = False
         self._group: int = ray.get(keeper.call.remote(lane, "join", run, self._here))
 
@@ -192,9 +192,10 @@ class _Worker:
     def _settle(self, *, stays: bool) -> Report:
         """Cleans up, and reports whether memory came back. The rank stays in its groups, or leaves them."""
         try:
-            num_groups = 0 if stays else leave_groups()
+            if not stays:
+                leave_groups()
             clean_up(self._device)
-            after = leftovers(self._device, num_groups)
+            after = leftovers(self._device)
         except Exception as error:  # a device that no longer answers, a group that cannot be ended
             return Report(problem=f"the worker cannot be cleaned up: {_first_line(error)}")
         problem = leak(self._before, after, is_first=not self._has_run)
@@ -202,7 +203,7 @@ class _Worker:
         # a trial, which then take milliseconds instead of a fifth of a second.
         gc.freeze()
         if not self._has_run:  # the first trial loads libraries; after it the process has no reason to grow
-            self._has_run, self._before = True, replace(after, tensor_bytes=0)
+            self._has_run, self._before = True, {**after, "tensors": 0}
         return Report(problem=problem and f"pid {os.getpid()}: {problem}")
 
 
