@@ -250,7 +250,6 @@ def fake_nodes(count: int) -> tuple[Node, ...]:
         Node(
             node_id=f"{index:056x}",
             name=f"node{index:03d}",
-            address="",
             num_cpus=PER_NODE,
             num_gpus=0,
             host=f"h{index}",

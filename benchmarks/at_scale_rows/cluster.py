@@ -352,7 +352,7 @@ def silent() -> Iterator[Row]:
             for at, port in enumerate(ports)
         ]
         ray.nodes = lambda: entries
-        nodes = [Node(node_id=f"{at}", name=f"n{at}", address="", num_cpus=1, num_gpus=0) for at in range(128)]
+        nodes = [Node(node_id=f"{at}", name=f"n{at}", num_cpus=1, num_gpus=0) for at in range(128)]
         begun_s = time.perf_counter()
         found = real.left(nodes)
         took_s = time.perf_counter() - begun_s

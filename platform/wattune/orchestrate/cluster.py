@@ -69,8 +69,6 @@ class Node:
     """Ray's id."""
     name: str
     """The name in telemetry, tables and folders: the host's, numbered if two nodes share a host."""
-    address: str
-    """Ray's resource that pins a task or actor to the node."""
     num_cpus: float
     num_gpus: float
     host: str = ""
@@ -463,7 +461,6 @@ def _node(entry: Mapping[str, Any], name: str, products: tuple[str, ...]) -> Nod
     return Node(
         node_id=entry["NodeID"],
         name=name,
-        address=f"node:{entry['NodeManagerAddress']}",
         num_cpus=resources.get("CPU", 0.0),
         num_gpus=resources.get("GPU", 0.0),
         host=entry["NodeManagerHostname"],

@@ -185,7 +185,7 @@ def test_a_new_device_is_one_constant(vendor, monkeypatch, tmp_path):
     assert parse_cluster_label("1x2 x900") == spec.cluster and vendor in CAPABILITIES["torch"].vendors
 
     def node(**more):
-        return Node(node_id="1", name="n0", address="node:1", num_cpus=8, num_gpus=2, **more)
+        return Node(node_id="1", name="n0", num_cpus=8, num_gpus=2, **more)
 
     nodes = [
         node(labels={"ray.io/accelerator-type": accelerator}),

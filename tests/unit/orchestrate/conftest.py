@@ -30,7 +30,7 @@ def make_spec(size: int, cluster: ClusterSpec = ONE) -> TrialSpec:
 
 def make_node(name: str, **labels: str) -> Node:
     gpus = 0 if labels.get("wattune.io/device", "cpu") == "cpu" else 8
-    return Node(node_id=name, name=name, address="", num_cpus=2, num_gpus=gpus, labels=labels)
+    return Node(node_id=name, name=name, num_cpus=2, num_gpus=gpus, labels=labels)
 
 
 @dataclass

@@ -28,7 +28,6 @@ def node(name: str, cpus: float, gpus: float = 0, products: tuple[str, ...] = ()
     return Node(
         node_id=f"id-{name}",
         name=name,
-        address="node:1",
         num_cpus=cpus,
         num_gpus=gpus,
         labels=labels,

@@ -16,7 +16,7 @@ H100S = ClusterSpec(device="h100_sxm", num_nodes=3, devices_per_node=8)
 
 def node(name: str, gpus: float = 0.0) -> Node:
     labels = {"wattune.io/device": "h100_sxm" if gpus else "cpu"}
-    return Node(node_id=f"id-{name}", name=name, address="", num_cpus=4.0, num_gpus=gpus, labels=labels)
+    return Node(node_id=f"id-{name}", name=name, num_cpus=4.0, num_gpus=gpus, labels=labels)
 
 
 @pytest.fixture

@@ -243,7 +243,7 @@ def test_a_lease_that_cannot_be_renewed_once_does_not_end_the_renewing(
 
 
 def test_the_name_of_an_actor_is_one_folder_whatever_a_backend_is_given(monkeypatch, tmp_path: Path) -> None:
-    node = Node(node_id="n", name="node0", address="a", num_cpus=1, num_gpus=0)
+    node = Node(node_id="n", name="node0", num_cpus=1, num_gpus=0)
     named = telemetry_actor.actor_name(node, ["host", "replay:/a/../b?start_s=19"], "01")
     assert named == "telemetry-host-replay__a_.._b_start_s_19-01-n"
     assert telemetry_actor.actor_name(node, ["host", "nvml"], "01") == "telemetry-host-nvml-01-n"

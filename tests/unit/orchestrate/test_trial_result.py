@@ -26,7 +26,7 @@ def outcome(rank: int, status: RunStatus = RunStatus.COMPLETED, **fields: Any) -
 
 def result_of(tmp_path: Path, answer: Answer) -> Run:
     folder = tmp_path / "study" / "trials" / f"{SPEC.trial_id}-0"
-    node = Node(node_id="id0", name="n0", address="", num_cpus=2, num_gpus=0)
+    node = Node(node_id="id0", name="n0", num_cpus=2, num_gpus=0)
     ended = Attempt(spec=SPEC, repeat=3, measure=Measure(), tags={"a": "b"}, nodes=(node,), folder=folder)
     result = trial_result(ended, answer, None, start_wall_ns=7)
     assert (result.trial_id, result.repeat, result.tags["a"], result.start_wall_ns) == (SPEC.trial_id, 3, "b", 7)

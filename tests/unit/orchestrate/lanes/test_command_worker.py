@@ -30,7 +30,7 @@ SPEC = TrialSpec(
 )
 NAMES = {f"GPU-{index}": f"gpu{index}" for index in range(4)}
 KEY = GroupKey.of(SPEC, {"CPU": 0.5, "GPU": 1.0})
-NODES = tuple(Node(node_id=f"id{n}", name=f"n{n}", address="", num_cpus=2, num_gpus=0) for n in range(2))
+NODES = tuple(Node(node_id=f"id{n}", name=f"n{n}", num_cpus=2, num_gpus=0) for n in range(2))
 ASSIGNMENT = Assignment(attempt=Attempt(spec=SPEC, repeat=0, measure=Measure(), nodes=NODES), key=KEY, sensed={})
 
 

@@ -37,7 +37,7 @@ def assignment(label: str = "a", *, engine: str = "torch", fresh: bool = False, 
         repeat=0,
         measure=Measure(timeout_s=timeout_s),
         tags={"label": label},
-        nodes=(Node(node_id="id0", name="n0", address="", num_cpus=2, num_gpus=0),),
+        nodes=(Node(node_id="id0", name="n0", num_cpus=2, num_gpus=0),),
         isolation="fresh" if fresh else "warm",
     )
     return Assignment(attempt=attempt, key=GroupKey.of(spec, {"CPU": 1.0}), sensed={})

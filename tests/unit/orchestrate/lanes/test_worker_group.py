@@ -21,7 +21,7 @@ SPEC = trial_spec(on="1x2 cpu", seq_len=8, batch=8)
 
 
 def node(number: int) -> Node:
-    return Node(node_id=f"id{number}", name=f"n{number}", address="", num_cpus=2, num_gpus=0)
+    return Node(node_id=f"id{number}", name=f"n{number}", num_cpus=2, num_gpus=0)
 
 
 def asked(spec: TrialSpec, *nodes: Node) -> Assignment:

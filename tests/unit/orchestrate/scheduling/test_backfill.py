@@ -33,7 +33,7 @@ def spec_of(number: int, num_nodes: int, device: str = "cpu") -> TrialSpec:
 
 def node_of(name: str, domain: str, device: str = "cpu") -> Node:
     labels = {"wattune.io/domain": domain, "wattune.io/device": device}
-    return Node(node_id=name, name=name, address="", num_cpus=2, num_gpus=0 if device == "cpu" else 1, labels=labels)
+    return Node(node_id=name, name=name, num_cpus=2, num_gpus=0 if device == "cpu" else 1, labels=labels)
 
 
 @dataclass(frozen=True)

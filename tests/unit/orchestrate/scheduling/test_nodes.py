@@ -16,7 +16,7 @@ TWO = ClusterSpec(device="cpu", num_nodes=2, devices_per_node=2)
 def node(name: str, *, domain: str = "", gpu: str = "") -> Node:
     labels = {"wattune.io/domain": domain} if domain else {}
     labels |= {"wattune.io/device": gpu} if gpu else {}
-    return Node(node_id=name, name=name, address="", num_cpus=2, num_gpus=4 if gpu else 0, labels=labels)
+    return Node(node_id=name, name=name, num_cpus=2, num_gpus=4 if gpu else 0, labels=labels)
 
 
 def slots(*nodes: Node) -> Slots:
