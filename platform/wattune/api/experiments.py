@@ -37,7 +37,7 @@ from wattune.run import QUALITIES, RunStatus
 from wattune.search.command_entry import OF_PLAN
 from wattune.search.fields import listed
 from wattune.search.grammar import SpaceFile
-from wattune.storage.files import write_asked_bytes
+from wattune.storage.files import write_asked
 from wattune.telemetry.probe import nvidia_products
 from wattune.units import unit_of
 from wattune.version import __version__
@@ -156,10 +156,10 @@ def run_experiments(
                 evidence = "estimated" if not spaces else "simulated" if short else "measured"
                 stem = _free_name(name, place, table)
                 found[stem] = result = _result(known[name], evidence, predicted, effects, facts)
-                write_asked_bytes(place / f"{stem}.svg", effects_picture(result).encode())
+                write_asked(place / f"{stem}.svg", effects_picture(result))
                 if table is not None:
                     pq.write_table(table, place / f"{stem}.parquet")
-                write_asked_bytes(place / f"{stem}.json", (json.dumps(result, indent=1) + "\n").encode())
+                write_asked(place / f"{stem}.json", json.dumps(result, indent=1) + "\n")
     if problems:
         raise PlanError("\n".join(problems))
     return found

@@ -11,7 +11,7 @@ from wattune.cli.shell import JsonOption, StorageOption, out, print_json, print_
 from wattune.cli.study import in_order, view_of
 from wattune.cli.verbs import app
 from wattune.masking import printable
-from wattune.storage.files import write_asked_bytes
+from wattune.storage.files import write_asked
 from wattune.view.console import show
 from wattune.view.effects import effect_text, experiments_view, repeat_text
 
@@ -37,7 +37,7 @@ def experiments(
     if short and results is None:
         raise typer.BadParameter("--short says nothing of hardware, and does not stand among results; give --results")
     if action == "page":
-        write_asked_bytes(folder / "README.md", written_page(folder).encode())
+        write_asked(folder / "README.md", written_page(folder))
     elif not names:
         questions = {one: declared["QUESTION"] for one, declared in find_experiments(folder).items()}
         found = results_of(folder)

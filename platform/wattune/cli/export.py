@@ -12,7 +12,7 @@ from wattune.api.exports import FORMATS, ROWS, Format, Rows
 from wattune.cli.shell import JsonOption, StorageOption, StudyArgument, err, print_json, print_line
 from wattune.cli.verbs import app
 from wattune.masking import printable
-from wattune.storage.files import write_asked_bytes
+from wattune.storage.files import write_asked
 
 
 @app.command()
@@ -36,7 +36,7 @@ def export(
     if bundle is not None:
         if out is not None or (to, rows) != ("csv", ROWS[0]):
             raise typer.BadParameter("--bundle holds every table; leave --out, --to and --rows out")
-        write_asked_bytes(bundle, packed(study, storage=storage))
+        write_asked(bundle, packed(study, storage=storage))
         print_json({"path": str(bundle)}) if as_json else print_line(str(bundle))
         return
     if to_screen and as_json:
@@ -52,7 +52,7 @@ def export(
         sys.stdout.buffer.flush()
         return
     path = out or Path(f"{found.name}.{to}")
-    write_asked_bytes(path, content)
+    write_asked(path, content)
     if as_json:
         print_json({"path": str(path), "format": to, "rows": rows, "bytes": len(content)})
     else:

@@ -44,7 +44,7 @@ from wattune.plans.axes import AXES
 from wattune.plans.engines import CAPABILITIES
 from wattune.ranking.answer import answer_of
 from wattune.storage.documents import yaml_tree
-from wattune.storage.files import write_asked_bytes
+from wattune.storage.files import write_asked
 from wattune.storage.parquet import encoded
 from wattune.terminal.progress import StudyProgress
 from wattune.tracking.destinations import out_of_reach
@@ -103,7 +103,7 @@ def _print_estimates(
 ) -> None:
     found = api.forecast(planned, storage=storage)
     if out_file is not None:
-        write_asked_bytes(out_file, encoded(found.table()).to_pybytes())
+        write_asked(out_file, encoded(found.table()).to_pybytes())
     if as_json:
         by_rules, estimated = planned.candidates.to_json(), found.to_json(top)
         rejected = [*by_rules["rejected"], *estimated["rejected"]]

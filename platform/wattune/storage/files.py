@@ -173,10 +173,10 @@ def make_lasting(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_json(path: Path, data: Mapping[str, Any], *, over: bool = True) -> bool:
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Writes one JSON file with its format, whole or not at all. See `write_whole`."""
     text = json.dumps({**data, FORMAT_KEY: FORMAT}, indent=1, sort_keys=True, allow_nan=False)
-    return write_whole(path, f"{text}\n".encode(), over=over)
+    write_whole(path, f"{text}\n".encode())
 
 
 def write_digested(path: Path, data: Mapping[str, Any], *, over: bool = True, private: bool = False) -> bool:
@@ -191,18 +191,13 @@ def write_table(path: Path, table: pa.Table) -> None:
     write_whole(path, encoded(table).to_pybytes())
 
 
-def write_asked(path: Path, text: str) -> None:
-    """Writes a text to a path of the user, over what is there. The path may be a pipe or a device.
+def write_asked(path: Path, content: str | bytes) -> None:
+    """Writes a text or bytes to a path of the user, over what is there. The path may be a pipe or a device.
 
     Raises `PlanError`: the path cannot be written to.
     """
-    write_asked_bytes(path, text.encode())
-
-
-def write_asked_bytes(path: Path, content: bytes) -> None:
-    """Writes bytes to a path of the user; see `write_asked`."""
     try:
-        path.write_bytes(content)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise PlanError(f"{path} cannot be written: {error.strerror}; give a file in a folder that is there") from error
 

@@ -12,7 +12,8 @@ from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 
 from wattune.engines.megatron.config import model_parallel
-from wattune.engines.megatron.weights import Holder
+from wattune.engines.model.experts import ExpertShard
+from wattune.engines.model.tensor_ranks import TensorRanks
 from wattune.trial import TrialSpec
 
 _SEED = 1
@@ -36,15 +37,16 @@ class MegatronSession:
             _make_user_buffers(spec)
             self._has_user_buffers = True
 
-    def holder(self) -> Holder:
-        """Returns the part of every parameter that this rank holds."""
-        return Holder(
-            tp=parallel_state.get_tensor_model_parallel_world_size(),
-            tp_rank=parallel_state.get_tensor_model_parallel_rank(),
-            etp=parallel_state.get_expert_tensor_parallel_world_size(),
-            etp_rank=parallel_state.get_expert_tensor_parallel_rank(),
-            ep=parallel_state.get_expert_model_parallel_world_size(),
-            ep_rank=parallel_state.get_expert_model_parallel_rank(),
+    @staticmethod
+    def shares() -> tuple[TensorRanks, ExpertShard]:
+        """Returns the part of every parameter that this rank holds, and of the experts."""
+        state = parallel_state
+        size, rank = state.get_tensor_model_parallel_world_size(), state.get_tensor_model_parallel_rank()
+        return TensorRanks(size=size, rank=rank), ExpertShard(
+            tp=state.get_expert_tensor_parallel_world_size(),
+            tp_rank=state.get_expert_tensor_parallel_rank(),
+            ep=state.get_expert_model_parallel_world_size(),
+            ep_rank=state.get_expert_model_parallel_rank(),
         )
 
     def close(self) -> None:

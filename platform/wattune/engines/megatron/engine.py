@@ -168,7 +168,7 @@ class _Running(Running):
         for number in numbers:
             ends = {"ignore_virtual": number is None, "vp_stage": number}
             part = chunk(spec, self._config, number, first=first(**ends), last=last(**ends)).to(device)
-            initialise(part, spec.model, session.holder(), seed, spec.workload.lora)
+            initialise(part, spec.model, *session.shares(), seed, spec.workload.lora)
             parts.append(part.to(DTYPES[plan.held_dtype]))
         rotation = None
         if spec.model.positions == "rope" and not megatron_config.uses_transformer_engine(spec):

@@ -6,7 +6,6 @@ both already cut by tensor parallelism; the head's weight is the embedding's whe
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -14,31 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from wattune.catalog.models import ModelSpec
+from wattune.engines.model.experts import ExpertShard
+from wattune.engines.model.tensor_ranks import TensorRanks
 from wattune.engines.model.weights import draw, pad_rows
 from wattune.plans.vocabulary import padded_vocab_size
 from wattune.workload import Lora
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """The part of every parameter that one rank holds."""
-
-    tp: int = 1
-    tp_rank: int = 0
-    etp: int = 1
-    """Expert tensor parallel degree."""
-    etp_rank: int = 0
-    ep: int = 1
-    ep_rank: int = 0
-
-    def experts(self, num_experts: int) -> range:
-        """Numbers of the experts of this rank."""
-        count = num_experts // self.ep
-        return range(self.ep_rank * count, (self.ep_rank + 1) * count)
-
-
 @torch.no_grad()
-def initialise(chunk: nn.Module, model: ModelSpec, holder: Holder, seed: int, lora: Lora | None = None) -> None:
+def initialise(
+    chunk: nn.Module, model: ModelSpec, ranks: TensorRanks, experts: ExpertShard, seed: int, lora: Lora | None = None
+) -> None:
     """Fills a GPT model of Megatron's, or a stage's part of one: seed and full name of a parameter decide its value."""
     numbers = {index: layer.layer_number - 1 for index, layer in enumerate(chunk.decoder.layers)}  # type: ignore[union-attr, arg-type]
     for full_name, parameter in chunk.named_parameters():
@@ -48,9 +33,9 @@ def initialise(chunk: nn.Module, model: ModelSpec, holder: Holder, seed: int, lo
         whole = partial(_draw, seed, parameter.device)
         if lora is not None and (adapts := _ADAPTER.match(part)) is not None:
             block, half, name = adapts.groups()
-            value = adapter(place, block, half, name, model, lora, holder, whole)
+            value = adapter(place, block, half, name, model, lora, ranks, whole)
         else:
-            value = weight(place, part.replace(".base.", "."), kind, holder, whole)
+            value = weight(place, part.replace(".base.", "."), kind, ranks, experts, whole)
         parameter.copy_(value)
 
 
@@ -59,7 +44,7 @@ _ADAPTER: Final = re.compile(r"(self_attention|mlp)\.linear_\w+\.lora_([ab])_(\w
 
 
 def adapter(
-    place: str, block: str, half: str, name: str, model: ModelSpec, lora: Lora, holder: Holder, whole: "Whole"
+    place: str, block: str, half: str, name: str, model: ModelSpec, lora: Lora, ranks: TensorRanks, whole: "Whole"
 ) -> Tensor:
     """One half of an adapter; see `wattune.engines.megatron.lora` for which rank holds what."""
     hidden, inner, kv = model.hidden_size, model.ffn_hidden_size, model.num_kv_heads * model.head_size
@@ -70,7 +55,7 @@ def adapter(
     value = whole(f"{place}.{owner}.{name}.lora_{half}.weight", *shape)
     dim = {"a": 1, "b": 0}[half]
     is_cut = (half == "a") == (name in ("o", "down"))
-    return value.chunk(holder.tp, dim)[holder.tp_rank] if is_cut else value
+    return ranks.piece(value, dim) if is_cut else value
 
 
 def _draw(seed: int, device: torch.device, name: str, *shape: int) -> Tensor:
@@ -81,7 +66,7 @@ Whole = Callable[..., Tensor]
 """Gives a whole weight by the torch engine's full name and its shape."""
 
 
-def weight(place: str, part: str, model: ModelSpec, holder: Holder, whole: Whole) -> Tensor:
+def weight(place: str, part: str, model: ModelSpec, ranks: TensorRanks, experts: ExpertShard, whole: Whole) -> Tensor:
     """Returns one rank's part of one parameter, fp32.
 
     `model` is the kind of the layer, `place` the torch engine's name of it, such as `layers.3`, and `part` Megatron's
@@ -91,20 +76,20 @@ def weight(place: str, part: str, model: ModelSpec, holder: Holder, whole: Whole
     hidden, kind = model.hidden_size, part.rsplit(".", 1)[-1]
     part = _FUSED.sub(lambda found: f"{_NORM_OF[found[1]]}.{found[2]}", part)  # TransformerEngine's norm in its linear
     if not place:
-        return _outside(part, model, holder, whole)
+        return _outside(part, model, ranks, whole)
     if part.startswith(("input_layernorm", "pre_mlp_layernorm")):
         name = "attention_norm" if part.startswith("input") else "ffn_norm"
         return whole(f"{place}.{name}.{part.rsplit('.', 1)[-1]}", hidden)
     if part.startswith("self_attention.linear_qkv"):
-        return _attention_inputs(f"{place}.attention", kind, model, whole).chunk(holder.tp)[holder.tp_rank]
+        return ranks.piece(_attention_inputs(f"{place}.attention", kind, model, whole), 0)
     if part.startswith("self_attention.linear_proj"):
-        return _rows(f"{place}.attention.o", kind, (hidden, model.output_width), holder, whole)
+        return _rows(f"{place}.attention.o", kind, (hidden, model.output_width), ranks, whole)
     if (norm := _HEAD_NORM.match(part)) is not None:
         return whole(f"{place}.attention.{norm[1]}_norm.weight", model.head_size)
     if part.startswith("mlp.router"):
         return whole(f"{place}.ffn.router.weight", model.num_experts, hidden)
     if part.startswith("mlp.experts"):
-        return _experts(f"{place}.ffn.experts", part.removeprefix("mlp.experts."), model, holder, whole)
+        return _experts(f"{place}.ffn.experts", part.removeprefix("mlp.experts."), model, experts, whole)
     if part == "mlp.shared_experts.gate_weight":
         return whole(f"{place}.ffn.shared_gate.weight", 1, hidden)
     for prefix, name, width in (
@@ -112,10 +97,10 @@ def weight(place: str, part: str, model: ModelSpec, holder: Holder, whole: Whole
         ("mlp.shared_experts.", "ffn.shared", model.shared_ffn_hidden_size),
     ):
         if part.startswith(f"{prefix}linear_fc1"):
-            pieces = [_columns(f"{place}.{name}.{each}", kind, (width, hidden), holder, whole) for each in _wide(model)]
+            pieces = [_columns(f"{place}.{name}.{each}", kind, (width, hidden), ranks, whole) for each in _wide(model)]
             return torch.cat(pieces)
         if part.startswith(f"{prefix}linear_fc2"):
-            return _rows(f"{place}.{name}.down", kind, (hidden, width), holder, whole)
+            return _rows(f"{place}.{name}.down", kind, (hidden, width), ranks, whole)
     raise KeyError(f"{place}.{part}")
 
 
@@ -124,7 +109,7 @@ _HEAD_NORM: Final = re.compile(r"self_attention\.([qk])_layernorm\.weight$")
 _NORM_OF: Final = {"self_attention.linear_qkv": "input_layernorm", "mlp.linear_fc1": "pre_mlp_layernorm"}
 
 
-def _outside(name: str, model: ModelSpec, holder: Holder, whole: Whole) -> Tensor:
+def _outside(name: str, model: ModelSpec, ranks: TensorRanks, whole: Whole) -> Tensor:
     hidden, kind = model.hidden_size, name.rsplit(".", 1)[-1]
     if name == "embedding.position_embeddings.weight":
         return whole("embedding.positions.weight", model.max_positions, hidden)
@@ -132,8 +117,7 @@ def _outside(name: str, model: ModelSpec, holder: Holder, whole: Whole) -> Tenso
         return whole(f"head.norm.{kind}", hidden)
     owner = {"embedding.word_embeddings.weight": "embedding.tokens", "output_layer.weight": "head.output"}[name]
     tokens = whole(f"{'embedding.tokens' if model.tied_embeddings else owner}.weight", model.vocab_size, hidden)
-    rows = padded_vocab_size(model, "megatron", holder.tp)
-    return pad_rows(tokens, rows).chunk(holder.tp)[holder.tp_rank]
+    return ranks.piece(pad_rows(tokens, padded_vocab_size(model, "megatron", ranks.size)), 0)
 
 
 def _wide(model: ModelSpec) -> tuple[str, ...]:
@@ -152,37 +136,45 @@ def _attention_inputs(name: str, kind: str, model: ModelSpec, whole: Whole) -> T
     return torch.cat(pieces, dim=1).flatten(0, 1)
 
 
-def _columns(name: str, kind: str, shape: tuple[int, int], holder: Holder, whole: Whole) -> Tensor:
+def _columns(name: str, kind: str, shape: tuple[int, int], ranks: TensorRanks, whole: Whole) -> Tensor:
     """A projection to the inner width, cut by what it gives."""
-    return whole(f"{name}.{kind}", *shape[: 2 if kind == "weight" else 1]).chunk(holder.tp)[holder.tp_rank]
+    return ranks.piece(whole(f"{name}.{kind}", *shape[: 2 if kind == "weight" else 1]), 0)
 
 
-def _rows(name: str, kind: str, shape: tuple[int, int], holder: Holder, whole: Whole) -> Tensor:
+def _rows(name: str, kind: str, shape: tuple[int, int], ranks: TensorRanks, whole: Whole) -> Tensor:
     """A projection back to the hidden size, cut by what it takes; its bias is whole."""
     if kind == "bias":
         return whole(f"{name}.bias", shape[0])
-    return whole(f"{name}.weight", *shape).chunk(holder.tp, dim=1)[holder.tp_rank]
+    return ranks.piece(whole(f"{name}.weight", *shape), 1)
 
 
-def _experts(name: str, part: str, model: ModelSpec, holder: Holder, whole: Whole) -> Tensor:
+def _experts(name: str, part: str, model: ModelSpec, shard: ExpertShard, whole: Whole) -> Tensor:
     """Our stacked `fc1`, `fc1_bias`, `fc2`, `fc2_bias`, or TransformerEngine's `linear_fc1.weight3` of one expert."""
-    held = holder.experts(model.num_experts)
+    held = shard.held(model.num_experts)
     numbered = re.match(r"linear_(fc[12])\.(weight|bias)(\d+)$", part)
     if numbered is not None:
         fc, kind, local = numbered.groups()
-        return _expert(name, fc, kind == "bias", held[int(local)], model, holder, whole, cuts_bias=False)
+        return _expert(name, fc, kind == "bias", held[int(local)], model, shard, whole, cuts_bias=False)
     fc, _, bias = part.partition("_")
-    each = (_expert(name, fc, bool(bias), number, model, holder, whole, cuts_bias=True) for number in held)
+    each = (_expert(name, fc, bool(bias), number, model, shard, whole, cuts_bias=True) for number in held)
     return torch.stack(list(each))
 
 
 def _expert(
-    name: str, fc: str, is_bias: bool, number: int, model: ModelSpec, holder: Holder, whole: Whole, *, cuts_bias: bool
+    name: str,
+    fc: str,
+    is_bias: bool,
+    number: int,
+    model: ModelSpec,
+    shard: ExpertShard,
+    whole: Whole,
+    *,
+    cuts_bias: bool,
 ) -> Tensor:
     hidden, inner, suffix = model.hidden_size, model.ffn_hidden_size, "_bias" if is_bias else ""
 
     def cut(projection: str, shape: tuple[int, ...], dim: int) -> Tensor:
-        return whole(f"{name}.{projection}{suffix}.{number}", *shape).chunk(holder.etp, dim)[holder.etp_rank]
+        return whole(f"{name}.{projection}{suffix}.{number}", *shape).chunk(shard.tp, dim)[shard.tp_rank]
 
     if fc == "fc1":
         return torch.cat([cut(each, (inner,) if is_bias else (inner, hidden), 0) for each in _wide(model)])

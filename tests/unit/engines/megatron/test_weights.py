@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from wattune.catalog.models import ModelSpec
-from wattune.engines.megatron.weights import Holder, adapter, weight
+from wattune.engines.megatron.weights import adapter, weight
+from wattune.engines.model.experts import ExpertShard
+from wattune.engines.model.tensor_ranks import TensorRanks
 from wattune.workload import Lora
 
 LLAMA = ModelSpec(
@@ -87,47 +89,52 @@ def is_whole(part: str) -> bool:
     )
 
 
+def at(size: int = 1, rank: int = 0, **experts: int) -> tuple[TensorRanks, ExpertShard]:
+    """What a rank holds."""
+    return TensorRanks(size=size, rank=rank), ExpertShard(**experts)
+
+
 @pytest.mark.parametrize("model", [LLAMA, GPT, TIED, QWEN, MIXTRAL, SHARING, BIASED], ids=lambda each: each.name)
 @pytest.mark.parametrize(("tp", "etp", "ep"), [(1, 1, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2), (1, 1, 4)])
 def test_ranks_together_hold_every_number_once(model, tp, etp, ep):
     whole, held = Numbered(), Counter()
     for place, part in parts(model):
         if "mlp.experts" in part:
-            holders = [Holder(etp=etp, etp_rank=i, ep=ep, ep_rank=j) for i in range(etp) for j in range(ep)]
+            holders = [at(ep=ep, ep_rank=j, tp=etp, tp_rank=i) for i in range(etp) for j in range(ep)]
         else:
-            holders = [Holder(tp=tp, tp_rank=rank) for rank in range(1 if is_whole(part) else tp)]
+            holders = [at(tp, rank) for rank in range(1 if is_whole(part) else tp)]
         for holder in holders:
-            held.update(weight(place, part, model, holder, whole).flatten().tolist())
+            held.update(weight(place, part, model, *holder, whole).flatten().tolist())
     assert set(held.values()) == {1}
     assert len(held) == model.num_parameters == sum(each.numel() for each in whole.given.values())
 
 
 def test_each_group_of_heads_has_its_queries_then_key_then_value():
     whole = Numbered()
-    found = weight("layers.0", "self_attention.linear_qkv.weight", LLAMA, Holder(), whole)
+    found = weight("layers.0", "self_attention.linear_qkv.weight", LLAMA, *at(), whole)
     q, k, v = (whole.given[f"layers.0.attention.{name}.weight"] for name in "qkv")
     size = LLAMA.head_size
     assert torch.equal(found, torch.cat([q[: 2 * size], k[:size], v[:size], q[2 * size :], k[size:], v[size:]]))
-    second = weight("layers.0", "self_attention.linear_qkv.weight", LLAMA, Holder(tp=2, tp_rank=1), whole)
+    second = weight("layers.0", "self_attention.linear_qkv.weight", LLAMA, *at(2, 1), whole)
     assert torch.equal(second, torch.cat([q[2 * size :], k[size:], v[size:]]))
 
 
 def test_each_rank_stacks_its_gate_on_its_up_projection():
     whole = Numbered()
-    second = weight("layers.0", "mlp.linear_fc1.weight", LLAMA, Holder(tp=2, tp_rank=1), whole)
+    second = weight("layers.0", "mlp.linear_fc1.weight", LLAMA, *at(2, 1), whole)
     gate, up = (whole.given[f"layers.0.ffn.{name}.weight"] for name in ("gate", "up"))
     assert torch.equal(second, torch.cat([gate[12:], up[12:]]))
 
 
 def test_projections_back_are_cut_by_columns():
     whole = Numbered()
-    second = weight("layers.0", "mlp.linear_fc2.weight", LLAMA, Holder(tp=2, tp_rank=1), whole)
+    second = weight("layers.0", "mlp.linear_fc2.weight", LLAMA, *at(2, 1), whole)
     assert torch.equal(second, whole.given["layers.0.ffn.down.weight"][:, 12:])
 
 
 def test_experts_are_stacked_and_named_as_the_torch_engines():
     whole = Numbered()
-    found = weight("layers.0", "mlp.experts.fc1", MIXTRAL, Holder(ep=2, ep_rank=1, etp=2, etp_rank=0), whole)
+    found = weight("layers.0", "mlp.experts.fc1", MIXTRAL, *at(ep=2, ep_rank=1, tp=2, tp_rank=0), whole)
     assert found.shape == (2, 24, 16)
     names = [f"layers.0.ffn.experts.{name}.{number}" for number in (2, 3) for name in ("gate", "up")]
     assert list(whole.given) == names
@@ -147,9 +154,7 @@ def test_experts_are_stacked_and_named_as_the_torch_engines():
 def test_of_an_adapter_ranks_share_the_half_that_meets_what_they_share(block, name, cut):
     whole, lora = Numbered(), Lora(rank=3)
     for half, dim in (("a", 1), ("b", 0)):
-        ranks = [
-            adapter("layers.0", block, half, name, LLAMA, lora, Holder(tp=2, tp_rank=rank), whole) for rank in range(2)
-        ]
+        ranks = [adapter("layers.0", block, half, name, LLAMA, lora, at(2, rank)[0], whole) for rank in range(2)]
         owner = {"self_attention": "attention", "mlp": "ffn"}[block]
         value = whole.given[f"layers.0.{owner}.{name}.lora_{half}.weight"]
         assert value.shape[1 - dim] == lora.rank
@@ -161,14 +166,14 @@ def test_of_an_adapter_ranks_share_the_half_that_meets_what_they_share(block, na
 
 def test_tied_ends_are_one_weight():
     whole = Numbered()
-    first = weight("", "embedding.word_embeddings.weight", TIED, Holder(tp=2), whole)
-    last = weight("", "output_layer.weight", TIED, Holder(tp=2), whole)
+    first = weight("", "embedding.word_embeddings.weight", TIED, *at(2), whole)
+    last = weight("", "output_layer.weight", TIED, *at(2), whole)
     assert list(whole.given) == ["embedding.tokens.weight"] and torch.equal(first, last)
 
 
 def test_a_vocabulary_that_the_degree_does_not_divide_ends_in_rows_of_zeros():
     whole, odd = Numbered(), replace(TIED, vocab_size=131)
-    pieces = [weight("", "embedding.word_embeddings.weight", odd, Holder(tp=2, tp_rank=r), whole) for r in range(2)]
+    pieces = [weight("", "embedding.word_embeddings.weight", odd, *at(2, r), whole) for r in range(2)]
     assert [len(piece) for piece in pieces] == [128, 128]
     together = torch.cat(pieces)
     assert torch.equal(together[:131], whole.given["embedding.tokens.weight"]) and not together[131:].any()
@@ -181,13 +186,13 @@ def test_transformer_engine_keeps_norms_in_its_linear_layers_and_experts_apart()
         "mlp.linear_fc1.layer_norm_bias": "layers.0.ffn_norm.bias",
     }
     for part, name in fused.items():
-        assert torch.equal(weight("layers.0", part, GPT, Holder(), whole), whole.given[name])
-    holder = Holder(ep=2, ep_rank=1)
-    stacked = weight("layers.0", "mlp.experts.fc2", MIXTRAL, holder, whole)
-    apart = [weight("layers.0", f"mlp.experts.linear_fc2.weight{i}", MIXTRAL, holder, whole) for i in range(2)]
+        assert torch.equal(weight("layers.0", part, GPT, *at(), whole), whole.given[name])
+    holder = at(ep=2, ep_rank=1)
+    stacked = weight("layers.0", "mlp.experts.fc2", MIXTRAL, *holder, whole)
+    apart = [weight("layers.0", f"mlp.experts.linear_fc2.weight{i}", MIXTRAL, *holder, whole) for i in range(2)]
     assert torch.equal(stacked, torch.stack(apart))
 
 
 def test_an_unknown_parameter_is_an_error():
     with pytest.raises(KeyError, match=r"layers\.0\.mlp\.shared_experts"):
-        weight("layers.0", "mlp.shared_experts.linear_fc3.weight", LLAMA, Holder(), Numbered())
+        weight("layers.0", "mlp.shared_experts.linear_fc3.weight", LLAMA, *at(), Numbered())
