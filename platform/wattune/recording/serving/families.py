@@ -5,7 +5,6 @@ quantity and never of a device: device, uuid and node are labels. What was not r
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import Metric
@@ -13,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 
 from wattune.analysis.signals.readings import HOST
 from wattune.recording.serving.follower import LOOK_BACK_S, ClockLost, DeviceView, Latest, Peaks, Snapshot
-from wattune.schema import THROTTLE_REASON_BITS
+from wattune.schema import TELEMETRY, THROTTLE_REASON_BITS
 from wattune.units import NS_PER_S, ns_to_s, s_to_ns
 from wattune.version import __version__
 
@@ -23,145 +22,68 @@ STALE_S: Final = 10.0
 _HZ_PER_MHZ: Final = 1e6
 
 
-ExposedColumn = tuple[str, str, float, Mapping[str, str]]
-"""A column that is exposed: its tier, its name, the factor from its unit to the metric's, and labels besides those of
-the device."""
+_Columns = Mapping[str, tuple[str, Mapping[str, Mapping[str, str]]]]
+"""Metrics that are a reading as it is: by name the help text, and the columns, each with its labels besides those of
+the device. What `wattune.schema` calls cumulative is a counter; the last word of the name is the unit."""
 
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """A metric made of columns."""
-
-    name: str
-    help: str
-    sources: tuple[ExposedColumn, ...]
-    counter: bool = False
-
-    @property
-    def unit(self) -> str:
-        """The last word of its name."""
-        return self.name.rpartition("_")[2]
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Labels besides those of the device."""
-        return tuple(self.sources[0][-1])
-
-
-def _column(tier: str, column: str, scale: float = 1.0, **labels: str) -> ExposedColumn:
-    return tier, column, scale, labels
-
-
-DEVICE_FAMILIES: Final = (
-    Family(
-        "wattune_device_power_watts",
-        "Power of the device, the last reading.",
-        (_column("fast", "power_instant_w"),),
-    ),
-    Family(
-        "wattune_device_power_average_watts",
+DEVICE_COLUMNS: Final[_Columns] = {
+    "wattune_device_power_watts": ("Power of the device, the last reading.", {"power_instant_w": {}}),
+    "wattune_device_power_average_watts": (
         "Power as the driver averages it, on NVIDIA data-centre GPUs over 1 s.",
-        (_column("slow", "power_average_w"),),
+        {"power_average_w": {}},
     ),
-    Family(
-        "wattune_device_power_limit_watts",
-        "Enforced power limit.",
-        (_column("slow", "power_limit_w"),),
-    ),
-    Family(
-        "wattune_device_energy_joules",
+    "wattune_device_power_limit_watts": ("Enforced power limit.", {"power_limit_w": {}}),
+    "wattune_device_energy_joules": (
         "Energy by the device's own counter, which begins when the driver is loaded.",
-        (_column("slow", "energy_j"),),
-        counter=True,
+        {"energy_j": {}},
     ),
-    Family(
-        "wattune_device_sm_clock_hertz",
-        "SM clock, the last reading.",
-        (_column("fast", "sm_clock_mhz", _HZ_PER_MHZ),),
-    ),
-    Family(
-        "wattune_device_temperature_celsius",
+    "wattune_device_sm_clock_hertz": ("SM clock, the last reading.", {"sm_clock_mhz": {}}),
+    "wattune_device_temperature_celsius": (
         "Temperature of the core or of the memory.",
-        (
-            _column("fast", "gpu_temp_c", sensor="core"),
-            _column("slow", "memory_temp_c", sensor="memory"),
-        ),
+        {"gpu_temp_c": {"sensor": "core"}, "memory_temp_c": {"sensor": "memory"}},
     ),
-    Family(
-        "wattune_device_thermal_margin_celsius",
+    "wattune_device_thermal_margin_celsius": (
         "Distance of the core to the temperature at which the device slows down.",
-        (_column("slow", "thermal_margin_c"),),
+        {"thermal_margin_c": {}},
     ),
-    Family(
-        "wattune_device_active_ratio",
+    "wattune_device_active_ratio": (
         "Share of time in which a part of the device was active, since the reading before.",
-        (
-            _column("counter", "sm_active_frac", part="sm"),
-            _column("counter", "tensor_active_frac", part="tensor"),
-            _column("counter", "dram_active_frac", part="dram"),
-        ),
+        {f"{part}_active_frac": {"part": part} for part in ("sm", "tensor", "dram")},
     ),
-    Family(
-        "wattune_device_memory_used_bytes",
-        "Memory in use on the device.",
-        (_column("slow", "memory_used_bytes"),),
-    ),
-    Family(
-        "wattune_device_link_bytes",
+    "wattune_device_memory_used_bytes": ("Memory in use on the device.", {"memory_used_bytes": {}}),
+    "wattune_device_link_bytes": (
         "Bytes over all links of a kind, as the device counts them.",
-        tuple(
-            _column("counter", f"{link}_{short}_bytes", link=link, direction=direction)
+        {
+            f"{link}_{short}_bytes": {"link": link, "direction": direction}
             for link in ("nvlink", "pcie")
             for short, direction in (("tx", "transmit"), ("rx", "receive"))
-        ),
-        counter=True,
+        },
     ),
-    Family(
-        "wattune_device_driver_throttle_seconds",
+    "wattune_device_driver_throttle_seconds": (
         "The driver's own count of time in which a cause was active. It also runs where no clock is lost.",
-        tuple(_column("slow", f"throttle_{cause}_ns", 1 / NS_PER_S, cause=cause) for cause in THROTTLE_REASON_BITS),
-        counter=True,
+        {f"throttle_{cause}_ns": {"cause": cause} for cause in THROTTLE_REASON_BITS},
     ),
-)
-"""Metrics of a device that are a reading as it is."""
+}
 
-NODE_FAMILIES: Final = (
-    Family(
-        "wattune_node_cpu_busy_ratio",
-        "Share of the node's processors that were busy.",
-        (_column(HOST, "cpu_busy_frac"),),
-    ),
-    Family(
-        "wattune_node_power_watts",
+NODE_COLUMNS: Final[_Columns] = {
+    "wattune_node_cpu_busy_ratio": ("Share of the node's processors that were busy.", {"cpu_busy_frac": {}}),
+    "wattune_node_power_watts": (
         "Power of the processor packages, and of the node's memory, by RAPL.",
-        (_column(HOST, "package_power_w", domain="package"), _column(HOST, "dram_power_w", domain="dram")),
+        {f"{domain}_power_w": {"domain": domain} for domain in ("package", "dram")},
     ),
-    Family(
-        "wattune_node_memory_used_bytes",
-        "Main memory in use.",
-        (_column(HOST, "memory_used_bytes"),),
-    ),
-    Family(
-        "wattune_node_network_bytes",
+    "wattune_node_memory_used_bytes": ("Main memory in use.", {"memory_used_bytes": {}}),
+    "wattune_node_network_bytes": (
         "Bytes over all network ports of the node.",
-        (
-            _column(HOST, "nic_tx_bytes", direction="transmit"),
-            _column(HOST, "nic_rx_bytes", direction="receive"),
-        ),
-        counter=True,
+        {"nic_tx_bytes": {"direction": "transmit"}, "nic_rx_bytes": {"direction": "receive"}},
     ),
-    Family(
-        "wattune_node_cpu_temperature_celsius",
-        "The hottest processor sensor.",
-        (_column(HOST, "cpu_temp_max_c"),),
-    ),
-    Family(
-        "wattune_node_pressure_ratio",
+    "wattune_node_cpu_temperature_celsius": ("The hottest processor sensor.", {"cpu_temp_max_c": {}}),
+    "wattune_node_pressure_ratio": (
         "Share of time in which some task waited for a resource (Linux pressure stall information).",
-        tuple(_column(HOST, f"psi_{each}_some_frac", resource=each) for each in ("cpu", "memory", "io")),
+        {f"psi_{each}_some_frac": {"resource": each} for each in ("cpu", "memory", "io")},
     ),
-)
-"""Metrics of the node itself."""
+}
+_SCALES: Final = {"_mhz": _HZ_PER_MHZ, "_ns": 1 / NS_PER_S}
+"""Factors to base units, by the end of a column's name; else 1."""
 
 
 class _Made:
@@ -214,7 +136,7 @@ def _of_recording(made: _Made, snapshot: Snapshot, now_mono_ns: int) -> None:
         labels = {"node": snapshot.node, "device": name, "uuid": str(view.facts.get("uuid", ""))}
         fresh = _fresh(view.latest, now_mono_ns)
         _device_facts(made, view, labels)
-        _columns(made, DEVICE_FAMILIES, fresh, labels)
+        _columns(made, DEVICE_COLUMNS, fresh, labels)
         _throttle_reasons(made, fresh, labels)
         if fresh:
             _peaks(made, "wattune_device_power", "the device's power", view.peaks, labels)
@@ -222,7 +144,7 @@ def _of_recording(made: _Made, snapshot: Snapshot, now_mono_ns: int) -> None:
         _ages(made, view.latest, now_mono_ns, labels)
     node_labels = {"node": snapshot.node}
     host = {} if snapshot.host is None else {HOST: snapshot.host}
-    _columns(made, NODE_FAMILIES, _fresh(host, now_mono_ns), node_labels)
+    _columns(made, NODE_COLUMNS, _fresh(host, now_mono_ns), node_labels)
     if any(_fresh(view.latest, now_mono_ns) for view in snapshot.devices.values()):
         _peaks(
             made, "wattune_node_devices_power", "the power of the node's devices together", snapshot.peaks, node_labels
@@ -265,13 +187,14 @@ def _device_facts(made: _Made, view: DeviceView, labels: Mapping[str, str]) -> N
         )
 
 
-def _columns(made: _Made, listed: tuple[Family, ...], fresh: Mapping[str, Latest], labels: Mapping[str, str]) -> None:
-    for family in listed:
-        add = made.counter if family.counter else made.gauge
-        for tier, column, scale, own in family.sources:
-            value = fresh.get(tier, {}).get(column)
-            if value is not None:
-                add(family.name, family.unit, family.help, {**labels, **own}, value * scale)
+def _columns(made: _Made, listed: _Columns, fresh: Mapping[str, Latest], labels: Mapping[str, str]) -> None:
+    for name, (text, columns) in listed.items():
+        for column, own in columns.items():
+            tier = next((tier for tier, latest in fresh.items() if column in latest), None)
+            if tier is not None:
+                add = made.counter if TELEMETRY[tier].field(column).metadata[b"kind"] == b"cumulative" else made.gauge
+                scale = next((scale for end, scale in _SCALES.items() if column.endswith(end)), 1.0)
+                add(name, name.rpartition("_")[2], text, {**labels, **own}, fresh[tier][column] * scale)
 
 
 def _throttle_reasons(made: _Made, fresh: Mapping[str, Latest], labels: Mapping[str, str]) -> None:
