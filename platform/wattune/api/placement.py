@@ -34,8 +34,8 @@ from wattune.ranking.difference import Counted, Difference, difference
 from wattune.ranking.spreads import Spreads
 from wattune.run import Run, RunStatus
 from wattune.search.cluster_entry import plain_cluster
-from wattune.search.space import plain_value
 from wattune.storage.files import storage_path
+from wattune.storage.space_changes import plain_value
 from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S

@@ -17,7 +17,8 @@ from wattune.plans.rules import Violation, violations, world_size
 from wattune.plans.vocabulary import padding_of
 from wattune.scale_down.choice import KEEPS, choose
 from wattune.search.command_entry import Products
-from wattune.search.space import StudySpec, is_of, plain_value
+from wattune.search.space import StudySpec, is_of
+from wattune.storage.space_changes import plain_value
 from wattune.trial import TrialSpec
 from wattune.workload import OF_WORK
 

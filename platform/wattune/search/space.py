@@ -28,6 +28,7 @@ from wattune.search.requirements import Requirement, parse_requirement
 from wattune.search.search_entry import Search
 from wattune.steps.source import parse_source
 from wattune.storage.documents import MOST_YAML_BYTES, yaml_tree
+from wattune.storage.space_changes import plain_value
 from wattune.trial import Measure
 from wattune.workload import OF_WORK, UNKNOWN_WORKLOAD, Workload
 
@@ -220,11 +221,6 @@ def _command_document(file: SpaceFile) -> dict[str, Any]:
     """
     keys = ("command", "env", "flags", "plans", "requires", "steps")
     return {key: value for key in keys if (value := getattr(file, key)) not in (None, {}, [])}
-
-
-def plain_value(value: Any) -> Any:
-    """Writes an axis value as a file does: a list for a tuple, names for a layout without entries and for None."""
-    return (list(value) or "even") if isinstance(value, tuple) else FOUND if value is None else value
 
 
 def _plan_value(value: Any) -> Any:

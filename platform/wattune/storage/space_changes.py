@@ -173,7 +173,7 @@ def completed_space(document: Mapping[str, Any]) -> dict[str, Any]:
         space["cluster"] = _counted(clusters)
     elif isinstance(clusters, list):
         space["cluster"] = [_counted(each) for each in clusters]
-    axes = {name: [_plain(value)] for name, value in _defaults(Plan).items() if name not in _FOLLOWS}
+    axes = {name: [plain_value(value)] for name, value in _defaults(Plan).items() if name not in _FOLLOWS}
     if isinstance(space.get("space"), Mapping):
         space["space"] = _completed(space["space"], axes)
     return space
@@ -202,6 +202,6 @@ def _counted(cluster: Any) -> Any:
     }
 
 
-def _plain(value: Any) -> Any:
-    """Writes an axis value as a file does."""
+def plain_value(value: Any) -> Any:
+    """Writes an axis value as a file does: a list for a tuple, names for a layout without entries and for None."""
     return (list(value) or "even") if isinstance(value, tuple) else FOUND if value is None else value

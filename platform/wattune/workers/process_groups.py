@@ -75,6 +75,11 @@ def group_of(ranks: Sequence[int], number: int, role: str) -> dist.ProcessGroup:
     return _kept[key]
 
 
+def live_groups() -> list[dist.ProcessGroup]:
+    """Every process group of this rank but the default one, in the order they were made."""
+    return [group for group in distributed_c10d._world.pg_map if group is not dist.group.WORLD]
+
+
 def meet(device: str) -> None:
     """Returns when every rank of the default group has come here, each with the torch device that it drives."""
     # torch takes the thread's current device otherwise, the first one of every rank that has claimed none yet.

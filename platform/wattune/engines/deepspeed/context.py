@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from wattune.workers.process_groups import live_groups
+
 
 @contextlib.contextmanager
 def _without_mlflow() -> Iterator[None]:
@@ -61,7 +63,7 @@ class DeepSpeedSession:
         quieten()
         _choose_accelerator(device)
         _leave_out_shared_memory()
-        self._groups = set(_live_groups())
+        self._groups = set(live_groups())
         index = device.index if device.type == "cuda" and device.index is not None else local_rank
         self._environment = {
             "LOCAL_RANK": str(index),
@@ -82,7 +84,7 @@ class DeepSpeedSession:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        for group in [group for group in _live_groups() if group not in self._groups]:
+        for group in [group for group in live_groups() if group not in self._groups]:
             dist.destroy_process_group(group)
         groups._release_process_group_references()
         deepspeed.comm.comm.cdb = None
@@ -164,8 +166,3 @@ def _forget_models() -> None:
         for cell in getattr(function, "__closure__", None) or ():
             if hasattr(cell.cell_contents, "cache_clear"):
                 cell.cell_contents.cache_clear()
-
-
-def _live_groups() -> list[Any]:
-    """Every process group of this rank but the default one, in the order they were made."""
-    return [group for group in dist.distributed_c10d._world.pg_map if group is not dist.group.WORLD]

@@ -15,6 +15,7 @@ from wattune.engines.megatron.config import model_parallel
 from wattune.engines.model.experts import ExpertShard
 from wattune.engines.model.tensor_ranks import TensorRanks
 from wattune.trial import TrialSpec
+from wattune.workers.process_groups import live_groups
 
 _SEED = 1
 """Of Megatron's random states, which it demands to have and which nothing here draws from."""
@@ -24,7 +25,7 @@ class MegatronSession:
     """Megatron between the build and the close of one engine."""
 
     def __init__(self) -> None:
-        self._groups = set(_live_groups())
+        self._groups = set(live_groups())
         self._has_user_buffers = False
 
     def open(self, spec: TrialSpec) -> None:
@@ -61,7 +62,7 @@ class MegatronSession:
         MoEAuxLossAutoScaler.main_loss_backward_scale = None
         _forget_auxiliary_losses()
         RotaryEmbedding.forward.cache_clear()  # rotations of the last models, with the models' frequencies
-        for group in [group for group in _live_groups() if group not in self._groups]:
+        for group in [group for group in live_groups() if group not in self._groups]:
             dist.destroy_process_group(group)
 
 
@@ -86,11 +87,6 @@ def _make_user_buffers(spec: TrialSpec) -> None:
     base.initialize_ub(
         shape=[rows, spec.model.hidden_size], tp_size=plan.tp, use_fp8=False, bootstrap_backend=dist.get_backend()
     )
-
-
-def _live_groups() -> list[Any]:
-    """Every process group of this rank but the default one, in the order they were made."""
-    return [group for group in dist.distributed_c10d._world.pg_map if group is not dist.group.WORLD]
 
 
 def fuse_updates(optimizer: Any) -> None:

@@ -35,6 +35,7 @@ from wattune.engines.megatron.config import uses_transformer_engine
 from wattune.engines.megatron.lora import adapt
 from wattune.engines.model.compiler import EAGER, Compiler
 from wattune.engines.model.decoder import Rotation
+from wattune.engines.model.experts import expert_product
 from wattune.errors import EngineError
 from wattune.plans.parallel import stage_layers
 from wattune.plans.vocabulary import padded_vocab_size, padding_of
@@ -143,7 +144,7 @@ class GroupedExperts(nn.Module):
         if self.fc1_bias is not None:
             numbers = torch.arange(counts.numel(), device=tokens.device)
             owners = numbers.repeat_interleave(counts, output_size=tokens.shape[0])
-        wide = _product(tokens, self.fc1, ends)
+        wide = expert_product(tokens, self.fc1, ends)
         if self.fc1_bias is not None:
             wide = wide + self.fc1_bias[owners]
         weights = probs.unsqueeze(-1)
@@ -151,18 +152,13 @@ class GroupedExperts(nn.Module):
             inner = cast(Tensor, weighted_bias_swiglu_impl(wide, None, weights))
         else:
             inner = (F.gelu(wide) * weights).to(wide.dtype)
-        out = _product(inner, self.fc2, ends)
+        out = expert_product(inner, self.fc2, ends)
         if self.fc2_bias is None:
             return out, None
         # Each expert-tensor-parallel rank adds its own piece of the bias, so that the sum over ranks adds it once.
         piece = (self.fc2_bias[owners] * weights).to(out.dtype)
         start = self.etp_rank * piece.shape[-1]
         return out + F.pad(piece, (start, out.shape[-1] - start - piece.shape[-1])), None
-
-
-def _product(tokens: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """[R, in] times each expert's [out, in], where `ends` are the last rows of the experts' tokens."""
-    return F.grouped_mm(tokens, weight.transpose(-2, -1), offs=ends)
 
 
 def chunk(spec: TrialSpec, config: TransformerConfig, number: int | None, *, first: bool, last: bool) -> nn.Module:

@@ -64,15 +64,15 @@ class Experts(nn.Module):
         ends = counts.cumsum(0).to(torch.int32)
         numbers = torch.arange(counts.numel(), device=counts.device)
         owners = numbers.repeat_interleave(counts, output_size=tokens.shape[0]) if self.up_bias is not None else None
-        up = _product(tokens, self.up, ends)
+        up = expert_product(tokens, self.up, ends)
         if self.up_bias is not None:
             up = up + self.up_bias[owners]
         if self.gate is None:
             inner = F.gelu(up)
         else:
-            gate = _product(tokens, self.gate, ends)
+            gate = expert_product(tokens, self.gate, ends)
             inner = F.silu(gate if self.gate_bias is None else gate + self.gate_bias[owners]) * up
-        out = _product(inner, self.down, ends)
+        out = expert_product(inner, self.down, ends)
         if self.down_bias is None:
             return out
         # Each tensor-parallel rank adds its own piece of the bias, so that the sum over ranks adds it once.
@@ -81,7 +81,7 @@ class Experts(nn.Module):
         return out + F.pad(piece, (start, out.shape[-1] - start - piece.shape[-1]))
 
 
-def _product(tokens: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+def expert_product(tokens: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """[R, in] times each expert's [out, in], where `ends` are the last rows of the experts' tokens."""
     return F.grouped_mm(tokens, weight.transpose(-2, -1), offs=ends)
 
