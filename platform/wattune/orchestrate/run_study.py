@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, Final
 from uuid import uuid4
 
@@ -140,22 +141,16 @@ def _trial(config: dict[str, Any]) -> None:
     """Tune's name of what it runs: `_Driven` stands in its place."""
 
 
-class _Call:
-    """A method as Tune calls those of actors."""
-
-    def __init__(self, remote: Callable[..., Any]) -> None:
-        self.remote = remote
-
-
 class _Driven:
     """A trial as Tune sees it: what it would ask of an actor goes to the process that drives all trials."""
 
     def __init__(self, attempt: Attempt, lanes: Lanes, cluster: Any) -> None:
         self._attempt, self._lanes, self._cluster = attempt, lanes, cluster
         self._is_free = False
-        self.train = _Call(self._next)
-        self.stop = self.__ray_ready__ = self.__ray_terminate__ = _Call(lambda *_, **__: ray.put(None))
-        self.get_auto_filled_metrics = _Call(lambda *_, **__: ray.put({}))
+        # Tune calls each by its `remote`, as it does an actor's.
+        self.train = SimpleNamespace(remote=self._next)
+        self.stop = self.__ray_ready__ = self.__ray_terminate__ = SimpleNamespace(remote=lambda *_, **__: ray.put(None))
+        self.get_auto_filled_metrics = SimpleNamespace(remote=lambda *_, **__: ray.put({}))
 
     def _next(self) -> Any:
         """Runs the trial until its nodes are free; the second time, if Tune asks again, until its result is there."""

@@ -374,12 +374,14 @@ def sweep(
     deadline_s = time.monotonic() + seconds
     known = rank.gathered(facts(rank))
     num_done, why = 0, ""
-    stop = _Stop()
+    signals: list[int] = []
+    for each in (signal.SIGINT, signal.SIGTERM):  # the case in hand is finished first: others wait for this rank in it
+        signal.signal(each, lambda came, _frame: signals.append(came))
     path = folder / ROWS
     for number, case in enumerate(wanted):
         if rank.largest(float(time.monotonic() > deadline_s) if rank.rank == 0 else 0.0):
             why = "its time is used"
-        if rank.largest(float(stop.asked)):
+        if rank.largest(float(bool(signals))):
             why = "it was interrupted"
         if why:
             break
@@ -403,18 +405,6 @@ def sweep(
     if rank.rank == 0:
         write_table(folder / TABLE, read_rows(path.read_text() if path.exists() else ""))
     return num_done, why
-
-
-class _Stop:
-    """True once SIGINT or SIGTERM came. The case in hand is finished first: a rank that left others would wait for."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._ask)
-
-    def _ask(self, _number: int, _frame: object) -> None:
-        self.asked = True
 
 
 def _say(rank: Rank, text: str) -> None:

@@ -135,7 +135,7 @@ class Durations:
     def __init__(
         self, pace: Pace, predict: Callable[[TrialSpec, Measure], float | None] | None = None, *, ahead: bool = False
     ) -> None:
-        self._pace, self._predict = pace, predict
+        self.pace, self._predict = pace, predict
         self.beside = BesideSteps(ahead=ahead)
         self._ratios: dict[Hashable, list[float]] = defaultdict(list)
         self._all_ratios: list[float] = []
@@ -143,16 +143,6 @@ class Durations:
         self._announced_wait_s = 0.0
         self._announced_beside = self.beside
         self._announced: dict[Hashable, float] = {}
-
-    @property
-    def measured(self) -> bool:
-        """True once a trial has ended."""
-        return self._pace.typical_s > 0
-
-    @property
-    def typical_s(self) -> float:
-        """The median time of the trials that ended; 0 before the first."""
-        return self._pace.typical_s
 
     @property
     def wait_s(self) -> float:
@@ -184,7 +174,7 @@ class Durations:
         """
         predicted_s = self.predicted_s(spec, measure)
         if predicted_s is None:
-            return self._pace.expected_s(spec, measure.min_seconds, start)
+            return self.pace.expected_s(spec, measure.min_seconds, start)
         steps_s = max(measure.min_seconds, min(predicted_s * self.ratio(workers_of(spec)), measure.timeout_s))
         return steps_s + self.beside.expected_s(spec, start or "warm") + self.wait_s
 

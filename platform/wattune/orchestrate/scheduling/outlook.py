@@ -55,7 +55,7 @@ class Outlook:
             steps_s = statistics.median(min(one * ratio, self._run.measure.timeout_s) for one in known_s)
             return max(steps_s, self._run.measure.min_seconds) + beside_s + durations.wait_s
         times_s = [took_s for _, took_s in costs]
-        return max(statistics.median(times_s) if times_s else self._durations.typical_s, self._run.measure.min_seconds)
+        return max(statistics.median(times_s) if times_s else durations.pace.typical_s, self._run.measure.min_seconds)
 
     def starts_s(self) -> float:
         """Returns the seconds that the first starts of each kind of workers take beyond usual ones."""

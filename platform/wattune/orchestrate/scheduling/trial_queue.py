@@ -408,7 +408,7 @@ class TrialQueue:
             load_s=loads_s(costs),
             load_now_s=loads_s(costs[:num_now]),
             most_s=budget.left_s,
-            measured=self._durations.measured,
+            measured=self.knows_times,
             first=self.first(),
             **self.outlook.predicted(learns=self._strategy.learns),
         )

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, Final, Self
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, Metric, generate_latest
@@ -89,25 +89,16 @@ def listening_socket(text: str, *, remote: bool = False) -> socket.socket:
     return opened
 
 
-class _Collected:
-    """Families as the library's encoders take them."""
-
-    def __init__(self, found: list[Metric]) -> None:
-        self._found = found
-
-    def collect(self) -> list[Metric]:
-        return self._found
-
-
 def encode(found: list[Metric], accept: str) -> tuple[bytes, str]:
     """Encodes metrics in the format of a client's `Accept` header; returns the text and its content type.
 
     It is OpenMetrics unless the client wants plain text only, as old scrapers and browsers do.
     """
+    collected: Any = SimpleNamespace(collect=lambda: found)  # as the library's encoders take them
     plain = "openmetrics" not in accept and ("text/plain" in accept or "text/html" in accept)
     if plain:
-        return generate_latest(_Collected(found)), CONTENT_TYPE_PLAIN_0_0_4
-    text: bytes = generate_openmetrics(_Collected(found))  # type: ignore[no-untyped-call]
+        return generate_latest(collected), CONTENT_TYPE_PLAIN_0_0_4
+    text: bytes = generate_openmetrics(collected)  # type: ignore[no-untyped-call]
     return text, CONTENT_TYPE_OPENMETRICS
 
 

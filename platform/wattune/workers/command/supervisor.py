@@ -40,10 +40,10 @@ def main(arguments: list[str]) -> int:
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    ends = _Ends()
+    asked: list[int] = []
     signal.signal(signal.SIGCHLD, lambda *_: None)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, ends.ask)
+        signal.signal(number, lambda asking, _frame: asked.append(asking))
     started, starting = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
     os.read(started, 1)
     os.close(started)
     _tell(status_fd, pid=pid)
-    return _Watch(pid, grace_s, status_fd, woken, ends).until_over()
+    return _Watch(pid, grace_s, status_fd, woken, asked).until_over()
 
 
 def _become(command: list[str], libc: Any, status_fd: int) -> NoReturn:
@@ -83,21 +83,12 @@ def _tell(status_fd: int, **facts: Any) -> None:
         return
 
 
-class _Ends:
-    """Note of a signal that asked this process to end."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def ask(self, *_: object) -> None:
-        self.asked = True
-
-
 class _Watch:
     """The time from the command's start until nothing of it is left."""
 
-    def __init__(self, pid: int, grace_s: float, status_fd: int, woken: int, ends: _Ends) -> None:
-        self._pid, self._grace_s, self._status_fd, self._woken, self._ends = pid, grace_s, status_fd, woken, ends
+    def __init__(self, pid: int, grace_s: float, status_fd: int, woken: int, asked: list[int]) -> None:
+        """Starts the watch. `asked` gets the signals that ask this process to end."""
+        self._pid, self._grace_s, self._status_fd, self._woken, self._asked = pid, grace_s, status_fd, woken, asked
         self._exited = False
         self._kill_at_s: float | None = None
 
@@ -115,7 +106,7 @@ class _Watch:
                 if not line:
                     watched.remove(0)
                 self._stop(_grace_s(line, self._grace_s))
-            if self._ends.asked:
+            if self._asked:
                 self._stop(min(self._grace_s, ORPHAN_GRACE_S))
             self._reap()
             if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:

@@ -122,9 +122,9 @@ def test_steps_take_no_longer_than_the_time_out_and_no_less_than_the_window() ->
 def test_without_a_prediction_it_is_what_trials_took() -> None:
     pace = Pace()
     times = Durations(pace, predicted)
-    assert times.expected_s(spec(64), MEASURE) == 10 and not times.measured
+    assert times.expected_s(spec(64), MEASURE) == 10 and not times.pace.typical_s
     pace.add(spec(64), 70.0)
-    assert times.expected_s(spec(64), MEASURE) == 70 and times.measured
+    assert times.expected_s(spec(64), MEASURE) == 70 and times.pace.typical_s == 70
     assert Durations(Pace()).predicted_s(spec(1), MEASURE) is None
 
 
