@@ -235,10 +235,7 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
                     _reach(None, folder)
                     yield _inventory(ours=True)
             finally:
-                try:
-                    _disconnect_in_time()
-                finally:
-                    end_processes(folder)  # whatever outlives it
+                _end_local(folder)
 
 
 def _disconnect() -> None:
@@ -266,6 +263,14 @@ def _disconnect_in_time() -> None:
         within(SHUTDOWN_S, _disconnect, name="ray shutdown")
     except TimeoutError:
         atexit.unregister(ray.shutdown)  # Ray's own hook: at the process's end it would ask them again
+
+
+def _end_local(folder: Path) -> None:
+    """Ends a cluster of our own, and whatever outlives it."""
+    try:
+        _disconnect_in_time()
+    finally:
+        end_processes(folder)
 
 
 def is_answering(addresses: Sequence[tuple[str, int]]) -> bool:
