@@ -1,6 +1,6 @@
 """The protocol of a sensor backend. A backend reads sensors; it does not pace reads or judge readings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -15,6 +15,22 @@ ERROR_SUFFIX: Final = "_error"
 
 AVAILABLE: Final = "available"
 """Value of a column in `Backend.capabilities` that can be read. Others are `unavailable: ` and the reason."""
+
+
+def read_columns(
+    readers: Mapping[str, Callable[[], int | float | str | None]],
+    failures: tuple[type[Exception], ...],
+    code: Callable[[Exception], str] = str,
+) -> Row:
+    """Reads one row: a column whose reader raises one of `failures` is None, with the failure's code beside it."""
+    row: dict[str, int | float | str | None] = {}
+    for column, read in readers.items():
+        try:
+            row[column] = read()
+        except failures as failed:
+            row[column] = None
+            row[f"{column}{ERROR_SUFFIX}"] = code(failed)
+    return row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from wattune.errors import TelemetryError
-from wattune.telemetry.backend import AVAILABLE, DeviceInfo, Row
+from wattune.telemetry.backend import AVAILABLE, DeviceInfo, Row, read_columns
 from wattune.units import kib_to_bytes, mc_to_c, ns_to_s, uj_to_j, us_to_s
 
 HOST: Final = "host"
@@ -35,6 +35,8 @@ _CPU_SENSORS: Final = {"coretemp": "Package ", "k10temp": "Tdie|Tccd"}
 _STALLED: Final = re.compile(r"^some .*\btotal=(\d+)$", re.MULTILINE)
 _MACHINE_NAMESPACE: Final = uuid.UUID("6f2c2a0e-8a43-4c0d-9d0f-5b7f6f3f7f10")
 """Makes a public identity of the machine-id, which machine-id(5) asks to keep confidential."""
+_UNREAD: Final = (OSError, ValueError, KeyError, IndexError)
+"""Raised where a file cannot be read, or holds something else than the kernel's documents say."""
 
 
 def _code(error: Exception) -> str:
@@ -248,7 +250,7 @@ class HostBackend:
             self._capabilities[column] = f"unavailable: {absent}"
         except PermissionError:
             self._capabilities[column] = "unavailable: permission"
-        except (OSError, ValueError, KeyError, IndexError) as error:
+        except _UNREAD as error:
             self._capabilities[column] = f"unavailable: {_code(error)}"
 
     @staticmethod
@@ -284,22 +286,22 @@ class HostBackend:
 
     def devices(self) -> Sequence[DeviceInfo]:
         """The one device."""
+        model = re.search(r"^model name\s*:\s*(.+)$", self._text(self._procfs / "cpuinfo") or "", re.MULTILINE)
+        machine_id = self._text(self._machine_id)
+        try:
+            link_bytes_per_s = _ports_bytes_per_s(self._sysfs)
+        except OSError:
+            link_bytes_per_s = None  # the counters' own capability says why
         return [
             DeviceInfo(
                 device=HOST,
-                name=self._cpu_name(),
-                uuid=self._uuid(),
+                name=model[1] if model else "unknown processor",
+                uuid=str(uuid.uuid5(_MACHINE_NAMESPACE, machine_id)) if machine_id else None,
                 driver=self._text(self._procfs / "sys/kernel/osrelease"),
                 power_domain=HOST,
-                nic_link_bytes_per_s=self._ports_bytes_per_s(),
+                nic_link_bytes_per_s=link_bytes_per_s,
             )
         ]
-
-    def _ports_bytes_per_s(self) -> float | None:
-        try:
-            return _ports_bytes_per_s(self._sysfs)
-        except OSError:
-            return None  # the counters' own capability says why
 
     @staticmethod
     def _text(path: Path) -> str | None:
@@ -307,14 +309,6 @@ class HostBackend:
             return path.read_text().strip() or None
         except OSError:
             return None
-
-    def _cpu_name(self) -> str:
-        match = re.search(r"^model name\s*:\s*(.+)$", self._text(self._procfs / "cpuinfo") or "", re.MULTILINE)
-        return match[1] if match else "unknown processor"
-
-    def _uuid(self) -> str | None:
-        machine_id = self._text(self._machine_id)
-        return str(uuid.uuid5(_MACHINE_NAMESPACE, machine_id)) if machine_id else None
 
     def capabilities(self, device: str) -> Mapping[str, Mapping[str, str]]:
         """The tier `host` and its columns."""
@@ -324,14 +318,7 @@ class HostBackend:
     def read(self, device: str, tier: str) -> Sequence[Row]:
         """One row; a file that cannot be read is None with the kernel's error name beside it."""
         assert (device, tier) == (HOST, HOST), (device, tier)
-        row: dict[str, int | float | str | None] = {}
-        for column, reader in self._readers.items():
-            try:
-                row[column] = reader()
-            except (OSError, ValueError, KeyError, IndexError) as error:
-                row[column] = None
-                row[f"{column}_error"] = _code(error)
-        return [row]
+        return [read_columns(self._readers, _UNREAD, _code)]
 
     def close(self) -> None:
         """Nothing stays open between reads."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 from wattune.errors import TelemetryError
 from wattune.schema import TELEMETRY, THROTTLE_REASON_BITS
 from wattune.telemetry.amd_smi.library import Library, Metrics
-from wattune.telemetry.backend import AVAILABLE, ERROR_SUFFIX, Row
+from wattune.telemetry.backend import AVAILABLE, ERROR_SUFFIX, Row, read_columns
 from wattune.units import kib_to_bytes, ns_to_s, s_to_ns, uj_to_j
 
 TIERS: Final = ("fast", "counter", "slow")
@@ -277,17 +277,12 @@ class AmdSmiDevice:
 
     def read(self, tier: str) -> Row:
         """One row of a tier; what fails is None with AMD SMI's code beside it."""
-        row: dict[str, int | float | str | None] = dict.fromkeys(self._readers[tier])
+        readers = self._readers[tier]
         try:
             metrics = self._fresh(tier)
         except TelemetryError as lost:
-            return row | {f"{column}{ERROR_SUFFIX}": str(lost) for column in row}
-        for column, reader in self._readers[tier].items():
-            try:
-                row[column] = reader(metrics)
-            except TelemetryError as error:
-                row[f"{column}{ERROR_SUFFIX}"] = str(error)
-        return row
+            return dict.fromkeys(readers) | {f"{column}{ERROR_SUFFIX}": str(lost) for column in readers}
+        return read_columns({name: partial(reader, metrics) for name, reader in readers.items()}, (TelemetryError,))
 
     def _fresh(self, tier: str) -> Metrics:
         """Metrics this tier has not seen, from the call of another one where that was just now."""

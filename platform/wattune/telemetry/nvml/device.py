@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from wattune.errors import TelemetryError
 from wattune.schema import TELEMETRY
-from wattune.telemetry.backend import AVAILABLE, ERROR_SUFFIX, OTHER_PROCESSES, DeviceInfo, Row
+from wattune.telemetry.backend import AVAILABLE, ERROR_SUFFIX, OTHER_PROCESSES, DeviceInfo, Row, read_columns
 from wattune.telemetry.nvml import fields
 from wattune.telemetry.nvml.gpm import ANY_TENSOR_UTIL, DRAM_BW_UTIL, PCIE_RX_PER_SEC, PCIE_TX_PER_SEC, SM_UTIL, Gpm
 from wattune.telemetry.nvml.ring import RingJoin, Sample
@@ -149,14 +149,7 @@ class NvmlDevice:
         """Returns one row of a tier; a value that fails is None with its code beside it."""
         if tier == "counter" and self._gpm is not None:
             self._gpm.advance()
-        row: dict[str, int | float | str | None] = {}
-        for column, reader in self._readers[tier].items():
-            try:
-                row[column] = reader()
-            except (self._nvml.NVMLError, TelemetryError) as error:
-                row[column] = None
-                row[f"{column}{ERROR_SUFFIX}"] = self._code(error)
-        return row
+        return read_columns(self._readers[tier], (self._nvml.NVMLError, TelemetryError), self._code)
 
     def read_ring(self) -> Sequence[Row]:
         """Returns the samples since the last drain."""
