@@ -1,7 +1,7 @@
 """Corrections to counted memory, fitted to measured peaks, with the error on configurations that were left out."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from wattune.arrays import Bools, Floats
 from wattune.cost.batch import batches
-from wattune.cost.coefficients import EngineMemory, MemoryCoefficients
+from wattune.cost.coefficients import MemoryCoefficients
 from wattune.cost.memory.predict import predict
 from wattune.fitting.interval import half_width
 from wattune.trial import TrialSpec
@@ -35,16 +35,13 @@ LEAST_ERROR_FRAC: Final = 0.02
 
 
 def fit_memory(
-    measured: Sequence[tuple[TrialSpec, float]],
-    default: MemoryCoefficients,
-    *,
-    versions: Mapping[str, str] | None = None,
+    measured: Sequence[tuple[TrialSpec, float]], default: MemoryCoefficients
 ) -> tuple[MemoryCoefficients, Floats]:
     """Fits each engine's offset and share of activations to peaks of allocated bytes.
 
     Both are fitted to the mean relative error, errors below the measured peak weighted by `BELOW_WEIGHT`. A
     configuration is a specification: its repeats are left out together. `default` is taken for engines without enough
-    configurations; `versions` name each engine's library and version.
+    configurations.
 
     Returns the corrections, and predicted over measured less 1 of every measurement, its configuration left out of the
     fit; NaN where its engine has too few to leave one out.
@@ -65,8 +62,8 @@ def fit_memory(
             place, offset_bytes = _fit(counted, peaks_bytes, own & ~out)
             held_out[out] = (counted[place, out] + offset_bytes) / peaks_bytes[out] - 1
         place, offset_bytes = _fit(counted, peaks_bytes, own)
-        engines[name] = EngineMemory(
-            version=(versions or {}).get(name, before.version),
+        engines[name] = replace(
+            before,
             offset_bytes=offset_bytes,
             activations_frac=float(FRACTIONS[place]),
             error_frac=max(half_width(held_out[own], configuration[own].tolist()) or 0.0, LEAST_ERROR_FRAC),

@@ -122,12 +122,11 @@ def cluster_power(
     jitter_s: float = JITTER_S,
     down_w: float | None = None,
     down_frac: float = 0.0,
-    window_s: float | None = None,
 ) -> dict[str, float]:
     """Computes the figures of power of a cluster.
 
     `down_w` is the power of a node while the job starts again after a failure, and `down_frac` the share of time in
-    which it does. `window_s` is the length of a trace that begins with training, None whole cycles of checkpoints.
+    which it does.
     Returns `cluster_power_mean_w`, `_p5_w` and `_p95_w` over time. `_peak_1s_w` and `_ramp_1s_w_per_s`, from mean to
     next mean, by `WINDOWS_S` that the sensor resolves; `_range_1s_w`, from the lowest. Of 0.1 to 20 Hz, or up to the
     readings' Nyquist frequency, `cluster_swing_rms_w` and the strongest `cluster_line_1_hz`, `_1_rms_w` and 2, 3.
@@ -137,9 +136,6 @@ def cluster_power(
     if checkpoints is not None:
         watts, saving_frac = _cycle(load, num_nodes, training, checkpoints)
         mean_w += saving_frac * (num_nodes * checkpoints.node_w - mean_w)
-    if window_s is not None:
-        watts = np.resize(watts, round(window_s / GRID_S))
-        mean_w = float(watts.mean())
     if down_w is not None:
         mean_w += down_frac * (num_nodes * down_w - mean_w)
     low_w, high_w = np.quantile(watts, (0.05, 0.95))
@@ -158,8 +154,6 @@ def cluster_power(
         if length_s == 1.0:
             lowest_w = -(GridEnergy(-grid.energy_j, resolved_s, ()).peak_w(length_s) or 0.0)
             found["cluster_power_range_1s_w"] = max(peak_w - lowest_w, lost_w)
-    if window_s is not None:
-        watts = np.concatenate([watts, watts[::-1]])  # its end meets its start: no edge that is not there
     return found | _swing(load, watts)
 
 

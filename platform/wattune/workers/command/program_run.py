@@ -29,7 +29,7 @@ from wattune.steps.reader import StepReader
 from wattune.steps.source import StepSource
 from wattune.steps.table import spans_of, tokens_per_step
 from wattune.units import ns_to_s
-from wattune.workers.command.process import GRACE_S, SupervisedProcess, TerminalProcess
+from wattune.workers.command.process import SupervisedProcess, TerminalProcess
 
 LINES: Final = "output.lines"
 """File of the lines of output that tell steps, each with its arrival and a checksum as in step files."""
@@ -211,20 +211,11 @@ class ProgramRun:
             on_line=self.hear if heard else None,
         )
 
-    def supervised(
-        self,
-        arguments: Sequence[str],
-        environment: Mapping[str, str],
-        *,
-        cwd: Path | None = None,
-        grace_s: float = GRACE_S,
-    ) -> SupervisedProcess:
+    def supervised(self, arguments: Sequence[str], environment: Mapping[str, str]) -> SupervisedProcess:
         """Starts it under a supervisor, and hears all of its output. Call it from a thread that outlives it."""
         variables = with_steps(self._folder, environment)
         mark = f"{FOLDER_VARIABLE}={variables[FOLDER_VARIABLE]}"
-        return SupervisedProcess(
-            arguments, environment=variables, on_line=self.hear, mark=mark, cwd=cwd, grace_s=grace_s
-        )
+        return SupervisedProcess(arguments, environment=variables, on_line=self.hear, mark=mark)
 
     def hear(self, line: str, mono_ns: int) -> None:
         """Takes a line of its output; each stream has a thread that calls it."""
