@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from wattune.arrays import Floats
 from wattune.errors import TelemetryError
-from wattune.telemetry.files.coverage import taken_ns
+from wattune.telemetry.backend import taken_ns
 from wattune.units import NS_PER_S
 
 TimedValues = tuple[Floats, Floats]

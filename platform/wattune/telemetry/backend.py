@@ -4,6 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
+import pyarrow as pa
+
+from wattune.arrays import Ints
+
 Row = Mapping[str, int | float | str | None]
 """Values by the columns of the tier's table in `wattune.schema.TELEMETRY`, without node, device and times.
 
@@ -31,6 +35,15 @@ def read_columns(
             row[column] = None
             row[f"{column}{ERROR_SUFFIX}"] = code(failed)
     return row
+
+
+def taken_ns(tier: str, rows: pa.Table) -> Ints:
+    """Times of the values on the monotonic clock; a ring sample was taken before its row was read."""
+    mono_ns: Ints = rows["mono_ns"].to_numpy()
+    if tier != "ring":
+        return mono_ns
+    age_ns: Ints = rows["wall_ns"].to_numpy() - rows["sensor_ns"].to_numpy()
+    return mono_ns - age_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

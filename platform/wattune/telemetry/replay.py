@@ -25,8 +25,7 @@ from wattune.errors import TelemetryError, closest
 from wattune.schema import TELEMETRY
 from wattune.storage.measured import MeasuredFolder
 from wattune.storage.values import wrong_columns
-from wattune.telemetry.backend import AVAILABLE, ERROR_SUFFIX, DeviceInfo, Row
-from wattune.telemetry.files.coverage import taken_ns
+from wattune.telemetry.backend import AVAILABLE, ERROR_SUFFIX, DeviceInfo, Row, taken_ns
 from wattune.units import NS_PER_S, s_to_ns
 
 HISTORY_S: Final = 2.36

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from wattune.arrays import Floats, Ints
 from wattune.schema import COVERED_PERIODS, LEAST_COUNTER_SPAN_S, POWER_COLUMNS, TELEMETRY
+from wattune.telemetry.backend import taken_ns
 from wattune.units import NS_PER_S, ns_to_s
 
 LEAST_CHANGES: Final = 3
@@ -49,15 +50,6 @@ def measured_facts(tables: Mapping[str, pa.Table]) -> dict[str, dict[str, Any]]:
 def _by_device(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
     for device in pc.unique(table["device"].cast(pa.string())).to_pylist():
         yield device, table.filter(pc.equal(table["device"].cast(pa.string()), device))
-
-
-def taken_ns(tier: str, rows: pa.Table) -> Ints:
-    """Times of the values on the monotonic clock; a ring sample was taken before its row was read."""
-    mono_ns: Ints = rows["mono_ns"].to_numpy()
-    if tier != "ring":
-        return mono_ns
-    age_ns: Ints = rows["wall_ns"].to_numpy() - rows["sensor_ns"].to_numpy()
-    return mono_ns - age_ns
 
 
 def _tier_facts(tier: str, rows: pa.Table) -> dict[str, Any]:
