@@ -1,4 +1,4 @@
-"""What a tracker's store has of a study, and receipts of that where no store can be asked."""
+"""Record of what a tracker's store has of a study, and receipts of that where no store can be asked."""
 
 import json
 from abc import ABC, abstractmethod
