@@ -70,7 +70,7 @@ class Recording:
 
     @property
     def wall_minus_mono_ns(self) -> int:
-        """How far the node's wall clock is ahead of its monotonic one."""
+        """Lead of the node's wall clock over its monotonic one."""
         return int(pc.subtract(self.spans["start_wall_ns"], self.spans["start_mono_ns"])[0].as_py())
 
     @property

@@ -26,6 +26,7 @@ from wattune.units import ns_to_s
 from wattune.workers.command.causes import PLAN, Kind
 from wattune.workers.command.failure import failure
 from wattune.workers.command.measuring import LEAST_MEASURED, Look, Measuring
+from wattune.workers.command.process import GRACE_S
 from wattune.workers.command.program_run import ProgramOutcome, ProgramRun, StepsByRank
 from wattune.workers.last_words import num_oom_kills
 from wattune.workers.watchdog import RECENT_STEPS, Order, Progress, stall
@@ -69,6 +70,7 @@ class MeasuredRun:
         show: Callable[[StepsByRank], None] = lambda _: None,
         finishing: Callable[[], None] = lambda: None,
         stop_above_s: float | None = None,
+        grace_s: float = GRACE_S,
         others: Callable[[], list[int]] = list,
     ) -> None:
         """Starts a program with its arguments, filled, and all of its variables but those that steps need.
@@ -79,7 +81,7 @@ class MeasuredRun:
         step time of `stop_above_s` the trial loses. `others` finds processes of it that came of others, as of a warm
         command.
         """
-        self._program, self._measure, self._leads = arguments[0], measure, leads
+        self._program, self._measure, self._leads, self._grace_s = arguments[0], measure, leads, grace_s
         self._orders, self._progress, self._show, self._finishing = orders, progress, show, finishing
         self._run = ProgramRun(steps_folder, source)
         self._measuring = Measuring(measure, stop_above_s)
@@ -90,7 +92,7 @@ class MeasuredRun:
         self._least_memory_frac = 1.0
         self._awaits_steps, self._quiet_s = leads and source.kind != "none", 0.0
         self._anchor = ClockAnchor.now()
-        self._process = self._run.supervised(arguments, environment)
+        self._process = self._run.supervised(arguments, environment, grace_s=grace_s)
         self._process.others = others
 
     def until_over(self) -> ProgramOutcome:
@@ -175,7 +177,7 @@ class MeasuredRun:
     def _ordered(self, order: Order) -> tuple[Kind, str]:
         if order.kind == "finish":
             return Kind(RunStatus.COMPLETED), ""
-        self._process.stop(ABORT_GRACE_S)
+        self._process.stop(min(self._grace_s, ABORT_GRACE_S))
         return Kind(RunStatus.ABORTED), f"it was stopped: {order.reason}"
 
     def _hung(self, run_s: float) -> str:

@@ -90,7 +90,7 @@ def is_whole(part: str) -> bool:
 
 
 def at(size: int = 1, rank: int = 0, **experts: int) -> tuple[TensorRanks, ExpertShard]:
-    """What a rank holds."""
+    """Shares that a rank holds."""
     return TensorRanks(size=size, rank=rank), ExpertShard(**experts)
 
 
