@@ -256,7 +256,7 @@ def test_waiting_draws_little_above_ready_and_unmarked_time_a_little_more():
     assert ready_w < waiting_w < unmarked_w < ready_w + 150 < busy_w
 
 
-SMALL = replace(MODEL, num_layers=4, hidden_size=256, ffn_hidden_size=512, num_heads=4, num_kv_heads=2, vocab_size=512)
+SMALL = replace(MODEL, num_layers=2, hidden_size=256, ffn_hidden_size=256, num_heads=4, num_kv_heads=2, vocab_size=512)
 """The dense model of the demo."""
 
 
