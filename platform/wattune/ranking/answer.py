@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from wattune.fidelity import role_of
 from wattune.ranking.assessment import RankedTrial
-from wattune.ranking.best import MAY_BE_BEST
+from wattune.ranking.best import MAY_BE_BEST, NEAR_FRAC
 from wattune.ranking.bounds import Margin
 from wattune.ranking.order import Ranking
 from wattune.ranking.work import compares
@@ -51,6 +51,8 @@ class StudyAnswer:
     """Lead of the plan over that one, as a fraction of that one's figure; negative if it is worse."""
     best_probability: float | None = None
     """P(best) of the plan among all plans of the space, where `better_probability` is known; else of those measured."""
+    near_probability: float | None = None
+    """P(it keeps every bound and none that does leads it by more than `NEAR_FRAC`), where P(best) alone is not sure."""
     better_probability: float | None = None
     """Probability that a plan that was not measured keeps every bound and is better; None where nothing predicts it."""
     ties: tuple[str, ...] = ()
@@ -92,6 +94,7 @@ class StudyAnswer:
             "next_plan": self.next_name,
             "lead_frac": self.lead_frac,
             "best_probability": self.best_probability,
+            "near_probability": self.near_probability,
             "better_probability": self.better_probability,
             "reference_trial_id": None if self.reference is None else self.reference.trial_id,
             "ties": list(self.ties),
@@ -113,7 +116,7 @@ def asked_of(ranking: Ranking) -> str:
 
 
 def answer_of(ranking: Ranking) -> StudyAnswer:
-    """Reads the answer of a ranking. A plan is sure at P(best) of 1 less the question's risk, without a rival."""
+    """Reads the answer of a ranking. A plan is sure at P(best or near) of 1 less the risk, if none ahead may hold."""
     total = sum(one.num_candidates for one in ranking.space)
     left = max(0, total - sum(one.num_measured + one.num_failed for one in ranking.space))
     able = sorted((*ranking.feasible, *ranking.undecided), key=lambda row: -(row.best_probability or 0.0))
@@ -131,11 +134,13 @@ def answer_of(ranking: Ranking) -> StudyAnswer:
         if row in ranking.undecided
         and ((ranking.lead_frac(row, plan) or 0.0) > 0.0 or (row.best_probability or 0.0) >= MAY_BE_BEST)
     ]
-    # The race ends at the same bars: at P(best), and at the probability that no plan keeps every bound.
+    # The race ends at the same bars: at P(best or near it), and at the probability that no plan keeps every bound.
     none = 1.0 - sum(row.best_probability or 0.0 for row in (*able, *ranking.behind))
-    open_ones = (row.best_probability or 0.0 for row in able[:1])
-    pair = able[:2] if max(none, *open_ones) < until else []
-    state: State = "undecided" if ranking.best is None else "unsure" if rivals or likely < until else "sure"
+    pair = able[:2] if max(none, ranking.near_probability) < until else []
+    near = ranking.near_probability if plan is able[0] and likely < until <= ranking.near_probability else None
+    ahead = any((ranking.lead_frac(row, plan) or 0.0) > NEAR_FRAC for row in rivals)
+    unsure = ahead or (likely < until and near is None)
+    state: State = "undecided" if ranking.best is None else "unsure" if unsure else "sure"
     return StudyAnswer(
         state=state,
         run_command=ranking.run_command or _RUN,
@@ -147,6 +152,7 @@ def answer_of(ranking: Ranking) -> StudyAnswer:
         ties=tuple(_name(row, ranking) for row in ranking.feasible if row.rank == 1 and row is not plan),
         lead_frac=None if follower is None else ranking.lead_frac(plan, follower),
         best_probability=likely * (1.0 - (ranking.better_probability or 0.0)),
+        near_probability=None if near is None else near * (1.0 - (ranking.better_probability or 0.0)),
         better_probability=ranking.better_probability,
         closest=_closest(plan.margins),
         rivals=tuple((_name(row, ranking), ranking.lead_frac(row, plan), _holds(row)) for row in rivals),
@@ -161,9 +167,8 @@ def answer_of(ranking: Ranking) -> StudyAnswer:
 def _without_any(ranking: Ranking) -> State:
     if ranking.infeasible:
         return "none"
-    return (
-        "failed" if ranking.failed and not (ranking.unknown or ranking.burst or ranking.interrupted) else "unmeasured"
-    )
+    unclear = ranking.unknown or ranking.burst or ranking.interrupted
+    return "failed" if ranking.failed and not unclear else "unmeasured"
 
 
 def _num_references(row: RankedTrial) -> int:

@@ -57,6 +57,9 @@ keeps the bound with a probability of at most 0.005 / 0.95, by Markov's inequali
 MAY_BE_BEST: Final = 0.01
 """Least P(best), given that it keeps every bound, from which a plan could still be the best."""
 
+NEAR_FRAC: Final = 0.02
+"""Lead for which nobody changes a plan, as a fraction: which of two plans so near is the better one is left open."""
+
 _BY_TIME: Final = ("speed", "energy")
 """Groups of metrics that a faster host makes better: by at most the share of a step that devices wait for it, since
 they draw no more power while they wait."""
@@ -92,10 +95,8 @@ class Standing:
 
     def of(self, rows: Indices) -> "Standing":
         """Returns some of the trials."""
-        one = self
-        return Standing(
-            one.mean[rows], one.own[rows], one.freedom[rows], one.common[rows], one.shared_freedom, one.logarithmic
-        )
+        some = {name: getattr(self, name)[rows] for name in ("mean", "own", "freedom", "common")}
+        return replace(self, **some)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +128,8 @@ class Standings:
     finalists: tuple[Finalist, ...] = ()
     none_probability: float = 1.0
     """Share of draws in which no trial keeps every bound."""
+    near_probability: float = 0.0
+    """Share of draws in which the leader keeps every bound and none that does is better by more than `NEAR_FRAC`."""
     regression: float = 0.0
     """Expected fall of the first feasible trial when it runs again, as a fraction of its figure (in the metric's unit
     on its own scale): the expected error of whichever feasible trial leads, if all were measured anew (a parametric
@@ -152,8 +155,8 @@ class Standings:
         return {(one.row.study, one.row.trial_id): one.best_probability for one in self.finalists}
 
     def told_apart(self, until: float) -> bool:
-        """Returns true if the answer is known: which trial is the best, or that none keeps every bound."""
-        return max(self.best_probability, self.none_probability) >= until
+        """Returns true if the answer is known: a trial that is the best or near it, or that none keeps every bound."""
+        return max(self.near_probability, self.none_probability) >= until
 
     def next(self, running: Mapping[str, int]) -> RankedTrial | None:
         """Returns the trial whose next run tells most, after those `running` by id; None if none can be the best."""
@@ -230,7 +233,8 @@ def standings(rows: Sequence[RankedTrial], question: Question) -> Standings:
     rng = np.random.default_rng(_SEED)
     own, shared = drawn_errors(one, rng)
     bounds = _Bounds(drawn, [works[index] for index in near], one.mean + own + shared, question.risk)
-    first = leader_of_each(np.where(bounds.kept, one.mean + own + shared, -np.inf))
+    figures = np.where(bounds.kept, one.mean + own + shared, -np.inf)
+    first = leader_of_each(figures)
     shares = np.bincount(first, minlength=len(drawn) + 1) / NUM_DRAWS
     order = sorted(range(len(drawn)), key=lambda index: (-shares[index], index))
     for index in order[:2]:
@@ -242,6 +246,8 @@ def standings(rows: Sequence[RankedTrial], question: Question) -> Standings:
         for index in order
         if shares[index] > 0.0
     )
+    margin = -np.log1p(-NEAR_FRAC) if one.logarithmic else NEAR_FRAC * abs(one.mean[order[0]])
+    close = (alone + shared)[:, order[0]] >= figures.max(axis=1, initial=-1e300) - margin
     feasible = [index for index, row in enumerate(drawn) if row.verdict is Verdict.FEASIBLE]
     lost = 0.0
     if len(feasible) > 1:
@@ -252,6 +258,7 @@ def standings(rows: Sequence[RankedTrial], question: Question) -> Standings:
     return Standings(
         finalists=finalists,
         none_probability=float(shares[len(drawn)]),
+        near_probability=float(close.mean()),
         regression=lost,
         logarithmic=one.logarithmic,
         behind=_behind(able, works, near, at_best, alone + shared, far=np.flatnonzero(distance >= FAR)),

@@ -106,6 +106,8 @@ class Ranking:
     """Conditions of `where` with a name that no trial has."""
     space: tuple[SpaceShare, ...] = ()
     """Share of each study's space that was measured; empty where the space is not known."""
+    near_probability: float = 0.0
+    """Probability that the likeliest plan keeps every bound and none measured that does is better by `NEAR_FRAC`."""
     better_probability: float | None = None
     """Probability that a plan not measured keeps every bound and beats those that do; None if nothing predicts it."""
     run_command: str = ""
@@ -382,6 +384,7 @@ def ranking_of(
         shared=shared,
         corrections=tuple(corrections),
         expected=expected,
+        near_probability=found.near_probability,
         unmet=tuple(unmet(where, (row.spec for row in assessed))),
     )
     return _without_those_behind(ranking, found.behind)
@@ -478,11 +481,7 @@ def _turned(metric: str) -> Callable[[RankedTrial], float | None]:
 
 
 def _passes(
-    spec: TrialSpec,
-    repeats: Sequence[Run],
-    where: Sequence[Where],
-    least_quality: str,
-    groups: Iterable[str],
+    spec: TrialSpec, repeats: Sequence[Run], where: Sequence[Where], least_quality: str, groups: Iterable[str]
 ) -> bool:
     bounds = [one for one in where if isinstance(one, Constraint)]
     if not all(keeps(one, spec) for one in where if isinstance(one, Condition)):

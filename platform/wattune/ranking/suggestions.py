@@ -263,7 +263,7 @@ def _undecided(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> li
 def _untold(ranking: Ranking, expected_s: Callable[[TrialSpec], float]) -> list[Suggestion]:
     """Suggests repeats of the two trials that are most likely the best, where they are not told apart."""
     rows = sorted(ranking.feasible, key=lambda row: -(row.best_probability or 0.0))[:2]
-    if len(rows) < 2 or (rows[0].best_probability or 0.0) >= SURE:
+    if len(rows) < 2 or ranking.near_probability >= SURE:
         return []
     first, second = rows
     text = f"whether {ranking.name_of(first)} or {ranking.name_of(second)} is best: P(best) " + " against ".join(

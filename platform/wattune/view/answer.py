@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from wattune.ranking.answer import StudyAnswer, answer_of
+from wattune.ranking.best import NEAR_FRAC
 from wattune.ranking.bounds import Margin
 from wattune.ranking.order import Ranking
 from wattune.units import format_change, format_probability
@@ -42,7 +43,7 @@ def answer_notes(ranking: Ranking, *, is_running: bool = False) -> list[Note]:
     if found.num_behind:
         plans = "plan with an open bound is" if found.num_behind == 1 else "plans with an open bound are"
         lines.append(f"{found.num_behind} {plans} {ranking.words[1]} in any case.")
-    if found.state == "unsure" and found.ties:
+    if found.ties and (found.state == "unsure" or found.near_probability):
         lines.append(f"Not told apart from {_listed(found.ties)}.")
     first = Note(_first(found, ranking, is_running=is_running), "conclusion")
     to_do = [] if is_running else [Note(text, "next") for text in _to_do(found)]
@@ -104,6 +105,8 @@ def _first(found: StudyAnswer, ranking: Ranking, *, is_running: bool) -> str:
     likely = f"P(best) {format_probability(found.best_probability or 0.0)}"
     if found.better_probability is not None:
         likely += f" of all {found.num_candidates} plans"
+    if found.near_probability is not None:
+        likely += f", within {100 * NEAR_FRAC:g} % of the best P {format_probability(found.near_probability)}"
     assert found.plan is not None, "there is a plan to name"
     figure = worded(ranking.objective.metric, found.plan.objective)
     kept = " plan so far" if is_running else " measured plan" if found.num_unmeasured else ""

@@ -61,13 +61,14 @@ def test_plans_that_were_not_measured_are_told_and_not_taken_for_bad_ones() -> N
 
 
 def test_a_tie_asks_for_a_repeat_of_both_with_its_time_and_the_command() -> None:
-    ranking = ranked(in_seconds(trial(1, 40_000.0, 2000.0), 15), in_seconds(trial(2, 40_010.0, 2000.0), 25))
+    tied = trial(1, 40_000.0, 2000.0, simulated=True), trial(2, 40_010.0, 2000.0, simulated=True)
+    ranking = ranked(in_seconds(tied[0], 15), in_seconds(tied[1], 25))
     found = answer_of(ranking)
     assert found.state == "unsure" and found.best_probability is not None and found.best_probability < 0.95
     assert set(found.repeats) == {row.label for row in ranking.feasible}
     assert found.repeats_s == pytest.approx(40.0) and found.command == f"wattune run SPACE {UNTIL_DECIDED}"
     assert "2 repeats" in answer_lines(ranking)[-1] and "about 40 s" in answer_lines(ranking)[-1]
-    pairs = [in_seconds(trial(1, 40_000.0, 2000.0), 45), in_seconds(trial(2, 40_010.0, 2000.0), 25)]
+    pairs = [in_seconds(tied[0], 45), in_seconds(tied[1], 25)]
     (spec, first), other = pairs
     started = [(spec, replace(first, numbers=Numbers(group_start_s=30.0))), other]
     assert answer_of(ranked(*started)).repeats_s == pytest.approx(15 + 25 + 30), "workers start once in a call"
@@ -86,6 +87,24 @@ def test_one_that_holds_is_not_called_sure_while_a_faster_one_is_undecided() -> 
     assert first.startswith("Not decided") and any("10.0 % faster" in line for line in others)
 
 
+def test_plans_that_differ_by_less_than_anybody_cares_for_are_an_answer() -> None:
+    ranking = ranked(trial(1, 40_000.0, 2000.0), trial(2, 40_010.0, 2000.0))
+    found, (first, *others) = answer_of(ranking), answer_lines(ranking)
+    assert found.best_probability is not None and found.best_probability < 0.95
+    assert found.state == "sure" and not found.repeats and found.near_probability is not None
+    assert 0.95 <= found.near_probability == found.to_json()["near_probability"] <= 1.0
+    assert first.startswith("The best that keeps every bound is") and "within 2 % of the best P 0.9" in first
+    assert any(line.startswith("Not told apart from") for line in others)
+    unknown = answer_of(replace(ranking, better_probability=0.5))
+    assert unknown.near_probability == pytest.approx(0.5 * found.near_probability), "others are not measured yet"
+
+
+def test_an_undecided_one_that_is_hardly_faster_leaves_an_answer_and_is_told() -> None:
+    ranking = ranked(trial(1, 40_000.0, 2000.0), trial(2, 40_010.0, 2745.0))
+    found = answer_of(ranking)
+    assert found.state == "sure" and [name for name, *_ in found.rivals] == [ranking.undecided[0].label]
+
+
 def test_a_slower_undecided_one_is_no_rival() -> None:
     found = answer_of(ranked(trial(1, 44_000.0, 2000.0), trial(2, 30_000.0, 2745.0)))
     assert found.state == "sure" and not found.rivals
@@ -102,12 +121,13 @@ def test_where_only_undecided_ones_are_left_the_likeliest_is_named_as_not_known(
     "trials",
     [
         [trial(1, 44_000.0, 2000.0), trial(2, 40_000.0, 2000.0)],
+        [trial(1, 40_000.0, 2000.0, simulated=True), trial(2, 40_010.0, 2000.0, simulated=True)],
         [trial(1, 40_000.0, 2000.0), trial(2, 40_010.0, 2000.0)],
         [trial(1, 40_000.0, 2000.0), trial(2, 44_000.0, 2745.0)],
         [trial(1, 40_000.0, 2745.0)],
         [trial(1, 40_000.0, 3500.0)],
     ],
-    ids=["sure", "tie", "rival", "undecided", "none"],
+    ids=["sure", "tie", "near", "rival", "undecided", "none"],
 )
 def test_terminal_page_and_json_say_the_same(trials) -> None:
     ranking = ranked(*trials)

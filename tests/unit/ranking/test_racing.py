@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_trials import FASTEST, POWER, Pair, asked, reference_runs, speed, trial
 
-from wattune.ranking.best import Standings
+from wattune.ranking.best import NEAR_FRAC, Standings
 from wattune.ranking.posterior import history, race_standings
 
 
@@ -37,7 +37,7 @@ def test_two_equal_trials_share_it_and_are_repeated_in_turn() -> None:
     pairs, order = [speed(1, 1000.0), speed(2, 1000.0), speed(3, 700.0)], []
     for _ in range(6):
         one = found(pairs)
-        assert not one.told_apart(0.95)
+        assert one.best_probability < 0.95
         row = one.next({})
         assert row is not None
         number = row.spec.plan.micro_batch_size
@@ -169,7 +169,7 @@ def test_a_long_race_has_a_short_history_with_both_ends() -> None:
 
 
 def race_of(seed: int, most_repeats: int = 6) -> tuple[bool, bool, int]:
-    """Races twelve made-up trials: whether it was told apart, whether that is true, and the repeats."""
+    """Races twelve made-up trials: whether it was decided, whether that is true within 2 %, and the repeats."""
     rng = np.random.default_rng([31, seed])
     truth, power = rng.normal(0.0, 0.04, 12), rng.normal(-0.06, 0.04, 12)
     keeps = np.flatnonzero(power + 1.645 * 0.01 <= 0.0)
@@ -191,11 +191,12 @@ def race_of(seed: int, most_repeats: int = 6) -> tuple[bool, bool, int]:
             break
         pairs.append(run(row.spec.plan.micro_batch_size - 1))
     leader = one.leader.row.spec.plan.micro_batch_size - 1 if one.leader is not None else None
-    return one.told_apart(0.95), leader == best, num_repeats
+    right = leader in keeps and truth[leader] >= truth[best] + math.log1p(-NEAR_FRAC)
+    return one.told_apart(0.95), right, num_repeats
 
 
 @pytest.mark.slow
-def test_where_it_stops_it_names_the_truly_best_feasible_trial() -> None:
+def test_where_it_stops_it_names_the_truly_best_feasible_trial_or_one_near_it() -> None:
     """`benchmarks/results/racing.md` says the same of more kinds of studies."""
     ends = [race_of(seed) for seed in range(200)]
     told = [right for stopped, right, _ in ends if stopped]

@@ -10,7 +10,7 @@ from collections.abc import Container
 from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_of_race, is_soak, role_of
 from wattune.objective import Question
 from wattune.orchestrate.events import RaceStep
-from wattune.ranking.best import Standings
+from wattune.ranking.best import NEAR_FRAC, Standings
 from wattune.ranking.posterior import Posterior
 from wattune.run import Run, RunStatus
 from wattune.search.search_entry import Finalists
@@ -128,7 +128,8 @@ class Race:
         if found.none_probability >= self._settings.until or found.leader is None:
             return "no trial keeps every bound"
         if found.told_apart(self._settings.until):
-            return "the best is told apart"
+            apart = found.best_probability >= self._settings.until
+            return "the best is told apart" if apart else f"none is {100 * NEAR_FRAC:g} % better"
         if self._num_repeats >= self._most():
             return "its share of repeats is used"
         return ""

@@ -52,7 +52,7 @@ def test_its_share_is_of_the_completed_runs_of_the_search(make_specs: MakeSpecs)
 def test_it_is_over_once_the_share_is_used(make_specs: MakeSpecs) -> None:
     specs = make_specs(5)
     race = of(specs, CLOSE, max_share=0.4)
-    for value in (1001.0, 1001.5):
+    for value in (960.0, 1050.0):
         found = race.next(set())
         assert found is not None and not race.over
         race.start(found[0].trial_id, found[1])
@@ -68,6 +68,17 @@ def test_a_clear_winner_ends_it_before_it_begins(make_specs: MakeSpecs) -> None:
     step = race.news()
     assert race.over and race.num_left == 0 and step is not None
     assert step.ending == "the best is told apart" and step.best_probability > 0.99
+
+
+def test_plans_that_differ_by_less_than_anybody_cares_for_end_it_too(make_specs: MakeSpecs) -> None:
+    race = of(make_specs(3), [1000.0, 1000.5, 700.0])
+    while not race.over:
+        found = race.next(set())
+        assert found is not None
+        race.note(found[0], ended(found[0], 1000.0, found[1], numbers=RACED))
+    step = race.news()
+    assert step is not None and step.ending == "none is 2 % better"
+    assert step.best_probability < 0.95 and step.num_repeats < step.most_repeats
 
 
 def test_without_any_measured_trial_there_is_nothing_to_race() -> None:
@@ -105,7 +116,7 @@ def test_repeats_are_numbered_after_those_of_the_search(make_specs: MakeSpecs, m
 
 def test_every_change_is_told_once_with_the_probability_before(make_specs: MakeSpecs) -> None:
     specs = make_specs(5)
-    race = of(specs, [1000.0, 1004.0, 1000.0, 700.0, 700.0])
+    race = of(specs, [1000.0, 1004.0, 1000.0, 700.0, 700.0], until=0.999)
     before = race.news()
     assert before is not None and before.before is None and race.news() is None
     race.note(specs[1], ended(specs[1], 1012.0, 1, numbers=RACED))

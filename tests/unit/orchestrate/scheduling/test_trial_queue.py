@@ -425,9 +425,9 @@ def finalists(max_share: float = 1.0) -> Finalists:
 
 
 def alike(spec: TrialSpec, repeat: int) -> dict[str, float]:
-    """The second and third of five trials cannot be told apart; the first repeat of the second is a little better."""
-    size = spec.plan.micro_batch_size
-    return {"tokens_per_s": 1000.0 + (repeat == 1 and size == 2) if size in (2, 3) else 500.0}
+    """The second and third of five trials scatter alike, so that their order is open; the second has a slight lead."""
+    size, scattered = spec.plan.micro_batch_size, {1: 950.0, 2: 1050.0}.get(repeat, 1000.0)
+    return {"tokens_per_s": scattered + (repeat == 1 and size == 2) if size in (2, 3) else 500.0}
 
 
 def told(world: Any) -> list[RaceStep]:
