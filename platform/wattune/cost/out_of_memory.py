@@ -112,7 +112,8 @@ class MemoryRisk:
             return 0.0
         if family not in self._failed:
             return float(self.estimated[place])
-        return self._learned(family, self._need[place] - _log_usable(spec), self._scale[place])
+        behind = self._need[place] - _log_usable(spec)
+        return float(np.sum(self._weights[family] * _t4_cumulative((behind + _LOST) / self._scale[place])))
 
     def learned(self, spec: TrialSpec) -> bool:
         """Returns whether trials of this one's family that ran out of memory count in its probability."""
@@ -140,9 +141,6 @@ class MemoryRisk:
         if failed:
             self._failed.add(family)
         return family in self._failed
-
-    def _learned(self, family: Hashable, behind: float, scale: float) -> float:
-        return float(np.sum(self._weights[family] * _t4_cumulative((behind + _LOST) / scale)))
 
 
 def _family(spec: TrialSpec) -> Hashable:
