@@ -239,7 +239,7 @@ class FakeNvml:
         return SUCCESS
 
     def nvmlDeviceGetMigMode(self, handle, current, pending):
-        current._obj.value = pending._obj.value = int(self._gpu(handle).mig)
+        current._obj.value, pending._obj.value = int(self._gpu(handle).mig), 0
         return SUCCESS
 
     nvmlDeviceGetEnforcedPowerLimit = _always(round(LIMIT_W * 1000))
