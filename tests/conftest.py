@@ -47,8 +47,8 @@ RUN_VARIABLE = "TEST_SUITE_RUN"
 STEP_BACK = 5
 """Niceness of what starts no Ray, where several processes run tests: about a third of the weight of Ray's group."""
 
-MANY_MODULES = 50
-"""So many that a test loads are worth to be kept out of looks for garbage."""
+LONG_LOOK_S = 0.05
+"""A look for garbage that takes longer goes through what libraries made, and not only through what tests did."""
 
 GONE_WITHIN_S = 20.0
 """Longest a process may outlive the last test: a sampler that nobody renews closes its files after 10 s."""
@@ -91,6 +91,7 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+        gc.callbacks.append(looks)
 
 
 def compile_share(config: pytest.Config) -> None:
@@ -131,16 +132,34 @@ def step_back() -> None:
     os.nice(STEP_BACK)
 
 
+class Looks:
+    """Notes whether a look through all objects for garbage took long."""
+
+    took_long = False
+    _begun_s = 0.0
+
+    def __call__(self, phase: str, info: dict[str, int]) -> None:
+        if info["generation"] == 2:
+            if phase == "start":
+                self._begun_s = time.thread_time()
+            else:
+                self.took_long |= time.thread_time() - self._begun_s > LONG_LOOK_S
+
+
+looks = Looks()
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     if "PYTEST_XDIST_WORKER" in os.environ and not starts_ray(item.path):
         step_back()
-    loaded = len(sys.modules)
     result = yield
-    if len(sys.modules) > loaded + MANY_MODULES:
-        # Every trial of an engine looks for garbage: what its libraries made would be gone through each time.
+    if looks.took_long:
+        # Every trial of an engine looks for garbage: what libraries made since the collection of the tests, or what the
+        # engine's graphs let go, would be gone through each time.
         gc.collect()
         gc.freeze()
+        looks.took_long = False
     return result
 
 
