@@ -60,15 +60,14 @@ def sweep_links(
     folder: Path,
     *,
     minutes: float,
-    num_ranks: int | None = None,
     options: Sequence[str] = (),
     listener: SweepListener = lambda _what, _used_frac: None,
 ) -> Sweep:
     """Measures collectives and kernels on all devices of this node, for a bounded time.
 
     Ctrl-C, or anything else that ends it, keeps what was measured. `backend` is `nvml` for GPUs, or `cpu` for
-    processors and gloo; `minutes` has the start of the ranks in it, of which there is one for each device unless
-    `num_ranks` says otherwise. `links.parquet` is replaced in `folder`. Raises `SensorChoiceError` where the backend
+    processors and gloo; `minutes` has the start of the ranks in it, of which there is one for each device
+    or `CPU_RANKS`. `links.parquet` is replaced in `folder`. Raises `SensorChoiceError` where the backend
     has no collectives. Raises `TelemetryError` where there are no devices, or nothing was measured; the ranks' last
     words are in the message.
     """
@@ -76,7 +75,7 @@ def sweep_links(
         raise SensorChoiceError(f'links of backend "{backend}" cannot be measured; use --backend {NVML} or {CPU}')
     start_s = time.monotonic()
     seconds = minutes * 60
-    count = num_ranks or (CPU_RANKS if backend == CPU else _num_devices())
+    count = CPU_RANKS if backend == CPU else _num_devices()
     make_folder(folder)
     with tempfile.TemporaryDirectory(prefix="wattune-links-") as place:
         own = Path(place)
