@@ -71,6 +71,7 @@ class MeasuredRun:
         finishing: Callable[[], None] = lambda: None,
         stop_above_s: float | None = None,
         grace_s: float = GRACE_S,
+        cwd: Path | None = None,
         others: Callable[[], list[int]] = list,
     ) -> None:
         """Starts a program with its arguments, filled, and all of its variables but those that steps need.
@@ -92,7 +93,7 @@ class MeasuredRun:
         self._least_memory_frac = 1.0
         self._awaits_steps, self._quiet_s = leads and source.kind != "none", 0.0
         self._anchor = ClockAnchor.now()
-        self._process = self._run.supervised(arguments, environment, grace_s=grace_s)
+        self._process = self._run.supervised(arguments, environment, cwd=cwd, grace_s=grace_s)
         self._process.others = others
 
     def until_over(self) -> ProgramOutcome:

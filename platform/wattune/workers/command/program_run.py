@@ -212,12 +212,14 @@ class ProgramRun:
         )
 
     def supervised(
-        self, arguments: Sequence[str], environment: Mapping[str, str], *, grace_s: float
+        self, arguments: Sequence[str], environment: Mapping[str, str], *, cwd: Path | None, grace_s: float
     ) -> SupervisedProcess:
         """Starts it under a supervisor, and hears all of its output. Call it from a thread that outlives it."""
         variables = with_steps(self._folder, environment)
         mark = f"{FOLDER_VARIABLE}={variables[FOLDER_VARIABLE]}"
-        return SupervisedProcess(arguments, environment=variables, on_line=self.hear, mark=mark, grace_s=grace_s)
+        return SupervisedProcess(
+            arguments, environment=variables, on_line=self.hear, mark=mark, cwd=cwd, grace_s=grace_s
+        )
 
     def hear(self, line: str, mono_ns: int) -> None:
         """Takes a line of its output; each stream has a thread that calls it."""
