@@ -9,6 +9,7 @@ a device leaves a program; then dense plans with all of the device, whose steps 
 
 import os
 import statistics
+import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
@@ -91,6 +92,7 @@ def measured(tree: Path, folder: Path, *, gpu: bool) -> dict[str, dict[str, floa
                 "kept_gb": max(one["memory_kept_bytes"] for one in outcomes) / 1e9,
                 "loss": outcomes[0]["losses"][-1],
             }
+            print(f"{tree}: {name}: {found[name]}", file=sys.stderr, flush=True)
     finally:
         if ranks is not None:
             ranks.stop()
@@ -115,7 +117,7 @@ def main(given: Namespace) -> Found:
     trees = {"before": given.before.resolve(), "this": Path(__file__).parents[1] / "platform"}
     with tempfile.TemporaryDirectory() as name:
         found = {tree: measured(path, Path(name) / tree, gpu=not given.cpu) for tree, path in trees.items()}
-    rows = Rows("plan", "tree", "step_s", "retries_per_step", "held_gb", "kept_gb", "loss_nats")
+    rows = Rows("plan", "tree", "step_s", "num_retries_per_step", "held_gb", "kept_gb", "loss_nats")
     for plan in FULL | DENSE:
         for tree in (tree for tree in trees if plan in found[tree]):
             rows.add(plan, tree, *found[tree][plan].values())
