@@ -39,7 +39,8 @@ def answer_notes(ranking: Ranking, *, is_running: bool = False) -> list[Note]:
     if found.rivals:
         named = [_rival(one, ranking) for one in found.rivals[:2]]
         more = f", and {len(found.rivals) - 2} more" if len(found.rivals) > 2 else ""
-        lines.append(f"Undecided, and could be better: {'; '.join(named)}{more}.")
+        could = "hardly likely to be better" if found.state == "sure" else "could be better"
+        lines.append(f"Undecided, and {could}: {'; '.join(named)}{more}.")
     if found.num_behind:
         plans = "plan with an open bound is" if found.num_behind == 1 else "plans with an open bound are"
         lines.append(f"{found.num_behind} {plans} {ranking.words[1]} in any case.")
@@ -106,7 +107,7 @@ def _first(found: StudyAnswer, ranking: Ranking, *, is_running: bool) -> str:
     if found.better_probability is not None:
         likely += f" of all {found.num_candidates} plans"
     if found.near_probability is not None:
-        likely += f", within {100 * NEAR_FRAC:g} % of the best P {format_probability(found.near_probability)}"
+        likely += f", P(within {100 * NEAR_FRAC:g} % of the best) {format_probability(found.near_probability)}"
     assert found.plan is not None, "there is a plan to name"
     figure = worded(ranking.objective.metric, found.plan.objective)
     kept = " plan so far" if is_running else " measured plan" if found.num_unmeasured else ""

@@ -93,7 +93,7 @@ def test_plans_that_differ_by_less_than_anybody_cares_for_are_an_answer() -> Non
     assert found.best_probability is not None and found.best_probability < 0.95
     assert found.state == "sure" and not found.repeats and found.near_probability is not None
     assert 0.95 <= found.near_probability == found.to_json()["near_probability"] <= 1.0
-    assert first.startswith("The best that keeps every bound is") and "within 2 % of the best P 0.9" in first
+    assert first.startswith("The best that keeps every bound is") and "P(within 2 % of the best) 0.9" in first
     assert any(line.startswith("Not told apart from") for line in others)
     unknown = answer_of(replace(ranking, better_probability=0.5))
     assert unknown.near_probability == pytest.approx(0.5 * found.near_probability), "others are not measured yet"
@@ -103,6 +103,7 @@ def test_an_undecided_one_that_is_hardly_faster_leaves_an_answer_and_is_told() -
     ranking = ranked(trial(1, 40_000.0, 2000.0), trial(2, 40_010.0, 2745.0))
     found = answer_of(ranking)
     assert found.state == "sure" and [name for name, *_ in found.rivals] == [ranking.undecided[0].label]
+    assert any(line.startswith("Undecided, and hardly likely to be better:") for line in answer_lines(ranking))
 
 
 def test_a_slower_undecided_one_is_no_rival() -> None:
