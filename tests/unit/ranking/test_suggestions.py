@@ -153,7 +153,9 @@ def test_two_plans_that_are_not_told_apart_are_repeated() -> None:
     model, ranking, _ = told([BEST, *[spec for spec in SPECS if is_feasible(spec)][:2]])
     first, second, *_ = ranking.feasible
     tied = (replace(first, best_probability=0.55), replace(second, best_probability=0.45))
-    tie = replace(ranking, feasible=tied, undecided=())
+    near = replace(ranking, feasible=tied, undecided=(), near_probability=0.96)
+    assert not suggest(model, near, [], lambda _: 30.0, budget_s=600.0).listed, "either will do"
+    tie = replace(near, near_probability=0.55)
     found = suggest(model, tie, [], lambda _: 30.0, budget_s=600.0)
     assert {one.spec for one in found.listed} == {first.spec, second.spec}
     assert all("0.55 against 0.45" in one.changes and one.gain_frac is None for one in found.listed)
