@@ -28,13 +28,13 @@ class Violation:
 Rule = Callable[[Configuration], str | None]
 
 
-def violations(configuration: Configuration) -> Iterator[Violation]:
-    """Yields every rule that an effective configuration breaks, in the order of `RULES`.
+def violations(configuration: Configuration, *, of_sizes: bool = False) -> Iterator[Violation]:
+    """Yields every rule that an effective configuration breaks, in the order of `RULES`; `of_sizes` alone if asked.
 
     Degrees that do not fit the world size leave no data parallel degree. Then nothing else is judged. Rules of a model
     or a workload are left out where a command runs whose space describes none.
     """
-    for rule in _asked(configuration.model.is_known, configuration.workload.is_known):
+    for rule in _asked(configuration.model.is_known, configuration.workload.is_known, of_sizes):
         if (reason := rule(configuration)) is not None:
             yield Violation(rule=rule.__name__, reason=reason)
             if rule is world_size:
@@ -469,11 +469,15 @@ _OF_WORKLOAD: Final = frozenset(
 )
 """Rules that need a workload."""
 
+BEFORE_SIZES: Final = frozenset(rule.__name__ for rule in RULES[: RULES.index(fp8_tokens)])
+"""Rules of which none, and none before them, asks for a workload's sizes."""
 
-@lru_cache(maxsize=4)
-def _asked(of_model: bool, of_workload: bool) -> tuple[Rule, ...]:
+
+@lru_cache(maxsize=8)
+def _asked(of_model: bool, of_workload: bool, of_sizes: bool) -> tuple[Rule, ...]:
+    asked = [rule for rule in RULES if not of_sizes or rule in _OF_WORKLOAD]  # others see no more of it than its mode
     return tuple(
-        rule for rule in RULES if (of_model or rule not in _OF_MODEL) and (of_workload or rule not in _OF_WORKLOAD)
+        rule for rule in asked if (of_model or rule not in _OF_MODEL) and (of_workload or rule not in _OF_WORKLOAD)
     )
 
 

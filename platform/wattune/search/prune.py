@@ -13,7 +13,7 @@ from wattune.plans.axes import SETTINGS, Plan
 from wattune.plans.effective import effective
 from wattune.plans.engines import runs_program
 from wattune.plans.program import FlagValue, Program, is_command, shown_axes, text_of, values_of
-from wattune.plans.rules import Violation, violations, world_size
+from wattune.plans.rules import BEFORE_SIZES, Violation, violations, world_size
 from wattune.plans.vocabulary import padding_of
 from wattune.scale_down.choice import KEEPS, choose
 from wattune.search.command_entry import Products
@@ -157,11 +157,19 @@ def prune(study: StudySpec) -> Candidates:
     same: list[tuple[TrialSpec, Config, tuple[str, ...]]] = []
     rejected = []
     products = study.products
+    acting: dict[tuple[object, ...], tuple[Plan, tuple[str, ...]]] = {}  # each plan once, whatever its sizes of work
+    judged: dict[tuple[object, ...], Violation | None] = {}
     for written, config in combinations(study):
-        plan, of_plan = effective(written)
+        kind = written.workload.mode, written.workload.lora, written.workload.routing
+        place = (id(written.plan), id(written.model), id(written.cluster), written.engine, *kind)
+        plan, of_plan = acting.get(place) or acting.setdefault(place, effective(written))
         spec, equivalences = _without_unused(products, replace(written, plan=plan) if of_plan else written)
-        equivalences = (*of_plan, *equivalences)
-        violation = next(violations(spec), None) or _other_dp(spec, config) or _unmet(study, written)
+        equivalences, is_judged = (*of_plan, *equivalences), place in judged and written.program is None
+        violation = judged[place] if is_judged else None
+        violation = violation or next(violations(spec, of_sizes=is_judged), None)
+        if violation is None or violation.rule in BEFORE_SIZES:
+            judged[place] = violation
+        violation = violation or _other_dp(spec, config) or _unmet(study, written)
         if violation:
             reason = sys.intern(violation.reason)  # few differ among very many
             rejected.append(LeftOut(config=config, rule=violation.rule, reason=reason))
@@ -221,7 +229,8 @@ def _without_unused(products: Products, spec: TrialSpec) -> tuple[TrialSpec, tup
         # One value says what the command does anyway; of several each would be a trial that does the same.
         each = [axes for axes, _ in products]
         spoken = dict.fromkeys(axis for axes in each for axis in axes)
-        several = [axis for axis in spoken if axis not in shown and not _is_same(axis, each)]
+        values = {axis: {value for axes in each for value in axes.get(axis, (None,))} for axis in spoken}
+        several = [axis for axis in spoken if axis not in shown and len(values[axis]) > 1]
         written = [axis for axis in several if getattr(plan, axis) != getattr(neutral, axis)]
         notes += [
             f"{axis}={getattr(plan, axis)} does nothing in the command, which has no {{{axis}}}" for axis in written
@@ -234,11 +243,6 @@ def _without_unused(products: Products, spec: TrialSpec) -> tuple[TrialSpec, tup
     if not program.command and not program.environment:
         used = None
     return (replace(spec, plan=plan, program=used), tuple(notes)) if notes or used is None else (spec, ())
-
-
-def _is_same(axis: str, each: Sequence[Mapping[str, Sequence[Any]]]) -> bool:
-    """Tells whether an axis has one value in all plans of a space."""
-    return len({value for axes in each for value in axes.get(axis, (None,))}) < 2
 
 
 def _other_dp(spec: TrialSpec, config: Config) -> Violation | None:
