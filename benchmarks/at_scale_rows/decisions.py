@@ -24,10 +24,13 @@ VERBS: Final = {
     "rank": ["rank", NAME],
     "rank --top 20": ["rank", NAME, "--top", "20"],
     "suggest": ["suggest", NAME, "--budget", "1h"],
+    "suggest again": ["suggest", NAME, "--budget", "1h"],
     "frontier": ["frontier", NAME],
+    "frontier again": ["frontier", NAME],
     "report": ["report", NAME],
+    "report again": ["report", NAME],
 }
-"""Commands, after `wattune`."""
+"""Commands, after `wattune`: `again` those whose fits are kept."""
 
 
 def _each_ms(name: str, decide: Callable[[int], object]) -> Row:

@@ -29,6 +29,7 @@ from wattune.ranking.suggestions import suggest as suggest_for
 from wattune.run import RunStatus
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.protocol import MOST_TAUGHT, Problem, telling
+from wattune.storage.known_results import KnownFits
 from wattune.storage.study import StudyFolder
 from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S
@@ -210,6 +211,7 @@ def _model(known: Beforehand, folder: StudyFolder, question: Question, results: 
         question=question,
         estimates=None if known.estimates is None else known.estimates.columns,
         warm=known.warm(),
+        fits=KnownFits(folder.path),
     )
     model = ModelGuided(problem, stops=False)
     first = {result.trial_id: result for _, result in reversed(results) if result.status.is_final}

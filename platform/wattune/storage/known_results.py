@@ -23,6 +23,7 @@ from pydantic_core import from_json
 
 from wattune.run import Run
 from wattune.storage.digests import SETTLED_NS
+from wattune.storage.files import write_whole
 from wattune.storage.format import FORMAT
 from wattune.storage.trial_files import NO_TRIAL
 from wattune.trial import TrialSpec, plan_of
@@ -30,8 +31,27 @@ from wattune.trial import TrialSpec, plan_of
 RESULTS: Final = "trials/.results"
 """Not in the study's own folder, whose time says which study is newest."""
 
+FITS: Final = "trials/.fits"
+MOST_FITS: Final = 64
+
 LEAST_NEW: Final = 250
 """Trials that are not in the file, and a twentieth of all at least, from which on it is written."""
+
+
+class KnownFits(dict[str, list[float]]):
+    """Numbers fitted to a study's results, by the digest of all that they follow from: who asks again fits nothing."""
+
+    def __init__(self, study: Path) -> None:
+        """Reads the file of a study's folder, if it is there."""
+        self._path = study / FITS
+        with suppress(OSError, ValueError, TypeError, AttributeError):
+            self.update({key: [*map(float, own)] for key, own in from_json(self._path.read_bytes()).items()})
+
+    def __setitem__(self, key: str, own: list[float]) -> None:
+        """Keeps some numbers, and forgets the oldest. Where they cannot be written, the next reader fits anew."""
+        super().__setitem__(key, own)
+        with suppress(OSError):
+            write_whole(self._path, json.dumps(dict([*self.items()][-MOST_FITS:])).encode())
 
 
 class KnownResults:

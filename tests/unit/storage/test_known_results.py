@@ -22,7 +22,7 @@ from wattune.run import Numbers, Prediction, Run, RunStatus
 from wattune.storage import known_results
 from wattune.storage import study as study_module
 from wattune.storage.digests import with_digest
-from wattune.storage.known_results import RESULTS
+from wattune.storage.known_results import FITS, MOST_FITS, RESULTS, KnownFits
 from wattune.storage.study import StudyFolder
 
 TICK_S = 0.012
@@ -263,3 +263,15 @@ def test_any_order_of_changes_reads_as_the_trials_say(study: StudyFolder) -> Non
             case 7:
                 (study.path / RESULTS).unlink(missing_ok=True)
         assert told(study) == truth(study), step
+
+
+def test_fits_are_read_as_they_were_written_and_damage_is_as_none(study: StudyFolder) -> None:
+    kept, own = KnownFits(study.path), [0.1 + 0.2, -1e-300, 1 / 3]
+    for number in range(MOST_FITS + 1):
+        kept[str(number)] = own
+    assert KnownFits(study.path) == {str(number): own for number in range(1, MOST_FITS + 1)}, "the oldest is forgotten"
+    assert told(study) == truth(study), "no trial"
+    whole = (study.path / FITS).read_bytes()
+    for damaged in (whole[:-5], b"[1]", b'{"a": ["b"]}', b""):
+        (study.path / FITS).write_bytes(damaged)
+        assert KnownFits(study.path) == {}

@@ -173,11 +173,6 @@ class Features:
         return similar, distances2
 
 
-def _factor(kernel: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Factors a kernel of distinct values: rows whose inner products are its entries."""
-    return np.asarray(np.linalg.cholesky(kernel + 1e-9 * np.eye(len(kernel))), dtype=np.float64)
-
-
 def make_features(specs: Sequence[TrialSpec], num_earlier: int = 0) -> Features:
     """Computes the features of candidates and of earlier observations.
 
@@ -188,15 +183,15 @@ def make_features(specs: Sequence[TrialSpec], num_earlier: int = 0) -> Features:
     places: list[NDArray[np.float64]] = []
     numbers, columns = columns_of(specs)
     for column in numbers.values():
-        values, index = np.unique(column, return_inverse=True)
-        if len(values) > 1:
+        if len({*column}) > 1:
+            values, index = np.unique(column, return_inverse=True)
             gaps = np.abs(values[:, None] - values[None, :]) / _DOUBLINGS_ALIKE
-            maps.append(_factor(np.exp(-gaps))[index])
+            maps.append(np.linalg.cholesky(np.exp(-gaps) + 1e-9 * np.eye(len(gaps)))[index])
             places.append(values[index][:, None])
     columns["earlier"] = [str(index >= len(specs) - num_earlier) for index in range(len(specs))]
     for words in columns.values():
-        names, index = np.unique(words, return_inverse=True)
-        if len(names) > 1:
+        if len({*words}) > 1:
+            names, index = np.unique(words, return_inverse=True)
             one_hot = np.eye(len(names))[index]
             maps.append(one_hot)
             places.append(one_hot / math.sqrt(2.0))  # two different choices are at distance 1

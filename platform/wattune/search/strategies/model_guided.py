@@ -170,7 +170,8 @@ class ModelGuided:
         """
         asked: list[TrialSpec] = []
         while len(asked) < n and self.stopped_because is None and self._free.any():
-            row = self._drawn_row() if self._knows_nothing else self._scored_row(expected_s)
+            drawn = min(np.flatnonzero(self._free).tolist(), key=self._draw) if self._knows_nothing else None
+            row = self._scored_row(expected_s) if drawn is None else drawn
             if row is None:
                 break
             self._free[row] = False
@@ -254,9 +255,6 @@ class ModelGuided:
         if self._objective.estimate is not None or self._warm:
             return False
         return len(self._first) + len(self._pending) < NUM_DRAWN
-
-    def _drawn_row(self) -> int:
-        return min(np.flatnonzero(self._free).tolist(), key=self._draw)
 
     def _draw(self, row: int) -> bytes:
         """Returns a candidate's place in the order drawn by the seed."""
@@ -371,7 +369,7 @@ class ModelGuided:
                 self._taught = telling(self._first, self._question).union(earlier)
                 self._num_chosen_of = len(self._first)
             for surrogate in self._modelled(bounds):
-                surrogate.update(self._taught)
+                surrogate.update(self._taught, self._problem.fits)
             self._stale = False
         return bounds
 

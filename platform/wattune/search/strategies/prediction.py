@@ -74,7 +74,8 @@ class Predictions:
         if self.best is None:
             return None
         log_gain = log_expected_improvement(self.sign * self.objective.mean, self.objective.std, self.best)
-        return np.exp(log_gain + self.log_feasible(constraints)) / self._unit(self.best)
+        unit = 1.0 if self.objective.is_log else max(abs(self.best), 1e-12)
+        return np.exp(log_gain + self.log_feasible(constraints)) / unit
 
     def log_beats(self, value: float) -> Vector:
         """Computes the log of the probability that each candidate is truly better than a value of the objective."""
@@ -92,6 +93,3 @@ class Predictions:
             high=float(self.objective.high[row]),
             feasible_probability=float(np.exp(self.log_feasible(constraints)[row])),
         )
-
-    def _unit(self, best: float) -> float:
-        return 1.0 if self.objective.is_log else max(abs(best), 1e-12)

@@ -72,6 +72,8 @@ class Problem:
     """Predicted metrics of the candidates, in their order."""
     warm: Sequence[Observation] = ()
     """Results of earlier studies. Those of other devices are left out by the strategies that learn from them."""
+    fits: dict[str, list[float]] = field(default_factory=dict)
+    """Fits that are known, and where those that are made go (`wattune.search.strategies.gaussian_process.fit`)."""
 
 
 class Strategy(Protocol):

@@ -294,8 +294,8 @@ class Surrogate:
             return value
         return math.log(value) if value > 0 else -math.inf
 
-    def update(self, some: Collection[int] = ()) -> None:
-        """Takes in what was told since the last call, of `some` rows alone unless there are none."""
+    def update(self, some: Collection[int] = (), fits: dict[str, list[float]] | None = None) -> None:
+        """Takes in what was told since the last call, of `some` rows alone unless there are none; see `fit`."""
         num_rows = len(self.features.place)
         known = {row: values for row, values in self._values.items() if not some or row in some}
         bursts = {row: value for row, value in self._bursts.items() if not some or row in some}
@@ -327,7 +327,7 @@ class Surrogate:
         num_known = len(self._values.keys() | self._bursts.keys())
         if last is None or was_log != self.is_log or num_known > _REFIT_AT * self._num_fitted:
             start = last.log_hyper if last is not None and was_log == self.is_log else None
-            self._process = fit(self.features, rows, outputs, counts, scale, constant, prior, start)
+            self._process = fit(self.features, rows, outputs, counts, scale, constant, prior, start, fits)
             self._num_fitted = num_known
         else:
             self._process = condition(self.features, rows, outputs, counts, scale, constant, last.log_hyper)

@@ -65,6 +65,20 @@ def test_the_posterior_is_that_of_the_textbook():
     assert np.diag(process.covariance(others)) == pytest.approx(std**2, abs=1e-3)
 
 
+def test_what_was_fitted_to_the_same_data_is_not_fitted_again():
+    rows, fits = drawn(20, seed=3), {}
+    first = fit(FEATURES, rows, TRUTH[rows], np.ones(20), ONES, 0.5, PRIOR, fits=fits)
+    (key,) = fits
+    assert fits[key] == first.log_hyper.tolist()
+    marked = {key: [1.0 + one for one in fits[key]]}  # what is kept is taken
+    again = fit(FEATURES, rows, TRUTH[rows], np.ones(20), ONES, 0.5, PRIOR, fits=marked)
+    assert again.log_hyper.tolist() == marked[key]
+    others = replace(PRIOR, log_std=2 * PRIOR.log_std)
+    for data, prior in ((TRUTH[rows] + 1e-9, PRIOR), (TRUTH[rows], others)):  # and nothing that follows from other data
+        fit(FEATURES, rows, data, np.ones(20), ONES, 0.5, prior, fits=marked)
+    assert len(marked) == 3
+
+
 def test_twenty_observations_predict_the_other_plans():
     rows = drawn(20, seed=3)
     process = fit(FEATURES, rows, TRUTH[rows], np.ones(20), ONES, 0.5, PRIOR)
