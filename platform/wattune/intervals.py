@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import repeat
-from statistics import NormalDist
 from typing import Any, Final
 
 import numpy as np
@@ -28,7 +27,6 @@ LEAST_BATCHES: Final = 8
 MOST_LEFT: Final = 0.7
 """Largest correlation of batch means that is used: among eight batches, more comes from chance or a trend."""
 
-_NORMAL: Final = NormalDist()
 
 MANY_DEGREES: Final = 200
 """Degrees of freedom from which Student's t is computed by its expansion about the normal distribution."""
@@ -125,7 +123,7 @@ def t_cumulatives(value: Floats, degrees_of_freedom: Floats) -> Floats:
         many, x = degrees_of_freedom[is_many], value[is_many]
         squares = np.array([one**2 for one in x.tolist()])
         shrunk = np.where(np.isinf(many), x, x * (1 - 1 / (4 * many)) / np.sqrt(1 + squares / (2 * many)))
-        found[is_many] = list(map(_NORMAL.cdf, shrunk.tolist()))
+        found[is_many] = 0.5 * (1.0 + np.array(list(map(math.erf, (shrunk / math.sqrt(2.0)).tolist()))))
     few = np.where(is_many, 0.0, degrees_of_freedom)
     wholes = np.floor(few)
     for number in np.unique(wholes[~is_many]).tolist():

@@ -103,7 +103,7 @@ def margins(
     known = [[(own, one) for one in runs if (own := constraint.slack(one.metrics)) is not None] for runs in each]
     worst = [min(own, key=itemgetter(0), default=None) for own in known]
     bounds = [0.0 if one is None else constraint.bound(one[1].metrics) or 0.0 for one in worst]
-    modelled = metric != LIMIT and not shares.is_share(metric)
+    modelled, in_degrees = metric != LIMIT and not shares.is_share(metric), METRICS[metric].unit == "degC"
     nexts = [spreads.next_runs(own, metric) if modelled and one else [] for own, one in zip(each, worst, strict=True)]
     gains = [0.0 if one else _gain(constraint) for one in simulated]
     likely = _probabilities(nexts, metric, bounds, gains, below=below)
@@ -141,7 +141,7 @@ def margins(
                 got=result.metrics[metric],
                 bound=bound,
                 slack=slack,
-                slack_frac=slack / abs(bound) if bound and METRICS[metric].unit != "degC" else None,
+                slack_frac=slack / abs(bound) if bound and not in_degrees else None,
                 repeat=result.repeat,
                 num_runs=len(own),
                 num_past=num_past,

@@ -68,7 +68,7 @@ def heat_left(metric: str, runs: Sequence[Run]) -> Heat:
     if sign is None or not runs:
         return NO_HEAT
     if all(SETTLED in run.metrics and HOTTEST in run.metrics for run in runs):
-        return sign * fmean(run.metrics[SETTLED] - run.metrics[HOTTEST] for run in runs), _variance(runs)
+        return sign * fmean([run.metrics[SETTLED] - run.metrics[HOTTEST] for run in runs]), _variance(runs)
     if all(is_long(run) for run in runs):
         return NO_HEAT
     return sign * UNTOLD_K, UNTOLD_SPREAD_K**2
@@ -87,7 +87,7 @@ def stays_cool_probability(metric: str, runs: Sequence[Run]) -> float:
     if heat is NO_HEAT:
         return 1.0
     left_k, variance_k2 = heat
-    room_k = fmean(run.metrics[margin] for run in runs) + left_k
+    room_k = fmean([run.metrics[margin] for run in runs]) + left_k
     return _NORMAL.cdf(room_k / math.hypot(math.sqrt(variance_k2), COOL_SPREAD_K))
 
 
@@ -122,7 +122,7 @@ def is_long(run: Run) -> bool:
 
 def _variance(runs: Sequence[Run]) -> float:
     """Returns the mean variance of settled values: runs of one length err together, so more of them are no better."""
-    return fmean((run.metrics.get(UNCERTAINTY, 0.0) / NORMAL_95) ** 2 for run in runs) if runs else 0.0
+    return fmean([(run.metrics.get(UNCERTAINTY, 0.0) / NORMAL_95) ** 2 for run in runs]) if runs else 0.0
 
 
 def _window_s(run: Run) -> float:

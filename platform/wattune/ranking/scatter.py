@@ -290,7 +290,7 @@ def learned(prior: Prior, earlier: Sequence[Scatter]) -> Prior:
 
 
 def _sums(values: Floats, group: Indices, num_groups: int) -> Floats:
-    return np.bincount(group, weights=values, minlength=num_groups).astype(np.float64)
+    return np.asarray(np.bincount(group, weights=values, minlength=num_groups), np.float64)
 
 
 def _shared_effects(runs: Runs, base: int, num_sets: int, spreads: Floats) -> tuple[Floats, Floats]:

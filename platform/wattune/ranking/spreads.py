@@ -132,7 +132,7 @@ class Fitted:
 
     def reading_error(self, runs: Sequence[Run], metric: str) -> float:
         """Returns the standard deviation, on the model's scale, of reading a trial's runs as those of a large one."""
-        error = max((run.reading_errors.get(metric, 0.0) for run in runs), default=0.0)
+        error = max([run.reading_errors.get(metric, 0.0) for run in runs], default=0.0)
         return error / _mean(runs, metric) if error and self.logarithmic else error
 
     def to_json(self) -> dict[str, Any]:

@@ -38,6 +38,7 @@ PART_LOOKS: Final = {
 """Colour (Okabe and Ito) and pattern of a step's parts; a part of another name has those of `exposed_comm`.
 Communication by parallel axis comes from a profiled pass."""
 
+_PATTERN: Final = {"fillmode": "overlay", "fgcolor": "#ffffff", "solidity": 0.2, "size": 7}
 
 _MARKS: Final = {Verdict.INFEASIBLE: "✕ ", Verdict.UNDECIDED: "? ", Verdict.BEHIND: "? "}
 """Mark before the name of a trial that has no rank."""
@@ -83,7 +84,7 @@ def _draw_part(figure: go.Figure, name: str, labels: Sequence[str], breakdowns: 
         x=times_ms,
         orientation="h",
         name=shown,
-        marker={"color": color, "line": {"color": "#ffffff", "width": 1}, "pattern": _pattern(pattern)},
+        marker={"color": color, "line": {"color": "#ffffff", "width": 1}, "pattern": {"shape": pattern, **_PATTERN}},
         hovertext=[
             f"{plain(label)}<br>{shown}: {time_ms:.2f} ms, {100 * share:.1f} % of the step"
             for label, time_ms, share in zip(labels, times_ms, shares, strict=True)
@@ -159,7 +160,7 @@ def waterfall(comparison: Comparison) -> Chart | None:
 
 def _draw_waterfall(figure: go.Figure, fall: Waterfall, column: int) -> None:
     """Draws A, the change of each part, and B as one subplot."""
-    scale = _scale(fall)
+    scale = 1e3 if _unit(fall) == "ms" else 1.0
     a, b, changes = scale * fall.a, scale * fall.b, [scale * change for change in fall.changes.values()]
     figure.add_waterfall(
         x=["A", *(name.replace("_", " ") for name in fall.parts), "B"],
@@ -203,10 +204,6 @@ def _percent(share: float) -> str:
     return "0 %" if text[1:] == "0 %" else text
 
 
-def _pattern(shape: str) -> dict[str, Any]:
-    return {"shape": shape, "fillmode": "overlay", "fgcolor": "#ffffff", "solidity": 0.2, "size": 7}
-
-
 def row_labels(rows: Sequence[RankedTrial]) -> list[str]:
     """Returns a unique name for every trial: its plan, and the settings that differ."""
     reads: list[Callable[[RankedTrial], str]] = [
@@ -239,7 +236,3 @@ def _slot_hover(slot: Mapping[str, Any]) -> str:
 
 def _unit(fall: Waterfall) -> str:
     return "ms" if fall.unit == "s" and fall.per == "step" else fall.unit
-
-
-def _scale(fall: Waterfall) -> float:
-    return 1e3 if _unit(fall) == "ms" else 1.0

@@ -205,7 +205,7 @@ def _heading(study_name: str, ranking: Ranking) -> Html:
 
 def _headline(ranking: Ranking, comparisons: Mapping[str, Comparison], picture: Chart | None) -> Html:
     """Writes the answer: the plan, its gain and why, what to do next, the picture beside it, and every bound."""
-    found, notes = answer_of(ranking), answer_notes(ranking)
+    notes = answer_notes(ranking, found := answer_of(ranking))
     kind = "recording" if ranking.of_recordings else "configuration"
     title = f"Best feasible {kind}" if found.state != "undecided" else f"Most likely the best {kind}, its bounds open"
     to_do = [_code(note.text, found.command) for note in notes if note.tone == "next"]

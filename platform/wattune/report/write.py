@@ -7,7 +7,7 @@ from typing import Final
 
 from wattune.errors import PlanError, WattuneError
 from wattune.projection.projected import Projected
-from wattune.ranking.answer import answer_of
+from wattune.ranking.answer import StudyAnswer, answer_of
 from wattune.ranking.comparison import Comparison, compare
 from wattune.ranking.evidence import Evidence, gather_all, side_of_row
 from wattune.ranking.frontier import Frontier
@@ -43,7 +43,7 @@ def write_report(study: StudyFolder, ranking: Ranking, price: Frontier | None = 
     with _plotting(f"the report of {study.name}", f"`wattune report {study.path}`"):
         from wattune.report.page import render_report
 
-    evidence, problems = _closely(study, ranking)
+    evidence, problems = _closely(study, ranking, found := answer_of(ranking))
     try:
         spaces = study.spaces()
     except PlanError as error:  # the space that holds was read; one before it is damaged
@@ -55,7 +55,7 @@ def write_report(study: StudyFolder, ranking: Ranking, price: Frontier | None = 
         ranking,
         study.candidates(),
         evidence,
-        _comparisons(study, ranking, evidence),
+        _comparisons(study, ranking, found, evidence),
         problems,
         price,
         spaces,
@@ -72,8 +72,8 @@ def write_figures(study: StudyFolder, ranking: Ranking, folder: Path, price: Fro
         from wattune.report.figure import write_images
         from wattune.report.page import draw
 
-    evidence, _ = _closely(study, ranking)
-    pairs = _comparisons(study, ranking, evidence)
+    evidence, _ = _closely(study, ranking, found := answer_of(ranking))
+    pairs = _comparisons(study, ranking, found, evidence)
     charts = draw(ranking, evidence, pairs, study.document().get("limits"), price)
     return write_images(charts, folder)
 
@@ -99,16 +99,16 @@ def write_projections(found: Sequence[Projected], path: Path) -> None:
     write_asked(path, render_projections(found))
 
 
-def _closely(study: StudyFolder, ranking: Ranking) -> tuple[dict[str, Evidence], list[str]]:
+def _closely(study: StudyFolder, ranking: Ranking, found: StudyAnswer) -> tuple[dict[str, Evidence], list[str]]:
     listed = (ranking.feasible, ranking.undecided, ranking.infeasible)
     rows = [row for rows in listed for row in rows[:SHOWN_CLOSELY]]
-    reference = answer_of(ranking).reference
-    return gather_all(study, [*rows, *([reference] if reference is not None and reference not in rows else [])])
+    return gather_all(study, [*rows, *(one for one in (found.reference,) if one is not None and one not in rows)])
 
 
-def _comparisons(study: StudyFolder, ranking: Ranking, evidence: Mapping[str, Evidence]) -> dict[str, Comparison]:
+def _comparisons(
+    study: StudyFolder, ranking: Ranking, found: StudyAnswer, evidence: Mapping[str, Evidence]
+) -> dict[str, Comparison]:
     """Compares the next plan, the reference trial, and the best one that breaks a bound (A) with the answer's (B)."""
-    found = answer_of(ranking)
     if found.plan is None:
         return {}
     others = {"next": found.next_plan, "reference": found.reference, "price": ranking.price if ranking.best else None}

@@ -258,7 +258,7 @@ class WorkloadEntry(Entry):
     def plain(self, *, has_experts: bool) -> dict[str, Any]:
         """The entry with every default spelled out; only where there are experts it has a routing."""
         balanced = "balanced" if has_experts else None
-        sizes = {name: _alone(getattr(self, name)) for name in OF_WORK}
+        sizes = {name: own[0] if len(own := getattr(self, name)) == 1 else list(own) for name in OF_WORK}
         return {**self.model_dump(), **sizes, "routing": self.routing or balanced}
 
     def resolve(self, *, has_experts: bool) -> tuple[Workload, ...]:
@@ -274,10 +274,6 @@ class WorkloadEntry(Entry):
         )
         adapters = {True: written["lora"], False: None}
         return tuple(Workload.from_json({**written, **one, "lora": adapters[one["mode"] == "lora"]}) for one in each)
-
-
-def _alone(values: list[Any]) -> Any:
-    return values[0] if len(values) == 1 else list(values)
 
 
 @keys_of(Measure)

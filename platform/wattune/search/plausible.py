@@ -140,7 +140,7 @@ def _power_problem(bound: Constraint, clusters: Sequence[ClusterSpec], said: str
         (
             f"; for {value:g} {name} write {value * scale:g}"
             for name, scale in _OTHER_UNITS
-            if _fits(value * scale, limit)
+            if LEAST_POWER_FRAC * limit <= value * scale <= 2 * limit
         ),
         "",
     )
@@ -152,10 +152,6 @@ def _power_problem(bound: Constraint, clusters: Sequence[ClusterSpec], said: str
 
 
 _OTHER_UNITS: Final = (("kW", 1e3), ("MW", 1e6), ("mW", 1e-3))
-
-
-def _fits(value_w: float, limit_w: float) -> bool:
-    return LEAST_POWER_FRAC * limit_w <= value_w <= 2 * limit_w
 
 
 def _limit_w(metric: str, cluster: ClusterSpec) -> float | None:

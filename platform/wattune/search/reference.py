@@ -139,11 +139,7 @@ def _default(spec: JsonSchema) -> str:
     value = spec.get("default")
     if value is None:
         return "none"
-    return "see below" if isinstance(value, dict) and value else _code(value)
-
-
-def _code(value: Any) -> str:
-    return f"`{json.dumps(value, ensure_ascii=False)}`"
+    return "see below" if isinstance(value, dict) and value else f"`{json.dumps(value, ensure_ascii=False)}`"
 
 
 def _resolved(spec: JsonSchema, schema: JsonSchema) -> JsonSchema:

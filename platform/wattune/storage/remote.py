@@ -212,7 +212,8 @@ class RemoteStorage:
         prefix = f"{self._root}{study.name}".rstrip("/")
         fetch = functools.partial(_read_all, paths=[f"{prefix}/{name}" for name in earlier])
         contents = self._do(f"fetch {study.name}", fetch, sum(sizes[name] for name in earlier))
-        found = {ours.parent for ours, content in zip(earlier.values(), contents, strict=True) if _holds(ours, content)}
+        pairs = zip(earlier.values(), contents, strict=True)
+        found = {ours.parent for ours, content in pairs if ours.read_bytes() == content}
         for folder in found:
             TrialFolder(folder).set_aside()
         return {folder.name for folder in found}
@@ -339,10 +340,6 @@ def _files(folder: Path, *, deep: bool = True) -> list[Path]:
     return sorted(
         path for path in found if is_file_of(folder, path) and not is_hidden(path.relative_to(folder).as_posix())
     )
-
-
-def _holds(path: Path, content: bytes) -> bool:
-    return path.read_bytes() == content
 
 
 def _missing(

@@ -41,7 +41,7 @@ def open_tables(study: Path, tier: str) -> "ds.Dataset":
     schemas: dict[Path, pa.Schema] = {}
     problems: dict[str, str] = {}
     for folder in sorted(path for path in trials.glob("*/") if not path.is_symlink()):
-        paths = _files(folder, tier)
+        paths = sorted(folder.glob("spans.parquet" if tier == "spans" else f"telemetry/*/{tier}.parquet"))
         if not paths:
             continue
         try:
@@ -77,10 +77,6 @@ def left_out(schema: pa.Schema) -> list[str]:
     """Returns the reasons, a line each, why trials are left out of a table or dataset of this schema."""
     reasons: bytes = (schema.metadata or {}).get(UNREADABLE, b"")
     return reasons.decode().splitlines()
-
-
-def _files(folder: Path, tier: str) -> list[Path]:
-    return sorted(folder.glob("spans.parquet" if tier == "spans" else f"telemetry/*/{tier}.parquet"))
 
 
 def _schema(path: Path, tier: str) -> pa.Schema:

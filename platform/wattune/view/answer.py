@@ -21,12 +21,12 @@ def answer_lines(ranking: Ranking, *, is_running: bool = False) -> list[str]:
     return [note.text for note in answer_notes(ranking, is_running=is_running)]
 
 
-def answer_notes(ranking: Ranking, *, is_running: bool = False) -> list[Note]:
+def answer_notes(ranking: Ranking, found: StudyAnswer | None = None, *, is_running: bool = False) -> list[Note]:
     """Returns the answer in sentences, the first of which names the plan. Others have the tone `bound`, `next` or none.
 
     While the study is running it is that of the plans measured so far, and names nothing to do.
     """
-    found = answer_of(ranking)
+    found = found or answer_of(ranking)
     text = "" if is_running else _left(found)
     left = [Note(text, "next")] if text else []
     if found.plan is None:

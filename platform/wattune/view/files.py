@@ -87,11 +87,10 @@ def ranking_columns(ranking: Ranking) -> list[Column]:
         return lambda row: None if row.objective is None else read(row.objective)
 
     def margins(bound: Constraint) -> list[Column]:
-        def part(name: str, quantity: str, kind: str) -> Column:
-            def read(row: RankedTrial) -> Any:
-                return next((getattr(one, name) for one in row.margins if one.constraint == bound), None)
+        own = {id(row): one for row in rows for one in row.margins if one.constraint == bound}
 
-            return Column(f"{bound}: {name}", read, quantity, kind=kind)
+        def part(name: str, quantity: str, kind: str) -> Column:
+            return Column(f"{bound}: {name}", lambda row: getattr(own.get(id(row)), name, None), quantity, kind=kind)
 
         figures = [part(name, bound.metric, "number") for name in ("got", "bound", "slack")]
         return [*figures, part("holds_probability", "", "number"), part("verdict", "", "text")]
