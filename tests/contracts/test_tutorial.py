@@ -161,7 +161,7 @@ def _json(reader: Reader) -> None:
 
 
 def _damaged(reader: Reader) -> None:
-    broken = next((reader.study.parent / "again" / "trials").iterdir())
+    broken = next((reader.study.parent / "again" / "trials").glob("*-*"))
     (broken / "run.json").write_text("{")
     (lost,) = reader.json("rank", "again")["unreadable"]
     assert broken.name in json.dumps(lost)
