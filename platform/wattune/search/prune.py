@@ -165,8 +165,7 @@ def prune(study: StudySpec) -> Candidates:
         plan, of_plan = acting.get(place) or acting.setdefault(place, effective(written))
         spec, equivalences = _without_unused(products, replace(written, plan=plan) if of_plan else written)
         equivalences, is_judged = (*of_plan, *equivalences), place in judged and written.program is None
-        violation = judged[place] if is_judged else None
-        violation = violation or next(violations(spec, of_sizes=is_judged), None)
+        violation = judged[place] if is_judged and judged[place] else next(violations(spec, of_sizes=is_judged), None)
         if violation is None or violation.rule in BEFORE_SIZES:
             judged[place] = violation
         violation = violation or _other_dp(spec, config) or _unmet(study, written)

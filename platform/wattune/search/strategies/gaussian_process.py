@@ -47,7 +47,6 @@ _MOST_KEPT: Final = 2**24
 """Most numbers, each of an observation and a row, that are kept for the next prediction: 64 MB."""
 
 _OPTIONS: Final = {"maxiter": 30}
-
 _CODE: Final = Path(__file__).read_bytes()
 
 _MOST_FITTED: Final = 200
