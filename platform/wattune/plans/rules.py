@@ -467,7 +467,7 @@ _OF_MODEL: Final = frozenset(
 _OF_WORKLOAD: Final = frozenset(
     (adapters, routing, fp8_tokens, positions, sequence, forward_only, batch, micro_batches, loss_chunks)
 )
-"""Rules that need a workload."""
+"""Rules that need a workload: others see no more of one than its mode."""
 
 BEFORE_SIZES: Final = frozenset(rule.__name__ for rule in RULES[: RULES.index(fp8_tokens)])
 """Rules of which none, and none before them, asks for a workload's sizes."""
@@ -475,10 +475,8 @@ BEFORE_SIZES: Final = frozenset(rule.__name__ for rule in RULES[: RULES.index(fp
 
 @lru_cache(maxsize=8)
 def _asked(of_model: bool, of_workload: bool, of_sizes: bool) -> tuple[Rule, ...]:
-    asked = [rule for rule in RULES if not of_sizes or rule in _OF_WORKLOAD]  # others see no more of it than its mode
-    return tuple(
-        rule for rule in asked if (of_model or rule not in _OF_MODEL) and (of_workload or rule not in _OF_WORKLOAD)
-    )
+    left_out = (frozenset() if of_model else _OF_MODEL) | (frozenset() if of_workload else _OF_WORKLOAD)
+    return tuple(rule for rule in RULES if rule not in left_out and (not of_sizes or rule in _OF_WORKLOAD))
 
 
 def _indivisible(c: Configuration, axis: str, degree: int, field: str, total: int) -> str | None:
