@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, time, timedelta
 from functools import cache
@@ -445,11 +445,13 @@ def _run_on_cluster(
     `EngineError`: the Ray cluster cannot be reached, or is too small, or an engine's library is not installed here.
     """
     # Ray takes seconds to import; calls that only read do without it.
-    from wattune.orchestrate.cluster import connect
+    from wattune.engines.ahead import early
+    from wattune.orchestrate.cluster import connect, is_here
 
     loading = Thread(target=import_module, args=("wattune.orchestrate.run_study",))  # Tune, while Ray starts
     loading.start()
-    with connect(address) as cluster:
+    compiling = early(coming, study.path.parent, is_here) if (coming := controller.coming()) else nullcontext()
+    with connect(address, compiling) as cluster:
         loading.join()  # no module is loaded by two threads
         from wattune.orchestrate.demand import has_autoscaler
         from wattune.orchestrate.run_study import require_libraries

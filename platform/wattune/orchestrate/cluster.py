@@ -196,9 +196,14 @@ def _has(node: Node, spec: ClusterSpec) -> bool:
     return bool(node.products) and all(map(own.is_product, node.products))
 
 
+def is_here(spec: ClusterSpec) -> bool:
+    """Returns whether this machine's GPUs are those of a specification, on one node."""
+    return spec.num_nodes == 1 and all(map(spec.rank_device.is_product, own_products() or ("none",)))
+
+
 @contextmanager
-def connect(address: str | None = None) -> Iterator[Cluster]:
-    """Connects to a Ray cluster, or starts one here, and disconnects at the end.
+def connect(address: str | None = None, beside: AbstractContextManager[object] | None = None) -> Iterator[Cluster]:
+    """Connects to a Ray cluster, or starts one here, `beside` it, and disconnects at the end.
 
     Without an address it is the cluster in `RAY_ADDRESS`, which a Ray job sets, or else a new one on this machine.
     Raises `EngineError`: the cluster cannot be reached or started, `PlanError`: the address is one that takes jobs,
@@ -231,7 +236,7 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
             return
         with forced_exit.last_act(partial(remove_by_force, folder)):
             try:
-                with lost_cluster.watched():
+                with beside or nullcontext(), lost_cluster.watched():
                     _reach(None, folder)
                     yield _inventory(ours=True)
             finally:

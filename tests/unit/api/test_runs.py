@@ -128,7 +128,7 @@ def test_a_preview_refuses_what_a_run_refuses(tmp_path: Path) -> None:
 
 
 def test_a_start_that_fails_makes_no_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreachable(_address: str | None) -> None:
+    def unreachable(_address: str | None, _beside: object) -> None:
         raise wattune.WattuneError("no cluster")
 
     monkeypatch.setattr("wattune.orchestrate.cluster.connect", unreachable)

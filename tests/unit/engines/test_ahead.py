@@ -14,14 +14,14 @@ import tiny_models
 from specs import trial_spec
 
 from wattune.engines import ahead
-from wattune.engines.ahead import start, taken
+from wattune.engines.ahead import EARLY, early, start, taken
 from wattune.plans.placement import Slot
 
 SPEC = trial_spec(tiny_models.LLAMA, on="1x2 h200_sxm", seq_len=8, batch=2, rank_order=(1, 0))
 HERE = Slot(node=0, device=1)
 OF_TORCH = """
 import os, time
-def compile_ahead(spec, ranks):
+def compile_ahead(spec, ranks, part):
     here = os.environ["HERE"]
     open(f"{here}/{os.getpid()}", "w").close()
     try:
@@ -29,7 +29,7 @@ def compile_ahead(spec, ranks):
     except FileExistsError:
         ...
     else:
-        print("loud", ranks, flush=True)
+        print("loud", ranks, part, flush=True)
         raise RuntimeError("no compiler here")
     time.sleep(float(os.environ["STAYS_S"]))
 """
@@ -48,13 +48,13 @@ def begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
         "wattune.engines.torch.ahead = sys.modules[made.__name__] = made\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", ""), *sys.path]))
-    monkeypatch.setattr(ahead, "_started", [])
+    monkeypatch.setattr(ahead, "_beside", [])
 
     def begun(num_plans: int, stays_s: float, processors: int = 16) -> subprocess.Popen[bytes]:
         monkeypatch.setenv("STAYS_S", str(stays_s))
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
         start([SPEC] * num_plans, HERE)
-        return ahead._started[0]
+        return ahead._beside[0][2]
 
     yield begun
     ahead.end()
@@ -68,12 +68,12 @@ def until(done: Callable[[], object], within_s: float = 60.0) -> None:
 
 
 def test_a_plan_that_fails_costs_no_other(begin: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, capfd) -> None:
-    process = begin(5, 0.0)
+    process = begin(3, 0.0)
     assert process.wait(60) == 0
-    assert len(list((tmp_path / "begun").iterdir())) == 5
+    assert len(list((tmp_path / "begun").iterdir())) == 6, "the layers and the head of each"
     said = capfd.readouterr().err
     assert said.count("RuntimeError: no compiler here") == 1 and SPEC.trial_id in said
-    assert "loud Ranks(rank=0, world_size=2, local_rank=1, device='cuda:1')" in said
+    assert "loud Ranks(rank=0, world_size=2, local_rank=1, device='cuda:1') " in said
     cpu_s, num_failed = taken()
     assert cpu_s > 0 and num_failed == 1 and taken() == (0, 0)
 
@@ -87,20 +87,56 @@ def test_it_ends_with_its_worker_and_so_do_its_children(begin, tmp_path: Path) -
     children = psutil.Process(process.pid).children()
     assert len(children) == 2 and all(one.nice() == 19 for one in children)
     assert {*ahead.pids()} == {process.pid, *(one.pid for one in children)}
-    ahead.hold(signal.SIGSTOP)
+    ahead.hold()
     until(lambda: all(one.status() == "stopped" for one in children))
     assert psutil.Process(process.pid).status() != "stopped", "it must hear when its worker ends"
     ahead.hold(signal.SIGCONT)
     until(lambda: all(one.status() == "sleeping" for one in children))
-    ahead.hold(signal.SIGSTOP)
-    ahead.end()  # closes its input, as the kernel does when a worker is killed
-    assert process.returncode == 0 and ahead.pids() == ()
+    ahead.hold()
+    process.stdin.close()  # as the kernel does when a worker is killed
+    assert process.wait(60) == 0 and ahead.pids() == ()
     until(lambda: not any(psutil.pid_exists(one.pid) and one.status() != "zombie" for one in children))
     assert len(list(begun.iterdir())) == 3
 
 
+def test_nothing_is_forked_while_steps_are_measured(begin, tmp_path: Path) -> None:
+    process = begin(10, 0.0)
+    begun = tmp_path / "begun"
+    until(lambda: list(begun.iterdir()))
+    ahead.hold()  # whatever it is at: about to fork, or to wait for one that ended
+    until(lambda: all(psutil.Process(one).status() in ("stopped", "zombie") for one in ahead.pids()[1:]))
+    num_begun = len(list(begun.iterdir()))
+    time.sleep(0.5)  # several turns of its loop
+    assert len(list(begun.iterdir())) == num_begun < 20
+    ahead.hold(signal.SIGCONT)
+    assert process.wait(60) == 0 and len(list(begun.iterdir())) == 20
+
+
+def test_workers_take_over_what_their_study_began(begin, tmp_path: Path, monkeypatch) -> None:
+    begin(1, 0.0).wait(60)  # fills the processes' environment
+    ahead._beside.clear()
+    monkeypatch.setenv("STAYS_S", "60")
+    with early([SPEC] * 4, tmp_path, lambda spec: spec.device == "h200_sxm"):
+        folder = Path(os.environ[EARLY])
+        until(lambda: (folder / "1.pid").exists())
+        start([SPEC], HERE)
+        ((_, _, own),) = ahead._beside
+        assert own is None, "nothing is begun a second time"
+        until(lambda: len(ahead.pids()) == 3)
+        assert str(ahead.pids()[0]) == (folder / "1.pid").read_text() and taken() == (0, 0)
+        os.kill(ahead.pids()[1], signal.SIGKILL)
+        until(lambda: taken()[1])
+        ahead.end()
+        until(lambda: len(ahead.pids()) == 1)  # nobody has asked how it ended
+        first = int((folder / "0.pid").read_text())
+        assert psutil.pid_exists(first), "that of another worker"
+    assert not psutil.pid_exists(first) and EARLY not in os.environ
+    with early([SPEC], tmp_path, lambda _: False):
+        assert not list(Path(os.environ[EARLY]).iterdir())
+
+
 def test_few_processors_are_left_to_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(7)))
-    monkeypatch.setattr(ahead, "_started", [])
+    monkeypatch.setattr(ahead, "_beside", [])
     start([SPEC], HERE)
-    assert not ahead._started
+    assert not ahead._beside

@@ -24,8 +24,8 @@ from wattune.workers.engine import Ranks
 from wattune.workers.process_groups import leave_groups
 
 
-def compile_ahead(spec: TrialSpec, ranks: Ranks, compiler: Compiler = Compiler(backend=compile_only)) -> None:  # noqa: B008  (frozen)
-    """Compiles the graphs that one rank of a plan will run; this process may not be in a process group."""
+def compile_ahead(spec: TrialSpec, ranks: Ranks, part: str, compiler: Compiler | None = None) -> None:
+    """Compiles the graphs that one rank of a plan will run, of its "layers" or its "head"; in no process group."""
     plan, model = spec.plan, spec.model
     device, dtype = torch.device(ranks.device), DTYPES[plan.held_dtype]
     if device.type == "cuda":
@@ -47,23 +47,23 @@ def compile_ahead(spec: TrialSpec, ranks: Ranks, compiler: Compiler = Compiler(b
                 if plan.tp > 1:  # as `materialise` does, which fills and shards them too
                     pad_vocabulary(decoder, padded_vocab_size(model, spec.engine, plan.tp))
                     cut_over(decoder, meshes.tensor_ranks())
-                decoder.compile_with(compiler)
-                _compile_parts(decoder, spec, device)
+                decoder.compile_with(compiler or Compiler(backend=compile_only))
+                _compile_part(decoder, part, spec, device)
     finally:
         leave_groups()
         torch._dynamo.reset()
 
 
-def _compile_parts(decoder: Decoder, spec: TrialSpec, device: torch.device) -> None:
-    """Compiles one layer of each kind and, where it is here, the head with its loss."""
+def _compile_part(decoder: Decoder, part: str, spec: TrialSpec, device: torch.device) -> None:
+    """Compiles one layer of each kind or, where it is here, the head with its loss."""
     plan, work, model, dtype = spec.plan, spec.workload, spec.model, DTYPES[spec.plan.held_dtype]
     shape = (plan.micro_batch_size, work.seq_len // plan.tp, model.hidden_size)
     x = torch.empty(shape, dtype=dtype, device=device, requires_grad=True)
     kinds = {model.kind_of(int(number)): cast(Layer, layer) for number, layer in decoder.layers.items()}
-    for layer in kinds.values():
+    for layer in kinds.values() if part == "layers" else ():
         _fill(layer, device, dtype)
         layer.compiled(x)
-    if decoder.head is not None:
+    if decoder.head is not None and part == "head":
         _fill(decoder.head, device, dtype)
         decoder.head.loss_chunks = plan.loss_chunks
         decoder.head(x, torch.empty((shape[0], work.seq_len), dtype=torch.int64, device=device))

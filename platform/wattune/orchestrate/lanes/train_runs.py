@@ -26,6 +26,7 @@ from ray.train.v2._internal.execution.worker_group import worker_group as group_
 from ray.train.v2._internal.util import ObjectRefWrapper
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
+from wattune.engines.ahead import EARLY
 from wattune.orchestrate.lanes.changes import LOOK_S
 from wattune.orchestrate.lanes.lane import Lane
 from wattune.orchestrate.lanes.messages import GroupKey
@@ -248,7 +249,7 @@ class _Meeting(Backend):  # type: ignore[misc]
         """Called by Train's controller once all workers are up."""
         key = backend_config.key
         worker_group.execute(prepare_environment, key.device, backend_config.storage)  # then they load torch
-        if key.coming:
+        if key.coming or EARLY in os.environ:
             worker_group.execute_async(_compile_ahead, key.coming, backend_config.nodes)
         address, port = worker_group.execute_single(0, get_address_and_port)
         count = len(worker_group)

@@ -256,7 +256,7 @@ class _Watch:
     def await_window(self) -> None:
         """Waits until the lane lets the measured steps begin."""
         assert self._engine is not None
-        ahead.hold(signal.SIGSTOP)
+        ahead.hold()
         self._engine.rest(lambda: ray.get(self._call("await_window")))
 
     def outcome(self, error: BaseException) -> RankOutcome:

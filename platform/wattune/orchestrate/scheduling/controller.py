@@ -165,15 +165,21 @@ class StudyController:
         None where a strategy chooses the kind later, where its workers are new anyway, or the nodes are not there.
         """
         with self._lock:
-            waiting = [one.spec for one in self._queue.first()[:1]]
-            kinds = {workers_of(spec): spec for spec in waiting or self._run.candidates}
-            if len(kinds) != 1 or self._run.isolation == "fresh":
-                return None
-            (spec,) = kinds.values()
-            if not waiting and spec.program is not None:
-                return None
-            coming = self._queue.outlook.coming(spec, learns=self._strategy.learns)
-            return next(((spec, nodes, coming) for nodes in self._opened.lanes(spec.cluster)), None)
+            spec, coming = self._of_first_kind(), self.coming()
+            late = coming if self._strategy.learns else coming[1:]  # its workers come too late to compile the first
+            return next(((spec, nodes, late) for nodes in self._opened.lanes(spec.cluster)), None) if spec else None
+
+    def coming(self) -> tuple[TrialSpec, ...]:
+        """Returns plans of that kind whose graphs can be compiled before they run, in order where it is known."""
+        with self._lock:
+            spec = self._of_first_kind()
+            return self._queue.outlook.coming(spec, learns=self._strategy.learns) if spec else ()
+
+    def _of_first_kind(self) -> TrialSpec | None:
+        waiting = [one.spec for one in self._queue.first()[:1]]
+        kinds = {workers_of(spec): spec for spec in waiting or self._run.candidates}
+        (spec, *others) = kinds.values() or (None,)
+        return None if others or self._run.isolation == "fresh" or (not waiting and spec and spec.program) else spec
 
     @property
     def ending(self) -> Ending | None:

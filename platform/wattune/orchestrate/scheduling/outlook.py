@@ -95,10 +95,10 @@ class Outlook:
         )
 
     def coming(self, first: TrialSpec, *, learns: bool) -> tuple[TrialSpec, ...]:
-        """Returns plans that may run soon on the workers of a first one, one for each set of graphs."""
+        """Returns plans that run first or soon on the workers of a first one, one for each set of graphs."""
         plans = self._run.candidates if learns else [one.spec for one in self._waiting.in_order()]
         same = [one for one in plans if workers_of(one) == workers_of(first)]
-        return one_of_each(same, by_share=learns)[0 if learns else 1 :]  # the first trial comes too soon for it
+        return one_of_each(same, by_share=learns)
 
     def queued_costs(self) -> tuple[list[tuple[ClusterSpec, float]], int]:
         """Cluster and expected seconds of every queued trial, in order; and the number of reference trials in it."""

@@ -63,7 +63,8 @@ def one_step(spec: TrialSpec, compiler: Compiler) -> None:
 def seen_ahead(spec: TrialSpec, rank: int = 0) -> list[tuple[str, ...]]:
     Sees.seen.clear()
     ranks = Ranks(rank=rank, world_size=spec.cluster.world_size, local_rank=rank, device="cpu")
-    compile_ahead(spec, ranks, Sees())
+    for part in ("layers", "head"):
+        compile_ahead(spec, ranks, part, Sees())
     return list(dict.fromkeys(Sees.seen))
 
 
@@ -102,7 +103,7 @@ def test_a_key_does_not_name_the_module_that_first_imported_torch() -> None:
 def test_what_fails_leaves_no_process_group() -> None:
     spec = trial_spec(LLAMA, on="1x2 cpu", seq_len=8, batch=4, dtype="bf16")
     with pytest.raises(AttributeError):
-        compile_ahead(spec, Ranks(rank=0, world_size=2, local_rank=0, device="cpu"), None)  # type: ignore[arg-type]
+        compile_ahead(spec, Ranks(rank=0, world_size=2, local_rank=0, device="cpu"), "layers", "no compiler")  # type: ignore[arg-type]
     assert not dist.is_initialized()
 
 
@@ -112,8 +113,9 @@ def test_what_fails_leaves_no_process_group() -> None:
 def test_a_trial_finds_the_code_of_all_its_graphs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     spec = trial_spec(LLAMA, on="1x1 cpu", seq_len=8, batch=2, dtype="bf16", micro_batch_size=2)
-    compile_ahead(spec, RANKS)
-    assert counters["inductor"]["fxgraph_cache_miss"] == 4, "of a layer and the head, forward and backward"
+    for part, num_graphs in (("layers", 2), ("head", 4)):
+        compile_ahead(spec, RANKS, part)
+        assert counters["inductor"]["fxgraph_cache_miss"] == num_graphs, "of a layer and the head, forward and backward"
     counters.clear()
     one_step(spec, Compiler(backend="inductor"))
     assert counters["inductor"]["fxgraph_cache_hit"] == 4 and not counters["inductor"]["fxgraph_cache_miss"]

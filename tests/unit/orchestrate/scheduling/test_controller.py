@@ -119,6 +119,7 @@ def test_coming_plans_are_those_that_wait_for_the_same_workers(world, make_specs
     specs = make_specs(3, ClusterSpec(device="h200_sxm", num_nodes=1, devices_per_node=2))
     both = [*specs, *(replace(one, engine="deepspeed") for one in specs)]
     assert world.controller(both).first()[2] == (specs[1], specs[2]), "the first trial comes too soon"
+    assert world.controller(both).coming() == (*specs,), "and not too soon for what begins before its workers"
     asks = world.controller(specs, strategy=learner(specs), candidates=specs)
     assert asks.first()[2] == (*specs,), "a strategy may choose any of them first"
 

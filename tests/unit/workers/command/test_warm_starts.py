@@ -69,8 +69,9 @@ def run(tmp_path: Path, warm: WarmStarts):
             "PYTHONPATH": os.pathsep.join([str(packages), os.environ.get("PYTHONPATH", "")]),
             "GIVEN": given,
         }
-        program = [str(tmp_path / "train.py")] if start == "python" else ["-m", "train"]
-        command, environment = warm.prepared(["python", *program, *arguments], environment)
+        program = ["-m", "train"] if start == "-m" else [str(tmp_path / "train.py")]
+        launcher = ["torchrun", "--standalone", "--nproc-per-node", "2"] if start == "torchrun" else ["python"]
+        command, environment = warm.prepared([*launcher, *program, *arguments], environment)
         steps = tmp_path / f"steps{time.monotonic_ns()}"
         steps.mkdir()
         found = MeasuredRun(
@@ -136,6 +137,23 @@ def test_a_module_and_processes_that_it_spawns(run):
     found, _, told = run("a", before=before, after=after, start="-m")
     assert told == "1 of 1 processes are forks" and found.exit_code == 0, found.output
     assert found.output.splitlines()[-1] == cold.output.splitlines()[-1] == "train.py __mp_main__2"
+
+
+@pytest.mark.slow
+def test_torchrun_and_each_of_its_ranks_are_forks(run, warm: WarmStarts, tmp_path: Path):
+    after = f"    open(f'{tmp_path}/rank' + os.environ['RANK'] + '-' + str(os.getpid()), 'w').close()\n"
+    cold, _, told = run("--lr", "1", after=after, start="torchrun")
+    assert cold.exit_code == 0 and told == "0 of 3 processes are forks; 3 cold: the first of its kind"
+    found, first, told = run("--lr", "2", after=after, start="torchrun")
+    assert found.exit_code == 0 and told == "3 of 3 processes are forks", found.output
+    assert first["argv"] == [str(tmp_path / "train.py"), "--lr", "2"] and first["own"] == first["pid"]
+    assert first["decimal"] in [server.command_pid for server in warm._servers.values()], "a library that was there"
+    assert sorted(path.name[:6] for path in tmp_path.glob("rank*")) == ["rank0-", "rank0-", "rank1-", "rank1-"]
+    # A rank that fails ends the other one, which waits, and the command with it.
+    failing = "    if os.environ['RANK'] == '1': sys.exit(7)\n    time.sleep(60)\n"
+    begun_s, (failed, _, told) = time.monotonic(), run(after=failing, start="torchrun")
+    assert told == "3 of 3 processes are forks" and failed.exit_code == 1 and time.monotonic() - begun_s < 50
+    assert not [pid for pid in warm.pids() if psutil.pid_exists(pid)]
 
 
 def test_it_ends_as_it_would_and_the_end_of_its_server_is_told(run, warm: WarmStarts, tmp_path: Path):
