@@ -42,16 +42,19 @@ class KnownFits(dict[str, list[float]]):
     """Numbers fitted to a study's results, by the digest of all that they follow from: who asks again fits nothing."""
 
     def __init__(self, study: Path) -> None:
-        """Reads the file of a study's folder, if it is there."""
+        """Reads the file of a study's folder, if it is there and whole."""
         self._path = study / FITS
         with suppress(OSError, ValueError, TypeError, AttributeError):
-            self.update({key: [*map(float, own)] for key, own in from_json(self._path.read_bytes()).items()})
+            content = self._path.read_bytes()
+            if hashlib.sha256(content[32:]).digest() == content[:32]:  # a damaged digit would be another answer
+                self.update({key: [*map(float, own)] for key, own in from_json(content[32:]).items()})
 
     def __setitem__(self, key: str, own: list[float]) -> None:
         """Keeps some numbers, and forgets the oldest. Where they cannot be written, the next reader fits anew."""
         super().__setitem__(key, own)
         with suppress(OSError):
-            write_whole(self._path, json.dumps(dict([*self.items()][-MOST_FITS:])).encode())
+            content = json.dumps(dict([*self.items()][-MOST_FITS:])).encode()
+            write_whole(self._path, hashlib.sha256(content).digest() + content)
 
 
 class KnownResults:

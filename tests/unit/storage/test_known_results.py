@@ -272,6 +272,8 @@ def test_fits_are_read_as_they_were_written_and_damage_is_as_none(study: StudyFo
     assert KnownFits(study.path) == {str(number): own for number in range(1, MOST_FITS + 1)}, "the oldest is forgotten"
     assert told(study) == truth(study), "no trial"
     whole = (study.path / FITS).read_bytes()
-    for damaged in (whole[:-5], b"[1]", b'{"a": ["b"]}', b""):
+    one_digit = whole.replace(b"0.33333333", b"0.33333334", 1)
+    for damaged in (whole[:-5], one_digit, b"[1]", whole[:32] + b'{"a": ["b"]}', b""):
+        assert damaged != whole
         (study.path / FITS).write_bytes(damaged)
         assert KnownFits(study.path) == {}
