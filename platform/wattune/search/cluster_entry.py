@@ -55,8 +55,9 @@ class DeviceEntry(Entry):
     vendor: Annotated[str, one_of(VENDORS)] | None = None
     """Vendor: its driver's sensors are read, and engines that run on its devices are allowed."""
 
-    def problems_as_a_whole(self) -> list[tuple[Path, str]]:
+    def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
         """Finds problems of keys that are valid one by one."""
+        del context
         found: list[tuple[Path, str]] = []
         if self.name in DEVICES:
             found.append((("name",), f"{self.name} is a catalog device; give yours a name of its own"))
@@ -105,8 +106,9 @@ class NetworkEntry(Entry):
     like: Annotated[str, named_by(network, names=tuple(NETWORKS))] | None = None
     """Catalog network that it takes every figure from that is not given."""
 
-    def problems_as_a_whole(self) -> list[tuple[Path, str]]:
+    def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
         """Finds problems of keys that are valid one by one."""
+        del context
         given = self.given()
         if self.name in NETWORKS and (given or self.like not in (None, self.name)):
             text = f"{self.name} is a catalog network; give yours a name of its own, and like: {self.name}"
@@ -148,8 +150,9 @@ class HostEntry(Entry):
     inlet_c: Annotated[float, Bounds(ge=0, le=70), Field(examples=[38])] | None = None
     """Coolant that reaches the devices, in degrees Celsius: `wattune doctor` measures it at rest. None is 31."""
 
-    def problems_as_a_whole(self) -> list[tuple[Path, str]]:
+    def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
         """Finds problems of keys that are valid one by one."""
+        del context
         if self.cpu is None and self.speed is None and self.inlet_c is None:
             return [(("cpu",), "missing; add it, or speed, or inlet_c")]
         return [(("speed",), "a cpu has a speed of its own; drop one of the two")] if self.cpu and self.speed else []
@@ -189,8 +192,9 @@ class ClusterEntry(Entry):
 
     _spec: ClusterSpec = PrivateAttr()
 
-    def problems_as_a_whole(self) -> list[tuple[Path, str]]:
+    def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
         """Finds problems of keys that are valid one by one."""
+        del context
         slots = self.slots or []
         num_nodes = self.num_nodes or max(len(slots), 1)
         on_node = self.devices_per_node or (slots[0] if slots else 1)

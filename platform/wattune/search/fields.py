@@ -16,7 +16,6 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
-    PrivateAttr,
     ValidationError,
     ValidationInfo,
     model_validator,
@@ -46,9 +45,6 @@ class Entry(BaseModel):
     decisive: ClassVar[frozenset[str]] = frozenset()
     """Keys without which the rest means nothing. Where one is wrong, the rest is not checked as a whole."""
 
-    _folder: FilePath = PrivateAttr(FilePath())
-    """Folder where relative paths of the file start: its own, else this process's."""
-
     @model_validator(mode="wrap")
     @classmethod
     def _everything_at_once(cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
@@ -60,8 +56,7 @@ class Entry(BaseModel):
 
         def whole(document: Any) -> Any:
             entry = handler(document)
-            entry._folder = FilePath((info.context or {}).get(FOLDER, "."))
-            if found := entry.problems_as_a_whole():
+            if found := entry.problems_as_a_whole(info.context):
                 raise refuse(found)
             return entry
 
@@ -92,8 +87,9 @@ class Entry(BaseModel):
             break
         raise ValidationError.from_exception_data(cls.__name__, again)
 
-    def problems_as_a_whole(self) -> list[tuple[Path, str]]:
+    def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
         """Finds problems of keys that are valid one by one, each with its path below this entry."""
+        del context
         return []
 
 
@@ -274,3 +270,8 @@ def distinct(values: list[Any]) -> list[Any]:
     if repeated:
         raise refuse(repeated)
     return values
+
+
+def folder_of(context: Any) -> FilePath:
+    """Returns the folder that relative paths of a file start in: the file's own, else this process's."""
+    return FilePath((context or {}).get(FOLDER, "."))

@@ -242,8 +242,9 @@ class WorkloadEntry(Entry):
     routing: Annotated[Any, AfterValidator(_routing), WithJsonSchema(_ROUTING_SCHEMA)] | None = None
     """Routing of tokens to experts: `balanced`, `learned`, or the exponent of a skewed one. Left out: balanced."""
 
-    def problems_as_a_whole(self) -> list[tuple[Path, str]]:
+    def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
         """Finds problems of keys that are valid one by one."""
+        del context
         found: list[tuple[Path, str]] = []
         if "lora" in self.mode and self.lora is None:
             found.append((("lora",), 'missing; mode: lora needs it, such as "lora: {rank: 16, targets: [q, v]}"'))
@@ -285,8 +286,9 @@ class MeasureEntry(Entry):
         """The settings that trials are measured by."""
         return Measure(**self.model_dump())
 
-    def problems_as_a_whole(self) -> list[tuple[Path, str]]:
+    def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
         """Finds problems of keys that are valid one by one."""
+        del context
         own = self.settings
         needed = {"min_seconds": own.min_seconds, "soak_seconds": own.soak_seconds if own.soak_finalists else 0.0}
         name = max(needed, key=needed.__getitem__)
@@ -402,8 +404,9 @@ class SpaceFile(Entry):
     search: Search = Search()
     """The strategy that proposes trials, their number and order."""
 
-    def problems_as_a_whole(self) -> list[tuple[Path, str]]:
+    def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
         """Finds problems of keys that are valid one by one."""
+        del context
         measure = self.measure.settings
         found: list[tuple[Path, str]] = []
         found += command_problems(self)

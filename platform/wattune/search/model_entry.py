@@ -15,7 +15,7 @@ from wattune.errors import PlanError
 from wattune.field_types import Positive
 from wattune.scale_down.cut import ALLOWED_PERCENT, Target, parse_target
 from wattune.search.declared import keys_of
-from wattune.search.fields import Entry, named_by
+from wattune.search.fields import Entry, folder_of, named_by
 from wattune.search.problems import Path
 
 OWN_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}"
@@ -96,9 +96,9 @@ class ModelEntry(Entry):
 
     _spec: ModelSpec = PrivateAttr()
 
-    def problems_as_a_whole(self) -> list[tuple[Path, str]]:
+    def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
         """Finds problems of keys that are valid one by one."""
-        base = self._base()
+        base = self._base(context)
         if not isinstance(base, ModelSpec):
             return base
         given = self._overrides()
@@ -122,7 +122,7 @@ class ModelEntry(Entry):
         origins = {"name", "like", "from_config", "leave_out", "scale_to", "allow_percent"}
         return self.model_dump(exclude_none=True, exclude=origins)
 
-    def _base(self) -> ModelSpec | list[tuple[Path, str]]:
+    def _base(self, context: Any) -> ModelSpec | list[tuple[Path, str]]:
         """Returns the model before overrides: the catalog's, one it is like, or the one of a file; else problems."""
         origins = [key for key in ("like", "from_config") if getattr(self, key) is not None]
         found: list[tuple[Path, str]] = []
@@ -138,7 +138,7 @@ class ModelEntry(Entry):
             return replace(model(self.like), name=self.name, source=f"like {self.like}")
         if self.from_config is not None:
             try:
-                path = self._folder / self.from_config
+                path = folder_of(context) / self.from_config
                 return read_config(path, self.name, self.leave_out)
             except PlanError as error:
                 return [(("from_config",), line) for line in str(error).split("\n")]

@@ -130,7 +130,6 @@ def node(**changes: Any) -> Node:
         **{
             "name": "n",
             "node_id": "1",
-            "address": "node:1",
             "num_cpus": 8.0,
             "num_gpus": 4.0,
             "products": (),

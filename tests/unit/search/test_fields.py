@@ -20,7 +20,7 @@ class Inner(Entry):
     high: Count = 9
     """Higher."""
 
-    def problems_as_a_whole(self) -> list[tuple[Path, str]]:
+    def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
         """Finds bounds in the wrong order."""
         return [(("high",), f"got {self.high}, below low={self.low}")] if self.high < self.low else []
 
@@ -35,7 +35,7 @@ class Outer(Entry):
     inner: Annotated[list[Inner], *ALONE] = []  # noqa: RUF012
     """Mappings."""
 
-    def problems_as_a_whole(self) -> list[tuple[Path, str]]:
+    def problems_as_a_whole(self, context: Any) -> list[tuple[Path, str]]:
         """Finds entries of the same lower bound."""
         lows = [str(one.low) for one in self.inner]
         return [(("inner", *path), text) for path, text in repetitions(lows)]
