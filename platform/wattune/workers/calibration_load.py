@@ -164,10 +164,12 @@ def steady(work: Work, duration_s: float) -> list[Span]:
     start_ns = time.monotonic_ns()
     count = work.run_until(start_ns + s_to_ns(10 * STEP_S))
     per_step = max(1, round(count * STEP_S / ns_to_s(time.monotonic_ns() - start_ns)))
-    deadline_ns, spans = time.monotonic_ns() + s_to_ns(duration_s), []
-    while (now_ns := time.monotonic_ns()) < deadline_ns:
+    now_ns, spans = time.monotonic_ns(), []
+    deadline_ns = now_ns + s_to_ns(duration_s)
+    while now_ns < deadline_ns:
         work.run(per_step)
-        spans.append(Span("step", now_ns, time.monotonic_ns()))
+        begun_ns, now_ns = now_ns, time.monotonic_ns()
+        spans.append(Span("step", begun_ns, now_ns))
     return spans
 
 

@@ -67,6 +67,13 @@ def until(done: Callable[[], object], within_s: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+def status(pid: int) -> str:
+    try:
+        return psutil.Process(pid).status()
+    except psutil.NoSuchProcess:
+        return "zombie"  # and taken away since
+
+
 def test_a_plan_that_fails_costs_no_other(begin: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, capfd) -> None:
     process = begin(3, 0.0)
     assert process.wait(60) == 0
@@ -95,7 +102,7 @@ def test_it_ends_with_its_worker_and_so_do_its_children(begin, tmp_path: Path) -
     ahead.hold()
     process.stdin.close()  # as the kernel does when a worker is killed
     assert process.wait(60) == 0 and ahead.pids() == ()
-    until(lambda: not any(psutil.pid_exists(one.pid) and one.status() != "zombie" for one in children))
+    until(lambda: all(status(one.pid) == "zombie" for one in children))
     assert len(list(begun.iterdir())) == 3
 
 
@@ -104,7 +111,7 @@ def test_nothing_is_forked_while_steps_are_measured(begin, tmp_path: Path) -> No
     begun = tmp_path / "begun"
     until(lambda: list(begun.iterdir()))
     ahead.hold()  # whatever it is at: about to fork, or to wait for one that ended
-    until(lambda: all(psutil.Process(one).status() in ("stopped", "zombie") for one in ahead.pids()[1:]))
+    until(lambda: all(status(one) in ("stopped", "zombie") for one in ahead.pids()[1:]))
     num_begun = len(list(begun.iterdir()))
     time.sleep(0.5)  # several turns of its loop
     assert len(list(begun.iterdir())) == num_begun < 20
