@@ -69,12 +69,15 @@ def early(coming: Sequence[TrialSpec], storage: Path, is_here: Callable[[Cluster
     """Compiles plans until it is left, where this machine has their devices; workers of an own cluster take over."""
 
     def begin() -> list[Popen[bytes]]:  # in a thread, since drivers take seconds to answer
-        started = []
-        for device in range(coming[0].cluster.devices_per_node if is_here(coming[0].cluster) else 0):
-            with open(f"{folder}/{device}", "wb") as answers, open(f"{folder}/said", "ab") as said:
-                started += _begin(coming, Slot(node=0, device=device), storage, stdout=answers, stderr=said)
-            for one in started[-1:]:
-                Path(folder, f"{device}.pid").write_text(f"{one.pid}")
+        started: list[Popen[bytes]] = []
+        try:
+            for device in range(coming[0].cluster.devices_per_node if is_here(coming[0].cluster) else 0):
+                with open(f"{folder}/{device}", "wb") as answers, open(f"{folder}/said", "ab") as said:
+                    started += _begin(coming, Slot(node=0, device=device), storage, stdout=answers, stderr=said)
+                for one in started[-1:]:
+                    Path(folder, f"{device}.pid").write_text(f"{one.pid}")
+        except OSError:  # such as a full disk, or too many processes: it must not end the study
+            _log.warning("coming plans are not compiled before workers start", exc_info=True)
         return started
 
     with TemporaryDirectory(prefix="wattune-ahead-") as folder, ThreadPoolExecutor(1) as side:

@@ -147,3 +147,13 @@ def test_few_processors_are_left_to_the_trials(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(ahead, "_beside", [])
     start([SPEC], HERE)
     assert not ahead._beside
+
+
+def test_a_study_goes_on_where_no_process_can_be_begun(tmp_path: Path, monkeypatch, caplog) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ahead, "_begin", full)
+    with early([SPEC], tmp_path, lambda _: True):
+        pass
+    assert "not compiled before workers start" in caplog.text and EARLY not in os.environ
