@@ -4,8 +4,8 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from functools import lru_cache
 from operator import attrgetter
 from typing import Annotated, Any, Final
@@ -169,6 +169,22 @@ class TrialSpec:
         if type(spec.engine) is not str or not spec.engine:
             raise TypeError(f"engine: got {str(spec.engine)[:60]}, allowed: a name")
         return spec
+
+
+def packed(specs: Sequence[TrialSpec]) -> bytes:
+    """Returns specifications as JSON that says once what they share: plans, the rest, and each one's places of both."""
+    plans, others, each = dict[Plan, int](), dict[TrialSpec, int](), []
+    for spec in specs:
+        other = replace(spec, plan=Plan())
+        each.append((plans.setdefault(spec.plan, len(plans)), others.setdefault(other, len(others))))
+    return json.dumps([[*map(asdict, plans)], [one.to_json() for one in others], each]).encode()
+
+
+def unpacked(content: bytes) -> list[TrialSpec]:
+    """Returns the specifications that `packed` wrote. Raises what `TrialSpec.from_json` raises: it did not."""
+    of_plans, of_others, each = json.loads(content)
+    plans, others = [*map(plan_of, of_plans)], [*map(TrialSpec.from_json, of_others)]
+    return [replace(others[other], plan=plans[plan]) for plan, other in each]
 
 
 def plan_of(data: Mapping[str, Any]) -> Plan:

@@ -9,7 +9,7 @@ from typing import Final
 
 from wattune.api.beforehand import Beforehand, OtherStudies, known_before
 from wattune.api.results import AnyStudy, folder_of
-from wattune.api.spaces import StudyPlan, plan
+from wattune.api.spaces import StudyPlan, plan_again
 from wattune.errors import PlanError, SpaceError, WattuneError
 from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_burst
 from wattune.metrics import METRICS
@@ -29,7 +29,7 @@ from wattune.ranking.suggestions import suggest as suggest_for
 from wattune.run import RunStatus
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.protocol import MOST_TAUGHT, Problem, telling
-from wattune.storage.known_results import KnownFits
+from wattune.storage.known_results import FITS, read_known, write_known
 from wattune.storage.study import StudyFolder
 from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S
@@ -38,6 +38,9 @@ _DURATION: Final = re.compile(
     r"\s*(?:(\d+\.?\d*)\s*h)?\s*(?:(\d+\.?\d*)\s*m(?:in)?)?\s*(?:(\d+\.?\d*)\s*s)?\s*", re.ASCII
 )
 _LONGEST_TEXT: Final = 40
+_CHOSEN_EVERY: Final = MOST_TAUGHT // 10
+MOST_FITS: Final = 64
+"""Fits that are kept with a study; the oldest are forgotten."""
 
 
 @collector_paused()
@@ -176,7 +179,7 @@ def measured(folder: StudyFolder, source: Source | None = None) -> tuple[StudyPl
     if not any(result.status.is_final for _, result in source.results):
         raise PlanError(f"{folder.path} has no finished trial; `wattune run` of its space measures some")
     try:
-        return plan(folder.document()), source
+        return plan_again(folder.document(), folder.path), source
     except SpaceError as error:
         raise PlanError(f"{folder.path / 'study.yaml'} is not a space of this version: {error}") from error
 
@@ -188,8 +191,8 @@ def _unmeasured(planned: StudyPlan, results: Results) -> list[TrialSpec]:
         for spec, result in results
         if result.status.is_final and not (is_burst(result) and result.status is RunStatus.COMPLETED)
     }
-    left = dict.fromkeys(planned.candidates.specs).keys() - tried.values()  # few ids are computed
-    return [one.read_as for one in planned.candidates.specs if one in left and one.trial_id not in tried]
+    ran = {*tried.values()}  # few ids are computed
+    return [one.read_as for one in planned.candidates.specs if one not in ran and one.trial_id not in tried]
 
 
 def _timed(pace: Pace, least_s: float) -> Callable[[TrialSpec], float]:
@@ -205,20 +208,29 @@ def _model(known: Beforehand, folder: StudyFolder, question: Question, results: 
     specs = list(dict.fromkeys([*(one.read_as for one in candidates), *(spec for spec, _ in results)]))
     if specs != candidates:
         known = Beforehand(planned, folder.path.parent, specs)
+    path = folder.path / FITS
+    fits = read_known(path)
+    num_fits = len(fits)
     problem = Problem(
         specs=specs,
         seed=planned.spec.search.seed,
         question=question,
         estimates=None if known.estimates is None else known.estimates.columns,
         warm=known.warm(),
-        fits=KnownFits(folder.path),
+        fits=fits,
     )
-    model = ModelGuided(problem, stops=False)
-    first = {result.trial_id: result for _, result in reversed(results) if result.status.is_final}
-    taught = telling(first, question)
-    for spec, result in results:
-        if result.trial_id in taught and result.status.is_final:
-            model.tell(spec, result)
+    model, final = ModelGuided(problem, stops=False), [pair for pair in results if pair[1].status.is_final]
+    first = {result.trial_id: result for _, result in reversed(final)}
+    # As in a search: who teaches is chosen anew every fiftieth result, what came since is added to what was fitted.
+    by_end = sorted(first, key=lambda trial_id: (first[trial_id].end_wall_ns, trial_id))
+    later = {*by_end[len(first) - max(len(first) - MOST_TAUGHT, 0) % _CHOSEN_EVERY :]}
+    for taught in (telling({key: run for key, run in first.items() if key not in later}, question), later):
+        for pair in (told := [pair for pair in final if pair[1].trial_id in taught]):
+            model.tell(*pair)
+        if told:
+            model.predict([told[0][0]])  # learns
+    if len(fits) > num_fits:
+        write_known(path, dict([*fits.items()][-MOST_FITS:]))
     return model
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import yaml
 
 from wattune.catalog.hardware import DEVICES
@@ -26,10 +27,14 @@ from wattune.search.strategies.protocol import Observation, Problem, Strategy
 from wattune.search.strategy import is_searcher, make_strategy
 from wattune.steps.source import AUTO
 from wattune.storage.documents import parse_yaml
-from wattune.trial import TrialSpec
+from wattune.storage.known_results import PLAN, read_known, write_known
+from wattune.trial import TrialSpec, packed, unpacked
 
 GUIDED: Final = "model_guided"
 """The strategy that uses estimates and earlier results."""
+
+LEAST_KEPT: Final = 1000
+"""Trials of a space from which on a study keeps them for the next time that it is planned."""
 
 _PEAK: Final = re.compile(r"_peak_(\d+)(ms|s)_")
 """Window in the name of a peak's metric."""
@@ -185,6 +190,18 @@ def plan(space: Space) -> StudyPlan:
         return space
     spec = parse_space(dict(space)) if isinstance(space, Mapping) else load_space(space)
     return StudyPlan(spec=spec, candidates=prune(spec))
+
+
+def plan_again(document: Mapping[str, Any], study: Path) -> StudyPlan:
+    """Plans a study's space for who needs its trials alone: its folder keeps those of a large space; see `plan`."""
+    spec = parse_space(dict(document))
+    if known := read_known(study / PLAN, spec):
+        kept = tuple(Candidate(spec=one, config={}) for one in unpacked(known["specs"].tobytes()))
+        return StudyPlan(spec=spec, candidates=Candidates(kept=kept, rejected=(), equivalent=()))
+    found = StudyPlan(spec=spec, candidates=prune(spec))
+    if len(found.kept) >= LEAST_KEPT:
+        write_known(study / PLAN, {"specs": np.frombuffer(packed(found.candidates.specs), np.uint8)}, spec)
+    return found
 
 
 def scale(path: Path, to: str, *, allow_percent: float | None = None) -> tuple[str, StudyPlan, list[Scaled]]:

@@ -8,6 +8,7 @@ is written without care for a crash. It is packed lines of JSON: the format with
 """
 
 import hashlib
+import io
 import json
 import os
 import stat
@@ -15,15 +16,18 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
+from zipfile import BadZipFile
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pydantic_core import from_json
 
 from wattune.run import Run
 from wattune.storage.digests import SETTLED_NS
-from wattune.storage.files import write_whole
 from wattune.storage.format import FORMAT
 from wattune.storage.trial_files import NO_TRIAL
 from wattune.trial import TrialSpec, plan_of
@@ -32,29 +36,34 @@ RESULTS: Final = "trials/.results"
 """Not in the study's own folder, whose time says which study is newest."""
 
 FITS: Final = "trials/.fits"
-MOST_FITS: Final = 64
+PLAN: Final = "trials/.plan"
 
 LEAST_NEW: Final = 250
 """Trials that are not in the file, and a twentieth of all at least, from which on it is written."""
 
 
-class KnownFits(dict[str, list[float]]):
-    """Numbers fitted to a study's results, by the digest of all that they follow from: who asks again fits nothing."""
+@cache
+def _code() -> bytes:
+    files = (path for path in sorted(Path(__file__).parents[1].rglob("*.*")) if path.suffix != ".pyc")
+    return b"".join([np.__version__.encode(), *(path.read_bytes() for path in files if path.is_file())])
 
-    def __init__(self, study: Path) -> None:
-        """Reads the file of a study's folder, if it is there and whole."""
-        self._path = study / FITS
-        with suppress(OSError, ValueError, TypeError, AttributeError):
-            content = self._path.read_bytes()
-            if hashlib.sha256(content[32:]).digest() == content[:32]:  # a damaged digit would be another answer
-                self.update({key: [*map(float, own)] for key, own in from_json(content[32:]).items()})
 
-    def __setitem__(self, key: str, own: list[float]) -> None:
-        """Keeps some numbers, and forgets the oldest. Where they cannot be written, the next reader fits anew."""
-        super().__setitem__(key, own)
-        with suppress(OSError):
-            content = json.dumps(dict([*self.items()][-MOST_FITS:])).encode()
-            write_whole(self._path, hashlib.sha256(content).digest() + content)
+def read_known(path: Path, *follows_from: object) -> dict[str, NDArray[Any]]:
+    """Reads arrays that were kept; none unless the file is whole, and follows from the same texts and the same code."""
+    with suppress(OSError, ValueError, LookupError, EOFError, MemoryError, BadZipFile):
+        if (content := path.read_bytes())[:32] == _digest(follows_from, content[32:]):
+            return dict(np.load(io.BytesIO(content[32:]), allow_pickle=False))
+    return {}
+
+
+def write_known(path: Path, arrays: Mapping[str, NDArray[Any]], *follows_from: object) -> None:
+    """Keeps arrays for the next reader. Where they cannot be written, it computes them anew."""
+    np.savez(sink := io.BytesIO(), **arrays)  # type: ignore[arg-type]  # its own parameters have other names
+    _leave(path, _digest(follows_from, sink.getvalue()) + sink.getvalue(), 0o666)
+
+
+def _digest(follows_from: tuple[object, ...], content: bytes) -> bytes:
+    return hashlib.sha256(b"".join([_code(), repr(follows_from).encode(), content])).digest()
 
 
 class KnownResults:
@@ -125,11 +134,16 @@ class KnownResults:
         with pa.CompressedOutputStream(sink := pa.BufferOutputStream(), "zstd") as stream:
             stream.write(plain)
         content = sink.getvalue().to_pybytes()
-        partial = self._path.with_name(f"{self._path.name}.new")
-        with suppress(OSError):
-            try:
-                with open(partial, "wb", opener=lambda path, flags: os.open(path, flags, self._mode & 0o666)) as file:
-                    file.write(hashlib.sha256(content).digest() + content)
-                partial.replace(self._path)
-            finally:
-                partial.unlink(missing_ok=True)
+        _leave(self._path, hashlib.sha256(content).digest() + content, self._mode & 0o666)
+
+
+def _leave(path: Path, content: bytes, mode: int) -> None:
+    """Writes a file if it can be written. The next writer takes the place of what a dead one left."""
+    partial = path.with_name(f"{path.name}.new")
+    with suppress(OSError):
+        try:
+            with open(partial, "wb", opener=lambda path, flags: os.open(path, flags, mode)) as file:
+                file.write(content)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)

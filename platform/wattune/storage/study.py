@@ -3,7 +3,7 @@
 ```
 <storage>/<study>/study.yaml space.<n>.yaml candidates.parquet    see `wattune.storage.spaces`
 <storage>/<study>/ranking.parquet report.html
-  trials/.results trials/.fits    for the next reader (`wattune.storage.known_results`)
+  trials/.results trials/.fits trials/.plan    for the next reader (`wattune.storage.known_results`)
   trials/<trial_id>-<repeat>/spec.json run.json spans.parquet [kernels.parquet]
   trials/<trial_id>-<repeat>/telemetry/<node>/<tier>.parquet telemetry/<node>/manifest.json
   trials/<trial_id>-<repeat>/ranks.json stacks/rank<k>.txt    places of ranks; stacks of ranks that hung

@@ -1,5 +1,6 @@
 """Frontier and suggestions of a study's folder: what they find of a known truth, and what they refuse."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -8,11 +9,13 @@ from decided_study import POWER, best_below, measured, truth, write_study
 from wattune import api
 from wattune.api.decisions import over_all_plans, parse_budget
 from wattune.api.reports import report
+from wattune.api.spaces import plan_again
 from wattune.errors import PlanError, SpaceError
 from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT
 from wattune.ranking.answer import answer_of
 from wattune.ranking.sources import Source
 from wattune.run import RunStatus
+from wattune.storage.known_results import FITS, PLAN
 from wattune.trial import TrialSpec
 from wattune.units import format_probability
 from wattune.view.answer import answer_lines
@@ -183,6 +186,46 @@ def test_a_measured_trial_that_no_surrogate_learned_from_is_not_suggested_as_new
     study = write_study(tmp_path, half, constraints=[f"{POWER} <= 1200"])
     new = [one.spec for one in api.suggest(study, budget="10h").listed if one.kind == "new"]
     assert new and not any(half(spec) for spec in new)
+
+
+@pytest.mark.parametrize("scaled", [{}, {"scale_to": "1x8", "allow_percent": 20}])
+def test_plans_and_fits_that_are_kept_change_no_answer(tmp_path, monkeypatch, scaled) -> None:
+    large = {"model": {"name": "llama3_8b", **scaled}, "cluster": "8x8 h100_sxm", "constraints": []}
+    study = write_study(tmp_path, half, **large, workload={"seq_len": 4096, "global_batch_size": 256})
+    kept = [study.path / name for name in (PLAN, FITS)]
+
+    def answers() -> str:
+        asked = api.suggest(study, budget="10h"), api.frontier(study, vary=f"{POWER} <= 900..1300 step 50")
+        return json.dumps([one.to_json() for one in asked])
+
+    without = answers()
+    assert not kept[0].exists(), "few trials are not kept"
+    monkeypatch.setattr("wattune.api.spaces.LEAST_KEPT", 1)
+    assert without == answers()
+    times = [path.stat().st_mtime_ns for path in kept]
+    assert without == answers() and times == [path.stat().st_mtime_ns for path in kept], "nothing was written again"
+    for path in kept:
+        path.write_bytes(path.read_bytes()[:-1])
+    assert without == answers()
+    specs = plan_again(study.document(), study.path).candidates.specs
+    assert [spec.to_json() for spec in specs] == [
+        spec.to_json() for spec in api.plan(study.document()).candidates.specs
+    ]
+
+
+def test_one_more_result_of_many_fits_no_surrogate_again(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("wattune.search.strategies.protocol.MOST_TAUGHT", 6)
+    monkeypatch.setattr("wattune.api.decisions.MOST_TAUGHT", 6)
+    monkeypatch.setattr("wattune.search.strategies.surrogate._REFIT_AT", 3.0)  # as of 500 trials and 50 more
+    study = write_study(tmp_path, half)
+    api.suggest(study, budget="10m")
+    fits = (study.path / FITS).read_bytes()
+    run_one(study)
+    found = api.suggest(study, budget="10m")
+    assert found.num_left == 3 and (study.path / FITS).read_bytes() == fits
+    monkeypatch.setattr("wattune.api.decisions._CHOSEN_EVERY", 1)
+    api.suggest(study, budget="10m")
+    assert (study.path / FITS).read_bytes() != fits, "chosen anew"
 
 
 def test_a_suggestion_of_a_scaled_study_names_the_small_run(tmp_path) -> None:

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from study_files import SPEC, write_trial
@@ -22,7 +24,7 @@ from wattune.run import Numbers, Prediction, Run, RunStatus
 from wattune.storage import known_results
 from wattune.storage import study as study_module
 from wattune.storage.digests import with_digest
-from wattune.storage.known_results import FITS, MOST_FITS, RESULTS, KnownFits
+from wattune.storage.known_results import FITS, PLAN, RESULTS, read_known, write_known
 from wattune.storage.study import StudyFolder
 
 TICK_S = 0.012
@@ -265,15 +267,31 @@ def test_any_order_of_changes_reads_as_the_trials_say(study: StudyFolder) -> Non
         assert told(study) == truth(study), step
 
 
-def test_fits_are_read_as_they_were_written_and_damage_is_as_none(study: StudyFolder) -> None:
-    kept, own = KnownFits(study.path), [0.1 + 0.2, -1e-300, 1 / 3]
-    for number in range(MOST_FITS + 1):
-        kept[str(number)] = own
-    assert KnownFits(study.path) == {str(number): own for number in range(1, MOST_FITS + 1)}, "the oldest is forgotten"
+def test_arrays_are_read_as_they_were_written_and_damage_is_as_none(study: StudyFolder) -> None:
+    path, own = study.path / FITS, {"a": np.array([0.1 + 0.2, -1e-300, 1 / 3]), "b": np.arange(3, dtype=np.uint8)}
+    write_known(path, own)
+    assert {name: each.tolist() for name, each in read_known(path).items()} == {k: v.tolist() for k, v in own.items()}
     assert told(study) == truth(study), "no trial"
-    whole = (study.path / FITS).read_bytes()
-    one_digit = whole.replace(b"0.33333333", b"0.33333334", 1)
-    for damaged in (whole[:-5], one_digit, b"[1]", whole[:32] + b'{"a": ["b"]}', b""):
-        assert damaged != whole
-        (study.path / FITS).write_bytes(damaged)
-        assert KnownFits(study.path) == {}
+    whole = path.read_bytes()
+    one_bit = whole[:200] + bytes([whole[200] ^ 1]) + whole[201:]
+    for damaged in (whole[:-5], one_bit, b"[1]", known_results._digest((), b"[1]") + b"[1]", b""):
+        path.write_bytes(damaged)
+        assert read_known(path) == {}
+
+
+def test_arrays_that_follow_from_other_code_or_texts_are_none(study: StudyFolder) -> None:
+    path = study.path / PLAN
+    write_known(path, {"value": np.arange(3.0)}, "this space", 1)
+    assert read_known(path, "this space", 1)["value"].tolist() == [0, 1, 2]
+    assert read_known(path, "this space", 2) == read_known(path, "that space", 1) == read_known(path) == {}
+    with patch.object(known_results, "_code", lambda: b"of another version"):
+        assert read_known(path, "this space", 1) == {}
+        write_known(path, {"value": np.arange(2.0)}, "this space", 1)
+    assert read_known(path, "this space", 1) == {}
+    path.unlink()
+    path.mkdir()  # as in storage that cannot be written
+    write_known(path, {"value": np.arange(3.0)}, "this space", 1)
+    assert read_known(path, "this space", 1) == {} and {one.name for one in path.parent.glob(".*")} <= {
+        PLAN[7:],
+        RESULTS[7:],
+    }

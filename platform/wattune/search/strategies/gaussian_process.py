@@ -11,7 +11,6 @@ import hashlib
 import math
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -47,7 +46,6 @@ _MOST_KEPT: Final = 2**24
 """Most numbers, each of an observation and a row, that are kept for the next prediction: 64 MB."""
 
 _OPTIONS: Final = {"maxiter": 30}
-_CODE: Final = Path(__file__).read_bytes()
 
 _MOST_FITTED: Final = 200
 """Most observed rows that hyperparameters are fitted to, spread over the order in which they came: a fit costs the cube
@@ -226,13 +224,13 @@ def fit(
     constant: float,
     prior: Hyperprior,
     start: Vector | None = None,
-    fits: dict[str, list[float]] | None = None,
+    fits: dict[str, Vector] | None = None,
 ) -> GaussianProcess:
     """Fits the hyperparameters to the mode of their posterior, and conditions on the observations.
 
     `outputs` are means of the observations of each observed row, once each, in units of `scale`, the prior standard
     deviation of every row; `constant` is that of the common level, in units of the scale. It begins at `start`, such as
-    the last fit's, else at the prior's mode. What is among `fits`, by the digest of data and code, is not fitted again.
+    the last fit's, else at the prior's mode. What is among `fits`, by the digest of data, is not fitted again.
     """
     log_hyper, fits = prior.log_mean if start is None else start, {} if fits is None else fits
     if len(rows) > 1:
@@ -240,7 +238,7 @@ def fit(
         of_rows = (features.additive[rows[some]], features.place[rows[some]], outputs[some], counts[some])
         of_columns = (features.additive_column, features.place_column, prior.log_mean, prior.log_std, log_hyper)
         each = (one.tobytes() for one in (*of_rows, *of_columns, np.array(constant)))
-        key = hashlib.sha256(b"".join([_CODE, *each])).hexdigest()
+        key = hashlib.sha256(b"".join(each)).hexdigest()
         if key not in fits:
             from scipy.optimize import minimize  # takes 0.5 s
 
@@ -250,8 +248,8 @@ def fit(
             found = minimize(
                 _negative_log_posterior, log_hyper, told, "L-BFGS-B", jac=True, bounds=bounds, options=_OPTIONS
             )
-            fits[key] = found.x.tolist()
-        log_hyper = np.array(fits[key])
+            fits[key] = np.array(found.x)
+        log_hyper = fits[key]
     return condition(features, rows, outputs, counts, scale, constant, log_hyper)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Protocol, TypeVar, runtime_checkable
 
+from wattune.arrays import Floats
 from wattune.cost.estimate import EstimatedMetric
 from wattune.objective import Question
 from wattune.run import Run, RunStatus
@@ -72,7 +73,7 @@ class Problem:
     """Predicted metrics of the candidates, in their order."""
     warm: Sequence[Observation] = ()
     """Results of earlier studies. Those of other devices are left out by the strategies that learn from them."""
-    fits: dict[str, list[float]] = field(default_factory=dict)
+    fits: dict[str, Floats] = field(default_factory=dict)
     """Fits that are known, and where those that are made go (`wattune.search.strategies.gaussian_process.fit`)."""
 
 

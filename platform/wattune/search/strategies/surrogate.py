@@ -294,7 +294,7 @@ class Surrogate:
             return value
         return math.log(value) if value > 0 else -math.inf
 
-    def update(self, some: Collection[int] = (), fits: dict[str, list[float]] | None = None) -> None:
+    def update(self, some: Collection[int] = (), fits: dict[str, Vector] | None = None) -> None:
         """Takes in what was told since the last call, of `some` rows alone unless there are none; see `fit`."""
         num_rows = len(self.features.place)
         known = {row: values for row, values in self._values.items() if not some or row in some}

@@ -69,10 +69,10 @@ def test_what_was_fitted_to_the_same_data_is_not_fitted_again():
     rows, fits = drawn(20, seed=3), {}
     first = fit(FEATURES, rows, TRUTH[rows], np.ones(20), ONES, 0.5, PRIOR, fits=fits)
     (key,) = fits
-    assert fits[key] == first.log_hyper.tolist()
-    marked = {key: [1.0 + one for one in fits[key]]}  # what is kept is taken
+    assert fits[key].tolist() == first.log_hyper.tolist()
+    marked = {key: 1.0 + fits[key]}  # what is kept is taken
     again = fit(FEATURES, rows, TRUTH[rows], np.ones(20), ONES, 0.5, PRIOR, fits=marked)
-    assert again.log_hyper.tolist() == marked[key]
+    assert again.log_hyper.tolist() == marked[key].tolist()
     others = replace(PRIOR, log_std=2 * PRIOR.log_std)
     for data, prior in ((TRUTH[rows] + 1e-9, PRIOR), (TRUTH[rows], others)):  # and nothing that follows from other data
         fit(FEATURES, rows, data, np.ones(20), ONES, 0.5, prior, fits=marked)
