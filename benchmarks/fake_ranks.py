@@ -20,6 +20,7 @@ from unittest.mock import patch
 
 import ray
 from at_scale_rows.nodes import PER_NODE, PHASES, STEPS, WARM, spans
+from ray import cloudpickle
 from ray.actor import ActorHandle
 
 from wattune.clock import ClockAnchor
@@ -77,6 +78,7 @@ class Host:
         self.posts: dict[str, NodePost] = {}
         self.spans = spans(MOST_NODES)
         self.running = self.num_called = 0
+        self.own = cloudpickle.dumps(ray.get_runtime_context().current_actor)
 
     async def taken(self) -> int:
         """Calls that came from other processes so far."""
@@ -135,7 +137,7 @@ class Host:
             device_index=number % PER_NODE,
             device_uuid=None,
             pid=os.getpid(),
-            actor=ray.get_runtime_context().current_actor,
+            actor=self.own,
         )
         post = self.posts[node_id]
         group, report = await post.call(lane, "join", run, place), None
@@ -210,7 +212,7 @@ class FakeKeeper(LaneKeeper):
 
     async def calls(self, lane: str, name: str, several: Sequence[Sequence[Any]]) -> list[Any]:
         """Counts a call of several workers as the one it is."""
-        self.num_called += 1 - len(several)
+        self.num_called += 1
         return await super().calls(lane, name, several)
 
     def _lane(self, nodes: tuple[str, ...]) -> Lane:
@@ -227,7 +229,7 @@ class FakeKeeper(LaneKeeper):
             async def probe(_worker: WorkerPlace) -> str:
                 return ""
 
-            self._lanes[name] = Lane(nodes, launch, lambda _: None, probe, ray.put)
+            self._lanes[name] = Lane(nodes, launch, lambda _: None, probe, ray.put if len(nodes) > 1 else None)
         return self._lanes[name]
 
     def telemetry_actors(self, nodes: Sequence[Node], backends: Sequence[str]) -> list[Any]:  # noqa: ARG002

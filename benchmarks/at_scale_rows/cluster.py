@@ -124,7 +124,12 @@ def made_up_rank(true: dict[int, float]) -> Callable[[dict[str, Any]], None]:
         node_id, pid = own.get_node_id(), os.getpid()
         (role,) = (one["Labels"]["wattune.io/domain"] for one in ray.nodes() if one["NodeID"] == node_id)
         here = WorkerPlace(
-            number=0, node_id=node_id, device_index=0, device_uuid=None, pid=pid, actor=own.current_actor
+            number=0,
+            node_id=node_id,
+            device_index=0,
+            device_uuid=None,
+            pid=pid,
+            actor=ray.cloudpickle.dumps(own.current_actor),
         )
         group, report, count = call("join", config["run"], here), None, 0
         while (part := received(call("next_trial", group, 0, report))) is not None:

@@ -12,7 +12,7 @@ from wattune.errors import PlanError
 from wattune.plans.axes import Plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: a driver pickles one for each rank
 class Slot:
     """One device's place in a cluster."""
 

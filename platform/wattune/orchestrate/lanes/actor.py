@@ -18,6 +18,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 import ray
+from ray import cloudpickle
 from ray.actor import ActorHandle
 from ray.core.generated import gcs_pb2
 from ray.exceptions import RayError
@@ -260,7 +261,10 @@ class LaneKeeper:
 
     async def calls(self, lane: str, name: str, several: Sequence[Sequence[Any]]) -> list[Any]:
         """Calls a method of a lane for several workers, each with arguments of its own; all are answered together."""
-        return await asyncio.gather(*(self.call(lane, name, *arguments) for arguments in several))
+        found = self._lanes.get(lane)
+        if found is not None and name == "next_trial":  # one task for all of them
+            return [*await found.next_trials(several)]
+        return [found and getattr(found, name)(*arguments) for arguments in several]
 
     def post(self, node_id: str) -> ActorHandle:
         """Returns the post of a node, and starts it where it is not there."""
@@ -280,7 +284,8 @@ class LaneKeeper:
         if name not in self._lanes:
             launcher = Launcher(self.handle, name, self._scratch, self._storage, self.in_thread)
             launcher.post = self.post
-            self._lanes[name] = launcher.lane = Lane(nodes, launcher.launch, _kill, _probe, ray.put)
+            share = ray.put if len(nodes) > 1 else None  # a node's post has one message
+            self._lanes[name] = launcher.lane = Lane(nodes, launcher.launch, _kill, _probe, share)
         return self._lanes[name]
 
 
@@ -296,13 +301,13 @@ async def _release(actor: ActorHandle) -> None:
 
 
 def _kill(worker: WorkerPlace) -> None:
-    ray.kill(worker.actor, no_restart=True)
+    ray.kill(cloudpickle.loads(worker.actor), no_restart=True)
 
 
 async def _probe(worker: WorkerPlace) -> str:
     """See `wattune.orchestrate.lanes.worker_group.Probe`."""
     try:
-        await worker.actor.__ray_ready__.remote()
+        await cloudpickle.loads(worker.actor).__ray_ready__.remote()
     except RayError as error:
         return death(error)
     return ""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import ray
+from ray import cloudpickle
 from ray.actor import ActorHandle
 from ray.train import get_context
 
@@ -114,7 +115,7 @@ class _CommandWorker:
             device_index=0,
             device_uuid=None,
             pid=os.getpid(),
-            actor=ray.get_runtime_context().current_actor,
+            actor=cloudpickle.dumps(ray.get_runtime_context().current_actor),
         )
         self._number = here.number
         self._group: int = ray.get(keeper.call.remote(lane, "join", run, here))

@@ -26,7 +26,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -198,29 +198,31 @@ class Lane(Changes):
 
     async def next_trial(self, group_number: int, worker: int, report: Report | None) -> RankAssignment | None:
         """Waits for a worker's part in the next trial; None tells the worker to end."""
-        group = self._known(group_number)
-        if group is None:
-            return None
-        group.reports[worker] = report
-        if group.ready_s is None and group.idle:
-            group.ready_s = time.monotonic()
+        return (await self.next_trials([(group_number, worker, report)]))[0]
+
+    async def next_trials(self, several: Sequence[Sequence[Any]]) -> list[RankAssignment | None]:
+        """See `next_trial`; workers of one group, which are answered together."""
+        if (group := self._known(several[0][0])) is None:
+            return [None for _ in several]
+        after = max(0 if report is None else report.after for _, _, report in several)
+        group.reports |= {worker: report for _, worker, report in several}
+        group.ready_s = time.monotonic() if group.ready_s is None and group.idle else group.ready_s
         self._notify(workers=False)
 
         def offered() -> TrialOfGroup | None:
-            trial, after = group.trial, 0 if report is None else report.after
-            return trial if trial is not None and not trial.closed and trial.number > after else None
+            return one if (one := group.trial) is not None and not one.closed and one.number > after else None
 
         def ending() -> bool:
             return group.lost is not None or self._run is None or self._run.ending
 
         await self._until_told(lambda: ending() or offered() is not None)
-        trial = offered()
-        if ending() or trial is None:
-            return None
-        group.reports.pop(worker, None)  # a call made again may have been first
-        group.taken[worker] = trial.number
+        if (trial := offered()) is None or ending():
+            return [None for _ in several]
+        for _, worker, _ in several:
+            group.reports.pop(worker, None)  # a call made again may have been first
+            group.taken[worker] = trial.number
         self._notify(workers=False)
-        return trial.ranks[worker]
+        return [trial.ranks[worker] for _, worker, _ in several]
 
     async def await_window(self, group_number: int, number: int) -> None:
         """Waits until a trial's measured steps may begin, or it is to end."""

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 import ray
-from ray.actor import ActorHandle
 
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.failures import Cause
@@ -100,7 +99,7 @@ class Assignment:
         return NODE_POWER in self.attempt.limits and self.spec.cluster.simulate_sensors_of is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: see `RankOutcome`
 class WorkerPlace:
     """One worker of a group, and its own device as long as the group lives."""
 
@@ -111,11 +110,11 @@ class WorkerPlace:
     """Index of its device among those its node's workers see."""
     device_uuid: str | None
     pid: int
-    actor: ActorHandle
-    """Handle that ends the worker when it hangs."""
+    actor: bytes
+    """Handle that ends the worker when it hangs, pickled: to make one takes longer than all else of a message."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: see `RankOutcome`
 class Place:
     """Node, device and process of one rank, as kept with the result."""
 
@@ -147,7 +146,7 @@ FINISH: Final = "finish"
 """Part of a trial that begins once a command's leading node has measured enough."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: see `RankOutcome`
 class RankAssignment:
     """One worker's part of an assignment."""
 
@@ -172,7 +171,7 @@ def received(part: RankAssignment | None) -> RankAssignment | None:
     return replace(part, assignment=ray.get(part.assignment))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: see `RankOutcome`
 class Report:
     """State of a worker after a trial."""
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import ray
+from ray import cloudpickle
 from ray.actor import ActorHandle
 from ray.train import get_context
 from ray.train.torch import get_device
@@ -84,7 +85,7 @@ class _Worker:
             device_index=context.get_local_rank() if own.type == "cpu" else own.index or 0,
             device_uuid=device_uuid(self._device),
             pid=os.getpid(),
-            actor=ray.get_runtime_context().current_actor,
+            actor=cloudpickle.dumps(ray.get_runtime_context().current_actor),
         )
         clean_up(self._device)
         gc.freeze()

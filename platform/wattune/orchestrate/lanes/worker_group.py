@@ -186,13 +186,13 @@ class Group:
         self.num_trials += 1
         number = self.num_trials
         ranks = assign_ranks(assignment, self.workers, number=number)
-        if not only_meet and (meeting := self._meeting(assignment, ranks)):
-            ranks = {worker: replace(rank, meeting=meeting) for worker, rank in ranks.items()}
+        meeting = ("" if only_meet else self._meeting(assignment, ranks)) or f"trial-{number}"
         first = next((worker for worker, rank in ranks.items() if rank.rank == 0), None)
         offered = None if first is None else self.reports.get(first)
         rendezvous = "" if offered is None else offered.rendezvous
         shared = None if only_meet else assignment if share is None else share(assignment)
-        ranks = {worker: replace(rank, assignment=shared, rendezvous=rendezvous) for worker, rank in ranks.items()}
+        told: dict[str, Any] = {"meeting": meeting, "assignment": shared, "rendezvous": rendezvous}
+        ranks = {worker: replace(rank, **told) for worker, rank in ranks.items()}
         self.trial = TrialOfGroup(number=self.num_trials, assignment=None if only_meet else assignment, ranks=ranks)
         return self.trial
 

@@ -433,7 +433,7 @@ def test_a_probe_tells_a_dead_worker_from_one_that_lives() -> None:
         return None
 
     def place(answer: Any) -> Any:
-        return SimpleNamespace(actor=SimpleNamespace(__ray_ready__=SimpleNamespace(remote=answer)))
+        return SimpleNamespace(actor=cloudpickle.dumps(SimpleNamespace(__ray_ready__=SimpleNamespace(remote=answer))))
 
     assert asyncio.run(actor._probe(place(lives))) == ""
     assert "died" in asyncio.run(actor._probe(place(ended)))
