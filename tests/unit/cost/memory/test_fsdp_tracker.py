@@ -16,6 +16,7 @@ from wattune.cost.memory.defaults import H200
 from wattune.cost.memory.predict import predict
 from wattune.engines.model.decoder import Decoder, Rotation
 from wattune.engines.torch import parallel
+from wattune.engines.torch.fsdp_comm import ReduceScatter
 from wattune.engines.torch.mesh import Meshes
 from wattune.engines.torch.optimizer import ShardedAdamW
 from wattune.plans.axes import Plan
@@ -41,7 +42,7 @@ def tracked(spec: TrialSpec) -> dict[str, int]:
             decoder.head.loss_chunks = plan.loss_chunks
             for part in (decoder.embedding, *decoder.layers.values(), decoder.head, decoder):
                 assert part is not None
-                parallel._shard(part, plan, meshes)
+                parallel._shard(part, plan, meshes, ReduceScatter("cpu", holds_compute=False))
             optimizer = ShardedAdamW(decoder.parameters())
             tokens = torch.zeros((plan.micro_batch_size, spec.workload.seq_len), dtype=torch.int64)
             tracker = FSDPMemTracker(decoder, optimizer._adamw)
