@@ -49,7 +49,7 @@ def predicted(c: PowerCoefficients, rows: Trials, solve: bool) -> Array:
     """Predicts `METRICS` from measured activity, [trials, metrics]."""
     result = np.empty((len(rows), len(METRICS)))
     for positions, batch, step in measured_steps(rows):
-        power = predict(batch, with_solved_clock(step, c, LIMIT_W) if solve else step, c, limit_w=LIMIT_W)
+        power = predict(batch, with_solved_clock(step, c, LIMIT_W) if solve else step, c)
         result[positions] = np.stack([getattr(power, name) for name in METRICS], axis=1)
     return result
 

@@ -27,7 +27,8 @@ from step_time_baselines import at_rate, calculon_s, model_flop, roofline_s
 
 import wattune
 from wattune.cost.defaults import default_coefficients
-from wattune.cost.estimate import EstimatedMetric, Estimates, estimate
+from wattune.cost.estimate import Estimates, estimate
+from wattune.cost.tables import EstimatedMetric
 from wattune.fitting.device import MeasuredTrial
 from wattune.objective import parse_objective
 from wattune.search.forecast import forecast

@@ -28,7 +28,7 @@ from harness import Found, Rows, benchmark
 from numpy.typing import NDArray
 from search_regret import WITHIN, Case, Trial, cases_of, curve, estimates_of, replay
 
-from wattune.cost.estimate import EstimatedMetric
+from wattune.cost.tables import EstimatedMetric
 from wattune.objective import Question
 from wattune.plans.axes import Plan
 from wattune.run import Run, RunStatus

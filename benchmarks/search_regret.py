@@ -33,7 +33,7 @@ from harness import header
 from measured_tables import held_out_estimates
 from search_regret_page import draw_regret, merge_rows, print_rows, write_tables
 
-from wattune.cost.estimate import EstimatedMetric
+from wattune.cost.tables import EstimatedMetric
 from wattune.metrics import METRICS
 from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.run import Run, RunStatus

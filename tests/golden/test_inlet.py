@@ -45,7 +45,7 @@ def steady_of(mean_w: Floats, inlet_c: float | None) -> float:
     power = {"device_power_mean_max_w": mean_w.max(), "node_device_power_mean_w": mean_w.sum()}
     ((_, batch),) = batches([trial_spec(on=f"1x{len(mean_w)} h200_sxm", inlet_c=inlet_c)])
     drawn = Power(**{each.name: np.array([power.get(each.name, 0.0)]) for each in fields(Power)})
-    return float(predict(batch, drawn, H200, limit_w=700.0)[0][0])
+    return float(predict(batch, drawn, H200).value[0])
 
 
 @pytest.mark.parametrize(

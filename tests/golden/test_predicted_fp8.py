@@ -8,7 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from wattune.cost.defaults import MEASURED_STEP_TIME, default_coefficients
-from wattune.cost.estimate import EstimatedMetric, estimate
+from wattune.cost.estimate import estimate
+from wattune.cost.tables import EstimatedMetric
 from wattune.trial import TrialSpec
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data"

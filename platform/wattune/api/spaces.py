@@ -13,7 +13,7 @@ from wattune.catalog.hardware import DEVICES
 from wattune.catalog.models import MODELS
 from wattune.catalog.networks import FABRICS, HOST_CLOCKS_GHZ, NETWORKS
 from wattune.cost.defaults import default_coefficients
-from wattune.cost.estimate import EstimatedMetric
+from wattune.cost.tables import EstimatedMetric
 from wattune.errors import SpaceError
 from wattune.plans.engines import runs_program, untrained
 from wattune.scale_down.cut import parse_target

@@ -5,14 +5,13 @@ Every figure has the name of the metric it predicts. An estimate and a result ne
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import erf, sqrt
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from wattune.arrays import AnyFloats, Floats, Ints
+from wattune.arrays import Floats, Ints
 from wattune.catalog.hardware import ClusterSpec, DeviceSpec
 from wattune.cost import power, temperature
 from wattune.cost.batch import Batch, batches
@@ -27,9 +26,8 @@ from wattune.cost.coefficients import (
 from wattune.cost.flops import workload_flop_per_token
 from wattune.cost.memory.predict import predict as predict_memory
 from wattune.cost.step_time.predict import predict as predict_step_time
-from wattune.cost.tables import FULL_MEMORY_FRAC, FULL_MEMORY_LONGER_FRAC, Memory, Power, StepTime
+from wattune.cost.tables import FULL_MEMORY_FRAC, FULL_MEMORY_LONGER_FRAC, EstimatedMetric, Memory, Power, StepTime
 from wattune.errors import PlanError
-from wattune.intervals import NORMAL_95
 from wattune.metrics import METRICS
 from wattune.plans.vocabulary import padded_vocab_size
 from wattune.trial import TrialSpec
@@ -95,39 +93,6 @@ class Coefficients:
 
 Find = Callable[[DeviceSpec], Coefficients]
 """Finds the coefficients of a device, or raises `PlanError` where it cannot be predicted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EstimatedMetric:
-    """A predicted metric of every candidate with its 95 % interval; NaN where a candidate has no prediction."""
-
-    value: Floats
-    low: AnyFloats
-    high: AnyFloats
-
-    @classmethod
-    def of(cls, value: Floats, log_std: Floats | float) -> "EstimatedMetric":
-        """Makes the belief of values whose log(measured / predicted) has a standard deviation."""
-        return cls(value=value, low=value * np.exp(-NORMAL_95 * log_std), high=value * np.exp(NORMAL_95 * log_std))
-
-    @property
-    def log_std(self) -> Floats:
-        """Standard deviation of log(measured / predicted)."""
-        low = np.maximum(self.low, 1e-3 * np.abs(self.value) + 1e-300)
-        return np.log(np.maximum(self.high, low) / low) / (2 * NORMAL_95)
-
-    def at(self, positions: Ints) -> "EstimatedMetric":
-        """Returns the candidates at these positions, in that order."""
-        return EstimatedMetric(value=self.value[positions], low=self.low[positions], high=self.high[positions])
-
-    def probability_above(self, bound: Floats | float) -> Floats:
-        """Computes the probability that a measurement is above a bound, with normally distributed errors."""
-        spread = np.maximum((self.high - self.low) / (2 * NORMAL_95), 1e-9 * np.abs(self.value) + 1e-300)
-        probability: Floats = 0.5 * (1.0 + _erf((self.value - bound) / (sqrt(2.0) * spread)))
-        return probability
-
-
-_erf = np.vectorize(erf, otypes=[np.float64])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,8 +166,8 @@ class Parts:
     memory: Memory
     step: StepTime
     power: Power
-    temp_c: tuple[Floats, float]
-    """Of the warmest device in the steady state, and half the width of its 95 % interval."""
+    temp_c: EstimatedMetric
+    """Of the warmest device in the steady state."""
 
 
 def estimate(specs: Sequence[TrialSpec], find: Find) -> Estimates:
@@ -223,9 +188,9 @@ def estimate(specs: Sequence[TrialSpec], find: Find) -> Estimates:
     for positions, batch in _pieces(specs):
         coefficients = find(batch.device).on(batch.cluster)
         found = predict(batch, coefficients)
-        for name, (value, low, high) in _figures(batch, found).items():
-            column = columns[name]
-            column.value[positions], column.low[positions], column.high[positions] = value, low, high
+        for name, one in _figures(batch, found).items():
+            for end in ("value", "low", "high"):
+                getattr(columns[name], end)[positions] = getattr(one, end)
         for name, size_bytes in found.memory.parts_bytes.items():
             memory_parts.setdefault(name, np.zeros(total, np.float32))[positions] = size_bytes
         for name, seconds in found.step.parts_s.items():
@@ -248,22 +213,17 @@ def predict(batch: Batch, coefficients: Coefficients) -> Parts:
 
     Raises `PlanError` where the catalog lacks a peak or the power limit of its device.
     """
-    limit_w = batch.limit_w
     if batch.device.power_limit_w is None:
         raise PlanError(unpredictable(batch.device))
     rows = vocabulary(batch)
-    step = predict_step_time(batch, coefficients.step_time, coefficients.power, limit_w=limit_w, padded_vocab_size=rows)
+    step = predict_step_time(batch, coefficients.step_time, coefficients.power, padded_vocab_size=rows)
     memory = predict_memory(batch, coefficients.memory, padded_vocab_size=rows)
     full = memory.peak_bytes >= FULL_MEMORY_FRAC * (batch.device.memory_bytes or np.inf)
     longer_frac = np.maximum(step.longer_frac, np.where(full, FULL_MEMORY_LONGER_FRAC, 0.0))
     step = replace(step, longer_frac=longer_frac, fills_memory=full)
-    drawn = power.predict(batch, step, coefficients.power, limit_w=limit_w)
-    return Parts(
-        memory=memory,
-        step=step,
-        power=drawn,
-        temp_c=temperature.predict(batch, drawn, coefficients.thermal, limit_w=limit_w),
-    )
+    drawn = power.predict(batch, step, coefficients.power)
+    temp_c = temperature.predict(batch, drawn, coefficients.thermal)
+    return Parts(memory=memory, step=step, power=drawn, temp_c=temp_c)
 
 
 def vocabulary(batch: Batch) -> Ints:
@@ -307,53 +267,44 @@ ESTIMATED: Final = (
 
 assert set(ESTIMATED) <= METRICS.keys(), "estimates have the names of metrics"
 
-_Figure = tuple[Floats, Floats, Floats]
 
-
-def _figures(batch: Batch, found: Parts) -> dict[str, _Figure]:
-    """Joins the parts of one batch to figures: value, low and high end."""
+def _figures(batch: Batch, found: Parts) -> dict[str, EstimatedMetric]:
+    """Joins the parts of one batch to figures."""
     world, tokens = batch.cluster.world_size, batch.workload.tokens_per_step
-    size = _relative(found.memory.peak_bytes, found.memory.error_frac)
+    size = EstimatedMetric.within(found.memory.peak_bytes, found.memory.error_frac)
     s, step_s = found.step, found.step.step_time_s
     drawn, (shorter, longer, more) = found.power, (each * batch.profiled for each in PROFILE_FRACS)
-    step = step_s, step_s * np.maximum(1.0 - s.error_frac - shorter, 0.0), step_s * (1.0 + s.longer_frac + longer)
-    speed = _inverse(step, float(tokens))
-    warm_c, error_k = found.temp_c
+    least_s = step_s * np.maximum(1.0 - s.error_frac - shorter, 0.0)
+    step = EstimatedMetric(value=step_s, low=least_s, high=step_s * (1.0 + s.longer_frac + longer))
     lost, wide = drawn.clock_deficit_frac, power.CLOCK_ERROR + more
     figures = {
         "memory_peak_bytes": size,
         "step_time_s": step,
-        "tokens_per_s": speed,
-        "tokens_per_s_per_device": _inverse(step, tokens / world),
-        "energy_per_token_j": _relative(drawn.energy_per_token_j, drawn.energy_error_frac + more),
+        "tokens_per_s": step.under(tokens),
+        "tokens_per_s_per_device": step.under(tokens / world),
+        "energy_per_token_j": EstimatedMetric.within(drawn.energy_per_token_j, drawn.energy_error_frac + more),
         **{name: _drawn(batch, name, drawn, more) for name in _POWERS},
-        "device_temp_max_c": (warm_c, warm_c - error_k, warm_c + error_k),
-        "clock_deficit_frac": (lost, np.maximum(lost - wide, 0.0), np.minimum(lost + wide, 1.0)),
+        "device_temp_max_c": found.temp_c,
+        "clock_deficit_frac": EstimatedMetric(
+            value=lost, low=np.maximum(lost - wide, 0.0), high=np.minimum(lost + wide, 1.0)
+        ),
     }
     peak, room = batch.device.peak_flop_per_s(batch.dtype), batch.device.memory_bytes
     if peak is None or room is None:
         raise PlanError(unpredictable(batch.device))
     flop = tokens * workload_flop_per_token(batch.model, batch.workload)
-    figures["mfu_frac"] = _inverse(step, flop / (world * peak))
-    figures["memory_headroom_frac"] = 1 - size[0] / room, 1 - size[2] / room, 1 - size[1] / room
+    figures["mfu_frac"] = step.under(flop / (world * peak))
+    left = (1 - one / room for one in (size.value, size.high, size.low))
+    figures["memory_headroom_frac"] = EstimatedMetric(**dict(zip(("value", "low", "high"), left, strict=True)))
     return figures
 
 
-def _relative(value: Floats, error_frac: Floats) -> _Figure:
-    return value, value * np.maximum(1.0 - error_frac, 0.0), value * (1.0 + error_frac)
-
-
-def _drawn(batch: Batch, name: str, found: Power, more: Floats) -> _Figure:
+def _drawn(batch: Batch, name: str, found: Power, more: Floats) -> EstimatedMetric:
     """Returns a figure of power; a limit holds means of a second or more, so none is higher than it."""
-    value, low, high = _relative(getattr(found, name), getattr(found, _POWERS[name]) + more)
+    one = EstimatedMetric.within(getattr(found, name), getattr(found, _POWERS[name]) + more)
     devices = batch.cluster.devices_per_node if name.startswith("node_") else 1
     most = np.inf if name.endswith("ms_w") else power.HELD_FRAC * batch.limit_w * devices
-    return value, low, np.minimum(high, np.maximum(value, most))
-
-
-def _inverse(figure: _Figure, over: float) -> _Figure:
-    value, low, high = figure
-    return over / value, over / high, over / np.maximum(low, 1e-3 * value)
+    return replace(one, high=np.minimum(one.high, np.maximum(one.value, most)))
 
 
 def _limited_by(batch: Batch, step: StepTime) -> npt.NDArray[np.int8]:

@@ -125,7 +125,7 @@ def power_coefficients(device: DeviceSpec) -> PowerCoefficients | None:
     )
 
 
-def predict(batch: Batch, step: StepTime, coefficients: PowerCoefficients, *, limit_w: Floats | float) -> Power:
+def predict(batch: Batch, step: StepTime, coefficients: PowerCoefficients) -> Power:
     """Predicts the power of candidates.
 
     The clock while computing is that of `step`, which `wattune.cost.clock` solved together with time. Ranks of all
@@ -133,7 +133,7 @@ def predict(batch: Batch, step: StepTime, coefficients: PowerCoefficients, *, li
     behind a candidate's last one are ignored; a limit of infinity is none.
     """
     c, activity, step_s = coefficients, step.activity, step.step_time_s
-    limit_w = np.broadcast_to(limit_w, len(batch))[:, None]
+    limit_w = batch.limit_w[:, None]
     stages = np.arange(activity.matrix_s.shape[1]) < batch.pp[:, None]
     fine = _fine(batch, step)
     phases = hot_s, hot_w, cold_s, cold_w = _phases(step, c, limit_w, fine)

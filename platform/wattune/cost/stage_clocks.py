@@ -127,7 +127,7 @@ def clock_frontier(
     if batch.device.vendor != "nvidia" or highest_mhz is None:
         raise PlanError(f"{batch.device.name} has no clocks that Zeus locks; name a trial on a device of NVIDIA")
     power = coefficients.power
-    model = StepModel(batch, coefficients.step_time, power, batch.limit_w, vocabulary(batch))
+    model = StepModel(batch, coefficients.step_time, power, vocabulary(batch))
     pipeline = StepPipeline(model, np.zeros(1, np.int64))
     mhz = np.arange(highest_mhz, LEAST_CLOCK_FRAC * highest_mhz, -CLOCK_STEP_MHZ)
     # No stage reaches more than the limit leaves. [clocks, chunks, stages], then [clocks, kinds of passes].

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import erf, sqrt
 from typing import Final
 
 import numpy as np
 
-from wattune.arrays import Bools, Floats
+from wattune.arrays import AnyFloats, Bools, Floats, Ints
+from wattune.intervals import NORMAL_95
 
 FULL_MEMORY_FRAC: Final = 0.8
 FULL_MEMORY_LONGER_FRAC: Final = 1.4
@@ -14,6 +16,50 @@ FULL_MEMORY_LONGER_FRAC: Final = 1.4
 blocks back and asks anew. Of 34 runs on H100 and H200 with such peaks 13 took 1.1 to 1.46 times the predicted step, of
 168 others 3. With expandable segments, as workers have them, six of ten took 1.35 to 2.4 times, giving it back twice
 a step, and four the predicted step (`benchmarks/results/allocator.md`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimatedMetric:
+    """A predicted metric of every candidate with its 95 % interval; NaN where a candidate has no prediction."""
+
+    value: Floats
+    low: AnyFloats
+    high: AnyFloats
+
+    @classmethod
+    def within(cls, value: Floats, error_frac: Floats) -> "EstimatedMetric":
+        """Makes that of values whose 95 % interval has this half width, relative; none is below 0."""
+        return cls(value=value, low=value * np.maximum(1.0 - error_frac, 0.0), high=value * (1.0 + error_frac))
+
+    @classmethod
+    def of(cls, value: Floats, log_std: Floats | float) -> "EstimatedMetric":
+        """Makes the belief of values whose log(measured / predicted) has a standard deviation."""
+        return cls(value=value, low=value * np.exp(-NORMAL_95 * log_std), high=value * np.exp(NORMAL_95 * log_std))
+
+    @property
+    def log_std(self) -> Floats:
+        """Standard deviation of log(measured / predicted)."""
+        low = np.maximum(self.low, 1e-3 * np.abs(self.value) + 1e-300)
+        return np.log(np.maximum(self.high, low) / low) / (2 * NORMAL_95)
+
+    def at(self, positions: Ints) -> "EstimatedMetric":
+        """Returns the candidates at these positions, in that order."""
+        return EstimatedMetric(value=self.value[positions], low=self.low[positions], high=self.high[positions])
+
+    def under(self, total: float) -> "EstimatedMetric":
+        """Returns a total over it, such as tokens over seconds; the low end is no less than a thousandth."""
+        return EstimatedMetric(
+            value=total / self.value, low=total / self.high, high=total / np.maximum(self.low, 1e-3 * self.value)
+        )
+
+    def probability_above(self, bound: Floats | float) -> Floats:
+        """Computes the probability that a measurement is above a bound, with normally distributed errors."""
+        spread = np.maximum((self.high - self.low) / (2 * NORMAL_95), 1e-9 * np.abs(self.value) + 1e-300)
+        probability: Floats = 0.5 * (1.0 + _erf((self.value - bound) / (sqrt(2.0) * spread)))
+        return probability
+
+
+_erf = np.vectorize(erf, otypes=[np.float64])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from wattune.arrays import Floats
-from wattune.cost.estimate import EstimatedMetric
+from wattune.cost.tables import EstimatedMetric
 from wattune.errors import PlanError
 
 RATIO_LOG_STD: Final = 0.019

@@ -124,18 +124,12 @@ def _held_out(
 def predicted_s(trials: Sequence[TimedTrial], coefficients: StepTimeCoefficients, power: PowerCoefficients) -> Floats:
     """Predicts the step time of every trial under its own power limit."""
     times_s = np.empty(len(trials))
-    limits = [_limit_w(one) for one in trials]
-    for limit_w in sorted(set(limits)):
-        rows = np.array([index for index, limit in enumerate(limits) if limit == limit_w])
-        for positions, batch in batches([trials[row][0] for row in rows]):
-            times_s[rows[positions]] = predict(batch, coefficients, power, limit_w=limit_w).step_time_s
+    limits_w = np.array([metrics.get("device_power_limit_w") or 0.0 for _, metrics in trials])
+    for positions, batch in batches([spec for spec, _ in trials]):
+        own_w = limits_w[positions]
+        limited = replace(batch, limit_w=np.where(own_w > 0, own_w, batch.limit_w))
+        times_s[positions] = predict(limited, coefficients, power).step_time_s
     return times_s
-
-
-def _limit_w(trial: TimedTrial) -> float:
-    spec, metrics = trial
-    measured = metrics.get("device_power_limit_w")
-    return measured or spec.cluster.sensed_device.power_limit_w or float("inf")
 
 
 def _log_errors(trials: Sequence[TimedTrial], coefficients: StepTimeCoefficients, power: PowerCoefficients) -> Floats:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from wattune.cost.estimate import EstimatedMetric
+from wattune.cost.tables import EstimatedMetric
 from wattune.errors import SpaceError, closest
 from wattune.objective import Question
 from wattune.run import Run

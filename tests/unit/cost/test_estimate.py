@@ -12,9 +12,9 @@ from wattune.catalog.hardware import DEVICES
 from wattune.catalog.models import MODELS
 from wattune.cost.batch import batches
 from wattune.cost.defaults import default_coefficients
-from wattune.cost.estimate import ESTIMATED, LIMITS, EstimatedMetric, estimate, predict
+from wattune.cost.estimate import ESTIMATED, LIMITS, estimate, predict
 from wattune.cost.power import FULL_FRAC, H200, HELD_FRAC
-from wattune.cost.tables import FULL_MEMORY_FRAC, FULL_MEMORY_LONGER_FRAC
+from wattune.cost.tables import FULL_MEMORY_FRAC, FULL_MEMORY_LONGER_FRAC, EstimatedMetric
 from wattune.errors import PlanError
 from wattune.search.prune import prune
 from wattune.search.space import load_space

@@ -10,8 +10,9 @@ import pytest
 
 from wattune.catalog.hardware import DEVICES
 from wattune.cost.defaults import default_coefficients
-from wattune.cost.estimate import EstimatedMetric, estimate
+from wattune.cost.estimate import estimate
 from wattune.cost.out_of_memory import CERTAIN, LIKELY, MemoryRisk, out_of_memory_probability, usable_bytes
+from wattune.cost.tables import EstimatedMetric
 from wattune.run import Numbers, Run, RunStatus
 from wattune.trial import TrialSpec
 

@@ -12,7 +12,8 @@ from wattune.catalog.hardware import DEVICES
 from wattune.cost.batch import Batch, batches
 from wattune.cost.clock import clock_frac, dynamic_w
 from wattune.cost.coefficients import PowerCoefficients
-from wattune.cost.power import H200, H200_PRIOR, ROOM_FRAC, SECOND_FRAC, power_coefficients, predict
+from wattune.cost.power import H200, H200_PRIOR, ROOM_FRAC, SECOND_FRAC, power_coefficients
+from wattune.cost.power import predict as predict_power
 from wattune.cost.step_time.matmul import matmul_s
 from wattune.cost.tables import Activity, Power, StepTime
 
@@ -76,6 +77,10 @@ def steps(draw: st.DrawFn) -> np.ndarray:
 
 def columns(power: Power) -> dict[str, np.ndarray]:
     return {name: getattr(power, name) for name in Power.__slots__}
+
+
+def predict(batch: Batch, step: StepTime, coefficients: PowerCoefficients, *, limit_w: float) -> Power:
+    return predict_power(replace(batch, limit_w=np.full(len(batch), float(limit_w))), step, coefficients)
 
 
 @given(steps(), st.floats(0.4, 1), st.floats(150, 1200))

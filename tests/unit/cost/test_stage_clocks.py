@@ -105,7 +105,7 @@ def test_a_frontier_saves_energy_for_free_and_more_for_time():
 def test_the_energy_of_passes_is_that_of_the_estimate(plan):
     batch, coefficients = one(**plan)
     power, parts = coefficients.power, predict(batch, coefficients)
-    model = StepModel(batch, coefficients.step_time, power, batch.limit_w, vocabulary(batch))
+    model = StepModel(batch, coefficients.step_time, power, vocabulary(batch))
     pipeline = StepPipeline(model, np.zeros(1, np.int64))
     kinds = [_of_direction(pipeline, name, pipeline.clock[0][None]) for name in ("forward", "backward")]
     busy_s, energy_j = (pipeline.m[0] * sum(each).sum(axis=(0, 1)) for each in zip(*kinds, strict=True))
@@ -117,7 +117,7 @@ def test_the_energy_of_passes_is_that_of_the_estimate(plan):
 def test_traffic_and_waits_of_a_pass_have_powers_of_their_own(monkeypatch):
     batch, coefficients = one(pp=4, tp=2)
     power = replace(coefficients.power, idle_w=100.0, active_w=40.0, link_w=17.0, wait_w=5.0)
-    model = StepModel(batch, coefficients.step_time, power, batch.limit_w, vocabulary(batch))
+    model = StepModel(batch, coefficients.step_time, power, vocabulary(batch))
     pipeline = StepPipeline(model, np.zeros(1, np.int64))
     clocks = pipeline.clock[0][None]
     compute_s = pipeline.pass_s("forward", clocks)[0]

@@ -48,8 +48,6 @@ def predict(
     batch: Batch,
     coefficients: StepTimeCoefficients,
     power: PowerCoefficients,
-    *,
-    limit_w: Floats | float,
     padded_vocab_size: Ints | None = None,
 ) -> StepTime:
     """Predicts the step time of every candidate.
@@ -58,7 +56,7 @@ def predict(
     `PlanError` where the catalog does not have the peaks of the device.
     """
     vocabulary = np.full(len(batch), batch.model.vocab_size) if padded_vocab_size is None else padded_vocab_size
-    model = StepModel(batch, coefficients, power, limit_w, vocabulary)
+    model = StepModel(batch, coefficients, power, vocabulary)
     parts = {name: np.empty(len(batch)) for name in PARTS}
     stages = {name: np.zeros((len(batch), int(batch.pp.max()))) for name in Activity.__slots__}
     slow_host_frac, fast_host_frac = np.empty((2, len(batch)))
@@ -88,14 +86,9 @@ class StepModel:
     """A batch with everything that does not depend on the pipeline."""
 
     def __init__(
-        self,
-        batch: Batch,
-        coefficients: StepTimeCoefficients,
-        power: PowerCoefficients,
-        limit_w: Floats | float,
-        vocabulary: Ints,
+        self, batch: Batch, coefficients: StepTimeCoefficients, power: PowerCoefficients, vocabulary: Ints
     ) -> None:
-        self.batch, self.power, self.limit_w = batch, power, np.broadcast_to(limit_w, len(batch))
+        self.batch, self.power = batch, power
         self.coefficients = coefficients = coefficients.with_host(batch.cluster.host_speed)
         self.facts: EngineFacts = FACTS[coefficients.software or batch.engine]
         self.machine = Machine.of(batch.device, batch.dtype, coefficients)
@@ -318,7 +311,7 @@ class StepPipeline:
             (0.35 * work.matrix_s + work.memory_s).sum(axis=1) / busy_s * model.coefficients.kernel.memory_frac,
             np.minimum(link_s / busy_s, 1.0),
         )
-        limit_w = model.limit_w[self.rows, None]
+        limit_w = model.batch.limit_w[self.rows, None]
         self.own_clock = clock_frac(model.power, at_full_w, np.maximum(limit_w, model.power.limit_w))
         self.clock = np.minimum(clock_frac(model.power, at_full_w, limit_w), model.batch.locked_frac[self.rows, None])
 

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Final, Protocol, TypeVar, runtime_checkable
 
 from wattune.arrays import Floats
-from wattune.cost.estimate import EstimatedMetric
+from wattune.cost.tables import EstimatedMetric
 from wattune.objective import Question
 from wattune.run import Run, RunStatus
 from wattune.trial import TrialSpec

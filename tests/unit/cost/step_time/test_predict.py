@@ -43,7 +43,7 @@ def of(
 ):
     specs = [trial_spec(name, on="2x8 h200_sxm", engine=engine, batch=global_batch_size, plan=plan) for plan in plans]
     ((_, batch),) = batches(specs)
-    return predict(batch, coefficients, POWER, limit_w=limit_w)
+    return predict(replace(batch, limit_w=np.full(len(batch), limit_w)), coefficients, POWER)
 
 
 def assert_adds_up(found: StepTime) -> None:
@@ -71,7 +71,7 @@ def test_every_kept_plan_of_every_shipped_space_has_a_time(space):
     specs = [one.spec for one in prune(load_space(space)).kept]
     seen = 0
     for positions, batch in batches(specs):
-        assert_adds_up(predict(batch, PUBLISHED_STEP_TIME, POWER, limit_w=700.0))
+        assert_adds_up(predict(batch, PUBLISHED_STEP_TIME, POWER))
         seen += len(positions)
     assert seen == len(specs) > 0
 
@@ -172,7 +172,7 @@ def test_a_skewed_routing_waits_for_the_busiest_experts():
     def times(routing):
         spec = trial_spec("mixtral_8x7b", on="1x8 h200_sxm", batch=64, routing=routing, ep=8, sharding="zero1")
         ((_, batch),) = batches([spec])
-        return predict(batch, PUBLISHED_STEP_TIME, POWER, limit_w=700.0)
+        return predict(batch, PUBLISHED_STEP_TIME, POWER)
 
     even, skewed = times(Routing(by="balanced")), times(Routing(by="skew", skew=1.2))
     assert skewed.parts_s["straggler_s"][0] > 2 * even.parts_s["straggler_s"][0]
@@ -185,7 +185,7 @@ def test_experts_of_two_matrices_wait_as_those_of_three_that_are_as_large():
             own, on="1x8 h200_sxm", batch=64, routing=Routing(by="skew", skew=1.2), ep=8, sharding="zero1"
         )
         ((_, batch),) = batches([spec])
-        return predict(batch, PUBLISHED_STEP_TIME, POWER, limit_w=700.0).parts_s["straggler_s"][0]
+        return predict(batch, PUBLISHED_STEP_TIME, POWER).parts_s["straggler_s"][0]
 
     two, three = waits_s(activation="gelu", ffn_hidden_size=12288), waits_s(ffn_hidden_size=8192)
     assert two == pytest.approx(three, rel=0.05)
@@ -195,8 +195,7 @@ def test_a_padded_vocabulary_costs_time():
     spec = trial_spec(on="1x8 h200_sxm", batch=64)
     ((_, batch),) = batches([spec])
     plain, padded = (
-        predict(batch, PUBLISHED_STEP_TIME, POWER, limit_w=700.0, padded_vocab_size=size)
-        for size in (None, np.array([256_512]))
+        predict(batch, PUBLISHED_STEP_TIME, POWER, padded_vocab_size=size) for size in (None, np.array([256_512]))
     )
     assert padded.step_time_s[0] > plain.step_time_s[0]
 
@@ -211,7 +210,7 @@ def test_unknown_peaks_are_refused():
     spec = trial_spec(on="1x2 cpu", seq_len=128, batch=2, dtype="fp32")
     ((_, batch),) = batches([spec])
     with pytest.raises(PlanError, match='the peaks of "cpu" are not in the catalog'):
-        predict(batch, PUBLISHED_STEP_TIME, POWER, limit_w=700.0)
+        predict(batch, PUBLISHED_STEP_TIME, POWER)
 
 
 def test_experts_hide_their_weights_beside_attention_alone():

@@ -177,7 +177,7 @@ def test_the_ring_of_context_parallel_waits_for_its_slowest_hop(plan, shape):
 def parts(plan, machines, *, name="llama3_8b", engine="torch"):
     spec = replace(trial_spec(name, on="1x8 h100_sxm", engine=engine, batch=32, plan=plan), cluster=machines)
     ((_, batch),) = batches([spec])
-    found = predict(batch, PUBLISHED_STEP_TIME, POWER, limit_w=700.0)
+    found = predict(batch, PUBLISHED_STEP_TIME, POWER)
     return {kind: float(seconds[0]) for kind, seconds in found.parts_s.items()}
 
 

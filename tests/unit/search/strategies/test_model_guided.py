@@ -11,7 +11,7 @@ from known_space import BASE, BEST, OBJECTIVE, POWER, SPECS, is_feasible, metric
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
-from wattune.cost.estimate import EstimatedMetric
+from wattune.cost.tables import EstimatedMetric
 from wattune.fidelity import FIRST_BURST_REPEAT
 from wattune.objective import parse_constraint, parse_objective
 from wattune.run import Run, RunStatus
