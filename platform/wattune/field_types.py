@@ -1,11 +1,12 @@
 """Fields of dataclasses that were read from files: they hold what their annotations say."""
 
 import math
-from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Interval
 
 
 def default_of(of: "Field[Any]") -> Any:
@@ -20,19 +21,8 @@ LARGEST_WORLD: Final = 10**6
 """Most ranks of a cluster, layers of a model, and any degree. Planning lists ranks, stages and layers one by one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """Bounds of a number, checked and described where a file gives it (`wattune.search.declared`)."""
-
-    ge: float | None = None
-    gt: float | None = None
-    le: float | None = None
-    lt: float | None = None
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Adds them to pydantic's schema of the number, which is plain data."""
-        given = {name: getattr(self, name) for name in ("ge", "gt", "le", "lt")}
-        return {**handler(source), **{name: bound for name, bound in given.items() if bound is not None}}
+Bounds = Interval
+"""Bounds of a number (`ge gt le lt`), checked and described where a file gives it (`wattune.search.declared`)."""
 
 
 @dataclass(frozen=True, slots=True)
