@@ -356,8 +356,8 @@ def study(world: World, seed: int, known: Numbers, score: Score) -> Pairs:
     if named is not None:
         score.broken.append(float(truth.breaks[named]))
     if (leader := found.standings.leader) is not None:
-        score.believed.append(leader.best_probability)
-        score.true.append(product.specs.index(leader.row.spec) == truth.best)
+        score.believed.append(leader.best_probability or 0.0)
+        score.true.append(product.specs.index(leader.spec) == truth.best)
     score.num_runs.append(num_runs)
     score.undecided.append(len(undecided) / world.num_plans)
     could_be = sum((row.best_probability or 0.0) >= MAY_BE_BEST for row in undecided)

@@ -14,7 +14,6 @@ from small_study import make_study, ranking_of
 from wide_report import write_wide_report
 
 from wattune import api
-from wattune.ranking.evidence import compare_trials
 from wattune.report.write import write_comparison, write_figures, write_report
 from wattune.storage.study import StudyFolder
 from wattune.tracking.tracker import Tracker
@@ -166,8 +165,8 @@ def test_the_first_screen_is_the_answer(browser: Headless, tmp_path: Path, kind:
 
 def test_two_trials_side_by_side(browser: Headless, study: StudyFolder, tmp_path: Path) -> None:
     ranking = ranking_of(study)
-    pair = (f"x:{row.trial_id}" for row in (ranking.feasible[0], ranking.infeasible[0]))
-    path = write_comparison(compare_trials(*pair, lambda _name: study), tmp_path / "compare.html")
+    pair = (f"{study.path}:{row.trial_id}" for row in (ranking.feasible[0], ranking.infeasible[0]))
+    path = write_comparison(api.compare(*pair), tmp_path / "compare.html")
     browser.open(path.as_uri())
     browser.shows("more tokens a second", "What differs", "plan.pp", "node_device_power_peak_1s_w")
     browser.wait_for("document.querySelectorAll('#chart-what-makes-the-difference .waterfalllayer .trace').length == 2")

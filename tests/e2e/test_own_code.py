@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from recorded import record
 
 from wattune.api.spaces import plan
 from wattune.plans.program import filled_arguments, values_of
 from wattune.recording import recorder
-from wattune.recording.recorder import record
 from wattune.recording.recording import run_of
 from wattune.run import Cause, RunStatus
 from wattune.steps.launch import environment

@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 from specs import trial_spec
 
-from wattune.analysis.detail import EXCURSION_COLUMNS, SLOT_COLUMNS
+from wattune.analysis.detail import EXCURSION_COLUMNS, SLOT_COLUMNS, TEMPERATURE_COLUMNS, THROTTLE_COLUMNS, Detail
+from wattune.analysis.metrics.phases import PHASE_COLUMNS
 from wattune.analysis.metrics.saturation import Saturation
 from wattune.analysis.metrics.waterfall import Breakdown
 from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.ranking.comparison import Comparison, Side, compare
 from wattune.ranking.difference import Counted
-from wattune.ranking.evidence import Evidence
 from wattune.ranking.order import Ranking, rank
 from wattune.report.figure import Chart
 from wattune.report.page import draw, render_report
@@ -92,16 +92,19 @@ def values(found) -> list[float]:
     return list(found)
 
 
-def evidence_of(text: str = "vm", slow: float = 1.0) -> Evidence:
+def evidence_of(text: str = "vm", slow: float = 1.0) -> Detail:
     """Twenty seconds of forty steps, one excursion, two slots."""
     excursion = {"node": text, "device": text, "start_s": 3.0, "end_s": 3.4, "energy_j": 8.0, "peak_w": 745.0}
     slot = dict.fromkeys(SLOT_COLUMNS.names, 0.1) | {"node": text, "power_mean_w": 650.0}
     slots = [slot | {"slot": n, "device": f"gpu{n}", "temp_mean_c": 74.5 - 5 * n} for n in range(2)]
     parts = {"compute": 0.3, "throttle": 0.05, "exposed_comm": 0.1 * slow, "bubble": 0.04, "other": 0.01}
-    return Evidence(
+    return Detail(
         power_w={text: (np.arange(0.0, 20.0, 0.1), np.full(200, 2650.0)), "quiet": (np.arange(2.0), np.ones(2))},
-        steps=(np.arange(0.0, 20.0, 0.5), np.full(40, 0.5)),
-        step_index=np.arange(5, 45),
+        steps=pa.table({"step": np.arange(5, 45), "start_s": np.arange(0.0, 20.0, 0.5), "time_s": np.full(40, 0.5)}),
+        phases=PHASE_COLUMNS.empty_table(),
+        temperatures=TEMPERATURE_COLUMNS.empty_table(),
+        throttles=THROTTLE_COLUMNS.empty_table(),
+        outliers=(),
         excursions=pa.Table.from_pylist([excursion | {"limit_w": 700.0}], schema=EXCURSION_COLUMNS),
         slots=pa.Table.from_pylist(slots, schema=SLOT_COLUMNS),
         breakdown=Breakdown(
@@ -124,7 +127,7 @@ def evidence_of(text: str = "vm", slow: float = 1.0) -> Evidence:
     )
 
 
-def comparison_of(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Comparison:
+def comparison_of(ranking: Ranking, evidence: Mapping[str, Detail]) -> Comparison:
     sides = [
         Side(
             name=f"moe:{row.trial_id}-0",

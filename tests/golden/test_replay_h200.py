@@ -7,11 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from recorded import record
 from runs import run_data
 
 from wattune.analysis.run_data import RunData
 from wattune.analysis.summary import Summary, metrics_by_device, summarize
-from wattune.recording.recorder import record
 from wattune.recording.recording import load
 from wattune.storage.measured import MeasuredFolder
 

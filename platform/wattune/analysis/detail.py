@@ -1,7 +1,7 @@
 """Details of a trial or recording beyond its metrics: steps, phases, slots, excursions, throttling, odd devices."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +15,7 @@ from wattune.analysis.metrics.waterfall import Breakdown, breakdown
 from wattune.analysis.run_data import Examined
 from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.readings import Readings
+from wattune.arrays import Floats
 from wattune.schema import DeviceKey
 
 MOST_LISTED: Final = 1000
@@ -82,6 +83,14 @@ class Detail:
     saturation: tuple[Saturation, ...]
     breakdown: Breakdown | None
     """None without measured steps."""
+    power_w: Mapping[str, tuple[Floats, Floats]] = field(default_factory=dict)
+    """By node: seconds, and the sum of its devices in watts, in means of 100 ms. Only where it is drawn."""
+
+    @property
+    def highest_node(self) -> str | None:
+        """The node with the highest power, None without recorded power."""
+        peaks = {node: float(watts.max()) for node, (_, watts) in self.power_w.items() if watts.size}
+        return max(peaks, key=lambda node: peaks[node], default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`, with the first `MOST_LISTED` rows of each table."""

@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from wattune.api.placement import verify as verify
     from wattune.api.projections import project as project
     from wattune.api.recordings import analyze as analyze
-    from wattune.api.recordings import calibrate as calibrate
-    from wattune.api.recordings import calibrate_links as calibrate_links
-    from wattune.api.recordings import import_logs as import_logs
-    from wattune.api.recordings import record as record
     from wattune.api.recordings import send_recording as send_recording
     from wattune.api.reports import figures as figures
     from wattune.api.reports import report as report
@@ -44,6 +40,10 @@ if TYPE_CHECKING:
     from wattune.api.studies import Trial as Trial
     from wattune.api.studies import find_recording as find_recording
     from wattune.api.studies import load_study as load_study
+    from wattune.calibration.links import calibrate_links as calibrate_links
+    from wattune.calibration.run import calibrate as calibrate
+    from wattune.foreign.recording import import_logs as import_logs
+    from wattune.recording.recorder import record as record
 
 _HOMES: Final = {
     "wattune.api.decisions": "frontier suggest",
@@ -51,12 +51,16 @@ _HOMES: Final = {
     "wattune.api.exports": "export",
     "wattune.api.placement": "place slot_map verify",
     "wattune.api.projections": "project",
-    "wattune.api.recordings": "analyze calibrate calibrate_links import_logs record send_recording",
+    "wattune.api.recordings": "analyze send_recording",
     "wattune.api.reports": "figures report",
     "wattune.api.results": "compare rank sync",
     "wattune.api.runs": "RETRIABLE StudyOutcome preview run_study",
     "wattune.api.spaces": "Space StudyPlan catalog plan scale",
     "wattune.api.studies": "Study Trial find_recording load_study",
+    "wattune.calibration.links": "calibrate_links",
+    "wattune.calibration.run": "calibrate",
+    "wattune.foreign.recording": "import_logs",
+    "wattune.recording.recorder": "record",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

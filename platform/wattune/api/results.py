@@ -9,12 +9,12 @@ from wattune.api.studies import Study, find_recording, find_study
 from wattune.errors import PlanError, SpaceError
 from wattune.objective import Constraint
 from wattune.ranking.comparison import Comparison
+from wattune.ranking.comparison import compare as compare_sides
 from wattune.ranking.conditions import parse_where
-from wattune.ranking.evidence import compare_trials
+from wattune.ranking.evidence import Compared, recorded_side, split_reference
 from wattune.ranking.order import Ranking
 from wattune.ranking.sources import Asked, Source, collector_paused, rank_sources
 from wattune.recording.recording import run_of
-from wattune.run import Run
 from wattune.storage.files import find_storage
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder
@@ -101,12 +101,16 @@ def compare(a: str, b: str, *, storage: str | None = None) -> Comparison:
         PlanError: There is no such study or trial.
         TelemetryError: A trial's telemetry cannot be read.
     """
-
-    def recording(name: str) -> Run | None:
-        path = find_recording(name, storage=storage)
-        return None if path is None else run_of(path)
-
-    return compare_trials(a, b, lambda name: find_study(name, storage=storage, whole=True), recording)
+    studies: dict[Path, Compared] = {}
+    sides = []
+    for text in (a, b):
+        if (path := find_recording(text, storage=storage)) is not None:
+            sides.append(recorded_side(run_of(path)))
+            continue
+        name, trial = split_reference(text)
+        study = find_study(name, storage=storage, whole=True)
+        sides.append(studies.setdefault(study.path.resolve(), Compared(study)).side(trial))
+    return compare_sides(*sides)
 
 
 def sync(

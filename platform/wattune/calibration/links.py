@@ -13,17 +13,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 
-from wattune.calibration.run import NVML
+from wattune.calibration.run import NVML, CalibrationListener
 from wattune.cost.sweep import ROWS, TABLE, read_rows
 from wattune.errors import SensorChoiceError, TelemetryError
-from wattune.storage.files import make_folder, write_table
+from wattune.fitting.store import LINKS
+from wattune.storage.files import make_folder, require_writable, storage_path, write_table
 from wattune.telemetry.registry import load_backend
 
 CPU: Final = "cpu"
@@ -37,9 +39,6 @@ END_S: Final = 10.0
 """Longest that torchrun takes to end its ranks when it is told to."""
 
 _INTERRUPTED: Final = "it was interrupted"
-
-SweepListener = Callable[[str, float], None]
-"""Called with the case that runs, and the share of the time that is used, in [0, 1]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,22 +54,31 @@ class Sweep:
     """True where Ctrl-C ended it."""
 
 
-def sweep_links(
+def calibrate_links(
     backend: str,
-    folder: Path,
     *,
-    minutes: float,
+    storage: str | None = None,
+    out: str | None = None,
+    minutes: float = 5.0,
     options: Sequence[str] = (),
-    listener: SweepListener = lambda _what, _used_frac: None,
+    listener: CalibrationListener = lambda _what, _used_frac: None,
 ) -> Sweep:
-    """Measures collectives and kernels on all devices of this node, for a bounded time.
+    """Measures collectives and kernels on all devices of this node, and keeps the table for `fit`.
 
-    Ctrl-C, or anything else that ends it, keeps what was measured. `backend` is `nvml` for GPUs, or `cpu` for
-    processors and gloo; `minutes` has the start of the ranks in it, of which there is one for each device
-    or `CPU_RANKS`. `links.parquet` is replaced in `folder`. Raises `SensorChoiceError` where the backend
-    has no collectives. Raises `TelemetryError` where there are no devices, or nothing was measured; the ranks' last
-    words are in the message.
+    Ctrl-C, or anything else that ends it, keeps what was measured. Raises `PlanError`: nothing can be written there,
+    `SensorChoiceError`: the backend has no collectives, `TelemetryError`: there are no devices, or nothing was
+    measured; the ranks' last words are in the message.
+
+    Args:
+        backend: `nvml` for GPUs, or `cpu` for processors and gloo.
+        storage: The place that `fit` looks in; the table goes to its folder `links`.
+        out: Another folder for the table, in which it is replaced.
+        minutes: Longest time, with the start of the ranks: one for each device, or `CPU_RANKS`.
+        options: Further ones of `wattune.workers.link_load`.
+        listener: Called with the case that runs and the share of the time that is used, in [0, 1].
     """
+    folder = Path(out) if out else storage_path(storage) / LINKS / datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    require_writable(folder)
     if backend not in (NVML, CPU):
         raise SensorChoiceError(f'links of backend "{backend}" cannot be measured; use --backend {NVML} or {CPU}')
     start_s = time.monotonic()
@@ -140,7 +148,7 @@ def _environment() -> dict[str, str]:
     return {**own, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1", **os.environ}
 
 
-def _follow(process: "subprocess.Popen[bytes]", start_s: float, seconds: float, listener: SweepListener) -> str:
+def _follow(process: "subprocess.Popen[bytes]", start_s: float, seconds: float, listener: CalibrationListener) -> str:
     """Passes progress on until the ranks end or their time and the grace are over. Returns their last line."""
     assert process.stdout is not None, "a pipe was asked for"
     last, rest = "starting", b""

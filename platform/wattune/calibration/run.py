@@ -36,6 +36,7 @@ from wattune.simulation.activity import DeviceActivity, Part, seconds_of
 from wattune.simulation.device_model import device_model
 from wattune.simulation.sensors import BACKEND as SIMULATED
 from wattune.simulation.sensors import simulate_node
+from wattune.storage.files import CALIBRATIONS, require_writable, storage_path, write_calibration
 from wattune.telemetry.backend import DeviceInfo
 from wattune.telemetry.files.segments import read_tables
 from wattune.telemetry.registry import load_backend
@@ -113,14 +114,26 @@ class _Bench:
 
 
 def calibrate(
-    backend: str, *, protocol: Protocol | None = None, listener: CalibrationListener = lambda _what, _done_frac: None
-) -> list[dict[str, Any]]:
-    """Calibrates every device of a backend, one after another; nothing else should use them meanwhile.
+    backend: str,
+    *,
+    storage: str | None = None,
+    protocol: Protocol | None = None,
+    listener: CalibrationListener = lambda _what, _done_frac: None,
+) -> list[tuple[Path, dict[str, Any]]]:
+    """Calibrates every device of a backend, about two minutes each, and keeps what was found for later studies.
 
-    `simulated` is a load on this processor, and the sensors of an H200 computed from it. Returns for each device the
-    document that `wattune.storage.files.write_calibration` stores. Raises `TelemetryError` where there are no such
-    sensors or devices, the load did not run, or too little was recorded.
+    One after another; nothing else should use them meanwhile. Returns for each device the file that was written, and
+    its content. Raises `PlanError`: nothing can be written in the storage, `TelemetryError`: there are no such sensors
+    or devices here, the load or the sampler failed, or too little was recorded.
+
+    Args:
+        backend: `nvml`, or `simulated`: a load on this processor, and the sensors of an H200 computed from it.
+        storage: Folder it is kept in, under `calibration`; see `wattune.storage.files.find_storage`.
+        protocol: The loads; None is the usual ones.
+        listener: Called with what is going on and the share of it all that is done.
     """
+    kept_in = storage_path(storage)
+    require_writable(kept_in / CALIBRATIONS)  # said now, not after minutes of load
     infos = find_devices(backend)
     documents = []
     for index, info in enumerate(infos):
@@ -128,7 +141,7 @@ def calibrate(
         with tempfile.TemporaryDirectory(prefix="wattune-calibrate-") as folder:
             bench = _Bench(backend, info, len(infos), platform.node(), Path(folder), protocol or Protocol(), report)
             documents.append(_calibrate(bench))
-    return documents
+    return [(write_calibration(kept_in, one), one) for one in documents]
 
 
 def _report(

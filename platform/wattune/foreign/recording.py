@@ -15,9 +15,11 @@ from wattune.errors import ImpossibleValueError, PlanError
 from wattune.foreign.formats import files_of, read_log
 from wattune.foreign.sampled import ForeignLog, Sampled, SampledValues, plain_name, tier_of
 from wattune.foreign.steps import steps_beside
-from wattune.recording.recording import measured_run
+from wattune.recording.recording import measured_run, run_of
 from wattune.recording.window import STEADY, parse_window
+from wattune.run import Run
 from wattune.schema import MOST_SPAN_NS, table_schema
+from wattune.storage.files import storage_path
 from wattune.storage.measured import RecordingFolder
 from wattune.storage.study import TrialFolder
 from wattune.telemetry.files.coverage import measured_facts
@@ -34,28 +36,29 @@ _POWERS: Final = ("power_instant_w", "power_average_w", "node_power_w", "package
 def import_logs(
     files: Sequence[Path],
     *,
-    storage: Path,
+    storage: str | None = None,
     name: str | None = None,
     nodes: Sequence[str] = (),
-    zone: str | None = None,
+    timezone: str | None = None,
     interval_s: float | None = None,
     steps: Path | None = None,
     window: str = STEADY,
     tokens_per_step: float | None = None,
-) -> Path:
+) -> tuple[Run, dict[str, Any]]:
     """Makes a recording of logs that other tools wrote.
 
-    Returns the recording's folder. Raises `PlanError`: a file is none that can be read, or two contradict each other,
-    or the name is taken. Nothing was written.
+    Returns the recording, and what was read of the logs: `imported`, a file each, and `energies`, what the logs say of
+    energy by themselves. Raises `PlanError`: a file cannot be read, is of no known format or contradicts another, or
+    the name is taken.
 
     Args:
         files: The logs, of one run: of several sources, several nodes, or one after another. A folder is that of a
             run of MLflow. Those that have no readings are left out where others have some.
-        storage: Where recordings are kept, under `recordings/<name>`.
+        storage: Folder recordings are kept in, under `recordings`; see `wattune.storage.files.find_storage`.
         name: The recording's name; None is the first file's.
         nodes: Node of the logs that name none, one for all or one a file; none is `NODE`, or each file's own name where
             they are of several.
-        zone: Zone of times without one, such as `Europe/Berlin`; None is UTC.
+        timezone: Zone of times without one, such as `Europe/Berlin`; None is UTC.
         interval_s: Time between the readings of logs that have no times.
         steps: The log of the training run, whose steps are then the recording's (`wattune.foreign.steps`).
         window: The part that the figures are of, where there are steps (`wattune.recording.window.parse_window`).
@@ -70,7 +73,7 @@ def import_logs(
     logs, problems, seen = [], [], set[str]()
     for file in files:
         try:
-            logs.append(read_log(file, zone, interval_s))
+            logs.append(read_log(file, timezone, interval_s))
             if logs[-1].digest in seen:
                 raise PlanError(f"{file.name} was given twice; give each log once")
             seen.add(logs[-1].digest)
@@ -101,9 +104,9 @@ def import_logs(
         facts_of_all["steps_asked"] = {"source": "auto", "window": window, "tokens_per_step": tokens_per_step}
         names = {one: [name for name in each["devices"] if name != HOST] for one, each in manifests.items()}
         has_date = not any("date" in note for log in logs for note in log.notes)
-        spans, found = steps_beside(steps, facts_of_all, names, zone, has_date=has_date)
+        spans, found = steps_beside(steps, facts_of_all, names, timezone, has_date=has_date)
         facts_of_all |= found
-    folder = RecordingFolder.create(storage, name or plain_name(given[0].absolute().stem) or "imported")
+    folder = RecordingFolder.create(storage_path(storage), name or plain_name(given[0].absolute().stem) or "imported")
     try:
         for one, each in tables.items():
             folder.write_telemetry(one, each, manifests[one] | {"measured": measured_facts(each)})
@@ -116,7 +119,8 @@ def import_logs(
         if isinstance(error, ImpossibleValueError):
             raise PlanError(f"{', '.join(log.file for log in logs)}: {error}") from error
         raise
-    return folder.path
+    kept = folder.facts()
+    return run_of(folder.path), {key: kept[key] for key in ("imported", "energies")}
 
 
 def _joined(logs: Sequence[ForeignLog], nodes: Sequence[str]) -> tuple[Sampled, dict[tuple[str, str], dict[str, Any]]]:

@@ -100,32 +100,13 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finalist:
-    """One trial that may be the best."""
-
-    row: RankedTrial
-    best_probability: float
-    """Share of draws in which it keeps every bound and leads."""
-    total_effect: float
-    """Probability that the answer changes when what is unknown of this trial alone is drawn anew. Computed for the
-    two most likely trials, else 0."""
-
-    @property
-    def num_runs(self) -> int:
-        """Ordinary runs so far."""
-        return len(ordinary(self.row.counted))
-
-    def worth(self, num_running: int) -> float:
-        """Returns the part of its total effect that one more run takes away, after those that are running."""
-        known = self.num_runs + num_running
-        return self.total_effect * self.num_runs / (known * (known + 1))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Standings:
     """The trials that may be the best, the most likely one first."""
 
-    finalists: tuple[Finalist, ...] = ()
+    finalists: tuple[RankedTrial, ...] = ()
+    """Each with the share of draws in which it keeps every bound and leads."""
+    effects: tuple[float, ...] = ()
+    """Probability that the answer changes when what is unknown of one of the first two alone is drawn anew."""
     none_probability: float = 1.0
     """Share of draws in which no trial keeps every bound."""
     near_probability: float = 0.0
@@ -140,19 +121,19 @@ class Standings:
     that leads most often where it does not."""
 
     @property
-    def leader(self) -> Finalist | None:
+    def leader(self) -> RankedTrial | None:
         """The trial that is most likely the best; None if no trial can be."""
         return self.finalists[0] if self.finalists else None
 
     @property
     def best_probability(self) -> float:
         """The leader's P(best); 0 without one."""
-        return self.finalists[0].best_probability if self.finalists else 0.0
+        return (self.finalists[0].best_probability or 0.0) if self.finalists else 0.0
 
     @property
     def likely(self) -> dict[tuple[str, str], float]:
         """P(best) by study and trial id; a trial that cannot be the best is absent."""
-        return {(one.row.study, one.row.trial_id): one.best_probability for one in self.finalists}
+        return {(one.study, one.trial_id): one.best_probability or 0.0 for one in self.finalists}
 
     def told_apart(self, until: float) -> bool:
         """Returns true if the answer is known: a trial that is the best or near it, or that none keeps every bound."""
@@ -160,10 +141,15 @@ class Standings:
 
     def next(self, running: Mapping[str, int]) -> RankedTrial | None:
         """Returns the trial whose next run tells most, after those `running` by id; None if none can be the best."""
-        pair = self.finalists[:2]
-        if not pair:
-            return None
-        return max(pair, key=lambda one: (one.worth(running.get(one.row.trial_id, 0)), -one.num_runs)).row
+
+        def order(at: int) -> tuple[float, int]:
+            """Returns the part of a trial's effect that one more run takes away, after those that are running."""
+            row = self.finalists[at]
+            num_runs = len(ordinary(row.counted))
+            known = num_runs + running.get(row.trial_id, 0)
+            return self.effects[at] * num_runs / (known * (known + 1)), -num_runs
+
+        return self.finalists[max(range(len(self.effects)), key=order)] if self.effects else None
 
 
 def on_one_scale(parts: Sequence[tuple[Scatter, Indices, Floats]], *, maximize: bool) -> Standing:
@@ -240,11 +226,9 @@ def standings(rows: Sequence[RankedTrial], question: Question) -> Standings:
     for index in order[:2]:
         bounds.draw(index, np.arange(NUM_DRAWS))  # their draws are shuffled
     alone = np.where(bounds.kept, one.mean + own, -np.inf)
-    effects = {index: _total_effect(index, first, alone, shared, rng) for index in order[:2]}
+    effects = [_total_effect(index, first, alone, shared, rng) for index in order[:2]]
     finalists = tuple(
-        Finalist(row=drawn[index], best_probability=float(shares[index]), total_effect=effects.get(index, 0.0))
-        for index in order
-        if shares[index] > 0.0
+        replace(drawn[index], best_probability=float(shares[index])) for index in order if shares[index] > 0.0
     )
     margin = -np.log1p(-NEAR_FRAC) if one.logarithmic else NEAR_FRAC * abs(one.mean[order[0]])
     close = (alone + shared)[:, order[0]] >= figures.max(axis=1, initial=-1e300) - margin
@@ -257,6 +241,7 @@ def standings(rows: Sequence[RankedTrial], question: Question) -> Standings:
     at_best = one.mean + headroom[near] + own + shared
     return Standings(
         finalists=finalists,
+        effects=tuple(effects[: len(finalists)]),
         none_probability=float(shares[len(drawn)]),
         near_probability=float(close.mean()),
         regression=lost,

@@ -1,25 +1,19 @@
 """Evidence of single trials beyond their metrics, for reports and comparisons, read from a trial's folder."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
-import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
+import pyarrow.compute as pc
 
-from wattune.analysis.detail import detail_of
-from wattune.analysis.metrics.saturation import Saturation
-from wattune.analysis.metrics.waterfall import Breakdown
+from wattune.analysis.detail import Detail, detail_of
 from wattune.analysis.run_data import RunData
 from wattune.analysis.summary import node_power_series
-from wattune.arrays import Floats
 from wattune.errors import PlanError, TelemetryError, WattuneError
 from wattune.objective import parse_objective
 from wattune.ranking.assessment import RankedTrial, completed, finite, is_simulated
 from wattune.ranking.common_steps import of_folder
-from wattune.ranking.comparison import SPEED, Comparison, Side, compare
+from wattune.ranking.comparison import SPEED, Side
 from wattune.ranking.difference import Counted
 from wattune.ranking.recordings import usual_metric
 from wattune.ranking.spreads import Spreads
@@ -31,32 +25,10 @@ MOST_STEPS: Final = 2000
 """Most steps of a timeline."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """One repeat of one trial, on the time axis of its window: seconds from the start of the measured steps."""
+def gather(folder: TrialFolder) -> Detail | None:
+    """Reads the detail of one repeat with its power, None if its folder has no window of measured steps.
 
-    power_w: Mapping[str, tuple[Floats, Floats]]
-    """By node: seconds, and the sum of its devices in watts, in means of 100 ms."""
-    steps: tuple[Floats, Floats]
-    """Start and length of every measured step in seconds; empty without spans."""
-    step_index: NDArray[np.int64]
-    """Index of each step in the stream of data, warm-up included."""
-    excursions: pa.Table
-    """As in `wattune.analysis.detail.Detail`."""
-    slots: pa.Table
-    """As in `wattune.analysis.detail.Detail`."""
-    breakdown: Breakdown | None
-    saturation: tuple[Saturation, ...]
-
-    @property
-    def highest_node(self) -> str | None:
-        """The node with the highest power, None without recorded power."""
-        peaks = {node: float(watts.max()) for node, (_, watts) in self.power_w.items() if watts.size}
-        return max(peaks, key=lambda node: peaks[node], default=None)
-
-
-def gather(folder: TrialFolder) -> Evidence | None:
-    """Reads the evidence of one repeat, None if its folder has no window of measured steps.
+    Its steps are at most `MOST_STEPS`, numbered in the stream of data, warm-up included.
 
     Raises:
         TelemetryError: A table in it cannot be read or is of another schema, or a file does not agree with its digest.
@@ -69,22 +41,14 @@ def gather(folder: TrialFolder) -> Evidence | None:
     if examined is None:
         return None
     found = detail_of(examined)
-    start_s = found.steps["start_s"].to_numpy()[:MOST_STEPS]
-    time_s = found.steps["time_s"].to_numpy()[:MOST_STEPS]
-    return Evidence(
-        power_w=node_power_series(examined.aligned),
-        steps=(start_s, time_s),
-        step_index=found.steps["step"].to_numpy()[:MOST_STEPS] - data.first_step,
-        excursions=found.excursions,
-        slots=found.slots,
-        breakdown=found.breakdown,
-        saturation=tuple(found.saturation),
-    )
+    steps = found.steps.slice(0, MOST_STEPS)
+    steps = steps.set_column(0, "step", pc.subtract(steps["step"], data.first_step))
+    return replace(found, steps=steps, power_w=node_power_series(examined.aligned))
 
 
-def gather_all(study: StudyFolder, rows: Iterable[RankedTrial]) -> tuple[dict[str, Evidence], list[str]]:
+def gather_all(study: StudyFolder, rows: Iterable[RankedTrial]) -> tuple[dict[str, Detail], list[str]]:
     """Reads the evidence of trials' first completed repeats, by trial id, and says which cannot be read."""
-    found: dict[str, Evidence] = {}
+    found: dict[str, Detail] = {}
     problems = []
     for row in rows:
         if not row.counted:
@@ -99,12 +63,12 @@ def gather_all(study: StudyFolder, rows: Iterable[RankedTrial]) -> tuple[dict[st
     return found, problems
 
 
-def side_of_row(study: StudyFolder, row: RankedTrial, evidence: Evidence | None) -> Side:
+def side_of_row(study: StudyFolder, row: RankedTrial, evidence: Detail | None) -> Side:
     """Makes one side of a comparison from a ranked trial, by its first completed repeat."""
     return _side(study, row.spec, Counted(row.counted, row.spreads), row.counted[0], evidence)
 
 
-def _side(study: StudyFolder, spec: TrialSpec, counted: Counted, result: Run, evidence: Evidence | None) -> Side:
+def _side(study: StudyFolder, spec: TrialSpec, counted: Counted, result: Run, evidence: Detail | None) -> Side:
     return Side(
         name=f"{study.name}:{result.trial_id}-{result.repeat}",
         spec=spec,
@@ -179,37 +143,6 @@ def split_reference(text: str) -> tuple[str, str]:
             "recording's name, or the folder of one"
         )
     return study, trial
-
-
-def compare_trials(
-    a: str,
-    b: str,
-    load: Callable[[str], StudyFolder],
-    recorded: Callable[[str], Run | None] = lambda _: None,
-) -> Comparison:
-    """Compares two trials, two recordings, or one of each.
-
-    Args:
-        a: One trial: `STUDY:TRIAL_ID`, or the path of its folder; or a recording.
-        b: The other, of the same study or of another one.
-        load: Opens a study by name or path.
-        recorded: Reads a recording by name or path; None where it is none.
-
-    Raises:
-        PlanError: There is no such study or trial.
-        TelemetryError: A trial's telemetry cannot be read.
-    """
-    studies: dict[Path, Compared] = {}
-    sides = []
-    for text in (a, b):
-        recording = recorded(text)
-        if recording is not None:
-            sides.append(recorded_side(recording))
-            continue
-        name, trial = split_reference(text)
-        study = load(name)
-        sides.append(studies.setdefault(study.path.resolve(), Compared(study)).side(trial))
-    return compare(*sides)
 
 
 def recorded_side(recording: Run) -> Side:

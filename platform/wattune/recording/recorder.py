@@ -20,14 +20,17 @@ from wattune.masking import masked_arguments, masked_environment
 from wattune.plans.program import shell_problem
 from wattune.recording.attach import AttachedProcess
 from wattune.recording.devices import OTHERS, Choice, apart
-from wattune.recording.recording import measured_run, sampled
+from wattune.recording.recording import measured_run, run_of, sampled
 from wattune.recording.sensors import HOST, default_backends, split_simulated
 from wattune.recording.signals import SignalRelay
 from wattune.recording.steps import FOLDER, told_steps, uuids_of
-from wattune.recording.window import STEADY, parse_window
-from wattune.steps.source import AUTO, StepSource
-from wattune.storage.files import with_calibrations
+from wattune.recording.window import parse_window
+from wattune.run import Run
+from wattune.steps.files import MOST_TOKENS
+from wattune.steps.source import parse_source
+from wattune.storage.files import find_storage, with_calibrations
 from wattune.storage.measured import MeasuredFolder, RecordingFolder
+from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import TrialFolder
 from wattune.telemetry.devices import without_own_processes
 from wattune.telemetry.sampler.process import SamplerProcess
@@ -88,43 +91,70 @@ def default_name(command: Sequence[str]) -> str:
 def record(
     command: Sequence[str] = (),
     *,
-    storage: Path,
+    storage: str | None = None,
     seconds: float | None = None,
     name: str | None = None,
     backends: Sequence[str] = (),
     output: OutputPlace = "own",
     watcher: Watcher | None = None,
-    steps: StepSource = AUTO,
-    window: str = STEADY,
+    steps: str = "auto",
+    window: str = "steady",
     tokens_per_step: float | None = None,
     devices: str | None = None,
     attach: int | None = None,
-) -> Path:
-    """Records a command from start to end, or this machine for some seconds.
+) -> Run:
+    """Records a command from start to end, or this machine for some seconds, without Ray.
 
     A signal that would end this process goes to the command instead. The recording ends with the command, however that
-    ends, and is then closed. Only SIGKILL of this process leaves it open: the sampler then ends by its lease, and
-    `wattune.recording.recording.load` reads the rows it wrote. Returns the recording's folder. Raises `PlanError`:
-    there is nothing to record, the command cannot be run, the process cannot be attached to, the window cannot be read,
-    or the name is taken; nothing was written, `TelemetryError`: a device that was chosen is not there, a backend or a
-    device's calibration cannot be used, and nothing was written; or the samples could not be written.
+    ends, and is then closed. Only SIGKILL of this process leaves it open: the sampler then ends by its lease, and what
+    it wrote can be read.
 
     Args:
         command: The program and its arguments, and `NAME=VALUE` before it; empty records the machine.
-        storage: Where recordings are kept, under `recordings/<name>`.
+        storage: Folder recordings are kept in, under `recordings`; see `wattune.storage.files.find_storage`.
         seconds: Longest to record; a command that still runs then is sent SIGTERM.
         name: The recording's name; None is `default_name`, with a number behind it where that is taken.
         backends: Sensors to read, as `wattune.telemetry.registry.load_backend` takes it, or `simulated[:DEVICE]`; empty
-            is `default_backends`.
-        output: Destination of the command's output.
+            is every one this machine has.
+        output: The place the command writes to.
         watcher: Looks on twice a second, until it fails.
-        steps: How the command's steps are found.
-        window: The part that the figures are of (`wattune.recording.window.parse_window`).
+        steps: How the command's steps are found: `auto`, `spans`, `transformers`, `lightning`, `optimizer`, a preset
+            such as `megatron`, `pattern/ms:REGULAR_EXPRESSION` over its output, or `none`.
+        window: The part that the figures are of: `steady`, `command`, a time such as `10s:50s`, or steps such as
+            `steps:20:100` (`wattune.recording.window.parse_window`).
         tokens_per_step: Tokens of a step over all ranks, for a program that does not tell them.
-        devices: Devices that count (`wattune.telemetry.devices.named`); None is those of the command
-            (`wattune.recording.devices.Choice`).
-        attach: A process that runs already, recorded until it ends or a signal comes; it gets no signal.
+        devices: Devices that count: positions as nvidia-smi has them, UUIDs or their unique beginnings, `all`, `none`.
+            None is those that the command's variables name, else those its processes use.
+        attach: Number of a process that runs already, in the place of a command. It is recorded until it ends or a
+            signal comes; it gets no signal.
+
+    Raises:
+        SpaceError: The source of steps cannot be read.
+        PlanError: There is nothing to record, the command cannot be run, the process cannot be attached to, the name is
+            taken, or the storage cannot be used; nothing was written.
+        TelemetryError: A chosen device is not there, a backend or a device's calibration cannot be used, or what was
+            sampled cannot be written or read.
     """
+    if tokens_per_step is not None and not 0 < tokens_per_step < MOST_TOKENS:
+        raise PlanError(
+            f"--tokens-per-step: got {tokens_per_step:g}, allowed: above 0; give those of all ranks together"
+        )
+    of_a_command = {
+        "--steps": steps not in ("auto", "none"),
+        "--window": window not in ("steady", "command"),
+        "--tokens-per-step": tokens_per_step is not None,
+    }
+    if attach is not None and command:
+        raise PlanError("--attach: got a command or variables too; a job that runs has its own. Give one of the two")
+    if not command and any(of_a_command.values()):
+        named = ", ".join(name for name, given in of_a_command.items() if given)
+        if attach is not None:
+            raise PlanError(f"{named}: of a job that runs already no step is told; start it with `record -- COMMAND`")
+        raise PlanError(f"{named}: a recording of the machine alone has no steps and is whole; give a command after --")
+    source = parse_source(steps)
+    place, url = find_storage(storage)
+    if url:
+        RemoteStorage(url)  # a URL nothing can be sent to is said before the command runs, not after
     attached = None if attach is None else AttachedProcess(attach)
     variables = list(itertools.takewhile(ASSIGNMENT.match, command))
     environment = dict(word.split("=", 1) for word in variables)
@@ -139,7 +169,7 @@ def record(
     read, simulated = split_simulated(backends)
     node = socket.gethostname()
     # Nodes of a job may begin the same program in one second, and would have one name.
-    folder = RecordingFolder.create(storage, name or default_name(command), number=0 if name else 1)
+    folder = RecordingFolder.create(place, name or default_name(command), number=0 if name else 1)
     facts: dict[str, Any] = {
         "kind": "recording",
         "command": masked_arguments(command),
@@ -156,12 +186,12 @@ def record(
     choice = Choice(devices, all_set if command else None, simulated, ran_before=attached is not None)
     run = None
     if command and attached is None:
-        facts["steps_asked"] = {"source": steps.text, "window": window, "tokens_per_step": tokens_per_step}
-        run = ProgramRun(folder.path / FOLDER, steps, keeps_lines=True)
+        facts["steps_asked"] = {"source": source.text, "window": window, "tokens_per_step": tokens_per_step}
+        run = ProgramRun(folder.path / FOLDER, source, keeps_lines=True)
     with SignalRelay() as relay:
         try:
             folder.write_facts(facts)
-            if run is not None and steps.kind != "none":
+            if run is not None and source.kind != "none":
                 (folder.path / FOLDER).mkdir(mode=0o700)
             rates_hz = SIMULATED_RATES_HZ if simulated else {}
             sampler = SamplerProcess.start(
@@ -171,7 +201,7 @@ def record(
             shutil.rmtree(folder.path)
             raise
         try:
-            with_calibrations(storage, sampler.manifest())  # a broken one is an error now and not after hours
+            with_calibrations(place, sampler.manifest())  # a broken one is an error now and not after hours
             facts["devices"] = choice.counted(sampler.manifest())
             with _Renewal(sampler) as renewal:
                 session = _Session(folder, facts, renewal, relay, watcher, run or attached, choice, environment)
@@ -182,7 +212,7 @@ def record(
                 _close(folder, facts, run, choice)
             else:
                 shutil.rmtree(folder.path)
-    return folder.path
+    return run_of(folder.path)
 
 
 class _Renewal:

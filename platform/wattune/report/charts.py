@@ -9,10 +9,10 @@ from typing import Any, Final
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from wattune.analysis.detail import Detail
 from wattune.analysis.metrics.waterfall import Breakdown
 from wattune.ranking.assessment import RankedTrial, Verdict
 from wattune.ranking.comparison import Comparison, Waterfall
-from wattune.ranking.evidence import Evidence
 from wattune.ranking.order import Ranking
 from wattune.report.figure import Chart, blank, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR, INK
@@ -44,7 +44,7 @@ _MARKS: Final = {Verdict.INFEASIBLE: "✕ ", Verdict.UNDECIDED: "? ", Verdict.BE
 """Mark before the name of a trial that has no rank."""
 
 
-def step_parts(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Chart | None:
+def step_parts(ranking: Ranking, evidence: Mapping[str, Detail]) -> Chart | None:
     """Draws the parts of a mean step, a bar for each trial with a breakdown. None without any."""
     rows = [row for row in ranking.trials if (found := evidence.get(row.trial_id)) and found.breakdown]
     if not rows:
@@ -98,7 +98,7 @@ def _draw_part(figure: go.Figure, name: str, labels: Sequence[str], breakdowns: 
     )
 
 
-def slot_temperatures(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Chart | None:
+def slot_temperatures(ranking: Ranking, evidence: Mapping[str, Detail]) -> Chart | None:
     """Draws mean temperature by slot and trial, which shows places that are always hot. None without temperatures."""
     rows = [row for row in ranking.trials if row.trial_id in evidence]
     cells: dict[tuple[str, str], Mapping[str, Any]] = {}

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import yaml
 
+from wattune.analysis.detail import Detail
 from wattune.ranking.answer import StudyAnswer, answer_of
 from wattune.ranking.bounds import Holds, Margin
 from wattune.ranking.comparison import Comparison
-from wattune.ranking.evidence import Evidence
 from wattune.ranking.frontier import Frontier
 from wattune.ranking.order import Ranking
 from wattune.report.charts import slot_temperatures, step_parts, waterfall
@@ -55,7 +55,7 @@ MAX_TRACES: Final = 2
 
 def draw(
     ranking: Ranking,
-    evidence: Mapping[str, Evidence],
+    evidence: Mapping[str, Detail],
     comparisons: Mapping[str, Comparison] | None = None,
     limits: Mapping[str, float] | None = None,
     price: Frontier | None = None,
@@ -73,7 +73,7 @@ def draw(
 
 def _details(
     ranking: Ranking,
-    evidence: Mapping[str, Evidence],
+    evidence: Mapping[str, Detail],
     comparisons: Mapping[str, Comparison],
     limits: Mapping[str, float] | None,
     price: Frontier | None,
@@ -100,7 +100,7 @@ def render_report(
     document: Mapping[str, Any],
     ranking: Ranking,
     candidates: Sequence[Mapping[str, Any]],
-    evidence: Mapping[str, Evidence] | None = None,
+    evidence: Mapping[str, Detail] | None = None,
     comparisons: Mapping[str, Comparison] | None = None,
     problems: Sequence[str] = (),
     price: Frontier | None = None,

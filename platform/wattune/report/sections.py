@@ -9,8 +9,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from wattune.analysis.detail import Detail
 from wattune.ranking.assessment import NOT_ITS_OWN, RankedTrial, is_simulated
-from wattune.ranking.evidence import Evidence
 from wattune.ranking.order import Ranking
 from wattune.run import Run, RunStatus
 from wattune.search.prune import LeftOut
@@ -155,7 +155,7 @@ def _failures(ranking: Ranking) -> Html:
     return section("Failed", table(Table("", columns, rows), "A trial with one failed repeat has failed."))
 
 
-def saturation_section(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Html:
+def saturation_section(ranking: Ranking, evidence: Mapping[str, Detail]) -> Html:
     """Lists the load of links and units relative to their peaks; `saturated` appears only where it holds."""
     rows = [
         (row, one)

@@ -5,9 +5,9 @@ from typing import Final
 
 import numpy as np
 
+from wattune.analysis.detail import Detail
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.common_steps import COMPARED
-from wattune.ranking.evidence import Evidence
 from wattune.ranking.order import Ranking
 from wattune.report.charts import row_labels
 from wattune.report.figure import Chart, axis_title, blank
@@ -21,7 +21,7 @@ _LOOKS: Final = (("#0072B2", "solid"), ("#E69F00", "dash"), ("#009E73", "dot"), 
 """Colour (Okabe and Ito) and dash of each line."""
 
 
-def step_throughput(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Chart | None:
+def step_throughput(ranking: Ranking, evidence: Mapping[str, Detail]) -> Chart | None:
     """Draws the throughput of each step against its index in the stream of data, for the leaders by P(best).
 
     None without a leader of at least two steps whose tokens are known.
@@ -35,9 +35,9 @@ def step_throughput(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Chart
     for (row, tokens), label, (color, dash) in zip(known, row_labels(rows), _LOOKS, strict=False):
         found = evidence[row.trial_id]
         # From one step's start to the next one's, as throughput over the window counts; the last has no next.
-        tokens_per_s = tokens / np.diff(found.steps[0])
+        tokens_per_s = tokens / np.diff(found.steps["start_s"].to_numpy())
         figure.add_scatter(
-            x=found.step_index[:-1],
+            x=found.steps["step"].to_numpy()[:-1],
             y=tokens_per_s,
             mode="lines",
             name=label,
@@ -59,7 +59,7 @@ def step_throughput(ranking: Ranking, evidence: Mapping[str, Evidence]) -> Chart
     return Chart(title=TITLE, caption=caption, figure=figure, stamp=ranking.stamp)
 
 
-def not_drawn(ranking: Ranking, evidence: Mapping[str, Evidence]) -> str:
+def not_drawn(ranking: Ranking, evidence: Mapping[str, Detail]) -> str:
     """Says why there is no such chart although steps were measured; empty where there is one, or no steps."""
     stepped = _stepped(ranking, evidence)
     if not stepped or any(_tokens(row) is not None for row in stepped):
@@ -70,9 +70,9 @@ def not_drawn(ranking: Ranking, evidence: Mapping[str, Evidence]) -> str:
     )
 
 
-def _stepped(ranking: Ranking, evidence: Mapping[str, Evidence]) -> list[RankedTrial]:
+def _stepped(ranking: Ranking, evidence: Mapping[str, Detail]) -> list[RankedTrial]:
     """Returns the leaders of at least two measured steps, most likely best first."""
-    return [row for row in leaders(ranking) if row.trial_id in evidence and len(evidence[row.trial_id].step_index) > 1]
+    return [row for row in leaders(ranking) if row.trial_id in evidence and evidence[row.trial_id].steps.num_rows > 1]
 
 
 def _tokens(row: RankedTrial) -> float | None:

@@ -8,9 +8,9 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from wattune.analysis.detail import Detail
 from wattune.arrays import Floats
 from wattune.ranking.assessment import RankedTrial, Verdict
-from wattune.ranking.evidence import Evidence
 from wattune.ranking.order import Ranking
 from wattune.report.figure import DASHED, Chart, blank, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
@@ -26,7 +26,7 @@ _EXCURSION_COLOR: Final = "#CC79A7"
 
 
 def power(
-    ranking: Ranking, rows: Sequence[RankedTrial], evidence: Mapping[str, Evidence], limits: Mapping[str, float]
+    ranking: Ranking, rows: Sequence[RankedTrial], evidence: Mapping[str, Detail], limits: Mapping[str, float]
 ) -> Chart | None:
     """Draws node power of some trials over time with every bound on it, and beneath each its steps and excursions.
 
@@ -82,7 +82,7 @@ def _bounds(ranking: Ranking, limits: Mapping[str, float]) -> list[tuple[float, 
     return found + ([(limits[_LIMIT], f"hard limit, {_LIMIT} {limits[_LIMIT]:g}")] if _LIMIT in limits else [])
 
 
-def _reach(shown: Sequence[tuple[RankedTrial, Evidence, str]], bounds_w: Sequence[float]) -> list[float]:
+def _reach(shown: Sequence[tuple[RankedTrial, Detail, str]], bounds_w: Sequence[float]) -> list[float]:
     """Returns the range of an axis that shows every trace and every bound."""
     powers_w = [found.power_w[node][1] for _, found, node in shown]
     reach = [*bounds_w, *(float(end) for power_w in powers_w for end in (power_w.min(), power_w.max()))]
@@ -135,9 +135,9 @@ def envelope(time_s: Floats, power_w: Floats) -> tuple[Floats, Floats]:
     return time_s[kept], power_w[kept]
 
 
-def _draw_strip(figure: go.Figure, found: Evidence, excursions: Sequence[Mapping[str, Any]], row: int) -> None:
+def _draw_strip(figure: go.Figure, found: Detail, excursions: Sequence[Mapping[str, Any]], row: int) -> None:
     """Draws steps as a band of alternating bars, and excursions as another."""
-    start_s, time_s = found.steps
+    start_s, time_s = (found.steps[name].to_numpy() for name in ("start_s", "time_s"))
     figure.add_bar(
         x=time_s,
         base=start_s,

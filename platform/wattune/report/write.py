@@ -5,11 +5,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from wattune.analysis.detail import Detail
 from wattune.errors import PlanError, WattuneError
 from wattune.projection.projected import Projected
 from wattune.ranking.answer import StudyAnswer, answer_of
 from wattune.ranking.comparison import Comparison, compare
-from wattune.ranking.evidence import Evidence, gather_all, side_of_row
+from wattune.ranking.evidence import gather_all, side_of_row
 from wattune.ranking.frontier import Frontier
 from wattune.ranking.order import Ranking
 from wattune.storage.files import write_asked
@@ -99,14 +100,14 @@ def write_projections(found: Sequence[Projected], path: Path) -> None:
     write_asked(path, render_projections(found))
 
 
-def _closely(study: StudyFolder, ranking: Ranking, found: StudyAnswer) -> tuple[dict[str, Evidence], list[str]]:
+def _closely(study: StudyFolder, ranking: Ranking, found: StudyAnswer) -> tuple[dict[str, Detail], list[str]]:
     listed = (ranking.feasible, ranking.undecided, ranking.infeasible)
     rows = [row for rows in listed for row in rows[:SHOWN_CLOSELY]]
     return gather_all(study, [*rows, *(one for one in (found.reference,) if one is not None and one not in rows)])
 
 
 def _comparisons(
-    study: StudyFolder, ranking: Ranking, found: StudyAnswer, evidence: Mapping[str, Evidence]
+    study: StudyFolder, ranking: Ranking, found: StudyAnswer, evidence: Mapping[str, Detail]
 ) -> dict[str, Comparison]:
     """Compares the next plan, the reference trial, and the best one that breaks a bound (A) with the answer's (B)."""
     if found.plan is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from wattune.calibration.links import sweep_links
+from wattune.calibration.links import calibrate_links
 from wattune.cost.sweep import COLLECTIVES, COLUMNS, TABLE
 from wattune.errors import SensorChoiceError
 
@@ -20,7 +20,7 @@ SMALL = ("--sizes", "4096", "65536", "--kinds", *COLLECTIVES)
 @pytest.mark.slow
 def test_two_ranks_leave_every_collective_in_a_table(tmp_path: Path) -> None:
     heard: list[tuple[str, float]] = []
-    found = sweep_links("cpu", tmp_path, minutes=2, options=SMALL, listener=lambda *one: heard.append(one))
+    found = calibrate_links("cpu", out=str(tmp_path), minutes=2, options=SMALL, listener=lambda *one: heard.append(one))
     assert found.ended == ""
     table = pq.read_table(found.path)
     assert table.schema.equals(COLUMNS)
@@ -66,4 +66,4 @@ def _wait_for_rows(pid: int) -> None:
 
 def test_sensors_without_collectives_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SensorChoiceError, match="simulated"):
-        sweep_links("simulated", tmp_path, minutes=1)
+        calibrate_links("simulated", out=str(tmp_path))

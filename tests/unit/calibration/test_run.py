@@ -33,7 +33,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         # No power limit sets in, and no ring is drained: nothing but time passes.
         patch.setattr(calibration, "WARM_S", 0.5)
         patch.setattr(calibration, "LAST_DRAIN_S", 0.0)
-        (one,) = calibrate("simulated", protocol=QUICK, listener=lambda what, done: told.append((what, done)))
+        place = str(tmp_path_factory.mktemp("storage"))
+        ((path, one),) = calibrate(
+            "simulated", storage=place, protocol=QUICK, listener=lambda what, done: told.append((what, done))
+        )
+    assert json.loads(path.read_text())["uuid"] == one["uuid"]
     shares = [done for _, done in told]
     assert shares == sorted(shares)
     assert 0 <= shares[0] < 0.5 <= shares[-1] < 1

@@ -88,4 +88,4 @@ def test_a_feasible_plan_far_behind_is_the_answer_where_the_first_may_not_hold()
     assert 0.95 < ranking.best.margins[0].holds_probability < 0.98
     found = Posterior(pairs, question).standings
     assert found.none_probability < 0.01
-    assert [one.row.spec.plan.micro_batch_size for one in found.finalists] == [1, 2]
+    assert [one.spec.plan.micro_batch_size for one in found.finalists] == [1, 2]

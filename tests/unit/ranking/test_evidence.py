@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 from small_study import make_study, ranking_of, without_steps
 
+import wattune
 from wattune.errors import PlanError
-from wattune.ranking.evidence import Compared, compare_trials, gather, split_reference
+from wattune.ranking.evidence import Compared, gather, split_reference
 from wattune.storage.study import StudyFolder
 
 
@@ -22,7 +23,7 @@ def test_real_recordings_are_ranked_and_compared(study):
     assert (best.label, over.label) == ("tp2 pp2 mbs1", "dp4 mbs1 overlap=grad_param")
     assert best.margins[0].got == pytest.approx(2644, rel=0.01)  # the recordings' own notes
     assert over.margins[0].got == pytest.approx(2788, rel=0.01)
-    found = compare_trials(f"{study.path}/trials/{best.trial_id}-0", f"x:{over.trial_id[:6]}", lambda _name: study)
+    found = wattune.compare(f"{study.path}/trials/{best.trial_id}-0", f"{study.path}:{over.trial_id[:6]}")
     assert found.time is not None
     assert found.time.a == pytest.approx(best.spec.workload.tokens_per_step / best.objective.value, rel=1e-6)
     assert found.time.b == pytest.approx(over.spec.workload.tokens_per_step / over.objective.value, rel=1e-6)
@@ -54,7 +55,8 @@ def test_evidence_is_what_the_folder_holds(study):
     time_s, watts = found.power_w["node0"]
     assert watts.mean() == pytest.approx(best.counted[0].metrics["node_device_power_mean_w"], rel=0.01)
     assert (time_s[0] >= 0) and (time_s[-1] <= best.counted[0].numbers.window_s)
-    start_s, length_s = found.steps
+    start_s, length_s = (found.steps[name].to_numpy() for name in ("start_s", "time_s"))
+    assert found.steps["step"][0].as_py() == best.counted[0].numbers.first_step
     assert start_s[0] == pytest.approx(0.0, abs=1e-3)
     assert (length_s > 0).all()
     assert found.slots["slot"].to_pylist() == [0, 1, 2, 3]
@@ -65,7 +67,7 @@ def test_evidence_of_a_trial_without_steps_is_of_the_window_that_its_run_is(tmp_
     best = ranking_of(study).best
     result = without_steps(study, best.trial_id)
     found = gather(study.trial(best.trial_id, 0))
-    assert found is not None and not found.steps[0].size and found.breakdown is None
+    assert found is not None and not found.steps.num_rows and found.breakdown is None
     (time_s, watts) = found.power_w["node0"]
     start_ns, end_ns = (result.numbers.window_start_mono_ns, result.numbers.window_end_mono_ns)
     assert 0 <= time_s[0] < time_s[-1] <= (end_ns - start_ns) / 1e9 and watts.max() > 2000

@@ -24,13 +24,13 @@ def found(pairs: list[Pair]) -> Standings:
 
 
 def probabilities(one: Standings) -> dict[int, float]:
-    return {each.row.spec.plan.micro_batch_size: each.best_probability for each in one.finalists}
+    return {each.spec.plan.micro_batch_size: each.best_probability for each in one.finalists}
 
 
 def test_a_clear_winner_needs_no_race() -> None:
     one = found([speed(1, 1200.0), speed(2, 1000.0), speed(3, 990.0)])
     assert one.told_apart(0.95) and one.leader is not None
-    assert one.leader.row.spec.plan.micro_batch_size == 1 and one.best_probability > 0.99
+    assert one.leader.spec.plan.micro_batch_size == 1 and one.best_probability > 0.99
 
 
 def test_two_equal_trials_share_it_and_are_repeated_in_turn() -> None:
@@ -135,10 +135,10 @@ def test_every_draw_has_one_answer_and_the_next_run_is_of_a_finalist(
     shares = [each.best_probability for each in one.finalists]
     assert math.fsum([*shares, one.none_probability]) == pytest.approx(1.0)
     assert shares == sorted(shares, reverse=True)
-    assert all(0.0 <= each.total_effect <= 1.0 for each in one.finalists)
+    assert all(0.0 <= each <= 1.0 for each in one.effects)
     row = one.next({})
     assert (row is None) == (not one.finalists)
-    assert row is None or row.trial_id in {each.row.trial_id for each in one.finalists[:2]}
+    assert row is None or row.trial_id in {each.trial_id for each in one.finalists[:2]}
 
 
 def raced(pairs: list[Pair]) -> list[Pair]:
@@ -190,7 +190,7 @@ def race_of(seed: int, most_repeats: int = 6) -> tuple[bool, bool, int]:
         if one.told_apart(0.95) or row is None or num_repeats == most_repeats:
             break
         pairs.append(run(row.spec.plan.micro_batch_size - 1))
-    leader = one.leader.row.spec.plan.micro_batch_size - 1 if one.leader is not None else None
+    leader = one.leader.spec.plan.micro_batch_size - 1 if one.leader is not None else None
     right = leader in keeps and truth[leader] >= truth[best] + math.log1p(-NEAR_FRAC)
     return one.told_apart(0.95), right, num_repeats
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded import record
 
 from wattune.errors import PlanError, SensorChoiceError
 from wattune.recording import recorder
 from wattune.recording.attach import AttachedProcess
 from wattune.recording.devices import OTHERS, Choice
-from wattune.recording.recorder import record
 from wattune.recording.recording import load, look, run_of
 from wattune.run import Recorded
 from wattune.storage.measured import MeasuredFolder

@@ -11,13 +11,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from recorded import record
 
 from wattune.analysis.summary import summarize
 from wattune.errors import PlanError, TelemetryError
 from wattune.recording import recorder
-from wattune.recording.recorder import default_name, record
+from wattune.recording.recorder import default_name
 from wattune.recording.recording import load, look, measured_run, run_of
-from wattune.steps.source import parse_source
 from wattune.storage import files
 from wattune.storage.digests import with_digest
 from wattune.storage.files import write_calibration
@@ -190,7 +190,7 @@ def test_lines_that_cannot_be_read_end_neither_command_nor_recording(
         raise ZeroDivisionError
 
     monkeypatch.setattr("wattune.steps.reader.StepReader.feed", fails)
-    asked = parse_source({"pattern": "took ([0-9.]+) ms", "unit": "ms"})
+    asked = "pattern/ms:took ([0-9.]+) ms"
     with pytest.raises(ZeroDivisionError):
         record(["sh", "-c", "echo took 5 ms; exit 3"], storage=tmp_path, backends=["host"], name="a", steps=asked)
     facts = load(tmp_path / "recordings" / "a").facts

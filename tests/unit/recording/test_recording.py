@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from recorded import record
 
 from wattune.analysis import run_data
 from wattune.analysis.run_data import RunData
@@ -13,7 +14,6 @@ from wattune.analysis.signals.align import align
 from wattune.analysis.summary import metrics_by_device, summarize
 from wattune.clock import ClockAnchor
 from wattune.errors import TelemetryError
-from wattune.recording.recorder import record
 from wattune.recording.recording import LAG_S, load, measured_run, read_until_mono_ns, sampled
 from wattune.schema import table_schema
 from wattune.steps.files import Step

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded import record
 
 from wattune.analysis.metrics.energy import LEAST_COVERAGE_FRAC
 from wattune.analysis.run_data import RunData
 from wattune.errors import PlanError
 from wattune.inspection import inspect
 from wattune.recording import recorder
-from wattune.recording.recorder import record
 from wattune.recording.recording import load, run_of
 from wattune.recording.steps import FOLDER, devices_of_ranks, steps_of_open
 from wattune.steps.files import Step
@@ -49,7 +49,7 @@ def run(storage: Path, code: str = LOOP, source: str = "auto", window: str = "st
         backends=["host", "simulated:h200_sxm"],
         name="a",
         output="log",
-        steps=parse_source(source),
+        steps=source,
         window=window,
         **more,
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from small_study import make_study, ranking_of
 
+import wattune
 from wattune.errors import PlanError
-from wattune.ranking.evidence import compare_trials
 from wattune.report.write import write_comparison, write_report
 from wattune.storage.study import StudyFolder
 
@@ -32,7 +32,7 @@ def test_the_report_stands_without_what_cannot_be_read(study, tmp_path):
 
 def test_a_page_that_cannot_be_written_is_an_error(study, tmp_path):
     ids = [row.trial_id for row in (*ranking_of(study).feasible, *ranking_of(study).infeasible)]
-    found = compare_trials(f"x:{ids[0]}", f"x:{ids[1]}", lambda _name: study)
+    found = wattune.compare(*(f"{study.path}:{each}" for each in ids[:2]))
     assert write_comparison(found, tmp_path / "c.html").read_text().startswith("<!doctype html>")
     with pytest.raises(PlanError, match="cannot be written"):
         write_comparison(found, Path(tmp_path / "none" / "c.html"))

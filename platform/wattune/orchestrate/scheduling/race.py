@@ -109,8 +109,8 @@ class Race:
         found = self._standings()
         if self._step is None:
             self._step = RaceStep(
-                leader=found.leader.row.spec if found.leader is not None else None,
-                leader_name=found.leader.row.label if found.leader is not None else "",
+                leader=found.leader.spec if found.leader is not None else None,
+                leader_name=found.leader.label if found.leader is not None else "",
                 best_probability=found.best_probability,
                 before=self._told.best_probability if self._told is not None else None,
                 num_repeats=self._num_repeats,
