@@ -32,13 +32,6 @@ class OneOf:
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
-    """A value that shows what is meant."""
-
-    value: Any
-
-
 _NO_BOUNDS: Final = Bounds()
 
 Count = Annotated[int, Bounds(ge=1, le=LARGEST_COUNT)]

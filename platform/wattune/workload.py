@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from wattune.field_types import Count, Example, OneOf
+from wattune.field_types import Count, OneOf
 
 LORA_TARGETS: Final = ("q", "k", "v", "o", "gate", "up", "down")
 """Linear layers that adapters may stand beside: four of attention, and those of the feed-forward block."""
@@ -49,7 +49,7 @@ class TokenFile:
 class Lora:
     """Low-rank adapters, trained beside frozen weights (Hu et al. 2021, arXiv 2106.09685)."""
 
-    rank: Annotated[Count, Example(16)]
+    rank: Count
     """Rank of every adapter."""
     targets: tuple[Annotated[str, OneOf(LORA_TARGETS)], ...] = ("q", "v")
     """Linear layers that get one. The paper adapts queries and values."""

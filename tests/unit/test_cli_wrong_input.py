@@ -17,7 +17,7 @@ import pytest
 from small_study import make_study
 
 from wattune import api, cli
-from wattune.api import recordings
+from wattune.calibration import run as calibration
 from wattune.cli.verbs import VERBS, load
 from wattune.orchestrate.scheduling.controller import recover
 from wattune.run import Run
@@ -293,7 +293,7 @@ def test_storage_that_is_no_folder_is_said_before_anything_runs(
 ) -> None:
     occupied, ran = tmp_path / "occupied", tmp_path / "ran"
     occupied.write_text("")
-    monkeypatch.setattr(recordings, "measure_sensors", lambda *_, **__: ran.touch())
+    monkeypatch.setattr(calibration, "find_devices", lambda *_: ran.touch())
     space = Path(__file__).parents[2] / "search_spaces" / "cpu_smoke.yaml"
     rest = {"run": [space, "--max-hours", 0], "record": ["--", "touch", ran], "calibrate": []}[verb]
     code, out, err = wattune(verb, "--storage", occupied, *rest)

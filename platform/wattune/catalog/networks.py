@@ -6,7 +6,7 @@ from importlib import resources
 from typing import Annotated, Final
 
 from wattune.errors import PlanError, closest
-from wattune.field_types import LARGEST_WORLD, Bounds, Example
+from wattune.field_types import LARGEST_WORLD, Bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class NetworkSpec:
     """Achieved by large messages over that bandwidth."""
     latency_s: Annotated[float, Bounds(gt=0, le=1)] = 4e-6
     """Added by each further node of a ring."""
-    rail_devices: Annotated[int, Bounds(ge=1, le=LARGEST_WORLD), Example(256)] | None = None
+    rail_devices: Annotated[int, Bounds(ge=1, le=LARGEST_WORLD)] | None = None
     """Devices whose nodes meet at the same leaf switches, one for each rail. Others are reached over the spine. None is
     all of them."""
     oversubscription: Annotated[float, Bounds(ge=1, le=1000)] = 1.0

@@ -95,7 +95,7 @@ Device = Annotated[
 """A catalog's device by name, or a mapping that describes another."""
 
 
-@keys_of(NetworkSpec, optional=NETWORK_FIGURES)
+@keys_of(NetworkSpec, optional=NETWORK_FIGURES, examples={"rail_devices": 256})
 class NetworkEntry(Entry):
     """A network of your own: other adapters, another share of them, what your own test measured."""
 

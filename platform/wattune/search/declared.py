@@ -3,24 +3,27 @@
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, fields
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, Field, create_model
 
-from wattune.field_types import Example, OneOf, default_of
+from wattune.field_types import OneOf, default_of
 from wattune.search.fields import Entry, distinct, one_of
 
 _Entry = TypeVar("_Entry", bound=Entry)
 
 
-def keys_of(kind: type[Any], *, optional: Collection[str] = ()) -> Callable[[type[_Entry]], type[_Entry]]:
+def keys_of(
+    kind: type[Any], *, optional: Collection[str] = (), examples: Mapping[str, Any] = MappingProxyType({})
+) -> Callable[[type[_Entry]], type[_Entry]]:
     """Gives an entry the keys of a dataclass that it does not declare itself.
 
     Its `source`, the origin of its figures, is no key; `optional` ones are None where they are not given, since another
-    object has their values.
+    object has their values. `examples` show what is meant.
     """
 
     def made(entry: type[_Entry]) -> type[_Entry]:
@@ -34,6 +37,8 @@ def keys_of(kind: type[Any], *, optional: Collection[str] = ()) -> Callable[[typ
                 hint, default = Annotated[hint, Field(min_length=1)] if default else hint, list(default)
             if each.name in optional:
                 hint, default = hint | None, None
+            if each.name in examples:
+                hint = Annotated[hint, Field(examples=[examples[each.name]])]
             keys[each.name] = hint, Field(... if default is MISSING else default, description=texts.get(each.name))
         return create_model(entry.__name__, __base__=entry, __doc__=entry.__doc__, __module__=entry.__module__, **keys)
 
@@ -56,7 +61,7 @@ def _in_file(hint: Any) -> Any:
     """Returns the type of a file's value for that of a field: a list for a tuple, checked names, examples shown."""
     if get_origin(hint) is Annotated:
         own, *about = get_args(hint)
-        return Annotated[(_in_file(own), *map(_about, about))]
+        return Annotated[(_in_file(own), *(one_of(one.names) if isinstance(one, OneOf) else one for one in about))]
     if get_origin(hint) is tuple:
         item = get_args(hint)[0]
         item = Annotated[str, Field(min_length=1)] if item is str else _in_file(item)
@@ -65,13 +70,3 @@ def _in_file(hint: Any) -> Any:
         (own,) = (one for one in get_args(hint) if one is not type(None))
         return _in_file(own) | None
     return hint
-
-
-def _about(one: Any) -> Any:
-    return (
-        one_of(one.names)
-        if isinstance(one, OneOf)
-        else Field(examples=[one.value])
-        if isinstance(one, Example)
-        else one
-    )

@@ -183,7 +183,7 @@ class TokensEntry(Entry):
         return TokenFile(**self.model_dump()).problem(seq_len)
 
 
-@keys_of(Lora)
+@keys_of(Lora, examples={"rank": 16})
 class LoraEntry(Entry):
     """Low-rank adapters, trained beside frozen weights."""
 

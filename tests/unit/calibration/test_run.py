@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from wattune import api
 from wattune.calibration import run as calibration
 from wattune.calibration.run import Protocol, calibrate
 from wattune.errors import SensorChoiceError, SpaceError, TelemetryError
@@ -151,9 +152,11 @@ def test_the_command_shows_what_was_found_and_where_it_is(
     found: dict[str, Any], wattune: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The verb and its tables over a calibration that was measured above; measuring it again would add nothing."""
-    from wattune.api import recordings
 
-    monkeypatch.setattr(recordings, "measure_sensors", lambda _backend, listener: [found])
+    def kept_there(_backend: str, *, storage: str, listener: object) -> list[tuple[Path, dict[str, Any]]]:
+        return [(write_calibration(Path(storage), found), found)]
+
+    monkeypatch.setattr(api, "calibrate", kept_there)
     path = tmp_path / "calibration" / f"{found['uuid']}.json"
     for options in ([], ["--json"]):
         code, out, _ = wattune("calibrate", "--storage", tmp_path, *options)

@@ -6,7 +6,7 @@ from typing import Annotated
 import pytest
 from pydantic import ValidationError
 
-from wattune.field_types import Bounds, Count, Example, OneOf
+from wattune.field_types import Bounds, Count, OneOf
 from wattune.search.declared import keys_of
 from wattune.search.fields import Entry
 from wattune.search.problems import problems_of
@@ -16,7 +16,7 @@ from wattune.search.problems import problems_of
 class Oven:
     name: str
     """Its name."""
-    trays: Annotated[Count, Example(3)]
+    trays: Count
     """Trays
     that it has."""
     heat: Annotated[float, Bounds(gt=0, lt=300)] | None = None
@@ -26,7 +26,7 @@ class Oven:
     source: str = field(default="", compare=False)
 
 
-@keys_of(Oven, optional=("trays",))
+@keys_of(Oven, optional=("trays",), examples={"trays": 3})
 class OvenEntry(Entry):
     """An oven."""
 
@@ -42,7 +42,8 @@ def test_keys_are_those_of_the_dataclass_but_its_source() -> None:
     ]  # fmt: skip
     assert schema["heat"]["anyOf"][0] == {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 300}
     assert schema["modes"]["items"]["enum"] == ["top", "bottom"] and schema["modes"]["minItems"] == 1
-    assert schema["trays"]["anyOf"][0] == {"type": "integer", "minimum": 1, "maximum": 10**9, "examples": [3]}
+    assert schema["trays"]["anyOf"][0] == {"type": "integer", "minimum": 1, "maximum": 10**9}
+    assert schema["trays"]["examples"] == [3]
     assert OvenEntry().model_dump() == {"name": "mine", "trays": None, "heat": None, "modes": ["top"], "labels": []}
 
 
