@@ -6,7 +6,7 @@ import platform
 import shutil
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from statistics import median
 from typing import Any, Final
@@ -42,10 +42,6 @@ class Finding:
     """The thing that was found, or that it is missing."""
     follows: str = ""
     """The consequence for a study here; empty where there is none."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
 
 
 def examine() -> list[Finding]:

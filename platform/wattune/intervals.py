@@ -6,10 +6,10 @@ run's own steps is computed here. Every interval has the same confidence, `CONFI
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from itertools import repeat
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -61,10 +61,6 @@ class Interval:
         relative = f" ±{percent:,.0f} %" if percent > 99 else f" ±{percent:.2g} %"
         off = relative if share else f" ±{format_change(metric, half)}"
         return format_quantity(metric, self.value) + off
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, ready for `json.dumps`."""
-        return asdict(self)
 
 
 def of_series(values: Sequence[float] | Floats) -> Interval | None:

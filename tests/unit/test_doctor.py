@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,7 +133,7 @@ def test_a_folder_that_cannot_be_written_is_not_ok(storage: Path, monkeypatch: p
 
 
 def test_a_finding_is_plain_data(storage: Path) -> None:
-    assert found("deepspeed").to_json() == {
+    assert asdict(found("deepspeed")) == {
         "topic": "deepspeed",
         "ok": False,
         "have": "not installed",

@@ -60,7 +60,7 @@ def doctor(
     if study is not None:
         raise PlanError(f"doctor looks at this machine and needs no {study}; give --map for the slots of that study")
     findings = examine()
-    answer(as_json, {"findings": [finding.to_json() for finding in findings]}, [findings_table(findings)])
+    answer(as_json, {"findings": [asdict(finding) for finding in findings]}, [findings_table(findings)])
 
 
 @app.command(context_settings={"allow_interspersed_args": False})

@@ -1,6 +1,7 @@
 """`rank`, `compare`, `report`, `analyze` and `sync`: from results to a decision, and on to others."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -192,7 +193,7 @@ def compare(
             )
         found = [api.beside_result(one, storage=storage) for one in (a, b) if one is not None]
         view = [part for one in found for part in beside_view(one)]
-        answer(as_json, {"beside": [one.to_json() for one in found]}, view)
+        answer(as_json, {"beside": [asdict(one) for one in found]}, view)
         return
     if b is None:
         raise typer.BadParameter("one trial is compared with nothing; name another, or use --estimate")
@@ -278,7 +279,7 @@ def analyze(
     summary = analysis.summary
     found = api.beside_result(folder, storage=storage, metrics=summary.metrics) if estimated else None
     if as_json:
-        print_json(analysis.to_json() | ({} if found is None else {"beside": found.to_json()}))
+        print_json(analysis.to_json() | ({} if found is None else {"beside": asdict(found)}))
     else:
         verdict = f"quality: {summary.quality}" + (
             f" ({', '.join(summary.quality_reasons)})" if summary.quality_reasons else ""

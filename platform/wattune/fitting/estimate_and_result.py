@@ -1,8 +1,8 @@
 """An estimate beside a result: the same figures and the same parts of a step, in columns of their own."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 from wattune.cost.estimate import Coefficients, estimate
 from wattune.cost.step_time.predict import PARTS as PREDICTED_PARTS
@@ -60,10 +60,6 @@ class Beside:
     metrics: tuple[Figure, ...]
     parts: tuple[Figure, ...]
     """Seconds of a step."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain data."""
-        return asdict(self)
 
 
 def beside(

@@ -453,6 +453,6 @@ def _side(side: Side) -> dict[str, Any]:
         "repeat": side.result.repeat,
         "quality": side.result.quality,
         "simulated": side.simulated,
-        "tokens_per_s": side.tokens_per_s and side.tokens_per_s.to_json(),
+        "tokens_per_s": side.tokens_per_s and asdict(side.tokens_per_s),
         "breakdown": side.breakdown and side.breakdown.to_json(),
     }

@@ -1,6 +1,7 @@
 """An estimate beside a result: the same names, columns apart, parts that add up."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -56,4 +57,4 @@ def test_a_figure_that_was_not_measured_has_no_error() -> None:
 
 
 def test_it_is_plain_data(found: Beside) -> None:
-    assert json.loads(json.dumps(found.to_json()))["metrics"][0]["name"]
+    assert json.loads(json.dumps(asdict(found)))["metrics"][0]["name"]
