@@ -126,11 +126,6 @@ class ListByEstimate:
     def tell(self, spec: TrialSpec, result: Run) -> None:
         """Learns nothing."""
 
-    def restrict(self, specs: Sequence[TrialSpec]) -> None:
-        """Proposes these and none else."""
-        kept = set(specs)
-        self._left = [spec for spec in self._left if spec in kept]
-
 
 def redrawn(case: Case, seed: int) -> Case:
     """Draws anew by what each plan of the synthetic table deviates from its formulas, and the noise of its runs.
