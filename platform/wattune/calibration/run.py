@@ -331,14 +331,15 @@ def sampling(
 @contextlib.contextmanager
 def _pausable(sampler: SamplerProcess) -> Iterator[psutil.Process]:
     """The sampler's process, running again in the end: a paused one could not close its files."""
-    process = psutil.Process(sampler.manifest()["sampler"]["pid"])
     try:
-        yield process
+        process = psutil.Process(sampler.manifest()["sampler"]["pid"])
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
     except psutil.NoSuchProcess as error:
         raise TelemetryError(f"the sampler in {sampler.folder} ended while it was measured; see its log") from error
-    finally:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.resume()
 
 
 def _cpu_s(process: psutil.Process) -> float:
