@@ -22,6 +22,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 HEAD = """
 import json, os, signal, sys, threading, time
+from dataclasses import replace
 from pathlib import Path
 import psutil, ray
 from wattune.catalog.hardware import ClusterSpec
@@ -43,12 +44,13 @@ MODEL = ModelSpec(name="tiny", num_layers=2, hidden_size=64, ffn_hidden_size=128
                   vocab_size=256, source="made up")
 CLUSTER = ClusterSpec(device="cpu", devices_per_node=2, simulate_sensors_of="h200_sxm")
 
-def request(number, isolation="warm", fault=0, **measure):
-    spec = TrialSpec(model=MODEL, cluster=CLUSTER, engine="faulty_engine:Faulty", plan=Plan(dtype="fp32"),
+def request(number, isolation="warm", fault=0, engine="faulty_engine:Faulty", then="", **measure):
+    spec = TrialSpec(model=MODEL, cluster=CLUSTER, engine=engine, plan=Plan(dtype="fp32"),
                      workload=Workload(seq_len=32, global_batch_size=4))
     how = Measure(**{"warmup_steps": 2, "min_steps": 4, "min_seconds": 0.3, "timeout_s": 90, **measure})
     folder = ROOT / "study" / "trials" / f"{spec.trial_id}-{number}"
-    return Attempt(spec=spec, repeat=number, measure=how, seed=fault, folder=folder, isolation=isolation)
+    return Attempt(spec=spec, repeat=number, measure=how, seed=fault, folder=folder, isolation=isolation,
+                   then=replace(spec, engine=then) if then else None)
 
 def say(label, result, **more):
     print("RESULT " + json.dumps({"label": label, "status": result.status.value, "reason": result.reason,
@@ -338,8 +340,14 @@ with connect() as cluster, Lanes(heard) as lanes:
         run(f"warm {number}", lanes, cluster, number, min_seconds=2, min_steps=20)
     for number in range(3):
         run(f"fresh {number}", lanes, cluster, 10 + number, isolation="fresh", min_seconds=2, min_steps=20)
+    run("last", lanes, cluster, 20, then="torch", min_seconds=40)
+    run("next", lanes, cluster, 21, engine="torch")
 """
     )
+    start_s = {label: found[label]["numbers"]["group_start_s"] for label in ("last", "next")}
+    assert start_s["next"] < start_s["last"] / 3, "its workers started beside the last trial"
+    for label in start_s:
+        assert found.pop(label)["status"] == "completed"
     assert {one["status"] for one in found.values()} == {"completed"}
     kinds = {
         kind: [one["metrics"]["step_time_s"] for label, one in found.items() if label.startswith(kind)]

@@ -32,16 +32,12 @@ from wattune.workers.environment import prepare_environment
 
 _log = logging.getLogger(__name__)
 
-_NICENESS: Final = 19
-_ENVIRONMENT: Final = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
-"""Each part is compiled by one thread."""
+_ENVIRONMENT: Final = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}  # one thread a part
 _PARTS: Final = ("layers", "head")
 """Of a plan, each in a process of its own: the first plan's trial begins its first step sooner than both were done."""
 _MOST_AT_ONCE: Final = 5
-_PROCESSORS_EACH: Final = 4
-"""Processors of a rank for each part compiled beside it: a worker, its sampler and NCCL need some themselves."""
-_HOLD: Final = signal.SIGURG
-"""Stops what compiles, until SIGCONT. A process that does not hear it yet is not ended by it."""
+_PROCESSORS_EACH: Final = 3  # of a rank for each part compiled beside it, and one for its worker
+_HOLD: Final = signal.SIGURG  # stops what compiles, until SIGCONT; a process that does not hear it yet goes on
 
 EARLY: Final = "WATTUNE_COMPILERS"
 """Names, to workers of a cluster here, the folder where each device's process that the study began answers."""
@@ -52,7 +48,7 @@ _beside: list[tuple[psutil.Process, IO[bytes], object]] = []
 
 def _begin(coming: Sequence[TrialSpec], slot: Slot, storage: Path | str = "", **streams: Any) -> list[Popen[bytes]]:
     each = len(os.sched_getaffinity(0)) // coming[0].cluster.devices_per_node if coming else 0
-    if not (at_once := min(_MOST_AT_ONCE, each // _PROCESSORS_EACH)):
+    if not (at_once := min(_MOST_AT_ONCE, (each - 1) // _PROCESSORS_EACH)):
         return []
     command = [sys.executable, "-m", __name__, *map(str, (at_once, slot.node, slot.device, storage))]
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -98,7 +94,6 @@ def start(coming: Sequence[TrialSpec], slot: Slot) -> None:
     begun = Path(os.environ.get(EARLY, ""), f"{slot.device}.pid")
     if begun.exists():
         _beside.append((psutil.Process(int(begun.read_text())), begun.with_suffix("").open("rb"), None))
-        hold(signal.SIGCONT)  # an earlier worker may have died in a window
         return
     for process in _begin(coming, slot, stdout=PIPE):
         assert process.stdout is not None
@@ -144,7 +139,7 @@ def main(at_once: int, node: int, device: int, storage: str) -> None:
 
     for number in (_HOLD, signal.SIGCONT):
         signal.signal(number, hear)
-    os.nice(_NICENESS)
+    os.nice(19)
     answers = os.dup(1)
     os.dup2(2, 1)  # libraries may print
     plans = [TrialSpec.from_json(one) for one in json.loads(sys.stdin.buffer.readline())]

@@ -46,6 +46,8 @@ class Attempt:
     """`warm`: on workers that ran other trials before. `fresh`: on new workers, which end with the trial."""
     alone: bool = False
     """It may need all memory of its devices, so that nothing is compiled beside it."""
+    then: TrialSpec | None = None
+    """The next trial on its nodes, where it needs another engine, whose workers may start beside this one."""
     stop_above_s: float | None = None
     """Mean step time above which the trial loses, and its measurement ends early; None measures it to its end."""
     trial_id: str = field(init=False)

@@ -148,6 +148,12 @@ def test_worker_group() -> None:
     starts = source("ray.train.v2._internal.execution.worker_group.worker_group.WorkerGroup._start_impl")
     assert "= self._create_placement_group(" in starts and "not pg_handle.wait(" in starts
     assert starts.index("self._create_placement_group(") < starts.index("pg_handle.wait(")
+    group = "ray.train.v2._internal.execution.worker_group.worker_group.WorkerGroup"
+    creates = parameters(get(f"{group}._create_workers"))
+    assert creates[:4] == ["self", "num_workers", "placement_group", "resources_per_worker"]
+    assert "self._worker_group_context: WorkerGroupContext" in source(f"{group}.__init__")
+    shut = source("ray.train.v2._internal.execution.worker_group.state.WorkerGroupState.shutdown")
+    assert "self.placement_group_handle.shutdown()" in shut, "a group leaves its place once"
     controller = "ray.train.v2._internal.execution.controller.controller.TrainController"
     assert "self.worker_group_cls.create(" in source(f"{controller}._start_worker_group")
     handle = "ray.train.v2._internal.execution.worker_group.placement_group_handle.PlacementGroupHandle"

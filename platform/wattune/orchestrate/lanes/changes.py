@@ -1,4 +1,4 @@
-"""Changes that coroutines of one loop wait for, each until a condition of its own holds."""
+"""Changes that coroutines of one loop wait for, each until a condition of its own holds; how long a lane waits."""
 
 import asyncio
 import contextlib
@@ -7,6 +7,16 @@ from typing import Final
 
 LOOK_S: Final = 1.0
 """Seconds between two looks at what no change tells."""
+FREE_S: Final = 20.0
+"""Longest ranks may take to leave a trial that cannot go on; then their processes are ended."""
+DUMP_S: Final = 5.0
+"""Longest ranks may take to report where they hang."""
+END_S: Final = 60.0
+"""Longest a group may take to end."""
+LEAVE_S: Final = 3.0
+"""Longest ranks may take to leave an interrupted trial: whoever stops a study may kill what takes longer."""
+QUIT_S: Final = 5.0
+"""Longest a group may take to end when its study was stopped; ended by force it takes as long again at most."""
 
 
 class Changes:

@@ -10,6 +10,7 @@ States of a group of workers:
 
 A group is lost when a worker dies, hangs, keeps memory, or does not leave its trial. After a trial that asked for fresh
 workers Ray Train starts no others. `_end_run` ends workers that the next trial cannot use, and all of them at the end.
+Workers of the next trial's engine may start beside this one's. They touch no device before their `turn`.
 
 States of a trial:
 
@@ -34,7 +35,7 @@ import pyarrow as pa
 from wattune.errors import WattuneError
 from wattune.orchestrate.events import TrialProgress
 from wattune.orchestrate.failures import Cause
-from wattune.orchestrate.lanes.changes import LOOK_S, Changes
+from wattune.orchestrate.lanes.changes import DUMP_S, END_S, FREE_S, LEAVE_S, LOOK_S, QUIT_S, Changes
 from wattune.orchestrate.lanes.messages import (
     FINISH,
     Answer,
@@ -50,22 +51,12 @@ from wattune.run import RunStatus
 from wattune.workers.outcome import RankOutcome
 from wattune.workers.watchdog import Order
 
-FREE_S: Final = 20.0
-"""Longest ranks may take to leave a trial that cannot go on; then their processes are ended."""
-DUMP_S: Final = 5.0
-"""Longest ranks may take to report where they hang."""
 UNANIMOUS_S: Final = 2.0
 """Time the other ranks get to report a failure themselves, before they are ordered to leave."""
 SETTLE_S: Final = 60.0
 """Longest workers may take to clean up after a trial."""
 OVERTIME_S: Final = 60.0
 """Time a trial gets beyond `measure.timeout_s`, in case its own watchdogs do not answer."""
-END_S: Final = 60.0
-"""Longest a group may take to end."""
-LEAVE_S: Final = 3.0
-"""Longest ranks may take to leave an interrupted trial: whoever stops a study may kill what takes longer."""
-QUIT_S: Final = 5.0
-"""Longest a group may take to end when its study was stopped; ended by force it takes as long again at most."""
 MOST_LOSSES: Final = 4
 """Groups lost in a row, without one trial that all ranks answered, after which the lane stops waiting."""
 
@@ -80,6 +71,7 @@ class Lane(Changes):
         self._launch, self._kill, self._probe_worker = launch, kill, probe
         self._one_at_a_time = asyncio.Lock()
         self._run: LaneRun | None = None
+        self._next: LaneRun | None = None  # whose workers wait for the end of those of `_run`
         self._group: Group | None = None
         self._num_runs = self._num_groups = self._num_losses = 0
         self._lost_reason = ""
@@ -101,15 +93,12 @@ class Lane(Changes):
                 waited_s, start_s = self._placing_s, time.monotonic() - begun_s - self._placing_s
                 restart_s, self._lost_s = group.restart_s(self._lost_s), None
                 trial = group.begin(assignment, self._share)
+                if self._next is None and (then := assignment.attempt.then) is not None:
+                    self._next = self._start_run(GroupKey.of(then, dict(assignment.key.resources)), restarts=True)
             except WattuneError as error:
-                infra = Cause.PLACEMENT if self._closed is None else Cause.NODE_LOST
-                return Answer(
-                    failure=str(error),
-                    infra=infra,
-                    interrupted=self._interrupts,
-                    group_start_s=time.monotonic() - begun_s - self._placing_s,
-                    node_wait_s=self._placing_s,
-                )
+                infra, late_s = Cause.PLACEMENT if self._closed is None else Cause.NODE_LOST, self._placing_s
+                start_s, why, stops = time.monotonic() - begun_s - late_s, str(error), self._interrupts
+                return Answer(failure=why, infra=infra, interrupted=stops, group_start_s=start_s, node_wait_s=late_s)
             self._notify()
             await self._watch(group, trial)
             # The driver reads telemetry while the workers clean up: it is answered before they are done.
@@ -134,7 +123,7 @@ class Lane(Changes):
     def prepare(self, key: GroupKey) -> None:
         """Starts workers for the first trial before it is there."""
         if self._run is None and self._closed is None:
-            self._start_run(key, restarts=True)
+            self._run = self._start_run(key, restarts=True)
 
     async def settle(self) -> str:
         """Waits until the last trial is cleaned up; returns the reason it cost its group, empty if it did not."""
@@ -180,6 +169,12 @@ class Lane(Changes):
         await self._end_run(QUIT_S if interrupts else None)
 
     # ---- calls of workers
+
+    async def turn(self, run: int) -> bool:
+        """Waits until workers of a run may use their devices; returns whether they are wanted."""
+        while (found := self._run_of(run)) is not None and found is self._next and not found.ending:
+            await self._told.wait()
+        return found is not None and not found.ending
 
     def join(self, run: int, worker: WorkerPlace) -> int:
         """Takes a worker into its group; returns the group's number, -1 if the worker is not wanted any more."""
@@ -279,12 +274,12 @@ class Lane(Changes):
         if (trial := self._trial(group_number, number)) is not None:
             trial.spans[rank] = spans
 
-    def place(self, run: int, *times_s: float) -> bool:
+    def place(self, number: int, *times_s: float) -> bool:
         """Notes from when to when workers wait for their place, in whose thread; returns whether they are wanted."""
-        if self._run is None or self._run.number != run:
-            return False
-        self._run.asked_s, self._run.placed_s = times_s
-        return not self._run.ending
+        run = self._run_of(number)
+        if run is not None and times_s:
+            run.asked_s, run.placed_s = times_s
+        return run is not None and not run.ending
 
     def lost(self, run: int, reason: str, died: Mapping[int, str] | None = None) -> bool:
         """Notes that Ray Train lost workers, some of which `died`; returns whether it may start new ones by itself."""
@@ -296,6 +291,9 @@ class Lane(Changes):
         return True
 
     # ---- inside
+
+    def _run_of(self, number: int) -> LaneRun | None:
+        return next((one for one in (self._run, self._next) if one is not None and one.number == number), None)
 
     def _known(self, number: int) -> Group | None:
         return self._group if self._group is not None and self._group.number == number else None
@@ -325,7 +323,7 @@ class Lane(Changes):
         await self._end_unfit(assignment)
         tolerated = self._num_losses + MOST_LOSSES
         while self._closed is None and self._num_losses < tolerated:
-            run = self._run or self._start_run(assignment.key, restarts=not assignment.fresh)
+            run = self._run = self._run or self._start_run(assignment.key, restarts=not assignment.fresh)
             group = await self._first_ready(run, tolerated)
             if group is not None:
                 return group
@@ -341,7 +339,7 @@ class Lane(Changes):
         """Ends workers that a trial cannot use: of another kind, not fresh, or lost too often."""
         worn_out = self._num_losses >= MOST_LOSSES  # the state Ray Train keeps between groups may be part of the cause
         if self._run is not None and (assignment.fresh or worn_out or self._run.key != assignment.key):
-            await self._end_run()
+            await self._end_run(then=None if assignment.fresh or worn_out else assignment.key)
         self._num_losses = 0 if worn_out else self._num_losses
 
     async def _first_ready(self, run: LaneRun, tolerated: int) -> Group | None:
@@ -373,8 +371,7 @@ class Lane(Changes):
     def _start_run(self, key: GroupKey, *, restarts: bool) -> LaneRun:
         number = self._num_runs = self._num_runs + 1
         coroutine = self._follow(number, key, self.nodes[: key.num_nodes], restarts=restarts)
-        self._group, self._run = None, LaneRun(number=number, key=key, task=asyncio.create_task(coroutine))
-        return self._run
+        return LaneRun(number=number, key=key, task=asyncio.create_task(coroutine))
 
     async def _follow(self, number: int, key: GroupKey, nodes: tuple[str, ...], *, restarts: bool) -> None:
         why = "the workers ended by themselves"
@@ -382,9 +379,9 @@ class Lane(Changes):
             await self._launch(key, nodes, restarts, number)
         except Exception as error:  # Ray Train has no common class for a group that failed
             why = str(error)
-        if self._run is not None and self._run.number == number:
-            self._run.over = why
-            if self._group is not None and not self._run.ending:
+        if (run := self._run_of(number)) is not None:
+            run.over = why
+            if self._group is not None and run is self._run and not run.ending:
                 self._lose(self._group, why)
             self._notify()
 
@@ -395,19 +392,21 @@ class Lane(Changes):
             self._num_losses += 1
             self._notify()
 
-    async def _end_run(self, patience_s: float | None = None) -> None:
-        """Tells the workers to end, and kills them after `patience_s` (half of `END_S`)."""
-        run, group = self._run, self._group
+    async def _end_run(self, patience_s: float | None = None, then: GroupKey | None = None) -> None:
+        """Tells workers to end, but those of `then` that wait, and kills them after `patience_s` (half of `END_S`)."""
+        group, runs = self._group, [one for one in (self._run, self._next) if one is not None and one.key != then]
         patience_s = END_S / 2 if patience_s is None else patience_s
-        if run is None:
+        if not runs:
             return
-        run.ending = True
+        for run in runs:
+            run.ending = True
         self._notify()
-        if not await self._until(lambda: run.over is not None, patience_s):
+        if not await self._until(lambda: all(run.over is not None for run in runs), patience_s):
             for worker in group.workers.values() if group is not None else ():
                 self._kill(worker)
-            await self._until(lambda: run.over is not None, patience_s)
-        self._run = self._group = None
+            await self._until(lambda: all(run.over is not None for run in runs), patience_s)
+        self._run = self._next if self._next not in runs and self._next and self._next.over is None else None
+        self._next = self._group = None
         self._notify()
 
     # ---- the life of a trial

@@ -29,7 +29,7 @@ GATHER_S: Final = 0.02
 LED: Final = 16
 """Nodes of a leader, itself among them. A lane of no more than that has none."""
 
-_ALIKE: Final = ("await_window", "stop_order")
+_ALIKE: Final = ("turn", "await_window", "stop_order")
 """Calls of all ranks that have one answer. Each of the next has something of its own. All others go out at once."""
 _TOGETHER: Final = ("join", "next_trial", "deliver")
 _OF_A_RANK: Final = 4  # arguments of `Lane.deliver`: its post adds another

@@ -23,6 +23,7 @@ from ray.train.v2._internal.execution.failure_handling import DefaultFailurePoli
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from ray.train.v2._internal.execution.worker_group import state as group_state
 from ray.train.v2._internal.execution.worker_group import worker_group as group_of_workers
+from ray.train.v2._internal.execution.worker_group.placement_group_handle import DefaultPlacementGroupHandle
 from ray.train.v2._internal.util import ObjectRefWrapper
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
@@ -68,19 +69,44 @@ class _Policy(DefaultFailurePolicy):  # type: ignore[misc]
         return decision if wanted else FailureDecision.RAISE
 
 
+class _Place(DefaultPlacementGroupHandle):  # type: ignore[misc]
+    """The place of a lane's workers, given back once no group is in it: the next one may start in it."""
+
+    num_groups = 1
+
+    def shutdown(self) -> None:
+        self.num_groups -= 1
+        if not self.num_groups:
+            super().shutdown()
+
+
 class _Workers(group_of_workers.WorkerGroup):  # type: ignore[misc]
     """Workers of a lane, which hears how long they wait for their place: another job may have taken it."""
 
     place: Callable[..., bool]
+    places: list[_Place]  # the latest of the lane
 
     def _create_placement_group(self, *given: Any) -> Any:
+        wanted = self._worker_group_context
+        bundles = [wanted.resources_per_worker] * wanted.num_workers
+        for there in self.places:
+            if there.num_groups and there.placement_group.bundle_specs == bundles:
+                there.num_groups += 1
+                return there
         asked_s, handle = time.monotonic(), super()._create_placement_group(*given)
         while not handle.wait(LOOK_S):
             if not self.place(asked_s, math.inf):
                 handle.shutdown()
                 raise RuntimeError("its place is not waited for any more")
         self.place(asked_s, time.monotonic())
-        return handle
+        self.places[:] = [_Place(handle.placement_group)]
+        return self.places[0]
+
+    def _create_workers(self, num_workers: int, place: Any, resources: dict[str, float], **more: Any) -> Any:
+        # A command's worker takes all devices of its node; beside others those of the next engine have room.
+        share_frac = 1.0 if resources.get("GPU", 0.0) > 1 else 0.4
+        part = {name: round(share_frac * amount, 4) for name, amount in resources.items()}
+        return super()._create_workers(num_workers, place, part, **more)
 
 
 class _Controller(TrainController):  # type: ignore[misc]
@@ -92,14 +118,16 @@ class _Controller(TrainController):  # type: ignore[misc]
     _health_check_interval_s: float
     _latest_poll_time: float
 
-    def __init__(self, in_thread: InThread, place: Callable[..., bool], num_workers: int, **settings: Any) -> None:
+    def __init__(self, in_thread: InThread, workers: type[_Workers], num_workers: int, **settings: Any) -> None:
         super().__init__(**settings)
-        self.worker_group_cls = type("Workers", (_Workers,), {"place": staticmethod(place)})
-        self._in_thread = in_thread
+        self._in_thread, self.worker_group_cls = in_thread, workers
         self._health_check_interval_s = max(self._health_check_interval_s, num_workers / POLLED_PER_S)
 
     async def _poll_workers(self) -> Any:
-        await asyncio.sleep(max(self._latest_poll_time + self._health_check_interval_s - time.monotonic(), 0.0))
+        due_s, wanted = self._latest_poll_time + self._health_check_interval_s, True
+        while wanted and (left_s := due_s - time.monotonic()) > 0.0:
+            await asyncio.sleep(min(left_s, LOOK_S / 4))
+            wanted = self.worker_group_cls.place()
         poll = partial(self._worker_group.poll_status, timeout=self._health_check_interval_s)
         status = await self._in_thread(poll)
         self._latest_poll_time = time.monotonic()
@@ -132,6 +160,7 @@ class Launcher:
         """Starts nothing yet. The workers call the `keeper` by the lane's name; the rest is set before they start."""
         self._keeper, self._name, self._scratch, self._storage = keeper, name, scratch, storage
         self._in_thread = in_thread
+        self._places: list[_Place] = []
 
     async def launch(self, key: GroupKey, nodes: tuple[str, ...], restarts: bool, number: int) -> None:
         """See `wattune.orchestrate.lanes.worker_group.Launch`."""
@@ -156,10 +185,11 @@ class Launcher:
         for node_id in {*nodes} - {head} if not runs_command else ():
             self.post(node_id)
         config = {"keeper": self._keeper, "head": head, "lane": self._name, "run": number}
+        kind = {"place": staticmethod(partial(self.lane.place, number)), "places": self._places}
         # Train counts failures over a run's whole life; the lane has a breaker of its own.
         failures = FailureConfig(max_failures=-1 if restarts else 0, controller_failure_limit=1)
         return trainer(
-            train_loop_config={**config, "device": key.device, "storage": self._storage},
+            train_loop_config={**config, "device": key.device, "engine": key.engine, "storage": self._storage},
             scaling_config=ScalingConfig(
                 num_workers=key.world_size,
                 use_gpu=key.has_gpus,
@@ -173,7 +203,7 @@ class Launcher:
                 failure_config=failures,
                 worker_runtime_env={"env_vars": environment} if environment else None,
             ),
-        ).controller(self._in_thread, partial(self.lane.place, number), _Policy(self.lane, number, failures))
+        ).controller(self._in_thread, type("Workers", (_Workers,), kind), _Policy(self.lane, number, failures))
 
 
 # What follows loads a library where it is needed, in the workers: the study's own process and Tune's import this module
@@ -189,12 +219,12 @@ class _Trainer(DataParallelTrainer):  # type: ignore[misc]
     def _create_default_callbacks(self) -> list[Any]:
         return [each for each in super()._create_default_callbacks() if type(each).__name__ not in _START_A_PROCESS]
 
-    def controller(self, in_thread: InThread, place: Callable[..., bool], policy: _Policy) -> _Controller:
+    def controller(self, in_thread: InThread, workers: type[_Workers], policy: _Policy) -> _Controller:
         """Makes what `fit` would run in an actor and wait for."""
         group_of_workers.SynchronizationActor, group_state._shutdown_sync_actor = _Nobody(), lambda _: None
         return _Controller(
             in_thread,
-            place,
+            workers,
             self.scaling_config.num_workers,
             train_fn_ref=ObjectRefWrapper(self._get_train_func()),
             scaling_policy=_Placed(self.scaling_config),
@@ -286,10 +316,11 @@ def _meet(address: str, port: int, rank: int, count: int) -> None:
 def _serve_ranks(config: dict[str, Any]) -> None:
     from ray.train.torch.config import TorchConfigContextManager
 
-    from wattune.orchestrate.lanes.worker import serve
+    from wattune.orchestrate.lanes.worker import await_turn, serve
 
-    with TorchConfigContextManager():
-        serve(config)
+    if await_turn(config):
+        with TorchConfigContextManager():  # it makes a context on the device
+            serve(config)
 
 
 def _serve_commands(config: dict[str, Any]) -> None:

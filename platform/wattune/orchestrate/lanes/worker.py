@@ -1,5 +1,6 @@
 """The loop of a lane's worker: trial after trial, each in its own process group, with a memory check after it."""
 
+import contextlib
 import faulthandler
 import gc
 import logging
@@ -54,6 +55,13 @@ WATCH_S: Final = 1.0
 """Seconds between two checks that a trial still makes progress."""
 
 
+def await_turn(config: dict[str, Any]) -> bool:
+    """Loads the engine, and waits until this worker may claim its device; returns whether it is wanted."""
+    with contextlib.suppress(WattuneError):  # it is not there: the trial says so
+        load_engine(config["engine"])
+    return bool(ray.get(nearest(config).call.remote(config["lane"], "turn", config["run"])))
+
+
 def serve(config: dict[str, Any]) -> None:
     """Runs trials until the lane has none left. Every Ray Train worker of a lane calls it.
 
@@ -89,6 +97,7 @@ class _Worker:
         )
         clean_up(self._device)
         gc.freeze()
+        ahead.hold(signal.SIGCONT)  # an earlier worker may have died in a window
         self._before = leftovers(self._device)
         self._has_run = False
         self._group: int = ray.get(keeper.call.remote(lane, "join", run, self._here))
@@ -244,6 +253,8 @@ class _Watch:
 
     def progress(self, part: str, done: int, total: int, ago_s: float = 0.0) -> None:
         """Notes the part that the measuring loop begins, or began a time ago."""
+        if part == "close":  # nothing is measured any more
+            ahead.hold(signal.SIGCONT)
         parts_s = self.parts_s()
         parts_s[self._part[0]] -= ago_s
         self._parts_s, self._part_since_s = parts_s, time.monotonic() - ago_s

@@ -359,6 +359,7 @@ class StudyController:
             ),
             isolation=run.isolation,
             alone=run.may_fill_memory(queued.spec),
+            then=self._queue.outlook.then(queued.spec, min(node.num_cpus for node in nodes), self._opened),
             stop_above_s=self._queue.stop_above_s(queued),
         )
 

@@ -19,6 +19,7 @@ from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.orchestrate.scheduling.waiting import Waiting
 from wattune.trial import TrialSpec
 
+PROCESSORS_BESIDE: Final = 4  # of each device, at least, where the next engine's workers start beside a trial
 SHOWN_FIRST: Final = 4
 """Most trials that a preview names as the first ones."""
 
@@ -99,6 +100,14 @@ class Outlook:
         plans = self._run.candidates if learns else [one.spec for one in self._waiting.in_order()]
         same = [one for one in plans if workers_of(one) == workers_of(first)]
         return one_of_each(same, by_share=learns)
+
+    def then(self, spec: TrialSpec, num_cpus: float, slots: Slots) -> TrialSpec | None:
+        """Returns the trial after one that runs, where it needs another engine there, and processors are to spare."""
+        room, cluster = num_cpus >= PROCESSORS_BESIDE * spec.cluster.devices_per_node, spec.cluster
+        if not room or self._run.isolation == "fresh" or len(slots.lanes(cluster)) != 1:
+            return None
+        then = [one.spec for one in self._waiting.heads(cluster.device, slots)[:1]]
+        return next((one for one in then if one.cluster == cluster and one.engine != spec.engine), None)
 
     def queued_costs(self) -> tuple[list[tuple[ClusterSpec, float]], int]:
         """Cluster and expected seconds of every queued trial, in order; and the number of reference trials in it."""

@@ -4,7 +4,10 @@ No Ray is started.
 """
 
 import asyncio
+import contextlib
 import math
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -487,21 +490,70 @@ def test_a_place_is_waited_for_as_long_as_the_lane_wants_its_workers(
     monkeypatch: pytest.MonkeyPatch, ready: list[bool], wanted: int
 ) -> None:
     told: list[bool] = []
-    handle = SimpleNamespace(wait=lambda _s: ready.pop(0), shutdown=lambda: told.append(None))  # type: ignore[arg-type]
+
+    def gone(*_: Any) -> None:
+        told.append(None)  # type: ignore[arg-type]
+
+    its_own = SimpleNamespace(bundle_specs=[{"GPU": 1.0}] * 2)
+    handle = SimpleNamespace(wait=lambda _s: ready.pop(0), shutdown=gone, placement_group=its_own)
     monkeypatch.setattr(train_runs.group_of_workers.WorkerGroup, "_create_placement_group", lambda *_: handle)
+    monkeypatch.setattr(train_runs.DefaultPlacementGroupHandle, "shutdown", gone)
 
     def place(_asked_s: float, placed_s: float) -> bool:
         told.append(placed_s < math.inf)
         return len(told) <= wanted
 
-    workers: Any = object.__new__(type("Workers", (train_runs._Workers,), {"place": staticmethod(place)}))
+    shared = {"place": staticmethod(place), "places": []}
+
+    def group(num_workers: int) -> Any:
+        workers: Any = object.__new__(type("Workers", (train_runs._Workers,), shared))
+        needs = {"num_workers": num_workers, "resources_per_worker": {"GPU": 1.0}, "label_selector": None}
+        workers._worker_group_context = SimpleNamespace(**needs)
+        return workers
+
     if sum(ready):
-        assert workers._create_placement_group(None, None) is handle
-        assert told == [False] * wanted + [True]
+        held = group(2)._create_placement_group(None, None)
+        assert held.placement_group is its_own and told == [False] * wanted + [True]
+        assert group(2)._create_placement_group(None, None) is held, "the next workers start in it"
+        held.shutdown()
+        assert None not in told, "these are there yet"
+        for num_workers in (1, 2):
+            ready.append(True)
+            assert group(num_workers)._create_placement_group(None, None) is not held, "it does not fit, or is gone"
+            shared["places"][:] = [held]
+            held.num_groups -= 1
     else:
         with pytest.raises(RuntimeError, match="not waited for"):
-            workers._create_placement_group(None, None)
+            group(2)._create_placement_group(None, None)
         assert told == [False] * (wanted + 1) + [None], "its place is given back"
+
+
+@pytest.mark.parametrize(("engine", "wanted"), [("torch", True), ("not_there:Engine", True), ("torch", False)])
+def test_a_worker_loads_its_engine_and_claims_its_device_at_its_turn(
+    monkeypatch: pytest.MonkeyPatch, engine: str, wanted: bool
+) -> None:
+    from wattune.orchestrate.lanes import worker
+
+    done: list[Any] = []
+
+    def called(*told: Any) -> Any:
+        done.append(told)
+        return told[0]
+
+    @contextlib.contextmanager
+    def claimed() -> Iterator[None]:
+        done.append("claimed")
+        yield
+
+    keeper = SimpleNamespace(call=SimpleNamespace(remote=called))
+    monkeypatch.setattr(worker, "nearest", lambda _: keeper)
+    monkeypatch.setattr(worker, "ray", SimpleNamespace(get=lambda _: wanted))
+    monkeypatch.setattr(worker, "serve", lambda config: done.append(config["run"]))
+    monkeypatch.setattr("ray.train.torch.config.TorchConfigContextManager", claimed)
+    monkeypatch.delitem(sys.modules, "wattune.engines.torch.engine", raising=False)
+    train_runs._serve_ranks({"engine": engine, "lane": "a", "run": 7})
+    assert done == [("a", "turn", 7), *(["claimed", 7] if wanted else [])]
+    assert ("wattune.engines.torch.engine" in sys.modules) is (engine == "torch")
 
 
 def test_ranks_meet_before_they_serve_and_commands_do_not() -> None:

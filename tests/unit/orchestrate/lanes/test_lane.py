@@ -30,7 +30,14 @@ HANGS_S = 1e6
 """Longer than a lane waits for anything. Time is virtual here: waiting is free, and no wait ends too early."""
 
 
-def assignment(label: str = "a", *, engine: str = "torch", fresh: bool = False, timeout_s: float = 60) -> Assignment:
+def assignment(
+    label: str = "a",
+    *,
+    engine: str = "torch",
+    fresh: bool = False,
+    timeout_s: float = 60,
+    then: str = "",
+) -> Assignment:
     spec = replace(SPEC, engine=engine)
     attempt = Attempt(
         spec=spec,
@@ -39,6 +46,7 @@ def assignment(label: str = "a", *, engine: str = "torch", fresh: bool = False, 
         tags={"label": label},
         nodes=(Node(node_id="id0", name="n0", num_cpus=2, num_gpus=0),),
         isolation="fresh" if fresh else "warm",
+        then=replace(SPEC, engine=then) if then else None,
     )
     return Assignment(attempt=attempt, key=GroupKey.of(spec, {"CPU": 1.0}), sensed={})
 
@@ -83,6 +91,8 @@ class Worker:
 
     async def serve(self) -> None:
         lane = self.workers.lane
+        if not await lane.turn(self.run):
+            return
         self.place = worker_place(self.number)
         self.group = lane.join(self.run, self.place)
         report: Report | None = None
@@ -259,6 +269,39 @@ async def test_prepared_workers_of_another_kind_make_room(workers: Workers) -> N
     answer = await workers.complete()
     assert answer.number == 1 and not answer.warm and not answer.failure
     assert [key.engine for key, _ in workers.launches] == ["deepspeed", "torch"]
+
+
+@lane_test()
+async def test_the_next_engines_workers_start_beside_a_trial_and_take_no_device_before_its_workers_have_ended(
+    workers: Workers,
+) -> None:
+    await workers.complete()
+    first = [*workers.present.values()]
+    await workers.complete(then="megatron")
+    await asyncio.sleep(1)
+    assert [key.engine for key, _ in workers.launches] == ["torch", "megatron"]
+    assert all(worker.group == -1 for worker in workers.present.values()), "they wait for their turn"
+    assert (await workers.complete(then="megatron")).number == 3 and len(workers.launches) == 2, "they started once"
+    answer = await workers.complete(engine="megatron")
+    assert (answer.number, answer.warm, len(workers.launches)) == (1, False, 2)
+    assert all(worker.task.done() for worker in first)
+    await workers.complete(engine="megatron", then="torch")
+    await workers.complete(engine="deepspeed")
+    engines = [key.engine for key, _ in workers.launches]
+    assert engines == ["torch", "megatron", "torch", "deepspeed"], "nobody waits for what was not needed"
+
+
+@lane_test()
+async def test_next_workers_that_do_not_come_are_started_when_they_are_needed(workers: Workers) -> None:
+    await workers.complete()
+    workers.fails = ["no memory on the node"]
+    await workers.complete(then="megatron")
+    await asyncio.sleep(1)
+    assert (await workers.complete(engine="megatron")).number == 1
+    assert [key.engine for key, _ in workers.launches] == ["torch", "megatron", "megatron"]
+    await workers.complete(engine="megatron", then="torch")
+    await workers.lane.close("the study was stopped", interrupts=True)
+    assert all(worker.task.done() for worker in workers.present.values())
 
 
 def placed_after(workers: Workers, waits_s: float) -> None:

@@ -114,6 +114,22 @@ def test_workers_may_start_before_the_first_trial_where_its_kind_is_known(world,
     assert world.controller(large).first() is None, "its nodes are not there"
 
 
+def test_the_next_engines_workers_start_beside_the_last_trial_of_this_one(world, make_specs, new_node) -> None:
+    def then(number: int, num_cpus: float, nodes: tuple[str, ...] = ("n0",), **more: str) -> TrialSpec | None:
+        world.nodes = [replace(new_node(name), num_cpus=num_cpus) for name in nodes]
+        last = make_specs(number)[-1]
+        controller = world.controller([last, replace(last, engine="deepspeed")], **more)
+        return controller.next(f"t{number}").then
+
+    found = then(1, 4)
+    assert found is not None and found.engine == "deepspeed"
+    assert then(2, 3) is None, "processors are short"
+    assert then(3, 4, ("n0", "n1")) is None, "it may run on the other node"
+    assert then(4, 4, isolation="fresh") is None
+    world.nodes = [replace(new_node("n0"), num_cpus=4)]
+    assert world.controller(make_specs(6)[4:]).next("t5").then is None, "the next one needs the same"
+
+
 def test_coming_plans_are_those_that_wait_for_the_same_workers(world, make_specs, learner, new_node) -> None:
     world.nodes = [new_node("n0", **{"wattune.io/device": "h200_sxm"})]
     specs = make_specs(3, ClusterSpec(device="h200_sxm", num_nodes=1, devices_per_node=2))
