@@ -5,7 +5,7 @@ Each class takes its message alone, so that Ray can pickle it.
 
 import difflib
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Final
@@ -30,14 +30,18 @@ class SpaceError(WattuneError):
     """A search space, objective, constraint or study name that cannot be used as written."""
 
     exit_code = 2
+    problems: Sequence[str] = ()
+    """Those of a file, each with its path inside it."""
 
     @classmethod
     def from_problems(cls, source: str, problems: Iterable[str]) -> "SpaceError":
         """Makes one error of all problems of a file; each problem begins with the path inside it."""
         listed = list(problems)
-        count = "1 problem" if len(listed) == 1 else f"{len(listed):,} problems"
         more = [f"and {len(listed) - MOST_PROBLEMS:,} more"] if len(listed) > MOST_PROBLEMS else []
-        return cls("\n".join([f"{source}: {count}", *(f"  {one}" for one in [*listed[:MOST_PROBLEMS], *more])]))
+        lines = [f"{source}: {len(listed):,} problems", *(f"  {one}" for one in [*listed[:MOST_PROBLEMS], *more])]
+        error = cls("\n".join(lines) if len(listed) > 1 else f"{source}: {listed[0]}")
+        error.problems = listed
+        return error
 
 
 class PlanError(WattuneError):

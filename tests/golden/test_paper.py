@@ -103,7 +103,7 @@ def verdicts() -> dict[tuple[str, str, str], tuple[str, str]]:
         try:
             wattune.plan(document(rows))
         except SpaceError as error:
-            lines = str(error).splitlines()[1:]
+            lines = error.problems
             assert all("the same as entry" in line for line in lines), error
             copies = [int(line.split("[")[1].split("]")[0]) for line in lines]
         for place in copies:

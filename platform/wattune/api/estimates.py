@@ -95,8 +95,7 @@ def estimate(
     try:
         spec = parse_space(document, "estimate")
     except SpaceError as error:  # nobody wrote a file: an argument has no place in one
-        text = re.sub(r"^  (?:space|workload)\.([^:[]*)(?:\[0\])?", r"  \1", str(error), flags=re.MULTILINE)
-        wrong += [line[2:] for line in text.splitlines()[1:]]
+        wrong += [re.sub(r"^(?:space|workload)\.([^:[]*)(?:\[0\])?", r"\1", one) for one in error.problems]
     if wrong:
         raise SpaceError.from_problems("estimate", wrong)
     usual = usual_workload(spec.models[0], spec.clusters[0])

@@ -231,7 +231,7 @@ def scale(path: Path, to: str, *, allow_percent: float | None = None) -> tuple[s
     try:
         spec = parse_space(document, str(path), path.parent)
     except SpaceError as error:  # the large space is valid: what is wrong is the target, in one line
-        raise SpaceError(f"{path}: {'; '.join(line.strip() for line in str(error).splitlines()[1:])}") from None
+        raise SpaceError(f"{path}: {'; '.join(error.problems)}") from None
     planned = StudyPlan(spec=spec, candidates=prune(spec))
     if not planned.kept and all(one.rule != SCALE_DOWN for one in planned.rejected):
         first = planned.rejected[0]

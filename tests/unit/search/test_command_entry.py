@@ -32,7 +32,7 @@ def changed(**keys):
 def problems(document):
     with pytest.raises(SpaceError) as caught:
         parse_space(document)
-    return [line.strip() for line in str(caught.value).splitlines()[1:]]
+    return list(caught.value.problems)
 
 
 def test_a_space_needs_neither_model_nor_workload():

@@ -44,7 +44,7 @@ def kept(document):
 def problems(document):
     with pytest.raises(SpaceError) as caught:
         parse_space(document)
-    return [line.strip() for line in str(caught.value).splitlines()[1:]]
+    return list(caught.value.problems)
 
 
 def test_plans_alone_are_the_trials():
