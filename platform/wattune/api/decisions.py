@@ -39,8 +39,7 @@ _DURATION: Final = re.compile(
 )
 _LONGEST_TEXT: Final = 40
 _CHOSEN_EVERY: Final = MOST_TAUGHT // 10
-MOST_FITS: Final = 64
-"""Fits that are kept with a study; the oldest are forgotten."""
+MOST_FITS: Final = 64  # are kept with a study; the oldest are forgotten
 
 
 @collector_paused()
@@ -208,8 +207,7 @@ def _model(known: Beforehand, folder: StudyFolder, question: Question, results: 
     specs = list(dict.fromkeys([*(one.read_as for one in candidates), *(spec for spec, _ in results)]))
     if specs != candidates:
         known = Beforehand(planned, folder.path.parent, specs)
-    path = folder.path / FITS
-    fits = read_known(path)
+    fits = read_known(path := folder.path / FITS)
     num_fits = len(fits)
     problem = Problem(
         specs=specs,

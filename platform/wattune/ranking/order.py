@@ -25,7 +25,7 @@ from wattune.ranking.posterior import Posterior
 from wattune.ranking.recordings import differences
 from wattune.ranking.scaled import scaled_texts
 from wattune.ranking.scatter import factor
-from wattune.ranking.spreads import Results
+from wattune.ranking.spreads import Results, middle
 from wattune.ranking.work import depends_on_work, work_of
 from wattune.run import QUALITIES, Run
 from wattune.scale_down.reading import SCALED
@@ -353,24 +353,24 @@ def ranking_of(
         return likely.get((row.study, row.trial_id), 0.0)
 
     plan = namer(row.spec.workload for row in rows)
-    rows = named(rows, plan)
 
-    def those(verdict: Verdict, key: Callable[[RankedTrial, Objective], Any]) -> tuple[RankedTrial, ...]:
-        return tuple(sorted((row for row in rows if row.verdict is verdict), key=lambda row: key(row, objective)))
+    def those(verdict: Verdict, key: Callable[[RankedTrial, Objective], Any], **own: Any) -> tuple[RankedTrial, ...]:
+        found = sorted((row for row in rows if row.verdict is verdict), key=lambda row: key(row, objective))
+        return tuple(named(found, plan, **own))
 
-    leading = those(Verdict.FEASIBLE, by_figure)
+    leading = [row for row in rows if row.verdict is Verdict.FEASIBLE]
+    leading.sort(key=lambda row: by_figure(row, objective))
     expected = None
     if leading and leading[0].objective is not None:
         first, lost = leading[0].objective.value, found.regression * (-1.0 if objective.maximize else 1.0)
         expected = first * factor(lost) if found.logarithmic else first + lost
-    told = ranks(standing(leading, question)) if leading and ranked else [0] * len(leading)
+    told = ranks(standing(leading, question)).tolist() if leading and ranked else [0] * len(leading)
+    places = dict(zip(map(id, leading), told, strict=True))
     ranking = Ranking(
         question=question,
         where=tuple(where),
-        feasible=tuple(
-            replace(row, rank=int(rank), best_probability=of(row)) for row, rank in zip(leading, told, strict=True)
-        ),
-        undecided=tuple(replace(row, best_probability=of(row)) for row in those(Verdict.UNDECIDED, by_figure)),
+        feasible=tuple(named(leading, plan, rank=lambda row: places[id(row)], best_probability=of)),
+        undecided=those(Verdict.UNDECIDED, by_figure, best_probability=of),
         behind=(),
         infeasible=those(Verdict.INFEASIBLE, by_figure),
         unknown=those(Verdict.UNKNOWN, by_figure),
@@ -390,10 +390,12 @@ def ranking_of(
     return _without_those_behind(ranking, found.behind)
 
 
-def named(rows: Iterable[RankedTrial], name: Callable[..., str]) -> list[RankedTrial]:
-    """Names plans as others are named that they stand beside."""
+def named(rows: Iterable[RankedTrial], name: Callable[..., str], **told: Any) -> list[RankedTrial]:
+    """Names plans as others are named that they stand beside; functions say what else is `told` of each."""
     each = ((row, label := row.spec.label, name(row.spec, label)) for row in rows)
-    return [row if own == (row.name or label) else replace(row, name=own) for row, label, own in each]
+    own = ((row, {} if new == (row.name or label) else {"name": new}) for row, label, new in each)
+    full = ((row, new | {key: of(row) for key, of in told.items()}) for row, new in own)
+    return [replace(row, **new) if new else row for row, new in full]
 
 
 def _without_those_behind(ranking: Ranking, leaders: Mapping[tuple[str, str], RankedTrial]) -> Ranking:
@@ -472,10 +474,9 @@ def _turned(metric: str) -> Callable[[RankedTrial], float | None]:
         )
 
     def turned(row: RankedTrial) -> float | None:
-        found = row.interval(metric)
-        if found is None:
-            return None
-        return found.value if better == "higher" else -found.value
+        placed = row.spreads.placed(row.counted, metric)
+        found = placed and middle(*placed, measuring(row.counted, metric), metric)
+        return found if found is None or better == "higher" else -found
 
     return turned
 

@@ -327,7 +327,7 @@ class Spreads:
                 found[alone] = of_one[numbers]
                 for at, runs in several:
                     if placed := self.placed(runs, metric):
-                        found[at] = _middle(*placed, measuring(runs, metric), metric)
+                        found[at] = middle(*placed, measuring(runs, metric), metric)
             return found
 
         return middles
@@ -341,7 +341,7 @@ class Spreads:
         if (placed := self.placed(counted, metric)) is None:
             return None
         (fitted, number), counted = placed, measuring(counted, metric)
-        runs, found, value = ordinary(counted), fitted.scatter, _middle(fitted, number, counted, metric)
+        runs, found, value = ordinary(counted), fitted.scatter, middle(fitted, number, counted, metric)
         error = float(found.standard_error[number])
         if len(runs) < found.num_runs[number]:
             error = math.sqrt(error**2 + float(found.variance[number]) / len(runs) - 1.0 / float(found.weight[number]))
@@ -487,7 +487,7 @@ def _scatter_text(size: str, prior: Prior, expected: str, num_repeats: int) -> s
     return f"{size} by {rests}; nothing was repeated"
 
 
-def _middle(fitted: Fitted, number: int, counted: Sequence[Run], metric: str) -> float:
+def middle(fitted: Fitted, number: int, counted: Sequence[Run], metric: str) -> float:
     """Computes the mean of a trial's ordinary runs, as on the most used nodes at the middle of the study's time."""
     change, value = (
         float(fitted.scatter.mean[number] - fitted.scatter.raw_mean[number]),
