@@ -12,6 +12,7 @@ from wattune.catalog.models import ModelSpec
 from wattune.plans.axes import AXES, Plan
 from wattune.plans.parallel import num_micro_batches
 from wattune.plans.placement import RankOrder
+from wattune.plans.vocabulary import padded_vocab_size
 from wattune.trial import TrialSpec
 from wattune.workload import Workload
 
@@ -49,6 +50,8 @@ class Batch:
     """Index in `AXES["offload"].choices`: none, activations."""
     overlap: Ints
     """Index in `AXES["overlap"].choices`: none, grad, grad_param, tp."""
+    vocabulary: Ints
+    """Rows of embedding and head, padding included."""
     limit_w: Floats
     """Watts that each device may draw: the plan's limit, else the device's own; infinite where neither is known."""
     clock_mhz: Floats
@@ -102,6 +105,7 @@ _Key = tuple[ModelSpec, ClusterSpec, str, Workload, str, RankOrder]
 def _batch(key: _Key, plans: Sequence[Plan]) -> Batch:
     model, cluster, engine, workload, dtype, order = key
     world = cluster.world_size
+    rows = {tp: padded_vocab_size(model, engine, tp) for tp in {plan.tp for plan in plans}}
 
     def count(name: str) -> Ints:
         return np.fromiter((getattr(plan, name) for plan in plans), np.int64, len(plans))
@@ -126,6 +130,7 @@ def _batch(key: _Key, plans: Sequence[Plan]) -> Batch:
         ),
         **{name: count(name) for name, axis in AXES.items() if axis.kind == "count"},
         **{name: choice(name) for name in ("sharding", "recompute", "offload", "overlap")},
+        vocabulary=np.array([rows[plan.tp] for plan in plans], np.int64),
         limit_w=setting("power_limit_w", cluster.sensed_device.power_limit_w),
         clock_mhz=setting("clock_mhz", None),
         profiled=np.array([plan.power_profile is not None for plan in plans], np.float64),

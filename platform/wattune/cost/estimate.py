@@ -29,7 +29,6 @@ from wattune.cost.step_time.predict import predict as predict_step_time
 from wattune.cost.tables import FULL_MEMORY_FRAC, FULL_MEMORY_LONGER_FRAC, EstimatedMetric, Memory, Power, StepTime
 from wattune.errors import PlanError
 from wattune.metrics import METRICS
-from wattune.plans.vocabulary import padded_vocab_size
 from wattune.trial import TrialSpec
 
 Reals = npt.NDArray[np.float32]
@@ -215,22 +214,14 @@ def predict(batch: Batch, coefficients: Coefficients) -> Parts:
     """
     if batch.device.power_limit_w is None:
         raise PlanError(unpredictable(batch.device))
-    rows = vocabulary(batch)
-    step = predict_step_time(batch, coefficients.step_time, coefficients.power, padded_vocab_size=rows)
-    memory = predict_memory(batch, coefficients.memory, padded_vocab_size=rows)
+    step = predict_step_time(batch, coefficients.step_time, coefficients.power)
+    memory = predict_memory(batch, coefficients.memory)
     full = memory.peak_bytes >= FULL_MEMORY_FRAC * (batch.device.memory_bytes or np.inf)
     longer_frac = np.maximum(step.longer_frac, np.where(full, FULL_MEMORY_LONGER_FRAC, 0.0))
     step = replace(step, longer_frac=longer_frac, fills_memory=full)
     drawn = power.predict(batch, step, coefficients.power)
     temp_c = temperature.predict(batch, drawn, coefficients.thermal)
     return Parts(memory=memory, step=step, power=drawn, temp_c=temp_c)
-
-
-def vocabulary(batch: Batch) -> Ints:
-    """Returns the rows of embedding and head of each candidate, padding included."""
-    degrees, of = np.unique(batch.tp, return_inverse=True)
-    rows = [padded_vocab_size(batch.model, batch.engine, tp) for tp in degrees.tolist()]
-    return np.array(rows, np.int64)[of]
 
 
 def unpredictable(device: DeviceSpec) -> str:

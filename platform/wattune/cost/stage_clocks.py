@@ -15,7 +15,7 @@ import numpy as np
 from wattune.arrays import Floats, Ints
 from wattune.cost.batch import Batch
 from wattune.cost.clock import compute_w, slowed_frac
-from wattune.cost.estimate import Coefficients, vocabulary
+from wattune.cost.estimate import Coefficients
 from wattune.cost.step_time.predict import StepModel, StepPipeline
 from wattune.errors import PlanError
 from wattune.plans.schedule import Pass, needs, passes, replay
@@ -127,7 +127,7 @@ def clock_frontier(
     if batch.device.vendor != "nvidia" or highest_mhz is None:
         raise PlanError(f"{batch.device.name} has no clocks that Zeus locks; name a trial on a device of NVIDIA")
     power = coefficients.power
-    model = StepModel(batch, coefficients.step_time, power, vocabulary(batch))
+    model = StepModel(batch, coefficients.step_time, power)
     pipeline = StepPipeline(model, np.zeros(1, np.int64))
     mhz = np.arange(highest_mhz, LEAST_CLOCK_FRAC * highest_mhz, -CLOCK_STEP_MHZ)
     # No stage reaches more than the limit leaves. [clocks, chunks, stages], then [clocks, kinds of passes].

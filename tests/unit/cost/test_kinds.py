@@ -54,7 +54,7 @@ def test_weights_of_a_rank_are_the_models_parameters(name: str) -> None:
     """Memory counts them by another way than `num_parameters`: matrix by matrix, cut over ranks."""
     model = VARIANTS[name]
     ((_, batch),) = batches([spec(model)])
-    sizes = shapes(batch, None, splits_ends=True, rounds_of_pp=True)
+    sizes = shapes(batch, splits_ends=True, rounds_of_pp=True)
     # A multi-token head counts as a layer and without its projection and norms, which are 0.4 % of this model.
     assert sum(sizes.total).item(0) == pytest.approx(model.num_parameters, rel=5e-3 if name == "multi_token" else 1e-12)
 

@@ -10,7 +10,7 @@ from specs import trial_spec
 from wattune.cost.batch import batches
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import predict
-from wattune.cost.stage_clocks import _of_direction, clock_frontier, convex, graph, least_energy, vocabulary
+from wattune.cost.stage_clocks import _of_direction, clock_frontier, convex, graph, least_energy
 from wattune.cost.step_time.predict import StepModel, StepPipeline
 from wattune.errors import PlanError
 from wattune.plans.schedule import passes, replay
@@ -105,7 +105,7 @@ def test_a_frontier_saves_energy_for_free_and_more_for_time():
 def test_the_energy_of_passes_is_that_of_the_estimate(plan):
     batch, coefficients = one(**plan)
     power, parts = coefficients.power, predict(batch, coefficients)
-    model = StepModel(batch, coefficients.step_time, power, vocabulary(batch))
+    model = StepModel(batch, coefficients.step_time, power)
     pipeline = StepPipeline(model, np.zeros(1, np.int64))
     kinds = [_of_direction(pipeline, name, pipeline.clock[0][None]) for name in ("forward", "backward")]
     busy_s, energy_j = (pipeline.m[0] * sum(each).sum(axis=(0, 1)) for each in zip(*kinds, strict=True))
@@ -117,7 +117,7 @@ def test_the_energy_of_passes_is_that_of_the_estimate(plan):
 def test_traffic_and_waits_of_a_pass_have_powers_of_their_own(monkeypatch):
     batch, coefficients = one(pp=4, tp=2)
     power = replace(coefficients.power, idle_w=100.0, active_w=40.0, link_w=17.0, wait_w=5.0)
-    model = StepModel(batch, coefficients.step_time, power, vocabulary(batch))
+    model = StepModel(batch, coefficients.step_time, power)
     pipeline = StepPipeline(model, np.zeros(1, np.int64))
     clocks = pipeline.clock[0][None]
     compute_s = pipeline.pass_s("forward", clocks)[0]

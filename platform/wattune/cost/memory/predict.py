@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from wattune.arrays import Floats, Ints
+from wattune.arrays import Floats
 from wattune.cost.batch import Batch
 from wattune.cost.coefficients import MemoryCoefficients
 from wattune.cost.memory import deepspeed_engine, megatron_engine, torch_engine
@@ -32,7 +32,7 @@ FP8_ERROR_FRAC: Final = 0.1
 were not measured."""
 
 
-def predict(batch: Batch, coefficients: MemoryCoefficients, *, padded_vocab_size: Ints | None = None) -> Memory:
+def predict(batch: Batch, coefficients: MemoryCoefficients) -> Memory:
     """Predicts peaks of allocated memory.
 
     In bytes by part on the fullest rank; `allocator` holds what libraries take beside the counted tensors.
@@ -40,8 +40,7 @@ def predict(batch: Batch, coefficients: MemoryCoefficients, *, padded_vocab_size
     found = []
     for start in range(0, len(batch), SLICE):
         part = slice(start, start + SLICE)
-        vocab = None if padded_vocab_size is None else padded_vocab_size[part]
-        found.append(_predict(_cut(batch, part), coefficients, vocab))
+        found.append(_predict(_cut(batch, part), coefficients))
     return Memory(
         parts_bytes={name: np.concatenate([each.parts_bytes[name] for each in found]) for name in PARTS},
         stage=np.concatenate([each.stage for each in found]),
@@ -58,9 +57,9 @@ def _cut(batch: Batch, part: slice) -> Batch:
     return replace(batch, **columns)
 
 
-def _predict(batch: Batch, coefficients: MemoryCoefficients, vocab: Ints | None) -> Memory:
+def _predict(batch: Batch, coefficients: MemoryCoefficients) -> Memory:
     limits, engine = capabilities(batch.engine), coefficients.engines[batch.engine]
-    sizes = shapes(batch, vocab, splits_ends=limits.splits_ends, rounds_of_pp=limits.rounds_of_pp)
+    sizes = shapes(batch, splits_ends=limits.splits_ends, rounds_of_pp=limits.rounds_of_pp)
     found = _MOMENTS[batch.engine](sizes)
     rows = np.arange(len(batch))
     shape = sizes.stage.shape

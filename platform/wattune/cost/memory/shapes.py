@@ -128,7 +128,7 @@ _SAME: Final = ("micro_batch_size", "tp", "pp", "vpp", "ep", "etp", "num_micro_b
 """Columns that are a batch's own."""
 
 
-def shapes(batch: Batch, padded_vocab_size: Ints | None, *, splits_ends: bool, rounds_of_pp: bool) -> Shapes:
+def shapes(batch: Batch, *, splits_ends: bool, rounds_of_pp: bool) -> Shapes:
     """Computes the sizes of a batch.
 
     `splits_ends`: tensor parallel also cuts embedding, head and the sequence between layers. `rounds_of_pp`: a round of
@@ -136,7 +136,7 @@ def shapes(batch: Batch, padded_vocab_size: Ints | None, *, splits_ends: bool, r
     """
     tp, dp = _column(batch.tp), _column(batch.dp)
     stage, num_layers = _stages(batch)
-    vocab = _column(padded_vocab_size if padded_vocab_size is not None else np.full(len(batch), batch.model.vocab_size))
+    vocab = _column(batch.vocabulary)
     expert_dp = dp * _column(batch.cp) * tp / _column(batch.etp) / _column(batch.ep)
     mode = batch.workload.mode
     held = _counts(batch, vocab, tp, splits_ends)

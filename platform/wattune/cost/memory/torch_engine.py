@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from wattune.arrays import Bools, Floats, Ints
+from wattune.arrays import Bools, Floats
 from wattune.cost.batch import Batch
 from wattune.cost.memory.activations import EAGER_LOGIT_BYTES, LayerBytes, layer, mean_layer
 from wattune.cost.memory.moments import PartSizes, moment
@@ -35,9 +35,9 @@ def moments(shapes: Shapes) -> list[PartSizes]:
     return [*rank.head(), *rank.layers(), *rank.first_layer(), rank.embedding(), *rank.after_all(), rank.update()]
 
 
-def offloaded_bytes(batch: Batch, vocabulary: Ints) -> Floats:
+def offloaded_bytes(batch: Batch) -> Floats:
     """Counts bytes that each layer of a micro-batch copies to host memory, and back, [candidates]."""
-    sizes = shapes_of(batch, vocabulary, splits_ends=True, rounds_of_pp=False)
+    sizes = shapes_of(batch, splits_ends=True, rounds_of_pp=False)
     return np.broadcast_to(sizes.offloads * _layer(sizes).saved, (len(batch), 1))[:, 0]
 
 

@@ -44,19 +44,13 @@ SLOW_HOST, FAST_HOST = 2.0, 0.75
 2.08 times the predicted, by the day (`benchmarks/data/dense_*_1b_h200*.parquet`)."""
 
 
-def predict(
-    batch: Batch,
-    coefficients: StepTimeCoefficients,
-    power: PowerCoefficients,
-    padded_vocab_size: Ints | None = None,
-) -> StepTime:
+def predict(batch: Batch, coefficients: StepTimeCoefficients, power: PowerCoefficients) -> StepTime:
     """Predicts the step time of every candidate.
 
     Returns times in the order of the batch. Stages of `activity` that a candidate does not have are 0. Raises
     `PlanError` where the catalog does not have the peaks of the device.
     """
-    vocabulary = np.full(len(batch), batch.model.vocab_size) if padded_vocab_size is None else padded_vocab_size
-    model = StepModel(batch, coefficients, power, vocabulary)
+    model = StepModel(batch, coefficients, power)
     parts = {name: np.empty(len(batch)) for name in PARTS}
     stages = {name: np.zeros((len(batch), int(batch.pp.max()))) for name in Activity.__slots__}
     slow_host_frac, fast_host_frac = np.empty((2, len(batch)))
@@ -85,9 +79,7 @@ def _error_frac(batch: Batch, coefficients: StepTimeCoefficients) -> float:
 class StepModel:
     """A batch with everything that does not depend on the pipeline."""
 
-    def __init__(
-        self, batch: Batch, coefficients: StepTimeCoefficients, power: PowerCoefficients, vocabulary: Ints
-    ) -> None:
+    def __init__(self, batch: Batch, coefficients: StepTimeCoefficients, power: PowerCoefficients) -> None:
         self.batch, self.power = batch, power
         self.coefficients = coefficients = coefficients.with_host(batch.cluster.host_speed)
         self.facts: EngineFacts = FACTS[coefficients.software or batch.engine]
@@ -96,8 +88,7 @@ class StepModel:
         self.trains = batch.workload.mode != "prefill"
         self.updates = 1.0 if batch.workload.mode == "pretrain" else 0.0
         """Share of the weights that has gradients; adapters are too few to count."""
-        self.vocabulary = vocabulary
-        self.offloaded_bytes = offloaded_bytes(batch, vocabulary) if batch.offload.any() else np.zeros(len(batch))
+        self.offloaded_bytes = offloaded_bytes(batch) if batch.offload.any() else np.zeros(len(batch))
         """Of each layer and micro-batch, copied to host memory and back."""
         self._shapes()
 
@@ -107,7 +98,7 @@ class StepModel:
         columns = (
             batch.tp, batch.cp, batch.ep, batch.etp, batch.micro_batch_size, batch.recompute,
             (batch.sharding == 3) & (batch.dp * batch.cp > 1), batch.loss_chunks > 1, batch.overlap == 3,
-            self.vocabulary,
+            batch.vocabulary,
         )  # fmt: skip
         key = np.zeros(len(batch), np.int64)
         for column in columns:
@@ -209,7 +200,7 @@ class StepPipeline:
         batch, links = self.model.batch, self.model.links
         model = batch.model
         tp, cp, ep, etp, dp = (self._column(getattr(batch, name)) for name in ("tp", "cp", "ep", "etp", "dp"))
-        vocabulary = self.model.vocabulary[self.rows].astype(float)[:, None, None]
+        vocabulary = self.model.batch.vocabulary[self.rows].astype(float)[:, None, None]
         h = model.hidden_size
         split_ends = tp if self.model.facts.splits_ends else 1.0
         held = [(*held_weights(kind), share) for kind, share in model.shares]

@@ -39,7 +39,7 @@ def shapes_of(of: ModelSpec, recompute: str, device: str = "h200_sxm", dtype: st
         dtype=dtype,
     )
     ((_, batch),) = batches([spec])
-    return shapes(batch, None, splits_ends=True, rounds_of_pp=False)
+    return shapes(batch, splits_ends=True, rounds_of_pp=False)
 
 
 def kept_bytes(of: ModelSpec, recompute: str, compiler: Compiler, *, fp8: bool = False) -> int:

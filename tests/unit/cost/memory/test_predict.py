@@ -190,14 +190,14 @@ def test_the_order_of_candidates_changes_no_peak(order: list[int]) -> None:
 def test_a_batch_longer_than_a_slice_is_predicted_as_one_candidate_is() -> None:
     spec = spec_of(Plan())
     ((_, batch),) = batches([spec] * (SLICE + 3))
-    peaks = predict(batch, H200, padded_vocab_size=np.full(len(batch), LLAMA.vocab_size)).peak_bytes
+    peaks = predict(batch, H200).peak_bytes
     assert len(peaks) == SLICE + 3
     assert set(peaks) == {peak(spec)}
 
 
 def test_a_padded_vocabulary_takes_its_rows() -> None:
     ((_, batch),) = batches([spec_of(Plan(), engine="megatron")])
-    padded = predict(batch, H200, padded_vocab_size=np.array([LLAMA.vocab_size + 1000])).parts_bytes
+    padded = predict(replace(batch, vocabulary=batch.vocabulary + 1000), H200).parts_bytes
     plain = predict(batch, H200).parts_bytes
     # bf16 and fp32 weights of an embedding and a head
     assert padded["weights"][0] - plain["weights"][0] == 6 * 2 * 1000 * LLAMA.hidden_size
@@ -252,7 +252,7 @@ def test_the_first_layer_leaves_out_the_shards_of_its_own_experts(ep: int, shard
     work = Workload(seq_len=2048, global_batch_size=4, routing=Routing(by="balanced"))
     plan = Plan(ep=ep, sharding=sharding, recompute="full")
     ((_, batch),) = batches([spec_of(plan, of=MIXTRAL, dp=4, workload=work)])
-    sizes = shapes(batch, None, splits_ends=True, rounds_of_pp=False)
+    sizes = shapes(batch, splits_ends=True, rounds_of_pp=False)
     layer, experts = sizes.trained.layer, sizes.trained.experts
     later = (MIXTRAL.num_layers - 1) * np.array([layer / 4, experts / (4 / ep)]).sum(axis=0) + sizes.trained.head / 4
     early = moments(sizes)[7]  # after three of the head and four of the last layer

@@ -20,7 +20,7 @@ def shapes_of(name: str = "llama3_8b", *, plan: Plan, ranks: int = 8, workload: 
         of, on=f"1x{ranks} h200_sxm", workload=workload or Workload(seq_len=4096, global_batch_size=64), plan=plan
     )
     ((_, batch),) = batches([spec])
-    return shapes(batch, None, splits_ends=True, rounds_of_pp=False)
+    return shapes(batch, splits_ends=True, rounds_of_pp=False)
 
 
 @pytest.mark.parametrize("name", ["llama3_8b", "mixtral_8x7b", "gpt3_175b"])

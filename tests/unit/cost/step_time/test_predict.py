@@ -195,7 +195,7 @@ def test_a_padded_vocabulary_costs_time():
     spec = trial_spec(on="1x8 h200_sxm", batch=64)
     ((_, batch),) = batches([spec])
     plain, padded = (
-        predict(batch, PUBLISHED_STEP_TIME, POWER, padded_vocab_size=size) for size in (None, np.array([256_512]))
+        predict(each, PUBLISHED_STEP_TIME, POWER) for each in (batch, replace(batch, vocabulary=np.array([256_512])))
     )
     assert padded.step_time_s[0] > plain.step_time_s[0]
 
