@@ -98,7 +98,7 @@ class EngineMemory:
     """Corrections to one engine's counted memory, of the version that was measured."""
 
     version: str
-    """Library and version of the trials."""
+    """Libraries and versions of the trials; empty where they named none."""
     offset_bytes: float
     """Bytes that libraries hold beside the counted tensors: workspaces of matrix products, small tensors, rounding."""
     activations_frac: float

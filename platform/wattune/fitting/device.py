@@ -68,7 +68,7 @@ def fit_device(
     ]
     memory = None
     if peaks:
-        memory, errors = fit_memory(peaks, default.memory)
+        memory, errors = fit_memory(peaks, default.memory, _versions(usable))
         note(hold_out, "memory_peak_bytes", errors, number)
     return StoredFit(
         device=device,
@@ -146,6 +146,16 @@ def add_sweep(before: StoredFit | None, sweep: SweepFit, default: Coefficients) 
 def _is_usable(spec: TrialSpec, result: Run) -> bool:
     simulated = spec.cluster.simulate_sensors_of is not None
     return result.status is RunStatus.COMPLETED and not simulated and "step_time_s" in result.metrics
+
+
+def _versions(trials: Sequence[MeasuredTrial]) -> dict[str, str]:
+    """Says each engine's library and its torch, of its latest trial; empty where that named none."""
+    found = dict[str, str]()
+    for spec, result in sorted(trials, key=lambda one: one[1].start_wall_ns):
+        names = dict.fromkeys(("megatron-core" if spec.engine == "megatron" else spec.engine, "torch"))
+        tags = [(name, result.tags.get(f"version.{name}")) for name in names]
+        found[spec.engine] = ", ".join(f"{name} {text}" for name, text in tags if text)
+    return found
 
 
 def _row(one: MeasuredTrial) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Corrections to counted memory, fitted to measured peaks, with the error on configurations that were left out."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -35,13 +35,13 @@ LEAST_ERROR_FRAC: Final = 0.02
 
 
 def fit_memory(
-    measured: Sequence[tuple[TrialSpec, float]], default: MemoryCoefficients
+    measured: Sequence[tuple[TrialSpec, float]], default: MemoryCoefficients, versions: Mapping[str, str]
 ) -> tuple[MemoryCoefficients, Floats]:
     """Fits each engine's offset and share of activations to peaks of allocated bytes.
 
     Both are fitted to the mean relative error, errors below the measured peak weighted by `BELOW_WEIGHT`. A
     configuration is a specification: its repeats are left out together. `default` is taken for engines without enough
-    configurations.
+    configurations; `versions` are those of the measured ones.
 
     Returns the corrections, and predicted over measured less 1 of every measurement, its configuration left out of the
     fit; NaN where its engine has too few to leave one out.
@@ -64,6 +64,7 @@ def fit_memory(
         place, offset_bytes = _fit(counted, peaks_bytes, own)
         engines[name] = replace(
             before,
+            version=versions.get(name, ""),
             offset_bytes=offset_bytes,
             activations_frac=float(FRACTIONS[place]),
             error_frac=max(half_width(held_out[own], configuration[own].tolist()) or 0.0, LEAST_ERROR_FRAC),

@@ -27,6 +27,7 @@ def trials(name):
             repeat=row["repeat"],
             status=RunStatus(row["status"]),
             metrics=metrics,
+            tags=json.loads(row["tags"]) | {"version.torch": "2.12.0"},
             start_wall_ns=row["start_wall_ns"],
             end_wall_ns=row["end_wall_ns"],
         )
@@ -40,6 +41,7 @@ def test_trials_of_a_device_give_measured_coefficients_with_held_out_errors():
     assert fit.num_trials == 21 and fit.num_trials > fit.num_configurations, "one crashed, the reference was repeated"
     assert fit.device_uuids == ("a", "b")
     assert fit.step_time.origin == fit.power.origin == fit.memory.origin == "measured here"
+    assert fit.memory.engines["torch"].version == "torch 2.12.0"
     assert 0 < fit.hold_out["step_time_s"].median_frac < 0.5
     assert 0 < fit.hold_out["memory_peak_bytes"].median_frac < 0.2
     assert any("engine" in wish for wish in fit.sharpen), "all trials are of one engine"

@@ -39,19 +39,19 @@ TRUE = EngineMemory(version="", offset_bytes=300e6, activations_frac=1.03, error
 
 def test_an_offset_and_a_share_of_activations_are_found_again() -> None:
     measured = list(zip(specs(), peaks(specs(), TRUE), strict=True))
-    fit, held_out = fit_memory(measured, H200)
+    fit, held_out = fit_memory(measured, H200, {"torch": "torch 2.12.0"})
     engine = fit.engines["torch"]
     assert engine.activations_frac == pytest.approx(1.03)
     assert engine.offset_bytes == pytest.approx(300e6, rel=1e-6)
     assert engine.error_frac == LEAST_ERROR_FRAC
     assert np.abs(held_out).max() < 1e-6
-    assert fit.origin == "measured here"
+    assert fit.origin == "measured here" and engine.version == "torch 2.12.0"
 
 
 def test_an_engine_with_few_configurations_keeps_its_default() -> None:
     few = specs()[:4]
     measured = [(spec, peak) for spec, peak in zip(few, peaks(few, TRUE), strict=True) for _ in range(3)]
-    fit, held_out = fit_memory(measured, H200)
+    fit, held_out = fit_memory(measured, H200, {})
     assert fit.engines == H200.engines
     assert np.isnan(held_out).all()
 
@@ -60,7 +60,7 @@ def test_repeats_of_a_configuration_are_left_out_together() -> None:
     """A configuration that is off by 10 % in every repeat shows its error: no repeat of it was in the fit."""
     measured = list(zip(specs(), peaks(specs(), TRUE), strict=True))
     odd, peak = measured[0]
-    _, held_out = fit_memory([*measured[1:], *((odd, 1.1 * peak) for _ in range(9))], H200)
+    _, held_out = fit_memory([*measured[1:], *((odd, 1.1 * peak) for _ in range(9))], H200, {})
     assert held_out[-9:] == pytest.approx(1 / 1.1 - 1, abs=0.005)
 
 
@@ -70,7 +70,7 @@ def test_errors_below_the_measured_peak_weigh_more() -> None:
         (spec, peak * (1.04 if index % 2 else 1.0))
         for index, (spec, peak) in enumerate(zip(specs(), peaks(specs(), TRUE), strict=True))
     ]
-    _, held_out = fit_memory(measured, H200)
+    _, held_out = fit_memory(measured, H200, {})
     assert np.median(held_out) > 0
 
 
