@@ -136,10 +136,11 @@ def mixture_layer(shapes: Shapes, *, compiled: bool, gathers: bool) -> LayerByte
     # DeepSpeed's own expert layer keeps one of the four less (measured on H200).
     matrices = (4 if gathers else 3) if model.is_gated else 2
     inner = matrices * item * rows * model.ffn_hidden_size / shapes.etp
-    # Measured on H200: with expert parallel one more row of each assignment, with tensor parallel two of each token.
-    experts = (2 + (shapes.ep > 1) * gathers) * item * rows * h + inner + 8 * 4 * rows
+    # `index_add` keeps what it adds, and with expert parallel `index_copy` what it copies.
+    wide, copied = item * rows * h, 1 + (shapes.ep > 1)
+    experts = (2 + copied * gathers) * wide + inner + 8 * 4 * rows
     experts = experts + matrices * item * t * model.shared_ffn_hidden_size / tp
-    outside = blocks * row / tp + blocks * row + (2 * row * (tp > 1) if gathers else 0)
+    outside = blocks * row / tp + blocks * row
     projections = _projections(shapes)
     attention = (2 if compiled else 1) * item * t * model.output_width / tp + _statistics(shapes)
     whole = outside + projections + attention + experts
@@ -148,9 +149,10 @@ def mixture_layer(shapes: Shapes, *, compiled: bool, gathers: bool) -> LayerByte
         shapes,
         whole=whole,
         selective=whole - attention,
-        working=2 * item * rows * h + 2 * one,
-        late=2 * item * rows * h - 2 * one,
-        experts=experts,
+        # Two gradients of results and their product with them, or the block's three inputs with gradients of as many.
+        working=np.where(gathers, np.maximum(2 * one - (1 + copied) * wide, 2 * wide), 2 * (one + wide)),
+        late=np.where(gathers, (1 - copied) * wide - 3 * one, 2 * (wide - one)),
+        experts=experts - wide * gathers,  # the gradient of their input is there
     )
 
 

@@ -7,7 +7,7 @@ from wattune.cost.coefficients import EngineMemory, MemoryCoefficients
 
 H200: Final = MemoryCoefficients(
     engines={
-        "torch": EngineMemory(version="torch 2.11.0", offset_bytes=105e6, activations_frac=1.0, error_frac=0.029),
+        "torch": EngineMemory(version="torch 2.11.0", offset_bytes=105e6, activations_frac=1.0, error_frac=0.02),
         "megatron": EngineMemory(
             version="megatron-core 0.19.2, torch 2.11.0", offset_bytes=104e6, activations_frac=1.0, error_frac=0.035
         ),

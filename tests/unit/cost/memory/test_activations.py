@@ -117,6 +117,16 @@ def test_experts_keep_rows_of_every_assignment() -> None:
     assert layer.experts[0, 0] < layer.whole[0, 0]
 
 
+@pytest.mark.parametrize("experts", [(8, 2, 896), (32, 4, 256)], ids=str)
+def test_a_layer_with_experts_keeps_what_is_counted(experts: tuple[int, int, int]) -> None:
+    names = ("num_experts", "num_experts_per_token", "ffn_hidden_size")
+    of = replace(MIXTRAL, **dict(zip(names, experts, strict=True)))
+    counted = mixture_layer(shapes_of(of, "none"), compiled=True, gathers=True).saved[0, 0]
+    # On processors the second norm keeps its input and what it normed in fp32, where a GPU's kernel keeps its input.
+    normed = 3 * 2 * SEQ_LEN * of.hidden_size
+    assert kept_bytes(of, "none", PARTITIONED) == pytest.approx(counted + normed, rel=0.02)
+
+
 def test_where_takes_one_layer_or_the_other() -> None:
     sizes = shapes_of(LLAMA, "none")
     one, other = compiled_layer(sizes), eager_layer(sizes)

@@ -43,7 +43,7 @@ def test_of_a_recorded_mixture_two_trials_run_out_of_memory_and_none_that_runs_i
     known = known_before(planned, StudyFolder(world.study.path.parent / "other"))
     world.nodes = [new_node("n0", **{"wattune.io/device": "h100_sxm"})]
     rejected = {one.config["micro_batch_size"] for one in known.planned.rejected if one.rule == "memory"}
-    assert rejected == {2}, "one plan is certain not to fit"
+    assert rejected == {2}, "two plans are certain not to fit"
     controller = world.controller(
         known.planned.candidates.specs,
         measure=Measure(reference_every=10),
@@ -63,7 +63,7 @@ def test_of_a_recorded_mixture_two_trials_run_out_of_memory_and_none_that_runs_i
         world.write(running.spec, running.repeat, status, tags=dict(running.tags), numbers=numbers)
         controller.finish(f"t{len(ran)}", error=False)
         ran.append((running, status))
-    assert sum(status is OUT for _, status in ran) == 2, "of five whose estimate alone lets them run"
+    assert sum(status is OUT for _, status in ran) == 2, "of three whose estimate alone lets them run"
     known_risk = dict(zip(known.planned.candidates.specs, known.out_of_memory.estimated, strict=True))
     assert all(known_risk[one.spec] < UNLIKELY for one, _ in ran if one.role == "reference")
     results = [folder.result() for folder in world.study.trials()]
@@ -106,7 +106,7 @@ def test_a_failure_teaches_plans_of_its_family_that_need_as_much_and_did_not_run
     found = estimate(specs, default_coefficients)
     risk = MemoryRisk(specs, found)
     in_order = [specs[place] for place in np.argsort(found.columns["memory_peak_bytes"].value)]
-    small, second, largest = in_order[0], in_order[-2], in_order[-1]
+    small, second, largest = in_order[0], in_order[-3], in_order[-1]
     before = risk(second)
     failed = Run(trial_id="a", repeat=0, status=OUT, numbers=Numbers(memory_asked_bytes=int(74e9)))
     crashed = Run(trial_id="b", repeat=0, status=RunStatus.CRASHED)
