@@ -29,6 +29,9 @@ ALL: Final = "*_h200x*.parquet"
 KEPT_ASIDE: Final = frozenset({"gpt_slice_h200x2", "llama_3b_h200x2", "moe_tp_h200x2"})
 """Tables that no fit takes, of a later day and a slower host: they judge it (`tests/golden/test_kept_aside.py`)."""
 
+HELD: Final = "*_full_h200_held.parquet"
+"""Tables of full plans on H200s of which another process held a part: they judge estimates as well, and no fit."""
+
 SAME_HEAD_NS: Final = 1_795_370_400 * 10**9
 """Wall time since which the torch engine computes head and loss compiled at every tensor degree. Trials from before it
 with tp > 1 ran other kernels, and held 6 bytes more of each logit."""
@@ -38,18 +41,25 @@ PLAIN_PIECES_NS: Final = 1_795_653_567 * 10**9
 micro-batches of one sequence waited up to 1.3 times as long for their host (`results/tensor_parallel_host.md`). All of
 them held two gradients of the head beside its logits, which plain tensors do not: their memory is left out."""
 
+OWN_REDUCE_NS: Final = 1_795_785_000 * 10**9
+"""Wall time since which that engine reduces gradients into memory that its forward passes can have. Trials from before
+it that filled their device gave memory back twice a step, which most no longer do (`results/memory_kept.md`)."""
+FULL_FRAC: Final = 0.8
+"""Share of the catalog's memory, held by tensors, from which that was: the least of them held 65.1 of 80 GB."""
+
 TOLD_APART: Final = 0.05
 """Least relative difference of two step times whose order counts."""
 
 
-def rows(pattern: str = ALL) -> list[dict[str, Any]]:
+def rows(pattern: str = ALL, *, full_before: bool = True) -> list[dict[str, Any]]:
     """Reads every completed trial of the tables of that name, of the engines as they are; no users' commands.
 
-    Each row has the name of its `table` too.
+    Each row has the name of its `table` too. Without `full_before` those that filled the memory of an engine before are
+    left out: fits leave their steps out themselves, and fit power to what was measured of them.
     """
-    paths = [path for path in sorted(DATA.glob(pattern)) if path.stem not in KEPT_ASIDE]
-    found = [row for path in paths for row in completed(path)]
-    return [row for row in found if row["engine"] != "command" and not is_outdated(row)]
+    paths = [path for path in sorted(DATA.glob(pattern)) if path.stem not in KEPT_ASIDE and not path.match(HELD)]
+    found = [row for path in paths for row in completed(path) if row["engine"] != "command" and not is_outdated(row)]
+    return [row for row in found if full_before or not was_full(row)]
 
 
 def completed(path: Path) -> list[dict[str, Any]]:
@@ -65,20 +75,33 @@ def is_outdated(row: dict[str, Any]) -> bool:
     return spec["engine"] == "torch" and spec["plan"]["tp"] > 1 and row["start_wall_ns"] < since_ns
 
 
+def was_full(row: Mapping[str, Any]) -> bool:
+    """Tells whether a trial filled its device's memory with an engine that gave memory back where today's does not."""
+    room, held = DEVICES[json.loads(row["spec"])["cluster"]["device"]].memory_bytes, row["memory_peak_bytes"] or 0
+    return row["engine"] == "torch" and row["start_wall_ns"] < OWN_REDUCE_NS and held >= FULL_FRAC * (room or held + 1)
+
+
 def holds_more(row: Mapping[str, Any]) -> bool:
     """Tells whether a trial was measured with an engine that held more memory than today's."""
     spec = json.loads(row["spec"])
     return spec["engine"] == "torch" and spec["plan"]["tp"] > 1 and row["start_wall_ns"] < PLAIN_PIECES_NS
 
 
-def trials(pattern: str = ALL) -> list[MeasuredTrial]:
+def trials(pattern: str = ALL, *, full_before: bool = True) -> list[MeasuredTrial]:
     """Reads every completed trial with measured sensors from the tables of that name."""
-    return [trial_of(row) for row in rows(pattern)]
+    return [trial_of(row) for row in rows(pattern, full_before=full_before)]
 
 
 def trials_of(path: Path) -> list[MeasuredTrial]:
     """Reads the completed trials of one table, outdated ones included."""
     return [trial_of(row) for row in completed(path)]
+
+
+def held_trials() -> list[MeasuredTrial]:
+    """Reads full plans on H200s of which another process held 65.2 GB, as on devices of 80 GB: today's engine."""
+    own = replace(DEVICES["h200_sxm"], memory_bytes=DEVICES["h100_sxm"].memory_bytes)
+    found = [one for path in sorted(DATA.glob(HELD)) for one in trials_of(path)]
+    return [(replace(spec, cluster=replace(spec.cluster, own_device=own)), result) for spec, result in found]
 
 
 def trial_of(row: Mapping[str, Any]) -> MeasuredTrial:

@@ -8,7 +8,7 @@
 The whole chain is judged, as a user asks for it: published steps and parameters by `wattune.estimate`, own trials by
 coefficients fitted as `wattune fit` does to others, speed by what `wattune plan --estimate` calls. Nothing that was
 measured of a trial goes into its estimate. Own trials are left out in folds of configurations, then whole families (a
-model and engine on a number of devices), then all on two devices, and those on H100 by what ships.
+model and engine on a number of devices), then all on two devices, and those on H100 and on filled H200 by what ships.
 """
 
 import json
@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 from harness import Found, Rows, benchmark
-from measured_tables import DATA, fitted_to, ordered, trials, trials_of
+from measured_tables import DATA, fitted_to, held_trials, ordered, trials, trials_of
 from published_steps import errors, read
 from step_time_baselines import at_rate, calculon_s, model_flop, roofline_s
 
@@ -76,13 +76,13 @@ Predicted = dict[str, float]
 """Figures of one trial: predicted metrics, `<metric> low` and `<metric> high`, and baselines of the step time."""
 
 
-def held_out(measured: Sequence[MeasuredTrial]) -> list[Predicted]:
+def held_out(measured: Sequence[MeasuredTrial], every: Sequence[MeasuredTrial]) -> list[Predicted]:
     """Predicts every trial with coefficients fitted without its configuration; adds baselines of the step time."""
     names = sorted({spec.trial_id for spec, _ in measured})
     fold_of = {name: place % FOLDS for place, name in enumerate(names)}
     predicted: list[Predicted] = [{} for _ in measured]
     for fold in range(FOLDS):
-        rest = [one for one in measured if fold_of[one[0].trial_id] != fold]
+        rest = [one for one in every if fold_of.get(one[0].trial_id) != fold]
         places = [place for place, (spec, _) in enumerate(measured) if fold_of[spec.trial_id] == fold]
         for place, one in zip(places, predictions(rest, [measured[place][0] for place in places]), strict=True):
             predicted[place] = one
@@ -119,12 +119,12 @@ def family_of(spec: TrialSpec) -> tuple[str, int, str, int]:
     return spec.model.name, spec.model.num_layers, spec.engine, spec.cluster.world_size
 
 
-def families(measured: Sequence[MeasuredTrial]) -> list[Predicted]:
+def families(measured: Sequence[MeasuredTrial], every: Sequence[MeasuredTrial]) -> list[Predicted]:
     """Predicts every trial with coefficients fitted to other families."""
     names = [family_of(spec) for spec, _ in measured]
     predicted: list[Predicted] = [{} for _ in measured]
     for family in dict.fromkeys(names):
-        rest = [one for one, name in zip(measured, names, strict=True) if name != family]
+        rest = [one for one in every if family_of(one[0]) != family]
         places = [place for place, name in enumerate(names) if name == family]
         for place, one in zip(places, predictions(rest, [measured[place][0] for place in places]), strict=True):
             predicted[place] = one
@@ -407,19 +407,23 @@ def main(given: Namespace) -> Found:
 
 def own(rows: Rows, given: Namespace) -> tuple[list[str], list[str]]:
     """Leaves configurations out, then families, then all trials on two devices; H100 by what ships."""
-    measured = trials()
-    predicted = held_out(measured)
-    first, fresh = apart(measured)
+    every, measured = trials(), trials(full_before=False)
+    predicted = held_out(measured, every)
+    first, fresh = apart(every)
     foreseen = predictions(first, [spec for spec, _ in fresh])
     judge(rows, "held out", measured, predicted)
-    apart_from = families(measured)
+    apart_from = families(measured, every)
     missed = judge(rows, "families left out", measured, apart_from, by_class=True)
     missed += told_few(rows, measured, apart_from)
     judge(rows, "four to two", fresh, foreseen)
     later = trials_of(DATA / "nodes" / "h200x4" / "slice.parquet")
     judge(rows, "a later slice on four", later, shipped([spec for spec, _ in later]), by_class=True)
-    other = trials(ON_H100)
+    other, with_full, full = trials(ON_H100, full_before=False), trials(ON_H100), held_trials()
     missed += judge(rows, "H100 without a fit", other, shipped([spec for spec, _ in other]), by_class=True)
+    judge(rows, "H100, outdated rows that fill it too", with_full, shipped([spec for spec, _ in with_full]))
+    judge(rows, "filled H200", full, shipped([spec for spec, _ in full]))
+    calm = [one for one in full if one[1].metrics["memory_retries_per_step_count"] == 0]
+    judge(rows, "filled H200, no memory given back", calm, shipped([spec for spec, _ in calm]))
     if given.trials is not None:
         write(given.trials, {"held_out": (measured, predicted), "four_to_two": (fresh, foreseen)})
     if given.svg is not None:

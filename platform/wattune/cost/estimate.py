@@ -25,6 +25,7 @@ from wattune.cost.coefficients import (
 )
 from wattune.cost.flops import workload_flop_per_token
 from wattune.cost.memory.predict import predict as predict_memory
+from wattune.cost.step_time.facts import FACTS
 from wattune.cost.step_time.predict import predict as predict_step_time
 from wattune.cost.tables import FULL_MEMORY_FRAC, FULL_MEMORY_LONGER_FRAC, EstimatedMetric, Memory, Power, StepTime
 from wattune.errors import PlanError
@@ -216,7 +217,10 @@ def predict(batch: Batch, coefficients: Coefficients) -> Parts:
         raise PlanError(unpredictable(batch.device))
     step = predict_step_time(batch, coefficients.step_time, coefficients.power)
     memory = predict_memory(batch, coefficients.memory)
-    full = memory.peak_bytes >= FULL_MEMORY_FRAC * (batch.device.memory_bytes or np.inf)
+    facts = FACTS[coefficients.step_time.software or batch.engine]
+    copies = (batch.dp_replicate > 1) & (batch.sharding >= 2)  # their gradients are reduced into memory of their stream
+    full_frac = np.where(copies, FULL_MEMORY_FRAC, facts.full_memory_frac)
+    full = memory.peak_bytes >= full_frac * (batch.device.memory_bytes or np.inf)
     longer_frac = np.maximum(step.longer_frac, np.where(full, FULL_MEMORY_LONGER_FRAC, 0.0))
     step = replace(step, longer_frac=longer_frac, fills_memory=full)
     drawn = power.predict(batch, step, coefficients.power)

@@ -15,7 +15,8 @@ FULL_MEMORY_LONGER_FRAC: Final = 1.4
 """Share of a device's memory from which a step may wait for it, and how much longer it may be: torch's allocator gives
 blocks back and asks anew. Of 34 runs on H100 and H200 with such peaks 13 took 1.1 to 1.46 times the predicted step, of
 168 others 3. With expandable segments, as workers have them, six of ten took 1.35 to 2.4 times, giving it back twice
-a step, and four the predicted step (`benchmarks/results/allocator.md`)."""
+a step, and four the predicted step (`benchmarks/results/allocator.md`). Engines may have a share of their own
+(`EngineFacts.full_memory_frac`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

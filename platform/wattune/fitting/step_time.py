@@ -95,8 +95,10 @@ def fit(
 
 
 def _fills_memory(trial: TimedTrial) -> bool:
-    """Tells whether a trial's device may have waited for memory, which no factor is about."""
+    """Tells whether a trial's device waited for memory, which no factor is about: by a count, else by what it held."""
     spec, metrics = trial
+    if (retries := metrics.get("memory_retries_per_step_count")) is not None:
+        return retries > 0
     peak, room = metrics.get("memory_peak_bytes"), spec.cluster.sensed_device.memory_bytes
     return peak is not None and room is not None and peak >= FULL_MEMORY_FRAC * room
 

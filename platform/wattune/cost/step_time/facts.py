@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Final
 
+from wattune.cost.tables import FULL_MEMORY_FRAC
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
@@ -79,6 +81,10 @@ class EngineFacts:
     """True where a layer's experts are gathered and reduced apart from its other weights, one after the other."""
     gathers_in_update: bool = False
     """True where weights that are gathered once a step are gathered in the update, beside nothing."""
+    full_memory_frac: float = FULL_MEMORY_FRAC
+    """Share of a device's memory, told of tensors, from which its steps may wait for memory. The torch engine's
+    allocator keeps up to 1.15 times what tensors hold at once, and an H100 of 80 GB leaves 82.8 of them
+    (`benchmarks/results/memory_kept.md`)."""
     update_bytes: float
     """Bytes a parameter that one update moves, gradient norm and clipping included."""
     update_frac: float | None = None
@@ -104,6 +110,7 @@ FACTS: Final[dict[str, EngineFacts]] = {
         host_ops_gather=75,
         grad_bytes=10,
         reduced_bytes=8,
+        full_memory_frac=0.9,
         update_bytes=40,
         update_frac=0.8,
     ),
@@ -160,12 +167,14 @@ FACTS["nemo"] = replace(
     host_ops_exchange=0,
     casts_apart=False,
 )
+# FSDP2's own reductions keep gradients in memory of their stream, which no other can have.
+_FSDP2: Final = replace(FACTS["torch"], full_memory_frac=FULL_MEMORY_FRAC)
 # XLA compiles all of it; attention is cuDNN's. `remat_policy=save_qkv_proj` (dgxc-benchmarking, maxtext/configure.sh)
 # keeps queries, keys and values: attention, its output, gate and up are computed again, of Llama 2 70B's layer
 # 2 x 537 M + 134 M of 2 x 856 M + 134 M operations a token. The product after them is not.
-FACTS["maxtext"] = replace(FACTS["torch"], attention_rate=1.4, recomputed_frac=0.65, casts_apart=False)
+FACTS["maxtext"] = replace(_FSDP2, attention_rate=1.4, recomputed_frac=0.65, casts_apart=False)
 # FSDP2 with layers of TransformerEngine and Triton: nothing is compiled.
-FACTS["automodel"] = replace(FACTS["torch"], compiles=False, casts_apart=False)
+FACTS["automodel"] = replace(_FSDP2, compiles=False, casts_apart=False)
 # Selective recomputation by operation (`activation_checkpoint.py`), `repeat_kv`, and FSDP2 units of layers and of the
 # whole. FlashAttention 2 has 335 TFLOP/s forward (causal, heads of 128, 16k tokens: Shah et al. 2024, figure 5), where
 # 1 stands for 429. Tensor parallel gathers of products in fp8 are in fp8 both ways (`docs/float8.md`: "for TP (by
@@ -173,7 +182,7 @@ FACTS["automodel"] = replace(FACTS["torch"], compiles=False, casts_apart=False)
 # 15): a cast to fp32, the product and a cast back are 20 bytes a number. In 2024 the loss was not compiled (e8977b0 to
 # bbb1b61), and the eight kernels of AdamW not fused.
 FACTS["torchtitan"] = replace(
-    FACTS["torch"],
+    _FSDP2,
     attention_rate=0.8,
     keeps_operations=True,
     copies_heads=True,
