@@ -199,7 +199,8 @@ def told_few(rows: Rows, measured: Sequence[MeasuredTrial], predicted: Sequence[
             features = make_features([measured[at][0] for at in places])
             for seed in range(DRAWS):
                 known = np.random.default_rng(seed).permutation(len(places))[:TOLD].tolist()
-                model = Surrogate(features, value, EstimatedMetric(value=value, low=low, high=high).log_std)
+                log_std = EstimatedMetric(value=value, low=low, high=high).log_std
+                model = Surrogate(features, value, log_std, is_exact=metric == "memory_peak_bytes")
                 for at in known:
                     model.tell(at, actual[at])
                 model.update()

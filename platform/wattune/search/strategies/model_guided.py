@@ -275,7 +275,8 @@ class ModelGuided:
         log_std = estimates[quantity.metric].log_std
         usual = float(np.nanmedian(log_std))
         log_std = np.concatenate([np.where(np.isfinite(log_std), log_std, usual), np.full(len(self._warm), usual)])
-        return Surrogate(self._features, value if divide_by is None else value / divide_by, log_std)
+        value = value if divide_by is None else value / divide_by
+        return Surrogate(self._features, value, log_std, is_exact=quantity.metric == "memory_peak_bytes")
 
     def _estimate_of(self, one: Observation) -> dict[str, float]:
         """The estimated metrics of an earlier observation: its own, else those of the same candidate."""

@@ -22,6 +22,8 @@ _UNKNOWN_SPREAD: Final = 0.3
 """Spread of the logarithm over candidates, before two are measured and where nothing is estimated."""
 _EXPECTED_NOISE: Final = 0.01
 """Noise of a trial, as a fraction, until repeats are measured."""
+_EXACT_NOISE: Final = 0.001
+"""The same of memory: repeats of 30 configurations hold equal bytes."""
 _OWN_DEVIATION: Final = 0.025
 """Expected deviation of one plan from all that its settings explain, as a fraction."""
 _OVER: Final = 0.02
@@ -189,6 +191,8 @@ class Surrogate:
     """Standard deviations of log(measured / estimated) of all rows."""
     signed: bool = False
     """True for a quantity that may be negative, as the label of success: its logarithm is never taken."""
+    is_exact: bool = False
+    """True for what repeats alike, which is memory."""
     _values: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     _above: dict[int, float] = field(default_factory=dict)
     _bursts: dict[int, float] = field(default_factory=dict)
@@ -311,7 +315,11 @@ class Surrogate:
         typical = float(np.median(scale))
         pooled = sum(float(((values - values.mean()) ** 2).sum()) for values in raw)
         num_free = sum(len(values) - 1 for values in raw)
-        expected = min(_EXPECTED_NOISE, _PARTS[1] * typical) if self.is_log else 0.05 * typical
+        expected = (
+            min(_EXACT_NOISE if self.is_exact else _EXPECTED_NOISE, _PARTS[1] * typical)
+            if self.is_log
+            else 0.05 * typical
+        )
         if num_free:  # two pseudo-repeats of the expected noise keep a lucky pair from claiming none
             expected = math.sqrt((pooled + 2 * expected**2) / (num_free + 2))
         self.noise = expected

@@ -98,6 +98,8 @@ def test_predictions_that_miss_widen_those_to_come(off, widens):
 def test_noise_is_that_of_the_repeats():
     surrogate, dice = Surrogate(FEATURES, SPEED), np.random.default_rng(0)
     assert belief(surrogate).mean is not None and surrogate.noise == pytest.approx(0.01)
+    exact = Surrogate(FEATURES, SPEED, is_exact=True)
+    assert belief(exact).mean is not None and exact.noise == pytest.approx(0.001), "memory repeats alike"
     for row in range(0, 200, 10):
         for _ in range(3):
             surrogate.tell(row, SPEED[row] * np.exp(0.05 * dice.standard_normal()))
