@@ -1,5 +1,6 @@
 """Nodes: what the analysis of a trial and its telemetry cost as its nodes grow in number."""
 
+import io
 import json
 import pickle
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import ray
 
 from at_scale_rows import Fit, Row, measures
@@ -246,3 +248,21 @@ def telemetry() -> Iterator[Row]:
     yield Row(each, "MB/h", bar=MOST_MB_AN_HOUR, value=mb_an_hour(seen))
     yield Row(f"{each}, which send their rows to a URL", "MB/h", bar=MOST_MB_AN_HOUR, value=mb_an_hour(sent))
     yield Row(f"{each}, their rows of 10 s with it where nodes share no folder", "MB/h", value=mb_an_hour(unseen))
+    least = sum(map(least_bytes, (unseen.files["ring.parquet"], unseen.files["fast.parquet"])))
+    least_mb = 128 * TRIALS_AN_HOUR * least / 1e6
+    yield Row(f"{each}, entropy of times and powers in these rows", "MB/h", value=least_mb)
+
+
+def least_bytes(file: bytes) -> float:
+    """Entropy of a table's times and powers, in bytes: of the counts of differences between a device's rows.
+
+    Counts of a sample have less entropy than where they come from, so this is below what a code of differences needs.
+    """
+    table = pq.read_table(io.BytesIO(file))
+    device, bits = np.array(table["device"].to_pylist()), 0.0
+    for name in {"sensor_ns", "power_w", "power_instant_w"} & set(table.column_names):
+        values = table[name].to_numpy()
+        for own in np.unique(device):
+            counts = np.unique(np.diff(values[device == own]), return_counts=True)[1]
+            bits -= float(np.sum(counts * np.log2(counts / counts.sum())))
+    return bits / 8
