@@ -134,15 +134,26 @@ def process(text: str) -> psutil.Process:
         time.sleep(0.5)
 
 
-def overhead_s(cluster: Cluster, lanes: Lanes, root: Path, num_ranks: int, repeat: int) -> tuple[float, float]:
-    """Wall seconds of a trial without steps, until its nodes are free, and processor seconds of what drives it."""
-    given, driver = assignment(num_ranks).attempt, process("FakeKeeper")
+def spent_s(text: str) -> float:
+    """Processor seconds so far of this program's processes with a text in their names."""
+    found = [one for one in psutil.Process().children(recursive=True) if text in " ".join(one.cmdline())]
+    return sum(sum(one.cpu_times()[:2]) for one in found)
+
+
+def overhead_s(cluster: Cluster, lanes: Lanes, root: Path, num_ranks: int, repeat: int) -> tuple[float, ...]:
+    """Wall seconds of a trial without steps, until its nodes are free; processor seconds of its driver and its nodes.
+
+    And the calls that its driver answers.
+    """
+    given = assignment(num_ranks).attempt
     nodes, name = cluster.nodes[: num_ranks // PER_NODE], f"{given.trial_id}-{repeat}"
     attempt = replace(given, repeat=repeat, nodes=nodes, folder=root / "study" / "trials" / name)
-    before, begun_s = driver.cpu_times(), time.perf_counter()
+    num_before = ray.get(lanes._keeper.taken.remote())
+    before, begun_s = [spent_s(text) for text in ("FakeKeeper", "::Host")], time.perf_counter()
     is_done = ray.get(lanes.drive(attempt, cluster))[DONE_METRIC]
     taken_s = time.perf_counter() - begun_s
-    after = driver.cpu_times()
+    work_s = [spent_s(text) - one_s for text, one_s in zip(("FakeKeeper", "::Host"), before, strict=True)]
+    num_calls = ray.get(lanes._keeper.taken.remote()) - num_before
     if is_done:
         result = TrialFolder(attempt.folder).result()
         assert result is not None and result.status is RunStatus.COMPLETED, (
@@ -150,7 +161,7 @@ def overhead_s(cluster: Cluster, lanes: Lanes, root: Path, num_ranks: int, repea
         )
     else:
         ray.get(lanes.concluded(attempt))
-    return taken_s, after.user + after.system - before.user - before.system
+    return taken_s, *work_s, num_calls
 
 
 @measures(timeout_s=580)
@@ -163,12 +174,15 @@ def overhead() -> Iterator[Row]:
         ray.get([host.release.remote() for host in hosts])
         for num_ranks in sizes:
             each = [overhead_s(cluster, lanes, Path(folder), num_ranks, repeat) for repeat in range(4)][1:]
-            walls, processors = zip(*each, strict=True)
+            walls, processors, nodes_s, calls = zip(*each, strict=True)
             wall_s[num_ranks], processor_s[num_ranks] = min(walls), statistics.median(processors)
             what = f"trial of {num_ranks} ranks"
             yield Row(f"overhead of a {what}", "s", value=min(walls), spread=statistics.stdev(walls))
             spread_s = statistics.stdev(processors)
             yield Row(f"the driver's work for a {what}", "CPU-s", value=processor_s[num_ranks], spread=spread_s)
+            spread_s = statistics.stdev(nodes_s)
+            yield Row(f"its nodes' work for a {what}", "CPU-s", value=statistics.median(nodes_s), spread=spread_s)
+            yield Row(f"calls that the driver answers in a {what}", "", value=statistics.median(calls))
     yield Fit.of(list(wall_s), list(wall_s.values())).row("overhead of a trial against ranks", bar=1.15)
     yield Fit.of(list(processor_s), list(processor_s.values())).row("the driver's work against ranks", bar=1.15)
     yield Row("overhead of a trial of 1,024 ranks by that of 8", "ratio", bar=3.0, value=wall_s[1024] / wall_s[8])
@@ -179,7 +193,7 @@ def largest() -> Iterator[Row]:
     """One trial of 4,096 ranks on 512 nodes."""
     with TemporaryDirectory() as folder, fake_cluster(RANKS[-1] // PER_NODE, Path(folder)) as (cluster, lanes, hosts):
         ray.get([host.release.remote() for host in hosts])
-        wall_s, processor_s = overhead_s(cluster, lanes, Path(folder), RANKS[-1], 0)
+        wall_s, processor_s, *_ = overhead_s(cluster, lanes, Path(folder), RANKS[-1], 0)
     yield Row("first trial of 4,096 ranks, start of its ranks included", "s", value=wall_s)
     yield Row("the driver's work for it", "CPU-s", value=processor_s)
 
