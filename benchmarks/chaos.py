@@ -262,7 +262,7 @@ def show(rows: list[dict[str, str]]) -> int:
     for row in rows:
         by_hazard[row["hazard"]].append(row)
     print("| hazard | times | time to recover, median s | longest s | breaches |\n|---|---|---|---|---|")
-    for hazard in sorted(by_hazard, key=HAZARDS.index):
+    for hazard in sorted(by_hazard, key=[*HAZARDS, *sorted(by_hazard)].index):  # some are of processes that are no more
         took = sorted(float(row["recover_s"]) for row in by_hazard[hazard] if row["recover_s"])
         figures = f"{took[len(took) // 2]:.0f} | {took[-1]:.0f}" if took else "- | -"
         broken = sum(row["breaches"] != "none" for row in by_hazard[hazard])
