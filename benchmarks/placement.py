@@ -1,7 +1,8 @@
 """Placement against its bars: the paper's signs, brute force, and simulated maps with measured scatter.
 
-    python benchmarks/placement.py                        # a minute or two; no GPU
-    python benchmarks/placement.py --maps 100 --csv maps.csv
+    python benchmarks/placement.py                        # some 400 s of CPU; no GPU
+    python benchmarks/placement.py --maps 200 --csv maps.csv                # in parts: each goes on with the table
+    python benchmarks/placement.py --maps 200 --first 200 --csv maps.csv    # and judges all of it
 
 Two real GPUs, one of them slowed: `benchmarks/placement_on_gpus.py`.
 """
@@ -59,10 +60,11 @@ def brute_force(slowness: Floats, unit_s: float, fixed_s: Floats, total: int, bl
     return min(float(((unit_s * counts + fixed_s) * slowness[list(o)]).max(1).min()) for o in orders)
 
 
-def num_exact(num_maps: int) -> int:
+def num_exact(numbers: range) -> int:
     """Random maps on which the solver's longest stage is that of brute force, bit for bit."""
-    draw, same = np.random.default_rng(7), 0
-    for _ in range(num_maps):
+    same = 0
+    for number in numbers:
+        draw = np.random.default_rng([7, number])
         size = int(draw.integers(2, 6))
         total = int(draw.integers(size, 13))
         slowness, unit_s = draw.uniform(0.9, 1.6, size), float(draw.uniform(0.5, 2))
@@ -102,10 +104,11 @@ def true_gain(truth: Pipe, move: Move, strange: float) -> float:
     return float((truth.step_s() / truth.step_s(there.layers, there.order))[0]) * beside - 1.0
 
 
-def of_maps(num_maps: int) -> list[dict[str, float]]:
+def of_maps(numbers: range) -> list[dict[str, float]]:
     """Figures of every simulated map: of the best move, and of the recommended one."""
-    draw, rows = np.random.default_rng(11), []
-    for number in range(num_maps):
+    rows = []
+    for number in numbers:
+        draw = np.random.default_rng([11, number])
         found, moves, truth, noise = simulated(draw)
         strange = float(draw.normal())
         row: dict[str, float] = {"num_map": number, "num_stages": truth.spec.plan.pp, "scatter_frac": noise}
@@ -120,12 +123,23 @@ def of_maps(num_maps: int) -> list[dict[str, float]]:
     return rows
 
 
+def earlier(table: Path | None, first: int) -> list[dict[str, float]]:
+    """Reads the maps before the first one from a table."""
+    if table is None or not first:
+        return []
+    with open(table, newline="") as file:
+        rows = [{key: float(text) for key, text in row.items() if text} for row in csv.DictReader(file)]
+    return [row for row in rows if row["num_map"] < first]
+
+
 def main() -> int:
     """Prints every row beside its bar; 1 if one misses it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--maps", type=int, default=1000, help="random and simulated maps (1000)")
+    parser.add_argument("--first", type=int, default=0, help="number of the first map, beyond those that the table has")
     parser.add_argument("--csv", type=Path, help="file of the simulated maps")
     arguments = parser.parse_args()
+    numbers = range(arguments.first, arguments.first + arguments.maps)
     header(
         "Placements are exact on their map, and recommended only where they gain.",
         "published signs; brute force; losses within the stated probability; 88 to 97 % inside the interval",
@@ -136,9 +150,9 @@ def main() -> int:
     for name, each in gains.items():
         print(f"{name}: {100 * each[0]:+.2f} % at a clock ratio of 1.0501, {100 * each[-1]:+.2f} % at 1.083")
     print(f"sign as published at {len(ratios)} clock ratios from 1.050 to 1.083: {signs}")
-    same = num_exact(arguments.maps)
+    same = num_exact(numbers)
     print(f"equal to brute force on {same} of {arguments.maps} random maps (bar: all)")
-    rows = of_maps(arguments.maps)
+    rows = earlier(arguments.csv, arguments.first) + of_maps(numbers)
     inside = float(np.mean([r["low_frac"] <= r["true_gain_frac"] <= r["high_frac"] for r in rows if "low_frac" in r]))
     taken = [row for row in rows if "recommended_true_gain_frac" in row]
     losses = sum(row["recommended_true_gain_frac"] < -1e-9 for row in taken)

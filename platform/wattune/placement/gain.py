@@ -39,6 +39,9 @@ of three pairs of H200 (`placement_on_gpus.md`)."""
 MOST_STRAIN: Final = 2.0
 """End of the search for a strain: matrix units that work all the time would draw 1.6 to 1.8 on H100 and H200."""
 
+MAPS: Final = range(9)
+"""The map and its draws on which the best placements are found again. Our choice: they tell 0 where all agree."""
+
 HYSTERESIS: Final = 2.0
 """Standard errors that a gain over an earlier choice of placement must have: else a plan would go back and forth."""
 
@@ -191,9 +194,21 @@ class Pipe:
         tail_s = self.rest_s + self.behind_s * updates_s[0] / max(self.optimizer_s[0], 1e-12) + updates_s.max()
         return np.asarray(self._run(self.stages_s(layers, order), order)[0].max(-1) + tail_s)
 
-    def first(self, *beside: Any) -> "Pipe":
-        """Makes a pipe of the measured map alone."""
-        return Pipe(self.spec, self.measured_s[:1], self.slowness[:1].copy(), self.backward_frac, *beside)
+    def first(self, *beside: Any, maps: slice = slice(1)) -> "Pipe":
+        """Makes a pipe of the measured map alone, or of others."""
+        return Pipe(self.spec, self.measured_s[maps], self.slowness[maps].copy(), self.backward_frac, *beside)
+
+    def luck(self) -> dict[str, float]:
+        """Finds what each choice gains by the map's scatter: a bootstrap, draws for the map, and it for the truth."""
+        beside = self.optimizer_s, self.strain, self.exchange_s, self.behind_s
+        pipes = [self.first(*beside, maps=slice(one, one + 1)) for one in MAPS]
+        bests = [one.choices() for one in pipes]
+        found = dict.fromkeys(bests[0], 0.0)
+        for there, best in zip(pipes[1:], bests[1:], strict=True):
+            for what, ours in bests[0].items():
+                won, lost = (np.log(one.step_s(*ours) / one.step_s(*best[what])) for one in (there, pipes[0]))
+                found[what] += float((won - lost)[0]) / len(bests[1:])
+        return found
 
     def unsure(self, layers: Ints, order: Ints) -> float:
         """Standard error of a gain beside the map's: shares of what the limit and many stages' ends do to it."""
@@ -236,10 +251,11 @@ class Pipe:
         """Returns what `wattune run` can do and gains on the measured map, and what needs more than a plan."""
         now_s, plan, nodes = self.step_s(), self.spec.plan, self.spec.cluster.num_nodes
         tried, found = {plan}, list[Move]()
-        strange = np.random.default_rng(0).standard_normal(len(now_s) - 1)
+        strange, lucks = np.random.default_rng(0).standard_normal(len(now_s) - 1), self.luck()
 
         def add(what: str, other_s: Floats, moved: Plan = plan, needs: str = "", unsure: float = MODEL_ERROR) -> None:
-            gain, maps = now_s / other_s, (now_s / other_s)[1:] * np.exp(unsure * strange) - 1.0
+            gain = now_s / other_s * np.exp(-lucks.get(what, 0.0))
+            maps = gain[1:] * np.exp(unsure * strange) - 1.0
             low, high = np.quantile(maps, [0.025, 0.975]).tolist()
             error, probability = float(maps.std()), float((maps > 0).mean())
             found.append(Move(what, moved, needs, float(gain[0]) - 1.0, low, high, error, probability))

@@ -215,6 +215,16 @@ def test_a_large_stage_is_tried_early_too_and_a_slow_device_keeps_few_layers() -
     assert pipe.choices()["swap ranks, large ones early"][0].tolist() == [[3, 3, 3, 3]]
 
 
+def test_a_best_placement_of_a_noisy_map_is_lucky_and_of_a_sure_one_is_not() -> None:
+    """Eight slots alike within 1 %, as a map with 1 % of error has them, or one slow slot that is sure."""
+    draw, of, works_s = np.random.default_rng(3), spec(40, 8, on="1x8 h200_sxm", batch=16), np.full((9, 8), 0.05)
+    works_s[:, -1] = 0.057  # the head: it goes to the slot that looks fastest
+    noisy = np.exp(draw.normal(0, 0.01, 8) + 0.01 * draw.normal(0, 1, (9, 8)) * (np.arange(9) > 0)[:, None])
+    lucky, sure = (Pipe(of, works_s, one, 2 / 3).luck() for one in (noisy, np.array([[1.3, *[1.0] * 7]] * 9)))
+    assert {*lucky} == {*sure} == {*Pipe(of, works_s, noisy, 2 / 3).choices()}
+    assert 0.002 < lucky["swap ranks"] < 0.02 and set(sure.values()) == {0.0}
+
+
 def test_what_was_not_measured_widens_an_interval() -> None:
     """Two stages have the error of the prediction; eight a quarter of what the slowest one's place does too."""
     of, works_s = spec(24, 8, on="1x8 h200_sxm", batch=16), np.full((1, 8), 0.0283)
