@@ -42,7 +42,7 @@ from wattune.plans.axes import Plan
 from wattune.ranking.order import rank
 from wattune.run import RunStatus
 from wattune.search.search_entry import Search
-from wattune.search.strategy import make_strategy
+from wattune.search.strategy import Problem, make_strategy
 from wattune.storage.study import StudyFolder
 from wattune.trial import Measure, TrialSpec
 from wattune.units import NS_PER_S
@@ -268,7 +268,7 @@ def played(folder: StudyFolder, scratch: Path) -> tuple[StudyController, dict[st
         held.callback(job.kill)
         assert job.stdout is not None and job.stdout.readline() == "holds\n"
         names = {node.domain: node.name for node in cluster.nodes}
-        controller = StudyController(folder, make_strategy("grid", specs, seed=0), run, print_event)
+        controller = StudyController(folder, make_strategy("grid", Problem(specs=specs, seed=0)), run, print_event)
         controller.begin()
         fate = Fate(raylets, folder, {node.domain: node.node_id for node in cluster.nodes}, job)
         fate.start()

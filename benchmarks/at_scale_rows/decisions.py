@@ -16,7 +16,7 @@ from at_scale_rows import Row, measures
 from wattune.fidelity import FIRST_REFERENCE_REPEAT
 from wattune.orchestrate.scheduling.early_stop import EarlyStop
 from wattune.ranking.posterior import Posterior
-from wattune.search.strategy import make_strategy
+from wattune.search.strategy import Problem, make_strategy
 
 DECISIONS: Final = 20
 VERBS: Final = {
@@ -71,7 +71,7 @@ def decisions() -> Iterator[Row]:
     yield Row("race, largest difference of P(best) from all anew", "", bar=0.005, value=max(apart, default=0.0))
     first = [(spec, run) for spec, run in pairs if run.repeat < FIRST_REFERENCE_REPEAT]
     for name in ("grid", "random"):
-        strategy = make_strategy(name, planned.candidates.specs, seed=0, question=question)
+        strategy = make_strategy(name, Problem(specs=planned.candidates.specs, seed=0, question=question))
         for spec, run in first:
             strategy.tell(spec, run)
         yield _each_ms(f"ask of {name}", lambda _, one=strategy: one.ask(1))

@@ -158,13 +158,13 @@ class StudyPlan:
             estimates: Predicted metrics of the kept candidates, in their order, for strategies that use them.
             warm: Results of earlier studies, likewise.
         """
-        spec, specs = self.spec, self.candidates.specs
-        name, seed = spec.search.strategy, spec.search.seed
-        if is_searcher(name):
+        asked, question = self.spec.search, self.spec.question
+        of = Problem(specs=self.candidates.specs, seed=asked.seed, question=question, estimates=estimates, warm=warm)
+        if is_searcher(asked.strategy):
             from wattune.orchestrate.ray_searcher import RaySearcher  # planning does not wait for Ray
 
-            return RaySearcher(name, Problem(specs=specs, seed=seed, question=spec.question))
-        return make_strategy(name, specs, seed=seed, question=spec.question, estimates=estimates, warm=warm)
+            return RaySearcher(asked.strategy, of)
+        return make_strategy(asked.strategy, of)
 
 
 def _window_s(metric: str) -> float:

@@ -1,12 +1,10 @@
 """The strategies by name: they choose the kept candidate that is measured next."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from wattune.cost.tables import EstimatedMetric
 from wattune.errors import SpaceError, closest
-from wattune.objective import Question
 from wattune.run import Run
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.optuna_samplers import gp, tpe
@@ -93,24 +91,15 @@ def check_strategy(name: str) -> str:
     return name
 
 
-def make_strategy(
-    name: str,
-    specs: Sequence[TrialSpec],
-    *,
-    seed: int,
-    question: Question | None = None,
-    estimates: Mapping[str, EstimatedMetric] | None = None,
-    warm: Sequence[Observation] = (),
-) -> Strategy:
+def make_strategy(name: str, problem: Problem) -> Strategy:
     """Makes a strategy over every kept candidate.
 
     It is a key of `STRATEGIES`; a searcher of Ray's is made by `wattune.orchestrate.ray_searcher`. `grid` and `random`
-    need no question. Estimates, in the candidates' order, and `warm` results of earlier studies on the same kind of
-    device are used by `model_guided`. Raises `SpaceError` where no strategy has that name, or it needs an objective and
-    there is none.
+    need no question; estimates and `warm` results are used by `model_guided`. Raises `SpaceError` where no
+    strategy has that name, or it needs an objective and there is none.
     """
     if name not in STRATEGIES:
         raise SpaceError(f'unknown strategy "{name}"; {closest(name, STRATEGIES)}')
-    if question is None and name not in _LISTED:
+    if problem.question is None and name not in _LISTED:
         raise SpaceError(f"strategy {name} learns and has no objective; pass one")
-    return STRATEGIES[name](Problem(specs=specs, seed=seed, question=question, estimates=estimates, warm=warm))
+    return STRATEGIES[name](problem)

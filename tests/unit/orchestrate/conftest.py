@@ -17,7 +17,7 @@ from wattune.orchestrate.scheduling.controller import StudyController
 from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.run import NO_NUMBERS, Numbers, Run, RunStatus
 from wattune.search.search_entry import Finalists, LadderSettings, Search
-from wattune.search.strategy import Strategy, make_strategy
+from wattune.search.strategy import Problem, Strategy, make_strategy
 from wattune.storage.study import StudyFolder
 from wattune.trial import Measure, TrialSpec
 
@@ -77,7 +77,7 @@ class World:
             clusters=tuple(dict.fromkeys(spec.cluster for spec in specs)),
             **more,
         )
-        chosen = strategy or make_strategy("grid", specs, seed=0)
+        chosen = strategy or make_strategy("grid", Problem(specs=specs, seed=0))
         controller = StudyController(self.study, chosen, run, listener or self.heard.append)
         controller.begin()
         cluster = Cluster(nodes=tuple(self.nodes), driver_node_id=self.nodes[0].node_id)

@@ -10,7 +10,7 @@ from specs import trial_spec
 from wattune.errors import SpaceError
 from wattune.objective import Question
 from wattune.run import Run, RunStatus
-from wattune.search.strategy import STRATEGIES, check_strategy, make_strategy
+from wattune.search.strategy import STRATEGIES, Problem, check_strategy, make_strategy
 
 SPECS = [trial_spec(on="1x1 cpu", seq_len=128, batch=64, micro_batch_size=size) for size in range(1, 21)]
 
@@ -19,7 +19,7 @@ QUESTION = Question.of("maximize tokens_per_s")
 
 
 def made(name, seed=0):
-    return make_strategy(name, SPECS, seed=seed, question=QUESTION)
+    return make_strategy(name, Problem(specs=SPECS, seed=seed, question=QUESTION))
 
 
 def done(spec):
@@ -51,26 +51,28 @@ def test_what_was_told_is_not_proposed_again(name):
 
 
 def test_grid_goes_in_listed_order():
-    assert make_strategy("grid", SPECS, seed=5).ask(3) == SPECS[:3]
+    assert make_strategy("grid", Problem(specs=SPECS, seed=5)).ask(3) == SPECS[:3]
 
 
 def test_random_is_seeded():
-    orders = {seed: make_strategy("random", SPECS, seed=seed).ask(20) for seed in (0, 1)}
-    assert orders[0] == make_strategy("random", list(reversed(SPECS)), seed=0).ask(20)
+    orders = {seed: make_strategy("random", Problem(specs=SPECS, seed=seed)).ask(20) for seed in (0, 1)}
+    assert orders[0] == make_strategy("random", Problem(specs=list(reversed(SPECS)), seed=0)).ask(20)
     assert orders[0] != orders[1] and orders[0] != SPECS
 
 
 def test_random_keeps_its_order_when_candidates_are_added():
     extra = [replace(spec, engine="megatron") for spec in SPECS]
-    with_extra = make_strategy("random", SPECS + extra, seed=0).ask(40)
-    assert [spec for spec in with_extra if spec in SPECS] == make_strategy("random", SPECS, seed=0).ask(20)
+    with_extra = make_strategy("random", Problem(specs=SPECS + extra, seed=0)).ask(40)
+    assert [spec for spec in with_extra if spec in SPECS] == make_strategy("random", Problem(specs=SPECS, seed=0)).ask(
+        20
+    )
 
 
 def test_a_strategy_that_is_not_there_says_which_are():
     with pytest.raises(SpaceError, match='unknown strategy "bayes"; use one of: gp, grid, model_guided, random, tpe'):
         check_strategy("bayes")
     with pytest.raises(SpaceError, match='unknown strategy "gridd"; did you mean "grid"'):
-        make_strategy("gridd", SPECS, seed=0)
+        make_strategy("gridd", Problem(specs=SPECS, seed=0))
 
 
 def test_a_searcher_of_rays_is_a_name_that_can_be_used():
@@ -83,5 +85,5 @@ def test_a_searcher_of_rays_is_a_name_that_can_be_used():
 @pytest.mark.parametrize("name", sorted(STRATEGIES.keys() - {"grid", "random"}))
 def test_a_strategy_that_learns_needs_an_objective(name):
     with pytest.raises(SpaceError, match=f"strategy {name} learns and has no objective"):
-        make_strategy(name, SPECS, seed=0)
+        make_strategy(name, Problem(specs=SPECS, seed=0))
     assert made(name).learns and made(name).stopped_because is None

@@ -20,7 +20,7 @@ from wattune.orchestrate.scheduling.trial_queue import TrialQueue
 from wattune.plans.axes import Plan
 from wattune.run import Run, RunStatus
 from wattune.search.search_entry import Search
-from wattune.search.strategy import make_strategy
+from wattune.search.strategy import Problem, make_strategy
 from wattune.trial import Measure, TrialSpec
 
 NS = 10**9
@@ -84,7 +84,7 @@ def play(nodes: list[Node], jobs: list[Job], *, budget: Budget | None = None) ->
         clusters=tuple(dict.fromkeys(spec.cluster for spec in specs)),
         budget=budget,
     )
-    queue = Guessing(make_strategy("grid", specs, seed=0), run, [], clock_s=lambda: now[0])
+    queue = Guessing(make_strategy("grid", Problem(specs=specs, seed=0)), run, [], clock_s=lambda: now[0])
     queue.guesses = {spec.trial_id: job.expected_s for spec, job in zip(specs, jobs, strict=True)}
     slots = Slots(Cluster(nodes=tuple(nodes), driver_node_id=nodes[0].node_id))
     played = Played({}, {}, {}, {}, {})

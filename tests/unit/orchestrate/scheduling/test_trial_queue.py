@@ -15,7 +15,7 @@ from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.durations import BESIDE_STEPS_S, NEW_WORKERS_S
 from wattune.run import Numbers, Prediction, RunStatus
 from wattune.search.search_entry import Burst, Finalists, LadderSettings
-from wattune.search.strategy import make_strategy
+from wattune.search.strategy import Problem, make_strategy
 from wattune.trial import Measure, TrialSpec
 
 COMPLETED, OUT_OF_MEMORY = RunStatus.COMPLETED, RunStatus.OUT_OF_MEMORY
@@ -126,10 +126,14 @@ def test_the_wait_for_cool_devices_is_a_part_of_the_time_a_trial_is_expected_to_
 @pytest.mark.parametrize("strategy", ["grid", "random"])
 def test_what_was_measured_counts_where_only_some_are_tried(world, make_specs, strategy) -> None:
     specs = make_specs(8)
-    drawn = world.drain(world.controller(specs[4:], num_trials=3, strategy=make_strategy(strategy, specs[4:], seed=1)))
+    drawn = world.drain(
+        world.controller(specs[4:], num_trials=3, strategy=make_strategy(strategy, Problem(specs=specs[4:], seed=1)))
+    )
     assert len(drawn) == 3
     wider = {"num_trials": 5, "candidates": specs, "measure": Measure(reference_every=0)}
-    again = world.drain(world.controller(specs, strategy=make_strategy(strategy, specs, seed=2), **wider))
+    again = world.drain(
+        world.controller(specs, strategy=make_strategy(strategy, Problem(specs=specs, seed=2)), **wider)
+    )
     assert len(again) == 2 and not {one.trial_id for one in again} & {one.trial_id for one in drawn}
 
 
@@ -280,7 +284,7 @@ def test_what_a_device_measured_before_its_fp8_peak_was_known_is_learned_from(wo
     specs = make_specs(4, ClusterSpec(device="mine", devices_per_node=1, own_device=known))
     assert [one.trial_id for one in specs] == [one.trial_id for one in before] and specs != before
     world.write(before[0])
-    taught = make_strategy("model_guided", specs, seed=1, question=Question.of("maximize tokens_per_s"))
+    taught = make_strategy("model_guided", Problem(specs=specs, seed=1, question=Question.of("maximize tokens_per_s")))
     world.controller(specs, strategy=taught, candidates=specs)
     assert sorted(one.trial_id for one in taught.ask(4)) == sorted(one.trial_id for one in specs[1:])
 
@@ -338,7 +342,7 @@ def test_a_trial_that_was_stopped_runs_again_whatever_the_strategy_would_propose
     settings = {"num_trials": 5, "candidates": specs, "measure": Measure(reference_every=0)}
     world.write(specs[0])
     world.write(specs[6], status=RunStatus.INTERRUPTED)
-    learning = make_strategy(strategy, specs, seed=0, question=Question.of("maximize tokens_per_s"))
+    learning = make_strategy(strategy, Problem(specs=specs, seed=0, question=Question.of("maximize tokens_per_s")))
     controller = world.controller(specs, strategy=learning, **settings)
     assert controller.num_left == 4
     sizes = first_sizes(world.drain(controller))

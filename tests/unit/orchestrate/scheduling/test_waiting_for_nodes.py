@@ -10,7 +10,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.events import Placement
 from wattune.orchestrate.scheduling.controller import StudyController
-from wattune.search.strategy import make_strategy
+from wattune.search.strategy import Problem, make_strategy
 
 TWO = ClusterSpec(device="cpu", num_nodes=2, devices_per_node=1)
 
@@ -65,7 +65,7 @@ def test_nodes_that_another_job_uses_are_waited_for_and_named(
     specs, clock_ns = make_specs(3), [10**12]
     monkeypatch.setattr(time, "monotonic_ns", lambda: clock_ns[0])
     world.others = {"n0": {"CPU": world.nodes[0].num_cpus, "GPU": 0.0}}
-    controller = world.controller(specs, strategy=make_strategy(strategy, specs, seed=0))
+    controller = world.controller(specs, strategy=make_strategy(strategy, Problem(specs=specs, seed=0)))
     for _ in range(3):
         assert waited(controller, "t0") is None and controller.ending is None
         clock_ns[0] += 10**9
