@@ -201,7 +201,7 @@ class Pipe:
     def luck(self) -> dict[str, float]:
         """Finds what each choice gains by the map's scatter: a bootstrap, draws for the map, and it for the truth."""
         beside = self.optimizer_s, self.strain, self.exchange_s, self.behind_s
-        pipes = [self.first(*beside, maps=slice(one, one + 1)) for one in MAPS]
+        pipes = [self.first(*beside, maps=slice(one, one + 1)) for one in MAPS[: len(self.slowness)]]
         bests = [one.choices() for one in pipes]
         found = dict.fromkeys(bests[0], 0.0)
         for there, best in zip(pipes[1:], bests[1:], strict=True):
