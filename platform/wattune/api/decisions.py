@@ -1,7 +1,7 @@
 """Questions of an operator to a study that was measured: what a bound costs, and what to measure next."""
 
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -84,8 +84,8 @@ def price(
     spec = planned.spec
     others = [one for one in spec.constraints if not varied.replaces(one)]
     constraints = (*others, varied.at(varied.values[-1]))
-    model = _model(known, folder, replace(spec.question, constraints=constraints), results)
     left = _unmeasured(planned, results)
+    model = _model(known, folder, replace(spec.question, constraints=constraints), results, left)
     predictions = model.predict(left) if left else None
     find = OtherStudies(folder.path.parent, apart_from=folder.name).coefficients
     return frontier_of(
@@ -125,7 +125,7 @@ def suggest(study: AnyStudy, *, budget: str | float, storage: str | None = None)
     left = _unmeasured(planned, results)
     ranking = replace(rank(results, spec.question), unreadable=source.unreadable)
     found = suggest_for(
-        _model(known, folder, spec.question, results),
+        _model(known, folder, spec.question, results, left),
         ranking,
         left,
         _timed(pace, spec.measure.min_seconds),
@@ -149,7 +149,7 @@ def over_all_plans(ranking: Ranking, source: Source) -> Ranking:
     with suppress(WattuneError):  # its space may be of another version: what was measured is ranked all the same
         known = known_before(measured(folder, source)[0], folder)
         if left := _unmeasured(known.planned, source.results):
-            model = _model(known, folder, ranking.question, source.results)
+            model = _model(known, folder, ranking.question, source.results, left)
             model.lead_by(row.spec for row in ranking.feasible)
             return replace(ranking, better_probability=(model.joint_gain(left) or (0.0, 0.0, None))[2])
     return ranking
@@ -200,8 +200,13 @@ def _timed(pace: Pace, least_s: float) -> Callable[[TrialSpec], float]:
     return lambda spec: found.get(key := workers_of(spec)) or found.setdefault(key, pace.expected_s(spec, least_s))
 
 
-def _model(known: Beforehand, folder: StudyFolder, question: Question, results: Results) -> ModelGuided:
-    """Makes `model_guided`'s surrogates, whatever strategy the study has, and tells them every result."""
+def _model(
+    known: Beforehand, folder: StudyFolder, question: Question, results: Results, left: Sequence[TrialSpec]
+) -> ModelGuided:
+    """Makes `model_guided`'s surrogates, whatever strategy the study has, and tells them every result.
+
+    They learn, and their fits are kept, where plans are `left` to predict.
+    """
     # A trial of an earlier space may be none of the candidates now; what it measured still counts.
     planned, candidates = known.planned, known.planned.candidates.specs
     specs = list(dict.fromkeys([*(one.read_as for one in candidates), *(spec for spec, _ in results)]))
@@ -225,7 +230,7 @@ def _model(known: Beforehand, folder: StudyFolder, question: Question, results: 
     for taught in (telling({key: run for key, run in first.items() if key not in later}, question), later):
         for pair in (told := [pair for pair in final if pair[1].trial_id in taught]):
             model.tell(*pair)
-        if told:
+        if told and left:
             model.predict([told[0][0]])  # learns
     if len(fits) > num_fits:
         write_known(path, dict([*fits.items()][-MOST_FITS:]))

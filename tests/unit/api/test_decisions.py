@@ -191,7 +191,8 @@ def test_a_measured_trial_that_no_surrogate_learned_from_is_not_suggested_as_new
 @pytest.mark.parametrize("scaled", [{}, {"scale_to": "1x8", "allow_percent": 20}])
 def test_plans_and_fits_that_are_kept_change_no_answer(tmp_path, monkeypatch, scaled) -> None:
     large = {"model": {"name": "llama3_8b", **scaled}, "cluster": "8x8 h100_sxm", "constraints": []}
-    study = write_study(tmp_path, half, **large, workload={"seq_len": 4096, "global_batch_size": 256})
+    workload = {"seq_len": 4096, "global_batch_size": 256}
+    study = write_study(tmp_path, lambda spec: spec.plan.micro_batch_size in (1, 8), **large, workload=workload)
     kept = [study.path / name for name in (PLAN, FITS)]
 
     def answers() -> str:
