@@ -154,6 +154,11 @@ def main() -> int:
     print(f"equal to brute force on {same} of {arguments.maps} random maps (bar: all)")
     rows = earlier(arguments.csv, arguments.first) + of_maps(numbers)
     inside = float(np.mean([r["low_frac"] <= r["true_gain_frac"] <= r["high_frac"] for r in rows if "low_frac" in r]))
+    lag = [
+        3.92 * (r["true_gain_frac"] - r["predicted_gain_frac"]) / (r["high_frac"] - r["low_frac"])
+        for r in rows
+        if "low_frac" in r
+    ]
     taken = [row for row in rows if "recommended_true_gain_frac" in row]
     losses = sum(row["recommended_true_gain_frac"] < -1e-9 for row in taken)
     stated = sum(1 - row["recommended_probability_frac"] for row in taken)
@@ -163,6 +168,7 @@ def main() -> int:
     print(f"of those {losses} lose, {stated:.1f} by the stated probabilities (bar: at most {allowed:.1f})")
     print(f"not recommended although it gains more than 0.5 %: {missed}")
     print(f"true gain of the best move inside its 95 % interval: {inside:.1%} (bar: 88 to 97 %)")
+    print(f"true less predicted gain: {np.mean(lag):+.2f} standard errors (± {np.std(lag) / len(lag) ** 0.5:.2f})")
     if arguments.csv:
         keys = sorted({key for row in rows for key in row}, key=lambda key: (key != "num_map", key))
         with open(arguments.csv, "w", newline="") as file:
