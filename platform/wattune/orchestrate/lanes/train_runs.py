@@ -103,7 +103,8 @@ class _Workers(group_of_workers.WorkerGroup):  # type: ignore[misc]
         return self.places[0]
 
     def _create_workers(self, num_workers: int, place: Any, resources: dict[str, float], **more: Any) -> Any:
-        # A command's worker takes all devices of its node; beside others those of the next engine have room.
+        # A command's worker takes all devices of its node; beside others those of the next engine have room. A rank has
+        # one processor at most, so that Ray gives it one thread as before.
         share_frac = 1.0 if resources.get("GPU", 0.0) > 1 else 0.4
         part = {name: round(share_frac * amount, 4) for name, amount in resources.items()}
         return super()._create_workers(num_workers, place, part, **more)
