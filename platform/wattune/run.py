@@ -324,8 +324,7 @@ class Run:
     def from_json(cls, data: Mapping[str, Any], *, is_sound: bool = False) -> "Run":
         """Reads a result that `to_json` wrote; one that `is_sound` was read and checked before.
 
-        Raises:
-            KeyError, TypeError, ValueError: It is none: a field is missing, unknown, or holds what it cannot.
+        Raises `KeyError`, `TypeError`, `ValueError`: it is none.
         """
         recorded, predicted = data.get("recorded"), data.get("prediction")
         result = cls(
@@ -345,9 +344,8 @@ class Run:
     def require_sound(self) -> None:
         """Makes sure that every field holds what it says. Ten thousand results are read while a user waits.
 
-        Raises:
-            TypeError: A field holds another type.
-            ValueError: A number is larger than any real one, or the quality is none of `QUALITIES`.
+        Raises `TypeError`: a field holds another type, `ValueError`: a number is larger than any real one, or the
+        quality is none of `QUALITIES`.
         """
         for name, kind in _RESULT_KINDS:
             if type(getattr(self, name)) is not kind:

@@ -142,8 +142,7 @@ class TrialSpec:
     def from_json(cls, data: Mapping[str, Any]) -> "TrialSpec":
         """Reads a specification that `to_json` wrote. Sequences become tuples again.
 
-        Raises:
-            KeyError, TypeError, ValueError: It is none: a field is missing, unknown, or holds what it cannot.
+        Raises `KeyError`, `TypeError`, `ValueError`: it is none: a field is missing, unknown, or holds what it cannot.
         """
         cluster = dict(data["cluster"])
         if cluster.get("own_device") is not None:

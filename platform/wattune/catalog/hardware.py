@@ -63,11 +63,7 @@ class DeviceSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "DeviceSpec":
-        """Makes a device of plain data. Lists become tuples again.
-
-        Raises:
-            TypeError, ValueError: A field is missing, unknown, or holds what it cannot.
-        """
+        """Makes a device of plain data, its lists tuples again. Raises `TypeError`, `ValueError`: it is none."""
         given: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in data.items()}
         made = cls(**given)
         for name in (each.name for each in fields(cls)):

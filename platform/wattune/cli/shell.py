@@ -282,11 +282,9 @@ class Stop:
                 pass
 
     def __call__(self, number: int, _frame: FrameType | None) -> None:
-        """Handles the signal.
+        """Handles the signal. Raises `KeyboardInterrupt`: always, but for a closed terminal once.
 
-        Raises:
-            KeyboardInterrupt: Always, but for a closed terminal once: the kernel tells the leader of its session and
-                the group in its foreground, and one process may be both.
+        The kernel tells the leader of its session and the group in its foreground, and one process may be both.
         """
         self.announce(number)
         if number == signal.SIGHUP and self._closed:

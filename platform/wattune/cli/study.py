@@ -162,8 +162,7 @@ _OWN: Final = {
 def settings_of(texts: Sequence[str]) -> dict[str, Any]:
     """Reads `NAME=VALUE` arguments as a space has them: a number, a list, a mapping, or a name.
 
-    Raises:
-        SpaceError: One has another form, a name comes twice, or it is an argument of its own.
+    Raises `SpaceError`: one has another form, a name comes twice, or it is an argument of its own.
     """
     pairs = [text.partition("=") for text in texts]
     counts = Counter(name for name, _, _ in pairs if name not in _OWN)
@@ -362,15 +361,11 @@ def _as_json(preview: Preview) -> dict[str, Any]:
 
 
 def show(outcome: api.StudyOutcome, *, as_json: bool = False) -> int:
-    """Prints the ranking, the places of report and tracking store, and how the study ended.
+    """Prints the ranking, the places of report and tracking store, and how the study ended; returns the exit code.
 
-    Returns:
-        The exit code: 0, 1 where the study did not end by itself, 128 and the signal's number where one stopped it
-        (130 for Ctrl-C), or 3 where nothing is feasible.
-
-    Raises:
-        TrackingError: Results could not be sent to the tracking store or the storage's URL. Of a study that was
-            stopped it is only printed: a moment's time may not have sufficed.
+    It is 0, 1 where the study did not end by itself, 128 and the signal's number where one stopped it (130 for Ctrl-C),
+    or 3 where nothing is feasible. Raises `TrackingError`: results could not be sent to the tracking store or the
+    storage's URL. Of a study that was stopped it is only printed: a moment's time may not have sufficed.
     """
     ranking, uri, problem = outcome.ranking, outcome.tracking_uri, _problem(outcome)
     stopped = outcome.ending == "interrupted"

@@ -51,8 +51,7 @@ class Setter:
     def __init__(self, settings: Settings, owners: Collection[str]) -> None:
         """Takes devices, all or none, and pays what dead owners owe them; without devices, what is owed to any.
 
-        Raises:
-            PlanError, NotPrivateError: Another process has one of them, or the record or the folder is of a third user.
+        Raises `PlanError`, `NotPrivateError`: another process has one, or record or folder is of a third user.
         """
         self._settings = settings
         self._locks: dict[str, FileLock] = {}

@@ -68,8 +68,7 @@ class _Course:
 async def drive(workers: LaneKeeper, attempt: Attempt, cluster: Cluster, free: Callable[[], None]) -> None:
     """See `wattune.orchestrate.lanes.actor.Drive`; a failure of the trial, or of this program, becomes its status.
 
-    Raises:
-        RayError: The cluster failed: the study's controller checks whether a node died, and then repeats the trial.
+    Raises `RayError`: the cluster failed. The study's controller checks whether a node died, and repeats the trial.
     """
     tags = {**cluster.tags, **attempt.tags}
     if tags.get(DASHBOARD) == STARTING:

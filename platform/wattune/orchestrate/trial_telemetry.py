@@ -264,8 +264,7 @@ def sampling(key: str, spec: TrialSpec, cluster: Cluster, lanes: LaneKeeper) -> 
 def own_devices(specs: Iterable[TrialSpec], cluster: Cluster, lanes: Lanes) -> None:
     """Takes the devices that trials would set, on every node that may run one, for the study's whole life.
 
-    Raises:
-        PlanError: A device cannot be set, or another study sets it. Nothing is changed then.
+    Raises `PlanError`: a device cannot be set, or another study sets it. Nothing is changed then.
     """
     wanted: dict[ClusterSpec, dict[str, list[Any]]] = {}
     for spec in specs:

@@ -53,8 +53,7 @@ def flag_fields(specs: Iterable[TrialSpec]) -> dict[str, Field]:
 def parse_where(text: str, flags: Mapping[str, Field] = NO_FIELDS) -> Where:
     """Reads a condition on a field of `FIELDS`, on a flag of the trials that are asked for, or on a metric.
 
-    Raises:
-        SpaceError: It cannot be used as written; see `wattune.objective.parse_condition`.
+    Raises `SpaceError`: it cannot be used as written; see `wattune.objective.parse_condition`.
     """
     return parse_condition(text, {**flags, **FIELDS})
 

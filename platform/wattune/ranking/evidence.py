@@ -28,10 +28,8 @@ MOST_STEPS: Final = 2000
 def gather(folder: TrialFolder) -> Detail | None:
     """Reads the detail of one repeat with its power, None if its folder has no window of measured steps.
 
-    Its steps are at most `MOST_STEPS`, numbered in the stream of data, warm-up included.
-
-    Raises:
-        TelemetryError: A table in it cannot be read or is of another schema, or a file does not agree with its digest.
+    Its steps are at most `MOST_STEPS`, numbered in the stream of data, warm-up included. Raises `TelemetryError`: a
+    table in it cannot be read or is of another schema, or a file does not agree with its digest.
     """
     folder.check()
     data = RunData.of(folder.path)
@@ -91,14 +89,10 @@ class Compared:
         self._spreads = Spreads(self._pairs)
 
     def side(self, wanted: str) -> Side:
-        """Reads one side of a comparison.
+        """Reads one side of a comparison: a trial by its id, or the first digits, and with `-N` its repeat N.
 
-        Args:
-            wanted: The trial's id, or its first digits, and with `-N` its repeat N.
-
-        Raises:
-            PlanError: There is no such trial or more than one, it did not complete, or its files cannot be read.
-            TelemetryError: Its telemetry cannot be read.
+        Raises `PlanError`: there is no such trial or more than one, it did not complete, or its files cannot be read,
+        `TelemetryError`: its telemetry cannot be read.
         """
         spec, repeats = self._found(wanted)
         result = min(repeats, key=lambda one: one.repeat)
@@ -129,8 +123,7 @@ def _objective(study: StudyFolder) -> str:
 def split_reference(text: str) -> tuple[str, str]:
     """Splits the name of a trial into study and trial: `STUDY:TRIAL_ID`, or the path of its folder.
 
-    Raises:
-        PlanError: The text is neither.
+    Raises `PlanError`: the text is neither.
     """
     path = text.rstrip("/")
     if "/trials/" in path:

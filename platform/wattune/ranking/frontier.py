@@ -164,16 +164,11 @@ def frontier(
     unreadable: Unreadable | None = None,
     ranking: Ranking | None = None,
 ) -> Frontier:
-    """Finds the best plan at each value of a bound.
+    """Finds the best plan at each value of a bound. Bounds of the question that it stands for are left out.
 
-    Args:
-        posterior: What a study's results say to its question. Bounds that the varied one stands for are left out.
-        varied: The bound and its values.
-        plans: Plans at each limit of power, where that is varied.
-        unmeasured: Candidates that were never measured in full, where they can be predicted.
-        num_unmeasured: How many there are, whether they can be predicted or not.
-        unreadable: Repeats that ended and are not among the results.
-        ranking: That of the results, if it was computed: its warnings stand, where no trial is read as a large one.
+    `plans` are those at each limit of power, where that is varied; `unmeasured` the candidates without a full
+    measurement, where they can be predicted, of `num_unmeasured` in all; `unreadable` repeats are not among the
+    results. The warnings of a `ranking` that was computed stand, where no trial is read as a large one.
     """
     question, results = posterior.question, posterior.results
     objective = question.objective

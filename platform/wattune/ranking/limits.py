@@ -37,10 +37,8 @@ def by_limit(pairs: Results, varied: VariedBound, find: Find) -> list[LimitRows]
     """Reads the five fastest plans and each model's at each limit: `measured`, or predicted from their nearest run.
 
     A row has `plan` and `job`, `limit_w`, `num_devices`, `FIGURES` as `value`, `low` and `high`, and `buys_frac`: the
-    gain in tokens a second over the limit below. A plan that lacks a figure, and a command, have none.
-
-    Raises:
-        PlanError: A device cannot be predicted.
+    gain in tokens a second over the limit below. A plan that lacks a figure, and a command, have none. Raises
+    `PlanError`: a device cannot be predicted.
     """
     groups: dict[TrialSpec, list[tuple[TrialSpec, Run]]] = defaultdict(list)
     for spec, run in pairs if varied.metric == LIMIT and varied.limit_metric is None else ():

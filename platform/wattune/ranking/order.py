@@ -311,15 +311,9 @@ def rank(
     repeat that was interrupted, or whose measurement is invalid, is left out if another one completed. Equal
     specifications in two studies stay two trials: the machine may differ, or its state.
 
-    Args:
-        results: Every repeat of a study's trials; for several studies by their names.
-        question: The metric to maximize or minimize, bounds that must hold, and the accepted risk of a wrong verdict.
-        where: Conditions on a trial's configuration, and bounds that it must keep in every completed repeat, to be
-            ranked at all; other trials are counted.
-        least_quality: `indicative` or `publishable`: trials of a lower quality are only counted.
-
-    Raises:
-        SpaceError: There is no such quality.
+    `results` of several studies are by their names. Trials that do not keep `where`, conditions on their configuration
+    and bounds on every completed repeat, are only counted, and so are those below `least_quality` (`indicative` or
+    `publishable`). Raises `SpaceError`: there is no such quality.
     """
     studies = results if isinstance(results, Mapping) else {"": results}
     own = {name: Posterior(pairs, question) for name, pairs in studies.items()}
@@ -442,15 +436,8 @@ def finalists(ranking: Ranking) -> list[TrialSpec]:
 def pareto_front(rows: Iterable[RankedTrial], metric_a: str, metric_b: str) -> list[RankedTrial]:
     """Returns the rows that no other row beats in one metric without losing in the other, best `metric_a` first.
 
-    Every row counts by the middle of its interval in each metric. Rows that did not measure both are left out.
-
-    Args:
-        rows: Usually the feasible rows of a ranking.
-        metric_a: A metric that has a better direction.
-        metric_b: Another one.
-
-    Raises:
-        SpaceError: A metric is unknown, or neither direction of it is better.
+    Every row counts by the middle of its interval in each metric. Rows that did not measure both are left out. Raises
+    `SpaceError`: a metric is unknown, or neither direction of it is better.
     """
     of_a, of_b = _turned(metric_a), _turned(metric_b)
     points = [(a, b, row) for row in rows if (a := of_a(row)) is not None and (b := of_b(row)) is not None]

@@ -75,11 +75,7 @@ class Source:
 
     @classmethod
     def of_recordings(cls, runs: Sequence[Run]) -> "Source":
-        """Makes one of recordings, whose usual objective is the least energy.
-
-        Raises:
-            PlanError: One is named twice.
-        """
+        """Makes one of recordings, which usually ask for the least energy. Raises `PlanError`: one is named twice."""
         known = [(one.recorded, one) for one in runs if one.recorded is not None]
         if len({(of.place, one.trial_id) for of, one in known}) < len(runs):
             raise PlanError("a recording is named twice; name each once")
@@ -93,11 +89,7 @@ class Source:
 
     @classmethod
     def of_store(cls, uri: str, name: str) -> "Source":
-        """Reads a study from an MLflow store.
-
-        Raises:
-            TrackingError: The store cannot be reached or has no such study.
-        """
+        """Reads a study from an MLflow store. Raises `TrackingError`: it cannot be reached or has no such study."""
         results, unreadable, goals = read_study(uri, name)
         return cls(
             name=name,
@@ -144,9 +136,8 @@ def collector_paused() -> Iterator[None]:
 def rank_sources(sources: Sequence[Source], **asked: Unpack[Asked]) -> Ranking:
     """Ranks the trials of one or several studies together.
 
-    Raises:
-        PlanError: A study is named twice, or has no objective and none is given.
-        SpaceError: An objective or constraint cannot be used as written, or the studies' own differ.
+    Raises `PlanError`: a study is named twice, or has no objective and none is given, `SpaceError`: an objective or
+    constraint cannot be used as written, or the studies' own differ.
     """
     names = [source.name for source in sources]
     if len(set(names)) < len(names):

@@ -118,14 +118,10 @@ def suggest(
     *,
     budget_s: float,
 ) -> Suggestions:
-    """Chooses what to measure next.
+    """Chooses what to measure next of the candidates `left`, whose trials, one after another, take `budget_s` at most.
 
-    Args:
-        model: The strategy, told results, that never stops by itself. It proposes nothing but `left` afterwards.
-        ranking: The study's ranking, by the objective and bounds of the model.
-        left: Candidates that were never measured in full.
-        expected_s: Predicts the seconds of a trial.
-        budget_s: Seconds for all suggestions, one after another.
+    The model was told all results, and never stops by itself. It proposes nothing but `left` afterwards. The ranking is
+    by its objective and bounds.
     """
     model.lead_by(row.spec for row in ranking.feasible)  # a gain is over the plan that is named as the best
     gain, noise, likely = model.joint_gain(left) or (None, None, None)

@@ -40,14 +40,10 @@ def placed(
 ) -> list[str]:
     """Finds a place for the name of each point: the side of it as plotly names it, empty where its name has no room.
 
-    Args:
-        points: Pixels from the left and from the top, all points of the figure.
-        texts: The name of each point, empty where it has none. Earlier ones are placed first.
-        size: Width and height of the figure in pixels; a name stays inside.
-        taken: Places that hold something else.
-        avoided: Places that a name covers only where it has no other, such as lines.
-        bold: Whether a name is bold, none by default.
-        reaches: Pixels between a point's middle and its name, those of the greatest marker by default.
+    `points` are pixels from the left and from the top, and `texts` their names, empty where one has none; earlier ones
+    are placed first, inside of `size`. Places that are `taken` hold something else. Those that are `avoided`, such as
+    lines, are covered only where there is no other. `reaches` are pixels between a point's middle and its name, those
+    of the greatest marker by default.
     """
     wide = [BOLD_CHAR_WIDTH_PX if one else CHAR_WIDTH_PX for one in bold or [False] * len(points)]
     reaches = reaches or [float(_POINT_PX)] * len(points)

@@ -108,16 +108,9 @@ def render_report(
 ) -> str:
     """Renders the whole report as HTML text.
 
-    Args:
-        study_name: The study's name.
-        document: The search space with every default.
-        ranking: Every assessed trial.
-        candidates: Rows of `candidates.parquet`: `status` (kept, rejected, equivalent), `rule`, `reason`.
-        evidence: Evidence of the trials shown in detail, by trial id.
-        comparisons: The answer's plan as B, by what A is; see `draw`.
-        problems: Messages about evidence that could not be read.
-        price: The best plan at each value of a bound.
-        spaces: Every space of the study, the first one first.
+    `document` is the space with every default, and `candidates` are the rows of `candidates.parquet`. `evidence` is by
+    trial id, of those shown in detail; `problems` say what of it could not be read. `comparisons` have the answer's
+    plan as B, by what A is; see `draw`.
     """
     evidence, comparisons = evidence or {}, comparisons or {}
     picture, text = pareto(ranking, BESIDE_PX), not_drawn(ranking, evidence)

@@ -58,8 +58,7 @@ class Wishes:
 def draft(wishes: Wishes, full: ModelSpec, *, schema: str) -> str:
     """Writes a search space as YAML with comments. It plans: at least one combination is kept.
 
-    Raises:
-        PlanError, SpaceError: A name or bound cannot be used, or not one layer fits the cluster.
+    Raises `PlanError`, `SpaceError`: a name or bound cannot be used, or not one layer fits the cluster.
     """
     cluster = parse_cluster_label(wishes.cluster)
     on_cpu = device(cluster.device).vendor == "cpu"

@@ -130,8 +130,7 @@ class RemoteStorage:
     def send_ahead(self, place: str, files: Mapping[str, bytes]) -> None:
         """Sends files of a trial from where they are made, before it has a result: `send_trial` keeps those it names.
 
-        Raises:
-            TrackingError: The store cannot be reached or refuses, is of one machine, or holds a result of this trial.
+        Raises `TrackingError`: the store cannot be reached or refuses, is of one machine, or holds the trial's result.
         """
         if self._protocol in ("file", "local", "memory"):
             raise TrackingError(f"{self.shown} is another place on each machine")

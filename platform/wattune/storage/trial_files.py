@@ -38,18 +38,9 @@ def read_result(content: bytes, folder: Path | str = "") -> Run:
     Raises `PlanError`: it is no result, or does not agree with its digest.
     """
     try:
-        return result_of(object_of(content, any_depth=True))
+        return Run.from_json(without_files(object_of(content, any_depth=True)))
     except NO_TRIAL as error:
         raise no_trial(folder, error) from error
-
-
-def result_of(data: Mapping[str, Any]) -> Run:
-    """Makes a result of the object of a `run.json`.
-
-    Raises:
-        ValueError, TypeError, KeyError, AttributeError: It is none.
-    """
-    return Run.from_json(without_files(data))
 
 
 def without_files(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,11 +49,7 @@ def without_files(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def spec_of(content: bytes) -> TrialSpec:
-    """Reads a specification, and makes sure that its id is the one of its content.
-
-    Raises:
-        ValueError, TypeError, KeyError, AttributeError: It is none, or was changed after it was written.
-    """
+    """Reads a specification, and makes sure that its id is that of its content; raises one of `NO_TRIAL` else."""
     return specified(object_of(content, bare=True, any_depth=True))
 
 
@@ -132,7 +119,7 @@ def accept(folder: Path) -> tuple[str, ...]:
     try:
         content = path.read_bytes()
         data = object_of(content, accept=True)
-        result = result_of(data)
+        result = Run.from_json(without_files(data))
         if result.recorded is None:
             require_own(folder.name, spec_of((folder / "spec.json").read_bytes()), result)
         files = data.get(FILES)

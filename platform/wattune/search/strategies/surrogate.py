@@ -267,13 +267,9 @@ class Surrogate:
         return self._believe(process, rows, self.calibration)
 
     def draws(self, process: GaussianProcess, rows: Indices, normals: Vector, slope: Vector) -> Vector:
-        """Makes joint values of rows from standard normals.
+        """Makes joint values of rows [R], by a posterior of this surrogate, from standard normals [R, D], D draws.
 
-        Args:
-            process: A posterior of this surrogate.
-            rows: Shape (R,).
-            normals: Shape (R, D): one column a draw.
-            slope: Shape (D,): of the slope of the estimate, which all rows share.
+        `slope` [D] are those of the slope of the estimate, which all rows share.
         """
         belief = self.believe(process, rows)
         covariance = process.covariance(rows)
