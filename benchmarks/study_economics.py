@@ -23,6 +23,7 @@ between the trees.
 
 import itertools
 import json
+import math
 import os
 import re
 import signal
@@ -90,6 +91,18 @@ CASES: dict[str, dict[str, Any]] = {
     "three_billion": {
         "model": {**LLAMA, "num_layers": 28},
         "space": {"tp": [1, 2], "micro_batch_size": [1, 2, 4], **GATHERED},
+    },
+    "engines": {
+        "model": {"name": "llama3_8b", "num_layers": 4, "vocab_size": 32_000},
+        "engine": ["torch", "megatron", "deepspeed"],
+        "workload": {"mode": "pretrain", "seq_len": 4096, "global_batch_size": 32},
+        "space": {"micro_batch_size": [4], "sharding": ["zero1"], "overlap": ["none", "grad_param"]},
+    },
+    "engines_mixture": {
+        "model": {"name": "mixtral_8x7b", "num_layers": 2},
+        "engine": ["torch", "megatron", "deepspeed"],
+        "workload": {"mode": "pretrain", "seq_len": 4096, "global_batch_size": 32, "routing": "balanced"},
+        "space": {"ep": [2], "micro_batch_size": [4], "sharding": ["zero1"], "overlap": ["none", "grad_param"]},
     },
     "tiny": {
         "model": {"name": "llama3_8b", "vocab_size": 256, **TINY},
@@ -303,15 +316,16 @@ def same_steps(before: Results, now: Results) -> tuple[str, float]:
 
 
 def engines(found: Results) -> tuple[list[str], list[str]]:
-    """Compares torch with Megatron in one study, plan by plan: the lines, and in what the bar is missed."""
-    steps_s = {(spec.engine, spec.plan.label): run.metrics["step_time_s"] for spec, run in found.values()}
-    ratios = {
-        plan: own_s / steps_s["megatron", plan]
-        for (engine, plan), own_s in steps_s.items()
-        if engine == "torch" and ("megatron", plan) in steps_s
-    }
-    lines = [f"{plan}: a step of torch takes {ratio:.3f} of Megatron's" for plan, ratio in ratios.items()]
-    return lines, [line for line in lines if line.startswith("tp2 mbs1:") and ratios["tp2 mbs1"] > OVER_MEGATRON]
+    """Compares torch with other engines in one study, plan by plan: the lines, and in what the bar is missed."""
+    runs = {(spec.engine, spec.plan.label): run.metrics for spec, run in found.values()}
+    lines, slow = [], []
+    for (engine, plan), other in runs.items():
+        if engine != "torch" and (own := runs.get(("torch", plan))):
+            ratio = own["step_time_s"] / other["step_time_s"]
+            mfu = " and ".join(f"{one.get('mfu_frac', math.nan):.1%}" for one in (own, other))
+            lines.append(f"{plan}: a step of torch takes {ratio:.3f} of {engine}'s; MFU {mfu}")
+            slow += lines[-1:] if (engine, plan) == ("megatron", "tp2 mbs1") and ratio > OVER_MEGATRON else []
+    return lines, slow
 
 
 def missed(case: str, now: dict[str, Any], before: dict[str, Any] | None, ratio: float, is_cpu: bool) -> list[str]:
