@@ -1,10 +1,15 @@
-"""Facts of the study's own process, kept with every result: versions, and the commit of a checkout."""
+"""Facts of the study's own process and machine: versions, the commit of a checkout, whether devices are here."""
 
+import os
 import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
+from wattune.errors import PlanError
+from wattune.orchestrate.events import Preview
+from wattune.telemetry.probe import has_nvml
 from wattune.version import __version__
 
 _VERSIONED: Final = ("ray", "mlflow", "pyarrow", "numpy")
@@ -37,3 +42,15 @@ def git_commit(package: Path) -> str:
 
     own = ask("rev-parse", "--show-toplevel") == str(package.resolve().parents[1])
     return ask("rev-parse", "HEAD") if own and ask("ls-files", "version.py") else ""
+
+
+def require_here(preview: Preview) -> None:
+    """Raises `PlanError` where Ray is to start on this machine, which is known to have the devices of no trial."""
+    ray, has_gpus, clusters = sys.modules.get("ray"), has_nvml(), preview.load_s  # their kind takes seconds to ask
+    if os.environ.get("RAY_ADDRESS") or (ray and ray.is_initialized()) or not preview.num_now or preview.most_s <= 0:
+        return
+    if all(one.num_nodes > 1 or (one.rank_device.vendor == "nvidia" and not has_gpus) for one in clusters):
+        raise PlanError(
+            f"{next(iter(clusters)).needs}; this machine is one node{'' if has_gpus else ' without NVIDIA GPUs'}; "
+            "shrink `cluster` in the space, run it where they are, or on a Ray cluster that has them by --address"
+        )

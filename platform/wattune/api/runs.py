@@ -13,7 +13,7 @@ from typing import Final
 
 from wattune.api.beforehand import Beforehand, known_before
 from wattune.api.decisions import over_all_plans, parse_budget
-from wattune.api.environment import environment_tags
+from wattune.api.environment import environment_tags, require_here
 from wattune.api.reports import report
 from wattune.api.spaces import Space, StudyPlan, plan
 from wattune.api.studies import Study
@@ -155,8 +155,8 @@ def run_study(
         SpaceError: The space is not valid, names a reference trial it does not have, or contradicts the results of
             the study.
         NothingToTryError: Every candidate is rejected, also by its memory; nothing was written.
-        PlanError: The study is being run already, nothing can be written in the storage, or the library of a tracker
-            is not installed.
+        PlanError: The study is being run already, nothing can be written in the storage, the library of a tracker
+            is not installed, or Ray is to start here, where no device of its trials is.
         EngineError: The Ray cluster cannot be reached, or is too small, or an engine's library is not installed here.
     """
     planned, (folder, url) = _runnable(space), find_storage(storage)
@@ -183,7 +183,7 @@ def run_study(
         run = replace(run, retry=statuses, wait_nodes_s=wait_s, numbers=run.numbers | known.scatter())
         strategy = known.strategy()
         controller = StudyController(study, strategy, run, _passing_on(delivery, listener, planned, study, changes))
-        needed = controller.begin().load_s.keys()
+        needed = controller.begin(*[require_here][: not address and wait_s is None]).load_s.keys()
 
         @cache
         def hold() -> None:

@@ -222,6 +222,13 @@ class ClusterSpec:
         over = f" over {self.network.name}" if self.network else ""
         return f"{self.num_nodes}x{self.devices_per_node} {self.device}{simulating}{over}"
 
+    @property
+    def needs(self) -> str:
+        """Its label and what it takes, in words."""
+        wanted = f"{self.num_nodes} node(s) with {self.devices_per_node} device(s) {self.device} each"
+        names = " or ".join(self.rank_device.product_names)
+        return f"{self.label} needs {wanted}{f' ({names})' if names else ''}"
+
 
 _CLUSTER_LABEL: Final = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,5})\s+(\S+)(?:\s+over\s+(\S+))?", re.ASCII)
 

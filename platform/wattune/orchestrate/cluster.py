@@ -181,11 +181,7 @@ class Cluster:
 
     def missing(self, spec: ClusterSpec) -> str:
         """Describes the nodes a trial wants and the nodes the cluster has."""
-        have = ", ".join(map(str, self.nodes)) or "no node"
-        wanted = f"{spec.num_nodes} node(s) with {spec.devices_per_node} device(s) {spec.device} each"
-        if names := spec.rank_device.product_names:
-            wanted += f" ({' or '.join(names)})"
-        return f"{spec.label} needs {wanted}; the cluster has {have}"
+        return f"{spec.needs}; the cluster has {', '.join(map(str, self.nodes)) or 'no node'}"
 
 
 def _has(node: Node, spec: ClusterSpec) -> bool:

@@ -50,6 +50,15 @@ def nvidia_products() -> list[str]:
     return names
 
 
+def has_nvml() -> bool:
+    """Returns whether NVIDIA's library is here, without a word to the driver, which may take seconds to wake."""
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
+
+
 def nvidia_heat() -> list[tuple[float, float, float]]:
     """Returns degrees Celsius, watts and busy share of every NVIDIA GPU of this machine, in the driver's order.
 

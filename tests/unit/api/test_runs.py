@@ -137,6 +137,39 @@ def test_a_start_that_fails_makes_no_study(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == []
 
 
+def test_devices_that_cannot_be_here_are_said_before_anything_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[object] = []
+
+    def tried(space: dict[str, Any], **more: Any) -> wattune.WattuneError:
+        heard.clear()
+        with pytest.raises(wattune.WattuneError) as raised:
+            wattune.run_study(space, storage=str(tmp_path / "storage"), listener=heard.append, **more)
+        return raised.value
+
+    def unreachable(_address: str | None, _beside: object) -> None:
+        raise wattune.WattuneError("no cluster")
+
+    monkeypatch.setattr("wattune.orchestrate.cluster.connect", unreachable)
+    monkeypatch.setattr("wattune.api.environment.has_nvml", lambda: False)
+    refused = tried(FULL)
+    assert "1x2 h100_sxm needs 1 node(s) with 2 device(s)" in str(refused) and refused.exit_code == 2
+    assert "this machine is one node without NVIDIA GPUs; shrink" in str(refused)
+    assert heard == [] and list(tmp_path.iterdir()) == []
+    two_nodes = {**SPACE, "cluster": {**SPACE["cluster"], "num_nodes": 2}}
+    assert "this machine is one node" in str(tried(two_nodes)) and heard == []
+    # Nodes may be elsewhere, or come later, and the driver alone knows which GPUs it has.
+    for more in ({"address": "head:6379"}, {"wait_nodes": 1.0}):
+        assert str(tried(FULL, **more)) == "no cluster" and heard
+    assert wattune.run_study(FULL, storage=str(tmp_path / "storage"), max_hours=0.0).num_left
+    monkeypatch.setattr("wattune.api.environment.has_nvml", lambda: True)
+    assert str(tried(FULL)) == "no cluster" and heard
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    monkeypatch.setattr("wattune.api.environment.has_nvml", lambda: False)
+    assert str(tried(FULL)) == "no cluster" and heard
+
+
 def test_a_preview_says_how_many_of_the_kept_are_tried_and_which_comes_first(tmp_path: Path) -> None:
     some = {**SPACE, "search": {"strategy": "random", "num_trials": 3}}
     found = preview(some, storage=str(tmp_path))

@@ -133,11 +133,12 @@ class StudyController:
         self.stopped: list[str] = []
         """Descriptions of what kept trials from starting that are left, if their nodes are there."""
 
-    def begin(self) -> Preview:
-        """Emits the preview and the trials that are skipped; returns the work that is left, as far as it is known."""
+    def begin(self, check: Callable[[Preview], object] = lambda _: None) -> Preview:
+        """Emits the preview, if `check` does not raise, and what is skipped; returns the work left, as far as known."""
         with self._lock:
             workloads = tuple(dict.fromkeys(spec.workload for spec in self._run.candidates))
             preview = replace(self._queue.preview(), unreadable=self._unreadable, workloads=workloads)
+            check(preview)
             self._emit(preview)
             for spec, result in self._queue.skipped:
                 if not self._strategy.learns:  # the queue has told a strategy that learns, before it asked it
@@ -156,7 +157,7 @@ class StudyController:
         """Gives the study its nodes, and emits the placement of its trials."""
         with self._lock:
             self._slots, self._nodes = Slots(cluster, self._begun_ns), nodes
-            self._emit(placement(self._queue.preview(), self._slots))
+            self._emit(placement(self._queue.preview(self._slots), self._slots))
             self._look()  # before anything of this study holds a part of them
 
     def first(self) -> "tuple[TrialSpec, tuple[Node, ...], tuple[TrialSpec, ...]] | None":
@@ -231,7 +232,9 @@ class StudyController:
 
     def _note_wait(self) -> None:
         if self._wait.note(self._queue, self._opened, self._nodes):
-            self._emit(replace(placement(self._queue.preview(), self._opened), waits_for=self._wait.waits_for))
+            self._emit(
+                replace(placement(self._queue.preview(self._opened), self._opened), waits_for=self._wait.waits_for)
+            )
 
     def _tell_race(self) -> None:
         if (step := self._queue.race_news()) is not None:
@@ -359,7 +362,7 @@ class StudyController:
             ),
             isolation=run.isolation,
             alone=run.may_fill_memory(queued.spec),
-            then=self._queue.outlook.then(queued.spec, min(node.num_cpus for node in nodes), self._opened),
+            then=self._queue.outlook.then(queued.spec, self._opened),
             stop_above_s=self._queue.stop_above_s(queued),
         )
 

@@ -21,6 +21,8 @@ compiling, profile and end. Medians of 83 trials of the torch engine on two H200
 and its guided part in `benchmarks/data`)."""
 NEW_WORKERS_S: Final = 20.0
 """Of new workers of the torch engine since they start beside Tune: six studies (`results/study_economics.md`)."""
+START_BESIDE_S: Final = 8.7
+"""Of new workers that start beside the last trial of another engine: 0.55 s for 9.3 on two H200 (the same page)."""
 
 KEPT_FRAC: Final = 0.75
 """Share of a first step's time, beyond a step's, that kept kernels save: 0.66 to 0.84 of nine plans on two H200 and two
@@ -164,8 +166,10 @@ class Durations:
         """Predicts the seconds of a trial's steps, without those that ran; None where nothing predicts it."""
         return self._predict(spec, measure) if self._predict is not None else None
 
-    def expected_s(self, spec: TrialSpec, measure: Measure, start: Start | None = None) -> float:
-        """Returns the expected seconds of a trial.
+    def expected_s(
+        self, spec: TrialSpec, measure: Measure, start: Start | None = None, *, is_beside: bool = False
+    ) -> float:
+        """Returns the expected seconds of a trial; `is_beside` says that its new workers start beside the one before.
 
         A prediction of its steps is multiplied by the median of measured over predicted ones, of trials for the same
         workers, else of all; it does not exceed `timeout_s`, at which the trial is ended. What trials take beside their
@@ -176,7 +180,10 @@ class Durations:
         if predicted_s is None:
             return self.pace.expected_s(spec, measure.min_seconds, start)
         steps_s = max(measure.min_seconds, min(predicted_s * self.ratio(workers_of(spec)), measure.timeout_s))
-        return steps_s + self.beside.expected_s(spec, start or "warm") + self.wait_s
+        own_s = self.beside.expected_s(spec, start or "warm")
+        if is_beside and start == "new_workers":
+            own_s = max(own_s - START_BESIDE_S, self.beside.expected_s(spec, "new_graphs"))
+        return steps_s + own_s + self.wait_s
 
     def announce(self) -> None:
         """Keeps the corrections of this moment: a preview shows times by them."""

@@ -101,16 +101,21 @@ class Outlook:
         same = [one for one in plans if workers_of(one) == workers_of(first)]
         return one_of_each(same, by_share=learns)
 
-    def then(self, spec: TrialSpec, num_cpus: float, slots: Slots) -> TrialSpec | None:
-        """Returns the trial after one that runs, where it needs another engine there, and processors are to spare."""
-        room, cluster = num_cpus >= PROCESSORS_BESIDE * spec.cluster.devices_per_node, spec.cluster
-        if not room or self._run.isolation == "fresh" or len(slots.lanes(cluster)) != 1:
-            return None
-        then = [one.spec for one in self._waiting.heads(cluster.device, slots)[:1]]
-        return next((one for one in then if one.cluster == cluster and one.engine != spec.engine), None)
+    def then(self, spec: TrialSpec, slots: Slots) -> TrialSpec | None:
+        """Returns the trial after one that runs, where its workers may start beside it."""
+        heads = [one.spec for one in self._waiting.heads(spec.cluster.device, slots)[:1]]
+        return next((one for one in heads if self._starts_beside(spec, one, slots)), None)
 
-    def queued_costs(self) -> tuple[list[tuple[ClusterSpec, float]], int]:
+    def _starts_beside(self, spec: TrialSpec, then: TrialSpec, slots: Slots) -> bool:
+        """Returns whether a trial needs another engine where one before it runs, and processors are to spare there."""
+        if then.cluster != spec.cluster or then.engine == spec.engine or self._run.isolation == "fresh":
+            return False
+        lanes, least = slots.lanes(spec.cluster), PROCESSORS_BESIDE * spec.cluster.devices_per_node
+        return len(lanes) == 1 and all(node.num_cpus >= least for node in lanes[0])
+
+    def queued_costs(self, slots: Slots | None) -> tuple[list[tuple[ClusterSpec, float]], int]:
         """Cluster and expected seconds of every queued trial, in order; and the number of reference trials in it."""
+        before: TrialSpec | None = None
         every = self._run.measure.reference_every
         costs: list[tuple[ClusterSpec, float]] = []
         counts: Counter[Hashable] = Counter()
@@ -123,7 +128,9 @@ class Outlook:
                 burst_s = self._ladder.pace.expected_s(queued.spec, queued.measure.min_seconds, start)
                 costs.append((queued.spec.cluster, burst_s))
                 continue
-            expected_s = self._durations.expected_s(queued.spec, queued.measure, start)
+            is_beside = before is not None and slots is not None and self._starts_beside(before, queued.spec, slots)
+            before = queued.spec
+            expected_s = self._durations.expected_s(queued.spec, queued.measure, start, is_beside=is_beside)
             # No reference trial follows the last trial.
             due = int(bool(every and counts[workers] and not counts[workers] % every))
             due += self._references.num_opening(workers) if not counts[workers] else 0

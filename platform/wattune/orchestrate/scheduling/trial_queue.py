@@ -374,11 +374,11 @@ class TrialQueue:
         """Returns the trials that start first, as far as they are known."""
         return self.outlook.first(self.expected_s)
 
-    def preview(self) -> Preview:
-        """Previews the work that is left, as far as it is known now, and the part this call may do."""
+    def preview(self, slots: Slots | None = None) -> Preview:
+        """Previews the work that is left, as far as it is known now, and the part this call may do, on known nodes."""
         measure, budget = self._run.measure, self._run.budget or Budget()
         self._durations.announce()
-        costs, num_references = self.outlook.queued_costs()
+        costs, num_references = self.outlook.queued_costs(slots)
         first = self._run.clusters[0]  # a strategy that learns chooses the cluster later
         usual_s, num_asked = self.outlook.usual_s(costs, learns=self._strategy.learns), 0
         if self._ladder is not None:

@@ -4,6 +4,7 @@ import math
 import statistics
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from wattune.orchestrate.failures import CAUSE_TAG, MOST_ALIKE, MOST_TRIES, NODE
 from wattune.orchestrate.scheduling import controller as controller_module
 from wattune.orchestrate.scheduling.budget import Budget
 from wattune.orchestrate.scheduling.controller import STOPPED
+from wattune.orchestrate.scheduling.durations import BESIDE_STEPS_S, NEW_WORKERS_S, START_BESIDE_S
 from wattune.run import Numbers, Run, RunStatus
 from wattune.storage.study import StudyFolder, TrialFolder
 from wattune.trial import Measure, TrialSpec
@@ -128,6 +130,24 @@ def test_the_next_engines_workers_start_beside_the_last_trial_of_this_one(world,
     assert then(4, 4, isolation="fresh") is None
     world.nodes = [replace(new_node("n0"), num_cpus=4)]
     assert world.controller(make_specs(6)[4:]).next("t5").then is None, "the next one needs the same"
+
+
+def test_a_placement_does_not_count_the_start_of_workers_that_start_beside(world, make_specs, new_node) -> None:
+    cluster = ClusterSpec(device="h200_sxm", num_nodes=1, devices_per_node=2)
+    (spec,) = make_specs(1, cluster)
+
+    def wall_s(num_cpus: float, **more: Any) -> float:
+        world.nodes = [replace(new_node("n0", **{"wattune.io/device": "h200_sxm"}), num_cpus=num_cpus)]
+        world.heard.clear()
+        specs = [spec, replace(spec, engine="deepspeed")]
+        world.controller(specs, duration_s=lambda _spec, _measure: 20.0, measure=Measure(min_seconds=1.0), **more)
+        preview, placed = world.heard
+        assert preview.load_s[cluster] == pytest.approx(20 + 20 + NEW_WORKERS_S + BESIDE_STEPS_S["new_workers"])
+        return placed.wall_s
+
+    short_s = wall_s(7)
+    assert short_s - wall_s(8) == pytest.approx(START_BESIDE_S), "four processors a device are to spare"
+    assert wall_s(8, isolation="fresh") == short_s
 
 
 def test_coming_plans_are_those_that_wait_for_the_same_workers(world, make_specs, learner, new_node) -> None:
