@@ -78,6 +78,7 @@ class Host:
         self.posts: dict[str, NodePost] = {}
         self.spans = spans(MOST_NODES)
         self.running = self.num_called = 0
+        self.latest_s = 0.0  # on the machine's monotonic clock, which all its processes share
         self.own = cloudpickle.dumps(ray.get_runtime_context().current_actor)
 
     async def taken(self) -> int:
@@ -95,6 +96,10 @@ class Host:
     async def num_running(self) -> int:
         """Ranks that are in their measured steps now."""
         return self.running
+
+    async def begun_s(self) -> float:
+        """Returns the time at which the latest of its ranks began its measured steps."""
+        return self.latest_s
 
     async def post(self, keeper: ActorHandle, node_id: str, method: str, *given: Any) -> Any:
         """Calls the post of a node that is here."""
@@ -156,7 +161,7 @@ class Host:
         if part.rank == 0:
             await call("report", "measure", 0, 1)
         await call("await_window")
-        self.running += 1
+        self.running, self.latest_s = self.running + 1, time.perf_counter()
         await asyncio.wait([asyncio.create_task(self.go.wait()), order], return_when=asyncio.FIRST_COMPLETED)
         self.running -= 1
         where = Place(

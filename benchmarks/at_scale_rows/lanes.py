@@ -31,6 +31,8 @@ from wattune.workers.outcome import RankOutcome
 from wattune.workload import Workload
 
 RANKS: Final = (8, 32, 128, 512, 1024, 4096)
+MANY: Final = (1, 8, 32, 100)
+"""Lanes that start at a time."""
 TRIALS: Final = 5
 REFERENCE: Any = b"0" * 64
 """As long as what Ray sends of an object that each node fetches once."""
@@ -204,6 +206,11 @@ def own_mb(text: str) -> float:
     return sum(one.memory_full_info().uss for one in found if text in " ".join(one.cmdline())) / 1e6
 
 
+def head_mb() -> float:
+    """Memory of the process that drives the trials, of those that make results and of the study's own."""
+    return sum(map(own_mb, ("FakeKeeper", "at_scale", "Aside")))
+
+
 class Bare:
     """An actor that makes as many of Ray's calls as a lane does, one after another, and nothing else."""
 
@@ -223,53 +230,54 @@ def bare_s(bare: Any, hosts: list[Any], count: int, num_calls: int) -> float:
 @measures(timeout_s=580)
 def many() -> Iterator[Row]:
     """Trials at a time, the head's memory of each, and the start of many lanes beside that of one."""
-    num_trials = 512
+    num_trials, begun = 512, 0
     with TemporaryDirectory() as folder, fake_cluster(num_trials, Path(folder)) as (cluster, lanes, hosts):
 
-        def start(first: int, count: int) -> tuple[float, list[Any]]:
+        def start(count: int) -> float:
             """Starts trials on nodes of their own; returns the seconds until the ranks of all are in their steps."""
-            running, begun_s = [], time.perf_counter()
-            before = sum(ray.get([host.num_running.remote() for host in hosts]))
-            for index in range(first, first + count):
+            nonlocal begun
+            begun_s = time.perf_counter()
+            for index in range(begun, begun + count):
                 given = assignment(PER_NODE).attempt
-                attempt = replace(
-                    given,
-                    repeat=index,
-                    nodes=(cluster.nodes[index],),
-                    folder=Path(folder) / "study" / "trials" / f"{given.trial_id}-{index}",
-                )
-                running.append((attempt, lanes.drive(attempt, known)))
-            while sum(ray.get([host.num_running.remote() for host in hosts])) < before + count * PER_NODE:
+                place = Path(folder) / "study" / "trials" / f"{given.trial_id}-{index}"
+                lanes.drive(replace(given, repeat=index, nodes=(cluster.nodes[index],), folder=place), known)
+            begun += count
+            while sum(ray.get([host.num_running.remote() for host in hosts])) < begun * PER_NODE:
                 time.sleep(0.01)
-            return time.perf_counter() - begun_s, running
+            return float(max(ray.get([host.begun_s.remote() for host in hosts]))) - begun_s
+
+        def answered() -> int:
+            """Calls between processes so far."""
+            return sum(ray.get([one.taken.remote() for one in (*hosts, lanes._keeper)]))
 
         known = ray.put(cluster)
-        start(0, 1)
-        one_s, others = zip(*(start(index, 1) for index in range(1, 8)), strict=True)
-        assert others
-        actors = [*hosts, lanes._keeper]
-        before = sum(ray.get([one.taken.remote() for one in actors]))
-        hundred_s, _ = start(8, 100)
-        num_calls = round((sum(ray.get([one.taken.remote() for one in actors])) - before) / 100)
-        middle_s = statistics.median(one_s)
+        start(1)
         bare = ray.remote(Bare).options(num_cpus=0, max_concurrency=1000).remote()
-        own_s = statistics.median([bare_s(bare, hosts, 1, num_calls) for _ in range(8)][1:])
-        own_hundred_s = bare_s(bare, hosts, 100, num_calls)
-        yield Row("calls of Ray's a lane makes until its ranks are in their steps", "", value=num_calls)
-        yield Row("as many calls of Ray's alone: one lane's", "s", value=own_s)
-        yield Row("as many calls of Ray's alone: 100 lanes'", "s", value=own_hundred_s)
-        yield Row("as many calls of Ray's alone: 100 lanes' by one's", "ratio", value=own_hundred_s / own_s)
-        yield Row("start of one lane", "s", value=middle_s, spread=statistics.stdev(one_s))
-        yield Row("start of 100 lanes", "s", value=hundred_s)
-        yield Row("start of 100 lanes by that of one", "ratio", bar=1.5, value=hundred_s / middle_s)
-        yield Row("start of 100 lanes by that of 100 one by one", "ratio", value=hundred_s / 100 / middle_s)
-        before_mb = own_mb("FakeKeeper") + own_mb("at_scale") + own_mb("Aside")
-        start(108, num_trials - 108)
-        after_mb = own_mb("FakeKeeper") + own_mb("at_scale") + own_mb("Aside")
+        middles: dict[int, tuple[float, float]] = {}
+        for count in MANY:
+            before, driven_s, repeats = answered(), spent_s("FakeKeeper"), 7 if count == 1 else 3
+            each_s = [start(count) for _ in range(repeats)]
+            driven_s = (spent_s("FakeKeeper") - driven_s) / repeats / count
+            num_calls = round((answered() - before) / repeats / count)
+            own_s = [bare_s(bare, hosts, count, num_calls) for _ in range(repeats + 1)][1:]
+            middles[count] = statistics.median(each_s), statistics.median(own_s)
+            what, spreads = f"{count} lane{'s' * (count > 1)}", (statistics.stdev(each_s), statistics.stdev(own_s))
+            yield Row(f"start of {what}", "s", value=middles[count][0], spread=spreads[0])
+            yield Row(f"the driver's work for each of {what}", "CPU-s", value=driven_s)
+            yield Row(f"calls of Ray's, each of {what}", "", value=num_calls)
+            yield Row(f"as many calls of Ray's alone, {what}", "s", value=middles[count][1], spread=spreads[1])
+        (one_s, own_s), (all_s, all_own_s) = middles[MANY[0]], middles[MANY[-1]]
+        what = f"{MANY[-1]} lanes by that of"
+        yield Row(f"as many calls of Ray's alone, {what} one", "ratio", value=all_own_s / own_s)
+        yield Row(f"start of {what} one", "ratio", bar=1.5, value=all_s / one_s)
+        yield Row(f"start of {what} {MANY[-1]} one by one", "ratio", value=all_s / MANY[-1] / one_s)
+        num_before, before_mb = begun, head_mb()
+        start(num_trials - begun)
         progress = lanes.progress()
         at_a_time = sum(ray.get([host.num_running.remote() for host in hosts])) / PER_NODE
         yield Row("trials at a time on this machine", "", bar=512, value=min(at_a_time, len(progress)), at_least=True)
-        yield Row("head's memory a running trial", "MB", bar=20, value=(after_mb - before_mb) / (num_trials - 108))
+        each_mb = (head_mb() - before_mb) / (num_trials - num_before)
+        yield Row("head's memory a running trial", "MB", bar=20, value=each_mb)
         yield Row(
             "threads of the process that drives the trials, 512 running",
             "",

@@ -19,7 +19,7 @@ from wattune.api.spaces import Space, StudyPlan, plan
 from wattune.api.studies import Study
 from wattune.catalog.hardware import ClusterSpec
 from wattune.deadline import within
-from wattune.errors import PlanError, TrackingError, WattuneError
+from wattune.errors import PlanError, WattuneError
 from wattune.forced_exit import last_act
 from wattune.orchestrate.events import Event, Listener, Preview, TrialEvent
 from wattune.orchestrate.scheduling.budget import Budget
@@ -234,7 +234,7 @@ def run_study(
             ranking = _ranked(study, source, over_all_plans)
             report_problem = _report(study, ranking, planned, source)
             delivery.conclude(ranking, stopped=controller.ending == "interrupted")
-    return outcome(ranking, _page(mlflow), delivery.tracking_problem, report_problem)
+    return outcome(ranking, mlflow.page, delivery.tracking_problem, report_problem)
 
 
 def preview(
@@ -268,14 +268,6 @@ def preview(
     results, unreadable = study.finished()
     queue = TrialQueue(known.strategy(), run, results, unreadable=unreadable)
     return _with_facts(replace(queue.preview(), unreadable=unreadable), planned, study, changes)
-
-
-def _page(mlflow: Tracker) -> str:
-    """Returns the path of the study's page in MLflow's UI; empty if the store cannot be reached."""
-    try:
-        return mlflow.page()
-    except TrackingError:
-        return ""  # `tracking_problem` has the reason
 
 
 def _with_facts(preview: Preview, planned: StudyPlan, study: StudyFolder, changes: Sequence[str]) -> Preview:

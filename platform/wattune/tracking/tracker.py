@@ -170,13 +170,13 @@ class Tracker:
 
         return self._store.ask(f"list trials of study {self.study_name}", find, moving_s=READ_WITHIN_S)
 
+    @property
     def page(self) -> str:
-        """Returns the path of the page that compares this study's trials, after the server's address.
+        """Path of the page that compares this study's trials, after the server's address; empty where nothing was sent.
 
-        Raises `TrackingError` where the store cannot be reached.
+        It asks nobody: whoever ends a study would wait for the store once more.
         """
-        self._store.ask(f"find study {self.study_name}", self._parent)
-        return view_path(self._experiment_id)
+        return view_path(self._experiment_id) if self._parent_id else ""
 
     def _parent(self, client: Any) -> str:
         """Finds or makes the study's own run."""

@@ -17,9 +17,12 @@ from wattune.tracking.view import NOTE_TAG, VIEW_TAG, dimensions, view_path, vie
 
 def test_the_page_is_arranged_for_comparison(tracker, client, tmp_path):
     tracker = Tracker(tracker.uri, tracker.study_name, document=DOCUMENT)
-    page = tracker.page()
+    assert not tracker.page  # nobody has asked the store yet, and its end asks nobody
+    tracker.delivered()
     experiment = client.get_experiment_by_name(tracker.study_name)
-    assert page == f"#/experiments/{experiment.experiment_id}/runs?compareRunsMode=CHART&viewStateShareKey=wattune"
+    assert (
+        tracker.page == f"#/experiments/{experiment.experiment_id}/runs?compareRunsMode=CHART&viewStateShareKey=wattune"
+    )
     packed = experiment.tags["mlflow.sharedViewState.wattune"]
     state = json.loads(zlib.decompress(base64.b64decode(packed.removeprefix("deflate;"))))
     assert "params.`tp`" in state["selectedColumns"]
