@@ -104,18 +104,24 @@ def held_trials() -> list[MeasuredTrial]:
     return [(replace(spec, cluster=replace(spec.cluster, own_device=own)), result) for spec, result in found]
 
 
-def trial_of(row: Mapping[str, Any]) -> MeasuredTrial:
-    """Reads one row of a table."""
-    gone = ("memory_peak_bytes", "memory_headroom_frac") if holds_more(row) else ()
-    result = Run(
+def run_of(row: Mapping[str, Any]) -> Run:
+    """Reads the run of one row, whatever became of it."""
+    return Run(
         trial_id=row["trial_id"],
         repeat=row["repeat"],
-        status=RunStatus.COMPLETED,
-        metrics={name: row[name] for name in METRICS if row.get(name) is not None and name not in gone},
-        start_wall_ns=row["start_wall_ns"],
-        end_wall_ns=row["end_wall_ns"],
+        status=RunStatus(row["status"]),
+        metrics={name: row[name] for name in METRICS if row.get(name) is not None},
+        tags=json.loads(row.get("tags") or "{}"),
+        start_wall_ns=row.get("start_wall_ns") or 0,
+        end_wall_ns=row.get("end_wall_ns") or 0,
     )
-    return TrialSpec.from_json(json.loads(row["spec"])), result
+
+
+def trial_of(row: Mapping[str, Any]) -> MeasuredTrial:
+    """Reads one row of a table, without memory that today's engine does not hold."""
+    gone = {"memory_peak_bytes", "memory_headroom_frac"} if holds_more(row) else set()
+    run = run_of({name: value for name, value in row.items() if name not in gone})
+    return TrialSpec.from_json(json.loads(row["spec"])), run
 
 
 def ordered(measured: Sequence[MeasuredTrial], value: Sequence[float]) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 
     python benchmarks/prediction.py                   # all of it; writes nothing
     python benchmarks/prediction.py --only published  # or: parameters, own, speed
-    python benchmarks/prediction.py --trials FILE     # every trial, predicted and measured; --svg FILE draws them
+    python benchmarks/prediction.py --trials FILE     # every trial, predicted and measured
 
 The whole chain is judged, as a user asks for it: published steps and parameters by `wattune.estimate`, own trials by
 coefficients fitted as `wattune fit` does to others, speed by what `wattune plan --estimate` calls. Nothing that was
@@ -15,7 +15,7 @@ import json
 import resource
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,12 +60,18 @@ INSIDE: Final = (0.92, 0.97)
 """Share of measurements that intervals should hold."""
 LEAST_SPEED: Final = 20_000
 """Candidates a CPU second, enumerated and estimated."""
+NUM_NODES: Final = 16
+"""Of the cluster whose plans are estimated for it."""
 CONFIGS: Final = HERE.parent / "tests" / "golden" / "model_configs"
 COLUMNS: Final = (
     "what", "figure", "by", "num_cases", "median_frac", "p90_frac", "p95_frac", "worst_frac", "inside_frac",
     "half_width_frac",
 )  # fmt: skip
-BASELINES: Final = ("constant MFU", "datasheet roofline", "Calculon's equations")
+MEAN: Final = "device_power_mean_w"
+BASELINES: Final = {
+    "step_time_s": ("constant MFU", "datasheet roofline", "Calculon's equations"),
+    MEAN: ("constant share of the limit",),
+}
 OTHERS: Final = "*_h200x2*.parquet"
 """Tables of trials on two devices."""
 ON_H100: Final = "*_h100x*.parquet"
@@ -76,14 +82,15 @@ Predicted = dict[str, float]
 """Figures of one trial: predicted metrics, `<metric> low` and `<metric> high`, and baselines of the step time."""
 
 
-def held_out(measured: Sequence[MeasuredTrial], every: Sequence[MeasuredTrial]) -> list[Predicted]:
-    """Predicts every trial with coefficients fitted without its configuration; adds baselines of the step time."""
-    names = sorted({spec.trial_id for spec, _ in measured})
-    fold_of = {name: place % FOLDS for place, name in enumerate(names)}
+def left_out(
+    measured: Sequence[MeasuredTrial], every: Sequence[MeasuredTrial], group: Callable[[TrialSpec], object]
+) -> list[Predicted]:
+    """Predicts every trial with coefficients fitted to those of other groups; adds baselines."""
+    groups = [group(spec) for spec, _ in measured]
     predicted: list[Predicted] = [{} for _ in measured]
-    for fold in range(FOLDS):
-        rest = [one for one in every if fold_of.get(one[0].trial_id) != fold]
-        places = [place for place, (spec, _) in enumerate(measured) if fold_of[spec.trial_id] == fold]
+    for own in dict.fromkeys(groups):
+        rest = [one for one in every if group(one[0]) != own]
+        places = [place for place, name in enumerate(groups) if name == own]
         for place, one in zip(places, predictions(rest, [measured[place][0] for place in places]), strict=True):
             predicted[place] = one
     return predicted
@@ -96,12 +103,14 @@ def predictions(rest: Sequence[MeasuredTrial], specs: Sequence[TrialSpec]) -> li
     rate = np.median(
         [model_flop(spec) / spec.cluster.world_size / result.metrics["step_time_s"] for spec, result in rest]
     )
+    mean_w = float(np.mean([run.metrics[MEAN] for _, run in rest if MEAN in run.metrics]))
     return [
         {
             **figures,
             "constant MFU": at_rate(spec, float(rate)),
             "datasheet roofline": roofline_s(spec),
             "Calculon's equations": calculon_s(spec),
+            "constant share of the limit": mean_w,
         }
         for spec, figures in zip(specs, _figures(found, len(specs)), strict=True)
     ]
@@ -117,18 +126,6 @@ def apart(measured: Sequence[MeasuredTrial]) -> tuple[list[MeasuredTrial], list[
 def family_of(spec: TrialSpec) -> tuple[str, int, str, int]:
     """Returns a model, its layers, its engine and a number of devices."""
     return spec.model.name, spec.model.num_layers, spec.engine, spec.cluster.world_size
-
-
-def families(measured: Sequence[MeasuredTrial], every: Sequence[MeasuredTrial]) -> list[Predicted]:
-    """Predicts every trial with coefficients fitted to other families."""
-    names = [family_of(spec) for spec, _ in measured]
-    predicted: list[Predicted] = [{} for _ in measured]
-    for family in dict.fromkeys(names):
-        rest = [one for one in every if family_of(one[0]) != family]
-        places = [place for place, name in enumerate(names) if name == family]
-        for place, one in zip(places, predictions(rest, [measured[place][0] for place in places]), strict=True):
-            predicted[place] = one
-    return predicted
 
 
 def shipped(specs: Sequence[TrialSpec]) -> list[Predicted]:
@@ -179,7 +176,7 @@ def judge(
             wide = half_bar is not None and (half > half_bar or inside > INSIDE[1])
             if middle > median_bar or (tail_bar and tail > tail_bar) or inside < INSIDE[0] or wide:
                 missed.append(f"{group}{name}: {metric} {middle:.1%}, {tail:.1%}, {inside:.0%} in ±{half:.0%}")
-        for by in BASELINES if metric == "step_time_s" and BASELINES[0] in predicted[0] else ():
+        for by in (one for one in BASELINES.get(metric, ()) if one in predicted[0]):
             add(rows, group, metric, by, np.abs(np.array([predicted[place][by] for place in chosen]) / actual - 1))
     return missed
 
@@ -259,18 +256,20 @@ def parameters(rows: Rows) -> list[str]:
 
 def in_order(measured: Sequence[MeasuredTrial], predicted: Sequence[Predicted]) -> str:
     """Says how many pairs that differ by more than 5 %, of one model and engine, are predicted in order."""
-    counts = {by: ordered(measured, [one[by] for one in predicted]) for by in ("step_time_s", *BASELINES)}
+    counts = {
+        by: ordered(measured, [one[by] for one in predicted]) for by in ("step_time_s", *BASELINES["step_time_s"])
+    }
     return "Pairs in order: " + ", ".join(f"{by} {right} of {total}" for by, (right, total) in counts.items()) + "."
 
 
-def speed(num_nodes: int) -> tuple[str, list[str]]:
+def speed() -> tuple[str, list[str]]:
     """Says candidates a second on one core, from a space to sorted estimates, memory, and the time of one estimate."""
     degrees = [1, 2, 4, 8, 16]
     space = parse_space(
         {
             "study": "speed",
             "model": [{"name": "mixtral_8x7b"}, {"name": "llama3_70b"}],
-            "cluster": {"device": "h200_sxm", "num_nodes": num_nodes, "devices_per_node": 8},
+            "cluster": {"device": "h200_sxm", "num_nodes": NUM_NODES, "devices_per_node": 8},
             "engine": ["torch", "megatron", "deepspeed"],
             "workload": {"seq_len": 4096, "global_batch_size": 512},
             "space": {
@@ -320,62 +319,9 @@ def write(path: Path, groups: dict[str, tuple[Sequence[MeasuredTrial], Sequence[
     rows.write(path)
 
 
-SHOWN: Final = {
-    "step_time_s": ("step time, s", 1.0),
-    "memory_peak_bytes": ("peak memory, GB", 1e-9),
-    "device_power_mean_w": ("mean power of a device, W", 1.0),
-    "node_device_power_peak_1s_w": ("1 s peak of a node, W", 1.0),
-}
-COLORS: Final = {"torch": "#4c78a8", "megatron": "#f58518", "deepspeed": "#54a24b"}
-SIDE: Final = 300
-"""Pixels of a panel."""
-
-
-def draw(path: Path, measured: Sequence[MeasuredTrial], predicted: Sequence[Predicted]) -> None:
-    """Draws predicted against measured figures, one panel a metric, both axes alike."""
-    panels = [panel(number, measured, predicted, metric) for number, metric in enumerate(SHOWN)]
-    legend = "".join(
-        f'<circle cx="{30 + 110 * place}" cy="14" r="4" fill="{color}"/>'
-        f'<text x="{40 + 110 * place}" y="18">{engine}</text>'
-        for place, (engine, color) in enumerate(COLORS.items())
-    )
-    size = f'width="{2 * SIDE + 40}" height="{2 * SIDE + 60}"'
-    style = '<style>text{font:12px sans-serif;fill:#444}</style><rect width="100%" height="100%" fill="white"/>'
-    content = "\n".join([style, legend, *panels])
-    path.write_text(f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n{content}\n</svg>\n')
-
-
-def panel(number: int, measured: Sequence[MeasuredTrial], predicted: Sequence[Predicted], metric: str) -> str:
-    """Draws one panel: points, the line of no error, and the ends of the axes."""
-    title, scale = SHOWN[metric]
-    chosen = [place for place, (_, result) in enumerate(measured) if metric in result.metrics]
-    actual = np.array([measured[place][1].metrics[metric] for place in chosen]) * scale
-    guess = np.array([predicted[place][metric] for place in chosen]) * scale
-    low, high = 0.0, 1.05 * max(actual.max(), guess.max())
-    left, top, side = 60 + number % 2 * (SIDE + 10), 50 + number // 2 * (SIDE + 10), SIDE - 80
-
-    def at(value: float) -> float:
-        return side * (value - low) / (high - low)
-
-    points = "".join(
-        f'<circle cx="{left + at(x):.1f}" cy="{top + side - at(y):.1f}" r="3" fill-opacity="0.7" '
-        f'fill="{COLORS[measured[place][0].engine]}"/>'
-        for place, x, y in zip(chosen, actual, guess, strict=True)
-    )
-    return (
-        f'<rect x="{left}" y="{top}" width="{side}" height="{side}" fill="none" stroke="#999"/>'
-        f'<line x1="{left}" y1="{top + side}" x2="{left + side}" y2="{top}" stroke="#999" stroke-dasharray="4"/>'
-        f'<text x="{left}" y="{top - 6}">{title}</text><text x="{left}" y="{top + side + 16}">0</text>'
-        f'<text x="{left + side}" y="{top + side + 16}" text-anchor="end">measured {high:.4g}</text>'
-        f'<text x="{left - 6}" y="{top + 10}" text-anchor="end">{high:.3g}</text>{points}'
-    )
-
-
 def _options(parser: ArgumentParser) -> None:
     parser.add_argument("--only", action="append", choices=PARTS, help="one part; may be repeated")
     parser.add_argument("--trials", type=Path, help="CSV file for every trial, predicted and measured")
-    parser.add_argument("--svg", type=Path, help="draw predicted against measured")
-    parser.add_argument("--num-nodes", type=int, default=16, help="of the cluster whose plans are estimated for speed")
 
 
 @benchmark(
@@ -401,7 +347,7 @@ def main(given: Namespace) -> Found:
         said, beyond = own(rows, given)
         notes, missed = notes + said, missed + beyond
     if "speed" in wanted:
-        text, slow = speed(given.num_nodes)
+        text, slow = speed()
         notes, missed = [*notes, text], missed + slow
     return Found(rows, notes, missed)
 
@@ -409,11 +355,12 @@ def main(given: Namespace) -> Found:
 def own(rows: Rows, given: Namespace) -> tuple[list[str], list[str]]:
     """Leaves configurations out, then families, then all trials on two devices; H100 by what ships."""
     every, measured = trials(), trials(full_before=False)
-    predicted = held_out(measured, every)
+    folds = {name: at % FOLDS for at, name in enumerate(sorted({spec.trial_id for spec, _ in measured}))}
+    predicted = left_out(measured, every, lambda spec: folds.get(spec.trial_id))
     first, fresh = apart(every)
     foreseen = predictions(first, [spec for spec, _ in fresh])
     judge(rows, "held out", measured, predicted)
-    apart_from = families(measured, every)
+    apart_from = left_out(measured, every, family_of)
     missed = judge(rows, "families left out", measured, apart_from, by_class=True)
     missed += told_few(rows, measured, apart_from)
     judge(rows, "four to two", fresh, foreseen)
@@ -427,12 +374,7 @@ def own(rows: Rows, given: Namespace) -> tuple[list[str], list[str]]:
     judge(rows, "filled H200, no memory given back", calm, shipped([spec for spec, _ in calm]))
     if given.trials is not None:
         write(given.trials, {"held_out": (measured, predicted), "four_to_two": (fresh, foreseen)})
-    if given.svg is not None:
-        draw(given.svg, measured, predicted)
-    configurations = len({spec.trial_id for spec, _ in measured})
-    text = (
-        f"{len(measured)} trials of {configurations} configurations; {len(fresh)} on two devices, {len(other)} on H100."
-    )
+    text = f"{len(measured)} trials of {len(folds)} configurations; {len(fresh)} on two devices, {len(other)} on H100."
     return [text, in_order(measured, predicted), in_order(fresh, foreseen)], missed
 
 

@@ -1,27 +1,27 @@
 #!/usr/bin/env python
 """Replays measured tables for every search strategy, and says how many trials and GPU-seconds each takes.
 
-    python benchmarks/search_regret.py --cases benchmarks/data/search_cases.yaml    # every table; prints rows
-    python benchmarks/search_regret.py --cases benchmarks/data/search_cases.yaml --case moe_ep_h200x4_2750w \
-        --csv benchmarks/results/search_regret.csv --markdown benchmarks/results/search_regret.md \
-        --svg benchmarks/results/search_regret    # one table anew: its rows, its part of the page, its drawing
-    python benchmarks/search_regret.py --table PATH --objective "maximize tokens_per_s" --where "METRIC <= NUMBER"
+    python benchmarks/search_regret.py                                  # every table and goal of search_cases.yaml
+    python benchmarks/search_regret.py --case moe_ep_h200x4_2750w --only random --only model_guided
+    python benchmarks/search_regret.py --priors --seeds 4 --most 60     # by estimates that are wrong on purpose
 
 A table has one row per trial repeat (`benchmarks/data/README.md`). A strategy is told one repeat, drawn by the seed. It
 is scored by the mean over repeats. Columns named `estimated_METRIC` are the estimates that `model_guided` gets as its
-prior. `--estimates` takes them from another table, `--held-out` fits them to other tables. A trial costs its whole
-time, from build to end, on all its devices.
+prior; those of a case with `held_out` are fitted to other tables. A trial costs its whole time, from build to end, on
+all its devices.
+
+With `--priors` it is replayed with the estimate that a table has, with that mirrored, with its ranks reversed, and with
+none, beside the list of a table by its estimate. None of them may make it stop at a plan that is far from the best.
 """
 
-import argparse
 import itertools
 import json
 import math
-import os
 import sys
 import time
+from argparse import ArgumentParser, Namespace
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -29,13 +29,12 @@ from typing import Any, Final, NoReturn
 import numpy as np
 import pyarrow.parquet as pq
 import yaml
-from harness import header
-from measured_tables import held_out_estimates
-from search_regret_page import draw_regret, merge_rows, print_rows, write_tables
+from harness import Found, Rows, benchmark
+from measured_tables import held_out_estimates, run_of
+from numpy.typing import NDArray
 
 from wattune.cost.tables import EstimatedMetric
-from wattune.metrics import METRICS
-from wattune.objective import Question, parse_constraint, parse_objective
+from wattune.objective import Question
 from wattune.run import Run, RunStatus
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.protocol import Observation, Problem, Strategy
@@ -43,6 +42,8 @@ from wattune.search.strategy import STRATEGIES
 from wattune.trial import TrialSpec
 from wattune.units import NS_PER_S
 
+Column = NDArray[np.float64]
+CASES: Final = Path(__file__).parent / "data/search_cases.yaml"
 ESTIMATES: Final = "estimated_"
 LOG_STD: Final = "_log_std"
 USUAL_LOG_STD: Final = 0.15
@@ -50,10 +51,13 @@ USUAL_LOG_STD: Final = 0.15
 WITHIN: Final = 0.02
 """A trial is found when its objective is this near to that of the best feasible one."""
 QUANTILES: Final = (0.1, 0.5, 0.9)
-PAIRS_AFTER: Final = 20
-"""Trials, or half of a smaller table, after which a surrogate's order is judged."""
 SLOW_SEEDS: Final = 5
 """Seeds of a strategy that a case calls slow."""
+COLUMNS: Final = (
+    "table", "strategy", "num_candidates", "num_seeds", "num_trials_most", "num_trials_p10", "num_trials_median",
+    "num_trials_p90", "found_frac", "gpu_time_median_s", "num_trials_run", "stopped_frac", "worst_stop_frac",
+    "end_regret_median_frac", "feasible_frac", "inside_frac", "estimate_pairs_frac", "ask_longest_s",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,37 +94,20 @@ class Case:
         return math.inf if value == -math.inf else (best - value) / abs(best)
 
 
-def read_table(path: Path, estimates: Path | None = None, *, held_out: bool = False) -> tuple[Trial, ...]:
-    """Reads a table of trials.
-
-    Args:
-        path: The table.
-        estimates: A table that the estimates are taken from, instead of its own.
-        held_out: Whether the estimates are fitted to the other tables beside it.
-    """
-    rows = pq.read_table(path).to_pylist()
+def read_table(path: Path, *, held_out: bool = False) -> tuple[Trial, ...]:
+    """Reads a table of trials; with `held_out` their estimates are fitted to the other tables beside it."""
     of_trial: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
+    for row in pq.read_table(path).to_pylist():
         of_trial[row["trial_id"]].append(row)
-    source = {row["trial_id"]: row for row in (pq.read_table(estimates).to_pylist() if estimates else rows)}
-    found = tuple(_trial(group, source.get(trial_id, {})) for trial_id, group in of_trial.items())
+    found = tuple(map(_trial, of_trial.values()))
     if not held_out:
         return found
     known = held_out_estimates(path, tuple(trial.spec for trial in found))
     return tuple(replace(trial, estimate=known[trial.spec.trial_id]) for trial in found)
 
 
-def _trial(rows: list[dict[str, Any]], source: dict[str, Any]) -> Trial:
-    spec = TrialSpec.from_json(json.loads(rows[0]["spec"]))
-    results = tuple(
-        Run(
-            trial_id=row["trial_id"],
-            repeat=row["repeat"],
-            status=RunStatus(row["status"]),
-            metrics={name: row[name] for name in METRICS if row.get(name) is not None},
-        )
-        for row in rows
-    )
+def _trial(rows: list[dict[str, Any]]) -> Trial:
+    spec, results = TrialSpec.from_json(json.loads(rows[0]["spec"])), tuple(map(run_of, rows))
     done = [result.metrics for result in results if result.status is RunStatus.COMPLETED]
     common = set.intersection(*map(set, done)) if done else set()
     first = min(row["repeat"] for row in rows)
@@ -129,7 +116,7 @@ def _trial(rows: list[dict[str, Any]], source: dict[str, Any]) -> Trial:
         spec=spec,
         results=results,
         metrics={name: float(np.mean([metrics[name] for metrics in done])) for name in common},
-        estimate={key: value for key, value in source.items() if key.startswith(ESTIMATES) and value is not None},
+        estimate={key: value for key, value in rows[0].items() if key.startswith(ESTIMATES) and value is not None},
         cost_s=float(took_ns) / NS_PER_S * spec.cluster.world_size,
     )
 
@@ -160,6 +147,85 @@ def earlier(trials: Sequence[Trial]) -> tuple[Observation, ...]:
     )
 
 
+def mirrored(values: Column) -> Column:
+    """Mirrors what is known about its middle: the logarithm where all is positive. Missing values stay missing."""
+    known = values[np.isfinite(values)]
+    if len(known) and (known > 0).all():
+        return np.asarray(np.exp(2 * np.log(known).mean() - np.log(values)))
+    return np.asarray(known.min() + known.max() - values) if len(known) else values
+
+
+def reversed_ranks(values: Column) -> Column:
+    """Gives the lowest value to the row that had the highest, and so on. Missing values stay missing."""
+    known = np.flatnonzero(np.isfinite(values))
+    order = known[np.argsort(values[known], kind="stable")]
+    turned = values.copy()
+    turned[order] = values[order[::-1]]
+    return turned
+
+
+def _with(problem: Problem, change: Callable[[Column], Column], only: str | None = None) -> Problem:
+    if problem.estimates is None:
+        return problem
+    changed = {
+        name: EstimatedMetric.of(change(np.asarray(one.value, dtype=np.float64)), one.log_std)
+        if only in (None, name)
+        else one
+        for name, one in problem.estimates.items()
+    }
+    return replace(problem, estimates=changed)
+
+
+def _objective(problem: Problem) -> str:
+    assert problem.question is not None
+    return problem.question.objective.metric
+
+
+PRIORS: Final[dict[str, Callable[[Problem], Problem]]] = {
+    "prior": lambda problem: problem,
+    "mirrored": lambda problem: _with(problem, mirrored),
+    "reversed": lambda problem: _with(problem, reversed_ranks, _objective(problem)),
+    "both": lambda problem: _with(problem, reversed_ranks),
+    "none": lambda problem: replace(problem, estimates=None),
+}
+"""By name: the estimate as it is; every estimate mirrored; ranks of the objective reversed; ranks of every estimate
+reversed; none."""
+
+
+class ListByEstimate:
+    """Goes down the list of the estimate: plans whose estimate holds every bound by their objective, then the others.
+
+    The others come by how far their estimate is past the bound that they break most.
+    """
+
+    learns = False
+    stopped_because: str | None = None
+
+    def __init__(self, problem: Problem) -> None:
+        """Sorts the candidates of a problem with estimates."""
+        question, estimates = problem.question, problem.estimates
+        assert question is not None and estimates is not None
+        value = np.asarray(estimates[question.objective.metric].value, dtype=np.float64)
+        gain = value if question.objective.maximize else -value
+        past = np.zeros(len(value))
+        for one in question.constraints:
+            if one.metric in estimates:
+                limit = estimates[one.limit_metric].value if one.limit_metric else 1.0
+                share = np.asarray(estimates[one.metric].value) / limit
+                over = (share - one.factor) if one.operator.startswith("<") else (one.factor - share)
+                past = np.maximum(past, np.nan_to_num(over, nan=np.inf) / max(abs(one.factor), 1e-9))
+        rows: Sequence[int] = np.lexsort((-np.nan_to_num(gain, nan=-np.inf), past)).tolist()
+        self._left = [problem.specs[row] for row in rows]
+
+    def ask(self, n: int) -> list[TrialSpec]:
+        """Returns the next ones of the list."""
+        asked, self._left = self._left[:n], self._left[n:]
+        return asked
+
+    def tell(self, spec: TrialSpec, result: Run) -> None:
+        """Learns nothing."""
+
+
 def variants(case: Case) -> dict[str, Callable[[Problem], Strategy]]:
     """Lists what is compared: every strategy, and `model_guided` without each of its parts."""
     found = dict(STRATEGIES)
@@ -170,6 +236,17 @@ def variants(case: Case) -> dict[str, Callable[[Problem], Strategy]]:
     found["model_guided, never stops"] = lambda p: ModelGuided(p, stops=False)
     found["model_guided, no constraint model"] = lambda p: ModelGuided(p, models_constraints=False)
     return found
+
+
+def priors(case: Case) -> dict[str, Callable[[Problem], Strategy]]:
+    """Lists `model_guided` with each prior, and the list of the table by its estimate."""
+    has = estimates_of(case.trials) is not None
+    found: dict[str, Callable[[Problem], Strategy]] = {
+        name: lambda problem, prior=prior: ModelGuided(prior(problem))
+        for name, prior in PRIORS.items()
+        if has or name == "none"
+    }
+    return found | ({"list by the estimate": ListByEstimate} if has else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,18 +261,12 @@ class Replay:
     """Longest single question."""
     inside: tuple[bool, ...] = ()
     """For each predicted trial whether its measurement was in the 95 % interval."""
-    pairs_frac: float | None = None
-    """Share of pairs with a trial not yet run that the surrogate orders rightly, after `PAIRS_AFTER` trials."""
 
 
 def replay(make: Callable[[Problem], Strategy], case: Case, seed: int, most: int) -> Replay:
     """Runs a strategy on a table, one trial after another, until it stops or has proposed so many.
 
-    Args:
-        make: Makes the strategy.
-        case: The table.
-        seed: Seed of the order of candidates, of what is drawn, and of the strategy.
-        most: Most proposals.
+    The seed is of the order of candidates, of what is drawn, and of the strategy.
     """
     dice = np.random.default_rng(seed)
     trials = [case.trials[index] for index in dice.permutation(len(case.trials))]
@@ -204,7 +275,6 @@ def replay(make: Callable[[Problem], Strategy], case: Case, seed: int, most: int
     strategy = make(problem)
     done, costs, spent_s, ask_s = list[Trial](), list[float](), 0.0, 0.0
     inside: list[bool] = []
-    pairs_frac = None
     while len(done) < most:
         start_s = time.perf_counter()
         asked = strategy.ask(1)
@@ -220,44 +290,13 @@ def replay(make: Callable[[Problem], Strategy], case: Case, seed: int, most: int
         if predicted is not None and predicted.metric in result.metrics:
             inside.append(predicted.low <= result.metrics[predicted.metric] <= predicted.high)
         strategy.tell(trial.spec, result)
-        if isinstance(strategy, ModelGuided) and len(done) == min(PAIRS_AFTER, len(trials) // 2):
-            pairs_frac = surrogate_pairs(case, strategy, trials, {one.spec for one in done})
     return Replay(
         trials=tuple(done),
         costs_s=tuple(costs),
         stopped_because=strategy.stopped_because,
         ask_s=ask_s,
         inside=tuple(inside),
-        pairs_frac=pairs_frac,
     )
-
-
-def surrogate_pairs(
-    case: Case, strategy: ModelGuided, trials: Sequence[Trial], ran: Container[TrialSpec]
-) -> float | None:
-    """Share of pairs that a strategy's surrogate of the objective orders rightly, one of each not yet run."""
-    metric = case.question.objective.metric
-    known = [trial for trial in trials if metric in trial.metrics]
-    found = strategy.predict([trial.spec for trial in known])
-    if found is None:
-        return None
-    truth, guess = np.array([trial.metrics[metric] for trial in known]), found.objective.mean
-    new = np.array([trial.spec not in ran for trial in known])
-    first, second = np.triu_indices(len(known), 1)
-    counted = (new[first] | new[second]) & (truth[first] != truth[second])
-    first, second = first[counted], second[counted]
-    right = (truth[first] - truth[second]) * (guess[first] - guess[second]) > 0
-    return float(right.mean()) if len(right) else None
-
-
-def hypervolume(points: Sequence[tuple[float, float]], worst: tuple[float, float]) -> float:
-    """Area that points (more objective, less power) dominate, from the worst point on."""
-    area, height = 0.0, worst[1]
-    for value, power in sorted(points, key=lambda point: -point[0]):
-        if power < height and value > worst[0]:
-            area += (value - worst[0]) * (height - power)
-            height = power
-    return area
 
 
 def pairwise_accuracy(case: Case) -> float | None:
@@ -275,92 +314,38 @@ def curve(case: Case, run: Replay, best: float, most: int) -> list[float]:
     return regrets + (regrets[-1:] or [math.inf]) * (most - len(regrets))
 
 
-def figures(case: Case, strategy: str, runs: Sequence[Replay], most: int, power: str) -> dict[str, Any]:
+def found_after(case: Case, run: Replay, best: float) -> float:
+    """Returns the trials until a plan is within `WITHIN` of the best; infinity where none is."""
+    return next((at + 1.0 for at, one in enumerate(curve(case, run, best, 0)) if one <= WITHIN), math.inf)
+
+
+def figures(case: Case, strategy: str, runs: Sequence[Replay], most: int) -> tuple[Any, ...]:
     """Computes a row of the table: quantiles over the seeds."""
     best = max(map(case.value, case.trials))
-    found, costs = [], []
-    for run in runs:
-        regrets = curve(case, run, best, most)
-        at = next((index for index, regret in enumerate(regrets) if regret <= WITHIN), None)
-        found.append(math.inf if at is None else at + 1)
-        costs.append(math.inf if at is None else run.costs_s[at])
-    feasible = [sum(case.value(t) > -math.inf for t in run.trials) / max(len(run.trials), 1) for run in runs]
-    low, median, high = np.quantile(found, QUANTILES, method="higher")
+    found = [found_after(case, run, best) for run in runs]
+    costs = [run.costs_s[int(at) - 1] if math.isfinite(at) else at for run, at in zip(runs, found, strict=True)]
     ends = [curve(case, run, best, most)[-1] for run in runs]
-    return {
-        "table": case.name,
-        "strategy": strategy,
-        "num_candidates": len(case.trials),
-        "num_seeds": len(runs),
-        "num_trials_most": most,
-        "num_trials_p10": _whole(low),
-        "num_trials_median": _whole(median),
-        "num_trials_p90": _whole(high),
-        "found_frac": round(float(np.mean(np.isfinite(found))), 3),
-        "gpu_time_median_s": _whole(float(np.quantile(costs, 0.5, method="higher"))),
-        "gpu_time_whole_median_s": _whole(float(np.median([run.costs_s[-1] if run.costs_s else 0 for run in runs]))),
-        "num_trials_run": _whole(float(np.median([len(run.trials) for run in runs]))),
-        "stopped_frac": round(float(np.mean([run.stopped_because is not None for run in runs])), 3),
-        "end_regret_median_frac": _short(float(np.median(ends))),
-        "feasible_frac": round(float(np.mean(feasible)), 3),
-        "hypervolume_frac": _hypervolume_frac(case, runs, power),
-        "pairwise_frac": _mean([run.pairs_frac for run in runs if run.pairs_frac is not None]),
-        "inside_frac": _mean([inside for run in runs for inside in run.inside]),
-        "estimate_pairs_frac": _mean([one for one in [pairwise_accuracy(case)] if one is not None]),
-        "ask_longest_s": _short(max(run.ask_s for run in runs)),
-    }
-
-
-def _mean(numbers: Sequence[float]) -> float | str:
-    return round(float(np.mean(numbers)), 3) if numbers else ""
+    stops = [end for run, end in zip(runs, ends, strict=True) if run.stopped_because is not None]
+    feasible = [sum(case.value(t) > -math.inf for t in run.trials) / max(len(run.trials), 1) for run in runs]
+    inside, pairs = [one for run in runs for one in run.inside], pairwise_accuracy(case)
+    return (
+        case.name, strategy, len(case.trials), len(runs), most,
+        *(_whole(each) for each in np.quantile(found, QUANTILES, method="higher")),
+        round(float(np.mean(np.isfinite(found))), 3),
+        _whole(float(np.quantile(costs, 0.5, method="higher"))),
+        _whole(float(np.median([len(run.trials) for run in runs]))),
+        round(len(stops) / len(runs), 3),
+        max(stops, default=0.0),
+        ends[0] if len(ends) == 1 else float(np.median(ends)),
+        round(float(np.mean(feasible)), 3),
+        round(float(np.mean(inside)), 3) if inside else "",
+        "" if pairs is None else round(pairs, 3),
+        max(run.ask_s for run in runs),
+    )  # fmt: skip
 
 
 def _whole(number: float) -> int | str:
     return round(number) if math.isfinite(number) else ""
-
-
-def _short(number: float) -> float | str:
-    return float(f"{number:.3g}") if math.isfinite(number) else ""
-
-
-def _hypervolume_frac(case: Case, runs: Sequence[Replay], power: str) -> float | str:
-    """Median share of the table's hypervolume of objective against power that the runs found."""
-    name, sign = case.question.objective.metric, 1.0 if case.question.objective.maximize else -1.0
-
-    def points(trials: Sequence[Trial]) -> list[tuple[float, float]]:
-        return [(sign * t.metrics[name], t.metrics[power]) for t in trials if name in t.metrics and power in t.metrics]
-
-    whole = points(case.trials)
-    if not whole:
-        return ""
-    worst = min(value for value, _ in whole), max(watts for _, watts in whole)
-    area = hypervolume(whole, worst)
-    return _short(float(np.median([hypervolume(points(run.trials), worst) for run in runs])) / area) if area else ""
-
-
-def replay_case(
-    case: Case, given: argparse.Namespace, most: dict[str, int], slow: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Replays a case for every strategy; prints its rows, and draws them where asked."""
-    if max(map(case.value, case.trials)) == -math.inf:
-        refuse(f"{case.name}: no trial holds every bound; loosen them")
-    rows, curves = [], {}
-    best = max(map(case.value, case.trials))
-    for name, make in variants(case).items():
-        if given.only and name not in given.only:
-            continue
-        own_most = min(most.get(name, most["others"]), len(case.trials))
-        seeds = min(given.seeds, SLOW_SEEDS) if name in slow else given.seeds
-        runs = [replay(make, case, seed, own_most) for seed in range(seeds)]
-        rows.append(figures(case, name, runs, own_most, given.power))
-        curves[name] = np.array([curve(case, run, best, own_most) for run in runs])
-    accuracy = pairwise_accuracy(case)
-    known = "no estimate" if accuracy is None else f"the estimate orders {accuracy:.1%} of pairs rightly"
-    label = max(case.trials, key=case.value).spec.label
-    print_rows(f"{case.name}: {len(case.trials)} candidates, best feasible {label}; {known}", rows)
-    if given.svg:
-        draw_regret(given.svg / f"{case.name}.svg", f"{case.name}: regret to the best feasible", curves, WITHIN)
-    return rows
 
 
 def refuse(text: str) -> NoReturn:
@@ -387,55 +372,36 @@ def cases_of(path: Path, wanted: Sequence[str]) -> Iterator[tuple[Case, dict[str
         yield case, {"others": 200, **one.get("most", {})}, one.get("slow", [])
 
 
-def main() -> None:
-    """Replays the tables that are named."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--cases", type=Path, help="file of tables with goals, such as benchmarks/data/search_cases.yaml")
-    what.add_argument("--table", type=Path)
+def _options(parser: ArgumentParser) -> None:
+    parser.add_argument("--cases", type=Path, default=CASES, help="file of tables with goals")
     parser.add_argument("--case", action="append", default=[], help="only this one of the cases; may be repeated")
-    parser.add_argument("--estimates", type=Path, help="a table with trial_id and estimated_METRIC columns")
-    parser.add_argument("--held-out", action="store_true", help="estimates fitted to the other H200 tables")
-    parser.add_argument("--warm", type=Path, help="a table of an earlier study, for the warm start")
-    parser.add_argument("--objective", type=parse_objective)
-    parser.add_argument("--where", type=parse_constraint, action="append", default=[])
-    parser.add_argument("--power", default="node_device_power_peak_1s_w", help="metric of the hypervolume")
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--most", type=int, default=200, help="most trials of a run of --table")
+    parser.add_argument("--priors", action="store_true", help="model_guided by wrong estimates, in place of strategies")
     parser.add_argument("--only", action="append", help="a strategy to replay; all without it")
-    parser.add_argument("--name", help="name of the table in the output")
-    parser.add_argument("--csv", type=Path, help="file whose rows of the same table and strategy are replaced")
-    parser.add_argument(
-        "--markdown", type=Path, help="results page whose tables are written anew from all rows of --csv"
-    )
-    parser.add_argument("--svg", type=Path, help="folder that a drawing of each table's regret is written to")
-    given = parser.parse_args()
-    header(
-        "A strategy finds a plan near the best one in fewer trials than a search at random.",
-        "regret by trials, beside that of every other strategy; none is the bar of all tables",
-    )
-    if given.markdown and not given.csv:
-        parser.error("--markdown needs --csv, whose rows it shows")
-    cases: Iterable[tuple[Case, dict[str, int], list[str]]]
-    if given.cases:
-        cases = cases_of(given.cases, given.case)
-    elif given.objective is None:
-        parser.error("--table needs --objective")
-    else:
-        case = Case(
-            name=given.name or given.table.stem,
-            trials=read_table(given.table, given.estimates, held_out=given.held_out),
-            question=Question(objective=given.objective, constraints=tuple(given.where)),
-            warm=read_table(given.warm) if given.warm else (),
-        )
-        cases = [(case, {"others": given.most}, [])]
-    for case, most, slow in cases:
-        rows = replay_case(case, given, most, slow)
-        if given.csv and rows:  # after each table, so that a run that is cut short keeps what it has
-            every = merge_rows(given.csv, rows)
-            if given.markdown:
-                drawings = os.path.relpath(given.svg, given.markdown.parent) if given.svg else given.markdown.stem
-                write_tables(given.markdown, every, drawings)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--most", type=int, help="most trials of a run; else as the case says")
+
+
+@benchmark(
+    claim="A strategy finds a plan near the best one in fewer trials than a search at random, and never stops far off.",
+    bar=f"no stop above {WITHIN:.0%} regret; trials beside those of every other strategy",
+    options=_options,
+)
+def main(given: Namespace) -> Found:
+    """Replays every case by every strategy, or with every prior."""
+    rows, missed = Rows(*COLUMNS), []
+    for case, most, slow in cases_of(given.cases, given.case):
+        if max(map(case.value, case.trials)) == -math.inf:
+            refuse(f"{case.name}: no trial holds every bound; loosen them")
+        for name, make in (priors if given.priors else variants)(case).items():
+            if given.only and name not in given.only:
+                continue
+            own_most = min(given.most or most.get(name, most["others"]), len(case.trials))
+            seeds = min(given.seeds, SLOW_SEEDS) if name in slow else given.seeds
+            rows.add(*figures(case, name, [replay(make, case, seed, own_most) for seed in range(seeds)], own_most))
+            print(rows.cells[-1], file=sys.stderr, flush=True)
+            if (worst := rows.cells[-1][COLUMNS.index("worst_stop_frac")]) > WITHIN:
+                missed.append(f"{case.name}, {name}: a stop at {worst:.1%}")
+    return Found(rows, missed=missed)
 
 
 if __name__ == "__main__":

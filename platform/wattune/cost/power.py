@@ -33,8 +33,8 @@ plans that wait for their host by 0.5 to 0.7: what only a slower host adds count
 SHORT_WINDOWS: Final = {0.1: (1.11, 0.05), 0.02: (1.29, -0.08)}
 """Factors by window in seconds: on the power of work under the limit, since kernels differ, and on what the limit took
 from it: a device is slowed later than 0.1 s, and within 20 ms work under a deep limit differs less. Fitted to 315
-trials of 9 models and engines on H100 and H200, whose rings hold 20 ms (`benchmarks/predict_power.py`); assumed for
-other devices. Peaks of 1 s reach 1.01 times the limit there, those of 100 ms 1.25 and those of 20 ms 1.40 times."""
+trials of 9 models and engines on H100 and H200 (`tests/golden/test_predicted_power.py`); assumed for other devices.
+Peaks of 1 s reach 1.01 times the limit there, those of 100 ms 1.25 and those of 20 ms 1.40 times."""
 
 SHORT_PEAK_ERROR_FRAC: Final = 0.19
 """Half width of their 95 % interval: it holds 95 % of the 315 not outdated, each family predicted by others."""
