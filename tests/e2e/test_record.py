@@ -102,28 +102,6 @@ def test_the_machine_is_recorded_for_some_seconds_and_a_command_told_to_end_afte
     assert done.returncode == 128 + signal.SIGTERM, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "named"),
-    [
-        ([], 2, "nothing to record"),
-        (["--", "no-such-program"], 2, "no-such-program"),
-        (["--name", "../out", "--", "true"], 2, "../out"),
-        (["--backend", "hosts", "--", "true"], 2, 'did you mean "host"'),
-        (["--backend", "replay:nowhere", "--", "true"], 1, "holds telemetry of no device"),
-        (["--backend", "simulated:h300", "--", "true"], 2, "h300"),
-        (["--backend", "simulated:cpu", "--", "true"], 2, "cannot be simulated"),
-        (["--secnds", "1"], 2, "--secnds"),
-    ],
-)
-def test_what_cannot_be_recorded_is_one_message_and_leaves_nothing(
-    wattune_here: Run, storage: Path, arguments: list[str], code: int, named: str
-) -> None:
-    done = wattune_here("record", *arguments)
-    assert done.returncode == code, done.stderr
-    assert named in done.stderr and "Traceback" not in done.stderr and done.stdout == ""
-    assert not list(storage.glob("recordings/*"))
-
-
 @pytest.mark.usefixtures("in_foreground")
 def test_a_signal_to_the_recorder_reaches_the_command_once(tmp_path: Path, environment: dict[str, str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -9,6 +9,7 @@ from typing import Any, Final
 import yaml
 from made_report import DOCUMENT, POWER, trial
 from small_study import make_study
+from specs import store_run
 from stored_tables import DATA, results_of
 
 from wattune.api.reports import report
@@ -26,9 +27,7 @@ def written(storage: Path, document: dict[str, Any], pairs: Iterable[tuple[Trial
     """The report of a study of these results, whose telemetry is gone."""
     study = StudyFolder.create(storage, document.get("study", "own"), document)
     for spec, run in pairs:
-        folder = study.trial(spec.trial_id, run.repeat)
-        folder.write_spec(spec)
-        folder.write_result(replace(run, end_wall_ns=run.start_wall_ns + 20_000_000_000))
+        store_run(study, spec, replace(run, end_wall_ns=run.start_wall_ns + 20_000_000_000))
     return report(study).read_text()
 
 

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from runs import run_data
-from specs import trial_spec
+from specs import made_run, trial_spec
 
 from wattune.analysis.run_data import WINDOW_NODE
 from wattune.analysis.summary import Summary, summarize
@@ -85,10 +85,8 @@ def _write_study(storage: Path, name: str, bound_w: float) -> None:
         folder.write_spec(spec)
         found = _summary(recording)
         folder.write_result(
-            Run(
-                trial_id=spec.trial_id,
-                repeat=0,
-                status=RunStatus.COMPLETED,
+            made_run(
+                spec,
                 metrics=found.metrics,
                 quality=found.quality,
                 quality_reasons=found.quality_reasons,
@@ -101,9 +99,8 @@ def _write_study(storage: Path, name: str, bound_w: float) -> None:
     failed = spec_of(Plan(tp=1, micro_batch_size=2))
     study.trial(failed.trial_id, 0).write_spec(failed)
     study.trial(failed.trial_id, 0).write_result(
-        Run(
-            trial_id=failed.trial_id,
-            repeat=0,
+        made_run(
+            failed,
             status=RunStatus.OUT_OF_MEMORY,
             reason="rank 3 at 140.2 GiB",
             start_wall_ns=START_NS + 200_000_000_000,

@@ -1,4 +1,4 @@
-"""Specifications of trials, in few words: what a test does not say is the same everywhere."""
+"""Specifications of trials and runs of them, in few words: what a test does not say is the same everywhere."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 from wattune.catalog.hardware import ClusterSpec, parse_cluster_label
 from wattune.catalog.models import ModelSpec, model
 from wattune.plans.axes import Plan
+from wattune.run import Run, RunStatus
 from wattune.trial import TrialSpec
 from wattune.workload import Workload
 
@@ -37,3 +38,16 @@ def trial_spec(
         workload=workload,
         plan=plan or Plan(**({"etp": more.get("tp", 1)} | more)),
     )
+
+
+def made_run(spec: TrialSpec, **more: Any) -> Run:
+    """A run of a trial, the first one, which completed."""
+    return Run(**({"trial_id": spec.trial_id, "repeat": 0, "status": RunStatus.COMPLETED} | more))
+
+
+def store_run(study: Any, spec: TrialSpec, run: Run) -> Any:
+    """Writes a run into the folder of its study; returns the folder of the trial."""
+    folder = study.trial(spec.trial_id, run.repeat)
+    folder.write_spec(spec)
+    folder.write_result(run)
+    return folder

@@ -1,12 +1,16 @@
 """The measured studies of `benchmarks/data`: specification and result of every trial, and what each study asked."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import yaml
 
+from wattune.cost.defaults import default_coefficients
+from wattune.cost.estimate import estimate
+from wattune.cost.tables import EstimatedMetric
 from wattune.metrics import METRICS
 from wattune.objective import Question
 from wattune.run import Numbers, Run, RunStatus
@@ -33,6 +37,12 @@ def results_of(table: str, *, without: tuple[str, ...] = ()) -> list[tuple[Trial
         )
         for row in pq.read_table(DATA / f"{table}.parquet").to_pylist()
     ]
+
+
+def estimates_of(rows: Iterable[Mapping[str, Any]]) -> Mapping[str, EstimatedMetric]:
+    """Estimates the trials of rows of a table."""
+    specs = [TrialSpec.from_json(json.loads(row["spec"])) for row in rows]
+    return estimate(specs, default_coefficients).columns
 
 
 def studies() -> Iterator[tuple[str, Question]]:

@@ -1,15 +1,13 @@
 """Plans of a mixture that fill a device of 80 GB, measured on two H200 with the rest held: no fit has them."""
 
-import json
-
 import numpy as np
 import pytest
 from measured_tables import DATA, completed, held_trials
+from stored_tables import estimates_of
 
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import estimate
 from wattune.cost.tables import FULL_MEMORY_LONGER_FRAC
-from wattune.trial import TrialSpec
 
 FREE_BYTES = 84_950_515_712
 
@@ -36,9 +34,7 @@ def test_only_the_fullest_plan_gives_memory_back(rows) -> None:
 )
 def test_the_others_take_what_their_estimates_say(rows, metric: str, median: float, tail: float) -> None:
     calm = [row for row in rows if row["memory_retries_per_step_count"] == 0]
-    column = estimate([TrialSpec.from_json(json.loads(row["spec"])) for row in calm], default_coefficients).columns[
-        metric
-    ]
+    column = estimates_of(calm)[metric]
     size = np.abs([column.value[place] / row[metric] - 1 for place, row in enumerate(calm)])
     assert np.median(size) <= median and np.quantile(size, 0.95) <= tail
 

@@ -1,14 +1,9 @@
 """Trials that no fit has: a later day, other devices, a host 1.5 times as slow, and models of other sizes."""
 
-import json
-
 import numpy as np
 import pytest
 from measured_tables import DATA, KEPT_ASIDE, completed
-
-from wattune.cost.defaults import default_coefficients
-from wattune.cost.estimate import estimate
-from wattune.trial import TrialSpec
+from stored_tables import estimates_of
 
 WAITS_FRAC = 0.1
 """Least `host_bound_frac` of a trial that runs at its host's pace."""
@@ -17,8 +12,7 @@ WAITS_FRAC = 0.1
 @pytest.fixture(scope="module")
 def judged():
     rows = [row for name in sorted(KEPT_ASIDE) for row in completed(DATA / f"{name}.parquet")]
-    specs = [TrialSpec.from_json(json.loads(row["spec"])) for row in rows]
-    return rows, estimate(specs, default_coefficients).columns
+    return rows, estimates_of(rows)
 
 
 def errors(judged, metric: str, *, waits: bool) -> np.ndarray:
@@ -65,8 +59,6 @@ def test_intervals_hold_19_of_20_runs_that_no_fit_took(metric: str) -> None:
         *DATA.glob("nodes/*/slots.parquet"),
     ]
     rows = [row for path in paths for row in completed(path) if row["engine"] != "command"]
-    column = estimate([TrialSpec.from_json(json.loads(row["spec"])) for row in rows], default_coefficients).columns[
-        metric
-    ]
+    column = estimates_of(rows)[metric]
     inside = [column.low[place] <= row[metric] <= column.high[place] for place, row in enumerate(rows) if row[metric]]
     assert len(inside) >= 70 and np.mean(inside) >= 0.95

@@ -1,16 +1,13 @@
 """Peaks of memory and steps of one H200 in bf16 and FP8, whose trials no fit has seen."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from stored_tables import estimates_of
 
-from wattune.cost.defaults import MEASURED_STEP_TIME, default_coefficients
-from wattune.cost.estimate import estimate
-from wattune.cost.tables import EstimatedMetric
-from wattune.trial import TrialSpec
+from wattune.cost.defaults import MEASURED_STEP_TIME
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data"
 TABLES = ("dense_llama_1b_h200.parquet", "dense_llama_1b_h200_ladder.parquet")
@@ -24,8 +21,8 @@ def rows():
 
 
 @pytest.fixture(scope="module")
-def columns(rows) -> dict[str, EstimatedMetric]:
-    return estimate([TrialSpec.from_json(json.loads(row["spec"])) for row in rows], default_coefficients).columns
+def columns(rows):
+    return estimates_of(rows)
 
 
 def ratio(rows, columns, metric: str) -> np.ndarray:
@@ -57,7 +54,7 @@ def test_intervals_of_fp8_hold_19_of_20_runs(rows, columns) -> None:
 def test_intervals_hold_the_steps_of_a_study_that_waits_for_its_host(table: str) -> None:
     """The factor `SLOW_HOST` was set on these runs, so this is no blind test of it."""
     rows = [row for row in pq.read_table(DATA / table).to_pylist() if row["status"] == "completed"]
-    column = estimate([TrialSpec.from_json(json.loads(row["spec"])) for row in rows], default_coefficients).columns
+    column = estimates_of(rows)
     step, measured_s = column["step_time_s"], np.array([row["step_time_s"] for row in rows])
     inside = (step.low <= measured_s) & (measured_s <= step.high)
     waits = np.array([row["host_bound_frac"] > 0.2 for row in rows])
@@ -71,7 +68,7 @@ def test_intervals_hold_the_steps_of_a_study_that_waits_for_its_host(table: str)
 
 def test_peaks_of_memory_of_a_gpt_that_nothing_was_fitted_to() -> None:
     rows = [row for row in pq.read_table(DATA / GPT).to_pylist() if row["status"] == "completed"]
-    columns = estimate([TrialSpec.from_json(json.loads(row["spec"])) for row in rows], default_coefficients).columns
+    columns = estimates_of(rows)
     assert len(rows) == 10 and ratio(rows, columns, "memory_peak_bytes") == pytest.approx(1, abs=0.031)
 
 
@@ -90,6 +87,6 @@ def test_predicted_steps_are_in_the_measured_order(rows, columns) -> None:
 def test_steps_of_a_gpt_that_nothing_was_fitted_to(engine: str, dtype: str, least: float, most: float) -> None:
     rows = [row for row in pq.read_table(DATA / WHOLE).to_pylist() if row["host_bound_frac"] <= 0.1]
     rows = [row for row in rows if (row["engine"], row["dtype"]) == (engine, dtype)]
-    columns = estimate([TrialSpec.from_json(json.loads(row["spec"])) for row in rows], default_coefficients).columns
+    columns = estimates_of(rows)
     found = ratio(rows, columns, "step_time_s")
     assert len(rows) >= 4 and found.min() >= least and found.max() <= most

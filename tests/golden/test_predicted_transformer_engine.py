@@ -1,6 +1,5 @@
 """Peaks of memory of Megatron with TransformerEngine on one H200, of the table its formula was read from and others."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +8,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from specs import trial_spec
+from stored_tables import estimates_of
 
 from wattune.catalog.models import model
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import estimate
-from wattune.trial import TrialSpec
 from wattune.workload import Routing
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -32,7 +31,7 @@ MODELS = {
 
 def test_peaks_of_the_table_are_known_to_a_hundredth() -> None:
     rows = [row for row in pq.read_table(TABLE).to_pylist() if row["engine"] == "megatron"]
-    columns = estimate([TrialSpec.from_json(json.loads(row["spec"])) for row in rows], default_coefficients).columns
+    columns = estimates_of(rows)
     measured = np.array([row["memory_peak_bytes"] for row in rows])
     assert len(rows) >= 24 and {row["dtype"] for row in rows} == {"bf16", "fp8"}
     assert measured / columns["memory_peak_bytes"].value == pytest.approx(1, abs=0.01)

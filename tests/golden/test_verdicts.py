@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from runs import run_data
 from small_study import GOLDEN, PLANS, START_NS, make_study, spec_of
+from specs import made_run
 
 from wattune.analysis.summary import summarize
 from wattune.fidelity import FIRST_REFERENCE_REPEAT
 from wattune.objective import Question, parse_constraint, parse_objective
 from wattune.ranking.assessment import Verdict
 from wattune.ranking.order import Ranking, rank
-from wattune.run import Run, RunStatus
+from wattune.run import Run
 from wattune.simulation.sensors import simulate
 from wattune.storage.measured import MeasuredFolder
 from wattune.trial import TrialSpec
@@ -73,10 +74,8 @@ def simulated() -> Study:
             assert spans is not None
             ((node, (tables, manifest)),) = simulate(spec, spans, seed=seed).items()
             found = summarize(run_data(spec, spans, tables, {node: {**manifest, "simulated": True}}))
-            result = Run(
-                trial_id=spec.trial_id,
-                repeat=0,
-                status=RunStatus.COMPLETED,
+            result = made_run(
+                spec,
                 metrics=found.metrics,
                 quality=found.quality,
                 quality_reasons=found.quality_reasons,

@@ -2,18 +2,16 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from decided_study import POWER, write_study
-from specs import trial_spec
+from specs import made_run, store_run, trial_spec
 
 from wattune import api
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import estimate
 from wattune.ranking.limits import FIGURES
-from wattune.run import Run, RunStatus
 from wattune.storage.study import StudyFolder
 
 Verb = Callable[..., tuple[int, str, str]]
@@ -90,12 +88,8 @@ def pipeline(storage: Path) -> str:
     study = StudyFolder.create(storage, "pipeline", {"study": "pipeline"})
     for pp in (4, 1):
         spec = trial_spec("llama3_70b", on="1x8 h200_sxm", engine="megatron", batch=16, pp=pp, tp=8 // pp)
-        folder = study.trial(spec.trial_id, 0)
-        folder.write_spec(spec)
         metrics = {"step_time_s": 3.0, "energy_per_step_j": 12_000.0}
-        folder.write_result(
-            Run(trial_id=spec.trial_id, repeat=0, status=RunStatus.COMPLETED, quality="indicative", metrics=metrics)
-        )
+        store_run(study, spec, made_run(spec, quality="indicative", metrics=metrics))
         if pp > 1:
             found = f"pipeline:{spec.trial_id}"
         else:
@@ -155,13 +149,9 @@ def limited(storage: Path) -> str:
     for place, spec in enumerate(specs):
         metrics = {name: 1.1 * float(columns[name].value[place]) for name in FIGURES}
         metrics["device_power_limit_w"] = float(spec.plan.power_limit_w or 0)
-        folder = study.trial(spec.trial_id, 0)
-        folder.write_spec(spec)
         if spec.plan.power_limit_w != 500:
-            run = Run(
-                trial_id=spec.trial_id, repeat=0, status=RunStatus.COMPLETED, quality="publishable", metrics=metrics
-            )
-            folder.write_result(replace(run, start_wall_ns=10**18, end_wall_ns=10**18 + 10**10))
+            ended = {"start_wall_ns": 10**18, "end_wall_ns": 10**18 + 10**10}
+            store_run(study, spec, made_run(spec, quality="publishable", metrics=metrics, **ended))
     return "limited"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from specs import store_run
 from study_files import result_of
 
 import wattune
@@ -44,9 +45,7 @@ def stopped(tmp_path: Path, *, lost: bool, number: signal.Signals) -> tuple[int,
     """Stops a run whose start of Ray hangs; its exit code, the object it printed, and what it said beside."""
     planned = wattune.plan(SPACE)
     study = StudyFolder.create(tmp_path / "storage", planned.name, planned.spec.document)
-    folder = study.trial(planned.kept[0].trial_id, 0)
-    folder.write_spec(planned.kept[0].spec)
-    folder.write_result(replace(result_of(tokens_per_s=7.0), trial_id=planned.kept[0].trial_id))
+    store_run(study, planned.kept[0].spec, replace(result_of(tokens_per_s=7.0), trial_id=planned.kept[0].trial_id))
     script = HANGS.replace("LOST", 'lost_cluster._found.append("its head ended")' if lost else "")
     process = subprocess.Popen(
         [sys.executable, "-c", script, "run", str(SPACE), "--storage", str(study.path.parent), "--json"],

@@ -14,12 +14,10 @@ from lying_traces import healthy
 from rich.text import Text
 from small_study import make_study
 
-from wattune import api
 from wattune.cli import shell
 from wattune.errors import PlanError, TelemetryError
 from wattune.inspection import inspect
 from wattune.run import INVALID
-from wattune.storage.digests import with_digest
 
 FAST = "telemetry/node0/fast.parquet"
 MANIFEST = "telemetry/node0/manifest.json"
@@ -110,6 +108,9 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "endless": (lambda folder: _instead(folder / MANIFEST, "/dev/zero"), "larger than 67,108,864 bytes"),
     "endless table": (lambda folder: _instead(folder / FAST, "/dev/zero"), "it is no file"),
     "pipe": (lambda folder: ((folder / FAST).unlink(), os.mkfifo(folder / FAST)), "it is no file"),
+    "half of its facts": (lambda folder: (folder / "manifest.json").write_text("{"), r"manifest\.json"),
+    "half a manifest": (lambda folder: (folder / MANIFEST).write_text("[1, 2"), r"node0/manifest\.json"),
+    "empty spans": (lambda folder: (folder / "spans.parquet").write_bytes(b""), r"spans\.parquet"),
     "no table": (lambda folder: (folder / FAST).write_bytes(b"PAR1" + bytes(100) + b"PAR1"), "no tables that can be"),
 }
 
@@ -126,17 +127,6 @@ def test_damage_is_refused_in_a_line(folder: Path, name: str) -> None:
     with pytest.raises(TelemetryError, match=text) as caught:
         inspect(folder)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
-
-
-@pytest.mark.parametrize("field", ["trial_id", "repeat", "status", "numbers", "recorded", "prediction"])
-def test_a_list_in_a_result_costs_that_trial_alone(tmp_path: Path, field: str) -> None:
-    study = make_study(tmp_path)
-    path = next(trial.path for trial in study.trials() if trial.spans() is not None) / "run.json"
-    data = {name: value for name, value in json.loads(path.read_text()).items() if name not in ("digest", "format")}
-    path.write_bytes(with_digest(data | {field: ["a"]}))
-    results, unreadable = study.finished()
-    assert results and list(unreadable) == [path.parent.name]
-    api.rank(study)
 
 
 def test_a_list_as_trial_id_of_combinations_is_told(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import errno
 import os
 import sys
-from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,41 +65,26 @@ def test_an_interpreter_that_is_too_old_is_not_ok(storage: Path, monkeypatch, re
     assert found("python") == Finding(topic="python", ok=not follows, have=version, follows=follows)
 
 
-def test_processors_are_those_this_process_may_use(storage: Path) -> None:
-    processors = found("processors")
-    assert processors.ok and processors.have == "4"
-    assert processors.follows.startswith("4 CPU ranks run side by side")
-
-
-def test_memory_has_a_unit(storage: Path) -> None:
-    assert found("memory") == Finding(topic="memory", ok=True, have="16.00 GiB")
-
-
-@pytest.mark.parametrize("name", INSTALLED)
-def test_a_library_that_is_there_has_its_version_and_nothing_follows(storage: Path, name: str) -> None:
-    assert found(name) == Finding(topic=name, ok=True, have=INSTALLED[name])
-
-
 @pytest.mark.parametrize(
-    ("name", "follows"),
+    ("topic", "ok", "have", "follows"),
     [
-        ("megatron-core", "its engine needs it; install wattune[megatron]"),
-        ("deepspeed", "its engine needs it"),
-        ("transformer-engine", "without it the megatron engine runs its local layers"),
+        ("processors", True, "4", "4 CPU ranks run side by side; more share processors, and their step times say so"),
+        ("memory", True, "16.00 GiB", ""),
+        *((name, True, version, "") for name, version in INSTALLED.items()),
+        ("megatron-core", False, "not installed", "its engine needs it; install wattune[megatron]"),
+        ("deepspeed", False, "not installed", "its engine needs it"),
+        ("transformer-engine", False, "not installed", "without it the megatron engine runs its local layers"),
+        ("nvml", True, "4 devices, driver 580.1", ""),
+        ("rapl", False, "no intel-rapl zone", "no CPU power"),
     ],
 )
-def test_a_library_that_is_missing_says_what_needs_it(storage: Path, name: str, follows: str) -> None:
-    assert found(name) == Finding(topic=name, ok=False, have="not installed", follows=follows)
+def test_what_is_there_and_what_follows(storage: Path, topic: str, ok: bool, have: str, follows: str) -> None:
+    assert found(topic) == Finding(topic=topic, ok=ok, have=have, follows=follows)
 
 
 def test_without_a_core_library_the_finding_says_what_stops(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(INSTALLED, "ray")
     assert found("ray") == Finding(topic="ray", ok=False, have="not installed", follows="studies need it")
-
-
-def test_sensors_are_those_of_the_probe(storage: Path) -> None:
-    assert found("nvml") == Finding(topic="nvml", ok=True, have="4 devices, driver 580.1")
-    assert found("rapl") == Finding(topic="rapl", ok=False, have="no intel-rapl zone", follows="no CPU power")
 
 
 def test_a_storage_that_is_not_there_yet_is_ok_and_is_not_made(storage: Path) -> None:
@@ -130,15 +114,6 @@ def test_a_folder_that_cannot_be_written_is_not_ok(storage: Path, monkeypatch: p
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # as for an ordinary user; root may write everywhere
     assert not found("storage").ok
     assert found("storage").follows == "set WATTUNE_STORAGE or give --storage"
-
-
-def test_a_finding_is_plain_data(storage: Path) -> None:
-    assert asdict(found("deepspeed")) == {
-        "topic": "deepspeed",
-        "ok": False,
-        "have": "not installed",
-        "follows": "its engine needs it",
-    }
 
 
 def test_looking_writes_nothing(storage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """Uses of DeepSpeed that DeepSpeed does not promise. Each is a row of docs/dependencies.md."""
 
 import inspect
-import logging
 
 import pytest
 from installed import get, load, parameters, source
@@ -13,29 +12,6 @@ def test_release_process_group_references() -> None:
     assert inspect.signature(release).parameters["group"].default is None
 
 
-@pytest.mark.private_api("deepspeed.comm.comm.cdb")
-def test_cdb() -> None:
-    assert "global cdb" in source("deepspeed.comm.comm.init_distributed")
-    assert "cdb" in vars(load("deepspeed.comm.comm"))
-
-
-@pytest.mark.private_api("deepspeed.runtime.pipe.p2p._grid")
-def test_grid() -> None:
-    text = source("deepspeed.runtime.pipe.p2p.init_process_groups")
-    assert "global _groups, _grid" in text and "_grid = grid" in text
-
-
-@pytest.mark.private_api("deepspeed.module_inject.layers.set_autotp_mode")
-def test_set_autotp_mode() -> None:
-    assert parameters(get("deepspeed.module_inject.layers.set_autotp_mode")) == ["training"]
-    assert get("deepspeed.module_inject.layers.TensorParallel_Layer").tp_overlap_comm in (True, False)
-
-
-@pytest.mark.private_api("deepspeed.zero.partition_parameters.shutdown_init_context")
-def test_shutdown_init_context() -> None:
-    assert parameters(get("deepspeed.zero.partition_parameters.shutdown_init_context")) == []
-
-
 @pytest.mark.private_api("deepspeed.runtime.zero.partitioned_param_coordinator.PartitionedParameterCoordinator")
 def test_partitionedparametercoordinator() -> None:
     methods = vars(get("deepspeed.runtime.zero.partitioned_param_coordinator.PartitionedParameterCoordinator")).values()
@@ -43,34 +19,11 @@ def test_partitionedparametercoordinator() -> None:
     assert [cell.__name__ for cell in cells if hasattr(cell, "cache_clear")] == ["__params_to_release"]
 
 
-@pytest.mark.private_api("deepspeed.runtime.fp16.unfused_optimizer.FP16_UnfusedOptimizer")
-def test_fp16_unfusedoptimizer() -> None:
-    optimizer = get("deepspeed.runtime.fp16.unfused_optimizer.FP16_UnfusedOptimizer")
-    assert parameters(optimizer.refresh_fp32_params) == ["self"]
-    assert "self.optimizer.step()" in inspect.getsource(optimizer.initialize_optimizer_states)
-
-
-@pytest.mark.private_api("deepspeed.ops.__compatible_ops__")
-def test_compatible_ops() -> None:
-    assert "__compatible_ops__.get(builder.NAME, False)" in source("deepspeed.comm.torch")
-    assert "deepspeed_shm_comm" in source("deepspeed.ops.op_builder.cpu.comm")
-
-
 @pytest.mark.private_api("deepspeed.accelerator.real_accelerator.set_accelerator")
 def test_set_accelerator() -> None:
     assert len(parameters(get("deepspeed.accelerator.real_accelerator.set_accelerator"))) == 1
     assert get("deepspeed.accelerator.cpu_accelerator.CPU_Accelerator")().device_name() == "cpu"
     assert callable(get("deepspeed.accelerator.cuda_accelerator.CUDA_Accelerator"))
-
-
-@pytest.mark.private_api("deepspeed.pipe.PipelineModule._partition_layers")
-def test_partition_layers() -> None:
-    module = get("deepspeed.pipe.PipelineModule")
-    built = inspect.getsource(module.__init__) + inspect.getsource(module._build)
-    assert all(f"self.{name}" in built for name in ("_layer_specs", "_topo", "forward_funcs", "global_rank"))
-    assert parameters(module._partition_layers) == ["self", "method"]
-    assert parameters(module._set_bounds) == ["self", "start", "stop"]
-    assert parameters(module.get_tied_weights_and_groups) == ["self"]
 
 
 @pytest.mark.private_api("deepspeed.pipe.LayerSpec.build")
@@ -94,14 +47,6 @@ def test_instruction_map() -> None:
     assert {"reduce_output", "bcast_loss"} <= set(parameters(engine.eval_batch))
 
 
-@pytest.mark.private_api("deepspeed.DeepSpeedEngine.enable_backward_allreduce")
-def test_enable_backward_allreduce() -> None:
-    engine = get("deepspeed.DeepSpeedEngine")
-    assert "self.enable_backward_allreduce = True" in inspect.getsource(engine)
-    assert callable(engine.allreduce_gradients) and parameters(engine.destroy) == ["self"]
-    assert parameters(engine.get_global_grad_norm) == ["self"]
-
-
 @pytest.mark.private_api("deepspeed expert_parallel")
 def test_expert_parallel() -> None:
     from wattune.engines.deepspeed.config import COLUMNS
@@ -118,16 +63,3 @@ def test_expert_parallel() -> None:
     )
     assert [each.partition_type.value for each in auto.layer_specs] == ["column", "row"]
     assert auto.use_default_specs is False
-
-
-@pytest.mark.private_api("deepspeed allreduce")
-def test_allreduce() -> None:
-    assert "tensor_model_parallel" in source("deepspeed.runtime.utils.is_model_parallel_parameter")
-    assert "allreduce" in source("deepspeed.moe.utils.is_moe_param")
-    # What ours replaces: a mean of norms over ranks that hold different experts.
-    assert "clip_grad_norm_" in source("deepspeed.runtime.utils")
-
-
-@pytest.mark.private_api("deepspeed.utils.logging.logger")
-def test_logger() -> None:
-    assert isinstance(get("deepspeed.utils.logging.logger"), logging.Logger)

@@ -35,18 +35,6 @@ def test_get_gpt_layer_local_spec() -> None:
     assert {"layer_specs", "layer_norm"} <= set(parameters(block.TransformerBlockSubmodules))
 
 
-@pytest.mark.private_api("megatron.core.transformer.moe.moe_utils.te_general_gemm")
-def test_te_general_gemm() -> None:
-    text = source("megatron.core.transformer.moe.moe_utils")
-    assert "if te_general_gemm is not None" in text
-
-
-@pytest.mark.private_api("megatron.core.transformer.moe.moe_utils.MoEAuxLossAutoScaler")
-def test_main_loss_backward_scale() -> None:
-    scaler = get("megatron.core.transformer.moe.moe_utils.MoEAuxLossAutoScaler")
-    assert "main_loss_backward_scale" in vars(scaler)
-
-
 @pytest.mark.private_api("megatron.core.transformer.moe.moe_utils._MOE_LAYER_WISE_LOGGING_TRACKER")
 def test_auxiliary_losses_are_logged_where_they_can_be_emptied() -> None:
     utils = load("megatron.core.transformer.moe.moe_utils")
@@ -54,12 +42,6 @@ def test_auxiliary_losses_are_logged_where_they_can_be_emptied() -> None:
         assert isinstance(utils._MOE_LAYER_WISE_LOGGING_TRACKER, dict)
     else:  # from 0.19 on
         assert callable(get("megatron.core.transformer.moe.moe_logging.destroy_moe_metrics_tracker"))
-
-
-@pytest.mark.private_api("megatron.core.fusions.fused_bias_swiglu.weighted_bias_swiglu_impl")
-def test_weighted_bias_swiglu_impl() -> None:
-    fused = get("megatron.core.fusions.fused_bias_swiglu.weighted_bias_swiglu_impl")
-    assert parameters(fused)[:3] == ["input", "bias", "weights"]
 
 
 @pytest.mark.private_api("megatron.core.parallel_state.destroy_global_memory_buffer")
@@ -86,53 +68,6 @@ def test_rotations_are_kept_where_they_can_be_forgotten(monkeypatch: pytest.Monk
     assert made(8).shape == (8, 1, 1, 16) and embedding.forward.cache_info().currsize > 0  # it and the model's tensor
     embedding.forward.cache_clear()
     assert embedding.forward.cache_info().currsize == 0
-
-
-@pytest.mark.private_api("megatron.core.distributed.DistributedDataParallel.bucket_groups")
-def test_bucket_groups() -> None:
-    text = source("megatron.core.distributed.DistributedDataParallel")
-    assert "self.bucket_groups" in text and "self.expert_parallel_bucket_groups" in text
-    assert "self.param_gather_handle" in source("megatron.core.distributed.param_and_grad_buffer")
-    assert "disable_bucketing" in parameters(get("megatron.core.distributed.DistributedDataParallel"))
-
-
-@pytest.mark.private_api("megatron.core.transformer.moe.moe_layer.MoELayer.token_dispatcher")
-def test_token_dispatcher() -> None:
-    assert "self.token_dispatcher" in source("megatron.core.transformer.moe.moe_layer.MoELayer")
-
-
-@pytest.mark.private_api("megatron.core.optimizer.get_megatron_optimizer")
-def test_get_megatron_optimizer() -> None:
-    assert {"config_overrides", "use_gloo_process_groups"} <= set(
-        parameters(get("megatron.core.optimizer.get_megatron_optimizer"))
-    )
-    assert parameters(get("megatron.core.optimizer.ChainedOptimizer"))[0] == "chained_optimizers"
-    assert "optimizer" in parameters(get("megatron.core.optimizer.optimizer.MixedPrecisionOptimizer"))
-
-
-@pytest.mark.private_api("megatron.core.transformer linear_qkv")
-def test_linear_qkv() -> None:
-    attention, mlp = source("megatron.core.transformer.attention"), source("megatron.core.transformer.mlp")
-    assert "self.linear_qkv" in attention and "self.linear_proj" in attention
-    assert "self.linear_fc1" in mlp and "self.linear_fc2" in mlp
-    gpt = source("megatron.core.models.gpt.gpt_model")
-    assert "self.embedding" in gpt and "self.decoder" in gpt and "self.output_layer" in gpt
-
-
-@pytest.mark.private_api("megatron.core sequence_parallel")
-def test_sequence_parallel() -> None:
-    assert '"sequence_parallel", False' in source("megatron.core.distributed.finalize_model_grads")
-    assert "getattr(param, 'allreduce', True)" in source("megatron.core.distributed.distributed_data_parallel")
-    assert "tensor_model_parallel" in source(
-        "megatron.core.tensor_parallel.layers.param_is_not_tensor_parallel_duplicate"
-    )
-
-
-@pytest.mark.private_api("transformer_engine.pytorch.module.base.initialize_ub")
-def test_initialize_ub() -> None:
-    base = load("transformer_engine.pytorch.module.base")
-    assert {"shape", "tp_size", "use_fp8", "bootstrap_backend"} <= set(parameters(base.initialize_ub))
-    assert parameters(base.destroy_ub) == []
 
 
 @pytest.mark.private_api("transformer_engine CUDNN_HOME")

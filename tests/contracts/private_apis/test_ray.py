@@ -6,33 +6,10 @@ import pytest
 from installed import get, load, parameters, source
 
 
-@pytest.mark.private_api("ray._private.services.get_node")
-def test_get_node() -> None:
-    assert parameters(get("ray._private.services.get_node")) == ["gcs_address", "node_id"]
-    text = source("ray._private.node.Node.__init__")
-    # Looked up in the module at every turn, and RuntimeError is what says "not yet".
-    assert "ray._private.services.get_node(" in text and "except RuntimeError" in text
-    assert "raylet_start_wait_time_s = 30" in text
-
-
 @pytest.mark.private_api("ray._private.utils.set_sigterm_handler")
 def test_set_sigterm_handler() -> None:
     assert len(parameters(get("ray._private.utils.set_sigterm_handler"))) == 1
     assert "ray._private.utils.set_sigterm_handler(" in source("ray._private.worker")
-
-
-@pytest.mark.private_api("ray.init _temp_dir")
-def test_temp_dir() -> None:
-    assert '_temp_dir: Optional[str] = kwargs.pop("_temp_dir", None)' in source("ray._private.worker.init")
-    assert "temp_dir=_temp_dir" in source("ray._private.worker.init")
-
-
-@pytest.mark.private_api("ray._private.ray_constants.ENABLE_RAY_CLUSTER")
-def test_enable_ray_cluster() -> None:
-    constants = load("ray._private.ray_constants")
-    assert constants.ENABLE_RAY_CLUSTERS_ENV_VAR == "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-    assert isinstance(constants.ENABLE_RAY_CLUSTER, bool)
-    assert "if not ray_constants.ENABLE_RAY_CLUSTER:" in source("ray._private.services")
 
 
 @pytest.mark.private_api("ray._raylet.Config")
@@ -54,30 +31,11 @@ def test_usage_stats_enabled() -> None:
     assert get("ray._common.usage.usage_lib.usage_stats_enabled")() in (True, False)
 
 
-@pytest.mark.private_api("ray.experimental.internal_kv._internal_kv_get")
-def test_dashboard() -> None:
-    assert get("ray._private.ray_constants.DASHBOARD_ADDRESS") and get(
-        "ray._private.ray_constants.KV_NAMESPACE_DASHBOARD"
-    )
-    assert parameters(get("ray.experimental.internal_kv._internal_kv_get")) == ["key", "namespace"]
-    # By the module's name, and whatever it gives ends the wait: the address is decoded and kept.
-    text = source("ray._private.services.start_api_server")
-    assert "ray.experimental.internal_kv._internal_kv_get(" in text and "if dashboard_url is not None:" in text
-
-
 @pytest.mark.private_api("ray._private.worker.print_to_stdstream")
 def test_print_to_stdstream() -> None:
     assert parameters(get("ray._private.worker.print_to_stdstream"))[0] == "data"
     listens = source("ray._private.worker.listen_error_messages") + source("ray._private.worker.connect")
     assert "print_to_stdstream" in listens  # by the module's name, at the time of the call
-
-
-@pytest.mark.private_api("ray._private.state.state._connect_and_get_accessor")
-def test_connect_and_get_accessor() -> None:
-    state = load("ray._private.state").state
-    assert "get_placement_group_table" in dir(get("ray._raylet.GlobalStateAccessor"))
-    assert parameters(state._connect_and_get_accessor) == [] and parameters(state.actor_table)[0] == "actor_id"
-    assert '"ActorClassName"' in source("ray._private.state") and '"State"' in source("ray._private.state")
 
 
 @pytest.mark.private_api("ray.core.generated.gcs_pb2.PlacementGroupTableData")
@@ -88,30 +46,6 @@ def test_placementgrouptabledata() -> None:
     assert isinstance(table.REMOVED, int)
     assert get("ray.ActorID").nil().is_nil() and callable(get("ray.PlacementGroupID"))
     assert parameters(get("ray.util.placement_group.PlacementGroup"))[0] == "id"
-
-
-@pytest.mark.private_api("ray.train.v2.api.data_parallel_trainer.DataParallelTrainer._create_default_callbacks")
-def test_create_default_callbacks() -> None:
-    trainer = "ray.train.v2.api.data_parallel_trainer.DataParallelTrainer"
-    assert "callbacks=self._create_default_callbacks()" in source(f"{trainer}.fit")
-    assert "DatasetsCallback(" in source(f"{trainer}._create_default_callbacks")
-    assert "PlacementGroupCleanerCallback(" in source(f"{trainer}._create_default_callbacks")
-    cleans = "ray.train.v2._internal.callbacks.placement_group_callback.PlacementGroupCleanerCallback"
-    assert "(PlacementGroupCleaner)" in source(f"{cleans}.after_controller_start")
-    shares = "ray.train.v2._internal.callbacks.datasets"
-    assert "ray.remote(DatasetManager)" in source(f"{shares}.RayDatasetShardProvider")
-    # Nothing but a dataset's reader asks the workers for what it would have given them.
-    assert "dataset_shard_provider: Optional[" in source("ray.train.v2._internal.execution.worker_group.worker")
-
-
-@pytest.mark.private_api("ray.train.v2._internal.execution.scaling_policy.FixedScalingPolicy")
-def test_fixed_scaling_policy() -> None:
-    policy = "ray.train.v2._internal.execution.scaling_policy.fixed.FixedScalingPolicy"
-    for decides in ("make_decision_for_non_running_worker_group", "make_decision_for_running_worker_group"):
-        assert "self._maybe_send_resource_request()" in source(f"{policy}.{decides}")
-    # Without a client nothing is asked for, and so nothing is to be taken back.
-    assert "TrainAutoscalingCoordinatorClient(" in source(f"{policy}.after_controller_start")
-    assert "if self._coordinator_client is None:\n            return" in source(f"{policy}._cancel_resource_request")
 
 
 @pytest.mark.private_api("ray.train.v2._internal.execution.controller.controller.TrainController")

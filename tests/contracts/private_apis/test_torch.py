@@ -50,11 +50,6 @@ def test_abort() -> None:
     assert stub("_C/_distributed_c10d.pyi", "ProcessGroupNCCL", "abort")  # builds without CUDA have no such class
 
 
-@pytest.mark.private_api("torch.distributed.distributed_c10d._abort_process_group")
-def test_abort_process_group() -> None:
-    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" in source("torch.distributed.distributed_c10d._abort_process_group")
-
-
 @pytest.mark.private_api("torch.distributed.tensor.debug._clear_sharding_prop_cache")
 def test_clear_sharding_prop_cache() -> None:
     get("torch.distributed.tensor.debug._clear_sharding_prop_cache")()
@@ -90,21 +85,6 @@ def test_cuda_clearcublasworkspaces() -> None:
     assert stub("_C/__init__.pyi", "", "_cuda_clearCublasWorkspaces")
 
 
-@pytest.mark.private_api("torch._dynamo.config.recompile_limit")
-def test_recompile_limit() -> None:
-    config = load("torch._dynamo").config
-    assert isinstance(config.recompile_limit, int) and isinstance(config.accumulated_recompile_limit, int)
-    assert parameters(get("torch._dynamo.reset")) == []
-
-
-@pytest.mark.private_api("torch._inductor.async_compile.maybe_warm_pool")
-def test_maybe_warm_pool() -> None:
-    assert parameters(get("torch._inductor.async_compile.maybe_warm_pool")) == []
-    assert "maybe_warm_pool()" in source("torch._dynamo.backends.inductor.inductor"), (
-        "torch calls it at the first graph"
-    )
-
-
 @pytest.mark.private_api("torch._inductor.compile_fx.compile_fx")
 def test_compile_fx() -> None:
     assert parameters(get("torch._inductor.compile_fx.compile_fx"))[:4] == [
@@ -122,11 +102,6 @@ def test_compile_fx() -> None:
     marks = source("torch.distributed.fsdp._fully_shard._fully_shard.fully_shard")
     assert "_is_fsdp_managed_module = True" in marks and "_fsdp_use_orig_params = True" in marks
     assert get("torch.testing._internal.distributed.fake_pg.FakeStore")()
-
-
-@pytest.mark.private_api("torch._inductor.config._micro_pipeline_tp")
-def test_micro_pipeline_tp() -> None:
-    assert load("torch._inductor.config")._micro_pipeline_tp is False
 
 
 @pytest.mark.private_api("torch.distributed.pipelining.PipelineStage.forward_one_chunk")

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 from pytest import MonkeyPatch
+from specs import made_run, store_run
 
 from wattune import api
 from wattune.api import beforehand
 from wattune.api.beforehand import Beforehand
-from wattune.run import NO_NUMBERS, Run, RunStatus
+from wattune.run import NO_NUMBERS, RunStatus
 from wattune.search.forecast import Forecast
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.protocol import Problem
@@ -81,17 +82,7 @@ def test_a_guided_search_learns_from_earlier_studies_of_the_same_device(tmp_path
     other = StudyFolder.create(tmp_path, "earlier", {"study": "earlier"})
     # The same plans, elsewhere measured: all that resemble the first are ten times slower than estimated.
     for spec in [kept.spec for kept in planned.kept if kept.spec.plan.ep == first.plan.ep][:40]:
-        folder = other.trial(spec.trial_id, 0)
-        folder.write_spec(spec)
-        folder.write_result(
-            Run(
-                trial_id=spec.trial_id,
-                repeat=0,
-                status=RunStatus.COMPLETED,
-                quality="indicative",
-                metrics={"tokens_per_s": 1000.0},
-            )
-        )
+        completed(other, spec, 1000.0)
     assert Beforehand(planned, tmp_path).strategy().ask(1)[0].plan.ep != first.plan.ep
 
 
@@ -153,12 +144,7 @@ def test_another_device_of_the_same_name_teaches_nothing(
 
 
 def completed(study: StudyFolder, spec: TrialSpec, tokens_per_s: float) -> None:
-    folder = study.trial(spec.trial_id, 0)
-    folder.write_spec(spec)
-    metrics = {"tokens_per_s": tokens_per_s}
-    folder.write_result(
-        Run(trial_id=spec.trial_id, repeat=0, status=RunStatus.COMPLETED, quality="indicative", metrics=metrics)
-    )
+    store_run(study, spec, made_run(spec, quality="indicative", metrics={"tokens_per_s": tokens_per_s}))
 
 
 def test_a_repeated_trial_of_an_earlier_study_is_one_plan(tmp_path: Path) -> None:
@@ -170,12 +156,9 @@ def test_a_repeated_trial_of_an_earlier_study_is_one_plan(tmp_path: Path) -> Non
     runs += [(one, 3000, RunStatus.COMPLETED, 800.0, {"soak": "true"})]
     runs += [(two, 0, RunStatus.ABORTED, 1.0, {}), (two, 1, RunStatus.COMPLETED, 2000.0, {})]
     for spec, repeat, status, speed, tags in runs:
-        folder = other.trial(spec.trial_id, repeat)
-        folder.write_spec(spec)
         metrics = {"tokens_per_s": speed}
-        folder.write_result(
-            Run(trial_id=spec.trial_id, repeat=repeat, status=status, quality="indicative", metrics=metrics, tags=tags)
-        )
+        run = made_run(spec, repeat=repeat, status=status, quality="indicative", metrics=metrics, tags=tags)
+        store_run(other, spec, run)
     warm = Beforehand(planned, tmp_path).warm()
     assert {each.spec: each.result.metrics["tokens_per_s"] for each in warm} == {one: 1000.0, two: 2000.0}
     assert len(warm) == 2
@@ -237,16 +220,7 @@ def test_scatter_is_learned_from_the_other_studies_of_the_same_device(tmp_path: 
         assert Beforehand(planned, tmp_path).scatter() == NO_NUMBERS, "its own runs, and another device's"
         study = StudyFolder.create(tmp_path, name, {"study": name})
         for repeat, step_time_s in enumerate((1.0, 1.1, 0.9)):
-            folder = study.trial(repeated.trial_id, repeat)
-            folder.write_spec(repeated)
-            folder.write_result(
-                Run(
-                    trial_id=repeated.trial_id,
-                    repeat=repeat,
-                    status=RunStatus.COMPLETED,
-                    quality="indicative",
-                    metrics={"step_time_s": step_time_s},
-                    tags={"simulated": "false"},
-                )
-            )
+            how = {"quality": "indicative", "tags": {"simulated": "false"}}
+            run = made_run(repeated, repeat=repeat, metrics={"step_time_s": step_time_s}, **how)
+            store_run(study, repeated, run)
     assert Beforehand(planned, tmp_path).scatter().speed_spread_frac > 0.01

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from known_fit import stored_fit
+from specs import made_run, store_run
 
 from wattune import api
 from wattune.catalog.hardware import DEVICES
@@ -16,7 +17,6 @@ from wattune.cost.sweep import COLUMNS, TABLE
 from wattune.errors import PlanError
 from wattune.fitting.store import LINKS, write_fit
 from wattune.metrics import METRICS
-from wattune.run import Run, RunStatus
 from wattune.storage.files import write_table
 from wattune.storage.study import StudyFolder
 from wattune.trial import TrialSpec
@@ -57,13 +57,10 @@ def h200_study(tmp_path: Path, name: str, more_bytes: float = 0.0) -> TrialSpec:
     path = Path(__file__).parents[3] / "benchmarks" / "data" / "moe_ep_h200x4.parquet"
     row = next(one for one in pq.read_table(path).to_pylist() if one["status"] == "completed" and one["step_time_s"])
     spec = TrialSpec.from_json(json.loads(row["spec"]))
-    folder = StudyFolder.create(tmp_path, name, {"study": name}).trial(spec.trial_id, 0)
-    folder.write_spec(spec)
+    study = StudyFolder.create(tmp_path, name, {"study": name})
     metrics = {metric: row[metric] for metric in METRICS if row.get(metric) is not None}
     metrics["memory_peak_bytes"] += more_bytes
-    folder.write_result(
-        Run(trial_id=spec.trial_id, repeat=0, status=RunStatus.COMPLETED, quality="indicative", metrics=metrics)
-    )
+    store_run(study, spec, made_run(spec, quality="indicative", metrics=metrics))
     return spec
 
 

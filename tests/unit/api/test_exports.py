@@ -13,7 +13,6 @@ from small_study import make_study
 
 import wattune
 from wattune import api
-from wattune.errors import SpaceError
 from wattune.metrics import METRICS
 
 
@@ -60,9 +59,3 @@ def test_what_cannot_be_read_is_named_in_the_file(tmp_path: Path) -> None:
     study = wattune.load_study(make_study(tmp_path).path)
     (study.trials()[0].path / "run.json").write_text("{")
     assert len(json.loads(api.export(study, "json"))["unreadable"].splitlines()) == 1
-
-
-@pytest.mark.parametrize(("to", "rows", "said"), [("xlsx", "repeats", "--to"), ("csv", "trial", 'mean "trials"')])
-def test_a_format_that_is_not_there_is_one_line(study: wattune.Study, to: str, rows: str, said: str) -> None:
-    with pytest.raises(SpaceError, match=said):
-        api.export(study, to, rows=rows)

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pytest
 from decided_study import SPACE
 from decided_study import write_study as simulated_study
-from specs import trial_spec
+from specs import made_run, store_run, trial_spec
 
 from wattune import api
 from wattune.api.placement import _drawn
 from wattune.catalog.hardware import DeviceSpec
 from wattune.placement.slots import SlotReading
 from wattune.plans.axes import Plan
-from wattune.run import Numbers, Run, RunStatus
+from wattune.run import Numbers
 from wattune.schema import SPANS
 from wattune.simulation.device_model import DeviceModel, device_model
 from wattune.simulation.sensors import simulate
@@ -79,10 +79,9 @@ def write(
             folder.write_spans(spans(spec, draw, node, SLOW * (1 + slower * (2 * repeat + number))))
             start_ns = 10**18 + (2 * repeat + number) * 10**11
             folder.write_result(
-                Run(
-                    trial_id=spec.trial_id, repeat=repeat, status=RunStatus.COMPLETED, quality="indicative",
-                    metrics={"step_time_s": 0.4 + 0.1 * (spec.plan.pp == 1)}, start_wall_ns=start_ns,
-                    end_wall_ns=start_ns + 20 * 10**9,
+                made_run(
+                    spec, repeat=repeat, quality="indicative", start_wall_ns=start_ns,
+                    metrics={"step_time_s": 0.4 + 0.1 * (spec.plan.pp == 1)}, end_wall_ns=start_ns + 20 * 10**9,
                     numbers=Numbers(start_time_s=3.0, build_time_s=20.0, first_step_time_s=2.0),
                 )
             )  # fmt: skip
@@ -161,9 +160,7 @@ def test_its_check_is_a_study_of_two_plans_in_turn(storage: Path, monkeypatch: p
         for repeat in range(6):
             for spec, time_s in ((present, 0.4), (moved, 0.3)):
                 result = replace(study.results()[0][1], trial_id=spec.trial_id, repeat=repeat)
-                folder = made.trial(spec.trial_id, repeat)
-                folder.write_spec(spec)
-                folder.write_result(replace(result, metrics={"step_time_s": time_s * (1 + 0.001 * repeat)}))
+                store_run(made, spec, replace(result, metrics={"step_time_s": time_s * (1 + 0.001 * repeat)}))
         return SimpleNamespace(study=api.Study(made))
 
     monkeypatch.setattr("wattune.api.placement.run_study", ran)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from specs import made_run, store_run
 from without_plotly import hide_plotly
 
 import wattune
@@ -22,7 +23,7 @@ from wattune.cli import app
 from wattune.cli.shell import exit_code_of
 from wattune.errors import NothingToTryError, PlanError
 from wattune.orchestrate.scheduling.durations import BESIDE_STEPS_S
-from wattune.run import Numbers, Run, RunStatus
+from wattune.run import Numbers, RunStatus
 from wattune.search.strategies.protocol import Strategy
 from wattune.storage.study import StudyFolder
 
@@ -49,7 +50,7 @@ def test_a_preview_counts_what_is_left_and_writes_nothing(tmp_path: Path) -> Non
     begun = preview(planned, storage=str(storage))
     assert (begun.num_left, begun.done) == (whole.num_left, {})  # it runs, or was killed: either way it is left
     assert sorted(storage.rglob("*")) == files
-    folder.write_result(Run(trial_id=spec.trial_id, repeat=0, status=RunStatus.CRASHED, reason="x"))
+    folder.write_result(made_run(spec, status=RunStatus.CRASHED, reason="x"))
     left = preview(planned, storage=str(storage), max_trials=2)
     assert (left.num_left, left.num_now) == (whole.num_left - repeats, 2)
     assert left.done == {RunStatus.CRASHED: 1}
@@ -111,12 +112,6 @@ def test_a_race_is_previewed_and_its_reference_trial_is_an_ordinary_one(tmp_path
 
 
 def test_a_preview_refuses_what_a_run_refuses(tmp_path: Path) -> None:
-    occupied = tmp_path / "occupied"
-    occupied.write_text("")
-    with pytest.raises(wattune.WattuneError, match="cannot be written"):
-        preview(SPACE, storage=str(occupied))
-    with pytest.raises(wattune.WattuneError, match="rejected"):
-        preview({**SPACE, "space": {"tp": [64]}}, storage=str(tmp_path))
     planned = wattune.plan(SPACE)
     StudyFolder.create(tmp_path, planned.name, planned.spec.document)
     other = {**SPACE, "cluster": {**SPACE["cluster"], "devices_per_node": 4}}
@@ -311,9 +306,7 @@ def test_a_preview_counts_trials_that_are_asked_for_again(tmp_path: Path) -> Non
     planned = wattune.plan(SPACE)
     study = StudyFolder.create(tmp_path, planned.name, planned.spec.document)
     for kept, status in zip(planned.kept, (RunStatus.CRASHED, RunStatus.OUT_OF_MEMORY), strict=False):
-        folder = study.trial(kept.spec.trial_id, 0)
-        folder.write_spec(kept.spec)
-        folder.write_result(Run(trial_id=kept.spec.trial_id, repeat=0, status=status, reason="x"))
+        store_run(study, kept.spec, made_run(kept.spec, status=status, reason="x"))
     asked = {names: preview(planned, storage=str(tmp_path), retry=names) for names in ((), ("crashed",))}
     assert asked[()].num_again == 0 and asked[()].done == {RunStatus.CRASHED: 1, RunStatus.OUT_OF_MEMORY: 1}
     assert asked["crashed",].num_again == 1 and asked["crashed",].done == {RunStatus.OUT_OF_MEMORY: 1}
@@ -383,11 +376,8 @@ def test_until_decided_a_finished_study_repeats_only_what_may_be_the_best(tmp_pa
         planned = wattune.plan({**space, "study": name})
         study = StudyFolder.create(tmp_path, planned.name, planned.spec.document)
         for number, kept in enumerate(planned.kept):
-            folder, value = study.trial(kept.trial_id, 0), 1000.0 * (lead if number == 0 else 1.0)
-            folder.write_spec(kept.spec)
-            folder.write_result(
-                Run(trial_id=kept.trial_id, repeat=0, status=RunStatus.COMPLETED, metrics={"tokens_per_s": value})
-            )
+            value = 1000.0 * (lead if number == 0 else 1.0)
+            store_run(study, kept.spec, made_run(kept.spec, metrics={"tokens_per_s": value}))
         asked = preview(planned, storage=str(tmp_path), until_decided=True)
         assert preview(planned, storage=str(tmp_path)).num_left == 0
         return asked.num_left, asked.num_race

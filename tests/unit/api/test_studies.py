@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from small_study import make_study
+from specs import store_run
 from study_files import SPEC, result_of
 
 import wattune
@@ -158,8 +159,6 @@ def test_repeats_of_other_sizes_have_other_labels(tmp_path: Path) -> None:
     study = StudyFolder.create(tmp_path, "sizes", {"study": "sizes"})
     long = replace(SPEC, workload=replace(SPEC.workload, seq_len=2 * SPEC.workload.seq_len))
     for spec in (SPEC, long):
-        folder = study.trial(spec.trial_id, 0)
-        folder.write_spec(spec)
-        folder.write_result(replace(result_of(), trial_id=spec.trial_id))
+        store_run(study, spec, replace(result_of(), trial_id=spec.trial_id))
     labels = wattune.load_study("sizes", storage=str(tmp_path)).metrics()["label"].to_pylist()
     assert sorted(labels) == sorted(f"{one.label} seq{one.workload.seq_len}" for one in (SPEC, long))

@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from specs import made_run
 
 from wattune.catalog.hardware import DEVICES
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import estimate
 from wattune.cost.out_of_memory import CERTAIN, LIKELY, MemoryRisk, out_of_memory_probability, usable_bytes
 from wattune.cost.tables import EstimatedMetric
-from wattune.run import Numbers, Run, RunStatus
+from wattune.run import Numbers, RunStatus
 from wattune.trial import TrialSpec
 
 DATA = Path(__file__).parents[3] / "benchmarks" / "data"
@@ -63,13 +64,8 @@ def test_results_that_disagree_leave_a_probability():
     fails, runs, other = [*dict.fromkeys(spec for spec, _ in measured("moe_ep_h100x2"))][:3]
     usable = usable_bytes(DEVICES["h100_sxm"])
     risk = MemoryRisk([fails, runs, other], estimate([fails, runs, other], default_coefficients))
-    failed = Run(
-        trial_id=fails.trial_id,
-        repeat=0,
-        status=RunStatus.OUT_OF_MEMORY,
-        numbers=Numbers(memory_asked_bytes=round(0.6 * usable)),
-    )
-    ran = Run(trial_id=runs.trial_id, repeat=0, status=RunStatus.COMPLETED, metrics={"memory_peak_bytes": usable})
+    failed = made_run(fails, status=RunStatus.OUT_OF_MEMORY, numbers=Numbers(memory_asked_bytes=round(0.6 * usable)))
+    ran = made_run(runs, metrics={"memory_peak_bytes": usable})
     for _ in range(1000):
         assert risk.note(fails, failed) and risk.note(runs, ran)
     assert 0 <= risk(other) <= 1

@@ -1,42 +1,23 @@
 """The fit of a device: fitted to the measured trials in the repository, and refused without any."""
 
-import json
-from pathlib import Path
+from dataclasses import replace
 
-import pyarrow.parquet as pq
 import pytest
+from stored_tables import results_of
 
 from wattune.catalog.hardware import DEVICES
 from wattune.cost.defaults import default_coefficients
 from wattune.errors import PlanError
 from wattune.fitting.device import fit_device
-from wattune.metrics import METRICS
-from wattune.run import Run, RunStatus
-from wattune.trial import TrialSpec
+from wattune.run import RunStatus
 
-DATA = Path(__file__).parents[3] / "benchmarks" / "data"
 DEFAULT = default_coefficients(DEVICES["h200_sxm"])
 
 
-def trials(name):
-    found = []
-    for row in pq.read_table(DATA / f"{name}.parquet").to_pylist():
-        metrics = {metric: row[metric] for metric in METRICS if row.get(metric) is not None}
-        result = Run(
-            trial_id=row["trial_id"],
-            repeat=row["repeat"],
-            status=RunStatus(row["status"]),
-            metrics=metrics,
-            tags=json.loads(row["tags"]) | {"version.torch": "2.12.0"},
-            start_wall_ns=row["start_wall_ns"],
-            end_wall_ns=row["end_wall_ns"],
-        )
-        found.append((TrialSpec.from_json(json.loads(row["spec"])), result))
-    return found
-
-
 def test_trials_of_a_device_give_measured_coefficients_with_held_out_errors():
-    measured = trials("moe_ep_h200x4")
+    measured = [
+        (spec, replace(run, tags={**run.tags, "version.torch": "2.12.0"})) for spec, run in results_of("moe_ep_h200x4")
+    ]
     fit = fit_device("h200_sxm", measured, DEFAULT, studies=["moe"], device_uuids=["b", "a", "b"])
     assert fit.num_trials == 21 and fit.num_trials > fit.num_configurations, "one crashed, the reference was repeated"
     assert fit.device_uuids == ("a", "b")
@@ -48,6 +29,8 @@ def test_trials_of_a_device_give_measured_coefficients_with_held_out_errors():
 
 
 def test_nothing_measured_is_refused():
-    crashed = [(spec, result) for spec, result in trials("moe_ep_h200x4") if result.status is not RunStatus.COMPLETED]
+    crashed = [
+        (spec, result) for spec, result in results_of("moe_ep_h200x4") if result.status is not RunStatus.COMPLETED
+    ]
     with pytest.raises(PlanError, match="none of 1 trials on h200_sxm completed"):
         fit_device("h200_sxm", crashed, DEFAULT, studies=["moe"])

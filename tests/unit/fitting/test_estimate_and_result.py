@@ -4,25 +4,21 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
+from stored_tables import results_of
 
 from wattune.catalog.hardware import DEVICES
 from wattune.cost.defaults import default_coefficients
 from wattune.fitting.estimate_and_result import UNDIVIDED, Beside, Figure, beside
 from wattune.metrics import METRICS
-from wattune.run import Run, RunStatus
+from wattune.run import Run
 from wattune.trial import TrialSpec
 
 DATA = Path(__file__).parents[3] / "benchmarks" / "data" / "moe_ep_h200x4.parquet"
 
 
 def measured(number: int = 0) -> tuple[TrialSpec, Run]:
-    rows = [row for row in pq.read_table(DATA).to_pylist() if row["status"] == "completed" and row["step_time_s"]]
-    row = rows[number]
-    metrics = {name: row[name] for name in METRICS if row.get(name) is not None}
-    result = Run(trial_id=row["trial_id"], repeat=0, status=RunStatus.COMPLETED, metrics=metrics)
-    return TrialSpec.from_json(json.loads(row["spec"])), result
+    return [one for one in results_of("moe_ep_h200x4") if "step_time_s" in one[1].metrics][number]
 
 
 @pytest.fixture(scope="module")

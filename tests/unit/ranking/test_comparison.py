@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specs import trial_spec
+from specs import made_run, trial_spec
 
 from wattune.analysis.metrics.waterfall import Breakdown
 from wattune.catalog.hardware import ClusterSpec
@@ -28,13 +28,7 @@ def broken_down(**parts_s: float) -> Breakdown:
 
 def side(breakdown: Breakdown | None, spec: TrialSpec = SPEC, speeds: Sequence[float] = (), **changes) -> Side:
     results = [
-        Run(
-            trial_id=spec.trial_id,
-            repeat=repeat,
-            status=RunStatus.COMPLETED,
-            metrics={"tokens_per_s": speed} if speed else {},
-            quality="publishable",
-        )
+        made_run(spec, repeat=repeat, metrics={"tokens_per_s": speed} if speed else {}, quality="publishable")
         for repeat, speed in enumerate(speeds or [0.0])
     ]
     counted = Counted(results, Spreads([(spec, result) for result in results]))

@@ -5,13 +5,12 @@ from itertools import product
 
 import numpy as np
 import pytest
-from specs import trial_spec
+from specs import made_run, trial_spec
 
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import estimate
 from wattune.objective import VariedBound
 from wattune.ranking.limits import FIGURES, by_limit, every_50_w, split
-from wattune.run import Run, RunStatus
 from wattune.trial import limit_of
 
 LIMITS_W = (400.0, 450.0, 500.0, 550.0, 600.0, 650.0, 700.0)
@@ -27,9 +26,7 @@ def ran(spec, factor=1.0):
     """A run whose every figure is a factor of its estimate."""
     columns = estimate([spec], default_coefficients).columns
     metrics = {name: factor * float(columns[name].value[0]) for name in FIGURES}
-    return spec, Run(
-        trial_id=spec.trial_id, repeat=0, status=RunStatus.COMPLETED, quality="indicative", metrics=metrics
-    )
+    return spec, made_run(spec, quality="indicative", metrics=metrics)
 
 
 def test_a_plan_is_measured_where_it_ran_and_else_read_from_its_nearest_run():

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from specs import made_run
 
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import estimate
@@ -44,10 +45,8 @@ def measured(spec: TrialSpec, slower=1.0, hotter=1.0, repeat=0, **changed) -> Ru
     metrics = {name: value * (hotter if "_power_" in name else 1.0) for name, value in found.items()}
     metrics |= {"step_time_s": step_s, "tokens_per_s": tokens / step_s, "device_power_mean_w": watts}
     metrics |= {"energy_per_step_j": energy, "energy_per_token_j": energy / tokens, "throttle_frac": 0.2}
-    return Run(
-        trial_id=spec.trial_id, repeat=repeat, status=RunStatus.COMPLETED, quality="publishable",
-        tags={"simulated": "false"}, metrics=metrics | changed,
-    )  # fmt: skip
+    how = {"quality": "publishable", "tags": {"simulated": "false"}}
+    return made_run(spec, repeat=repeat, metrics=metrics | changed, **how)
 
 
 @pytest.mark.parametrize(("slower", "hotter"), [(1.0, 1.0), (1.3, 0.9), (0.8, 1.1)])

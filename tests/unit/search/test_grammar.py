@@ -13,20 +13,9 @@ from wattune.field_types import LARGEST_COUNT, LARGEST_WORLD
 from wattune.plans.axes import AXES
 from wattune.search.cluster_entry import ClusterEntry
 from wattune.search.fields import distinct, repetitions
-from wattune.search.grammar import MeasureEntry, SpaceFile, _axis_problem
+from wattune.search.grammar import _axis_problem
 from wattune.search.model_entry import ModelEntry
 from wattune.search.problems import problems_of
-from wattune.trial import Measure
-
-FILE = {
-    "study": "small",
-    "model": {"name": "llama3_8b"},
-    "cluster": {"device": "cpu", "devices_per_node": 4},
-    "engine": "torch",
-    "workload": {"seq_len": 128, "global_batch_size": 8},
-    "space": {"tp": [1, 2]},
-    "objective": "maximize tokens_per_s",
-}
 
 
 def problems(entry: type[BaseModel], document: object) -> list[str]:
@@ -38,12 +27,6 @@ def problems(entry: type[BaseModel], document: object) -> list[str]:
 def test_a_file_can_override_every_field_of_a_model_but_its_source() -> None:
     own = {field.name for field in fields(ModelSpec)} - {"source"}
     assert set(ModelEntry.model_fields) == own | {"scale_to", "allow_percent", "like", "from_config", "leave_out"}
-
-
-def test_a_file_can_say_every_field_of_a_cluster_and_of_measuring() -> None:
-    own = {field.name for field in fields(ClusterSpec)} - {"own_device", "host_speed", "inlet_c"}
-    assert set(ClusterEntry.model_fields) == own | {"host", "slots", "rails", "fabric"}, "these say it in other words"
-    assert MeasureEntry().model_dump() == {field.name: getattr(Measure(), field.name) for field in fields(Measure)}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -124,18 +107,3 @@ def test_clusters_that_mean_the_same_are_a_slip(sizes: list[int]) -> None:
     said_otherwise = ClusterEntry(device="cpu", devices_per_node=sizes[0], num_nodes=1)
     with pytest.raises(Exception, match="see context"):
         distinct([*entries, said_otherwise])
-
-
-def test_one_entry_may_stand_without_a_list_and_defaults_are_spelled_out() -> None:
-    file = SpaceFile.model_validate(FILE)
-    assert (len(file.model), len(file.cluster), file.engine) == (1, 1, ["torch"])
-    listed = {**FILE, "model": [FILE["model"]], "cluster": [FILE["cluster"]], "engine": ["torch"]}
-    assert SpaceFile.model_validate(listed) == file
-    assert file.measure == MeasureEntry() and file.isolation == "warm"
-
-
-@pytest.mark.parametrize("key", list(FILE))
-def test_keys_without_a_default_must_be_given(key: str) -> None:
-    document = {name: value for name, value in FILE.items() if name != key}
-    said = "missing, with flags={} and plans=[]; add axes, flags or plans" if key == "space" else "missing; add it"
-    assert problems(SpaceFile, document) == [f"{key}: {said}"]

@@ -1,5 +1,7 @@
 """Values that cannot be meant: each is refused with its reason, and every sensible bound near it is not."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,18 +48,11 @@ def test_bounds_that_people_mean_are_taken(bound: str) -> None:
 @pytest.mark.parametrize(
     ("bound", "words"),
     [
-        ("node_device_power_peak_1s_w <= 2.6", "for 2.6 kW write 2600"),
-        ("device_power_mean_w <= 5", "idle devices draw more than 35 W; raise it"),
         ("cluster_device_power_peak_1s_w <= 2800000", "beyond anything they draw; for 2.8e+06 mW write 2800"),
-        ("device_power_mean_w <= -5", "is never below 0, so nothing holds it"),
         ("tokens_per_s < 0", "is never below 0"),
         ("throttle_frac <= -0.1", "is never below 0"),
-        ("device_temp_max_c <= 850", "no device gets there, so it holds always"),
         ("device_temp_max_c >= 300", "no device gets there, so nothing holds it"),
         ("device_temp_max_c <= 8.5", "no room is that cold, so nothing holds it"),
-        ("device_temp_max_c <= 185", "for 185 degrees Fahrenheit write 85"),
-        ("memory_peak_bytes <= 80", "for gigabytes write 80000000000"),
-        ("device_power_mean_w <= 1 * device_temp_max_c", "compares W with degC"),
         ("device_power_mean_w <= 1 * device_power_mean_w", "compares device_power_mean_w with itself"),
     ],
 )
@@ -66,34 +61,17 @@ def test_bounds_that_cannot_be_meant_are_one_line(bound: str, words: str) -> Non
     assert found.startswith("constraints.0: ") and words in found
 
 
-@pytest.mark.parametrize(
-    ("bounds", "excluded"),
-    [
-        (["tokens_per_s >= 5", "tokens_per_s <= 4"], True),
-        (["tokens_per_s >= 5", "tokens_per_s < 5"], True),
-        (["tokens_per_s > 5", "tokens_per_s <= 5"], True),
-        (["tokens_per_s >= 5", "tokens_per_s <= 5"], False),
-        (["tokens_per_s >= 4", "tokens_per_s <= 5"], False),
-        (["tokens_per_s <= 4", "tokens_per_s <= 5"], False),
-        (["tokens_per_s >= 5", "tokens_per_j <= 4"], False),
-    ],
-    ids=str,
-)
-def test_bounds_that_leave_no_value_exclude_each_other(bounds: list[str], excluded: bool) -> None:
-    assert any("exclude each other" in found for found in problems(*bounds)) == excluded
-
-
-@given(
-    st.sampled_from(["<", "<=", ">", ">="]),
-    st.sampled_from(["<", "<=", ">", ">="]),
-    st.integers(1, 5),
-    st.integers(1, 5),
-)
-def test_bounds_exclude_each_other_where_no_value_holds_both(one: str, other: str, a: int, b: int) -> None:
-    bounds = [Constraint(metric="tokens_per_s", operator=op, factor=value) for op, value in ((one, a), (other, b))]
-    held = any(all(bound.holds({"tokens_per_s": value / 2}) for bound in bounds) for value in range(1, 13))
-    found = implausible(FASTEST, bounds, None, [NODE])
-    assert bool(found) == (not held or bounds[0] == bounds[1])
+def test_bounds_exclude_each_other_where_no_value_holds_both() -> None:
+    every = [
+        Constraint(metric="tokens_per_s", operator=op, factor=value)
+        for op in ("<", "<=", ">", ">=")
+        for value in (1, 2, 3)
+    ]
+    for one, other in itertools.product(every, every):
+        held = any(all(bound.holds({"tokens_per_s": value / 2}) for bound in (one, other)) for value in range(1, 9))
+        found = implausible(FASTEST, [one, other], None, [NODE])
+        assert bool(found) == (not held or one == other), (one, other)
+    assert problems("tokens_per_s >= 5", "tokens_per_j <= 4") == []
 
 
 @pytest.mark.parametrize("name", METRICS)

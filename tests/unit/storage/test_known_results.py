@@ -16,11 +16,12 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 import pytest
+from specs import made_run, store_run
 from study_files import SPEC, write_trial
 
 from wattune.plans.axes import Plan
 from wattune.plans.program import Program
-from wattune.run import Numbers, Prediction, Run, RunStatus
+from wattune.run import Numbers, Prediction, RunStatus
 from wattune.storage import known_results
 from wattune.storage import study as study_module
 from wattune.storage.digests import with_digest
@@ -45,10 +46,9 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyFolder:
 def put(study: StudyFolder, number: int, tokens_per_s: float = 1.5) -> Path:
     """Writes a trial whose plan and figures follow from its number."""
     spec = replace(SPEC, plan=Plan(tp=2, micro_batch_size=1 + number // 2))
-    result = Run(
-        trial_id=spec.trial_id,
+    result = made_run(
+        spec,
         repeat=number % 2,
-        status=RunStatus.COMPLETED,
         metrics={"tokens_per_s": tokens_per_s, "excursion_count": number, "mfu_frac": 0.1 + 1e-17 * number},
         quality="indicative",
         quality_reasons=("räume",),
@@ -58,10 +58,7 @@ def put(study: StudyFolder, number: int, tokens_per_s: float = 1.5) -> Path:
         start_wall_ns=10**18 + number,
         end_wall_ns=2 * 10**18,
     )
-    folder = study.trial(result.trial_id, result.repeat)
-    folder.write_spec(spec)
-    folder.write_result(result)
-    return folder.path
+    return store_run(study, spec, result).path
 
 
 def told(study: StudyFolder) -> str:
@@ -108,7 +105,7 @@ def test_specifications_of_commands_and_small_trials_come_back_whole(study: Stud
     program = Program(command=("python", "train.py", "{tp}"), flags=(("lr", 0.1), ("fused", True)))
     for number, changed in enumerate(({"program": program}, {"stands_for": replace(SPEC, plan=Plan(tp=1))})):
         spec = replace(SPEC, plan=Plan(rank_order=(1, 0)), **changed)
-        result = Run(trial_id=spec.trial_id, repeat=number, status=RunStatus.CRASHED, reason="x")
+        result = made_run(spec, repeat=number, status=RunStatus.CRASHED, reason="x")
         write_trial(study.trial(spec.trial_id, number), spec, result)
     before = study.finished()[0]
     after = study.finished()[0]

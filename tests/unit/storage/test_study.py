@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from specs import trial_spec
+from specs import made_run, store_run, trial_spec
 
 from wattune.errors import PlanError, SpaceError
-from wattune.run import Run, RunStatus
+from wattune.run import RunStatus
 from wattune.storage.digests import with_digest
 from wattune.storage.study import StudyFolder, check_study_name
 
@@ -28,9 +28,7 @@ DOCUMENT = {
     "measure": {"timeout_s": 60.0},
 }
 SPEC = trial_spec(on="1x1 cpu", seq_len=128, batch=8, dtype="fp32")
-RESULT = Run(
-    trial_id=SPEC.trial_id, repeat=0, status=RunStatus.COMPLETED, metrics={"step_time_s": 0.5}, tags={"engine": "torch"}
-)
+RESULT = made_run(SPEC, metrics={"step_time_s": 0.5}, tags={"engine": "torch"})
 
 
 @pytest.fixture
@@ -96,14 +94,15 @@ def test_trials_are_read_back_as_they_were_written(study):
 
 @pytest.mark.parametrize(
     "damage",
-    ['{"metrics"', "[]", {"quality": "great"}, {"tags": []}, {"start_wall_ns": "noon"}, {"metrics": [1.0]}, {"new": 1}],
+    [
+        *('{"metrics"', "[]", {"quality": "great"}, {"tags": []}, {"start_wall_ns": "noon"}, {"new": 1}),
+        *({name: ["a"]} for name in ("metrics", "trial_id", "repeat", "status", "numbers", "recorded", "prediction")),
+    ],
     ids=str,
 )
 def test_a_trial_that_cannot_be_read_takes_no_other_with_it(study, damage):
     for repeat in (0, 1):
-        folder = study.trial(SPEC.trial_id, repeat)
-        folder.write_spec(SPEC)
-        folder.write_result(replace(RESULT, repeat=repeat))
+        folder = store_run(study, SPEC, replace(RESULT, repeat=repeat))
     content = damage.encode() if isinstance(damage, str) else with_digest(RESULT.to_json() | damage)
     (folder.path / "run.json").write_bytes(content)
     results, unreadable = study.finished()
@@ -129,9 +128,7 @@ def test_a_folder_without_a_readable_specification_is_named(study):
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
 def test_a_write_that_fails_leaves_the_old_result(study, monkeypatch, failing):
-    folder = study.trial(SPEC.trial_id, 0)
-    folder.write_spec(SPEC)
-    folder.write_result(RESULT)
+    folder = store_run(study, SPEC, RESULT)
 
     def disk_full(*args, **kwargs):
         raise OSError(28, "No space left on device")

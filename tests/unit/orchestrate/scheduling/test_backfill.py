@@ -7,7 +7,7 @@ from functools import cache
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from specs import trial_spec
+from specs import made_run, trial_spec
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.objective import Question
@@ -18,7 +18,6 @@ from wattune.orchestrate.scheduling.nodes import Reservations, Slots, closed_dom
 from wattune.orchestrate.scheduling.study_run import StudyRun
 from wattune.orchestrate.scheduling.trial_queue import TrialQueue
 from wattune.plans.axes import Plan
-from wattune.run import Run, RunStatus
 from wattune.search.search_entry import Search
 from wattune.search.strategy import Problem, make_strategy
 from wattune.trial import Measure, TrialSpec
@@ -106,13 +105,7 @@ def play(nodes: list[Node], jobs: list[Job], *, budget: Budget | None = None) ->
             return played
         now[0], number, queued = heapq.heappop(running)
         slots.release(played.nodes[number])
-        result = Run(
-            trial_id=queued.trial_id,
-            repeat=0,
-            status=RunStatus.COMPLETED,
-            start_wall_ns=int(played.start_s[number] * NS),
-            end_wall_ns=int(now[0] * NS),
-        )
+        result = made_run(queued, start_wall_ns=int(played.start_s[number] * NS), end_wall_ns=int(now[0] * NS))
         queue.note(queued.spec, result, ",".join(one.name for one in played.nodes[number]))
 
 

@@ -8,6 +8,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from known_space import BASE, BEST, OBJECTIVE, POWER, SPECS, is_feasible, metrics, problem, regrets, result
+from specs import made_run
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import MODELS
@@ -109,7 +110,7 @@ def test_fast_plans_just_past_a_bound_are_not_measured_one_by_one(low_frac):
         proposed += strategy.ask(1)
         row = specs.index(proposed[-1])
         measured = {"tokens_per_s": float(tokens_per_s[row]), POWER.metric: float(power_w[row])}
-        done = Run(trial_id=proposed[-1].trial_id, repeat=0, status=RunStatus.COMPLETED, metrics=measured)
+        done = made_run(proposed[-1], metrics=measured)
         strategy.tell(proposed[-1], done)
     assert len(fails) >= 30 and best in proposed
     assert sum(spec in fails for spec in proposed) <= 6
@@ -134,9 +135,7 @@ def test_a_limit_of_power_keeps_a_bound_on_it_unless_a_measurement_says_otherwis
         row = specs.index(asked[-1])
         over = 1.0 if keeps else 1.05
         measured = {"tokens_per_s": 1e5 * watts[row] ** 0.3, POWER.metric: over * node * watts[row]}
-        strategy.tell(
-            asked[-1], Run(trial_id=asked[-1].trial_id, repeat=0, status=RunStatus.COMPLETED, metrics=measured)
-        )
+        strategy.tell(asked[-1], made_run(asked[-1], metrics=measured))
     found = [one.plan.power_limit_w for one in asked]
     assert found[0] == 650
     assert found.count(650) == 10 if keeps else found.count(650) <= 2 and 600 in found
