@@ -1,6 +1,5 @@
 """Findings about this machine: what it has, what it lacks, and what follows for a study on it."""
 
-import json
 import os
 import platform
 import shutil
@@ -17,6 +16,7 @@ from wattune.catalog.hardware import device, device_of_product
 from wattune.catalog.networks import NETWORKS
 from wattune.cost.temperature import inlet_at_rest, thermal_coefficients
 from wattune.errors import TelemetryError
+from wattune.storage.documents import yaml_line
 from wattune.storage.files import nearest_existing, storage_path
 from wattune.telemetry.probe import network_ports, nvidia_heat, nvidia_products, probe
 from wattune.view.table import worded
@@ -100,7 +100,7 @@ def _cluster() -> Finding:
         follows += "; no port to other nodes was found, so name the network"
     heat, said = _inlet(name)
     entry["host"] = {"speed": round(REFERENCE_OPERATION_S / operation_s(), 2), **heat}
-    return Finding(topic="cluster", ok=True, have=_flow(entry), follows=follows + said)
+    return Finding(topic="cluster", ok=True, have=yaml_line(entry), follows=follows + said)
 
 
 MOST_BUSY_FRAC: Final = 0.03
@@ -142,13 +142,6 @@ def _network_of(kind: str, bytes_per_s: float, ports_per_device: float) -> str |
     if alike:
         return min(alike, key=lambda one: abs(one.ports_per_device - ports_per_device)).name
     return {"name": f"{kind.lower()}_{bytes_per_s * 8e-9:g}", "bandwidth_bytes_per_s": bytes_per_s}
-
-
-def _flow(entry: Any) -> str:
-    """Writes plain data as YAML in one line."""
-    if not isinstance(entry, dict):
-        return json.dumps(entry).strip('"')
-    return "{" + ", ".join(f"{name}: {_flow(value)}" for name, value in entry.items()) + "}"
 
 
 def _python() -> Finding:

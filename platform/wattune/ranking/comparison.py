@@ -18,6 +18,7 @@ from wattune.ranking.common_steps import describe
 from wattune.ranking.difference import Counted, Difference, difference, tell_apart
 from wattune.run import Recorded, Run
 from wattune.search.names import namer
+from wattune.storage.space_changes import flattened
 from wattune.trial import TrialSpec
 from wattune.units import format_change
 
@@ -336,7 +337,7 @@ def _waterfalls(a: _Parts, b: _Parts, per: str) -> tuple[Waterfall, Waterfall]:
 
 def _differences(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
     if not (a.recorded or b.recorded):
-        flat_a, flat_b = _flat(_fields(a.spec)), _flat(_fields(b.spec))
+        flat_a, flat_b = flattened(_fields(a.spec)), flattened(_fields(b.spec))
     else:
         unknown = dict.fromkeys(a.provenance | b.provenance, "not known")
         flat_a, flat_b = unknown | a.provenance, unknown | b.provenance
@@ -362,12 +363,6 @@ def _fields(spec: TrialSpec) -> dict[str, Any]:
     }
     unknown = [key for key, part in (("model", spec.model), ("workload", spec.workload)) if not part.is_known]
     return {key: value for key, value in data.items() if key not in unknown}
-
-
-def _flat(value: Any, path: str = "") -> dict[str, Any]:
-    if isinstance(value, Mapping):
-        return {key: leaf for name, item in value.items() for key, leaf in _flat(item, f"{path}.{name}").items()}
-    return {path.lstrip("."): value}
 
 
 def _warnings(a: Side, b: Side) -> list[str]:

@@ -1,7 +1,6 @@
 """A first search space for a model and a cluster, with comments: valid as it stands, and small enough to read."""
 
 import math
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +16,7 @@ from wattune.search.plausible import implausible
 from wattune.search.prune import Candidates, prune
 from wattune.search.reference import schema_line
 from wattune.search.space import parse_space
+from wattune.storage.documents import yaml_line
 
 CPU_SENSORS: Final = "h200_sxm"
 """Device whose sensors a draft for processors simulates: the one whose model is fitted."""
@@ -72,7 +72,7 @@ def draft(wishes: Wishes, full: ModelSpec, *, schema: str) -> str:
         "#   wattune plan FILE              what would run, and why the rest would not",
         "#   wattune plan FILE --estimate   predicted time, memory and power; needs no GPU",
         "#   wattune run  FILE              measure it",
-        f"study: {_flow(wishes.study)}",
+        f"study: {yaml_line(wishes.study)}",
         "",
         *_model_lines(wishes, full, trained, on_cpu=on_cpu),
         *_cluster_lines(cluster, on_cpu=on_cpu),
@@ -83,7 +83,7 @@ def draft(wishes: Wishes, full: ModelSpec, *, schema: str) -> str:
         "# Every combination is kept, rejected by a named rule, or equivalent to another.",
         "# dp follows: ranks / (tp * pp * cp).",
         "space:",
-        *(f"  {name}: {_flow(values)}  # {comment}" for name, (values, comment) in axes.items()),
+        *(f"  {name}: {yaml_line(values)}  # {comment}" for name, (values, comment) in axes.items()),
         "",
         "# Steps at least, and seconds at least, whichever is longer. `timeout_s` ends a trial that hangs.",
         f"measure: {{min_steps: {8 if on_cpu else 20}, min_seconds: {4 if on_cpu else 15}}}",
@@ -134,7 +134,7 @@ def _model_lines(wishes: Wishes, full: ModelSpec, trained: ModelSpec, *, on_cpu:
             f"# {wishes.model} has {size}. {trained.num_layers} of its {full.num_layers} layers fit; every matrix and "
             "message keeps its size."
         )
-    return [comment, f"model: {_flow(entry)}", ""]
+    return [comment, f"model: {yaml_line(entry)}", ""]
 
 
 def _cluster_lines(cluster: ClusterSpec, *, on_cpu: bool) -> list[str]:
@@ -144,9 +144,9 @@ def _cluster_lines(cluster: ClusterSpec, *, on_cpu: bool) -> list[str]:
         "devices_per_node": cluster.devices_per_node,
     }
     if not on_cpu:
-        return [f"cluster: {_flow(entry)}"]
+        return [f"cluster: {yaml_line(entry)}"]
     entry["simulate_sensors_of"] = CPU_SENSORS
-    return ["# Power and temperature are computed, and every result says so.", f"cluster: {_flow(entry)}"]
+    return ["# Power and temperature are computed, and every result says so.", f"cluster: {yaml_line(entry)}"]
 
 
 def _command_lines(cluster: ClusterSpec, axes: list[str]) -> list[str]:
@@ -175,7 +175,7 @@ def _workload_lines(model: ModelSpec, cluster: ClusterSpec, *, routed: bool) -> 
     entry: dict[str, object] = {"mode": "pretrain", **usual_workload(model, cluster)}
     if model.is_moe and routed:
         entry["routing"] = "balanced"
-    return [f"workload: {_flow(entry)}  # lists of seq_len and global_batch_size compare them"]
+    return [f"workload: {yaml_line(entry)}  # lists of seq_len and global_batch_size compare them"]
 
 
 def _axes(model: ModelSpec, cluster: ClusterSpec, engine: str, batch: int) -> dict[str, tuple[list[object], str]]:
@@ -217,26 +217,6 @@ def _bound_lines(wishes: Wishes, cluster: ClusterSpec) -> list[str]:
         f"# The limits of a node's devices are {limit_w * cluster.devices_per_node:,.0f} W together. A bound would be:",
         f"# constraints: [node_device_power_peak_1s_w <= {bound_w:.0f}]",
     ]
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes every text that a reader of YAML 1.1 or 1.2 takes for something else."""
-
-
-def _quoted(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if _AMBIGUOUS.fullmatch(text) else None)
-
-
-_AMBIGUOUS: Final = re.compile(r"[yYnN]|[-+]?\.?\d[\d.]*([eE][-+]?\d+)?|0o[0-7]+|0x[0-9a-fA-F]+")
-"""Texts that PyYAML, which reads YAML 1.1 in part, leaves unquoted, and that others read as a number or truth value."""
-
-_Dumper.add_representer(str, _quoted)
-
-
-def _flow(value: object) -> str:
-    """Writes a value in one line of YAML."""
-    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, sort_keys=False, width=10**6).strip()
-    return text.removesuffix("...").strip()
 
 
 def check_bound(text: str, cluster: str) -> str:

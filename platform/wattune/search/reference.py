@@ -13,6 +13,7 @@ from wattune.catalog.models import MODELS
 from wattune.catalog.networks import NETWORKS
 from wattune.search.fields import JsonSchema
 from wattune.search.grammar import SpaceFile
+from wattune.storage.documents import yaml_line
 from wattune.units import unit_of
 
 SCHEMA_NAME: Final = "space.schema.json"
@@ -128,7 +129,7 @@ def _table(own: JsonSchema, schema: JsonSchema, example: Any = None) -> Iterator
         unit = _UNITS.get(name) or unit_of(name) or ""
         shown = getattr(example, name, None)
         value = _first_example(spec, schema) if shown is None or name == "name" else shown
-        text = "" if value is None else f"`{name}: {_yaml(value)}`"
+        text = "" if value is None else f"`{name}: {yaml_line(value)}`"
         cells = (f"`{name}`", _type(spec, schema), default, "" if unit == "1" else unit, text)
         meaning = spec.get("description") or _resolved(spec, schema).get("description", "")
         yield f"| {' | '.join(cells)} | {meaning.replace('|', '/')} |"
@@ -211,11 +212,3 @@ _EXAMPLES: Final = {
     "NetworkEntry": NETWORKS["hdr"],
 }
 """Catalog entries whose figures are the examples of a section."""
-
-
-def _yaml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_yaml(one)}" for key, one in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_yaml, value)) + "]"
-    return value if isinstance(value, str) and not value.startswith("{") else json.dumps(value)

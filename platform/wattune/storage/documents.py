@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -137,3 +138,23 @@ def _check_size(root: yaml.Node) -> None:
         return sizes[id(node)]
 
     size_of(root, 0)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that a reader of YAML 1.1 or 1.2 takes for something else."""
+
+
+def _quoted(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if _AMBIGUOUS.fullmatch(text) else None)
+
+
+_AMBIGUOUS: Final = re.compile(r"[yYnN]|[-+]?\.?\d[\d.]*([eE][-+]?\d+)?|0o[0-7]+|0x[0-9a-fA-F]+")
+"""Texts that PyYAML, which reads YAML 1.1 in part, leaves unquoted, and that others read as a number or truth value."""
+
+_Dumper.add_representer(str, _quoted)
+
+
+def yaml_line(value: object) -> str:
+    """Writes a value in one line of YAML."""
+    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, sort_keys=False, width=10**6).strip()
+    return text.removesuffix("...").strip()

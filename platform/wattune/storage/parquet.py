@@ -241,8 +241,10 @@ class ParquetTier:
                 parts = iter([self._rows(number, [group], have)])
             else:
                 parts = self._shared(number, group, have).parts(device, have)
-            for rows in parts:
-                yield self._checked(number, device, _with_columns(rows, schema))
+            for part in parts:
+                rows = _with_columns(part, schema)
+                require_possible(rows, f"{self._paths[number]}: {device[1]}", self._facts.get(device))
+                yield rows
 
     def _shared(self, number: int, group: int, columns: Sequence[str]) -> TableSource:
         """Returns some columns, or more, of a row group of several devices. A small file is sorted once."""
@@ -251,11 +253,6 @@ class ParquetTier:
         if number not in self._small:
             self._small[number] = TableSource(self._rows(number, [group], self.schema.names))
         return self._small[number]
-
-    def _checked(self, number: int, device: DeviceKey, rows: pa.Table) -> pa.Table:
-        """Returns some rows of a device, after a check that their values can be."""
-        require_possible(rows, f"{self._paths[number]}: {device[1]}", self._facts.get(device))
-        return rows
 
     def table(self) -> pa.Table:
         """Reads all rows of all files. Raises `TelemetryError`: a file is damaged."""

@@ -57,7 +57,7 @@ def contradictions(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[
 
 def changes(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     """Lists every difference between two spaces of one study, a line for each key; both have every default."""
-    before, after = _flatten(completed_space(stored)), _flatten(completed_space(given))
+    before, after = flattened(completed_space(stored)), flattened(completed_space(given))
     lines = []
     for path in sorted(before.keys() | after.keys()):
         old, new = before.get(path), after.get(path)
@@ -111,7 +111,7 @@ def _of_workload(stored: Any, given: Any) -> list[str]:
 
 def _fields(key: str, stored: Any, given: Any, remedy: str) -> list[str]:
     """Lists the fields that differ between two entries."""
-    before, after = _flatten(stored, key), _flatten(given, key)
+    before, after = flattened(stored, key), flattened(given, key)
 
     def shown(entry: Mapping[str, Any], path: str) -> str:
         return _text(entry[path]) if path in entry else _ABSENT
@@ -137,9 +137,10 @@ def _entries(value: Any) -> list[Any]:
     return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _flatten(value: Any, path: str = "") -> dict[str, Any]:
+def flattened(value: Any, path: str = "") -> dict[str, Any]:
+    """Returns the leaves of nested mappings by their paths, such as `plan.tp`."""
     if isinstance(value, Mapping):
-        return {key: leaf for name, item in value.items() for key, leaf in _flatten(item, f"{path}.{name}").items()}
+        return {key: leaf for name, item in value.items() for key, leaf in flattened(item, f"{path}.{name}").items()}
     return {path.lstrip("."): list(value) if isinstance(value, tuple) else value}
 
 
@@ -163,19 +164,13 @@ def completed_space(document: Mapping[str, Any]) -> dict[str, Any]:
     they make no other cluster of it.
     """
     space = dict(document)
-    for section, kind in (("measure", Measure), ("workload", Workload), ("model", ModelSpec), ("cluster", ClusterSpec)):
-        entries = space.get(section)
-        if isinstance(entries, Mapping):
-            space[section] = _completed(entries, _defaults(kind))
-        elif isinstance(entries, list):
-            space[section] = [_completed(each, _defaults(kind)) for each in entries]
-    if isinstance(clusters := space.get("cluster"), Mapping):
-        space["cluster"] = _counted(clusters)
-    elif isinstance(clusters, list):
-        space["cluster"] = [_counted(each) for each in clusters]
     axes = {name: [plain_value(value)] for name, value in _defaults(Plan).items() if name not in _FOLLOWS}
-    if isinstance(space.get("space"), Mapping):
-        space["space"] = _completed(space["space"], axes)
+    later = {"measure": _defaults(Measure), "workload": _defaults(Workload), "model": _defaults(ModelSpec)}
+    for section, defaults in (later | {"cluster": _defaults(ClusterSpec), "space": axes}).items():
+        if (entries := space.get(section)) is not None:
+            each = [_completed(one, defaults) for one in _entries(entries)]
+            each = [_counted(one) for one in each] if section == "cluster" else each
+            space[section] = each if isinstance(entries, list | tuple) else each[0]
     return space
 
 

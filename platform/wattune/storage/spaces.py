@@ -147,7 +147,7 @@ def commit(folder: Path, document: Mapping[str, Any], rows: Sequence[Mapping[str
         earlier: list[dict[str, Any]] = []
         with suppress(PlanError):  # where it is damaged, it is written anew
             earlier = candidates(folder)
-        table = encoded(_table(grown(earlier, rows, number))).to_pybytes()
+        table = encoded(pa.Table.from_pylist(grown(earlier, rows, number))).to_pybytes()
         files[CANDIDATES] = hashlib.sha256(table).hexdigest()
         if not (folder / CANDIDATES).exists() or _sha256(folder / CANDIDATES) != files[CANDIDATES]:
             write_whole(folder / NEXT_CANDIDATES, table)
@@ -225,10 +225,6 @@ def candidates_table(folder: Path, *columns: str) -> pa.Table | None:
         return table
     except TelemetryError as error:
         raise PlanError(f"{error}; {_ANEW}") from error
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    return pa.Table.from_pylist([dict(row) for row in rows])
 
 
 def _write_space(path: Path, number: int, document: Mapping[str, Any], files: Mapping[str, str] | None = None) -> None:

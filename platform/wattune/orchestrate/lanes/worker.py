@@ -36,7 +36,7 @@ from wattune.workers.engine import Ranks
 from wattune.workers.last_words import kept
 from wattune.workers.loop import measure_trial
 from wattune.workers.memory_check import clean_up, leak, leftovers
-from wattune.workers.out_of_memory import is_out_of_memory
+from wattune.workers.out_of_memory import first_line, is_out_of_memory
 from wattune.workers.outcome import RankOutcome
 from wattune.workers.phases import spans_table
 from wattune.workers.process_groups import abort_groups, begun, join_groups, leave_groups, meet, take_store
@@ -114,7 +114,7 @@ class _Worker:
             meet(self._device)
             leave_groups()
         except Exception as error:  # of any class: the processes are then replaced
-            return Report(problem=f"the ranks did not find each other again: {_first_line(error)}")
+            return Report(problem=f"the ranks did not find each other again: {first_line(error)}")
         return Report(problem=None)
 
     def run(self, assigned: RankAssignment) -> Report:
@@ -207,7 +207,7 @@ class _Worker:
             clean_up(self._device)
             after = leftovers(self._device)
         except Exception as error:  # a device that no longer answers, a group that cannot be ended
-            return Report(problem=f"the worker cannot be cleaned up: {_first_line(error)}")
+            return Report(problem=f"the worker cannot be cleaned up: {first_line(error)}")
         problem = leak(self._before, after, is_first=not self._has_run)
         # What is left now belongs to libraries and compiled graphs. Freezing keeps it out of later collections, several
         # a trial, which then take milliseconds instead of a fifth of a second.
@@ -373,12 +373,8 @@ def failed(rank: int, error: BaseException) -> RankOutcome:
         status = RunStatus.OUT_OF_MEMORY
     else:
         status = RunStatus.INFRA_FAILED if is_of_the_machine(error) else RunStatus.CRASHED
-    reason = f"rank {rank}: {type(error).__name__}: {_first_line(error)}"
+    reason = f"rank {rank}: {type(error).__name__}: {first_line(error)}"
     return RankOutcome(rank=rank, status=status, reason=reason, end_mono_ns=time.monotonic_ns())
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def sensed_name(spec: TrialSpec, slot: int, uuid: str | None, names: Mapping[str, str]) -> str:

@@ -99,7 +99,7 @@ def _count_tokens(trainer: Any, steps: TrainerSteps) -> None:
         try:
             if not steps.num_ranks_of_batch:
                 steps.num_ranks_of_batch = _ranks_of_batch(self)
-            steps.add_tokens(tokens_of(inputs) // steps.num_ranks_of_batch)
+            steps.add_tokens(tokens_of(inputs, "input_ids") // steps.num_ranks_of_batch)
         except Exception as error:
             tell_problem("the tokens of Hugging Face's Trainer", error)
         return original(self, model, inputs, *args, **kwargs)
@@ -107,10 +107,10 @@ def _count_tokens(trainer: Any, steps: TrainerSteps) -> None:
     trainer.training_step = training_step
 
 
-def tokens_of(inputs: Any) -> int:
-    """Returns the tokens of a micro-batch, padding included, from shapes alone; 0 where it has no `input_ids`."""
-    ids = inputs["input_ids"] if hasattr(inputs, "keys") and "input_ids" in inputs else None
-    return 0 if ids is None else int(ids.numel())
+def tokens_of(inputs: Any, *names: str) -> int:
+    """Returns the tokens of a micro-batch, padding included, from shapes alone; 0 where it has none of the names."""
+    there = [name for name in names if hasattr(inputs, "keys") and name in inputs]
+    return int(inputs[there[0]].numel()) if there else 0
 
 
 def _ranks_of_batch(trainer: Any) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from .events import guarded, tell_problem
-from .huggingface import TrainerSteps
+from .huggingface import TrainerSteps, tokens_of
 from .writer import StepWriter
 
 WHAT = "the callback of Lightning's Trainer"
@@ -53,7 +53,7 @@ def telling(base: Any, steps: TrainerSteps) -> Any:
             steps.begin()
         if not steps.num_ranks_of_batch:
             steps.num_ranks_of_batch = _ranks_of_batch(trainer)
-        steps.add_tokens(tokens_of(batch) // steps.num_ranks_of_batch)
+        steps.add_tokens(tokens_of(batch, "input_ids", "tokens") // steps.num_ranks_of_batch)
 
     def end(trainer: Any, batch: Any) -> None:  # noqa: ARG001 - the form of all three
         # With gradients accumulated over several batches only some of them end a step.
@@ -104,11 +104,3 @@ def _ranks_of_batch(trainer: Any) -> int:
     sampler = getattr(getattr(trainer, "strategy", None), "distributed_sampler_kwargs", None) or {}
     replicas = int(sampler.get("num_replicas") or 0)
     return max(int(trainer.world_size) // replicas, 1) if replicas else 1
-
-
-def tokens_of(batch: Any) -> int:
-    """Returns the tokens of a batch that is a mapping with `input_ids` or `tokens`; 0 of any other."""
-    for name in ("input_ids", "tokens"):
-        if hasattr(batch, "keys") and name in batch:
-            return int(batch[name].numel())
-    return 0

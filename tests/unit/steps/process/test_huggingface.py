@@ -113,4 +113,5 @@ def test_another_transformers_is_left_alone() -> None:
 
 
 def test_tokens_are_read_from_shapes() -> None:
-    assert tokens_of({"input_ids": Ids(12)}) == 12 and tokens_of({}) == tokens_of([1]) == 0
+    assert tokens_of({"input_ids": Ids(12)}, "input_ids") == 12 and tokens_of({}, "input_ids") == 0
+    assert tokens_of([1], "input_ids") == 0

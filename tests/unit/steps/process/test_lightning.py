@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from wattune.steps.process import lightning
-from wattune.steps.process.lightning import ENTRY_POINTS, tokens_of
+from wattune.steps.process.huggingface import tokens_of
+from wattune.steps.process.lightning import ENTRY_POINTS
 
 
 class Ids:
@@ -77,7 +78,8 @@ def test_batches_and_trainers_of_another_form_break_nothing(steps: list[int | No
     one.on_train_batch_start(object(), None, {"input_ids": 7}, 0)
     one.on_train_batch_end(object(), None, None, None, 0)
     one.on_save_checkpoint(None, None, {})
-    assert steps == [] and tokens_of([Ids()]) == 0 and tokens_of({"tokens": Ids()}) == 64
+    names = "input_ids", "tokens"
+    assert steps == [] and tokens_of([Ids()], *names) == 0 and tokens_of({"tokens": Ids()}, *names) == 64
 
 
 def test_the_entry_points_name_functions_that_exist() -> None:
