@@ -9,28 +9,30 @@ from wattune.lazy_names import lazy_names
 from wattune.version import __version__
 
 if TYPE_CHECKING:
-    from wattune.api import Study as Study
-    from wattune.api import StudyOutcome as StudyOutcome
-    from wattune.api import StudyPlan as StudyPlan
-    from wattune.api import Trial as Trial
-    from wattune.api import compare as compare
-    from wattune.api import estimate as estimate
-    from wattune.api import frontier as frontier
-    from wattune.api import load_study as load_study
-    from wattune.api import plan as plan
-    from wattune.api import rank as rank
-    from wattune.api import record as record
-    from wattune.api import run_study as run_study
-    from wattune.api import suggest as suggest
-    from wattune.errors import WattuneError as WattuneError
-    from wattune.ranking.assessment import RankedTrial as RankedTrial
-    from wattune.ranking.comparison import Comparison as Comparison
-    from wattune.ranking.frontier import Frontier as Frontier
-    from wattune.ranking.order import Ranking as Ranking
-    from wattune.ranking.suggestions import Suggestions as Suggestions
-    from wattune.run import Run as Run
-    from wattune.search.forecast import Estimate as Estimate
-    from wattune.trial import TrialSpec as TrialSpec
+    from wattune.api import (
+        Study,
+        StudyOutcome,
+        StudyPlan,
+        Trial,
+        compare,
+        estimate,
+        frontier,
+        load_study,
+        plan,
+        rank,
+        record,
+        run_study,
+        suggest,
+    )
+    from wattune.errors import WattuneError
+    from wattune.ranking.assessment import RankedTrial
+    from wattune.ranking.comparison import Comparison
+    from wattune.ranking.frontier import Frontier
+    from wattune.ranking.order import Ranking
+    from wattune.ranking.suggestions import Suggestions
+    from wattune.run import Run
+    from wattune.search.forecast import Estimate
+    from wattune.trial import TrialSpec
 
 _HOMES: Final = {
     "wattune.api": (
