@@ -28,7 +28,7 @@ from wattune.ranking.suggestions import Suggestions
 from wattune.ranking.suggestions import suggest as suggest_for
 from wattune.run import RunStatus
 from wattune.search.strategies.model_guided import ModelGuided
-from wattune.search.strategies.protocol import MOST_TAUGHT, Problem, telling
+from wattune.search.strategies.protocol import CHOSEN_EVERY, MOST_TAUGHT, Problem, telling
 from wattune.storage.known_results import FITS, read_known, write_known
 from wattune.storage.study import StudyFolder
 from wattune.trial import TrialSpec
@@ -38,7 +38,6 @@ _DURATION: Final = re.compile(
     r"\s*(?:(\d+\.?\d*)\s*h)?\s*(?:(\d+\.?\d*)\s*m(?:in)?)?\s*(?:(\d+\.?\d*)\s*s)?\s*", re.ASCII
 )
 _LONGEST_TEXT: Final = 40
-_CHOSEN_EVERY: Final = MOST_TAUGHT // 10
 MOST_FITS: Final = 64  # are kept with a study; the oldest are forgotten
 
 
@@ -226,7 +225,7 @@ def _model(
     first = {result.trial_id: result for _, result in reversed(final)}
     # As in a search: who teaches is chosen anew every fiftieth result, what came since is added to what was fitted.
     by_end = sorted(first, key=lambda trial_id: (first[trial_id].end_wall_ns, trial_id))
-    later = {*by_end[len(first) - max(len(first) - MOST_TAUGHT, 0) % _CHOSEN_EVERY :]}
+    later = {*by_end[len(first) - max(len(first) - MOST_TAUGHT, 0) % CHOSEN_EVERY :]}
     for taught in (telling({key: run for key, run in first.items() if key not in later}, question), later):
         for pair in (told := [pair for pair in final if pair[1].trial_id in taught]):
             model.tell(*pair)

@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -89,13 +90,13 @@ def init(
     _refuse_existing(path)
     asks = _person_is_there()
     chosen = _answer(asks, "Model (wattune catalog lists them)", model_name, "llama3_8b", _check_model)
-    place = _answer(asks, "Cluster, as NODESxDEVICES device", cluster, "1x{} {}".format(*own_devices()), _check_cluster)
+    own_place, fits = "1x{} {}".format(*own_devices()), partial(check_bound, "step_time_s >= 0")
+    place = _answer(asks, "Cluster, as NODESxDEVICES device", cluster, own_place, fits)
     trains = _answer(asks, f"Engine ({', '.join(CAPABILITIES)})", engine, "torch", capabilities)
     bounds = [check_bound(one, place) for one in bound or ()]
     if asks and bound is None:
-        text = _answer(
-            True, "Bound, such as node_device_power_peak_1s_w <= 2600 (empty: none)", None, "", _bound(place)
-        )
+        wanted = "Bound, such as node_device_power_peak_1s_w <= 2600 (empty: none)"
+        text = _answer(True, wanted, None, "", lambda text: check_bound(text, place) if text else None)
         bounds = [text] if text else []
     parse_objective(objective)
     name = check_study_name(study or re.sub(r"[^A-Za-z0-9._-]+", "_", path.stem))
@@ -160,14 +161,6 @@ def _check_model(text: str) -> None:
         model(text)
     elif not Path(text).is_file():
         raise PlanError(f"{text}: no such file; give a catalog model or the path of a config.json")
-
-
-def _check_cluster(text: str) -> None:
-    check_bound("step_time_s >= 0", text)
-
-
-def _bound(cluster: str) -> Callable[[str], object]:
-    return lambda text: check_bound(text, cluster) if text else None
 
 
 def _relative(path: Path, folder: Path) -> str:

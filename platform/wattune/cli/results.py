@@ -1,10 +1,9 @@
 """`rank`, `compare`, `report`, `analyze` and `sync`: from results to a decision, and on to others."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -27,7 +26,6 @@ from wattune.cli.verbs import app
 from wattune.errors import PlanError
 from wattune.objective import RISK
 from wattune.ranking.answer import answer_of
-from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import pareto_front
 from wattune.ranking.sources import Asked
 from wattune.recording.recording import run_of
@@ -47,10 +45,6 @@ class FrontOf(StrEnum):
 
     FEASIBLE = "feasible"
     ALL = "all"
-
-
-def _front_json(front: Sequence[RankedTrial], metrics: Sequence[str], of: FrontOf) -> dict[str, Any]:
-    return {"pareto": [row.to_json() for row in front], "pareto_metrics": list(metrics), "pareto_of": str(of)}
 
 
 @app.command()
@@ -131,12 +125,10 @@ def rank(
     if to_screen:
         print(ranking_csv(ranking), end="")  # noqa: T201 - what was asked for
     elif as_json:
-        print_json(
-            {"answer": answer_of(ranking).to_json()}
-            | ranking.to_json()
-            | (_front_json(front, metrics, pareto_of) if metrics else {})
-            | ({"time": times_json(ranking)} if time else {})
-        )
+        found = {"answer": answer_of(ranking).to_json()} | ranking.to_json()
+        if metrics:
+            found |= {"pareto": [row.to_json() for row in front], "pareto_metrics": metrics, "pareto_of": pareto_of}
+        print_json(found | ({"time": times_json(ranking)} if time else {}))
     else:
         fronts = [front_table(front, metrics, of=f"{pareto_of} trials")] if metrics else []
         show(out, *ranking_view(ranking, top=top or MOST_ROWS), *fronts, *(times_view(ranking) if time else []))

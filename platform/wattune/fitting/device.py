@@ -41,7 +41,8 @@ def fit_device(
     `default` are the coefficients to start from. Trials that did not complete say nothing, those with simulated sensors
     are left out. The fit of step times begins with `sweep`. Raises `PlanError` where no trial can be fitted to.
     """
-    usable = [(spec, result) for spec, result in measured if _is_usable(spec, result)]
+    real = [one for one in measured if one[0].cluster.simulate_sensors_of is None]
+    usable = [one for one in real if one[1].status is RunStatus.COMPLETED and "step_time_s" in one[1].metrics]
     if not usable:
         raise PlanError(
             f"none of {len(measured)} trials on {device} completed with measured sensors; "
@@ -141,11 +142,6 @@ def add_sweep(before: StoredFit | None, sweep: SweepFit, default: Coefficients) 
         "links": sweep.label,
     }
     return before.model_copy(update=changed)
-
-
-def _is_usable(spec: TrialSpec, result: Run) -> bool:
-    simulated = spec.cluster.simulate_sensors_of is not None
-    return result.status is RunStatus.COMPLETED and not simulated and "step_time_s" in result.metrics
 
 
 def _versions(trials: Sequence[MeasuredTrial]) -> dict[str, str]:

@@ -129,7 +129,7 @@ def fit_power(rows: Sequence[Mapping[str, Any]], prior: PowerCoefficients, *, li
     activity = np.concatenate([_shares(step) for step, _ in steps], axis=1)
     matrix, memory, collective, idle, beside, clock = activity
     power_w = np.array([row["device_power_mean_w"] for _, each in steps for row in each])
-    limits_w = np.array([_limit_w(row, limit_w) for _, each in steps for row in each])
+    limits_w = np.array([row.get("device_power_limit_w") or limit_w for _, each in steps for row in each])
     start = np.array([getattr(prior, name) for name in FITTED])
     full = np.full_like(matrix, FULL_MATRIX_FRAC)
 
@@ -184,11 +184,6 @@ def with_intervals(
         peak_error_frac=of_peak,
         full_peak_error_frac=apart,
     )
-
-
-def _limit_w(row: Mapping[str, Any], otherwise_w: float) -> float:
-    """Returns the power limit that a trial ran under."""
-    return float(row.get("device_power_limit_w") or otherwise_w)
 
 
 def _shares(step: StepTime) -> Floats:

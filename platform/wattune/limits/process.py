@@ -4,13 +4,13 @@ It is `python -m wattune.limits.process`, detached as a sampler is, and owns its
 writes what it wants (`want.json`), the process what came of it (`have.json`).
 """
 
-import importlib
 import json
+import pkgutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 from wattune.errors import PlanError, TelemetryError
 from wattune.limits.setter import Setter, Settings
@@ -75,8 +75,7 @@ def hold(folder: Path, *, backend: str, num_devices: int, values: Mapping[str, S
 
     Without devices it pays the debts of dead setters alone.
     """
-    lease, (module, _, name) = Lease(folder / LEASE, lease_s), VENDORS[backend].partition(":")
-    settings: Settings = getattr(importlib.import_module(module), name)()
+    lease, settings = Lease(folder / LEASE, lease_s), cast(Settings, pkgutil.resolve_name(VENDORS[backend])())
     if num_devices not in (0, settings.num_devices):
         text = f"trials use {num_devices} of the node's {settings.num_devices} devices, and all would be set"
         raise PlanError(f"{text}; use all devices of a node")

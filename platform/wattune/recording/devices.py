@@ -132,11 +132,8 @@ class Choice:
         """
         seen = {int(pid): bool(here) for pid, here in (facts.get("users") or {}).items()}
         early = {one["pid"] for one in (facts.get("at_start") or {}).get(OTHER_PROCESSES, ())}
-        return seen | {pid: not self._ran_before or seen.get(pid) or _is_here(pid) for pid in early}
-
-
-def _is_here(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+        here = {pid: not self._ran_before or seen.get(pid) or Path(f"/proc/{pid}").exists() for pid in early}
+        return seen | here
 
 
 def _choosing(variables: Mapping[str, str]) -> dict[str, str]:

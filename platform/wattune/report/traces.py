@@ -1,15 +1,13 @@
 """Node power over time above the step timeline, with excursions marked."""
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any, Final
 
-import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from wattune.analysis.detail import Detail
-from wattune.arrays import Floats
+from wattune.arrays import Floats, envelope
 from wattune.ranking.assessment import RankedTrial, Verdict
 from wattune.ranking.order import Ranking
 from wattune.report.figure import DASHED, Chart, blank, plain
@@ -99,7 +97,7 @@ def _draw_power(
     row: int,
 ) -> None:
     """Draws one node's power with the bounds on it, excursions shaded."""
-    time_s, power_w = envelope(*trace)
+    time_s, power_w = envelope(*trace, MAX_TRACE_PARTS)
     color = FEASIBLE_COLOR if trial.verdict is Verdict.FEASIBLE else INFEASIBLE_COLOR
     figure.add_scatter(
         x=time_s,
@@ -120,19 +118,6 @@ def _draw_power(
     shaded = [{**marked, "x0": start_s, "x1": end_s} for start_s, end_s in _joined(excursions)]
     # All at once: plotly copies every shape of the figure each time that one is added.
     figure.layout.shapes = (*figure.layout.shapes, *shaded)
-
-
-def envelope(time_s: Floats, power_w: Floats) -> tuple[Floats, Floats]:
-    """Returns a trace, or the smallest and largest sample of each of many parts of a long one, so that peaks stay.
-
-    It has at most `2 * MAX_TRACE_PARTS` seconds and watts.
-    """
-    time_s, power_w = (np.asarray(values, dtype=np.float64) for values in (time_s, power_w))
-    if len(time_s) <= 2 * MAX_TRACE_PARTS:
-        return time_s, power_w
-    parts = list(pairwise(np.linspace(0, len(time_s), MAX_TRACE_PARTS + 1, dtype=int)))
-    kept = np.unique([start + pick(power_w[start:stop]) for start, stop in parts for pick in (np.argmin, np.argmax)])
-    return time_s[kept], power_w[kept]
 
 
 def _draw_strip(figure: go.Figure, found: Detail, excursions: Sequence[Mapping[str, Any]], row: int) -> None:

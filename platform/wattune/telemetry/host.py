@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from wattune.errors import TelemetryError
 from wattune.telemetry.backend import AVAILABLE, DeviceInfo, Row, read_columns
@@ -49,73 +49,75 @@ def _read_int(path: Path) -> int:
     return int(path.read_text())
 
 
-RaplZone = tuple[Path, int]
-"""The file of a RAPL energy counter, and the value after which it wraps to 0, both in microjoules."""
+_Told = TypeVar("_Told")
 
 
-def rapl_zones(sysfs: Path, kind: str) -> list[RaplZone]:
-    """The RAPL counters of a kind, one a socket or die.
+def _since(read: Callable[[], _Told], change: Callable[[_Told, _Told], float | None]) -> Callable[[], float | None]:
+    """Returns a reader of what counters did since they were read before, at first since now; None after a failure."""
+    last: _Told | None = read()
 
-    The `intel-rapl-mmio` zones are left out: they are the same packages through another door.
+    def reader() -> float | None:
+        nonlocal last
+        before, last = last, None
+        last = read()
+        return None if before is None else change(before, last)
 
-    The kind is `package` or `dram`. There are none where the machine has none. Raises `PermissionError`: they are
-    there, and only root may read them (since CVE-2020-8694), `OSError`: they are there and cannot be read,
-    `ValueError`: they are there and hold no numbers.
+    return reader
+
+
+def _rapl(sysfs: Path, kind: str, clock_ns: Callable[[], int]) -> Callable[[], float | None]:
+    """Returns the reader of the power of the RAPL zones of a kind, `package` or `dram`, one a socket or die.
+
+    The `intel-rapl-mmio` zones are left out: they are the same packages through another door. Raises
+    `PermissionError`: only root may read them (since CVE-2020-8694).
     """
-    zones = []
-    for folder in sorted((sysfs / "class/powercap").glob("intel-rapl:*")):
-        if re.fullmatch(rf"{kind}(-\d+(-die-\d+)?)?", (folder / "name").read_text().strip()):
-            _read_int(folder / "energy_uj")
-            zones.append((folder / "energy_uj", _read_int(folder / "max_energy_range_uj")))
-    return zones
+    name = rf"{kind}(-\d+(-die-\d+)?)?"
+    counters = [  # each with the microjoules after which it wraps to 0
+        (folder / "energy_uj", _read_int(folder / "max_energy_range_uj"))
+        for folder in sorted((sysfs / "class/powercap").glob("intel-rapl:*"))
+        if re.fullmatch(name, (folder / "name").read_text().strip())
+    ]
+    if not counters:
+        raise TelemetryError(f"no RAPL {kind} zone")
 
-
-class _RaplPower:
-    """Mean power of a set of counters since the last reading."""
-
-    def __init__(self, zones: Sequence[RaplZone], clock_ns: Callable[[], int]) -> None:
-        self._zones = zones
-        self._clock_ns = clock_ns
-        self._last: tuple[int, list[int]] | None = self._counters()
-
-    def _counters(self) -> tuple[int, list[int]]:
-        return self._clock_ns(), [_read_int(counter) for counter, _ in self._zones]
-
-    def read_w(self) -> float | None:
+    def power_w(before: tuple[int, list[int]], now: tuple[int, list[int]]) -> float | None:
         """Returns watts over all zones; None where a counter stood still, which is a missing reading and not 0 W."""
-        last, self._last = self._last, None
-        now_ns, energies_uj = self._counters()
-        self._last = (now_ns, energies_uj)
-        if last is None:
-            return None
-        last_ns, last_uj = last
-        deltas_uj = [
-            now - before + (range_uj if now < before else 0)
-            for (_, range_uj), before, now in zip(self._zones, last_uj, energies_uj, strict=True)
+        rises_uj = [
+            ends_uj - begins_uj + (range_uj if ends_uj < begins_uj else 0)
+            for (_, range_uj), begins_uj, ends_uj in zip(counters, before[1], now[1], strict=True)
         ]
-        return uj_to_j(sum(deltas_uj)) / ns_to_s(now_ns - last_ns) if all(deltas_uj) and now_ns > last_ns else None
+        return uj_to_j(sum(rises_uj)) / ns_to_s(now[0] - before[0]) if all(rises_uj) and now[0] > before[0] else None
+
+    return _since(lambda: (clock_ns(), [_read_int(counter) for counter, _ in counters]), power_w)
 
 
-class _CpuBusy:
-    """The fraction of all processors' time that was not idle since the last reading."""
+def _jiffies(path: Path) -> tuple[int, int]:
+    """Reads idle time and all time of all processors, in ticks of the kernel."""
+    with open(path) as file:
+        fields = [int(field) for field in file.readline().split()[1 : 1 + _TIME_FIELDS]]
+    return sum(fields[position] for position in _IDLE_FIELDS), sum(fields)
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._last = self._jiffies()
 
-    def _jiffies(self) -> tuple[int, int]:
-        with open(self._path) as file:
-            fields = [int(field) for field in file.readline().split()[1 : 1 + _TIME_FIELDS]]
-        return sum(fields[position] for position in _IDLE_FIELDS), sum(fields)
+def _busy_frac(before: tuple[int, int], now: tuple[int, int]) -> float | None:
+    """Returns the share of all processors' time that was not idle; None where less than one tick passed."""
+    idle, total = now[0] - before[0], now[1] - before[1]
+    # iowait may run backwards (proc.rst), so the quotient may leave [0, 1] by a tick.
+    return None if total <= 0 else min(1.0, max(0.0, 1 - idle / total))
 
-    def read_frac(self) -> float | None:
-        """The fraction, None where less than one tick of the kernel passed."""
-        (last_idle, last_total), self._last = self._last, self._jiffies()
-        idle, total = self._last
-        if total <= last_total:
-            return None
-        # iowait may run backwards (proc.rst), so the quotient may leave [0, 1] by a tick.
-        return min(1.0, max(0.0, 1 - (idle - last_idle) / (total - last_total)))
+
+def _stalled(path: Path, clock_ns: Callable[[], int]) -> tuple[int, int]:
+    """Reads the time, and the microseconds in which some task waited for a resource (psi.rst)."""
+    found = _STALLED.search(path.read_text())
+    if found is None:
+        raise ValueError(f"{path} has no total")
+    return clock_ns(), int(found[1])
+
+
+def _stalled_frac(before: tuple[int, int], now: tuple[int, int]) -> float | None:
+    """Returns the share of time in which some task waited."""
+    # The kernel weighs its processors' clocks into one (kernel/sched/psi.c), which need not agree with ours.
+    waited_s, passed_ns = us_to_s(max(0, now[1] - before[1])), now[0] - before[0]
+    return None if passed_ns <= 0 else min(1.0, waited_s / ns_to_s(passed_ns))
 
 
 def _memory_used_bytes(path: Path) -> int:
@@ -174,13 +176,17 @@ def _ports_bytes_per_s(sysfs: Path) -> float | None:
     return sum(links.values()) or None
 
 
-def _sum_bytes(counters: Sequence[tuple[Path, int]]) -> int:
-    return sum(_read_int(path) * scale for path, scale in counters)
+def _nic(sysfs: Path, direction: str) -> Callable[[], int]:
+    """Returns the reader of the bytes of all ports in a direction."""
+    counters = _port_counters(sysfs, direction)
+    if not counters:
+        raise TelemetryError("no physical network port")
+    return lambda: sum(_read_int(path) * scale for path, scale in counters)
 
 
-def _cpu_thermometers(sysfs: Path) -> list[Path]:
-    """Files with a processor's temperatures in millidegrees, none where no chip of this kind is here."""
-    found: list[Path] = []
+def _temperature(sysfs: Path) -> Callable[[], float]:
+    """Returns the reader of the highest of the processors' temperatures."""
+    thermometers: list[Path] = []
     for chip in sorted((sysfs / "class/hwmon").glob("hwmon*")):
         pattern = _CPU_SENSORS.get((chip / "name").read_text().strip())
         if pattern is None:
@@ -188,30 +194,10 @@ def _cpu_thermometers(sysfs: Path) -> list[Path]:
         every = sorted(chip.glob("temp*_input"))
         labels = {path: path.with_name(path.name.replace("_input", "_label")) for path in every}
         chosen = [path for path in every if labels[path].exists() and re.match(pattern, labels[path].read_text())]
-        found += chosen or every
-    return found
-
-
-class _Stalled:
-    """The fraction of time since the last reading in which some task waited for a resource (psi.rst)."""
-
-    def __init__(self, path: Path, clock_ns: Callable[[], int]) -> None:
-        self._path, self._clock_ns = path, clock_ns
-        self._last = self._total()
-
-    def _total(self) -> tuple[int, int]:
-        found = _STALLED.search(self._path.read_text())
-        if found is None:
-            raise ValueError(f"{self._path} has no total")
-        return self._clock_ns(), int(found[1])
-
-    def read_frac(self) -> float | None:
-        (last_ns, last_us), self._last = self._last, self._total()
-        now_ns, now_us = self._last
-        if now_ns <= last_ns:
-            return None
-        # The kernel weighs its processors' clocks into one (kernel/sched/psi.c), which need not agree with ours.
-        return min(1.0, us_to_s(max(0, now_us - last_us)) / ns_to_s(now_ns - last_ns))
+        thermometers += chosen or every
+    if not thermometers:
+        raise TelemetryError(f"no hwmon chip named {' or '.join(_CPU_SENSORS)}")
+    return lambda: mc_to_c(max(map(_read_int, thermometers)))
 
 
 class HostBackend:
@@ -230,59 +216,30 @@ class HostBackend:
         self._procfs, self._sysfs, self._machine_id = procfs, sysfs, machine_id
         self._readers: dict[str, Callable[[], float | int | None]] = {}
         self._capabilities: dict[str, str] = {}
-        self._offer("cpu_busy_frac", lambda: _CpuBusy(procfs / "stat").read_frac)
+        self._offer("cpu_busy_frac", lambda: _since(partial(_jiffies, procfs / "stat"), _busy_frac))
         for kind in ("package", "dram"):
-            self._offer(f"{kind}_power_w", partial(self._rapl, sysfs, kind, clock_ns))
-        self._offer("memory_used_bytes", partial(self._memory, procfs / "meminfo"))
+            self._offer(f"{kind}_power_w", partial(_rapl, sysfs, kind, clock_ns))
+        self._offer("memory_used_bytes", lambda: partial(_memory_used_bytes, procfs / "meminfo"))
         for direction in ("tx", "rx"):
-            self._offer(f"nic_{direction}_bytes", partial(self._nic, sysfs, direction))
-        self._offer("cpu_temp_max_c", partial(self._temperature, sysfs))
+            self._offer(f"nic_{direction}_bytes", partial(_nic, sysfs, direction))
+        self._offer("cpu_temp_max_c", partial(_temperature, sysfs))
         for resource in ("cpu", "memory", "io"):
-            self._offer(f"psi_{resource}_some_frac", partial(self._pressure, procfs / "pressure" / resource, clock_ns))
+            told = partial(_stalled, procfs / "pressure" / resource, clock_ns)
+            self._offer(f"psi_{resource}_some_frac", partial(_since, told, _stalled_frac))
         self._capabilities["node_power_w"] = "unavailable: told by a chassis or a PDU, whose logs wattune import reads"
 
     def _offer(self, column: str, open_reader: Callable[[], Callable[[], float | int | None]]) -> None:
-        """Keeps a column's reader, or why there is none."""
+        """Keeps a column's reader, which is asked once, or why there is none."""
         try:
-            self._readers[column] = open_reader()
-            self._capabilities[column] = AVAILABLE
+            reader = open_reader()
+            reader()
+            self._readers[column], self._capabilities[column] = reader, AVAILABLE
         except TelemetryError as absent:
             self._capabilities[column] = f"unavailable: {absent}"
         except PermissionError:
             self._capabilities[column] = "unavailable: permission"
         except _UNREAD as error:
             self._capabilities[column] = f"unavailable: {_code(error)}"
-
-    @staticmethod
-    def _rapl(sysfs: Path, kind: str, clock_ns: Callable[[], int]) -> Callable[[], float | None]:
-        zones = rapl_zones(sysfs, kind)
-        if not zones:
-            raise TelemetryError(f"no RAPL {kind} zone")
-        return _RaplPower(zones, clock_ns).read_w
-
-    @staticmethod
-    def _memory(path: Path) -> Callable[[], int]:
-        _memory_used_bytes(path)
-        return lambda: _memory_used_bytes(path)
-
-    @staticmethod
-    def _nic(sysfs: Path, direction: str) -> Callable[[], int]:
-        counters = _port_counters(sysfs, direction)
-        if not counters:
-            raise TelemetryError("no physical network port")
-        _sum_bytes(counters)
-        return lambda: _sum_bytes(counters)
-
-    @staticmethod
-    def _temperature(sysfs: Path) -> Callable[[], float]:
-        thermometers = _cpu_thermometers(sysfs)
-        if not thermometers:
-            raise TelemetryError(f"no hwmon chip named {' or '.join(_CPU_SENSORS)}")
-        return lambda: mc_to_c(max(map(_read_int, thermometers)))
-
-    @staticmethod
-    def _pressure(path: Path, clock_ns: Callable[[], int]) -> Callable[[], float | None]:
-        return _Stalled(path, clock_ns).read_frac
 
     def devices(self) -> Sequence[DeviceInfo]:
         """The one device."""

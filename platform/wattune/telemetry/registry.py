@@ -7,7 +7,7 @@ module, but those of settings beside it. To add a backend, write its class and a
 `test_name_to_class_tables_name_classes_that_exist_and_stay_in_their_room` checks that the class exists.
 """
 
-import importlib
+import pkgutil
 from typing import Final, cast
 
 from wattune.errors import SensorChoiceError, TelemetryError, closest
@@ -49,11 +49,10 @@ def load_backend(text: str) -> Backend:
     library is not installed, or this machine has no such sensors.
     """
     name, argument = split_backend(text)
-    module_name, _, class_name = BACKENDS[name].partition(":")
     try:
-        module = importlib.import_module(module_name)
+        made = pkgutil.resolve_name(BACKENDS[name])
     except ModuleNotFoundError as error:
         raise TelemetryError(
             f'backend "{name}" needs {error.name}, which is not installed; install it and try again'
         ) from error
-    return cast(Backend, getattr(module, class_name)(*([argument] if argument else [])))
+    return cast(Backend, made(*([argument] if argument else [])))

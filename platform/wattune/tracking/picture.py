@@ -5,12 +5,11 @@ MLflow shows it under a run's artifacts. It is drawn for each trial while a stud
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
-from wattune.arrays import AnyFloats
+from wattune.arrays import AnyFloats, envelope
 
 PICTURE: Final = "picture.svg"
 """Name of the picture among a run's artifacts."""
@@ -113,19 +112,8 @@ def _frame(panel: tuple[int, int], values: tuple[float, float], title: str) -> l
 def _points(
     x: AnyFloats, y: AnyFloats, span: tuple[float, float], values: tuple[float, float], panel: tuple[int, int]
 ) -> str:
-    thinned = _thinned(np.asarray(x), np.asarray(y))
-    return " ".join(f"{_across(each, span):.1f},{_up(value, values, panel):.1f}" for each, value in thinned)
-
-
-def _thinned(x: AnyFloats, y: AnyFloats) -> list[tuple[float, float]]:
-    """Returns a trace, or the least and the greatest sample of each of many parts of a long one."""
-    if len(x) > 2 * _MOST_PARTS:
-        edges = np.linspace(0, len(x), _MOST_PARTS + 1).astype(int)
-        kept = np.unique(
-            [begin + pick(y[begin:end]) for begin, end in pairwise(edges) for pick in (np.argmin, np.argmax)]
-        )
-        x, y = x[kept], y[kept]
-    return list(zip(x.tolist(), y.tolist(), strict=True))
+    drawn = (each.tolist() for each in envelope(np.asarray(x), np.asarray(y), _MOST_PARTS))
+    return " ".join(f"{_across(a, span):.1f},{_up(b, values, panel):.1f}" for a, b in zip(*drawn, strict=True))
 
 
 def _range(series: Sequence[AnyFloats]) -> tuple[float, float]:

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_report import figure_of, values, whole
 
+from wattune.arrays import envelope
 from wattune.objective import Question
-from wattune.report.traces import MAX_TRACE_PARTS, envelope, power
+from wattune.report.traces import MAX_TRACE_PARTS, power
 
 
 def test_power_over_time_shows_bounds_limits_steps_and_excursions_of_the_highest_node():
@@ -32,7 +33,7 @@ def test_power_over_time_shows_bounds_limits_steps_and_excursions_of_the_highest
 def test_a_shortened_trace_keeps_its_peaks(length, seed):
     time_s = np.arange(length) * 0.02
     power_w = np.random.default_rng(seed).normal(2000.0, 300.0, length)
-    kept_s, kept_w = envelope(time_s, power_w)
+    kept_s, kept_w = envelope(time_s, power_w, MAX_TRACE_PARTS)
     assert len(kept_s) == len(kept_w) <= 2 * MAX_TRACE_PARTS
     assert (np.diff(kept_s) > 0).all()
     if length:

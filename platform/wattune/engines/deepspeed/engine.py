@@ -1,6 +1,5 @@
 """The DeepSpeed engine: ZeRO, its pipeline, automatic tensor and expert parallelism, on the torch engine's model."""
 
-import gc
 import math
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -27,9 +26,6 @@ from wattune.workers.recorder import recorder_for
 class DeepSpeedEngine(Answering):
     """Trains one specification; see `wattune.workers.engine.Engine`."""
 
-    _session: DeepSpeedSession | None = None
-    _running: "_Running | None" = None
-
     def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
         """Makes process groups, this rank's part of the model, its optimizer and its data.
 
@@ -40,19 +36,6 @@ class DeepSpeedEngine(Answering):
         compiler = self._compiler or compiler_of(spec, device)
         begin_variant(("deepspeed", spec.model, spec.cluster, spec.workload, spec.plan, device, compiler))
         self._running = _Running(spec, ranks, device, seed, compiler)
-
-    def close(self) -> None:
-        """Gives back memory, the process groups `build` made, and what DeepSpeed keeps in its modules."""
-        running, self._running = self._running, None
-        session, self._session = self._session, None
-        if running is not None:
-            running.close()
-        del running
-        if session is not None:
-            session.close()
-            gc.collect()  # what is left of its modules and hooks refers to each other
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
 
 class _Running(Running):

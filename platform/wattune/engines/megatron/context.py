@@ -1,5 +1,6 @@
 """Megatron-Core's process-wide state: made before an engine is built, undone after, so that the next finds none."""
 
+import gc
 import importlib
 import logging
 from typing import Any
@@ -52,6 +53,7 @@ class MegatronSession:
 
     def close(self) -> None:
         """Destroys the groups made since, and forgets what Megatron remembers of them and of its tensors."""
+        gc.collect()  # modules, hooks and buffers refer to each other
         if self._has_user_buffers:
             from transformer_engine.pytorch.module import base
 

@@ -1,6 +1,5 @@
 """The Megatron-Core engine: its tensor, pipeline, expert and data parallelism, and its distributed optimizer."""
 
-import gc
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -39,9 +38,6 @@ from wattune.workers.engine import Ranks, StepSpans
 class MegatronEngine(Answering):
     """Trains one specification; see `wattune.workers.engine.Engine`."""
 
-    _session: MegatronSession | None = None
-    _running: "_Running | None" = None
-
     def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
         """Makes process groups, this rank's part of the model, its optimizer and its data.
 
@@ -49,25 +45,11 @@ class MegatronEngine(Answering):
         """
         device = claim(spec, ranks)
         check_libraries(spec)
-        self._session = MegatronSession()
-        self._session.open(spec)
+        self._session = session = MegatronSession()
+        session.open(spec)
         compiler = self._compiler or compiler_for(device)
         begin_variant(("megatron", spec.model, spec.cluster, spec.workload, spec.plan, device, compiler))
-        self._running = _Running(spec, ranks, self._session, device, seed, compiler)
-
-    def close(self) -> None:
-        """Gives back memory, the process groups `build` made, and what Megatron keeps in its modules."""
-        running, self._running = self._running, None
-        if running is not None:
-            running.close()
-        del running
-        gc.collect()  # modules, hooks and buffers refer to each other
-        session, self._session = self._session, None
-        if session is not None:
-            session.close()
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        self._running = _Running(spec, ranks, session, device, seed, compiler)
 
 
 class _Running(Running):

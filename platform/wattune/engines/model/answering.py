@@ -1,8 +1,10 @@
 """Answers of an engine, from the specification that it has built."""
 
+import gc
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
 import torch
 
@@ -54,15 +56,40 @@ class Running(ABC):
     def step(self) -> StepSpans:
         """See `Engine.step`."""
 
+    def close(self) -> None:  # noqa: B027 - most have nothing of the kind
+        """Lets go of what Python's collector does not find."""
+
+
+class _Session(Protocol):
+    def close(self) -> None:
+        """Destroys the process groups made since it began, and forgets what its library remembers of them."""
+
 
 class Answering:
     """Answers an engine's calls from the `_running` that its `build` has made."""
 
     _running: Running | None = None
+    _session: _Session | None = None
+    """A library between `build` and `close`. Without one, process groups stay for the next trial of the meeting."""
 
     def __init__(self, compiler: Compiler | None = None) -> None:
         """Holds nothing yet; without a compiler of layers, plan and device choose."""
         self._compiler = compiler
+
+    def close(self) -> None:
+        """Gives back memory, and what a session has made."""
+        running, self._running = self._running, None
+        session, self._session = self._session, None
+        if running is not None:
+            running.close()
+        del running
+        if session is not None:
+            session.close()
+        gc.collect()  # modules and their hooks refer to each other
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+            # The pages that offloaded activations were pinned in; not every version of torch can give them back.
+            getattr(torch.accelerator, "empty_host_cache", lambda: None)()
 
     def step(self) -> StepSpans:
         """Runs one optimizer step over one global batch; waits for the device once, at its end."""

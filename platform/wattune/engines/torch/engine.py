@@ -4,7 +4,6 @@ From one seed every plan with the same global batch takes the same steps, within
 it. Experts without a capacity are part of that; with a capacity, which tokens are dropped depends on the micro-batch.
 """
 
-import gc
 from typing import cast
 
 import torch
@@ -33,8 +32,6 @@ from wattune.workers.engine import Ranks, StepSpans
 class TorchEngine(Answering):
     """Trains one specification; see `wattune.workers.engine.Engine`."""
 
-    _meshes: Meshes | None = None
-
     def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
         """Makes process groups, this rank's part of the model, its optimizer and its data.
 
@@ -42,7 +39,7 @@ class TorchEngine(Answering):
         """
         check_libraries(spec)
         device = claim(spec, ranks)
-        self._meshes = Meshes.create(
+        meshes = Meshes.create(
             spec.plan,
             world_size=ranks.world_size,
             rank=ranks.rank,
@@ -51,18 +48,9 @@ class TorchEngine(Answering):
         )
         compiler = self._compiler or compiler_for(device)
         # Graphs of tensor parallel layers name their process groups.
-        own = self._meshes.identity if spec.plan.tp > 1 else None
+        own = meshes.identity if spec.plan.tp > 1 else None
         begin_variant((spec.model, spec.cluster, spec.workload, spec.plan, device, compiler, own))
-        self._running = _Running(spec, ranks, self._meshes, device, seed, compiler)
-
-    def close(self) -> None:
-        """Gives back memory. Process groups stay for the next trial of the meeting."""
-        self._running = self._meshes = None
-        gc.collect()  # modules and their hooks refer to each other
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-            # The pages that offloaded activations were pinned in; not every version of torch can give them back.
-            getattr(torch.accelerator, "empty_host_cache", lambda: None)()
+        self._running = _Running(spec, ranks, meshes, device, seed, compiler)
 
 
 class _Running(Running):

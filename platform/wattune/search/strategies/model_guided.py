@@ -19,7 +19,16 @@ from wattune.search.strategies.acquisition import log_expected_improvement, log_
 from wattune.search.strategies.features import make_features
 from wattune.search.strategies.gaussian_process import GaussianProcess, Vector
 from wattune.search.strategies.prediction import Predictions, log_joint
-from wattune.search.strategies.protocol import FAILED, MOST_TAUGHT, TEACHES_NOTHING, Observation, Problem, draw, telling
+from wattune.search.strategies.protocol import (
+    CHOSEN_EVERY,
+    FAILED,
+    MOST_TAUGHT,
+    TEACHES_NOTHING,
+    Observation,
+    Problem,
+    draw,
+    telling,
+)
 from wattune.search.strategies.surrogate import Belief, Quantity, Surrogate
 from wattune.trial import TrialSpec, limit_of
 
@@ -365,7 +374,7 @@ class ModelGuided:
         """Returns the bounds that something is known of, every surrogate up to date."""
         bounds = self._active_bounds()
         if self._stale:
-            if len(self._first) > max(MOST_TAUGHT, self._num_chosen_of + MOST_TAUGHT // 10):
+            if len(self._first) > max(MOST_TAUGHT, self._num_chosen_of + CHOSEN_EVERY):
                 earlier = range(len(self._specs), len(self._nowhere))
                 self._taught = telling(self._first, self._question).union(earlier)
                 self._num_chosen_of = len(self._first)

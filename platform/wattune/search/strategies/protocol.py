@@ -26,6 +26,8 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 MOST_TAUGHT: Final = 500
 """Most trials that surrogates learn from: what a proposal costs grows with the square of their number."""
+CHOSEN_EVERY: Final = MOST_TAUGHT // 10
+"""More results after which they are chosen anew."""
 
 
 def draw(seed: int, trial_id: str) -> bytes:

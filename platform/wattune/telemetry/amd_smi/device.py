@@ -56,11 +56,6 @@ def reasons(active: Mapping[str, bool]) -> int:
     return sum(THROTTLE_REASON_BITS[cause] & -THROTTLE_REASON_BITS[cause] for cause, is_on in active.items() if is_on)
 
 
-def status_causes(status: int) -> dict[str, bool]:
-    """Returns the causes that an `indep_throttle_status` names."""
-    return {cause: bool(status & bits) for cause, bits in _STATUS_BITS.items()}
-
-
 class EnergyPower:
     """Mean power between two readings of the energy accumulator."""
 
@@ -181,7 +176,9 @@ MetricReader = Callable[[Metrics], int | float | None]
 def _open_reasons(metrics: Metrics) -> MetricReader:
     """Throttle flags where there are any (MI200), else which causes held since the read before (MI300)."""
     if metrics.has("indep_throttle_status"):
-        return lambda now: reasons(status_causes(now.value("indep_throttle_status")))
+        return lambda now: reasons(
+            {cause: bool(now.value("indep_throttle_status") & bits) for cause, bits in _STATUS_BITS.items()}
+        )
     residency = Residency(metrics)
 
     def since_last(now: Metrics) -> int | None:

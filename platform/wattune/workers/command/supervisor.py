@@ -120,7 +120,10 @@ class _Watch:
         """Asks the command's process group to end, and sets the time at which all of it is killed."""
         until_s = time.monotonic() + grace_s
         if self._kill_at_s is None:
-            _signal_group(self._pid, signal.SIGTERM)
+            try:
+                os.killpg(self._pid, signal.SIGTERM)
+            except ProcessLookupError:  # it ended since
+                pass
         self._kill_at_s = until_s if self._kill_at_s is None else min(self._kill_at_s, until_s)
 
     def _reap(self) -> bool:
@@ -148,13 +151,6 @@ def _grace_s(line: bytes, usual_s: float) -> float:
         return float(words[1]) if len(words) > 1 else usual_s
     except ValueError:
         return usual_s
-
-
-def _signal_group(pid: int, number: int) -> None:
-    try:
-        os.killpg(pid, number)
-    except ProcessLookupError:
-        return
 
 
 def descendants(root: int) -> list[int]:
