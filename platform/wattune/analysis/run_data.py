@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from wattune.analysis.metrics.doubts import OF_POWER, OF_TEMPERATURE, doubts
 from wattune.analysis.metrics.energy import Powers, PowerTrace, enforced_limit_w, total_energy_j
-from wattune.analysis.metrics.exposed_comm import busy_s, kernel_metrics, parts, waits_for_peers_s
+from wattune.analysis.metrics.exposed_comm import kernel_metrics, parts, running_s
 from wattune.analysis.metrics.outlier import Outlier, outliers
 from wattune.analysis.metrics.phases import Segments, segments, traces_by_device
 from wattune.analysis.metrics.power import powers_together
@@ -369,12 +369,11 @@ class Examined:
 
     def host_bound_frac(self, step_time_s: float) -> float | None:
         """Share of a step in which devices wait for a host, theirs or a peer's; None without a profiled pass."""
-        kernels = self.data.kernels
-        busy = None if kernels is None else busy_s(kernels)
-        if kernels is None or busy is None or not step_time_s:
+        running = None if self.data.kernels is None else running_s(self.data.kernels)
+        if running is None or not step_time_s:
             return None
-        own = busy_s(kernels, collectives=False) or 0.0
-        return host_bound_frac(max(busy - waits_for_peers_s(kernels), own), own, step_time_s, self.division)
+        busy, own, waits = running
+        return host_bound_frac(max(busy - waits, own), own, step_time_s, self.division)
 
     @cached_property
     def outliers(self) -> tuple[Outlier, ...]:

@@ -172,36 +172,6 @@ def parts(kernels: pa.Table, plan: Plan, *, num_micro_batches: int, replay: Repl
     return {name: max(time_ns / whole_ns, 0.0) for name, time_ns in total.items()}
 
 
-def busy_s(kernels: pa.Table, *, collectives: bool = True) -> float | None:
-    """Returns the mean time of a profiled step in which a rank's device runs anything.
-
-    The profiler slows the host down and not the kernels, so this is the busy time of a step without it too. Steps of
-    ranks without any kernel are left out: their trace is lost. None where nothing was profiled, or where the processor
-    is the device.
-
-    Without `collectives` their kernels are left out, which also wait.
-    """
-    names = pc.cast(kernels["name"], pa.string())
-    if pc.any(pc.starts_with(names, "aten::")).as_py():
-        return None
-    is_step = np.asarray(pc.equal(names, "step"))
-    counts = ~is_step
-    if not collectives:
-        others = [name for name in pc.unique(names).to_pylist() if kind_of(name) != "communication"]
-        counts &= np.asarray(pc.is_in(names, pa.array(others, pa.string())))
-    cell = kernels["rank"].to_numpy().astype(np.int64) << 32 | kernels["step"].to_numpy().astype(np.int64)
-    start_ns, end_ns = kernels["start_ns"].to_numpy(), kernels["end_ns"].to_numpy()
-    total_ns, cells = 0, np.intersect1d(cell[is_step], cell[~is_step])
-    for one in cells:
-        of_cell = (cell == one) & counts
-        order = np.argsort(start_ns[of_cell], kind="stable")
-        starts, ends = start_ns[of_cell][order], end_ns[of_cell][order]
-        if len(ends):
-            ended = np.maximum.accumulate(ends)
-            total_ns += int(ended[-1] - starts[0] - np.maximum(starts[1:] - ended[:-1], 0).sum())
-    return total_ns / len(cells) / NS_PER_S if total_ns else None
-
-
 class _Rows:
     """The table as arrays, with a category for each row's name."""
 
@@ -312,6 +282,7 @@ class _Running:
         sums = np.cumsum(lengths)
         self._edges = np.column_stack([starts[is_first], starts[is_first] + lengths]).ravel()
         self._sums = np.column_stack([sums - lengths, sums]).ravel()
+        self.total_ns = int(lengths.sum())
 
     def idle_ns(self, start_ns: Floats, end_ns: Floats) -> Floats:
         """Nanoseconds of intervals in which none of them runs."""
@@ -322,31 +293,40 @@ class _Running:
         return idle
 
 
-def waits_for_peers_s(kernels: pa.Table) -> float:
-    """Returns the mean time of a profiled step in which a rank's collective waits for another rank's host.
+def running_s(kernels: pa.Table) -> tuple[float, float, float] | None:
+    """Returns times in which a device runs anything, all but collectives, and collectives that wait for another's host.
+
+    They are means over ranks and profiled steps. The profiler slows the host down and not the kernels, so these are
+    times of a step without it too. Steps of ranks without any kernel are left out: their trace is lost. None where
+    nothing was profiled, or where the processor is the device.
 
     The kernel of a rank that comes early runs until the latest rank has come. Of that wait counts what the latest
     rank's device had nothing to run: its host had launched nothing. A wait for work that the latest rank still does is
     none of the host's, nor is one beside other kernels of the rank that waits. A collective ends on all ranks together,
     so that no clocks are compared.
     """
+    if pc.any(pc.starts_with(pc.cast(kernels["name"], pa.string()), "aten::")).as_py():
+        return None
     rows = _Rows(kernels)
-    latest_runs = {cell: _Running(rows, chosen) for cell, chosen in rows.rows.items()}
-    compute_runs = {
+    every = {cell: _Running(rows, chosen) for cell, chosen in rows.rows.items()}
+    own = {
         cell: _Running(rows, [i for i in chosen if not rows.category[i].startswith("comm_")])
         for cell, chosen in rows.rows.items()
     }
-    total_ns = 0.0
+    busy_ns, own_ns = (sum(one.total_ns for one in each.values()) for each in (every, own))
+    if not busy_ns:
+        return None
+    waits_ns = 0.0
     for step, members, durations in _shared(rows):
         shortest, latest = durations.min(axis=0), durations.argmin(axis=0)
         ranks, order = list(members), np.array(list(members.values()))
         for row, rank in enumerate(ranks):
             start_ns = rows.start_ns[order[row]].astype(float)
-            alone_ns = compute_runs[rank, step].idle_ns(start_ns, start_ns + durations[row] - shortest)
+            alone_ns = own[rank, step].idle_ns(start_ns, start_ns + durations[row] - shortest)
             for other in set(latest.tolist()) - {row}:
                 of = latest == other
                 came_ns = rows.start_ns[order[other]][of].astype(float)
-                idle_ns = latest_runs[ranks[other], step].idle_ns(came_ns - (durations[row] - shortest)[of], came_ns)
-                total_ns += float(np.minimum(alone_ns[of], idle_ns).sum())
-    profiled = sum(len(chosen) > 0 for chosen in rows.rows.values())
-    return total_ns / max(profiled, 1) / NS_PER_S
+                idle_ns = every[ranks[other], step].idle_ns(came_ns - (durations[row] - shortest)[of], came_ns)
+                waits_ns += float(np.minimum(alone_ns[of], idle_ns).sum())
+    profiled_ns = sum(map(bool, rows.rows.values())) * NS_PER_S
+    return busy_ns / profiled_ns, own_ns / profiled_ns, waits_ns / profiled_ns

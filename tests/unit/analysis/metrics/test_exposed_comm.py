@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattune.analysis.metrics.exposed_comm import busy_s, kernel_metrics, parts, waits_for_peers_s
+from wattune.analysis.metrics.exposed_comm import kernel_metrics, parts, running_s
 from wattune.plans.axes import Plan
 from wattune.schema import KERNELS
 
@@ -150,7 +150,7 @@ def test_shares_are_never_negative_and_sum_to_one(spans: list[tuple[str, int, in
 
 def test_a_device_is_busy_while_anything_runs_on_any_stream() -> None:
     """Rank 0 runs from 100 to 700, with 100 between; rank 1 from 0 to 300."""
-    found = busy_s(
+    found = running_s(
         table(
             step_of(),
             row(GEMM, 100, 400),
@@ -161,30 +161,35 @@ def test_a_device_is_busy_while_anything_runs_on_any_stream() -> None:
             row(GEMM, 0, 300, rank=1),
         )
     )
-    assert found == pytest.approx((500 + 300) / 2 / 1e9)
+    assert found is not None and found[0] == pytest.approx((500 + 300) / 2 / 1e9)
 
 
 def test_a_step_whose_trace_is_lost_is_unknown_and_not_idle() -> None:
     """A clock that was set, or a profiler without room: no step runs without one kernel. One of only a send has none
     of its own."""
     lost = table(step_of(), row(GEMM, 0, 300), step_of(rank=1), step_of(step=1), row(GEMM, 0, 500, step=1))
-    assert busy_s(lost) == pytest.approx(400 / 1e9)
+    busy, _, _ = running_s(lost) or (0.0, 0.0, 0.0)
+    assert busy == pytest.approx(400 / 1e9)
     waits = table(step_of(), row(GEMM, 0, 300), step_of(rank=1), reduce_of("mesh_pp", 0, 900, rank=1))
-    assert busy_s(waits, collectives=False) == pytest.approx(150 / 1e9)
+    _, own, _ = running_s(waits) or (0.0, 0.0, 0.0)
+    assert own == pytest.approx(150 / 1e9)
 
 
 def test_collectives_can_be_left_out_of_what_a_device_does() -> None:
     kernels = table(step_of(), row(GEMM, 100, 400), reduce_of("mesh_dp_0", 300, 900))
-    assert busy_s(kernels) == pytest.approx(800 / 1e9)
-    assert busy_s(kernels, collectives=False) == pytest.approx(300 / 1e9)
+    busy, _, _ = running_s(kernels) or (0.0, 0.0, 0.0)
+    assert busy == pytest.approx(800 / 1e9)
+    _, own, _ = running_s(kernels) or (0.0, 0.0, 0.0)
+    assert own == pytest.approx(300 / 1e9)
     waits = table(step_of(), row(NORM, 0, 1), reduce_of("mesh_pp", 300, 900))
-    assert busy_s(waits, collectives=False) == pytest.approx(1 / 1e9)
+    _, own, _ = running_s(waits) or (0.0, 0.0, 0.0)
+    assert own == pytest.approx(1 / 1e9)
 
 
 def test_a_processor_has_no_device_to_wait_for_it() -> None:
-    assert busy_s(table(step_of(), row("aten::mm", 0, 400))) is None
-    assert busy_s(table(step_of())) is None
-    assert busy_s(table()) is None
+    assert running_s(table(step_of(), row("aten::mm", 0, 400))) is None
+    assert running_s(table(step_of())) is None
+    assert running_s(table()) is None
 
 
 @pytest.mark.parametrize(
@@ -211,7 +216,8 @@ def test_a_wait_for_a_peer_that_has_nothing_to_run_is_its_hosts(
         *(row(GEMM, start + later_ns, end + later_ns, rank=1) for start, end in peer_runs),
         reduce_of("mesh_tp_0", came_ns + later_ns, 900 + later_ns, rank=1),
     )
-    assert waits_for_peers_s(kernels) == pytest.approx(waited_ns / 2 / 1e9)
+    _, _, waits = running_s(kernels) or (0.0, 0.0, -1.0)
+    assert waits == pytest.approx(waited_ns / 2 / 1e9)
 
 
 def test_ranks_that_wait_for_each_others_host_in_turn_are_not_busy() -> None:
@@ -226,11 +232,10 @@ def test_ranks_that_wait_for_each_others_host_in_turn_are_not_busy() -> None:
             came = start + (90 if rank == late else 10)
             rows += [row(GEMM, start, start + 10, rank=rank), reduce_of("mesh_tp_0", came, start + 100, rank=rank)]
     kernels = table(*rows)
-    assert busy_s(kernels) == pytest.approx((5 * 100 + 5 * 20) / 1e9)
-    assert busy_s(kernels, collectives=False) == pytest.approx(100 / 1e9)
-    assert busy_s(kernels) - waits_for_peers_s(kernels) == pytest.approx(200 / 1e9)
+    busy, own, waits = running_s(kernels) or (0.0, 0.0, 0.0)
+    assert (busy, own) == (pytest.approx((5 * 100 + 5 * 20) / 1e9), pytest.approx(100 / 1e9))
+    assert busy - waits == pytest.approx(200 / 1e9)
 
 
 def test_nobody_waits_for_a_peer_that_was_not_profiled() -> None:
-    assert waits_for_peers_s(table(step_of(), reduce_of("mesh_tp_0", 100, 900))) == 0.0
-    assert waits_for_peers_s(table()) == 0.0
+    assert running_s(table(step_of(), reduce_of("mesh_tp_0", 100, 900))) == (800 / 1e9, 0.0, 0.0)
