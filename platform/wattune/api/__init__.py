@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from wattune.api.exports import export
     from wattune.api.placement import place, slot_map, verify
     from wattune.api.projections import project
-    from wattune.api.recordings import analyze, send_recording
     from wattune.api.reports import figures, report
-    from wattune.api.results import compare, rank, sync
+    from wattune.api.results import analyze, compare, rank, send_recording, sync
     from wattune.api.runs import RETRIABLE, StudyOutcome, preview, run_study
     from wattune.api.spaces import Space, StudyPlan, catalog, plan, scale
     from wattune.api.studies import Study, Trial, find_recording, load_study
@@ -30,9 +29,8 @@ _HOMES: Final = {
     "wattune.api.exports": "export",
     "wattune.api.placement": "place slot_map verify",
     "wattune.api.projections": "project",
-    "wattune.api.recordings": "analyze send_recording",
     "wattune.api.reports": "figures report",
-    "wattune.api.results": "compare rank sync",
+    "wattune.api.results": "analyze compare rank send_recording sync",
     "wattune.api.runs": "RETRIABLE StudyOutcome preview run_study",
     "wattune.api.spaces": "Space StudyPlan catalog plan scale",
     "wattune.api.studies": "Study Trial find_recording load_study",

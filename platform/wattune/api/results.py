@@ -1,12 +1,14 @@
-"""Decisions from results: rank, compare; and sending results on."""
+"""Decisions from results: rank, compare, analyse a folder again; and sending results and recordings on."""
 
+import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Unpack
 
-from wattune.api.studies import Study, find_recording, find_study
-from wattune.errors import PlanError, SpaceError
+from wattune.api.studies import Study, find_measured, find_recording, find_study
+from wattune.errors import PlanError, SpaceError, TrackingError
+from wattune.inspection import Analysis, inspect
 from wattune.objective import Constraint
 from wattune.ranking.comparison import Comparison
 from wattune.ranking.comparison import compare as compare_sides
@@ -15,13 +17,16 @@ from wattune.ranking.evidence import Compared, recorded_side, split_reference
 from wattune.ranking.order import Ranking
 from wattune.ranking.sources import Asked, Source, collector_paused, rank_sources
 from wattune.recording.recording import run_of
+from wattune.run import Run
 from wattune.storage.files import find_storage
+from wattune.storage.measured import MeasuredFolder
 from wattune.storage.remote import RemoteStorage
 from wattune.storage.study import StudyFolder
 from wattune.tracking.destinations import StudyTracker, trackers_of
 from wattune.tracking.store import default_uri
 from wattune.tracking.tracker import Tracker
-from wattune.upload import SendTrial, conclude_study, send_all, to_storage, to_tracking
+from wattune.trial import recorded_spec
+from wattune.upload import SendTrial, charts_of, conclude_study, send_all, to_storage, to_tracking
 
 AnyStudy = Study | StudyFolder | str | Path
 """A study, its name, or its folder."""
@@ -150,3 +155,57 @@ def sync(
     if remote is not None:
         senders["stored"] = (to_storage(local, remote), partial(remote.send_study, local))
     return send_all(local, senders, on_trial)
+
+
+def analyze(folder: str | Path, *, storage: str | None = None, accept: bool = False) -> Analysis:
+    """Recomputes metrics, quality and detail of a trial or a recording from its folder alone.
+
+    Raises `PlanError`: there is no such folder, or nothing measured in it, `TelemetryError`: a table or manifest in it
+    cannot be read.
+
+    Args:
+        folder: The folder, or its URL; also `STUDY:TRIAL_ID`, or a recording's name
+            (`wattune.api.studies.find_measured`).
+        storage: The place studies and recordings are kept in.
+        accept: Takes files that were edited on purpose as they are now. The quality says so from then on.
+    """
+    if "://" in str(folder):
+        if accept:
+            raise PlanError(f"{folder} is at a URL; accept a folder on this machine, and send it")
+        with tempfile.TemporaryDirectory(prefix="wattune-") as scratch:
+            RemoteStorage(str(folder)).fetch_folder("", Path(scratch))
+            return analyze(scratch)
+    return inspect(find_measured(folder, storage=storage), accept=accept)
+
+
+def send_recording(
+    recording: Run, *, storage: str | None = None, wandb: str | None = None, tensorboard: str | None = None
+) -> bool:
+    """Sends a recording to the storage's URL, and to the trackers that are asked for.
+
+    Returns true where the storage has a URL. Raises `PlanError`: the library of a tracker is not installed,
+    `TrackingError`: a place cannot be reached or refuses; the others have it, and it is safe in the local folder.
+
+    Args:
+        recording: The recording.
+        storage: The place recordings are kept in; see `wattune.storage.files.find_storage`.
+        wandb: Project of Weights & Biases, where it is a run of the group `recordings`.
+        tensorboard: Folder that it is written to for TensorBoard, below `recordings`.
+    """
+    folder, url = find_storage(storage)
+    if recording.recorded is None:
+        return bool(url)
+    place, spec, problems = Path(recording.recorded.place), recorded_spec(recording.recorded), list[str]()
+    trackers = trackers_of("recordings", folder, wandb, tensorboard).values()
+    series = charts_of(MeasuredFolder(place), spec, recording)[0] if trackers else {}
+    senders: list[Callable[[], object]] = [partial(one.log_trial, spec, recording, place, series) for one in trackers]
+    if url:
+        senders.append(partial(RemoteStorage(url).send_recording, place))
+    for send in senders:
+        try:
+            send()
+        except TrackingError as error:
+            problems.append(str(error))
+    if problems:
+        raise TrackingError("\n".join(problems))
+    return bool(url)

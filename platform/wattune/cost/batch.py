@@ -10,9 +10,8 @@ from wattune.arrays import Floats, Ints
 from wattune.catalog.hardware import ClusterSpec, DeviceSpec
 from wattune.catalog.models import ModelSpec
 from wattune.plans.axes import AXES, Plan
-from wattune.plans.parallel import num_micro_batches
+from wattune.plans.parallel import num_micro_batches, padded_vocab_size
 from wattune.plans.placement import RankOrder
-from wattune.plans.vocabulary import padded_vocab_size
 from wattune.trial import TrialSpec
 from wattune.workload import Workload
 

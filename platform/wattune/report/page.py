@@ -15,7 +15,6 @@ from wattune.ranking.comparison import Comparison
 from wattune.ranking.frontier import Frontier
 from wattune.ranking.order import Ranking
 from wattune.report.charts import slot_temperatures, step_parts, waterfall
-from wattune.report.coverage import coverage_section
 from wattune.report.figure import Chart, script
 from wattune.report.frontier import frontier_chart
 from wattune.report.markup import POLICY, SCRIPT, STYLE
@@ -31,7 +30,7 @@ from wattune.report.sections import (
     times_section,
     verdict_tables,
 )
-from wattune.report.spaces import spaces_section
+from wattune.report.spaces import coverage_section, spaces_section
 from wattune.report.step_throughput import TITLE as STEP_THROUGHPUT
 from wattune.report.step_throughput import not_drawn, step_throughput
 from wattune.report.traces import power

@@ -12,9 +12,9 @@ from wattune.errors import NothingToTryError, SpaceError
 from wattune.plans.axes import SETTINGS, Plan
 from wattune.plans.effective import effective
 from wattune.plans.engines import runs_program
+from wattune.plans.parallel import padding_of
 from wattune.plans.program import FlagValue, Program, is_command, shown_axes, text_of, values_of
 from wattune.plans.rules import BEFORE_SIZES, Violation, violations, world_size
-from wattune.plans.vocabulary import padding_of
 from wattune.scale_down.choice import KEEPS, choose
 from wattune.search.command_entry import Products
 from wattune.search.space import StudySpec, is_of

@@ -197,7 +197,7 @@ def test_one_more_result_of_many_fits_no_surrogate_again(tmp_path, monkeypatch) 
     run_one(study)
     found = api.suggest(study, budget="10m")
     assert found.num_left == 3 and (study.path / FITS).read_bytes() == fits
-    monkeypatch.setattr("wattune.api.decisions._CHOSEN_EVERY", 1)
+    monkeypatch.setattr("wattune.api.decisions.CHOSEN_EVERY", 1)
     api.suggest(study, budget="10m")
     assert (study.path / FITS).read_bytes() != fits, "chosen anew"
 

@@ -12,8 +12,8 @@ from wattune.errors import PlanError
 from wattune.plans.axes import AXES
 from wattune.plans.effective import effective
 from wattune.plans.engines import CAPABILITIES, capabilities
+from wattune.plans.parallel import padding_of
 from wattune.plans.rules import violations
-from wattune.plans.vocabulary import padding_of
 from wattune.workload import Lora, Workload
 
 DENSE, MOE = MODELS["llama3_8b"], MODELS["mixtral_8x7b"]

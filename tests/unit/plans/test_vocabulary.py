@@ -7,8 +7,8 @@ from specs import trial_spec
 
 from wattune.catalog.models import MODELS
 from wattune.plans.axes import Plan
+from wattune.plans.parallel import padded_vocab_size, padding_of
 from wattune.plans.rules import violations
-from wattune.plans.vocabulary import padded_vocab_size, padding_of
 
 GPT, LLAMA = MODELS["gpt3_175b"], MODELS["llama3_70b"]
 

@@ -9,7 +9,7 @@ from wattune.errors import PlanError, SpaceError
 from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT
 from wattune.ranking.order import MOST_NAMED
 from wattune.ranking.sources import Source, rank_sources
-from wattune.report.coverage import coverage_of
+from wattune.report.spaces import coverage_of
 from wattune.run import RunStatus
 from wattune.view.files import ranking_csv, ranking_table
 

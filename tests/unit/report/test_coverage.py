@@ -6,8 +6,8 @@ import pytest
 from made_report import DOCUMENT, Page, ranked, trial
 
 from wattune.fidelity import BURST, FIDELITY, FIRST_BURST_REPEAT
-from wattune.report.coverage import coverage_of, coverage_section
 from wattune.report.page import render_report
+from wattune.report.spaces import coverage_of, coverage_section
 from wattune.run import RunStatus
 
 PAIRS = [

@@ -37,8 +37,7 @@ from wattune.engines.model.compiler import EAGER, Compiler
 from wattune.engines.model.decoder import Rotation
 from wattune.engines.model.experts import expert_product
 from wattune.errors import EngineError
-from wattune.plans.parallel import stage_layers
-from wattune.plans.vocabulary import padded_vocab_size, padding_of
+from wattune.plans.parallel import padded_vocab_size, padding_of, stage_layers
 from wattune.trial import TrialSpec
 
 _POSITIONS = {"rope": "none", "learned": "learned_absolute"}

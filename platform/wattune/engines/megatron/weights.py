@@ -16,7 +16,7 @@ from wattune.catalog.models import ModelSpec
 from wattune.engines.model.experts import ExpertShard
 from wattune.engines.model.tensor_ranks import TensorRanks
 from wattune.engines.model.weights import draw, pad_rows
-from wattune.plans.vocabulary import padded_vocab_size
+from wattune.plans.parallel import padded_vocab_size
 from wattune.workload import Lora
 
 

@@ -17,8 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from wattune.catalog.models import ModelSpec
 from wattune.engines.model.compiler import EAGER, Compiler
-from wattune.engines.model.experts import ExpertShard, MixtureOfExperts
-from wattune.engines.model.feed_forward import FeedForward
+from wattune.engines.model.experts import ExpertShard, FeedForward, MixtureOfExperts
 from wattune.engines.model.offload import Offload
 from wattune.engines.model.routing import LayerRouting, Routes
 from wattune.engines.model.tensor_ranks import ALONE, TensorRanks

@@ -1,4 +1,4 @@
-"""Mixture of experts: dropping by capacity, exchange between expert-parallel ranks, and the experts.
+"""Feed-forward blocks and mixtures: dropping by capacity, exchange between expert-parallel ranks, and the experts.
 
 Legend for shapes: T tokens of this rank's micro-batch, k experts per token, E experts, e experts held here, H hidden
 size, F inner width held here, R tokens received for the experts held here.
@@ -14,7 +14,6 @@ import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor, nn
 
 from wattune.catalog.models import ModelSpec
-from wattune.engines.model.feed_forward import FeedForward
 from wattune.engines.model.routing import LayerRouting
 from wattune.engines.model.tensor_ranks import ALONE
 
@@ -180,3 +179,22 @@ def _all_to_all(rows: Tensor, receive: list[int], send: list[int], group: dist.P
     out = rows.new_empty(sum(receive), rows.shape[1])
     dist.all_to_all_single(out, rows.contiguous(), receive, send, group=group)
     return out
+
+
+class FeedForward(nn.Module):
+    """SwiGLU (Shazeer 2020, arXiv 2002.05202) or GELU feed-forward block."""
+
+    def __init__(self, model: ModelSpec, width: int | None = None) -> None:
+        """Allocates without initialising; without a width it is the model's."""
+        super().__init__()
+        hidden, inner, biased = model.hidden_size, width or model.ffn_hidden_size, model.has_bias("ffn")
+        self.gate = nn.Linear(hidden, inner, bias=biased) if model.activation == "swiglu" else None
+        self.up = nn.Linear(hidden, inner, bias=biased)
+        self.down = nn.Linear(inner, hidden, bias=biased)
+        self.ranks = ALONE
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Token by token."""
+        x = self.ranks.gather(x)
+        up = self.up(x)
+        return cast(Tensor, self.down(F.gelu(up) if self.gate is None else F.silu(self.gate(x)) * up))

@@ -17,8 +17,7 @@ from wattune.engines.model.compiler import Compiler, compile_only
 from wattune.engines.model.decoder import DTYPES, Decoder, Layer, Rotation
 from wattune.engines.torch.mesh import Meshes
 from wattune.engines.torch.tensor_parallel import cut_over, pad_vocabulary
-from wattune.plans.parallel import coordinates, stage_layers
-from wattune.plans.vocabulary import padded_vocab_size
+from wattune.plans.parallel import coordinates, padded_vocab_size, stage_layers
 from wattune.trial import TrialSpec
 from wattune.workers.engine import Ranks
 from wattune.workers.process_groups import leave_groups

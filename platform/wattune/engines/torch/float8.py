@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 
 from wattune.engines.model.decoder import Decoder, Layer
-from wattune.engines.model.feed_forward import FeedForward
+from wattune.engines.model.experts import FeedForward
 from wattune.errors import EngineError
 
 LEAST_CAPABILITY: Final = (8, 9)

@@ -29,7 +29,7 @@ from wattune.engines.torch.fsdp_comm import HoldCompute, ReduceScatter, SerialAl
 from wattune.engines.torch.mesh import Meshes
 from wattune.engines.torch.tensor_parallel import cut_over, pad_vocabulary
 from wattune.plans.axes import Plan
-from wattune.plans.vocabulary import padded_vocab_size
+from wattune.plans.parallel import padded_vocab_size
 from wattune.trial import TrialSpec
 
 

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from wattune.engines.model.decoder import Decoder, Layer
-from wattune.engines.model.experts import MixtureOfExperts
-from wattune.engines.model.feed_forward import FeedForward
+from wattune.engines.model.experts import FeedForward, MixtureOfExperts
 from wattune.engines.model.lora import AdaptedLinear
 from wattune.engines.model.tensor_ranks import SummedRows, TensorRanks
 from wattune.engines.model.weights import Cut
