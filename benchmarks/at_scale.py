@@ -1,6 +1,6 @@
 """Measures how the platform's work grows with ranks, nodes, trials and lanes, beside a bar for each figure.
 
-    python benchmarks/at_scale.py [--only NAME ...] [--out DIR] [--again] [--list]
+    python benchmarks/at_scale.py [--only NAME ...] [--out DIR] [--again]
 
 Figures come from the modules of `benchmarks/at_scale_rows`. NAME is a module (`lanes`) or one of its functions
 (`lanes.ranks`). Each function runs in a process of its own, with a time-out, and its rows are kept in DIR as it gives
@@ -91,7 +91,6 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=MODULES, metavar="NAME", help="a module, or one of its functions")
     parser.add_argument("--out", type=Path, default=Path("at_scale"), metavar="DIR", help="folder for rows and table")
     parser.add_argument("--again", action="store_true", help="measure again what DIR has")
-    parser.add_argument("--list", action="store_true", help="name the functions and what DIR has of them")
     parser.add_argument("--rows-of", metavar="NAME", help="measure one function in this process")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -109,12 +108,10 @@ def main() -> int:
     for number, name in enumerate(names, 1):
         file, begun_s = given.out / f"{name}.jsonl", time.monotonic()
         done = file.with_suffix(".done").exists() and not given.again
-        if not done and not given.list:
+        if not done:
             print(f"{number}/{len(names)} {name}, {TIMEOUTS_S[known[name]]:g} s at most", file=sys.stderr, flush=True)
             missed += filter(None, [measure(name, file)])
             print(f"    {time.monotonic() - begun_s:.0f} s", file=sys.stderr, flush=True)
-        elif given.list:
-            print(f"{name}: {'measured' if done else f'not measured, {TIMEOUTS_S[known[name]]:g} s at most'}")
         found[name] = read_rows(file)
     missed += [f"{row.figure}: {row.value:.4g} {row.unit}" for rows in found.values() for row in rows if not row.is_met]
     result = table(found)

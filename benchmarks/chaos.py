@@ -7,6 +7,10 @@ again until the study is finished. Then everything is looked at. Exit code 1 on 
 
     python benchmarks/chaos.py --kills 20 --seed 1 --csv chaos.csv
     python benchmarks/chaos.py --table --csv chaos.csv
+    python benchmarks/chaos.py --deaths --csv deaths.csv    # stopped in every order of deaths, in place of hazards
+
+With `--deaths` the first process is killed in the middle of a trial, or nobody, and a second later the command gets its
+signal, as from `timeout` or systemd. Exit code 1 where an end took longer than 15 s or left files.
 """
 
 import argparse
@@ -21,13 +25,14 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chaos_study import HAZARDS, Place, allowed, in_own_namespace, objects
-from harness import header
+from chaos_study import HAZARDS, Place, allowed, find, in_own_namespace, objects, own
+from harness import Rows, conditions
 from mlflow import MlflowClient
 
 from wattune.orchestrate.ray_folder import remove_left
@@ -45,17 +50,15 @@ KINDS = ("lost", "changed", "twice", "blamed", "unreadable", "unfinished", "hang
 EXTRA_CALLS = 4
 """Calls beyond one for each hazard, after which a study that is not finished counts as never finishing."""
 
-STILL_S = 900.0
-"""Longest that a call may go on without a new result; a busy machine takes minutes to start Ray and its workers."""
+STILL_S, LATEST_S, NEXT_S, HELD_S = 900.0, 45.0, 8.0, 12.0
+"""Longest that a call may go on without a new result (a busy machine takes minutes to start Ray and its workers), to a
+call's first hazard (while Ray starts, too), from a recovery to the next hazard, and that a hazard is held."""
 
-LATEST_S = 45.0
-"""Latest time of a call's first hazard, seconds after the call's start: while Ray starts, too."""
+ORDERS = ("group", "group SIGHUP", "all", "driver", "gcs", "raylet", "worker", "lane actor", "result maker", "sampler")
+"""Orders of deaths: the process group or every process gets the signal, or the driver does, after a kill of another."""
 
-NEXT_S = 8.0
-"""Longest time from the recovery after one hazard to the next."""
-
-HELD_S = 12.0
-"""Longest time that a process is stopped, a server is down or a disk is full."""
+MOST_S, START_S = 15.0, 600.0
+"""Longest that a stopped study may take to end, and to start before."""
 
 SYNC_S = 300.0
 SETTLED_S = 65.0
@@ -274,6 +277,61 @@ def show(rows: list[dict[str, str]]) -> int:
     return len(found)
 
 
+def stop(order: str, folder: Path) -> tuple[Any, ...]:
+    """Runs a study, stops it in the middle of a trial, and returns a row of the table."""
+    number = signal.SIGHUP if "SIGHUP" in order else signal.SIGTERM
+    place = Place(folder, f"death{ORDERS.index(order)}", (), measure={"min_seconds": 120})
+    log = place.folder / "log.txt"
+    process = place.start("run", str(place.space), log=log, start_new_session=True)
+    try:
+        started_s = time.monotonic()
+        while not (find("worker", place.mark, process.pid) and find("sampler", place.mark, process.pid)):
+            if time.monotonic() - started_s > START_S:
+                sys.exit(f"the study did not start within {START_S:g} s: {log.read_text()[-2000:]}")
+            if process.poll() is not None:  # Ray does not start on a machine that is too busy
+                process = place.start("run", str(place.space), log=log, start_new_session=True)
+            time.sleep(0.3)
+        time.sleep(3)
+        if order in ("gcs", "raylet", "worker", "lane actor", "result maker", "sampler"):
+            find(order, place.mark, process.pid)[0].kill()
+            time.sleep(1)
+        stopped_s = time.monotonic()
+        if order.startswith("group"):
+            os.killpg(process.pid, number)
+        elif order == "all":
+            for each in own(place.mark):
+                each.send_signal(number)
+        else:
+            process.send_signal(number)
+        code = process.wait(300)
+        driver_s = time.monotonic() - stopped_s
+        while own(place.mark) and time.monotonic() - stopped_s < 300:
+            time.sleep(0.1)
+        all_s = time.monotonic() - stopped_s
+        left, said = place.left(), log.read_text().splitlines()
+        remove_left(place.temporary / f"wattune-{os.getuid()}")  # as every call does before it starts Ray
+        remains = place.left()
+    finally:
+        process.kill()
+        process.communicate(timeout=60)
+        place.close(keep=False)
+    remaining = ["; ".join(one[:4]) or "none" for one in (left, remains)]
+    row = (order, number.name, round(driver_s, 1), round(all_s, 1), f"exit {code}", *remaining)
+    print(row, "said:", said[-1:], file=sys.stderr, flush=True)
+    return row
+
+
+def deaths(orders: Sequence[str], table: Path) -> int:
+    """Stops a study in each order; writes and prints a row of each; returns 1 where one ends late or leaves files."""
+    rows = Rows("order", "signal", "driver_s", "all_s", "exit_code", "left", "left_after_next")
+    with tempfile.TemporaryDirectory(prefix="deaths", ignore_cleanup_errors=True) as scratch:
+        for order in orders:
+            rows.add(*stop(order, Path(scratch)))
+            rows.write(table)
+    print(rows.markdown())
+    return int(any(max(row[2:4]) > MOST_S or row[-1] != "none" for row in rows.cells))
+
+
 def main() -> int:
     """Runs as many studies as it takes for the hazards asked for; writes and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -285,13 +343,16 @@ def main() -> int:
     parser.add_argument("--csv", type=Path, required=True, help="table that rows are appended to")
     parser.add_argument("--out", type=Path, help="folder that keeps the files of studies with a breach")
     parser.add_argument("--table", action="store_true", help="only print what --csv holds")
+    parser.add_argument("--deaths", nargs="*", choices=ORDERS, metavar="ORDER", help="orders of deaths (all)")
     options = parser.parse_args()
-    header("Whatever is killed, stopped or starved, a study loses nothing and ends.", "no breach")
-    before = read(options.csv)
+    print(conditions(), "claim: whatever is killed, stopped or starved, a study loses nothing and ends; bar: no breach")
+    before = [] if options.deaths is not None else read(options.csv)
     if options.table:
         return 1 if show(before) else 0
     in_own_namespace()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started and mounted is ended all the same
+    if options.deaths is not None:
+        return deaths(options.deaths or ORDERS, options.csv)
     refused = allowed()
     for hazard in options.hazards:
         if hazard in refused:

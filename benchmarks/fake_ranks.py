@@ -89,10 +89,6 @@ class Host:
         """Lets the steps of every rank end, of this trial and of later ones."""
         self.go.set()
 
-    async def hold(self) -> None:
-        """Keeps ranks in their steps until they are released."""
-        self.go.clear()
-
     async def num_running(self) -> int:
         """Ranks that are in their measured steps now."""
         return self.running
@@ -254,13 +250,7 @@ class FakeKeeper(LaneKeeper):
 def fake_nodes(count: int) -> tuple[Node, ...]:
     """Nodes of eight processors, each a power domain of its own."""
     return tuple(
-        Node(
-            node_id=f"{index:056x}",
-            name=f"node{index:03d}",
-            num_cpus=PER_NODE,
-            num_gpus=0,
-            host=f"h{index}",
-        )
+        Node(node_id=f"{index:056x}", name=f"node{index:03d}", num_cpus=PER_NODE, num_gpus=0, host=f"h{index}")
         for index in range(count)
     )
 

@@ -12,7 +12,7 @@ Markdown, and ends with 1 where the bar is missed:
     if __name__ == "__main__":
         main()
 
-Every script has `--json` (one object on standard output), `--csv FILE` (its rows) and `--out FILE` (a page to fill in).
+Every script has `--json` (one object on standard output) and `--csv FILE` (its rows).
 """
 
 import argparse
@@ -23,8 +23,9 @@ import os
 import platform
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import wraps
 from importlib.metadata import PackageNotFoundError, version
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import Any, Final
 
 VERSIONS: Final = ("torch", "ray", "numpy", "pyarrow")
+MOST_SHOWN: Final = 100
 UNITS: Final = {
     "frac": "",
     "ratio": "",
@@ -61,9 +63,11 @@ class Rows:
         self.cells.append(cells)
 
     def markdown(self) -> str:
-        """Returns the table as Markdown, numbers with four digits."""
-        lines = [map(_heading, self.columns), ["---"] * len(self.columns), *(map(_shown, row) for row in self.cells)]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        """Returns the table as Markdown, numbers with four digits; of a long one its first rows."""
+        shown = (map(_shown, row) for row in self.cells[:MOST_SHOWN])
+        lines = [map(_heading, self.columns), ["---"] * len(self.columns), *shown]
+        more = f"\n\n{len(self.cells) - MOST_SHOWN} rows more are in `--csv`." if len(self.cells) > MOST_SHOWN else ""
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines) + more
 
     def write(self, path: Path) -> None:
         """Writes the table as CSV."""
@@ -84,8 +88,6 @@ class Found:
     rows: Rows
     notes: Sequence[str] = ()
     missed: Sequence[str] = ()
-    more: dict[str, Any] = field(default_factory=dict)
-    """Facts that `--json` has beside the rows."""
 
 
 def conditions() -> str:
@@ -95,12 +97,11 @@ def conditions() -> str:
     if torch is not None and torch.cuda.is_available():
         driver = Path("/proc/driver/nvidia/version").read_text().split("\n")[0].split("Module")[-1].split()[0]
         said.append(f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}, driver {driver}")
-    return ", ".join([*said, f"Python {platform.python_version()}", *map(" ".join, versions(VERSIONS).items())])
-
-
-def header(claim: str, bar: str) -> None:
-    """Says conditions, claim and bar, for a script whose command line is its own."""
-    print(f"{conditions()}\nclaim: {claim}\nbar:   {bar}", file=sys.stderr, flush=True)
+    said.append(f"Python {platform.python_version()}")
+    for name in VERSIONS:
+        with suppress(PackageNotFoundError):
+            said.append(f"{name} {version(name)}")
+    return ", ".join(said)
 
 
 def benchmark(
@@ -125,7 +126,6 @@ def benchmark(
             options(parser)
             parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
             parser.add_argument("--csv", type=Path, help="file for the rows")
-            parser.add_argument("--out", type=Path, help="file for a page: claim, setup, result")
             given = parser.parse_args(arguments)
             where = conditions()
             found = measure(given)
@@ -143,14 +143,9 @@ def _report(given: Namespace, found: Found, said: tuple[str, str, str]) -> None:
     if given.csv:
         found.rows.write(given.csv)
     lines = [found.rows.markdown(), *found.notes]
-    if given.out:
-        command = f"```\npython {' '.join(sys.argv)}\n```"
-        parts = {"Claim": f"{claim} Bar: {bar}.", "Setup": f"- {where}", "Result": "\n\n".join(lines), "Limits": "..."}
-        sections = [f"## {name}\n\n{text}" for name, text in (parts | {"Reproduce": command}).items()]
-        given.out.write_text("\n\n".join([f"# {Path(sys.argv[0]).stem}", *sections]) + "\n")
     if given.json:
         one = {"claim": claim, "bar": bar, "missed": list(found.missed), "conditions": where}
-        print(json.dumps(one | {"rows": found.rows.objects()} | found.more))
+        print(json.dumps(one | {"rows": found.rows.objects()}))
     else:
         print("\n".join([where, f"claim: {claim}", f"bar:   {bar}: {verdict}", "", *lines]))
 
@@ -162,14 +157,3 @@ def _heading(column: str) -> str:
 
 def _shown(cell: object) -> str:
     return "" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell)
-
-
-def versions(names: Iterable[str]) -> dict[str, str]:
-    """Returns the versions of those packages that are installed."""
-    found = {}
-    for name in names:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -11,8 +11,6 @@ SIGKILL of the setter, of its owner, or of both, while the owner asks for random
 devices. `pip install --target FOLDER --no-deps amdsmi==7.0.2` makes FOLDER. Needs g++, no device and no root.
 """
 
-import argparse
-import csv
 import ctypes
 import os
 import random
@@ -24,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +30,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from harness import Found, Rows, benchmark
 
 from wattune.limits.process import hold
 from wattune.limits.setter import FOLDER_VARIABLE
@@ -268,37 +269,39 @@ def deaths(
         return results
 
 
-def main() -> int:
-    """Prints the counts beside their bars; returns 1 where one is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _options(parser: ArgumentParser) -> None:
     parser.add_argument("--backend", choices=STUBS, default="nvml")
     parser.add_argument("--amdsmi", type=Path, help="folder with the Python package amdsmi 7.0.2")
     parser.add_argument("--num", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--at-once", type=int, default=4)
-    parser.add_argument("--csv", type=Path, help="append a row a death")
-    given = parser.parse_args()
-    folder, begun_s = Path(tempfile.mkdtemp(prefix="limit-deaths-")), time.monotonic()
-    rows = deaths(given.backend, given.num, given.seed, folder, given.amdsmi, given.at_once)
-    if given.csv:
-        new = not given.csv.exists()
-        with open(given.csv, "a", newline="") as file:
-            table = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            if new:
-                table.writeheader()
-            table.writerows(rows)
-    num_sets, took_s = sum(one["num_sets"] for one in rows), time.monotonic() - begun_s
-    print(f"{len(rows)} deaths over {given.backend} in {took_s:.0f} s: {dict(Counter(one['victim'] for one in rows))}")
-    print(f"settings written: {num_sets:,} (at least 10 a death, or nothing was tried)")
-    print(f"deaths whose debt the next setter paid: {sum(one['num_restored_by_next'] for one in rows)}")
-    print(f"deaths with several owners, one after another: {sum(one['num_owners'] > 1 for one in rows)}")
-    missed = {name: sum(one[name] for one in rows) for name in BAD}
-    for name, count in missed.items():
-        print(f"{name}: {count} (bar: 0)")
-    if not any(missed.values()):
+
+
+@benchmark(
+    claim="Whatever sets devices may die at any moment: each device is left as it was found.",
+    bar="0 deaths with a device changed, out of range, with two owners, too late or with a debt; 10 settings a death",
+    options=_options,
+)
+def main(given: Namespace) -> Found:
+    """Lets setters die; `--csv` has a row a death."""
+    folder = Path(tempfile.mkdtemp(prefix="limit-deaths-"))
+    found = deaths(given.backend, given.num, given.seed, folder, given.amdsmi, given.at_once)
+    rows = Rows(*found[0])
+    for one in found:
+        rows.add(*one.values())
+    num_sets, bad = sum(one["num_sets"] for one in found), {name: sum(one[name] for one in found) for name in BAD}
+    notes = [
+        f"{len(found)} deaths over {given.backend}: {dict(Counter(one['victim'] for one in found))}",
+        f"settings written: {num_sets:,} (at least 10 a death, or nothing was tried)",
+        f"deaths whose debt the next setter paid: {sum(one['num_restored_by_next'] for one in found)}",
+        f"deaths with several owners, one after another: {sum(one['num_owners'] > 1 for one in found)}",
+        *(f"{name}: {count} (bar: 0)" for name, count in bad.items()),
+    ]
+    if not any(bad.values()):
         shutil.rmtree(folder)
-    return int(any(missed.values()) or num_sets < 10 * len(rows))
+    missed = [f"{name} {count}" for name, count in bad.items() if count]
+    return Found(rows, notes, missed + (["too few settings"] if num_sets < 10 * len(found) else []))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

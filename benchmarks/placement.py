@@ -1,21 +1,16 @@
 """Placement against its bars: the paper's signs, brute force, and simulated maps with measured scatter.
 
-    python benchmarks/placement.py                        # some 400 s of CPU; no GPU
-    python benchmarks/placement.py --maps 200 --csv maps.csv                # in parts: each goes on with the table
-    python benchmarks/placement.py --maps 200 --first 200 --csv maps.csv    # and judges all of it
+    python benchmarks/placement.py --maps 100            # of 1,000: some 700 s of CPU; no GPU
 
 Two real GPUs, one of them slowed: `benchmarks/placement_on_gpus.py`.
 """
 
-import argparse
-import csv
 import itertools
-import sys
+from argparse import ArgumentParser, Namespace
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-from harness import header
+from harness import Found, Rows, benchmark
 
 from wattune.arrays import Floats, Ints
 from wattune.catalog.hardware import ClusterSpec
@@ -104,79 +99,71 @@ def true_gain(truth: Pipe, move: Move, strange: float) -> float:
     return float((truth.step_s() / truth.step_s(there.layers, there.order))[0]) * beside - 1.0
 
 
-def of_maps(numbers: range) -> list[dict[str, float]]:
+COLUMNS = (
+    "num_map", "num_stages", "scatter_frac", "predicted_gain_frac", "low_frac", "high_frac", "true_gain_frac",
+    "probability_frac", "recommended_true_gain_frac", "recommended_probability_frac",
+)  # fmt: skip
+
+
+def of_maps(num_maps: int) -> Rows:
     """Figures of every simulated map: of the best move, and of the recommended one."""
-    rows = []
-    for number in numbers:
+    rows = Rows(*COLUMNS)
+    for number in range(num_maps):
         draw = np.random.default_rng([11, number])
         found, moves, truth, noise = simulated(draw)
-        strange = float(draw.normal())
-        row: dict[str, float] = {"num_map": number, "num_stages": truth.spec.plan.pp, "scatter_frac": noise}
+        strange, row = float(draw.normal()), list[float | None]([None] * 7)
         if moves:
-            gain, best = true_gain(truth, moves[0], strange), moves[0]
-            figures = {"predicted_gain_frac": best.gain_frac, "low_frac": best.low_frac, "high_frac": best.high_frac}
-            row |= figures | {"true_gain_frac": gain, "probability_frac": best.probability}
+            best = moves[0]
+            row[:4] = best.gain_frac, best.low_frac, best.high_frac, true_gain(truth, best, strange)
+            row[4] = best.probability
         if found.chosen is not None:
-            row |= {"recommended_true_gain_frac": true_gain(truth, found.chosen, strange)}
-            row |= {"recommended_probability_frac": found.chosen.probability}
-        rows.append(row)
+            row[5:] = true_gain(truth, found.chosen, strange), found.chosen.probability
+        rows.add(number, truth.spec.plan.pp, noise, *row)
     return rows
 
 
-def earlier(table: Path | None, first: int) -> list[dict[str, float]]:
-    """Reads the maps before the first one from a table."""
-    if table is None or not first:
-        return []
-    with open(table, newline="") as file:
-        rows = [{key: float(text) for key, text in row.items() if text} for row in csv.DictReader(file)]
-    return [row for row in rows if row["num_map"] < first]
-
-
-def main() -> int:
-    """Prints every row beside its bar; 1 if one misses it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _options(parser: ArgumentParser) -> None:
     parser.add_argument("--maps", type=int, default=1000, help="random and simulated maps (1000)")
-    parser.add_argument("--first", type=int, default=0, help="number of the first map, beyond those that the table has")
-    parser.add_argument("--csv", type=Path, help="file of the simulated maps")
-    arguments = parser.parse_args()
-    numbers = range(arguments.first, arguments.first + arguments.maps)
-    header(
-        "Placements are exact on their map, and recommended only where they gain.",
-        "published signs; brute force; losses within the stated probability; 88 to 97 % inside the interval",
-    )
-    ratios = np.arange(1.0501, 1.0831, 0.0001)
+
+
+@benchmark(
+    claim="Placements are exact on their map, and recommended only where they gain.",
+    bar="published signs; brute force; losses within the stated probability; 88 to 97 % inside the interval",
+    options=_options,
+)
+def main(given: Namespace) -> Found:
+    """Asks for the signs, for brute force, and for placements on simulated machines; `--csv` has the machines."""
+    ratios, notes = np.arange(1.0501, 1.0831, 0.0001), []
     gains = {name: np.array([published_gain(name, one) for one in ratios]) for name in PUBLISHED}
     signs = bool((gains["Llama-3 70B 21/19"] > 0).all() and (gains["GPT-3 175B 13/11"] < 0).all())
     for name, each in gains.items():
-        print(f"{name}: {100 * each[0]:+.2f} % at a clock ratio of 1.0501, {100 * each[-1]:+.2f} % at 1.083")
-    print(f"sign as published at {len(ratios)} clock ratios from 1.050 to 1.083: {signs}")
-    same = num_exact(numbers)
-    print(f"equal to brute force on {same} of {arguments.maps} random maps (bar: all)")
-    rows = earlier(arguments.csv, arguments.first) + of_maps(numbers)
-    inside = float(np.mean([r["low_frac"] <= r["true_gain_frac"] <= r["high_frac"] for r in rows if "low_frac" in r]))
-    lag = [
-        3.92 * (r["true_gain_frac"] - r["predicted_gain_frac"]) / (r["high_frac"] - r["low_frac"])
-        for r in rows
-        if "low_frac" in r
-    ]
-    taken = [row for row in rows if "recommended_true_gain_frac" in row]
-    losses = sum(row["recommended_true_gain_frac"] < -1e-9 for row in taken)
-    stated = sum(1 - row["recommended_probability_frac"] for row in taken)
-    missed = sum(row.get("true_gain_frac", 0) > 0.005 and row not in taken for row in rows)
+        notes.append(f"{name}: {each[0]:+.2%} at a clock ratio of 1.0501, {each[-1]:+.2%} at 1.083")
+    notes.append(f"sign as published at {len(ratios)} clock ratios from 1.050 to 1.083: {signs}")
+    same = num_exact(range(given.maps))
+    notes.append(f"equal to brute force on {same} of {given.maps} random maps (bar: all)")
+    maps = of_maps(given.maps)
+    low, high, told, true, gained, sure = (
+        np.array([row[COLUMNS.index(name)] for row in maps.cells], float)
+        for name in ("low_frac", "high_frac", "predicted_gain_frac", "true_gain_frac", *COLUMNS[-2:])
+    )
+    moved, taken = ~np.isnan(low), ~np.isnan(gained)
+    inside = float(((low <= true) & (true <= high))[moved].mean())
+    lag = (3.92 * (true - told) / (high - low))[moved]
+    losses, stated = int((gained[taken] < -1e-9).sum()), float((1 - sure[taken]).sum())
     allowed = stated + 2 * stated**0.5
-    print(f"recommended on {len(taken)} of {len(rows)} simulated maps")
-    print(f"of those {losses} lose, {stated:.1f} by the stated probabilities (bar: at most {allowed:.1f})")
-    print(f"not recommended although it gains more than 0.5 %: {missed}")
-    print(f"true gain of the best move inside its 95 % interval: {inside:.1%} (bar: 88 to 97 %)")
-    print(f"true less predicted gain: {np.mean(lag):+.2f} standard errors (± {np.std(lag) / len(lag) ** 0.5:.2f})")
-    if arguments.csv:
-        keys = sorted({key for row in rows for key in row}, key=lambda key: (key != "num_map", key))
-        with open(arguments.csv, "w", newline="") as file:
-            table = csv.DictWriter(file, keys)
-            table.writeheader()
-            table.writerows({key: f"{value:.6g}" for key, value in row.items()} for row in rows)
-    return 0 if signs and same == arguments.maps and losses <= allowed and 0.88 <= inside <= 0.97 else 1
+    notes += [
+        f"recommended on {taken.sum()} of {given.maps} simulated maps",
+        f"of those {losses} lose, {stated:.1f} by the stated probabilities (bar: at most {allowed:.1f})",
+        f"not recommended although it gains more than 0.5 %: {((true > 0.005) & ~taken).sum()}",
+        f"true gain of the best move inside its 95 % interval: {inside:.1%} (bar: 88 to 97 %)",
+        f"true less predicted gain: {lag.mean():+.2f} standard errors (± {lag.std() / len(lag) ** 0.5:.2f})",
+    ]
+    missed = [] if signs else ["a published sign"]
+    missed += [f"equal to brute force on {same}"] if same < given.maps else []
+    missed += [f"{losses} lose"] if losses > allowed else []
+    missed += [f"{inside:.1%} inside"] if not 0.88 <= inside <= 0.97 else []
+    return Found(maps, notes, missed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -96,16 +96,8 @@ def measured_s(row: dict[str, str]) -> float:
 )
 def main(_: Namespace) -> Found:
     """Predicts pairs, steps, and one plan at each limit."""
-    rows = Rows(
-        "what",
-        "workload",
-        "limit_w",
-        "measured_ratio",
-        "ours_ratio",
-        "cube_root_ratio",
-        "no_limit_ratio",
-        "torch_ratio",
-    )
+    ratios = ("measured_ratio", "ours_ratio", "cube_root_ratio", "no_limit_ratio", "torch_ratio")
+    rows = Rows("what", "workload", "limit_w", *ratios)
     pairs = read("pair")
     fitted = [one for one in pairs if one["at_limit"] == "yes"]
     points, thumb = [], []
@@ -132,12 +124,11 @@ def main(_: Namespace) -> Found:
             1.0,
             *(s and s / measured_s(one) for s in (ours_s, cube_s, free_s, torch_s)),
         )
-        if one["kind"] == "other":
-            for name, guess_s in (("ours", ours_s), ("cube", cube_s)):
-                others[name].append(abs(guess_s / measured_s(one) - 1))
-        elif limit_w < OWN_W and torch_s is not None:
-            for name, guess_s in (("ours", ours_s), ("cube", cube_s), ("none", free_s), ("torch", torch_s)):
-                errors[name].append(abs(guess_s / measured_s(one) - 1))
+        is_judged = limit_w < OWN_W and torch_s is not None
+        for name, guess_s in (("ours", ours_s), ("cube", cube_s), ("none", free_s), ("torch", torch_s)):
+            of = others if one["kind"] == "other" else errors if is_judged else {}
+            if name in of and guess_s is not None:
+                of[name].append(abs(guess_s / measured_s(one) - 1))
     tokens_row = read("step")[0]
     whole_s, whole_w = step(tokens_row, OWN_W)
     cost = [(limit_w, *step(tokens_row, float(limit_w))) for limit_w in LIMITS_W]

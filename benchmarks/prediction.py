@@ -2,28 +2,26 @@
 """Prints the accuracy of estimates against measured trials and published steps, with baselines beside it, and speed.
 
     python benchmarks/prediction.py                   # all of it; writes nothing
-    python benchmarks/prediction.py --only published  # or: parameters, own, speed
+    python benchmarks/prediction.py --only published  # or: own, speed
     python benchmarks/prediction.py --trials FILE     # every trial, predicted and measured
 
-The whole chain is judged, as a user asks for it: published steps and parameters by `wattune.estimate`, own trials by
-coefficients fitted as `wattune fit` does to others, speed by what `wattune plan --estimate` calls. Nothing that was
-measured of a trial goes into its estimate. Own trials are left out in folds of configurations, then whole families (a
-model and engine on a number of devices), then all on two devices, and those on H100 and on filled H200 by what ships.
+The whole chain is judged, as a user asks for it: published steps by `wattune.estimate`, own trials by coefficients
+fitted as `wattune fit` does to others, speed by what `wattune plan --estimate` calls. Nothing that was measured of a
+trial goes into its estimate. Own trials are left out in folds of configurations, then whole families (a model and
+engine on a number of devices), then all on two devices; those on H100 and on filled H200 are told by what ships.
 """
 
-import json
 import resource
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from harness import Found, Rows, benchmark
 from measured_tables import DATA, fitted_to, held_trials, ordered, trials, trials_of
-from published_steps import errors, read
-from step_time_baselines import at_rate, calculon_s, model_flop, roofline_s
+from published_steps import at_rate, calculon_s, errors, model_flop, read
 
 import wattune
 from wattune.cost.defaults import default_coefficients
@@ -38,7 +36,6 @@ from wattune.search.strategies.features import make_features
 from wattune.search.strategies.surrogate import Surrogate
 from wattune.trial import TrialSpec
 
-HERE: Final = Path(__file__).parent
 FOLDS: Final = 5
 BARS: Final = {
     "step_time_s": (0.05, 0.20, 0.12),
@@ -62,20 +59,17 @@ LEAST_SPEED: Final = 20_000
 """Candidates a CPU second, enumerated and estimated."""
 NUM_NODES: Final = 16
 """Of the cluster whose plans are estimated for it."""
-CONFIGS: Final = HERE.parent / "tests" / "golden" / "model_configs"
 COLUMNS: Final = (
     "what", "figure", "by", "num_cases", "median_frac", "p90_frac", "p95_frac", "worst_frac", "inside_frac",
     "half_width_frac",
 )  # fmt: skip
 MEAN: Final = "device_power_mean_w"
 BASELINES: Final = {
-    "step_time_s": ("constant MFU", "datasheet roofline", "Calculon's equations"),
+    "step_time_s": ("constant MFU", "Calculon's equations"),
     MEAN: ("constant share of the limit",),
 }
-OTHERS: Final = "*_h200x2*.parquet"
-"""Tables of trials on two devices."""
 ON_H100: Final = "*_h100x*.parquet"
-PARTS: Final = ("parameters", "published", "own", "speed")
+PARTS: Final = ("published", "own", "speed")
 ENDS: Final = {"": "value", " low": "low", " high": "high"}
 """Endings of a metric's name in `Predicted`, by the estimate's field."""
 Predicted = dict[str, float]
@@ -108,19 +102,11 @@ def predictions(rest: Sequence[MeasuredTrial], specs: Sequence[TrialSpec]) -> li
         {
             **figures,
             "constant MFU": at_rate(spec, float(rate)),
-            "datasheet roofline": roofline_s(spec),
             "Calculon's equations": calculon_s(spec),
             "constant share of the limit": mean_w,
         }
         for spec, figures in zip(specs, _figures(found, len(specs)), strict=True)
     ]
-
-
-def apart(measured: Sequence[MeasuredTrial]) -> tuple[list[MeasuredTrial], list[MeasuredTrial]]:
-    """Returns the trials on four devices, and those on two: another day, other devices."""
-    others = trials(OTHERS)
-    ids = {spec.trial_id for spec, _ in others}
-    return [one for one in measured if one[0].trial_id not in ids], others
 
 
 def family_of(spec: TrialSpec) -> tuple[str, int, str, int]:
@@ -230,30 +216,6 @@ def published(rows: Rows) -> tuple[list[str], list[str]]:
     return [f"{len(steps)} of {len(steps) + sum(reasons.values())} published rows.", *left_out], missed
 
 
-def allocated(config: dict[str, Any]) -> int:
-    """Counts the parameters of transformers' causal model of a `config.json`; of its text part where it has one."""
-    import torch
-    import transformers
-
-    own = {key: value for key, value in config.items() if key not in ("model_type", "auto_map", "quantization_config")}
-    made: Any = transformers.AutoConfig.for_model(config["model_type"], **own)
-    with torch.device("meta"):
-        model: Any = transformers.AutoModelForCausalLM.from_config(made.get_text_config())
-    return sum(one.numel() for one in model.parameters())
-
-
-def parameters(rows: Rows) -> list[str]:
-    """Adds parameters of public models by `wattune.estimate` against transformers; returns those that differ."""
-    ratios: dict[str, float] = {}
-    for path in sorted(CONFIGS.glob("*.json")):
-        config = json.loads(path.read_text(encoding="utf-8"))
-        left = ["vision_config"] if "vision_config" in config else []
-        found = wattune.estimate(model=str(path), cluster="1x8 h200_sxm", leave_out=left).spec.model
-        ratios[path.stem] = found.num_parameters / allocated(config)
-    add(rows, "public config.json", "num_parameters", "wattune", np.abs(np.array([*ratios.values()]) - 1))
-    return [f"{name}: {ratio:.4f} of the parameters" for name, ratio in ratios.items() if ratio != 1]
-
-
 def in_order(measured: Sequence[MeasuredTrial], predicted: Sequence[Predicted]) -> str:
     """Says how many pairs that differ by more than 5 %, of one model and engine, are predicted in order."""
     counts = {
@@ -330,16 +292,14 @@ def _options(parser: ArgumentParser) -> None:
         f"{name} {middle:.0%}" + (f" (95th percentile {tail:.0%})" if tail else "")
         for name, (middle, tail, _) in BARS.items()
     )
-    + f"; published steps {PUBLISHED_BARS[0]:.0%} (90th percentile {PUBLISHED_BARS[1]:.0%}); parameters exact; "
+    + f"; published steps {PUBLISHED_BARS[0]:.0%} (90th percentile {PUBLISHED_BARS[1]:.0%}); "
     f"{LEAST_SPEED:,} candidates a CPU-s",
     options=_options,
 )
 def main(given: Namespace) -> Found:
-    """Parameters, published steps, own trials, speed."""
+    """Published steps, own trials, speed."""
     rows, notes, missed = Rows(*COLUMNS), [], []
     wanted = given.only or PARTS
-    if "parameters" in wanted:
-        missed += parameters(rows)
     if "published" in wanted:
         said, beyond = published(rows)
         notes, missed = notes + said, missed + beyond
@@ -357,13 +317,14 @@ def own(rows: Rows, given: Namespace) -> tuple[list[str], list[str]]:
     every, measured = trials(), trials(full_before=False)
     folds = {name: at % FOLDS for at, name in enumerate(sorted({spec.trial_id for spec, _ in measured}))}
     predicted = left_out(measured, every, lambda spec: folds.get(spec.trial_id))
-    first, fresh = apart(every)
-    foreseen = predictions(first, [spec for spec, _ in fresh])
     judge(rows, "held out", measured, predicted)
     apart_from = left_out(measured, every, family_of)
     missed = judge(rows, "families left out", measured, apart_from, by_class=True)
     missed += told_few(rows, measured, apart_from)
-    judge(rows, "four to two", fresh, foreseen)
+    two = trials("*_h200x2*.parquet")
+    ids = {spec.trial_id for spec, _ in two}
+    told = predictions([one for one in every if one[0].trial_id not in ids], [spec for spec, _ in two])
+    judge(rows, "four to two", two, told)
     later = trials_of(DATA / "nodes" / "h200x4" / "slice.parquet")
     judge(rows, "a later slice on four", later, shipped([spec for spec, _ in later]), by_class=True)
     other, with_full, full = trials(ON_H100, full_before=False), trials(ON_H100), held_trials()
@@ -373,9 +334,9 @@ def own(rows: Rows, given: Namespace) -> tuple[list[str], list[str]]:
     calm = [one for one in full if one[1].metrics["memory_retries_per_step_count"] == 0]
     judge(rows, "filled H200, no memory given back", calm, shipped([spec for spec, _ in calm]))
     if given.trials is not None:
-        write(given.trials, {"held_out": (measured, predicted), "four_to_two": (fresh, foreseen)})
-    text = f"{len(measured)} trials of {len(folds)} configurations; {len(fresh)} on two devices, {len(other)} on H100."
-    return [text, in_order(measured, predicted), in_order(fresh, foreseen)], missed
+        write(given.trials, {"held_out": (measured, predicted), "four_to_two": (two, told)})
+    text = f"{len(measured)} trials of {len(folds)} configurations; {len(other)} on H100."
+    return [text, in_order(measured, predicted)], missed
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""Published training steps as questions to `wattune.estimate`: what a row means, and which rows cannot be asked."""
+"""Published training steps as questions to `wattune.estimate`, and baselines beside which an error means something."""
 
+import csv
 import re
 from collections import defaultdict
 from collections.abc import Mapping
@@ -9,11 +10,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from step_time_baselines import at_rate, model_flop
 
 import wattune
 from wattune.catalog.models import MODELS, ModelSpec
+from wattune.cost.flops import workload_flop_per_token
+from wattune.cost.step_time.pipeline import bubble_ratio
+from wattune.plans.axes import Plan
+from wattune.plans.parallel import num_micro_batches
 from wattune.search.forecast import Estimate
+from wattune.trial import TrialSpec
 
 TABLE = Path(__file__).parent / "data" / "published_steps.parquet"
 
@@ -41,55 +46,27 @@ PRECISIONS = {
 }  # fmt: skip
 
 
-def _model(h: int, layers: int, ffn: int, heads: int, kv: int, vocab: int, **more: Any) -> ModelSpec:
-    return ModelSpec(
-        name="published", num_layers=layers, hidden_size=h, ffn_hidden_size=ffn, num_heads=heads, num_kv_heads=kv,
-        vocab_size=vocab, **more,
-    )  # fmt: skip
-
-
 _RELU2: dict[str, Any] = {"norm": "layernorm", "activation": "gelu"}
 _MPT: dict[str, Any] = _RELU2 | {"positions": "learned", "tied_embeddings": True}
-_GPT: dict[str, Any] = _MPT | {"bias": True}
+_KINDS = {"": {}, "relu2": _RELU2, "mpt": _MPT, "gpt": _MPT | {"bias": True}}
 
-MODELS_PUBLISHED: Mapping[str, ModelSpec] = {
-    "llama3.1-8b": MODELS["llama3_8b"],
-    "llama3-8b": MODELS["llama3_8b"],
-    "llama3.1-70b": MODELS["llama3_70b"],
-    "llama3-70b": MODELS["llama3_70b"],
-    "llama3.1-405b": _model(16384, 126, 53248, 128, 8, 128256),
-    "llama2-7b": _model(4096, 32, 11008, 32, 32, 32000),
-    "llama2-13b": _model(5120, 40, 13824, 40, 40, 32000),
-    "llama2-70b": _model(8192, 80, 28672, 64, 8, 32000),
-    "llama-70b": _model(8192, 80, 28672, 64, 8, 32000),
-    "nemotron4-15b": _model(6144, 32, 24576, 48, 8, 256000, **_RELU2),
-    "nemotron4-340b": _model(18432, 96, 73728, 96, 8, 256000, **_RELU2),
-    "nemotron-8b": _model(4096, 32, 16384, 32, 32, 256000, **_RELU2),
-    "nemotron-22b": _model(6144, 40, 24576, 48, 48, 256000, **_RELU2),
-    "nemotron-340b": _model(18432, 96, 73728, 96, 8, 256000, **_RELU2),
-    "gpt3-5b": _model(4096, 24, 16384, 32, 32, 51200, **_GPT),
-    "gpt3-20b": _model(6144, 44, 24576, 48, 48, 51200, **_GPT),
-    "gpt3-175b": replace(MODELS["gpt3_175b"], vocab_size=51200),
-    "gpt-22b": _model(6144, 48, 24576, 64, 64, 51200, **_GPT),
-    "gpt-175b": _model(12288, 96, 49152, 96, 96, 51200, **_GPT),
-    "gpt-530b": _model(20480, 105, 81920, 128, 128, 51200, **_GPT),
-    "gpt-1t": _model(25600, 128, 102400, 160, 160, 51200, **_GPT),
-    "mt-nlg-530b": _model(20480, 105, 81920, 128, 128, 51200, **_GPT),
-    "grok1-314b": _model(6144, 64, 32768, 48, 8, 131072, num_experts=8, num_experts_per_token=2),
-    "mixtral-8x7b": MODELS["mixtral_8x7b"],
-    "mixtral-8x22b": MODELS["mixtral_8x22b"],
-    "qwen2.5-7b": _model(3584, 28, 18944, 28, 4, 152064),
-    "qwen2.5-32b": _model(5120, 64, 27648, 40, 8, 152064),
-    **{
-        f"mpt-{size}": _model(h, layers, 4 * h, h // width, h // width, 50368, **_MPT)
-        for size, h, layers, width in (
-            ("125m", 768, 12, 64), ("350m", 1024, 24, 64), ("760m", 1536, 24, 128), ("1b", 2048, 24, 128),
-            ("3b", 2560, 32, 128), ("7b", 4096, 32, 128), ("13b", 5120, 40, 128), ("30b", 7168, 48, 128),
-            ("70b", 8192, 80, 128),
-        )
-    },
-}  # fmt: skip
-"""Shapes by the name in the table, in lower case: of the catalog, papers, and the models' published configurations."""
+
+def _model(row: Mapping[str, str]) -> ModelSpec:
+    """Reads a shape: of the catalog, or by its numbers, with 2 experts a token where it has any."""
+    numbers = {name: int(row[name]) for name in [*row][2:8] if row[name]}
+    if row["like"]:
+        return replace(MODELS[row["like"]], **numbers)
+    experts = {"num_experts": int(row["num_experts"]), "num_experts_per_token": 2} if row["num_experts"] else {}
+    return ModelSpec(name="published", **numbers, **_KINDS[row["kind"]], **experts)
+
+
+def _models() -> dict[str, ModelSpec]:
+    with (TABLE.parent / "published_models.csv").open(newline="") as file:
+        return {row["model"]: _model(row) for row in csv.DictReader(file)}
+
+
+MODELS_PUBLISHED = _models()
+"""Shapes by the name in the table, in lower case (`data/published_models.csv`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,3 +288,70 @@ def _short(source: str) -> str:
         if part in source:
             return "DGXC MaxText" if "MaxT" in source else name
     return source[:16]
+
+
+PASSES = {"none": 3.0, "selective": 3.0, "full": 4.0}
+"""Forward passes' worth of products in a step, by recomputation."""
+
+
+def model_flop(spec: TrialSpec) -> float:
+    """Counts model FLOPs of a step."""
+    return spec.workload.tokens_per_step * workload_flop_per_token(spec.model, spec.workload)
+
+
+def at_rate(spec: TrialSpec, flop_per_s: float) -> float:
+    """Returns the step time at a constant achieved rate of every device: constant MFU."""
+    return model_flop(spec) / (flop_per_s * spec.cluster.world_size)
+
+
+def calculon_s(spec: TrialSpec) -> float:
+    """Restates Calculon's equations with the efficiencies of its A100 system file.
+
+    Isaev et al. 2023 (Calculon, SC23), repository calculon-ai/calculon at 4f81f02 (Apache-2.0), systems/a100_80g.json:
+    compute and memory add up; matrix efficiency 0.95 above 128 GFLOP, 0.9 above 16, 0.6 above 1; memory 0.9; links 0.6,
+    network 0.9 of the datasheet. Nothing overlaps. Attention is fused, unlike there.
+    """
+    model, plan, workload, cluster = spec.model, spec.plan, spec.workload, spec.cluster
+    device = cluster.sensed_device
+    peak, bandwidth, link = device.peak_flop_per_s(plan.dtype), device.memory_bandwidth_bytes_per_s, None
+    link = device.link_bandwidth_bytes_per_s
+    assert peak and bandwidth and link
+    h, kv, f = model.hidden_size, model.num_kv_heads * model.head_size, model.ffn_hidden_size
+    tokens = plan.micro_batch_size * workload.seq_len / plan.cp
+
+    def product_s(m: float, n: float, k: float) -> float:
+        flop = 2 * m * n * k
+        efficiency = next(rate for least, rate in ((128e9, 0.95), (16e9, 0.9), (1e9, 0.6), (0, 0.1)) if flop >= least)
+        return flop / (peak * efficiency) + 2 * (m * k + k * n + m * n) / (bandwidth * 0.9)
+
+    experts = model.num_experts_per_token if model.is_moe else 1
+    gated = 2 if model.activation == "swiglu" else 1
+    forward_s = product_s(tokens, (h + 2 * kv) / plan.tp, h) + product_s(tokens, h, h / plan.tp)
+    forward_s += experts * (product_s(tokens, gated * f / plan.tp, h) + product_s(tokens, h, f / plan.tp))
+    forward_s += 2 * tokens * workload.seq_len * h / plan.tp / (peak * 0.9)
+    moved = tokens * (16 * h + 3 * gated * f) / plan.tp
+    layer_s = PASSES[plan.recompute] * (forward_s + 2 * moved / (bandwidth * 0.9))
+    if plan.tp > 1:
+        layer_s += PASSES[plan.recompute] * 4 * 2 * tokens * h * (plan.tp - 1) / plan.tp / (link * 0.6)
+    head_s = 3 * product_s(tokens, model.vocab_size / plan.tp, h)
+    count = num_micro_batches(plan, cluster.world_size, workload.global_batch_size)
+    passes_s = count * (layer_s * model.num_layers + head_s) / plan.pp
+    return passes_s * (1 + _bubble(plan, count)) + _replicas_s(spec, model, count, link)
+
+
+def _replicas_s(spec: TrialSpec, model: ModelSpec, count: int, link: float) -> float:
+    """Predicts gradients in fp32 and weights in bf16 of one rank over the slower of link and network."""
+    plan, cluster = spec.plan, spec.cluster
+    dp = plan.dp(cluster.world_size)
+    if dp == 1:
+        return 0.0
+    held = model.num_parameters / (plan.tp * plan.pp * (plan.ep if model.is_moe else 1))
+    each = count if plan.sharding in ("zero2", "zero3") else 1
+    gathers = 2 * count if plan.sharding == "zero3" else 1
+    rate = link * 0.6 if cluster.num_nodes == 1 else min(link * 0.6, 50e9 * 0.9 * max(1, 8 // plan.tp))
+    return held * (4 * each + 2 * gathers) * (dp - 1) / dp / rate
+
+
+def _bubble(plan: Plan, count: int) -> float:
+    """Returns idle over busy time of its pipeline."""
+    return float(bubble_ratio(plan.pp, plan.vpp, np.array(count)))

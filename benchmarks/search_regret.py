@@ -4,6 +4,7 @@
     python benchmarks/search_regret.py                                  # every table and goal of search_cases.yaml
     python benchmarks/search_regret.py --case moe_ep_h200x4_2750w --only random --only model_guided
     python benchmarks/search_regret.py --priors --seeds 4 --most 60     # by estimates that are wrong on purpose
+    python benchmarks/search_regret.py --ask 200    # processor time of a decision among 50,000 candidates
 
 A table has one row per trial repeat (`benchmarks/data/README.md`). A strategy is told one repeat, drawn by the seed. It
 is scored by the mean over repeats. Columns named `estimated_METRIC` are the estimates that `model_guided` gets as its
@@ -23,6 +24,7 @@ from argparse import ArgumentParser, Namespace
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice, product
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -35,6 +37,7 @@ from numpy.typing import NDArray
 
 from wattune.cost.tables import EstimatedMetric
 from wattune.objective import Question
+from wattune.plans.axes import Plan
 from wattune.run import Run, RunStatus
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.protocol import Observation, Problem, Strategy
@@ -51,6 +54,9 @@ USUAL_LOG_STD: Final = 0.15
 WITHIN: Final = 0.02
 """A trial is found when its objective is this near to that of the best feasible one."""
 QUANTILES: Final = (0.1, 0.5, 0.9)
+NUM_ASKED: Final = 50_000
+MOST_ASK_S: Final = 1.0
+"""Candidates of a decision that is timed, and the processor seconds that it may take."""
 SLOW_SEEDS: Final = 5
 """Seeds of a strategy that a case calls slow."""
 COLUMNS: Final = (
@@ -372,10 +378,46 @@ def cases_of(path: Path, wanted: Sequence[str]) -> Iterator[tuple[Case, dict[str
         yield case, {"others": 200, **one.get("most", {})}, one.get("slow", [])
 
 
+def cpu_s_of_asking(num_trials: int) -> tuple[float, float]:
+    """Measures a decision after so many trials of 50,000 made-up candidates: mean and most of the last 20."""
+    axes: dict[str, Sequence[object]] = {
+        "tp": (1, 2, 4, 8),
+        "pp": (1, 2, 4, 8),
+        "micro_batch_size": (1, 2, 4, 8, 16),
+        "recompute": ("none", "selective", "full"),
+        "sharding": ("none", "zero1", "zero2", "zero3"),
+        "power_limit_w": np.linspace(300.0, 700.0, 18).tolist(),
+        "overlap": ("none", "grad", "grad_param"),
+    }
+    base = next(cases_of(CASES, ["moe_ep_h200x4_2750w"]))[0].trials[0].spec
+    plans = (Plan(**dict(zip(axes, values, strict=True))) for values in product(*axes.values()))
+    specs = tuple(replace(base, plan=plan) for plan in islice(plans, NUM_ASKED))
+    rng, num = np.random.default_rng(0), len(specs)
+    limit, micro, tp = (
+        np.array([getattr(s.plan, n) for s in specs]) for n in ("power_limit_w", "micro_batch_size", "tp")
+    )
+    speed, power = "tokens_per_s", "node_device_power_peak_1s_w"
+    true = {speed: 1e4 * (limit / 700) ** 0.4 * micro**0.1 / tp**0.05, power: 4 * limit}
+    true = {name: column * np.exp(0.04 * rng.standard_normal(num)) for name, column in true.items()}
+    estimates = {n: EstimatedMetric.of(each * np.exp(0.1 * rng.standard_normal(num)), 0.15) for n, each in true.items()}
+    question = Question.of("maximize tokens_per_s", "node_device_power_peak_1s_w <= 2500")
+    strategy = ModelGuided(Problem(specs=specs, question=question, estimates=estimates, seed=0), stops=False)
+    rows, spent_s = {spec: row for row, spec in enumerate(specs)}, []
+    for _ in range(num_trials):
+        begun_s = time.process_time()
+        (spec,) = strategy.ask(1)
+        spent_s.append(time.process_time() - begun_s)
+        metrics = {name: float(column[rows[spec]]) for name, column in true.items()}
+        run = Run(trial_id=spec.trial_id, repeat=0, status=RunStatus.COMPLETED, metrics=metrics)
+        strategy.tell(spec, run)
+    return float(np.mean(spent_s[-20:])), max(spent_s[-20:])
+
+
 def _options(parser: ArgumentParser) -> None:
     parser.add_argument("--cases", type=Path, default=CASES, help="file of tables with goals")
     parser.add_argument("--case", action="append", default=[], help="only this one of the cases; may be repeated")
     parser.add_argument("--priors", action="store_true", help="model_guided by wrong estimates, in place of strategies")
+    parser.add_argument("--ask", type=int, default=0, metavar="TRIALS", help="time a decision after so many trials")
     parser.add_argument("--only", action="append", help="a strategy to replay; all without it")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--most", type=int, help="most trials of a run; else as the case says")
@@ -383,11 +425,16 @@ def _options(parser: ArgumentParser) -> None:
 
 @benchmark(
     claim="A strategy finds a plan near the best one in fewer trials than a search at random, and never stops far off.",
-    bar=f"no stop above {WITHIN:.0%} regret; trials beside those of every other strategy",
+    bar=f"no stop above {WITHIN:.0%} regret; trials beside those of other strategies; a decision {MOST_ASK_S:g} CPU-s",
     options=_options,
 )
 def main(given: Namespace) -> Found:
-    """Replays every case by every strategy, or with every prior."""
+    """Replays every case by every strategy, or with every prior; or times decisions."""
+    if given.ask:
+        mean_s, most_s = cpu_s_of_asking(given.ask)
+        asked = Rows("candidates", "trials", "mean_cpu_s", "most_cpu_s")
+        asked.add(NUM_ASKED, given.ask, mean_s, most_s)
+        return Found(asked, missed=[f"a decision takes {mean_s:.1f} CPU-s"] if mean_s > MOST_ASK_S else [])
     rows, missed = Rows(*COLUMNS), []
     for case, most, slow in cases_of(given.cases, given.case):
         if max(map(case.value, case.trials)) == -math.inf:

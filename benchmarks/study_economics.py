@@ -2,7 +2,6 @@
 
     python benchmarks/study_economics.py [--cases dense,mixture] [--before TREE] [--most-s 500] [--csv FILE]
     python benchmarks/study_economics.py --cases dense --kept --long-window-s 12
-    python benchmarks/study_economics.py --recorded FOLDER [FOLDER ...]     no run: studies that are there
     python benchmarks/study_economics.py --replay     no run: which recorded trials `run` would start, by their memory
     python benchmarks/study_economics.py --device cpu --cases tiny     no GPU: two gloo ranks, simulated sensors
 
@@ -16,9 +15,8 @@ began and the others c apart, ten minutes hold 1 + (600 - a) / c.
 Measured shares are of the time from the command (cold) or the first result (warm) to the last result, and of the ten
 minutes that would go on so (600 s). Parts are means over the trials after the first, as each trial records them;
 `parts_error_frac` is how far they are from a trial's time, the largest. `announced_ratio` is the time that the study
-announced over what it took, of all its trials where it ran to its end, else of those it named. `driver_cpu_s` are the
-processor seconds a trial of the command and of the processes that drive trials. The step time of each plan is compared
-between the trees.
+announced over what it took, of all its trials where it ran to its end, else of those it named. The step time of
+each plan is compared between the trees.
 """
 
 import itertools
@@ -34,15 +32,15 @@ import tempfile
 import time
 from argparse import ArgumentParser, Namespace
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import psutil
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import yaml
 from harness import Found, Rows, benchmark
+from measured_tables import run_of
 
 from wattune.cost.defaults import default_coefficients
 from wattune.cost.estimate import estimate
@@ -50,66 +48,16 @@ from wattune.cost.out_of_memory import CERTAIN, LIKELY, MemoryRisk
 from wattune.plans.engines import CAPABILITIES
 from wattune.ranking.difference import Counted, difference
 from wattune.ranking.spreads import Spreads
-from wattune.run import Numbers, Run, RunStatus
-from wattune.steps.steady import WINDOW_STEPS, warmup
+from wattune.run import Numbers, Run
 from wattune.storage.study import TrialFolder
-from wattune.trial import Measure, TrialSpec
+from wattune.trial import TrialSpec
 
 HERE = Path(__file__).resolve().parents[1]
 SPAN_S = 600.0
 STOP_S = 60.0  # longest a study may take to end when it is stopped
 
-LLAMA = {"name": "llama3_8b", "hidden_size": 3072, "num_heads": 24, "num_kv_heads": 8, "ffn_hidden_size": 8192}
-"""Widths of a model of 3 billion parameters at 28 layers."""
-TINY = {"num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 128, "num_heads": 4, "num_kv_heads": 2}
-GATHERED = {"sharding": ["zero1"], "overlap": ["grad_param"]}
-CASES: dict[str, dict[str, Any]] = {
-    "dense": {
-        "model": {**LLAMA, "num_layers": 8},
-        "space": {"tp": [1, 2], "pp": [1, 2], "micro_batch_size": [1, 2, 4], **GATHERED},
-    },
-    "dense_megatron": {
-        "model": {**LLAMA, "num_layers": 8},
-        "engine": "megatron",
-        "space": {"tp": [1, 2], "micro_batch_size": [1, 2, 4], **GATHERED},
-    },
-    "tp2_engines": {
-        "model": {**LLAMA, "num_layers": 8},
-        "engine": ["torch", "megatron"],
-        "space": {"tp": [2], "micro_batch_size": [1, 4]},
-    },
-    "mixture": {
-        "model": {"name": "gpt_oss_20b_like", "num_layers": 8},
-        "space": {"ep": [1, 2], "tp": [1, 2], "micro_batch_size": [1, 2], "recompute": ["none", "full"], **GATHERED},
-        "search": {"strategy": "model_guided", "finalists": {"until": 0.95, "max_share": 0.3}},
-    },
-    "gpt": {
-        "model": {"name": "gpt3_175b", "num_layers": 8, "hidden_size": 3072, "num_heads": 24, "num_kv_heads": 24}
-        | {"ffn_hidden_size": 12288, "max_positions": 4096},
-        "space": {"tp": [1, 2], "micro_batch_size": [1, 2, 4], **GATHERED},
-    },
-    "three_billion": {
-        "model": {**LLAMA, "num_layers": 28},
-        "space": {"tp": [1, 2], "micro_batch_size": [1, 2, 4], **GATHERED},
-    },
-    "engines": {
-        "model": {"name": "llama3_8b", "num_layers": 4, "vocab_size": 32_000},
-        "engine": ["torch", "megatron", "deepspeed"],
-        "workload": {"mode": "pretrain", "seq_len": 4096, "global_batch_size": 32},
-        "space": {"micro_batch_size": [4], "sharding": ["zero1"], "overlap": ["none", "grad_param"]},
-    },
-    "engines_mixture": {
-        "model": {"name": "mixtral_8x7b", "num_layers": 2},
-        "engine": ["torch", "megatron", "deepspeed"],
-        "workload": {"mode": "pretrain", "seq_len": 4096, "global_batch_size": 32, "routing": "balanced"},
-        "space": {"ep": [2], "micro_batch_size": [4], "sharding": ["zero1"], "overlap": ["none", "grad_param"]},
-    },
-    "tiny": {
-        "model": {"name": "llama3_8b", "vocab_size": 256, **TINY},
-        "space": {"micro_batch_size": [1, 2, 4], "sharding": ["none", "zero1"]},
-        "workload": {"mode": "pretrain", "seq_len": 32, "global_batch_size": 8},
-    },
-}
+CASES: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "benchmarks/data/economics_cases.yaml").read_text())
+"""Parts of each case's space that differ from all others."""
 LEAST_PLANS = {"dense": 50, "mixture": 30, "three_billion": 22}
 """Plans in ten minutes, cold, on two H100."""
 FIRST_WITHIN_S, TRIAL_WITHIN_S = 60.0, 9.0
@@ -127,7 +75,6 @@ FIGURES = (
     "measured_cold_frac",
     "measured_warm_frac",
     "median_trial_s",
-    "driver_cpu_s",
 )
 TOLD = ("announced_ratio", "parts_error_frac", "num_trials", "num_out_of_memory")
 COLUMNS = ("case", "tree", "num_in_600_s", *FIGURES, *TOLD, *(f"{one}_s" for one in PARTS))
@@ -150,28 +97,6 @@ def space(case: str, kind: str, window_s: float, given: Namespace) -> dict[str, 
     return found | {"study": f"{case}{kind}"}
 
 
-class CpuTime:
-    """Processor seconds of a command and of the processes that drive its trials, looked at while it runs."""
-
-    def __init__(self, command: int) -> None:
-        self._command, self._seen_s = psutil.Process(command), dict[int, float]()
-
-    def look(self) -> None:
-        """Looks once."""
-        try:
-            for process in (self._command, *self._command.children(recursive=True)):
-                if process == self._command or process.name().startswith("ray::ImplicitFu"):
-                    times = process.cpu_times()
-                    self._seen_s[process.pid] = times.user + times.system
-        except psutil.Error:  # one of them has just ended
-            return
-
-    @property
-    def seconds(self) -> float:
-        """All that was seen."""
-        return sum(self._seen_s.values())
-
-
 def run(
     case: str, kind: str, tree: Path, folder: Path, most_s: float, given: Namespace
 ) -> tuple[dict[str, Any], Results]:
@@ -185,18 +110,17 @@ def run(
         command = [sys.executable, "-m", "wattune", "run", f"{name}.yaml", "--storage", "storage"]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         running = subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT)
-        cpu = CpuTime(running.pid)
-        while (ended := running.poll()) is None and time.time() < begun_s + most_s:
-            cpu.look()
-            time.sleep(0.5)
-        if running.poll() is None:
+        try:
+            ended: int | None = running.wait(most_s)
+        except subprocess.TimeoutExpired:
+            ended = None
             running.send_signal(signal.SIGINT)
             running.wait(STOP_S)
     found = results(folder / "storage" / name)
     if len(found) < 2:
         raise SystemExit(f"{name} in {tree}: {len(found)} results; see {folder / f'{name}.txt'}")
     told = announced(folder / f"{name}.txt", found, begun_s, is_whole=ended == 0)
-    return row(name, found, begun_s, cpu.seconds, told)
+    return row(name, found, begun_s, told)
 
 
 def results(study: Path) -> list[tuple[float, Path, Run]]:
@@ -242,7 +166,7 @@ def measured_s(trial: Path) -> float:
 
 
 def row(
-    case: str, found: list[tuple[float, Path, Run]], begun_s: float, cpu_s: float, told: float | None
+    case: str, found: list[tuple[float, Path, Run]], begun_s: float, told: float | None
 ) -> tuple[dict[str, Any], Results]:
     """The figures of a study from its stored results, in the order they came."""
     stored_s = [stored for stored, _, _ in found]
@@ -258,7 +182,6 @@ def row(
         "measured_cold_frac": sum(windows_s) / (first_s + rest_s),
         "measured_warm_frac": sum(windows_s[1:]) / rest_s,
         "median_trial_s": statistics.median(late - soon for soon, late in itertools.pairwise(stored_s)),
-        "driver_cpu_s": cpu_s / len(found),
         "announced_ratio": told,
         "parts_error_frac": max(map(parts_error_frac, (result for _, _, result in found)), default=0.0),
         "num_trials": len(found),
@@ -335,14 +258,10 @@ def missed(case: str, now: dict[str, Any], before: dict[str, Any] | None, ratio:
         wrong.append(f"{case}: {now['num_in_600_s']:.0f} plans in 600 s, the other tree {before['num_in_600_s']:.0f}")
     if is_cpu:
         return wrong
-    if now["num_in_600_s"] < LEAST_PLANS.get(case, 0):
-        wrong.append(f"{case}: {now['num_in_600_s']:.0f} plans in 600 s, bar {LEAST_PLANS[case]}")
-    if case == "dense" and now["first_result_s"] > FIRST_WITHIN_S:
-        wrong.append(f"{case}: first result after {now['first_result_s']:.0f} s, bar {FIRST_WITHIN_S:g} s")
-    if case == "dense" and now["median_trial_s"] > TRIAL_WITHIN_S:
-        wrong.append(f"{case}: median trial {now['median_trial_s']:.1f} s, bar {TRIAL_WITHIN_S:g} s")
-    if case == "dense" and now["measured_cold_frac"] < COLD_FRAC:
-        wrong.append(f"{case}: {now['measured_cold_frac']:.0%} measured cold, bar {COLD_FRAC:.0%}")
+    least = {"num_in_600_s": LEAST_PLANS.get(case, 0)} | ({"measured_cold_frac": COLD_FRAC} if case == "dense" else {})
+    most = {"first_result_s": FIRST_WITHIN_S, "median_trial_s": TRIAL_WITHIN_S} if case == "dense" else {}
+    wrong += [f"{case}: {name} {now[name]:.3g}, bar {bar:g}" for name, bar in least.items() if now[name] < bar]
+    wrong += [f"{case}: {name} {now[name]:.3g}, bar {bar:g}" for name, bar in most.items() if now[name] > bar]
     wrong += accounted(case, now)
     if abs(ratio - 1) > SAME_STEPS_FRAC:
         wrong.append(f"{case}: steps differ by {ratio - 1:+.2%}")
@@ -359,46 +278,6 @@ def accounted(case: str, now: dict[str, Any]) -> list[str]:
     if now["num_out_of_memory"] > max(1.0, MOST_OUT_OF_MEMORY * now["num_trials"] / 40):
         wrong.append(f"{case}: {now['num_out_of_memory']} of {now['num_trials']} trials ran out of memory")
     return wrong
-
-
-def recorded(studies: list[Path], rows: Rows) -> Found:
-    """Accounts for studies that ran elsewhere: the first result is taken as begun when its trial was."""
-    wrong: list[str] = []
-    notes: list[str] = []
-    for study in studies:
-        if len(found := results(study)) > 1:
-            notes += windows(study.name, [trial for _, trial, result in found if result.status == "completed"])
-            figures = row(study.name, found, found[0][2].start_wall_ns / 1e9, 0.0, None)[0] | {"tree": "recorded"}
-            rows.add(*(figures[column] for column in COLUMNS))
-            wrong += accounted(study.name, figures)
-    return Found(rows, notes, wrong)
-
-
-def windows(name: str, trials: list[Path]) -> list[str]:
-    """Compares recorded windows with those that today's warm-up would have led to, as long and in the same steps."""
-    old_s, new_s, saved_s = [], [], []
-    for trial in trials:
-        spans = pq.read_table(trial / "spans.parquet", columns=["step", "phase", "start_mono_ns", "end_mono_ns"])
-        spans = spans.filter(pc.equal(spans["phase"].cast("string"), "step"))
-        steps = spans.group_by("step").aggregate([("start_mono_ns", "min"), ("end_mono_ns", "max")]).sort_by("step")
-        begun, ended = (np.array(steps[name]) / 1e9 for name in ("start_mono_ns_min", "end_mono_ns_max"))
-        first = int(np.searchsorted(np.array(steps["step"]), 0))
-        found, _ = warmup((ended - begun).tolist(), Measure().warmup_steps, endless=True)
-        if found is None or len(begun) - first < WINDOW_STEPS:
-            continue
-        within = ended[found:] - begun[found] < ended[-1] - begun[first] + 0.5 * (ended[-1] - begun[-1])
-        last = max(found + int(np.count_nonzero(within)), found + WINDOW_STEPS) - 1
-        old_s.append((ended[-1] - begun[first]) / (len(begun) - first))
-        new_s.append((ended[last] - begun[found]) / (last - found + 1))
-        saved_s.append(begun[first] - begun[found])
-    if len(old_s) < 2:
-        return []
-    pairs = itertools.combinations(range(len(old_s)), 2)
-    alike = [(old_s[a] - old_s[b]) * (new_s[a] - new_s[b]) > 0 for a, b in pairs]
-    moved = np.array(new_s) / np.array(old_s) - 1
-    begin = f"{name}: windows of {len(old_s)} trials begin {np.mean(saved_s):.2f} s sooner with steady steps in them"
-    step = f"step time {np.mean(moved):+.2%} (mean), {np.max(np.abs(moved)):.2%} (most)"
-    return [f"{begin}: {step}, Kendall's tau {2 * np.mean(alike) - 1:.3f}"]
 
 
 def replay() -> Found:
@@ -441,13 +320,7 @@ def memory_of(row: dict[str, Any]) -> tuple[TrialSpec, Run]:
     """Reads what a recorded trial told of memory."""
     told = {**json.loads(row["tags"] or "{}"), **json.loads(row.get("numbers") or "{}")}
     asked = told.get("memory_asked_bytes")
-    run = Run(
-        trial_id=row["trial_id"],
-        repeat=row["repeat"],
-        status=RunStatus(row["status"]),
-        metrics={"memory_peak_bytes": row["memory_peak_bytes"]} if row.get("memory_peak_bytes") else {},
-        numbers=Numbers(memory_asked_bytes=int(float(asked)) if asked else None),
-    )
+    run = replace(run_of(row), numbers=Numbers(memory_asked_bytes=int(float(asked)) if asked else None))
     return TrialSpec.from_json(json.loads(row["spec"])), run
 
 
@@ -462,7 +335,6 @@ def _options(parser: ArgumentParser) -> None:
     parser.add_argument("--most-s", type=float, default=500.0, help="seconds for all studies together")
     parser.add_argument("--shares", default="", help="seconds of each study of a case instead, such as 200,110,190")
     parser.add_argument("--replay", action="store_true", help="start the trials of benchmarks/data by their memory")
-    parser.add_argument("--recorded", type=Path, nargs="+", default=[], help="folders of studies that ran")
     parser.add_argument("--keep", type=Path, help="folder for the studies, else they are removed")
 
 
@@ -482,8 +354,6 @@ def main(given: Namespace) -> Found:
         raise SystemExit(f"no case {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
     if given.replay:
         return replay()
-    if given.recorded:
-        return recorded(given.recorded, rows)
     trees = {"this": HERE} | ({"before": given.before.resolve()} if given.before else {})
     kinds = ["", *(["_kept"] if given.kept else []), *(["_long"] if given.long_window_s else [])]
     share_s = given.most_s / (len(cases) * (len(trees) + len(kinds) - 1))

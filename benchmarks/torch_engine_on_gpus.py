@@ -10,18 +10,18 @@ With `--engine torch` the script prints the rows of benchmarks/results/torch_eng
     python benchmarks/torch_engine_on_gpus.py --cpu 2               # a dry run of this script on two gloo ranks
 """
 
-import argparse
-import importlib.util
 import json
 import subprocess
 import sys
 import tempfile
+from argparse import ArgumentParser, Namespace
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from harness import header
+from harness import Found, Rows, benchmark
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.plans.rules import violations
@@ -34,14 +34,8 @@ GROUP_TIMEOUT_S = 280
 
 def contract_cases(name: str = "test_engines") -> Any:
     """The module with the cases; pytest would find what it imports from `tests/fakes`."""
-    if str(CONTRACTS.parent / "fakes") not in sys.path:
-        sys.path.insert(0, str(CONTRACTS.parent / "fakes"))
-    spec = importlib.util.spec_from_file_location(name, CONTRACTS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    sys.path[:0] = [str(CONTRACTS), str(CONTRACTS.parent / "fakes")]
+    return import_module(name)
 
 
 def run_group(specs: dict[str, Any], world_size: int, kind: str) -> tuple[list[dict[str, Any]] | None, str]:
@@ -66,66 +60,59 @@ def run_group(specs: dict[str, Any], world_size: int, kind: str) -> tuple[list[d
         return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world_size)], ""
 
 
-def main() -> int:
-    """Runs every case that fits; the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def outcomes_of(specs: dict[str, Any], world_size: int, kind: str) -> dict[str, list[dict[str, Any]] | str]:
+    """Runs specifications together, one by one where that fails; returns the outcomes of each, or an error."""
+    found, said = run_group(specs, world_size, kind)
+    if found is None and len(specs) > 1:
+        return {name: outcomes_of({name: spec}, world_size, kind)[name] for name, spec in specs.items()}
+    if found is None:
+        return dict.fromkeys(specs, f"FAILED {said}")
+    each = {name: [rank[name] for rank in found] for name in found[0]}
+    return {name: f"REFUSED {one[0]['error']}" if "error" in one[0] else one for name, one in each.items()}
+
+
+def _options(parser: ArgumentParser) -> None:
     parser.add_argument("--cpu", type=int, metavar="RANKS", help="gloo ranks on this machine's processors instead")
     parser.add_argument("--engine", default="torch", help="the engine that is held to it (torch)")
     parser.add_argument("--transformer-engine", action="store_true", help="with TransformerEngine's layers in Megatron")
     parser.add_argument("--cases", nargs="+", help="those to run (all)")
-    arguments = parser.parse_args()
-    header(
-        "An engine on GPUs trains as one device does, whatever the plan.",
-        "loss and gradient norm of three steps within 1e-5 in fp32 and 2.5e-3 in bf16",
-    )
-    kind = "cpu" if arguments.cpu else "cuda"
-    largest = arguments.cpu or torch.cuda.device_count()
+
+
+@benchmark(
+    claim="An engine on GPUs trains as one device does, whatever the plan.",
+    bar="loss and gradient norm of three steps within 1e-5 in fp32 and 5e-3 in bf16, bit-identical ranks, nothing left",
+    options=_options,
+)
+def main(given: Namespace) -> Found:
+    """Runs every case that fits."""
+    kind, device = ("cpu", "cpu") if given.cpu else ("cuda", "h200_sxm")
     contracts = contract_cases()
-    megatron = contract_cases("test_megatron") if arguments.engine == "megatron" else None
-    device = "cpu" if arguments.cpu else "h200_sxm"
-    where = "cpu" if arguments.cpu else torch.cuda.get_device_name(0)
-    print(f"{largest} x {where}, torch {torch.__version__}", flush=True)
+    source = contract_cases("test_megatron") if given.engine == "megatron" else contracts
+    parity = source.ON_GPUS if source is not contracts else contracts.PARITY_OF[given.engine]
+    parity = {name: case for name, case in parity.items() if name in (given.cases or parity)}
+    needed = {each.reference for each in parity.values()}
+    every = {each.reference: each for each in source.REFERENCES if each.reference in needed} | parity
+    rows, missed, notes = Rows("case", "largest_deviation_frac", "verdict"), [], []
     references: dict[str, Any] = {}
-    num_bad = 0
-    for world_size in (size for size in (1, 2, 4, 8) if size <= largest):
-        parity = megatron.ON_GPUS if megatron is not None else contracts.PARITY_OF[arguments.engine]
-        parity = {name: case for name, case in parity.items() if name in (arguments.cases or parity)}
-        needed = {each.reference for each in parity.values()}
-        both = {
-            each.reference: each for each in (megatron or contracts).REFERENCES if each.reference in needed
-        } | parity
-        chosen = {name: case for name, case in both.items() if case.world_size == world_size}
-        there = ClusterSpec(device=device, devices_per_node=world_size)
-        held = replace(there, transformer_engine=arguments.transformer_engine)
-        trials = {
-            name: replace(case.spec("torch"), cluster=there)
-            if name in needed
-            else replace(case.spec(arguments.engine), cluster=held)
-            for name, case in chosen.items()
-        }
-        specs = {}
-        for name, trial in trials.items():
-            if arguments.transformer_engine and (refusal := next(iter(violations(trial)), None)):
-                print(f"{name:<36} not with TransformerEngine: {refusal.reason}", flush=True)
+    for world_size in (size for size in (1, 2, 4, 8) if size <= (given.cpu or torch.cuda.device_count())):
+        there, specs = ClusterSpec(device=device, devices_per_node=world_size), {}
+        for name, case in every.items():
+            engine = "torch" if name in needed else given.engine
+            held = replace(there, transformer_engine=given.transformer_engine and name not in needed)
+            trial = replace(case.spec(engine), cluster=held)
+            if case.world_size != world_size:
                 continue
-            compiler = chosen[name].compiler and ("aot_eager" if arguments.cpu else "inductor")
+            if given.transformer_engine and (refusal := next(iter(violations(trial)), None)):
+                notes.append(f"{name}: not with TransformerEngine: {refusal.reason}")
+                continue
+            compiler = case.compiler and ("aot_eager" if given.cpu else "inductor")
             specs[name] = {"spec": trial.to_json(), "compiler": compiler}
-        outcomes, said = run_group(specs, world_size, kind)
-        if outcomes is None:  # one by one, to know which
-            outcomes = [{} for _ in range(world_size)]
-            for name, spec in specs.items():
-                alone, said = run_group({name: spec}, world_size, kind)
-                if alone is None:
-                    print(f"{name:<36} FAILED\n{said}", flush=True)
-                    num_bad += 1
-                else:
-                    outcomes = [{**before, **new} for before, new in zip(outcomes, alone, strict=True)]
-        for name, outcome in outcomes[0].items():
-            case = chosen[name]
-            if "error" in outcome:
-                print(f"{name:<36} REFUSED {outcome['error']}", flush=True)
-                num_bad += 1
+        for name, ranks in (outcomes_of(specs, world_size, kind) if specs else {}).items():
+            if isinstance(ranks, str):
+                rows.add(name, None, ranks)
+                missed.append(name)
                 continue
+            case, outcome = every[name], ranks[0]
             if name in needed:
                 references[name] = outcome
             deviation = max(
@@ -134,15 +121,14 @@ def main() -> int:
                 for got, want in zip(outcome[key], references[case.reference][key], strict=True)
             )
             bound = TOLERANCE[case.axes.get("dtype", "fp32")]
-            agree = all(rank[name]["losses"] == outcome["losses"] for rank in outcomes)
+            agree = all(rank["losses"] == outcome["losses"] for rank in ranks)
             left = outcome["tensors_left"], outcome["groups_left"], outcome["functions_replaced"]
             good = deviation <= bound and agree and left == (0, 0, [])
-            num_bad += not good
-            verdict = "ok" if good else f"BAD (bound {bound:g}, ranks agree {agree}, left {left})"
-            print(f"{name:<36} {deviation:9.2e}  {verdict}", flush=True)
-    print(f"{num_bad} bad")
-    return 1 if num_bad else 0
+            rows.add(name, deviation, "ok" if good else f"bound {bound:g}, ranks agree {agree}, left {left}")
+            missed += [] if good else [name]
+            print(rows.cells[-1], file=sys.stderr, flush=True)
+    return Found(rows, notes, missed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

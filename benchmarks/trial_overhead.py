@@ -1,101 +1,90 @@
 """Measures the cost of a trial beside its steps, on warm workers and in a fresh Ray Train run for each trial.
 
-    python benchmarks/trial_overhead.py [--device cpu] [--ranks 2] [--warm 10] [--fresh 3] [--json] [--out FILE]
-    python benchmarks/trial_overhead.py --faults [--device h200_sxm --ranks 2]
+    python benchmarks/trial_overhead.py [--device cpu] [--ranks 2] [--warm 10] [--fresh 3]
     python benchmarks/trial_overhead.py --command plain_loop hf_trainer [--device h200_sxm --ranks 2] [--turns 3]
 
 A trial's overhead is the time that it keeps its nodes (specification written, sampler started, workers found, process
 group made, memory given back) without its steps, warm-up included, and without the engine's build. With the result,
 which is made while the next trial runs (sampler stopped, tables written, analysis), it is printed beside. Fresh and
-warm trials are of the same small model. `--faults` then also runs trials that fail on their last rank while the others
-wait for it, each followed by a good one: their status, whether they cost the lane its workers, and how long it had
-none. `--command` runs programs of experiments/own_code under torchrun instead, cold and warm in turns, and tells the
-time to their first step, that of their imports, and the step itself.
+warm trials are of the same small model. `--command` runs programs of experiments/own_code under torchrun instead, cold
+and warm in turns, and tells the time to their first step, that of their imports, and the step itself.
 The script prints the rows of benchmarks/results/trial_overhead.md.
 """
 
-import os
 import statistics
 import sys
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import torch
+import ray
 from harness import Found, Rows, benchmark
-from one_trial import run_trial
+from ray.exceptions import RayActorError
 
 from wattune.catalog.hardware import ClusterSpec, device
 from wattune.catalog.models import ModelSpec
-from wattune.engines.torch.engine import TorchEngine
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Cluster, connect
+from wattune.orchestrate.failures import Cause, Failure
+from wattune.orchestrate.lanes.actor import DONE_METRIC
 from wattune.orchestrate.lanes.client import Lanes
-from wattune.orchestrate.run_trial import drive
+from wattune.orchestrate.lanes.ray_errors import KEEPER_ENDED, KEEPER_REMEDY, ray_words
+from wattune.orchestrate.run_trial import conclude, drive
 from wattune.plans.axes import Plan
+from wattune.run import Run, RunStatus
 from wattune.search.prune import prune
 from wattune.search.space import parse_space
+from wattune.storage.study import TrialFolder
 from wattune.trial import Measure, TrialSpec
-from wattune.workers.engine import Ranks, StepSpans
 from wattune.workload import Workload
 
 WARM_BELOW_S = {"cpu": 0.5}
 GPU_WARM_BELOW_S = 2.0
 RATIO_AT_LEAST = 8.0
 
+
 MODEL = ModelSpec(
-    name="small",
-    num_layers=2,
-    hidden_size=256,
-    ffn_hidden_size=512,
-    num_heads=4,
-    num_kv_heads=4,
-    vocab_size=1024,
+    name="small", num_layers=2, hidden_size=256, ffn_hidden_size=512, num_heads=4, num_kv_heads=4, vocab_size=1024,
     source="made up: small enough that what is not a step is seen",
-)
+)  # fmt: skip
 
 
-class RunsOutOfMemory(TorchEngine):
-    """Asks for more memory than there is, on its last rank and in its third step, unless its seed is 0."""
+def run_trial(attempt: Attempt, cluster: Cluster, lanes: Lanes, free: Callable[[], None] = lambda: None) -> Run:
+    """Runs one repeat of one trial on the first nodes that fit it; returns the result it left in the study folder.
 
-    def build(self, spec: TrialSpec, ranks: Ranks, *, seed: int) -> None:
-        """As the torch engine, whose rules know it by its own name only."""
-        super().build(replace(spec, engine="torch"), ranks, seed=seed)
-        self._steps_left, self._here = 2 if seed else sys.maxsize, ranks
-
-    def step(self) -> StepSpans:
-        """A step, until it fails."""
-        self._steps_left -= 1
-        if self._steps_left < 0 and self._here.rank == self._here.world_size - 1:
-            self.fail()
-        return super().step()
-
-    def fail(self) -> None:
-        """Fails."""
-        torch.zeros(1 << 50, device=self._here.device)
-
-
-class Raises(RunsOutOfMemory):
-    """Raises there."""
-
-    def fail(self) -> None:
-        """Fails."""
-        raise ValueError("an engine that is wrong")
+    `free` is called where its nodes are free. Whatever fails becomes the trial's status.
+    """
+    folder = TrialFolder(attempt.folder)
+    try:
+        is_done = ray.get(lanes.drive(attempt, cluster))[DONE_METRIC]
+        free()
+        if not is_done:
+            ray.get(lanes.concluded(attempt))
+    except RayActorError as error:
+        lost = Failure(Cause.HEAD, f"{KEEPER_ENDED} ({ray_words(error)}); {KEEPER_REMEDY}")
+        now_ns, status = time.time_ns(), RunStatus.CRASHED
+        result = Run(
+            trial_id=attempt.trial_id, repeat=attempt.repeat, status=status, start_wall_ns=now_ns, end_wall_ns=now_ns
+        )
+        conclude(folder, lost.of(result))
+    found = folder.result()
+    assert found is not None, "whatever ends a trial leaves a result"
+    return found
 
 
-def specification(given: Namespace, engine: str) -> TrialSpec:
+def specification(given: Namespace) -> TrialSpec:
     """The trial that is run again and again."""
     gpu = given.device != "cpu"
     cluster = ClusterSpec(
         device=given.device, devices_per_node=given.ranks, simulate_sensors_of=None if gpu else "h200_sxm"
     )
     workload, plan = Workload(seq_len=128, global_batch_size=4 * given.ranks), Plan(dtype="bf16" if gpu else "fp32")
-    return TrialSpec(model=MODEL, cluster=cluster, engine=engine, workload=workload, plan=plan)
+    return TrialSpec(model=MODEL, cluster=cluster, engine="torch", workload=workload, plan=plan)
 
 
 def one(root: Path, spec: TrialSpec, number: int, isolation: str, cluster: Cluster, lanes: Lanes) -> dict[str, Any]:
@@ -121,27 +110,18 @@ def one(root: Path, spec: TrialSpec, number: int, isolation: str, cluster: Clust
         "overhead_s": wall_s - steps_s - build_s,
         "held_s": (freed_s[0] - begun_s if freed_s else wall_s) - steps_s - build_s,
         "workers_s": result.numbers.group_start_s or 0.0,
-        "lost": f"; its workers are replaced: {lost}" if (lost := result.tags.get("group_lost")) else "",
     }
 
 
 def compare(given: Namespace, root: Path) -> Found:
     """Fresh and warm trials in one cluster."""
-    spec = specification(given, given.engine)
+    spec = specification(given)
     trials = []
-    faults: list[str] = []
     with connect() as cluster, Lanes(drive) as lanes:
         kinds = ["fresh"] * given.fresh + ["warm"] * (given.warm + 1)
         for number, isolation in enumerate(kinds):
             trials.append(one(root, spec, number, isolation, cluster, lanes))
-            print(
-                f"{isolation:5s} {trials[-1]['wall_s']:7.2f} s = overhead {trials[-1]['overhead_s']:.2f} + build "
-                f"{trials[-1]['build_s']:.2f} + steps {trials[-1]['steps_s']:.2f}{trials[-1]['lost']}",
-                file=sys.stderr,
-                flush=True,
-            )
-        if given.faults:
-            faults = fail(given, root, cluster, lanes)
+            print(trials[-1], file=sys.stderr, flush=True)
     first = next(trial for trial in trials if trial["isolation"] == "warm")
     fresh = [trial for trial in trials if trial["isolation"] == "fresh"]
     warm = [trial for trial in trials if trial["isolation"] == "warm"][1:]  # the first starts the lane
@@ -162,30 +142,7 @@ def compare(given: Namespace, root: Path) -> Found:
     bound_s = WARM_BELOW_S.get(given.device, GPU_WARM_BELOW_S)
     missed = [f"warm {warm_s:.2f} s, bound {bound_s:g} s"] if warm_s >= bound_s else []
     missed += [f"ratio {fresh_s / warm_s:.1f}"] if fresh_s / warm_s < RATIO_AT_LEAST else []
-    return Found(rows, [f"Fresh over warm: {fresh_s / warm_s:.1f}.", *faults], missed)
-
-
-def fail(given: Namespace, root: Path, cluster: Cluster, lanes: Lanes) -> list[str]:
-    """Trials that fail, each followed by a good one."""
-    lines = ["", "| a trial that fails | status | took | cost | next trial | took |", "|---|---|---|---|---|---|"]
-    for number, name in enumerate(("RunsOutOfMemory", "Raises"), start=100):
-        results, took_s = [], []
-        for offset, seed in ((0, 1), (10, 0)):
-            spec = specification(given, f"trial_overhead:{name}")
-            measure = Measure(warmup_steps=4, min_steps=8, min_seconds=0.0, profile_steps=0)
-            folder = root / "study" / "trials" / f"{spec.trial_id}-{number + offset}"
-            asked = Attempt(spec=spec, repeat=number + offset, measure=measure, seed=seed, folder=folder)
-            begun_s = time.monotonic()
-            results.append(run_trial(asked, cluster, lanes))
-            took_s.append(time.monotonic() - begun_s)
-            print(name, results[-1].status, results[-1].reason, f"{took_s[-1]:.1f} s", file=sys.stderr)
-        bad, good = results
-        lost = bad.tags.get("group_lost", "")
-        cost = f"its workers, {good.numbers.group_restart_s or '?'} s" if lost else "nothing"
-        lines.append(
-            f"| {name}: {bad.reason} | {bad.status} | {took_s[0]:.1f} s | {cost} | {good.status} | {took_s[1]:.1f} s |"
-        )
-    return lines
+    return Found(rows, [f"Fresh over warm: {fresh_s / warm_s:.1f}."], missed)
 
 
 def compare_commands(given: Namespace, root: Path) -> Found:
@@ -219,13 +176,7 @@ def compare_commands(given: Namespace, root: Path) -> Found:
                     Attempt(spec=spec, repeat=number, measure=measure, seed=0, folder=folder), cluster, lanes
                 )
                 took_s, numbers = time.monotonic() - begun_s, result.numbers
-                print(
-                    f"{program} {kind}: {took_s:.1f} s, to the first step {numbers.build_time_s} s, imports "
-                    f"{numbers.import_time_s} s, step {result.metrics.get('step_time_s')} s, {result.status} "
-                    f"{result.reason} {result.tags.get('warm', '')}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                print(program, kind, took_s, numbers.known, result.status, result.reason, file=sys.stderr, flush=True)
                 step_s = result.metrics.get("step_time_s", 0.0)
                 runs[kind].append((took_s, numbers.build_time_s or 0.0, numbers.import_time_s or 0.0, step_s))
             for kind, found in runs.items():
@@ -242,12 +193,10 @@ def compare_commands(given: Namespace, root: Path) -> Found:
 def _options(parser: ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="a device of the catalog")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--engine", default="torch")
     parser.add_argument("--fresh", type=int, default=3)
     parser.add_argument("--warm", type=int, default=10)
     parser.add_argument("--command", nargs="+", default=[], help="programs of experiments/own_code, cold and warm")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--faults", action="store_true", help="also: what trials that fail cost the next one")
 
 
 @benchmark(
@@ -259,10 +208,6 @@ def _options(parser: ArgumentParser) -> None:
 def main(given: Namespace) -> Found:
     """Runs fresh and warm trials in one cluster."""
     device(given.device)  # a name nobody knows is said before Ray starts
-    # The workers find this file as a module: its engine is named as a user names an own one.
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
     with tempfile.TemporaryDirectory(prefix="wattune-overhead-") as folder:
         return (compare_commands if given.command else compare)(given, Path(folder))
 

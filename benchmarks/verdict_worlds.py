@@ -4,14 +4,11 @@ Each plan runs once, and then the race repeats what tells most until the answer 
 `wattune run --until-decided` does. The reference runs when it is due there. Then it is asked whether the named plan is
 the truly best one that keeps the bound. `Knowing` is a judge that knows the law by which runs scatter, drift and
 offsets, and lacks the plans' own figures alone: what it misses is not for want of a better model.
-
-Recorded studies of a device that waits for its host are redrawn too (`redrawn_losses`): its host takes another time in
-each run. What a plan loses then is against a truth that is known, and not against runs that were lucky once.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -38,47 +35,34 @@ NEAR = 0.98
 NUM_TRUTHS = 4000
 NUM_KNOWING = 2000
 FIRST_EARLIER = 77000
-HOST_PACE = 0.15
-"""Standard deviation of the time that a host takes, as recorded plans that wait for theirs have it."""
-WAITING_POWER = 0.03
-"""That of a peak over one less half of the wait, as these repeat."""
-STEADY = 0.003
-LEAST_WAIT = 0.03
-PLAIN_RISK = QUESTION.risk / 5
-"""Probability of breaking a bound up to which some runs can tell that a plan keeps it at the question's risk."""
-BUDGETS = {"one run of each": 1.0, "until decided": 2.0}
-"""Most runs of a redrawn study, over one of each plan. `wattune run --until-decided` repeats as often as it ran."""
 Pairs = list[tuple[TrialSpec, Run]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Distortion between the truth and a reading. Spreads, drifts and offsets are fractions."""
+    """Distortion between the truth and a reading. Spreads, drifts and offsets are fractions.
+
+    `spread` is the standard deviation of a run's power, speed scatters as much; every second plan scatters by `unlike`
+    unless it is 0; `freedom` is that of Student's t, 0 the normal distribution; `slow_share` of runs are a tenth slower
+    and draw a twentieth less; `drift` and `offset` (of a second node set) are of speed and power; a cold machine draws
+    `warming` less, which decays within a tenth of the study; the reference runs on both node sets where they are
+    `tied`; `host_share` of plans wait for their host, their speed scatters by 0.1 and power by 0.04; `gain` is the
+    sensor's error in every reading; `apart` is the standard deviation of true speeds between plans.
+    """
 
     name: str
     num_plans: int = 20
     spread: float = 0.003
-    """Standard deviation of a run's power; speed scatters as much."""
     unlike: float = 0.0
-    """Every second plan scatters by so much instead, unless it is 0."""
     freedom: float = 0.0
-    """Degrees of freedom of Student's t for the scatter; 0 is the normal distribution."""
     slow_share: float = 0.0
-    """Share of runs that are a tenth slower, and draw a twentieth less."""
     drift: tuple[float, float] = (0.0, 0.0)
-    """Change of speed and power over the study."""
     warming: float = 0.0
-    """Share that a cold machine draws less in its first run; it decays within a tenth of the study."""
     offset: tuple[float, float] = (0.0, 0.0)
-    """Speed and power of a second node set."""
     tied: bool = True
-    """The reference runs on both node sets."""
     host_share: float = 0.0
-    """Share of plans that wait for their host: their speed scatters by 0.1, their power by 0.04."""
     gain: float = 0.0
-    """Gain error of the sensor, in every reading."""
     apart: float = 0.15
-    """Standard deviation of true speeds between plans."""
 
 
 WORLDS = (
@@ -101,33 +85,20 @@ WORLDS = (
 )
 
 
-@dataclass(kw_only=True)
-class Score:
-    """Outcomes of many studies of one world."""
+Score = dict[str, list[float]]
+FIGURES = (
+    "answered", "broken", "believed", "true", "num_runs", "undecided", "open", "knowing", "knowing_broken",
+    "knowing_open",
+)  # fmt: skip
+"""Of many studies of one world: whether a plan was named that is the best or within 2 % of it (or none where nothing
+keeps the bound); probability that the next run of the named plan breaks the bound; P(best) of the plan most likely the
+best, and whether it is; runs; shares of plans that end undecided, and that do with P(best) of at least `MAY_BE_BEST`.
+`knowing` are of a judge that knows the law of the world and has a race of its own, of as many repeats."""
 
-    answered: list[bool] = field(default_factory=list)
-    """A plan was named, and it is the best or within 2 % of it; nothing was where nothing keeps the bound."""
-    broken: list[float] = field(default_factory=list)
-    """Probability that the next run of the named plan breaks the bound."""
-    believed: list[float] = field(default_factory=list)
-    """P(best) of the plan that is most likely the best."""
-    true: list[bool] = field(default_factory=list)
-    """It is."""
-    num_runs: list[int] = field(default_factory=list)
-    undecided: list[float] = field(default_factory=list)
-    """Share of plans that end undecided."""
-    open: list[float] = field(default_factory=list)
-    """Share of plans that do, and are the best with a probability of at least `MAY_BE_BEST`."""
-    knowing: list[bool] = field(default_factory=list)
-    """As `answered`, of a judge that knows the law of the world and has a race of its own, of as many repeats."""
-    knowing_broken: list[float] = field(default_factory=list)
-    knowing_open: list[float] = field(default_factory=list)
 
-    @property
-    def columns(self) -> tuple[list[float] | list[bool] | list[int], ...]:
-        """Figures of a row, each in the mean."""
-        own = self.answered, self.broken, self.believed, self.true, self.num_runs, self.undecided, self.open
-        return *own, self.knowing, self.knowing_broken, self.knowing_open
+def new_score() -> Score:
+    """Returns a score of no study."""
+    return {name: [] for name in FIGURES}
 
 
 SLOWER = 0.1, 0.05
@@ -352,16 +323,16 @@ def study(world: World, seed: int, known: Numbers, score: Score) -> Pairs:
     product = Product(truth, known)
     named, num_runs = named_by(product, truth, seed)
     found, undecided = product.found, ranking_of({"": product.found}).undecided
-    score.answered.append(is_answered(named, truth))
+    score["answered"].append(is_answered(named, truth))
     if named is not None:
-        score.broken.append(float(truth.breaks[named]))
+        score["broken"].append(float(truth.breaks[named]))
     if (leader := found.standings.leader) is not None:
-        score.believed.append(leader.best_probability or 0.0)
-        score.true.append(product.specs.index(leader.spec) == truth.best)
-    score.num_runs.append(num_runs)
-    score.undecided.append(len(undecided) / world.num_plans)
+        score["believed"].append(leader.best_probability or 0.0)
+        score["true"].append(product.specs.index(leader.spec) == truth.best)
+    score["num_runs"].append(num_runs)
+    score["undecided"].append(len(undecided) / world.num_plans)
     could_be = sum((row.best_probability or 0.0) >= MAY_BE_BEST for row in undecided)
-    score.open.append(could_be / world.num_plans)
+    score["open"].append(could_be / world.num_plans)
     return found.results
 
 
@@ -370,10 +341,10 @@ def knowing(world: World, seed: int, score: Score) -> None:
     truth = Truth(world, np.random.default_rng(seed))
     judge = Knowing(truth, np.random.default_rng(seed + 2))
     named, _ = named_by(judge, truth, seed)
-    score.knowing_open.append(judge.open_frac)
-    score.knowing.append(is_answered(named, truth))
+    score["knowing_open"].append(judge.open_frac)
+    score["knowing"].append(is_answered(named, truth))
     if named is not None:
-        score.knowing_broken.append(float(truth.breaks[named]))
+        score["knowing_broken"].append(float(truth.breaks[named]))
 
 
 def scores(num_studies: int, num_earlier: int = 0, only: str = "") -> Iterator[tuple[World, Score]]:
@@ -381,134 +352,13 @@ def scores(num_studies: int, num_earlier: int = 0, only: str = "") -> Iterator[t
     for number, world in enumerate(WORLDS):
         if only not in world.name:
             continue
-        score, seeds = Score(), [1000 * number + 2 * each for each in range(num_studies)]
+        score, seeds = new_score(), [1000 * number + 2 * each for each in range(num_studies)]
         before = [FIRST_EARLIER + 1000 * number + 2 * each for each in range(num_earlier)]
-        known = learned_scatter(study(world, seed, NO_NUMBERS, Score()) for seed in before)
+        known = learned_scatter(study(world, seed, NO_NUMBERS, new_score()) for seed in before)
         for seed in seeds:
             study(world, seed, known, score)
             knowing(world, seed, score)
         yield world, score
-
-
-class Redrawn:
-    """A recorded study whose devices may wait for their host: a step takes the longer time of the two."""
-
-    def __init__(self, results: Pairs, bound_w: float, rng: np.random.Generator) -> None:
-        """Takes the times and the peaks of the plans; the host of a plan that did not wait takes 0.8 of its step."""
-        runs: dict[TrialSpec, list[dict[str, float]]] = {}
-        for spec, run in results:
-            if run.status is RunStatus.COMPLETED:
-                runs.setdefault(spec, []).append(dict(run.metrics))
-        self.specs, self._rng = [*runs], rng
-        step, device, wait, peak, speed = (
-            np.array([np.mean([each[name] for each in own]) for own in runs.values()])
-            for name in ("step_time_s", "device_bound_step_time_s", "host_bound_frac", POWER, "tokens_per_s")
-        )
-        self._device_s, self._host_s = device, np.where(wait < LEAST_WAIT, 0.8 * device, step)
-        self._peak_w, self._tokens = peak / (1.0 - wait / 2.0), speed * step
-        draws = [self.read(np.full(NUM_TRUTHS, plan)) for plan in range(len(self.specs))]
-        self.speed = np.array([each[0].mean() for each in draws])
-        self.breaks = np.array([(each[1] > bound_w).mean() for each in draws])
-
-    def read(self, plan: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Returns tokens per second, peaks and waits of runs."""
-        noise = self._rng.standard_normal((3, len(plan)))
-        step = np.maximum(self._device_s[plan], self._host_s[plan] * np.exp(HOST_PACE * noise[0]))
-        wait = 1.0 - self._device_s[plan] / step
-        spread = np.where(wait > LEAST_WAIT, WAITING_POWER, STEADY)
-        peak = self._peak_w[plan] * (1.0 - wait / 2.0) * np.exp(spread * noise[1])
-        return self._tokens[plan] / step * np.exp(STEADY * noise[2]), peak, wait
-
-    def measure(self, plan: int, pairs: Pairs) -> None:
-        """Runs a plan once more."""
-        speed, peak, wait = (float(one[0]) for one in self.read(np.array([plan])))
-        spec = self.specs[plan]
-        run = Run(
-            trial_id=spec.trial_id,
-            repeat=sum(run.trial_id == spec.trial_id for _, run in pairs),
-            status=RunStatus.COMPLETED,
-            metrics={
-                "tokens_per_s": speed,
-                POWER: peak,
-                "step_time_s": float(self._tokens[plan]) / speed,
-                "host_bound_frac": wait,
-            },
-            tags={"simulated": "false", "nodes": "a"},
-            start_wall_ns=int((1000.0 + 60.0 * len(pairs)) * NS_PER_S),
-        )
-        pairs.append((spec, run))
-
-    def lucky(self, pairs: Pairs, bound_w: float) -> tuple[float, float] | None:
-        """Returns what the truly best plan loses against the fastest one whose every run so far kept the bound.
-
-        That is how `lost_frac` of verdicts.py counts. Who knows the truth names this plan. The other figure is of any
-        rule that loses 2 % at most: how often the plan breaks the bound that breaks it least among those within 2 %.
-        """
-        able = np.flatnonzero(self.breaks <= QUESTION.risk)
-        runs: dict[TrialSpec, list[Run]] = {}
-        for spec, run in pairs:
-            runs.setdefault(spec, []).append(run)
-        read = {spec: float(np.mean([run.metrics["tokens_per_s"] for run in own])) for spec, own in runs.items()}
-        kept = [read[spec] for spec, own in runs.items() if all(run.metrics[POWER] <= bound_w for run in own)]
-        if not kept:
-            return None
-        best = read[self.specs[able[self.speed[able].argmax()]]] if len(able) else 0.0
-        near = [self.specs.index(spec) for spec in read if read[spec] >= NEAR * max(kept)]
-        return 1.0 - best / max(kept), float(self.breaks[near].min())
-
-    def lost(self, named: TrialSpec | None, risk: float = QUESTION.risk) -> float | None:
-        """Returns by how much a named plan is slower than the best that keeps the bound at a risk; None without any."""
-        able = np.flatnonzero(self.breaks <= risk)
-        if not len(able):
-            return None
-        return 1.0 if named is None else float(1.0 - self.speed[self.specs.index(named)] / self.speed[able].max())
-
-
-def lucky_losses(results: Pairs, question: Question, num_studies: int) -> list[tuple[float, float]]:
-    """Computes in redraws what the truth itself, and any rule, pays against plans that were lucky in one run each."""
-    found = []
-    for seed in range(num_studies):
-        rng, pairs, bound_w = np.random.default_rng(seed), Pairs(), question.constraints[0].factor
-        truth = Redrawn(results, bound_w, rng)
-        for plan in rng.permutation(len(truth.specs)):
-            truth.measure(int(plan), pairs)
-        if (lost := truth.lucky(pairs, bound_w)) is not None:
-            found.append(lost)
-    return found
-
-
-def redrawn_losses(results: Pairs, question: Question, num_studies: int) -> Iterator[tuple[str, list[Sequence[float]]]]:
-    """Yields what verdicts lose after one run of each plan, and after repeats until decided or twice as many.
-
-    Of each study: share lost against the best plan at the risk, and against the best at a fifth of it, which some runs
-    can tell; probability that the named plan breaks its bound; runs; share undecided.
-    """
-    at: dict[str, list[Sequence[float]]] = {name: [] for name in BUDGETS}
-    for seed in range(num_studies):
-        rng, pairs = np.random.default_rng(seed), Pairs()
-        truth = Redrawn(results, question.constraints[0].factor, rng)
-        num = len(truth.specs)
-        for place, plan in enumerate(rng.permutation(num)):
-            truth.measure(int(plan), pairs)
-            if place % 12 == 0:
-                truth.measure(0, pairs)
-        first = len(pairs)
-        for name, rows in at.items():
-            found = Posterior(pairs, question)
-            while len(pairs) < BUDGETS[name] * first and not found.standings.told_apart(UNTIL):
-                if (row := found.standings.next({})) is None:
-                    break
-                truth.measure(truth.specs.index(row.spec), pairs)
-                found = Posterior(pairs, question)
-            ranking = ranking_of({"": found})
-            named = None if ranking.best is None else ranking.best.spec
-            if (lost := truth.lost(named)) is not None:
-                broken = 0.0 if named is None else float(truth.breaks[truth.specs.index(named)])
-                plain = truth.lost(named, PLAIN_RISK)
-                rows.append(
-                    (lost, np.nan if plain is None else plain, broken, len(pairs), len(ranking.undecided) / num)
-                )
-    yield from at.items()
 
 
 def _spec(number: int) -> TrialSpec:

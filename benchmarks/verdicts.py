@@ -3,9 +3,7 @@
 
     python benchmarks/verdicts.py
     python benchmarks/verdicts.py --learned
-    python benchmarks/verdicts.py --redrawn 20
     python benchmarks/verdicts.py --intervals
-    python benchmarks/verdicts.py --knowing
     python benchmarks/verdicts.py --studies 25
     python benchmarks/verdicts.py --studies 25 --earlier 6
 
@@ -13,33 +11,31 @@ The tables of `benchmarks/data` with measured sensors are ranked by the question
 plan with repeats, each run in turn is the only one that its study has of the plan, and each other run is the truth, at
 13 bounds over the measured range of the study. What a verdict costs is the named plan against the best one whose every
 run kept every bound. With `--studies` so many simulated studies of each world (`verdict_worlds.py`) are asked, whose
-truth is known. With `--redrawn` the recorded studies that lose throughput are redrawn so many times, with their hosts
-at another pace in each run. `--knowing` counts what a judge must leave undecided that knows how runs scatter. With
-`--learned` each table is ranked as in a storage that holds the other tables of its device, and with `--earlier` each
-simulated study as in one with so many others of its world: what they tell of scatter stands in for the shipped priors.
+truth is known. With `--learned` each table is ranked as in a storage that holds the other tables of its device, and
+with `--earlier` each simulated study as in one with so many others of its world: what they tell of scatter stands in
+for the shipped priors.
 `dense_llama_repeats_h100x2` is counted apart too: it was seen when the pooling of unlike trials was chosen. It is older
-than the count of waits for another rank's host, so it has two rows: as the product counts such a run (`waits_as_now`),
-which the bar judges, and as recorded then, which no run of today is. The results of `experiments` came last: only the
-scatter of shares was chosen with them.
+than the count of waits for another rank's host, and is counted there as the product does now (`waits_as_now`). The
+results of `experiments` came last: only the scatter of shares was chosen with them.
 """
 
 import json
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 from harness import Found, Rows, benchmark
-from verdict_worlds import lucky_losses, redrawn_losses, scores
+from measured_tables import run_of
+from verdict_worlds import FIGURES, scores
 
 from wattune.fidelity import is_burst
 from wattune.intervals import t_quantile
-from wattune.metrics import METRICS
 from wattune.objective import Constraint
 from wattune.ranking.assessment import Verdict
 from wattune.ranking.bounds import Holds, margins
@@ -54,11 +50,8 @@ DATA = Path(__file__).parent / "data"
 PEAK = "node_device_power_peak_1s_w"
 RISK = 0.05
 NUM_BOUNDS = 13
-NUM_LUCKY = 200
 HOST_BOUND = 0.1
-WAITING = ("dense_gpt_1b_h200", "dense_gpt_1b_h200_guided", "dense_llama_1b_h200")
 NEWEST = "dense_llama_repeats_h100x2"
-AS_RECORDED = "newest study, as recorded before waits for peers counted"
 MOST_UNDECIDED_FRAC = 34 / 276
 MOST_OPEN_FRAC = 0.03
 MOST_CONTRADICTED_FRAC = 0.05
@@ -68,6 +61,7 @@ LEAST_COVERED_FRAC = 0.9
 MOST_COVERED_FRAC = 0.97
 MOST_MISCALIBRATED = 0.05
 Results = list[tuple[TrialSpec, Run]]
+Runs = Results | list[tuple[None, Run]]
 METRICS_HELD_OUT = (
     PEAK,
     "tokens_per_s",
@@ -85,56 +79,40 @@ def studies() -> Iterator[tuple[str, StudySpec, Results]]:
             yield path.stem, space, [result(row) for row in pq.read_table(path).to_pylist()]
 
 
-def result(row: dict[str, object]) -> tuple[TrialSpec, Run]:
+def result(row: Mapping[str, Any]) -> tuple[TrialSpec, Run]:
     """Reads one run of a table."""
-    run = Run(
-        trial_id=str(row["trial_id"]),
-        repeat=int(str(row["repeat"])),
-        status=RunStatus(str(row["status"])),
-        metrics={name: float(str(row[name])) for name in METRICS if row.get(name) is not None},
-        tags=json.loads(str(row["tags"])),
-        start_wall_ns=int(str(row["start_wall_ns"])),
-        end_wall_ns=int(str(row["end_wall_ns"])),
-    )
-    return TrialSpec.from_json(json.loads(str(row["spec"]))), run
+    return TrialSpec.from_json(json.loads(row["spec"])), run_of(row)
 
 
 def experiments() -> Iterator[list[tuple[None, Run]]]:
     """Yields the runs of each result in `experiments`: two plans with two or three runs each, on H200."""
     for path in sorted((DATA.parents[1] / "experiments/results").glob("*.parquet")):
-        yield [
-            (
-                None,
-                Run(
-                    trial_id=row["trial_id"],
-                    repeat=row["repeat"],
-                    status=RunStatus(row["status"]),
-                    metrics={name: row[name] for name in METRICS if row.get(name) is not None},
-                    tags={"simulated": str(row["simulated"]).lower()},
-                ),
-            )
-            for row in pq.read_table(path).to_pylist()
-        ]
+        rows = pq.read_table(path).to_pylist()
+        yield [(None, replace(run_of(row), tags={"simulated": str(row["simulated"]).lower()})) for row in rows]
 
 
-def held_out(results: Results | list[tuple[None, Run]], metric: str) -> Iterator[tuple[bool, Holds, bool]]:
-    """Yields, for each run as its plan's only one, each bound, and each other run: host-bound, verdict, truth."""
+def alone(results: Runs, metric: str) -> Iterator[tuple[bool, Run, list[Run], Spreads]]:
+    """Yields each run as its plan's only one: host-bound, the run, the others of its plan, scatter without these."""
     runs = [pair for pair in results if _counts(pair[1], metric)]
-    by_trial: dict[str, Results] = {}
-    for pair in runs:
-        by_trial.setdefault(pair[1].trial_id, []).append(pair)
-    values = [run.metrics[metric] for _, run in runs]
-    bounds = np.linspace(0.98 * min(values), 1.02 * max(values), NUM_BOUNDS) if values else []
-    for own in (each for each in by_trial.values() if len(each) > 1):
-        waits = float(np.mean([run.metrics.get("host_bound_frac", 0.0) for _, run in own])) >= HOST_BOUND
-        for only in own:
+    for only in runs:
+        own = [run for _, run in runs if run.trial_id == only[1].trial_id]
+        if len(own) > 1:
+            waits = float(np.mean([run.metrics.get("host_bound_frac", 0.0) for run in own])) >= HOST_BOUND
             spreads = Spreads([pair for pair in runs if pair[1].trial_id != only[1].trial_id or pair is only])
-            for bound in bounds:
-                constraint = Constraint(metric=metric, operator="<=", factor=float(bound))
-                (found,) = margins(constraint, [[only[1]]], spreads, risk=RISK, simulated=[False])
-                assert found is not None, "the run measured it"
-                for _, other in (pair for pair in own if pair is not only):
-                    yield waits, found.verdict, told(other, metric) <= bound
+            yield waits, only[1], [run for run in own if run is not only[1]], spreads
+
+
+def held_out(results: Runs, metric: str) -> Iterator[tuple[bool, Holds, bool]]:
+    """Yields, for each run as its plan's only one, each bound, and each other run: host-bound, verdict, truth."""
+    values = [run.metrics[metric] for _, run in results if _counts(run, metric)]
+    bounds = np.linspace(0.98 * min(values), 1.02 * max(values), NUM_BOUNDS) if values else []
+    for waits, only, others, spreads in alone(results, metric):
+        for bound in bounds:
+            constraint = Constraint(metric=metric, operator="<=", factor=float(bound))
+            (found,) = margins(constraint, [[only]], spreads, risk=RISK, simulated=[False])
+            assert found is not None, "the run measured it"
+            for other in others:
+                yield waits, found.verdict, told(other, metric) <= bound
 
 
 def told(run: Run, metric: str) -> float:
@@ -143,58 +121,15 @@ def told(run: Run, metric: str) -> float:
     return run.metrics[judged] + heat_left(judged, [run])[0]
 
 
-def covered(results: Results | list[tuple[None, Run]], metric: str) -> Iterator[tuple[bool, bool, float]]:
+def covered(results: Runs, metric: str) -> Iterator[tuple[bool, bool, float]]:
     """Yields, for each run as its plan's only one and each other: host-bound, inside the 95 % interval, half width."""
-    runs = [pair for pair in results if _counts(pair[1], metric)]
-    for only in runs:
-        own = [run for _, run in runs if run.trial_id == only[1].trial_id]
-        if len(own) < 2:
-            continue
-        waits = float(np.mean([run.metrics.get("host_bound_frac", 0.0) for run in own])) >= HOST_BOUND
-        spreads = Spreads([pair for pair in runs if pair[1].trial_id != only[1].trial_id or pair is only])
-        (found,) = spreads.next_runs([only[1]], metric)
+    for waits, only, others, spreads in alone(results, metric):
+        (found,) = spreads.next_runs([only], metric)
         scatter, number = found.scatter, found.number
         away = scatter.place_share @ (scatter.away[number] ** 2 + scatter.away_variance[number])
         reach = t_quantile(found.degrees_of_freedom) * float(np.sqrt(found.own_variance + away))
-        for run in own:
-            if run is not only[1]:
-                yield waits, abs(float(np.log(run.metrics[metric])) - found.mean) < reach, float(np.expm1(reach))
-
-
-def of_knowing() -> Found:
-    """Adds a row for each metric and kind of plan: what is undecided for who knows how runs of that kind scatter.
-
-    One judge has one run of a plan, as the product has in `held_out`; the other knows the mean of all its runs too.
-    """
-    rows, half = Rows("metric", "plans", "num", "spread", "one_run_frac", "mean_known_frac"), NormalDist().inv_cdf
-    tables = [(name, waits_as_now(results) if name == NEWEST else results) for name, _, results in studies()]
-    for metric in METRICS_HELD_OUT[:-1]:
-        kinds: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
-        scale = np.asarray if METRICS[metric].unit == "1" else np.log
-        for name, results in [*tables, *(("", each) for each in experiments())]:
-            runs: dict[str, list[Run]] = {}
-            for _, run in results:
-                if _counts(run, metric):
-                    runs.setdefault(run.trial_id, []).append(run)
-            values = [run.metrics[metric] for own in runs.values() for run in own]
-            bounds = np.linspace(0.98 * min(values), 1.02 * max(values), NUM_BOUNDS) if values else np.zeros(0)
-            for own in (each for each in runs.values() if len(each) > 1):
-                waits = np.mean([run.metrics.get("host_bound_frac", 0.0) for run in own]) >= HOST_BOUND
-                plans = "host-bound" if waits else "steady" if name else "experiments"
-                told = scale(np.array([run.metrics[metric] for run in own]))
-                kinds.setdefault(plans, []).append((told, scale(bounds)))
-        for plans, pairs in sorted(kinds.items()):
-            squares = sum(float(((told - told.mean()) ** 2).sum()) for told, _ in pairs)
-            spread = float(np.sqrt(squares / sum(len(told) - 1 for told, _ in pairs)))
-            reach = half(1.0 - RISK) * spread
-            one_run, known, num = 0, 0, 0
-            for told, bounds in pairs:
-                others = len(told) - 1  # each is a truth, as `held_out` counts
-                one_run += others * int((abs(bounds - told[:, None]) < np.sqrt(2.0) * reach).sum())
-                known += others * len(told) * int((abs(bounds - told.mean()) < reach).sum())
-                num += others * len(told) * len(bounds)
-            rows.add(metric, plans, num, spread, one_run / num, known / num)
-    return Found(rows)
+        for run in others:
+            yield waits, abs(float(np.log(run.metrics[metric])) - found.mean) < reach, float(np.expm1(reach))
 
 
 def lost_frac(found: Ranking) -> float | None:
@@ -256,10 +191,6 @@ def _counts(run: Run, metric: str) -> bool:
 
 def _options(parser: ArgumentParser) -> None:
     parser.add_argument("--studies", type=int, default=0, help="simulated studies of each world (default: %(default)s)")
-    parser.add_argument(
-        "--redrawn", type=int, default=0, help="redraws of each study that waits (default: %(default)s)"
-    )
-    parser.add_argument("--knowing", action="store_true", help="what is undecided for who knows how runs scatter")
     parser.add_argument("--world", default="", help="worlds whose name has this text (default: all)")
     parser.add_argument("--intervals", action="store_true", help="how often the next run is inside its interval")
     parser.add_argument("--earlier", type=int, default=0, help="earlier studies of each world (default: %(default)s)")
@@ -279,16 +210,16 @@ def with_learned(tables: list[tuple[str, StudySpec, Results]]) -> list[tuple[str
 
 def of_worlds(given: Namespace, rows: Rows) -> list[str]:
     """Adds a row for each simulated world, and returns what misses its bar."""
-    answered, missed, could_be = list[bool](), list[str](), list[float]()
+    answered, missed, could_be = list[float](), list[str](), list[float]()
     believed, true, broken = 0.0, 0.0, 0.0
     for world, score in scores(given.studies, given.earlier, given.world):
-        could_be += score.open
-        rows.add(world.name, *(float(np.mean(each)) for each in score.columns))
-        answered += score.answered
-        broken = max(broken, float(np.mean(score.broken)))
-        believed, true = believed + sum(score.believed), true + sum(score.true)
-        if float(np.mean(score.answered)) < LEAST_ANSWERED_FRAC:
-            missed.append(f"{world.name}: {np.mean(score.answered):.0%} answered")
+        could_be += score["open"]
+        rows.add(world.name, *(float(np.mean(score[name])) for name in FIGURES))
+        answered += score["answered"]
+        broken = max(broken, float(np.mean(score["broken"])))
+        believed, true = believed + sum(score["believed"]), true + sum(score["true"])
+        if float(np.mean(score["answered"])) < LEAST_ANSWERED_FRAC:
+            missed.append(f"{world.name}: {np.mean(score['answered']):.0%} answered")
     if broken > MOST_CONTRADICTED_FRAC:
         missed.append(f"{broken:.1%} of promises broken")
     if np.mean(could_be) > MOST_OPEN_FRAC:
@@ -316,29 +247,6 @@ def of_intervals() -> Found:
     return Found(rows, missed=missed)
 
 
-def of_redrawn(num_studies: int) -> Found:
-    """Adds a row for each redrawn study, before and after its repeats."""
-    losses = ("lost_frac", "worst_lost_frac", "lost_plain_frac", "worst_lost_plain_frac")
-    rows = Rows("table", "repeats", *losses, "broken_frac", "num_runs", "undecided_frac")
-    missed = []
-    for name, space, results in studies():
-        if name not in WAITING:
-            continue
-        for when, found in redrawn_losses(results, space.question, num_studies):
-            lost, plain, broken, num_runs, undecided = np.array(found).T
-            each = (function(one) for one in (lost, plain) for function in (np.median, np.max))
-            rows.add(name, when, *each, broken.mean(), num_runs.mean(), undecided.mean())
-        lucky = np.array(lucky_losses(results, space.question, NUM_LUCKY))
-        told = np.quantile(lucky[:, 0], (0.5, 1))
-        rows.add(name, "who knows the truth, as recorded runs are judged", *told, *[""] * 5)
-        rows.add(name, "any rule within 2 % there, at best", *[""] * 4, float(lucky[:, 1].mean()), "", "")
-        if lost.max() > MOST_LOST_FRAC:
-            missed.append(f"{name}: {np.mean(lost > MOST_LOST_FRAC):.0%} of redraws lose throughput until decided")
-        if broken.mean() > MOST_CONTRADICTED_FRAC:
-            missed.append(f"{name}: {broken.mean():.1%} of promises broken")
-    return Found(rows, missed=missed)
-
-
 def of_tables(learned: bool) -> Found:
     """Adds a row for each table at its own bounds, and for its repeats."""
     rows = Rows("table", "metric", "plans", "num", "undecided_frac", "behind_frac", "contradicted_frac", "lost_frac")
@@ -355,11 +263,8 @@ def of_tables(learned: bool) -> Found:
         rows.add(name, "own bounds", "all", found.total(), *_open_fracs(found), "", "" if lost is None else lost)
         for metric in METRICS_HELD_OUT:
             for waits, verdict, kept in held_out(results, metric):
-                count = pooled.setdefault((metric, "host-bound" if waits else "steady"), Counter())
-                own = _counted(verdict, kept)
-                count.update(own)
-                if name == NEWEST:
-                    pooled.setdefault((metric, AS_RECORDED), Counter()).update(own)
+                plans = "host-bound" if waits else "steady"
+                pooled.setdefault((metric, plans), Counter()).update(_counted(verdict, kept))
             for _, verdict, kept in held_out(waits_as_now(results), metric) if name == NEWEST else ():
                 pooled.setdefault((metric, "newest study, as counted now"), Counter()).update(_counted(verdict, kept))
     for results, metric in product(experiments(), METRICS_HELD_OUT):
@@ -373,7 +278,7 @@ def of_tables(learned: bool) -> Found:
     for (metric, plans), count in sorted(pooled.items()):
         wrong_frac = count["wrong"] / max(count["all"] - count["undecided"], 1)
         rows.add("repeats", metric, plans, count["all"], count["undecided"] / count["all"], "", wrong_frac, "")
-        if wrong_frac > MOST_CONTRADICTED_FRAC and plans != AS_RECORDED:
+        if wrong_frac > MOST_CONTRADICTED_FRAC:
             missed.append(f"{metric}, {plans}: {wrong_frac:.1%} contradicted")
     return Found(rows, missed=missed)
 
@@ -390,10 +295,6 @@ def main(given: Namespace) -> Found:
         product = "answered_frac", "broken_frac", "P(best)", "best_frac", "num_runs", "undecided_frac", "open_frac"
         rows = Rows("world", *product, *(f"knowing_{one}_frac" for one in ("answered", "broken", "open")))
         return Found(rows, missed=of_worlds(given, rows))
-    if given.knowing:
-        return of_knowing()
-    if given.redrawn:
-        return of_redrawn(given.redrawn)
     if given.intervals:
         return of_intervals()
     return of_tables(given.learned)

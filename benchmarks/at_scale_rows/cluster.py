@@ -27,6 +27,7 @@ from unittest.mock import patch
 import psutil
 import ray
 from fake_ranks import Host, _Sensors
+from trial_overhead import MODEL
 
 from at_scale_rows import Row, measures
 from wattune.catalog.hardware import ClusterSpec
@@ -47,8 +48,6 @@ from wattune.storage.study import StudyFolder
 from wattune.trial import Measure, TrialSpec
 from wattune.units import NS_PER_S
 from wattune.workload import Workload
-
-from .lanes import MODEL
 
 PLANS, REPEATS = 50, 4
 BEST, SECOND = 17, 31
@@ -123,14 +122,8 @@ def made_up_rank(true: dict[int, float]) -> Callable[[dict[str, Any]], None]:
 
         node_id, pid = own.get_node_id(), os.getpid()
         (role,) = (one["Labels"]["wattune.io/domain"] for one in ray.nodes() if one["NodeID"] == node_id)
-        here = WorkerPlace(
-            number=0,
-            node_id=node_id,
-            device_index=0,
-            device_uuid=None,
-            pid=pid,
-            actor=ray.cloudpickle.dumps(own.current_actor),
-        )
+        me = ray.cloudpickle.dumps(own.current_actor)
+        here = WorkerPlace(number=0, node_id=node_id, device_index=0, device_uuid=None, pid=pid, actor=me)
         group, report, count = call("join", config["run"], here), None, 0
         while (part := received(call("next_trial", group, 0, report))) is not None:
             report = Report(problem=None, after=part.number)

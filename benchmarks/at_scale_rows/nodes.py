@@ -1,13 +1,14 @@
 """Nodes: what the analysis of a trial and its telemetry cost as its nodes grow in number."""
 
-import io
 import json
+import os
 import pickle
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -16,11 +17,9 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import ray
 
 from at_scale_rows import Fit, Row, measures
-from at_scale_rows.storage import s3_server
 from wattune.analysis.summary import Summary
 from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import model
@@ -141,14 +140,6 @@ class Beside(TrialTelemetry):
         return ray.get(ray.remote(do).options(num_cpus=0).remote(on, folder))
 
 
-class Here(TrialTelemetry):
-    """A trial's sensors, none of whose nodes sees its folder."""
-
-    def beside(self, on: Callable[[Path], Summary], folder: Path) -> Summary:
-        """Does work itself."""
-        return on(folder)
-
-
 def do(on: Callable[[Path], Summary], folder: Path) -> Summary:
     """Does a piece of work."""
     normal_priority()
@@ -208,20 +199,36 @@ def head() -> Iterator[Row]:
             for node in nodes
         }
         attempt = Attempt(spec=spec, repeat=0, measure=Measure(), nodes=tuple(nodes), folder=folder)
-        each_s: dict[type[TrialTelemetry], list[float]] = {Beside: [], Here: []}
-        for kind, several in each_s.items():
-            for _ in range(2):
-                sensed = kind(key="key", sensed={}, node_power_w=dict, actors=asked, places=places)
-                course = run_trial._Course(nodes=real, telemetry=sensed, answer=answer)
-                begun_s = time.process_time()
-                run_trial._conclude(attempt, course, ClockAnchor.now(), None)
-                several.append(time.process_time() - begun_s)
-                result = TrialFolder(folder).result()
-                assert result is not None and result.metrics["cluster_device_power_peak_1s_w"] > 0
-                (folder / "run.json").unlink()
+        each_s = []
+        for _ in range(2):
+            sensed = Beside(key="key", sensed={}, node_power_w=dict, actors=asked, places=places)
+            course = run_trial._Course(nodes=real, telemetry=sensed, answer=answer)
+            begun_s = time.process_time()
+            run_trial._conclude(attempt, course, ClockAnchor.now(), None)
+            each_s.append(time.process_time() - begun_s)
+            result = TrialFolder(folder).result()
+            assert result is not None and result.metrics["cluster_device_power_peak_1s_w"] > 0
+            (folder / "run.json").unlink()
     what = f"result of a trial of {num_nodes * PER_NODE:,} ranks, the head's CPU"
-    yield Row(what, "CPU-s", bar=1.0, value=min(each_s[Beside]), spread=max(each_s[Beside]) - min(each_s[Beside]))
-    yield Row(f"{what}, where it does the analysis too", "CPU-s", value=min(each_s[Here]))
+    yield Row(what, "CPU-s", bar=1.0, value=min(each_s), spread=max(each_s) - min(each_s))
+
+
+@contextmanager
+def s3_server() -> Iterator[str]:
+    """An S3 server of this process, and the URL of a storage there."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    address = f"http://{host}:{port}"
+    os.environ |= {"AWS_ENDPOINT_URL": address, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="studies")
+    try:
+        yield "s3://studies/group"
+    finally:
+        server.stop()
 
 
 @measures(timeout_s=120)
@@ -248,21 +255,3 @@ def telemetry() -> Iterator[Row]:
     yield Row(each, "MB/h", bar=MOST_MB_AN_HOUR, value=mb_an_hour(seen))
     yield Row(f"{each}, which send their rows to a URL", "MB/h", bar=MOST_MB_AN_HOUR, value=mb_an_hour(sent))
     yield Row(f"{each}, their rows of 10 s with it where nodes share no folder", "MB/h", value=mb_an_hour(unseen))
-    least = sum(map(least_bytes, (unseen.files["ring.parquet"], unseen.files["fast.parquet"])))
-    least_mb = 128 * TRIALS_AN_HOUR * least / 1e6
-    yield Row(f"{each}, entropy of times and powers in these rows", "MB/h", value=least_mb)
-
-
-def least_bytes(file: bytes) -> float:
-    """Entropy of a table's times and powers, in bytes: of the counts of differences between a device's rows.
-
-    Counts of a sample have less entropy than where they come from, so this is below what a code of differences needs.
-    """
-    table = pq.read_table(io.BytesIO(file))
-    device, bits = np.array(table["device"].to_pylist()), 0.0
-    for name in {"sensor_ns", "power_w", "power_instant_w"} & set(table.column_names):
-        values = table[name].to_numpy()
-        for own in np.unique(device):
-            counts = np.unique(np.diff(values[device == own]), return_counts=True)[1]
-            bits -= float(np.sum(counts * np.log2(counts / counts.sum())))
-    return bits / 8

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prediction import CONFIGS as FOLDER
-from prediction import allocated
 
 from wattune.catalog.huggingface import MODEL_TYPES, read_config
 from wattune.catalog.models import ModelSpec
@@ -22,10 +20,23 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
 )
 
+FOLDER = Path(__file__).parents[1] / "golden" / "model_configs"
 CONFIGS = {path.stem: path for path in sorted(FOLDER.glob("*.json"))}
 DEFAULTS = json.loads(
     (Path(__file__).parents[2] / "platform" / "wattune" / "catalog" / "model_types.json").read_text(encoding="utf-8")
 )
+
+
+def allocated(config: dict[str, Any]) -> int:
+    """Counts the parameters of transformers' causal model of a `config.json`; of its text part where it has one."""
+    import torch
+    import transformers
+
+    own = {key: value for key, value in config.items() if key not in ("model_type", "auto_map", "quantization_config")}
+    made: Any = transformers.AutoConfig.for_model(config["model_type"], **own)
+    with torch.device("meta"):
+        model: Any = transformers.AutoModelForCausalLM.from_config(made.get_text_config())
+    return sum(one.numel() for one in model.parameters())
 
 
 def read(tmp_path: Path, config: dict[str, Any]) -> ModelSpec:

@@ -32,7 +32,7 @@ def test_twenty_hazards_lose_and_leave_nothing(tmp_path: Path) -> None:
 @pytest.mark.timeout(2000)
 def test_a_stopped_study_is_gone_within_15_s_in_every_order_of_deaths(tmp_path: Path) -> None:
     orders = ("group", "driver", "gcs", "raylet", "worker")
-    done = run("deaths.py", "--csv", tmp_path / "deaths.csv", "--orders", *orders, timeout_s=1900)
+    done = run("chaos.py", "--csv", tmp_path / "deaths.csv", "--deaths", *orders, timeout_s=1900)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     with (tmp_path / "deaths.csv").open(newline="") as lines:
         rows = list(csv.DictReader(lines))

@@ -34,7 +34,7 @@ from wattune.orchestrate.run_trial import drive
 from wattune.plans.axes import Plan
 from wattune.trial import Measure, TrialSpec
 from wattune.workload import Workload
-from one_trial import run_trial
+from trial_overhead import run_trial
 from faulty_engine import GOOD, HANGS, LEAKS, OUT_OF_MEMORY, PROFILE_OUT_OF_MEMORY, RAISES
 
 ROOT = Path(sys.argv[1])

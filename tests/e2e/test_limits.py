@@ -64,7 +64,7 @@ from wattune.orchestrate import trial_telemetry
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import connect
 from wattune.orchestrate.lanes.client import Lanes
-from one_trial import run_trial
+from trial_overhead import run_trial
 from wattune.orchestrate.run_trial import drive
 from wattune.plans.axes import Plan
 from wattune.trial import Measure, TrialSpec

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import verdict_worlds
-from verdict_worlds import BOUND_W, WORLDS, Score, Truth, World, knowing, study
+from verdict_worlds import BOUND_W, WORLDS, Truth, World, knowing, new_score, study
 
 from wattune.run import NO_NUMBERS
 
@@ -19,16 +19,16 @@ def test_the_truth_of_a_world_is_what_its_readings_say(world: World) -> None:
 
 
 def test_a_study_without_noise_names_the_truly_best_plan() -> None:
-    score = Score()
+    score = new_score()
     for seed in range(3):
         world = World(name="quiet", num_plans=6, spread=1e-5)
         study(world, seed, NO_NUMBERS, score)
         knowing(world, seed, score)
-    assert score.answered == score.knowing == [True] * 3
-    assert max(score.broken + score.knowing_broken, default=0.0) == 0.0
+    assert score["answered"] == score["knowing"] == [True] * 3
+    assert max(score["broken"] + score["knowing_broken"], default=0.0) == 0.0
 
 
 def test_each_world_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdict_worlds, "WORLDS", WORLDS[-1:])
     ((world, score),) = verdict_worlds.scores(2, num_earlier=1)
-    assert world is WORLDS[-1] and len(score.answered) == len(score.knowing) == 2 and len(WORLDS) >= 14
+    assert world is WORLDS[-1] and len(score["answered"]) == len(score["knowing"]) == 2 and len(WORLDS) >= 14
