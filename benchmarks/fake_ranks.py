@@ -266,6 +266,6 @@ def fake_cluster(num_nodes: int, storage: Path) -> Iterator[tuple[Cluster, Lanes
             host.options(name=f"host-{number}", num_cpus=0, max_concurrency=100_000).remote() for number in range(HOSTS)
         ]
         ray.get([one.num_running.remote() for one in hosts])
-        cluster = Cluster(nodes=fake_nodes(num_nodes), driver_node_id=real.driver_node_id, others=real.nodes)
+        cluster = Cluster(nodes=fake_nodes(num_nodes), driver_node_id=real.driver_node_id)
         with Lanes(drive, storage) as lanes:
             yield cluster, lanes, hosts

@@ -153,7 +153,7 @@ def many() -> Iterator[Row]:
             for index in range(begun, begun + count):
                 given = attempt_of(PER_NODE)
                 place = Path(folder) / "study" / "trials" / f"{given.trial_id}-{index}"
-                lanes.drive(replace(given, repeat=index, nodes=(cluster.nodes[index],), folder=place), known)
+                lanes.drive(replace(given, repeat=index, nodes=(cluster.nodes[index],), folder=place), cluster)
             begun += count
             while sum(ray.get([host.num_running.remote() for host in hosts])) < begun * PER_NODE:
                 time.sleep(0.01)
@@ -163,7 +163,6 @@ def many() -> Iterator[Row]:
             """Calls between processes so far."""
             return sum(ray.get([one.taken.remote() for one in (*hosts, lanes._keeper)]))
 
-        known = ray.put(cluster)
         start(1)
         bare = ray.remote(Bare).options(num_cpus=0, max_concurrency=1000).remote()
         middles: dict[int, tuple[float, float]] = {}

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: see `RankOutcome`
 class ClockAnchor:
     """One reading of both clocks. It turns monotonic into wall time on the same node."""
 

@@ -26,6 +26,7 @@ export SLURM_NODEID=${SLURM_NODEID:-0}
 exec "$@" """,
     "ray": """echo "ray $*" >> "$SAID"
 [ "$1" = start ] || exec grep -q ^token "$SAID"
+[[ " $* " == *--head* && -n ${LATE:-} && $(grep -c "^ray start.*--head" "$SAID") = 1 ]] && exit 1
 echo "token ${#RAY_AUTH_TOKEN} $RAY_AUTH_MODE, $RAY_worker_niceness, ${ROCR_VISIBLE_DEVICES-none}" >> "$SAID"
 echo $$ >> "$PIDS"
 trap 'exit 0' TERM
@@ -120,6 +121,13 @@ def test_a_study_runs_on_rays_own_ports_hears_sigterm_once_and_gives_its_exit_co
     while any(folder.exists() for folder in folders):
         assert time.monotonic() < end_s
         time.sleep(0.05)
+
+
+def test_a_head_that_came_too_late_for_ray_is_started_again(job, tmp_path: Path) -> None:
+    assert job(4713, LATE="1", ENDS="0").wait(60) == 0
+    lines = said_until(tmp_path / "said", "wattune run")
+    first, second = [line for line in lines if line.startswith("ray start") and "--head" in line]
+    assert first == second and lines.index(second) < lines.index("waited")
 
 
 def test_another_job_has_other_ports_and_the_script_the_exit_code_of_its_study(job, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ _ACCELERATOR_LABEL: Final = "ray.io/accelerator-type"
 _ACCELERATOR_RESOURCE: Final = "accelerator_type:"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: see `RankOutcome`
 class Node:
     """One machine of the cluster."""
 
@@ -130,8 +130,6 @@ class Cluster:
     nodes: tuple[Node, ...]
     driver_node_id: str
     """Of the node this process runs on, where studies are written."""
-    others: tuple[Node, ...] = ()
-    """The rest of the cluster, if `nodes` is a part of it."""
     tags: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Ray's settings, kept with every result."""
     url: str = ""
@@ -139,9 +137,7 @@ class Cluster:
 
     def only(self, nodes: Sequence[Node]) -> "Cluster":
         """The part of the cluster that consists of these nodes, in this order."""
-        ids = {node.node_id for node in nodes}
-        others = [node for node in (*self.nodes, *self.others) if node.node_id not in ids]
-        return replace(self, nodes=tuple(nodes), others=tuple(others))
+        return replace(self, nodes=tuple(nodes))
 
     def fitting(self, spec: ClusterSpec) -> list[Node]:
         """The nodes that fit a trial, by name.

@@ -144,7 +144,7 @@ def _trial(config: dict[str, Any]) -> None:
 class _Driven:
     """A trial as Tune sees it: what it would ask of an actor goes to the process that drives all trials."""
 
-    def __init__(self, attempt: Attempt, lanes: Lanes, cluster: Any) -> None:
+    def __init__(self, attempt: Attempt, lanes: Lanes, cluster: Cluster) -> None:
         self._attempt, self._lanes, self._cluster = attempt, lanes, cluster
         self._is_free = False
         # Tune calls each by its `remote`, as it does an actor's.
@@ -165,7 +165,7 @@ class _OneDriver(RayActorManager):  # type: ignore[misc]
 
     def __init__(self, lanes: Lanes, cluster: Cluster) -> None:
         super().__init__(resource_manager=self)
-        self._lanes, self._cluster = lanes, ray.put(cluster)
+        self._lanes, self._cluster = lanes, cluster
 
     def add_actor(self, cls: Any, kwargs: Mapping[str, Any], resource_request: Any, **heard: Any) -> TrackedActor:  # noqa: ARG002
         """Begins a trial at once: the controller has given it nodes."""

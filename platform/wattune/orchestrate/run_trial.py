@@ -74,7 +74,6 @@ async def drive(workers: LaneKeeper, attempt: Attempt, cluster: Cluster, free: C
     if tags.get(DASHBOARD) == STARTING:
         tags[DASHBOARD] = await workers.in_thread(dashboard)
     attempt = replace(attempt, tags=tags)
-    cluster = cluster.only(attempt.nodes) if attempt.nodes else cluster
     try:
         await _run(await _cooled(attempt, workers), cluster, workers, free)
     except (RayError, ConnectionError):

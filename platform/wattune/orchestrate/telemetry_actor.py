@@ -88,7 +88,7 @@ def _received(facts: bytes, told: Mapping[str, Any]) -> NodeTelemetry:
     return NodeTelemetry(manifest=json.loads(zlib.decompress(facts)), **told)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: see `RankOutcome`
 class Sensed:
     """Devices and processors of a node's running sampler."""
 

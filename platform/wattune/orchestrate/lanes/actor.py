@@ -6,6 +6,7 @@ what needs a processor for long, the making of results, in a few processes besid
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -104,6 +105,7 @@ class LaneKeeper:
         """By node, of those where ranks run and this process does not."""
         self.handle: ActorHandle = ray.get_runtime_context().current_actor
         """By which workers call this process."""
+        gc.freeze()  # its libraries stay: to look through all of them takes as long as the start of ten lanes
         if num_orphans := remove_orphans():
             _log.warning("removed %d placement group(s) of the process that held the lanes before", num_orphans)
 
@@ -202,7 +204,8 @@ class LaneKeeper:
         return await running
 
     async def _run(self, lane: Lane, assignment: Assignment) -> Answer:
-        rivals = [other for other in self._lanes.values() if other is not lane and set(other.nodes) & set(lane.nodes)]
+        own = set(lane.nodes)
+        rivals = [other for other in self._lanes.values() if other is not lane and not own.isdisjoint(other.nodes)]
         await asyncio.gather(*(other.make_room() for other in rivals))
         return await lane.run(assignment)
 

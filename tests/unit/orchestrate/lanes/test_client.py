@@ -108,9 +108,10 @@ def test_a_trial_without_telemetry_actors_does_not_begin(lanes_of: Callable[...,
 
 def test_a_trial_waits_for_an_actor_that_is_being_restarted(lanes_of: Callable[..., Lanes]) -> None:
     lanes = lanes_of(ready=None, drive={"done_trials": 0}, concluded=None)
-    attempt: Any = SimpleNamespace(name="a-0")
-    lanes.drive(attempt, "cluster")
+    attempt: Any = SimpleNamespace(name="a-0", nodes=("n1",))
+    cluster: Any = SimpleNamespace(only=lambda nodes: f"the part of {nodes}")
+    lanes.drive(attempt, cluster)
     lanes.concluded(attempt)
     asked, driven, concluded = lanes._keeper.calls
-    assert asked == ("ready",) and driven[:3] == ("drive", attempt, "cluster") and driven[3]() is None
+    assert asked == ("ready",) and driven[:3] == ("drive", attempt, "the part of ('n1',)") and driven[3]() is None
     assert concluded == ("concluded", "a-0")
