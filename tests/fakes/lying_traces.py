@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 NS = 1_000_000_000
 EPOCH_NS = 1_700_000_000 * NS
 Rows = dict[str, np.ndarray]
-WALLS = ("wall_ns", "sensor_ns")
 
 
 class Trace:

@@ -9,6 +9,7 @@ in `TRAINS`: steps, seconds of a step, and tokens a second, None where the outpu
 import sys
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 
 class Output:
@@ -51,14 +52,30 @@ class Output:
         self.say("")
 
 
+def spoken(name: str, lines: Iterable[tuple[float, str]], end: str = "\n") -> Callable[[Output], None]:
+    """Makes a program that writes these lines, each so many seconds after the one before."""
+    written = [*lines]
+
+    def play(out: Output) -> None:
+        for after_s, text in written:
+            out.say(text, after_s, end)
+
+    play.__name__ = name
+    return play
+
+
 def said(
     name: str, numbers: Iterable[int], each_s: float, text: Callable[[int], str], end: str = "\n"
 ) -> Callable[[Output], None]:
     """Makes a program that writes one line for each number, so many seconds after the one before."""
+    return spoken(name, ((each_s, text(number)) for number in numbers), end)
+
+
+def barred(name: str, *args: Any, **given: Any) -> Callable[[Output], None]:
+    """Makes a program that draws one bar."""
 
     def play(out: Output) -> None:
-        for number in numbers:
-            out.say(text(number), each_s, end)
+        out.bars(*args, **given)
 
     play.__name__ = name
     return play
@@ -158,16 +175,6 @@ def torchtitan(out: Output) -> None:
             )
 
 
-def torchtitan_all_ranks(out: Output) -> None:
-    """torchrun --tee: four ranks, each a little later than the one before."""
-    for step in range(1, 41):
-        for rank in (2, 0, 3, 1):
-            out.say(
-                f"[rank{rank}]:[titan] 2026-01-02 03:04:05,006 - root - INFO - step: {step}  loss:  7.9  grad_norm:  1.40  memory: 21.0GiB(26.5%)  tps: 4,096",
-                0.15 if rank == 2 else 0.0167,
-            )
-
-
 def nemo_1(out: Output) -> None:
     """tqdm's `format_num` shows three digits where that is shorter."""
     for n in range(9960, 10060):
@@ -179,30 +186,6 @@ def nemo_1(out: Output) -> None:
             "Epoch 0: : ",
             more=f", reduced_train_loss=3.09, global_step={short if len(short) < len(plain) else plain}, consumed_samples=2.5e+5, train_step_timing in s=0.100",
             after_s=0.1,
-        )
-
-
-def deepspeed(out: Output) -> None:
-    for at in range(1, 13):
-        out.say(
-            f"[2024-09-23 10:11:02,482] [INFO] [logging.py:96:log_dist] [Rank 0] step={10 * at}, skipped=0, lr=[0.001], mom=[[0.8, 0.999]]",
-            1.5,
-        )
-        out.say(
-            f"[2024-09-23 10:11:02,482] [INFO] [timer.py:260:stop] epoch=0/micro_step={40 * at}/global_step={10 * at}, RunningAvgSamplesPerSec=649.9, CurrSamplesPerSec=589.2, MemAllocated=0.06GB, MaxMemAllocated=0.06GB",
-            0.001,
-        )
-
-
-def maxtext(out: Output) -> None:
-    out.say(
-        "completed step: 0, seconds: 18.205, TFLOP/s/device: 23.4, Tokens/s/device: 169.9, total_weights: 65536, loss: 10.9",
-        18.2,
-    )
-    for step in range(1, 25):
-        out.say(
-            f"I0804 08:14:00.000000 1 metric_logger.py:196] completed step: {step}, seconds: 0.500, TFLOP/s/device: 451.2, Tokens/s/device: 8123.462, total_weights: 65536, loss: 6.765",
-            0.5,
         )
 
 
@@ -280,18 +263,6 @@ def torchtune(out: Output) -> None:
         out.bar(step, 50, since_s, f"1|{step}|Loss: 1.2345678: ", after_s=0.4 if step else 0)
 
 
-def imagenet(out: Output) -> None:
-    """pytorch/examples/imagenet/main.py, ProgressMeter.display: each ten batches, a test after each epoch."""
-    for epoch in range(2):
-        for n in range(0, 101, 10):
-            out.say(
-                f"Epoch: [{epoch}][{n:4d}/101]\tTime  0.100 (  0.104)\tData  0.001 (  0.004)\tLoss 6.9e+00 (6.9e+00)\tAcc@1   0.00 (  0.10)",
-                0.1 if n == 0 else 1.0,
-            )
-        for n in range(0, 21, 10):
-            out.say(f"Test: [{n:2d}/21]\tTime  0.050 (  0.054)\tLoss 6.8e+00 (6.9e+00)\tAcc@1   0.00 (  0.10)", 0.5)
-
-
 def keras(out: Output) -> None:
     for epoch in (1, 2, 3):
         out.say(f"Epoch {epoch}/3")
@@ -314,30 +285,6 @@ def mlx(out: Output) -> None:
             out.say(f"Iter {it}: Val loss 2.2, Val took 1.5s", 1.5)
 
 
-def docker_compose(out: Output) -> None:
-    for step in range(1, 31):
-        for rank in (1, 2):
-            out.say(f"\x1b[36mtrainer-{rank}  | \x1b[0mstep {step}/1000 loss 3.21 lr 1e-4", 0.2 if rank == 1 else 0.02)
-
-
-def ray_train(out: Output) -> None:
-    for step in range(1, 41):
-        out.say(
-            f"\x1b[36m(RayTrainWorker pid=4711, ip=10.0.0.7)\x1b[0m {{'step': {step}, 'loss': 2.31, 'lr': 1e-4}}", 0.1
-        )
-        if step % 2 == 0:
-            out.say(
-                f"\x1b[36m(RayTrainWorker pid=4712, ip=10.0.0.7)\x1b[0m {{'step': {step}, 'loss': 2.32, 'lr': 1e-4}} [repeated 2x across cluster]",
-                0.01,
-            )
-
-
-def mpirun(out: Output) -> None:
-    for step in range(1, 41):
-        for rank in (1, 0):
-            out.say(f"[1,{rank}]<stdout>:Step: {step}, Loss: 3.1, LR: 0.001", 0.1 if rank else 0.03)
-
-
 def held_back(out: Output) -> None:
     """A buffer gives twenty lines at once."""
     for at in range(1, 9):
@@ -346,36 +293,50 @@ def held_back(out: Output) -> None:
             out.say(f"INFO:trainer:global_step={step} loss=2.34 lr=1e-4")
 
 
-def epochs_of_lines(out: Output) -> None:
-    """The number begins anew at each epoch, after a validation."""
-    for epoch in range(1, 5):
-        for step in range(1, 21):
-            out.say(f"2026-01-02 03:04:05 | INFO | epoch {epoch} | step {step}/20 | loss 1.234", 0.15)
-        out.say(f"2026-01-02 03:04:05 | INFO | epoch {epoch} | validation loss 1.3", 1.0)
-
-
-def rounded(out: Output) -> None:
-    """unit_scale of tqdm: 1.20k/5.00k."""
-    for n in range(990, 1200, 3):
-        shown = f"{n}" if n < 1000 else f"{n / 1000:.2f}k"
-        out.now_s += 0.3
-        out.say(f"\rTraining:  20%|██        | {shown}/5.00k [02:00<09:00, 10.0it/s, loss=2.3]", end="")
-
-
 TRAINS: dict[Callable[[Output], None], tuple[int, float, float | None]] = {
     hf_trainer: (60, 0.2, None), hf_trainer_quoted: (50, 0.11, None), hf_trainer_without_bar: (80, 0.25, None),
     lightning: (60, 0.1, None), lightning_endless: (80, 0.05, None),
     megatron: (120, 0.5, None),
-    torchtitan: (99, 0.25, 6150.0), torchtitan_all_ranks: (39, 0.2, 4096.0),
-    nemo_1: (100, 0.1, None),
-    deepspeed: (110, 0.15, None),
-    maxtext: (25, 0.5, 8123.5), nanogpt: (200, 0.25, None),
+    torchtitan: (99, 0.25, 6150.0), nemo_1: (100, 0.1, None), nanogpt: (200, 0.25, None),
     llamafactory: (40, 0.5, 8000.0), diffusers: (60, 0.3, None), epochs_and_steps: (100, 0.12, None),
     resumed: (59, 0.2, None), checkpoints: (80, 0.1, None),
     torchtune: (50, 0.4, None),
-    imagenet: (201, 0.1, None), keras: (119, 0.1, None), mlx: (190, 0.2, 1234.5),
-    docker_compose: (29, 0.22, None), ray_train: (39, 0.105, None), mpirun: (39, 0.13, None),
-    held_back: (140, 0.1, None), epochs_of_lines: (79, 0.15, None), rounded: (207, 0.1, None),
+    keras: (119, 0.1, None), mlx: (190, 0.2, 1234.5), held_back: (140, 0.1, None),
+    # torchrun --tee: four ranks, each a little later than the one before.
+    spoken("torchtitan_all_ranks", (
+        (0.15 if rank == 2 else 0.0167, f"[rank{rank}]:[titan] 2026-01-02 03:04:05,006 - root - INFO - step: {step}  loss:  7.9  grad_norm:  1.40  memory: 21.0GiB(26.5%)  tps: 4,096")
+        for step in range(1, 41) for rank in (2, 0, 3, 1))): (39, 0.2, 4096.0),
+    spoken("deepspeed", (line for at in range(1, 13) for line in (
+        (1.5, f"[2024-09-23 10:11:02,482] [INFO] [logging.py:96:log_dist] [Rank 0] step={10 * at}, skipped=0, lr=[0.001], mom=[[0.8, 0.999]]"),
+        (0.001, f"[2024-09-23 10:11:02,482] [INFO] [timer.py:260:stop] epoch=0/micro_step={40 * at}/global_step={10 * at}, RunningAvgSamplesPerSec=649.9, CurrSamplesPerSec=589.2, MemAllocated=0.06GB, MaxMemAllocated=0.06GB")))): (110, 0.15, None),
+    spoken("maxtext", (
+        (18.2, "completed step: 0, seconds: 18.205, TFLOP/s/device: 23.4, Tokens/s/device: 169.9, total_weights: 65536, loss: 10.9"),
+        *((0.5, f"I0804 08:14:00.000000 1 metric_logger.py:196] completed step: {step}, seconds: 0.500, TFLOP/s/device: 451.2, Tokens/s/device: 8123.462, total_weights: 65536, loss: 6.765")
+            for step in range(1, 25)))): (25, 0.5, 8123.5),
+    # pytorch/examples/imagenet/main.py, ProgressMeter.display: each ten batches, a test after each epoch.
+    spoken("imagenet", (line for epoch in range(2) for line in (
+        *((1.0 if n else 0.1, f"Epoch: [{epoch}][{n:4d}/101]\tTime  0.100 (  0.104)\tData  0.001 (  0.004)\tLoss 6.9e+00 (6.9e+00)\tAcc@1   0.00 (  0.10)")
+            for n in range(0, 101, 10)),
+        *((0.5, f"Test: [{n:2d}/21]\tTime  0.050 (  0.054)\tLoss 6.8e+00 (6.9e+00)\tAcc@1   0.00 (  0.10)")
+            for n in range(0, 21, 10))))): (201, 0.1, None),
+    spoken("docker_compose", (
+        (0.2 if rank == 1 else 0.02, f"\x1b[36mtrainer-{rank}  | \x1b[0mstep {step}/1000 loss 3.21 lr 1e-4")
+        for step in range(1, 31) for rank in (1, 2))): (29, 0.22, None),
+    # The other rank's lines come only each second time.
+    spoken("ray_train", (
+        (0.1, f"\x1b[36m(RayTrainWorker pid=4711, ip=10.0.0.7)\x1b[0m {{'step': {step}, 'loss': 2.31, 'lr': 1e-4}}") if rank == 0
+        else (0.01, f"\x1b[36m(RayTrainWorker pid=4712, ip=10.0.0.7)\x1b[0m {{'step': {step}, 'loss': 2.32, 'lr': 1e-4}} [repeated 2x across cluster]")
+        for step in range(1, 41) for rank in range(2 - step % 2))): (39, 0.105, None),
+    spoken("mpirun", (
+        (0.1 if rank else 0.03, f"[1,{rank}]<stdout>:Step: {step}, Loss: 3.1, LR: 0.001")
+        for step in range(1, 41) for rank in (1, 0))): (39, 0.13, None),
+    # The number begins anew at each epoch, after a validation.
+    spoken("epochs_of_lines", (line for epoch in range(1, 5) for line in (
+        *((0.15, f"2026-01-02 03:04:05 | INFO | epoch {epoch} | step {step}/20 | loss 1.234") for step in range(1, 21)),
+        (1.0, f"2026-01-02 03:04:05 | INFO | epoch {epoch} | validation loss 1.3")))): (79, 0.15, None),
+    # unit_scale of tqdm: 1.20k/5.00k.
+    said("rounded", range(990, 1200, 3), 0.3,
+        lambda n: f"\rTraining:  20%|██        | {n if n < 1000 else f'{n / 1000:.2f}k'}/5.00k [02:00<09:00, 10.0it/s, loss=2.3]", end=""): (207, 0.1, None),
     # The last rank prints; srun --label puts its number before the line.
     said("megatron_deepspeed_slurm", range(1, 31), 0.4,
         lambda at: f"7:  iteration {at:8d}/   30517 | consumed samples: {16 * at:12d} | consumed tokens: {32768 * at:12d} | elapsed time per iteration (ms): 400.2 | learning rate: 6.000E-07 | global batch size:    16 | lm loss: 1.183278E+01 | samples per second: 40.0 | tokens per gpu per second (tgs): 10240.0 | TFLOPs: 25.55 |"): (30, 0.4, 32768 / 0.4),
@@ -422,23 +383,6 @@ def batch_inference(out: Output) -> None:
     out.bars(100, 0.1)
 
 
-def vllm_serve(out: Output) -> None:
-    for at in range(30):
-        out.say(
-            f"INFO 01-02 03:04:{at:02d} [loggers.py:116] Engine 000: Avg prompt throughput: 123.4 tokens/s, Avg generation throughput: 456.7 tokens/s, Running: 12 reqs, Waiting: 0 reqs, GPU KV cache usage: 3.4%",
-            1.0,
-        )
-        out.say('INFO:     127.0.0.1:4711 - "POST /v1/completions HTTP/1.1" 200 OK')
-
-
-def pytest_run(out: Output) -> None:
-    for at in range(1, 60):
-        out.say(
-            f"tests/test_step_{at}.py::test_loss_of_step_{at} PASSED                     [{at * 100 // 60:3d}%]", 0.1
-        )
-    out.say("====== 59 passed, 2 skipped in 6.12s ======")
-
-
 def evaluation_only(out: Output) -> None:
     out.bars(200, 0.05, "Evaluating: ", more=", loss=2.31")
     out.say(
@@ -456,15 +400,6 @@ printed_again = said("printed_again", range(1, 400), 0.0001, lambda at: f" itera
 """`cat train.log`: the lines of an hour in a moment."""
 
 
-def bar_printed_again(out: Output) -> None:
-    for at in range(200):
-        out.now_s += 0.002
-        out.say(
-            f"\rTraining: {at // 2:3d}%|     | {at}/200 [{at // 60:02d}:{at % 60:02d}<03:00,  1.00s/it, loss=2.3]",
-            end="",
-        )
-
-
 def diffusion_sampling(out: Output) -> None:
     for _ in range(4):
         out.bars(50, 0.06)
@@ -477,8 +412,17 @@ def compile_model(out: Output) -> None:
 
 
 NOTHING = (
-    pip_install, hub_download, tokenizing, batch_inference, vllm_serve, pytest_run,
-    evaluation_only, lm_eval, printed_again, bar_printed_again, diffusion_sampling, compile_model,
+    pip_install, hub_download, tokenizing, batch_inference, evaluation_only, lm_eval,
+    printed_again, diffusion_sampling, compile_model,
+    spoken("vllm_serve", (line for at in range(30) for line in (
+        (1.0, f"INFO 01-02 03:04:{at:02d} [loggers.py:116] Engine 000: Avg prompt throughput: 123.4 tokens/s, Avg generation throughput: 456.7 tokens/s, Running: 12 reqs, Waiting: 0 reqs, GPU KV cache usage: 3.4%"),
+        (0.0, 'INFO:     127.0.0.1:4711 - "POST /v1/completions HTTP/1.1" 200 OK')))),
+    spoken("pytest_run", (
+        *((0.1, f"tests/test_step_{at}.py::test_loss_of_step_{at} PASSED                     [{at * 100 // 60:3d}%]")
+            for at in range(1, 60)),
+        (0.0, "====== 59 passed, 2 skipped in 6.12s ======"))),
+    said("bar_printed_again", range(200), 0.002,
+        lambda at: f"\rTraining: {at // 2:3d}%|     | {at}/200 [{at // 60:02d}:{at % 60:02d}<03:00,  1.00s/it, loss=2.3]", end=""),
     said("ninja_build", range(1, 121), 0.1,
         lambda at: f"[{at}/120] Building CXX object src/CMakeFiles/train_step.dir/loss_{at}.cpp.o"),
     said("docker_build", range(1, 21), 0.5,

@@ -7,7 +7,7 @@ None of the 30 that train nothing was taken for steps.
 
 from collections.abc import Callable
 
-from program_outputs import Output, said
+from program_outputs import Output, barred, said, spoken
 
 
 def clm_no_trainer(out: Output) -> None:
@@ -63,33 +63,6 @@ def yolo(out: Output) -> None:
         out.say("")
         out.bars(8, 0.1, "                 Class     Images  Instances      Box(P          R      mAP50  mAP50-95): ")
         out.say("                   all        128        929      0.64      0.53      0.6      0.44")
-
-
-def mmdetection(out: Output) -> None:
-    for epoch in (1, 2):
-        for n in range(50, 301, 50):
-            out.say(
-                f"2025/01/02 03:04:05 - mmengine - INFO - Epoch(train)  [{epoch}][{n:4d}/300]  lr: 1.0000e-03  eta: 1:02:03  time: 0.0600  data_time: 0.0101  memory: 3012  loss: 1.2345  loss_cls: 0.5",
-                3.0,
-            )
-        for n in (50, 100):
-            out.say(
-                f"2025/01/02 03:04:05 - mmengine - INFO - Epoch(val)  [{epoch}][{n:4d}/100]    eta: 0:00:10  time: 0.0300  data_time: 0.0012  memory: 800",
-                1.5,
-            )
-
-
-def torchvision(out: Output) -> None:
-    for n in range(0, 1252, 10):
-        out.say(
-            f"Epoch: [0]  [{n:4d}/1252]  eta: 0:10:11  lr: 0.1  img/s: 512.1  loss: 6.9123 (7.0011)  acc1: 0.0000 (0.1)  acc5: 0.1 (0.5)  time: 0.0625  data: 0.0012  max mem: 4321",
-            0.625,
-        )
-    for n in range(0, 50, 10):
-        out.say(
-            f"Test:   [{n:2d}/50]  eta: 0:00:11  loss: 6.9 (7.0)  acc1: 0.0 (0.1)  time: 0.1 data: 0.01 max mem: 4321",
-            1.0,
-        )
 
 
 def neox(out: Output) -> None:
@@ -154,47 +127,6 @@ def labelled_bar(out: Output) -> None:
             out.say(f"[default0]:{{'loss': 1.234, 'grad_norm': 1.0, 'learning_rate': 1e-05, 'epoch': {n / 50}}}")
 
 
-def deepspeed_pdsh(out: Output) -> None:
-    for at in range(1, 16):
-        out.say(
-            f"worker-0: [2025-01-02 03:04:05,482] [INFO] [logging.py:128:log_dist] [Rank 0] step={10 * at}, skipped=0, lr=[0.001], mom=[[0.9, 0.95]]",
-            2.0,
-        )
-        out.say(
-            f"worker-0: [2025-01-02 03:04:05,482] [INFO] [timer.py:264:stop] epoch=0/micro_step={10 * at}/global_step={10 * at}, RunningAvgSamplesPerSec=33.1, CurrSamplesPerSec=33.2, MemAllocated=4.3GB, MaxMemAllocated=38.5GB",
-            0.001,
-        )
-        out.say("worker-1: epoch 0 loss 2.2")
-
-
-def slurm_two_digits(out: Output) -> None:
-    for step in range(1, 51):
-        for rank in (10, 3, 0):
-            out.say(
-                f'{rank:2d}: {{"step": {step}, "train_loss": 2.31, "tokens_per_sec": 81920.0}}',
-                0.1 if rank == 10 else 0.01,
-            )
-
-
-def verl(out: Output) -> None:
-    for step in range(1, 21):
-        for at in range(8):
-            out.say(f"(WorkerDict pid=9{at}) generate_sequences {at}", 0.05)
-        out.say(
-            f"(TaskRunner pid=4242) step:{step} - actor/pg_loss:0.012 - actor/entropy:0.3 - critic/score/mean:0.4 - timing_s/step:1.20 - perf/throughput:1234.5",
-            0.8,
-        )
-
-
-def titan_slurm_rank(out: Output) -> None:
-    for step in range(1, 41):
-        for rank in (1, 0):
-            out.say(
-                f"{rank}: [rank{rank}]:[titan] 2026-01-02 03:04:05,006 - root - INFO - step: {step:2}  loss: 10.12  grad_norm:  1.2  memory: 21.0GiB(26.5%)  tps: 1,024  tflops: 301.20  mfu: 30.46%",
-                0.2 if rank else 0.05,
-            )
-
-
 def modded_nanogpt(out: Output) -> None:
     for step in range(1, 101):
         if step % 25 == 0:
@@ -219,12 +151,6 @@ def kohya(out: Output) -> None:
         out.say("\nsaving checkpoint: out/lora-000001.safetensors", 0.5)
 
 
-def unit_scale_epochs(out: Output) -> None:
-    for n in range(1990, 2090):
-        out.now_s += 0.15
-        out.say(f"\rEpoch 3:  40%|████      | {n / 1000:.2f}k/5.00k [05:00<07:30, 6.67it/s, loss=1.9]", end="")
-
-
 def held_back_bars(out: Output) -> None:
     """A pipe gives the bar's states of a second at once."""
     for n in range(1, 101):
@@ -243,18 +169,6 @@ def gradient_accumulation(out: Output) -> None:
             out.say(f"\nglobal_step={n // 4} loss=2.1 lr=1e-4")
 
 
-def accelerate_lines(out: Output) -> None:
-    for step in range(1, 41):
-        for rank in (0, 1, 2, 3):
-            out.say(f"[rank{rank}]: Epoch 0, Step {step}, Loss: 2.3012, LR: 1e-5", 0.2 if rank == 0 else 0.002)
-
-
-def gan(out: Output) -> None:
-    for epoch in range(2):
-        for n in range(50):
-            out.say(f"[{epoch}/25][{n}/50]\tLoss_D: 1.2345\tLoss_G: 3.4567\tD(x): 0.5\tD(G(z)): 0.4 / 0.1", 0.1)
-
-
 TRAINS_2 = {
     clm_no_trainer: (90, 0.15, None),
     axolotl: (45, 0.4, None),
@@ -262,10 +176,18 @@ TRAINS_2 = {
     yolo: (90, 0.12, None),
     said("detectron2", range(19, 400, 20), 2.0,
         lambda it: f"[01/02 03:04:05 d2.utils.events]:  eta: 0:10:11  iter: {it}  total_loss: 1.2  loss_cls: 0.3  loss_box_reg: 0.2  time: 0.1000  last_time: 0.0990  data_time: 0.0112  last_data_time: 0.0034   lr: 1.6e-05  max_mem: 2421M"): (380, 0.1, None),
-    mmdetection: (550, 0.06, None),
+    spoken("mmdetection", (line for epoch in (1, 2) for line in (
+        *((3.0, f"2025/01/02 03:04:05 - mmengine - INFO - Epoch(train)  [{epoch}][{n:4d}/300]  lr: 1.0000e-03  eta: 1:02:03  time: 0.0600  data_time: 0.0101  memory: 3012  loss: 1.2345  loss_cls: 0.5")
+            for n in range(50, 301, 50)),
+        *((1.5, f"2025/01/02 03:04:05 - mmengine - INFO - Epoch(val)  [{epoch}][{n:4d}/100]    eta: 0:00:10  time: 0.0300  data_time: 0.0012  memory: 800")
+            for n in (50, 100))))): (550, 0.06, None),
     said("timm", [*range(0, 1001, 50)], 4.0,
         lambda n: f"Train: 0 [{n:4d}/1251 ({n // 12:3d}%)]  Loss:  6.912 (6.95)  Time: 0.080s,  742.03/s  (0.080s,  721.10/s)  LR: 1.000e-06  Data: 0.010 (0.020)"): (1000, 0.08, None),
-    torchvision: (1250, 0.0625, None),
+    spoken("torchvision", (
+        *((0.625, f"Epoch: [0]  [{n:4d}/1252]  eta: 0:10:11  lr: 0.1  img/s: 512.1  loss: 6.9123 (7.0011)  acc1: 0.0000 (0.1)  acc5: 0.1 (0.5)  time: 0.0625  data: 0.0012  max mem: 4321")
+            for n in range(0, 1252, 10)),
+        *((1.0, f"Test:   [{n:2d}/50]  eta: 0:00:11  loss: 6.9 (7.0)  acc1: 0.0 (0.1)  time: 0.1 data: 0.01 max mem: 4321")
+            for n in range(0, 50, 10)))): (1250, 0.0625, None),
     said("fairseq", range(100, 1601, 100), 8.0,
         lambda n: f"2025-01-02 03:04:05 | INFO | train_inner | epoch 001: {n:6d} / 5000 loss=7.123, nll_loss=6.9, ppl=119.6, wps=51200.0, ups=12.5, wpb=4096, bsz=128, num_updates={n}, lr=1.25e-05, gnorm=2.1, loss_scale=128, train_wall=8, wall=45"): (1500, 0.08, 51200.0),
     neox: (200, 0.41, None),
@@ -274,10 +196,19 @@ TRAINS_2 = {
     keras_3: (119, 0.08, None),
     two_ranks_show_bars: (60, 0.2, None),
     labelled_bar: (50, 0.2, None),
-    deepspeed_pdsh: (140, 0.2, None),
-    slurm_two_digits: (49, 0.12, 81920.0),
-    verl: (19, 1.2, None),
-    titan_slurm_rank: (39, 0.25, 1024.0),
+    spoken("deepspeed_pdsh", (line for at in range(1, 16) for line in (
+        (2.0, f"worker-0: [2025-01-02 03:04:05,482] [INFO] [logging.py:128:log_dist] [Rank 0] step={10 * at}, skipped=0, lr=[0.001], mom=[[0.9, 0.95]]"),
+        (0.001, f"worker-0: [2025-01-02 03:04:05,482] [INFO] [timer.py:264:stop] epoch=0/micro_step={10 * at}/global_step={10 * at}, RunningAvgSamplesPerSec=33.1, CurrSamplesPerSec=33.2, MemAllocated=4.3GB, MaxMemAllocated=38.5GB"),
+        (0.0, "worker-1: epoch 0 loss 2.2")))): (140, 0.2, None),
+    spoken("slurm_two_digits", (
+        (0.1 if rank == 10 else 0.01, f'{rank:2d}: {{"step": {step}, "train_loss": 2.31, "tokens_per_sec": 81920.0}}')
+        for step in range(1, 51) for rank in (10, 3, 0))): (49, 0.12, 81920.0),
+    spoken("verl", (line for step in range(1, 21) for line in (
+        *((0.05, f"(WorkerDict pid=9{at}) generate_sequences {at}") for at in range(8)),
+        (0.8, f"(TaskRunner pid=4242) step:{step} - actor/pg_loss:0.012 - actor/entropy:0.3 - critic/score/mean:0.4 - timing_s/step:1.20 - perf/throughput:1234.5")))): (19, 1.2, None),
+    spoken("titan_slurm_rank", (
+        (0.2 if rank else 0.05, f"{rank}: [rank{rank}]:[titan] 2026-01-02 03:04:05,006 - root - INFO - step: {step:2}  loss: 10.12  grad_norm:  1.2  memory: 21.0GiB(26.5%)  tps: 1,024  tflops: 301.20  mfu: 30.46%")
+        for step in range(1, 41) for rank in (1, 0))): (39, 0.25, 1024.0),
     modded_nanogpt: (99, 0.12, None),
     kohya: (80, 0.3, None),
     said("flax", range(100, 2100, 100), 2.0,
@@ -286,13 +217,22 @@ TRAINS_2 = {
         lambda n: f"iteration: {n:,} | loss: 3.1e+00 | lr: 1.0e-04 | 0.50 s/it"): (59, 0.5, None),
     said("past_thousand_commas", range(970, 1030), 0.25,
         lambda n: f"Step {n:,}/10,000 | Loss: 2.31 | tokens/s: 1.25k | TFLOPS: 301"): (59, 0.25, 1250.0),
-    unit_scale_epochs: (99, 0.15, None),
+    said("unit_scale_epochs", range(1990, 2090), 0.15,
+        lambda n: f"\rEpoch 3:  40%|████      | {n / 1000:.2f}k/5.00k [05:00<07:30, 6.67it/s, loss=1.9]", end=""): (99, 0.15, None),
     said("carriage_returns_no_newline", range(1, 61), 0.1,
         lambda n: f"\rstep {n}/60  loss={2.3:.3f}  {0.1:.2f}s/step", end=""): (59, 0.1, None),
     held_back_bars: (90, 0.1, None),
     gradient_accumulation: (39, 0.2, None),
-    accelerate_lines: (39, 0.206, None),
-    gan: (99, 0.1, None),
+    spoken("accelerate_lines", (
+        (0.002 if rank else 0.2, f"[rank{rank}]: Epoch 0, Step {step}, Loss: 2.3012, LR: 1e-5")
+        for step in range(1, 41) for rank in range(4))): (39, 0.206, None),
+    spoken("gan", (
+        (0.1, f"[{epoch}/25][{n}/50]\tLoss_D: 1.2345\tLoss_G: 3.4567\tD(x): 0.5\tD(G(z)): 0.4 / 0.1")
+        for epoch in range(2) for n in range(50))): (99, 0.1, None),
+    spoken("lightning_rich", (line for epoch in range(2) for line in (
+        *((0.1, f"\rEpoch {epoch}/1  {'━' * n}{' ' * (40 - n)} {n}/40 0:00:{n // 10:02d} • 0:00:0{4 - n // 10} 10.1it/s v_num: 0.000 train_loss: 2.301")
+            for n in range(1, 41)),
+        *((0.05, f"\rValidation {'━' * n} {n}/10 0:00:01 • 0:00:00 20.1it/s") for n in range(1, 11)))), end=""): (79, 0.1, None),
 }  # fmt: skip
 
 
@@ -302,35 +242,10 @@ def cargo(out: Output) -> None:
         out.say(f"\r    Building [=====>                    ] {n}/120: syn, loss", end="")
 
 
-def encode_batches(out: Output) -> None:
-    out.bars(80, 0.1, "Batches: ")
-
-
 def gptq(out: Output) -> None:
     out.bars(32, 0.5, "Quantizing model.layers blocks : ")
     for n in range(32):
         out.say(f"INFO  {{'layer': {n}, 'module': 'self_attn.k_proj', 'loss': '0.01234', 'time': '0.5'}}", 0.5)
-
-
-def nccl_tests(out: Output) -> None:
-    out.say("#       size         count      type   redop    root     time   algbw   busbw #wrong")
-    for n in range(20):
-        out.say(f"{2 ** (n + 3):12d} {2 ** (n + 1):12d}     float     sum      -1    12.34    0.65    1.23      0", 0.3)
-
-
-def llama_cpp(out: Output) -> None:
-    for n in range(30):
-        out.say(
-            f"slot print_timing: id  0 | task {n} | prompt eval time =     123.45 ms /    12 tokens (   10.29 ms per token,    97.20 tokens per second)",
-            0.4,
-        )
-        out.say(
-            "       eval time =    1234.56 ms /   128 tokens (    9.64 ms per token,   103.68 tokens per second)", 0.4
-        )
-
-
-def tqdm_of_files(out: Output) -> None:
-    out.bars(300, 0.03)
 
 
 def rerank_eval(out: Output) -> None:
@@ -351,15 +266,20 @@ NOTHING_2 = (
         lambda n: f"\rframe={n * 25:5d} fps= 25 q=28.0 size=    {n * 256}KiB time=00:00:{n:02d}.00 bitrate= 512.1kbits/s speed=1.01x", end=""),
     said("split_generation", range(1, 60), 0.2,
         lambda n: f"\rGenerating train split: {n * 1000} examples [00:{n // 5:02d}, 5000.12 examples/s]", end=""),
-    encode_batches,
+    barred("encode_batches", 80, 0.1, "Batches: "),
     gptq,
-    nccl_tests,
+    spoken("nccl_tests", (
+        (0.0, "#       size         count      type   redop    root     time   algbw   busbw #wrong"),
+        *((0.3, f"{2 ** (n + 3):12d} {2 ** (n + 1):12d}     float     sum      -1    12.34    0.65    1.23      0")
+            for n in range(20)))),
     said("optuna", range(30), 0.5,
         lambda n: f"[I 2025-01-02 03:04:05,123] Trial {n} finished with value: 0.3123 and parameters: {{'lr': 0.001, 'steps': {100 + n}}}. Best is trial 3 with value: 0.1."),
     said("test_loop", range(100), 0.1, lambda n: f"Test batch {n}/100 test loss 2.3012 acc 0.51"),
     said("kmeans", range(40), 0.1, lambda n: f"Iteration {n}, inertia 12034.5."),
-    llama_cpp,
-    tqdm_of_files,
+    spoken("llama_cpp", (line for n in range(30) for line in (
+        (0.4, f"slot print_timing: id  0 | task {n} | prompt eval time =     123.45 ms /    12 tokens (   10.29 ms per token,    97.20 tokens per second)"),
+        (0.4, "       eval time =    1234.56 ms /   128 tokens (    9.64 ms per token,   103.68 tokens per second)")))),
+    barred("tqdm_of_files", 300, 0.03),
     said("s3_cp", range(1, 60), 0.1,
         lambda n: f"\rCompleted {n * 12}.5 MiB/1.2 GiB (98.1 MiB/s) with 1 file(s) remaining", end=""),
     rerank_eval,
@@ -370,44 +290,12 @@ NOTHING_2 = (
 )  # fmt: skip
 
 
-def lightning_rich(out: Output) -> None:
-    for epoch in range(2):
-        for n in range(1, 41):
-            out.say(
-                f"\rEpoch {epoch}/1  {'━' * n}{' ' * (40 - n)} {n}/40 0:00:{n // 10:02d} • 0:00:0{4 - n // 10} 10.1it/s v_num: 0.000 train_loss: 2.301",
-                0.1,
-                end="",
-            )
-        for n in range(1, 11):
-            out.say(f"\rValidation {'━' * n} {n}/10 0:00:01 • 0:00:00 20.1it/s", 0.05, end="")
-
-
-TRAINS_2[lightning_rich] = (79, 0.1, None)
-
-
 def slurm_hf_bar(out: Output) -> None:
     for n in range(61):
         out.now_s += 0.25
         out.say(f"\r0: {100 * n // 60:3d}%|████      | {n}/60 [00:10<00:10,  4.00it/s]", end="")
         if n % 10 == 0 and n:
             out.say(f"\n0: {{'loss': 1.234, 'grad_norm': 1.0, 'learning_rate': 1e-05, 'epoch': {n / 60:.2f}}}")
-
-
-def nemo_mpirun(out: Output) -> None:
-    for step in range(50):
-        for rank in (7, 0):
-            out.say(
-                f"[1,{rank}]<stdout>:Training epoch 0, iteration {step}/249 | lr: 3.9e-06 | global_batch_size: 8 | global_step: {step} | reduced_train_loss: 1.653 | train_step_timing in s: 0.2",
-                0.15 if rank else 0.05,
-            )
-
-
-def ray_bar(out: Output) -> None:
-    for n in range(51):
-        out.now_s += 0.1
-        out.say(
-            f"\x1b[36m(RayTrainWorker pid=991, ip=10.1.2.3)\x1b[0m Epoch 0: {2 * n}%|##   | {n}/50 [00:01<00:04, 10.00it/s, v_num=0, train_loss=2.3]"
-        )
 
 
 def download_meanwhile(out: Output) -> None:
@@ -417,29 +305,11 @@ def download_meanwhile(out: Output) -> None:
         out.bar(n * 37, 3700, since, "Downloading shard 2: ", "MB", after_s=0.04)
 
 
-def tf_estimator(out: Output) -> None:
-    for step in range(0, 2000, 100):
-        out.say("INFO:tensorflow:global_step/sec: 50.0", 1.99)
-        out.say(f"INFO:tensorflow:loss = 2.3012, step = {step} (2.000 sec)", 0.01)
-
-
 def colossal(out: Output) -> None:
     for epoch in range(2):
         since = out.now_s
         for n in range(41):
             out.bar(n, 40, since, f"[Epoch {epoch}/2]: ", more=", loss=2.31", after_s=0.1 if n else 0)
-
-
-def neox_and_deepspeed(out: Output) -> None:
-    for it in range(10, 201, 10):
-        out.say(
-            f"[2025-01-02 03:04:05,123] [INFO] [logging.py:60:log_dist] [Rank 0] step={it}, skipped=0, lr=[6e-06], mom=[[0.9, 0.95]]",
-            4.0,
-        )
-        out.say(
-            f"  samples/sec: 12.345 | iteration {it:8d}/  320000 | elapsed time per iteration (ms): 400.5 | learning rate: 6.000E-06 | lm_loss: 1.0E+01 |",
-            0.005,
-        )
 
 
 def json_lines(out: Output) -> None:
@@ -450,13 +320,6 @@ def json_lines(out: Output) -> None:
         )
         if n % 30 == 0:
             out.say(f'{{"ts": "2026-01-02T03:04:05Z", "event": "eval", "global_step": {n}, "eval_loss": 2.4}}', 2.0)
-
-
-def pretrain_bar_rounded(out: Output) -> None:
-    for n in range(995, 1080):
-        out.now_s += 0.2
-        shown = f"{n:.3g}".replace("e+0", "e+") if n >= 1000 else str(n)
-        out.say(f"\rEpoch 1: 20%|██   | {n}/5000 [03:20<13:20, 5.0it/s, loss=2.3, global_step={shown}]", end="")
 
 
 def pl_two_loops(out: Output) -> None:
@@ -504,12 +367,17 @@ TRAINS_3 = {
     slurm_hf_bar: (60, 0.25, None),
     said("megatron_default_labels", range(1, 21), 0.8,
         lambda at: f"[default7]: [2025-08-01 07:19:03] iteration {at:8d}/    5000 | consumed samples: {256 * at:12d} | elapsed time per iteration (ms): 800.0 | throughput per GPU (TFLOP/s/GPU): 118.7 | learning rate: 1.4E-07 | global batch size:   256 | lm loss: 1.1E+01 |"): (20, 0.8, None),
-    nemo_mpirun: (50, 0.2, None),
-    ray_bar: (50, 0.1, None),
+    spoken("nemo_mpirun", (
+        (0.15 if rank else 0.05, f"[1,{rank}]<stdout>:Training epoch 0, iteration {step}/249 | lr: 3.9e-06 | global_batch_size: 8 | global_step: {step} | reduced_train_loss: 1.653 | train_step_timing in s: 0.2")
+        for step in range(50) for rank in (7, 0))): (50, 0.2, None),
+    said("ray_bar", range(51), 0.1,
+        lambda n: f"\x1b[36m(RayTrainWorker pid=991, ip=10.1.2.3)\x1b[0m Epoch 0: {2 * n}%|##   | {n}/50 [00:01<00:04, 10.00it/s, v_num=0, train_loss=2.3]"): (50, 0.1, None),
     said("compose_hf", range(1, 81), 0.125,
         lambda n: f"trainer-1  | {{'loss': 2.1, 'grad_norm': 0.3, 'learning_rate': 1e-05, 'epoch': {n / 80:.2f}, 'step': {n}}}"): (79, 0.125, None),
     download_meanwhile: (99, 0.1, None),
-    tf_estimator: (1900, 0.02, None),
+    spoken("tf_estimator", (line for step in range(0, 2000, 100) for line in (
+        (1.99, "INFO:tensorflow:global_step/sec: 50.0"),
+        (0.01, f"INFO:tensorflow:loss = 2.3012, step = {step} (2.000 sec)")))): (1900, 0.02, None),
     said("paddle", range(10, 310, 10), 1.5,
         lambda step: f"[2025-01-02 03:04:05,123] [    INFO] - loss: 2.30120000, learning_rate: 1e-05, global_step: {step}, interval_runtime: 1.5, interval_samples_per_second: 21.3, interval_steps_per_second: 6.6, progress_or_epoch: 0.01"): (290, 0.15, None),
     colossal: (80, 0.1, None),
@@ -519,11 +387,14 @@ TRAINS_3 = {
         lambda n: f"01/02 03:04:05 - mmengine - INFO - Iter(train) [{n:6d}/1000]  lr: 2.0000e-05  eta: 1:02:03  time: 0.2500  data_time: 0.0101  memory: 3012  loss: 1.2345"): (190, 0.25, None),
     said("dllogger", range(1, 61), 0.3,
         lambda it: f"DLL 2025-01-02 03:04:05.123456 - Training Epoch: 0 Training Iteration: {it} step_loss : 9.1234  learning_rate : 0.001"): (59, 0.3, None),
-    neox_and_deepspeed: (200, 0.4005, None),
+    spoken("neox_and_deepspeed", (line for it in range(10, 201, 10) for line in (
+        (4.0, f"[2025-01-02 03:04:05,123] [INFO] [logging.py:60:log_dist] [Rank 0] step={it}, skipped=0, lr=[6e-06], mom=[[0.9, 0.95]]"),
+        (0.005, f"  samples/sec: 12.345 | iteration {it:8d}/  320000 | elapsed time per iteration (ms): 400.5 | learning rate: 6.000E-06 | lm_loss: 1.0E+01 |")))): (200, 0.4005, None),
     json_lines: (89, 0.2, 5120.0),
     said("jax_steps", range(1, 61), 0.2,
         lambda n: f"Step {n} | loss=3.21 | 5.0 steps/s | 1.2M tok/s | 45% MFU"): (59, 0.2, 1.2e6),
-    pretrain_bar_rounded: (84, 0.2, None),
+    said("pretrain_bar_rounded", range(995, 1080), 0.2,
+        lambda n: f"\rEpoch 1: 20%|██   | {n}/5000 [03:20<13:20, 5.0it/s, loss=2.3, global_step={n if n < 1000 else f'{n:.3g}'.replace('e+0', 'e+')}]", end=""): (84, 0.2, None),
     pl_two_loops: (60, 0.1, None),
     accelerate_two_bars: (39, 0.2, None),
     epochs_without_total: (89, 0.1, None),
@@ -536,28 +407,16 @@ def bench_throughput(out: Output) -> None:
     out.say("Throughput: 16.6 requests/s, 8000.1 total tokens/s, 4000.2 output tokens/s")
 
 
-def whisper(out: Output) -> None:
-    out.bars(12000, 0.001, unit="frames", by=200)
-
-
-def generating(out: Output) -> None:
-    out.bars(64, 0.2, "Generating: ", more=", tok/s=123.4")
-
-
-def search_progress(out: Output) -> None:
-    out.bars(200, 0.05, "Best trial: 12. Best value: 0.0123: ")
-
-
 NOTHING_3 = (
     bench_throughput,
     said("docker_pull", range(1, 60), 0.1,
         lambda n: f"\ra1b2c3d4e5f6: Downloading [{'=' * n}>{' ' * (60 - n)}]  {n * 5}.1MB/345MB", end=""),
     said("bench_matmul", range(1, 101), 0.05, lambda n: f"iter {n}/100: 12.34 ms, 512.1 TFLOP/s"),
-    whisper,
+    barred("whisper", 12000, 0.001, unit="frames", by=200),
     said("profiler_table", range(50), 0.05,
         lambda n: f"  ProfilerStep*  {n}.00%  12.345ms  {n}.00%  12.345ms  1.234ms  {n}"),
     said("mnist_test", range(5), 2.0, lambda n: f"Test set: Average loss: 0.0{n}12, Accuracy: 987{n}/10000 (99%)"),
-    generating,
+    barred("generating", 64, 0.2, "Generating: ", more=", tok/s=123.4"),
     said("hub_upload", range(1, 50), 0.1,
         lambda n: f"\rProcessing Files (1 / 2)      : {2 * n}%|####  |  {n * 20}MB / 1.0GB, 50.1MB/s  ", end=""),
     said("spark_stages", range(1, 100), 0.05,
@@ -565,7 +424,7 @@ NOTHING_3 = (
     said("build_numbers", range(1, 40), 0.1, lambda n: f"[{n}/345] //src/train:step_{n}_loss_test PASSED in 1.{n}s"),
     said("torchrun_failure", range(1, 10), 1.0,
         lambda n: f"[rank{n % 4}]:[E102 03:04:05.123 ProcessGroupNCCL.cpp:632] [Rank {n % 4}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={n}, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600012 milliseconds"),
-    search_progress,
+    barred("search_progress", 200, 0.05, "Best trial: 12. Best value: 0.0123: "),
 )  # fmt: skip
 
 

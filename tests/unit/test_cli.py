@@ -316,8 +316,3 @@ def test_estimates_that_cannot_be_made_are_one_clear_line(
     verb, *options = arguments
     code, out, err = wattune(verb, wattune.write(SPACE), *options)
     assert code == 2 and words in " ".join(err.split()) and out == ""
-
-
-def test_nothing_to_fit_to_is_said(wattune: Command) -> None:
-    code, _, err = wattune("fit", "nothing_here")
-    assert code == 2 and "nothing_here" in err

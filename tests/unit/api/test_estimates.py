@@ -47,11 +47,6 @@ def test_hard_limits_are_bounds_of_the_forecast(tmp_path) -> None:
     assert (found.risks["node_device_power_peak_1s_w <= 100"] > 0.99).all()
 
 
-def test_a_study_that_is_not_there_cannot_be_fitted(tmp_path) -> None:
-    with pytest.raises(PlanError):
-        api.fit(["nothing"], storage=str(tmp_path))
-
-
 def h200_study(tmp_path: Path, name: str, more_bytes: float = 0.0) -> TrialSpec:
     """Writes a study with one measured trial of `benchmarks/data`, its memory raised."""
     path = Path(__file__).parents[3] / "benchmarks" / "data" / "moe_ep_h200x4.parquet"

@@ -85,14 +85,6 @@ def test_what_nobody_knows_of_a_command_is_said(changes: dict[str, object], said
     assert len(warnings) == len(said) and all(map(str.startswith, warnings, said))
 
 
-@pytest.mark.parametrize(
-    ("space", "said"), [({}, "space: "), ({"study": "x", "modle": 1}, "modle"), ("absent.yaml", "cannot be read")]
-)
-def test_what_is_no_space_is_one_message(space: object, said: str) -> None:
-    with pytest.raises(wattune.WattuneError, match=said):
-        wattune.plan(space)
-
-
 def test_the_catalog_counts_parameters() -> None:
     listed = catalog()
     assert {device["name"] for device in listed["devices"]} >= {"cpu", "h200_sxm"}

@@ -14,7 +14,6 @@ from wattune.catalog.models import (
     POSITIONS,
     STATE_BYTES_PER_PARAMETER,
     STATE_MEMORY_FRAC,
-    model,
     scale_model,
 )
 from wattune.errors import PlanError
@@ -70,11 +69,6 @@ def test_active_parameters_are_all_of_a_dense_model_and_fewer_of_a_mixture(name)
     assert (spec.num_active_parameters == spec.num_parameters) == (not spec.is_moe)
     everyone = replace(spec, num_experts_per_token=spec.num_experts)
     assert everyone.num_active_parameters == spec.num_parameters
-
-
-def test_an_unknown_model_gets_the_closest():
-    with pytest.raises(PlanError, match='unknown model "llama3_80b"; did you mean "llama3_8'):
-        model("llama3_80b")
 
 
 @given(

@@ -13,7 +13,6 @@ from wattune.catalog.networks import (
     network,
 )
 from wattune.cost.coefficients import PUBLISHED_STEP_TIME
-from wattune.errors import PlanError
 from wattune.field_types import require_kinds
 
 
@@ -39,11 +38,7 @@ def test_the_default_network_changes_no_estimate() -> None:
     assert link.over(NETWORKS["hdr"]).network_bytes_per_s == link.network_bytes_per_s / 2
 
 
-def test_names_that_nobody_has_are_refused() -> None:
-    with pytest.raises(PlanError, match='unknown network "ndrr"; did you mean'):
-        network("ndrr")
-    with pytest.raises(PlanError, match='unknown processor "epyc"'):
-        host_speed("epyc")
+def test_a_host_is_as_fast_as_its_clock_says() -> None:
     assert host_speed(REFERENCE_HOST) == 1 < host_speed("epyc_9575f") == HOST_CLOCKS_GHZ["epyc_9575f"] / 3.8
 
 

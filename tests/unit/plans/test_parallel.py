@@ -92,14 +92,6 @@ def test_the_bubble_is_what_a_schedule_slot_by_slot_idles(pp, vpp, number):
     assert bubble_ratio(pp, vpp, np.array(number)) == pytest.approx(idle / (vpp * number))
 
 
-def test_a_label_names_what_is_not_neutral():
-    assert Plan(tp=2, etp=2).label == "tp2 mbs1"
-    assert (
-        Plan(tp=2, pp=2, sharding="zero1", recompute="full", overlap="grad", layout=(3, 1), rank_order=(1, 0)).label
-        == "tp2 pp2 etp1 mbs1 zero1 recompute=full overlap=grad layout=3-1 order=(1, 0)"
-    )
-
-
 def test_the_axis_table_gives_names_for_every_choice():
     for axis in AXES.values():
         assert axis.neutral and axis.meaning

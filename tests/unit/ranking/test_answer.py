@@ -1,11 +1,10 @@
 """The answer of a ranking: in each state, and the same on terminal, page and as JSON."""
 
-import io
 from dataclasses import replace
 
 import pytest
 from made_report import DOCUMENT, POWER, Page, trial
-from rich.console import Console
+from screen import shown
 
 from wattune.objective import Question
 from wattune.ranking.answer import UNTIL_DECIDED, answer_of
@@ -13,7 +12,6 @@ from wattune.ranking.order import Ranking, SpaceShare, rank
 from wattune.report.page import render_report
 from wattune.run import Numbers, RunStatus
 from wattune.view.answer import answer_lines
-from wattune.view.console import show
 from wattune.view.ranking import ranking_view
 
 QUESTION = Question.of("maximize tokens_per_s", f"{POWER} <= 2750")
@@ -132,13 +130,11 @@ def test_where_only_undecided_ones_are_left_the_likeliest_is_named_as_not_known(
 )
 def test_terminal_page_and_json_say_the_same(trials) -> None:
     ranking = ranked(*trials)
-    console = Console(file=io.StringIO(), width=400)
-    show(console, *ranking_view(ranking))
-    shown, page = console.file.getvalue(), Page(render_report("moe", DOCUMENT, ranking, [])).text
+    text, page = shown(*ranking_view(ranking), width=400), Page(render_report("moe", DOCUMENT, ranking, [])).text
     lines, found = answer_lines(ranking), answer_of(ranking).to_json()
-    assert shown.startswith(lines[0])
+    assert text.startswith(lines[0])
     for line in lines:
-        assert line in shown and line in page
+        assert line in text and line in page
     assert found["plan"] in lines[0] and found["command"] in lines[-1]
     if found["lead_frac"] is not None:
         assert f"{100 * abs(found['lead_frac']):.1f} %" in lines[0]

@@ -12,11 +12,6 @@ from wattune.errors import SensorChoiceError, TelemetryError
 from wattune.telemetry.registry import BACKENDS, SHARED_BACKENDS, load_backend, split_backend
 
 
-def test_an_unknown_backend_is_named_with_those_there_are() -> None:
-    with pytest.raises(TelemetryError, match='backend "hots" is not built; did you mean "host"'):
-        load_backend("hots")
-
-
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BACKENDS, "other", "wattune_no_such_library:Other")
     with pytest.raises(TelemetryError, match="needs wattune_no_such_library, which is not installed"):

@@ -1,11 +1,8 @@
 """Tables in terminals of any width."""
 
-import io
-
 import pytest
-from rich.console import Console
+from screen import shown
 
-from wattune.view.console import show
 from wattune.view.table import COUNT, Cell, Column, Table, columns_of
 
 CELLS = ("1", "6cf82d068342", "dp2 mbs2 zero3", "923 W (23.3 W past)", "48.0 °C (37.0 °C within)", "indicative")
@@ -13,9 +10,7 @@ NAMES = ("rank", "trial", "plan", "bound 1", "bound 2", "quality")
 
 
 def printed(table: Table, width: int) -> list[str]:
-    console = Console(file=io.StringIO(), width=width)
-    show(console, table)
-    return console.file.getvalue().splitlines()
+    return shown(table, width=width).splitlines()
 
 
 @pytest.mark.parametrize("width", [80, 100, 160])

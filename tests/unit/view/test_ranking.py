@@ -1,15 +1,13 @@
 """Rankings in terminals."""
 
-import io
 from dataclasses import replace
 
-from rich.console import Console
+from screen import shown
 from study_files import SPEC, result_of
 
 from wattune.objective import Question
 from wattune.ranking.order import rank
 from wattune.run import RunStatus
-from wattune.view.console import show
 from wattune.view.ranking import front_table, ranking_view
 
 
@@ -19,11 +17,9 @@ def test_what_the_same_command_runs_again_stands_apart_from_what_failed() -> Non
     broken = replace(
         stopped, trial_id=other.trial_id, status=RunStatus.CRASHED, reason="rank 1: ValueError: a broken engine"
     )
-    console = Console(file=io.StringIO(), width=160)
     ranking = rank([(SPEC, stopped), (other, broken)], Question.of("maximize tokens_per_s"))
-    show(console, *ranking_view(ranking))
-    shown = console.file.getvalue()
-    interrupted, failed = shown.split("1 interrupted: run again by the same command")[1].split("1 failed")
+    text = shown(*ranking_view(ranking), width=160)
+    interrupted, failed = text.split("1 interrupted: run again by the same command")[1].split("1 failed")
     assert SPEC.trial_id in interrupted and "stopped by the user" in interrupted and other.trial_id not in interrupted
     assert other.trial_id in failed and "a broken engine" in failed and SPEC.trial_id not in failed
 
@@ -33,10 +29,8 @@ def test_sizes_of_the_workload_have_columns_or_are_in_the_name() -> None:
     metrics = {"tokens_per_s": 1.0, "energy_per_token_j": 1.0}
     pairs = [(one, replace(result_of(), trial_id=one.trial_id, metrics=metrics)) for one in (SPEC, long)]
     ranking = rank(pairs, Question.of("maximize tokens_per_s"))
-    console = Console(file=io.StringIO(), width=240)
-    show(console, *ranking_view(ranking))
-    show(console, front_table(ranking.feasible, ["tokens_per_s", "energy_per_token_j"], of="one study"))
-    table, front = console.file.getvalue().split("Pareto front")
+    front = front_table(ranking.feasible, ["tokens_per_s", "energy_per_token_j"], of="one study")
+    table, front = shown(*ranking_view(ranking), front, width=240).split("Pareto front")
     line = next(one for one in table.splitlines() if long.trial_id in one and SPEC.label in one)
     assert str(long.workload.seq_len) in line and "seq" not in line
     assert f"{long.label} seq{long.workload.seq_len}" in front and f"{SPEC.label} seq{SPEC.workload.seq_len}" in front

@@ -1,17 +1,15 @@
 """The account of a study's time."""
 
-import io
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
+from screen import shown
 from study_files import SPEC, result_of
 
 from wattune.objective import Question
 from wattune.ranking.order import Ranking, rank
 from wattune.report.sections import times_section
 from wattune.run import TIME_PARTS, Numbers, Run, RunStatus
-from wattune.view.console import show
 from wattune.view.times import times_json, times_view
 
 PARTS_S = dict(zip(TIME_PARTS.values(), (2.0, 1.0, 0.25, 0.75, 3.0, 1.5, 4.0, 0.5, 1.25), strict=True))
@@ -55,9 +53,8 @@ def test_a_wait_for_nodes_has_a_column_of_its_own_and_is_in_no_other_time() -> N
     assert found["sum"].pop("node_wait_s") == 600.0 and without["sum"].pop("node_wait_s") == 0.0
     assert [one["node_wait_s"] for one in found["runs"]] == [600.0, 0.0]
     assert {**found, "runs": 0} == {**without, "runs": 0}, "neither in the sums nor in the measured share"
-    console = Console(file=io.StringIO(), width=200)
-    show(console, *times_view(ranked(waited, other)))
-    assert "for nodes" in console.file.getvalue() and "600.0" in console.file.getvalue()
+    text = shown(*times_view(ranked(waited, other)))
+    assert "for nodes" in text and "600.0" in text
     assert "for nodes" not in str(times_view(ranked(other)))
 
 
@@ -70,12 +67,10 @@ def test_what_nobody_told_of_a_runs_time_is_named() -> None:
 
 def test_terminal_and_page_show_each_part_and_the_measured_share() -> None:
     ranking = ranked(run(0, 1000.0, LENGTH_S, **PARTS_S))
-    console = Console(file=io.StringIO(), width=200)
-    show(console, *times_view(ranking))
-    shown, page = console.file.getvalue(), str(times_section(ranking))
+    terminal, page = shown(*times_view(ranking)), str(times_section(ranking))
     for part in TIME_PARTS:
-        assert part in shown and part in page
-    for text in (shown, page):
+        assert part in terminal and part in page
+    for text in (terminal, page):
         assert "steps were measured in 28.6 % of 14.0 s" in " ".join(text.split()).replace("Steps", "steps")
         assert "other" not in text.replace("another", ""), "every second was told"
     untold = ranked(run(0, 1000.0, 30.0))

@@ -134,19 +134,6 @@ def test_a_loss_that_is_not_finite_is_an_outcome_and_keeps_the_steps_before() ->
 
 
 @pytest.mark.parametrize(
-    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")]
-)
-def test_out_of_memory_is_an_outcome(error: Exception) -> None:
-    def exhausted(step: int) -> float:
-        raise error
-
-    engine = ScriptedEngine(lambda _: 0.1, exhausted)
-    outcome = run(engine)
-    assert outcome.status is RunStatus.OUT_OF_MEMORY and "rank 0" in outcome.reason
-    assert engine.num_closed == 1
-
-
-@pytest.mark.parametrize(
     ("said", "requested_bytes"),
     [
         ("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.80 GiB", 5 * 2**29),

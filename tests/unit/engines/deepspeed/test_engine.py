@@ -20,7 +20,6 @@ from wattune.engines.deepspeed.engine import DeepSpeedEngine
 from wattune.engines.deepspeed.model import compiler_of
 from wattune.engines.model.compiler import EAGER
 from wattune.engines.torch.engine import TorchEngine
-from wattune.errors import EngineError
 from wattune.trial import TrialSpec
 from wattune.workers.engine import Ranks
 
@@ -94,23 +93,6 @@ def test_no_global_seed_is_touched_and_the_environment_is_put_back(process_group
     losses(DeepSpeedEngine(), spec(MIXTRAL))
     assert torch.equal(torch.get_rng_state(), state)
     assert {name: value for name, value in os.environ.items() if environment.get(name) != value} == {}
-
-
-@pytest.mark.parametrize(
-    ("axes", "rule"),
-    [({"pp": 2}, "world_size"), ({"overlap": "tp"}, "engine_combination"), ({"micro_batch_size": 3}, "batch")],
-)
-def test_what_cannot_run_is_refused_by_its_rule(axes: dict[str, object], rule: str) -> None:
-    engine = DeepSpeedEngine()
-    with pytest.raises(EngineError, match=f"^{rule}: "):
-        engine.build(spec(**axes), RANKS, seed=SEED)
-    engine.close()
-
-
-def test_ranks_must_be_those_of_the_cluster() -> None:
-    two = Ranks(rank=0, world_size=2, local_rank=0, device="cpu")
-    with pytest.raises(EngineError, match="1 ranks; got 2"):
-        DeepSpeedEngine().build(spec(), two, seed=SEED)
 
 
 def test_a_build_that_fails_leaves_nothing(process_group: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """The engine on one rank against a plain training loop that shares only the model, the data and the initial weights."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from wattune.engines.model.hyperparameters import BETAS, CLIP_NORM, LEARNING_RAT
 from wattune.engines.model.tokens import Batches
 from wattune.engines.model.weights import initialise
 from wattune.engines.torch.engine import TorchEngine
-from wattune.errors import EngineError
 from wattune.trial import TrialSpec
 from wattune.workers.engine import Ranks
 from wattune.workers.phases import failed_phase
@@ -85,23 +83,6 @@ def test_no_global_seed_is_touched(process_group: None) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize(
-    ("axes", "rule"),
-    [({"cp": 2}, "world_size"), ({"overlap": "tp"}, "engine_combination"), ({"micro_batch_size": 3}, "batch")],
-)
-def test_what_cannot_run_is_refused_by_its_rule(axes: dict[str, object], rule: str) -> None:
-    engine = TorchEngine()
-    with pytest.raises(EngineError, match=f"^{rule}: "):
-        engine.build(spec(LLAMA, **axes), RANKS, seed=SEED)
-    engine.close()
-
-
-def test_experts_whose_rows_no_grouped_product_takes_are_refused() -> None:
-    narrow = replace(MIXTRAL, ffn_hidden_size=20)
-    with pytest.raises(EngineError, match=r"^expert_rows: ffn_hidden_size/etp=20/1=20 .* multiple of 8"):
-        TorchEngine().build(spec(narrow, dtype="bf16"), RANKS, seed=SEED)
-
-
 def test_a_trial_for_the_processor_leaves_a_gpu_alone_that_is_there_too(
     process_group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,12 +92,6 @@ def test_a_trial_for_the_processor_leaves_a_gpu_alone_that_is_there_too(
     engine.build(spec(LLAMA, sharding="zero3", micro_batch_size=4), RANKS, seed=SEED)
     assert engine.step().loss > 0
     engine.close()
-
-
-def test_ranks_must_be_those_of_the_cluster() -> None:
-    two = Ranks(rank=0, world_size=2, local_rank=0, device="cpu")
-    with pytest.raises(EngineError, match="1 ranks; got 2"):
-        TorchEngine().build(spec(LLAMA), two, seed=SEED)
 
 
 class _Exhausted(torch.autograd.Function):

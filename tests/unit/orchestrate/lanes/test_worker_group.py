@@ -10,7 +10,7 @@ from specs import trial_spec
 from wattune.catalog.hardware import ClusterSpec
 from wattune.orchestrate.attempt import Attempt
 from wattune.orchestrate.cluster import Node
-from wattune.orchestrate.lanes.messages import Assignment, GroupKey, Place, Report, WorkerPlace
+from wattune.orchestrate.lanes.messages import Assignment, GroupKey, WorkerPlace
 from wattune.orchestrate.lanes.worker_group import Group, LaneError, TrialOfGroup, _groups, assign_ranks
 from wattune.plans.axes import Plan
 from wattune.run import RunStatus
@@ -121,24 +121,6 @@ def test_ranks_that_only_meet_get_nothing_to_train(group: Group) -> None:
     assert sorted(one.rank for one in probe.ranks.values()) == [0, 1]
 
 
-def test_a_group_is_idle_once_all_its_workers_have_joined_and_wait(group: Group) -> None:
-    alone = Group(number=1, key=ASSIGNMENT.key, workers={0: worker_place(0)}, reports={0: None, 1: None})
-    assert not alone.complete and not alone.idle
-    assert group.complete and not group.idle
-    group.reports = {0: None, 1: Report(problem=None)}
-    assert group.idle and group.problem is None
-    group.reports[1] = Report(problem="memory did not come back")
-    assert group.problem == "memory did not come back"
-
-
-def test_a_trial_is_answered_when_every_rank_has_delivered(trial: TrialOfGroup) -> None:
-    where = Place(rank=1, node="n0", slot=1, device="cpu1", device_uuid=None, pid=1)
-    trial.deliver(outcome(1), where)
-    assert not trial.answered and trial.places == {1: where}
-    trial.deliver(outcome(0), None)
-    assert trial.answered and trial.cause is None and trial.places == {1: where}
-
-
 def test_the_first_failure_stays_the_cause_and_what_follows_from_it_stays_too(trial: TrialOfGroup) -> None:
     first = outcome(1, RunStatus.OUT_OF_MEMORY, "rank 1: out of memory")
     trial.fail(first, keeps_group=True, notified=True)
@@ -155,13 +137,3 @@ def test_a_rank_may_describe_its_failure_in_more_words_and_still_its_first_outco
     assert trial.cause is longer and trial.outcomes[1] is longer and not trial.keeps_group
     trial.deliver(outcome(1), None)
     assert trial.outcomes[1] is longer
-
-
-def test_a_failed_profile_gives_way_to_a_real_failure(trial: TrialOfGroup) -> None:
-    profile = outcome(1, RunStatus.COMPLETED, "rank 1: no memory for the profile")
-    trial.fail(profile, keeps_group=True)
-    trial.deliver(outcome(1), None)
-    assert trial.cause is not None and trial.cause.status is RunStatus.COMPLETED
-    crashed = outcome(0, RunStatus.CRASHED, "rank 0: ValueError: x")
-    trial.deliver(crashed, None)
-    assert trial.cause is crashed

@@ -94,14 +94,6 @@ def test_a_failed_burst_ends_its_trial_and_an_invalid_one_leaves_it_to_a_full_me
     assert taken(ladder, searching=False) == []
 
 
-def test_a_continued_study_does_not_promote_again_what_it_measured(make_specs):
-    specs = make_specs(4)
-    ladder = told(specs, [1, 2, 3, 4])
-    ladder.note(specs[3], burst(specs[3], 4, repeat=0))
-    assert taken(ladder, searching=False) == [] and ladder.num_promoted == 1
-    assert ladder.num_to_promote(12) == 2
-
-
 def test_what_the_cluster_failed_is_left_to_a_later_call(make_specs):
     specs = make_specs(8)
     ladder = told(specs, [1, 2, 3, 4, 5, 6, 7, 8])

@@ -93,24 +93,6 @@ def test_it_is_due_twice_at_the_start_one_after_the_other(make_specs: MakeSpecs)
     assert references.due(workers, "n0", opens=True) is None and references.num_opening(workers) == 0
 
 
-def test_a_small_study_and_one_without_reference_trials_do_not_open_with_it(make_specs: MakeSpecs) -> None:
-    specs = make_specs(5)
-    for references in (of(specs, planned=5), of(specs, every=0)):
-        assert references.due(workers_of(specs[0]), "n0", opens=True) is None
-        assert references.num_left({workers_of(specs[0]): 5}) == 0
-
-
-def test_a_reference_trial_that_never_completed_gives_way_to_the_first_that_does(make_specs: MakeSpecs) -> None:
-    specs = make_specs(9)
-    references, workers = of(specs, every=2), workers_of(specs[0])
-    references.due(workers, "n0", opens=True)
-    references.note(specs[4], ended(specs[4], FIRST_REFERENCE_REPEAT, RunStatus.OUT_OF_MEMORY), "n0")
-    assert references.due(workers, "n0", opens=True) is None
-    for spec in specs[:2]:
-        references.note(spec, ended(spec, 0), "n0")
-    assert references.due(workers, "n0", opens=True) == (specs[0], FIRST_REFERENCE_REPEAT)
-
-
 def test_a_named_one_is_kept_even_if_it_fails(make_specs: MakeSpecs) -> None:
     specs = make_specs(9)
     references, workers = of(specs, named=specs[8]), workers_of(specs[0])
