@@ -316,7 +316,8 @@ class Spreads:
         """
         self._all = np.array([[*map(run.metrics.get, METRICS)] for run in self._runs], np.float64)
         single = {at: runs[0] for at, runs in enumerate(each) if len(runs) == 1}
-        alone, numbers = [*single], [self._numbers[run.trial_id, is_soak(run)] for run in single.values()]
+        alone = np.array([*single], np.intp)
+        numbers = np.array([self._numbers[run.trial_id, is_soak(run)] for run in single.values()], np.intp)
         several = [(at, runs) for at, runs in enumerate(each) if len(runs) > 1]
 
         def middles(metric: str) -> Floats:

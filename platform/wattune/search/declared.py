@@ -1,11 +1,7 @@
 """Entries of a file whose keys a frozen dataclass declares: types, bounds, defaults and meanings stand there alone."""
 
-import ast
-import inspect
-import textwrap
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, fields
-from itertools import pairwise
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -27,7 +23,7 @@ def keys_of(
     """
 
     def made(entry: type[_Entry]) -> type[_Entry]:
-        hints, texts = get_type_hints(kind, include_extras=True), _meanings(kind)
+        hints = get_type_hints(kind, include_extras=True)
         keys: dict[str, Any] = {}
         for each in fields(kind):
             if each.name in entry.model_fields or each.name == "source":
@@ -39,22 +35,12 @@ def keys_of(
                 hint, default = hint | None, None
             if each.name in examples:
                 hint = Annotated[hint, Field(examples=[examples[each.name]])]
-            keys[each.name] = hint, Field(... if default is MISSING else default, description=texts.get(each.name))
-        return create_model(entry.__name__, __base__=entry, __doc__=entry.__doc__, __module__=entry.__module__, **keys)
+            keys[each.name] = hint, Field(... if default is MISSING else default)
+        full = create_model(entry.__name__, __base__=entry, __doc__=entry.__doc__, __module__=entry.__module__, **keys)
+        full.declared_by = kind
+        return full
 
     return made
-
-
-def _meanings(kind: type[Any]) -> dict[str, str]:
-    """Returns the docstring of each field of a class."""
-    (own,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(own, ast.ClassDef)
-    return {
-        ast.unparse(field.target): " ".join(text.value.value.split())
-        for field, text in pairwise(own.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-        if isinstance(text.value.value, str)
-    }
 
 
 def _in_file(hint: Any) -> Any:

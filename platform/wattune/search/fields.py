@@ -3,9 +3,13 @@
 One annotation says both, so that an editor's completion and wattune's messages cannot differ.
 """
 
+import ast
+import inspect
 import re
+import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path as FilePath
 from typing import Any, ClassVar, Final, Self, cast
 
@@ -35,15 +39,26 @@ JsonSchema = dict[str, Any]
 class Entry(BaseModel):
     """One mapping of the file. The docstring of a field is its description in editors and on the reference page."""
 
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
+    declared_by: ClassVar[type[Any] | None] = None
+    """The dataclass that has keys of it (`wattune.search.declared`)."""
     stand_ins: ClassVar[Mapping[str, Any]] = {}
     """Values of required keys that break no rule: they stand in for wrong ones while the rest is checked."""
 
     decisive: ClassVar[frozenset[str]] = frozenset()
     """Keys without which the rest means nothing. Where one is wrong, the rest is not checked as a whole."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchema:
+        """Adds the docstrings of fields. They are read here, from the source: no other command waits for that."""
+        found = handler(core)
+        keys = handler.resolve_ref_schema(found)["properties"]
+        for kind in (*cls.__mro__[: cls.__mro__.index(Entry)], *filter(None, [cls.declared_by])):
+            for name, text in _meanings(kind).items():
+                if name in keys and text != handler.resolve_ref_schema(keys[name]).get("description"):
+                    keys[name].setdefault("description", text)
+        return found
 
     @model_validator(mode="wrap")
     @classmethod
@@ -91,6 +106,18 @@ class Entry(BaseModel):
         """Finds problems of keys that are valid one by one, each with its path below this entry."""
         del context
         return []
+
+
+def _meanings(kind: type[Any]) -> dict[str, str]:
+    """Returns the docstring of each field of a class."""
+    (own,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(own, ast.ClassDef)
+    return {
+        ast.unparse(field.target): " ".join(text.value.value.split())
+        for field, text in pairwise(own.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+        if isinstance(text.value.value, str)
+    }
 
 
 def _named(key: str | int, text: str) -> bool:

@@ -3,10 +3,13 @@
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
+from wattune.arrays import Floats
 from wattune.metrics import METRICS
 from wattune.view.table import Column
 
@@ -34,13 +37,26 @@ def schema_of(columns: Sequence[Column], metadata: Mapping[str, str] | None = No
 def arrow(columns: Sequence[Column], rows: Sequence[Any], metadata: Mapping[str, str] | None = None) -> pa.Table:
     """Reads every column of every row, column by column."""
     schema = schema_of(columns, metadata)
-    arrays = [
-        pa.array(column.every(rows), field.type, from_pandas=True)
-        if column.every
-        else pa.array([column.of(row) for row in rows], field.type)
-        for column, field in zip(columns, schema, strict=True)
-    ]
-    return pa.Table.from_arrays(arrays, schema=schema)
+    each = (one.every(rows) if one.every else [one.of(row) for row in rows] for one in columns)
+    return pa.Table.from_arrays(
+        [_array(own, field.type) for own, field in zip(each, schema, strict=True)], schema=schema
+    )
+
+
+def _array(values: Sequence[Any] | Floats, kind: pa.DataType) -> pa.Array:
+    """Makes an array; what is NaN among `Floats` is null. Arrow's own way loads pandas, which takes 0.2 s."""
+    if pa.types.is_string(kind):
+        (texts := pa.lib.StringBuilder()).append_values(values)
+        return texts.finish()
+    if pa.types.is_list(kind):
+        ends = np.cumsum([0, *map(len, values)])
+        return pa.ListArray.from_arrays(_array(ends, pa.int32()), _array([*chain(*values)], kind.value_type))
+    figures = isinstance(values, np.ndarray)
+    known = ~np.isnan(values) if figures else np.array([one is not None for one in values], np.bool_)
+    plain = np.array(values if figures else [0 if one is None else one for one in values], np.dtype(str(kind)))
+    data = np.packbits(plain, bitorder="little") if pa.types.is_boolean(kind) else plain
+    valid = None if known.all() else pa.py_buffer(np.packbits(known, bitorder="little"))
+    return pa.Array.from_buffers(kind, len(plain), [valid, pa.py_buffer(data)])
 
 
 def csv_text(table: pa.Table, more: Sequence[Mapping[str, Any]] = ()) -> str:
