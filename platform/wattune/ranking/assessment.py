@@ -199,22 +199,32 @@ def assess_trials(
     question: Question,
     *,
     judged: bool = True,
+    known: dict[Any, dict[str, Any]] | None = None,
 ) -> list[RankedTrial]:
     """Assesses trials with all their repeats, together; they are not ranked yet.
 
-    The name of the study is empty if only one is ranked. Where nobody asks for a verdict, bounds are not `judged`.
+    The name of the study is empty if only one is ranked. Where nobody asks for a verdict, bounds are not `judged`. What
+    is `known` of the same results by bound and by metric, and by trial, is not computed again, and what is new added.
     """
-    needed = question.needed
+    needed, known = question.needed, {} if known is None else known
+    ids, metric = [repeats[0].trial_id for _, repeats in trials], question.objective.metric
     groups = {METRICS[name].group for name in needed}
     every = [completed(repeats) for _, repeats in trials]
     simulated = [any(map(is_simulated, counted)) for counted in every]
     columns = []
     for one in question.constraints if judged else ():
-        runs = [measuring(counted, one.metric) for counted in every]
-        columns.append(margins(one, runs, spreads, risk=question.risk, simulated=simulated))
+        told = known.setdefault((one, question.risk), {})
+        new = [place for place, trial_id in enumerate(ids) if trial_id not in told]
+        runs, of_new = [measuring(every[place], one.metric) for place in new], [simulated[place] for place in new]
+        got = margins(one, runs, spreads, risk=question.risk, simulated=of_new)
+        told.update(zip((ids[place] for place in new), got, strict=True))
+        columns.append([told[trial_id] for trial_id in ids])
+    objectives = known.setdefault(metric, {})
     each = zip(*columns, strict=True) if columns else repeat((), len(trials))
     rows = []
-    for (spec, repeats), counted, made_up, found in zip(trials, every, simulated, each, strict=True):
+    for (spec, repeats), trial_id, counted, made_up, found in zip(trials, ids, every, simulated, each, strict=True):
+        if trial_id not in objectives:
+            objectives[trial_id] = spreads.interval(counted, metric)
         own = tuple(one for one in found if one is not None)
         missing = [name for name in needed if any(name not in result.metrics for result in measuring(counted, name))]
         bursts = [result for result in repeats if is_burst(result) and result.status is RunStatus.COMPLETED]
@@ -230,13 +240,13 @@ def assess_trials(
             RankedTrial(
                 study=study,
                 spec=spec,
-                trial_id=repeats[0].trial_id,
+                trial_id=trial_id,
                 rank=None,
                 best_probability=None,
                 repeats=repeats,
                 spreads=spreads,
                 verdict=verdict,
-                objective=spreads.interval(counted, question.objective.metric),
+                objective=objectives[trial_id],
                 counted=counted,
                 margins=own,
                 missing=tuple(missing),

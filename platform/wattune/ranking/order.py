@@ -346,7 +346,7 @@ def ranking_of(
     def of(row: RankedTrial) -> float:
         return likely.get((row.study, row.trial_id), 0.0)
 
-    plan = namer(row.spec.workload for row in rows)
+    plan = namer(row.spec.workload for row in rows) if ranked else None
 
     def those(verdict: Verdict, key: Callable[[RankedTrial, Objective], Any], **own: Any) -> tuple[RankedTrial, ...]:
         found = sorted((row for row in rows if row.verdict is verdict), key=lambda row: key(row, objective))
@@ -384,8 +384,13 @@ def ranking_of(
     return _without_those_behind(ranking, found.behind)
 
 
-def named(rows: Iterable[RankedTrial], name: Callable[..., str], **told: Any) -> list[RankedTrial]:
-    """Names plans as others are named that they stand beside; functions say what else is `told` of each."""
+def named(rows: Iterable[RankedTrial], name: Callable[..., str] | None, **told: Any) -> list[RankedTrial]:
+    """Names plans as others are named that they stand beside; functions say what else is `told` of each.
+
+    Without a name they stay as they are: nobody reads it of what is not ranked.
+    """
+    if name is None:
+        return [*rows]
     each = ((row, label := row.spec.label, name(row.spec, label)) for row in rows)
     own = ((row, {} if new == (row.name or label) else {"name": new}) for row, label, new in each)
     full = ((row, new | {key: of(row) for key, of in told.items()}) for row, new in own)

@@ -5,7 +5,8 @@ Ranking, race, live view, early stops, the frontier and suggestions ask it, so t
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Final
+from itertools import islice
+from typing import Any, Final
 
 import numpy as np
 
@@ -67,6 +68,8 @@ class Posterior:
         for name in ("rows", "standings", "front", "_figures"):
             self.__dict__.pop(name, None)
         self._seen: dict[str, RankedTrial] = {}
+        self._known: dict[Any, dict[str, Any]] = {}
+        """Margins and figures of trials, by bound and metric, for questions that share them."""
         self._changed = dict.fromkeys(trials)
         if len(self._changed) == len(self._trials):
             self._placed: dict[str, tuple[int, float]] = {}
@@ -95,6 +98,7 @@ class Posterior:
         other.question, other.results, other.spreads = question, self.results, self.spreads
         other._trials = self._trials
         other._forget(self._trials)
+        other._known = self._known
         if question.objective == self.question.objective:
             other.__dict__["_figures"] = self._figures
         if tighter:
@@ -104,14 +108,15 @@ class Posterior:
     @cached_property
     def rows(self) -> tuple[RankedTrial, ...]:
         """Every trial, assessed: its figures, its distance to each bound, a verdict. None is ranked yet."""
-        found = assess_trials("", [*self._trials.values()], self.spreads, self.question)
+        found = assess_trials("", [*self._trials.values()], self.spreads, self.question, known=self._known)
         self._seen = dict(zip(self._trials, found, strict=True))
         return tuple(found)
 
     @property
     def unjudged(self) -> list[RankedTrial]:
         """Every trial with its figures alone: no bound is looked at."""
-        return assess_trials("", [*self._trials.values()], self.spreads, self.question, judged=False)
+        every = [*self._trials.values()]
+        return assess_trials("", every, self.spreads, self.question, judged=False, known=self._known)
 
     @cached_property
     def standings(self) -> Standings:
@@ -155,11 +160,12 @@ class Posterior:
         if len(self.results) > _LOOK_AT * self._num_looked:
             self._hopeless.clear()
             self._num_looked = len(self.results)
-        left = [place for place in order.tolist() if names[place] not in self._hopeless]
-        while left:
-            places, left, num_first = left[:num_first], left[num_first:], 2 * num_first
+        left = (place for place in order.tolist() if names[place] not in self._hopeless)
+        while places := [*islice(left, num_first)]:
+            num_first *= 2
             new = [names[place] for place in places if names[place] not in self._seen]
-            rows = assess_trials("", [self._trials[name] for name in new], self.spreads, self.question)
+            some = [self._trials[name] for name in new]
+            rows = assess_trials("", some, self.spreads, self.question, known=self._known)
             self._seen |= dict(zip(new, rows, strict=True))
             for place in places:
                 row = self._seen[names[place]]

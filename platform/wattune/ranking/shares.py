@@ -86,7 +86,7 @@ def _keeps(values: tuple[float, ...], bound: float, below: bool, waiting: float,
     if bound < 0.0 or bound >= 1.0:
         at_most = float(bound >= 1.0)
     else:
-        scatter, weight = _posterior(values, waiting, size)
+        scatter, weight, _ = _posterior(values, waiting, size)
         inside = normal_cumulative((bound - _LEVEL[None, :]) / scatter[:, None])
         at_most = float((weight * inside).sum(axis=1).mean())
         num_kept, num_past = _clear(values, bound, waiting, size)
@@ -112,11 +112,12 @@ def kept_in_draws(
     """
     if bound < 0.0 or bound >= 1.0 or (not below and bound <= 0.0):
         return np.full(num_draws, (bound >= 1.0) is below or (not below and bound <= 0.0))
-    scatter, weight = _posterior(tuple(sorted(values)), waiting, size)
+    scatter, _, cumulatives = _posterior(tuple(sorted(values)), waiting, size)
     which = rng.integers(len(scatter), size=num_draws)
     uniform, level = rng.random(num_draws), np.empty(num_draws)
-    for number, cumulative in enumerate(np.cumsum(weight, axis=1)):
-        level[which == number] = np.interp(uniform[which == number], cumulative, _LEVEL)
+    for number in np.flatnonzero(np.bincount(which)).tolist():
+        here = which == number
+        level[here] = np.interp(uniform[here], cumulatives[number], _LEVEL)
     room = (bound - level if below else level - bound) / scatter[which]
     num_kept, num_past = _clear(values, bound, waiting, size)
     against = (num_past if below else num_kept) / (len(values) + 1)
@@ -130,8 +131,8 @@ def _clear(values: Sequence[float], bound: float, waiting: float, size: float) -
 
 
 @lru_cache(maxsize=4096)
-def _posterior(values: tuple[float, ...], waiting: float, size: float) -> tuple[Floats, Floats]:
-    """Returns equally likely scatters, and for each the weights of the levels `_LEVEL`: [scatters], [scatters, levels].
+def _posterior(values: tuple[float, ...], waiting: float, size: float) -> tuple[Floats, Floats, Floats]:
+    """Returns equally likely scatters, and the weights of levels `_LEVEL` for each with their sums: [scatters, levels].
 
     The scatters are middle quantiles of their prior, and the runs do not weigh them: that would let one figure that
     falls widen the scatter, and P fall with it. Quantiles of chi-square are Wilson and Hilferty's (1931).
@@ -145,7 +146,8 @@ def _posterior(values: tuple[float, ...], waiting: float, size: float) -> tuple[
     for value in values:
         logs += -0.5 * ((min(value, 1.0) - _LEVEL[None, :]) / scatter[:, None]) ** 2 if value > 0.0 else at_zero
     weight: Floats = np.exp(logs - logs.max(axis=1, keepdims=True))
-    return scatter, weight / weight.sum(axis=1, keepdims=True)
+    weight /= weight.sum(axis=1, keepdims=True)
+    return scatter, weight, np.cumsum(weight, axis=1)
 
 
 def _log_cumulative(x: Floats) -> Floats:
