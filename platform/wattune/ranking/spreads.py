@@ -315,9 +315,8 @@ class Spreads:
         It is NaN where `interval` is None. A run's figures lie together in memory, so they are read together.
         """
         self._all = np.array([[*map(run.metrics.get, METRICS)] for run in self._runs], np.float64)
-        single = {at: runs[0] for at, runs in enumerate(each) if len(runs) == 1}
-        alone = np.array([*single], np.intp)
-        numbers = np.array([self._numbers[run.trial_id, is_soak(run)] for run in single.values()], np.intp)
+        single = [(at, self._numbers[r.trial_id, is_soak(r)]) for at, rs in enumerate(each) if len(rs) == 1 for r in rs]
+        alone, numbers = np.array(single, np.intp).reshape(-1, 2).T
         several = [(at, runs) for at, runs in enumerate(each) if len(runs) > 1]
 
         def middles(metric: str) -> Floats:
