@@ -338,7 +338,6 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20, help="hazards to meet, those in --csv with this seed counted")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--each", type=int, default=4, help="hazards that one study meets")
-    parser.add_argument("--minutes", type=float, default=600.0, help="no study begins later than this")
     parser.add_argument("--hazards", nargs="*", choices=HAZARDS, default=list(HAZARDS), metavar="HAZARD")
     parser.add_argument("--csv", type=Path, required=True, help="table that rows are appended to")
     parser.add_argument("--out", type=Path, help="folder that keeps the files of studies with a breach")
@@ -358,14 +357,12 @@ def main() -> int:
         if hazard in refused:
             print(f"left out: {hazard}, which {refused[hazard]}")
     kinds = [hazard for hazard in options.hazards if hazard not in refused]
-    hazards, begun_s = drawn_hazards(options.seed, kinds, options.kills), time.monotonic()
+    hazards = drawn_hazards(options.seed, kinds, options.kills)
     done = {row["study"] for row in before}
     for number in range(0, options.kills, options.each):
         label = f"{options.seed}-{number // options.each}"
         if label in done:
             continue
-        if time.monotonic() - begun_s > 60 * options.minutes:
-            break
         with tempfile.TemporaryDirectory(prefix="chaos", ignore_cleanup_errors=True) as scratch:
             rows = met(label, hazards[number : number + options.each], options.out or Path(scratch))
         append(options.csv, rows)

@@ -103,15 +103,16 @@ def build_nvml(folder: Path) -> Path:
     return library
 
 
-def build_amd_smi(folder: Path, package: Path) -> Path:
+def build_amd_smi(folder: Path, package: Path, release: str = "7") -> Path:
     """Builds the stub of AMD SMI for the Python package in a folder; returns the ROCM_PATH that holds it."""
     source = HERE.parent / "tests/contracts/amd_smi_stub/amd_smi_stub.cpp"
     wrapper = (package / "amdsmi/amdsmi_wrapper.py").read_text()
     bound = set(re.findall(r"_libraries\['libamd_smi\.so'\]\.(\w+)", wrapper))
     written = set(re.findall(r"^uint32_t (amdsmi_\w+)\(", source.read_text(), re.MULTILINE))
+    assert written <= bound, "the stub defines what no wrapper calls"
     (folder / "lib").mkdir(parents=True)
     (folder / "others.inc").write_text("".join(f"NOT_SUPPORTED({name})\n" for name in sorted(bound - written)))
-    options = ("-std=c++17", "-O1", "-shared", "-fPIC", "-DROCM=7", f"-I{folder}")
+    options = ("-std=c++17", "-O1", "-Wall", "-shared", "-fPIC", f"-DROCM={release}", f"-I{folder}")
     subprocess.run(["g++", *options, source, "-o", folder / "lib/libamd_smi.so"], check=True, timeout=120)
     return folder
 
@@ -211,11 +212,8 @@ def death(stub: Stub, place: Path, seed: int) -> dict[str, Any]:
     changed = state.read_bytes() != found
     with _setter(stub, place, "next", 0, log) as (_, child):
         in_time &= wait(child)
-    sets = (
-        [line.split() for line in Path(f"{state}.log").read_text().splitlines()]
-        if Path(f"{state}.log").exists()
-        else []
-    )
+    written = Path(f"{state}.log")
+    sets = [line.split() for line in written.read_text().splitlines()] if written.exists() else []
     owners: dict[str, list[str]] = {}
     for pid, device, _, _ in sets:
         if owners.setdefault(device, [pid])[-1] != pid:

@@ -70,12 +70,8 @@ MOST_OUT_OF_MEMORY = 2  # of forty trials
 
 PARTS = ("wait", "start", "build", "first_step", "warmup", "measure", "profile", "close")
 FIGURES = (
-    "first_result_s",
-    "measured_600_s_frac",
-    "measured_cold_frac",
-    "measured_warm_frac",
-    "median_trial_s",
-)
+    "first_result_s", "measured_600_s_frac", "measured_cold_frac", "measured_warm_frac", "median_trial_s"
+)  # fmt: skip
 TOLD = ("announced_ratio", "parts_error_frac", "num_trials", "num_out_of_memory")
 COLUMNS = ("case", "tree", "num_in_600_s", *FIGURES, *TOLD, *(f"{one}_s" for one in PARTS))
 Results = dict[str, tuple[TrialSpec, Run]]

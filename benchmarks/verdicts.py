@@ -63,13 +63,8 @@ MOST_MISCALIBRATED = 0.05
 Results = list[tuple[TrialSpec, Run]]
 Runs = Results | list[tuple[None, Run]]
 METRICS_HELD_OUT = (
-    PEAK,
-    "tokens_per_s",
-    "energy_per_token_j",
-    "throttle_power_frac",
-    "throttle_loss_frac",
-    "device_temp_max_c",
-)
+    PEAK, "tokens_per_s", "energy_per_token_j", "throttle_power_frac", "throttle_loss_frac", "device_temp_max_c"
+)  # fmt: skip
 
 
 def studies() -> Iterator[tuple[str, StudySpec, Results]]:

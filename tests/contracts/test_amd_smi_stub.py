@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 import pytest
+from limit_deaths import build_amd_smi
 
 from wattune.analysis.metrics.energy import powers, total_energy_j
 from wattune.analysis.signals.align import align
@@ -64,17 +65,7 @@ def make_place(release: str, folder: Path) -> Place:
     (packages,) = folder.glob("lib/python*/site-packages")
     # This environment's packages come after its own, and the project from where it stands.
     (packages / "wattune.pth").write_text("\n".join([str(ROOT / "platform"), *site.getsitepackages()]))
-    bound = set(
-        re.findall(r"_libraries\['libamd_smi\.so'\]\.(\w+)", (packages / "amdsmi/amdsmi_wrapper.py").read_text())
-    )
-    source = STUB / "amd_smi_stub.cpp"
-    written = set(re.findall(r"^uint32_t (amdsmi_\w+)\(", source.read_text(), re.MULTILINE))
-    assert written <= bound, "the stub defines what no wrapper calls"
-    (rocm / "lib").mkdir(parents=True)
-    (rocm / "others.inc").write_text("".join(f"NOT_SUPPORTED({name})\n" for name in sorted(bound - written)))
-    options = ("-std=c++17", "-O1", "-Wall", "-shared", "-fPIC", f"-DROCM={release[0]}", f"-I{rocm}")
-    built = run("g++", *options, source, "-o", rocm / "lib/libamd_smi.so")
-    assert built.returncode == 0, built.stderr
+    build_amd_smi(rocm, packages, release[0])
     return Place(python, rocm)
 
 

@@ -2,8 +2,7 @@
 
 python tests/fuzz/run.py --seconds 3600 --seed 7       # as `make fuzz`
 python tests/fuzz/run.py --spaces 50000 --folders 20000 --seed 7
-python tests/fuzz/run.py --spaces 2500 --folders 500 --seed 7 --csv fuzz.csv      # appends its rows to a table
-python tests/fuzz/run.py --table --csv fuzz.csv                                   # sums the rows of all seeds
+python tests/fuzz/run.py --spaces 2500 --folders 500 --seed 7 --csv fuzz.csv
 """
 
 import argparse
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from folders import Study, fuzz_folder
 from spaces import fuzz_expression, fuzz_space, scratch
-from tally import COLUMNS, HEADER, Tally, sum_of
+from tally import COLUMNS, HEADER, Tally
 
 
 def repeat(case: Callable[[int], None], most: int, seconds: float) -> float:
@@ -49,29 +48,6 @@ def fuzz(seed: int, *, spaces: int, expressions: int, folders: int, seconds: flo
     return found
 
 
-def append(path: Path, rows: list[dict[str, str]]) -> None:
-    """Appends rows to a table, made with its heading if need be."""
-    fresh = not path.exists()
-    with open(path, "a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if fresh:
-            writer.writeheader()
-        writer.writerows(rows)
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    """Reads a table.
-
-    Raises:
-        SystemExit: It has other columns.
-    """
-    with open(path, newline="") as file:
-        reader = csv.DictReader(file)
-        if reader.fieldnames != COLUMNS:
-            sys.exit(f"{path} has columns {reader.fieldnames}, expected {COLUMNS}; give --csv another file")
-        return list(reader)
-
-
 def main() -> int:
     """Prints the table. Returns 1 where anything happened that must never happen."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -79,19 +55,15 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--spaces", type=int, default=10**9, help="search spaces, and as many expressions")
     parser.add_argument("--folders", type=int, default=10**9)
-    parser.add_argument("--csv", type=Path, help="table that rows are appended to")
-    parser.add_argument("--table", action="store_true", help="only print what --csv holds")
+    parser.add_argument("--csv", type=Path, help="file for the rows")
     given = parser.parse_args()
-    if given.table:
-        if given.csv is None:
-            parser.error("--table prints the table of --csv; name it")
-        found = sum_of(read(given.csv))
-    else:
-        found = fuzz(
-            given.seed, spaces=given.spaces, expressions=given.spaces, folders=given.folders, seconds=given.seconds / 3
-        )
-        if given.csv is not None:
-            append(given.csv, [one.cells(given.seed) for one in found if one.cases])
+    each = {"spaces": given.spaces, "expressions": given.spaces, "folders": given.folders}
+    found = fuzz(given.seed, **each, seconds=given.seconds / 3)
+    if given.csv is not None:
+        with open(given.csv, "w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(one.cells(given.seed) for one in found if one.cases)
     sys.stdout.write(
         "\n".join([HEADER, *(one.row() for one in found), *filter(None, (t.problems() for t in found))]) + "\n"
     )

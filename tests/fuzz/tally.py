@@ -5,7 +5,7 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -114,25 +114,6 @@ HEADER = "\n".join(
 COLUMNS = ["seed", "fuzzer", "num_cases", "num_refused", "num_accepted", "num_silent", "num_tracebacks", "num_slow"]
 COLUMNS += ["longest_s", "wall_s", "problems"]
 """Of the table on disk: a row for each seed and fuzzer."""
-
-
-def sum_of(rows: Iterable[Mapping[str, str]]) -> list[Tally]:
-    """Adds up rows of the table on disk, by fuzzer."""
-    found: dict[str, Tally] = {}
-    for row in rows:
-        one = found.setdefault(row["fuzzer"], Tally(row["fuzzer"]))
-        one.cases += int(row["num_cases"])
-        one.refused += int(row["num_refused"])
-        one.accepted += int(row["num_accepted"])
-        case = f"{row['seed']}: {row['problems']}"
-        one.silent += [case] * int(row["num_silent"])
-        one.slow += [case] * int(row["num_slow"])
-        if int(row["num_tracebacks"]):
-            one.tracebacks[row["seed"]] += int(row["num_tracebacks"])
-            one.examples[row["seed"]] = row["problems"]
-        one.longest_s = max(one.longest_s, float(row["longest_s"]))
-        one.wall_s += float(row["wall_s"])
-    return list(found.values())
 
 
 def seed_of(*parts: object) -> int:
