@@ -103,19 +103,6 @@ def fit_temperature(traces: Sequence[Trace], start: ThermalCoefficients) -> Host
     return candidate(least_squares(residuals, begin, bounds=(low, high), x_scale="jac").x)
 
 
-def with_inlet_at_rest(fit: HostFit, trace: Trace, rest_cells: int) -> HostFit:
-    """Reads a host's inlet from devices at rest: their temperature less what their power warms them.
-
-    Args:
-        fit: Of another host, or of another day.
-        trace: Begins at rest.
-        rest_cells: Cells of rest.
-    """
-    rest = Trace(power_w=trace.power_w[:, :rest_cells], temp_c=trace.temp_c[:, :rest_cells])
-    excess_k = float(np.nanmean(rest.temp_c - run(fit, rest.power_w)))
-    return replace(fit, coefficients=replace(fit.coefficients, inlet_c=fit.coefficients.inlet_c + excess_k))
-
-
 def recording(name: str) -> Trace:
     """Reads a recording of four H200s as means over each second."""
     folder = ROOT / "tests" / "golden" / "h200x4" / name / "telemetry" / "node0"

@@ -11,7 +11,7 @@ from wattune.catalog.hardware import DEVICES
 from wattune.cost.batch import Batch
 from wattune.cost.coefficients import ThermalCoefficients
 from wattune.cost.tables import EstimatedMetric, Power
-from wattune.cost.temperature import H200, predict, thermal_coefficients
+from wattune.cost.temperature import H200, lagged, predict, thermal_coefficients
 
 from .test_power import batch_of
 
@@ -107,3 +107,10 @@ def test_other_devices_reach_the_same_temperature_at_their_limit() -> None:
     assert there == pytest.approx(of(700, coefficients=H200).value)
     assert thermal_coefficients(DEVICES["h200_sxm"]) == H200
     assert thermal_coefficients(DEVICES["cpu"]) is None
+
+
+def test_a_lag_follows_a_step_exactly() -> None:
+    found = lagged(np.array([[0.0, 100.0, 100.0]]), 2.0, 1.0)[0]
+    # Mean of 100 (1 - exp(-t / 2)) over each second.
+    expected = [100 * (1 - 2 * (np.exp(-s / 2) - np.exp(-(s + 1) / 2))) for s in (0, 1)]
+    assert found == pytest.approx([0, *expected])
