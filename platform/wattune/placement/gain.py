@@ -9,7 +9,7 @@ import numpy as np
 from wattune.arrays import Floats, Ints
 from wattune.cost.batch import batches
 from wattune.cost.clock import LIMIT_EXPONENT
-from wattune.cost.memory.defaults import default_coefficients
+from wattune.cost.defaults import memory_coefficients
 from wattune.cost.memory.predict import predict
 from wattune.cost.out_of_memory import usable_bytes
 from wattune.cost.step_time.pipeline import STEADY_ROUNDS, replay_s
@@ -351,7 +351,7 @@ def place_plan(
 def _in_memory(spec: TrialSpec, moves: list[Move], peak_bytes: float | None) -> list[Move]:
     """Says of layouts that do not fit what they need: the plan's peak times the ratio of estimates."""
     usable, specs = usable_bytes(spec.cluster.sensed_device), [spec, *(replace(spec, plan=one.plan) for one in moves)]
-    peaks, coefficients = np.zeros(len(specs)), default_coefficients(spec.cluster.sensed_device.name)
+    peaks, coefficients = np.zeros(len(specs)), memory_coefficients(spec.cluster.sensed_device.name)
     for rows, batch in batches(specs):
         peaks[rows] = predict(batch, coefficients).peak_bytes
     needed = (peak_bytes or peaks[0]) / peaks[0] * peaks[1:]

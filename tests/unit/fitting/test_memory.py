@@ -9,7 +9,7 @@ from specs import trial_spec
 from wattune.catalog.models import model
 from wattune.cost.batch import batches
 from wattune.cost.coefficients import EngineMemory
-from wattune.cost.memory.defaults import H200
+from wattune.cost.defaults import H200
 from wattune.cost.memory.predict import predict
 from wattune.fitting.memory import LEAST_ERROR_FRAC, fit_memory, measured_excess
 from wattune.plans.axes import Plan

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from wattune.engines.deepspeed.config import clips_outside, configuration
 from wattune.engines.deepspeed.context import DeepSpeedSession, initialise_engine
-from wattune.engines.deepspeed.grad_norm import clip
 from wattune.engines.deepspeed.model import Stages, compiler_of, route, whole_model
-from wattune.engines.deepspeed.pipeline import PipelineSteps
+from wattune.engines.deepspeed.pipeline import PipelineSteps, clip
 from wattune.engines.model.answering import Answering, Running
 from wattune.engines.model.compiler import Compiler, begin_variant
 from wattune.engines.model.routing import Routes

@@ -21,8 +21,7 @@ with warnings.catch_warnings():  # that there is neither Apex nor TransformerEng
 
 from wattune.engines.megatron import config as megatron_config
 from wattune.engines.megatron.context import MegatronSession, fuse_updates
-from wattune.engines.megatron.layers import chunk, finish
-from wattune.engines.megatron.routing import route
+from wattune.engines.megatron.layers import chunk, finish, route
 from wattune.engines.megatron.timers import PhaseTimers
 from wattune.engines.megatron.weights import initialise
 from wattune.engines.model.answering import Answering, Running

@@ -1,8 +1,8 @@
 """Megatron-Core's GPT model with the parts its local layers lack or are slow at, on both supported versions.
 
 Without TransformerEngine or Apex, Megatron's norms refuse sequence parallelism, its attention stores every score, and
-its experts run one after another. Those three are ours here; linear layers, embedding, head, routing, exchange of
-tokens, data parallelism, pipeline and optimizer are Megatron's.
+its experts run one after another. Those three are ours here, and its routers take the torch engine's routes; linear
+layers, embedding, head, exchange of tokens, data parallelism, pipeline and optimizer are Megatron's.
 
 With TransformerEngine all layers are its own.
 
@@ -12,11 +12,15 @@ hidden size, e experts held here, F inner width held here, R tokens received for
 
 import functools
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
 from torch import Tensor, nn
+
+from wattune.engines.model.routing import LayerRouting, Routes
 
 with warnings.catch_warnings():  # that there is neither Apex nor TransformerEngine: what this file is about
     warnings.simplefilter("ignore")
@@ -280,3 +284,49 @@ def _engine_layer(spec: TrialSpec, config: TransformerConfig, kind: ModelSpec) -
         qk_layernorm=kind.qk_norm == "head",
     )
     return layer, specs.TENorm
+
+
+def route(chunks: list[nn.Module], routes: Routes) -> None:
+    """Has every router of this rank's chunks choose as its layer's routing says, and count what it chose.
+
+    Where the router chooses itself, the auxiliary loss is Megatron's own: see `megatron.config`.
+    """
+    for router in [module for part in chunks for module in part.modules() if isinstance(module, TopKRouter)]:
+        routing = routes.layer(router.layer_number - 1)
+        chooses = router.routing if routing.forced is None else partial(_forced, router.config, routing)
+        router.routing = partial(_counted, chooses, routing)
+
+
+RoutingFunction = Callable[..., tuple[Tensor, Tensor]]
+"""`TopKRouter.routing`: weights [T, E], zero where a token is not sent, and where it is sent [T, E]."""
+
+
+def _counted(
+    chooses: RoutingFunction, routing: LayerRouting, logits: Tensor, padding_mask: Any = None
+) -> tuple[Tensor, Tensor]:
+    weights, sent = chooses(logits, padding_mask=padding_mask)
+    routing.record(sent.sum(0))
+    return weights, sent
+
+
+def _forced(config: Any, routing: LayerRouting, logits: Tensor, padding_mask: Any = None) -> tuple[Tensor, Tensor]:
+    """Sends the tokens of the router's outputs [S, B, E] to the experts of their places."""
+    assert routing.forced is not None and padding_mask is None
+    batch, num_experts = logits.shape[1:]
+    logits = logits.reshape(-1, num_experts)
+    experts = routing.forced.repeat_interleave(batch, 0)  # Megatron keeps a place of all sequences together
+    gates = routing.weigh(logits.float(), experts).type_as(logits)
+    weights = torch.zeros_like(logits).scatter(1, experts, gates)
+    sent = torch.zeros_like(logits, dtype=torch.bool).scatter(1, experts, True)
+    if config.moe_expert_capacity_factor is None:
+        return weights, sent
+    return cast(
+        tuple[Tensor, Tensor],
+        moe_utils.apply_router_token_dropping(
+            weights,
+            sent,
+            router_topk=routing.num_per_token,
+            capacity_factor=config.moe_expert_capacity_factor,
+            drop_policy=config.moe_token_drop_policy,
+        ),
+    )

@@ -12,7 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from wattune.catalog.models import model
 from wattune.cost.batch import batches
-from wattune.cost.memory.defaults import H200
+from wattune.cost.defaults import H200
 from wattune.cost.memory.predict import predict
 from wattune.engines.model.decoder import Decoder, Rotation
 from wattune.engines.torch import parallel

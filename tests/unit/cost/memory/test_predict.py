@@ -15,7 +15,7 @@ from wattune.catalog.hardware import ClusterSpec
 from wattune.catalog.models import ModelSpec, model
 from wattune.cost.batch import batches
 from wattune.cost.coefficients import MemoryCoefficients
-from wattune.cost.memory.defaults import ELSEWHERE_ERROR_FACTOR, H200, default_coefficients
+from wattune.cost.defaults import ELSEWHERE_ERROR_FACTOR, H200, memory_coefficients
 from wattune.cost.memory.moments import PARTS
 from wattune.cost.memory.predict import FP8_ERROR_FRAC, SKEWED_ERROR_FRAC, SLICE, predict
 from wattune.cost.memory.shapes import shapes
@@ -91,7 +91,7 @@ def test_parts_add_up_to_the_peak_and_have_their_names() -> None:
 def test_every_kept_plan_of_a_shipped_space_has_a_finite_peak(path: Path) -> None:
     specs = prune(load_space(path)).specs
     for positions, batch in batches(specs):
-        memory = predict(batch, default_coefficients(batch.device.name))
+        memory = predict(batch, memory_coefficients(batch.device.name))
         assert len(positions) == len(memory.peak_bytes)
         assert np.isfinite(memory.peak_bytes).all() and (memory.peak_bytes > 0).all()
         assert all((values >= 0).all() for values in memory.parts_bytes.values())
@@ -262,7 +262,7 @@ def test_the_first_layer_leaves_out_the_shards_of_its_own_experts(ep: int, shard
 def test_the_excess_of_measured_trials_is_carried_over_to_their_engine_and_model() -> None:
     def peaks(excess_bytes: dict[str, float]) -> list[float]:
         specs = [spec_of(Plan()), spec_of(Plan(), of=MIXTRAL)]
-        coefficients = replace(default_coefficients("h200_sxm"), excess_bytes=excess_bytes)
+        coefficients = replace(memory_coefficients("h200_sxm"), excess_bytes=excess_bytes)
         return [float(predict(batch, coefficients).peak_bytes[0]) for one in specs for _, batch in batches([one])]
 
     key = MemoryCoefficients.excess_key("torch", spec_of(Plan()).model.name)
@@ -273,7 +273,7 @@ def test_the_excess_of_measured_trials_is_carried_over_to_their_engine_and_model
 
 
 def test_devices_without_a_measured_peak_have_wider_intervals() -> None:
-    there = default_coefficients("h100_sxm")
-    assert default_coefficients("h200_sxm").origin == "measured here" and there.origin == "datasheet"
+    there = memory_coefficients("h100_sxm")
+    assert memory_coefficients("h200_sxm").origin == "measured here" and there.origin == "datasheet"
     for name, engine in there.engines.items():
         assert engine.error_frac == ELSEWHERE_ERROR_FACTOR * H200.engines[name].error_frac
