@@ -89,6 +89,12 @@ def unit_of(name: str) -> str | None:
     return None
 
 
+def with_unit(name: str) -> str:
+    """Returns a name with the unit that it declares, as of an axis."""
+    unit = unit_of(name)
+    return name if unit in (None, "1") else f"{name} [{unit}]"
+
+
 def format_change(name: str, change: float) -> str:
     """Formats a difference of two values: temperatures in kelvin, fractions in points of a percent."""
     unit = unit_of(name)

@@ -34,8 +34,8 @@ def report(
     """
     folder, source = folder_of(study), None
     if ranking is None:
-        ranking, source = _ranked(folder)
-        ranking = over_all_plans(ranking, source)
+        source = Source.of_folder(folder)
+        ranking = over_all_plans(rank_sources([source]), source)
         folder.write_ranking(ranking_table(ranking))
     return write_report(folder, ranking, _price(folder, ranking, source, known))
 
@@ -47,14 +47,9 @@ def figures(study: Study | StudyFolder, folder: str | Path) -> list[Path]:
     Raises `WattuneError`: the plotting library's exporter, or the browser it draws with, is not installed.
     """
     own = folder_of(study)
-    ranking, source = _ranked(own)
+    source = Source.of_folder(own)
+    ranking = rank_sources([source])
     return write_figures(own, ranking, named_path(folder), _price(own, ranking, source))
-
-
-def _ranked(folder: StudyFolder) -> tuple[Ranking, Source]:
-    """Reads a study's results, once for its ranking and its price."""
-    source = Source.of_folder(folder)
-    return rank_sources([source]), source
 
 
 def _price(

@@ -1,7 +1,7 @@
 """A search space, checked and sorted into what can run and what cannot."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -113,26 +113,22 @@ class StudyPlan:
         texts = (untrained(engine, model) for model in self.spec.models for engine in self.spec.engines)
         return tuple(f"model: {text}" for text in texts if text)
 
-    def _unmeasured_peaks(self) -> tuple[str, ...]:
+    def _unmeasured_peaks(self) -> Iterator[str]:
         windows = {bound.metric: _window_s(bound.metric) for bound in self.spec.constraints}
         longest = max(windows, key=lambda metric: windows[metric], default="")
         least_s, got_s = windows.get(longest, 0.0) / (1.0 - _MOST_LEFT_OUT), self.spec.measure.min_seconds
-        if got_s >= least_s:
-            return ()
-        text = (
-            f"measure.min_seconds: got {got_s:g}; up to half of a window may be left out as warm-up, so {longest} may "
-            f"not be measured and its bound not be decided; give {least_s:g} or more"
-        )
-        return (text,)
+        if got_s < least_s:
+            yield (
+                f"measure.min_seconds: got {got_s:g}; up to half of a window may be left out as warm-up, so {longest} "
+                f"may not be measured and its bound not be decided; give {least_s:g} or more"
+            )
 
-    def _unknown_work(self) -> tuple[str, ...]:
-        if self.spec.search.strategy != GUIDED or not any(runs_program(each.engine) for each in self.candidates.specs):
-            return ()
-        text = (
-            "search.strategy: a command has no analytic estimate, so model_guided learns from its trials alone, and "
-            "from earlier studies of the same command"
-        )
-        return (text,)
+    def _unknown_work(self) -> Iterator[str]:
+        if self.spec.search.strategy == GUIDED and any(runs_program(each.engine) for each in self.candidates.specs):
+            yield (
+                "search.strategy: a command has no analytic estimate, so model_guided learns from its trials alone, "
+                "and from earlier studies of the same command"
+            )
 
     def _unknown_tokens(self) -> tuple[str, ...]:
         programs = [each.program for each in self.candidates.specs if not each.workload.is_known]

@@ -199,21 +199,17 @@ def find_measured(name: str | Path, *, storage: str | None = None) -> Path:
 
 
 def _trial_folder(study: StudyFolder, wanted: str) -> Path:
-    trials = [(trial, key) for trial in study.trials() if (key := _key(trial)) is not None]
-    trial_id, number = study.named_trial(wanted, (key[0] for _, key in trials))
-    own = [(trial, key[1]) for trial, key in trials if key[0] == trial_id]
-    repeats = {str(repeat): trial for trial, repeat in sorted(own, key=lambda one: one[1])}
+    trials: dict[tuple[str, int], TrialFolder] = {}
+    for trial in study.trials():
+        with suppress(PlanError):  # some other folder that somebody put there
+            trials[trial.key()] = trial
+    trial_id, number = study.named_trial(wanted, (own for own, _ in trials))
+    repeats = {str(repeat): trials[own, repeat] for own, repeat in sorted(trials) if own == trial_id}
     if number and number not in repeats:
         raise PlanError(f"trial {trial_id} of study {study.path} has no repeat {number}; it has {', '.join(repeats)}")
     if number:
         return repeats[number].path
     return next((trial for trial in repeats.values() if _completed(trial)), next(iter(repeats.values()))).path
-
-
-def _key(trial: TrialFolder) -> tuple[str, int] | None:
-    with suppress(PlanError):
-        return trial.key()
-    return None  # some other folder that somebody put there
 
 
 def _completed(trial: TrialFolder) -> bool:

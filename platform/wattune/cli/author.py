@@ -21,7 +21,7 @@ from wattune.metrics import METRICS
 from wattune.objective import parse_objective
 from wattune.plans.engines import CAPABILITIES, capabilities
 from wattune.scale_down.invariants import invariants
-from wattune.search.draft import MOST_TRIALS, Wishes, check_bound, draft, planned
+from wattune.search.draft import MOST_TRIALS, check_bound, draft, planned
 from wattune.search.model_entry import own_name_of
 from wattune.search.reference import SCHEMA_NAME, reference_page, schema_line, schema_text
 from wattune.storage.study import check_study_name
@@ -109,17 +109,18 @@ def init(
         if leave_out:
             raise typer.BadParameter("--leave-out names features of a config.json; give its path as --model")
         own, full = chosen, model(chosen)
-    wishes = Wishes(
+    text = draft(
+        full,
         study=name,
         model=own,
         cluster=place,
         engine=trains,
         objective=objective,
-        bounds=tuple(bounds),
+        bounds=bounds,
         from_config=from_config,
-        leave_out=tuple(leave_out or ()),
+        leave_out=leave_out or (),
+        schema=SCHEMA_NAME,
     )
-    text = draft(wishes, full, schema=SCHEMA_NAME)
     candidates = planned(text, path.parent)
     _write(path, text)
     kept, rejected = len(candidates.kept), len(candidates.rejected)

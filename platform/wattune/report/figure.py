@@ -12,7 +12,6 @@ from plotly.offline import get_plotlyjs
 
 from wattune.errors import WattuneError
 from wattune.intervals import Interval
-from wattune.metrics import METRICS
 from wattune.report.markup import FONT, INK, LINE
 from wattune.run import Prediction
 from wattune.view.html import Html, fill, section
@@ -114,12 +113,6 @@ def error_bars(found: Sequence[Interval | Prediction], color: str) -> dict[str, 
     """Returns bars from the low to the high end of each; without length where the scatter is unknown."""
     above, below = [one.high - one.value for one in found], [one.value - one.low for one in found]
     return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "color": color, "thickness": 1.2}
-
-
-def axis_title(metric: str) -> str:
-    """Returns a metric's name with its unit."""
-    unit = METRICS[metric].unit
-    return metric if unit in (None, "1") else f"{metric} [{unit}]"
 
 
 def _need(error: Exception) -> str:

@@ -8,10 +8,10 @@ import plotly.graph_objects as go
 from wattune.intervals import Interval
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.frontier import Frontier, FrontierPoint, PredictedPlan
-from wattune.report.figure import Chart, axis_title, blank, error_bars, plain
+from wattune.report.figure import Chart, blank, error_bars, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
 from wattune.run import Prediction
-from wattune.units import format_probability
+from wattune.units import format_probability, with_unit
 from wattune.view.decisions import predicted_text
 from wattune.view.table import worded
 
@@ -40,8 +40,8 @@ def frontier_chart(found: Frontier) -> Chart | None:
     if best:
         figure.data[-1].update(mode="lines+markers", line={"color": FEASIBLE_COLOR, "shape": "hv", "width": 2})
     limit = f" * {found.varied.limit_metric}" if found.varied.limit_metric else ""
-    figure.update_xaxes(title=f"{axis_title(found.varied.metric)} {found.varied.operator} ...{limit}")
-    figure.update_yaxes(title=axis_title(metric))
+    figure.update_xaxes(title=f"{with_unit(found.varied.metric)} {found.varied.operator} ...{limit}")
+    figure.update_yaxes(title=with_unit(metric))
     caption = (
         "The best measured plan at each value of the bound, all others as they are. A ring is a trial that measured "
         "better and whose bounds the runs do not decide. Diamonds were never measured in full: of the plans that are "

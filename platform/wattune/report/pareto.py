@@ -12,9 +12,10 @@ from wattune.metrics import METRICS
 from wattune.objective import Constraint
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import Ranking, pareto_front
-from wattune.report.figure import DASHED, Chart, axis_title, blank, error_bars, plain
+from wattune.report.figure import DASHED, Chart, blank, error_bars, plain
 from wattune.report.labels import CHAR_WIDTH_PX, Box, placed
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
+from wattune.units import with_unit
 from wattune.view.table import worded
 
 LABELLED: Final = 10
@@ -61,8 +62,8 @@ def pareto(ranking: Ranking, plot_px: tuple[float, float] = PLOT_PX) -> Chart | 
             _draw_trials(figure, points, texts, hovers, color=color, symbol=symbol)
     for bound in ranking.constraints:
         _draw_bound(figure, ranking, bound, metric, across)
-    figure.update_xaxes(title=axis_title(across), automargin=True)
-    figure.update_yaxes(title=axis_title(metric))
+    figure.update_xaxes(title=with_unit(across), automargin=True)
+    figure.update_yaxes(title=with_unit(metric))
     _leave_room(figure)
     _place_bounds(figure)
     _place_names(figure, [str(bound) for bound in ranking.constraints if bound.metric == across], plot_px)

@@ -5,10 +5,10 @@ import plotly.graph_objects as go
 from wattune.fidelity import is_burst
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import Ranking
-from wattune.report.figure import DASHED, Chart, axis_title, blank, error_bars, plain
+from wattune.report.figure import DASHED, Chart, blank, error_bars, plain
 from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
 from wattune.run import Prediction, RunStatus
-from wattune.units import format_probability
+from wattune.units import format_probability, with_unit
 from wattune.view.decisions import predicted_text
 from wattune.view.table import worded
 
@@ -35,8 +35,8 @@ def predictions(ranking: Ranking) -> Chart | None:
         drawn = [point for point, is_inside in zip(points, inside, strict=True) if is_inside is within]
         if drawn:
             _draw(figure, drawn, metric, name, color=color, symbol=symbol)
-    figure.update_xaxes(title=f"measured {axis_title(metric)}")
-    figure.update_yaxes(title=f"predicted {axis_title(metric)}")
+    figure.update_xaxes(title=f"measured {with_unit(metric)}")
+    figure.update_yaxes(title=f"predicted {with_unit(metric)}")
     caption = (
         f"Each trial that the strategy proposed with a prediction, and the run that followed. {sum(inside)} of "
         f"{len(inside)} measurements are inside their 95 % interval ({sum(inside) / len(inside):.0%}). Bars are the "

@@ -10,7 +10,8 @@ from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.common_steps import COMPARED
 from wattune.ranking.order import Ranking
 from wattune.report.charts import row_labels
-from wattune.report.figure import Chart, axis_title, blank
+from wattune.report.figure import Chart, blank
+from wattune.units import with_unit
 
 TITLE: Final = "Throughput by step"
 
@@ -49,7 +50,7 @@ def step_throughput(ranking: Ranking, evidence: Mapping[str, Detail]) -> Chart |
         first, last = map(int, steps.split("-"))
         figure.add_vrect(x0=first - 0.5, x1=last + 0.5, fillcolor="#8a94a3", opacity=0.15, line_width=0)
     figure.update_xaxes(title="step, in the order of the data")
-    figure.update_yaxes(title=axis_title("tokens_per_s"), automargin=True)
+    figure.update_yaxes(title=with_unit("tokens_per_s"), automargin=True)
     shaded = " Speed and energy are compared over the shaded steps." if compared else ""
     caption = (
         "Every measured step of the trials most likely to be the best. One index is the same batch of data for all; "

@@ -1,7 +1,8 @@
 """A first search space for a model and a cluster, with comments: valid as it stands, and small enough to read."""
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,33 +39,33 @@ _SMALL: Final[dict[str, Any]] = {
 """Size of a model that trains on processors in seconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """Answers that a draft is made of."""
-
-    study: str
-    model: str
-    """Catalog name of the model."""
-    cluster: str
-    """Text such as `1x4 h200_sxm`."""
-    engine: str = "torch"
-    objective: str = "maximize tokens_per_s"
-    bounds: tuple[str, ...] = ()
-    from_config: str | None = None
-    """Path of a `config.json`; then `model` is the model's own name."""
-    leave_out: tuple[str, ...] = ()
-
-
-def draft(wishes: Wishes, full: ModelSpec, *, schema: str) -> str:
+def draft(
+    full: ModelSpec,
+    *,
+    study: str,
+    model: str,
+    cluster: str,
+    schema: str,
+    engine: str = "torch",
+    objective: str = "maximize tokens_per_s",
+    bounds: Sequence[str] = (),
+    from_config: str | None = None,
+    leave_out: Sequence[str] = (),
+) -> str:
     """Writes a search space as YAML with comments. It plans: at least one combination is kept.
 
-    Raises `PlanError`, `SpaceError`: a name or bound cannot be used, or not one layer fits the cluster.
+    `model` is the catalog's name of the full model, or its own where `from_config` is the path of a `config.json`;
+    `cluster` is a text such as `1x4 h200_sxm`. Raises `PlanError`, `SpaceError`: a name or bound cannot be used, or not
+    one layer fits the cluster.
     """
-    cluster = parse_cluster_label(wishes.cluster)
-    on_cpu = device(cluster.device).vendor == "cpu"
-    trained = _trained(full, cluster, on_cpu=on_cpu)
-    batch = _batch(cluster.world_size)
-    axes = _axes(trained, cluster, wishes.engine, batch)
+    place = parse_cluster_label(cluster)
+    on_cpu = device(place.device).vendor == "cpu"
+    trained = _trained(full, place, on_cpu=on_cpu)
+    batch = _batch(place.world_size)
+    entry: dict[str, Any] = {"name": model}
+    entry |= {"from_config": from_config} if from_config is not None else {}
+    entry |= {"leave_out": list(leave_out)} if leave_out else {}
+    axes = _axes(trained, place, engine, batch)
     lines = [
         schema_line(schema),
         "# Editors with a YAML language server complete and check this file by that line.",
@@ -72,13 +73,13 @@ def draft(wishes: Wishes, full: ModelSpec, *, schema: str) -> str:
         "#   wattune plan FILE              what would run, and why the rest would not",
         "#   wattune plan FILE --estimate   predicted time, memory and power; needs no GPU",
         "#   wattune run  FILE              measure it",
-        f"study: {yaml_line(wishes.study)}",
+        f"study: {yaml_line(study)}",
         "",
-        *_model_lines(wishes, full, trained, on_cpu=on_cpu),
-        *_cluster_lines(cluster, on_cpu=on_cpu),
-        f"engine: {wishes.engine}  # {' | '.join(CAPABILITIES)}; a list compares them",
-        *(_command_lines(cluster, list(axes)) if runs_program(wishes.engine) else ()),
-        *_workload_lines(trained, cluster, routed=not runs_program(wishes.engine)),
+        *_model_lines(entry, full, trained, on_cpu=on_cpu),
+        *_cluster_lines(place, on_cpu=on_cpu),
+        f"engine: {engine}  # {' | '.join(CAPABILITIES)}; a list compares them",
+        *(_command_lines(place, list(axes)) if runs_program(engine) else ()),
+        *_workload_lines(trained, place, routed=not runs_program(engine)),
         "",
         "# Every combination is kept, rejected by a named rule, or equivalent to another.",
         "# dp follows: ranks / (tp * pp * cp).",
@@ -87,8 +88,8 @@ def draft(wishes: Wishes, full: ModelSpec, *, schema: str) -> str:
         "",
         "# Steps at least, and seconds at least, whichever is longer. `timeout_s` ends a trial that hangs.",
         f"measure: {{min_steps: {8 if on_cpu else 20}, min_seconds: {4 if on_cpu else 15}}}",
-        f"objective: {wishes.objective}  # `wattune metrics` lists what can be asked",
-        *_bound_lines(wishes, cluster),
+        f"objective: {objective}  # `wattune metrics` lists what can be asked",
+        *_bound_lines(bounds, place),
         f"search: {{strategy: random, num_trials: {MOST_TRIALS}, seed: 0}}  # strategy: grid tries every combination",
     ]
     return "\n".join(lines) + "\n"
@@ -117,21 +118,16 @@ def _trained(full: ModelSpec, cluster: ClusterSpec, *, on_cpu: bool) -> ModelSpe
     return scale_model(full, cluster)
 
 
-def _model_lines(wishes: Wishes, full: ModelSpec, trained: ModelSpec, *, on_cpu: bool) -> list[str]:
-    size = f"{full.num_parameters / 1e9:.1f} B parameters"
-    entry: dict[str, object] = {"name": wishes.model}
-    if wishes.from_config is not None:
-        entry["from_config"] = wishes.from_config
-    if wishes.leave_out:
-        entry["leave_out"] = list(wishes.leave_out)
-    comment = f"# {wishes.model}: {size}, {full.num_layers} layers. Fields can be overridden; a list compares models."
+def _model_lines(entry: dict[str, Any], full: ModelSpec, trained: ModelSpec, *, on_cpu: bool) -> list[str]:
+    size, name = f"{full.num_parameters / 1e9:.1f} B parameters", entry["name"]
+    comment = f"# {name}: {size}, {full.num_layers} layers. Fields can be overridden; a list compares models."
     if on_cpu:
         entry |= _SMALL | ({"num_experts": 4, "num_experts_per_token": 2} if full.is_moe else {})
-        comment = f"# The shape of {wishes.model}, small enough for processors."
+        comment = f"# The shape of {name}, small enough for processors."
     elif trained.num_layers < full.num_layers:
         entry["num_layers"] = trained.num_layers
         comment = (
-            f"# {wishes.model} has {size}. {trained.num_layers} of its {full.num_layers} layers fit; every matrix and "
+            f"# {name} has {size}. {trained.num_layers} of its {full.num_layers} layers fit; every matrix and "
             "message keeps its size."
         )
     return [comment, f"model: {yaml_line(entry)}", ""]
@@ -206,9 +202,9 @@ def _axes(model: ModelSpec, cluster: ClusterSpec, engine: str, batch: int) -> di
     return axes
 
 
-def _bound_lines(wishes: Wishes, cluster: ClusterSpec) -> list[str]:
-    if wishes.bounds:
-        return ["constraints:", *(f"  - {bound}" for bound in wishes.bounds)]
+def _bound_lines(bounds: Sequence[str], cluster: ClusterSpec) -> list[str]:
+    if bounds:
+        return ["constraints:", *(f"  - {bound}" for bound in bounds)]
     limit_w = (cluster.sensed_device if cluster.device != "cpu" else device(CPU_SENSORS)).power_limit_w
     if limit_w is None:
         return ["# constraints: [METRIC <= NUMBER]"]

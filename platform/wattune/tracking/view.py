@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
-from wattune.metrics import METRICS
 from wattune.objective import Constraint, Objective
 from wattune.plans.axes import AXES
+from wattune.units import with_unit
 
 VIEW_KEY: Final = "wattune"
 VIEW_TAG: Final = f"mlflow.sharedViewState.{VIEW_KEY}"
@@ -64,7 +64,7 @@ def view_tags(document: Mapping[str, Any], objective: Objective, constraints: Se
         _chart("PARALLEL", selectedParams=varied, selectedMetrics=[*first, objective.metric], showAllRuns=True),
         _chart("SCATTER", xaxis=_axis(first[0]), yaxis=_axis(objective.metric)),
         *(
-            _chart("BAR", metricKey=name, displayName=_titled(name))
+            _chart("BAR", metricKey=name, displayName=with_unit(name))
             for name in dict.fromkeys([objective.metric, *first])
         ),
     ]
@@ -140,12 +140,6 @@ def _chart(kind: str, **settings: Any) -> dict[str, Any]:
         "runsCountToCompare": MOST_RUNS,
         **settings,
     }
-
-
-def _titled(metric: str) -> str:
-    """Returns a metric's name with its unit."""
-    unit = METRICS[metric].unit if metric in METRICS else None
-    return f"{metric} [{unit}]" if unit not in (None, "1") else metric
 
 
 def _axis(metric: str) -> dict[str, str]:

@@ -4,7 +4,8 @@ import pytest
 from made_report import Page, all_charts, figure_of, render
 
 from wattune.errors import WattuneError
-from wattune.report.figure import axis_title, write_images
+from wattune.report.figure import write_images
+from wattune.units import with_unit
 
 
 def test_simulated_figures_say_so_everywhere():
@@ -54,7 +55,7 @@ def test_an_image_that_was_not_written_is_not_passed_over(tmp_path, monkeypatch)
     ],
 )
 def test_an_axis_is_named_with_its_unit_where_it_has_one(metric, title):
-    assert axis_title(metric) == title
+    assert with_unit(metric) == title
 
 
 def test_every_figure_has_a_name_of_its_own_a_caption_and_a_description():

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -11,7 +12,7 @@ from wattune.catalog.huggingface import read_config
 from wattune.catalog.models import MODELS, model
 from wattune.errors import PlanError, SpaceError
 from wattune.plans.engines import CAPABILITIES
-from wattune.search.draft import MOST_TRIALS, Wishes, check_bound, draft, planned
+from wattune.search.draft import MOST_TRIALS, check_bound, draft, planned
 from wattune.search.reference import json_schema
 from wattune.search.space import parse_space
 
@@ -19,8 +20,8 @@ CLUSTERS = ("1x2 cpu", "1x4 h200_sxm", "1x8 h100_sxm", "2x8 mi300x", "4x8 b200_s
 
 
 def written(**wishes: object) -> str:
-    made = Wishes(**{"study": "first", "model": "llama3_8b", "cluster": "1x4 h200_sxm", **wishes})  # type: ignore[arg-type]
-    return draft(made, model(made.model), schema="space.schema.json")
+    made: dict[str, Any] = {"study": "first", "model": "llama3_8b", "cluster": "1x4 h200_sxm", **wishes}
+    return draft(model(made["model"]), **made, schema="space.schema.json")
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
@@ -87,8 +88,8 @@ def test_learned_positions_are_those_of_the_model_on_processors_too(tmp_path: Pa
     config = {"model_type": "gpt2", "n_positions": max_positions}
     (tmp_path / "config.json").write_text(json.dumps(config))
     full = read_config(tmp_path / "config.json", "1e3")
-    wishes = Wishes(study="first", model="1e3", cluster="1x2 cpu", from_config="config.json")
-    text = draft(wishes, full, schema="space.schema.json")
+    told = {"study": "first", "model": "1e3", "cluster": "1x2 cpu", "from_config": "config.json"}
+    text = draft(full, **told, schema="space.schema.json")
     assert "name: '1e3'" in text or 'name: "1e3"' in text
     assert planned(text, tmp_path).kept
     study = parse_space(yaml.safe_load(text), folder=tmp_path)

@@ -24,7 +24,7 @@ _HZ_PER_MHZ: Final = 1e6
 
 _Columns = Mapping[str, tuple[str, Mapping[str, Mapping[str, str]]]]
 """Metrics that are a reading as it is: by name the help text, and the columns, each with its labels besides those of
-the device. What `wattune.schema` calls cumulative is a counter; the last word of the name is the unit."""
+the device. What `wattune.schema` calls cumulative is a counter."""
 
 DEVICE_COLUMNS: Final[_Columns] = {
     "wattune_device_power_watts": ("Power of the device, the last reading.", {"power_instant_w": {}}),
@@ -85,6 +85,8 @@ NODE_COLUMNS: Final[_Columns] = {
 _SCALES: Final = {"_mhz": _HZ_PER_MHZ, "_ns": 1 / NS_PER_S}
 """Factors to base units, by the end of a column's name; else 1."""
 
+_UNITS: Final = ("bytes", "celsius", "hertz", "joules", "ratio", "seconds", "watts")
+
 
 class _Made:
     """Families by name, in the order of their first sample. Of samples with the same labels the first one counts."""
@@ -93,14 +95,14 @@ class _Made:
         self.families: dict[str, Metric] = {}
         self._seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
 
-    def gauge(self, name: str, unit: str, text: str, labels: Mapping[str, str], value: float) -> None:
+    def gauge(self, name: str, text: str, labels: Mapping[str, str], value: float) -> None:
         if name not in self.families:
-            self.families[name] = GaugeMetricFamily(name, text, labels=list(labels), unit=unit)
+            self.families[name] = GaugeMetricFamily(name, text, labels=list(labels), unit=_unit(name))
         self._add(name, name, labels, value)
 
-    def counter(self, name: str, unit: str, text: str, labels: Mapping[str, str], value: float) -> None:
+    def counter(self, name: str, text: str, labels: Mapping[str, str], value: float) -> None:
         if name not in self.families:
-            self.families[name] = CounterMetricFamily(name, text, labels=list(labels), unit=unit)
+            self.families[name] = CounterMetricFamily(name, text, labels=list(labels), unit=_unit(name))
         self._add(name, f"{name}_total", labels, value)
 
     def info(self, name: str, text: str, labels: Mapping[str, str]) -> None:
@@ -115,6 +117,12 @@ class _Made:
             self.families[name].add_sample(sample, dict(labels), value)
 
 
+def _unit(name: str) -> str:
+    """Returns the unit of a metric: the last word of its name, where that is one."""
+    word = name.rpartition("_")[2]
+    return word if word in _UNITS else ""
+
+
 def families(snapshots: Sequence[Snapshot], now_mono_ns: int, *, num_failures: int = 0) -> list[Metric]:
     """Makes the metrics of the recordings that are followed.
 
@@ -124,7 +132,7 @@ def families(snapshots: Sequence[Snapshot], now_mono_ns: int, *, num_failures: i
     """
     made = _Made()
     made.info("wattune_build", "The version that exposes these metrics.", {"version": __version__})
-    made.counter("wattune_exporter_failed_looks", "", "Looks at the sampler's files that failed.", {}, num_failures)
+    made.counter("wattune_exporter_failed_looks", "Looks at the sampler's files that failed.", {}, num_failures)
     for snapshot in snapshots:
         _of_recording(made, snapshot, now_mono_ns)
     return list(made.families.values())
@@ -163,7 +171,6 @@ def _recording(made: _Made, snapshot: Snapshot) -> None:
     made.info("wattune_recording", "The recording whose readings these are.", {**labels, **told})
     made.gauge(
         "wattune_recording_start_time_seconds",
-        "seconds",
         "Start of the recording's window, in seconds since 1970.",
         labels,
         ns_to_s(snapshot.start_wall_ns),
@@ -180,7 +187,6 @@ def _device_facts(made: _Made, view: DeviceView, labels: Mapping[str, str]) -> N
     if facts.get("sm_clock_max_mhz"):
         made.gauge(
             "wattune_device_sm_clock_max_hertz",
-            "hertz",
             "Highest SM clock of the device.",
             labels,
             facts["sm_clock_max_mhz"] * _HZ_PER_MHZ,
@@ -194,7 +200,7 @@ def _columns(made: _Made, listed: _Columns, fresh: Mapping[str, Latest], labels:
             if tier is not None:
                 add = made.counter if TELEMETRY[tier].field(column).metadata[b"kind"] == b"cumulative" else made.gauge
                 scale = next((scale for end, scale in _SCALES.items() if column.endswith(end)), 1.0)
-                add(name, name.rpartition("_")[2], text, {**labels, **own}, fresh[tier][column] * scale)
+                add(name, text, {**labels, **own}, fresh[tier][column] * scale)
 
 
 def _throttle_reasons(made: _Made, fresh: Mapping[str, Latest], labels: Mapping[str, str]) -> None:
@@ -202,7 +208,6 @@ def _throttle_reasons(made: _Made, fresh: Mapping[str, Latest], labels: Mapping[
     for cause, bits in THROTTLE_REASON_BITS.items() if reasons is not None else ():
         made.gauge(
             "wattune_device_throttle_reason_active",
-            "",
             "1 where the driver names the cause. The power cause alone does not say that clock is lost.",
             {**labels, "cause": cause},
             float(bool(int(reasons or 0) & bits)),
@@ -216,7 +221,7 @@ def _peaks(made: _Made, prefix: str, what: str, peaks: Peaks, labels: Mapping[st
     ):
         for window, peak_w in found.items():
             text = f"Highest mean of {what} over a window of that length, {since}."
-            made.gauge(f"{prefix}_{name}_watts", "watts", text, {**labels, "window": window}, peak_w)
+            made.gauge(f"{prefix}_{name}_watts", text, {**labels, "window": window}, peak_w)
 
 
 def _clock_lost(made: _Made, lost: ClockLost, labels: Mapping[str, str]) -> None:
@@ -231,31 +236,31 @@ def _clock_lost(made: _Made, lost: ClockLost, labels: Mapping[str, str]) -> None
             lost.lost_s,
         ),
     ):
-        made.counter(f"wattune_device_{name}_seconds", "seconds", text, labels, value)
+        made.counter(f"wattune_device_{name}_seconds", text, labels, value)
     for cause, lost_s in lost.lost_by_cause_s.items():
         text = "Clock lost while a cause was active. Causes overlap, so do not add them."
-        made.counter("wattune_device_clock_lost_by_cause_seconds", "seconds", text, {**labels, "cause": cause}, lost_s)
+        made.counter("wattune_device_clock_lost_by_cause_seconds", text, {**labels, "cause": cause}, lost_s)
 
 
 def _ages(made: _Made, latest: Mapping[str, Latest], now_mono_ns: int, labels: Mapping[str, str]) -> None:
     for tier, one in latest.items():
         text = f"Age of the last reading. Readings older than {STALE_S:.0f} s are not exposed."
         age_s = max(ns_to_s(now_mono_ns - one["mono_ns"]), 0.0)
-        made.gauge("wattune_reading_age_seconds", "seconds", text, {**labels, "tier": tier}, age_s)
+        made.gauge("wattune_reading_age_seconds", text, {**labels, "tier": tier}, age_s)
 
 
 def _sampler(made: _Made, snapshot: Snapshot) -> None:
     labels, manifest = {"node": snapshot.node}, snapshot.manifest
-    made.gauge("wattune_sampler_up", "", "1 while the sampler's process runs.", labels, float(snapshot.sampler_alive))
+    made.gauge("wattune_sampler_up", "1 while the sampler's process runs.", labels, float(snapshot.sampler_alive))
     if "sampler" in manifest:
         text = "CPU time of the sampler."
-        made.counter("wattune_sampler_cpu_seconds", "seconds", text, labels, manifest["sampler"]["cpu_s"])
+        made.counter("wattune_sampler_cpu_seconds", text, labels, manifest["sampler"]["cpu_s"])
     for tier, record in manifest.get("tiers", {}).items():
         text = "Reads of a tier that came too late to be made."
-        made.counter("wattune_sampler_missed_reads", "", text, {**labels, "tier": tier}, record["missed_ticks"])
+        made.counter("wattune_sampler_missed_reads", text, {**labels, "tier": tier}, record["missed_ticks"])
         for column, codes in record.get("errors", {}).items():
             for code, count in codes.items():
                 more = {"tier": tier, "column": column, "code": code}
-                made.counter("wattune_sampler_failed_reads", "", "Reads that failed.", {**labels, **more}, count)
+                made.counter("wattune_sampler_failed_reads", "Reads that failed.", {**labels, **more}, count)
     text = "CPU time that reading the sampler's files for these metrics has cost."
-    made.counter("wattune_exporter_cpu_seconds", "seconds", text, labels, snapshot.cpu_s)
+    made.counter("wattune_exporter_cpu_seconds", text, labels, snapshot.cpu_s)
