@@ -207,7 +207,7 @@ def _record_waves(bench: _Bench) -> tuple[pa.Table, Mapping[str, pa.Table], dict
     spans_path = bench.folder / "waves.parquet"
     with (
         sampling(bench.folder / "waves", bench.node, bench.sampled, rates_hz) as sampler,
-        load(bench.info, bench.node, spans_path, waves, simulated=bench.simulated) as process,
+        load(bench.info, bench.node, spans_path, waves, sampler.renew, simulated=bench.simulated) as process,
     ):
         for elapsed_s in _until_done(process, sampler):
             bench.report("square waves", min(elapsed_s / bench.protocol.waves_s, 1.0) / 2)
@@ -224,7 +224,7 @@ def _record_copies(bench: _Bench) -> float | None:
     spans_path = bench.folder / "copies.parquet"
     with (
         sampling(bench.folder / "copies", bench.node, bench.sampled, {}) as sampler,
-        load(bench.info, bench.node, spans_path, ["--copies", str(bench.protocol.copies_s)]) as process,
+        load(bench.info, bench.node, spans_path, ["--copies", f"{bench.protocol.copies_s}"], sampler.renew) as process,
     ):
         for _ in _until_done(process, sampler):
             bench.report("copies between host and device", 0.5)
@@ -282,7 +282,7 @@ def measure_overhead(
     spans_ns = []
     with (
         sampling(folder / "overhead", node, backends, {}) as sampler,
-        load(info, node, spans_path, ["--steady", str(seconds)], simulated=simulated) as process,
+        load(info, node, spans_path, ["--steady", str(seconds)], sampler.renew, simulated=simulated) as process,
         _pausable(sampler) as pausable,
     ):
         time.sleep(WARM_S)
@@ -349,10 +349,17 @@ def _cpu_s(process: psutil.Process) -> float:
 
 @contextlib.contextmanager
 def load(
-    info: DeviceInfo, node: str, spans_path: Path, options: Sequence[str], *, simulated: bool = False
+    info: DeviceInfo,
+    node: str,
+    spans_path: Path,
+    options: Sequence[str],
+    renew: Callable[[], object],
+    *,
+    simulated: bool = False,
 ) -> Iterator["subprocess.Popen[str]"]:
     """A load on a device, warm when the body begins and ended with it.
 
+    Until it is warm `renew` is called twice a second: on a busy machine it loads longer than a sampler's lease lasts.
     The device is found by its uuid, so that CUDA's order and the driver's may differ; `options` are those of `python -m
     wattune.workers.calibration_load`. Raises `TelemetryError` where it ended or hung before it was warm; its last words
     are in the message.
@@ -372,7 +379,10 @@ def load(
         )
         try:
             assert process.stdout is not None, "a pipe was asked for"
-            heard, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
+            end_s, heard = time.monotonic() + START_TIMEOUT_S, list[Any]()
+            while not heard and time.monotonic() < end_s:
+                renew()
+                heard = select.select([process.stdout], [], [], _POLL_S)[0]
             if not heard or process.stdout.readline().strip() != "ready":
                 process.kill()
                 process.wait()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from wattune.calibration.run import Protocol, calibrate
 from wattune.errors import SensorChoiceError, SpaceError, TelemetryError
 from wattune.storage.files import with_calibrations, write_calibration
 from wattune.storage.study import check_study_name
+from wattune.telemetry.backend import DeviceInfo
 from wattune.telemetry.probe import probe
 
 Verb = Callable[..., tuple[int, str, str]]
@@ -100,6 +102,17 @@ def test_without_such_a_device_it_is_one_clear_error() -> None:
 def test_a_host_is_no_device_to_calibrate() -> None:
     with pytest.raises(TelemetryError, match="--backend simulated"):
         calibrate("host")
+
+
+def test_a_load_that_takes_long_to_be_warm_keeps_its_sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch loads for longer than the sampler's lease on a busy machine, and nobody else renews it meanwhile."""
+    program, renewed = tmp_path / "program", list[float]()
+    program.write_text("#!/bin/sh\nsleep 1.2\necho ready\nexec sleep 60\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(calibration.sys, "executable", str(program))
+    info = DeviceInfo(device="gpu0", uuid="GPU-1", name="H200")
+    with calibration.load(info, "n", tmp_path / "spans.parquet", [], lambda: renewed.append(time.monotonic())):
+        assert len(renewed) >= 3 and all(b - a < 5 for a, b in pairwise([*renewed, time.monotonic()]))
 
 
 def children_of_group(marker: str) -> list[int]:
