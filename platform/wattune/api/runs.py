@@ -183,7 +183,8 @@ def run_study(
         run = replace(run, retry=statuses, wait_nodes_s=wait_s, numbers=run.numbers | known.scatter())
         strategy = known.strategy()
         controller = StudyController(study, strategy, run, _passing_on(delivery, listener, planned, study, changes))
-        needed = controller.begin(*[require_here][: not address and wait_s is None]).load_s.keys()
+        starts_here = not address and wait_s is None
+        needed = controller.begin(require_here if starts_here else None).load_s.keys()
 
         @cache
         def hold() -> None:

@@ -133,12 +133,13 @@ class StudyController:
         self.stopped: list[str] = []
         """Descriptions of what kept trials from starting that are left, if their nodes are there."""
 
-    def begin(self, check: Callable[[Preview], object] = lambda _: None) -> Preview:
+    def begin(self, check: Callable[[Preview], object] | None = None) -> Preview:
         """Emits the preview, if `check` does not raise, and what is skipped; returns the work left, as far as known."""
         with self._lock:
             workloads = tuple(dict.fromkeys(spec.workload for spec in self._run.candidates))
             preview = replace(self._queue.preview(), unreadable=self._unreadable, workloads=workloads)
-            check(preview)
+            if check is not None:
+                check(preview)
             self._emit(preview)
             for spec, result in self._queue.skipped:
                 if not self._strategy.learns:  # the queue has told a strategy that learns, before it asked it
