@@ -6,7 +6,7 @@ the truly best one that keeps the bound. `Knowing` is a judge that knows the law
 offsets, and lacks the plans' own figures alone: what it misses is not for want of a better model.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -85,7 +85,7 @@ WORLDS = (
 )
 
 
-Score = dict[str, list[float]]
+Score = defaultdict[str, list[float]]
 FIGURES = (
     "answered", "broken", "believed", "true", "num_runs", "undecided", "open", "knowing", "knowing_broken",
     "knowing_open",
@@ -94,11 +94,6 @@ FIGURES = (
 keeps the bound); probability that the next run of the named plan breaks the bound; P(best) of the plan most likely the
 best, and whether it is; runs; shares of plans that end undecided, and that do with P(best) of at least `MAY_BE_BEST`.
 `knowing` are of a judge that knows the law of the world and has a race of its own, of as many repeats."""
-
-
-def new_score() -> Score:
-    """Returns a score of no study."""
-    return {name: [] for name in FIGURES}
 
 
 SLOWER = 0.1, 0.05
@@ -268,7 +263,7 @@ class Product:
         """Returns the plan that it names, and the one to run next: none once it knows the answer."""
         self.found = Posterior(self._pairs, QUESTION)
         best, standings = ranking_of({"": self.found}).best, self.found.standings
-        row = None if standings.told_apart(UNTIL) else standings.next({})
+        row = None if standings.told_apart(UNTIL) else standings.next({}, UNTIL)
         named, plan = (None if one is None else self.specs.index(one.spec) for one in (best, row))
         return named, plan
 
@@ -347,17 +342,18 @@ def knowing(world: World, seed: int, score: Score) -> None:
         score["knowing_broken"].append(float(truth.breaks[named]))
 
 
-def scores(num_studies: int, num_earlier: int = 0, only: str = "") -> Iterator[tuple[World, Score]]:
-    """Simulates so many studies of each world, in a storage with so many earlier studies of it."""
+def scores(num_studies: int, num_earlier: int = 0, only: str = "", first: int = 0) -> Iterator[tuple[World, Score]]:
+    """Simulates studies of each world, in a storage with so many earlier ones; `Knowing` judges those from seed 0."""
     for number, world in enumerate(WORLDS):
         if only not in world.name:
             continue
-        score, seeds = new_score(), [1000 * number + 2 * each for each in range(num_studies)]
+        score, seeds = Score(list), [first + 1000 * number + 2 * each for each in range(num_studies)]
         before = [FIRST_EARLIER + 1000 * number + 2 * each for each in range(num_earlier)]
-        known = learned_scatter(study(world, seed, NO_NUMBERS, new_score()) for seed in before)
+        known = learned_scatter(study(world, seed, NO_NUMBERS, Score(list)) for seed in before)
         for seed in seeds:
             study(world, seed, known, score)
-            knowing(world, seed, score)
+            if not first:
+                knowing(world, seed, score)
         yield world, score
 
 

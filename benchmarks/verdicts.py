@@ -6,6 +6,7 @@
     python benchmarks/verdicts.py --intervals
     python benchmarks/verdicts.py --studies 25
     python benchmarks/verdicts.py --studies 25 --earlier 6
+    python benchmarks/verdicts.py --studies 25 --first-seed 900000
 
 The tables of `benchmarks/data` with measured sensors are ranked by the question that their spaces ask. Then, of every
 plan with repeats, each run in turn is the only one that its study has of the plan, and each other run is the truth, at
@@ -187,6 +188,7 @@ def _counts(run: Run, metric: str) -> bool:
 def _options(parser: ArgumentParser) -> None:
     parser.add_argument("--studies", type=int, default=0, help="simulated studies of each world (default: %(default)s)")
     parser.add_argument("--world", default="", help="worlds whose name has this text (default: all)")
+    parser.add_argument("--first-seed", type=int, default=0, help="of other simulated studies, the product alone")
     parser.add_argument("--intervals", action="store_true", help="how often the next run is inside its interval")
     parser.add_argument("--earlier", type=int, default=0, help="earlier studies of each world (default: %(default)s)")
     parser.add_argument("--learned", action="store_true", help="scatter learned from the other tables of the device")
@@ -207,9 +209,9 @@ def of_worlds(given: Namespace, rows: Rows) -> list[str]:
     """Adds a row for each simulated world, and returns what misses its bar."""
     answered, missed, could_be = list[float](), list[str](), list[float]()
     believed, true, broken = 0.0, 0.0, 0.0
-    for world, score in scores(given.studies, given.earlier, given.world):
+    for world, score in scores(given.studies, given.earlier, given.world, given.first_seed):
         could_be += score["open"]
-        rows.add(world.name, *(float(np.mean(score[name])) for name in FIGURES))
+        rows.add(world.name, *(float(np.mean(score[name])) if score[name] else "" for name in FIGURES))
         answered += score["answered"]
         broken = max(broken, float(np.mean(score["broken"])))
         believed, true = believed + sum(score["believed"]), true + sum(score["true"])

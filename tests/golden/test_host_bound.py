@@ -119,7 +119,7 @@ def test_a_plan_that_does_not_wait_breaks_a_bound_it_is_far_past() -> None:
 def test_the_wait_for_the_host_is_why() -> None:
     broken, share = promises(without=("host_bound_frac",))
     assert ("31a874a52868", 620, pytest.approx(651.2, abs=0.1)) in broken
-    assert share > 2 * RISK
+    assert share > 1.5 * RISK, "0.094: step times that scatter tell part of it; 0.119 while power was judged by itself"
 
 
 def test_both_studies_name_the_same_plan_under_the_bound() -> None:

@@ -135,12 +135,23 @@ class Standings:
         """P(best) by study and trial id; a trial that cannot be the best is absent."""
         return {(one.study, one.trial_id): one.best_probability or 0.0 for one in self.finalists}
 
+    @property
+    def unproven(self) -> RankedTrial | None:
+        """The leader where it promises to keep a bound after one run, which does not tell how its own runs scatter."""
+        one = self.leader
+        return one if one is not None and one.margins and len(ordinary(one.counted)) < 2 else None
+
     def told_apart(self, until: float) -> bool:
         """Returns true if the answer is known: a trial that is the best or near it, or that none keeps every bound."""
-        return max(self.near_probability, self.none_probability) >= until
+        return self.none_probability >= until or (self.near_probability >= until and self.unproven is None)
 
-    def next(self, running: Mapping[str, int]) -> RankedTrial | None:
-        """Returns the trial whose next run tells most, after those `running` by id; None if none can be the best."""
+    def next(self, running: Mapping[str, int], until: float = 1.0) -> RankedTrial | None:
+        """Returns the trial whose next run tells most, after those `running` by id; None if none can be the best.
+
+        A leader that is the best or near it with a probability of `until` and is not proven runs again first.
+        """
+        if self.near_probability >= until and (row := self.unproven) and not running.get(row.trial_id):
+            return row
 
         def order(at: int) -> tuple[float, int]:
             """Returns the part of a trial's effect that one more run takes away, after those that are running."""

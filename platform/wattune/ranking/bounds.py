@@ -28,8 +28,8 @@ from wattune.objective import SENSOR_ACCURACY_FRAC, Constraint, is_sensed
 from wattune.ranking import shares
 from wattune.ranking.heat import stays_cool_probability, unsettled_text
 from wattune.ranking.scatter import Scatter
-from wattune.ranking.shares import normal_cumulative
-from wattune.ranking.spreads import NextRun, Spreads, resolution, waiting_share
+from wattune.ranking.shares import normal_cumulative, waiting_share
+from wattune.ranking.spreads import NextRun, Spreads, resolution
 from wattune.run import Run
 
 LIMIT: Final = "device_power_limit_w"  # what is enforced does not scatter

@@ -14,6 +14,8 @@ are shared in two steps:
   variance.
 - Runs that something widens (`Runs.wider`: devices that wait for their host) are pooled by themselves, from a wider
   prior. They say nothing of runs that nothing widens, nor these of them.
+- What makes a trial's runs, or a study's, scatter more than was expected does so in all its metrics (`Runs.beside`):
+  residuals of another metric, each over the variance that was expected of it, count beside a trial's own.
 - A trial's own variance is the pooled one moderated by the trial's own residuals (Smyth 2004, "Linear models and
   empirical Bayes methods for assessing differential expression in microarray experiments", section 3). The weight of
   the pooled variance, in degrees of freedom, is estimated from how differently trials scatter (section 6.2).
@@ -107,6 +109,9 @@ class Runs:
     logarithmic scale, where every fraction is of the value itself."""
     resolution: float = 0.0
     """Step of a sensor that rounds, in the metric's unit: a whole-degree reading has 1."""
+    beside: Floats | None = None
+    """[2, trials]: squared residuals of another metric of the same runs, over the variance that was expected of one,
+    and their degrees of freedom."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +155,8 @@ class Scatter:
     """Variance of one run of each trial by its pool alone."""
     squares: Floats
     """Squared residuals of each trial's runs."""
+    expected: Floats
+    """Variance of one run of each trial that was expected before the study."""
     free: Floats
     """Degrees of freedom of each trial's `squares`."""
     effects: Floats
@@ -217,7 +224,7 @@ def fit(runs: Runs, prior: Prior) -> Scatter:
         np.maximum.at(wider, runs.trial, runs.wider)
     is_widened = wider > 0
     start = (prior.spread * scale) ** 2 + wider**2
-    variance = start.copy()
+    variance, beside = start.copy(), np.zeros((2, num_trials)) if runs.beside is None else runs.beside
     effects, covariance = np.zeros(design.shape[1]), np.zeros((design.shape[1],) * 2)
     for _ in range(_ROUNDS):
         weights = 1.0 / np.maximum(variance[runs.trial], floor)
@@ -229,16 +236,17 @@ def fit(runs: Runs, prior: Prior) -> Scatter:
         own = np.maximum(counts - 1, 0).astype(np.float64)
         lost = used * own / own.sum() if own.sum() else own  # degrees of freedom that the shared effects took
         free = np.maximum(own - lost, 0.0)
+        ratios, known = squares / start + beside[0], free + beside[1]
         steady, widened = (
-            _pool(squares / start, free, counts, these, prior, logarithmic=runs.typical is None)
+            _pool(ratios, known, counts, these, prior, logarithmic=runs.typical is None)
             for these in (~is_widened, is_widened)
         )
         pooled = start * np.where(is_widened, widened.ratio, steady.ratio)
         # The pooled variance is not better known than from its own data.
-        known = [min(pool.alike_degrees, pool.degrees_of_freedom) for pool in (steady, widened)]
-        shared_degrees = np.where(is_widened, known[1], known[0])
-        variance = (shared_degrees * pooled + squares) / (shared_degrees + free)
-        degrees = shared_degrees + free
+        worth = [min(pool.alike_degrees, pool.degrees_of_freedom) for pool in (steady, widened)]
+        shared_degrees = np.where(is_widened, worth[1], worth[0])
+        degrees = shared_degrees + known
+        variance = (shared_degrees * pooled + ratios * start) / degrees
     weights = 1.0 / np.maximum(variance[runs.trial], floor)
     total = _sums(weights, runs.trial, num_trials)
     shared = np.stack([_sums(weights * column, runs.trial, num_trials) / total for column in design.T], axis=1)
@@ -263,6 +271,7 @@ def fit(runs: Runs, prior: Prior) -> Scatter:
         is_widened=is_widened,
         pooled_variance=pooled,
         squares=squares,
+        expected=start,
         free=free,
         spread_frac=prior.spread * math.sqrt(steady.ratio),
         effects=effects,

@@ -19,8 +19,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from wattune.analysis.metrics.step_breakdown import HOST_BOUND_FRAC
 from wattune.arrays import Floats
 from wattune.metrics import METRICS
+from wattune.run import Run
 
 _SCATTER: Final = 0.02, 4.0
 """Scale and degrees of freedom of the scatter from run to run: `throttle_power_frac` between repeats of 43 plans on
@@ -67,6 +69,16 @@ def is_share(metric: str) -> bool:
 def size_of(metric: str) -> float:
     """Returns by how much a share scatters, over the time that plans throttle for."""
     return _OF_LOSSES if metric.endswith("_loss_frac") else 1.0
+
+
+def waiting_share(counted: Sequence[Run]) -> float:
+    """Returns by how much waits for the host scatter a trial's shares of time: 0 not at all, 1 in full.
+
+    Any wait lets a device rest from throttling, long before the host sets the pace of the step.
+    """
+    fracs = [run.metrics.get("host_bound_frac", math.nan) for run in counted]
+    known = [frac for frac in fracs if math.isfinite(frac)]
+    return min(math.fsum(known) / max(len(known), 1) / HOST_BOUND_FRAC, 1.0)
 
 
 def keeps_probability(

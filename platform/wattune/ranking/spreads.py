@@ -53,6 +53,9 @@ mean square, with medians of 0.14, 0.40 and 0.39 % (30 pairs of `dense_gpt_1b_h2
 _TELLING: Final = {"power": "node_device_power_peak_1s_w", "speed": "step_time_s", "energy": "energy_per_step_j"}
 """Metric by which studies tell the scatter of each group of `PRIORS`: those that the priors come from."""
 
+_BESIDE: Final = {"power": _TELLING["speed"], "energy": _TELLING["speed"], "speed": _TELLING["power"]}
+"""Metric by whose scatter that of a group is told too: what disturbs a run does so in all of them."""
+
 _UNCERTAINTIES: Final = {
     **dict.fromkeys(
         ("step_time_s", "tokens_per_s", "tokens_per_s_per_device", "mfu_frac"), "step_time_uncertainty_frac"
@@ -194,13 +197,13 @@ class Spreads:
     def __init__(self, results: AnyResults) -> None:
         """Keeps the runs of one study that completed, without bursts: a few steps scatter otherwise."""
         self._runs: list[Run] = []
-        self._known: dict[str, tuple[int, Fitted | None]] = {}
+        self._known: dict[tuple[str, bool], tuple[int, Fitted | None]] = {}
         self._numbers: dict[tuple[str, bool], int] = {}
         self._node_sets: dict[str, int] = {}
         self._trials: dict[str, int] = {}
         self._data, self._start_ns = array("d"), array("q")
         """Of each run number, node set, trial, start, share of waits (NaN where unknown), and 1 if it was measured."""
-        self._own: dict[str, Floats] = {}
+        self._own: dict[tuple[str, bool], Floats] = {}
         self._all = np.empty((0, 0))
         for run in sorted((run for _, run in results), key=lambda run: (run.trial_id, run.repeat)):  # however read
             self.add(run)
@@ -222,15 +225,22 @@ class Spreads:
         )
         self._data.extend(own)
 
-    def fitted(self, metric: str) -> Fitted | None:
-        """Returns the model of a metric, None if no run measured it."""
-        seen, found = self._known.get(metric, (0, None))
+    def fitted(self, metric: str, *, alone: bool = False) -> Fitted | None:
+        """Returns the model of a metric, None if no run measured it; `alone` without what others tell of scatter."""
+        seen, found = self._known.get((metric, alone), (0, None))
         if seen < len(self._runs):
             values = self._measured(metric, seen)
-            if len(new := np.flatnonzero(~np.isnan(values))):
-                found = self._fitted(metric, new + seen, values[new])
-            self._known[metric] = len(self._runs), found
+            if len(new := np.flatnonzero(~np.isnan(values))) or (found is not None and not alone):
+                found = self._fitted(metric, new + seen, values[new], alone=alone)
+            self._known[metric, alone] = len(self._runs), found
         return found
+
+    def _beside(self, group: str, of_all: Indices) -> Floats:
+        """Returns what another group's telling metric says of the scatter of some numbers, see `Runs.beside`."""
+        other, beside = self.fitted(_BESIDE[group], alone=True), np.zeros((2, len(self._numbers)))
+        if other is not None and other.logarithmic:
+            beside[:, other.of_all] = other.scatter.squares / other.scatter.expected, other.scatter.free
+        return np.asarray(beside[:, of_all])
 
     def figures(self, metric: str) -> Floats:
         """Returns the mean of each number's runs as `middle` has it: [trials], in the metric's unit."""
@@ -246,14 +256,14 @@ class Spreads:
             return self._all[seen:, [*METRICS].index(metric)]
         return np.array([run.metrics.get(metric, math.nan) for run in self._runs[seen:]], np.float64)
 
-    def _fitted(self, metric: str, places: Indices, new: Floats) -> Fitted:
+    def _fitted(self, metric: str, places: Indices, new: Floats, *, alone: bool) -> Fitted:
         """Fits the model of a metric, with some runs more that measured it: figures by their places."""
         within = np.zeros(len(new))
-        if steps := _UNCERTAINTIES.get(metric):
+        if (steps := _UNCERTAINTIES.get(metric)) and len(places):
             within = np.nan_to_num(self._measured(steps, int(places[0]))[places - places[0]]) / NORMAL_95
         added = np.stack([places.astype(np.float64), new, within])
-        self._own[metric] = np.concatenate([self._own.get(metric, added[:, :0]), added], axis=1)
-        runs, value, within = self._own[metric]
+        self._own[metric, alone] = np.concatenate([self._own.get((metric, alone), added[:, :0]), added], axis=1)
+        runs, value, within = self._own[metric, alone]
         columns = np.array(self._data).reshape(-1, 6)[runs.astype(np.intp)].T
         number, node_set, trial, time_s, frac, measured = columns.copy()
         number, node_set, trial = number.astype(np.intp), node_set.astype(np.intp), trial.astype(np.intp)
@@ -272,7 +282,9 @@ class Spreads:
         described = METRICS[metric]
         logarithmic = described.group in _LOGARITHMIC and float(value.min()) > 0.0
         latest = self._runs[int(runs[np.array(self._start_ns)[runs.astype(np.intp)].argmax()])]
-        prior = _expected(latest, described.group) if logarithmic and measured.all() else PRIOR
+        expected = logarithmic and bool(measured.all())
+        prior = _expected(latest, described.group) if expected else PRIOR
+        telling = expected and described.group in _BESIDE and metric != _WITHOUT_HOST and not alone
         num_host_bound, wider = 0, np.zeros(len(value))
         if described.group in HOST_SPREAD and metric != _WITHOUT_HOST:
             # A run whose profiled pass failed waits for its host as the others of its trial do.
@@ -291,6 +303,7 @@ class Spreads:
                 wider=wider if logarithmic else wider * np.abs(value),
                 typical=None if logarithmic else typical,
                 resolution=resolution(metric),
+                beside=self._beside(described.group, of_all) if telling else None,
             ),
             prior,
         )
@@ -449,7 +462,7 @@ def learned_scatter(studies: Iterable[Results]) -> Numbers:
     each = [Spreads([(spec, run) for spec, run in one if _is_measured(run)]) for one in studies]
     found: dict[str, float] = {}
     for group, metric in _TELLING.items():
-        fits = [fitted.scatter for one in each if (fitted := one.fitted(metric)) is not None and fitted.logarithmic]
+        fits = [own.scatter for one in each if (own := one.fitted(metric, alone=True)) and own.logarithmic]
         if any(one.free.any() for one in fits):
             prior = learned(PRIORS[group], fits)
             found |= {f"{group}_spread_frac": prior.spread, f"{group}_similar_degrees": prior.similar_degrees}
@@ -469,30 +482,17 @@ def _is_measured(run: Run) -> bool:
     return run.tags.get("simulated") == "false"
 
 
-def waiting_share(counted: Sequence[Run]) -> float:
-    """Returns by how much waits for the host scatter a trial's shares of time: 0 not at all, 1 in full.
-
-    Any wait lets a device rest from throttling, long before the host sets the pace of the step.
-    """
-    fracs = [run.metrics.get("host_bound_frac", math.nan) for run in counted]
-    known = [frac for frac in fracs if math.isfinite(frac)]
-    return min(math.fsum(known) / max(len(known), 1) / HOST_BOUND_FRAC, 1.0)
-
-
 def _scatter_text(size: str, prior: Prior, expected: str, num_repeats: int) -> str:
     """Describes the scatter of runs of one kind and what it rests on."""
     rests = f"{expected}, {prior.degrees_of_freedom:g} degrees of freedom"
-    if num_repeats:
-        return f"{size} pooled from {num_repeats} repeats and {rests}"
-    return f"{size} by {rests}; nothing was repeated"
+    told = f"pooled from {num_repeats} repeats and {rests}" if num_repeats else f"by {rests}; nothing was repeated"
+    return f"{size} {told}"
 
 
 def middle(fitted: Fitted, number: int, counted: Sequence[Run], metric: str) -> float:
     """Computes the mean of a trial's ordinary runs, as on the most used nodes at the middle of the study's time."""
-    change, value = (
-        float(fitted.scatter.mean[number] - fitted.scatter.raw_mean[number]),
-        _mean(ordinary(counted), metric),
-    )
+    change = float(fitted.scatter.mean[number] - fitted.scatter.raw_mean[number])
+    value = _mean(ordinary(counted), metric)
     return value * factor(change) if fitted.logarithmic else value + change
 
 

@@ -22,7 +22,7 @@ class Finalists(Entry):
     """The race that tells the best trials apart after the search."""
 
     until: Annotated[float, Field(gt=0.5, lt=1, examples=[0.95])]
-    """Probability to be the best feasible trial, or within 2 % of it, at which the race ends."""
+    """P(best feasible trial, or within 2 % of it) at which the race ends. A plan with a bound runs twice first."""
     max_share: Annotated[float, Field(gt=0, le=1, examples=[0.3])]
     """Most repeats of the race, as a share of the search's completed runs."""
 

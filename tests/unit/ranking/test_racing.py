@@ -27,10 +27,29 @@ def probabilities(one: Standings) -> dict[int, float]:
     return {each.spec.plan.micro_batch_size: each.best_probability for each in one.finalists}
 
 
-def test_a_clear_winner_needs_no_race() -> None:
-    one = found([speed(1, 1200.0), speed(2, 1000.0), speed(3, 990.0)])
-    assert one.told_apart(0.95) and one.leader is not None
-    assert one.leader.spec.plan.micro_batch_size == 1 and one.best_probability > 0.99
+def test_a_clear_winner_needs_no_race_but_a_second_run_of_its_own_where_it_promises_to_keep_a_bound() -> None:
+    pairs = [speed(1, 1200.0), speed(2, 1000.0), speed(3, 990.0)]
+    free = race_standings(simulated(pairs), asked(FASTEST))
+    assert free.told_apart(0.95) and free.unproven is None and free.best_probability > 0.99
+    one = found(pairs)
+    row = one.next({}, 0.95)
+    assert one.best_probability > 0.99 and not one.told_apart(0.95)
+    assert row is one.leader is one.unproven and row is not None and row.spec.plan.micro_batch_size == 1
+    twice = found([*pairs, speed(1, 1200.0, repeat=1)])
+    assert twice.told_apart(0.95) and twice.unproven is None
+
+
+def test_the_second_run_of_a_winner_is_started_once_and_only_where_it_leads_surely() -> None:
+    one = found([speed(1, 1200.0), speed(2, 1190.0, 2700.0), speed(3, 990.0)])
+    assert one.unproven is one.leader is not None
+    assert one.next({}, 1.0) == one.next({}), "the leader is not sure yet"
+    near = found(
+        [speed(1, 1000.0), speed(2, 998.0), speed(2, 998.0, repeat=1), *(speed(3, 700.0, repeat=n) for n in range(9))]
+    )
+    first = near.next({}, 0.95)
+    assert near.near_probability > 0.95 > near.best_probability and first is near.unproven is not None
+    other = near.next({first.trial_id: 1}, 0.95)
+    assert other is not None and other.spec.plan.micro_batch_size == 2, "its second run is on its way"
 
 
 def test_two_equal_trials_share_it_and_are_repeated_in_turn() -> None:

@@ -9,6 +9,8 @@ from wattune.fidelity import is_soak, ordinary
 from wattune.ranking.spreads import PRIORS, Results, Spreads, learned_scatter, resolution
 from wattune.run import NO_NUMBERS, Numbers
 
+PEAK = "node_device_power_peak_1s_w"
+
 
 def test_temperatures_are_whole_degrees_and_power_is_fine() -> None:
     assert resolution("device_temp_max_c") == 1.0
@@ -176,6 +178,56 @@ def test_a_run_says_what_was_expected_of_its_scatter_when_it_ran() -> None:
     assert widths[0] > 4 * widths[1]
     assert f"by earlier studies of {100 * noisy.speed_spread_frac:.2g} %" in Spreads(told).scatter_text("step_time_s")
     assert "by a prior of 0.37 %" in Spreads(untold).scatter_text("step_time_s")
+
+
+def disturbed(speed_off: float, power_off: float, *, simulated: str = "false") -> Results:
+    """Three plans in two runs each, whose step time and power lie so far apart, and one plan in one run."""
+    runs = []
+    for number, offs in ((1, (-0.5, 0.5)), (2, (-0.5, 0.5)), (3, (-0.5, 0.5)), (4, (0.0,))):
+        for repeat, off in enumerate(offs):
+            metrics = {
+                "step_time_s": 1.0 + off * speed_off,
+                "tokens_per_s": 100.0 / (1.0 + off * speed_off),
+                PEAK: 2000.0 * (1.0 + off * power_off),
+                "energy_per_step_j": 2000.0,
+            }
+            runs.append(trial(number, metrics, repeat=repeat, tags={"nodes": "n0", "simulated": simulated}))
+    return runs
+
+
+def width_of_last(runs: Results, metric: str) -> float:
+    found = Spreads(runs).interval([runs[-1][1]], metric)
+    assert found is not None
+    return found.half_width_frac
+
+
+@pytest.mark.parametrize("metric", [PEAK, "energy_per_step_j", "tokens_per_s", "step_time_s"])
+def test_runs_that_scatter_in_one_metric_are_taken_to_scatter_in_the_others(metric: str) -> None:
+    """Power that repeats within 0.01 % tells less where the same runs lie 6 % apart in speed, and the other way."""
+    of_speed = metric in ("tokens_per_s", "step_time_s")
+    quiet, noisy = disturbed(1e-4, 1e-4), disturbed(*((1e-4, 0.06) if of_speed else (0.06, 1e-4)))
+    assert width_of_last(noisy, metric) > 2.0 * width_of_last(quiet, metric)
+
+
+def test_the_host_s_speed_tells_nothing_of_simulated_watts_nor_of_the_step_without_the_host() -> None:
+    quiet, noisy = (disturbed(off, 1e-4, simulated="true") for off in (1e-4, 0.06))
+    assert width_of_last(noisy, PEAK) == pytest.approx(width_of_last(quiet, PEAK))
+    needed = {"device_bound_step_time_s": 0.9}
+    alone, both = (
+        [(spec, replace(run, metrics=run.metrics | needed)) for spec, run in disturbed(1e-4, off)]
+        for off in (1e-4, 0.06)
+    )
+    assert width_of_last(both, *needed) == pytest.approx(width_of_last(alone, *needed))
+
+
+def test_a_run_that_measured_speed_alone_counts_for_power_as_if_read_at_once() -> None:
+    runs = disturbed(0.06, 1e-4)
+    spec, last = runs[1]
+    late = spec, replace(last, repeat=7, metrics={"step_time_s": 1.2, "tokens_per_s": 83.0})
+    grown = Spreads(runs)
+    before = grown.interval([runs[-1][1]], PEAK)
+    grown.add(late[1])
+    assert grown.interval([runs[-1][1]], PEAK) == Spreads([*runs, late]).interval([runs[-1][1]], PEAK) != before
 
 
 @pytest.mark.parametrize("spread", [0.0, -1.0, 1e30])

@@ -84,7 +84,7 @@ class Race:
         found = self._standings()
         if not self.num_left:
             return None
-        row = found.next(Counter(trial_id for trial_id, _ in self._running))
+        row = found.next(Counter(trial_id for trial_id, _ in self._running), self._settings.until)
         if row is None:
             return None
         trial_id, repeat = row.trial_id, self._first_repeat
