@@ -79,7 +79,8 @@ def _metrics(head: str, **lines: str | tuple[str, Formula]) -> dict[str, Metric]
     return found
 
 
-def _over(value: float | None, divisor: float | None) -> float | None:
+def over(value: float | None, divisor: float | None) -> float | None:
+    """Returns a figure over another; None where either is not known, or the divisor is 0."""
     return None if value is None or not divisor else value / divisor
 
 
@@ -122,17 +123,17 @@ METRICS: Final[dict[str, Metric]] = {
     ),
     **_metrics(
         "energy | lower | ring fast spans",
-        energy_per_step_j=("energy of all devices for a step", lambda run, _: _over(run.energy_j, run.num_steps)),
+        energy_per_step_j=("energy of all devices for a step", lambda run, _: over(run.energy_j, run.num_steps)),
         energy_per_token_j=(
             "energy of all devices for a token",
-            lambda run, found: _over(found["energy_per_step_j"], run.tokens_per_step) or None,
+            lambda run, found: over(found["energy_per_step_j"], run.tokens_per_step) or None,
         ),
     ),
     **_metrics(
         "energy | higher | ring fast spans",
         tokens_per_j=(
             "tokens for a joule of all devices",
-            lambda run, found: _over(run.tokens_per_step, found["energy_per_step_j"]),
+            lambda run, found: over(run.tokens_per_step, found["energy_per_step_j"]),
         ),
     ),
     **_metrics(

@@ -69,6 +69,11 @@ class Measure:
     cooldown_max_s: Positive = 600.0
     """Longest wait for that. Then the trial begins all the same, and its result says how warm it was."""
 
+    def missing_steps(self, num_measured: int, measured_s: float, step_time_s: float) -> int:
+        """Returns the steps still to measure, for the least steps and the least seconds; not above 0 if none are."""
+        missing_s = max(self.min_seconds - measured_s, 0.0)
+        return max(self.min_steps - num_measured, math.ceil(missing_s / step_time_s))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSpec:

@@ -33,6 +33,7 @@ from wattune.plans.program import (
     used_names,
 )
 from wattune.search.fields import JsonSchema, repetitions
+from wattune.search.plausible import asked_for
 from wattune.search.problems import Path, got, refuse
 from wattune.search.requirements import parse_requirement
 from wattune.steps.source import KINDS, PRESETS, UNITS_NS, parse_source
@@ -478,10 +479,7 @@ def _questions(space: SpaceLike) -> Iterable[tuple[Path, str]]:
     """Finds objectives and bounds on what no trial of the space can measure."""
     source = parse_source(space.steps).kind if space.steps is not None else "auto"
     trained = _trained(space)
-    asked: list[tuple[Path, str | None]] = [(("objective",), space.objective.metric)]
-    for index, one in enumerate(space.constraints):
-        asked += [(("constraints", index), one.metric), (("constraints", index), one.limit_metric)]
-    for path, metric in asked:
+    for path, metric in asked_for(space.objective, space.constraints):
         if metric == "total_energy_j" and trained:
             text = f"{metric} is of runs without steps, and engine {trained[0]} has steps; use energy_per_token_j"
             yield path, text

@@ -28,16 +28,6 @@ MOST_TRIALS: Final = 20
 _BOUND_FRAC: Final = 0.9
 """Share of the power limits that the draft proposes as a bound."""
 
-_SMALL: Final[dict[str, Any]] = {
-    "num_layers": 4,
-    "hidden_size": 256,
-    "ffn_hidden_size": 512,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "vocab_size": 512,
-}
-"""Size of a model that trains on processors in seconds."""
-
 
 def draft(
     full: ModelSpec,
@@ -110,11 +100,17 @@ def _batch(world_size: int) -> int:
     return 2 * world_size * math.ceil(16 / (2 * world_size))
 
 
+def _small(full: ModelSpec) -> dict[str, Any]:
+    """Returns the size of a model that trains on processors in seconds."""
+    sizes = {"num_layers": 4, "hidden_size": 256, "ffn_hidden_size": 512, "num_heads": 4, "num_kv_heads": 2}
+    experts = {"num_experts": 4, "num_experts_per_token": 2} if full.is_moe else {}
+    return {**sizes, "vocab_size": 512, **experts}
+
+
 def _trained(full: ModelSpec, cluster: ClusterSpec, *, on_cpu: bool) -> ModelSpec:
     """Returns the model that is trained: small on processors, else with as many layers as fit."""
     if on_cpu:
-        experts: dict[str, Any] = {"num_experts": 4, "num_experts_per_token": 2} if full.is_moe else {}
-        return replace(full, **_SMALL, **experts)
+        return replace(full, **_small(full))
     return scale_model(full, cluster)
 
 
@@ -122,7 +118,7 @@ def _model_lines(entry: dict[str, Any], full: ModelSpec, trained: ModelSpec, *, 
     size, name = f"{full.num_parameters / 1e9:.1f} B parameters", entry["name"]
     comment = f"# {name}: {size}, {full.num_layers} layers. Fields can be overridden; a list compares models."
     if on_cpu:
-        entry |= _SMALL | ({"num_experts": 4, "num_experts_per_token": 2} if full.is_moe else {})
+        entry |= _small(full)
         comment = f"# The shape of {name}, small enough for processors."
     elif trained.num_layers < full.num_layers:
         entry["num_layers"] = trained.num_layers

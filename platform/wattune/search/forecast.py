@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -243,14 +244,7 @@ def forecast(candidates: Candidates, objective: Objective, bounds: Sequence[Cons
 
     Raises `PlanError` where a device cannot be predicted.
     """
-    known: dict[DeviceSpec, Coefficients] = {}
-
-    def once(device: DeviceSpec) -> Coefficients:
-        if device not in known:
-            known[device] = find(device)
-        return known[device]
-
-    kept = candidates.kept
+    kept, once = candidates.kept, cache(find)
     specs = [one.spec.read_as for one in kept]
     found = estimate(specs, once)
     exceeds = out_of_memory_probability(specs, found)
@@ -293,7 +287,7 @@ def duration_s(step_time_s: float, measure: Measure, *, on_cpu: bool) -> float:
     The window has `min_steps` steps and `min_seconds` seconds at least, whichever takes longer. Warm-up may go on after
     its least, until step time is stable.
     """
-    num_steps = max(measure.min_steps, math.ceil(measure.min_seconds / step_time_s)) if step_time_s > 0 else 0
+    num_steps = measure.missing_steps(0, 0.0, step_time_s) if step_time_s > 0 else 0
     return num_steps * step_time_s + around_s(step_time_s, measure, on_cpu=on_cpu)
 
 

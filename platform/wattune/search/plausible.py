@@ -67,14 +67,19 @@ def never_measured(
         lacks = "measure.profile_steps is 0"
     else:
         return []
-    asked: list[tuple[Path, str | None]] = [(("objective",), objective.metric)]
-    for index, bound in enumerate(constraints):
-        asked += [(("constraints", index), name) for name in (bound.metric, bound.limit_metric)]
     return [
         (path, f"{metric} is of a profiled pass over kernels of GPUs, and {lacks}; use step_time_s")
-        for path, metric in asked
+        for path, metric in asked_for(objective, constraints)
         if metric in OF_HOST
     ]
+
+
+def asked_for(objective: Objective, constraints: Sequence[Constraint]) -> list[tuple[Path, str]]:
+    """Lists the metrics that an objective and bounds are about, with their paths in the file."""
+    of_bounds = [
+        (("constraints", at), name) for at, one in enumerate(constraints) for name in (one.metric, one.limit_metric)
+    ]
+    return [(("objective",), objective.metric), *((path, name) for path, name in of_bounds if name)]
 
 
 def _objective_problem(objective: Objective) -> str | None:

@@ -248,8 +248,7 @@ def _missing_steps(results: Sequence[StepSpans], num_measured: int, measure: Mea
     """Steps still to measure for the least number and the least seconds, by the median of the latest steps."""
     recent_s = statistics.median(_step_time_s(result) for result in results[-max(num_measured, WINDOW_STEPS) :])
     measured_s = sum(_step_time_s(result) for result in results[len(results) - num_measured :])
-    missing_s = max(measure.min_seconds - measured_s, 0.0)
-    return max(measure.min_steps - num_measured, math.ceil(missing_s / recent_s))
+    return measure.missing_steps(num_measured, measured_s, recent_s)
 
 
 def _numbered(steps: Sequence[tuple[int, StepSpans]]) -> list[tuple[int, tuple[Span, ...]]]:

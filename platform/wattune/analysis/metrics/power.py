@@ -16,6 +16,7 @@ from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.energy_grid import LONGEST_S, EnergySum, pieces, resolves, steps_of
 from wattune.analysis.signals.readings import HOST, all_known
 from wattune.analysis.signals.series import Series
+from wattune.metrics import over
 
 
 def powers_together(aligned: Aligned) -> Powers:
@@ -153,7 +154,7 @@ def _of_meters(aligned: Aligned) -> dict[str, float | None]:
 
 
 def _lowest_limit_w(aligned: Aligned, powers: Powers) -> float | None:
-    limits = [_over(enforced_limit_w(aligned, trace), trace.share) for trace in powers.traces]
+    limits = [over(enforced_limit_w(aligned, trace), trace.share) for trace in powers.traces]
     known = [limit for limit in limits if limit is not None]
     return min(known) if known and len(known) == powers.num_sensors else None
 
@@ -165,7 +166,7 @@ def _sample_peak_w(traces: Sequence[PowerTrace]) -> float | None:
 
 
 def _shared_peak_w(peaks_w: Sequence[float | None], shares: Sequence[int]) -> float | None:
-    return _worst([_over(peak_w, share) for peak_w, share in zip(peaks_w, shares, strict=True)])
+    return _worst([over(peak_w, share) for peak_w, share in zip(peaks_w, shares, strict=True)])
 
 
 def _coincidence_frac(powers: Powers) -> float | None:
@@ -173,10 +174,6 @@ def _coincidence_frac(powers: Powers) -> float | None:
     total = sum(peak for peak in alone if peak is not None)
     peak_w = powers.cluster_peak_1s_w
     return peak_w / total if peak_w is not None and None not in alone and total > 0 else None
-
-
-def _over(value: float | None, divisor: int) -> float | None:
-    return None if value is None else value / divisor
 
 
 def _worst(values: Sequence[float | None]) -> float | None:

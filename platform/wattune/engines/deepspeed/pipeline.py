@@ -99,10 +99,10 @@ def _with_targets(instruction: Instruction) -> Instruction:
     return run
 
 
-@torch.no_grad()
 # Without ZeRO DeepSpeed averages the norms of data-parallel ranks, which hold different experts (`runtime/utils.py`,
 # `clip_grad_norm_`), and its bf16 optimizer leaves experts out (`runtime/fp16/unfused_optimizer.py`). Clipping by such
 # a norm would be another training run.
+@torch.no_grad()
 def clip(parameters: Iterable[nn.Parameter], spec: TrialSpec) -> Tensor:
     """Scales this rank's gradients, each reduced over all that hold it, down to `CLIP_NORM` if they are above it.
 

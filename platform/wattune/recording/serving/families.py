@@ -5,10 +5,10 @@ quantity and never of a device: device, uuid and node are labels. What was not r
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partialmethod
 from typing import Final
 
 from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
 from wattune.analysis.signals.readings import HOST
 from wattune.recording.serving.follower import LOOK_BACK_S, ClockLost, DeviceView, Latest, Peaks, Snapshot
@@ -86,6 +86,7 @@ _SCALES: Final = {"_mhz": _HZ_PER_MHZ, "_ns": 1 / NS_PER_S}
 """Factors to base units, by the end of a column's name; else 1."""
 
 _UNITS: Final = ("bytes", "celsius", "hertz", "joules", "ratio", "seconds", "watts")
+"""Units of metrics, as the last words of their names."""
 
 
 class _Made:
@@ -95,32 +96,18 @@ class _Made:
         self.families: dict[str, Metric] = {}
         self._seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
 
-    def gauge(self, name: str, text: str, labels: Mapping[str, str], value: float) -> None:
+    def _add(self, kind: str, suffix: str, name: str, text: str, labels: Mapping[str, str], value: float = 1.0) -> None:
         if name not in self.families:
-            self.families[name] = GaugeMetricFamily(name, text, labels=list(labels), unit=_unit(name))
-        self._add(name, name, labels, value)
-
-    def counter(self, name: str, text: str, labels: Mapping[str, str], value: float) -> None:
-        if name not in self.families:
-            self.families[name] = CounterMetricFamily(name, text, labels=list(labels), unit=_unit(name))
-        self._add(name, f"{name}_total", labels, value)
-
-    def info(self, name: str, text: str, labels: Mapping[str, str]) -> None:
-        if name not in self.families:
-            self.families[name] = InfoMetricFamily(name, text)
-        self._add(name, f"{name}_info", labels, 1.0)
-
-    def _add(self, name: str, sample: str, labels: Mapping[str, str], value: float) -> None:
-        key = (sample, frozenset(labels.items()))
+            word = name.rpartition("_")[2]
+            self.families[name] = Metric(name, text, kind, unit=word if word in _UNITS else "")
+        key = (name, frozenset(labels.items()))
         if key not in self._seen:
             self._seen.add(key)
-            self.families[name].add_sample(sample, dict(labels), value)
+            self.families[name].add_sample(f"{name}{suffix}", dict(labels), value)
 
-
-def _unit(name: str) -> str:
-    """Returns the unit of a metric: the last word of its name, where that is one."""
-    word = name.rpartition("_")[2]
-    return word if word in _UNITS else ""
+    gauge = partialmethod(_add, "gauge", "")
+    counter = partialmethod(_add, "counter", "_total")
+    info = partialmethod(_add, "info", "_info")
 
 
 def families(snapshots: Sequence[Snapshot], now_mono_ns: int, *, num_failures: int = 0) -> list[Metric]:

@@ -5,7 +5,6 @@ stable, then at least `measure.min_steps` and `measure.min_seconds`. Only the en
 command is told to stop, and its steps after that do not count.
 """
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -72,9 +71,7 @@ class Measuring:
             return Look(part="warmup", done=len(steps), total=most, first_index=end, end_index=end)
         measured = steps[first:]
         span_s = ns_to_s(measured[-1].end_mono_ns - measured[0].start_mono_ns)
-        missing_s = max(self._measure.min_seconds - span_s, 0.0)
-        each_s = max(statistics.median(times_s[first:]), 1e-9)
-        missing = max(self._measure.min_steps - len(measured), math.ceil(missing_s / each_s))
+        missing = self._measure.missing_steps(len(measured), span_s, max(statistics.median(times_s[first:]), 1e-9))
         proof = self._proof(measured) if missing else ""
         return Look(
             part="measure",
