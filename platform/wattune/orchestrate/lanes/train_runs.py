@@ -102,6 +102,11 @@ class _Workers(group_of_workers.WorkerGroup):  # type: ignore[misc]
         self.places[:] = [_Place(handle.placement_group)]
         return self.places[0]
 
+    @staticmethod
+    def _get_worker_runtime_env(custom_runtime_env: Any) -> Any:
+        """Leaves out variables of Train's that cluster or job have anyway: for them Ray would start new processes."""
+        return custom_runtime_env
+
     def _create_workers(self, num_workers: int, place: Any, resources: dict[str, float], **more: Any) -> Any:
         # A command's worker takes all devices of its node; beside others those of the next engine have room. A rank has
         # one processor at most, so that Ray gives it one thread as before.

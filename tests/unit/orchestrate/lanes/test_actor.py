@@ -36,6 +36,7 @@ from wattune.orchestrate.lanes import actor, train_runs
 from wattune.orchestrate.lanes.actor import LaneKeeper
 from wattune.orchestrate.lanes.messages import Answer, GroupKey
 from wattune.orchestrate.lanes.ray_errors import cause, death
+from wattune.orchestrate.ray_settings import JOB_SETTINGS
 from wattune.plans.placement import Slot
 from wattune.workers.outcome import RankOutcome
 
@@ -483,6 +484,19 @@ def test_no_process_is_started_for_a_controller_to_ask_an_autoscaler_or_to_repor
     nobody = train_runs.group_of_workers.SynchronizationActor.options(label_selector={}).remote(timeout_s=1)
     train_runs.group_state._shutdown_sync_actor(nobody)
     assert isinstance(cloudpickle.loads(cloudpickle.dumps(nobody)), train_runs._Nobody), "every worker gets it"
+
+
+def test_workers_without_variables_of_their_own_are_processes_that_ray_has_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Train hands workers each variable of its own that is set: with any of these Ray starts new processes."""
+    for name, value in JOB_SETTINGS.items():
+        monkeypatch.setenv(name, value)
+    trains = train_runs.group_of_workers.WorkerGroup._get_worker_runtime_env(custom_runtime_env={})
+    assert trains == {"env_vars": {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}}
+    own = {"env_vars": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}}
+    for given in ({}, own):
+        assert train_runs._Workers._get_worker_runtime_env(custom_runtime_env=given) == given
 
 
 @pytest.mark.parametrize(("ready", "wanted"), [([True], 0), ([False, False, True], 2), ([False] * 9, 2)])
