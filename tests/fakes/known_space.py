@@ -2,7 +2,9 @@
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate
 
 from specs import trial_spec
 
@@ -69,16 +71,16 @@ def problem(**changed) -> Problem:
     return Problem(**({"specs": SPECS, "seed": 0, "question": question} | changed))
 
 
-def regrets(strategy, most: int) -> list[float]:
-    """The regret after each trial of a search that asks for one trial at a time."""
-    best, found = metrics(BEST)["tokens_per_s"], []
-    reached = 0.0
-    for _ in range(most):
-        asked = strategy.ask(1)
-        if not asked:
-            break
-        strategy.tell(asked[0], result(asked[0]))
-        if is_feasible(asked[0]):
-            reached = max(reached, metrics(asked[0])["tokens_per_s"])
-        found.append(1 - reached / best)
+def sought(strategy, most: int, answer: Callable[[TrialSpec], Run] = result) -> list[TrialSpec]:
+    """Trials that a search asks for one at a time, told how each went."""
+    found = []
+    while len(found) < most and (asked := strategy.ask(1)):
+        found += asked
+        strategy.tell(asked[0], answer(asked[0]))
     return found
+
+
+def regrets(strategy, most: int) -> list[float]:
+    """The regret after each trial of such a search."""
+    speeds = (metrics(spec)["tokens_per_s"] * is_feasible(spec) for spec in sought(strategy, most))
+    return [1 - reached / metrics(BEST)["tokens_per_s"] for reached in accumulate(speeds, max)]

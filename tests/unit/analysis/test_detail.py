@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pyarrow as pa
 import pytest
-from runs import run_data
+from runs import constant, run_data
 
 from wattune.analysis.detail import MOST_LISTED, NUM_TIMES, Detail, detail_of
 from wattune.analysis.metrics.energy import powers
@@ -29,10 +29,6 @@ MANIFESTS = {
 
 def fast(bench, **columns):
     return bench.tier("fast", {device: {"time_s": FAST_S, **columns} for device in (GPU, TWIN)})
-
-
-def constant(watts):
-    return lambda time_s: np.full(len(time_s), float(watts))
 
 
 def capped(time_s):

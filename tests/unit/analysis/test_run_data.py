@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
-from runs import run_data
+from runs import constant, run_data
 from specs import trial_spec
 
 from wattune.analysis.run_data import clocks_and_temperatures
@@ -16,10 +16,6 @@ from wattune.run import NO_NUMBERS
 from wattune.schema import KERNELS
 
 GPU, TWIN = ("n0", "gpu0"), ("n0", "gpu1")
-
-
-def constant(watts):
-    return lambda time_s: np.full(len(time_s), float(watts))
 
 
 def test_steps_before_the_steady_state_are_left_out_of_the_window(bench):

@@ -1,7 +1,7 @@
 """Ray Tune's own searchers as strategies: they propose candidates, learn, and are refused with a reason."""
 
 import pytest
-from known_space import BEST, SPECS, problem, result
+from known_space import BEST, SPECS, problem, result, sought
 
 from wattune.errors import SpaceError
 from wattune.orchestrate.ray_searcher import RaySearcher
@@ -21,10 +21,7 @@ def test_a_searcher_of_rays_runs_a_study_to_its_end():
 
 
 def test_it_learns_from_what_it_is_told():
-    strategy, asked = RaySearcher(OPTUNA, problem(constraints=())), []
-    for _ in range(60):
-        asked += strategy.ask(1)
-        strategy.tell(asked[-1], result(asked[-1]))
+    asked = sought(RaySearcher(OPTUNA, problem(constraints=())), 60)
 
     def typical(specs):
         return sum(result(spec).metrics.get("tokens_per_s", 0.0) for spec in specs) / len(specs)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import run_data
+from runs import constant, run_data
 
 from wattune.analysis.figures import figures
 from wattune.analysis.metrics.energy import counter_span, integral_error_frac, powers, total_energy_j
@@ -15,10 +15,6 @@ from wattune.metrics import METRICS
 
 GPU = ("n0", "gpu0")
 TWIN = ("n0", "gpu1")
-
-
-def constant(watts):
-    return lambda time_s: np.full(len(time_s), float(watts))
 
 
 def sawtooth(time_s):

@@ -5,16 +5,13 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import constant
 
 from wattune.analysis.metrics.energy import powers, total_energy_j
 from wattune.analysis.metrics.phases import PARTS, phase_table, segments, step_energies_j, step_table
 from wattune.analysis.signals.align import align
 
 GPU, TWIN = ("n0", "gpu0"), ("n0", "gpu1")
-
-
-def constant(watts):
-    return lambda time_s: np.full(len(time_s), float(watts))
 
 
 def looked_at(bench, rows, waves, manifests=None):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from runs import constant
 
 from wattune.analysis.metrics.thermal import temperature_rise_c_per_min, thermal_metrics
 from wattune.analysis.run_data import clocks_and_temperatures
@@ -25,12 +26,9 @@ def tables(bench, temps, end_s=21.0):
     }
 
 
-def flat(celsius):
-    return lambda time_s: np.full(len(time_s), float(celsius))
-
-
 def test_spread_is_within_a_node_and_maxima_are_over_all(bench):
-    aligned = align(tables(bench, dict(zip(DEVICES, map(flat, (50, 56, 70)), strict=True))), bench.steps(DEVICES), {})
+    temps = dict(zip(DEVICES, map(constant, (50, 56, 70)), strict=True))
+    aligned = align(tables(bench, temps), bench.steps(DEVICES), {})
     assert thermal_metrics(aligned, clocks_and_temperatures(aligned, None)[0], {}) == pytest.approx(
         {
             "device_temp_max_c": 70,
@@ -43,12 +41,12 @@ def test_spread_is_within_a_node_and_maxima_are_over_all(bench):
 
 
 def test_a_device_without_temperatures_makes_them_absent(bench):
-    aligned = align(tables(bench, {DEVICES[0]: flat(50)}), bench.steps(DEVICES), {})
+    aligned = align(tables(bench, {DEVICES[0]: constant(50)}), bench.steps(DEVICES), {})
     assert thermal_metrics(aligned, clocks_and_temperatures(aligned, None)[0], {}) == {}
     assert temperature_rise_c_per_min(clocks_and_temperatures(aligned, None)[0]) is None
 
 
 def test_the_rise_is_that_of_the_fastest_warming_device_in_the_second_half(bench):
-    temps = {DEVICES[0]: flat(50), DEVICES[1]: lambda t: np.where(t < 10, 40 + t, 50 + (t - 10) / 20)}
+    temps = {DEVICES[0]: constant(50), DEVICES[1]: lambda t: np.where(t < 10, 40 + t, 50 + (t - 10) / 20)}
     aligned = align(tables(bench, temps), bench.steps(DEVICES[:2]), {})
     assert temperature_rise_c_per_min(clocks_and_temperatures(aligned, None)[0]) == pytest.approx(3.0, rel=1e-3)

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from runs import constant
 
 from wattune.analysis.metrics.energy import powers
 from wattune.analysis.signals import readings
@@ -40,10 +41,6 @@ def test_rows_without_a_time_are_left_out(bench):
 def _power(aligned, device):
     found = aligned.tiers["ring"][device].series("power_w")
     return found.time_s, found.value
-
-
-def constant(watts):
-    return lambda time_s: np.full(len(time_s), float(watts))
 
 
 def test_the_cache_drops_the_least_recently_used_and_does_not_hold_what_is_too_large(monkeypatch):

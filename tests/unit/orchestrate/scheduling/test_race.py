@@ -128,14 +128,3 @@ def test_every_change_is_told_once_with_the_probability_before(make_specs: MakeS
         f"racing: P(best) {before.best_probability:.2f} -> {after.best_probability:.2f} for {named}, "
         "1 of at most 5 repeats"
     )
-
-
-def test_a_race_that_goes_on_stands_where_it_stood(make_specs: MakeSpecs) -> None:
-    specs = make_specs(5)
-    first = of(specs, CLOSE)
-    first.note(specs[1], ended(specs[1], 1003.0, 1, numbers=RACED))
-    second = Race(settings(), QUESTION, Measure())
-    second.note(specs[1], ended(specs[1], 1003.0, 1, numbers=RACED))
-    for spec, value in list(zip(specs, CLOSE, strict=True))[::-1]:
-        second.note(spec, ended(spec, value))
-    assert second.next(set()) == first.next(set()) and second.num_left == first.num_left

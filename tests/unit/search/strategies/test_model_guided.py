@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from known_space import BASE, BEST, OBJECTIVE, POWER, SPECS, is_feasible, metrics, problem, regrets, result
+from known_space import BASE, BEST, OBJECTIVE, POWER, SPECS, is_feasible, metrics, problem, regrets, result, sought
 from specs import made_run
 
 from wattune.catalog.hardware import ClusterSpec
@@ -53,6 +53,7 @@ def test_with_an_estimate_that_is_wrong_by_a_fifth_it_takes_a_few_trials():
 
 
 @patch(f"{model_guided.__name__}.MOST_TAUGHT", 24)
+@patch(f"{model_guided.__name__}.CHOSEN_EVERY", 2)
 @patch(f"{protocol.__name__}.MOST_TAUGHT", 24)
 def test_of_many_results_the_best_and_some_of_the_others_teach_and_the_best_is_found_all_the_same():
     strategy = ModelGuided(problem(), stops=False)
@@ -76,11 +77,7 @@ def test_memory_is_learned_from_trials_that_ran_out_of_it():
     fails = [spec for spec in SPECS if result(spec).status is RunStatus.OUT_OF_MEMORY]
     fails.sort(key=lambda spec: metrics(spec)["memory_peak_bytes"])
     strategy = told(ModelGuided(problem()), [*fails[:3], *fits[::12]])
-    proposed = []
-    for _ in range(10):
-        proposed += strategy.ask(1)
-        strategy.tell(proposed[-1], result(proposed[-1]))
-    assert sum(spec in fails for spec in proposed) <= 1
+    assert sum(spec in fails for spec in sought(strategy, 10)) <= 1
 
 
 def test_a_bound_moves_the_proposals_away_from_the_fastest():
@@ -129,14 +126,12 @@ def test_a_limit_of_power_keeps_a_bound_on_it_unless_a_measurement_says_otherwis
     }
     bound = parse_constraint(f"node_device_power_peak_1s_w <= {660 * node}")
     strategy = ModelGuided(problem(specs=specs, constraints=(bound,), estimates=known), stops=False)
-    asked = []
-    for _ in range(10):
-        asked += strategy.ask(1)
-        row = specs.index(asked[-1])
-        over = 1.0 if keeps else 1.05
-        measured = {"tokens_per_s": 1e5 * watts[row] ** 0.3, POWER.metric: over * node * watts[row]}
-        strategy.tell(asked[-1], made_run(asked[-1], metrics=measured))
-    found = [one.plan.power_limit_w for one in asked]
+
+    def measured(spec):
+        limit_w, over = watts[specs.index(spec)], 1.0 if keeps else 1.05
+        return made_run(spec, metrics={"tokens_per_s": 1e5 * limit_w**0.3, POWER.metric: over * node * limit_w})
+
+    found = [one.plan.power_limit_w for one in sought(strategy, 10, measured)]
     assert found[0] == 650
     assert found.count(650) == 10 if keeps else found.count(650) <= 2 and 600 in found
 
@@ -144,22 +139,12 @@ def test_a_limit_of_power_keeps_a_bound_on_it_unless_a_measurement_says_otherwis
 def test_a_minimized_objective_and_a_ratio_of_metrics_work():
     bound = parse_constraint("node_device_power_peak_1s_w <= 0.8 * device_power_limit_w")
     strategy = ModelGuided(problem(objective=parse_objective("minimize step_time_s"), constraints=(bound,)))
-    best, reached = math.inf, math.inf
-    for spec in SPECS:
-        done = result(spec)
-        if done.status is RunStatus.COMPLETED and is_feasible(spec):
-            best = min(best, 1e6 / metrics(spec)["tokens_per_s"])
-    for _ in range(30):
-        asked = strategy.ask(1)
-        if not asked:
-            break
-        done = result(asked[0], device_power_limit_w=3700 / 0.8)
-        if done.metrics:
-            done = replace(done, metrics={**done.metrics, "step_time_s": 1e6 / done.metrics["tokens_per_s"]})
-            if is_feasible(asked[0]):
-                reached = min(reached, done.metrics["step_time_s"])
-        strategy.tell(asked[0], done)
-    assert reached <= 1.02 * best
+
+    def timed(spec):
+        return result(spec, device_power_limit_w=3700 / 0.8, step_time_s=1e6 / metrics(spec)["tokens_per_s"])
+
+    reached = max(metrics(spec)["tokens_per_s"] for spec in sought(strategy, 30, timed) if is_feasible(spec))
+    assert reached >= metrics(BEST)["tokens_per_s"] / 1.02
 
 
 def test_a_batch_for_several_lanes_is_what_single_questions_give_while_trials_run():
@@ -249,11 +234,8 @@ def test_an_earlier_study_of_another_device_is_left_out():
 def stopped(*, estimated: bool = True) -> tuple[ModelGuided, list[TrialSpec]]:
     """A search that stopped by itself, with what it asked for; not to be told more. Without estimates it is small."""
     made = problem(estimates=estimates(0.05)) if estimated else problem(specs=SPECS[::3])
-    strategy, asked = ModelGuided(made), []
-    while len(asked) < 100 and (one := strategy.ask(1)):
-        asked += one
-        strategy.tell(one[0], result(one[0]))
-    return strategy, asked
+    strategy = ModelGuided(made)
+    return strategy, sought(strategy, 100)
 
 
 def test_it_stops_with_a_sentence_once_nothing_is_to_be_gained():
@@ -342,15 +324,9 @@ def test_a_space_of_models_clusters_and_engines_is_searched():
         )
 
     runs = [spec for spec in specs if result(spec).status is RunStatus.COMPLETED]
-    best = max(map(value, runs))
-    strategy, reached = ModelGuided(problem(specs=specs, constraints=())), 0.0
-    for _ in range(40):
-        asked = strategy.ask(1)
-        if not asked:
-            break
-        strategy.tell(asked[0], result(asked[0], tokens_per_s=value(asked[0])))
-        reached = max(reached, value(asked[0]) if asked[0] in runs else 0.0)
-    assert reached >= 0.98 * best
+    strategy = ModelGuided(problem(specs=specs, constraints=()))
+    asked = sought(strategy, 40, lambda spec: result(spec, tokens_per_s=value(spec)))
+    assert max(value(spec) for spec in asked if spec in runs) >= 0.98 * max(map(value, runs))
 
 
 def test_an_estimate_that_misses_some_candidates_still_serves():
@@ -374,19 +350,14 @@ def test_no_candidates_give_no_proposals():
 
 def test_values_that_are_not_positive_are_modelled_as_they_are():
     objective = parse_objective("maximize thermal_margin_min_c")
-    strategy, reached = ModelGuided(problem(objective=objective, constraints=())), -math.inf
+    strategy = ModelGuided(problem(objective=objective, constraints=()))
 
     def margin(spec):
         return 20.0 - 0.008 * metrics(spec)["node_device_power_peak_1s_w"]
 
     runs = [spec for spec in SPECS if result(spec).status is RunStatus.COMPLETED]
-    for _ in range(30):
-        asked = strategy.ask(1)
-        if not asked:
-            break
-        strategy.tell(asked[0], result(asked[0], thermal_margin_min_c=margin(asked[0])))
-        reached = max(reached, margin(asked[0]) if asked[0] in runs else -math.inf)
-    assert reached >= max(map(margin, runs)) - 1.5
+    asked = sought(strategy, 30, lambda spec: result(spec, thermal_margin_min_c=margin(spec)))
+    assert max(margin(spec) for spec in asked if spec in runs) >= max(map(margin, runs)) - 1.5
 
 
 def test_the_truth_of_these_tests_has_a_bound_that_excludes_the_fastest():
@@ -402,10 +373,7 @@ def as_burst(spec, level: float = 1.0) -> Run:
 
 
 def test_bursts_alone_lead_the_search_to_the_best():
-    strategy, seen = ModelGuided(problem()), []
-    for _ in range(len(SPECS) // 10):
-        seen += strategy.ask(1)
-        strategy.tell(seen[-1], as_burst(seen[-1], level=0.97))
+    seen = sought(ModelGuided(problem()), len(SPECS) // 10, lambda spec: as_burst(spec, level=0.97))
     feasible = [metrics(spec)["tokens_per_s"] for spec in seen if is_feasible(spec)]
     assert max(feasible) >= 0.98 * metrics(BEST)["tokens_per_s"]
 

@@ -1,7 +1,7 @@
 """Optuna's samplers over candidates: they learn the objective, the bounds and failures."""
 
 import pytest
-from known_space import BEST, POWER, SPECS, is_feasible, metrics, problem, regrets, result
+from known_space import BEST, POWER, SPECS, is_feasible, metrics, problem, regrets, result, sought
 
 from wattune.objective import parse_constraint, parse_objective
 from wattune.run import Run, RunStatus
@@ -17,10 +17,7 @@ def test_bounds_steer_it():
     """With the bound, fewer proposals break it than without."""
 
     def broken(constraints) -> int:
-        strategy, asked = tpe(problem(constraints=constraints)), []
-        for _ in range(75):
-            asked += strategy.ask(1)
-            strategy.tell(asked[-1], result(asked[-1]))
+        asked = sought(tpe(problem(constraints=constraints)), 75)
         return sum(not POWER.holds(metrics(spec)) for spec in asked[25:])
 
     assert broken((POWER,)) < 0.8 * broken(())
@@ -57,10 +54,7 @@ def test_a_failure_is_worse_than_any_excess():
 def test_a_bound_that_nothing_holds_does_not_steer_to_failures():
     """Every plan that runs is far above this bound."""
     unreachable = parse_constraint("node_device_power_peak_1s_w <= 100")
-    strategy, asked = tpe(problem(constraints=(unreachable,))), []
-    for _ in range(75):
-        asked += strategy.ask(1)
-        strategy.tell(asked[-1], result(asked[-1]))
+    asked = sought(tpe(problem(constraints=(unreachable,))), 75)
     fails = [result(one).status is RunStatus.OUT_OF_MEMORY for one in asked]
     assert sum(fails) < 5, "8 of the 10 that there are, where an excess counts as it is"
 
