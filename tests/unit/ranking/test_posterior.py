@@ -61,6 +61,24 @@ def test_results_told_one_by_one_say_what_all_of_them_say_at_once(pairs: list[Pa
     assert sorted(first) == sorted(feasible) and first[:1] == feasible[:1]
 
 
+@settings(max_examples=10, deadline=None)
+@given(pairs=studies(), bounds_w=st.lists(st.sampled_from([2550, 2650, 2750, 2850]), min_size=2, max_size=3))
+def test_what_is_known_of_one_question_changes_no_answer_to_another(pairs: list[Pair], bounds_w: list[int]) -> None:
+    every = last_of_each(pairs)
+    one = Posterior(every, QUESTION)
+    for bound_w in bounds_w:
+        question = asked(FASTEST, POWER, replace(POWER, factor=float(bound_w)))
+        one = one.asking(question)
+        assert one.rows == Posterior(every, question).rows
+    spec, run = every[0]
+    one.tell(spec, replace(run, repeat=7))  # moves the scatter that all margins rest on
+    anew = Posterior([*every, (spec, replace(run, repeat=7))], one.question).rows
+    likely = [[margin.holds_probability for margin in row.margins] for row in anew]
+    assert [[margin.holds_probability for margin in row.margins] for row in one.rows] == [
+        pytest.approx(each, abs=1e-6) for each in likely
+    ]
+
+
 def test_a_result_more_costs_no_look_at_trials_far_behind() -> None:
     slow = [trial(number, {"tokens_per_s": 100.0 + number, POWER.metric: 2000.0}) for number in range(10, 200)]
     hot = [trial(number, {"tokens_per_s": 2000.0, POWER.metric: 4000.0}) for number in range(200, 300)]
