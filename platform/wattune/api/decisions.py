@@ -20,7 +20,7 @@ from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.ranking.frontier import Frontier, completed_pairs, usual_range
 from wattune.ranking.frontier import frontier as frontier_of
 from wattune.ranking.limits import by_limit, every_50_w
-from wattune.ranking.order import Ranking, rank
+from wattune.ranking.order import Ranking, ranking_of
 from wattune.ranking.posterior import Posterior
 from wattune.ranking.sources import Source, collector_paused
 from wattune.ranking.spreads import Results
@@ -122,7 +122,7 @@ def suggest(study: AnyStudy, *, budget: str | float, storage: str | None = None)
         if result.repeat < FIRST_REFERENCE_REPEAT:
             pace.add(one, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S + waited_s(result))
     left = _unmeasured(planned, results)
-    ranking = replace(rank(results, spec.question), unreadable=source.unreadable)
+    ranking = replace(ranking_of({"": Posterior(results, spec.question)}, placed=False), unreadable=source.unreadable)
     found = suggest_for(
         _model(known, folder, spec.question, results, left),
         ranking,

@@ -321,9 +321,17 @@ def rank(
 
 
 def ranking_of(
-    studies: Mapping[str, Posterior], *, where: Sequence[Where] = (), least_quality: str = "", ranked: bool = True
+    studies: Mapping[str, Posterior],
+    *,
+    where: Sequence[Where] = (),
+    least_quality: str = "",
+    ranked: bool = True,
+    placed: bool = True,
 ) -> Ranking:
-    """Puts the trials of studies in order; see `rank`. Unless `ranked`, none is judged: only its warnings are told."""
+    """Puts the trials of studies in order; see `rank`. Unless `ranked`, none is judged: only its warnings are told.
+
+    Unless `placed`, no trial is told apart from those behind it: its rank is 0.
+    """
     if least_quality not in QUALITIES:
         raise SpaceError(f'unknown quality "{least_quality}"; {closest(least_quality, QUALITIES[2:])}')
     several, question = len(studies) > 1, next(iter(studies.values())).question
@@ -358,7 +366,7 @@ def ranking_of(
     if leading and leading[0].objective is not None:
         first, lost = leading[0].objective.value, found.regression * (-1.0 if objective.maximize else 1.0)
         expected = first * factor(lost) if found.logarithmic else first + lost
-    told = ranks(standing(leading, question)).tolist() if leading and ranked else [0] * len(leading)
+    told = ranks(standing(leading, question)).tolist() if leading and ranked and placed else [0] * len(leading)
     places = dict(zip(map(id, leading), told, strict=True))
     ranking = Ranking(
         question=question,
