@@ -226,9 +226,11 @@ def fit(runs: Runs, prior: Prior) -> Scatter:
     start = (prior.spread * scale) ** 2 + wider**2
     variance, beside = start.copy(), np.zeros((2, num_trials)) if runs.beside is None else runs.beside
     effects, covariance = np.zeros(design.shape[1]), np.zeros((design.shape[1],) * 2)
+    again = np.flatnonzero(counts[runs.trial] > 1)  # a trial's only run tells nothing of what trials share
+    shown = y[again], design[again], precision, runs.trial[again]
     for _ in range(_ROUNDS):
         weights = 1.0 / np.maximum(variance[runs.trial], floor)
-        effects, covariance, used = _shared_posterior(y, design, precision, runs.trial, weights, num_trials)
+        effects, covariance, used = _shared_posterior(*shown, weights[again], num_trials)
         left = y - design @ effects
         means = _sums(left * weights, runs.trial, num_trials) / _sums(weights, runs.trial, num_trials)
         residual = left - means[runs.trial]
@@ -334,7 +336,7 @@ def _shared_posterior(
 
     Returns means, covariance, and the degrees of freedom that the data spent on them.
     """
-    total = _sums(weights, trial, num_trials)
+    total = np.maximum(_sums(weights, trial, num_trials), 1e-300)
 
     def inside(column: Floats) -> Floats:
         return column - (_sums(weights * column, trial, num_trials) / total)[trial]
