@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from wattune.analysis.signals.energy_grid import peak_w
+from wattune.analysis.signals.series import Series
 from wattune.arrays import Floats
 from wattune.errors import TelemetryError
 from wattune.telemetry.backend import taken_ns
@@ -46,9 +48,6 @@ SHORTEST_S: Final = 0.002
 
 FRESH_FRAC: Final = 0.8
 """Share of readings with a new value above which the polling is slower than the sensor."""
-
-GRID_S: Final = 0.005
-"""Step by which windows slide over the ring, as in `analysis/power`."""
 
 LEAST_COUNTS: Final = 10
 """Readings of a counter that a link's rate is taken from, at least: between two of them it may have begun or ended."""
@@ -324,16 +323,16 @@ def _fit_wave(wave: Wave, readings: Mapping[str, TimedValues], counter: TimedVal
         peaks_w["20ms" if name == "ring" else name] = float(value[inside].max())
         if name == "ring":
             peaks_w |= {
-                label: peak_w
+                label: highest_w
                 for label, window_s in WINDOWS_S.items()
-                if (peak_w := _peak_w(time_s[inside], value[inside], window_s)) is not None
+                if (highest_w := peak_w(Series(time_s[inside], value[inside]), window_s)) is not None
             }
         energies = _energies(wave, (time_s, value), counter)
         if energies is not None:
             signal_j, counter_j, duration_s = energies
             gains[name], mean_w = signal_j / counter_j, counter_j / duration_s
     reference_w = peaks_w.get("20ms", peaks_w.get("instant"))
-    short = {} if reference_w is None else {name: 1 - peak_w / reference_w for name, peak_w in peaks_w.items()}
+    short = {} if reference_w is None else {name: 1 - one_w / reference_w for name, one_w in peaks_w.items()}
     return {
         "period_s": wave[0],
         "mean_w": mean_w,
@@ -342,14 +341,3 @@ def _fit_wave(wave: Wave, readings: Mapping[str, TimedValues], counter: TimedVal
         "gain_frac": gains,
         "energy_error_frac": abs(gains["ring"] - 1) if "ring" in gains else None,
     }
-
-
-def _peak_w(time_s: Floats, value: Floats, window_s: float) -> float | None:
-    """The highest moving mean over a window, energies first; None where the series is shorter."""
-    energy_j = np.concatenate([[0.0], np.cumsum(np.diff(time_s) * (value[1:] + value[:-1]) / 2)])
-    grid_s = np.arange(time_s[0], time_s[-1], GRID_S)
-    width = round(window_s / GRID_S)
-    if len(grid_s) <= width:
-        return None
-    on_grid_j = np.interp(grid_s, time_s, energy_j)
-    return float((on_grid_j[width:] - on_grid_j[:-width]).max() / (width * GRID_S))

@@ -13,7 +13,7 @@ import numpy as np
 from wattune.analysis.metrics.energy import Powers, PowerTrace, enforced_limit_w, powers
 from wattune.analysis.metrics.excursion import WINDOW_S, ExcursionFinder, moving_means, time_above_frac
 from wattune.analysis.signals.align import Aligned
-from wattune.analysis.signals.energy_grid import LONGEST_S, EnergySum, pieces, resolves, steps_of
+from wattune.analysis.signals.energy_grid import LONGEST_S, EnergySum, peak_w, pieces, resolves, steps_of
 from wattune.analysis.signals.readings import HOST, all_known
 from wattune.analysis.signals.series import Series
 from wattune.metrics import over
@@ -142,14 +142,10 @@ def _of_meters(aligned: Aligned) -> dict[str, float | None]:
     """Returns mean and 1 s peak of the meters of chassis; their peak only where they are read twice a second."""
     read = [host.within("node_power_w", aligned.duration_s) for host in aligned.tiers.get(HOST, {}).values()]
     whole = [one for one in read if one is not None]
-    peaks_w = [
-        max((piece.most_j(steps_of(LONGEST_S)) for piece in pieces(one)), default=-np.inf) / LONGEST_S
-        for one in whole
-        if resolves(LONGEST_S, float(np.median(np.diff(one.time_s)))) and one.span_s > LONGEST_S
-    ]
+    fine = [one for one in whole if resolves(LONGEST_S, float(np.median(np.diff(one.time_s))))]
     return {
         "node_power_mean_w": max((one.mean() for one in whole), default=None),
-        "node_power_peak_1s_w": max(peaks_w) if peaks_w and len(peaks_w) == len(whole) else None,
+        "node_power_peak_1s_w": _worst([peak_w(one, LONGEST_S) for one in fine]) if len(fine) == len(whole) else None,
     }
 
 

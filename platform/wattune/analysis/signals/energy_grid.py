@@ -91,6 +91,12 @@ def pieces(series: Series) -> Iterator[Piece]:
         done += len(energy_j) - again
 
 
+def peak_w(series: Series, window_s: float) -> float | None:
+    """Returns the largest moving mean of watts over a window of at most `LONGEST_S`; None where they are shorter."""
+    most_j = max((piece.most_j(steps_of(window_s)) for piece in pieces(series)), default=-np.inf)
+    return most_j / window_s if most_j > -np.inf else None
+
+
 class EnergySum:
     """The summed energy of several sensors, at the points of the grid that all of them cover."""
 
