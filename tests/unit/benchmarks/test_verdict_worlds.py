@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import verdict_worlds
-from verdict_worlds import BOUND_W, WORLDS, Truth, World, knowing, new_score, study
+from verdict_worlds import BOUND_W, WORLDS, Score, Truth, World, knowing, study
 
 from wattune.run import NO_NUMBERS
 
@@ -19,7 +19,7 @@ def test_the_truth_of_a_world_is_what_its_readings_say(world: World) -> None:
 
 
 def test_a_study_without_noise_names_the_truly_best_plan() -> None:
-    score = new_score()
+    score = Score(list)
     for seed in range(3):
         world = World(name="quiet", num_plans=6, spread=1e-5)
         study(world, seed, NO_NUMBERS, score)
