@@ -214,7 +214,9 @@ def test_mlflow_shows_our_metrics_and_parameters_side_by_side(
         assert sorted(pictures) == [False, True, True], "the third ran out of memory before a step"
 
         # The page wattune arranges: its charts first, the columns a study is decided by.
-        page = Tracker(url, study.name).page()
+        tracker = Tracker(url, study.name)
+        assert tracker.delivered()
+        page = tracker.page
         browser.open("about:blank")
         browser.open(f"{url}/{page}")
         browser.shows("Objective and constraints", "Parallel Coordinates", "tp2 pp2 mbs1 #0", within_s=60)

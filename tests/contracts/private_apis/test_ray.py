@@ -85,6 +85,8 @@ def test_worker_group() -> None:
     group = "ray.train.v2._internal.execution.worker_group.worker_group.WorkerGroup"
     creates = parameters(get(f"{group}._create_workers"))
     assert creates[:4] == ["self", "num_workers", "placement_group", "resources_per_worker"]
+    assert parameters(get(f"{group}._get_worker_runtime_env")) == ["custom_runtime_env"]
+    assert "self._get_worker_runtime_env(" in source(f"{group}._create_workers")
     assert "self._worker_group_context: WorkerGroupContext" in source(f"{group}.__init__")
     shut = source("ray.train.v2._internal.execution.worker_group.state.WorkerGroupState.shutdown")
     assert "self.placement_group_handle.shutdown()" in shut, "a group leaves its place once"

@@ -122,7 +122,8 @@ def test_a_server_that_drips_is_given_up(dripping_server, tmp_path, monkeypatch)
     with pytest.raises(TrackingError, match=r"cannot be reached \(no answer within 2 s\); .* `wattune sync`"):
         tracker.log_trial(spec, result_of(spec), tmp_path)
     with pytest.raises(TrackingError, match="not tried again for 60 s"):
-        tracker.page()
+        tracker.delivered()
+    assert tracker.page == "", "nothing was sent"
 
 
 def test_a_silent_server_is_given_up_and_tried_again_later(silent_server, tmp_path, monkeypatch):
@@ -158,7 +159,9 @@ def fork(name):
         return child
     if name == "killed":
         event.listen(Engine, "after_cursor_execute", kill)
-    sys.stdout.write(Tracker(sys.argv[1], name).page() + "\\n")
+    tracker = Tracker(sys.argv[1], name)
+    tracker.delivered()
+    sys.stdout.write(tracker.page + "\\n")
     sys.stdout.flush()
     os._exit(0)
 
@@ -180,7 +183,9 @@ def test_a_store_whose_making_was_killed_is_made_by_the_next_calls_which_share_i
     done = subprocess.run([sys.executable, "-c", FORKS, uri], timeout=100, check=False, capture_output=True, text=True)
     ends, begun = ast.literal_eval(done.stderr)
     assert ends == [-signal.SIGKILL, 0, 0] and "mlflow.db" not in begun and len(begun) > 1
-    assert {*done.stdout.split()} == {Tracker(uri, name).page() for name in "ab"}
+    trackers = [Tracker(uri, name) for name in "ab"]
+    assert not any(tracker.delivered() for tracker in trackers)
+    assert {*done.stdout.split()} == {tracker.page for tracker in trackers}
     assert len({*done.stdout.split()}) == 2
     assert {path.name for path in (tmp_path / "storage").iterdir()} == {"mlflow.db", ".mlflow.db.lock"}
 
