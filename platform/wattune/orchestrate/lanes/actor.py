@@ -105,7 +105,7 @@ class LaneKeeper:
         """By node, of those where ranks run and this process does not."""
         self.handle: ActorHandle = ray.get_runtime_context().current_actor
         """By which workers call this process."""
-        gc.freeze()  # its libraries stay: to look through all of them takes as long as the start of ten lanes
+        gc.freeze()  # its libraries stay: no collection looks through them again
         if num_orphans := remove_orphans():
             _log.warning("removed %d placement group(s) of the process that held the lanes before", num_orphans)
 
