@@ -193,7 +193,7 @@ def test_a_command_waits_for_no_heavy_library_before_it_needs_one() -> None:
 
     verbs = ("rank", "compare", "report", "analyze", "plan", "suggest", "export", "record")
     heavy = {"ray", "torch", "mlflow", "pandas", "plotly", "optuna", "scipy"}
-    modules = {verb: [f"wattune.cli.{VERBS[verb].module}"] for verb in verbs}
+    modules = {verb: [f"wattune.cli.{VERBS[verb][0]}"] for verb in verbs}
     assert loaded_by(modules, heavy) == {}
     assert loaded_by({"a room that does": ["scipy"]}, heavy) == {"a room that does": ["scipy"]}
 

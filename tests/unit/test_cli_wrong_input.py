@@ -18,7 +18,7 @@ from small_study import make_study
 
 from wattune import api, cli
 from wattune.calibration import run as calibration
-from wattune.cli.verbs import VERBS, load
+from wattune.cli.verbs import VERBS, lines_of, load
 from wattune.orchestrate.scheduling.controller import recover
 from wattune.run import Run
 from wattune.storage.digests import digests_of, with_digest
@@ -330,8 +330,8 @@ def test_help_shows_every_word_it_was_given(wattune: Verb, monkeypatch: pytest.M
     command = load(verb)
     for option in command.params:
         assert " ".join((option.help or "").split()) in shown, option.name
-    assert inspect.cleandoc(command.help or "").splitlines()[0] == VERBS[verb].line
-    assert VERBS[verb].line in shown
+    assert inspect.cleandoc(command.help or "").splitlines()[0] == lines_of(VERBS[verb][0])[verb]
+    assert lines_of(VERBS[verb][0])[verb] in shown
 
 
 @pytest.mark.parametrize(
