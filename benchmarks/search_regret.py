@@ -223,8 +223,9 @@ class ListByEstimate:
         rows: Sequence[int] = np.lexsort((-np.nan_to_num(gain, nan=-np.inf), past)).tolist()
         self._left = [problem.specs[row] for row in rows]
 
-    def ask(self, n: int) -> list[TrialSpec]:
+    def ask(self, n: int, expected_s: object = None) -> list[TrialSpec]:
         """Returns the next ones of the list."""
+        del expected_s
         asked, self._left = self._left[:n], self._left[n:]
         return asked
 

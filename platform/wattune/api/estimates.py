@@ -30,7 +30,7 @@ from wattune.fitting.estimate_and_result import Beside, beside
 from wattune.fitting.links import SweepFit, fit_sweep
 from wattune.fitting.store import FITS, LINKS, StoredFit, read_fit, write_fit
 from wattune.objective import Constraint
-from wattune.orchestrate.scheduling.controller import LIMIT_METRICS
+from wattune.orchestrate.power_limit import NODE_POWER_PEAK
 from wattune.plans.engines import CAPABILITIES, runs_program
 from wattune.plans.program import is_command
 from wattune.ranking.comparison import Side
@@ -131,9 +131,7 @@ def forecast(space: Space, *, storage: str | None = None) -> Forecast:
     planned = plan(space)
     spec = planned.spec
     _refuse_command(spec.engines)
-    limits = [
-        Constraint(metric=LIMIT_METRICS[name], operator="<=", factor=bound) for name, bound in spec.limits.items()
-    ]
+    limits = [Constraint(metric=NODE_POWER_PEAK, operator="<=", factor=limit_w) for limit_w in spec.limits.values()]
     find = OtherStudies(storage_path(storage), apart_from=planned.name).coefficients
     bounds = dict.fromkeys([*spec.constraints, *limits])  # a bound that is a limit too counts once
     return forecast_of(planned.candidates, spec.objective, list(bounds), find)

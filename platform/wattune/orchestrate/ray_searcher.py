@@ -42,8 +42,9 @@ class RaySearcher:
         self._num_asked = 0
         self._worst: float | None = None
 
-    def ask(self, n: int) -> list[TrialSpec]:
+    def ask(self, n: int, expected_s: object = None) -> list[TrialSpec]:
         """Returns up to `n` candidates; none while the searcher waits for results, or has finished."""
+        del expected_s
         asked: list[TrialSpec] = []
         while len(asked) < n and self._axes.num_free and self.stopped_because is None:
             self._num_asked += 1

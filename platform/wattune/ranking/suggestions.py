@@ -192,7 +192,7 @@ def _new_plans(
     while len(asked) < MOST_SUGGESTED:
         # The model is told which: it may know less than every result, or candidates of an earlier space.
         model.restrict([spec for spec, takes_s in times_s.items() if takes_s <= left_s])
-        if not (proposed := model.ask_timed(1, times_s.__getitem__)):
+        if not (proposed := model.ask(1, times_s.__getitem__)):
             break
         asked[proposed[0]] = times_s.pop(proposed[0])
         left_s -= asked[proposed[0]]

@@ -8,7 +8,7 @@ from wattune.errors import SpaceError, closest
 from wattune.run import Run
 from wattune.search.strategies.model_guided import ModelGuided
 from wattune.search.strategies.optuna_samplers import gp, tpe
-from wattune.search.strategies.protocol import Observation, Problem, Strategy, TimedStrategy, draw
+from wattune.search.strategies.protocol import Observation, Problem, Strategy, draw
 from wattune.trial import TrialSpec
 
 
@@ -21,8 +21,9 @@ class Grid:
     def __init__(self, specs: Sequence[TrialSpec]) -> None:
         self._waiting = dict.fromkeys(specs)
 
-    def ask(self, n: int) -> list[TrialSpec]:
+    def ask(self, n: int, expected_s: object = None) -> list[TrialSpec]:
         """Returns the next `n` in order."""
+        del expected_s
         asked = [spec for spec, _ in zip(self._waiting, range(n), strict=False)]
         self._forget(asked)
         return asked
@@ -54,7 +55,6 @@ __all__ = [
     "Observation",
     "Problem",
     "Strategy",
-    "TimedStrategy",
     "check_strategy",
     "draw",
     "is_searcher",

@@ -159,7 +159,7 @@ class Learner:
     def __init__(self, specs, *, seed: int = 0) -> None:
         self.waiting, self.told, self.knew = list(specs), [], []
 
-    def ask(self, n: int) -> list[TrialSpec]:
+    def ask(self, n: int, expected_s=None) -> list[TrialSpec]:
         known = {spec for spec, _ in self.told}
         self.waiting = [spec for spec in self.waiting if spec not in known]
         asked, self.waiting = self.waiting[:n], self.waiting[n:]

@@ -25,6 +25,7 @@ from wattune.orchestrate.failures import (
     failed_nodes,
     is_tried_again,
 )
+from wattune.orchestrate.power_limit import NODE_POWER, NODE_POWER_PEAK
 from wattune.orchestrate.scheduling.node_wait import NodeWait
 from wattune.orchestrate.scheduling.nodes import Slots
 from wattune.orchestrate.scheduling.outlook import placement
@@ -61,12 +62,6 @@ Written first: the study may be killed right after.
 CONCLUDED_S: Final = 2.0
 """Longest a study that is stopped waits for the results of trials that are measured, of all node sets together."""
 _RESULT_LOOK_S: Final = 0.05
-
-NO_ESTIMATE_TAG: Final = "no_estimate"
-"""Tag of a result: the reason no estimate was compared with the hard limits before it ran."""
-
-LIMIT_METRICS: Final = {"node_device_power_w": "node_device_power_peak_1s_w"}
-"""The metric each hard limit bounds."""
 
 _MAY_BE_A_DEAD_NODE: Final = (
     RunStatus.CRASHED,
@@ -213,8 +208,8 @@ class StudyController:
                 self._tell_race()
                 found = self._queue.pop(self._opened, self._affords)
                 if found is not None:
-                    running, estimate = self._estimated(self._placed(*found))
-                    if not self._rejected(running, estimate) and self._begun(tune_id, running, progress):
+                    running = self._placed(*found)
+                    if not self._rejected(running) and self._begun(tune_id, running, progress):
                         return running
                 elif self._ending is not None or not self._queue.refill(self._opened, idle=not self._running):
                     break
@@ -367,36 +362,23 @@ class StudyController:
             stop_above_s=self._queue.stop_above_s(queued),
         )
 
-    def _estimated(self, running: Attempt) -> tuple[Attempt, Mapping[str, float]]:
-        """Estimates the metrics that hard limits bound.
-
-        A trial that cannot be estimated runs with a tag that says so; its limits are watched while it runs.
-        """
-        if self._run.estimate is None or not self._run.limits:
-            return running, {}
-        try:
-            return running, self._run.estimate(running.spec)
-        except Exception as error:  # the estimate may use a model of the user's own
-            _log.warning("trial %s cannot be estimated", running.trial_id, exc_info=True)
-            why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            return replace(running, tags={**running.tags, NO_ESTIMATE_TAG: why}), {}
-
-    def _rejected(self, running: Attempt, estimate: Mapping[str, float]) -> bool:
+    def _rejected(self, running: Attempt) -> bool:
         """Stores a trial as rejected if results rule it out, or it is estimated above a hard limit; returns whether."""
         reason = self._run.rejects(running.spec) if self._run.rejects is not None else ""
-        reason = reason or self._above_limit(estimate)
+        reason = reason or self._above_limit(running.spec)
         if reason:
             self._opened.release(running.nodes)
             self._conclude(running, self._write(running, RunStatus.REJECTED, reason))
         return bool(reason)
 
-    def _above_limit(self, estimate: Mapping[str, float]) -> str:
-        """Names the hard limit that an estimate is above; empty where none is."""
-        for limit, bound in self._run.limits.items():
-            metric = LIMIT_METRICS[limit]
-            if estimate.get(metric, -math.inf) > bound:
-                return f"{metric} is estimated at {estimate[metric]:.6g} or more, the hard limit {limit} is {bound:.6g}"
-        return ""
+    def _above_limit(self, spec: TrialSpec) -> str:
+        """Says that a trial is estimated above the hard limit; empty where it is not, or has no estimate."""
+        limit_w = self._run.limits.get(NODE_POWER)
+        if limit_w is None or self._run.estimate is None:
+            return ""
+        least_w = self._run.estimate(spec).get(NODE_POWER_PEAK, 0.0)
+        told = f"{NODE_POWER_PEAK} is estimated at {least_w:.6g} or more, the hard limit {NODE_POWER} is {limit_w:.6g}"
+        return told if least_w > limit_w else ""
 
     def _begun(self, tune_id: str, running: Attempt, progress: AskProgress | None) -> bool:
         """Begins a trial; returns whether the study's disk let it. If not, no other trial could begin either."""

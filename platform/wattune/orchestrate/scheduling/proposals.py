@@ -12,7 +12,7 @@ from wattune.fidelity import role_of
 from wattune.orchestrate.attempt import Attempt
 from wattune.run import Prediction, Run, RunStatus
 from wattune.search.strategies.prediction import prediction_of
-from wattune.search.strategy import Strategy, TimedStrategy
+from wattune.search.strategy import Strategy
 from wattune.trial import TrialSpec
 
 
@@ -68,11 +68,6 @@ class Proposals:
     def _next(self, room: int, expected_s: Callable[[TrialSpec], float] | None) -> list[TrialSpec]:
         if self._first:
             return [self._first.popleft()]
-        if room > len(self._last):
-            if expected_s is not None and isinstance(self._strategy, TimedStrategy):
-                found = self._strategy.ask_timed(1, expected_s)
-            else:
-                found = self._strategy.ask(1)
-            if found:
-                return found
+        if room > len(self._last) and (found := self._strategy.ask(1, expected_s)):
+            return found
         return [self._last.popleft()] if self._last else []

@@ -167,15 +167,12 @@ class ModelGuided:
         for row, one in enumerate(warm, start=len(self._specs)):
             self._take(row, one.result)
 
-    def ask(self, n: int) -> list[TrialSpec]:
-        """Returns up to `n` proposals; none once the expected gain of all that is left is below the noise."""
-        return self.ask_timed(n, None)
-
     @one_thread()
-    def ask_timed(self, n: int, expected_s: Callable[[TrialSpec], float] | None) -> list[TrialSpec]:
-        """Returns up to `n` proposals by expected improvement per second (Snoek et al. 2012, arXiv 1206.2944).
+    def ask(self, n: int, expected_s: Callable[[TrialSpec], float] | None = None) -> list[TrialSpec]:
+        """Returns up to `n` proposals; none once the expected gain of all that is left is below the noise.
 
-        Expected seconds are positive, and asked for of the `MOST_TIMED` best only.
+        With `expected_s` by expected improvement per second (Snoek et al. 2012, arXiv 1206.2944), of the `MOST_TIMED`
+        best.
         """
         asked: list[TrialSpec] = []
         while len(asked) < n and self.stopped_because is None and self._free.any():

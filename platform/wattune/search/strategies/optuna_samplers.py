@@ -52,8 +52,9 @@ class OptunaStrategy:
         self._failed_first: list[int] = []
         """Rows that failed before any value was measured: nothing is as bad as the worst yet."""
 
-    def ask(self, n: int) -> list[TrialSpec]:
+    def ask(self, n: int, expected_s: object = None) -> list[TrialSpec]:
         """Returns up to `n` candidates, each the nearest that is left to what the sampler proposes."""
+        del expected_s
         asked = []
         for _ in range(min(n, self._axes.num_free)):
             trial = self._study.ask(self._space)

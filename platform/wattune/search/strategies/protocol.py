@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final, Protocol, TypeVar, runtime_checkable
+from typing import Final, Protocol, TypeVar
 
 from wattune.arrays import Floats
 from wattune.cost.tables import EstimatedMetric
@@ -88,19 +88,13 @@ class Strategy(Protocol):
     stopped_because: str | None
     """The reason why it proposes nothing more although candidates are left; None where it has not stopped."""
 
-    def ask(self, n: int) -> list[TrialSpec]:
-        """Returns up to `n` specifications never proposed or told before: fewer, at last none, when they run out."""
+    def ask(self, n: int, expected_s: Callable[[TrialSpec], float] | None = None) -> list[TrialSpec]:
+        """Returns up to `n` specifications never proposed or told before: fewer, at last none, when they run out.
+
+        By `expected_s`, seconds above 0, one that learns may prefer what gains more per second.
+        """
         ...
 
     def tell(self, spec: TrialSpec, result: Run) -> None:
         """Takes the result of a specification, from this run of the study or an earlier one."""
-        ...
-
-
-@runtime_checkable
-class TimedStrategy(Strategy, Protocol):
-    """A strategy that can prefer, among trials of nearly equal score, one that takes less time."""
-
-    def ask_timed(self, n: int, expected_s: Callable[[TrialSpec], float]) -> list[TrialSpec]:
-        """As `ask`, with what is gained per second in place of what is gained per trial; every time is positive."""
         ...

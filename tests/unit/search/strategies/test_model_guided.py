@@ -18,7 +18,7 @@ from wattune.objective import parse_constraint, parse_objective
 from wattune.run import Run, RunStatus
 from wattune.search.strategies import model_guided, protocol
 from wattune.search.strategies.model_guided import MOST_MISSED, NUM_BEFORE_STOP, NUM_DRAWN, PATIENCE, ModelGuided
-from wattune.search.strategies.protocol import Observation, TimedStrategy, draw, telling
+from wattune.search.strategies.protocol import Observation, draw, telling
 from wattune.search.strategies.surrogate import Surrogate
 from wattune.trial import TrialSpec
 
@@ -156,18 +156,17 @@ def test_a_batch_for_several_lanes_is_what_single_questions_give_while_trials_ru
 
 def test_where_all_trials_take_alike_time_does_not_count():
     timed, plain = (told(ModelGuided(problem()), SPECS[::20]) for _ in range(2))
-    assert isinstance(timed, TimedStrategy)
-    assert timed.ask_timed(4, lambda _spec: 20.0) == plain.ask(4)
+    assert timed.ask(4, lambda _spec: 20.0) == plain.ask(4)
 
 
 def test_of_proposals_that_promise_nearly_the_same_the_shorter_trial_comes_first():
     timed, plain = (told(ModelGuided(problem()), SPECS[::20]) for _ in range(2))
     likes = plain.ask(8)
-    (found,) = timed.ask_timed(1, lambda spec: 20.0 if spec == likes[0] else 15.0)
+    (found,) = timed.ask(1, lambda spec: 20.0 if spec == likes[0] else 15.0)
     assert found != likes[0] and metrics(found)["tokens_per_s"] > 0.9 * metrics(likes[0])["tokens_per_s"]
     again = told(ModelGuided(problem()), SPECS[::20])
     hopeless = {spec for spec in SPECS if metrics(spec)["tokens_per_s"] < 0.5 * metrics(likes[0])["tokens_per_s"]}
-    (kept,) = again.ask_timed(1, lambda spec: 15.0 if spec in hopeless else 20.0)
+    (kept,) = again.ask(1, lambda spec: 15.0 if spec in hopeless else 20.0)
     assert kept == likes[0], "time does not make up for what is gained"
 
 
@@ -183,7 +182,7 @@ def test_where_new_shapes_take_half_as_long_again_the_best_is_found_in_less_time
         def expected_s(spec):
             return 20.0 if (spec.plan.tp, spec.plan.micro_batch_size) in warm else 30.0
 
-        while spec := next(iter(strategy.ask_timed(1, expected_s) if timed else strategy.ask(1)), None):
+        while spec := next(iter(strategy.ask(1, expected_s if timed else None)), None):
             used_s += expected_s(spec)
             warm.add((spec.plan.tp, spec.plan.micro_batch_size))
             strategy.tell(spec, result(spec))
