@@ -77,15 +77,6 @@ def test_a_device_of_the_catalog_keeps_its_trials_ids() -> None:
     assert older == spec and older.trial_id == spec.trial_id == "3a5f1609b764"
 
 
-def test_trials_of_an_own_device_survive_their_file_and_have_ids_of_its_figures() -> None:
-    spec = first(study({"device": CAPPED, "devices_per_node": 4}))
-    again = TrialSpec.from_json(json.loads(json.dumps(spec.to_json())))
-    assert again == spec and again.trial_id == spec.trial_id
-    assert again.cluster.sensed_device.power_limit_w == 500
-    other = first(study({"device": CAPPED | {"power_limit_w": 400}, "devices_per_node": 4}))
-    assert other.trial_id != spec.trial_id
-
-
 def test_a_peak_in_fp8_changes_no_id_of_an_own_device() -> None:
     spec = first(study({"device": CAPPED, "devices_per_node": 4}))
     own = spec.cluster.own_device
@@ -96,22 +87,6 @@ def test_a_peak_in_fp8_changes_no_id_of_an_own_device() -> None:
     read = TrialSpec.from_json(older)
     assert read.trial_id == spec.trial_id
     assert read.cluster.rank_device.trains_in == ("bf16", "fp32"), "the figure is unknown, never guessed"
-
-
-@pytest.mark.parametrize(
-    "cluster",
-    [
-        {"device": CAPPED, "devices_per_node": 4},
-        {"device": "cpu", "devices_per_node": 2, "simulate_sensors_of": CAPPED},
-        {"device": {"name": "lab", "vendor": "amd", "memory_bytes": 64 * 10**9}, "devices_per_node": 2},
-    ],
-    ids=["like", "simulated", "whole"],
-)
-def test_a_stored_study_of_an_own_device_is_a_space_with_the_same_trials(cluster: Any) -> None:
-    once = study(cluster)
-    again = parse_space(yaml.safe_load(yaml.safe_dump(dict(once.document))))
-    assert again.document == once.document
-    assert first(again).trial_id == first(once).trial_id
 
 
 def test_sensors_of_an_own_device_are_simulated_with_its_limit() -> None:
@@ -264,10 +239,13 @@ def test_a_host_may_say_its_inlet_alone_or_with_its_speed() -> None:
         {"network": {"name": "ours", "bandwidth_bytes_per_s": 12.5e9}, "host": {"cpu": "grace"}},
         {"network": {"name": "pods", "like": "ndr", "rail_devices": 256, "oversubscription": 2.0}},
         {"slots": [8, 8], "fabric": "nvlink_8"},
+        {"device": CAPPED},
+        {"device": "cpu", "simulate_sensors_of": CAPPED},
+        {"device": {"name": "lab", "vendor": "amd", "memory_bytes": 64 * 10**9}},
     ],
     ids=str,
 )
-def test_networks_and_hosts_survive_their_files(cluster: Any) -> None:
+def test_networks_hosts_and_own_devices_survive_their_files(cluster: Any) -> None:
     once = study({**H100, **cluster})
     again = parse_space(yaml.safe_load(yaml.safe_dump(dict(once.document))))
     assert again.document == once.document and again.clusters == once.clusters

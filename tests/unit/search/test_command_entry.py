@@ -4,7 +4,6 @@ import copy
 from collections import Counter
 
 import pytest
-import yaml
 
 from wattune.errors import SpaceError
 from wattune.search.prune import prune
@@ -235,6 +234,7 @@ def test_ten_mistakes_are_ten_lines_of_one_reading():
         ({"flags": {"lr": [1, True], "algo": ["Ring"], "flash": [True]}}, "flags.lr: mixes true or false"),
         ({"env": {"NCCL_ALGO": "{algo}", "RAY_ADDRESS": "x"}}, "env.RAY_ADDRESS: belongs to Ray"),
         ({"flags": {"lr": [1], "algo": ["Ring"], "flash": []}}, "flags.flash: empty"),
+        ({"flags": {"lr": [1, 1.0], "algo": ["Ring"], "flash": [True]}}, "flags.lr[1]: the same as entry 0"),
         ({"flags": {"lr": [1, 10**400], "algo": ["Ring"], "flash": [True]}}, "flags.lr[1]: is a number of more than"),
     ],
 )
@@ -249,12 +249,3 @@ def test_flags_extend_a_study_and_another_command_is_refused():
     assert any("flags.lr: adds 0.1 and drops 0.001" in line for line in changes(stored, more))
     other = parse_space(changed(command=OWN["command"] + " --more")).document
     assert [one.partition(":")[0] for one in contradictions(stored, other)] == ["command"]
-
-
-def test_it_is_plain_yaml():
-    assert parse_space(yaml.safe_load(yaml.safe_dump(OWN))).document == parse_space(OWN).document
-
-
-def test_equal_numbers_of_a_flag_are_a_slip_however_they_are_written():
-    """1 and 1.0 are equal, so one of them would be dropped as a likeness although the command gets another text."""
-    assert any("flags.lr[1]: the same as entry 0" in line for line in problems(changed(flags={"lr": [1, 1.0, 2]})))

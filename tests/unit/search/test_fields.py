@@ -3,8 +3,6 @@
 from typing import Annotated, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from wattune.field_types import Count
@@ -72,24 +70,6 @@ def test_what_follows_from_a_wrong_key_is_not_a_problem() -> None:
     assert problems({"word": "a", "inner": {"low": "5", "high": 3}}) == [
         'inner.low: got the text "5", allowed: an integer; this is text to YAML, write 5'
     ]
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 12) | st.sampled_from(["a", "b", "c"]),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["low", "high", "x"]), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-
-
-@given(st.dictionaries(st.sampled_from(["word", "inner", "other"]), JSON, max_size=3) | JSON)
-def test_any_document_is_an_entry_or_problems_in_words(document: Any) -> None:
-    try:
-        Outer.model_validate(document)
-    except ValidationError as error:
-        found = problems_of(error, document, Outer)
-        assert found and all(": " in line for line in found)
 
 
 def test_a_repair_leaves_what_is_right_in_its_place() -> None:

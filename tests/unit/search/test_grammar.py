@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from wattune.catalog.hardware import DEVICES, ClusterSpec
+from wattune.catalog.hardware import DEVICES
 from wattune.catalog.models import MODELS, ModelSpec
 from wattune.field_types import LARGEST_COUNT, LARGEST_WORLD
 from wattune.plans.axes import AXES
@@ -32,12 +32,6 @@ def test_a_file_can_override_every_field_of_a_model_but_its_source() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_name_alone_is_the_model_of_the_catalog(name: str) -> None:
     assert ModelEntry(name=name).resolve() == MODELS[name]
-
-
-@given(nodes=st.integers(1, 1000), devices=st.integers(1, LARGEST_WORLD // 1000), name=st.sampled_from(list(DEVICES)))
-def test_a_cluster_is_what_its_entry_says(nodes: int, devices: int, name: str) -> None:
-    entry = ClusterEntry(device=name, num_nodes=nodes, devices_per_node=devices)
-    assert entry.resolve() == ClusterSpec(device=name, num_nodes=nodes, devices_per_node=devices)
 
 
 @given(nodes=st.integers(2, LARGEST_WORLD), devices=st.integers(LARGEST_WORLD // 2 + 1, LARGEST_WORLD))

@@ -10,7 +10,7 @@ import yaml
 
 from wattune.catalog.models import MODELS, ModelSpec
 from wattune.errors import PlanError, SpaceError
-from wattune.search.model_entry import ModelEntry, check_own_name
+from wattune.search.model_entry import check_own_name
 from wattune.search.prune import prune
 from wattune.search.space import load_space, parse_space
 
@@ -32,10 +32,6 @@ def model_of(entry: Any) -> ModelSpec:
 
 def ids(document: Any) -> list[str]:
     return [kept.trial_id for kept in prune(parse_space(document)).kept]
-
-
-def test_a_name_alone_has_the_ids_of_the_catalogs_model() -> None:
-    assert ids(SPACE) == ids(SPACE | {"model": {"name": "llama3_8b"}})
 
 
 def test_a_model_like_another_has_its_fields_and_its_own_name() -> None:
@@ -128,7 +124,3 @@ def test_names_of_columns_and_labels_are_taken(name: str) -> None:
 def test_other_names_are_refused(name: str) -> None:
     with pytest.raises(PlanError, match="is no name"):
         check_own_name(name)
-
-
-def test_an_entry_resolves_to_what_it_was_checked_as() -> None:
-    assert ModelEntry(name="llama3_8b", num_layers=2).resolve() == replace(MODELS["llama3_8b"], num_layers=2)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from wattune.search.search_entry import Search, early_stop_problems, ladder_problems
+from wattune.search.search_entry import Search, ladder_problems
 
 BURST = {"burst": {"min_steps": 5, "min_seconds": 2.0}}
 
@@ -15,13 +15,3 @@ def test_a_burst_is_shorter_than_a_full_measurement(min_steps: int, min_seconds:
     found = ladder_problems(search, min_steps, min_seconds)
     assert [path for path, _ in found] == [("search", "ladder", "burst")] * is_refused
     assert ladder_problems(Search(), min_steps, min_seconds) == []
-
-
-def test_only_an_objective_that_step_time_decides_stops_early() -> None:
-    search = Search.model_validate({"early_stop": True})
-    assert early_stop_problems(search, "step_time_s") == []
-    [(path, text)] = early_stop_problems(search, "energy_per_token_j")
-    assert path == ("search", "early_stop")
-    assert "energy_per_token_j" in text
-    assert "tokens_per_s" in text
-    assert early_stop_problems(Search(), "energy_per_token_j") == []

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from wattune.catalog.hardware import ClusterSpec
 from wattune.errors import SpaceError
@@ -70,11 +68,6 @@ def test_the_experiment_on_ones_own_loop_compares_equal_samples_a_step():
         flags = dict(one.spec.program.flags)
         splits[one.spec.plan.micro_batch_size, flags["accumulation"]] += 1
     assert splits == {(2, 4): 2, (4, 2): 2, (8, 1): 2}, "each with both sizes of buckets"
-
-
-@pytest.mark.parametrize("path", sorted(SPACES.glob("*.yaml")), ids=lambda path: path.stem)
-def test_shipped_spaces_load_and_carry_their_file_name(path):
-    assert load_space(path).name == path.stem
 
 
 def test_defaults_are_those_of_the_types():
@@ -168,21 +161,6 @@ def test_finalists_are_raced_only_if_the_file_asks_for_it():
     asked = parse_space(changed("search.finalists", {"until": 0.95, "max_share": 1}))
     assert asked.search.finalists == Finalists(until=0.95, max_share=1.0)
     assert parse_space(asked.document).search == asked.search
-
-
-def test_a_race_may_be_added_to_a_study_or_changed(tmp_path):
-    StudyFolder.create(tmp_path, "small", parse_space(SMALL).document)
-    for until in (0.9, 0.95):
-        raced = parse_space(changed("search.finalists", {"until": until, "max_share": 0.3})).document
-        assert StudyFolder.create(tmp_path, "small", raced).document()["search"]["finalists"]["until"] == until
-
-
-def test_saying_a_default_does_not_make_another_study(tmp_path):
-    StudyFolder.create(tmp_path, "small", parse_space(SMALL).document)
-    explicit = {**changed("space.pp", [1]), "measure": {"repeats": 1}, "search": {"num_trials": 3}}
-    assert StudyFolder.create(tmp_path, "small", parse_space(explicit).document).space().number == 2, "num_trials"
-    fewer = parse_space(changed("space.tp", [1])).document
-    assert StudyFolder.create(tmp_path, "small", fewer).space().number == 3
 
 
 def test_a_study_yaml_is_itself_a_space(tmp_path):
@@ -361,12 +339,6 @@ def test_too_many_combinations_are_refused_before_they_are_made():
     ]
 
 
-@pytest.mark.parametrize("content", [None, [1], "text", 3])
-def test_a_document_that_is_no_mapping(content):
-    with pytest.raises(SpaceError, match="a search space is a mapping"):
-        parse_space(content)
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -425,50 +397,3 @@ def test_a_file_that_contains_itself_is_a_problem_and_no_endless_loop(tmp_path):
     path.write_text("study: &a\n  b: *a\nspace: &s {tp: [*s]}\n")
     with pytest.raises(SpaceError):
         load_space(path)
-
-
-LEAF = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.integers(min_value=10**350, max_value=10**351),
-    st.floats(),
-    st.text(max_size=8),
-    st.sampled_from(["1e3", "1e999", "1e-400", "nan", "_", "1_0", "none", "even", "cpu", "torch", "llama3_8b"]),
-)
-VALUE = st.recursive(
-    LEAF,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3), st.dictionaries(st.one_of(st.text(max_size=5), st.integers()), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
-PLACES = [
-    *("study", "engine", "objective", "constraints", "other"),
-    *("model", "model.name", "model.num_heads", "model.rope_base", "model.scale_to"),
-    *("cluster", "cluster.device", "cluster.num_nodes", "workload", "workload.seq_len"),
-    *("space", "space.tp", "space.layout", "space.rank_order", "space.overlap"),
-    *("measure", "measure.min_seconds", "limits", "limits.node_device_power_w"),
-    *("search", "search.seed", "search.strategy", "search.order", "search.reference", "isolation"),
-    *("search.finalists", "search.finalists.until", "search.finalists.max_share"),
-    *("search.ladder", "search.ladder.burst", "search.ladder.promote", "search.early_stop"),
-    *("measure.repeats", "measure.reference_every", "measure.cooldown_temp_c"),
-]
-
-
-@given(edits=st.lists(st.tuples(st.sampled_from(PLACES), VALUE), min_size=1, max_size=3))
-def test_whatever_a_file_says_it_is_a_study_or_a_space_error(edits):
-    document = copy.deepcopy(SMALL)
-    for place, value in edits:
-        *parents, last = place.split(".")
-        here = document
-        for part in parents:
-            here = here.setdefault(part, {}) if isinstance(here, dict) else {}
-        if isinstance(here, dict):
-            here[last] = value
-    try:
-        study = parse_space(document)
-    except SpaceError as error:
-        assert len(str(error)) < 10_000
-    else:
-        assert parse_space(dict(study.document)).document == study.document

@@ -139,8 +139,3 @@ def test_keys_that_are_there_keep_their_order_and_later_ones_follow() -> None:
 def test_sections_of_another_kind_are_left_for_a_later_check() -> None:
     space = {"measure": None, "workload": "pretrain", "model": ["llama", 3], "space": [1], "search": "grid"}
     assert completed_space(space) == space
-
-
-def test_a_completed_space_stays_as_it_is() -> None:
-    once = completed_space({"measure": {}, "workload": {}, "model": [{}], "cluster": [{}], "space": {}})
-    assert completed_space(once) == once

@@ -57,13 +57,6 @@ def test_a_study_goes_on_with_the_same_space_and_more_trials(study, tmp_path):
     assert StudyFolder.open(str(study.path), tmp_path / "elsewhere").name == "x"
 
 
-def test_a_study_grows_and_keeps_every_space(study, tmp_path):
-    more = {**DOCUMENT, "space": {"tp": [1, 4], "pp": [2]}, "search": {"num_trials": 9, "seed": 1}}
-    assert (study.number_of(DOCUMENT), study.number_of(more)) == (1, 2)
-    assert StudyFolder.create(tmp_path, "x", more).space().number == 2
-    assert [one.document for one in study.spaces()] == [DOCUMENT, more]
-
-
 def test_a_space_that_contradicts_results_is_refused_with_every_contradiction(study, tmp_path):
     other = {**DOCUMENT, "cooling": "air", "engine_room": {"floor": 2}, "space": {"tp": [4]}}
     with pytest.raises(SpaceError) as caught:
