@@ -1,7 +1,6 @@
 """A search over a command of the user's own, with real Ray on processors."""
 
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -73,22 +72,3 @@ def test_commands_run_and_every_ending_has_its_status(
     assert ranked.returncode == 0, ranked.stderr
     rows = json.loads(ranked.stdout)
     assert [row["flags"]["how"] for row in rows["feasible"]] == ["good"] and not rows["failed"]
-
-
-@pytest.mark.slow
-def test_two_ranks_under_torchrun(wattune, results, storage: Path, tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "{devices_per_node}"]
-    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "{rendezvous}"]
-    command = [*torchrun, str(PROGRAM), "--mode", "{how}", "--step-s", "{step_s}", f"--tag={tmp_path}"]
-    flags = {"how": ["good", "crash"], "step_s": [0.02, 0.04], "algorithm": ["Ring"]}
-    space = own_space(tmp_path, "own", command=command, flags=flags, requires=["how == good or step_s <= 0.02"])
-
-    done = wattune("run", space, "--json")
-    assert done.returncode == 0, done.stderr
-    assert not commands(tmp_path)
-    ranking = json.loads(done.stdout)
-    assert [row["flags"]["step_s"] for row in ranking["feasible"]] == [0.02, 0.04]
-    best = results(storage / "own")[f"{ranking['feasible'][0]['trial_id']}-0"]
-    assert best["numbers"]["told_tokens_per_step"] == 200
-    (failed,) = ranking["failed"]
-    assert re.search(r"rank [01]: .*the loss is no number", failed["reason"])

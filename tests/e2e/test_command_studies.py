@@ -1,7 +1,6 @@
-"""Studies of a command, on one cluster that stands: killed, stopped, limited, tried again, on two nodes, searched."""
+"""Studies of a command, on one cluster that stands: killed, tried again, on two nodes, searched."""
 
 import json
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,30 +87,6 @@ def test_a_killed_study_leaves_no_command_and_ends_as_any_other(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("in_foreground")
-def test_ctrl_c_ends_a_command_that_will_not_end_and_the_same_call_continues(
-    start_wattune, wattune, results, storage: Path, tmp_path: Path
-) -> None:
-    command = [sys.executable, str(PROGRAM), "--step-s={step_s}", "--deaf", f"--tag={tmp_path}"]
-    space = own_space(tmp_path, "stopped", command=command, measure={"min_seconds": 30, "reference_every": 0})
-    running = start_wattune("run", space)
-    running.says(r"^\[0/1\].* measure [1-9]")
-    running.process.send_signal(signal.SIGINT)
-    assert running.ends(60) == 130, running.text
-    assert "Traceback" not in running.text and "interrupted: stopped by the user" in running.text
-    wait_gone(tmp_path, within_s=5)
-    (result,) = results(storage / "stopped").values()
-    assert result["status"] == "interrupted"
-
-    space = own_space(tmp_path, "stopped", command=command, measure={"min_seconds": 1, "reference_every": 0})
-    done = wattune("run", space, "--json")
-    assert done.returncode == 0, done.stderr
-    (result,) = results(storage / "stopped").values()
-    assert result["status"] == "completed" and len(json.loads(done.stdout)["feasible"]) == 1
-    assert not commands(tmp_path)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("example", "samples"), [("plain_loop", 8), ("hf_trainer", 2)])
 def test_a_shipped_example_runs_from_its_space(
     wattune, results, storage: Path, tmp_path: Path, example: str, samples: int
@@ -168,28 +143,6 @@ def test_case_failures_goes_on_behind_five_that_ran_out_of_memory_and_stops_at_s
     assert done.returncode == 1 and len(results(storage / "surrounded")) == 2, done.stdout
     (told,) = [line for line in done.stdout.splitlines() if "stop, 2 are left" in line]
     assert "No space left on device" in told and "call the same command again" in told
-
-
-@pytest.mark.slow
-def test_a_hard_limit_stops_a_command_and_the_next_one_runs(wattune, results, storage: Path, tmp_path: Path) -> None:
-    one = {"device": "cpu", "devices_per_node": 1, "simulate_sensors_of": "h200_sxm"}
-    space = own_space(
-        tmp_path,
-        "limited",
-        cluster=[one | {"devices_per_node": 2}, one],
-        measure={"warmup_steps": 5, "min_seconds": 8, "reference_every": 0},
-        limits={"node_device_power_w": 900},
-        constraints=[],
-        search={"strategy": "grid", "order": "listed"},
-    )
-    done = wattune("run", space)
-    assert done.returncode == 0, done.stdout + done.stderr
-    ended = sorted(results(storage / "limited").values(), key=lambda each: each["end_wall_ns"])
-    assert sorted(each["status"] for each in ended) == ["aborted", "completed"]
-    (aborted,) = [each for each in ended if each["status"] == "aborted"]
-    assert "the hard limit is 900 W" in aborted["reason"] and not aborted["metrics"]
-    assert aborted["reason"] in done.stdout
-    assert not commands(tmp_path)
 
 
 @pytest.mark.slow
@@ -258,28 +211,6 @@ def test_a_search_learns_from_trials_alone_and_says_so(
         assert suggested.returncode == 0, suggested.stdout + suggested.stderr
     refused = wattune("plan", space, "--estimate")
     assert refused.returncode == 2 and "Traceback" not in refused.stderr and "estimate" in refused.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("second_node")
-def test_nodes_meet_and_have_their_numbers(wattune, results, storage: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(PROGRAM), "--meet", "{rendezvous}", "--node", "{node_rank}", f"--tag={tmp_path}"]
-    space = own_space(
-        tmp_path,
-        "nodes",
-        command=command,
-        flags={"algorithm": ["Ring"]},
-        cluster={"device": "cpu", "num_nodes": 2, "devices_per_node": 1, "simulate_sensors_of": "h200_sxm"},
-    )
-    done = wattune("run", space, "--json")
-    assert done.returncode == 0, done.stderr
-    ((name, result),) = results(storage / "nodes").items()
-    assert result["status"] == "completed" and result["numbers"]["told_tokens_per_step"] == 200
-    outputs = storage / "nodes" / "trials" / name / "output"
-    assert "node 0 met node 1" in (outputs / "node0.txt").read_text()
-    assert "node 1 met node 0" in (outputs / "node1.txt").read_text()
-    assert len([*(storage / "nodes" / "trials" / name / "telemetry").iterdir()]) == 2  # both were sampled
-    assert not commands(tmp_path)
 
 
 @pytest.mark.slow

@@ -1,18 +1,14 @@
 """Lanes with real Ray, real workers and engines that fail in every way: what a trial costs the next one."""
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from raylet_cluster import Raylets
 from script_results import results
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
@@ -38,8 +34,6 @@ from trial_overhead import run_trial
 from faulty_engine import GOOD, HANGS, LEAKS, OUT_OF_MEMORY, PROFILE_OUT_OF_MEMORY, RAISES
 
 ROOT = Path(sys.argv[1])
-SAMPLER = "wattune.telemetry.sampler.process"
-os.environ["WATTUNE_TEST_OF"] = str(ROOT)  # every process below has it
 MODEL = ModelSpec(name="tiny", num_layers=2, hidden_size=64, ffn_hidden_size=128, num_heads=4, num_kv_heads=2,
                   vocab_size=256, source="made up")
 CLUSTER = ClusterSpec(device="cpu", devices_per_node=2, simulate_sensors_of="h200_sxm")
@@ -130,14 +124,6 @@ def kill_during(label, number, find, lanes, cluster, **options):
 
 def worker(): return next((p.pid for p in own("RayTrainWorker")), None)
 def keeper(): return next((p.pid for p in own("LaneKeeper")), None)
-def actor(): return next((p.pid for p in own("TelemetryActor")), None)
-def sampler():
-    for process in psutil.process_iter():  # nobody's child: it has the environment of this script
-        try:
-            if SAMPLER in process.cmdline() and process.environ().get("WATTUNE_TEST_OF") == str(ROOT):
-                return process.pid
-        except psutil.Error:
-            pass
 """
 
 
@@ -174,42 +160,6 @@ with connect() as cluster, Lanes(drive) as lanes:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("on_standing_cluster")
-def test_a_worker_killed_from_outside_is_a_repeat_and_one_that_aborts_is_not(
-    start_wattune, write_two_trials, results, storage: Path, standing_cluster: Raylets
-) -> None:
-    running = start_wattune("run", write_two_trials("killed_worker", min_seconds=3))
-    for number, pattern in ((signal.SIGKILL, r"^\[0/2\]"), (signal.SIGABRT, r"^\[1/2\]")):
-        running.says(pattern + r".* measure [1-9]")
-        workers = [one for one in processes_of(standing_cluster.process) if "RayTrainWorker" in one.name()]
-        assert workers
-        workers[-1].send_signal(number)
-        if number == signal.SIGKILL:
-            running.says(r"infra_failed: .*killed from outside.*; tried again$")
-    assert running.ends(250) == 0, running.text  # one of the two completed
-    assert "Traceback" not in running.text
-    found = list(results(storage / "killed_worker").values())
-    (repeated,) = (one for one in found if one["status"] == "completed")
-    assert repeated["numbers"]["attempt"] == 2
-    (attempt,) = (storage / "killed_worker").glob("trials/*/attempts/1/run.json")
-    killed = json.loads(attempt.read_text())
-    assert killed["status"] == "infra_failed" and killed["tags"]["infra_cause"] == "worker_killed"
-    assert "ended without reporting, killed from outside" in killed["reason"]
-    (aborted,) = (one for one in found if one["status"] != "completed")
-    assert aborted["status"] == "crashed" and aborted["reason"].endswith("Fatal Python error: Aborted")
-
-
-def processes_of(process: "subprocess.Popen[str]") -> list[psutil.Process]:
-    """The processes below one whose names can be read."""
-    found = []
-    for one in psutil.Process(process.pid).children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            one.name()
-            found.append(one)
-    return found
-
-
-@pytest.mark.slow
 def test_a_hang_says_where_it_hangs_and_a_leak_costs_the_workers(script) -> None:
     found = script("""
 with connect() as cluster, Lanes(drive) as lanes:
@@ -235,32 +185,6 @@ with connect() as cluster, Lanes(drive) as lanes:
     for label in ("after hangs", "after leaks", "after raises", "after too long"):
         assert found[label]["status"] == "completed", found[label]
         assert found[label]["numbers"]["lane_trial"] == 1 and "group_restart_s" in found[label]["numbers"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("victim", "status"),
-    [("keeper", "infra_failed"), ("actor", "completed"), ("sampler", "completed")],
-)
-def test_whatever_is_killed_the_next_trial_completes(script, victim: str, status: str) -> None:
-    found = script(
-        KILLS
-        + f"""
-with connect() as cluster, Lanes(drive) as lanes:
-    run("first", lanes, cluster, 0)
-    kill_during("killed", 1, {victim}, lanes, cluster)
-    run("next", lanes, cluster, 2)
-"""
-    )
-    assert [found[label]["status"] for label in ("first", "killed", "next")] == ["completed", status, "completed"]
-    folder = Path(found["killed"]["folder"])
-    assert (folder / "run.json").exists()
-    if victim == "keeper":
-        reason = found["killed"]["reason"]
-        assert reason.count("the process that holds the lanes ended") == 1 and "did not answer" not in reason
-    else:
-        manifests = [json.loads(path.read_text()) for path in folder.glob("telemetry/*/manifest.json")]
-        assert [manifest["closed"] for manifest in manifests] == [victim != "sampler"]
 
 
 @pytest.mark.slow

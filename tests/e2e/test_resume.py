@@ -75,22 +75,6 @@ def test_ctrl_c_and_a_killed_driver_lose_nothing_that_was_finished(
     assert "0 trial(s) to run" in last.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_a_killed_head_ends_the_call_and_the_same_command_continues(
-    start_wattune, wattune, write_two_trials, results, storage: Path
-) -> None:
-    space, study = write_two_trials("killed_head", min_seconds=3), storage / "killed_head"
-    running = second_measures(start_wattune, space)
-    children = psutil.Process(running.process.pid).children(recursive=True)
-    (gcs,) = [process for process in children if process.name() == "gcs_server"]
-    gcs.kill()
-    assert running.ends(200) == 1, running.text
-    done = wattune("run", space, "--json")
-    assert done.returncode == 0, done.stderr
-    assert {one["status"] for one in results(study).values()} == {"completed"}
-
-
 @pytest.fixture
 def raylets(tmp_path: Path, environment: dict[str, str]) -> Iterator[Raylets]:
     with raylet_cluster(tmp_path, environment) as found:

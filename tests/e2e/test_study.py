@@ -1,16 +1,6 @@
 """A whole study as a user runs it: real Ray, real workers, real files."""
 
-import fcntl
 import json
-import os
-import pty
-import re
-import select
-import signal
-import subprocess
-import sys
-import termios
-import time
 from pathlib import Path
 
 import pytest
@@ -77,39 +67,3 @@ def test_an_unknown_cluster_is_one_clear_line(wattune, write_space) -> None:
     assert done.returncode == 1
     assert "127.0.0.1:1 did not answer" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("in_foreground")
-def test_a_closed_terminal_leaves_a_study_in_order(
-    environment: dict[str, str], wattune, write_two_trials, results, storage: Path, tmp_path: Path
-) -> None:
-    space = write_two_trials("hung_up", min_seconds=20)
-    ours, theirs = pty.openpty()
-    running = subprocess.Popen(
-        [sys.executable, "-m", "wattune", "run", str(space)],
-        cwd=tmp_path,
-        env=environment | {"COLUMNS": "120", "TERM": "xterm"},
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # without one nobody is told that it was closed
-    )
-    os.close(theirs)
-    study = storage / "hung_up"
-    try:
-        shown, deadline_s = "", time.monotonic() + 240
-        # The live view is drawn anew twice a second; its last lines say what runs.
-        while not (results(study) and re.search(r"1/2 trials.* measure [1-9]", shown, re.DOTALL)):
-            assert time.monotonic() < deadline_s, shown
-            if select.select([ours], [], [], 1.0)[0]:
-                shown = (shown + os.read(ours, 65536).decode(errors="replace"))[-2000:]
-        os.close(ours)
-        assert running.wait(90) == 128 + signal.SIGHUP
-    finally:
-        running.kill()
-        running.wait(30)
-    assert sorted(one["status"] for one in results(study).values()) == ["completed", "interrupted"]
-    assert (study / "report.html").exists()
-    assert wattune("run", space, "--json").returncode == 0

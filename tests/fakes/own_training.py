@@ -3,7 +3,6 @@
 import argparse
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,14 +21,9 @@ def main() -> None:
     parser.add_argument(
         "--die-once", help="a file; where it is not there yet, it is made, and SIGKILL ends this program"
     )
-    parser.add_argument("--meet", help="HOST:PORT at which node 0 listens and the others ask for its number")
-    parser.add_argument("--node", type=int, default=0)
     chosen = parser.parse_args()
     if chosen.deaf:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if chosen.meet:
-        os.environ["RANK"] = str(chosen.node)  # as a launcher does
-        meet(chosen.meet, chosen.node)
     print(f"mode {chosen.mode}, algorithm {os.environ.get('NCCL_ALGO', 'none')}", flush=True)  # noqa: T201
     if chosen.leave:
         daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
@@ -52,32 +46,6 @@ def main() -> None:
             raise ValueError("the loss is no number")
         if chosen.mode == "hang" and number == 12:
             time.sleep(1000)
-
-
-def meet(where: str, node: int) -> None:
-    """Waits for the other of two nodes, as torchrun does at its rendezvous; says whom it met."""
-    host, _, port = where.rpartition(":")
-    if node == 0:
-        with socket.create_server(("", int(port))) as server:
-            server.settimeout(60)
-            other, _ = server.accept()
-            with other:
-                number = other.recv(16).decode()
-                other.sendall(b"0")
-    else:
-        end_s = time.monotonic() + 60
-        while True:
-            try:
-                other = socket.create_connection((host, int(port)), timeout=5)
-                break
-            except OSError:
-                if time.monotonic() > end_s:
-                    raise
-                time.sleep(0.1)
-        with other:
-            other.sendall(str(node).encode())
-            number = other.recv(16).decode()
-    print(f"node {node} met node {number}", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
