@@ -75,13 +75,21 @@ def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def private_words(tree: ast.Module) -> list[str]:
     """The texts that hold a private word, with their line."""
-    found = []
-    for line, text in texts(tree):
-        rest = text
-        for allowed in ALLOWED:
-            rest = rest.replace(allowed, "")
-        found += [f"{line}: {word.group()} in {text[:60]}" for word in PRIVATE.finditer(rest)]
-    return found
+    return [f"{line}: {word} in {text[:60]}" for line, text in texts(tree) for word in private_in(text)]
+
+
+def private_in(text: str) -> list[str]:
+    """The private words of a text."""
+    for allowed in ALLOWED:
+        text = text.replace(allowed, "")
+    return [word.group() for word in PRIVATE.finditer(text)]
+
+
+def tables() -> dict[str, str]:
+    """The tables beside the code, whose texts users may read, without their comments."""
+    comment = re.compile(r"(^| +)# .*", re.MULTILINE)
+    paths = [path for kind in ("csv", "toml") for path in sorted((ROOT / "platform/wattune").rglob(f"*.{kind}"))]
+    return {path.relative_to(ROOT).as_posix(): comment.sub("", path.read_text()) for path in paths}
 
 
 def semicolons(page: str) -> int:
@@ -98,10 +106,11 @@ def test_docstrings_open_with_a_verb_or_a_noun(folder: str) -> None:
 
 def test_messages_and_help_use_words_that_users_know() -> None:
     assert wrong("platform", PRIVATE, private_words) == {}
+    assert {name: found for name, text in tables().items() if (found := private_in(text))} == {}
 
 
 def test_every_allowed_text_is_still_said() -> None:
-    said = "\n".join(path.read_text() for path in (ROOT / "platform").rglob("*.py"))
+    said = "\n".join([*(path.read_text() for path in (ROOT / "platform").rglob("*.py")), *tables().values()])
     assert [text for text in ALLOWED if text not in said] == []
 
 

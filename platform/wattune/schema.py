@@ -1,10 +1,12 @@
-"""Tables that wattune writes: one line for each column, with its unit.
+"""Tables that wattune writes: one line for each column in `columns.toml`, with its unit and what it can be.
 
 Workers and telemetry meet here only: both write tables of these schemas on one clock of the node, and analysis joins
 them. A failed read is null, never 0.
 """
 
+import tomllib
 from dataclasses import dataclass
+from importlib import resources
 from typing import Final, TypeAlias
 
 import pyarrow as pa
@@ -14,110 +16,28 @@ from wattune.units import NS_PER_S, unit_of
 DeviceKey: TypeAlias = tuple[str, str]
 """Node and device, by the names tables use."""
 
-_TEXT = pa.dictionary(pa.int32(), pa.string())
+_TEXT: Final = pa.dictionary(pa.int32(), pa.string())
+_FILE: Final = tomllib.loads(resources.files(__package__).joinpath("columns.toml").read_text(encoding="utf-8"))
 
 
-def _column(name: str, type_: pa.DataType, kind: str = "gauge") -> pa.Field:
-    """Makes a column whose metadata holds its unit, and whether it is a gauge or a cumulative counter."""
-    unit = unit_of(name)
-    metadata = {"kind": kind} | ({"unit": unit} if unit else {})
-    return pa.field(name, type_, metadata=metadata)
+def _table(name: str) -> pa.Schema:
+    """Makes a table's schema; the metadata of a column hold its unit, and whether it is a gauge or a counter."""
+    columns = []
+    for column in _FILE["tables"][name]:
+        own, unit = _FILE["columns"][column], unit_of(column)
+        type_ = _TEXT if own["type"] == "text" else pa.type_for_alias(own["type"])
+        metadata = {"kind": own.get("kind", "gauge")} | ({"unit": unit} if unit else {})
+        columns.append(pa.field(column, type_, metadata=metadata))
+    return pa.schema(columns)
 
 
-_KEYS = [
-    _column("node", _TEXT, "key"),
-    _column("device", _TEXT, "key"),
-    _column("mono_ns", pa.int64(), "time"),
-    _column("wall_ns", pa.int64(), "time"),
-]
-
-TELEMETRY: Final[dict[str, pa.Schema]] = {
-    "ring": pa.schema([*_KEYS, _column("sensor_ns", pa.int64(), "time"), _column("power_w", pa.float32())]),
-    "fast": pa.schema(
-        [
-            *_KEYS,
-            _column("power_instant_w", pa.float32()),
-            _column("sm_clock_mhz", pa.int64()),
-            _column("event_reasons", pa.uint64(), "bits"),
-            _column("gpu_temp_c", pa.float32()),
-        ]
-    ),
-    "counter": pa.schema(
-        [
-            *_KEYS,
-            _column("nvlink_tx_bytes", pa.int64(), "cumulative"),
-            _column("nvlink_rx_bytes", pa.int64(), "cumulative"),
-            _column("pcie_tx_bytes", pa.int64(), "cumulative"),
-            _column("pcie_rx_bytes", pa.int64(), "cumulative"),
-            _column("tensor_active_frac", pa.float32()),
-            _column("dram_active_frac", pa.float32()),
-            _column("sm_active_frac", pa.float32()),
-        ]
-    ),
-    "slow": pa.schema(
-        [
-            *_KEYS,
-            _column("energy_j", pa.float64(), "cumulative"),
-            _column("power_average_w", pa.float32()),
-            _column("power_limit_w", pa.float32()),
-            _column("memory_temp_c", pa.float32()),
-            _column("thermal_margin_c", pa.float32()),
-            _column("throttle_power_ns", pa.int64(), "cumulative"),
-            _column("throttle_thermal_ns", pa.int64(), "cumulative"),
-            _column("throttle_hw_ns", pa.int64(), "cumulative"),
-            _column("memory_used_bytes", pa.int64()),
-        ]
-    ),
-    "host": pa.schema(
-        [
-            *_KEYS,
-            _column("cpu_busy_frac", pa.float32()),
-            _column("package_power_w", pa.float32()),
-            _column("dram_power_w", pa.float32()),
-            _column("node_power_w", pa.float32()),
-            _column("memory_used_bytes", pa.int64()),
-            _column("nic_tx_bytes", pa.int64(), "cumulative"),
-            _column("nic_rx_bytes", pa.int64(), "cumulative"),
-            _column("cpu_temp_max_c", pa.float32()),
-            _column("psi_cpu_some_frac", pa.float32()),
-            _column("psi_memory_some_frac", pa.float32()),
-            _column("psi_io_some_frac", pa.float32()),
-        ]
-    ),
-}
+TELEMETRY: Final[dict[str, pa.Schema]] = {tier: _table(tier) for tier in ("ring", "fast", "counter", "slow", "host")}
 """Telemetry tables by tier. `ring` is the driver's own power history. The sampler read the others."""
 
-SPANS: Final = pa.schema(
-    [
-        _column("node", _TEXT, "key"),
-        _column("device", _TEXT, "key"),
-        _column("rank", pa.int32(), "key"),
-        _column("step", pa.int32(), "key"),
-        _column("micro_batch", pa.int32(), "key"),
-        _column("chunk", pa.int32(), "key"),
-        _column("phase", _TEXT, "key"),
-        _column("start_mono_ns", pa.int64(), "time"),
-        _column("end_mono_ns", pa.int64(), "time"),
-        _column("start_wall_ns", pa.int64(), "time"),
-        _column("end_wall_ns", pa.int64(), "time"),
-    ]
-)
+SPANS: Final = _table("spans")
 """Phases of every rank's steps, with start and end. `micro_batch` and `chunk` are null where they do not apply."""
 
-KERNELS: Final = pa.schema(
-    [
-        _column("rank", pa.int32(), "key"),
-        _column("step", pa.int32(), "key"),
-        _column("stream", pa.int64(), "key"),
-        _column("name", _TEXT, "key"),
-        _column("collective", _TEXT, "key"),
-        _column("group", _TEXT, "key"),
-        _column("group_ranks", _TEXT, "key"),
-        _column("fabric", _TEXT, "key"),
-        _column("start_ns", pa.int64(), "time"),
-        _column("end_ns", pa.int64(), "time"),
-    ]
-)
+KERNELS: Final = _table("kernels")
 """Kernels on each rank's device in the profiled steps. Times count from the start of the step, and the row named `step`
 is the step itself. `collective`, its process group, the group's ranks and `fabric` are empty where they do not apply.
 `fabric` is `node` where the group's links stay inside a node, else `network`."""
@@ -128,7 +48,8 @@ class Bound:
     """Values that a column can have. A value beyond them is a fault of sensor, file or unit, never a measurement."""
 
     least: float
-    most: float
+    most: float = 2**62
+    """Of times and counters; a sum of two is still an integer of 64 bits."""
     fact: str = ""
     """The device's fact that bounds it more closely, where it is known; empty where none does."""
     times: float = 1.0
@@ -139,51 +60,12 @@ class Bound:
     """Rise of a counter that is allowed besides: counters move in steps, and 32-bit registers wrap."""
 
 
-_TIME: Final = Bound(least=0, most=2**62)
-_TRAFFIC: Final = {"least": 0, "most": 2**62, "slack": 2**35}
-
 BOUNDS: Final[dict[str, Bound]] = {
-    **dict.fromkeys(("mono_ns", "wall_ns", "sensor_ns"), _TIME),
-    **dict.fromkeys(("start_mono_ns", "end_mono_ns", "start_wall_ns", "end_wall_ns", "start_ns", "end_ns"), _TIME),
-    **dict.fromkeys(("rank", "micro_batch", "chunk"), Bound(least=0, most=2**24)),
-    "step": Bound(least=-(2**31), most=2**31),
-    "event_reasons": Bound(least=0, most=2**64),
-    # The highest sample ever seen on a limit of 700 W is 969 W (benchmarks/results/nvml_check.md).
-    **dict.fromkeys(
-        ("power_w", "power_instant_w", "power_average_w"), Bound(least=0, most=10_000, fact="power_limit_w", times=3)
-    ),
-    "power_limit_w": Bound(least=0, most=10_000),
-    "package_power_w": Bound(least=0, most=10_000),
-    "dram_power_w": Bound(least=0, most=10_000),
-    "node_power_w": Bound(least=0, most=1_000_000),
-    "sm_clock_mhz": Bound(least=0, most=10_000, fact="sm_clock_max_mhz", times=1.25),
-    # Silicon fails above 150 degrees; a liquid or a room below freezing cools no data centre.
-    **dict.fromkeys(("gpu_temp_c", "memory_temp_c", "cpu_temp_max_c"), Bound(least=0, most=150)),
-    "thermal_margin_c": Bound(least=-150, most=150),
-    **dict.fromkeys(("tensor_active_frac", "dram_active_frac", "sm_active_frac"), Bound(least=0.0, most=1.1)),
-    # The host's are made of two readings of a counter and of a clock, which do not fall together exactly.
-    **dict.fromkeys(
-        ("cpu_busy_frac", "psi_cpu_some_frac", "psi_memory_some_frac", "psi_io_some_frac"), Bound(least=0.0, most=1.5)
-    ),
-    # A counter of energy rises with power; of time, with time, in steps of up to 22 s (benchmarks/results).
-    "energy_j": Bound(least=0, most=1e15, fact="power_limit_w", times=3, rise_per_s=10_000, slack=1e4),
-    **dict.fromkeys(
-        ("throttle_power_ns", "throttle_thermal_ns", "throttle_hw_ns"),
-        Bound(least=0, most=2**62, rise_per_s=2e9, slack=120e9),
-    ),
-    "memory_used_bytes": Bound(least=0, most=2**50),
-    # The fastest links there are: 1.8 TB/s of NVLink 5 in both directions, 256 GB/s of PCIe 7, 8 ports of 1.6 Tbit/s.
-    **dict.fromkeys(
-        ("nvlink_tx_bytes", "nvlink_rx_bytes"), Bound(**_TRAFFIC, fact="link_peaks.nvlink", times=2, rise_per_s=4e12)
-    ),
-    **dict.fromkeys(
-        ("pcie_tx_bytes", "pcie_rx_bytes"), Bound(**_TRAFFIC, fact="link_peaks.pcie", times=4, rise_per_s=0.5e12)
-    ),
-    **dict.fromkeys(
-        ("nic_tx_bytes", "nic_rx_bytes"), Bound(**_TRAFFIC, fact="nic_link_bytes_per_s", times=2, rise_per_s=4e12)
-    ),
+    name: Bound(**{key: value for key, value in own.items() if key not in ("type", "kind")})
+    for name, own in _FILE["columns"].items()
+    if "least" in own
 }
-"""Values that columns can have, in the one place where that is said; `wattune.storage.values` refuses others."""
+"""Values that columns can have; `wattune.storage.values` refuses others."""
 
 MOST_SPAN_NS: Final = 400 * 24 * 3600 * NS_PER_S
 """Longest time from the first to the last row of a table."""

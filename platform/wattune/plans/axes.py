@@ -1,7 +1,10 @@
-"""The axes of a configuration in one table, and `Plan`, which has one value on each of them."""
+"""The axes of a configuration, a line each in `axes.csv`, and `Plan`, which has one value on each of them."""
 
+import csv
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Final, Literal
+from importlib import resources
+from typing import Any, Final, Literal
 
 AxisKind = Literal["count", "choice", "layout", "order", "setting"]
 
@@ -25,97 +28,16 @@ class Axis:
 FOUND: Final = "found"
 """The value of a setting that leaves a device as it was found; a plan holds None."""
 
-NVIDIA_PROFILES: Final = ("max_p", "max_q", "network", "balanced", "llm_training", "llm_inference", "hpc")
-"""NVIDIA's workload power profiles, `NVML_POWER_PROFILE_*` in nvml.h 13, as far as they are of whole workloads."""
+_FILE: Final = resources.files(__package__).joinpath("axes.csv").read_text(encoding="utf-8")
+_ROWS: Final[Iterable[dict[str, Any]]] = csv.DictReader(_FILE.splitlines())
+AXES: Final = {row["name"]: Axis(**row | {"choices": tuple(row["choices"].split())}) for row in _ROWS}
+"""Every axis by name, of `axes.csv`, in the order tables list them."""
 
 AMD_PROFILES: Final = ("compute", "power_saving", "bootup_default")
 """AMD's power profiles, `AMDSMI_PWR_PROF_PRST_*_MASK` in amdsmi.h, as far as they are of accelerators."""
 
-AXES: Final[dict[str, Axis]] = {
-    axis.name: axis
-    for axis in (
-        Axis(name="tp", kind="count", neutral="1", meaning="tensor parallel degree, with sequence parallel"),
-        Axis(name="pp", kind="count", neutral="1", meaning="pipeline stages"),
-        Axis(name="cp", kind="count", neutral="1", meaning="context parallel degree"),
-        Axis(name="ep", kind="count", neutral="1", meaning="expert parallel degree; divides dp*cp*tp/etp"),
-        Axis(name="etp", kind="count", neutral="tp", meaning="tensor parallel degree inside experts"),
-        Axis(name="vpp", kind="count", neutral="1", meaning="model chunks per pipeline stage (interleaving)"),
-        Axis(name="micro_batch_size", kind="count", neutral="1", meaning="sequences per micro-batch and replica"),
-        Axis(
-            name="sharding",
-            kind="choice",
-            choices=("none", "zero1", "zero2", "zero3"),
-            neutral="none",
-            meaning="what data-parallel ranks share: optimizer state, gradients, parameters",
-        ),
-        Axis(
-            name="dp_replicate",
-            kind="count",
-            neutral="1",
-            meaning="copies of what sharding shares: each is shared by dp/dp_replicate ranks (hybrid sharding, HSDP)",
-        ),
-        Axis(
-            name="recompute",
-            kind="choice",
-            choices=("none", "selective", "full"),
-            neutral="none",
-            meaning="activations computed again in the backward pass: none, attention, every layer",
-        ),
-        Axis(
-            name="offload",
-            kind="choice",
-            choices=("none", "activations"),
-            neutral="none",
-            meaning="what waits in host memory, copied beside compute: what layers keep for the backward pass",
-        ),
-        Axis(
-            name="loss_chunks",
-            kind="count",
-            neutral="1",
-            meaning="parts of a micro-batch's tokens whose logits are held one after another: head and loss are "
-            "computed again in the backward pass",
-        ),
-        Axis(
-            name="overlap",
-            kind="choice",
-            choices=("none", "grad", "grad_param", "tp"),
-            neutral="none",
-            meaning="communication run beside compute: gradient reduction, parameter gathering, tensor parallel",
-        ),
-        Axis(
-            name="dtype",
-            kind="choice",
-            choices=("bf16", "fp8", "fp32"),
-            neutral="bf16, on cpu fp32",
-            meaning="data type of weights and activations in the forward and backward pass; "
-            "fp8: of the layers' products, the rest stays bf16",
-        ),
-        Axis(
-            name="layout",
-            kind="layout",
-            choices=("even",),
-            neutral="even",
-            meaning="layers per pipeline stage, such as [21, 19]",
-        ),
-        Axis(
-            name="rank_order",
-            kind="order",
-            choices=("topology",),
-            neutral="topology",
-            meaning="which device slot each rank drives",
-        ),
-        Axis(name="power_limit_w", kind="setting", neutral=FOUND, meaning="watts that each device may draw"),
-        Axis(name="clock_mhz", kind="setting", neutral=FOUND, meaning="compute clock that each device is locked to"),
-        Axis(
-            name="power_profile",
-            kind="setting",
-            choices=(*NVIDIA_PROFILES, *AMD_PROFILES),
-            neutral=FOUND,
-            meaning="power profile of each device's driver",
-        ),
-    )
-}
-"""Every axis by name, in the order tables list them."""
+NVIDIA_PROFILES: Final = tuple(name for name in AXES["power_profile"].choices if name not in AMD_PROFILES)
+"""NVIDIA's workload power profiles, `NVML_POWER_PROFILE_*` in nvml.h 13, as far as they are of whole workloads."""
 
 HELD_IN: Final = {"bf16": "bf16", "fp8": "bf16", "fp32": "fp32"}
 """Type of weights and activations between products, by `dtype`: FP8 is cast to at a product and kept nowhere."""

@@ -1,13 +1,15 @@
-"""Limits of each engine and settings that act as others there: data, without a training library."""
+"""Limits of each engine and settings that act as others there: data of `engines.toml`, without a training library."""
 
 import sys
+import tomllib
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib import resources
 from typing import Any, Final, Protocol
 
 from wattune.catalog.hardware import ClusterSpec
-from wattune.catalog.models import FEATURES, ModelSpec
+from wattune.catalog.models import ModelSpec
 from wattune.errors import PlanError, closest
 from wattune.plans.axes import Plan
 from wattune.workload import Workload
@@ -135,211 +137,22 @@ class Capabilities:
     """Origin of the limits: versions, files, runs."""
 
 
-_ZERO_2_3: Final = ("zero2", "zero3")
-_OVERLAPS_DP: Final = ("grad", "grad_param")
+def _read(name: str, entry: Mapping[str, Any]) -> Capabilities:
+    """Makes the limits of an engine of its table in `engines.toml`."""
+    parts: dict[str, Any] = {key: tuple(own) if isinstance(own, list) else own for key, own in entry.items()}
+    parts["trains"] = frozenset(entry.get("trains", ()))
+    for key, kind in (("exclusions", Exclusion), ("equivalences", Equivalence)):
+        parts[key] = tuple(kind(**{**one, "setting": _setting(one["setting"])}) for one in entry.get(key, ()))
+    return Capabilities(name=name, **parts)
 
-_OF_MEGATRON: Final = {
-    "head widths of its own",
-    "norms of queries and keys",
-    "biases of queries, keys and values",
-    "dense layers in a mixture",
-    "shared experts",
-    "other weights of experts",
-}
-"""Of `transformer_config.py`: `kv_channels`, `qk_layernorm`, `add_qkv_bias`, `moe_layer_freq`, `moe_shared_expert_*`,
-`moe_router_*`. Its shared experts take no bias."""
 
-_NOT_OF_TORCH: Final = {
-    "other norms or biases of latent attention",
-    "values of another width",
-    "attention sinks",
-    "Mamba2",
-    "layers of one block",
-    "another activation",
-    "multi-token heads",
-}
+def _setting(values: Mapping[str, Any]) -> dict[str, Container[Any]]:
+    return {axis: ABOVE_1 if own == "above 1" else tuple(own) for axis, own in values.items()}
 
-CAPABILITIES: Final[dict[str, Capabilities]] = {
-    engine.name: engine
-    for engine in (
-        Capabilities(
-            name="torch",
-            vendors=("nvidia", "amd", "cpu"),
-            dtypes=("bf16", "fp8", "fp32"),
-            fp8_multiple=16,  # torch._scaled_mm: "trailing dimension of mat1 to be divisible by 16", "mat2 shape" alike
-            fills_pipeline=True,
-            rounds_of_pp=False,
-            splits_wide_norms=False,
-            trains=frozenset(FEATURES) - _NOT_OF_TORCH,
-            expert_row_bytes=16,  # torch.nn.functional.grouped_mm: "strides should be multiple of 16 bytes"
-            exclusions=(
-                Exclusion(setting={"cp": ABOVE_1}, why="its attention sees whole sequences"),
-                Exclusion(
-                    setting={"overlap": ("tp",)},
-                    why="torch's asynchronous tensor parallel is a private switch of its compiler (2.11 to 2.13)",
-                ),
-                Exclusion(
-                    setting={"dtype": ("fp8",)},
-                    why="torchao converts linear layers, and experts are grouped products",
-                    of_experts=True,
-                ),
-                Exclusion(
-                    setting={"dtype": ("fp8",)},
-                    why="torchao's layers compute gradients of frozen weights too",
-                    mode="lora",
-                ),
-            ),
-            source="torch 2.11: torch.distributed.pipelining.schedules, torch._inductor.config._micro_pipeline_tp; "
-            "torchao 0.18.0: float8/float8_linear.py",
-        ),
-        Capabilities(
-            name="megatron",
-            vendors=("nvidia", "amd"),
-            dtypes=("bf16", "fp8", "fp32"),
-            fp8_multiple=16,  # cuBLASLt, of which TransformerEngine's products are: dimensions in multiples of 16 bytes
-            etp_is_tp=False,
-            splits_adapters=False,
-            interleaves_prompts=True,
-            expert_row_bytes=16,  # torch.nn.functional.grouped_mm: "strides should be multiple of 16 bytes"
-            least_experts_per_token=2,  # transformer_config.py: the softmax over one has no gradient
-            splits_expert_bias=False,
-            trains=frozenset(_OF_MEGATRON),
-            exclusions=(
-                Exclusion(
-                    setting={"cp": ABOVE_1},
-                    why="only TransformerEngine's attention takes split sequences",
-                    transformer_engine=False,
-                ),
-                Exclusion(
-                    setting={"overlap": ("tp",)},
-                    why="the overlapped collectives are TransformerEngine's",
-                    transformer_engine=False,
-                ),
-                Exclusion(
-                    setting={"dtype": ("fp8",)},
-                    why="its products in fp8 are TransformerEngine's",
-                    transformer_engine=False,
-                ),
-                Exclusion(
-                    setting={"dtype": ("fp8",)},
-                    why="the tokens that come for an expert are no multiple of 16, as its products in fp8 need",
-                    of_experts=True,
-                ),
-                Exclusion(
-                    setting={"cp": ABOVE_1},
-                    why="of a prompt only the last token is judged, and one rank has it",
-                    mode="prefill",
-                ),
-                Exclusion(
-                    setting={},
-                    why="adapters stand beside its own linear layers, and TransformerEngine's hold a norm too",
-                    mode="lora",
-                    transformer_engine=True,
-                ),
-                Exclusion(
-                    setting={"offload": ("activations",)},
-                    why="its cpu_offloading is TransformerEngine's, and takes neither stages nor recomputation",
-                ),
-                Exclusion(
-                    setting={"loss_chunks": ABOVE_1}, why="its own model computes the loss of all tokens at once"
-                ),
-                Exclusion(
-                    setting={"sharding": _ZERO_2_3}, why="its distributed optimizer shards the optimizer state only"
-                ),
-            ),
-            # Without it the collectives of sequence parallelism wait behind the matrix products they should run beside.
-            environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-            source="megatron-core 0.16.1 and 0.19.2: transformer/transformer_config.py, tensor_parallel/layers.py",
-        ),
-        Capabilities(
-            name="deepspeed",
-            vendors=("nvidia", "amd", "cpu"),
-            etp_is_tp=False,
-            expert_row_bytes=16,  # torch._grouped_mm: "strides should be multiple of 16 bytes"
-            experts_why="its AutoEP layer is made for Mixtral's",
-            splits_ends=False,
-            splits_adapters=False,
-            exclusions=(
-                Exclusion(setting={"cp": ABOVE_1}, why="it has no context parallel attention"),
-                Exclusion(
-                    setting={"pp": ABOVE_1, "dtype": ("bf16",)},
-                    why="the optimizer of its bf16 pipeline wants experts to train",
-                    mode="lora",
-                    of_experts=True,
-                ),
-                Exclusion(
-                    setting={"sharding": ("zero1", "zero2")},
-                    why="these stages want experts to train",
-                    mode="lora",
-                    of_experts=True,
-                ),
-                Exclusion(setting={"vpp": ABOVE_1}, why="its pipeline schedule has one chunk a stage"),
-                Exclusion(setting={"pp": ABOVE_1, "tp": ABOVE_1}, why="automatic tensor parallel needs pp=1"),
-                Exclusion(
-                    setting={"pp": ABOVE_1, "sharding": _ZERO_2_3}, why="PipelineEngine refuses ZeRO above stage 1"
-                ),
-                Exclusion(
-                    setting={"tp": ABOVE_1, "ep": ABOVE_1, "sharding": ("zero1", "zero2")},
-                    why="the norm it clips by then leaves out the experts of all tensor parallel ranks but one",
-                ),
-                Exclusion(setting={"overlap": ("tp",)}, why="its tensor parallel overlap runs its own examples only"),
-                Exclusion(
-                    setting={"offload": ("activations",)},
-                    why="its cpu_checkpointing moves what its own checkpointing keeps, and layers here use torch's",
-                ),
-                Exclusion(
-                    setting={"loss_chunks": ABOVE_1}, why="its pipeline and ZeRO take the loss of all tokens at once"
-                ),
-                Exclusion(
-                    setting={"dp_replicate": ABOVE_1},
-                    why="hpZ copies weights alone, and MiCS needs ZeRO-3 with a model built inside its own context",
-                ),
-            ),
-            equivalences=(
-                Equivalence(
-                    setting={"pp": ABOVE_1, "dtype": ("bf16",), "sharding": ("none",)},
-                    axis="sharding",
-                    to="zero1",
-                    why="its bf16 pipeline always shards the optimizer",
-                    needs_replicas=True,
-                    needs_training=True,
-                ),
-                Equivalence(
-                    setting={"pp": ABOVE_1, "overlap": _OVERLAPS_DP},
-                    axis="overlap",
-                    to="none",
-                    why="its pipeline reduces gradients after the last micro-batch",
-                ),
-                Equivalence(
-                    setting={"sharding": ("none",), "overlap": _OVERLAPS_DP},
-                    axis="overlap",
-                    to="none",
-                    why="without ZeRO it reduces gradients after the backward pass",
-                ),
-                Equivalence(
-                    setting={"sharding": ("zero1", "zero2"), "overlap": ("grad_param",)},
-                    axis="overlap",
-                    to="grad",
-                    why="below ZeRO-3 it gathers parameters in the update",
-                ),
-            ),
-            source="deepspeed 0.19.8: runtime/{engine,pipe,zero}, module_inject/auto_*.py; run with gloo on four ranks",
-        ),
-        Capabilities(
-            name=COMMAND,
-            vendors=("nvidia", "amd", "cpu"),
-            runs_program=True,
-            dtypes=("bf16", "fp8", "fp32"),
-            etp_is_tp=False,
-            rounds_of_pp=False,
-            splits_ends=False,
-            splits_adapters=False,
-            interleaves_prompts=True,
-            source="the user's own: nothing is known of it, so nothing is excluded",
-        ),
-    )
-}
-"""Every engine by name. Editing a limit is editing one line here."""
+
+_FILE: Final = resources.files(__package__).joinpath("engines.toml").read_text(encoding="utf-8")
+CAPABILITIES: Final[dict[str, Capabilities]] = {name: _read(name, each) for name, each in tomllib.loads(_FILE).items()}
+"""Every engine by name, of `engines.toml`."""
 
 
 @lru_cache(maxsize=256)

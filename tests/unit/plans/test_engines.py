@@ -7,7 +7,7 @@ import pytest
 from specs import trial_spec
 
 from wattune.catalog.hardware import DEVICES
-from wattune.catalog.models import MODELS
+from wattune.catalog.models import FEATURES, MODELS
 from wattune.errors import PlanError
 from wattune.plans.axes import AXES
 from wattune.plans.effective import effective
@@ -33,6 +33,7 @@ def test_the_table_speaks_of_things_that_exist():
     for engine in CAPABILITIES.values():
         assert set(engine.vendors) <= {device.vendor for device in DEVICES.values()}
         assert set(engine.dtypes) <= set(AXES["dtype"].choices)
+        assert engine.trains <= FEATURES.keys()
         for exclusion in engine.exclusions:
             for axis, values in exclusion.setting.items():
                 assert AXES[axis].kind == "count" or set(values) <= set(AXES[axis].choices)
