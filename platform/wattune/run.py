@@ -296,6 +296,11 @@ class Run:
             object.__setattr__(self, "reason", printable(without_secrets(self.reason)))
 
     @property
+    def took_s(self) -> float:
+        """Seconds from its start to its end; what it waited before, as for cool devices, is no part."""
+        return (self.end_wall_ns - self.start_wall_ns) / NS_PER_S
+
+    @property
     def times_s(self) -> dict[str, float]:
         """Seconds by part, as `TIME_PARTS` names them, and `other`: what nobody told of its length.
 
@@ -305,8 +310,7 @@ class Run:
         parts_s = {part: float(told[name]) for part, name in TIME_PARTS.items() if name in told}
         if "import" in parts_s and "build" in parts_s:  # the number has both
             parts_s["build"] = max(parts_s["build"] - parts_s["import"], 0.0)
-        length_s = (self.end_wall_ns - self.start_wall_ns) / NS_PER_S
-        return parts_s | {"other": max(length_s - (sum(parts_s.values()) - parts_s.get("wait", 0.0)), 0.0)}
+        return parts_s | {"other": max(self.took_s - (sum(parts_s.values()) - parts_s.get("wait", 0.0)), 0.0)}
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data for `run.json`."""

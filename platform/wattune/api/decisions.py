@@ -14,7 +14,6 @@ from wattune.errors import PlanError, SpaceError, WattuneError
 from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_burst
 from wattune.metrics import METRICS
 from wattune.objective import Question, VariedBound, parse_varied
-from wattune.orchestrate.cooldown import waited_s
 from wattune.orchestrate.scheduling.durations import Pace
 from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.ranking.frontier import Frontier, completed_pairs, usual_range
@@ -32,7 +31,6 @@ from wattune.search.strategies.protocol import CHOSEN_EVERY, MOST_TAUGHT, Proble
 from wattune.storage.known_results import FITS, read_known, write_known
 from wattune.storage.study import StudyFolder
 from wattune.trial import TrialSpec
-from wattune.units import NS_PER_S
 
 _DURATION: Final = re.compile(
     r"\s*(?:(\d+\.?\d*)\s*h)?\s*(?:(\d+\.?\d*)\s*m(?:in)?)?\s*(?:(\d+\.?\d*)\s*s)?\s*", re.ASCII
@@ -120,7 +118,7 @@ def suggest(study: AnyStudy, *, budget: str | float, storage: str | None = None)
     spec, pace, results = planned.spec, Pace(), source.results
     for one, result in completed_pairs(results):
         if result.repeat < FIRST_REFERENCE_REPEAT:
-            pace.add(one, (result.end_wall_ns - result.start_wall_ns) / NS_PER_S + waited_s(result))
+            pace.add(one, result.took_s + (result.numbers.cooldown_s or 0.0))
     left = _unmeasured(planned, results)
     ranking = replace(ranking_of({"": Posterior(results, spec.question)}, placed=False), unreadable=source.unreadable)
     found = suggest_for(

@@ -82,7 +82,7 @@ def fit_device(
         step_time=step,
         power=power if rows else None,
         hold_out=hold_out,
-        sharpen=missing_data([_axes(spec) for spec, _ in usable], longest_s=max(map(_seconds, usable))),
+        sharpen=missing_data([_axes(spec) for spec, _ in usable], longest_s=max(result.took_s for _, result in usable)),
         links=sweep.label if sweep else "",
     )
 
@@ -165,8 +165,3 @@ def _axes(spec: TrialSpec) -> dict[str, int | str]:
     degrees = {name: getattr(plan, name) for name in ("tp", "pp", "ep", "vpp")}
     names = {name: getattr(plan, name) for name in ("sharding", "recompute", "overlap")}
     return {**degrees, **names, "engine": spec.engine}
-
-
-def _seconds(one: MeasuredTrial) -> float:
-    result = one[1]
-    return (result.end_wall_ns - result.start_wall_ns) / 1e9

@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-from wattune.run import Numbers, Run
+from wattune.run import Numbers
 
 COOLDOWN_LOOK_S: Final = 2.0
 """Seconds between two readings of temperatures while a trial waits for its devices to cool."""
@@ -38,11 +38,3 @@ async def wait_until_cool(
         if waited_s >= max_s:
             return {"cooldown": "too warm"}, numbers
         await sleep(min(COOLDOWN_LOOK_S, max_s - waited_s))
-
-
-def waited_s(result: Run) -> float:
-    """Returns how long a trial held its nodes before it began, as `wait_until_cool` says; 0 without a wait.
-
-    A result's own times begin after the wait.
-    """
-    return result.numbers.cooldown_s or 0.0

@@ -15,7 +15,6 @@ from wattune.ranking.bounds import Margin
 from wattune.ranking.order import Ranking
 from wattune.ranking.work import compares
 from wattune.run import Run
-from wattune.units import ns_to_s
 
 UNTIL_DECIDED: Final = "--until-decided"
 """Option of `wattune run` that repeats the two most likely plans until the answer is known."""
@@ -194,7 +193,7 @@ def _holds(row: RankedTrial) -> float | None:
 
 def _seconds(rows: Sequence[RankedTrial], every: Sequence[RankedTrial]) -> float | None:
     """Returns the seconds of a call with one repeat of each plan: its runs, and one start of each kind of workers."""
-    taken = [[ns_to_s(run.end_wall_ns - run.start_wall_ns) - _start_s(run) for run in row.counted] for row in rows]
+    taken = [[run.took_s - _start_s(run) for run in row.counted] for row in rows]
     if not (taken and all(taken) and all(map(median, taken))):
         return None
     kinds = {(row.spec.cluster, row.spec.engine) for row in rows}

@@ -14,8 +14,7 @@ from wattune.analysis.metrics.waterfall import Breakdown
 from wattune.ranking.assessment import RankedTrial, Verdict
 from wattune.ranking.comparison import Comparison, Waterfall
 from wattune.ranking.order import Ranking
-from wattune.report.figure import Chart, blank, plain
-from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR, INK
+from wattune.report.figure import FEASIBLE_COLOR, INFEASIBLE_COLOR, INK, Chart, blank, plain
 from wattune.view.table import worded
 
 LABEL_CHARS: Final = 18

@@ -1,8 +1,12 @@
-"""One figure of the report, drawn by plotly, shown on a page or written as an image; and the style of all of them."""
+"""One figure of the report, drawn by plotly, shown on a page or written as an image; and the style of page and figures.
+
+Colours are Okabe and Ito's (jfly.uni-koeln.de/color, 2008), which colour-blind readers can distinguish.
+"""
 
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,9 +16,29 @@ from plotly.offline import get_plotlyjs
 
 from wattune.errors import WattuneError
 from wattune.intervals import Interval
-from wattune.report.markup import FONT, INK, LINE
 from wattune.run import Prediction
 from wattune.view.html import Html, fill, section
+
+FEASIBLE_COLOR: Final = "#0072B2"
+INFEASIBLE_COLOR: Final = "#D55E00"
+INK: Final = "#1b2430"
+LINE: Final = "#dfe4ea"
+MONO: Final = 'ui-monospace, "SF Mono", Menlo, "Liberation Mono", monospace'
+FONT: Final = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Liberation Sans", sans-serif'
+
+POLICY: Final = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+"""Content security policy of the page: a browser makes no request, whatever the page contains."""
+
+_SHARED: Final = {"ink": INK, "line": LINE, "good": FEASIBLE_COLOR, "font": FONT, "mono": MONO}
+"""Properties of the style that figures use too."""
+
+_FILES: Final = resources.files(__package__)
+STYLE: Final = (
+    f":root {{ {' '.join(f'--{name}: {value};' for name, value in _SHARED.items())} }}\n"
+    f"{_FILES.joinpath('page.css').read_text(encoding='utf-8')}"
+)
+SCRIPT: Final = _FILES.joinpath("page.js").read_text(encoding="utf-8")
+"""Script of the page beside plotly."""
 
 IMAGE_SIZE: Final = (1120, 520)
 """Pixels of an image at scale 1; PNG is written at `PNG_SCALE`."""

@@ -8,8 +8,7 @@ import plotly.graph_objects as go
 from wattune.intervals import Interval
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.frontier import Frontier, FrontierPoint, PredictedPlan
-from wattune.report.figure import Chart, blank, error_bars, plain
-from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
+from wattune.report.figure import FEASIBLE_COLOR, INFEASIBLE_COLOR, Chart, blank, error_bars, plain
 from wattune.run import Prediction
 from wattune.units import format_probability, with_unit
 from wattune.view.decisions import predicted_text

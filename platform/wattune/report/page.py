@@ -15,9 +15,8 @@ from wattune.ranking.comparison import Comparison
 from wattune.ranking.frontier import Frontier
 from wattune.ranking.order import Ranking
 from wattune.report.charts import slot_temperatures, step_parts, waterfall
-from wattune.report.figure import Chart, script
+from wattune.report.figure import POLICY, SCRIPT, STYLE, Chart, script
 from wattune.report.frontier import frontier_chart
-from wattune.report.markup import POLICY, SCRIPT, STYLE
 from wattune.report.pareto import BESIDE_PX, pareto
 from wattune.report.predictions import predictions
 from wattune.report.race import race

@@ -1,4 +1,4 @@
-"""The chart of the objective over power: feasible and infeasible trials, the bounds, and the Pareto front."""
+"""The chart of the objective over power: trials, bounds, the Pareto front, and names that cover nothing."""
 
 import html
 import math
@@ -12,9 +12,7 @@ from wattune.metrics import METRICS
 from wattune.objective import Constraint
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import Ranking, pareto_front
-from wattune.report.figure import DASHED, Chart, blank, error_bars, plain
-from wattune.report.labels import CHAR_WIDTH_PX, Box, placed
-from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
+from wattune.report.figure import DASHED, FEASIBLE_COLOR, INFEASIBLE_COLOR, Chart, blank, error_bars, plain
 from wattune.units import with_unit
 from wattune.view.table import worded
 
@@ -34,6 +32,30 @@ _MOST_BAR: Final = 0.5
 """Most room that intervals take beyond the points, of the width between the outermost ones."""
 
 _FALLBACK_AXES: Final = ("node_device_power_peak_1s_w", "node_device_power_mean_w", "energy_per_token_j")
+
+CHAR_WIDTH_PX: Final = 7.2
+"""Width of a character at `FONT_PX`: 0.6 em, as in DejaVu Sans, the widest font of the page's list."""
+BOLD_CHAR_WIDTH_PX: Final = 8.3
+"""The same in bold: 0.69 em."""
+FONT_PX: Final = 12
+_LINE_PX: Final = 15
+_POINT_PX: Final = 9
+"""Half the width of the greatest marker."""
+
+_SIDES: Final = (
+    ("top center", 0, -1),
+    ("bottom center", 0, 1),
+    ("middle right", 1, 0),
+    ("middle left", -1, 0),
+    ("top right", 1, -1),
+    ("top left", -1, -1),
+    ("bottom right", 1, 1),
+    ("bottom left", -1, 1),
+)
+"""Plotly's names of places beside a point, in the order they are tried, and their directions."""
+
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom in pixels."""
 
 
 def pareto(ranking: Ranking, plot_px: tuple[float, float] = PLOT_PX) -> Chart | None:
@@ -269,3 +291,51 @@ def _hover(row: RankedTrial, metric: str, across: str) -> str:
     parts.append(f"{row.quality or 'not assessed'}{''.join(f', {mark}' for mark in row.marks)}")
     parts.append(plain(row.reason) if row.reason else "keeps every bound")
     return "<br>".join(parts)
+
+
+def placed(
+    points: Sequence[tuple[float, float]],
+    texts: Sequence[str],
+    size: tuple[float, float],
+    taken: Sequence[Box] = (),
+    *,
+    avoided: Sequence[Box] = (),
+    bold: Sequence[bool] = (),
+    reaches: Sequence[float] = (),
+) -> list[str]:
+    """Finds a place for the name of each point: the side of it as plotly names it, empty where its name has no room.
+
+    `points` are pixels from the left and from the top, and `texts` their names, empty where one has none; earlier ones
+    are placed first, inside of `size`. Places that are `taken` hold something else. Those that are `avoided`, such as
+    lines, are covered only where there is no other. `reaches` are pixels between a point's middle and its name, those
+    of the greatest marker by default.
+    """
+    wide = [BOLD_CHAR_WIDTH_PX if one else CHAR_WIDTH_PX for one in bold or [False] * len(points)]
+    reaches = reaches or [float(_POINT_PX)] * len(points)
+    halves = [min(_POINT_PX, reach - 1) for reach in reaches]
+    boxes = [(x - half, y - half, x + half, y + half) for (x, y), half in zip(points, halves, strict=True)]
+    filled = list(taken)
+    sides = []
+    for number, ((x, y), text) in enumerate(zip(points, texts, strict=True)):
+        others = [*filled, *boxes[:number], *boxes[number + 1 :]] if text else []
+        free: list[tuple[int, int, str, Box]] = []
+        for side, across, down in _SIDES if text else ():
+            box = _box(x, y, wide[number] * len(text), reaches[number], across, down)
+            inside = box[0] >= 0 and box[1] >= 0 and box[2] <= size[0] and box[3] <= size[1]
+            if inside and not any(_overlap(box, other) for other in others):
+                free.append((sum(_overlap(box, line) for line in avoided), len(free), side, box))
+        if free:
+            _, _, side, box = min(free)
+            filled.append(box)
+        sides.append(side if free else "")
+    return sides
+
+
+def _box(x: float, y: float, width: float, reach: float, across: int, down: int) -> Box:
+    left = x - width / 2 if not across else x + reach if across > 0 else x - reach - width
+    top = y - _LINE_PX / 2 if not down else y + reach if down > 0 else y - reach - _LINE_PX
+    return left, top, left + width, top + _LINE_PX
+
+
+def _overlap(a: Box, b: Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]

@@ -5,8 +5,7 @@ import plotly.graph_objects as go
 from wattune.fidelity import is_burst
 from wattune.ranking.assessment import RankedTrial
 from wattune.ranking.order import Ranking
-from wattune.report.figure import DASHED, Chart, blank, error_bars, plain
-from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
+from wattune.report.figure import DASHED, FEASIBLE_COLOR, INFEASIBLE_COLOR, Chart, blank, error_bars, plain
 from wattune.run import Prediction, RunStatus
 from wattune.units import format_probability, with_unit
 from wattune.view.decisions import predicted_text

@@ -6,8 +6,7 @@ import plotly.graph_objects as go
 
 from wattune.ranking.order import Ranking
 from wattune.ranking.posterior import history
-from wattune.report.figure import DASHED, Chart, blank, plain
-from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
+from wattune.report.figure import DASHED, FEASIBLE_COLOR, INFEASIBLE_COLOR, Chart, blank, plain
 from wattune.units import format_probability
 
 MOST_LINES: Final = 6

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from wattune.projection.projected import TRANSFERRED, Projected
-from wattune.report.figure import Chart, blank, plain
-from wattune.report.markup import FEASIBLE_COLOR
+from wattune.report.figure import FEASIBLE_COLOR, Chart, blank, plain
 from wattune.report.page import page
 from wattune.scale_down.reading import SCALED
 from wattune.view.html import section, table

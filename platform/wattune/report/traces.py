@@ -10,8 +10,7 @@ from wattune.analysis.detail import Detail
 from wattune.arrays import Floats, envelope
 from wattune.ranking.assessment import RankedTrial, Verdict
 from wattune.ranking.order import Ranking
-from wattune.report.figure import DASHED, Chart, blank, plain
-from wattune.report.markup import FEASIBLE_COLOR, INFEASIBLE_COLOR
+from wattune.report.figure import DASHED, FEASIBLE_COLOR, INFEASIBLE_COLOR, Chart, blank, plain
 
 MAX_TRACE_PARTS: Final = 1500
 """Parts of a long trace; two samples of each are drawn, more than a screen has columns."""

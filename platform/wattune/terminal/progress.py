@@ -19,7 +19,6 @@ from wattune.search.names import namer
 from wattune.terminal.preview import basis_of, device_hours, duration, preview_lines
 from wattune.terminal.tally import Tally, key_of
 from wattune.trial import TrialSpec
-from wattune.units import NS_PER_S
 from wattune.view.answer import answer_lines
 from wattune.view.table import between, worded
 
@@ -257,8 +256,7 @@ class StudyProgress:
         power_w = result.metrics.get("node_device_power_peak_1s_w")
         if power_w is not None:
             figures.append(Text(f"1 s node peak {worded('peak_w', power_w)}", style="dim"))
-        took_s = (result.end_wall_ns - result.start_wall_ns) / NS_PER_S
-        took = f"took {worded('time_s', took_s)}"
+        took = f"took {worded('time_s', result.took_s)}"
         if len(event.nodes) and self._tally.lanes > 1:
             took += f" on {', '.join(event.nodes)}"
         return self._with_figures(line, [*figures, Text(took, style="dim")])

@@ -59,10 +59,16 @@ def trial_picture(
         _text(_LEFT, 24, title, size=15, weight=650),
         _text(_LEFT, 44, subtitle, fill="#566172"),
     ]
+    colors = [_COLORS[number % len(_COLORS)] for number in range(len(powers))]
     if powers:
-        parts += _power_panel(powers, span, simulated=simulated)
+        lines = [(node, color, *series) for color, (node, series) in zip(colors, powers.items(), strict=True)]
+        parts += _panel(_POWER, "node power [W]", lines, span)
+    if powers and simulated:
+        stamp = _text((_LEFT + WIDTH) / 2, 150, "SIMULATED", size=44, fill="#b34700", anchor="middle", opacity=0.25)
+        parts.append(stamp)
     if len(start_s):
-        parts += _step_panel(start_s, 1e3 * np.asarray(time_s), span)
+        seconds = np.column_stack([start_s, np.asarray(start_s) + time_s]).ravel()  # each step is as wide as it is long
+        parts += _panel(_STEPS, "step [ms]", [("steps", _INK, seconds, np.repeat(1e3 * np.asarray(time_s), 2))], span)
     for tick in _ticks(*span):
         parts.append(_text(_across(tick, span), _STEPS[1] + 16, f"{tick:g}", anchor="middle"))
     parts.append(
@@ -71,49 +77,25 @@ def trial_picture(
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _power_panel(
-    powers: Mapping[str, tuple[AnyFloats, AnyFloats]], span: tuple[float, float], *, simulated: bool
+def _panel(
+    panel: tuple[int, int],
+    title: str,
+    lines: Sequence[tuple[str, str, AnyFloats, AnyFloats]],
+    span: tuple[float, float],
 ) -> list[str]:
-    low, high = _range([watts for _, watts in powers.values()])
-    parts = _frame(_POWER, (low, high), "node power [W]")
-    for number, (node, (times, watts)) in enumerate(powers.items()):
-        points = _points(times, watts, span, (low, high), _POWER)
-        color = _COLORS[number % len(_COLORS)]
-        parts.append(
-            f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.2"><title>{escape(node)}</title>'
-            "</polyline>"
-        )
-    if simulated:
-        parts.append(
-            _text((_LEFT + WIDTH) / 2, 150, "SIMULATED", size=44, fill="#b34700", anchor="middle", opacity=0.25)
-        )
-    return parts
-
-
-def _step_panel(start_s: AnyFloats, time_ms: AnyFloats, span: tuple[float, float]) -> list[str]:
-    low, high = _range([time_ms])
-    parts = _frame(_STEPS, (low, high), "step [ms]")
-    seconds = np.column_stack([start_s, np.asarray(start_s) + time_ms / 1e3]).ravel()
-    heights = np.repeat(time_ms, 2)  # each step is as wide as it is long
-    points = _points(seconds, heights, span, (low, high), _STEPS)
-    return [*parts, f'<polyline points="{points}" fill="none" stroke="{_INK}" stroke-width="1"/>']
-
-
-def _frame(panel: tuple[int, int], values: tuple[float, float], title: str) -> list[str]:
-    """Draws a panel's grid, the numbers beside it and its name."""
+    """Draws a panel's grid, the numbers beside it, its title, and its lines: name, colour, seconds and values."""
+    values = _range([heights for *_, heights in lines])
     parts = [_text(_LEFT, panel[0] - 6, title)]
     for tick in _ticks(*values, most=4):
         y = _up(tick, values, panel)
         parts.append(f'<path d="M{_LEFT} {y:.1f}H{WIDTH - _RIGHT}" stroke="{_LINE}"/>')
         parts.append(_text(_LEFT - 6, y + 4, f"{tick:g}", anchor="end"))
+    for name, color, seconds, heights in lines:
+        drawn = (each.tolist() for each in envelope(np.asarray(seconds), np.asarray(heights), _MOST_PARTS))
+        points = " ".join(f"{_across(a, span):.1f},{_up(b, values, panel):.1f}" for a, b in zip(*drawn, strict=True))
+        look = f'fill="none" stroke="{color}" stroke-width="1.2"'
+        parts.append(f'<polyline points="{points}" {look}><title>{escape(name)}</title></polyline>')
     return parts
-
-
-def _points(
-    x: AnyFloats, y: AnyFloats, span: tuple[float, float], values: tuple[float, float], panel: tuple[int, int]
-) -> str:
-    drawn = (each.tolist() for each in envelope(np.asarray(x), np.asarray(y), _MOST_PARTS))
-    return " ".join(f"{_across(a, span):.1f},{_up(b, values, panel):.1f}" for a, b in zip(*drawn, strict=True))
 
 
 def _range(series: Sequence[AnyFloats]) -> tuple[float, float]:

@@ -6,8 +6,7 @@ import random
 import pytest
 from made_report import figure_of, ranked, trial
 
-from wattune.report.labels import CHAR_WIDTH_PX, placed
-from wattune.report.pareto import PLOT_PX, pareto
+from wattune.report.pareto import CHAR_WIDTH_PX, PLOT_PX, pareto, placed
 
 SIZE = (800.0, 400.0)
 

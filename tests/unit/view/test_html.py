@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_report import render
 
-from wattune.report.markup import STYLE
+from wattune.report.figure import STYLE
 from wattune.view.html import fill, section, table
 from wattune.view.table import FIGURE, Cell, Column, Table
 

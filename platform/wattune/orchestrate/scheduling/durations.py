@@ -13,7 +13,6 @@ from wattune.orchestrate.scheduling.run_order import workers_of
 from wattune.run import Run, RunStatus
 from wattune.search.forecast import around_s, duration_s
 from wattune.trial import Measure, TrialSpec
-from wattune.units import ns_to_s
 
 BESIDE_STEPS_S: Final[Mapping[Start, float]] = {"new_workers": 40.0, "new_graphs": 8.0, "warm": 2.2}
 """Seconds of a trial on GPUs beside its steps, by its start, before anything was measured: sensors, workers, build,
@@ -95,7 +94,7 @@ class BesideSteps:
         step_s, window_s = result.metrics.get("step_time_s"), result.numbers.window_s
         if result.status is not RunStatus.COMPLETED or not step_s or not window_s:
             return
-        own_s = ns_to_s(result.end_wall_ns - result.start_wall_ns) - window_s
+        own_s = result.took_s - window_s
         own_s = max(own_s - around_s(step_s, measure, on_cpu=spec.cluster.device == "cpu"), 0.0)
         own_s += self._saved_s(spec, start)
         for key in (_kind(spec, start), start):

@@ -15,14 +15,12 @@ from typing import Final
 
 from wattune.fidelity import FIRST_REFERENCE_REPEAT, is_burst
 from wattune.objective import Question
-from wattune.orchestrate.cooldown import waited_s
 from wattune.orchestrate.scheduling.durations import Pace
 from wattune.orchestrate.scheduling.graphs import Start
 from wattune.ranking.assessment import finite
 from wattune.run import Run, RunStatus
 from wattune.search.search_entry import LadderSettings
 from wattune.trial import Measure, TrialSpec
-from wattune.units import NS_PER_S
 
 MOST_VIOLATED_FRAC: Final = 0.005
 """A burst that breaks a bound by more than this share of it is not promoted while another keeps its bounds. Peaks and
@@ -54,7 +52,7 @@ class Ladder:
             return
         self._bursts[result.trial_id] = spec, finite(result)
         if result.status is RunStatus.COMPLETED:
-            took_s = (result.end_wall_ns - result.start_wall_ns) / NS_PER_S + waited_s(result)
+            took_s = result.took_s + (result.numbers.cooldown_s or 0.0)
             self.pace.add(spec, took_s, start, result.numbers.start_time_s or 0.0)
 
     def next(self, left_out: Container[str], *, searching: bool) -> TrialSpec | None:

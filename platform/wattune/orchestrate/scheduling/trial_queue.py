@@ -12,7 +12,6 @@ from wattune.analysis.metrics.step_breakdown import HOST_BOUND_FRAC
 from wattune.fidelity import FIRST_BURST_REPEAT, FIRST_SOAK_REPEAT, Role, role_of
 from wattune.metrics import METRICS
 from wattune.orchestrate.attempt import Attempt
-from wattune.orchestrate.cooldown import waited_s
 from wattune.orchestrate.events import Preview, RaceStep, RowStopped, TrialEvent
 from wattune.orchestrate.failures import FailuresInARow, may_end_calls
 from wattune.orchestrate.scheduling.budget import Budget
@@ -32,7 +31,6 @@ from wattune.run import Run, RunStatus
 from wattune.scale_down.reading import read_run
 from wattune.search.strategy import Strategy
 from wattune.trial import Measure, TrialSpec
-from wattune.units import NS_PER_S
 
 if TYPE_CHECKING:
     from wattune.orchestrate.cluster import Node
@@ -201,8 +199,8 @@ class TrialQueue:
         if self._early_stop is not None:
             self._early_stop.note(spec, result)
         if result.status is RunStatus.COMPLETED and role != "finalist":
-            took_s, wait_s = (result.end_wall_ns - result.start_wall_ns) / NS_PER_S, waited_s(result)
-            self._pace.add(spec, took_s + wait_s, start, result.numbers.start_time_s or 0.0)
+            wait_s = result.numbers.cooldown_s or 0.0
+            self._pace.add(spec, result.took_s + wait_s, start, result.numbers.start_time_s or 0.0)
             self._durations.add(spec, self._run.measure, result, start, wait_s)
         if result.repeat == 0 and result.status not in WORTH_REPEATING:
             for repeat in range(1, self._run.measure.repeats):

@@ -15,7 +15,6 @@ from wattune.arrays import Indices, one_thread
 from wattune.fidelity import is_burst, is_soak
 from wattune.objective import Constraint
 from wattune.run import Prediction, Run, RunStatus
-from wattune.search.strategies.acquisition import log_expected_improvement, log_probability
 from wattune.search.strategies.features import make_features
 from wattune.search.strategies.gaussian_process import GaussianProcess, Vector
 from wattune.search.strategies.prediction import Predictions, log_joint
@@ -29,7 +28,7 @@ from wattune.search.strategies.protocol import (
     draw,
     telling,
 )
-from wattune.search.strategies.surrogate import Belief, Quantity, Surrogate
+from wattune.search.strategies.surrogate import Belief, Quantity, Surrogate, log_expected_improvement, log_probability
 from wattune.trial import TrialSpec, limit_of
 
 LEAST_FEASIBLE: Final = 0.05

@@ -9,9 +9,8 @@ import numpy as np
 
 from wattune.objective import Constraint
 from wattune.run import Prediction
-from wattune.search.strategies.acquisition import log_expected_improvement, log_probability
 from wattune.search.strategies.gaussian_process import Vector
-from wattune.search.strategies.surrogate import Belief, Quantity
+from wattune.search.strategies.surrogate import Belief, Quantity, log_expected_improvement, log_probability
 from wattune.trial import TrialSpec
 
 

@@ -1,4 +1,4 @@
-"""A model of one measured quantity over all candidates, with its estimate as prior mean."""
+"""A model of one measured quantity over all candidates, with its estimate as prior mean; and scores of its beliefs."""
 
 import math
 from collections import defaultdict
@@ -10,7 +10,6 @@ import numpy as np
 
 from wattune.arrays import Indices
 from wattune.intervals import NORMAL_95
-from wattune.search.strategies.acquisition import log_probability
 from wattune.search.strategies.features import Features
 from wattune.search.strategies.gaussian_process import GaussianProcess, Hyperprior, Vector, condition, fit
 
@@ -51,6 +50,32 @@ _FARTHEST: Final = 5.0
 """Standard deviations by which one prediction may count as missed: a single outlier says little of the others."""
 _REFIT_AT: Final = 1.1
 """Growth of the number of observations after which hyperparameters are fitted again."""
+_FAR = -6.0
+"""Standard deviations below the best at which the asymptotic form takes over."""
+
+
+def log_probability(z: Vector) -> Vector:
+    """Computes the logarithm of the normal distribution function."""
+    from scipy.special import log_ndtr  # grid and random do not wait for it
+
+    return np.asarray(log_ndtr(z))
+
+
+def log_expected_improvement(mean: Vector, std: Vector, best: float) -> Vector:
+    """Computes log E[max(0, f - best)] of normal f (Jones et al. 1998), finite however unlikely it is.
+
+    Far below the best, the asymptotic series phi(z) / z**2 * (1 - 3 / z**2 + ...) stands for it (Ament et al. 2023,
+    arXiv 2310.20708).
+    """
+    from scipy.special import ndtr
+
+    z = (mean - best) / std
+    log_density = -0.5 * z * z - 0.5 * np.log(2 * np.pi)
+    near = np.maximum(z, _FAR)
+    inner = np.exp(-0.5 * near * near) / np.sqrt(2 * np.pi) + near * ndtr(near)
+    inverse = 1.0 / np.maximum(z * z, _FAR * _FAR)
+    far = log_density + np.log(inverse) + np.log1p(inverse * (-3 + inverse * (15 - 105 * inverse)))
+    return np.asarray(np.log(std) + np.where(z > _FAR, np.log(np.maximum(inner, 1e-300)), far))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

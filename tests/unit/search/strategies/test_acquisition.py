@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from wattune.search.strategies.acquisition import log_expected_improvement, log_probability
+from wattune.search.strategies.surrogate import log_expected_improvement, log_probability
 
 
 @pytest.mark.parametrize(("mean", "std", "best"), [(0.0, 1.0, 0.5), (1.0, 0.2, 0.9), (-1.0, 0.7, 0.3)])
