@@ -227,14 +227,13 @@ def fit(runs: Runs, prior: Prior) -> Scatter:
     variance, beside = start.copy(), np.zeros((2, num_trials)) if runs.beside is None else runs.beside
     effects, covariance = np.zeros(design.shape[1]), np.zeros((design.shape[1],) * 2)
     again = np.flatnonzero(counts[runs.trial] > 1)  # a trial's only run tells nothing of what trials share
-    shown = y[again], design[again], precision, runs.trial[again]
+    trial, low = runs.trial[again], floor[again]
     for _ in range(_ROUNDS):
-        weights = 1.0 / np.maximum(variance[runs.trial], floor)
-        effects, covariance, used = _shared_posterior(*shown, weights[again], num_trials)
-        left = y - design @ effects
-        means = _sums(left * weights, runs.trial, num_trials) / _sums(weights, runs.trial, num_trials)
-        residual = left - means[runs.trial]
-        squares = _sums(residual**2, runs.trial, num_trials)
+        weights = 1.0 / np.maximum(variance[trial], low)
+        effects, covariance, used = _shared_posterior(y[again], design[again], precision, trial, weights, num_trials)
+        left = (y - design @ effects)[again]
+        residual = left - _means(left, trial, weights, num_trials)
+        squares = _sums(residual**2, trial, num_trials)
         own = np.maximum(counts - 1, 0).astype(np.float64)
         lost = used * own / own.sum() if own.sum() else own  # degrees of freedom that the shared effects took
         free = np.maximum(own - lost, 0.0)
@@ -329,6 +328,12 @@ def _places(design: Floats, counts: Indices) -> tuple[Floats, Floats]:
     return np.array(rows), np.outer(weights, counts / counts.sum()).ravel()
 
 
+def _means(values: Floats, trial: Indices, weights: Floats, num_trials: int) -> Floats:
+    """Returns the weighted mean of its trial's runs for each run."""
+    total = np.maximum(_sums(weights, trial, num_trials), 1e-300)
+    return np.asarray((_sums(values * weights, trial, num_trials) / total)[trial])
+
+
 def _shared_posterior(
     y: Floats, design: Floats, precision: Floats, trial: Indices, weights: Floats, num_trials: int
 ) -> tuple[Floats, Floats, float]:
@@ -336,10 +341,9 @@ def _shared_posterior(
 
     Returns means, covariance, and the degrees of freedom that the data spent on them.
     """
-    total = np.maximum(_sums(weights, trial, num_trials), 1e-300)
 
     def inside(column: Floats) -> Floats:
-        return column - (_sums(weights * column, trial, num_trials) / total)[trial]
+        return column - _means(column, trial, weights, num_trials)
 
     centred = np.stack([inside(column) for column in design.T], axis=1)
     information = centred.T @ (weights[:, None] * centred)
@@ -356,11 +360,13 @@ def _pool(
     the one that scatters most: the typical variance is taken, whose logarithm is the mean of theirs (Smyth 2004,
     section 6.2), each weighted by how well it is known.
     """
-    degrees = prior.degrees_of_freedom + float(free[these].sum())
-    ratio = (prior.degrees_of_freedom + float(squares[these].sum())) / degrees
-    alike = _alike(squares[these], free[these], ratio, prior.similar_degrees)
+    squares, free = squares[these], free[these]
+    degrees = prior.degrees_of_freedom + float(free.sum())
+    ratio = (prior.degrees_of_freedom + float(squares.sum())) / degrees
+    logs, half = _own_logs(squares, free, ratio)
+    alike = _alike(logs, half, prior.similar_degrees)
     return Pool(
-        ratio=min(ratio, _typical(squares[these], free[these], ratio, alike, prior)) if logarithmic else ratio,
+        ratio=min(ratio, _typical(logs, half, ratio, alike, prior)) if logarithmic else ratio,
         degrees_of_freedom=degrees,
         alike_degrees=alike,
         num_repeats=int((counts[these] - 1).sum()),
@@ -378,25 +384,23 @@ def _own_logs(squares: Floats, free: Floats, pooled: float) -> tuple[Floats, Flo
     return np.log(own) - _digamma(half) + np.log(half), half
 
 
-def _typical(squares: Floats, free: Floats, pooled: float, alike: float, prior: Prior) -> float:
+def _typical(logs: Floats, half: Floats, pooled: float, alike: float, prior: Prior) -> float:
     """Computes the variance that is typical of trials which scatter by different ones, over the expected variance."""
-    logs, half = _own_logs(squares, free, pooled)
     if len(logs) < _LEAST_TYPICAL:
         return pooled
     own = alike / 2.0
-    logs += float(_digamma(np.array([own]))[0]) - math.log(own)
+    logs = logs + (float(_digamma(np.array([own]))[0]) - math.log(own))
     weights = 1.0 / (_trigamma(half) + _trigamma(own))
     total = float(weights.sum()) + 1.0 / _trigamma(prior.degrees_of_freedom / 2.0)
     return math.exp(float((weights * logs).sum()) / total)
 
 
-def _alike(squares: Floats, free: Floats, pooled: float, similar_degrees: float) -> float:
+def _alike(logs: Floats, half: Floats, similar_degrees: float) -> float:
     """Estimates how alike trials scatter: the degrees of freedom that the pooled variance is worth for one trial.
 
     What the logarithms of their variances scatter beyond trigamma(d/2) is trigamma(d0/2) (Smyth 2004, section 6.2). The
     prior counts as `_SIMILAR_TRIALS` trials.
     """
-    logs, half = _own_logs(squares, free, pooled)
     others = max(len(logs) - 1, 0)
     excess = max(float(logs.var(ddof=1) - _trigamma(half).mean()), 0.0) if others else 0.0
     wanted = (_SIMILAR_TRIALS * _trigamma(similar_degrees / 2.0) + others * excess) / (_SIMILAR_TRIALS + others)
