@@ -11,7 +11,7 @@ from wattune.analysis.metrics.phases import COMPUTING, IN_STEPS, Segments
 from wattune.analysis.signals.align import Aligned
 from wattune.analysis.signals.energy_grid import resolves
 from wattune.analysis.signals.readings import Readings, all_known, cause_column
-from wattune.analysis.signals.series import Series, weights_s
+from wattune.analysis.signals.series import Series
 from wattune.arrays import Floats
 from wattune.schema import THROTTLE_REASON_BITS, DeviceKey
 from wattune.units import NS_PER_S
@@ -31,9 +31,6 @@ are below half of the limit.
 CAP_WINDOW_S: Final = 0.2
 """Time before a reading over which power is averaged. Ours: two updates of the slowest sensor that counts, the H200's
 instant power of 100 ms."""
-
-_BLOCK: Final = 2**14
-"""Readings processed together: few enough for a processor's cache."""
 
 COUNTER_STEP_S: Final = 0.1
 """Most time a throttle counter may be ahead of its reading: it steps every 100 ms (measured on H200)."""
@@ -120,39 +117,30 @@ def device_throttle(
     known = readings.complete("sm_clock_mhz", *causes.values())
     if known is None:
         return None
-    clock_mhz, active = known.columns["sm_clock_mhz"], [known.columns[column] for column in causes.values()]
-    whole_s, deficit_s, lost_s = 0.0, 0.0, np.zeros((len(causes) + 1, 2))
-    for first in range(0, len(known.time_s) - 1, _BLOCK):
-        # The last reading of a block is the first of the next: each has the weight of its intervals in the block.
-        some = slice(first, first + _BLOCK + 1)
-        weight_s = weights_s(known.time_s[some], 0.0, window_s)
-        deficit = 1.0 - clock_mhz[some] / clock_max_mhz
-        below = deficit > 1.0 - LOST_BELOW_FRAC
-        each = [below * one[some] for one in active]
-        # Not a BLAS product: its threads spin for processors that training has.
-        value = np.stack([*each, np.maximum.reduce(each)])
-        weighed = np.stack([weight_s, weight_s * deficit])
-        lost_s += np.einsum("ct,wt->cw", value, weighed)
-        whole_s += float(weight_s.sum())
-        deficit_s += float(weighed[1].sum())
-    if whole_s <= 0:
+    deficit = 1.0 - known.columns["sm_clock_mhz"] / clock_max_mhz
+    lost = {cause: (deficit > 1.0 - LOST_BELOW_FRAC) * known.columns[column] for cause, column in causes.items()}
+    lost["any"] = np.maximum.reduce(list(lost.values()))
+    columns = {"deficit": deficit, **lost, **{f"{name} loss": each * deficit for name, each in lost.items()}}
+    inside = {name: Readings(known.time_s, columns).within(name, window_s) for name in columns}
+    mean = {name: one.mean() for name, one in inside.items() if one is not None}
+    if not mean:
         return None
-    shares, complete = lost_s / whole_s, len(causes) == len(THROTTLE_REASON_BITS)
+    complete = len(causes) == len(THROTTLE_REASON_BITS)
     return Throttle(
-        by_cause_frac=dict(zip(causes, shares[:-1, 0].tolist(), strict=True)),
-        loss_by_cause_frac=dict(zip(causes, shares[:-1, 1].tolist(), strict=True)),
-        any_frac=float(shares[-1, 0]) if complete else None,
-        loss_frac=float(shares[-1, 1]) if complete else None,
+        by_cause_frac={cause: mean[cause] for cause in causes},
+        loss_by_cause_frac={cause: mean[f"{cause} loss"] for cause in causes},
+        any_frac=mean["any"] if complete else None,
+        loss_frac=mean["any loss"] if complete else None,
         computing_loss_frac=_computing_loss_frac(known, clock_max_mhz, timeline) if complete and timeline else None,
-        deficit_frac=max(deficit_s / whole_s, 0.0),
+        deficit_frac=max(mean["deficit"], 0.0),
     )
 
 
 def _computing_loss_frac(known: Readings, clock_max_mhz: float, timeline: Segments) -> float | None:
     """Averages lost clock over the time a rank computes, or over its whole steps if no phases were marked.
 
-    Lost clock is linear between readings, as in `weights_s`. Time before the first reading and after the last does not
-    count. None where no time is left.
+    Lost clock is linear between readings. Time before the first reading and after the last does not count. None where
+    no time is left.
     """
     deficit = 1.0 - known.columns["sm_clock_mhz"] / clock_max_mhz
     caused = np.maximum.reduce([known.columns[cause_column(cause)] for cause in THROTTLE_REASON_BITS])

@@ -158,22 +158,3 @@ def series(time_s: Floats, value: Floats) -> Series | None:
         time_s, first = np.unique(time_s, return_index=True)
         value = value[first]
     return Series(time_s, value) if len(time_s) >= 2 else None
-
-
-def weights_s(time_s: Floats, start_s: float, end_s: float) -> Floats:
-    """Computes the weight of each sample in the integral between two times, the sum of weight times value.
-
-    The signal is linear between samples, as in `Series`, and zero outside the first and the last.
-
-    Times increase strictly.
-    """
-    weight: Floats = np.zeros(len(time_s))
-    width_s = np.diff(time_s)
-    if len(width_s):
-        # Start and end of the integral in each interval, as shares of the interval.
-        begin = np.clip((start_s - time_s[:-1]) / width_s, 0.0, 1.0)
-        end = np.clip((end_s - time_s[:-1]) / width_s, 0.0, 1.0)
-        later = width_s * np.maximum(end**2 - begin**2, 0.0) / 2
-        weight[1:] += later
-        weight[:-1] += width_s * np.maximum(end - begin, 0.0) - later
-    return weight

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattune.analysis.signals.series import series, weights_s
+from wattune.analysis.signals.series import series
 
 
 def test_series_drops_what_is_not_finite_sorts_and_keeps_each_time_once():
@@ -26,18 +26,6 @@ def test_clip_interpolates_both_ends_and_never_extrapolates():
     assert inside.value.tolist() == [5.0, 10.0, 5.0]
     assert whole.clip(-5.0, 0.5).time_s.tolist() == [0.0, 0.5]
     assert whole.clip(2.0, 3.0) is None
-
-
-@given(
-    st.lists(st.tuples(st.floats(0.01, 1), st.floats(-100, 100)), min_size=2, max_size=20),
-    st.floats(-1, 12),
-    st.floats(0, 8),
-)
-def test_weights_integrate_what_clipping_integrates(steps, start_s, length_s):
-    time_s, value = np.cumsum([width for width, _ in steps]), np.array([each for _, each in steps])
-    inside = series(time_s, value).clip(start_s, start_s + length_s)
-    expected = 0.0 if inside is None else inside.integral()
-    assert weights_s(time_s, start_s, start_s + length_s) @ value == pytest.approx(expected, abs=1e-9)
 
 
 @given(
