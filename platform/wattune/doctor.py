@@ -79,7 +79,7 @@ def own_devices() -> tuple[int, str]:
     """Counts this machine's GPUs, with their catalog name; two ranks on its processors where the catalog has none."""
     try:
         products = nvidia_products()
-    except (TelemetryError, OSError):
+    except TelemetryError:
         products = []
     kinds = {device_of_product(product) for product in products}
     kind = kinds.pop() if len(kinds) == 1 else None
@@ -114,7 +114,7 @@ def _inlet(name: str) -> tuple[dict[str, float], str]:
         return {}, ""
     try:
         found = nvidia_heat()
-    except (TelemetryError, OSError) as error:
+    except TelemetryError as error:
         return {}, f"; no inlet_c: {error}"
     busy = [index for index, (_, _, frac) in enumerate(found) if frac > MOST_BUSY_FRAC]
     if busy:

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
 from wattune.steps.process.writer import FOLDER_VARIABLE, StepWriter
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
 WRITER: Final = StepWriter("spans") if os.environ.get(FOLDER_VARIABLE) else None
@@ -48,24 +50,11 @@ class _Step:
             _take(self._start_ns, _now_ns(), self._tokens)
 
 
-class _Nothing:
-    """A step that nobody listens to."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> _Nothing:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        return None
+_NOTHING: Final = nullcontext()
+"""A step that nobody listens to."""
 
 
-_NOTHING: Final = _Nothing()
-
-
-def step(tokens: int | None = None) -> _Step | _Nothing:
+def step(tokens: int | None = None) -> AbstractContextManager[object]:
     """Times one training step: all its work, from loading the batch to the optimizer.
 
     Call it in every rank. It waits for no device. On GPUs a step ends when its last kernel was launched, so single

@@ -36,6 +36,7 @@ class FakeGpu:
 
     def __init__(self, driver: "FakeNvml", index: int) -> None:
         self.driver, self.uuid = driver, f"GPU-00000000-0000-0000-0000-{index:012d}"
+        self.name = "NVIDIA H200"
         self.power_w: Callable[[float], float] = square_wave()
         self.lost = False
         """Every call fails: the device fell off the bus (Xid 79), the driver answers GPU_IS_LOST for it."""
@@ -227,7 +228,7 @@ class FakeNvml:
         return SUCCESS
 
     def nvmlDeviceGetName(self, handle, buffer, length):
-        buffer.value = b"NVIDIA H200"
+        buffer.value = self._gpu(handle).name.encode()
         return SUCCESS
 
     def nvmlDeviceGetUUID(self, handle, buffer, length):
@@ -247,6 +248,11 @@ class FakeNvml:
     nvmlDeviceGetClockInfo = _always(1500)
     nvmlDeviceGetCurrentClocksEventReasons = _always(0x4)
     nvmlDeviceGetTemperature = _always(38)
+    nvmlDeviceGetPowerUsage = _always(78_500)
+
+    def nvmlDeviceGetUtilizationRates(self, handle, utilization):
+        utilization._obj.gpu = round(100 * self._gpu(handle).busy_frac)
+        return SUCCESS
 
     def nvmlDeviceGetMarginTemperature(self, handle, margin):
         margin._obj.marginTemperature = 49

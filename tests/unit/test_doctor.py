@@ -161,7 +161,7 @@ def test_the_cluster_entry_can_be_pasted_into_a_space(storage: Path, monkeypatch
 
 def test_a_machine_without_gpus_is_two_ranks_on_its_processors(storage: Path, monkeypatch) -> None:
     def no_driver() -> list[str]:
-        raise OSError("no driver")
+        raise TelemetryError("no driver")
 
     monkeypatch.setattr(doctor, "nvidia_products", no_driver)
     assert found("cluster").have.startswith("{device: cpu, slots: 2, ")

@@ -230,7 +230,7 @@ def _devices_here(most: int = 4) -> str:
     """Returns this machine as a cluster: two or, unless `most` is less, four of the GPUs that a program here sees."""
     try:
         products = nvidia_products()
-    except (TelemetryError, OSError):
+    except TelemetryError:
         products = []
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     number = len(products) if shown is None else min(len(products), len([*filter(None, shown.split(","))]))

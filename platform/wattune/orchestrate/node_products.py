@@ -49,5 +49,5 @@ def products_here() -> tuple[str, ...]:
     """Returns the different product names of this machine's NVIDIA GPUs; none where no driver answers."""
     try:
         return tuple(sorted(set(nvidia_products())))
-    except (TelemetryError, OSError):
+    except TelemetryError:
         return ()

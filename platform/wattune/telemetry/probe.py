@@ -1,4 +1,4 @@
-"""Looks for the sensor sources of this machine without importing a vendor's Python package."""
+"""Looks for the sensor sources of this machine, and asks its NVIDIA driver who is there."""
 
 import ctypes
 import importlib.util
@@ -8,13 +8,13 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from wattune.errors import TelemetryError
 
 
 def probe(procfs: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> list[tuple[str, bool, str, str]]:
-    """Looks for every source of readings; opens vendors' libraries for a moment, imports none of their packages.
+    """Looks for every source of readings; opens vendors' libraries for a moment.
 
     Returns of each its name; whether it is there; what was found, or why there is nothing; and advice, or the readings
     that are missing without it, empty where it is there.
@@ -39,15 +39,10 @@ def probe(procfs: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> list[tupl
 def nvidia_products() -> list[str]:
     """Returns the product name of every NVIDIA GPU of this machine, in the driver's order.
 
-    Raises `TelemetryError`: the driver does not answer, `OSError`: there is no driver.
+    Raises `TelemetryError`: there is no driver, or it does not answer.
     """
-    names = []
-    with _nvml() as (library, check):
-        for handle in _handles(library, check):
-            name = ctypes.create_string_buffer(96)  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
-            check(library.nvmlDeviceGetName(handle, name, len(name)))
-            names.append(name.value.decode())
-    return names
+    with _nvml() as nvml:
+        return [nvml.nvmlDeviceGetName(gpu) for gpu in _gpus(nvml)]
 
 
 def has_nvml() -> bool:
@@ -62,43 +57,36 @@ def has_nvml() -> bool:
 def nvidia_heat() -> list[tuple[float, float, float]]:
     """Returns degrees Celsius, watts and busy share of every NVIDIA GPU of this machine, in the driver's order.
 
-    Raises `TelemetryError`: the driver does not answer, `OSError`: there is no driver.
+    Raises `TelemetryError`: there is no driver, or it does not answer.
     """
-    found = []
-    with _nvml() as (library, check):
-        for handle in _handles(library, check):
-            celsius, milliwatts, percents = ctypes.c_uint(), ctypes.c_uint(), (ctypes.c_uint * 2)()  # core and memory
-            check(library.nvmlDeviceGetTemperature(handle, 0, ctypes.byref(celsius)))  # NVML_TEMPERATURE_GPU
-            check(library.nvmlDeviceGetPowerUsage(handle, ctypes.byref(milliwatts)))
-            check(library.nvmlDeviceGetUtilizationRates(handle, percents))
-            found.append((float(celsius.value), milliwatts.value / 1e3, percents[0] / 1e2))
-    return found
+    with _nvml() as nvml:
+        return [
+            (
+                float(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)),
+                nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3,
+                nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 1e2,
+            )
+            for gpu in _gpus(nvml)
+        ]
 
 
-def _handles(library: ctypes.CDLL, check: Callable[..., None]) -> Iterator[ctypes.c_void_p]:
-    count = ctypes.c_uint()
-    check(library.nvmlDeviceGetCount_v2(ctypes.byref(count)))
-    for index in range(count.value):
-        handle = ctypes.c_void_p()
-        check(library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)))
-        yield handle
+def _gpus(nvml: Any) -> list[Any]:
+    return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
 
 
 @contextmanager
-def _nvml() -> Iterator[tuple[ctypes.CDLL, Callable[[int], None]]]:
-    """Opens NVML; yields its library, and a function that raises where a call's return code is an error."""
-    library = ctypes.CDLL("libnvidia-ml.so.1")
-    library.nvmlErrorString.restype = ctypes.c_char_p
+def _nvml() -> Iterator[Any]:
+    """Opens NVML for a moment; what it refuses is a `TelemetryError`."""
+    import pynvml  # here, since most commands ask nothing of it
 
-    def check(code: int, what: str = "the driver does not answer") -> None:
-        if code:
-            raise TelemetryError(f"{what}: {library.nvmlErrorString(code).decode()}")
-
-    check(library.nvmlInit_v2(), "nvmlInit failed")
     try:
-        yield library, check
-    finally:
-        library.nvmlShutdown()
+        pynvml.nvmlInit()
+        try:
+            yield pynvml
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        raise TelemetryError(f"NVML: {error}") from error
 
 
 TOPOLOGY: Final = "/var/run/nvidia-topologyd/virtualTopology.xml"
@@ -167,13 +155,11 @@ def _is_chosen(name: str, environ: Mapping[str, str]) -> bool:
 
 
 def _find_nvml() -> str:
-    count, driver = ctypes.c_uint(), ctypes.create_string_buffer(80)
-    with _nvml() as (library, check):
-        check(library.nvmlDeviceGetCount_v2(ctypes.byref(count)))
-        check(library.nvmlSystemGetDriverVersion(driver, len(driver)))
-    if not count.value:
-        raise TelemetryError(f"driver {driver.value.decode()} has no device")
-    return f"{count.value} devices, driver {driver.value.decode()}"
+    with _nvml() as nvml:
+        count, driver = nvml.nvmlDeviceGetCount(), nvml.nvmlSystemGetDriverVersion()
+    if not count:
+        raise TelemetryError(f"driver {driver} has no device")
+    return f"{count} devices, driver {driver}"
 
 
 def _find_amd_smi() -> str:

@@ -21,10 +21,9 @@ def test_equal_boards_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
     assert products_here() == ("NVIDIA H100 PCIe", "NVIDIA H200")
 
 
-@pytest.mark.parametrize("error", [OSError("libnvidia-ml.so.1: cannot open"), TelemetryError("nvmlInit failed")])
-def test_a_machine_without_the_driver_has_no_product(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_a_machine_without_the_driver_has_no_product(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> list[str]:
-        raise error
+        raise TelemetryError("NVML: NVML Shared Library Not Found")
 
     monkeypatch.setattr(node_products, "nvidia_products", fail)
     assert products_here() == ()

@@ -1,75 +1,51 @@
 """The look for sensor sources and products: found, or the reason they are not."""
 
-import ctypes
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import pynvml
 import pytest
+from tests.fakes.fake_nvml import GPU_IS_LOST, FakeNvml
 
 from wattune.errors import TelemetryError
 from wattune.telemetry import probe as probe_module
 from wattune.telemetry.probe import network_ports, nvidia_heat, nvidia_products, probe
 
 
-class _Nvml:
-    """NVML's C interface, as `ctypes` calls it; a call named in `failing` returns an error code."""
-
-    def __init__(self, names: list[str], failing: str = "") -> None:
-        self.names, self.failing, self.calls = names, failing, list[str]()
-        self.nvmlErrorString = lambda code: f"error {code}".encode()
-
-    def __getattr__(self, call: str) -> Callable[..., int]:
-        def answer(*arguments: Any) -> int:
-            self.calls.append(call)
-            if call == "nvmlDeviceGetCount_v2":
-                arguments[0]._obj.value = len(self.names)
-            elif call == "nvmlDeviceGetHandleByIndex_v2":
-                arguments[1]._obj.value = arguments[0] + 1
-            elif call == "nvmlDeviceGetName":
-                arguments[1].value = self.names[arguments[0].value - 1].encode()
-            elif call == "nvmlDeviceGetTemperature":
-                assert arguments[1] == 0, "of the core"
-                arguments[2]._obj.value = 40 + arguments[0].value
-            elif call == "nvmlDeviceGetPowerUsage":
-                arguments[1]._obj.value = 78_500
-            elif call == "nvmlDeviceGetUtilizationRates":
-                arguments[1][:] = 2, 50
-            return 15 if call == self.failing else 0
-
-        return answer
-
-
 def test_products_are_named_as_the_driver_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = _Nvml(["NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe"])
-    monkeypatch.setattr(ctypes, "CDLL", lambda _name: library)
-    assert nvidia_products() == ["NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe"]
-    assert library.calls[0] == "nvmlInit_v2" and library.calls[-1] == "nvmlShutdown"
+    driver = FakeNvml(count=2).install(monkeypatch)
+    driver.gpus[1].name = "NVIDIA H100 PCIe"
+    assert nvidia_products() == ["NVIDIA H200", "NVIDIA H100 PCIe"] and driver.started == 0
 
 
 def test_heat_is_read_in_degrees_watts_and_shares(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = _Nvml(["NVIDIA H200"] * 2)
-    monkeypatch.setattr(ctypes, "CDLL", lambda _name: library)
-    assert nvidia_heat() == [(41.0, 78.5, 0.02), (42.0, 78.5, 0.02)]
-    assert library.calls[-1] == "nvmlShutdown"
-    for failing in ("nvmlDeviceGetTemperature", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetUtilizationRates"):
-        library.failing = failing
-        with pytest.raises(TelemetryError, match="error 15"):
-            nvidia_heat()
-        assert library.calls[-1] == "nvmlShutdown"
+    driver = FakeNvml(count=2).install(monkeypatch)
+    driver.gpus[1].busy_frac = 0.02
+    assert nvidia_heat() == [(38.0, 78.5, 0.5), (38.0, 78.5, 0.02)] and driver.started == 0
 
 
 @pytest.mark.parametrize(
-    ("failing", "closes"), [("nvmlInit_v2", False), ("nvmlDeviceGetCount_v2", True), ("nvmlDeviceGetName", True)]
+    "failing", ["nvmlDeviceGetTemperature", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetUtilizationRates"]
 )
-def test_a_driver_that_does_not_answer_is_said_and_closed(
-    monkeypatch: pytest.MonkeyPatch, failing: str, closes: bool
-) -> None:
-    library = _Nvml(["NVIDIA H200"], failing)
-    monkeypatch.setattr(ctypes, "CDLL", lambda _name: library)
-    with pytest.raises(TelemetryError, match="error 15"):
+def test_a_driver_that_does_not_answer_is_said_and_closed(monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    driver = FakeNvml(count=2).install(monkeypatch)
+    driver.gpus[1].faults[failing] = GPU_IS_LOST
+    with pytest.raises(TelemetryError, match="GPU is lost"):
+        nvidia_heat()
+    driver.gpus[1].lost = True
+    with pytest.raises(TelemetryError, match="GPU is lost"):
         nvidia_products()
-    assert ("nvmlShutdown" in library.calls) == closes
+    assert driver.started == 0
+
+
+def test_a_machine_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pynvml, "nvmlLib", None)
+    monkeypatch.setattr(pynvml, "_LoadNvmlLibrary", refused)
+    with pytest.raises(TelemetryError, match="NVML: NVML Shared Library Not Found"):
+        nvidia_products()
+
+
+def refused() -> None:
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
 
 def test_the_probe_says_of_every_source_whether_it_is_there_or_why_not(tmp_path: Path) -> None:
